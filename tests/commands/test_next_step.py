@@ -31,9 +31,11 @@ from tuner.commands.compare.options import CompareOptions
 from tuner.commands.plan import run as plan
 from tuner.commands.plan import view as plan_view
 from tuner.commands.plan.options import PlanOptions
+from tuner.commands.refine.options import RefineOptions
 from tuner.commands.refine.view import RefinePrint, block_of_refinement
 from tuner.commands.root import app
 from tuner.commands.shared.machine import ThisMachine
+from tuner.commands.shared.next_step import after, asked_for
 from tuner.commands.show import run as show
 from tuner.commands.show.options import ShowOptions
 from tuner.commands.sweep import kinds, several
@@ -233,7 +235,7 @@ def of_compare(engine: Kind) -> Iterator[Said]:
             not_measured = compare._next(options, is_measured=False)
         how = compare_view.ComparePrint(
             tuned=Tuned(16, "profile.yaml" if with_profile else "--max-num-seqs"),
-            facts=None,  # type: ignore[arg-type]
+            facts=facts(engine=engine),
             spent_s=487.0,
             next=next_,
             run_dir=Path("run"),
@@ -548,6 +550,21 @@ def test_looking_at_a_profile_leads_on_and_never_back(engine: Kind) -> None:
         shown = shlex.split(show._next(found, ShowOptions(profile=PROFILE)))
         assert shown == ["tuner", "report", "profile.yaml"] or engine != "sim"
         assert shown[1] != "show"
+
+
+@pytest.mark.parametrize("verdict", ["inconclusive", "not_reached"])
+def test_of_a_profile_that_more_would_decide_no_rollout_is_next(verdict: str) -> None:
+    found = profile(verdict=verdict, engine_="vllm", reason=REASONS[verdict])
+    assert after(found, PROFILE, base=SERVED) == "tuner show profile.yaml"
+    assert show._next(found, ShowOptions(profile=PROFILE)) == "tuner report profile.yaml"
+
+
+def test_what_others_must_not_read_is_in_no_command() -> None:
+    said = asked_for("sweep", SweepOptions(traces=(TRACE,), overrides=("hf_token=hf_1", "seed=3")))
+    assert said == "tuner sweep --trace=prod.jsonl --set=seed=3"
+    storage = "postgresql://ann:pw@db/studies"
+    shared = RefineOptions(profile=PROFILE, traces=(TRACE,), storage=storage)
+    assert "--storage=postgresql://ann@db/studies" in asked_for("refine", shared)
 
 
 def run_as_printed(folder: Path, printed: str) -> None:

@@ -197,8 +197,9 @@ class Journal:
             self._file = None
 
 
-def create(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
-    """Make a run directory for a new run. Raises RunError when one is there already."""
+def create(run_dir: Path, plan: Mapping[str, Any], **told: Any) -> Journal:  # noqa: ANN401 - JSON
+    """Make a run directory for a new run. Nothing that is measured rests on what is ``told`` beside
+    its plan. Raises RunError when one is there already."""
     path = run_dir / "journal.jsonl"
     if path.exists() and path.stat().st_size:
         raise RunError(
@@ -213,7 +214,7 @@ def create(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
         raise _cannot_write(run_dir, error) from error
     _lock(run_dir, file)
     journal = Journal(run_dir, _file=file, before=before)
-    journal.append("plan", format=FORMAT, plan=dict(plan))
+    journal.append("plan", format=FORMAT, plan=dict(plan), **told)
     return journal
 
 
@@ -269,12 +270,13 @@ def read(run_dir: Path) -> Journal:
     return Journal(run_dir, _events(run_dir)[0])
 
 
-def resume(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
+def resume(run_dir: Path, plan: Mapping[str, Any], **told: Any) -> Journal:  # noqa: ANN401 - JSON
     """Open a run directory to go on with the same plan.
 
     A last line that a crash left unfinished is dropped. A sweep's budget may be larger than it was:
-    what one that was too small has measured is not lost. Raises RunError when there is no run, when
-    the journal is damaged, or when the plan differs in something that was measured under it.
+    what one that was too small has measured is not lost, and what is ``told`` beside the plan is
+    told anew. Raises RunError when there is no run, when the journal is damaged, or when the plan
+    differs in something that was measured under it.
     """
     path = run_dir / "journal.jsonl"
     events, whole_bytes = _events(run_dir)
@@ -299,8 +301,9 @@ def resume(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
         raise _cannot_write(path, error) from error
     journal = Journal(run_dir, events, file)
     if raised:
-        journal.append("raised", budget=now["budget"], at_s=journal.clock_s)
+        journal.append("raised", budget=now["budget"], at_s=journal.clock_s, **told)
         before["budget"] = now["budget"]
+        events[0].update(told)
     return journal
 
 
@@ -322,6 +325,7 @@ def _events(run_dir: Path) -> tuple[list[Event], int]:
     for event in events:
         if event["event"] == "raised":
             first["plan"]["budget"] = event["budget"]
+            first.update({name: event[name] for name in ("command", "is_part") if name in event})
     return events, whole_bytes
 
 

@@ -1,8 +1,11 @@
 """``tuner report`` of what refine, compare, verify and watch leave."""
 
+import html
 import json
 import os
 import random
+import re
+import shlex
 import shutil
 import stat
 from contextlib import closing
@@ -33,7 +36,7 @@ PROFILE = ROOT / "tests" / "runs" / "before_words" / "twin.yaml"
 
 
 LINKS = {
-    "swept": ("profile.yaml",),
+    "swept": ("profile.yaml", "result.json"),
     "refined": ("profile.yaml", "result.json"),
     "compared": ("traffic/heavy.jsonl",),
     "verified": ("profile.yaml", "result.json"),
@@ -65,6 +68,46 @@ def report(folder: Path, run_dir: str) -> tuple[list[str], str]:
     return outline(page).headings, page.read_text(encoding="utf-8")
 
 
+def kept_in(folder: Path, run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what a run came to as JSON, and its verdict block."""
+    found = json.loads((folder / run_dir / "result.json").read_text())
+    return found, found.pop("block")
+
+
+def next_on(text: str) -> list[str]:
+    """Return the words of the command that a page ends its verdict with."""
+    (said,) = re.findall(r"<code>(tuner [^<]*)</code>", text)
+    return shlex.split(html.unescape(said))
+
+
+def says(text: str, block: dict[str, Any]) -> bool:
+    """Whether a page gives this answer, but for the reason, which it gives whole."""
+    rows = [f"<dd>{one}</dd>" for name, one in block["rows"] if name != "why"]
+    shows = all(one in html.unescape(text) for one in rows)
+    return shows and next_on(text) == shlex.split(block["next"])
+
+
+def begun(folder: Path, run_dir: str, *, events: int, into: Path) -> None:
+    """Copy a run as if it had been interrupted after so many events."""
+    shutil.copytree(folder / run_dir, into / run_dir)
+    for name in ("profile.yaml", "result.json", "study.log"):
+        (into / run_dir / name).unlink(missing_ok=True)
+    lines = (into / run_dir / "journal.jsonl").read_text().splitlines(keepends=True)
+    (into / run_dir / "journal.jsonl").write_text("".join(lines[:events]))
+    for name in ("prod.jsonl", "profile.yaml"):
+        shutil.copy(folder / name, into / name)
+
+
+def test_the_page_of_a_sweep_ends_as_the_terminal_did(folder: Path, tmp_path: Path) -> None:
+    _, block = kept_in(folder, "swept")
+    assert block["next"] == "tuner show profile.yaml"
+    assert says(report(folder, "swept")[1], block)
+    shutil.copytree(folder / "swept", tmp_path / "swept")
+    block["next"] = "tuner sweep --trace=prod.jsonl --ceiling=64"  # of a curve that still rises
+    (tmp_path / "swept" / "result.json").write_text(json.dumps({"block": block}))
+    assert says(report(tmp_path, "swept")[1], block)
+
+
 @pytest.fixture(scope="module")
 def refined(folder: Path) -> dict[str, Any]:
     """What a refinement of that profile printed."""
@@ -79,22 +122,24 @@ def refined(folder: Path) -> dict[str, Any]:
 def test_a_refinement_shows_every_trial_before_its_profile(
     folder: Path, refined: dict[str, Any]
 ) -> None:
-    assert json.loads((folder / "refined" / "result.json").read_text()) == refined
+    found, block = kept_in(folder, "refined")
+    assert found == refined
     headings, text = report(folder, "refined")
-    assert headings[1] == "Search"
+    assert headings[:2] == [block["title"].partition("  (")[0], "Search"]
+    assert says(text, block)
     assert "Replays over time" in headings
     assert text.count("max_num_batched_tokens=") >= len(refined["trials"])
 
 
 @pytest.mark.usefixtures("refined")
 def test_an_interrupted_refinement_is_shown_as_far_as_it_came(folder: Path, tmp_path: Path) -> None:
-    journal = folder / "refined" / "journal.jsonl"
-    begun = tmp_path / "begun"
-    begun.mkdir()
-    (begun / "journal.jsonl").write_text("".join(journal.read_text().splitlines(keepends=True)[:4]))
-    headings, text = report(tmp_path, "begun")
+    begun(folder, "refined", events=4, into=tmp_path)
+    headings, text = report(tmp_path, "refined")
     assert headings[0] == "Not decided yet"
     assert "This run has not ended" in text
+    done = tuner(tmp_path, *next_on(text)[1:])
+    assert done.returncode == 0, done.stderr
+    assert "This run has not ended" not in report(tmp_path, "refined")[1]
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +163,17 @@ def test_a_comparison_shows_every_approach_at_every_load(
     assert [one for one in served if f"<td>{one:.2f}</td>" not in text] == []
     assert "Heavy, as captured" in outline(folder / "page" / "comparison.html").headings
     assert "This run has not ended" not in text
-    assert "<code>tuner sweep --trace=prod.jsonl --engine=sim --world=" in text
+    assert says(text, kept_in(folder, "compared")[1])
+
+
+@pytest.mark.usefixtures("compared")
+def test_an_interrupted_comparison_says_what_goes_on_with_it(folder: Path, tmp_path: Path) -> None:
+    begun(folder, "compared", events=-1, into=tmp_path)
+    _, text = report(tmp_path, "compared")
+    assert "This run has not ended" in text
+    done = tuner(tmp_path, *next_on(text)[1:])
+    assert done.returncode == 0, done.stderr
+    assert "This run has not ended" not in report(tmp_path, "compared")[1]
 
 
 @pytest.fixture(scope="module")
@@ -134,19 +189,13 @@ def verified(folder: Path) -> dict[str, Any]:
 def test_a_verification_shows_its_gates_and_what_they_judged(
     folder: Path, verified: dict[str, Any]
 ) -> None:
-    found = verified
+    found, block = kept_in(folder, "verified")
+    assert found == verified
     headings, text = report(folder, "verified")
-    assert (
-        headings[0]
-        == f"max_num_seqs {_cap(folder)} {'keeps' if found['kept'] else 'breaks'} its promise"
-    )
+    assert headings[0] == block["title"]
+    assert says(text, block)
     assert headings[1:] == ["Gates", "Replays over time", "Data"]
     assert text.count(">kept</td>") + text.count(">broken</td>") == len(found["gates"])
-
-
-def _cap(folder: Path) -> int:
-    text = (folder / "profile.yaml").read_text()
-    return int(text.partition("\n  max_num_seqs: ")[2].split()[0])
 
 
 def test_of_what_only_clients_tell_the_page_shows_no_number_of_the_engine() -> None:
@@ -166,13 +215,17 @@ def test_a_sweep_of_several_traces_shows_what_they_share_and_each_by_itself(
     done = tuner(folder, "sweep", *two, "--run-dir=both", "-o", "out", "--json")
     assert done.returncode == 0, done.stderr
     headings, text = report(folder, "both")
-    shared = json.loads(done.stdout)["shared"]["max_num_seqs"]
-    assert headings[:3] == [f"max_num_seqs {shared}", "Each by itself", "To beware of"]
+    found, block = kept_in(folder, "both")
+    assert found == json.loads(done.stdout)
+    assert headings[:3] == [block["title"], "Each by itself", "To beware of"]
+    assert says(text, block)
     assert "This run has not ended" not in text
     for name in ("prod", "night"):
         assert f"tuner report both/{name}</td>" in text
         assert f"{name}: goodput, requests a second" in text
-        assert report(folder, f"both/{name}")[0][0].startswith("max_num_seqs ")
+        of_part, own = report(folder, f"both/{name}")
+        assert of_part[0].startswith("max_num_seqs ")
+        assert next_on(own) == ["tuner", "show", f"out/{name}.yaml"]
 
 
 def test_traces_that_share_no_cap_are_not_said_to_be_undecided(
@@ -186,6 +239,7 @@ def test_traces_that_share_no_cap_are_not_said_to_be_undecided(
         "event": "plan",
         "format": 2,
         "plan": {"ceiling": 16, "traces": {"day": "", "night": ""}},
+        "command": "tuner sweep --trace=day.jsonl --trace=night.jsonl",
     }
     (tmp_path / "both" / "journal.jsonl").write_text(json.dumps(plan) + "\n")
     headings, text = report(tmp_path, "both")
@@ -194,7 +248,43 @@ def test_traces_that_share_no_cap_are_not_said_to_be_undecided(
     (tmp_path / "both" / "night" / "profile.yaml").unlink()
     headings, text = report(tmp_path, "both")
     assert headings[0] == "Not decided yet"
-    assert "tuner sweep --resume --run-dir both" in text
+    traces = ["--trace=day.jsonl", "--trace=night.jsonl"]
+    assert next_on(text) == ["tuner", "sweep", *traces, "--resume", "--run-dir", "both"]
+
+
+@pytest.mark.parametrize("parts", ["traces", "kinds"])
+def test_of_several_parts_the_page_gives_the_answer_of_the_command(
+    folder: Path, tmp_path: Path, parts: str
+) -> None:
+    one = (folder / "swept" / "profile.yaml").read_text()
+    for name in ("day", "night"):
+        (tmp_path / "both" / name).mkdir(parents=True)
+        (tmp_path / "both" / name / "profile.yaml").write_text(one)
+    if parts == "traces":
+        (tmp_path / "both" / "profile.yaml").write_text(one)
+    plan = {"event": "plan", "format": 2, "plan": {"ceiling": 16, parts: {"day": "", "night": ""}}}
+    (tmp_path / "both" / "journal.jsonl").write_text(json.dumps(plan) + "\n")
+    block = {
+        "title": "no max_num_seqs serves half of night in time",
+        "aside": "shared, confidence 0.91",
+        "rows": [["alone", "16 for day, 8 for night"], ["took", "6 min of engine"]],
+        "next": "tuner plan night.yaml",
+    }
+    (tmp_path / "both" / "result.json").write_text(json.dumps({"block": block}))
+    headings, text = report(tmp_path, "both")
+    assert headings[0] == block["title"]
+    assert says(text, block)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("block", [[], 3, {}, {"rows": 3}, {"title": 3, "rows": [[1, 2, 3]]}])
+def test_what_is_no_answer_in_a_strangers_run_is_refused_in_one_line(
+    folder: Path, tmp_path: Path, block: object
+) -> None:
+    shutil.copytree(folder / "swept", tmp_path / "swept")
+    (tmp_path / "swept" / "result.json").write_text(json.dumps({"block": block}))
+    done = tuner(tmp_path, "report", "swept")
+    assert (done.returncode, done.stderr.count("\n")) == (3, 2)
 
 
 @pytest.mark.parametrize("named", ["3", '["../day"]', '{"..": 1}'])

@@ -13,6 +13,7 @@ import pytest
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tests.support.profiles import ENGINE, profile
+from tuner.commands.report import run as report
 from tuner.engines.seam import ITERATION
 from tuner.profile.profile import save
 from tuner.replay.records import Replay, RequestRecord
@@ -170,7 +171,17 @@ def test_a_run_that_has_not_ended_is_reported_as_far_as_it_came(
         assert done.returncode == 0, done.stderr
         text = (tmp_path / "report.html").read_text(encoding="utf-8")
         assert "This run has not ended" in text
-        assert "tuner sweep --resume --run-dir begun" in text
+        assert "<code>tuner sweep --trace=" in text
+        assert " --step=20s --resume --run-dir begun</code>" in text
+
+
+def test_a_page_that_is_larger_than_it_may_be_is_said_to_be(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "Warning" not in tuner(tmp_path, "report", run_dir).stderr
+    monkeypatch.setattr(report, "MOST_BYTES", 1000)
+    said = tuner(tmp_path, "report", run_dir).stderr.splitlines()
+    assert said[1:] == ["Warning: more than 1 kB, though its lines have the fewest points"]
 
 
 def test_what_cannot_be_read_back_is_said_and_the_rest_is_shown(

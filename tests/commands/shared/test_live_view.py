@@ -11,12 +11,14 @@ import pytest
 from rich.console import Console
 
 from tests.support.builders import measurement
+from tuner.commands.compare.view import CompareProgress
 from tuner.commands.shared.live_view import EVERY_S, LiveView, is_live, rows_of
 from tuner.commands.sweep.view import RunProgress
 from tuner.commands.verify.run import shown_on
 from tuner.engines.seam import Reply
 from tuner.replay.live_reading import LiveReading, reading
 from tuner.replay.replay import EARLY_S, WATCH_S
+from tuner.runs.compare.settings import CompareSettings
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.window import Window
 
@@ -113,6 +115,30 @@ def test_a_run_shows_its_ladder_its_belief_and_what_is_left() -> None:
     assert rows["ladder"].replace("+", "✓").replace(">", "▸") == "1✓  2  4✓  ▸8"
     assert rows["belief"] == "4, in 37 of 40 draws"
     assert rows["left"].startswith("at most ")
+
+
+def test_a_comparison_shows_its_replays_and_what_is_left_of_its_whole_budget() -> None:
+    asked = CompareSettings(
+        approaches=(), levels=(), untuned=64, window="all", step_s=20.0, repeats=2, budget_s=600.0,
+        sweep_share=0.0, seed=0, trace_block_size=16,
+    )  # fmt: skip
+    progress = CompareProgress(asked, replace(SETTINGS, budget_s=0.0))
+    progress.trial("3 of 24: one worker, heavy, uniform", 20.0)
+    rows = progress.view.rows
+    assert (rows["replays"], rows["ladder"]) == ("2 done, 1 running, 21 to come", "")
+    assert rows["left"] in {"at most 10 min", "at most 9 min 59 s"}
+
+
+def test_a_comparison_that_sweeps_first_shows_that_ladder_until_it_is_done() -> None:
+    asked = CompareSettings(
+        approaches=(), levels=(), untuned=8, window="all", step_s=20.0, repeats=2, budget_s=600.0,
+        sweep_share=0.2, seed=0, trace_block_size=16,
+    )  # fmt: skip
+    progress = CompareProgress(asked, replace(SETTINGS, budget_s=120.0))
+    progress.trial("ladder 2", 20.0)
+    assert progress.view.rows["ladder"].replace(">", "▸") == "1  ▸2  4  8"
+    progress.trial("1 of 24: one worker, heavy, captured", 20.0)
+    assert progress.view.rows["ladder"] == ""
 
 
 def test_a_verification_shows_its_windows_its_device_and_what_is_left() -> None:

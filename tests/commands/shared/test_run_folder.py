@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tuner.commands.shared.run_folder import Where, check_command, kept, open_each, open_run
+from tuner.commands.shared.run_folder import (
+    Where,
+    check_command,
+    goes_on,
+    kept,
+    open_each,
+    open_run,
+)
+from tuner.commands.sweep.options import SweepOptions
 from tuner.errors import EngineError, Interrupted, RunError, TunerError, UsageError
 from tuner.runs import journal
 
@@ -123,3 +131,26 @@ def test_the_run_of_another_command_is_told_as_such(
         open_run(resumed, {"budget": "20m"})
     assert caught.value.hint == f"Name the folder of a run of tuner {other}."
     check_command(journal.read(run_dir), command)
+
+
+def test_a_run_knows_the_command_that_goes_on_with_it_and_its_parts_that_too(
+    tmp_path: Path,
+) -> None:
+    run_dir, trace = tmp_path / "my run", Path("prod.jsonl")
+    begins, raises = (SweepOptions(traces=(trace,), budget=one) for one in ("5m", "10m"))
+    for asked, resume in ((begins, False), (raises, True)):
+        plan = {"ceiling": 8, "budget": asked.budget}
+        book = open_run(Where(trace, run_dir, resume=resume, asked=asked), plan)
+        parts = open_each(book, {"day": plan})
+        for one in (book, *parts.values()):
+            one.close()
+            told = goes_on(journal.read(one.run_dir))
+            words = f"tuner sweep --trace=prod.jsonl --budget={asked.budget} --resume --run-dir"
+            assert told == f"{words} '{run_dir}'"
+
+
+def test_a_run_of_an_older_tuner_says_nothing_that_would_not_work(tmp_path: Path) -> None:
+    book = open_run(where(tmp_path / "run"), {})
+    for one in (book, *open_each(book, {"day": {}}).values()):
+        one.close()
+        assert goes_on(one) == ""

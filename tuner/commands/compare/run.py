@@ -9,7 +9,15 @@ from typing import Any
 
 from tuner.commands.compare.options import CompareOptions
 from tuner.commands.compare.place import ComparePlace, place_of
-from tuner.commands.compare.view import ComparePrint, json_object, markdown, render, tuned_in
+from tuner.commands.compare.view import (
+    ComparePrint,
+    CompareProgress,
+    block_of,
+    json_object,
+    markdown,
+    render,
+    tuned_in,
+)
 from tuner.commands.report.compare import page_of, steps_of
 from tuner.commands.report.drawing.page import POINTS, written
 from tuner.commands.report.result import keep_result
@@ -22,7 +30,6 @@ from tuner.commands.shared.run_folder import Where, kept, open_run
 from tuner.commands.shared.said import not_said
 from tuner.commands.shared.traffic import served_in
 from tuner.commands.sweep.options import SweepOptions
-from tuner.commands.sweep.view import RunProgress
 from tuner.engines.devices import DeviceMeter
 from tuner.engines.provenance import environment_differs
 from tuner.engines.workers.seam import Batching, Setup
@@ -70,9 +77,11 @@ def run(options: CompareOptions) -> None:
         return
     plan = plan_of(options, trace, place.machine())
     keep_what_fits(requests, max_model_len=int(str(plan["engine_arguments"]["max_model_len"])))
-    where = Where(options.trace, options.run_dir, resume=options.resume, command="compare")
+    where = Where(
+        options.trace, options.run_dir, resume=options.resume, command="compare", asked=options
+    )
     book = open_run(where, plan)
-    progress = RunProgress(sweep_settings_of(options, settings), None)
+    progress = CompareProgress(settings, sweep_settings_of(options, settings))
     comparing = Comparing(book)
     read = progress.reading(DeviceMeter().read if options.engine == "vllm" else None)
     for warning in not_said(options.trace, trace.warnings):
@@ -144,7 +153,7 @@ def _served(trace: Trace, path: Path) -> list[TraceRequest]:
     return served
 
 
-async def _chosen(blocks: Blocks, progress: RunProgress) -> None:
+async def _chosen(blocks: Blocks, progress: CompareProgress) -> None:
     blocks.choose(progress)
 
 
@@ -172,7 +181,7 @@ def _tuned(
     options: CompareOptions,
     place: ComparePlace,
     blocks: Blocks,
-    progress: RunProgress,
+    progress: CompareProgress,
     read: Read | None,
 ) -> tuple[Tuned, float]:
     """Return the tuned value, found by a sweep if need be, and the engine time that took."""
@@ -234,7 +243,7 @@ def _report(
         said_before=0 if options.details else len(of_trace),
         details=options.details,
     )
-    keep_result(comparing.journal.run_dir, {**result, "next": how.next})
+    keep_result(how.run_dir, result, block_of(tables[0], how))
     if options.output is not None:
         page = written(page_of(tables, how, steps=steps_of(comparing), budget=POINTS))
         _write(options.output, page, result, markdown(tables, tuned, facts))

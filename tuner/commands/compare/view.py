@@ -1,9 +1,10 @@
 """The output of ``tuner compare``: on the terminal, as Markdown and as JSON."""
 
+import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 
@@ -15,14 +16,17 @@ from tuner.commands.shared.console import (
     shown,
     shown_ms,
 )
+from tuner.commands.sweep.view import RunProgress
 from tuner.engines.seam import EngineFacts
-from tuner.profile.summary import milliseconds, minutes
+from tuner.profile.summary import engine_time, milliseconds
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.replay.measure import Spread
 from tuner.runs.compare.blocks import Blocks
 from tuner.runs.compare.comparison import ComparisonRow, ComparisonTable
 from tuner.runs.compare.evidence import Tuned
 from tuner.runs.compare.notes import shown_number, shown_ratio
+from tuner.runs.compare.settings import CompareSettings
+from tuner.runs.settings import SweepSettings
 from tuner.system.printable import in_markdown
 
 HEADINGS = ("approach", "req/s", "vs first", "p95\nE2EL s", "p95\nTPOT ms")
@@ -45,6 +49,30 @@ class ComparePrint:
     """How many more there are of the trace, which were said before."""
 
     details: bool
+
+
+NUMBERED = re.compile(r"(\d+) of (\d+): ")
+"""What the replays of a comparison begin with: which it is, and of how many."""
+
+
+class CompareProgress(RunProgress):
+    """Tells on stderr how a comparison goes: the ladder of the sweep that finds the tuned value,
+    where there is one, and then how many replays are done and to come."""
+
+    ROWS: ClassVar[tuple[str, ...]] = ("replays", *RunProgress.ROWS)
+
+    def __init__(self, settings: CompareSettings, of_sweep: SweepSettings) -> None:
+        super().__init__(replace(of_sweep, budget_s=settings.budget_s), None)
+        if not settings.sweep_share:
+            self.ladder.clear()
+
+    def _steps(self) -> dict[str, str]:
+        found = NUMBERED.match(self.what)
+        if found is None:
+            return super()._steps()
+        number, of = map(int, found.groups())
+        told = f"{number - 1} done, 1 running, {of - number} to come"
+        return {"replays": told, "ladder": ""}
 
 
 def render(tables: Sequence[ComparisonTable], how: ComparePrint) -> None:
@@ -80,7 +108,8 @@ def block_of(table: ComparisonTable, how: ComparePrint) -> VerdictBlock:
     elif tuned is not None and tuned is not first and "requests_per_s" in tuned.ratios:
         aside = f"{shown_ratio(tuned.ratios['requests_per_s'])} the requests of {first.title}"
     told = [(name, _in_words(rows[name])) for name in SHOWN if name in rows]
-    told.append(("from", f"{how.tuned.source}; {minutes(how.spent_s)} of engine"))
+    took = engine_time(how.spent_s, simulated=how.facts.engine == "sim")
+    told.append(("from", f"{how.tuned.source}; {took}"))
     return VerdictBlock(title, aside, told, how.next)
 
 

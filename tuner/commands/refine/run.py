@@ -23,7 +23,13 @@ from tuner.commands.refine.plan import (
 )
 from tuner.commands.refine.ray import check_ray, site_of
 from tuner.commands.refine.space import space_of
-from tuner.commands.refine.view import RefinePrint, json_of, render, said_of_space
+from tuner.commands.refine.view import (
+    RefinePrint,
+    block_of_refinement,
+    json_of,
+    render,
+    said_of_space,
+)
 from tuner.commands.report.result import keep_result
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.dry_run import DryRun, asked_of, windows_of
@@ -99,7 +105,9 @@ def run(options: RefineOptions) -> None:
         return
     with ExitStack() as joined:
         site = joined.enter_context(site_of(options, plan, engines)) if options.ray else None
-        where = Where(options.trace, options.run_dir, resume=options.resume, command="refine")
+        where = Where(
+            options.trace, options.run_dir, resume=options.resume, command="refine", asked=options
+        )
         machine = machine_of(site.kind if site else engines.here)
         rests = rests_on(options, plan, trace, machine)
         if options.storage is not None:  # said before there is a run directory
@@ -184,13 +192,11 @@ def _conclude(begun: _Begun, found: Refinement) -> None:
     check_output(options.output, force=None)
     save(result, options.output)
     printed = json_of(found, plan, run_dir=begun.book.run_dir, profile_path=options.output)
-    keep_result(begun.book.run_dir, printed)
+    how = RefinePrint(result, options.output, options.trace, begun.book.run_dir, options.details)
+    keep_result(how.run_dir, printed, block_of_refinement(found, how))
     if options.json:
         sys.stdout.write(json.dumps(printed) + "\n")
     else:
-        how = RefinePrint(
-            result, options.output, options.trace, begun.book.run_dir, options.details
-        )
         render(found, plan, how)
     check_required(result, options.output, cure="")
 

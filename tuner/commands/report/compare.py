@@ -1,7 +1,6 @@
 """The report of a comparison: every way of serving the same requests."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from tuner.commands.compare.view import ComparePrint, block_of, cells, headings_of, title_of
@@ -19,9 +18,9 @@ from tuner.commands.report.drawing.page import (
     csv_of,
 )
 from tuner.commands.report.replays import Step, points_for, replay_files, replay_section
-from tuner.commands.report.result import NAME, read_result
+from tuner.commands.report.result import block_of_run
 from tuner.commands.report.sweep import UNFINISHED
-from tuner.commands.shared.next_step import command
+from tuner.commands.shared.run_folder import goes_on
 from tuner.errors import RunError
 from tuner.runs.compare.approaches import chosen
 from tuner.runs.compare.comparison import ComparisonRow
@@ -55,7 +54,7 @@ def of_run(book: Journal, *, budget: int) -> Page:
         tuned=Tuned(cap or int(plan["untuned"]), _source(book)),
         facts=comparing.evidence.facts(),
         spent_s=sum(comparing.evidence.starts_s()) + comparing.evidence.replay_s(),
-        next=_next(book.run_dir, has_ended=has_ended),
+        next=_next(book, has_ended=has_ended),
         run_dir=book.run_dir,
         warnings=(),
         said_before=0,
@@ -67,14 +66,12 @@ def of_run(book: Journal, *, budget: int) -> Page:
     )  # fmt: skip
 
 
-def _next(run_dir: Path, *, has_ended: bool) -> str:
+def _next(book: Journal, *, has_ended: bool) -> str:
     """Return what the comparison said to run, or what goes on with it."""
     if not has_ended:
-        return command("compare", "--trace", "TRACE", "--resume", "--run-dir", run_dir)
-    if not (run_dir / NAME).exists():  # of an older tuner
-        return ""
-    found, _ = read_result(run_dir, lambda one: str.split(one["next"]))
-    return str(found["next"])
+        return goes_on(book)
+    block = block_of_run(book.run_dir)
+    return "" if block is None else block.next
 
 
 def _source(book: Journal) -> str:

@@ -8,9 +8,17 @@ from typing import Any
 from tuner.commands.report.drawing.chart import Bar, barred
 from tuner.commands.report.drawing.page import Cell, Figure, File, Page, PageSection, Table, csv_of
 from tuner.commands.report.replays import Step
-from tuner.commands.report.result import NAME, read_result
-from tuner.commands.report.sweep import UNFINISHED, Shown, profile_page, said_of, undecided
-from tuner.commands.shared.next_step import after, command
+from tuner.commands.report.result import NAME, block_in, read_result
+from tuner.commands.report.sweep import (
+    UNFINISHED,
+    Shown,
+    profile_page,
+    said_by,
+    said_of,
+    undecided,
+)
+from tuner.commands.shared.next_step import after
+from tuner.commands.shared.run_folder import goes_on
 from tuner.errors import RunError
 from tuner.profile.profile import load
 from tuner.profile.summary import percent
@@ -27,7 +35,7 @@ def of_run(book: Journal, *, budget: int) -> Page:
     path, chosen = run_dir / "profile.yaml", evidence.selection()
     shown = Shown(
         kind=f"Refinement {run_dir}",
-        next=command("refine", "PROFILE", "--trace", "TRACE", "--resume", "--run-dir", run_dir),
+        next=goes_on(book),
         budget=budget,
         steps=steps,
         windows=() if chosen is None else chosen.windows,
@@ -42,11 +50,20 @@ def of_run(book: Journal, *, budget: int) -> Page:
         return page
     found, content = read_result(run_dir, _check)
     sections = [_search_section(found), *page.sections]
-    aside = f"better, proven in {found['pairs']} pairs" if found["refined"] else "the knee stays"
+    page = _answered(page, found, reason=profile.decision.reason)
     file = File(NAME, "every trial, the pairs and what was searched", "application/json", content)
     rows = csv_of(HEADINGS, _rows(found))
     trials = File("trials.csv", "every trial", "text/csv", rows)
-    return replace(page, aside=aside, sections=sections, files=[*page.files, trials, file])
+    return replace(page, sections=sections, files=[*page.files, trials, file])
+
+
+def _answered(page: Page, found: Mapping[str, Any], *, reason: str) -> Page:
+    """Return the page with the answer that the refinement gave, and the whole reason for it."""
+    if (block := block_in(found)) is None:  # of an older tuner
+        better = f"better, proven in {found['pairs']} pairs"
+        return replace(page, aside=better if found["refined"] else "the knee stays")
+    rows = [(name, text) for name, text in block.rows if name != "why"]
+    return said_by(replace(block, rows=[*rows, ("why", reason)]), page)
 
 
 def steps_of(book: Journal) -> tuple[list[Step], list[str]]:
@@ -72,7 +89,7 @@ def steps_of(book: Journal) -> tuple[list[Step], list[str]]:
 
 
 def _check(found: Mapping[str, Any]) -> None:
-    _search_section(found), found["refined"]
+    _search_section(found), found["refined"], block_in(found)
 
 
 HEADINGS = ("configuration", "gain", "in SLO", "goodput req/s", "ended early")

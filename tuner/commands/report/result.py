@@ -1,17 +1,20 @@
-"""What a command printed as JSON, kept in its run's folder."""
+"""What a command came to, kept in its run's folder."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tuner.errors import RunError
+from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs.journal import NO_SENSE
 from tuner.system import files
 
 NAME = "result.json"
-"""In the run directory: the object that the command prints with ``--json``."""
+"""In the run directory: the object that the command prints with ``--json``, and the verdict block
+that it ends with."""
 
 
 @contextmanager
@@ -26,9 +29,30 @@ def making_sense(path: Path) -> Iterator[None]:
         ) from problem
 
 
-def keep_result(run_dir: Path, found: Mapping[str, Any]) -> None:
-    """Write the result of a run. Raises TargetError."""
-    files.write_own(run_dir / NAME, (json.dumps(found, indent=1) + "\n").encode())
+def keep_result(run_dir: Path, found: Mapping[str, Any], block: VerdictBlock) -> None:
+    """Write the result of a run, and the block that says it. Raises TargetError."""
+    whole = {**found, "block": asdict(block)}
+    files.write_own(run_dir / NAME, (json.dumps(whole, indent=1) + "\n").encode())
+
+
+def block_in(found: Mapping[str, Any]) -> VerdictBlock | None:
+    """Return the verdict block of a result; None of an older tuner, which kept none. Raises one of
+    NO_SENSE."""
+    if (one := found.get("block")) is None:
+        return None
+    rows = [(name, text) for name, text in one["rows"]]
+    block = VerdictBlock(one["title"], one["aside"], rows, one["next"])
+    texts = (block.title, block.aside, block.next, *(text for row in rows for text in row))
+    assert all(isinstance(text, str) for text in texts)
+    return block
+
+
+def block_of_run(run_dir: Path) -> VerdictBlock | None:
+    """Return the verdict block that a command ended with; None where it kept none. Raises
+    RunError."""
+    if not (run_dir / NAME).exists():
+        return None
+    return block_in(read_result(run_dir, block_in)[0])
 
 
 def read_result(

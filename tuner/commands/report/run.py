@@ -29,6 +29,9 @@ def run(options: ReportOptions) -> None:
     files.write_atomically(options.output, page)
     where = printable(str(options.output))
     sys.stderr.write(f"{where}: {len(page) / 1e3:,.0f} kB, open it in a browser\n")
+    if len(page) > MOST_BYTES:
+        most = f"{MOST_BYTES / 1e3:,.0f} kB"
+        sys.stderr.write(f"Warning: more than {most}, though its lines have the fewest points\n")
 
 
 def _page(source: Path, *, budget: int) -> Page:

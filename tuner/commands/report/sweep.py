@@ -26,9 +26,10 @@ from tuner.commands.report.replays import (
     replay_section,
     seen_batches,
 )
+from tuner.commands.report.result import block_of_run
 from tuner.commands.report.traffic import traffic_section
 from tuner.commands.shared.next_step import after, command
-from tuner.commands.shared.run_folder import parts_of
+from tuner.commands.shared.run_folder import goes_on, parts_of
 from tuner.commands.sweep.one_trace import TRACE_COPY, rescored, sealed, warnings_of
 from tuner.commands.sweep.options import SweepOptions
 from tuner.errors import InputError, RunError
@@ -36,6 +37,7 @@ from tuner.profile.profile import dump, load
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin
 from tuner.profile.summary import KINDS, block_of, milliseconds, percent, promised
+from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs.engine_runner import in_words
 from tuner.runs.evidence import CONFIRMING, Evidence
 from tuner.runs.journal import Journal
@@ -95,7 +97,7 @@ def of_run(book: Journal, *, budget: int) -> Page:
     steps, lost = steps_of(book)
     shown = Shown(
         kind=f"Sweep {run_dir}",
-        next=command("sweep", "--resume", "--run-dir", run_dir),
+        next=goes_on(book),
         budget=budget,
         steps=steps,
         partly=said_of(lost),
@@ -105,7 +107,9 @@ def of_run(book: Journal, *, budget: int) -> Page:
     if path.exists():
         profile = load(path)
         opened = _confirming(shown.steps, profile)
-        shown = replace(shown, next=after(profile, path), opened=opened)
+        block = block_of_run(run_dir)
+        next_ = after(profile, path) if block is None else block.next
+        shown = replace(shown, next=next_, opened=opened)
         return profile_page(profile, shown, source=str(path))
     shown = replace(shown, partly=f"{UNFINISHED} {shown.partly}".strip())
     try:
@@ -272,18 +276,20 @@ def _of_parts(book: Journal, names: list[str], *, budget: int) -> Page:
         for name, one in found.items()
     ]
     of_all = _profile_of(run_dir)
+    block = block_of_run(run_dir) if has_ended else None
     if has_ended and of_all.exists():
         profile = load(of_all)
         shown = Shown(kind=f"Sweep {run_dir}", next=after(profile, of_all), budget=budget)
         page = profile_page(profile, shown, source=str(of_all))
-        return replace(page, sections=[*sections, *page.sections], files=[*page.files, *files])
+        page = replace(page, sections=[*sections, *page.sections], files=[*page.files, *files])
+        return page if block is None else said_by(block, page)
     title = f"No max_num_seqs for all of {', '.join(names)}"
     next_ = command("report", run_dir / names[0])
     if on_kinds:
         title = f"{len(names)} kinds of nodes"
     if not has_ended:
-        title, next_ = "Not decided yet", command("sweep", "--resume", "--run-dir", run_dir)
-    return Page(
+        title, next_ = "Not decided yet", goes_on(book)
+    page = Page(
         kind=f"Sweep {run_dir}",
         title=title,
         now="",
@@ -293,6 +299,20 @@ def _of_parts(book: Journal, names: list[str], *, budget: int) -> Page:
         sections=sections,
         files=files,
         partly="" if has_ended else UNFINISHED,
+    )
+    return page if block is None else said_by(block, page)
+
+
+def said_by(block: VerdictBlock, page: Page) -> Page:
+    """Return the page with the answer that the command gave."""
+    title, _, now = block.title.partition("  (")
+    return replace(
+        page,
+        title=title,
+        now=page.now if now else "",
+        aside=block.aside,
+        rows=block.rows,
+        next=block.next,
     )
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from tuner.commands.report.drawing.page import Cell, File, Page, PageSection, Table
 from tuner.commands.report.replays import Step, points_for, replay_files, replay_section
-from tuner.commands.report.result import read_result
+from tuner.commands.report.result import block_in, read_result
+from tuner.commands.report.sweep import said_by
 from tuner.commands.shared.next_step import after, command
 from tuner.commands.verify.view import SHARES, TIMES
 from tuner.profile.profile import dump, load
@@ -33,11 +34,11 @@ def of_run(book: Journal, *, budget: int) -> Page:
     sections = [PageSection("Gates", NOTE, [_table(gates)])]
     if steps:
         sections.append(replay_section(steps, slo, opened=0, points=points))
-    return Page(
+    page = Page(
         kind=f"Verification {run_dir}",
         title=f"max_num_seqs {cap} {'keeps' if kept else 'breaks'} its promise",
         now="",
-        aside=f"of {found['profile']}",
+        aside="",
         rows=rows,
         next=after(profile, path) if kept or is_simulated else again,
         sections=sections,
@@ -48,8 +49,10 @@ def of_run(book: Journal, *, budget: int) -> Page:
             File("result.json", "the gates", "application/json", content),
             *(replay_files(steps, points) if steps else []),
         ],
-        made=f"Trace {found['trace']}; {profile.digest}.",
+        made=f"{found['profile']} on trace {found['trace']}; {profile.digest}.",
     )
+    block = block_in(found)
+    return page if block is None else said_by(block, page)
 
 
 NOTE = (
@@ -61,7 +64,7 @@ NOTE = (
 def _check(found: Mapping[str, Any]) -> None:
     assert isinstance(found["kept"], bool)
     _table(found["gates"])
-    str(found["profile"]), str(found["trace"])
+    str(found["profile"]), str(found["trace"]), block_in(found)
 
 
 def _table(gates: list[Any]) -> Table:

@@ -10,18 +10,28 @@ from tuner.commands.shared.options import as_typed
 from tuner.errors import GateError
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import LOW, percent, promised, required
+from tuner.system.passwords import without_passwords
+
+OPEN = ("inconclusive", "not_reached")
+"""Verdicts of which more is to be measured before anything is rolled out."""
+
+PRIVATE = "--set=hf_token="
 
 
 def after(profile: ServingProfile, path: Path, *, base: Path | None = None) -> str:
     """Return what to do with a profile that was just written to ``path``.
 
-    Of a simulated engine there is nothing to roll out. Where too few requests are served in time,
-    more servers are the cure, and not another cap. ``base`` is the file that production uses.
+    Of a simulated engine there is nothing to roll out, and of what is not decided nothing yet: what
+    would decide it, a profile does not know, and its reason says. Where too few requests are served
+    in time, more servers are the cure, and not another cap. ``base`` is the file that production
+    uses.
     """
     if profile.provenance.engine == "sim":
         return command("show", path)
     if is_short(profile):
         return command("plan", path) if profile.twin is not None else command("show", path)
+    if profile.decision.verdict in OPEN:
+        return command("show", path)
     return command("apply", path, *([] if base is None else [base]), "--dry-run")
 
 
@@ -61,8 +71,10 @@ def check_served(profiles: Mapping[Path, ServingProfile]) -> None:
 
 
 def asked_for(name: str, options: Any, **changes: Any) -> str:  # noqa: ANN401 - any command's
-    """Return the command that is called with these options, but for the changes."""
-    return command(name, *as_typed(replace(options, **changes)))
+    """Return the command that is called with these options, but for the changes, without what
+    others must not read: passwords of addresses, and a hub's token, as HF_TOKEN gives it too."""
+    words = as_typed(replace(options, **changes))
+    return command(name, *(without_passwords(one) for one in words if not one.startswith(PRIVATE)))
 
 
 def command(*words: object) -> str:

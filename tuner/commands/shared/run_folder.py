@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tuner.commands.shared.next_step import asked_for
 from tuner.errors import (
     EngineError,
     GateError,
@@ -46,6 +47,15 @@ class Where:
     run_dir: Path | None
     resume: bool = field(kw_only=True)
     command: str = field(default="sweep", kw_only=True)
+    asked: Any = field(default=None, kw_only=True)
+    """The command's options; kept with the run, so that its report can say what goes on with it."""
+
+    def told(self) -> dict[str, str]:
+        """Return what is kept beside the plan: the command, without --run-dir and --resume."""
+        if self.asked is None:
+            return {}
+        typed = asked_for(self.command, self.asked, resume=False, run_dir=None, json=False)
+        return {"command": typed}
 
 
 def open_run(where: Where, plan: Mapping[str, Any]) -> journal.Journal:
@@ -57,9 +67,21 @@ def open_run(where: Where, plan: Mapping[str, Any]) -> journal.Journal:
     if where.resume:
         run_dir = where.run_dir or _newest(name)
         check_command(journal.read(run_dir), where.command)
-        return journal.resume(run_dir, plan)
+        return journal.resume(run_dir, plan, **where.told())
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-    return journal.create(where.run_dir or Path("runs") / f"{name}-{stamp}", plan)
+    run_dir = where.run_dir or Path("runs") / f"{name}-{stamp}"
+    return journal.create(run_dir, plan, **where.told())
+
+
+def goes_on(book: journal.Journal) -> str:
+    """Return the command that goes on with a run, of a part that with the run which it is part of;
+    empty of an older tuner, which kept none. Raises TypeError for what is no command."""
+    first = book.events[0]
+    command = str.strip(first.get("command", ""))
+    if not command:
+        return ""
+    run_dir = book.run_dir.parent if first.get("is_part") else book.run_dir
+    return f"{command} --resume --run-dir {shlex.quote(str(run_dir))}"
 
 
 def check_command(book: journal.Journal, command: str) -> None:
@@ -104,11 +126,13 @@ def open_each(
 ) -> dict[str, journal.Journal]:
     """Open each part's journal inside the run's folder: the one that is there, or a new one."""
     found: dict[str, journal.Journal] = {}
+    command = book.events[0].get("command")
+    told = {} if command is None else {"command": command, "is_part": True}
     for name, plan in plans.items():
         run_dir = book.run_dir / name
         folders.make_own(run_dir)
         begun = (run_dir / "journal.jsonl").exists()
-        found[name] = (journal.resume if begun else journal.create)(run_dir, plan)
+        found[name] = (journal.resume if begun else journal.create)(run_dir, plan, **told)
     return found
 
 

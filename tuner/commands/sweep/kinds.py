@@ -10,13 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.commands.shared.console import (
-    console_for,
-    plain_table,
-    print_block,
-    shown,
-    shown_ms,
-)
+from tuner.commands.report.result import keep_result
+from tuner.commands.shared.console import console_for, plain_table, print_block, shown, shown_ms
 from tuner.commands.shared.engine import world_of
 from tuner.commands.shared.next_step import after
 from tuner.commands.shared.run_folder import Where, kept, making_sense, open_each, open_run
@@ -40,6 +35,7 @@ from tuner.commands.sweep.view import (
     TABLE_WIDTH,
     NamedProgress,
     RunProgress,
+    keep_answer,
     print_of,
     render,
 )
@@ -133,7 +129,7 @@ def _swept(
     arguments = _resolved(session, kinds, options.ceiling)
     plans = plans_of(options, traffic.trace, kinds, arguments)
     parts = {name: one_servers(traffic, options, one.starter) for name, one in kinds.items()}
-    where = Where(path, options.run_dir, resume=options.resume)
+    where = Where(path, options.run_dir, resume=options.resume, asked=options)
     book = open_run(where, _plan_of_all(plans, kinds))
     books = open_each(book, plans)
     progress = RunProgress(traffic.settings, None)
@@ -249,10 +245,11 @@ def _plan_of_all(
 def _conclude(options: SweepOptions, found: Sequence[KindOutcome], run_dir: Path) -> None:
     """Write the profiles and print all. Raises what ended the sweeps where none was ended well."""
     with making_sense(run_dir, is_stored=options.resume):
-        found = [_written(one, force=options.force) for one in found]
+        found = [_written(one, options) for one in found]
     failed = [one.done for one in found if isinstance(one.done, TunerError)]
     if len(failed) == len(found):
         raise failed[0]
+    keep_result(run_dir, json_of(found, run_dir), _block(found, options))
     if options.json:
         sys.stdout.write(json.dumps(json_of(found, run_dir)) + "\n")
     else:
@@ -264,13 +261,14 @@ def _conclude(options: SweepOptions, found: Sequence[KindOutcome], run_dir: Path
         )
 
 
-def _written(one: KindOutcome, *, force: bool) -> KindOutcome:
+def _written(one: KindOutcome, options: SweepOptions) -> KindOutcome:
     """Write the profile of a kind that came to one."""
     if isinstance(one.done, TunerError):
         return one
     result = sealed(one.done, warnings_of(one.done))
     profile.keep(result, one.done.run_dir)
-    profile.check_output(one.profile, force=force)
+    keep_answer(options, one.done, result, one.profile)
+    profile.check_output(one.profile, force=options.force)
     profile.save(result, one.profile)
     return replace(one, sealed=result)
 

@@ -36,7 +36,7 @@ from tuner.commands.sweep.one_trace import (
     warnings_of,
 )
 from tuner.commands.sweep.options import AUTO, SweepOptions
-from tuner.commands.sweep.view import RunProgress, print_of, render
+from tuner.commands.sweep.view import RunProgress, keep_answer, print_of, render
 from tuner.engines.seam import Starter
 from tuner.errors import UndecidedError, UsageError
 from tuner.live.exporter import Exporter
@@ -140,7 +140,7 @@ def swept(asked: AskedSweep, path: Path) -> FinishedSweep:
     arguments = starter.resolve(max_num_seqs=options.ceiling)
     plan = plan_of(options, traffic.trace, arguments, ranks=ranks_of(starter))
     exporter = Exporter(options.metrics_port) if options.metrics_port else None
-    where = Where(path, options.run_dir, resume=options.resume)
+    where = Where(path, options.run_dir, resume=options.resume, asked=options)
     book = open_run(where, plan)
     progress = RunProgress(traffic.settings, exporter)
     for warning in not_said(path, traffic.warnings):
@@ -190,8 +190,9 @@ def written(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> Servin
     """Write the profile, into the run directory first if it is to be kept there; return it."""
     with making_sense(done.run_dir, is_stored=options.resume):
         found = sealed(done, warnings_of(done))
-    if keep:
-        profile.keep(found, done.run_dir)
+        if keep:
+            profile.keep(found, done.run_dir)
+            keep_answer(options, done, found, options.output)
     profile.check_output(options.output, force=options.force)
     profile.save(found, options.output)
     return found

@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
+from tuner.commands.report.result import keep_result
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.console import console_for, plain_table, print_block, shown
 from tuner.commands.shared.next_step import after, check_required, check_served, command
@@ -44,6 +45,7 @@ from tuner.commands.sweep.view import (
     NamedProgress,
     RunProgress,
     again,
+    keep_answer,
     print_of,
     render,
 )
@@ -126,7 +128,8 @@ def run(options: SweepOptions) -> None:
     _make_folder(options.output)
     outputs.check(force=options.force)
     exporter = Exporter(options.metrics_port) if options.metrics_port else None
-    where = Where(Path(_folder_name(list(paths))), options.run_dir, resume=options.resume)
+    called = Path(_folder_name(list(paths)))
+    where = Where(called, options.run_dir, resume=options.resume, asked=options)
     book = open_run(where, _plan_of_all(plans))
     books = open_each(book, plans)
     execute = execute_on(starter, book, tuple(books.values()))
@@ -312,6 +315,8 @@ def _conclude(  # noqa: PLR0913 - what was asked, found and measured
         starts_s=Evidence(book).starts_s(),
         run_dir=book.run_dir,
     )
+    if keep:
+        _keep_answers(report, options)
     if options.json:
         sys.stdout.write(json.dumps(json_of(report), allow_nan=False) + "\n")
     else:
@@ -322,6 +327,13 @@ def _conclude(  # noqa: PLR0913 - what was asked, found and measured
     if options.check:
         check_served(profiles)
     _refuse(found, outputs)
+
+
+def _keep_answers(report: SeveralSweeps, options: SweepOptions) -> None:
+    """Keep in the folder of the run what all traces came to, and in those of its parts each."""
+    for name, one in report.done.items():
+        keep_answer(options, one, report.sealed[name], report.profiles[name])
+    keep_result(report.run_dir, json_of(report), _block(report, options))
 
 
 def named_warnings(said: Mapping[str, Sequence[str]]) -> list[str]:

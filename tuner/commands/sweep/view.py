@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from rich.console import Console
 from rich.table import Table
 
+from tuner.commands.report.result import keep_result
 from tuner.commands.shared.console import (
     LONG_MS,
     TimeColumn,
@@ -35,7 +36,7 @@ from tuner.replay.measure import Measurement, Spread
 from tuner.replay.readings import Read
 from tuner.runs.ladder import doubling
 from tuner.runs.outcome import CheckRecord, Prediction, SweepOutcome
-from tuner.runs.result import binds_of
+from tuner.runs.result import binds_of, json_object
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.window import parse_duration_s
 from tuner.twin.check import in_words
@@ -53,13 +54,15 @@ LEAST_US = 0.05
 class RunProgress:
     """Tells on stderr how the run goes: a live view on a terminal, plain lines elsewhere."""
 
+    ROWS: ClassVar[tuple[str, ...]] = ("ladder", "now", "KV", "device", "belief", "left")
+
     def __init__(self, settings: SweepSettings, exporter: Exporter | None) -> None:
         self.console = Console(stderr=True, highlight=False)
         self.exporter = exporter
         self.budget_s = settings.budget_s
         self.began_s = time.monotonic()
         self.what, self.window_s = "", 0.0
-        self.view = LiveView(self.console, ("ladder", "now", "KV", "device", "belief", "left"))
+        self.view = LiveView(self.console, self.ROWS)
         self.ladder = dict.fromkeys(doubling(settings.ceiling), False)
         """Cap → whether it was measured."""
 
@@ -86,7 +89,7 @@ class RunProgress:
             self.ladder[before] = True
         if not self.view.is_on:
             self._line(f"{what}: {length_s:.0f}s")
-        self._show(f"{what}: {length_s:.0f} s", {"ladder": self._ladder(), **IDLE})
+        self._show(f"{what}: {length_s:.0f} s", {**self._steps(), **IDLE})
 
     def live(self, seen: LiveReading) -> None:
         if self.exporter is not None:
@@ -113,6 +116,10 @@ class RunProgress:
         ramp up to a cap."""
         name, _, word = self.what.rpartition(" ")
         return int(word) if word.isdecimal() and not name.endswith(" to") else 0
+
+    def _steps(self) -> dict[str, str]:
+        """Return the rows that say what is done and what is to come."""
+        return {"ladder": self._ladder()}
 
     def _ladder(self) -> str:
         """Return the caps: measured, running, to come."""
@@ -209,6 +216,18 @@ def print_of(
         said_before=0 if options.details else len(done.warnings),
         details=options.details,
     )
+
+
+def keep_answer(
+    options: SweepOptions, done: FinishedSweep, profile: ServingProfile, path: Path
+) -> None:
+    """Keep what a finished sweep came to in its folder, as it is printed: its profile went to
+    ``path``. Raises TargetError."""
+    found = json_object(
+        done.outcome, run_dir=str(done.run_dir), profile=str(path), warnings=warnings_of(done)
+    )
+    next_ = print_of(options, done, profile, path).next
+    keep_result(done.run_dir, found, block_of(profile, next_=next_))
 
 
 def next_command(

@@ -24,7 +24,7 @@ from tuner.commands.shared.trust import check_asked
 from tuner.commands.verify import running
 from tuner.commands.verify.junit import junit
 from tuner.commands.verify.options import VerifyOptions
-from tuner.commands.verify.view import render, said
+from tuner.commands.verify.view import block_of, render, said
 from tuner.engines.devices import DeviceMeter
 from tuner.engines.seam import Starter
 from tuner.engines.server.running import WARM_UPS, RunningStarter
@@ -112,7 +112,7 @@ def _keep(found: Verified, profile: ServingProfile, options: VerifyOptions, book
             at_s=replay.start_s + took_s,
         )  # fmt: skip
     keep(profile, book.run_dir)
-    keep_result(book.run_dir, _result(options, found))
+    keep_result(book.run_dir, _result(options, found), block_of(found, profile, options))
 
 
 @dataclass(frozen=True, slots=True)

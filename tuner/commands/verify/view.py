@@ -26,8 +26,12 @@ def render(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
     console = console_for(at_least=80)
     console.print(_table(found))
     console.print()
-    block = _offline_block if options.offline else _block
-    print_block(console, block(found, profile, options))
+    print_block(console, block_of(found, profile, options))
+
+
+def block_of(found: Verified, profile: ServingProfile, options: VerifyOptions) -> VerdictBlock:
+    """Return the verdict on a verification."""
+    return (_offline_block if options.offline else _block)(found, profile, options)
 
 
 def said(gate: Gate) -> str:
@@ -100,7 +104,7 @@ def _block(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
     if broken and found.taken is not None:
         again = after(profile, options.profile)
         if options.engine != "sim":
-            again = asked_for("verify", options, json=False)
+            again = asked_for("verify", options, json=False, run_dir=None)
         told = [(name, text) for name, text in rows if text]
         return VerdictBlock(f"nothing can be said of max_num_seqs {cap}", found.taken, told, again)
     return VerdictBlock(
