@@ -69,12 +69,12 @@ def test_a_parser_that_has_moved_is_told_from_one_that_lacks_a_package(
 ) -> None:
     from tuner.engines.vllm import arguments as vllm_arguments  # noqa: PLC0415 - imports vLLM
 
-    monkeypatch.setattr(vllm_arguments, "_SERVE_PARSERS", ("vllm.moved.cli_args",))
+    monkeypatch.setattr(vllm_arguments, "SERVE_PARSERS", ("vllm.moved.cli_args",))
     with pytest.raises(EngineError, match=r"in none of the places known: vllm\.moved\.cli_args"):
         arguments(None, "block_size=64")
     (tmp_path / "a_parser.py").write_text("import a_package_that_is_not_here\n")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(vllm_arguments, "_SERVE_PARSERS", ("a_parser",))
+    monkeypatch.setattr(vllm_arguments, "SERVE_PARSERS", ("a_parser",))
     with pytest.raises(EngineError, match="cannot be used: No module named 'a_package_that"):
         arguments(None, "block_size=64")
 

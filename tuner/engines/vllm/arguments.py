@@ -15,19 +15,13 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.flags import OF_SERVER, Grammar, command_line
+from tuner.engines.vllm.seams import SERVE_PARSERS
 from tuner.errors import EngineError, InputError, TunerError, UsageError
 
 if TYPE_CHECKING:
     from tuner.engines.vllm.flags import Setting
 
 # mypy: allow-subclassing-any
-
-_SERVE_PARSERS = (
-    "vllm.entrypoints.common.cli_args",
-    "vllm.entrypoints.launchers.cli_args",  # before vLLM 0.33
-    "vllm.entrypoints.openai.cli_args",  # before vLLM 0.29
-)
-"""Where the parser of ``vllm serve`` is."""
 
 
 class _Parser(FlexibleArgumentParser):
@@ -70,7 +64,7 @@ def parse(settings: "Sequence[Setting]") -> dict[str, ArgumentValue]:
 
 
 def _serve_parser() -> Any:  # noqa: ANN401 - vLLM's
-    for name in _SERVE_PARSERS:
+    for name in SERVE_PARSERS:
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
@@ -80,7 +74,7 @@ def _serve_parser() -> Any:  # noqa: ANN401 - vLLM's
         return module.make_arg_parser(_Parser())
     raise EngineError(
         f"vLLM {vllm.__version__} has the parser of vllm serve in none of the places known: "
-        f"{', '.join(_SERVE_PARSERS)}",
+        f"{', '.join(SERVE_PARSERS)}",
         hint="Install a vLLM that tuner --version names, or leave --set and --base out.",
     )
 

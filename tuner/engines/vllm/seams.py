@@ -29,6 +29,7 @@ CALLED: Table = {
         *("get_vocab_size", "get_diff_sampling_param", "is_multimodal_model"),
     ],
     "vllm.inputs.engine": ["tokens_input"],
+    "vllm.utils.argparse_utils": ["FlexibleArgumentParser"],
 }
 """Class or module → functions."""
 
@@ -91,6 +92,16 @@ ACCEPTED: Table = {
 }
 """Function → parameters."""
 
+SERVE_PARSERS = (
+    "vllm.entrypoints.common.cli_args",
+    "vllm.entrypoints.launchers.cli_args",  # before vLLM 0.33
+    "vllm.entrypoints.openai.cli_args",  # before vLLM 0.29
+)
+"""Where the parser of ``vllm serve`` is: in one of them."""
+
+_CHANGED = (AttributeError, TypeError, ValueError)
+"""What asking for a name raises whose owner has become something else."""
+
 
 def missing() -> list[str]:
     """Return the names that the vLLM installed here has not, as dotted paths."""
@@ -99,6 +110,7 @@ def missing() -> list[str]:
         *_lacking(SET_BY_INIT, lambda owner, name: name in owner.__init__.__code__.co_names),
         *_lacking(FIELDS, lambda owner, name: name in {x.name for x in dataclasses.fields(owner)}),
         *_lacking(ACCEPTED, lambda owner, name: name in inspect.signature(owner).parameters),
+        *_without_parser(),
     ]
 
 
@@ -108,18 +120,31 @@ def _lacking(table: Table, has: Callable[[Any, str], bool]) -> Iterator[str]:
         if owner is None:
             yield path
         else:
-            yield from (f"{path}.{name}" for name in names if not has(owner, name))
+            yield from (f"{path}.{name}" for name in names if not _has(has, owner, name))
+
+
+def _has(has: Callable[[Any, str], bool], owner: Any, name: str) -> bool:
+    try:
+        return has(owner, name)
+    except _CHANGED:
+        return False
+
+
+def _without_parser() -> Iterator[str]:
+    if all(_find(f"{module}.make_arg_parser") is None for module in SERVE_PARSERS):
+        yield f"{SERVE_PARSERS[0]}.make_arg_parser"
 
 
 def _find(path: str) -> Any:
-    """Return the module, class or function of a dotted path; None where there is none."""
+    """Return the module, class or function of a dotted path; None where there is none, or none that
+    can be imported."""
     parts = path.split(".")
     for length in range(len(parts), 0, -1):
         try:
             found: Any = importlib.import_module(".".join(parts[:length]))
-        except ImportError:
+            for name in parts[length:]:
+                found = getattr(found, name, None)
+        except (ImportError, *_CHANGED):
             continue
-        for name in parts[length:]:
-            found = getattr(found, name, None)
         return found
     return None
