@@ -294,6 +294,20 @@ def test_it_gets_no_more_a_second_than_was_allowed(folder: Path) -> None:
     assert WARM_UPS < len(asked) <= WARM_UPS + 6
 
 
+def test_a_proxy_of_the_environment_is_asked_for_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its completions are not, so that what it says of itself must be of the same server."""
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")  # nobody listens there
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with vllm(Pages(), []) as url:
+        elsewhere = url.replace("127.0.0.1", "0.0.0.0")
+        done = verify(folder, elsewhere, "--send-load", "50")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 async def without_usage(asked: Asked) -> None:
     await asked.send(HEAD)
     await asked.event(TOKEN, DONE)

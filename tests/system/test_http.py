@@ -306,6 +306,32 @@ def test_a_proxy_of_the_environment_that_cannot_be_used_is_said(
     assert "ALL_PROXY" in refused.value.hint
 
 
+@pytest.fixture
+def dead_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment whose proxy is at a port where nobody listens."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("dead_proxy")
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_server_on_this_machine_is_asked_past_a_proxy(host: str) -> None:
+    with serving(says(OK + b"\r\nhi")) as url:
+        assert got(url.replace("127.0.0.1", host)) == b"hi"
+
+
+@pytest.mark.usefixtures("dead_proxy")
+def test_a_server_elsewhere_is_asked_past_a_proxy_where_that_is_asked_for() -> None:
+    with serving(says(OK + b"\r\nhi")) as url:
+        elsewhere = url.replace("127.0.0.1", "0.0.0.0")
+        with pytest.raises(InputError, match="nobody listens there"):
+            got(elsewhere)
+        question = http.HttpRequest(elsewhere, 50, direct=True)
+        assert http.ask(question, timeout_s=20).content == b"hi"
+
+
 def test_what_comes_with_a_refusal_is_read_where_that_is_asked_for() -> None:
     with serving(says(b"HTTP/1.1 400 No\r\nContent-Length: 3\r\n\r\nwhy")) as url:
         assert http.ask(http.HttpRequest(url, 50), timeout_s=20) == http.HttpResponse(400, b"")

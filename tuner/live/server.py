@@ -40,24 +40,25 @@ class LiveServer:
     """Without ``root`` where ``/v1/models`` is not open, as with ``--api-key``."""
 
 
-def ask(url: str) -> LiveServer:
-    """Read ``/version``, ``/v1/models`` and ``/metrics``.
+def ask(url: str, *, direct: bool = False) -> LiveServer:
+    """Read ``/version``, ``/v1/models`` and ``/metrics``, ``direct``: past every proxy.
 
     Raises InputError where no vLLM answers, and UsageError for no address.
     """
     base = base_of(url)
-    metrics = prometheus.parse(get(f"{base}/metrics"), source=f"{base}/metrics")
+    metrics = prometheus.parse(get(f"{base}/metrics", direct=direct), source=f"{base}/metrics")
     found = {
         _NAMES.get(name, name): _WORDS[text] if text in _WORDS else typed(text)
         for name, text in metrics.cache_config.items()
         if name != "engine"
     }
-    served = served_models.listed(_if_told(f"{base}/v1/models"))
+    served = served_models.listed(_if_told(f"{base}/v1/models", direct=direct))
     lengths = {one.max_model_len for one in served}
     if len(lengths) == 1 and (length := lengths.pop()) is not None:
         found["max_model_len"] = length
     named = tuple(ServedModel(name) for name in metrics.models)
-    return LiveServer(_version(_if_told(f"{base}/version")), found, served or named)
+    version = _version(_if_told(f"{base}/version", direct=direct))
+    return LiveServer(version, found, served or named)
 
 
 def base_of(url: str, *, option: str = "--url") -> str:
@@ -65,10 +66,10 @@ def base_of(url: str, *, option: str = "--url") -> str:
     return http.check_address(url, option=option).removesuffix("/metrics").removesuffix("/v1")
 
 
-def _if_told(url: str) -> str:
+def _if_told(url: str, *, direct: bool) -> str:
     """Return what is there, or nothing: a gateway in front may not pass it on."""
     try:
-        return get(url)
+        return get(url, direct=direct)
     except InputError:
         return ""
 
@@ -82,9 +83,10 @@ def _version(text: str) -> str | None:
     return version[:100] if isinstance(version, str) else None
 
 
-def get(url: str, *, timeout_s: float = TIMEOUT_S) -> str:
+def get(url: str, *, timeout_s: float = TIMEOUT_S, direct: bool = False) -> str:
     """Return the text at an address. Raises InputError, of one line, for any status but 200."""
-    answer = http.ask(http.HttpRequest(url, MAX_ANSWER_BYTES), timeout_s=timeout_s)
+    question = http.HttpRequest(url, MAX_ANSWER_BYTES, direct=direct)
+    answer = http.ask(question, timeout_s=timeout_s)
     if answer.status != _OK:
         hint = _HINTS.get(answer.status, "Check that this is a vLLM server's address.")
         raise InputError(f"{url}: answers {answer.status}", hint=hint)

@@ -4,6 +4,7 @@ Replay has its own streaming client in ``tuner.engines.server``; everything else
 """
 
 import asyncio
+import ipaddress
 import re
 import socket
 import ssl
@@ -45,6 +46,9 @@ class HttpRequest:
 
     reads_refusals: bool = False
     """Also read what comes with another status than 200."""
+
+    direct: bool = False
+    """Past the proxies that the environment names; a server on this machine is always asked so."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -103,7 +107,12 @@ def _client(question: HttpRequest) -> httpx.AsyncClient:
     """Trust the authorities of the system, or of SSL_CERT_FILE; over plain HTTP nobody."""
     is_tls = question.url.startswith("https:")
     trusted = ssl.create_default_context() if is_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return httpx.AsyncClient(verify=trusted, headers=question.headers, timeout=None)  # noqa: S113 - one for all
+    return httpx.AsyncClient(
+        verify=trusted,
+        headers=question.headers,
+        timeout=None,  # noqa: S113 - one for all
+        trust_env=not (question.direct or is_loopback(question.url)),
+    )
 
 
 async def _follow(client: httpx.AsyncClient, question: HttpRequest) -> HttpResponse:
@@ -221,6 +230,21 @@ def problem_of(url: str) -> str | None:
     if parts.query or parts.fragment:
         return "an address has no ? and no # here"
     return None
+
+
+def is_loopback(url: str) -> bool:
+    """Whether an address is this machine's own.
+
+    >>> is_loopback("http://localhost:8000"), is_loopback("http://[::1]/v1"), is_loopback("http://a")
+    (True, True, False)
+    """
+    host = urllib.parse.urlsplit(url).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def check_address(url: str, *, option: str) -> str:

@@ -1,8 +1,6 @@
 """The server behind ``tuner verify --url``: that it may be asked, and what it says of itself."""
 
-import ipaddress
 import os
-import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -60,7 +58,7 @@ def find(options: VerifyOptions, url: str, profile: ServingProfile) -> FoundServ
     key = _key(options.api_key_env)
     is_vllm = _is_vllm(base)
     if is_vllm:
-        said = live_server.ask(base)
+        said = live_server.ask(base, direct=True)
         served, version, arguments = said.served, said.version, said.arguments
         if not options.beside_traffic:
             _check_idle(base)
@@ -93,7 +91,7 @@ def allowed(options: VerifyOptions, found: FoundServer, requests: int) -> int | 
     Raises UsageError for a server elsewhere that is to get more than was allowed.
     """
     needed = requests + WARM_UPS
-    if options.send_load is None and _is_here(found.url):
+    if options.send_load is None and http.is_loopback(found.url):
         return None
     if (options.send_load or 0) < needed:
         raise UsageError(
@@ -144,7 +142,7 @@ def _key(variable: str | None) -> str | None:
 def _is_vllm(base: str) -> bool:
     """Whether vLLM's metrics are there. Raises InputError where nobody answers."""
     try:
-        text = live_server.get(f"{base}/metrics")
+        text = live_server.get(f"{base}/metrics", direct=True)
         prometheus.parse(text, source=base)
     except InputError as problem:
         if "no answer" in str(problem) or "no such host" in str(problem):
@@ -156,7 +154,7 @@ def _is_vllm(base: str) -> bool:
 def _models(base: str, key: str | None) -> tuple[ServedModel, ...]:
     url = f"{base}/v1/models"
     authorization = f"Bearer {key}" if key else ""
-    question = http.HttpRequest(url, _MODELS_BYTES, authorization=authorization)
+    question = http.HttpRequest(url, _MODELS_BYTES, authorization=authorization, direct=True)
     answer = http.ask(question, timeout_s=live_server.TIMEOUT_S)
     served = served_models.listed(answer.content.decode("utf-8", "replace"))
     if not served:
@@ -168,7 +166,7 @@ def _models(base: str, key: str | None) -> tuple[ServedModel, ...]:
 
 
 def _check_idle(base: str) -> None:
-    gauges = prometheus.parse(live_server.get(f"{base}/metrics"), source=base).gauges
+    gauges = prometheus.parse(live_server.get(f"{base}/metrics", direct=True), source=base).gauges
     busy = int(gauges.get("running", 0) + gauges.get("waiting", 0))
     if busy:
         raise GateError(
@@ -234,20 +232,12 @@ def _untold(profile: ServingProfile) -> Iterator[str]:
 
 def _counter(base: str) -> Callable[[], float]:
     def served() -> float:
-        counters = prometheus.parse(live_server.get(f"{base}/metrics"), source=base).counters
+        counters = prometheus.parse(
+            live_server.get(f"{base}/metrics", direct=True), source=base
+        ).counters
         return counters.get("requests", 0.0)
 
     return served
-
-
-def _is_here(url: str) -> bool:
-    host = urllib.parse.urlsplit(url).hostname or ""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _whole(value: object, default: int) -> int:

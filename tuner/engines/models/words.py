@@ -55,6 +55,7 @@ def learnt(url: str, model: str, *, key: str | None = None) -> Words:
             _ANSWER_BYTES,
             body={"model": model, **body},
             authorization=f"Bearer {key}" if key else "",
+            direct=True,  # as its completions are asked for
         )
         answer = http.ask(question, timeout_s=_ANSWER_S)
         if answer.status != _OK:
