@@ -237,9 +237,41 @@ def test_a_server_of_which_nobody_knows_what_it_is_is_sent_nothing(
 
 def test_a_vllm_that_tells_no_version_is_asked_with_a_warning(folder: Path) -> None:
     with vllm(Pages().with_status("/version", b"404 Not Found"), []) as url:
-        assert found_at(url, folder).warnings == (
-            "the server tells no version: whether it is the vLLM of the profile is not known",
-        )
+        warnings = found_at(url, folder).warnings
+    assert (
+        "the server tells no version: whether it is the vLLM of the profile is not known"
+        in warnings
+    )
+
+
+@pytest.mark.parametrize(
+    ("required", "title", "cure"),
+    [
+        ("10s", "what is asked for was kept", ""),
+        ("0.001ms", "what is asked for was not kept", "Send it less"),
+    ],
+)
+def test_another_server_keeps_no_promise_and_needs_no_twin(
+    folder: Path, tmp_path: Path, required: str, title: str, cure: str
+) -> None:
+    one = load(folder / "profile.yaml")
+    save(resealed(one, twin=None), tmp_path / "profile.yaml")
+    shutil.copy(folder / "prod.jsonl", tmp_path)
+    with vllm(Pages().only_models(), []) as url:
+        once = ("--send-load", "30")  # a broken promise is measured again where that is allowed
+        asked = ("--require", f"p99 ttft <= {required}", "--run-dir", "kept")
+        done = verify(tmp_path, url, *asked, *once)
+    assert done.returncode == (6 if cure else 0), done.stdout + done.stderr
+    assert title in done.stdout
+    assert "its promise" not in done.stdout
+    assert "tuner show profile.yaml" in done.stdout
+    assert cure in done.stderr
+    assert "roll it out" not in done.stderr
+    shown = tuner(tmp_path, "report", "kept", "-o", "page.html")
+    assert shown.returncode == 0, shown.stderr
+    page = (tmp_path / "page.html").read_text()
+    assert title in page
+    assert "tuner show" in page
 
 
 def test_another_server_is_held_to_what_is_required_where_that_is_said(folder: Path) -> None:

@@ -8,7 +8,7 @@ from tuner.commands.report.replays import Step, points_for, replay_files, replay
 from tuner.commands.report.result import block_in, read_result
 from tuner.commands.report.sweep import said_by
 from tuner.commands.shared.next_step import after, command
-from tuner.commands.verify.view import SHARES, TIMES
+from tuner.commands.verify.view import SHARES, TIMES, title_of
 from tuner.profile.profile import dump, load
 from tuner.profile.summary import milliseconds, percent
 from tuner.runs.journal import Journal
@@ -26,21 +26,25 @@ def of_run(book: Journal, *, budget: int) -> Page:
     replays = [book.replay(event) for event in book.of("replay")]
     steps = [Step(f"verify {cap}", cap, replays)] if replays else []
     points = points_for(steps, budget=budget)
+    of_promise = any(one.get("is_promise", True) for one in gates)
     broken = sum(not one["kept"] for one in gates)
     rows = [("why", f"{broken} of {len(gates)} gates broken" if broken else "every gate is kept")]
     rows += [(_name(one), _said(one)) for one in gates]
     is_simulated = profile.provenance.engine == "sim"
     again = command("sweep", "--trace", found["trace"], "--model", profile.model)
+    next_ = after(profile, path) if kept or is_simulated else again
+    if not of_promise:
+        next_ = command("show", path)
     sections = [PageSection("Gates", NOTE, [_table(gates)])]
     if steps:
         sections.append(replay_section(steps, slo, opened=0, points=points))
     page = Page(
         kind=f"Verification {run_dir}",
-        title=f"max_num_seqs {cap} {'keeps' if kept else 'breaks'} its promise",
+        title=title_of(cap, kept=kept, of_promise=of_promise),
         now="",
         aside="",
         rows=rows,
-        next=after(profile, path) if kept or is_simulated else again,
+        next=next_,
         sections=sections,
         files=[
             File(
@@ -71,7 +75,9 @@ def _table(gates: list[Any]) -> Table:
     rows: list[list[Cell]] = [
         [
             _name(one),
-            "-" if one["name"] == "slo" else _told(one, "promised"),
+            "-"
+            if one["name"] == "slo" or not one.get("is_promise", True)
+            else _told(one, "promised"),
             _told(one, "measured"),
             _told(one, "limit"),
             ("kept", "good") if one["kept"] else ("broken", "bad"),

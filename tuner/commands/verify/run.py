@@ -35,7 +35,7 @@ from tuner.profile.profile import keep
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin, restored
-from tuner.profile.summary import minutes
+from tuner.profile.summary import minutes, promised
 from tuner.replay.live_reading import LiveReading
 from tuner.replay.readings import Read
 from tuner.runs import journal
@@ -168,8 +168,8 @@ def _is_served(options: VerifyOptions) -> bool:
 
 def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
     assert options.trace is not None
-    twin = _twin(options, profile)
-    assert profile.twin is not None
+    found = None if options.url is None else running.find(options, options.url, profile)
+    twin = _twin(options, profile) if found is None or found.is_vllm else None
     step_s = parse_step_s(options.step)
     trace = load(options.trace)
     served = served_in(trace, options.trace)
@@ -183,7 +183,8 @@ def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
         twin=twin,
         slo=profile.decision.slo.slo,
         max_num_seqs=profile.decision.max_num_seqs,
-        hit_share=profile.twin.hit_share,
+        tpot_s=_tpot_s(profile),
+        hit_share=0.0 if profile.twin is None else profile.twin.hit_share,
         trace_block_size=trace.header.block_size,
         window=options.window,
         step_s=step_s,
@@ -193,13 +194,19 @@ def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
         max_rps=options.max_rps,
         environment=profile.provenance.environment,
     )
-    if options.url is None:
+    if found is None:
         place = _place(options, profile)
         if not options.force and place.here is not None:
             check_machine(profile, place.here)
     else:
-        place, question = _running(options, options.url, profile, requests, question, tell)
+        place, question = _running(options, found, profile, requests, question, tell)
     return _Asked(requests, question, place, tell, LiveView(console))
+
+
+def _tpot_s(profile: ServingProfile) -> float:
+    """Return what a token takes by the profile's promise."""
+    spread = promised(profile).tpot_ms
+    return 0.0 if spread is None else 1e-3 * spread.p50
 
 
 def _requirements(options: VerifyOptions, profile: ServingProfile) -> tuple[Requirement, ...]:
@@ -314,14 +321,13 @@ def _place(options: VerifyOptions, profile: ServingProfile) -> _Place:
 
 def _running(  # noqa: PLR0913, PLR0917 - what is asked, of what, and who is told
     options: VerifyOptions,
-    url: str,
+    found: running.FoundServer,
     profile: ServingProfile,
     requests: Sequence[TraceRequest],
     question: Verification,
     tell: Callable[[str], None],
 ) -> tuple[_Place, Verification]:
     """Return the server at the address, and what is asked of it. Sends no request yet."""
-    found = running.find(options, url, profile)
     for warning in found.warnings:
         tell(f"Warning: {warning}")
     if not found.is_vllm:
@@ -368,9 +374,13 @@ def _report(options: VerifyOptions, profile: ServingProfile, found: Verified) ->
     if broken:
         raise GateError(
             "; ".join(map(said, broken)),
-            hint=(
-                "Do not roll it out: sweep again."
-                if options.offline
-                else "Do not roll it out: sweep again on this machine with this trace."
-            ),
+            hint=_cure(options, found),
         )
+
+
+def _cure(options: VerifyOptions, found: Verified) -> str:
+    if options.offline:
+        return "Do not roll it out: sweep again."
+    if options.url is not None and not any(gate.is_promise for gate in found.gates):
+        return "Send it less (--max-rps), or ask less of it (--require)."
+    return "Do not roll it out: sweep again on this machine with this trace."

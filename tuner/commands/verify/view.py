@@ -85,8 +85,9 @@ def _block(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
         _held(gates[name], words) if name in gates else _seen(found.p95_ms, name, words)
         for name, words in TIMES.items()
     ]
+    of_promise = any(one.is_promise for one in found.gates)
     held_to = [one.limit_is for one in found.gates if not one.is_promise]
-    if any(one.is_promise for one in found.gates):
+    if of_promise:
         source = "the worst that the profile's twin says of these windows"
         held_to.append(f"{source}; of times {100 * options.tolerance:g} % more")
     given = ""
@@ -100,7 +101,7 @@ def _block(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
         ("took", _took(found, options)),
     ]
     cap, count = profile.decision.max_num_seqs, len(found.gates)
-    title = f"max_num_seqs {cap} {'breaks' if broken else 'keeps'} its promise"
+    title = title_of(cap, kept=not broken, of_promise=of_promise)
     if broken and found.taken is not None:
         again = after(profile, options.profile)
         if options.engine != "sim":
@@ -111,10 +112,28 @@ def _block(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
         title if share is None else first_said(share.measured, title),
         f"{len(broken)} of {count} gates broken" if broken else f"all {count} gates kept",
         [(name, text) for name, text in rows if text],
-        _again(profile, options)
-        if broken and options.engine != "sim"
-        else after(profile, options.profile),
+        _next(profile, options, broken=bool(broken), of_promise=of_promise),
     )
+
+
+def title_of(cap: int, *, kept: bool, of_promise: bool) -> str:
+    """Return what a verification found, in words: of a server of which the profile promises
+    nothing, whether it does what is asked for."""
+    if of_promise:
+        return f"max_num_seqs {cap} {'keeps' if kept else 'breaks'} its promise"
+    return f"what is asked for was {'' if kept else 'not '}kept"
+
+
+def _next(
+    profile: ServingProfile, options: VerifyOptions, *, broken: bool, of_promise: bool
+) -> str:
+    """Return what to run next. What a server does of which nothing was promised is no reason to
+    roll the profile out, nor one to tune anew."""
+    if options.url is not None and not of_promise:
+        return command("show", options.profile)
+    if broken and options.engine != "sim":
+        return _again(profile, options)
+    return after(profile, options.profile)
 
 
 def _took(found: Verified, options: VerifyOptions) -> str:

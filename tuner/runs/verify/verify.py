@@ -37,7 +37,9 @@ ENGINES_OWN = ("queue", "preemptions", KV)
 class Verification:
     """The two sides of a verification."""
 
-    twin: StoredTwin
+    twin: StoredTwin | None
+    """None where the server that is asked is no vLLM."""
+
     slo: Slo
     max_num_seqs: int
     hit_share: float
@@ -46,6 +48,10 @@ class Verification:
     step_s: float
     tolerance: float
     seed: int
+
+    tpot_s: float = 0.0
+    """What a token takes by the promise: for how long the last requests of a window take, where
+    there is no twin."""
 
     place: str = ""
     """The address of a server that runs already; empty: an engine is started."""
@@ -192,6 +198,7 @@ def _judged(
     required = required_gates(question.told, measured)
     if not question.is_vllm:
         return required or [least_gate(measured)]
+    assert question.twin is not None
     promised = gates(
         question.twin,
         question.slo,
@@ -213,11 +220,13 @@ def windows_of(
 ) -> list[tuple[Window, list[TraceRequest]]]:
     """Return the windows that are replayed, each with the requests that it sends."""
     part = choose_part(requests, question.window, length_s=question.step_s, busiest=busiest_window)
-    law = question.twin.law
-    middle_s = float(law.decode_s[min(question.max_num_seqs, len(law.decode_s) - 1)])
+    token_s = question.tpot_s
+    if question.twin is not None:
+        law = question.twin.law
+        token_s = float(law.decode_s[min(question.max_num_seqs, len(law.decode_s) - 1)])
     outputs = np.percentile([one.output_length for one in requests], 95)
     windows = sample_windows(
-        requests, part, step_s=question.step_s, drain_s=LOADED * middle_s * float(outputs)
+        requests, part, step_s=question.step_s, drain_s=LOADED * token_s * float(outputs)
     )
     return [(window, _slowed(in_window(requests, window), window, question)) for window in windows]
 
