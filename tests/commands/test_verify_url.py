@@ -288,7 +288,10 @@ def test_a_key_is_sent_when_its_variable_is_named(
     asked: list[Asked] = []
 
     async def locked(one: Asked) -> None:
-        await refused(one, b"401 Unauthorized")
+        said = f"no such key: {one.headers.get('Authorization')}".encode()
+        await one.send(
+            b"HTTP/1.1 401 Unauthorized\r\nContent-Length: %d\r\n\r\n%b" % (len(said), said)
+        )
 
     with vllm(Pages(), asked, locked) as url:
         without = verify(folder, url)
@@ -297,6 +300,7 @@ def test_a_key_is_sent_when_its_variable_is_named(
     assert "the first request failed: 401 Unauthorized" in without.stderr
     assert "--api-key-env NAME" in without.stderr
     assert [one.headers.get("Authorization") for one in asked] == [None, "Bearer sesame"]
+    assert "no such key: Bearer ***" in named.stderr
     assert "sesame" not in named.stdout + named.stderr + written(folder)
 
 

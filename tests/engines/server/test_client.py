@@ -1,12 +1,15 @@
 """The client process against small servers that do what servers do when something is wrong."""
 
 import asyncio
+import html
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -118,6 +121,52 @@ def test_a_refusal_fails_its_request_alone_and_in_one_line(
     with completions(status(line)) as url, pytest.raises(RequestFailedError, match=why) as caught:
         with_client(url, tmp_path, complete)
     assert "\n" not in str(caught.value)
+
+
+KEY = 'sk-"a+b"/1234'
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [f"no such key: Bearer {KEY}"],
+        ["no such key: ", KEY[:7], KEY[7:]],
+        [json.dumps({"error": {"message": f"Invalid: {KEY}"}})],
+        [f"{quote(KEY, safe='')} is not known, nor is {html.escape(KEY)}"],
+        [KEY.upper() + 295 * "x"],  # only the beginning is told on
+    ],
+    ids=["plain", "in pieces", "as JSON", "in an address", "cut"],
+)
+def test_a_key_that_a_refusal_repeats_is_told_to_nobody(tmp_path: Path, told: list[str]) -> None:
+    async def answer(asked: Asked) -> None:
+        await asked.send(HEAD.replace(b"200 OK", b"401 Unauthorized"))
+        for piece in told:
+            await asked.event(piece.encode())
+            await asyncio.sleep(0.02)
+        await asked.end()
+
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with completions(answer) as url, pytest.raises(RequestFailedError) as caught:
+        with_client(url, tmp_path, complete, headers=headers)
+    said = str(caught.value)
+    assert said.startswith("401 Unauthorized: ")
+    assert "***" in said
+    assert not any(part in said.lower() for part in ("sk-", "1234"))
+
+
+def test_of_a_refusal_that_does_not_end_no_part_of_a_key_is_told(tmp_path: Path) -> None:
+    async def answer(asked: Asked) -> None:
+        await asked.send(HEAD.replace(b"200 OK", b"401 Unauthorized"))
+        await asked.event(
+            b"the gateway in front of it has never heard of such a key: " + KEY[:7].encode()
+        )
+        await asked.left.wait()
+
+    headers = {"Authorization": f"Bearer {KEY}"}
+    with completions(answer) as url, pytest.raises(RequestFailedError) as caught:
+        with_client(url, tmp_path, complete, headers=headers)
+    assert str(caught.value).startswith("401 Unauthorized: the gateway in front of it")
+    assert "sk-" not in str(caught.value)
 
 
 def test_a_redirect_is_not_followed(tmp_path: Path) -> None:

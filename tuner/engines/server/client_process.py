@@ -9,13 +9,19 @@ gone, and with it every connection. It does nothing else, so that it reads when 
 import asyncio
 import contextlib
 import gc
+import html
+import json
 import os
+import re
 import socket
 import struct
 import sys
 import time
 from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import aiohttp
 import msgspec
@@ -56,7 +62,44 @@ FIRST_IN_LINE = -10
 """The nice value: before what else wants a core, as a client on a machine of its own would be."""
 
 READ_BYTES = 2**16
+
+REFUSAL_S = 1.0
+"""For what a server says of a refusal: it is only told on."""
+
 REASON_LENGTH = 300
+HIDDEN = "***"
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What a server is told and nobody else: keys, as they are and as servers spell them."""
+
+    spellings: tuple[str, ...]
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> "Secrets":
+        """Return the values of headers, without the word before a key."""
+        found = {value.rpartition("Bearer ")[2] for value in headers.values()}
+        spelt = {
+            spelling
+            for key in found - {""}
+            for spelling in (key, json.dumps(key)[1:-1], html.escape(key), quote(key, safe=""))
+        }
+        return cls(tuple(sorted(spelt, key=len, reverse=True)))
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self.spellings), default=0)
+
+    def hidden_in(self, text: str) -> str:
+        """Return a text of the server, which may be told on.
+
+        >>> Secrets.of({"Authorization": "Bearer sesame"}).hidden_in("401: no such key: Sesame")
+        '401: no such key: ***'
+        """
+        for spelling in self.spellings:
+            text = re.sub(re.escape(spelling), HIDDEN, text, flags=re.IGNORECASE)
+        return text
 
 
 class _Flight:
@@ -85,6 +128,7 @@ class Client:
 
     def __init__(self, target: ServerAddress, writer: asyncio.StreamWriter) -> None:
         self._target, self._writer = target, writer
+        self._secrets = Secrets.of(target.headers)
         self._loop = asyncio.get_running_loop()
         self._flights: dict[int, tuple[_Flight, asyncio.Task[None]]] = {}
         self._heard_s = time.monotonic()
@@ -142,7 +186,7 @@ class Client:
         try:
             await self._exchange(flight)
         except StreamError as problem:
-            ended.problem = str(problem)[:REASON_LENGTH]
+            ended.problem = self._secrets.hidden_in(str(problem))[:REASON_LENGTH]
         except aiohttp.ClientConnectorError as problem:
             ended.problem = f"{NO_CONNECTION}: {problem.strerror or problem}"
         except (aiohttp.ClientError, OSError, ValueError) as problem:
@@ -174,7 +218,7 @@ class Client:
         ) as answer:
             flight.status = answer.status
             if answer.status != 200:
-                raise StreamError(await _refusal(answer))
+                raise StreamError(await self._refusal(answer))
             if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
                 raise StreamError("it answers compressed, which was not asked for")
             async for data in answer.content.iter_any():
@@ -189,6 +233,24 @@ class Client:
                     self._see(flight, now_s)
                 if flight.stream.has_empty_end and flight.ended_s is None:
                     flight.ended_s = now_s
+
+    async def _refusal(self, answer: aiohttp.ClientResponse) -> str:
+        """Return a status as one line, with what the server says of it."""
+        if 300 <= answer.status < 400:
+            return f"{answer.status}: it redirects, which is not followed"
+        said, is_whole = bytearray(), False
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+            async with asyncio.timeout(REFUSAL_S):
+                while len(said) < MOST_REFUSAL_BYTES:
+                    piece = await answer.content.read(MOST_REFUSAL_BYTES - len(said))
+                    if not piece:
+                        break
+                    said += piece
+                is_whole = True
+        if not is_whole:  # its end may be the beginning of a key
+            said = said[: max(0, len(said) - self._secrets.longest)]
+        text = " ".join(said.decode(errors="replace").split())
+        return f"{answer.status} {answer.reason}: {text}"
 
     def _see(self, flight: _Flight, now_s: float) -> None:
         flight.seen_s.append(now_s)
@@ -213,15 +275,6 @@ class Client:
 
     def _tell(self, report: Report) -> None:
         self._writer.write(framed(report))
-
-
-async def _refusal(answer: aiohttp.ClientResponse) -> str:
-    """Return a status as one line, with what the server says of it."""
-    if 300 <= answer.status < 400:
-        return f"{answer.status}: it redirects, which is not followed"
-    said = await answer.content.read(MOST_REFUSAL_BYTES)
-    text = " ".join(said.decode(errors="replace").split())
-    return f"{answer.status} {answer.reason}: {text}"[:REASON_LENGTH]
 
 
 async def main() -> None:
