@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,42 @@ async def outcomes(engine: RunningEngine) -> list[str]:
             return [*found, str(error)]
         else:
             found.append("ok")
+
+
+def test_with_a_rate_the_first_requests_leave_one_by_one() -> None:
+    """They would be a burst that nobody has allowed."""
+    begun_s: list[float] = []
+    in_flight = most = 0
+
+    async def answer(asked: Asked) -> None:
+        nonlocal in_flight, most
+        begun_s.append(asyncio.get_running_loop().time())
+        in_flight += 1
+        most = max(most, in_flight)
+        await asked.send(HEAD)
+        for _ in range(asked.body["max_tokens"]):
+            await asked.event(TOKEN)
+            await asyncio.sleep(0.002)
+        in_flight -= 1
+        await asked.event(usage(asked.body["max_tokens"]), DONE)
+        await asked.end()
+
+    async def warmed(url: str, most_rps: float | None) -> None:
+        server = RunningServer(
+            url=url, model="m", facts=facts(engine="server"), planned=PLANNED, most=None,
+            most_rps=most_rps,
+        )  # fmt: skip
+        engine = await RunningStarter(server).start(max_num_seqs=8)
+        await engine.stop()
+
+    with completions(answer) as url:
+        asyncio.run(warmed(url, None))
+        assert most > 1
+        begun_s.clear()
+        most = 0
+        asyncio.run(warmed(url, 20.0))
+    assert (len(begun_s), most) == (WARM_UPS, 1)
+    assert min(after - before for before, after in pairwise(begun_s)) >= 0.05
 
 
 def test_after_five_failures_in_a_row_it_is_sent_no_more() -> None:

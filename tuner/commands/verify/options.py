@@ -64,7 +64,9 @@ class VerifyOptions:
     max_rps: Annotated[
         float | None,
         typer.Option(
-            min=0.001, help="Requests per second that --url gets at most; others are left out."
+            min=0.001,
+            help="Requests per second that --url gets at most, in the mean of a window; others "
+            "are left out.",
         ),
     ] = None
     beside_traffic: Annotated[bool, typer.Option(help="Ask --url even while it serves others.")] = (

@@ -122,6 +122,7 @@ def asked(
         facts=found.facts,
         planned=planned,
         most=most,
+        most_rps=options.max_rps,
         sampling={
             name: value for name, value in sampling.items() if found.is_vllm or name in EVERYWHERE
         },

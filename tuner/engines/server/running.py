@@ -71,6 +71,9 @@ class RunningServer:
     most: int | None
     """Requests that it may be sent in all; None: as many as it takes."""
 
+    most_rps: float | None = None
+    """Requests a second that it is sent in the mean: then the first ones leave one by one."""
+
     sampling: Sampling = field(default_factory=lambda: GREEDY)
     key: str | None = field(default=None, repr=False)
     takes_ignore_eos: bool = True
@@ -205,7 +208,7 @@ class RunningEngine:
         asked = EngineRequest("warm-up", list(range(SPECIAL_IDS, 32)), WARM_UP_TOKENS)
         try:
             await self.generate(asked, replies[0])
-            await asyncio.gather(*(self.generate(asked, one) for one in replies[1:]))
+            await self._warm_up(asked, replies[1:])
         except RequestFailedError as failure:
             raise self._refuses(str(failure)) from None
         if all(len(one.seen_s) < 2 < one.output_tokens for one in replies):
@@ -216,6 +219,14 @@ class RunningEngine:
             )
         if served is not None:
             await self._check_counted(served, before)
+
+    async def _warm_up(self, asked: EngineRequest, replies: Sequence[Reply]) -> None:
+        if self._server.most_rps is None:
+            await asyncio.gather(*(self.generate(asked, one) for one in replies))
+            return
+        for one in replies:
+            await asyncio.sleep(1 / self._server.most_rps)
+            await self.generate(asked, one)
 
     async def _check_counted(self, served: Callable[[], float], before: float) -> None:
         loop = asyncio.get_running_loop()
