@@ -1,5 +1,6 @@
 """Records and iterations become numbers."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,18 @@ def test_of_a_cut_replay_both_bounds_of_the_attainment_are_told() -> None:
 def test_arithmetic_can_bound_a_cut_replay_further() -> None:
     one = measure([replay_of([], cut="ruled out", unsent=4, attainment_bound=0.3)], LAX)
     assert one.attainment_bound == 0.3
+
+
+def test_of_another_slo_than_it_was_cut_by_a_replay_tells_what_its_requests_leave_open() -> None:
+    """Its bound was of that one; nor is a cap then ruled out by arithmetic."""
+    late, cut = Slo(ttft_s=0.5), {"cut": "ruled out", "ruled_out": True, "attainment_bound": 0.3}
+    lost = replay_of([record()], unsent=3, slo=late, **cut)
+    told = [measure([lost], slo) for slo in (late, Slo(ttft_s=2.0))]
+    assert [(one.attainment, one.attainment_bound) for one in told] == [(0.0, 0.3), (0.25, 1.0)]
+    assert [one.ruled_out for one in told] == [True, False]
+    kept_by_nobody = measure([replace(lost, slo=None)], LAX)  # as an older tuner did
+    assert kept_by_nobody.attainment_bound == 0.3
+    assert measure([replay_of([record()], slo=late)], LAX).attainment == 1.0
 
 
 def test_throughput_counts_what_came_out_in_the_window_whoever_asked() -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.support.builders import facts, measurement, record, replay_of, request, settings
 from tuner.engines.scheduler.state import StepLaw
 from tuner.replay.iterations import KvCacheUsage
+from tuner.replay.records import Replay
 from tuner.runs import journal
 from tuner.runs.conclusion import conclude, window_blocks
 from tuner.runs.evidence import Evidence
@@ -25,8 +26,15 @@ SLO = Slo(ttft_s=10.0)
 REQUESTS = [request(row, input_length=64, hash_ids=(1, 2, 3, 4)) for row in range(100)]
 
 
-def ramped(folder: Path, *, prefix_caching: bool, kv_blocks: int = 1000) -> Conclusion:
-    """Conclude from a ramp alone, on an engine that takes 10 ms for an iteration."""
+def ramped(
+    folder: Path,
+    *,
+    prefix_caching: bool,
+    kv_blocks: int = 1000,
+    rung: Replay | None = None,
+    closed_sessions: bool = False,
+) -> Conclusion:
+    """Conclude from a ramp alone, or a rung too, on an engine that takes 10 ms for an iteration."""
     arguments = {"max_num_batched_tokens": 512, "enable_prefix_caching": prefix_caching}
     one = facts(arguments=arguments, kv_blocks=kv_blocks)
     busy = Traffic.of((0.1 * row, 20, 20) for row in range(200))
@@ -38,12 +46,18 @@ def ramped(folder: Path, *, prefix_caching: bool, kv_blocks: int = 1000) -> Conc
     place = {"purpose": "ramp", "max_num_seqs": 8, "window": 0, "trial": 0}
     book.append_replay(replay_of([], iterations=log), elapsed_s=10.0, at_s=0.0, **place)
     book.append("measured", at_s=0.0)
+    if rung is not None:
+        place = {"purpose": "ladder", "max_num_seqs": rung.max_num_seqs}
+        book.append("trial", **place, at_s=0.0)
+        book.append_replay(rung, **place, window=0, trial=1, elapsed_s=5.0, at_s=20.0)
+        book.append("measured", at_s=25.0)
     book.close()
     unloaded = Unloaded(ttft_s=0.01, ttft_s_per_input_token=0.0, tpot_s=0.01)
     part, window = Part(0.0, 100.0), Window(0.0, 10.0, 0.0)
     workload = workload_of(REQUESTS, SLO, unloaded, part, [window], 10.0)
     run = Evidence(journal.read(folder))
-    return conclude(run, workload, settings(SLO, ceiling=8), complete=True)
+    asked = replace(settings(SLO, ceiling=8), closed_sessions=closed_sessions)
+    return conclude(run, workload, asked, complete=True)
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
@@ -65,6 +79,37 @@ def test_a_prefix_cache_that_has_little_room_is_a_warning(tmp_path: Path) -> Non
     off = ramped(tmp_path / "off", prefix_caching=False, kv_blocks=8)
     told = [["of the KV cache" in " ".join(one.verdict.warnings)] for one in (roomy, tight, off)]
     assert told == [[False], [True], [False]]
+
+
+LOST = replay_of(
+    [record()], max_num_seqs=2, cut="ruled out", ruled_out=True, unsent=9, attainment_bound=0.3
+)
+
+
+@pytest.mark.parametrize(
+    ("slo", "source"), [(SLO, "both"), (None, "both"), (Slo(ttft_s=0.5), "twin")]
+)
+def test_a_step_that_another_slo_cut_counts_by_the_twin_alone(
+    tmp_path: Path, slo: Slo | None, source: str
+) -> None:
+    found = ramped(tmp_path, prefix_caching=False, rung=replace(LOST, slo=slo))
+    assert found.by_twin
+    steps = {one.numbers.max_num_seqs: one for one in found.curve}
+    assert steps[2].source == source
+    assert (steps[2].measured is None) is (source == "twin")
+
+
+@pytest.mark.parametrize(("slo", "bound"), [(SLO, 0.3), (Slo(ttft_s=0.5), 1.0)])
+def test_where_the_windows_decide_it_is_said_that_it_was_not_measured(
+    tmp_path: Path, slo: Slo, bound: float
+) -> None:
+    rung = replace(LOST, slo=slo)
+    found = ramped(tmp_path, prefix_caching=False, rung=rung, closed_sessions=True)
+    assert not found.by_twin
+    (step,) = found.curve
+    assert step.numbers.attainment_bound == bound
+    said = [one for one in found.verdict.warnings if "what 2 would serve within this SLO" in one]
+    assert len(said) == (slo != SLO)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,19 @@ def test_a_window_that_was_cut_counts_beside_one_that_was_not(tmp_path: Path) ->
 
 def test_a_window_that_was_replayed_whole_later_speaks_for_itself(tmp_path: Path) -> None:
     assert attained(tmp_path, {0: WHOLE, 1: LOST}, {1: WHOLE}) == (1.0, 2, None)
+
+
+def test_a_cap_that_another_slo_cut_is_not_measured_until_it_is_replayed_whole(
+    tmp_path: Path,
+) -> None:
+    lost = replace(LOST, slo=Slo(ttft_s=0.5))
+    for name, rungs, cut in (
+        ("lost", [{0: WHOLE, 1: lost}], {4}),
+        ("again", [{0: WHOLE, 1: lost}, {1: WHOLE}], set[int]()),
+        ("same", [{0: WHOLE, 1: replace(LOST, slo=SLO)}], set[int]()),
+        ("older", [{0: WHOLE, 1: LOST}], set[int]()),
+    ):
+        assert evidence_of(tmp_path / name, *rungs).cut_under_another(SLO) == cut, name
 
 
 def test_engines_of_another_environment_are_not_of_the_same_run(tmp_path: Path) -> None:

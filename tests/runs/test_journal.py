@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tests.support.builders import iterations, record, replay_of
 from tuner.errors import RunError
 from tuner.runs import journal
+from tuner.traffic.slo import Slo
 
 EVENT = {
     "purpose": "ladder",
@@ -39,6 +40,7 @@ def test_what_was_measured_reads_back_as_it_was(tmp_path: Path) -> None:
         cut="hopeless",
         unsent=7,
         attainment_bound=0.25,
+        slo=Slo(ttft_s=0.1 + 0.2, ttft_s_per_input_token=1e-3, derived=True),
     )
     book = journal.create(tmp_path / "run", PLAN)
     event = book.append_replay(result, **EVENT)
@@ -49,6 +51,7 @@ def test_what_was_measured_reads_back_as_it_was(tmp_path: Path) -> None:
     assert loaded.records == result.records
     assert (loaded.iterations == result.iterations).all()
     assert (loaded.cut, loaded.unsent, loaded.attainment_bound) == ("hopeless", 7, 0.25)
+    assert loaded.slo == result.slo
     assert list(again.of("replay")) == [event]
 
 
@@ -240,6 +243,22 @@ def test_a_replay_that_unpacks_to_more_than_one_ever_takes_is_not_unpacked(
         event = book.append_replay(replay_of([record()]), **EVENT)
     assert journal.read(tmp_path).replay(event).records == (record(),)
     monkeypatch.setattr(journal, "MOST_UNPACKED", 1000)
+    with pytest.raises(RunError, match="it is damaged"):
+        journal.read(tmp_path).replay(event)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "slo", [[1], "x", {"ttft_s": "x", "derived": False}, {"ttft_s": 1.0}, {"a": 1, "derived": True}]
+)
+def test_a_replay_with_an_slo_that_is_none_is_damaged(tmp_path: Path, slo: object) -> None:
+    with contextlib.closing(journal.create(tmp_path, PLAN)) as book:
+        event = book.append_replay(replay_of([record()], slo=Slo(ttft_s=1.0)), **EVENT)
+    path = tmp_path / event["file"]
+    with np.load(path, allow_pickle=False) as data:
+        arrays: dict[str, Any] = dict(data)
+    rest = {**json.loads(str(arrays["rest"])), "slo": slo}
+    np.savez_compressed(path, **{**arrays, "rest": np.array(json.dumps(rest))})
     with pytest.raises(RunError, match="it is damaged"):
         journal.read(tmp_path).replay(event)
 

@@ -250,6 +250,14 @@ def test_of_a_replay_that_was_cut_only_what_it_could_attain_is_held() -> None:
     assert not paced([replace(window, cut=True)], TRUE, SHAPE, SLO).numbers
 
 
+def test_of_a_replay_that_another_slo_cut_nothing_is_held() -> None:
+    numbers, _ = foretold([1.0])
+    _, window = measured(8)
+    lost = replace(window, cut=True, attainment_bound=0.45, cut_by=Slo(ttft_s=1e-3))
+    assert unpaced(numbers, [window, lost], SLO) == Check(())
+    assert unpaced(numbers, [replace(lost, cut_by=SLO)], SLO).failed
+
+
 def test_one_number_far_off_or_three_outside_of_their_intervals_are_an_alarm() -> None:
     inside, outside = (Number("e2el_p95_ms", 10.0, 9.0, 11.0, at) for at in (11.0, 11.5))
     far = replace(inside, measured=11.7)

@@ -52,7 +52,8 @@ class Measurement:
     """Good / scored requests. Of a cut replay: what was certain when it was cut, a lower bound."""
 
     attainment_bound: float
-    """The most it could have been: equal to attainment unless cut."""
+    """The most it could have been: equal to attainment unless cut. Of one that was cut because of
+    another SLO, what its requests alone leave open."""
 
     arrival_rate_rps: float
     goodput_rps: float
@@ -187,7 +188,8 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
         merged_share=_share_of(seen, lambda one: (one.merged_outputs, one.output_tokens)),
         cut=cut[0].cut if cut else None,
         device=device_use([block.device for block in blocks]),
-        ruled_out=bool(cut) and all(block.ruled_out for block in cut),
+        ruled_out=bool(cut)
+        and all(one.ruled_out and not one.is_cut_under_another(slo) for one in cut),
     )
 
 
@@ -251,11 +253,12 @@ class _Counts:
         good = sum(record.meets(slo) for record in records)
         scored = max(1, len(records) + block.unsent)
         undecided = block.unsent + sum(_undecided(record, slo) for record in records)
+        bound = 1.0 if block.is_cut_under_another(slo) else block.attainment_bound
         begin_s, end_s = _span(block)
         return cls(
             scored=scored,
             good=good,
-            possible=min(good + undecided, block.attainment_bound * scored),
+            possible=min(good + undecided, bound * scored),
             ended=_ended(block),
             tokens=_tokens(block),
             prompt_tokens=int(_scored_iterations(block)["prefill_tokens"].sum()),

@@ -151,8 +151,16 @@ class Replay:
     """The most that this cap could attain: by what was certain when it was cut, or by arithmetic
     beforehand (``traffic.workload.littles_bound``)."""
 
+    slo: Slo | None = None
+    """That all this is said of: what it was cut by, and its bound. None where an older tuner did
+    not keep it."""
+
     start_s: float = 0.0
     """When it began, on the clock of all replays of a run."""
 
     weight: float = 1.0
     """Requests of the trace that one of its requests stands for."""
+
+    def is_cut_under_another(self, slo: Slo) -> bool:
+        """Whether it was cut because of another SLO, so that its bound says nothing of this one."""
+        return self.cut is not None and self.slo is not None and not self.slo.is_like(slo)

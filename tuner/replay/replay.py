@@ -93,6 +93,7 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
         token_budget=engine.facts.max_num_batched_tokens,
         cut=run.cut,
         attainment_bound=run.bound,
+        slo=cut_rule.slo,
         unsent=run.scored - sum(record.scored for record in records),
         start_s=run.start_s,
     )

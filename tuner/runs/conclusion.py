@@ -28,6 +28,7 @@ from tuner.runs.sweep.sweep_warnings import (
     of_the_whole_run,
     where_the_twin_decides,
     where_windows_decide,
+    where_windows_were_lost,
 )
 from tuner.traffic.slo import Unloaded, out_of_reach
 from tuner.traffic.workload import Workload
@@ -75,10 +76,11 @@ def conclude(
     view = None
     if not settings.closed_sessions:
         view = view_of(evidence, workload, settings, everywhere=True)
-    measured = evidence.measured(workload.slo)
     if view is None or not view.is_believed:
         doubt = None if view is None else view.doubt
         return _by_windows(evidence, workload, settings, view, doubt, complete=complete)
+    measured, otherwise = evidence.measured(workload.slo), evidence.cut_under_another(workload.slo)
+    measured = {cap: one for cap, one in measured.items() if cap not in otherwise}
     numbers = {cap: view.measurement(cap) for cap in doubling(settings.ceiling)}
     verdict = judge(view, numbers, ceiling=settings.ceiling, complete=complete)
     changes: dict[int, Mapping[str, StepChange]] = {
@@ -119,7 +121,8 @@ def _by_windows(  # noqa: PLR0913 - what was measured, and why the twin does not
     )
     verdict = _reachable(verdict, workload, curve)
     seen, cap = evidence.blocks(workload.slo), verdict.max_num_seqs
-    warnings = where_windows_decide(seen, blocks, cap, settings, doubt)
+    lost = where_windows_were_lost(evidence.cut_under_another(workload.slo))
+    warnings = (*where_windows_decide(seen, blocks, cap, settings, doubt), *lost)
     verdict = replace(verdict, warnings=(*verdict.warnings, *warnings))
     return Conclusion(verdict, curve, view, by_twin=False, blocks=tuple(blocks))
 

@@ -198,20 +198,29 @@ class Evidence:
 
     def measured(self, slo: Slo) -> dict[int, Measurement]:
         """Return cap → its replays pooled: of each window the whole ones, or else the cut ones."""
+        return {cap: measure(replays, slo) for cap, replays in self._that_count().items()}
+
+    def cut_under_another(self, slo: Slo) -> set[int]:
+        """Return the caps of which a window was cut because of another SLO: what that cost them
+        under this one was not measured."""
+        return {
+            cap
+            for cap, replays in self._that_count().items()
+            if any(one.is_cut_under_another(slo) for one in replays)
+        }
+
+    def _that_count(self) -> dict[int, list[Replay]]:
         by_cap: dict[int, dict[int, list[Replay]]] = {}
         for trial, events in self._rung_events():
             for event in events:
                 of_cap = by_cap.setdefault(trial.max_num_seqs, {})
                 of_cap.setdefault(event["window"], []).append(self.journal.replay(event))
         return {
-            cap: measure(
-                [
-                    one
-                    for replays in windows.values()
-                    for one in ([whole for whole in replays if not whole.cut] or replays)
-                ],
-                slo,
-            )
+            cap: [
+                one
+                for replays in windows.values()
+                for one in ([whole for whole in replays if not whole.cut] or replays)
+            ]
             for cap, windows in sorted(by_cap.items())
         }
 

@@ -15,7 +15,7 @@ import tokenize
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any
@@ -29,6 +29,7 @@ from tuner.errors import RunError
 from tuner.replay.records import DEVICE, Replay, RequestRecord
 from tuner.system import files
 from tuner.system.lock import lock
+from tuner.traffic.slo import Slo
 from tuner.traffic.window import parse_duration_s
 
 Event = dict[str, Any]
@@ -416,7 +417,8 @@ def _pack(result: Replay) -> dict[str, NDArray[Any]]:
     names = (
         one.name for one in fields(result) if one.name not in {"records", "iterations", "device"}
     )
-    arrays["rest"] = np.array(json.dumps({name: getattr(result, name) for name in names}))
+    rest = {name: getattr(result, name) for name in names}
+    arrays["rest"] = np.array(json.dumps(rest, default=asdict))
     return arrays
 
 
@@ -435,10 +437,22 @@ def _unpack(data: Mapping[str, NDArray[Any]]) -> Replay:
         records.append(
             RequestRecord(**_typed(values), outcome=outcome, error=error or None, itl_s=itl_s)
         )
-    rest = json.loads(str(data["rest"]))
+    rest = {**json.loads(str(data["rest"]))}
+    if rest.get("slo") is not None:
+        rest["slo"] = _slo(rest["slo"])
     device = _readings(data["device"])
     iterations = _iterations(data["iterations"])
     return Replay(records=tuple(records), iterations=iterations, device=device, **rest)
+
+
+def _slo(stored: Mapping[str, Any]) -> Slo:
+    """Return an SLO whose limits are numbers. Raises one of ``_DAMAGED``."""
+    limits: dict[str, Any] = {
+        name: None if value is None else float(value)
+        for name, value in {**stored}.items()
+        if name != "derived"
+    }
+    return Slo(**limits, derived=bool(stored["derived"]))
 
 
 def _iterations(stored: NDArray[Any]) -> IterationLog:

@@ -46,6 +46,23 @@ class Slo:
             and (self.e2el_s is None or e2el_s <= self.e2el_s)
         )
 
+    def is_like(self, other: "Slo") -> bool:
+        """Whether these are the other's limits, but for what two machines round differently.
+
+        >>> Slo(tpot_s=0.1 + 0.2).is_like(Slo(tpot_s=0.3)), Slo(tpot_s=0.3).is_like(Slo(ttft_s=0.3))
+        (True, False)
+        """
+        return all(
+            one == another
+            or (one is not None and another is not None and math.isclose(one, another))
+            for one, another in (
+                (self.ttft_s, other.ttft_s),
+                (self.ttft_s_per_input_token, other.ttft_s_per_input_token),
+                (self.tpot_s, other.tpot_s),
+                (self.e2el_s, other.e2el_s),
+            )
+        )
+
     def typed(self) -> str:
         """Return an SLO that was given as ``--slo`` takes it.
 

@@ -83,6 +83,9 @@ class Observed:
     attainment_bound: float = 1.0
     """The most that it could have attained, where it was cut."""
 
+    cut_by: Slo | None = None
+    """What it was cut by, and its bound is of; None where that was not kept."""
+
     def counted(self) -> NDArray[np.bool_]:
         """Return which requests count: scored, and not given up by their client."""
         return np.asarray(self.scored & ~np.isnan(self.e2el_s))
@@ -206,6 +209,7 @@ def observed(replay_: Replay, *, max_num_batched_tokens: int | None = None) -> O
         span_s=(replay_.scored_from_s, replay_.scored_from_s + replay_.window_s),
         weight=replay_.weight,
         attainment_bound=replay_.attainment_bound,
+        cut_by=replay_.slo,
     )
 
 
@@ -318,8 +322,11 @@ def foretell(  # noqa: PLR0913 - what is sent, on what, and what is asked of it
 
 
 def unpaced(foretold: Mapping[str, Foretold], windows: Sequence[Observed], slo: Slo) -> Check:
-    """Hold what was foretold against the replay, of windows that were all replayed."""
+    """Hold what was foretold against the replay, of windows that were all replayed; nothing where
+    one was cut because of another SLO."""
     cut = [one for one in windows if one.cut]
+    if any(one.cut_by is not None and not one.cut_by.is_like(slo) for one in cut):
+        return Check(())
     if cut:  # of a replay that had lost only what it could have attained is known
         numbers = {"attainment": min(one.attainment_bound for one in cut)}
     else:

@@ -123,6 +123,8 @@ def _gain(below: Sequence[Point], chosen: Point) -> str:
 
 
 def _hopeless(point: Point) -> str:
+    if point.last.attainment_bound >= 1.0:  # it was cut because of another SLO
+        return f"what {point.cap} serves in time was not measured"
     return f"{point.cap} is certain to serve at most {point.last.attainment_bound:.0%} in time"
 
 

@@ -101,7 +101,7 @@ def steps_of(settings: SweepSettings) -> float:
 
 
 def unsent(
-    facts: EngineFacts, cap: int, requests: Sequence[TraceRequest], window: Window, bound: float
+    facts: EngineFacts, cap: int, window: Window, workload: Workload, bound: float
 ) -> Replay:
     """Return the replay of a window that arithmetic rules out: all of it counts, and none is sent.
     Left out it would count for nothing, and the windows that a cap can serve for all of them."""
@@ -116,8 +116,9 @@ def unsent(
         token_budget=facts.max_num_batched_tokens,
         cut="ruled out by Little's law",
         ruled_out=True,
-        unsent=sum(one.arrival_s >= window.start_s for one in requests),
+        unsent=sum(one.arrival_s >= window.start_s for one in workload.sent_in(window)),
         attainment_bound=bound,
+        slo=workload.slo,
         start_s=now_s(),
         weight=window.weight,
     )
@@ -323,7 +324,7 @@ class SweepRun:
                 continue
             sent = workload.sent_in(window)
             if ruled_out and number:  # the first is replayed for its iterations
-                result = unsent(engine.facts, cap, sent, window, bound)
+                result = unsent(engine.facts, cap, window, workload, bound)
                 self.recorder.add_replay(result, purpose, window=number)
                 continue
             rule = CutRule(workload.slo, floor, short_s(workload.step_s) if ruled_out else None)

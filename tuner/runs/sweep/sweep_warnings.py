@@ -5,7 +5,7 @@ of what it cannot carry (``traffic.trace_warnings``).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -52,6 +52,18 @@ def where_windows_decide(
     ``seen`` in the windows."""
     today = TODAY_ALONE if settings.headroom > 1 else None
     return _said(_doubted(doubt), today, _queue(seen, left, cap))
+
+
+def where_windows_were_lost(cut: Collection[int]) -> tuple[str, ...]:
+    """``cut`` has the caps of which a replay was cut because of another SLO."""
+    if not cut:
+        return ()
+    caps = " and ".join(map(str, sorted(cut)))
+    said = (
+        f"what {caps} would serve within this SLO was not measured, because another one cut the "
+        "replay short: sweep again with this --slo"
+    )
+    return (said,)
 
 
 def of_the_whole_run(
