@@ -76,10 +76,12 @@ def letting_go() -> Iterator[None]:
 
 
 def exactly(output_length: int, sampling: Mapping[str, float]) -> SamplingParams:
-    """Return the sampling parameters for so many tokens, no more and no less, drawn so."""
+    """Return the sampling parameters for so many tokens, no more and no less, drawn so.
+
+    As a server is asked: with min_tokens beside, vLLM would mask stop tokens in every iteration.
+    """
     return SamplingParams(
         max_tokens=output_length,
-        min_tokens=output_length,
         ignore_eos=True,
         **sampling,
         detokenize=False,
