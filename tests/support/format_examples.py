@@ -315,6 +315,15 @@ TABLES: dict[str, str] = {
 """Tables as spreadsheets and databases write them."""
 
 
+CLOCKS_SET_BACK = "ts,prompt_tokens,completion_tokens,latency_ms\n" + "".join(
+    f"2026-10-25 {at},{prompt},5,250\n"
+    for prompt, at in enumerate(
+        ("01:59:58", "02:40:00", "02:59:59", "02:00:01", "02:30:00", "03:00:00"), 1
+    )
+)
+"""A table of local times with an hour twice."""
+
+
 def read(
     path: Path,
     content: str | bytes,

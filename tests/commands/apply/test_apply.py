@@ -256,6 +256,18 @@ def test_a_limit_in_the_file_that_undoes_the_choice_is_refused(tuner: Tuner) -> 
     assert "max-num-active-seqs: 16\n" in Path("prod.yaml").read_text()
 
 
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_a_limit_that_undoes_the_choice_is_refused_with_the_change_shown(
+    tuner: Tuner, force: list[str]
+) -> None:
+    text = "model: m\nmax-num-seqs: 9\nmax-num-active-seqs: 8\n"
+    Path("prod.yaml").write_text(text)
+    done = tuner("apply", "profile.yaml", "prod.yaml", *force)
+    assert refused(done, 3).startswith("prod.yaml:3: max_num_active_seqs is 8")
+    assert "-max-num-seqs: 9\n+max-num-seqs: 16\n" in done.out
+    assert Path("prod.yaml").read_text() == text
+
+
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "message"),
     [

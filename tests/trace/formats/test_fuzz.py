@@ -1,13 +1,16 @@
 """Any damage to a file of any format: one clear refusal, or rows and counts that reconcile."""
 
 import random
+from datetime import datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
-from tests.support.format_examples import EXAMPLES, TABLES, check_reconciled
+from tests.support.format_examples import CLOCKS_SET_BACK, EXAMPLES, TABLES, check_reconciled
 from tests.support.mutations import mutated
 from tuner.trace import stream
 from tuner.trace.formats.registry import FORMATS
@@ -68,6 +71,33 @@ def test_whatever_happens_to_a_file_the_counts_reconcile(path: Path, name: str, 
 def test_whatever_happens_to_a_table_the_counts_reconcile(path: Path, name: str, seed: int) -> None:
     content = mutated(TABLES[name].encode(), random.Random(seed))
     check_reconciled(path, content, name, allow_text=True)
+
+
+def in_parquet() -> bytes:
+    naive = [datetime.fromisoformat(f"2026-10-25T02:{minute}:00") for minute in (40, 59, 10, 30)]
+    table = pa.table(
+        {
+            "ts": pa.array(naive, pa.timestamp("us")),
+            "usage": [{"prompt_tokens": 3, "completion_tokens": 5}] * 4,
+            "model": pa.array(["a", "b", None, "a"]).dictionary_encode(),
+        }
+    )
+    out = pa.BufferOutputStream()
+    parquet.write_table(table, out)
+    return bytes(out.getvalue())
+
+
+SEEDS = {"clocks set back": CLOCKS_SET_BACK.encode(), "Parquet": in_parquet()}
+
+
+@pytest.mark.parametrize("name", SEEDS)
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_whatever_happens_to_local_times_the_counts_reconcile(
+    path: Path, name: str, seed: int
+) -> None:
+    content = mutated(SEEDS[name], random.Random(seed))
+    check_reconciled(path, content, None)
 
 
 @pytest.mark.parametrize("name", NAMES)

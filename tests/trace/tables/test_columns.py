@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support import exports, products
-from tests.support.format_examples import EXAMPLES, TABLES
+from tests.support.format_examples import CLOCKS_SET_BACK, EXAMPLES, TABLES
 from tests.support.mutations import mutated
 from tuner.errors import TraceError
 from tuner.trace.formats.columnar import arrow, canonical_rows
@@ -146,6 +146,12 @@ def test_a_compiled_loop_reads_numbers_as_python_does(whole: int, behind: int, d
 @given(seed=st.integers(0, 2**32))
 def test_damage_to_a_spreadsheet_is_told_alike(path: Path, name: str, seed: int) -> None:
     both(path, mutated(TABLES[name].encode(), random.Random(seed)), None)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_damage_to_local_times_is_told_alike(path: Path, seed: int) -> None:
+    both(path, mutated(CLOCKS_SET_BACK.encode(), random.Random(seed)), None)
 
 
 TEXTS = exports.TEXTS | products.TEXTS

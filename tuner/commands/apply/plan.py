@@ -169,7 +169,7 @@ def _edit(
     arguments, reasons = _arguments(chosen, options)
     for name in rollout.of_the_file(found) & arguments.keys():
         del arguments[name]
-    rollout.check_together(here.stated, arguments, source=str(source))
+    refusal = _clash(here, arguments, source) or refusal
     warnings = [*rollout.cautions(chosen, [] if refusal else found, here), *server.notes]
     if options.canary is not None:
         base, beware = kserve.with_canary(base, options.canary, asked)
@@ -203,6 +203,17 @@ def _edit(
         override=_override(chosen, despite, options),
         refused=refusal,
     )
+
+
+def _clash(
+    here: rollout.Deployment, arguments: dict[str, ArgumentValue], source: Path
+) -> TargetError | None:
+    """Return why the file's other arguments would undo those of the profile."""
+    try:
+        rollout.check_together(here.stated, arguments, source=str(source))
+    except TargetError as problem:
+        return problem
+    return None
 
 
 def _arguments(

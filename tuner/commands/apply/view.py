@@ -59,7 +59,7 @@ class Edit:
     """What speaks against it, and who wrote it all the same."""
 
     refused: TunerError | None = None
-    """Why it is not written without ``--force``."""
+    """Why it is not written, be it without ``--force`` or at all."""
 
     @property
     def is_needed(self) -> bool:

@@ -5,11 +5,13 @@ for a wrong number is worse than none.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.engines.models.hub import hub_folder
 from tuner.engines.models.shipped import model_path
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import InputError
@@ -25,6 +27,9 @@ BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 
 KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "bfloat16": 2, "float16": 2}
 
+
+_PART = re.compile(r".*-of-0*(\d+)\.safetensors")
+"""A file of one part of the weights, and how many there are: an interrupted download has fewer."""
 
 OWN_BLOCKS = 1
 """Of the KV cache, that vLLM keeps empty for itself (``BlockPool.null_block``)."""
@@ -47,11 +52,14 @@ def memory_of(arguments: Mapping[str, ArgumentValue]) -> ModelMemory | str:
 
     Raises InputError for a model that should ship with tuner and does not.
     """
-    folder = Path(model_path(str(arguments["model"])))
+    name = str(arguments["model"])
+    folder = Path(model_path(name))
     try:
+        if not folder.is_dir() and (kept := hub_folder(name, arguments.get("revision"))):
+            folder = kept
         config = json.loads(files.read_regular(folder / "config.json"))
     except OSError:
-        return "the model is in no folder here that has a config.json"
+        return "the model is in no folder here that has a config.json, and not in the Hub's cache"
     except (ValueError, RecursionError):
         return f"{folder / 'config.json'} is no JSON"
     try:
@@ -78,11 +86,18 @@ def _of_config(
     mlp = 3 * width * int(config["intermediate_size"])
     vocabulary = width * int(config["vocab_size"]) * (1 if config.get("tie_word_embeddings") else 2)
     parameters = layers * (attention + mlp + 2 * width) + vocabulary + width
-    stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     return ModelMemory(
-        weight_bytes=stored or parameters * weight_size,
+        weight_bytes=_stored_bytes(folder) or parameters * weight_size,
         kv_bytes_per_token=2 * layers * kv_heads * head_size * kv_size,
     )
+
+
+def _stored_bytes(folder: Path) -> int:
+    """Return what the weights there take on disk; 0 where there are none, or not all of them."""
+    found = [path for path in folder.glob("*.safetensors") if path.exists()]
+    parts = [int(hit[1]) for path in found if (hit := _PART.fullmatch(path.name))]
+    is_whole = all(parts.count(of) == of for of in parts)
+    return sum(path.stat().st_size for path in found) if is_whole else 0
 
 
 def _dtype(config: Mapping[str, Any], arguments: Mapping[str, ArgumentValue]) -> str:

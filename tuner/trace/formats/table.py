@@ -30,6 +30,9 @@ MARK = "a time, a prompt's and an output's tokens, in any words"
 
 ARROW_MARKS = (b"PAR1", b"ARROW1")
 
+LONGEST_HEADING = 60
+"""Of a table that is not known for what it is: longer ones are sentences, and may be anybody's."""
+
 
 def sniff(head: bytes) -> bool:
     return is_one(head, TableOptions())
@@ -68,9 +71,17 @@ def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
 def refusal(place: str, head: bytes) -> TraceError | None:
     """Return why a file that no format claims is no table either; None for what is far from it."""
     shape, plan = _look(head, TableOptions())
-    if shape is None or not isinstance(plan, Refusal) or not (plan.likely or plan.columns):
+    if shape is None or not isinstance(plan, Refusal):
         return None
-    return refused(place, shape, plan, TableOptions())
+    is_table = plan.likely or plan.columns or _is_headed(shape)
+    return refused(place, shape, plan, TableOptions()) if is_table else None
+
+
+def _is_headed(shape: Shape) -> bool:
+    """Whether there are rows below several short words, be they none of a trace."""
+    named = [heading for heading in shape.headings if heading]
+    are_short = all(len(heading) <= LONGEST_HEADING for heading in named)
+    return shape.headed and are_short and len(named) > 1 and bool(shape.sample)
 
 
 @lru_cache(maxsize=8)

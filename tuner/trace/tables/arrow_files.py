@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,6 +34,19 @@ STEP_BYTES = 2 << 30
 a megabyte can hold columns of a hundred gigabytes."""
 
 
+class _Leaf(NamedTuple):
+    """A column that holds no others."""
+
+    top: str
+    """The name of the file's own column that it stands in."""
+
+    path: str
+    is_naive: bool
+    """It holds times without a zone."""
+
+    values: Any
+
+
 class ArrowFile:
     """A Parquet or an Arrow file, read some rows at a time. Raises TraceError for a broken one, and
     for one that unpacks to more than the memory should hold."""
@@ -45,16 +58,26 @@ class ArrowFile:
         if first is None:
             raise TraceError(f"{path}: no rows", hint="Is the file complete?")
         with self._step():
-            columns = [column.to_pylist() for column in first.values()]
-        self.shape = Shape(tuple(first), tuple(zip(*columns, strict=True)))
+            columns = [leaf.values.to_pylist() for leaf in first]
+        self._tops = [leaf.top for leaf in first]
+        self.shape = Shape(
+            tuple(leaf.path for leaf in first),
+            tuple(zip(*columns, strict=True)),
+            naive=frozenset(place for place, leaf in enumerate(first) if leaf.is_naive),
+        )
 
     def blocks(self, wanted: set[int]) -> Iterator[dict[int, Any]]:
         """Yield the columns of these places, some rows at a time."""
         headings = self.shape.headings
-        top = sorted({headings[place].partition(".")[0] for place in wanted})
-        for flat in self._blocks(top, ROWS):
+        differ = len({*headings}) == len(headings)  # otherwise their places alone tell them apart
+        top = sorted({self._tops[place] for place in wanted}) if differ else None
+        for leaves in self._blocks(top, ROWS):
             with self._step():
-                block = {place: flat[headings[place]] for place in wanted}
+                by_path = {leaf.path: leaf.values for leaf in leaves}
+                block = {
+                    place: by_path[headings[place]] if differ else leaves[place].values
+                    for place in wanted
+                }
             yield block
 
     def cells(self, block: dict[int, Any], rows: Any) -> dict[int, list[Any]]:  # noqa: ANN401 - Arrow's
@@ -62,16 +85,16 @@ class ArrowFile:
         with self._step():
             return {place: column.take(rows).to_pylist() for place, column in block.items()}
 
-    def _blocks(self, columns: list[str] | None, rows: int) -> Iterator[dict[str, Any]]:
+    def _blocks(self, columns: list[str] | None, rows: int) -> Iterator[list[_Leaf]]:
         """Yield so many rows at a time, each block unpacked in a step of its own."""
         batches = self._batches(columns, rows)
         while True:
             with self._step():
                 batch = next(batches, None)
-                flat = None if batch is None else _flat(batch)
-            if flat is None:
+                leaves = None if batch is None else [*_leaves(batch)]
+            if leaves is None:
                 return
-            yield flat
+            yield leaves
 
     def _batches(self, columns: list[str] | None, rows: int) -> Iterator[Any]:
         size = self.path.stat().st_size
@@ -88,7 +111,8 @@ class ArrowFile:
                 batch = whole.get_batch(number)
                 self.read(size // whole.num_record_batches)
                 for begin in range(0, len(batch), rows):
-                    yield batch.slice(begin, rows).select(columns or batch.schema.names)
+                    some = batch.slice(begin, rows)
+                    yield some if columns is None else some.select(columns)
 
     @contextmanager
     def _step(self) -> Iterator[None]:
@@ -109,22 +133,27 @@ class ArrowFile:
             ) from None
 
 
-def _flat(batch: Any) -> dict[str, Any]:  # noqa: ANN401 - Arrow's
-    """Return columns by their dotted paths, as numbers, text and flags only."""
-    found: dict[str, Any] = {}
+def _leaves(batch: Any) -> Iterator[_Leaf]:  # noqa: ANN401 - Arrow's
+    """Yield the columns of a batch and of its structs, as numbers, text and flags only."""
 
-    def add(path: str, column: Any) -> None:  # noqa: ANN401
+    def inside(top: str, path: str, column: Any) -> Iterator[_Leaf]:  # noqa: ANN401
         kind = column.type
-        if pa.types.is_struct(kind):
-            for place in range(kind.num_fields):
-                name = kind.field(place).name
-                add(f"{path}.{name}", pc.struct_field(column, [place]))
+        if not pa.types.is_struct(kind):
+            yield _Leaf(top, path, _is_naive(kind), _plain(column))
             return
-        found[path] = _plain(column)
+        for place in range(kind.num_fields):
+            held = pc.struct_field(column, [place])
+            yield from inside(top, f"{path}.{kind.field(place).name}", held)
 
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        add(name, column)
-    return found
+        yield from inside(name, name, column)
+
+
+def _is_naive(kind: Any) -> bool:  # noqa: ANN401 - Arrow's
+    """Whether a column is of times without a zone."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return pa.types.is_date64(kind) or (pa.types.is_timestamp(kind) and kind.tz is None)
 
 
 def _plain(column: Any) -> Any:  # noqa: ANN401, PLR0911 - Arrow's, and one kind after another

@@ -1,18 +1,26 @@
 """How the numbers of a table are written: counts of tokens, spans of time, statuses. Pure.
 
-A fraction of a token does not exist, so ``1.234`` among counts is 1,234; where a comma and three
+A fraction of a token does not exist, so ``1.234`` among counts is 1,234; where a mark and three
 zeros could be either, none is chosen.
 """
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tuner.trace.formats.reading.record import MAX_MS, MAX_TOKENS, Reason, Status
 from tuner.trace.formats.reading.scalars import is_absent, status_of
 from tuner.trace.tables.clocks import FROM_S, NAMES, NANOSECONDS, bounded, number, scaled
 from tuner.trace.tables.headings import UNITS, Unit
-from tuner.trace.tables.marks import GROUPED, decimal_marks, plain_number
+from tuner.trace.tables.marks import (
+    GROUPED,
+    are_pointed,
+    decimal_marks,
+    is_large,
+    may_be_thousands,
+    plain_number,
+    two_readings,
+)
 
 NULL = frozenset({r"\n", "nan", "nat", "<na>", "na", "n/a", "#n/a", "none", "null", "nil"})
 """How databases, pandas and spreadsheets write that there is nothing."""
@@ -47,6 +55,9 @@ class Counts:
     decimal: str = "."
     """Of counts that a program took for fractions: ``128.0``."""
 
+    unmarked: bool = False
+    """No count was large or had a mark so far: three zeros behind a point may be thousands."""
+
     def read(self, value: object) -> int | Reason | None:
         """Return the count; None where there is none, why not where it is no count."""
         if isinstance(value, bool):
@@ -74,7 +85,8 @@ class Counts:
         if self.thousands and GROUPED.fullmatch(text):
             text = text.replace(self.thousands, "")
         whole, mark, zeros = text.partition(self.decimal)
-        if mark and (zeros.strip("0") or not whole.lstrip("+-").isdecimal()):
+        may_be_either = self.unmarked and may_be_thousands([text], self.decimal)
+        if mark and (may_be_either or zeros.strip("0") or not whole.lstrip("+-").isdecimal()):
             return "not_integer"
         sign, digits = (whole[0], whole[1:]) if whole[:1] in ("+", "-") else ("", whole)
         if not (digits.isdecimal() and digits.isascii()) or len(digits) > 400:
@@ -93,12 +105,12 @@ def counts_of(cells: Sequence[object]) -> Counts | str:
         if not marked:
             continue
         if all(_DECIMAL.fullmatch(text) for text in marked):
-            if mark == "," and all(text.endswith(",000") for text in marked):
-                return f"{marked[0]} may be {marked[0][:-4]} or {marked[0].replace(',', '')}"
+            if may_be_thousands(texts, mark):
+                return f"{marked[0]} may be {marked[0][:-4]} or {marked[0].replace(mark, '')}"
             return Counts(decimal=mark)
         if all(GROUPED.fullmatch(text) for text in marked) and _all_grouped(marked, mark):
             return Counts(thousands=mark, decimal=other)
-    return Counts()
+    return Counts(unmarked=not any(map(is_large, texts)))
 
 
 def _all_grouped(texts: Iterable[str], mark: str) -> bool:
@@ -174,24 +186,53 @@ def spans_of(
     texts = [one.strip() for one, _ in known if isinstance(one, str)]
     if texts and sum(written_ms(text) is not None for text in texts) * 2 >= len(known):
         return Spans(None, why="with their units")
-    read = [_spans(known, mark, heading, of_a_token=of_a_token) for mark in decimal_marks(texts)]
-    if len(read) == 1:
-        return read[0]
+    found = _marked_spans(known, texts, heading, of_a_token=of_a_token)
+    if isinstance(found, Spans) and found.decimal == "," and not any("," in one for one in texts):
+        return replace(found, why=f"{found.why}, with '.' between thousands")
+    return found
+
+
+def _marked_spans(
+    known: Sequence[tuple[object, int]],
+    texts: Sequence[str],
+    heading: Unit | None,
+    *,
+    of_a_token: bool,
+) -> Spans | str | None:
+    """Return spans by their marks; where these tell nothing, by the time of an output token."""
+    marks = decimal_marks(texts)
+    are_all_pointed = are_pointed(texts) and all("." in text for text in texts)
+    may_be_either = of_a_token and marks == "." and are_all_pointed
+    if len(marks) == 1 and not may_be_either:
+        return _spans(known, marks, heading, of_a_token=of_a_token)
+    first = next(text for text in texts if "," in text or "." in text)
+    mark, order = (",", ".,") if "," in first else (".", ",.")
+    read = {one: _spans(known, one, heading, of_a_token=of_a_token) for one in order}
     likely = {
-        one.ms(texts[0]): one
-        for one in read
-        if isinstance(one, Spans) and of_a_token and _is_likely(one, known)
+        one.ms(first): one
+        for one in read.values()
+        if isinstance(one, Spans) and of_a_token and _is_likely(one, known, mark)
     }
-    if len(likely) != 1:
-        return f"{texts[0]} may be {texts[0].replace(',', '')} or {texts[0].replace(',', '.')}"
-    return next(iter(likely.values()))
+    if len(likely) == 1:
+        return next(iter(likely.values()))
+    if may_be_either:
+        return read["."]  # as programs write seconds, to the ms
+    return two_readings(first)
 
 
-def _is_likely(spans: Spans, known: Sequence[tuple[object, int]]) -> bool:
-    """Whether an output token takes as long as on some server."""
-    read = [(spans.ms(one), n) for one, n in known if n > 0]
-    each = sorted(ms / n for ms, n in read if isinstance(ms, float | int))
-    return bool(each) and TOKEN_MS[0] <= each[len(each) // 2] <= TOKEN_MS[1]
+def _is_likely(spans: Spans, known: Sequence[tuple[object, int]], mark: str) -> bool:
+    """Whether an output token takes as long as on some server, by the spans that have this mark and
+    by the others."""
+    marked, others = list[float](), list[float]()
+    for one, n in known:
+        ms = spans.ms(one)
+        if n > 0 and isinstance(ms, float | int):
+            (marked if mark in str(one) else others).append(ms / n)
+    return bool(marked) and all(
+        TOKEN_MS[0] <= sorted(each)[len(each) // 2] <= TOKEN_MS[1]
+        for each in (marked, others)
+        if each
+    )
 
 
 def _spans(

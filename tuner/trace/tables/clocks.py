@@ -38,6 +38,8 @@ MOST_WHOLE = 10**300
 FROM_SOME_START: tuple[TimeUnit, ...] = ("s", "ms")
 """What may be said of times that are too small to be since 1970."""
 
+NAIVE = "dates without a zone, taken for UTC"
+
 Order = Literal["ymd", "dmy", "mdy", "named", "time"]
 
 _ZONE_HOURS = {
@@ -134,7 +136,7 @@ class ColumnClock:
     """Times count from 1970; otherwise from a start that is unknown."""
 
     zoned: bool = True
-    """Dates name their zone; those without are taken for UTC."""
+    """Times name their zone, or count from 1970; those without are taken for UTC."""
 
     why: str = ""
     """The rule, to be said aloud."""
@@ -292,7 +294,7 @@ def clock_of_dates(
     zoned = sum(found_zones) * 2 > len(found_zones)
     if order == "time":
         return ColumnClock(None, order, dated=False, why="times of one day, without a date")
-    zone = "dates with their zone" if zoned else "dates without a zone, taken for UTC"
+    zone = "dates with their zone" if zoned else NAIVE
     first = {"dmy": ", day first", "mdy": ", month first"}.get(order, "")
     return ColumnClock(None, order, zoned=zoned, why=zone + first)
 

@@ -224,11 +224,11 @@ class _Block:
             return None
         held = self._raw(column)
         raw = _numbers(held)
-        if pa.types.is_string(held.type):  # 1e5 is no count, and nan says nothing
-            with_letters = pc.fill_null(
-                pc.match_substring_regex(held, "[A-Za-z]"), fill_value=False
-            )
-            self.dirty |= with_letters.to_numpy(zero_copy_only=False)
+        if pa.types.is_string(held.type):  # 1e5 is no count, nan says nothing, 1.000 may be two
+            assert isinstance(column.reader, Counts)
+            odd = "[A-Za-z.]" if column.reader.unmarked else "[A-Za-z]"
+            is_odd = pc.fill_null(pc.match_substring_regex(held, odd), fill_value=False)
+            self.dirty |= is_odd.to_numpy(zero_copy_only=False)
         if pa.types.is_floating(raw.type):
             values = floats(raw)
             absent = np.isnan(values)

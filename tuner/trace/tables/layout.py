@@ -4,7 +4,7 @@ The rules are in ``headings``, ``clocks`` and ``cells``. What was decided is sai
 decided where two readings are possible. Pure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -27,6 +27,7 @@ from tuner.trace.tables.clocks import (
     COMPACT,
     CUT_SHORT,
     FROM_SOME_START,
+    NAIVE,
     NUMERIC,
     ColumnClock,
     TwoReadings,
@@ -48,7 +49,7 @@ from tuner.trace.tables.headings import (
     unit_of,
     words_of,
 )
-from tuner.trace.tables.marks import decimal_marks
+from tuner.trace.tables.marks import decimal_marks, two_readings
 from tuner.trace.tables.plan import Column, Refusal, TablePlan
 from tuner.trace.tables.sample import FirstRows
 
@@ -59,9 +60,13 @@ COUNTS = frozenset[Role](
     }
 )
 NEEDED = frozenset[Role](
-    {"timestamp", "day", "input_length", "output_length", "total_length", "duration", "requests"}
+    {
+        *("timestamp", "day", "input_length", "output_length", "total_length", "duration"),
+        *("requests", "status", "error", "cache_hit", "kind"),
+    }
 )
-"""What is not clear of these is refused; of the others the column is left out."""
+"""What is not clear of these is refused, for it decides over rows; of the others the column is left
+out."""
 
 USABLE = 0.5
 """Share of a column's values that must be of its kind; rows with others are judged one by one."""
@@ -89,17 +94,28 @@ class _RefusedError(Exception):
 
 
 def plan_of(
-    headings: Sequence[str], rows: Sequence[Sequence[Any]], asked: TableOptions
+    headings: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    asked: TableOptions,
+    *,
+    naive: Collection[int] = (),
 ) -> TablePlan | Refusal:
-    """Return how a table with these headings and first rows is read; ``None`` is an empty cell."""
-    return _Planner(headings, rows, asked).plan()
+    """Return how a table with these headings and first rows is read; ``None`` is an empty cell.
+
+    ``naive`` are places of columns that hold times without a zone, whatever they look like.
+    """
+    return _Planner(headings, rows, asked, naive).plan()
 
 
 class _Planner:
     def __init__(
-        self, headings: Sequence[str], rows: Sequence[Sequence[Any]], asked: TableOptions
+        self,
+        headings: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        asked: TableOptions,
+        naive: Collection[int],
     ) -> None:
-        self.headings, self.asked = headings, asked
+        self.headings, self.asked, self.naive = headings, asked, naive
         self.sample = FirstRows(headings, rows)
         self.values = self.sample.values
         self.found: dict[Role, Column] = {}
@@ -177,10 +193,16 @@ class _Planner:
         ]
         first, *others = whole or fitting
         for other in others:
-            if role in COUNTS | TIMES | SPANS and not self.sample.alike(first, other):
+            namesake = first.heading.lower() == other.heading.lower()
+            matters = namesake or role in COUNTS | TIMES | SPANS
+            if matters and not self.sample.alike(first, other):
+                one, two = (
+                    _named(each) + (f" (#{each.place + 1})" if namesake and each.heading else "")
+                    for each in (first, other)
+                )
                 raise _RefusedError(
-                    f"both {_named(first)} and {_named(other)} may be {role}",
-                    columns={role: self._unique(first.place)},
+                    f"both {one} and {two} may be {role}",
+                    columns={role: self.sample.unique(first.place)},
                 )
         self.found[role] = first
 
@@ -229,6 +251,8 @@ class _Planner:
             found = clock_of_numbers(numbers, heading=unit, asked=asked)
             if isinstance(found, ColumnClock):
                 found = replace(found, decimal=decimal)
+                if place in self.naive:
+                    found = replace(found, zoned=False, why=NAIVE)
         else:
             found = clock_of_dates(texts, asked=asked)
         if isinstance(found, TwoReadings):
@@ -243,7 +267,7 @@ class _Planner:
         return found if role != "day" or is_day else None
 
     def _refuse_odd_numbers(self, place: int, known: Sequence[Any], decimal: str) -> None:
-        """Raise where a spreadsheet cut digits off, or a comma may part either."""
+        """Raise where a spreadsheet cut digits off, or a mark may part either."""
         heading, first = self.headings[place], str(known[0]).strip()
         if all(isinstance(one, str) and CUT_SHORT.fullmatch(one.strip()) for one in known):
             raise _RefusedError(
@@ -251,17 +275,18 @@ class _Planner:
                 f"column as whole numbers there, and export it again"
             )
         if len(decimal) > 1:
-            raise _RefusedError(
-                f"{heading}: {first} may be {first.replace(',', '')} or {first.replace(',', '.')}"
-            )
+            first = next(text for text in map(str, known) if "," in text or "." in text).strip()
+            raise _RefusedError(f"{heading}: {two_readings(first)}")
 
     def _spans(self, role: Role, place: int, unit: Unit | None) -> Spans | None:
         heading, values = self.headings[place], self.values[place]
         found = spans_of(values, self._lengths(), heading=unit, of_a_token=role == "duration")
         if isinstance(found, str) and role == "duration":
-            raise _RefusedError(f"{heading}: {found}", columns={"duration_ms": self._unique(place)})
+            cure = {"duration_ms": self.sample.unique(place)} if unit is None else {"duration": ""}
+            raise _RefusedError(f"{heading}: {found}", columns=cure)
         if isinstance(found, str):
-            self.said.append(f"{heading} is left out, {found}: --columns '{role}_ms={heading}'")
+            option = f": --columns '{role}_ms={heading}'" if unit is None else ""
+            self.said.append(f"{heading} is left out, {found}{option}")
             return None
         return found
 
@@ -408,24 +433,11 @@ class _Planner:
                 guessed[role] = guess
         columns = self._taken() | guessed if len(guessed) == len(missing) else {}
         return Refusal(
-            f"no column for {', '.join(missing)}{self._why_not(missing)}",
+            f"no column for {', '.join(missing)}{self.sample.why_unread(missing)}",
             columns,
             self._taken(),
             likely=self._is_likely(),
         )
-
-    def _why_not(self, missing: Sequence[Role]) -> str:
-        """Say what stands below a heading that means what is missing, and cannot be read as it."""
-        if not any(self.values):
-            return ": no rows"
-        for place, heading in enumerate(self.headings):
-            if {one.role for one in meanings(heading)} & {*missing}:
-                first = next((str(one) for one in self.values[place] if not is_empty(one)), "")
-                shown = (
-                    repr(first[:24]) if first[:1].isdigit() else "no number and no date"
-                )  # it may be text
-                return f": {heading} has {shown}" if first else f": {heading} is empty"
-        return ""
 
     def _is_likely(self) -> bool:
         named = {one.role for heading in self.headings for one in meanings(heading)}
@@ -433,11 +445,6 @@ class _Planner:
 
     def _taken(self) -> dict[str, str]:
         return {role: one.heading for role, one in self.found.items() if role in TOLD}
-
-    def _unique(self, place: int) -> str:
-        """Return what names a column and no other."""
-        name = self.headings[place]
-        return name if name and self.headings.count(name) == 1 else f"#{place + 1}"
 
     def _guess(self, role: Role, *, but: set[str]) -> str:
         """Return the heading of the first free column that could have a role by its values."""
@@ -452,7 +459,7 @@ class _Planner:
                 column = self._read(role, place, unit) if known else None
             except _RefusedError:
                 column = None
-            if column is not None and (name := self._unique(place)) not in but:
+            if column is not None and (name := self.sample.unique(place)) not in but:
                 return name
         return ""
 

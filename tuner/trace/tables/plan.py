@@ -11,7 +11,7 @@ from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.trace_file import STDIN, TableOptions
 from tuner.trace.tables.cells import Counts, Spans
 from tuner.trace.tables.clocks import ColumnClock
-from tuner.trace.tables.headings import Role
+from tuner.trace.tables.headings import Role, role_of
 from tuner.trace.tables.nested import at, flattened
 
 SOURCE = "table"
@@ -53,6 +53,9 @@ class Shape:
 
     whole: bool = False
     """All rows are in one JSON document, which must be read at once."""
+
+    naive: frozenset[int] = frozenset()
+    """Places of columns whose numbers are times without a zone, as the file says."""
 
     @property
     def width(self) -> int:
@@ -151,12 +154,15 @@ def refused(place: str, shape: Shape, plan: Refusal, asked: TableOptions) -> Tra
         return TraceError(f"{printable(message)}: headings are not UTF-8", hint=cure)
     message = printable(message + (f"; taken: {taken}" if taken else ""))
     if not plan.columns and not plan.time_forms:
-        cure = "Export it with the time, the prompt's and the output's tokens."
+        cure = "Export it with the time, the prompt's and the output's tokens"
+        cure += "." if plan.likely else "; tuner trace import --list shows what else is read."
         if asked.columns:
             cure = f"--columns ROLE=HEADING takes headings as they stand, or #1 to #{len(named)}."
         return TraceError(message, hint=cure)
     command = ["tuner", "trace", "import", "-" if place == STDIN else place]
-    columns = {**asked.columns, **plan.columns}
+    roles = {role_of(name)[0] for name in plan.columns}
+    kept = {name: held for name, held in asked.columns.items() if role_of(name)[0] not in roles}
+    columns = {**kept, **plan.columns}
     if columns:
         command += ["--columns", ",".join(f"{role}={name}" for role, name in columns.items())]
     if form := next(iter(plan.time_forms), asked.time_unit):

@@ -3,7 +3,6 @@ there is something to say of them."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
@@ -20,21 +19,12 @@ from tuner.trace.formats.reading.record import Row
 from tuner.trace.formats.reading.source import Source, columnar
 from tuner.trace.formats.reading.trace_file import TableOptions, TraceFile
 from tuner.trace.tables.arrow_files import ArrowFile
-from tuner.trace.tables.clocks import ColumnClock
 from tuner.trace.tables.columns import Columnar
 from tuner.trace.tables.nested import at, holds_text
+from tuner.trace.tables.order import TimesInOrder
 from tuner.trace.tables.plan import Refusal, Shape, TablePlan, header_of, refused
 from tuner.trace.tables.rows import Converter, Dropped
 from tuner.trace.tables.shape import FOOTER, TYPES, is_drawn, planned, records, rows_of_document
-
-SET_BACK_MS = (20 * 60_000.0, 75 * 60_000.0)
-"""How far times go back where clocks are set back by an hour, with the gap between two rows."""
-
-AN_HOUR_MS = 3_600_000.0
-"""Rows that are written when a request ends are less out of order."""
-
-SUNDAY, NIGHT_HOURS, MONTHS_SET_BACK = 6, (0, 4), (3, 4, 9, 10, 11)
-"""When clocks are set back, all over the world."""
 
 
 class TableReader:
@@ -44,7 +34,7 @@ class TableReader:
         self.lines, self.shape, self.plan = lines, shape, plan
         self.converter = Converter(plan)
         self.columnar = Columnar(shape, plan, self.converter)
-        self.last_ms = 0.0
+        self.order = TimesInOrder(plan, lines.place, unit="row" if shape.whole else "line")
 
     def batches(self) -> Iterator[Batch]:
         """Yield the rows; count those that are dropped."""
@@ -53,7 +43,7 @@ class TableReader:
             return
         for block_number, (first, block) in enumerate(self._blocks()):
             for batch in self._read(first, block):
-                yield self._in_order(replace(batch, block=block_number), first)
+                yield self.order.checked(replace(batch, block=block_number), first)
         self.say_unknown()
 
     def again(self, only: Collection[int]) -> Iterator[Batch]:
@@ -178,10 +168,12 @@ class TableReader:
                     hint="Export it again: it is cut off, or not JSON in UTF-8.",
                 ) from error
             found = enumerate(rows_of_document(document), 1)
-            rows = (self.converted(self._cells(one), place) for place, one in found)
-            yield from _batched(row for some in rows for _, row in some)
+            each = (self.converted(self._cells(one), place) for place, one in found)
+            numbered: Iterator[tuple[int, Row]] = (row for some in each for row in some)
         else:
-            yield from _batched(row for _, row in self._of_json(iter(self.lines)))
+            numbered = self._of_json(iter(self.lines))
+        while some := list(islice(numbered, ROWS)):
+            yield self.order.checked(Batch.of([row for _, row in some]), some[0][0])
         self.say_unknown()
 
     def _of_json(self, stream: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Row]]:
@@ -203,48 +195,6 @@ class TableReader:
         else:
             tally.rows_kept += 1
             yield number, row
-
-    def _in_order(self, batch: Batch, first: int) -> Batch:
-        """Return the batch. Raises TraceError where local times show an hour twice, and times of
-        day those of two days."""
-        column = self.plan.columns.get("timestamp")
-        clock = None if column is None else column.reader
-        if column is None or not isinstance(clock, ColumnClock):
-            return batch
-        is_time = clock.order == "time"
-        is_local = clock.unit is None and clock.dated and not clock.zoned
-        if not is_local and not is_time:
-            return batch
-        times_ms = np.concatenate(
-            [[self.last_ms or batch.times["timestamp"][0]], batch.times["timestamp"]]
-        )
-        self.last_ms = float(times_ms[-1])
-        steps_ms = np.diff(times_ms)
-        telling_ms = steps_ms[np.abs(steps_ms) < AN_HOUR_MS] if is_time else steps_ms
-        forward = int(np.sign(telling_ms).sum())
-        newest_first = forward < 0
-        back_ms = steps_ms if newest_first else -steps_ms
-        if is_time:
-            if (back_ms if forward else np.abs(back_ms)).max() >= AN_HOUR_MS:
-                raise TraceError(
-                    f"{self.lines.place}: from line {first} on, {column.heading!r} goes back as if "
-                    "it passed midnight, and no column says which day it is",
-                    hint="Export the date too; or sort the rows, if all are of one day.",
-                )
-            return batch
-        for place in np.flatnonzero(
-            (back_ms >= SET_BACK_MS[0]) & (back_ms <= SET_BACK_MS[1])
-        ).tolist():
-            before = datetime.fromtimestamp(times_ms[place + newest_first] / 1000, UTC)
-            at_night = NIGHT_HOURS[0] <= before.hour < NIGHT_HOURS[1]
-            if before.weekday() == SUNDAY and at_night and before.month in MONTHS_SET_BACK:
-                raise TraceError(
-                    f"{self.lines.place}: from line {first} on, {column.heading!r} goes back from "
-                    f"{before:%Y-%m-%d %H:%M:%S} by {back_ms[place] / 60_000:.0f} min: clocks were "
-                    f"set back, and times without a zone have that hour twice",
-                    hint="Export times in UTC or with their zone; or cut the file there.",
-                )
-        return batch
 
     def say_unknown(self) -> None:
         """Note a status that is not understood, once all rows are read."""
@@ -273,6 +223,7 @@ class _ArrowReader:
     def __init__(self, lines: TraceFile, file: ArrowFile, shape: Shape, plan: TablePlan) -> None:
         self.lines, self.file, self.shape, self.plan = lines, file, shape, plan
         self.reader = TableReader(lines, shape, plan)
+        self.reader.order.unit = "row"
         used = self.reader.columnar.wanted
         paths = [shape.headings[place] for place in used if place >= shape.width]
         self.wanted = {
@@ -287,8 +238,9 @@ class _ArrowReader:
         for number, table in enumerate(self.file.blocks(self.wanted)):
             size = len(next(iter(table.values())))
             if only is None or number in only:
-                for batch in self._read(first, table, size):
-                    yield replace(batch, block=number)
+                for found in self._read(first, table, size):
+                    batch = replace(found, block=number)
+                    yield self.reader.order.checked(batch, first) if only is None else batch
             first += size
         self.reader.say_unknown()
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from tuner.trace.tables.cells import Counts, Spans, is_empty
 from tuner.trace.tables.clocks import ColumnClock
+from tuner.trace.tables.headings import Role, meanings
 from tuner.trace.tables.plan import Column
 
 SOME_ROWS = 3
@@ -35,6 +36,24 @@ class FirstRows:
         assert isinstance(column.reader, Counts)
         read = [column.reader.read(one) for one in self.values[column.place]]
         return [one if isinstance(one, int) else 0 for one in read]
+
+    def unique(self, place: int) -> str:
+        """Return what names a column and no other."""
+        name = self.headings[place]
+        return name if name and self.headings.count(name) == 1 else f"#{place + 1}"
+
+    def why_unread(self, missing: Sequence[Role]) -> str:
+        """Say what stands below a heading that means what is missing, and cannot be read as it."""
+        if not any(self.values):
+            return ": no rows"
+        for place, heading in enumerate(self.headings):
+            if {one.role for one in meanings(heading)} & {*missing}:
+                first = next((str(one) for one in self.values[place] if not is_empty(one)), "")
+                shown = (
+                    repr(first[:24]) if first[:1].isdigit() else "no number and no date"
+                )  # it may be text
+                return f": {heading} has {shown}" if first else f": {heading} is empty"
+        return ""
 
     def is_constant(self, place: int) -> bool:
         """Whether some rows all have the same there."""

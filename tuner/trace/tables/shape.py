@@ -305,10 +305,10 @@ def _named_rows(
 def planned(shape: Shape, asked: TableOptions) -> tuple[Shape, TablePlan | Refusal]:
     """Return how a table is read: by its columns or, where they do not do, with what stands in
     their cells."""
-    plan = plan_of(shape.headings, shape.sample, asked)
+    plan = plan_of(shape.headings, shape.sample, asked, naive=shape.naive)
     if isinstance(plan, TablePlan) or not (inner := shape.opened()).inside:
         return shape, plan
-    inner_plan = plan_of(inner.headings, inner.sample, asked)
+    inner_plan = plan_of(inner.headings, inner.sample, asked, naive=inner.naive)
     if isinstance(inner_plan, TablePlan) or (inner_plan.likely and not plan.likely):
         return inner, inner_plan
     return shape, plan
