@@ -22,7 +22,7 @@ from tuner.commands.shared.said import mark_said, not_said
 from tuner.commands.trace import report as trace_report
 from tuner.commands.trace import view as trace_view
 from tuner.errors import TraceError, UsageError
-from tuner.system.files import whole_file
+from tuner.system.files import resolve, whole_file
 from tuner.trace.columns import Columns, columns_of
 from tuner.trace.formats.reading.record import Tally
 from tuner.trace.formats.reading.replayable import Replayable
@@ -107,7 +107,7 @@ def import_(
 ) -> None:
     with (
         whole_file(output, force=force) as out,
-        TemporaryFile(dir=Path(out.name).parent) as beside,
+        TemporaryFile(dir=resolve(output).parent) as beside,
     ):
         draft = Draft(beside)
         with _telling(f"reading {file.name or file.path.name}") as tell:
