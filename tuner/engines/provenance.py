@@ -34,11 +34,6 @@ _VARIABLES = re.compile(
 _PLAIN = re.compile(r"[A-Za-z0-9_.,:;|+=-]{1,100}")
 """Values that are numbers, words or lists of them: neither paths nor addresses."""
 
-WHICH_DEVICE = frozenset(
-    {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
-)
-"""Those by which engines on two devices of one kind differ."""
-
 UNKNOWN = "unknown"
 """The version of a vLLM that can be imported and has none: of a checkout, or damaged."""
 

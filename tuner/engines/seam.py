@@ -18,6 +18,11 @@ ArgumentValue = str | int | float | bool | None | list[object] | dict[str, objec
 SIMULATED = "simulated:"
 """How the name of a simulated device begins."""
 
+WHICH_DEVICE = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
+)
+"""Environment variables by which engines on two devices of one kind differ."""
+
 ITERATION = np.dtype(
     [
         ("start_s", "f8"),  # the end of the one before or, after idling, when it was scheduled

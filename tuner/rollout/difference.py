@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tuner.engines.provenance import WHICH_DEVICE
-from tuner.engines.seam import ArgumentValue
+from tuner.engines.seam import WHICH_DEVICE, ArgumentValue
 from tuner.engines.vllm import values as vllm_values
 from tuner.profile.numbers import CapNumbers, CurveStep
 from tuner.profile.schema import ServingProfile

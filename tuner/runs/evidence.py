@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tuner.engines.devices import BY_LOG, PER_CARD
-from tuner.engines.provenance import WHICH_DEVICE
-from tuner.engines.seam import EngineFacts
+from tuner.engines.seam import WHICH_DEVICE, EngineFacts
 from tuner.errors import RunError
 from tuner.replay.device_use import crowded, device_use, disturbance
 from tuner.replay.measure import Measurement, measure

@@ -23,7 +23,8 @@ def test_a_value_of_another_kind_is_not_on_it(name: str) -> None:
     flag = "--tool-parser-plugin=./evil.py"
     lists: tuple[list[object], ...] = (["1", flag], [flag], [[1]])
     mappings: tuple[dict[str, object], ...] = ({flag: 1}, {"a": [flag]})
-    for value in (flag, *lists, *mappings, "", float("nan")):
+    values: list[ArgumentValue] = [flag, *lists, *mappings, "", float("nan")]
+    for value in values:
         is_number = isinstance(value, float) and name in allowed._NUMBERS
         assert allowed.is_allowed(name, value) is is_number, value
     assert not (allowed.is_allowed(name, True) and allowed.is_allowed(name, 1))

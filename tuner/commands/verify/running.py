@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tuner.commands.verify.options import VerifyOptions
-from tuner.engines.provenance import WHICH_DEVICE
 from tuner.engines.sampling import EVERYWHERE, Sampling
-from tuner.engines.seam import EngineFacts
+from tuner.engines.seam import WHICH_DEVICE, EngineFacts
 from tuner.engines.server.running import WARM_UPS, RunningServer
 from tuner.engines.vllm import supported
 from tuner.errors import GateError, InputError, UsageError
