@@ -188,6 +188,11 @@ def test_clocks_are_set_back_in_other_nights_and_at_midnight(
         opened(tmp_path / "t")
 
 
+def test_in_the_night_to_thursday_no_clock_is_set_back(tmp_path: Path) -> None:
+    as_csv(tmp_path / "t", [f"2026-10-29 {at}" for at in ("00:58:00", "00:59:00", "00:01:00")])
+    assert len(opened(tmp_path / "t")[0]) == 3
+
+
 def test_a_table_in_no_order_shows_no_hour_twice(tmp_path: Path) -> None:
     begin = datetime(2026, 10, 25, 1, 0, tzinfo=UTC)
     at_s = [(7919 * row) % 3600 for row in range(200)]

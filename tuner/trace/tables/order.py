@@ -1,7 +1,7 @@
 """Times without a zone in the order of their file: where they show that an hour is there twice, or
 that times of day are of two days, they cannot be read."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
@@ -16,7 +16,7 @@ SET_BACK_MS = (20 * 60_000.0, 75 * 60_000.0)
 AN_HOUR_MS = 3_600_000.0
 """Rows that are written when a request ends are less out of order."""
 
-THURSDAY = 3
+FRIDAY = 4
 NIGHT_HOURS = (23, 0, 1, 2, 3)
 MONTHS_SET_BACK = (3, 4, 9, 10, 11)
 """When clocks are set back, but for the month of Ramadan in Morocco: in the night to Sunday nearly
@@ -77,8 +77,10 @@ class TimesInOrder:
             return
         for step in np.flatnonzero(far_back & (back_ms <= SET_BACK_MS[1])).tolist():
             before = datetime.fromtimestamp(times_ms[step + newest_first] / 1000, UTC)
-            at_night = before.weekday() >= THURSDAY and before.hour in NIGHT_HOURS
-            if at_night and before.month in MONTHS_SET_BACK:
+            is_night = (
+                before + timedelta(hours=1)
+            ).weekday() >= FRIDAY and before.hour in NIGHT_HOURS
+            if is_night and before.month in MONTHS_SET_BACK:
                 raise TraceError(
                     f"{self.place}: from {self.unit} {first} on, {self.heading!r} goes back from "
                     f"{before:%Y-%m-%d %H:%M:%S} by {back_ms[step] / 60_000:.0f} min: clocks were "
