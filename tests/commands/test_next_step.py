@@ -136,13 +136,17 @@ def of_sweep(engine: Kind) -> Iterator[Said]:
             curve=(short, step(16), step(32)),
             engine={**ENGINE, "model": "tuner:tiny"},
         )
+        if verdict == "inconclusive":
+            unsure = found.decision.model_copy(update={"confidence": 0.35})
+            found = resealed(found, decision=unsure)
         if verdict == "overloaded":
             late = SpreadSection(mean=9e3, p50=9e3, p90=2e4, p95=3e4, p99=4e4)
             lost = {"attainment": 0.31, "ttft_ms": late}
             curve = [one.model_copy(update=lost) for one in found.curve]
             promise = found.promise.model_copy(update=lost)
             validity = found.validity.model_copy(update={"validated_load": 1.0})
-            found = resealed(found, curve=curve, promise=promise, validity=validity)
+            twin = with_twin(engine).twin
+            found = resealed(found, curve=curve, promise=promise, validity=validity, twin=twin)
         yield Said(verdict, block_of(found, next_=next_command(options, found, PROFILE)), found)
     yield from _of_a_broken_sweep(options, engine)
     yield from _against_now(options, engine)
@@ -179,14 +183,21 @@ def _against_now(options: SweepOptions, engine: Kind) -> Iterator[Said]:
 def _of_a_broken_sweep(options: SweepOptions, engine: Kind) -> Iterator[Said]:
     """Yield what a sweep says where what was required is not kept: by draws, or when measured."""
     required = ("p99 ttft <= 500ms", "preemptions == 0")
-    for case, measured in (("requirement broken", None), ("requirement broken, measured", 0.612)):
+    for case, at_worst, measured, attainment in (
+        ("requirement broken", 0.58, 0.447, 0.995),
+        ("requirement broken, measured", 0.48, 0.612, 0.984),
+    ):
         broken = RequirementSection(
-            text=required[0], at_worst=0.48 if measured else 0.58, measured=measured, kept=False
+            text=required[0], at_worst=at_worst, measured=measured, kept=False
         )
         kept = RequirementSection(text=required[1], at_worst=0.0, measured=0.0, kept=True)
         found = profile(verdict="knee", engine_=engine, reason=REASONS["knee"])
         decision = found.decision.model_copy(update={"requirements": [broken, kept]})
-        found = resealed(found, decision=decision)
+        assert found.promise.ttft_ms is not None
+        ttft_ms = found.promise.ttft_ms.model_copy(update={"p99": 1e3 * measured})
+        seen = {"ttft_ms": ttft_ms, "attainment": attainment}
+        promise = found.promise.model_copy(update=seen)
+        found = resealed(found, decision=decision, promise=promise)
         asked = replace(options, require=required)
         yield Said(case, block_of(found, next_=next_command(asked, found, PROFILE)), found)
 
@@ -239,6 +250,7 @@ def of_compare(engine: Kind) -> Iterator[Said]:
             spent_s=487.0,
             next=next_,
             run_dir=Path("run"),
+            trace=TRACE,
             warnings=(),
             said_before=0,
             details=False,
@@ -252,10 +264,16 @@ def of_compare(engine: Kind) -> Iterator[Said]:
         case = "with a profile" if with_profile else "without one"
         yield Said(case, compare_view.block_of(table, how), one)
         if with_profile:
-            failed = replace(rows[2], numbers=None, ratios={}, errors=("EngineError: no memory",))
+            failed = replace(rows[2], numbers=None, ratios={}, errors=(NO_MEMORY,))
             lost = replace(table, rows=(*rows[:2], failed))
             failing = replace(how, next=not_measured)
             yield Said("the tuned one failed", compare_view.block_of(lost, failing), one)
+
+
+NO_MEMORY = (
+    "the engine did not start: No available memory for the cache blocks. Raise "
+    "gpu_memory_utilization or kv_cache_memory_bytes, or lower max_model_len."
+)
 
 
 def row(
@@ -279,10 +297,15 @@ def planned(load: float, replicas: int | None) -> plan_view.FleetPlan:
 
 def of_plan(engine: Kind) -> Iterator[Said]:
     one, few = with_twin(engine), planned(3.0, 1)
+    more = [
+        replace(step, attainment_middle=0.424) if step.max_num_seqs == 32 else step
+        for step in few.steps
+    ]
     cases = {
         "enough": planned(1.0, None),
         "more replicas": planned(3.0, None),
         "too few": few,
+        "too few, more with another cap": replace(few, best=32, steps=more),
         "never": replace(few, replicas_needed=None),
     }
     for case, found in cases.items():
@@ -345,10 +368,14 @@ def promised() -> Promised:
 SLOWER = "the canary's time per output token is 1.5 times the baseline's (1.4 to 1.6)"
 
 WATCHED = {
-    "still valid": "time per output token is 1.01 times what the law says (0.98 to 1.04)",
+    "still valid": "iterations take 1.01 (95 %: 0.98 to 1.04) times what the profile predicts",
     "drifting": "requests come 1.6 times as often as in the profile's traffic (1.4 to 1.8)",
-    "re-tune now": "iterations take 1.5 times as long as the law says (1.4 to 1.6)",
-    "not enough evidence": "4 windows have no request that ended",
+    "re-tune now": "requests come 1.6 times as often as in the profile's traffic (1.4 to 1.8); for "
+    "today's traffic the twin would choose max_num_seqs 32 and not 16",
+    "re-tune now, the server is slower": "iterations take 1.50 (95 %: 1.40 to 1.60) times what the "
+    "profile predicts",
+    "not enough evidence": "too little is known of the server's speed, its requests; about 26 more "
+    "windows like these would do",
     "promote": "no measure of the canary is worse than the baseline's by more than 10 %",
     "roll back": SLOWER,
     "roll back, into a file": SLOWER,
@@ -357,11 +384,25 @@ WATCHED = {
 }
 
 
+def _watched(verdict: str, reason: str) -> tuple[Watch, CanaryGate]:
+    """Return a watch that has seen as much as such a verdict takes, and of that what the next
+    command asks for."""
+    windows = {"not enough evidence": 4, "undecided": 6}.get(verdict, 30)
+    requests = 2 if verdict == "not enough evidence" else 49 * windows
+    found = Watch(promised(), windows=windows, requests=requests)
+    for _ in range(windows):
+        if "1.6 times as often" in reason:
+            found.traffic.monitors["rate"].add(1.6)
+        if "1.50" in reason:
+            found.far.add(math.log(1.5))
+    return found, CanaryGate(promised(), pairs=windows, requests=requests)
+
+
 def of_watch(engine: Kind) -> Iterator[Said]:
     one = with_twin(engine)
-    watched = Watch(promised())
     for case, reason in WATCHED.items():
         verdict, _, then = case.partition(", ")
+        watched, gate = _watched(verdict, reason)
         is_gate = verdict in {"promote", "roll back", "undecided"}
         result = watch_view.WatchResult(
             profile=str(PROFILE),
@@ -370,7 +411,7 @@ def of_watch(engine: Kind) -> Iterator[Said]:
             verdict=verdict,
             reason=reason,
             watches=(watched, watched),
-            gate=CanaryGate(promised()) if is_gate else None,
+            gate=gate if is_gate else None,
             missed=(0, 0),
             gaps=(0, 0),
             restarts=(0, 0),
@@ -384,7 +425,7 @@ def of_watch(engine: Kind) -> Iterator[Said]:
             url=URL,
             canary=result.canary,
             for_="60s",
-            rollback=SERVED if then else None,
+            rollback=SERVED if is_gate and then else None,
         )
         yield Said(case, watch_view._block(result, one, options), one)
 
@@ -441,13 +482,17 @@ def of_several(engine: Kind) -> Iterator[Said]:
     one = with_twin(engine)
     options = SweepOptions(traces=(Path("day.jsonl"), Path("night.jsonl")), engine=engine)
     dearer = {"goodput_rps": StepChange(-0.012, -0.02, -0.004)}
-    prices = (Price("day", 16, 0.0, 0.99, {}), Price("night", 8, 0.6, 0.97, dearer))
+    much_dearer = {"goodput_rps": StepChange(-0.068, -0.081, -0.052)}
     for case, (shared, of_night) in SHARED.items():
         done = {
             "day": finished("knee", 16, engine, 0.99),
-            "night": finished(of_night, 8, engine, 0.97),
+            "night": finished(of_night, 8, engine, 0.31 if of_night == "overloaded" else 0.97),
         }
-        cap = SharedCap(shared, 16, (8, 16), 0.91, {})
+        apart = shared == "separate"
+        lost = Price("night", 8, 3.4 if apart else 0.6, 0.97, much_dearer if apart else dearer)
+        prices = (Price("day", 16, 0.0, 0.99, {}), lost)
+        confidence = 0.42 if shared == "inconclusive" else 0.91
+        cap = SharedCap(shared, 16, (8, 16), confidence, {})
         outcomes = {name: each.outcome for name, each in done.items()}
         late = resealed(one, decision=one.decision.model_copy(update={"verdict": of_night}))
         found = SeveralSweeps(

@@ -465,7 +465,7 @@ def test_what_is_required_moves_the_choice_or_ends_with_6_and_what_would_keep_it
     assert "; 32 comes nearest and breaks p99 ttft <= 1ms (" in error
     assert error.endswith("no load is small enough for it: ask for less")
     assert hint.startswith("Add replicas or require less. Next: tuner show other.yaml")
-    assert "not kept: p99 ttft <= 1ms" in done.stdout
+    assert "breaks p99 ttft <= 1ms: max_num_seqs " in done.stdout
     bad = refused(rescored(tmp_path, "--require", "p99 tfft <= 1ms"), 2)
     assert "character 5: 'tfft' is none of ttft, tpot" in bad
 

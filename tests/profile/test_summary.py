@@ -91,13 +91,18 @@ def test_the_first_three_lines_hold_the_choice_against_what_is_set_now(
 
 @pytest.mark.parametrize(
     ("confirm", "where"),
-    [(None, ""), ("inproc", ""), ("server", " (server)"), ("plain", " (plain server)")],
+    [
+        (None, ""),
+        ("inproc", ""),
+        ("server", "; behind a server"),
+        ("plain", "; behind a plain server"),
+    ],
 )  # fmt: skip
 def test_it_says_where_the_choice_was_confirmed(confirm: str | None, where: str) -> None:
     one = profile()
     origin = one.provenance.model_copy(update={"confirm": confirm})
     rows = dict(block_of(one.model_copy(update={"provenance": origin}), next_="").rows)
-    assert rows["checked"].startswith(f"measured 99.5 %{where}, ")
+    assert rows["checked"] == f"in some windows: 99.5 %; 3 min 24 s of engine{where}"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +129,7 @@ def test_it_says_what_the_next_smaller_step_would_serve(cap: int, cut: bool, giv
     ("load", "seen", "holds"),
     [
         (1.25, 0.98, "to 1.25 times the load: 99.5 % in SLO there"),
-        (1.0, 0.865, "at this load; replayed at 1.25 times: 86.5 % in SLO (twin: 99.5 %)"),
+        (1.0, 0.865, "at this load; at 1.25 times: measured 86.5 % in SLO, forecast 99.5 %"),
         (1.0, None, "at this load; at 1.25 times of it 99.5 % in SLO by the twin alone"),
     ],
 )

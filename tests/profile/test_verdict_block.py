@@ -56,15 +56,15 @@ def test_of_a_clause_that_is_too_long_whole_parts_are_said_and_no_bracket_is_lef
 
 
 def test_of_the_aside_there_is_what_fits_beside_a_title_that_is_whole() -> None:
-    title = "not kept: p99 ttft <= 500ms: max_num_seqs 16  (now 128)"
+    title = "breaks p99 ttft <= 500ms: max_num_seqs 16  (now 128)"
     (head,) = VerdictBlock(title, "still rising, confidence 0.97", [], "").lines()
-    assert head == f"{title}{'still rising':>25}"
+    assert head == f"{title}{'still rising':>28}"
     (head,) = VerdictBlock(f"{title}{'x' * 20}", "still rising, confidence 0.97", [], "").lines()
     assert head == f"{title}{'x' * 20}"
 
 
 def test_the_reason_gives_way_to_what_follows_from_it() -> None:
-    why, checked = "8 gives less; " * 6 + "and 32", "measured 99 %, 4 min of engine, 12 of 12 held"
+    why, checked = "8 gives less; " * 6 + "and 32", "in some windows: 99 %, 12 of 12 as foretold"
     rows = [("why", why), ("checked", f"{checked}, {'too few ' * 5}")]
     rows += [(name, "yes") for name in ("gives", "costs", "holds")]
     lines = VerdictBlock("t", "a", rows, "tuner show p.yaml").lines()

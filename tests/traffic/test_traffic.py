@@ -375,7 +375,7 @@ def test_what_the_source_cannot_show_is_told() -> None:
 
 def test_dates_are_not_said_to_be_of_another_unit() -> None:
     said = told(*healthy(gap_s=0.0005), header=TraceHeader(source="litellm"))
-    assert "are the stamps right?" in said
+    assert "look at the stamps" in said
     assert "--time-unit" not in said
 
 

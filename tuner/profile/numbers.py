@@ -211,7 +211,9 @@ class CheckSection(Section):
 
 
 class Promise(CapNumbers):
-    """The numbers that production should see at ``load`` times the trace's rate."""
+    """The numbers of the choice at ``load`` times the trace's rate, as the confirming replay of
+    some windows measured them where there was one. What is promised of all of the traffic is
+    ``predicted``; where that is empty, these numbers are."""
 
     load: Limit
     source: Literal["confirming run", "ladder", "twin"]

@@ -38,6 +38,9 @@ KINDS = {
 }
 """Verdict → the same in words."""
 
+UNSURE = {"not_reached": "at least {}, not final", "inconclusive": "{}, not proven"}
+"""Verdict → how its max_num_seqs is told, where that is not the last word."""
+
 
 def first_said(share: float, title: str) -> str:
     """Return the title of an answer, after the share of requests in time where that is too low.
@@ -57,13 +60,16 @@ _HEADLINE = re.compile(
 def block_of(profile: ServingProfile, *, next_: str) -> VerdictBlock:
     """Return the verdict block of a profile; ``next_`` is the command to run."""
     decision, given = profile.decision, promised(profile)
-    title = f"max_num_seqs {decision.max_num_seqs}{_now(profile)}"
+    title = f"max_num_seqs {decision.max_num_seqs}"
     if given.attainment < LOW:
         title = f"only {percent(given.attainment)} of requests meet the SLO: {title}"
     elif decision.broken:
-        title = f"not kept: {decision.broken[0].text}: {title}"
-    aside = "simulated " * _is_simulated(profile) + KINDS[decision.verdict]
-    if decision.confidence and decision.verdict != "overloaded":
+        title = f"breaks {decision.broken[0].text}: {title}"
+    else:
+        title = UNSURE.get(decision.verdict, "{}").format(title)
+    title += _now(profile)
+    aside = "simulated " * is_simulated(profile) + KINDS[decision.verdict]
+    if decision.confidence and decision.verdict not in {"overloaded", "not_reached"}:
         aside += f", confidence {decision.confidence:.2f}"
     rows = [
         ("gives", _gives(profile, given)),
@@ -228,7 +234,7 @@ def _costs(profile: ServingProfile, given: CapNumbers) -> str:
     if now is not None and now.max_num_seqs != profile.decision.max_num_seqs:
         return _against_now(profile, now, given)
     below = _below(profile)
-    if below is None or _is_part(below):
+    if below is None or _is_part(below) or profile.decision.verdict == "overloaded":
         return ""
     worse = list(_worse(chosen_step(profile) or given, below))
     slots = _slots(below)
@@ -322,8 +328,8 @@ def _load_held(profile: ServingProfile) -> str:
         return f"at this load; {more}"
     if seen is None:
         return f"at this load; at {raised.load:g} times of it {share} by the twin alone"
-    both = f"{percent(seen)} in SLO (twin: {percent(raised.attainment)})"
-    return f"at this load; replayed at {raised.load:g} times: {both}"
+    both = f"measured {percent(seen)} in SLO, forecast {percent(raised.attainment)}"
+    return f"at this load; at {raised.load:g} times: {both}"
 
 
 def said_of(record: CheckSection) -> str:
@@ -337,19 +343,23 @@ def said_of(record: CheckSection) -> str:
 
 
 def _checked(profile: ServingProfile) -> str:
-    """Say what the confirming replay measured, what it took, and what was foretold of it."""
+    """Say what the confirming replay of some windows gave, how much of that was foretold, and what
+    all of it took."""
     promise, origin = profile.promise, profile.provenance
-    parts = []
+    seen, behind = [], ""
     if promise.source == "confirming run":
-        where = {"server": " (server)", "plain": " (plain server)"}.get(origin.confirm or "", "")
-        parts.append(f"measured {percent(promise.attainment)}{where}")
-    spent_s = origin.engine_seconds.starts + origin.engine_seconds.replay
-    parts.append(engine_time(spent_s, simulated=_is_simulated(profile)))
+        seen.append(f"in some windows: {percent(promise.attainment)}")
+        behind = {"server": "; behind a server", "plain": "; behind a plain server"}.get(
+            origin.confirm or "", ""
+        )
     record = promise.checked if promise.predicted else None
     if record is not None and record.numbers:
+        how = "as foretold" if record.foretold else "as its speed has them"
         failed = "" if "foretold" not in record.failed else ", too few: the measured is promised"
-        parts.append(f"{record.held} of {len(record.numbers)} numbers held{failed}")
-    return ", ".join(parts)
+        seen.append(f"{record.held} of {len(record.numbers)} {how}{failed}")
+    spent_s = origin.engine_seconds.starts + origin.engine_seconds.replay
+    took = engine_time(spent_s, simulated=is_simulated(profile))
+    return "; ".join(filter(None, [", ".join(seen), took])) + behind
 
 
 def engine_time(spent_s: float, *, simulated: bool) -> str:
@@ -361,5 +371,5 @@ def engine_time(spent_s: float, *, simulated: bool) -> str:
     return f"{minutes(spent_s)} {'simulated' if simulated else 'of engine'}"
 
 
-def _is_simulated(profile: ServingProfile) -> bool:
+def is_simulated(profile: ServingProfile) -> bool:
     return profile.provenance.engine == "sim"

@@ -326,7 +326,8 @@ def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]
             )
         if outcome.ladder_engine != "sim":
             said.append(
-                "no server confirmed: all times are the engine's own, and its users see longer ones"
+                "no server confirmed: all times are the engine's own, and its users see longer "
+                "ones; measure those with tuner verify --engine serve"
             )
         return said
     said += memory_marks(one)
@@ -337,7 +338,8 @@ def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]
             f"the confirming engine's iterations took {found.slower:+.0%} of what the ladder's law "
             f"says, beyond the {found.slower_limit:.0%} that the machine varies by: "
             + (
-                "its front end takes CPU from it, or others on the machine did"
+                "its front end takes CPU from it, or others on the machine did: give the server "
+                "more cores, or sweep again when the machine is quiet"
                 if behind_server
                 else "its KV pool or its graph sizes change its speed, or the machine did: sweep "
                 "again with --fresh"

@@ -57,7 +57,8 @@ def reuse_warning(*, trace_block_size: int, engine_block_size: int) -> str | Non
         return None
     return (
         f"the trace knows shared prefixes in blocks of {trace_block_size} tokens, the engine "
-        f"caches blocks of {engine_block_size}: prefix reuse is understated"
+        f"caches blocks of {engine_block_size}: prefix reuse is understated; record finer ones "
+        "with vllm serve --middleware tuner.capture.TraceRecorder"
     )
 
 

@@ -57,7 +57,7 @@ def _unit(columns: Columns, traffic: TrafficSummary, header: TraceHeader) -> str
     first_s = float(columns.arrival_s[0])
     if header.source not in EITHER_UNIT:  # their stamps are dates, or say their unit
         return (
-            f"{rate:,.0f} req/s is more than most clusters see: are the stamps right?"
+            f"{rate:,.0f} req/s is more than most clusters see: look at the stamps of its rows"
             if rate is not None and rate > MAX_RATE_RPS
             else None
         )
@@ -136,7 +136,7 @@ def _uniform(columns: Columns, traffic: TrafficSummary) -> str | None:
     assert traffic.output_tokens is not None
     return (
         f"every output is about {traffic.output_tokens.mean:,.0f} tokens long: uniform lengths "
-        f"finish together, and what they promise is not what real traffic gets"
+        f"finish together, and what they promise is not what real traffic gets; capture real ones"
     )
 
 
@@ -145,7 +145,10 @@ def _not_served(traffic: TrafficSummary) -> str | None:
     if not lost:
         return None
     were = "request was" if lost == 1 else "requests were"
-    return f"{lost:,} {were} failed or rejected and will not be replayed: demand was higher"
+    return (
+        f"{lost:,} {were} failed or rejected and will not be replayed: demand was higher; "
+        f"sweep with a larger --headroom"
+    )
 
 
 def _ends(traffic: TrafficSummary) -> str | None:
@@ -153,7 +156,7 @@ def _ends(traffic: TrafficSummary) -> str | None:
         return None
     return (
         "ends are not recorded: the concurrency is a band over 10 to 80 ms per output token, "
-        "for a preview only"
+        "for a preview only; import an export that has durations"
     )
 
 
@@ -165,7 +168,8 @@ def _little(traffic: TrafficSummary) -> str | None:
         return None
     return (
         f"mean concurrency {mean:,.1f} is far from arrival rate x mean duration {expected:,.1f}: "
-        f"the load changes a lot, or stamps and durations are of different clocks or units"
+        f"the load changes a lot, or stamps and durations are of different clocks or units; look "
+        f"at both in the file that was imported"
     )
 
 
@@ -177,20 +181,27 @@ def _old_limit(traffic: TrafficSummary) -> str | None:
         return None
     return (
         f"half of the time {running.p50:,} or more ran and never many more, while up to "
-        f"{in_flight.max:,} were there: the old server's limit shows, not what the traffic needs"
+        f"{in_flight.max:,} were there: the old server's limit shows, not what the traffic needs; "
+        f"sweep with a --ceiling beyond it"
     )
 
 
 def _grain(traffic: TrafficSummary) -> str | None:
     if traffic.recorded is None or traffic.grain_s is None or traffic.grain_s < 1:
         return None
-    return f"durations are in whole seconds: bursts below {traffic.grain_s:g}s are unknown"
+    return (
+        f"durations are in whole seconds: bursts below {traffic.grain_s:g}s are unknown; export "
+        f"them in ms"
+    )
 
 
 def _missing(header: TraceHeader) -> str | None:
     if "aborts" not in header.missing:
         return None
-    return "the source cannot show aborted requests: the load is understated by what they took"
+    return (
+        "the source cannot show aborted requests: the load is understated by what they took; sweep "
+        "with a larger --headroom"
+    )
 
 
 def _replicas(columns: Columns) -> str | None:
@@ -205,5 +216,8 @@ def _replicas(columns: Columns) -> str | None:
 
 def _prefixes(traffic: TrafficSummary, header: TraceHeader) -> str | None:
     if traffic.prefix_share is None:
-        return "no hash_ids: prompts will be unique, prefix reuse 0 is a lower bound"
+        return (
+            "no hash_ids: prompts will be unique, prefix reuse 0 is a lower bound; record them "
+            "with vllm serve --middleware tuner.capture.TraceRecorder"
+        )
     return reuse_warning(trace_block_size=header.block_size, engine_block_size=ENGINE_BLOCK_SIZE)

@@ -104,7 +104,7 @@ def test_a_server_that_becomes_slower_is_told_with_the_window_and_how_much(
     assert abs(found.changed_at - 30) <= 2
     assert watch.verdict == "re-tune now"
     assert server_is_why(watch)
-    assert "times what the law says" in reason(watch)
+    assert "times what the profile predicts" in reason(watch)
 
 
 def test_a_little_over_the_limit_is_drift_and_not_another_engine(promised: Promised) -> None:

@@ -98,7 +98,8 @@ def test_a_price_is_told_with_its_intervals() -> None:
         "e2el_p99_ms": StepChange(0.08, 0.05, 0.11),
     }
     assert cost_of(Price("night", 8, 0.8, 0.97, changes), 16) == (
-        "night (own 8): goodput -1.2% (-2.0% to -0.4%), p99 E2EL +8.0% (+5.0% to +11.0%)"
+        "night would take 8 and has 1.2 % less goodput (0.4 to 2.0 %), "
+        "8.0 % longer p99 E2EL (5.0 to 11.0 %)"
     )
-    assert cost_of(Price("day", 16, 0.0, 0.99, {}), 16) == "day loses nothing, it is its own"
+    assert cost_of(Price("day", 16, 0.0, 0.99, {}), 16) == "16 is best for day"
     assert "served at most 41.0%" in cost_of(Price("night", 8, math.inf, 0.41, {}), 16)

@@ -59,6 +59,9 @@ SWEEP_SHARE = 0.2
 
 SWEEP_STEP_S = 60.0
 
+ANEW: dict[str, Any] = {"resume": False, "run_dir": None, "json": False}
+"""Options of a run of its own."""
+
 
 def run(options: CompareOptions) -> None:
     """Measure all approaches, print the tables and write them. Raises TunerError."""
@@ -239,6 +242,7 @@ def _report(
         spent_s=spent_s,
         next=_next(options, is_measured=row is None or row.numbers is not None),
         run_dir=comparing.journal.run_dir,
+        trace=options.trace,
         warnings=warnings if options.details else doubts,
         said_before=0 if options.details else len(of_trace),
         details=options.details,
@@ -259,8 +263,11 @@ def _report(
 
 
 def _next(options: CompareOptions, *, is_measured: bool) -> str:
-    """Return what to do with what was compared: roll the profile out where it was measured, else
-    look at what it was made on; or make one."""
+    """Return what to do with what was compared: roll the profile out where it was measured, or make
+    one. Where the engine failed, what it would have to start with, memory and all, is to be looked
+    at; of a simulated one the profile."""
+    if not is_measured and options.engine != "sim":
+        return asked_for("compare", options, **ANEW, dry_run=True)
     if options.profile is not None and not is_measured:
         return command("show", options.profile)
     if options.profile is not None:

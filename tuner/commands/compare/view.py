@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 from rich.console import Console
 
 from tuner.commands.shared.console import (
+    TimeColumn,
     console_for,
     plain_table,
     print_block,
     print_warnings,
     shown,
-    shown_ms,
 )
 from tuner.commands.sweep.view import RunProgress
 from tuner.engines.seam import EngineFacts
@@ -44,6 +44,9 @@ class ComparePrint:
 
     next: str
     run_dir: Path
+    trace: Path | None
+    """Of which no warning is said that was said before; None where none is."""
+
     warnings: Sequence[str]
     said_before: int
     """How many more there are of the trace, which were said before."""
@@ -108,9 +111,10 @@ def block_of(table: ComparisonTable, how: ComparePrint) -> VerdictBlock:
     elif tuned is not None and tuned is not first and "requests_per_s" in tuned.ratios:
         aside = f"{shown_ratio(tuned.ratios['requests_per_s'])} the requests of {first.title}"
     told = [(name, _in_words(rows[name])) for name in SHOWN if name in rows]
-    took = engine_time(how.spent_s, simulated=how.facts.engine == "sim")
+    simulated = how.facts.engine == "sim"
+    took = engine_time(how.spent_s, simulated=simulated)
     told.append(("from", f"{how.tuned.source}; {took}"))
-    return VerdictBlock(title, aside, told, how.next)
+    return VerdictBlock(title, "simulated, " * simulated + aside, told, how.next)
 
 
 def tuned_in(table: ComparisonTable) -> ComparisonRow | None:
@@ -194,7 +198,7 @@ def cells(row: ComparisonRow, facts: EngineFacts) -> tuple[str, ...]:
         f"{one.requests_per_s:.2f}",
         shown_ratio(row.ratios["requests_per_s"]) if "requests_per_s" in row.ratios else "-",
         f"{'>' if one.e2el_at_least else ''}{e2el}",
-        shown_ms(one.tpot_s.p95 * 1e3 if one.tpot_s else None),
+        TimeColumn("ms").shown(one.tpot_s.p95 if one.tpot_s else None),
         *_use(row, gpu=_has_gpu(facts)),
     )
 

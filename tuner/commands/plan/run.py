@@ -110,7 +110,7 @@ def _refuse(found: FleetPlan) -> None:
 def _checked(profile: ServingProfile) -> str:
     """Say what the twin was held against."""
     record = profile.promise.checked
-    return "held against no replay" if record is None else said_of(record)
+    return "never checked by a replay" if record is None else f"checked: {said_of(record)}"
 
 
 def _promised(profile: ServingProfile) -> float:

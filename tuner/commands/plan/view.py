@@ -18,8 +18,9 @@ from tuner.commands.shared.next_step import asked_for, command
 from tuner.profile.plan import CapForecast
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import MOST_STORED
-from tuner.profile.summary import LOW, first_said, percent
+from tuner.profile.summary import LOW, first_said, is_simulated, percent
 from tuner.profile.verdict_block import VerdictBlock
+from tuner.twin.objective import EQUAL_ATTAINMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +75,13 @@ def _six_digits(value: Any) -> Any:  # noqa: ANN401 - JSON content
 
 
 def render(found: FleetPlan, profile: ServingProfile, options: PlanOptions) -> None:
-    """Print what to run at this load and how many replicas it takes, then what each cap gives."""
+    """Print what each cap gives, then what to run at this load and how many replicas it takes."""
     console = console_for()
-    print_block(console, _block(found, profile, options))
-    console.print()
     console.print(_table(found))
-    console.print()
     if options.details:
         console.print(f"SLO {shown(profile.decision.slo.slo)}")
+    console.print()
+    print_block(console, _block(found, profile, options))
     print_warnings(console, found.warnings, all_=options.details)
 
 
@@ -95,7 +95,10 @@ def _block(found: FleetPlan, profile: ServingProfile, options: PlanOptions) -> V
         title = f"max_num_seqs {cap} on {found.replicas:,} of {replicas_in_words(needed)}"
         title = first_said(one.attainment_middle, title)
     at_least, _ = one.attainment
-    load = f"{found.rps:,.2f} req/s, {found.load:g} times the profile's traffic"
+    times = (
+        "the profile's own" if f"{found.load:g}" == "1" else f"{found.load:g} times the profile's"
+    )
+    load = f"{found.rps:,.2f} req/s, {times} traffic"
     likely, worst = percent(one.attainment_middle), percent(at_least)
     rows = [
         ("load", load + _of_a_stretch(found.stored_requests)),
@@ -107,14 +110,16 @@ def _block(found: FleetPlan, profile: ServingProfile, options: PlanOptions) -> V
         )
     if found.required:
         rows.append(("requires", "; ".join(found.required)))
-    if found.best != cap:
-        best = next(step for step in found.steps if step.max_num_seqs == found.best)
+    best = next(step for step in found.steps if step.max_num_seqs == found.best)
+    if best.attainment_middle > one.attainment_middle + EQUAL_ATTAINMENT:
         there = percent(best.attainment_middle)
-        rows.append(("beside", f"{found.best} slots would be chosen at this load alone: {there}"))
-    rests = f"the profile's twin ({found.checked}); at least: in 97.5 % of its draws"
+        slots = f"{found.best} slots would serve more of this load, {there} in SLO"
+        rows.append(("beside", f"{slots}: sweep a trace of it"))
+    rests = f"the profile's forecast, {found.checked}; 'at least' holds in 39 of 40 draws"
     rows.append(("rests on", rests))
     step = _next(found, profile, options, is_served=at_least >= found.attainment)
-    return VerdictBlock(title, f"forecast, router {found.router}", rows, step)
+    aside = f"{'simulated ' * is_simulated(profile)}forecast, router {found.router}"
+    return VerdictBlock(title, aside, rows, step)
 
 
 def _next(

@@ -12,15 +12,15 @@ from rich.table import Table
 
 from tuner.commands.refine.plan import OTHER_TRACE
 from tuner.commands.shared.console import (
+    TimeColumn,
     console_for,
     print_block,
     print_warnings,
     shown,
-    shown_ms,
 )
 from tuner.commands.shared.next_step import after, command, is_short
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import block_of, engine_time
+from tuner.profile.summary import block_of, engine_time, is_simulated
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs.refine.knobs import LIVE, Configuration, Space
 from tuner.runs.refine.objective import Objective
@@ -88,21 +88,20 @@ def block_of_refinement(found: Refinement, how: RefinePrint) -> VerdictBlock:
     rows = dict(block.rows)
     tried = len(found.tried) - 1 + found.pruned
     spent_s = sum(found.starts_s) + found.replay_s
-    rows["checked"] = (
-        f"{tried} trials, {engine_time(spent_s, simulated=profile.provenance.engine == 'sim')}"
-    )
+    rows["checked"] = f"{tried} trials, {engine_time(spent_s, simulated=is_simulated(profile))}"
+    simulated = "simulated, " * is_simulated(profile)
     if found.outcome is None:
         _, _, rows["why"] = found.reason.rpartition(REFINED)
-        return replace(block, aside="the knee stays", rows=list(rows.items()))
+        return replace(block, aside=f"{simulated}the knee stays", rows=list(rows.items()))
     assert found.paired is not None
     del rows["why"]
     gains = "; ".join(map(str, found.paired.ratios.values()))
     first, *rest = rows.items()
-    doubt, _, _ = block.title.rpartition("max_num_seqs ")
+    doubt, colon, _ = block.title.rpartition(": ")
     return replace(
         block,
-        title=doubt + told(found.chosen),
-        aside=f"better, proven in {found.paired.pairs} pairs",
+        title=doubt + colon + told(found.chosen),
+        aside=f"{simulated}better, proven in {found.paired.pairs} pairs",
         rows=[first, ("gains", gains), *rest],
         next=_verifying(profile, how),
     )
@@ -141,13 +140,16 @@ def trials_table(
     """Return every trial that served, those of one place together and the chosen one marked."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("configuration", overflow="fold")  # what is cut off is lost
+    served = [one.measured for one in tried if not one.cut]
+    tpot = TimeColumn.of(one.tpot_s.p95 for one in served if one.tpot_s)
+    e2el = TimeColumn.of(one.e2el_s.p99 for one in served if one.e2el_s)
     twin = ",\nwith twin" if any(one.foreseen is not None for one in tried) else ""
     for heading in (
         *(f"{aim.name}\ngain{twin}" for aim in objectives),
         "in SLO",
         "goodput\nreq/s",
-        "TPOT\np95 ms",
-        "E2EL\np99 ms",
+        f"TPOT\np95 {tpot.unit}",
+        f"E2EL\np99 {e2el.unit}",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     workers = list(dict.fromkeys(one.worker for one in tried))
@@ -164,7 +166,7 @@ def trials_table(
                 table.add_row(
                     "\n".join(map(shown, words.splitlines())),
                     *(_gains(one, len(objectives))),
-                    *_numbers(one),
+                    *_numbers(one, tpot, e2el),
                     style="dim" if one.cut else style,
                 )
     return table
@@ -184,7 +186,7 @@ def _gains(one: TrialRow, aims: int) -> list[str]:
     return ["-"] * aims if one.gains is None else [f"{math.expm1(gain):+.1%}" for gain in one.gains]
 
 
-def _numbers(one: TrialRow) -> list[str]:
+def _numbers(one: TrialRow, tpot: TimeColumn, e2el: TimeColumn) -> list[str]:
     """Return what was measured; of a trial that was ended early only the most that it attains."""
     measured = one.measured
     if one.cut:
@@ -192,8 +194,8 @@ def _numbers(one: TrialRow) -> list[str]:
     return [
         f"{measured.attainment:.1%}",
         f"{measured.goodput_rps:.2f}",
-        shown_ms(measured.tpot_s.p95 * 1e3 if measured.tpot_s else None),
-        shown_ms(measured.e2el_s.p99 * 1e3 if measured.e2el_s else None),
+        tpot.shown(measured.tpot_s.p95 if measured.tpot_s else None),
+        e2el.shown(measured.e2el_s.p99 if measured.e2el_s else None),
     ]
 
 

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Self
 
 from rich import box
@@ -10,14 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tuner.commands.shared.said import mark_said, unsaid
 from tuner.profile.verdict_block import WIDTH, VerdictBlock, wrapped
 from tuner.system.printable import printable
 
 PLAIN_WIDTH = 100
 """Where stdout is no terminal, so that a log has the same lines everywhere."""
-
-LONG_MS = 100_000
-"""From here on a time is told in seconds."""
 
 LONG_S = 10.0
 """A column with a time from here on is told in seconds."""
@@ -75,11 +74,21 @@ def print_rows(console: Console, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def print_warnings(
-    console: Console, warnings: Sequence[str], *, all_: bool = False, before: int = 0
+    console: Console,
+    warnings: Sequence[str],
+    *,
+    all_: bool = False,
+    before: int = 0,
+    trace: Path | None = None,
 ) -> None:
     """Print the first few warnings, which are in the order of what they change, and say how many
-    more there are: ``before`` of them were said by an earlier command."""
-    told = warnings if all_ else warnings[:MOST_WARNINGS]
+    more there are: ``before`` of them were said by an earlier command. Of those about ``trace``
+    none is said again that any command said."""
+    warnings = list(dict.fromkeys(warnings))
+    told = warnings if all_ or trace is None else unsaid(trace, warnings)
+    told = told if all_ else told[:MOST_WARNINGS]
+    if trace is not None:
+        mark_said(trace, told)
     for warning in told:
         first, *rest = textwrap.wrap(
             printable(warning), WIDTH - len(WARNING), break_on_hyphens=False
@@ -113,15 +122,10 @@ class TimeColumn:
         value = time_s * (1e3 if self.unit == "ms" else 1.0)
         return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
 
+    def changed(self, by_s: float) -> str:
+        """Return by how much a time changes, with its sign.
 
-def shown_ms(value_ms: float | None) -> str:
-    """Return a time for a column that is headed with ms.
-
-    >>> shown_ms(12.34), shown_ms(1234.5), shown_ms(250_000.0), shown_ms(None)
-    ('12.3', '1,234', '250s', '-')
-    """
-    if value_ms is None:
-        return "-"
-    if value_ms >= LONG_MS:
-        return f"{value_ms / 1e3:,.0f}s"
-    return f"{value_ms:,.1f}" if value_ms < 100 else f"{value_ms:,.0f}"
+        >>> TimeColumn("ms").changed(-0.0124), TimeColumn("s").changed(250.0)
+        ('-12.4', '+250')
+        """
+        return f"{'-' if by_s < 0 else '+'}{self.shown(abs(by_s))}"

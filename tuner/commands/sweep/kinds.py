@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.commands.report.result import keep_result
-from tuner.commands.shared.console import console_for, plain_table, print_block, shown, shown_ms
+from tuner.commands.shared.console import TimeColumn, console_for, plain_table, print_block, shown
 from tuner.commands.shared.engine import world_of
 from tuner.commands.shared.next_step import after
 from tuner.commands.shared.run_folder import Where, kept, making_sense, open_each, open_run
@@ -44,9 +44,9 @@ from tuner.engines.seam import ArgumentValue, Starter
 from tuner.errors import EngineError, RunError, TunerError, UndecidedError, UsageError
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import LOW, engine_time, first_said, percent, promised
+from tuner.profile.summary import LOW, engine_time, first_said, is_simulated, percent, promised
 from tuner.profile.verdict_block import VerdictBlock
-from tuner.replay.measure import Measurement, Spread
+from tuner.replay.measure import Measurement
 from tuner.runs.cluster.kinds import Description
 from tuner.runs.cluster.prices import check_used, parse_prices, per_million_tokens, price_of
 from tuner.runs.cluster.share import Node, Share, share_of, usable
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from tuner.runs.cluster.session import RaySession
     from tuner.runs.cluster.sweeps import Kind
 
+TIMES = ("TTFT", "TPOT", "E2EL")
 LABEL = "tuner/kind"
 """Label of a node: which of several worlds it simulates."""
 
@@ -411,12 +412,14 @@ def render_kinds(found: Sequence[KindOutcome], run_dir: Path, options: SweepOpti
         if isinstance(one.done, TunerError):
             console.print(f"[yellow]Failed:[/] {shown(one.done)}", soft_wrap=True)
         elif one.sealed is not None:
-            how = print_of(options, one.done, one.sealed, one.profile)
+            how = print_of(options, one.done, one.sealed, one.profile, options.traces[0])
             render(one.done.outcome, one.sealed, how)
         console.print()
+    columns = {name: TimeColumn.of(_p95_s(one.numbers, name) for one in found) for name in TIMES}
     table = plain_table(
-        "kind", "verdict", "cap", "in SLO", "goodput\nreq/s", "TTFT\np95 ms", "TPOT\np95 ms",
-        "E2EL\np95 ms", "tok/s", "cost per\n1M tokens",
+        "kind", "verdict", "cap", "in SLO", "goodput\nreq/s",
+        *(f"{name}\np95 {one.unit}" for name, one in columns.items()),
+        "tok/s", "cost per\n1M tokens",
     )  # fmt: skip
     for one in found:
         if isinstance(one.done, FinishedSweep) and (numbers := one.numbers) is not None:
@@ -427,7 +430,7 @@ def render_kinds(found: Sequence[KindOutcome], run_dir: Path, options: SweepOpti
                 f" {verdict.max_num_seqs}",
                 f" {numbers.attainment:.1%}",
                 f" {numbers.goodput_rps:.2f}",
-                *(_p95(each) for each in (numbers.ttft_s, numbers.tpot_s, numbers.e2el_s)),
+                *(f" {one.shown(_p95_s(numbers, name))}" for name, one in columns.items()),
                 f" {numbers.output_tokens_per_s:,.0f}",
                 _cost(one.per_million),
             )
@@ -446,24 +449,20 @@ def _block(found: Sequence[KindOutcome], options: SweepOptions) -> VerdictBlock:
     assert isinstance(best.done, FinishedSweep)
     assert best.sealed is not None
     verdict, priced = best.done.outcome.verdict, best.per_million is not None
-    others = [one for one in found if one is not best]
-    spent_s = sum(
-        sum(one.done.outcome.starts_s) + one.done.outcome.replay_s
-        for one in found
-        if isinstance(one.done, FinishedSweep)
-    )
-    rows = [("gives", _in_words(best))]
-    if others:
-        rows.append(("beside", "; ".join(f"{one.kind}: {_in_words(one)}" for one in others)))
+    ended = [one.done.outcome for one in found if isinstance(one.done, FinishedSweep)]
+    beside = "; ".join(f"{one.kind}: {_in_words(one)}" for one in found if one is not best)
+    rows = [("gives", _in_words(best, unit=" (in the unit of --prices)")), ("beside", beside)]
     if not priced:
         rows.append(("costs", "not known: --prices KIND=PRICE says what each costs"))
-    took = engine_time(spent_s, simulated=options.engine == "sim")
-    rows.append(("took", f"{took} on {len(found)} kinds"))
+    simulated, alone = is_simulated(best.sealed), len(ended) == 1
+    took = engine_time(sum(sum(one.starts_s) + one.replay_s for one in ended), simulated=simulated)
+    rows.append(("took", f"{took} on {len(ended)} kind{'s' * (not alone)}"))
+    aside = "cheapest" if priced else "serves most in time"
     title = f"{best.kind} with max_num_seqs {verdict.max_num_seqs}"
     return VerdictBlock(
         first_said(promised(best.sealed).attainment, title),
-        "cheapest" if priced else "serves most in time",
-        rows,
+        "simulated, " * simulated + ("the only kind that ran" if alone else aside),
+        [row for row in rows if row[1]],
         after(best.sealed, best.profile, base=options.base),
     )
 
@@ -478,17 +477,19 @@ def _rank(one: KindOutcome) -> tuple[bool, bool, float, float]:
     return False, short, math.inf if cost is None else cost, -numbers.attainment
 
 
-def _in_words(one: KindOutcome) -> str:
+def _in_words(one: KindOutcome, *, unit: str = "") -> str:
     numbers = one.numbers
     if numbers is None:
         return f"failed ({one.done})"
     cost = one.per_million
-    price = "" if cost is None else f", {_cost(cost).strip()} a million tokens"
-    return f"{percent(numbers.attainment)} in SLO{price}"
+    price = "" if cost is None else f",{_cost(cost)}"
+    unit = f"{unit} a million tokens" if price and cost != math.inf else ""
+    return f"{percent(numbers.attainment)} in SLO{price}{unit}"
 
 
-def _p95(one: Spread | None) -> str:
-    return f" {shown_ms(None if one is None else one.p95 * 1e3)}"
+def _p95_s(numbers: Measurement | None, name: str) -> float | None:
+    spread = getattr(numbers, f"{name.lower()}_s", None)
+    return None if spread is None else float(spread.p95)
 
 
 def _cost(cost: float | None) -> str:

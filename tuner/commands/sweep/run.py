@@ -210,7 +210,8 @@ def _conclude(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> None
         )
         sys.stdout.write(json.dumps(result) + "\n")
     else:
-        render(outcome, found, print_of(options, done, found, options.output))
+        trace = next(iter(options.traces), None)
+        render(outcome, found, print_of(options, done, found, options.output, trace))
     check_required(found, options.output, cure=outcome.verdict.cure)
     if options.check:
         check_served({options.output: found})

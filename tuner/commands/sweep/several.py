@@ -53,7 +53,7 @@ from tuner.errors import RunError, TargetError, UndecidedError, UsageError
 from tuner.live.exporter import Exporter
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import engine_time, first_said, promised
+from tuner.profile.summary import KINDS, engine_time, first_said, is_simulated, promised
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs import journal
 from tuner.runs.evidence import Evidence
@@ -428,10 +428,11 @@ def _replay_s(report: SeveralSweeps) -> float:
 def render_all(report: SeveralSweeps, options: SweepOptions) -> None:
     """Print what each trace comes to, then what they share."""
     console = console_for(at_least=TABLE_WIDTH)
+    traces = dict(zip(names_of(options.traces), options.traces, strict=True))
     for name, one in report.done.items():
         console.print(f"[bold]{shown(name)}[/]", soft_wrap=True)
         path, profile = report.profiles[name], report.sealed[name]
-        render(one.outcome, profile, print_of(options, one, profile, path))
+        render(one.outcome, profile, print_of(options, one, profile, path, traces.get(name)))
         console.print()
     console.print("what each cap loses against a trace's own, in tolerances: 1 is too much")
     console.print(losses_table(report.found))
@@ -444,29 +445,26 @@ def render_all(report: SeveralSweeps, options: SweepOptions) -> None:
 def _block(report: SeveralSweeps, options: SweepOptions) -> VerdictBlock:
     """Return the verdict on one cap for all of the traces."""
     found, sharing = report.found, report.found.sharing
-    names = ", ".join(report.done)
-    title = f"max_num_seqs {sharing.max_num_seqs} for {names}"
+    unsure = ", not proven" * (sharing.kind == "inconclusive")
+    title = f"max_num_seqs {sharing.max_num_seqs} for {', '.join(report.done)}{unsure}"
+    alone = ", ".join(f"{one.own} for {one.trace}" for one in found.prices)
+    aside = f"{sharing.kind}, confidence {sharing.confidence:.2f}"
     if sharing.kind == "separate":
-        title = f"no max_num_seqs for all of {names}"
+        title = f"max_num_seqs {alone}; none for {'both' if len(report.done) == 2 else 'all'}"
     elif lost := ", ".join(overloaded(found)):
-        title = f"no max_num_seqs serves half of {lost} in time"
+        title, aside = f"no max_num_seqs serves half of {lost} in time", KINDS["overloaded"]
     elif report.shared is not None:
         title = first_said(promised(report.shared[0]).attainment, title)
     _, _, reason = reason_of(found).partition(": ")
-    spent_s = sum(report.starts_s) + _replay_s(report)
     low, high = sharing.interval
-    took = engine_time(spent_s, simulated=options.engine == "sim")
-    return VerdictBlock(
-        title,
-        f"{sharing.kind}, confidence {sharing.confidence:.2f}",
-        [
-            ("alone", ", ".join(f"{one.own} for {one.trace}" for one in found.prices)),
-            ("why", reason),
-            ("range", f"{low} to {high} in 95 % of draws"),
-            ("took", f"{took}, {len(report.starts_s)} starts for all"),
-        ],
-        _next(report, options),
-    )
+    simulated = is_simulated(next(iter(report.sealed.values())))
+    took = engine_time(sum(report.starts_s) + _replay_s(report), simulated=simulated)
+    rows = {"alone": alone, "why": reason, "range": f"{low} to {high} in 95 % of draws"}
+    if alone in title:
+        del rows["alone"]
+    rows["took"] = f"{took}, {len(report.starts_s)} starts for all"
+    aside = "simulated " * simulated + aside
+    return VerdictBlock(title, aside, list(rows.items()), _next(report, options))
 
 
 def _next(report: SeveralSweeps, options: SweepOptions) -> str:

@@ -13,7 +13,6 @@ from rich.table import Table
 
 from tuner.commands.report.result import keep_result
 from tuner.commands.shared.console import (
-    LONG_MS,
     TimeColumn,
     console_for,
     plain_table,
@@ -21,16 +20,22 @@ from tuner.commands.shared.console import (
     print_line,
     print_warnings,
     shown,
-    shown_ms,
 )
 from tuner.commands.shared.live_view import IDLE, LiveView, rows_of
 from tuner.commands.shared.next_step import after, asked_for
-from tuner.commands.sweep.one_trace import FinishedSweep, warnings_of
+from tuner.commands.sweep.one_trace import TRACE_COPY, FinishedSweep, warnings_of
 from tuner.commands.sweep.options import SweepOptions
 from tuner.live.exporter import Exporter
 from tuner.profile.numbers import FrontEndSection
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import block_of, chosen_step, minutes, promised, waits_for
+from tuner.profile.summary import (
+    block_of,
+    chosen_step,
+    milliseconds,
+    minutes,
+    promised,
+    waits_for,
+)
 from tuner.replay.live_reading import LiveReading
 from tuner.replay.measure import Measurement, Spread
 from tuner.replay.readings import Read
@@ -191,6 +196,9 @@ class SweepPrint:
     """The command to run."""
 
     run_dir: Path
+    trace: Path
+    """Of which no warning is said that was said before."""
+
     warnings: Sequence[str]
     """In the order of what they change."""
 
@@ -201,9 +209,14 @@ class SweepPrint:
 
 
 def print_of(
-    options: SweepOptions, done: FinishedSweep, profile: ServingProfile, path: Path
+    options: SweepOptions,
+    done: FinishedSweep,
+    profile: ServingProfile,
+    path: Path,
+    trace: Path | None,
 ) -> SweepPrint:
-    """Return what is printed of a finished sweep, whose profile went to ``path``."""
+    """Return what is printed of a finished sweep of this trace, whose profile went to ``path``;
+    ``trace`` is None where a stored run was judged anew."""
     return SweepPrint(
         next=next_command(
             options,
@@ -212,6 +225,7 @@ def print_of(
             unfinished=None if done.outcome.conclusion.untried is None else done.run_dir,
         ),
         run_dir=done.run_dir,
+        trace=trace or done.run_dir / TRACE_COPY,
         warnings=warnings_of(done) if options.details else done.doubts,
         said_before=0 if options.details else len(done.warnings),
         details=options.details,
@@ -226,7 +240,7 @@ def keep_answer(
     found = json_object(
         done.outcome, run_dir=str(done.run_dir), profile=str(path), warnings=warnings_of(done)
     )
-    next_ = print_of(options, done, profile, path).next
+    next_ = print_of(options, done, profile, path, None).next
     keep_result(done.run_dir, found, block_of(profile, next_=next_))
 
 
@@ -406,7 +420,7 @@ def _on_days(said: Prediction) -> str:
         low, high = ends["attainment"]
         tail = ""
         if "e2el_p99_ms" in ends:
-            tail = f", p99 E2EL {' to '.join(f'{one:,.0f}' for one in ends['e2el_p99_ms'])} ms"
+            tail = f", p99 E2EL {' to '.join(map(milliseconds, ends['e2el_p99_ms']))}"
         told.append(f"{name}, 95 %: {low:.1%} to {high:.1%} within the SLO{tail}")
     return "\n".join(told)
 
@@ -427,11 +441,13 @@ def _record(record: CheckRecord) -> str:
 
 def changes_table(outcome: SweepOutcome) -> Table:
     """Return what each step up the ladder changes, interval below value."""
+    waits = [one for step in outcome.curve if (one := step.changes.get("queue_p95_ms"))]
+    queue = TimeColumn.of(abs(ms) / 1e3 for one in waits for ms in (one.value, one.low, one.high))
     names = {
         "goodput_rps": ("goodput", _percent),
         "tpot_p95_ms": ("TPOT p95", _percent),
         "e2el_p99_ms": ("E2EL p99", _percent),
-        "queue_p95_ms": ("queue p95 ms", _milliseconds),
+        "queue_p95_ms": (f"queue p95 {queue.unit}", lambda ms: queue.changed(ms / 1e3)),
         "kv_cache_usage_peak": ("KV peak", _percent),
         "preemptions": ("preempted", _number),
     }
@@ -463,10 +479,6 @@ def _number(value: float) -> str:
     return f"{value:+,.0f}"
 
 
-def _milliseconds(value: float) -> str:
-    return f"{value:+,.0f}" if abs(value) < LONG_MS else f"{value / 1e3:+,.0f}s"
-
-
 def _attainment(one: Measurement) -> str:
     """Of a cut step only the upper bound is known."""
     return f"<={one.attainment_bound:.1%}" if one.cut else f"{one.attainment:.1%}"
@@ -474,11 +486,4 @@ def _attainment(one: Measurement) -> str:
 
 def _time(spread: Spread | None, name: str) -> str:
     """Return a time with its unit, for a sentence."""
-    value = _ms(spread, name)
-    return value if value == "-" or value.endswith("s") else f"{value} ms"
-
-
-def _ms(spread: Spread | None, name: str) -> str:
-    if spread is None:
-        return "-"
-    return shown_ms(getattr(spread, name) * 1e3)
+    return "-" if spread is None else milliseconds(getattr(spread, name) * 1e3)

@@ -9,7 +9,14 @@ from tuner.commands.shared.next_step import after, asked_for, command
 from tuner.commands.sweep.options import SweepOptions
 from tuner.commands.verify.options import VerifyOptions
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import engine_time, first_said, milliseconds, minutes, percent
+from tuner.profile.summary import (
+    engine_time,
+    first_said,
+    is_simulated,
+    milliseconds,
+    minutes,
+    percent,
+)
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs.verify.gates import Gate
 from tuner.runs.verify.verify import Verified
@@ -41,7 +48,7 @@ def said(gate: Gate) -> str:
         told = f"{gate.measured:.1%}" if gate.name in SHARES else f"{gate.measured:,.1f}{unit}"
         return f"{gate.name.removesuffix('_ms')} was {told}, {gate.limit_is}"
     if gate.name == "choice":
-        return f"the choice is right under {gate.measured:.0%} of the profile's laws: too few"
+        return f"the choice is right in {gate.measured:.0%} of the stored draws: too few"
     if gate.name == "headroom":
         return (
             f"{gate.measured:.1%} are served within the SLO with headroom, promised were "
@@ -88,8 +95,8 @@ def _block(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
     of_promise = any(one.is_promise for one in found.gates)
     held_to = [one.limit_is for one in found.gates if not one.is_promise]
     if of_promise:
-        source = "the worst that the profile's twin says of these windows"
-        held_to.append(f"{source}; of times {100 * options.tolerance:g} % more")
+        source = "the profile's worst forecast for these windows"
+        held_to.append(f"{source}; times may be {100 * options.tolerance:g} % above it")
     given = ""
     if share is not None:
         promised = f"; promised {percent(share.promised)}" if share.is_promise else ""
@@ -100,8 +107,11 @@ def _block(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
         ("held to", "; ".join(held_to)),
         ("took", _took(found, options)),
     ]
-    cap, count = profile.decision.max_num_seqs, len(found.gates)
+    cap = profile.decision.max_num_seqs
     title = title_of(cap, kept=not broken, of_promise=of_promise)
+    simulated = ""
+    if is_simulated(profile):
+        simulated = "simulated profile, " if options.url else "simulated, "
     if broken and found.taken is not None:
         again = after(profile, options.profile)
         if options.engine != "sim":
@@ -110,7 +120,7 @@ def _block(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
         return VerdictBlock(f"nothing can be said of max_num_seqs {cap}", found.taken, told, again)
     return VerdictBlock(
         title if share is None else first_said(share.measured, title),
-        f"{len(broken)} of {count} gates broken" if broken else f"all {count} gates kept",
+        simulated + _gates(found),
         [(name, text) for name, text in rows if text],
         _next(profile, options, broken=bool(broken), of_promise=of_promise),
     )
@@ -136,6 +146,11 @@ def _next(
     return after(profile, options.profile)
 
 
+def _gates(found: Verified) -> str:
+    broken, count = sum(not one.kept for one in found.gates), len(found.gates)
+    return f"{broken} of {count} gates broken" if broken else f"all {count} gates kept"
+
+
 def _took(found: Verified, options: VerifyOptions) -> str:
     if options.url:
         return f"{minutes(found.engine_s)} of server"
@@ -149,20 +164,18 @@ def _offline_block(
     gates = {one.name: one for one in found.gates}
     broken, cap = [one for one in found.gates if not one.kept], profile.decision.max_num_seqs
     choice, share = gates["choice"], gates.get("attainment")
-    laws = f"right under {percent(choice.measured)} of the laws that the profile keeps"
+    right, said = percent(choice.measured), percent(choice.promised)
     gives = "not asked: the profile keeps the busiest stretch of its traffic alone"
     if share is not None:
         gives = f"{percent(share.measured)} in SLO by the profile's twin"
         gives += f"; promised {percent(share.promised)}, held to {percent(share.limit)}"
     rows = [
-        ("choice", f"{laws}; said when made: {percent(choice.promised)}"),
+        ("choice", f"right in {right} of the stored draws ({said} when made)"),
         ("gives", gives),
         ("rests on", "the profile alone: nothing was replayed, no engine was started"),
     ]
     title = f"max_num_seqs {cap} {'does not follow' if broken else 'follows'} from its profile"
-    aside = (
-        f"{len(broken)} of {len(gates)} gates broken" if broken else f"all {len(gates)} gates kept"
-    )
+    aside = "simulated, " * is_simulated(profile) + _gates(found)
     next_ = command("show", options.profile) if broken else after(profile, options.profile)
     if share is not None:
         title = first_said(share.measured, title)

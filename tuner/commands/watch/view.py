@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tuner.commands.shared.console import (
+    TimeColumn,
     console_for,
     print_block,
     print_line,
     print_warnings,
     shown,
-    shown_ms,
 )
 from tuner.commands.shared.live_view import LiveView
 from tuner.commands.shared.next_step import asked_for, command
@@ -27,7 +27,7 @@ from tuner.live.watch.reasons import server_is_why
 from tuner.live.watch.verdict import MonitorReading, Watch
 from tuner.live.watch.watched import WindowSummary
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import first_said, minutes, percent
+from tuner.profile.summary import first_said, is_simulated, minutes, percent
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.traffic.window import parse_duration_s
 
@@ -37,6 +37,8 @@ TIMES = {
     "e2el_ms": "to last token",
     "queue_ms": "queued",
 }
+
+QUANTILES = ("p50", "p95", "p99")
 
 MEASURES = {
     "slowness": "iterations / law",
@@ -120,17 +122,14 @@ class WatchProgress:
         waiting = f", {seen.waiting:.0f} waiting" if seen.waiting >= 0.5 else ""
         self._line(
             f"{seen.number}: {_load(seen)} ({seen.promised_running:.1f}){waiting}, "
-            f"{shown_ms(seen.gap_ms)} ms/token ({shown_ms(seen.promised_gap_ms)}), {slowness}x"
+            f"{_ms(seen.gap_ms)} ms/token ({_ms(seen.promised_gap_ms)}), {slowness}x"
         )
         self._live(watch.windows, watch.verdict, _now(seen))
 
     def pair(self, baseline: WindowSummary, canary: WindowSummary, gate: CanaryGate) -> None:
+        self._line(f"{gate.pairs}: baseline {_load(baseline)}, {_ms(baseline.gap_ms)} ms/token")
         self._line(
-            f"{gate.pairs}: baseline {_load(baseline)}, {shown_ms(baseline.gap_ms)} ms/token"
-        )
-        self._line(
-            f"{' ' * len(str(gate.pairs))}  canary   {_load(canary)}, "
-            f"{shown_ms(canary.gap_ms)} ms/token"
+            f"{' ' * len(str(gate.pairs))}  canary   {_load(canary)}, {_ms(canary.gap_ms)} ms/token"
         )
         self._live(gate.pairs, gate.decision, _now(canary))
 
@@ -151,8 +150,12 @@ def _now(seen: WindowSummary) -> dict[str, str]:
     kv = "" if seen.kv_cache_usage is None else f", KV cache {100 * seen.kv_cache_usage:.0f} %"
     slowness = "" if seen.slowness is None else f", {seen.slowness:.2f} times the law"
     running = f"{_load(seen)} (promised {seen.promised_running:.1f})"
-    token = f"{shown_ms(seen.gap_ms)} ms (promised {shown_ms(seen.promised_gap_ms)})"
+    token = f"{_ms(seen.gap_ms)} ms (promised {_ms(seen.promised_gap_ms)})"
     return {"now": f"{running}, {seen.waiting:.0f} waiting{kv}", "token": f"{token}{slowness}"}
+
+
+def _ms(time_ms: float | None) -> str:
+    return TimeColumn("ms").shown(None if time_ms is None else time_ms / 1e3)
 
 
 def _load(seen: WindowSummary) -> str:
@@ -254,10 +257,22 @@ def _block(result: WatchResult, profile: ServingProfile, options: WatchOptions) 
     if watch.required and gate is None:
         broken_first = sorted(watch.required, key=lambda one: one.state != "above")
         rows.append(("required", "; ".join(map(str, broken_first))))
-    title = f"max_num_seqs {profile.decision.max_num_seqs}: {result.verdict}"
+    if result.verdict == "re-tune now":
+        rows.append(("re-tune", "run what is next, then capture a new trace and sweep"))
+    cap = f"max_num_seqs {profile.decision.max_num_seqs}"
+    title = f"{cap}: {result.verdict}" if gate is None else f"{_told(result)} ({cap})"
     if choice is not None:
         title = first_said(choice.attainment, title)
-    return VerdictBlock(title, counted, rows, next_of(result, profile, options))
+    aside = "simulated profile, " * is_simulated(profile) + counted
+    return VerdictBlock(title, aside, rows, next_of(result, profile, options))
+
+
+def _told(result: WatchResult) -> str:
+    """Return what is to be done with the canary, or was."""
+    if result.rolled_back is not None:
+        return "the canary was rolled back"
+    words = {"promote": "promote the canary", "roll back": "roll the canary back"}
+    return words.get(result.verdict, f"the canary is {result.verdict}")
 
 
 LONGER = 4
@@ -269,7 +284,7 @@ def next_of(result: WatchResult, profile: ServingProfile, options: WatchOptions)
     path, file = options.profile, options.rollback
     ours = result.gate is not None or server_is_why(result.watches[0])
     match result.verdict:
-        case _ if profile.provenance.engine == "sim":
+        case _ if is_simulated(profile):
             words: list[object] = ["show", path]
         case _ if result.rolled_back is not None:
             words = ["diff", path, file]
@@ -351,22 +366,40 @@ def _is_share(name: str) -> bool:
 
 def _time_table(result: WatchResult) -> Table:
     """Return times over the whole watch; a quantile is the range that the buckets leave it."""
+    entries = _times(result)
+    times_ms = [one for _, _, told in entries for ends in told for one in ends]
+    unit = TimeColumn.of(None if one is None else one / 1e3 for one in times_ms)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("ms", "", "mean", "p50", "p95", "p99"):
-        table.add_column(heading, justify="left" if heading in {"ms", ""} else "right")
+    for number, heading in enumerate((unit.unit, "", "mean", *QUANTILES)):
+        table.add_column(heading, justify="left" if number < 2 else "right")
+    for words, label, told in entries:
+        table.add_row(words, label, *(_range(unit, *ends) for ends in told))
+    return table
+
+
+Ends = tuple[float | None, float | None]
+"""Of a time in ms."""
+
+
+def _times(result: WatchResult) -> list[tuple[str, str, list[Ends]]]:
+    """Return of every time what it is of, whose, and its mean and quantiles."""
+    found: list[tuple[str, str, list[Ends]]] = []
     names = ["counted"] if result.gate is None else ["baseline", "canary"]
     for watch, who in zip(result.watches, names, strict=True):
         times: Mapping[str, Any] = watch.totals.ranges_ms()
         for key, words in TIMES.items():
             for kind, label in (("counted", who), ("promised", "promised")):
                 entry = times.get(key, {}).get(kind)
-                if entry is None:
-                    continue
-                quantiles = [_range(entry[name]) for name in ("p50", "p95", "p99")]
-                table.add_row(words, label, shown_ms(entry["mean"]), *quantiles)
-    return table
+                if entry is not None:
+                    mean = (entry["mean"], entry["mean"])
+                    told = [mean, *((low, high) for low, high in map(entry.get, QUANTILES))]
+                    found.append((words, label, told))
+    return found
 
 
-def _range(bounds: Sequence[float | None]) -> str:
-    low, high = bounds
-    return f"> {shown_ms(low)}" if high is None else f"{shown_ms(low)}-{shown_ms(high)}"
+def _range(unit: TimeColumn, low: float | None, high: float | None) -> str:
+    """Return a time in ms that lies between these ends."""
+    begin, end = (unit.shown(None if one is None else one / 1e3) for one in (low, high))
+    if low == high:
+        return begin
+    return f"> {begin}" if high is None else f"{begin}-{end}"

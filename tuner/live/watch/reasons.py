@@ -67,7 +67,9 @@ def shown(name: str, one: MonitorReading) -> str:
 
 def _within(watch: Watch) -> list[str]:
     measures = watch.measures()
-    said = [f"iterations take {shown('slowness', measures['slowness'])} times what the law says"]
+    said = [
+        f"iterations take {shown('slowness', measures['slowness'])} times what the profile predicts"
+    ]
     said += [
         f"{NAMES[name]} is {shown(name, measures[name])} times the profile's"
         for name in NAMES
@@ -84,7 +86,7 @@ def _beyond(watch: Watch) -> list[str]:
         since = f"since window {one.changed_at + 1}"
         if name == "slowness":
             said.append(
-                f"iterations take {shown(name, one)} times what the law says, {since}: the "
+                f"iterations take {shown(name, one)} times what the profile predicts, {since}: the "
                 f"limit is {one.high:.2f}"
             )
         elif name == "ttft_excess":

@@ -27,8 +27,12 @@ from tuner.twin.uncertainty import drawn_values, points, relative_changes
 DEFENDED = 0.5
 """Below this share of draws that agree, sharing and not sharing are a toss-up."""
 
-PRICED = {"goodput_rps": "goodput", "e2el_p99_ms": "p99 E2EL", "tpot_p95_ms": "p95 TPOT"}
-"""What a price is told in."""
+PRICED = {
+    "goodput_rps": ("goodput", "less", "more"),
+    "e2el_p99_ms": ("p99 E2EL", "shorter", "longer"),
+    "tpot_p95_ms": ("p95 TPOT", "shorter", "longer"),
+}
+"""What a price is told in, and how a fall and a rise of it are called."""
 
 SharedCapKind = Literal["shared", "separate", "inconclusive"]
 
@@ -273,20 +277,34 @@ def cost_of(price: Price, cap: int) -> str:
 
     >>> change = StepChange(-0.012, -0.02, -0.004)
     >>> cost_of(Price("night", 8, 0.6, 0.97, {"goodput_rps": change}), 16)
-    'night (own 8): goodput -1.2% (-2.0% to -0.4%)'
+    'night would take 8 and has 1.2 % less goodput (0.4 to 2.0 %)'
     """
     if cap == price.own:
-        return f"{price.trace} loses nothing, it is its own"
+        return f"{cap} is best for {price.trace}"
+    own = f"{price.trace} would take {price.own}"
     if math.isinf(price.loss) and not price.attainment:
-        return f"{price.trace} (own {price.own}) is served nothing that keeps what is required"
+        return f"{own} and is served nothing that keeps what is required"
     if math.isinf(price.loss):
         return (
-            f"{price.trace} (own {price.own}) is served at most {price.attainment:.1%} within its "
-            "SLO, so its replay was cut short"
+            f"{own} and is served at most {price.attainment:.1%} within its SLO, so its replay was "
+            "cut short"
         )
     told = [
-        f"{words} {one.value:+.1%} ({one.low:+.1%} to {one.high:+.1%})"
+        _in_words(change, *words)
         for name, words in PRICED.items()
-        if (one := price.changes.get(name)) is not None
+        if (change := price.changes.get(name)) is not None
     ]
-    return f"{price.trace} (own {price.own}): {', '.join(told)}"
+    return f"{own} and has {', '.join(told)}" if told else own
+
+
+def _in_words(change: StepChange, name: str, fall: str, rise: str) -> str:
+    """Return a change with its interval.
+
+    >>> _in_words(StepChange(0.08, -0.01, 0.11), "p99 E2EL", "shorter", "longer")
+    '8.0 % longer p99 E2EL (-1.0 to 11.0 %)'
+    """
+    sign, how = (1, rise) if change.value > 0 else (-1, fall)
+    low, high = sorted(
+        round(100 * sign * end, 1) + 0.0 for end in (change.low, change.high)
+    )  # no -0.0
+    return f"{100 * abs(change.value):.1f} % {how} {name} ({low} to {high} %)"

@@ -131,7 +131,7 @@ def _tight_cache(view: Forecast, cap: int) -> str | None:
     return (
         f"what runs takes up to {replay.kv_usage_peak:.0%} of the KV cache: how much of the "
         "prompts that come again the rest holds depends on cap and load, and the twin takes what "
-        "the windows showed"
+        "the windows showed; raise gpu_memory_utilization to be free of that"
     )
 
 
@@ -158,7 +158,7 @@ def _queue(seen: Sequence[Block], left: Sequence[Block], choice: int) -> str | N
     return (
         f"a queue grows at {cap} that no window shows, because each begins without it: "
         f"{windows:.0%} were served in time in the windows, about {all_:.0%} of all of the "
-        "traffic would be"
+        "traffic would be; sweep with a longer --step"
     )
 
 
