@@ -224,7 +224,7 @@ def test_a_sweep_of_several_traces_shows_what_they_share_and_each_by_itself(
         assert f"tuner report both/{name}</td>" in text
         assert f"{name}: goodput, requests a second" in text
         of_part, own = report(folder, f"both/{name}")
-        assert of_part[0].startswith("max_num_seqs ")
+        assert "max_num_seqs " in of_part[0]
         assert next_on(own) == ["tuner", "show", f"out/{name}.yaml"]
 
 
