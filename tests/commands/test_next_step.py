@@ -250,7 +250,6 @@ def of_compare(engine: Kind) -> Iterator[Said]:
             spent_s=487.0,
             next=next_,
             run_dir=Path("run"),
-            trace=TRACE,
             warnings=(),
             said_before=0,
             details=False,

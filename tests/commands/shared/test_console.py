@@ -1,7 +1,6 @@
 """What every command prints in the same way."""
 
 import io
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -58,23 +57,3 @@ def test_a_line_that_ends_with_a_backslash_is_printed_as_it_is() -> None:
     block = VerdictBlock("t", "a", [("why", "[b]late[/]")], "tuner " + "--set=key=value " * 6)
     print_block(console, block)
     assert file.getvalue().splitlines() == block.lines()
-
-
-def test_no_warning_of_a_trace_is_printed_by_two_commands_but_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    trace = tmp_path / "prod.jsonl"
-    one, _ = printed()
-    many = [f"number {one}" for one in range(MOST_WARNINGS + 1)]
-    print_warnings(one, many, trace=trace)
-    other, file = printed()
-    print_warnings(other, [*many, "new", "new"], trace=trace)  # the last of many was not printed
-    assert file.getvalue().splitlines() == [
-        "Warning: number 5",
-        "Warning: new",
-        "5 more warnings: --details",
-    ]
-    whole, file = printed()
-    print_warnings(whole, many, all_=True, trace=trace)
-    assert len(file.getvalue().splitlines()) == len(many)

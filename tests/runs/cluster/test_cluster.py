@@ -310,7 +310,7 @@ def test_each_kind_of_node_has_a_curve_of_its_own_and_a_price(
     kinds = json.loads(out)["kinds"]
     assert set(kinds) == {"slow", "fast"}
     kept = json.loads((swept / "kinds" / "result.json").read_text())
-    assert (kept["kinds"], kept["block"]["aside"]) == (kinds, "cheapest")
+    assert (kept["kinds"], kept["block"]["aside"]) == (kinds, "simulated, cheapest")
     here, there = (profile.load(swept / name) for name in ("profile.yaml", "kinds-slow.yaml"))
     assert there.curve == here.curve
     assert there.decision == here.decision

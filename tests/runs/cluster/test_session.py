@@ -14,7 +14,7 @@ import pytest
 from tests.support.profiles import profile
 from tuner.commands.refine import ray as ray_command
 from tuner.engines.provenance import model_digest
-from tuner.errors import RunError, UsageError
+from tuner.errors import UsageError
 
 ray = pytest.importorskip("ray")
 
@@ -73,24 +73,6 @@ def test_a_cluster_without_a_token_is_warned_of(monkeypatch: pytest.MonkeyPatch)
     assert "asks for no token" in caution
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     assert joined.cautions() == ()
-
-
-@pytest.mark.attack
-def test_a_cluster_of_our_own_asks_for_a_token_whichever_ray_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bare = {name: text for name, text in os.environ.items() if not name.startswith("RAY_AUTH")}
-    monkeypatch.setattr(os, "environ", bare)
-    modes: list[str | None] = []
-
-    def starting(**_how: object) -> None:
-        modes.append(os.environ.get("RAY_AUTH_MODE"))
-        raise RuntimeError("seen enough")
-
-    monkeypatch.setattr(ray, "init", starting)
-    with pytest.raises(RunError, match="seen enough"):
-        session.RaySession(session.LOCAL)
-    assert modes == ["token"]
 
 
 class OneNode:

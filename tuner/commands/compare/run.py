@@ -242,7 +242,6 @@ def _report(
         spent_s=spent_s,
         next=_next(options, is_measured=row is None or row.numbers is not None),
         run_dir=comparing.journal.run_dir,
-        trace=options.trace,
         warnings=warnings if options.details else doubts,
         said_before=0 if options.details else len(of_trace),
         details=options.details,

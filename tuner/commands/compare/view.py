@@ -44,9 +44,6 @@ class ComparePrint:
 
     next: str
     run_dir: Path
-    trace: Path | None
-    """Of which no warning is said that was said before; None where none is."""
-
     warnings: Sequence[str]
     said_before: int
     """How many more there are of the trace, which were said before."""

@@ -56,7 +56,6 @@ def of_run(book: Journal, *, budget: int) -> Page:
         spent_s=sum(comparing.evidence.starts_s()) + comparing.evidence.replay_s(),
         next=_next(book, has_ended=has_ended),
         run_dir=book.run_dir,
-        trace=None,
         warnings=(),
         said_before=0,
         details=False,

@@ -3,7 +3,6 @@
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, Self
 
 from rich import box
@@ -11,7 +10,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tuner.commands.shared.said import mark_said, unsaid
 from tuner.profile.verdict_block import WIDTH, VerdictBlock, wrapped
 from tuner.system.printable import printable
 
@@ -74,21 +72,12 @@ def print_rows(console: Console, rows: Iterable[tuple[str, str]]) -> None:
 
 
 def print_warnings(
-    console: Console,
-    warnings: Sequence[str],
-    *,
-    all_: bool = False,
-    before: int = 0,
-    trace: Path | None = None,
+    console: Console, warnings: Sequence[str], *, all_: bool = False, before: int = 0
 ) -> None:
     """Print the first few warnings, which are in the order of what they change, and say how many
-    more there are: ``before`` of them were said by an earlier command. Of those about ``trace``
-    none is said again that any command said."""
+    more there are: ``before`` of them were said by an earlier command."""
     warnings = list(dict.fromkeys(warnings))
-    told = warnings if all_ or trace is None else unsaid(trace, warnings)
-    told = told if all_ else told[:MOST_WARNINGS]
-    if trace is not None:
-        mark_said(trace, told)
+    told = warnings if all_ else warnings[:MOST_WARNINGS]
     for warning in told:
         first, *rest = textwrap.wrap(
             printable(warning), WIDTH - len(WARNING), break_on_hyphens=False

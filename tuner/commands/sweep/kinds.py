@@ -412,7 +412,7 @@ def render_kinds(found: Sequence[KindOutcome], run_dir: Path, options: SweepOpti
         if isinstance(one.done, TunerError):
             console.print(f"[yellow]Failed:[/] {shown(one.done)}", soft_wrap=True)
         elif one.sealed is not None:
-            how = print_of(options, one.done, one.sealed, one.profile, options.traces[0])
+            how = print_of(options, one.done, one.sealed, one.profile)
             render(one.done.outcome, one.sealed, how)
         console.print()
     columns = {name: TimeColumn.of(_p95_s(one.numbers, name) for one in found) for name in TIMES}

@@ -210,8 +210,7 @@ def _conclude(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> None
         )
         sys.stdout.write(json.dumps(result) + "\n")
     else:
-        trace = next(iter(options.traces), None)
-        render(outcome, found, print_of(options, done, found, options.output, trace))
+        render(outcome, found, print_of(options, done, found, options.output))
     check_required(found, options.output, cure=outcome.verdict.cure)
     if options.check:
         check_served({options.output: found})

@@ -428,11 +428,10 @@ def _replay_s(report: SeveralSweeps) -> float:
 def render_all(report: SeveralSweeps, options: SweepOptions) -> None:
     """Print what each trace comes to, then what they share."""
     console = console_for(at_least=TABLE_WIDTH)
-    traces = dict(zip(names_of(options.traces), options.traces, strict=True))
     for name, one in report.done.items():
         console.print(f"[bold]{shown(name)}[/]", soft_wrap=True)
         path, profile = report.profiles[name], report.sealed[name]
-        render(one.outcome, profile, print_of(options, one, profile, path, traces.get(name)))
+        render(one.outcome, profile, print_of(options, one, profile, path))
         console.print()
     console.print("what each cap loses against a trace's own, in tolerances: 1 is too much")
     console.print(losses_table(report.found))

@@ -23,7 +23,7 @@ from tuner.commands.shared.console import (
 )
 from tuner.commands.shared.live_view import IDLE, LiveView, rows_of
 from tuner.commands.shared.next_step import after, asked_for
-from tuner.commands.sweep.one_trace import TRACE_COPY, FinishedSweep, warnings_of
+from tuner.commands.sweep.one_trace import FinishedSweep, warnings_of
 from tuner.commands.sweep.options import SweepOptions
 from tuner.live.exporter import Exporter
 from tuner.profile.numbers import FrontEndSection
@@ -196,9 +196,6 @@ class SweepPrint:
     """The command to run."""
 
     run_dir: Path
-    trace: Path
-    """Of which no warning is said that was said before."""
-
     warnings: Sequence[str]
     """In the order of what they change."""
 
@@ -213,10 +210,8 @@ def print_of(
     done: FinishedSweep,
     profile: ServingProfile,
     path: Path,
-    trace: Path | None,
 ) -> SweepPrint:
-    """Return what is printed of a finished sweep of this trace, whose profile went to ``path``;
-    ``trace`` is None where a stored run was judged anew."""
+    """Return what is printed of a finished sweep whose profile went to ``path``."""
     return SweepPrint(
         next=next_command(
             options,
@@ -225,7 +220,6 @@ def print_of(
             unfinished=None if done.outcome.conclusion.untried is None else done.run_dir,
         ),
         run_dir=done.run_dir,
-        trace=trace or done.run_dir / TRACE_COPY,
         warnings=warnings_of(done) if options.details else done.doubts,
         said_before=0 if options.details else len(done.warnings),
         details=options.details,
@@ -240,7 +234,7 @@ def keep_answer(
     found = json_object(
         done.outcome, run_dir=str(done.run_dir), profile=str(path), warnings=warnings_of(done)
     )
-    next_ = print_of(options, done, profile, path, None).next
+    next_ = print_of(options, done, profile, path).next
     keep_result(done.run_dir, found, block_of(profile, next_=next_))
 
 

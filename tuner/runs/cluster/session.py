@@ -136,7 +136,6 @@ class RaySession:
             how |= {"_temp_dir": f"{self.folder}/r"}  # Ray opens its own to everybody
             # Ray's own 15 lets whatever else runs on the machine take an engine's time
             os.environ.setdefault("RAY_worker_niceness", "0")
-            os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray before 2.60 asks for none without
             if os.environ.keys().isdisjoint(_TOKENS):
                 # Ray makes a token as well, in a file of the home folder that all may read
                 os.environ[_TOKENS[0]] = secrets.token_hex(32)
