@@ -136,10 +136,23 @@ def since(path: Path, rows: int, copy: Path) -> Path:
     return copy
 
 
+MARKED = 99
+"""The prompt's length of a request behind which every row of earlier tests has been written."""
+
+
+def last_length(server: RealServer, name: str) -> object:
+    if not server.rows(name):
+        return None
+    last = server.recorded(name).read_bytes().splitlines()[-1]
+    return json.loads(last).get("input_length")
+
+
 @pytest.fixture(scope="module")
 def recorded(real_server: RealServer, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     folder, url = tmp_path_factory.mktemp("recorded"), real_server.url
     plan = bursts(PLAN_S)
+    assert post(url, prompt=[7] * MARKED, max_tokens=1)[0] == 200
+    wait_for(lambda: all(last_length(real_server, name) == MARKED for name in ("trace", "stats")))
     scraped = folder / "scraped.jsonl" if can_scrape() else None
     before = {name: real_server.rows(name) for name in ("trace", "stats")}
     with contextlib.ExitStack() as also:
