@@ -376,8 +376,9 @@ def test_the_memory_of_others_gpus_is_not_waited_for(monkeypatch: pytest.MonkeyP
     before = gpus.memory_used()
     theirs.memory_used = 60 * GIB
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        assert runner.run(gpus.given_back(before, of=["GPU-bbbbbbbb"], within_s=0))
-        assert not runner.run(gpus.given_back(before, of=["GPU-aaaaaaaa"], within_s=0))
+        first, second = ({"uuids": [f"GPU-{8 * letter}"]} for letter in "ab")
+        assert runner.run(gpus.given_back(before, device=second, within_s=0))
+        assert not runner.run(gpus.given_back(before, device=first, within_s=0))
         assert not runner.run(gpus.given_back(before, within_s=0))
 
 

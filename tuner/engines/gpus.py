@@ -150,17 +150,21 @@ def memory_used() -> dict[str, int]:
 
 
 async def given_back(
-    before: Mapping[str, int], *, of: object = None, within_s: float = GIVEN_BACK_S
+    before: Mapping[str, int],
+    *,
+    device: Mapping[str, object] | None = None,
+    within_s: float = GIVEN_BACK_S,
 ) -> bool:
     """Wait until no GPU has much more memory in use than before; whether that came in time.
 
     A process is gone before the driver has freed what it held, and the next engine takes a share of
-    what it finds free. ``of`` are the UUIDs that an engine's facts name, or their beginnings: what
-    others do on other GPUs is not waited for. All of them where it names none.
+    what it finds free. ``device`` is what an engine's facts say of its own: what others do on other
+    GPUs is not waited for. All of them where it names none.
     """
     loop = asyncio.get_running_loop()
     until_s = loop.time() + within_s
-    named = tuple(map(str, of)) if isinstance(of, list) else ()
+    uuids = (device or {}).get("uuids")
+    named = tuple(map(str, uuids)) if isinstance(uuids, list) else ()  # or their beginnings
     own = {uuid: used for uuid, used in before.items() if not named or uuid.startswith(named)}
     while own:
         now = await asyncio.to_thread(memory_used)

@@ -64,7 +64,8 @@ def view_of(
         headroom=settings.headroom,
         seed=settings.seed,
         hit_share=_hit_share(evidence, workload, settings.trace_block_size),
-        probes=evidence.probed() if everywhere else (),  # what is measured does not hang on them
+        # not in between, or else a resumed run, which has them, would measure other steps
+        probes=evidence.probed() if everywhere else (),
         everywhere=everywhere,
     )
 

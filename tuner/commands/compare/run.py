@@ -20,9 +20,9 @@ from tuner.commands.compare.view import (
 )
 from tuner.commands.report.compare import page_of, steps_of
 from tuner.commands.report.drawing.page import POINTS, written
-from tuner.commands.report.result import keep_result
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.dry_run import DryRun
+from tuner.commands.shared.kept_result import keep_result
 from tuner.commands.shared.machine import check_machine
 from tuner.commands.shared.next_step import after, asked_for, command
 from tuner.commands.shared.options import in_plan

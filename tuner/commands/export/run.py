@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tuner.commands.export.options import ExportOptions
 from tuner.commands.export.tables import Cell, Row, tables_of
-from tuner.commands.report.result import making_sense
+from tuner.commands.shared.kept_result import making_sense
 from tuner.commands.shared.run_folder import read_run
 from tuner.errors import RunError, TargetError, UsageError
 from tuner.profile.profile import load as load_profile

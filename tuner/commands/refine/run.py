@@ -30,9 +30,9 @@ from tuner.commands.refine.view import (
     render,
     said_of_space,
 )
-from tuner.commands.report.result import keep_result
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.dry_run import DryRun, asked_of, windows_of
+from tuner.commands.shared.kept_result import keep_result
 from tuner.commands.shared.machine import check_machine
 from tuner.commands.shared.next_step import asked_for, check_required
 from tuner.commands.shared.options import check_given

@@ -18,8 +18,8 @@ from tuner.commands.report.drawing.page import (
     csv_of,
 )
 from tuner.commands.report.replays import Step, points_for, replay_files, replay_section
-from tuner.commands.report.result import block_of_run
 from tuner.commands.report.sweep import UNFINISHED
+from tuner.commands.shared.kept_result import block_of_run
 from tuner.commands.shared.run_folder import goes_on
 from tuner.errors import RunError
 from tuner.runs.compare.approaches import chosen

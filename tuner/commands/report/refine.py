@@ -8,7 +8,6 @@ from typing import Any
 from tuner.commands.report.drawing.chart import Bar, barred
 from tuner.commands.report.drawing.page import Cell, Figure, File, Page, PageSection, Table, csv_of
 from tuner.commands.report.replays import Step
-from tuner.commands.report.result import NAME, block_in, read_result
 from tuner.commands.report.sweep import (
     UNFINISHED,
     Shown,
@@ -17,6 +16,7 @@ from tuner.commands.report.sweep import (
     said_of,
     undecided,
 )
+from tuner.commands.shared.kept_result import NAME, block_in, read_result
 from tuner.commands.shared.next_step import after
 from tuner.commands.shared.run_folder import goes_on
 from tuner.errors import RunError

@@ -7,7 +7,7 @@ from pathlib import Path
 from tuner.commands.report import compare, refine, sweep, verify, watch
 from tuner.commands.report.drawing.page import GENERATOR, POINTS, Page, written
 from tuner.commands.report.options import ReportOptions
-from tuner.commands.report.result import making_sense
+from tuner.commands.shared.kept_result import making_sense
 from tuner.commands.shared.run_folder import command_of, read_run
 from tuner.errors import ProfileError, RunError, TargetError
 from tuner.live.watch.journal import NAME as WINDOWS

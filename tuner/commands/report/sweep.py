@@ -26,8 +26,8 @@ from tuner.commands.report.replays import (
     replay_section,
     seen_batches,
 )
-from tuner.commands.report.result import block_of_run
 from tuner.commands.report.traffic import traffic_section
+from tuner.commands.shared.kept_result import block_of_run
 from tuner.commands.shared.next_step import after, command
 from tuner.commands.shared.run_folder import goes_on, parts_of
 from tuner.commands.sweep.one_trace import TRACE_COPY, rescored, sealed, warnings_of

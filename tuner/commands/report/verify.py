@@ -5,8 +5,8 @@ from typing import Any
 
 from tuner.commands.report.drawing.page import Cell, File, Page, PageSection, Table
 from tuner.commands.report.replays import Step, points_for, replay_files, replay_section
-from tuner.commands.report.result import block_in, read_result
 from tuner.commands.report.sweep import said_by
+from tuner.commands.shared.kept_result import block_in, read_result
 from tuner.commands.shared.next_step import after, command
 from tuner.commands.verify.view import SHARES, TIMES, title_of
 from tuner.profile.profile import dump, load

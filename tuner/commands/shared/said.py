@@ -21,32 +21,22 @@ KEPT_S = 12 * 3600.0
 
 def not_said(trace: Path, warnings: Sequence[str]) -> list[str]:
     """Return the warnings that no command has said of this trace; from here on they are said."""
-    new = unsaid(trace, warnings)
-    mark_said(trace, new)
+    now_s = datetime.now(UTC).timestamp()
+    path = _file()
+    said = {key: at_s for key, at_s in _read(path).items() if now_s - at_s < KEPT_S}
+    keys = {text: _key(trace, text) for text in dict.fromkeys(warnings)}
+    new = [text for text, key in keys.items() if key not in said]
+    if new:
+        with suppress(OSError, TunerError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            content = said | {keys[text]: now_s for text in new}
+            files.write_atomically(path, json.dumps(content).encode())
     return new
-
-
-def unsaid(trace: Path, warnings: Sequence[str]) -> list[str]:
-    """Return the warnings that no command has said of this trace."""
-    said = _said()
-    return [text for text in dict.fromkeys(warnings) if _key(trace, text) not in said]
 
 
 def mark_said(trace: Path, warnings: Sequence[str]) -> None:
     """Note that a command said these warnings of this trace: others need not."""
-    said, path = _said(), _file()
-    new = [key for text in warnings if (key := _key(trace, text)) not in said]
-    if new:
-        with suppress(OSError, TunerError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            content = said | dict.fromkeys(new, datetime.now(UTC).timestamp())
-            files.write_atomically(path, json.dumps(content).encode())
-
-
-def _said() -> dict[str, float]:
-    """Return what was said of late."""
-    now_s = datetime.now(UTC).timestamp()
-    return {key: at_s for key, at_s in _read(_file()).items() if now_s - at_s < KEPT_S}
+    not_said(trace, warnings)
 
 
 def _file() -> Path:

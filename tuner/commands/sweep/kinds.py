@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.commands.report.result import keep_result
 from tuner.commands.shared.console import TimeColumn, console_for, plain_table, print_block, shown
 from tuner.commands.shared.engine import world_of
+from tuner.commands.shared.kept_result import keep_result
 from tuner.commands.shared.next_step import after
 from tuner.commands.shared.run_folder import Where, kept, making_sense, open_each, open_run
 from tuner.commands.shared.said import not_said

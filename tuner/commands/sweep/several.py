@@ -12,9 +12,9 @@ from typing import Any
 
 from rich.table import Table
 
-from tuner.commands.report.result import keep_result
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.console import console_for, plain_table, print_block, shown
+from tuner.commands.shared.kept_result import keep_result
 from tuner.commands.shared.next_step import after, check_required, check_served, command
 from tuner.commands.shared.run_folder import Where, kept, open_each, open_run, parts_of
 from tuner.commands.shared.said import not_said

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Self
 from rich.console import Console
 from rich.table import Table
 
-from tuner.commands.report.result import keep_result
 from tuner.commands.shared.console import (
     TimeColumn,
     console_for,
@@ -21,6 +20,7 @@ from tuner.commands.shared.console import (
     print_warnings,
     shown,
 )
+from tuner.commands.shared.kept_result import keep_result
 from tuner.commands.shared.live_view import IDLE, LiveView, rows_of
 from tuner.commands.shared.next_step import after, asked_for
 from tuner.commands.sweep.one_trace import FinishedSweep, warnings_of
@@ -206,12 +206,9 @@ class SweepPrint:
 
 
 def print_of(
-    options: SweepOptions,
-    done: FinishedSweep,
-    profile: ServingProfile,
-    path: Path,
+    options: SweepOptions, done: FinishedSweep, profile: ServingProfile, path: Path
 ) -> SweepPrint:
-    """Return what is printed of a finished sweep whose profile went to ``path``."""
+    """Return what is printed of a finished sweep, whose profile went to ``path``."""
     return SweepPrint(
         next=next_command(
             options,

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 from rich.console import Console
 
-from tuner.commands.report.result import keep_result
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.console import print_line
 from tuner.commands.shared.dry_run import DryRun, asked_of
 from tuner.commands.shared.engine import OR_SERVED, world_alone
+from tuner.commands.shared.kept_result import keep_result
 from tuner.commands.shared.live_view import LiveView, rows_of
 from tuner.commands.shared.machine import Here, ThisMachine, check_machine
 from tuner.commands.shared.next_step import asked_for

@@ -7,7 +7,7 @@ and fails none of them, but for what compares two engines.
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -90,7 +90,7 @@ async def checks(
     used_before = gpus.memory_used()
     engine = await starter.start(max_num_seqs=ceiling)
     tell([MachineCheck("engine", "PASS", _started(engine.facts))])
-    uuids = engine.facts.device.get("uuids")
+    device = engine.facts.device
     small = min(SMALL_CAP, ceiling)
     try:
         whole = await _burst(engine, cap=ceiling, number=2 * ceiling)
@@ -102,7 +102,7 @@ async def checks(
         live_blocks = engine.facts.kv_blocks
     finally:
         await engine.stop()
-    tell([await _given_back("memory back", used_before, uuids)])
+    tell([await _given_back("memory back", used_before, device)])
     before = devices.family()
     engine = await starter.start(max_num_seqs=small)
     try:
@@ -110,7 +110,7 @@ async def checks(
         tell(same_engine(live.log, fresh.log, cap=small))
         blocks = f"{live_blocks:,} blocks at {ceiling}, {engine.facts.kv_blocks:,} at {small}"
         tell([MachineCheck("KV cache", "PASS", blocks)])
-        tell([await _killed(devices.family() - before, used_before, uuids)])
+        tell([await _killed(devices.family() - before, used_before, device)])
     finally:
         await engine.stop()
     if hollow is not None:
@@ -309,18 +309,22 @@ def difference(pairs: Sequence[tuple[NDArray[np.float64], ...]]) -> MachineCheck
     )
 
 
-async def _given_back(name: str, before: dict[str, int], uuids: object) -> MachineCheck:
+async def _given_back(
+    name: str, before: dict[str, int], device: Mapping[str, object]
+) -> MachineCheck:
     if not before:
         return skipped(name, "no GPU here")
     return judged(
         name,
         "as before the engine",
-        failed=not await gpus.given_back(before, of=uuids, within_s=GONE_S),
+        failed=not await gpus.given_back(before, device=device, within_s=GONE_S),
         cure="A process still holds it: see nvidia-smi.",
     )
 
 
-async def _killed(processes: set[int], before: dict[str, int], uuids: object) -> MachineCheck:
+async def _killed(
+    processes: set[int], before: dict[str, int], device: Mapping[str, object]
+) -> MachineCheck:
     """End an engine's processes by ``kill -9`` and wait until they and their memory are gone."""
     if not processes:
         return skipped("kill -9", "this engine has no process of its own")
@@ -331,7 +335,7 @@ async def _killed(processes: set[int], before: dict[str, int], uuids: object) ->
     while (alive := processes & devices.alive()) and loop.time() < begun_s + GONE_S:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     left_s = max(0.0, begun_s + GONE_S - loop.time())
-    freed = await gpus.given_back(before, of=uuids, within_s=left_s)
+    freed = await gpus.given_back(before, device=device, within_s=left_s)
     return judged(
         "kill -9",
         f"{len(processes)} processes and their memory gone after {loop.time() - begun_s:.1f} s",

@@ -101,7 +101,7 @@ class ServerEngine(ControlledEngine):
         self._loop.remove_reader(self._ends)
         os.close(self._ends)
         await self._client.stop()
-        await self._process.stop(uuids=self.facts.device.get("uuids"))
+        await self._process.stop(device=self.facts.device)
 
     async def prove(self) -> None:
         """Let the first requests be paid for, and see that it is our scheduler that served them:
@@ -216,7 +216,7 @@ class PlainEngine(RunningEngine):
 
     async def stop(self) -> None:
         await super().stop()
-        await self._process.stop(uuids=self.facts.device.get("uuids"))
+        await self._process.stop(device=self.facts.device)
 
 
 def _name_of(one: Served) -> str:

@@ -138,7 +138,7 @@ class ServeProcess:
         self._cause = cause
         self.kill()
 
-    async def stop(self, *, uuids: object = None) -> None:
+    async def stop(self, *, device: Mapping[str, object] | None = None) -> None:
         """End it in order, or else at once, and wait for the memory of its GPUs, or of all. Twice
         is allowed."""
         with contextlib.suppress(ProcessLookupError):
@@ -146,7 +146,7 @@ class ServeProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._guardian.wait, STOP_S)
         await asyncio.to_thread(self.kill)
-        await gpus.given_back(self._memory_before, of=uuids)
+        await gpus.given_back(self._memory_before, device=device)
 
     def kill(self) -> None:
         """End all of it now. Any thread may, and twice."""

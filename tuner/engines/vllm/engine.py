@@ -186,8 +186,8 @@ class VllmEngine(ControlledEngine):
             await asyncio.to_thread(vllm_llm.close, self._llm, timeout_s=_STOP_S)
         finally:
             self._context.kill()
-        device = self.facts.device if hasattr(self, "facts") else {}
-        await gpus.given_back(self._memory_before, of=device.get("uuids"))
+        device = self.facts.device if hasattr(self, "facts") else None  # its start failed
+        await gpus.given_back(self._memory_before, device=device)
 
     async def _warm_up(self) -> None:
         """Pay what only the first request pays, here and in EngineCore, and forget it."""

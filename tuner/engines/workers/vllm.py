@@ -189,8 +189,8 @@ class _VllmWorkers:
         self._fail(self._error)
         for worker in self._workers:
             await worker.stop()
-        device = self.facts.device if hasattr(self, "facts") else {}
-        await gpus.given_back(self._memory_before, of=device.get("uuids"))
+        device = self.facts.device if hasattr(self, "facts") else None  # its start failed
+        await gpus.given_back(self._memory_before, device=device)
 
     async def _ask(self, what: Any) -> Sequence[bytes | bool]:  # noqa: ANN401 - one of two words
         """Give every worker an order and return the answers."""
