@@ -441,6 +441,47 @@ def test_a_span_without_a_unit_is_told_by_its_tokens_or_refused(tmp_path: Path) 
     assert opened(tmp_path / "t", latencies("50", "60"), asked)[0][0].e2e_ms == 50
 
 
+def timed(*each: tuple[int, str]) -> str:
+    """Return a table of output tokens and durations whose unit only they tell."""
+    rows = "".join(f"2026-11-21 10:00:00,10,{n},{value}\n" for n, value in each)
+    return "ts,tokens_in,tokens_out,latency\n" + rows
+
+
+@pytest.mark.parametrize(
+    ("usual", "odd"), [("1500", "1.5"), ("1.5", "1500"), ("2000.25", "2.0"), ("2.0", "2000.25")]
+)
+@pytest.mark.parametrize("count", [9, 5000])
+def test_a_duration_in_another_unit_than_its_column_is_dropped(
+    tmp_path: Path, usual: str, odd: str, count: int
+) -> None:
+    """In the first rows, and far below them, where columns are read at once."""
+    for place in (4, count - 2):
+        each = [(100, usual)] * count
+        each[place] = (100, odd)
+        rows, tally = opened(tmp_path / "t", timed(*each))
+        assert tally.dropped == {"other_unit": 1}
+        assert len({row.e2e_ms for row in rows}) == 1
+
+
+def test_short_answers_cached_ones_and_an_overloaded_server_are_no_other_unit(
+    tmp_path: Path,
+) -> None:
+    """A prompt may take all of the time of a few tokens, the queue a hundred times that of many."""
+    usual = [(100, "3000")] * 20
+    for odd in ((1, "9000"), (31, "4"), (100, "16"), (60, "120000"), (100, "0")):
+        rows, tally = opened(tmp_path / "t", timed(*usual, odd))
+        assert (tally.dropped, rows[-1].e2e_ms) == ({}, float(odd[1]))
+
+
+def test_durations_of_two_units_by_turns_are_refused_and_read_as_is_said(tmp_path: Path) -> None:
+    text = timed(*[(100, "1500"), (100, "1800"), (100, "1.5")] * 4)
+    assert "latency: durations of several units stand in it, 1500 and 1.5" in str(
+        refusal(tmp_path / "t", text)
+    )
+    rows, tally = opened(tmp_path / "t", text, TableOptions({"duration_ms": "latency"}))
+    assert (tally.dropped, rows[2].e2e_ms) == ({}, 1.5)
+
+
 def test_a_column_is_kept_as_a_class_under_another_name(tmp_path: Path) -> None:
     text = "ts,tokens_in,tokens_out,customer\n" + "".join(
         f"2026-11-21 10:00:00,3,5,{name}\n"

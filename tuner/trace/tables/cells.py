@@ -7,10 +7,11 @@ zeros could be either, none is chosen.
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tuner.trace.formats.reading.record import MAX_MS, MAX_TOKENS, Reason, Status
 from tuner.trace.formats.reading.scalars import is_absent, status_of
-from tuner.trace.tables.clocks import FROM_S, NAMES, NANOSECONDS, bounded, number, scaled
+from tuner.trace.tables.clocks import FROM_S, MOSTLY, NAMES, NANOSECONDS, bounded, number, scaled
 from tuner.trace.tables.headings import UNITS, Unit
 from tuner.trace.tables.marks import (
     GROUPED,
@@ -45,6 +46,9 @@ _WITH_UNIT_MS: dict[str, float] = {
 TOKEN_MS = (0.3, 1000.0)
 """An output token takes so long on any server: a span of time that gives another figure is of
 another unit. A thousandfold and some more, so that one unit fits, or two and none is chosen."""
+
+MANY_TOKENS, FAR_OFF = 32, 200.0
+"""From so many output tokens on, and so many times from the middle, a span is of another unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,21 @@ class Spans:
 
     decimal: str = "."
     why: str = ""
+    token_ms: float | None = None
+    """What an output token takes in the middle of the first rows, where that told the unit."""
+
+    def are_of_another_unit(self, ms: Any, tokens: Any) -> Any:  # noqa: ANN401 - of one row, or arrays
+        """Whether spans of so many output tokens are in seconds among ms, or in ms among seconds:
+        no output token takes so long, but a thousandth of it, or a thousandfold. Of a few tokens
+        the prompt may take most, and of an overloaded server the queue, so they are far off too."""
+        if self.token_ms is None:
+            return False
+        least, most = TOKEN_MS
+        short_ms = min(least, self.token_ms / FAR_OFF) * tokens
+        long_ms = max(most, self.token_ms * FAR_OFF) * tokens
+        too_short = (ms < short_ms) & (ms * 1000 >= least * tokens)
+        too_long = (ms > long_ms) & (ms <= 1000 * most * tokens)
+        return (tokens >= MANY_TOKENS) & (too_short | too_long)
 
     def ms(self, value: object) -> float | Reason | None:
         """Return the span in ms; None where there is none, why not where it is no span."""
@@ -254,6 +273,11 @@ def _spans(
     if not of_a_token:
         is_time = min(value for value, _ in values) >= FROM_S
         return None if is_time else "it may be in seconds or in milliseconds"
+    return _told_by_tokens(values, decimal)
+
+
+def _told_by_tokens(values: Sequence[tuple[float, int]], decimal: str) -> Spans | str:
+    """Return how spans of these output tokens are written; what is not clear."""
     each = sorted(value / n for value, n in values if value > 0 and n > 0)
     if not each:
         return Spans("ms", decimal, "all zero")
@@ -262,8 +286,15 @@ def _spans(
     if len(fitting) != 1:
         return "it may be in " + " or ".join(NAMES[unit] for unit in fitting or ("s", "ms"))
     (unit,) = fitting
-    took = f"{scaled(middle, unit):.3g} ms"
-    return Spans(unit, decimal, f"in {NAMES[unit]}, because an output token then takes {took}")
+    token_ms = scaled(middle, unit)
+    why = f"in {NAMES[unit]}, because an output token then takes {token_ms:.3g} ms"
+    spans = Spans(unit, decimal, why, token_ms)
+    judged = [(value, n) for value, n in values if value > 0 and n >= MANY_TOKENS]
+    odd = [v for v, n in judged if spans.are_of_another_unit(scaled(v, unit), n)]
+    if len(odd) > (1 - MOSTLY) * len(judged):
+        usual = next(v for v, _ in judged if v not in odd)
+        return f"durations of several units stand in it, {usual:.17g} and {odd[0]:.17g}"
+    return spans
 
 
 def is_empty(value: object) -> bool:

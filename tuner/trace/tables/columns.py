@@ -154,6 +154,10 @@ class _Block:
         spans = {"e2e_ms": duration_ms, "ttft_ms": ttft_ms, "queue_ms": self._spans("queue")}
         times |= {key: found for key, found in spans.items() if found is not None}
         counts = self._lengths(served)
+        if (column := self.plan.columns.get("duration")) is not None and duration_ms is not None:
+            assert isinstance(column.reader, Spans)
+            output = counts["output_length"]
+            self.dirty |= column.reader.are_of_another_unit(duration_ms, output)
         self._find_no_requests()
         for role in ("max_tokens", "cached_tokens"):
             optional = self._counts(role)

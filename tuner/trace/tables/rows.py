@@ -71,6 +71,8 @@ class Converter:
         if (first_ms := self._time("first_token", cells)) is not None:
             ttft_ms = self._since("first_token", arrival_ms, first_ms)
         prompt, output = self._lengths(cells, needed=status in SERVED)
+        if duration_ms is not None and self._is_of_another_unit(duration_ms, output):
+            raise _DroppedError("other_unit", self._heading("duration"))
         if self.plan.as_published and not output:
             status = "error"
         if status in SERVED and (not prompt or (not output and status == "ok")):
@@ -128,6 +130,13 @@ class Converter:
         if since_ms < 0:
             raise _DroppedError("negative_time", self._heading(role))
         return since_ms
+
+    def _is_of_another_unit(self, duration_ms: float, output: int | None) -> bool:
+        column = self.plan.columns.get("duration")
+        if column is None or output is None:
+            return False
+        assert isinstance(column.reader, Spans)
+        return bool(column.reader.are_of_another_unit(duration_ms, output))
 
     def _span(self, role: Role, cells: Sequence[Any]) -> float | None:
         column = self.plan.columns.get(role)
