@@ -12,6 +12,7 @@ from pyarrow import csv, ipc, parquet
 from tests.support.format_examples import read
 from tuner.errors import TraceError, UsageError
 from tuner.trace import stream
+from tuner.trace.formats.reading.header import TimeUnit
 from tuner.trace.formats.reading.record import Row, Tally
 from tuner.trace.formats.reading.trace_file import TableOptions
 from tuner.trace.formats.registry import open_trace
@@ -439,6 +440,17 @@ def test_a_span_without_a_unit_is_told_by_its_tokens_or_refused(tmp_path: Path) 
     assert "latency: it may be in seconds or milliseconds" in str(found)
     asked = TableOptions({"duration_ms": "latency"})
     assert opened(tmp_path / "t", latencies("50", "60"), asked)[0][0].e2e_ms == 50
+
+
+@pytest.mark.parametrize("time_unit", [None, "s"])
+def test_a_unit_is_not_asked_for_where_that_would_not_do(
+    tmp_path: Path, time_unit: TimeUnit | None
+) -> None:
+    text = json.dumps({"timestamp": 1, "prompt": "sesame", "completion": "x"})
+    found = refusal(tmp_path / "t.jsonl", text + "\n", TableOptions(time_unit=time_unit))
+    assert "no column for input_length, output_length" in str(found)
+    assert "--time-unit" not in found.hint
+    assert "sesame" not in f"{found} {found.hint}"
 
 
 def timed(*each: tuple[int, str]) -> str:

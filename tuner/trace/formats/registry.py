@@ -219,14 +219,15 @@ def _detect(place: str, head: bytes, time_unit: TimeUnit | None) -> Format:
     for refused in LOOKALIKES:
         if refused.sniff(head):
             raise TraceError(f"{place}: {refused.what}", hint=refused.hint)
-    if table.is_one(head, TableOptions(time_unit=time_unit)):
+    asked = TableOptions(time_unit=time_unit)
+    if table.is_one(head, asked):
         return table
     if len(head.partition(b"\n")[0]) > MAX_LINE_BYTES:
         raise TraceError(
             f"{place}:1: longer than {MAX_LINE_BYTES >> 20} MiB: no row of a trace is",
             hint="Write one request a line; a list of requests in one line is no trace.",
         )
-    if (refusal := table.refusal(place, head)) is not None:
+    if (refusal := table.refusal(place, head, asked)) is not None:
         raise refusal
     raise TraceError(
         f"{place}:1: not a trace format that tuner knows",

@@ -68,13 +68,13 @@ def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     )
 
 
-def refusal(place: str, head: bytes) -> TraceError | None:
+def refusal(place: str, head: bytes, asked: TableOptions) -> TraceError | None:
     """Return why a file that no format claims is no table either; None for what is far from it."""
-    shape, plan = _look(head, TableOptions())
+    shape, plan = _look(head, asked)
     if shape is None or not isinstance(plan, Refusal):
         return None
     is_table = plan.likely or plan.columns or _is_headed(shape)
-    return refused(place, shape, plan, TableOptions()) if is_table else None
+    return refused(place, shape, plan, asked) if is_table else None
 
 
 def _is_headed(shape: Shape) -> bool:

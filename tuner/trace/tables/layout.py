@@ -137,7 +137,10 @@ class _Planner:
                     elif role not in TIMES:
                         self.said.append(f"{role} is left out: {problem}")
         if problems:
-            first = problems[0]
+            first, *others = problems
+            lengths = [role for role in self._missing() if role != "timestamp"]
+            if first.time_forms and lengths and not others:
+                return self._without(lengths)  # what is said of times would not do alone
             return Refusal(
                 str(first), first.columns, self._taken(), first.time_forms, self._is_likely()
             )
