@@ -17,9 +17,9 @@ again the numbers are printed, and it is left out of what counts where the clien
 
 Steps are kept in the folder as they end: the same command goes on with what is missing, and
 ``--minutes`` ends it before a step that may not fit. All cases' choices come before their
-neighbours. ``--short``: a sweep of four minutes, and of the neighbours one round as captured; a
-case takes eight minutes, and three for its neighbours. ``--anew`` judges what is in the folder by
-the tuner of now, and asks no server. With --smoke a simulated machine is the server.
+neighbours. ``--short``: a sweep of four minutes, and of the neighbours one round; a case takes
+eight minutes, and five for its neighbours. ``--anew`` judges what is in the folder by the tuner of
+now, and asks no server. With --smoke a simulated machine is the server.
 
 Printed, and with ``--keep`` written after every step: how often each number of each case was held,
 how sharp the intervals are, what a choice loses against the best cap that was measured, how long it
@@ -172,12 +172,11 @@ class Size:
     budget: str
     step: str
     neighbour_rounds: int
-    neighbour_loads: tuple[float, ...]
     rounds: int = 2
 
 
-FULL = Size("15m", "15s", 2, LOADS)
-SHORT = Size("4m", "15s", 1, (1.0,))
+FULL = Size("15m", "15s", 2)
+SHORT = Size("4m", "15s", 1)
 
 
 @dataclass(frozen=True)
@@ -209,9 +208,8 @@ class Study:
                 of_choice = cap == choice
                 missing = not self.result(cap, round_).exists()
                 if missing and (of_choice or round_ < self.size.neighbour_rounds):
-                    loads = LOADS if of_choice else self.size.neighbour_loads
                     what = f"{cap} slots, round {round_}"
-                    yield Step(what, of_choice, partial(self.ask, cap, round_, loads))
+                    yield Step(what, of_choice, partial(self.ask, cap, round_))
 
     @property
     def profile_path(self) -> Path:
@@ -287,15 +285,15 @@ class Study:
             sys.exit(f"{self.name}: the sweep gave no profile: {self.folder / 'sweep.log'}")
         unfinished.replace(self.profile_path)
 
-    def ask(self, cap: int, round_: int, loads: Sequence[float]) -> None:
-        """Start a server, ask it for the trace at these loads, and keep what clients saw."""
+    def ask(self, cap: int, round_: int) -> None:
+        """Start a server, ask it for the trace at both loads, and keep what clients saw."""
         begin_s = monotonic()
         if self.smoke:
-            found = [self.simulated(cap, load, round_) for load in loads]
+            found = [self.simulated(cap, load, round_) for load in LOADS]
         else:
             with self.served(cap) as port:
-                found = [self.in_time(port, load, number) for number, load in enumerate(loads)]
-        kept = {"took_s": monotonic() - begin_s, "loads": list(loads), "seen": found}
+                found = [self.in_time(port, load, number) for number, load in enumerate(LOADS)]
+        kept = {"took_s": monotonic() - begin_s, "loads": list(LOADS), "seen": found}
         unfinished = self.result(cap, round_).with_suffix(".partial")
         unfinished.write_text(json.dumps(kept))
         unfinished.replace(self.result(cap, round_))
