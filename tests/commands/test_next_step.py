@@ -89,8 +89,8 @@ REASONS = {
     "kv_bound": "KV cache binds at 16, not the cap (at most 14 ran, 31 preempted); raise "
     "gpu_memory_utilization, lower max_model_len or kv_cache_dtype; 8 gives -51.2% goodput",
     "not_reached": "the curve still rises at the ceiling; sweep on with --ceiling 64",
-    "overloaded": "no cap up to 32 meets the SLO for half of the requests; about 40% of this load "
-    "would fit, or 3 replicas",
+    "overloaded": "no cap up to 32 meets the SLO for half of the requests; 1 replica takes about "
+    "40% of this load, 3 take all",
     "inconclusive": "it serves your traffic as well as any in 14 of 40 draws",
 }
 

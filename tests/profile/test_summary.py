@@ -71,7 +71,7 @@ def test_the_longest_wait_is_named_be_it_for_the_scheduler_or_for_the_front_end(
             Baseline(max_num_seqs=256, source="default", never_filled=False, numbers=None),
             "max_num_seqs 16  (now 256)",
             "99.5 % in SLO, p95 TPOT 48.5 ms, p99 TTFT 60.2 ms",
-            "not measured: the 256 slots of now are more than the 32 tried",
+            "not measured: now has 256 slots, more than the 32 tried",
         ),
         (
             Baseline(max_num_seqs=16, source="base", never_filled=False, numbers=GIVEN),
@@ -102,7 +102,7 @@ def test_it_says_where_the_choice_was_confirmed(confirm: str | None, where: str)
     one = profile()
     origin = one.provenance.model_copy(update={"confirm": confirm})
     rows = dict(block_of(one.model_copy(update={"provenance": origin}), next_="").rows)
-    assert rows["checked"] == f"in some windows: 99.5 %; 3 min 24 s of engine{where}"
+    assert rows["checked"] == f"in part: 99.5 % in SLO; 3 min 24 s of engine{where}"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_what_is_broken_of_what_is_required_is_said_first() -> None:
     )
     decision = one.decision.model_copy(update={"requirements": [kept, broken]})
     rows = dict(block_of(one.model_copy(update={"decision": decision}), next_="").rows)
-    assert rows["holds"].startswith("not p99 ttft <= 500ms (at worst 0 ms); preemptions == 0")
+    assert rows["holds"].startswith("not p99 ttft <= 500ms (at worst 0 ms); but preemptions == 0")
 
 
 @pytest.mark.parametrize(

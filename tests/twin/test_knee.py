@@ -91,7 +91,7 @@ def test_when_no_cap_meets_half_of_the_slo_the_load_that_would_fit_is_told() -> 
     ]
     verdict = decide(blocks, ceiling=2)
     assert (verdict.kind, verdict.max_num_seqs) == ("overloaded", 2)
-    assert "about 25% of this load would fit, or 4 replicas" in verdict.reason
+    assert "1 replica takes about 25% of this load, 4 take all" in verdict.reason
 
 
 def test_rivals_within_the_noise_are_inconclusive_and_the_answer_is_still_given() -> None:

@@ -245,7 +245,7 @@ def _against_now(profile: ServingProfile, now: Baseline, given: CapNumbers) -> s
     beside = _compared(profile)
     if now.numbers is None:
         top = max((one.max_num_seqs for one in profile.curve), default=0)
-        return f"not measured: the {now.max_num_seqs} slots of now are more than the {top} tried"
+        return f"not measured: now has {now.max_num_seqs} slots, more than the {top} tried"
     if beside is None:
         return "not measured: behind a server there was only the choice"
     if worse := list(_worse(given, beside)):
@@ -308,9 +308,11 @@ def _longer(share: float) -> str:
 
 
 def _holds(profile: ServingProfile) -> str:
-    broken_first = sorted(profile.decision.requirements, key=lambda one: one.kept)
-    told = [f"{'not ' * (not one.kept)}{required(one)}" for one in broken_first]
-    return "; ".join([*told, _load_held(profile)])
+    broken = [f"not {required(one)}" for one in profile.decision.requirements if not one.kept]
+    kept = [required(one) for one in profile.decision.requirements if one.kept]
+    if broken and kept:
+        kept[0] = f"but {kept[0]}"
+    return "; ".join([*broken, *kept, _load_held(profile)])
 
 
 def _load_held(profile: ServingProfile) -> str:
@@ -348,7 +350,7 @@ def _checked(profile: ServingProfile) -> str:
     promise, origin = profile.promise, profile.provenance
     seen, behind = [], ""
     if promise.source == "confirming run":
-        seen.append(f"in some windows: {percent(promise.attainment)}")
+        seen.append(f"in part: {percent(promise.attainment)} in SLO")
         behind = {"server": "; behind a server", "plain": "; behind a plain server"}.get(
             origin.confirm or "", ""
         )

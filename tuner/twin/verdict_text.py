@@ -154,7 +154,7 @@ def overloaded(curve: Sequence[Point], choice: int | None = None) -> Verdict:
     fits = (
         "nearly all of it is served, but too late"
         if share >= NEARLY_ALL
-        else f"about {share:.0%} of this load would fit, or {math.ceil(1 / share)} replicas"
+        else f"1 replica takes about {share:.0%} of this load, {math.ceil(1 / share)} take all"
         if share > 0
         else "no token was generated"
     )
