@@ -373,8 +373,8 @@ WATCHED = {
     "today's traffic the twin would choose max_num_seqs 32 and not 16",
     "re-tune now, the server is slower": "iterations take 1.50 (95 %: 1.40 to 1.60) times what the "
     "profile predicts",
-    "not enough evidence": "too little is known of the server's speed, its requests; about 26 more "
-    "windows like these would do",
+    "not enough evidence": "too little is known of the server's speed and its requests; about 26 "
+    "more windows like these would do",
     "promote": "no measure of the canary is worse than the baseline's by more than 10 %",
     "roll back": SLOWER,
     "roll back, into a file": SLOWER,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.support.profiles import any_profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import block_of
-from tuner.profile.verdict_block import MOST_LINES, WIDTH, VerdictBlock
+from tuner.profile.verdict_block import MOST_LINES, WIDTH, VerdictBlock, wrapped
 
 WORDS = st.lists(st.text("abcdefgh", min_size=1, max_size=20), min_size=1, max_size=60)
 
@@ -26,6 +26,12 @@ def test_it_is_never_more_than_eight_lines_of_80_columns(rows: list[list[str]]) 
     lines = block.lines()
     assert len(lines) <= MOST_LINES
     assert max(map(len, lines)) <= WIDTH
+
+
+def test_a_number_and_its_unit_stand_on_one_line() -> None:
+    most = "x" * 65
+    assert wrapped(f"{most} 10 %") == [most, "10 %"]
+    assert wrapped(f"{most} 9 ms") == [most, "9 ms"]
 
 
 def test_what_has_no_part_that_fits_ends_with_an_ellipsis() -> None:
@@ -64,7 +70,7 @@ def test_of_the_aside_there_is_what_fits_beside_a_title_that_is_whole() -> None:
 
 
 def test_the_reason_gives_way_to_what_follows_from_it() -> None:
-    why, checked = "8 gives less; " * 6 + "and 32", "in some windows: 99 %, 12 of 12 as foretold"
+    why, checked = "8 gives less; " * 6 + "and 32", "in part: 99 % in SLO, 12 of 12 as foretold"
     rows = [("why", why), ("checked", f"{checked}, {'too few ' * 5}")]
     rows += [(name, "yes") for name in ("gives", "costs", "holds")]
     lines = VerdictBlock("t", "a", rows, "tuner show p.yaml").lines()

@@ -15,6 +15,10 @@ NAMES = 11
 JOINED = " \\"
 """At the end of a line that a shell goes on with in the next."""
 
+BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|(?:ms|s|min|h)\b)")
+TOGETHER = "\N{NO-BREAK SPACE}"
+"""Between a number and its unit while lines are filled: they stay together."""
+
 
 @dataclass(frozen=True, slots=True)
 class VerdictBlock:
@@ -105,7 +109,11 @@ def _ends(text: str, between: str) -> list[int]:
 
 
 def _filled(text: str, *, most: int | None = None) -> list[str]:
-    width = WIDTH - NAMES
-    return textwrap.wrap(text, width, max_lines=most, placeholder=" …", break_on_hyphens=False) or [
-        ""
-    ]
+    lines = textwrap.wrap(
+        BEFORE_UNIT.sub(TOGETHER, text),
+        WIDTH - NAMES,
+        max_lines=most,
+        placeholder=" …",
+        break_on_hyphens=False,
+    )
+    return [line.replace(TOGETHER, " ") for line in lines] or [""]

@@ -263,6 +263,7 @@ def test_no_traffic_is_no_evidence(promised: Promised) -> None:
     watch = watched(promised, {"0": server}, 100.0)
     assert watch.verdict == "not enough evidence"
     assert "watch while there is traffic" in reason(watch)
+    assert " and its requests; no request came: " in reason(watch)
 
 
 def test_a_server_that_tells_little_is_judged_by_what_it_tells(promised: Promised) -> None:

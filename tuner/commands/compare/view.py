@@ -130,7 +130,8 @@ def _in_words(row: ComparisonRow) -> str:
         return f"failed: {row.errors[0]}" if row.errors else "failed"
     parts = [f"{one.requests_per_s:.2f} req/s"]
     if one.e2el_p95_s is not None:
-        parts.append(f"p95 E2EL {'over ' * one.e2el_at_least}{milliseconds(one.e2el_p95_s * 1e3)}")
+        more = "more than " * one.e2el_at_least
+        parts.append(f"p95 E2EL {more}{milliseconds(one.e2el_p95_s * 1e3)}")
     if one.tpot_s is not None:
         parts.append(f"p95 TPOT {milliseconds(one.tpot_s.p95 * 1e3)}")
     return ", ".join(parts)

@@ -90,7 +90,7 @@ def _block(found: FleetPlan, profile: ServingProfile, options: PlanOptions) -> V
     title = f"max_num_seqs {cap} on {replicas_in_words(needed or found.replicas)}"
     one = next(step for step in found.steps if step.max_num_seqs == cap)
     if needed is None:
-        title = f"no number of replicas serves {percent(found.attainment)} of this load in SLO"
+        title = f"no number of replicas serves {percent(found.attainment)} in SLO"
     elif one.attainment_middle < LOW:
         title = f"max_num_seqs {cap} on {found.replicas:,} of {replicas_in_words(needed)}"
         title = first_said(one.attainment_middle, title)
@@ -118,7 +118,7 @@ def _block(found: FleetPlan, profile: ServingProfile, options: PlanOptions) -> V
     rests = f"the profile's forecast, {found.checked}; 'at least' holds in 39 of 40 draws"
     rows.append(("rests on", rests))
     step = _next(found, profile, options, is_served=at_least >= found.attainment)
-    aside = f"{'simulated ' * is_simulated(profile)}forecast, router {found.router}"
+    aside = f"{'simulated ' * is_simulated(profile)}forecast, --router {found.router}"
     return VerdictBlock(title, aside, rows, step)
 
 

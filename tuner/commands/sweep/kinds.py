@@ -483,7 +483,7 @@ def _in_words(one: KindOutcome, *, unit: str = "") -> str:
         return f"failed ({one.done})"
     cost = one.per_million
     price = "" if cost is None else f",{_cost(cost)}"
-    unit = f"{unit} a million tokens" if price and cost != math.inf else ""
+    unit = f" a million tokens{unit}" if price and cost != math.inf else ""
     return f"{percent(numbers.attainment)} in SLO{price}{unit}"
 
 

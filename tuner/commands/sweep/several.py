@@ -461,7 +461,7 @@ def _block(report: SeveralSweeps, options: SweepOptions) -> VerdictBlock:
     rows = {"alone": alone, "why": reason, "range": f"{low} to {high} in 95 % of draws"}
     if alone in title:
         del rows["alone"]
-    rows["took"] = f"{took}, {len(report.starts_s)} starts for all"
+    rows["took"] = f"{took}, {len(report.starts_s)} starts in all"
     aside = "simulated " * simulated + aside
     return VerdictBlock(title, aside, list(rows.items()), _next(report, options))
 

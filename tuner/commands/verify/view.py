@@ -148,7 +148,7 @@ def _next(
 
 def _gates(found: Verified) -> str:
     broken, count = sum(not one.kept for one in found.gates), len(found.gates)
-    return f"{broken} of {count} gates broken" if broken else f"all {count} gates kept"
+    return f"{broken} of {count} gates broken" if broken else f"{count} of {count} gates kept"
 
 
 def _took(found: Verified, options: VerifyOptions) -> str:

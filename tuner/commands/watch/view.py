@@ -258,7 +258,7 @@ def _block(result: WatchResult, profile: ServingProfile, options: WatchOptions) 
         broken_first = sorted(watch.required, key=lambda one: one.state != "above")
         rows.append(("required", "; ".join(map(str, broken_first))))
     if result.verdict == "re-tune now":
-        rows.append(("re-tune", "run what is next, then capture a new trace and sweep"))
+        rows.append(("re-tune", "run the command below, then capture a new trace and sweep"))
     cap = f"max_num_seqs {profile.decision.max_num_seqs}"
     title = f"{cap}: {result.verdict}" if gate is None else f"{_told(result)} ({cap})"
     if choice is not None:

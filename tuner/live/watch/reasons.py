@@ -18,7 +18,9 @@ def reason(watch: Watch) -> str:
         case "still valid":
             return "; ".join([*_within(watch), *_choice(watch)])
         case "not enough evidence":
-            return f"too little is known of {', '.join(_named(watch))}; {needed(watch)}"
+            *first, last = _named(watch)
+            names = " and ".join(filter(None, [", ".join(first), last]))
+            return f"too little is known of {names}; {needed(watch)}"
         case "drifting" | "re-tune now":
             return "; ".join([*_beyond(watch), *_choice(watch)])
 
