@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,7 @@ PAGES = sorted(name for name in FILES if name.endswith(".md"))
 EXAMPLES = sorted(name for name in FILES if re.match(r"examples/.*(?<!\.md)$", name))
 
 
+@cache
 def commands() -> dict[str, set[str]]:
     """Return every command by its words, with the options it takes."""
     found: dict[str, set[str]] = {}

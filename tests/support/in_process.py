@@ -7,13 +7,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from tuner import cli
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+typer.main.get_command = cache(typer.main.get_command)
+"""Of the options of all commands typer makes a parser whenever the program is called: once is
+enough for a process that is one after the other."""
 
 
 def tuner(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:

@@ -143,9 +143,14 @@ def test_draws_spread_as_the_data_leaves_open() -> None:
 
 
 def test_draws_are_the_same_for_the_same_seed() -> None:
-    fitted = fit_law([Segment(log_of(1, 8), 0.0, 0)], max_num_seqs=8)
-    first, second = fitted.draws(2, seed=3), fitted.draws(2, seed=3)
+    fitted, again = (fit_law([Segment(log_of(1, 8), 0.0, 0)], max_num_seqs=8) for _ in range(2))
+    first, second = fitted.draws(2, seed=3), again.draws(2, seed=3)
     assert all((a.decode_s == b.decode_s).all() for a, b in zip(first, second, strict=True))
+    more = fitted.draws(5, seed=3)
+    assert len(more) == 5  # what was drawn before is among them
+    for one, two in zip(more[:2], second, strict=True):
+        assert one.decode_s == pytest.approx(two.decode_s)
+    assert (fitted.draws(1, seed=4)[0].decode_s != first[0].decode_s).any()
 
 
 def test_one_iteration_is_enough_for_a_law() -> None:

@@ -18,7 +18,7 @@ from tuner.profile.stored_twin import StoredTwin
 from tuner.system.jit import compiled
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import DRAWS, Statistics
-from tuner.twin.draws import ENDS, PRINTED
+from tuner.twin.draws import ENDS, PRINTED, Draw
 from tuner.twin.front_end import MOST_UTILISATION
 from tuner.twin.load import chosen, scaled
 from tuner.twin.simulation import Traffic, TwinReplay
@@ -78,8 +78,9 @@ def ask(  # noqa: PLR0913 - what is asked of the twin
     ``promised`` one with all draws of the profile's promise."""
     parts = parts_of(twin, load=load, replicas=replicas, router=router, seed=seed)
     rate_rps = load * len(twin.traffic) / twin.length_s / replicas
+    draws = twin.draws([twin.traffic])
     counts = {cap: PRINTED if cap == promised else DRAWS for cap in caps}
-    return [_answer(twin, slo, cap, parts, rate_rps, counts[cap]) for cap in caps]
+    return [_answer(twin, slo, cap, parts, rate_rps, draws[: counts[cap]]) for cap in caps]
 
 
 def attained(  # noqa: PLR0913 - what is asked of the twin
@@ -114,11 +115,13 @@ def replicas_for(  # noqa: PLR0913 - what is asked of the twin
     """Return the fewest replicas with which 97.5 % of the laws serve this share of requests within
     the SLO, and front ends are not too busy for a promise; None when MOST_REPLICAS do not."""
 
+    draws = twin.draws([twin.traffic], DRAWS)
+
     def enough(replicas: int) -> bool:
         if twin.busy(load / replicas) > MOST_UTILISATION:
             return False
         parts = parts_of(twin, load=load, replicas=replicas, router=router, seed=seed)
-        return _answer(twin, slo, cap, parts, 0.0, DRAWS).attainment[0] >= attainment
+        return _answer(twin, slo, cap, parts, 0.0, draws).attainment[0] >= attainment
 
     def carries(share: float) -> bool:
         one = scaled(twin.traffic, share, np.random.default_rng(seed))
@@ -190,7 +193,12 @@ def _lawful(twin: StoredTwin, cap: int) -> Replayed:
 
 
 def _answer(  # noqa: PLR0913, PLR0917 - what is asked, and how hard to look
-    twin: StoredTwin, slo: Slo, cap: int, parts: Sequence[Traffic], rate_rps: float, draws: int
+    twin: StoredTwin,
+    slo: Slo,
+    cap: int,
+    parts: Sequence[Traffic],
+    rate_rps: float,
+    draws: Sequence[Draw],
 ) -> CapForecast:
     busy = [part for part in parts if len(part)]
     if not busy:
@@ -199,8 +207,8 @@ def _answer(  # noqa: PLR0913, PLR0917 - what is asked, and how hard to look
         )
     weights = np.array([len(part) for part in busy], float)
     replays = (
-        partial(one.replay, shape=twin.shape, max_num_seqs=cap)
-        for one in twin.draws([twin.traffic], draws)
+        partial(one.replay, shape=twin.shape, max_num_seqs=cap, clock=one.slowdown.clock())
+        for one in draws
     )
     samples = np.array([_pooled(busy, each, slo, weights) for each in replays])
     peak = max(twin.replayed(part, twin.law, max_num_seqs=cap).running_peak for part in busy)

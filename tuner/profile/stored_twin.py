@@ -92,9 +92,10 @@ class StoredTwin:
         seed: int = 0,
         requirements: Sequence[Requirement] = (),
         slowdown: float = 1.0,
+        most: int = PRINTED,
     ) -> Weighed:
         """Return what the sweep asked, of this traffic and ``headroom`` times of it, on a machine
-        that is so many times slower."""
+        that is so many times slower; under so many of the laws at most."""
         laws = [one.slowed(slowdown) for one in self.laws or (self.law,)]
         return weigh(
             loads_of(traffic, headroom, seed=seed),
@@ -105,7 +106,7 @@ class StoredTwin:
             requirements=requirements,
             front_end=self.front_end,
             length_s=self.length_s,
-            draws=min(PRINTED, len(laws)),
+            draws=min(most, len(laws)),
         )
 
     def draws(self, traffic: Sequence[Traffic], count: int = PRINTED) -> list[Draw]:

@@ -192,7 +192,7 @@ class _Run:
             self.landed.append(flight)
             if not self.ends[request.row].done():
                 self.ends[request.row].set_result(flight.end_s)
-            record = _record(flight, self.start_s)
+            record = _record(flight, self.start_s, whole=False)
             if record.scored and not record.meets(self.cut_rule.slo):
                 self.misses += 1
 
@@ -272,14 +272,13 @@ class _Run:
                 return
 
 
-def _record(flight: _Flight, start_s: float) -> RequestRecord:
+def _record(flight: _Flight, start_s: float, *, whole: bool = True) -> RequestRecord:
+    """Return what is known of a request; without ``whole`` all but the gaps between its outputs, of
+    which there may be thousands."""
     request, replies = flight.request, flight.replies
     slowest = max(replies, key=lambda reply: (reply.last_token_s or 0.0, reply.output_tokens))
     firsts = [reply.first_token_s for reply in replies if reply.first_token_s is not None]
     sent = [reply.sent_s - start_s for reply in replies if reply.sent_s is not None]
-    gaps = tuple(
-        float(gap) for reply in replies for gap in np.diff(np.asarray(reply.seen_s, float))
-    )
     return RequestRecord(
         row=request.row,
         scored=request.scored,
@@ -299,7 +298,7 @@ def _record(flight: _Flight, start_s: float) -> RequestRecord:
         tpot_s=_per_token_s(slowest.seen_s, slowest.output_tokens),
         engine_tpot_s=_per_token_s(slowest.output_s, slowest.output_tokens),
         **_engine_times(replies, start_s),
-        itl_s=gaps,
+        itl_s=_gaps_s(replies) if whole else (),
         queue_s=replies[0].queue_s,
         cached_tokens=_sum(reply.cached_tokens for reply in replies),
         preemptions=_sum(reply.preemptions for reply in replies),
@@ -308,6 +307,12 @@ def _record(flight: _Flight, start_s: float) -> RequestRecord:
         transfer_s=slowest.transfer_s,
         held_s=slowest.held_s,
         error=flight.error,
+    )
+
+
+def _gaps_s(replies: Sequence[Reply]) -> tuple[float, ...]:
+    return tuple(
+        gap for reply in replies for gap in np.diff(np.asarray(reply.seen_s, float)).tolist()
     )
 
 

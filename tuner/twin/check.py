@@ -11,6 +11,7 @@ OUTSIDE of them lie outside their 95 %: honest runs fail in at most one of ten (
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -307,13 +308,11 @@ def foretell(  # noqa: PLR0913 - what is sent, on what, and what is asked of it
     mean TTFT and TPOT in seconds; over the draws of a run for each of these laws."""
     begin_s = min(float(one.traffic.arrival_s[0]) for one in windows)
     end_s = max(float(one.traffic.arrival_s[-1]) for one in windows)
-    draws = draws_of(laws, machine, begin_s=begin_s, end_s=end_s, seed=seed)
     rows, means = [], []
-    for draw in draws:
-        served = [
-            _served(one, draw.replay(one.traffic, shape, max_num_seqs=max_num_seqs, log=True), slo)
-            for one in windows
-        ]
+    for draw in draws_of(laws, machine, begin_s=begin_s, end_s=end_s, seed=seed):
+        asked = partial(draw.replay, shape=shape, max_num_seqs=max_num_seqs, log=True)
+        clock = draw.slowdown.clock()
+        served = [_served(one, asked(one.traffic, clock=clock), slo) for one in windows]
         rows.append(_at_length(_numbers(served), draw, max_num_seqs))
         means.append([(_mean(one.ttft_s), _mean(one.tpot_s)) for one in served])
     middle = np.median(np.array(means), axis=0)

@@ -24,10 +24,12 @@ from tuner.twin.believed import BELIEVED, Beliefs
 from tuner.twin.front_end import FrontEnd, simulate_behind
 from tuner.twin.simulation import (
     EngineShape,
+    MachineClock,
     Slowdown,
     Traffic,
     TwinReplay,
     attainment,
+    quantile_of,
 )
 
 PRINTED = 200
@@ -144,16 +146,23 @@ class Draw:
         return Slowdown(np.repeat(self.pace, FINER) * flicker, self.begin_s, FINE_S)
 
     def replay(
-        self, traffic: Traffic, shape: EngineShape, *, max_num_seqs: int, log: bool = False
+        self,
+        traffic: Traffic,
+        shape: EngineShape,
+        *,
+        max_num_seqs: int,
+        clock: MachineClock | None = None,
+        log: bool = False,
     ) -> TwinReplay:
-        """Return what this run would see of the traffic, which begins at 0 s or later."""
+        """Return what this run would see of the traffic, which begins at 0 s or later. ``clock`` is
+        that of its slowdown, where several replays share it."""
         found = simulate_behind(
             self.machine.front_end,
             traffic,
             self.law,
             shape,
             max_num_seqs=max_num_seqs,
-            slowdown=self.slowdown,
+            slowdown=clock or self.slowdown.clock(),
             log=log,
         )
         found = delayed(found, self.machine.delays_s, np.random.default_rng(self.seed))
@@ -286,8 +295,8 @@ def _numbers(traffic: Traffic, replay: TwinReplay, slo: Slo) -> dict[str, float]
         values = getattr(replay, f"{name}_s")
         known = values[~np.isnan(values)]
         if len(known):
-            places = np.quantile(known, tuple(SHARES.values())).tolist()
-            found |= {f"{name}_{share}_s": at for share, at in zip(SHARES, places, strict=True)}
+            ordered = np.sort(known)
+            found |= {f"{name}_{one}_s": quantile_of(ordered, at) for one, at in SHARES.items()}
             found[f"{name}_mean_s"] = float(known.mean())
     return found
 

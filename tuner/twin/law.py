@@ -14,7 +14,7 @@ neighbour) tells nothing of the machine's usual speed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -90,6 +90,10 @@ class FittedLaw:
     _scale: Floats
     _information: Floats
     _target: Floats
+    _drawn: dict[int, list[StepLaw]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """Seed → what was drawn with it: one sweep asks for the same some ten times."""
 
     @property
     def extrapolated_from(self) -> int:
@@ -102,6 +106,12 @@ class FittedLaw:
         Each is a refit to the same iterations under new noise of iterations and of the speed. Of
         more draws the first are the same.
         """
+        drawn = self._drawn.setdefault(seed, [])
+        if len(drawn) < count:
+            drawn[:] = self._draws(count, seed)
+        return drawn[:count]
+
+    def _draws(self, count: int, seed: int) -> list[StepLaw]:
         rng = np.random.default_rng(seed)
         size = len(self._target)
         floor = 1e-9 * np.diag(np.diag(self._information) + 1e-12)
@@ -109,9 +119,10 @@ class FittedLaw:
         targets = self._target + rng.standard_normal((count, size)) @ spread.T
         steeper = np.exp(np.random.default_rng((seed, 1)).normal(0.0, LOG_STEEPNESS_SD, count))
         most = len(self.law.decode_s) - 1
+        found = nnls_of_each(self._information, targets)
         return [
-            law_of(nnls(self._information, target) / self._scale, self.knots, most, steeper=factor)
-            for target, factor in zip(targets, steeper.tolist(), strict=True)
+            law_of(one / self._scale, self.knots, most, steeper=factor)
+            for one, factor in zip(found, steeper.tolist(), strict=True)
         ]
 
 
@@ -302,10 +313,16 @@ def nnls(gram: Floats, target: Floats) -> Floats:
 
     A column of zeros gets the coefficient 0.
     """
+    (found,) = nnls_of_each(gram, target[None])
+    return found
+
+
+def nnls_of_each(gram: Floats, targets: Floats) -> list[Floats]:
+    """Return the same for every row of targets, in less time."""
     from scipy import optimize  # noqa: PLC0415 - 0.7 s, and only what fits a law needs it
 
     length = np.sqrt(np.diag(gram))
     scale = np.where(length > 0, length, 1.0)
     root = np.linalg.cholesky(gram / np.outer(scale, scale) + RIDGE * np.eye(len(scale)))
-    found, _ = optimize.nnls(root.T, np.linalg.solve(root, target / scale))
-    return np.asarray(found / scale)
+    goals = (np.linalg.solve(root, target / scale) for target in targets)
+    return [np.asarray(optimize.nnls(root.T, goal)[0] / scale) for goal in goals]

@@ -380,7 +380,11 @@ def quantile(values: Floats, share: float) -> float:
     >>> quantile(np.array([4.0, 0.0, 1.0]), 0.75)
     2.5
     """
-    ordered = np.sort(values)
+    return quantile_of(np.sort(values), share)
+
+
+def quantile_of(ordered: Floats, share: float) -> float:
+    """Return the same of values that ascend."""
     place = share * (len(ordered) - 1)
     below = int(place)
     low, high = float(ordered[below]), float(ordered[min(below + 1, len(ordered) - 1)])

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.support.live_sim import SimulatedServer, poisson, profile_of, simulated
 from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep
 from tuner.live.prometheus import Histogram, ServerMetrics
+from tuner.live.watch import choice
 from tuner.live.watch.drift import reference
 from tuner.live.watch.promised import Promised, speed_sd_of
 from tuner.live.watch.reasons import reason, server_is_why
@@ -17,6 +19,7 @@ from tuner.live.watch.verdict import Watch
 from tuner.live.watch.windows import WindowMaker
 from tuner.profile.stored_twin import restored
 from tuner.twin.choice import DRAWS
+from tuner.twin.draws import PRINTED
 from tuner.twin.simulation import Traffic
 
 WORLD = World(
@@ -255,6 +258,22 @@ def test_other_buckets_after_a_restart_leave_every_measure_watched(promised: Pro
             watch.add(window)
     assert watch.measures()["ttft_excess"].windows > 25
     assert watch.beyond == []
+
+
+def test_of_its_own_traffic_a_twin_is_asked_under_few_laws_and_under_all_where_those_leave_it_open(
+    promised: Promised, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, real = list[int](), choice.choice_for
+
+    def counted(*given: Any, most: int = PRINTED, **how: Any) -> choice.CapCheck:  # noqa: ANN401
+        asked.append(most)
+        return real(*given, most=most, **how)
+
+    monkeypatch.setattr(choice, "choice_for", counted)
+    assert choice.is_answerable(promised.twin, promised.slo, CAP, CAPS)
+    assert asked == [choice.FEW]
+    assert not choice.is_answerable(promised.twin, promised.slo, 4, CAPS)  # far too few slots
+    assert asked == [choice.FEW, choice.FEW, PRINTED]
 
 
 def test_no_traffic_is_no_evidence(promised: Promised) -> None:

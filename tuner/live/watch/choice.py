@@ -8,10 +8,14 @@ import numpy as np
 
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.slo import Slo
+from tuner.twin.draws import PRINTED
 from tuner.twin.objective import choose
 from tuner.twin.simulation import Traffic
 
 SURE = 0.95
+
+FEW = 20
+"""Laws that are asked first, half of which are enough of the 200 that a profile keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +52,12 @@ def choice_for(  # noqa: PLR0913 - what the twin is asked
     *,
     headroom: float = 1.0,
     slowdown: float = 1.0,
+    most: int = PRINTED,
 ) -> CapCheck:
     """Ask about this traffic, and ``headroom`` times of it, on a machine that is so many times
-    slower than the law."""
+    slower than the law; under so many of the laws that might be true at most."""
     asked = sorted({one for one in caps if one < len(twin.law.decode_s)} | {cap})
-    weighed = twin.weighed(traffic, slo, asked, headroom=headroom, slowdown=slowdown)
+    weighed = twin.weighed(traffic, slo, asked, headroom=headroom, slowdown=slowdown, most=most)
     best = choose(weighed.values, weighed.raised, requests=len(traffic))
     return CapCheck(
         best=best,
@@ -66,8 +71,14 @@ def choice_for(  # noqa: PLR0913 - what the twin is asked
 def is_answerable(
     twin: StoredTwin, slo: Slo, cap: int, caps: Sequence[int], *, headroom: float = 1.0
 ) -> bool:
-    """Whether the stored twin, asked about the stored traffic, gives the profile's own choice."""
-    return not choice_for(twin.traffic, twin, slo, cap, caps, headroom=headroom).is_another
+    """Whether the stored twin, asked about the stored traffic, gives the profile's own choice; all
+    laws are asked only where a few leave it open."""
+    asked = (twin.traffic, twin, slo, cap, caps)
+    laws = min(PRINTED, len(twin.laws))
+    right = min(FEW, laws) * choice_for(*asked, headroom=headroom, most=FEW).rightness
+    if 0 < (1 - SURE) * laws < right:
+        return True
+    return not choice_for(*asked, headroom=headroom).is_another
 
 
 def joined(parts: Sequence[Traffic], most: int) -> Traffic:

@@ -142,7 +142,9 @@ class Watch:
         return shown
 
     def ask(self) -> None:
-        """Ask the twin whether today's traffic would choose another cap."""
+        """Ask the twin whether today's traffic would choose another cap, once after a window."""
+        if self._asked_at == self.windows and self._answerable is not None:
+            return
         promised = self.promised
         question = (promised.slo, promised.max_num_seqs, promised.caps)
         if self._answerable is None:

@@ -183,9 +183,9 @@ def _expected(
     columns: dict[str, list[Floats]] = {"ttft_s": [], "tpot_s": [], "e2el_s": []}
     weights: list[Floats] = []
     good = total = 0.0
-    preempted = 0
+    preempted, clock = 0, run.slowdown.clock()
     for window, traffic in parts:
-        replay = run.replay(traffic, twin.shape, max_num_seqs=cap)
+        replay = run.replay(traffic, twin.shape, max_num_seqs=cap, clock=clock)
         scored = traffic.arrival_s >= window.start_s
         good += window.weight * float(met(traffic, replay, slo)[scored].sum())
         total += window.weight * float(scored.sum())
