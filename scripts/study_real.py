@@ -558,6 +558,7 @@ def kept() -> str:
         evidence.table(HEAD, rows(found)),
         f"Attainment that the choice loses to the best cap that was measured: {lost or 'unknown'}.",
         longer,
+        _speeds(cells),
         _believed(found),
         f"Missing: {', '.join(found['missing']) or 'nothing'}.",
         f"By {evidence.source(KEPT)}",
@@ -598,6 +599,25 @@ def misses() -> str:
 
 def _told(number: str, value: float) -> str:
     return f"{value:.1%}" if number == "attainment" else f"{1e3 * value:,.1f} ms"
+
+
+def _speeds(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Say how far from what is promised servers were in speed, soon after the sweep and later."""
+    soon, later = (
+        [math.log(one["measured"] / one["predicted"]) for one in cells
+         if one["number"] == "tpot_mean_s" and (one["cap"] == one["choice"]) == of_choice]
+        for of_choice in (True, False)
+    )  # fmt: skip
+    if not (soon and later):
+        return "How far apart servers are in speed is unknown."
+    off = [
+        f"{math.expm1(math.sqrt(float(np.mean(np.square(each))))):.0%}" for each in (soon, later)
+    ]
+    return (
+        f"The mean TPOT was {off[0]} from the middle of its interval at the choices, which were "
+        f"asked in the minutes after their sweep, and {off[1]} at their neighbours, which were "
+        "asked up to an hour later (root mean square)."
+    )
 
 
 def _believed(found: Mapping[str, Any]) -> str:
@@ -685,46 +705,61 @@ def report(found: Mapping[str, Any]) -> None:
 
 
 def beliefs_of(cases: Mapping[str, Mapping[str, Any]]) -> Beliefs | None:
-    """Return what these cases would have one believe of another; None of too few. A start is how
-    two of one server differ in TPOT. What is off besides it is log(measured / predicted) of means:
-    of the windows that each sweep foretold, and of what the client saw where it kept up; each
-    counts alike, however many they were."""
+    """Return what these cases would have one believe of another; None of too few.
+
+    What is off is log(measured / predicted) of means: of what each sweep foretold, and of what the
+    client saw where it kept up; each case counts alike. Of TPOT it has two parts, as in an analysis
+    of variance: by how much two loads of one server differ is TPOT's own; how far servers lie from
+    what is predicted is speed, of the start that was swept and of theirs. TTFT is looked at where
+    no queue multiplies what a speed is off by: at the choice, as captured."""
     cells = [cell for case in cases.values() for cell in case.get("cells", ())
              if not cell.get("late")]  # fmt: skip
     if len({cell["case"] for cell in cells}) < FEWEST_CASES:
         return None
-    pairs = defaultdict[tuple[Any, ...], list[float]](list)
-    for one in cells:
-        if one["number"] == "tpot_mean_s":
-            pairs[one["case"], one["cap"], one["load"]].append(math.log(one["measured"]))
-    both = [a - b for a, b in (each for each in pairs.values() if len(each) == 2)]
-    start_sd = math.sqrt(float(np.mean(np.square(both))) / 2) if both else BELIEVED.start_sd
-    tpot_bias, tpot_sd = _off(_errors(cases, cells, "tpot"), BELIEVED.tpot_bias, start_sd)
-    ttft_bias, ttft_sd = _off(_errors(cases, cells, "ttft"), BELIEVED.ttft_bias, start_sd)
-    return Beliefs(start_sd, ttft_sd, tpot_sd, ttft_bias, tpot_bias)
+    tpot = _errors(cases, cells, "tpot")
+    own = np.mean([np.var(one, ddof=1) for servers in tpot for one in servers if len(one) > 1])
+    means = [[float(np.mean(one)) for one in servers] for servers in tpot]
+    tpot_bias, speed = _off(means, BELIEVED.tpot_bias)
+    speed = max(speed - float(own) / 2, LEAST_SD**2)
+    calm = [cell for cell in cells if cell["cap"] == cell["choice"] and cell["load"] == 1.0]
+    errors = [[one for server in servers for one in server]
+              for servers in _errors(cases, calm, "ttft")]  # fmt: skip
+    ttft_bias, ttft = _off(errors, BELIEVED.ttft_bias)
+    return Beliefs(
+        start_sd=math.sqrt(speed / 2),
+        ttft_sd=math.sqrt(max(ttft - speed, LEAST_SD**2)),
+        tpot_sd=math.sqrt(max(float(own), LEAST_SD**2)),
+        ttft_bias=ttft_bias,
+        tpot_bias=tpot_bias,
+    )
 
 
 def _errors(
     cases: Mapping[str, Mapping[str, Any]], cells: Sequence[Mapping[str, Any]], name: str
-) -> list[list[float]]:
-    """Return log(measured / predicted) of the mean of a time: of each case what its sweep foretold,
-    and what was asked of servers afterwards."""
-    asked = defaultdict[str, list[float]](list)
+) -> list[list[list[float]]]:
+    """Return log(measured / predicted) of the mean of a time, of each case and there of each
+    server: the one whose windows the sweep foretold, and those that were asked afterwards."""
+    asked = defaultdict[str, defaultdict[tuple[Any, ...], list[float]]](
+        partial(defaultdict, list[float])
+    )
     for one in cells:
         if one["number"] == f"{name}_mean_s":
-            asked[one["case"]].append(math.log(one["measured"] / one["predicted"]))
-    foretold = [case["misfit"][name] for case in cases.values() if case.get("misfit")]
-    return [*foretold, *asked.values()]
+            error = math.log(one["measured"] / one["predicted"])
+            asked[one["case"]][one["cap"], one["round"]].append(error)
+    return [
+        [*([case["misfit"][name]] if case.get("misfit") and case["misfit"][name] else []),
+         *asked[which].values()]
+        for which, case in cases.items() if which in asked
+    ]  # fmt: skip
 
 
-def _off(errors: Sequence[Sequence[float]], told: float, start_sd: float) -> tuple[float, float]:
+def _off(errors: Sequence[Sequence[float]], told: float) -> tuple[float, float]:
     """Return by how much predictions are off in the mean, 0 where that is within its 95 %, and the
-    standard deviation around it that no start explains. ``told`` is in the predictions already."""
+    mean square around it. ``told`` is in the predictions already."""
     means = np.array([np.mean(one) for one in errors]) + told
     reach = t_quantile(len(means) - 1) * float(means.std(ddof=1)) / math.sqrt(len(means))
     bias = float(means.mean()) if abs(means.mean()) > reach else 0.0
-    squares = float(np.mean([np.mean(np.square(np.add(one, told - bias))) for one in errors]))
-    return bias, math.sqrt(max(squares - start_sd**2, LEAST_SD**2))
+    return bias, float(np.mean([np.mean(np.square(np.add(one, told - bias))) for one in errors]))
 
 
 def regrets(cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
