@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands.report.test_report import outline
+from tests.commands.report.test_report import next_on, outline
 from tests.support import strange_runs
 from tests.support.builders import record, replay_of
 from tests.support.in_process import tuner
@@ -74,17 +74,20 @@ def kept_in(folder: Path, run_dir: str) -> tuple[dict[str, Any], dict[str, Any]]
     return found, found.pop("block")
 
 
-def next_on(text: str) -> list[str]:
-    """Return the words of the command that a page ends its verdict with."""
-    (said,) = re.findall(r"<code>(tuner [^<]*)</code>", text)
-    return shlex.split(html.unescape(said))
+Answer = tuple[list[tuple[str, str]], list[str]]
+"""The rows of a verdict, but for the reason, which a page gives whole; and the next command."""
 
 
-def says(text: str, block: dict[str, Any]) -> bool:
-    """Whether a page gives this answer, but for the reason, which it gives whole."""
-    rows = [f"<dd>{one}</dd>" for name, one in block["rows"] if name != "why"]
-    shows = all(one in html.unescape(text) for one in rows)
-    return shows and next_on(text) == shlex.split(block["next"])
+def answer_on(text: str) -> Answer:
+    (verdict,) = re.findall(r'<dl class="verdict">(.*?)</dl>', text)
+    found = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", verdict)
+    rows = [(name, html.unescape(one)) for name, one in found if name not in {"why", "next"}]
+    return rows, next_on(text)
+
+
+def answer_of(block: dict[str, Any]) -> Answer:
+    rows = [(name, one) for name, one in block["rows"] if name != "why"]
+    return rows, shlex.split(block["next"])
 
 
 def begun(folder: Path, run_dir: str, *, events: int, into: Path) -> None:
@@ -101,11 +104,11 @@ def begun(folder: Path, run_dir: str, *, events: int, into: Path) -> None:
 def test_the_page_of_a_sweep_ends_as_the_terminal_did(folder: Path, tmp_path: Path) -> None:
     _, block = kept_in(folder, "swept")
     assert block["next"] == "tuner show profile.yaml"
-    assert says(report(folder, "swept")[1], block)
+    assert answer_on(report(folder, "swept")[1]) == answer_of(block)
     shutil.copytree(folder / "swept", tmp_path / "swept")
     block["next"] = "tuner sweep --trace=prod.jsonl --ceiling=64"  # of a curve that still rises
     (tmp_path / "swept" / "result.json").write_text(json.dumps({"block": block}))
-    assert says(report(tmp_path, "swept")[1], block)
+    assert answer_on(report(tmp_path, "swept")[1]) == answer_of(block)
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +129,7 @@ def test_a_refinement_shows_every_trial_before_its_profile(
     assert found == refined
     headings, text = report(folder, "refined")
     assert headings[:2] == [block["title"].partition("  (")[0], "Search"]
-    assert says(text, block)
+    assert answer_on(text) == answer_of(block)
     assert "Replays over time" in headings
     assert text.count("max_num_batched_tokens=") >= len(refined["trials"])
 
@@ -163,7 +166,7 @@ def test_a_comparison_shows_every_approach_at_every_load(
     assert [one for one in served if f"<td>{one:.2f}</td>" not in text] == []
     assert "Heavy, as captured" in outline(folder / "page" / "comparison.html").headings
     assert "This run has not ended" not in text
-    assert says(text, kept_in(folder, "compared")[1])
+    assert answer_on(text) == answer_of(kept_in(folder, "compared")[1])
 
 
 @pytest.mark.usefixtures("compared")
@@ -192,9 +195,9 @@ def test_a_verification_shows_its_gates_and_what_they_judged(
     found, block = kept_in(folder, "verified")
     assert found == verified
     headings, text = report(folder, "verified")
-    assert headings[0] == block["title"]
-    assert says(text, block)
-    assert headings[1:] == ["Gates", "Replays over time", "Data"]
+    assert headings == [block["title"], "Gates", "Replays over time", "Data"]
+    assert block["title"] == "max_num_seqs 16 keeps its promise"
+    assert answer_on(text) == answer_of(block)
     assert text.count(">kept</td>") + text.count(">broken</td>") == len(found["gates"])
 
 
@@ -217,14 +220,15 @@ def test_a_sweep_of_several_traces_shows_what_they_share_and_each_by_itself(
     headings, text = report(folder, "both")
     found, block = kept_in(folder, "both")
     assert found == json.loads(done.stdout)
+    assert block["title"] == "max_num_seqs 16 for prod, night"
     assert headings[:3] == [block["title"], "Each by itself", "To beware of"]
-    assert says(text, block)
+    assert answer_on(text) == answer_of(block)
     assert "This run has not ended" not in text
     for name in ("prod", "night"):
         assert f"tuner report both/{name}</td>" in text
         assert f"{name}: goodput, requests a second" in text
         of_part, own = report(folder, f"both/{name}")
-        assert "max_num_seqs " in of_part[0]
+        assert of_part[0] == "at least max_num_seqs 16, not final"
         assert next_on(own) == ["tuner", "show", f"out/{name}.yaml"]
 
 
@@ -273,7 +277,7 @@ def test_of_several_parts_the_page_gives_the_answer_of_the_command(
     (tmp_path / "both" / "result.json").write_text(json.dumps({"block": block}))
     headings, text = report(tmp_path, "both")
     assert headings[0] == block["title"]
-    assert says(text, block)
+    assert answer_on(text) == answer_of(block)
 
 
 @pytest.mark.attack

@@ -117,12 +117,17 @@ def test_a_run_shows_its_ladder_its_belief_and_what_is_left() -> None:
     assert rows["left"].startswith("at most ")
 
 
-def test_a_comparison_shows_its_replays_and_what_is_left_of_its_whole_budget() -> None:
+def comparing(*, sweep_share: float) -> CompareProgress:
+    """What a comparison of ten minutes shows, of which a sweep takes such a share."""
     asked = CompareSettings(
         approaches=(), levels=(), untuned=64, window="all", step_s=20.0, repeats=2, budget_s=600.0,
-        sweep_share=0.0, seed=0, trace_block_size=16,
+        sweep_share=sweep_share, seed=0, trace_block_size=16,
     )  # fmt: skip
-    progress = CompareProgress(asked, replace(SETTINGS, budget_s=0.0))
+    return CompareProgress(asked, replace(SETTINGS, budget_s=600.0 * sweep_share))
+
+
+def test_a_comparison_shows_its_replays_and_what_is_left_of_its_whole_budget() -> None:
+    progress = comparing(sweep_share=0.0)
     progress.trial("3 of 24: one worker, heavy, uniform", 20.0)
     rows = progress.view.rows
     assert (rows["replays"], rows["ladder"]) == ("2 done, 1 running, 21 to come", "")
@@ -130,11 +135,7 @@ def test_a_comparison_shows_its_replays_and_what_is_left_of_its_whole_budget() -
 
 
 def test_a_comparison_that_sweeps_first_shows_that_ladder_until_it_is_done() -> None:
-    asked = CompareSettings(
-        approaches=(), levels=(), untuned=8, window="all", step_s=20.0, repeats=2, budget_s=600.0,
-        sweep_share=0.2, seed=0, trace_block_size=16,
-    )  # fmt: skip
-    progress = CompareProgress(asked, replace(SETTINGS, budget_s=120.0))
+    progress = comparing(sweep_share=0.2)
     progress.trial("ladder 2", 20.0)
     assert progress.view.rows["ladder"].replace(">", "▸") == "1  ▸2  4  8"
     progress.trial("1 of 24: one worker, heavy, captured", 20.0)

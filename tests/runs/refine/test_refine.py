@@ -4,10 +4,9 @@ import fcntl
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -187,31 +186,29 @@ def test_of_two_that_begin_at_the_same_moment_one_goes_on(file: str) -> None:
     assert found == [True, False]
 
 
-def test_the_earliest_waits_for_one_that_had_not_seen_it(file: str) -> None:
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_the_earliest_waits_until_the_later_one_holds_it_or_gives_up(
+    file: str, monkeypatch: pytest.MonkeyPatch, *, gives_up: bool
+) -> None:
     """Its beginning was written late: the other had looked, and was about to hold the trial."""
     ours, theirs = study(file, run="ours"), study(file, run="theirs")
     for one in (ours, theirs):
         one.first(KNEE)
     first, second = ours.ask(), theirs.ask()
-    second.trial.set_user_attr(BEGUN, time.time() + 1.0)  # noqa: TID251 - as the program's own
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(ours.claim, first, within_s=60.0)
-        assert not wait([waiting], timeout=0.2).done
-        second.trial.set_user_attr(HELD, True)
-        assert not waiting.result()
+    looks = list[float]()
 
+    def sleep(length_s: float) -> None:
+        looks.append(length_s)
+        if len(looks) == 3 and gives_up:
+            theirs.fail(second, "another run is at it")
+        elif len(looks) == 3:
+            second.trial.set_user_attr(HELD, True)
 
-def test_the_earliest_goes_on_where_the_later_one_gives_up(file: str) -> None:
-    ours, theirs = study(file, run="ours"), study(file, run="theirs")
-    for one in (ours, theirs):
-        one.first(KNEE)
-    first, second = ours.ask(), theirs.ask()
-    second.trial.set_user_attr(BEGUN, time.time() + 1.0)  # noqa: TID251 - as the program's own
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(ours.claim, first, within_s=60.0)
-        assert not wait([waiting], timeout=0.2).done
-        theirs.fail(second, "another run is at it")
-        assert waiting.result()
+    clock = SimpleNamespace(time=lambda: 100.0, monotonic=lambda: 0.0, sleep=sleep)
+    monkeypatch.setattr("tuner.runs.refine.study.study.time", clock)
+    second.trial.set_user_attr(BEGUN, 101.0)
+    assert ours.claim(first, within_s=60.0) is gives_up
+    assert len(looks) == 3
 
 
 @pytest.mark.parametrize("knobs", [2, 3])
