@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -74,26 +75,42 @@ def test_a_model_that_was_never_downloaded_is_in_no_folder_here(tmp_path: Path) 
     assert str(tmp_path) not in str(memory_of({"model": NAME}))
 
 
-@pytest.mark.attack
-@pytest.mark.parametrize("name", ["../acme", "/etc/acme", "a/b/c", "a b", ""])
-@pytest.mark.parametrize("revision", ["main", "../../../etc", "/etc"])
-def test_a_name_leads_out_of_no_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, revision: str
-) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    downloaded(tmp_path)
-    assert hub_folder(name) is None
-    assert hub_folder(NAME, revision) is None or revision == "main"
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with that model, beside what somebody else has made like one: files of a model, and a
+    name of that commit."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    folder = downloaded(cache)
+    assert hub_folder(NAME) == hub_folder(NAME, COMMIT) == folder
+    shutil.copytree(cache / "models--acme--translator-7b", tmp_path / "acme", symlinks=True)
+    shutil.copy(folder / "config.json", tmp_path)
+    (tmp_path / "theirs").write_text(COMMIT)
+    return cache
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("commit", ["../../../..", "", "a/b", "\xff\n\n"])
+@pytest.mark.parametrize("name", ["../acme", "%s/acme", "/etc/acme", "a/b/c", "a b", ""])
+def test_a_name_leads_out_of_no_cache(tmp_path: Path, cache: Path, name: str) -> None:
+    assert (cache / "../acme/refs/main").exists()
+    assert hub_folder(name.replace("%s", str(tmp_path))) is None
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("revision", ["../../../theirs", "%s/theirs", "../../..", "/etc"])
+@pytest.mark.usefixtures("cache")
+def test_a_revision_leads_out_of_no_cache(tmp_path: Path, revision: str) -> None:
+    assert hub_folder(NAME, revision.replace("%s", str(tmp_path))) is None
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("commit", [b"../../..", b"%s", b"", b"a/b", b"\xff\n\n"])
 def test_a_reference_that_names_no_commit_leads_nowhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit: str
+    tmp_path: Path, cache: Path, commit: bytes
 ) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    downloaded(tmp_path)
-    (tmp_path / "models--acme--translator-7b" / "refs" / "main").write_text(commit)
+    model = cache / "models--acme--translator-7b"
+    shutil.copytree(model / "snapshots" / COMMIT, model / "snapshots" / "a" / "b")
+    (model / "refs" / "main").write_bytes(commit.replace(b"%s", bytes(tmp_path)))
     assert hub_folder(NAME) is None
 
 
