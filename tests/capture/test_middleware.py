@@ -302,11 +302,12 @@ def test_all_requests_of_a_server_share_one_bound(folder: Path) -> None:
     body = b"x" * (4 * 2**20)
 
     async def main() -> tuple[int, Room]:
-        go = asyncio.Event()
+        all_here = asyncio.Barrier(21)
 
         async def app(_scope: object, receive: Callable[[], Any], _send: object) -> None:
             await receive()
-            await go.wait()
+            await all_here.wait()
+            await all_here.wait()
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": body, "more_body": False}
@@ -317,16 +318,16 @@ def test_all_requests_of_a_server_share_one_bound(folder: Path) -> None:
         recorder = TraceRecorder(app)
         scope = {"type": "http", "method": "POST", "path": "/v1/completions"}
         under_way = [asyncio.ensure_future(recorder(scope, receive, send)) for _ in range(20)]
-        await asyncio.sleep(0.1)
+        await all_here.wait()
         left = recorder._room.left_bytes
-        go.set()
+        await all_here.wait()
         await asyncio.gather(*under_way)
         assert recorder._spool is not None
         recorder._spool.close()
         return left, recorder._room
 
     assert asyncio.run(main()) == (0, Room())
-    assert folder.exists()
+    assert [row["status"] for row in rows(folder)] == ["error"] * 20
 
 
 def test_an_engine_without_generate_is_left_alone() -> None:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -40,6 +41,7 @@ from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldStep
 from tuner.errors import InputError, TunerError, UsageError
+from tuner.system import http
 from tuner.trace import trace
 from tuner.trace.formats.reading.header import TraceHeader
 from tuner.trace.formats.reading.record import Row
@@ -397,39 +399,54 @@ def test_all_answers_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.attack
 def test_the_labels_of_all_answers_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of answers of 385 kB each."""
+    numbers = count(100_000)
+
     def of_labels(asked_s: int) -> bytes:
         series = ",".join(
             f'{{"metric":{{"__name__":"vllm:num_requests_running","a":"{number}"}},"values":[]}}'
-            for number in range(asked_s)
+            for number in (next(numbers) for _ in range(asked_s))
         )
         return f'{{"status":"success","data":{{"result":[{series}]}}}}'.encode()
 
-    monkeypatch.setattr(prometheus_api, "MOST_LABEL_BYTES", 100_000)
-    with answering(of_labels) as place, pytest.raises(InputError, match="100,000 bytes of labels"):
-        prometheus_api.samples(place, ["num_requests_running"])
+    monkeypatch.setattr(prometheus_api, "MOST_LABEL_BYTES", 400_000)
+    with answering(of_labels) as place:
+        with pytest.raises(InputError, match="more than 400,000 bytes of labels in that time"):
+            prometheus_api.samples(place, ["num_requests_running"])
+        assert next(numbers) == 100_000 + 2 * 3600
 
 
 @pytest.mark.attack
 def test_the_bytes_of_all_answers_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prometheus_api, "MOST_BYTES", len(of_seconds(3600)) + 1)
-    with answering(of_seconds) as place, pytest.raises(InputError, match="bytes in all"):
+    most = 2 * len(of_seconds(3600))
+    with answering(of_seconds) as place:
+        monkeypatch.setattr(prometheus_api, "MOST_BYTES", most)
         prometheus_api.samples(place, ["num_requests_running"])
+        monkeypatch.setattr(prometheus_api, "MOST_BYTES", most - 1)
+        with pytest.raises(InputError, match=f"answers more than {most - 1:,} bytes in all"):
+            prometheus_api.samples(place, ["num_requests_running"])
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize(
-    ("most_s", "why"), [(0.5, "no whole answer within 0"), (0.0, "not all answers within 0 s")]
-)
-def test_all_questions_have_one_deadline(
-    monkeypatch: pytest.MonkeyPatch, most_s: float, why: str
-) -> None:
-    def slow(asked_s: int) -> bytes:
-        Event().wait(0.3)
-        return of_seconds(asked_s)
+def test_all_questions_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, takes_s, given_s = 0.0, 1790.0, list[float]()
+    ask = http.ask
 
-    monkeypatch.setattr(prometheus_api, "MOST_S", most_s)
-    with answering(slow) as place, pytest.raises(InputError, match=why):
+    def slow(asked: http.HttpRequest, *, timeout_s: float) -> http.HttpResponse:
+        nonlocal now_s
+        now_s += takes_s
+        given_s.append(timeout_s)
+        return ask(asked, timeout_s=20)
+
+    monkeypatch.setattr(prometheus_api, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(http, "ask", slow)
+    with answering(of_seconds) as place:
         prometheus_api.samples(place, ["num_requests_running"])
+        assert given_s == [60.0, 10.0]
+        takes_s = 1800.0
+        with pytest.raises(InputError, match="not all answers within 1,800 s"):
+            prometheus_api.samples(place, ["num_requests_running"])
+    assert given_s == [60.0, 10.0, 60.0]
 
 
 @pytest.mark.attack

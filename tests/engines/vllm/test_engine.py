@@ -184,8 +184,7 @@ def test_the_memory_of_a_start_that_did_not_succeed_is_waited_for(
         log = tmp_path / "vllm.log"
         starting = vllm_engine.VllmEngine.start(configuration, context, log, log, 0.0)
         task = asyncio.create_task(starting)
-        while not begun.is_set():  # noqa: ASYNC110 - a thread gives no event
-            await asyncio.sleep(0.001)
+        assert await asyncio.to_thread(begun.wait, PATIENCE_S)
         if is_cancelled:
             task.cancel()
         with pytest.raises(asyncio.CancelledError if is_cancelled else EngineError):
