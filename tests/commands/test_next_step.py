@@ -608,7 +608,9 @@ def test_what_others_must_not_read_is_in_no_command() -> None:
     assert said == "tuner sweep --trace=prod.jsonl --set=seed=3"
     storage = "postgresql://ann:pw@db/studies"
     shared = RefineOptions(profile=PROFILE, traces=(TRACE,), storage=storage)
-    assert "--storage=postgresql://ann@db/studies" in asked_for("refine", shared)
+    assert asked_for("refine", shared) == (
+        "tuner refine profile.yaml --trace=prod.jsonl --storage=postgresql://ann@db/studies"
+    )
 
 
 def run_as_printed(folder: Path, printed: str) -> None:

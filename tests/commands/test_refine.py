@@ -504,6 +504,7 @@ def test_ctrl_c_says_how_to_go_on_without_the_password(swept: Path) -> None:
     assert "=secret" not in told
     kept = b"".join(path.read_bytes() for path in (swept / "secret-run").rglob("*.*"))
     assert b"=secret" not in kept
+    assert {*re.findall(rb"password=(.?)", kept)} == {b"'"}
 
 
 @pytest.mark.parametrize(

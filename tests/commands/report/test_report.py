@@ -91,8 +91,8 @@ def test_the_page_of_a_sweep_has_the_answer_first_and_everything_it_rests_on(
     assert (done.returncode, done.stdout) == (0, "")
     page = outline(tmp_path / "report.html")
     assert page.headings == [
-        "at least max_num_seqs 16, not final", "Curve", "To beware of", "Decode time", "Traffic", "Replays over time",
-        "Predicted against measured", "Provenance", "Data",
+        "at least max_num_seqs 16, not final", "Curve", "To beware of", "Decode time", "Traffic",
+        "Replays over time", "Predicted against measured", "Provenance", "Data",
     ]  # fmt: skip
     charts = [attributes for tag, attributes in page.found if tag == "svg"]
     assert all(one["role"] == "img" and one["aria-label"] for one in charts)

@@ -221,7 +221,8 @@ def test_a_day_that_may_be_a_year_of_two_digits_is_refused(
     assert "26-01-30 may have the day first, or the year" in str(refusal(tmp_path / "t", text))
     asking = TableOptions(time_unit=asked)  # type: ignore[arg-type]
     if days is None:  # there is no month 26
-        refusal(tmp_path / "t", text, asking)
+        found = refusal(tmp_path / "t", text, asking)
+        assert "no column for timestamp: ts has '26-01-30 10:00:00'" in str(found)
         return
     rows, _ = opened(tmp_path / "t", text, asking)
     assert rows[1].timestamp - rows[0].timestamp == days * 86_400_000
