@@ -143,7 +143,7 @@ def test_every_line_of_vllm_that_a_page_names_says_what_the_page_says() -> None:
     assert spec.origin is not None
     page = FILES["docs/gpu.md"]
     named = NAMED_LINE.findall(page)
-    assert len(named) == len(A_LINE.findall(page)), "a line without words is not checked"
+    assert len(named) == len(A_LINE.findall(page)) > 0, "a line without words is not checked"
     for path, line, words in named:
         assert words in (Path(spec.origin).parent / path).read_text().splitlines()[int(line) - 1]
 

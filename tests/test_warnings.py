@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from typer.main import get_command
 
 from tests.support.places import ROOT
+from tuner.commands.root import app
 
 WARN = {
     "traffic/trace_warnings.py": ".*",
@@ -21,9 +23,12 @@ WARN = {
 }
 """Module → which of its functions make warnings."""
 
+COMMANDS = "|".join(get_command(app).commands)  # type: ignore[attr-defined]
+
 CURE = re.compile(
     r"[:;,] (add|capture|end|export|find|give|import|keep|look|lower|measure|raise|record|serve"
-    r"|sweep|take|watch)\b|\btuner [a-z]+|--[a-z]|a quieter (one|machine)|\{(cure|BEFORE_THAT)\}"
+    r"|sweep|take|watch)\b|--[a-z]|a quieter (one|machine)|\{(cure|BEFORE_THAT)\}"
+    rf"|\btuner ({COMMANDS})\b"
 )
 """A thing to do, a command or an option."""
 

@@ -90,7 +90,7 @@ def test_a_link_in_place_of_what_was_begun_is_not_written_through(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "victim").write_text("mine")
-    real = os.open
+    real, planted = os.open, list[Path]()
 
     def open_(path: Path, *how: int) -> int:
         """Put a link there, as soon as the file is: others may write to the folder."""
@@ -98,9 +98,11 @@ def test_a_link_in_place_of_what_was_begun_is_not_written_through(
         if str(path).endswith(".tmp"):
             Path(path).unlink()
             Path(path).symlink_to("victim")
+            planted.append(path)
         return made
 
     monkeypatch.setattr(os, "open", open_)
     with whole_file(tmp_path / "f") as file:
         file.write(b"new")
+    assert len(planted) == 1
     assert (tmp_path / "victim").read_text() == "mine"

@@ -85,7 +85,11 @@ def test_a_gpu_is_named_in_full_for_vllm_finds_no_beginnings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = machine(monkeypatch, Card("GPU-aaaaaaaa-1"))
-    assert all("GPU-aaaaaaaa-1" in one.said for one in checks(seen) if "GPU-" in one.said)
+    named = [one for one in checks(seen) if "GPU-" in one.said]
+    assert {one.name for one in named} == {
+        "device", "mig", "ecc", "throttling", "foreign processes", "memory",
+    }  # fmt: skip
+    assert [one.said for one in named if "GPU-aaaaaaaa-1" not in one.said] == []
     assert statuses(replace(seen, visible="GPU-aaaaaaaa-1")) == {}
     assert statuses(replace(seen, visible="0")) == {}
     (failed,) = (
@@ -115,6 +119,9 @@ def test_the_driver_is_held_against_what_torch_was_built_for(
         driver={"driver": "1", "cuda": cuda},
     )
     assert [one.status for one in checks(seen) if one.name == "driver"] == [status]
+
+
+def test_a_build_that_names_no_cuda_is_of_the_one_that_make_setup_takes() -> None:
     set_up = (ROOT / "scripts" / "setup.py").read_text(encoding="utf-8")
     assert f"\nCUDA = {CUDA}\n" in set_up
 
