@@ -45,6 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(ROOT / "traces" / "translation.jsonl", path / "prod.jsonl")
     (path / "world.yaml").write_text(WORLD)
     (path / "slow.yaml").write_text(WORLD.replace("a: 0.020", "a: 0.030"))
+    (path / "slowest.yaml").write_text(WORLD.replace("a: 0.020", "a: 0.040"))
     tuning = ["--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl", "--fast"]
     assert tuner(path, "sweep", *tuning).returncode == 0
     return path
@@ -154,7 +155,7 @@ def test_a_server_is_sent_what_it_was_sent_when_it_confirmed_unless_that_is_said
 
 
 def test_a_slower_machine_breaks_it_and_every_broken_gate_is_named(folder: Path) -> None:
-    done = verify(folder, "--world", "slow.yaml", "--force", "--json", "--junit", "gates.xml")
+    done = verify(folder, "--world", "slowest.yaml", "--force", "--json", "--junit", "gates.xml")
     assert done.returncode == 6
     result = json.loads(done.stdout)
     assert result["kept"] is False
