@@ -30,7 +30,9 @@ from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_rows
 from tuner.traffic.slo import Slo
 
-LOG_LENGTH = 65_536
+LOG_LENGTH = 8192
+"""Iterations that are logged at a time: more than most windows have. To clear the memory of many
+more takes longer than to simulate them."""
 
 FAR_S = 1e7
 """Before and after what is known of a machine's speed: four months."""
