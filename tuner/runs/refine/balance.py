@@ -124,8 +124,8 @@ class _Look:
             order = (rng.exponential(size=(DRAWS, len(tiles))) / requests).argsort(axis=-1)
             drawn: Ints = order[:, : pairs * size].reshape(DRAWS, pairs, size)
         else:
-            order = (rng.exponential(size=(DRAWS, pairs, len(tiles))) / requests).argsort(axis=-1)
-            drawn = order[:, :, :size]
+            least = rng.exponential(size=(DRAWS, pairs, len(tiles))) / requests
+            drawn = least.argpartition(size - 1, axis=-1)[:, :, :size]  # in whatever order
         attained = good[drawn].sum(axis=2) / requests[drawn].sum(axis=2)[..., None]
         usual = np.array([self.surrogate.measurement(0, one).attainment for one in self._sides()])
         unlike = _unlike((attained - usual) / np.maximum(LEAST_ATTAINMENT, usual))
@@ -144,10 +144,10 @@ class _Look:
     def _off(self, pair: Sequence[_Tile], aims: Sequence[Objective]) -> list[list[float]]:
         """Return per side and aim how much better windows are than all of the traffic: a share of
         what that is."""
-        found = []
+        found, times = [], {f"{aim.name}_s" for aim in aims}
         for place, one in enumerate(self._sides()):
             usual = self.surrogate.measurement(0, one)
-            now = pooled([tile.sides[place] for tile in pair], self.surrogate.slo)
+            now = pooled([tile.sides[place] for tile in pair], self.surrogate.slo, times=times)
             of_all = max(LEAST_ATTAINMENT, usual.attainment)
             off = zip(aims, beside(aims, now, usual), strict=True)
             found.append([each / of_all if aim.is_share else each for aim, each in off])

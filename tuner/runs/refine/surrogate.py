@@ -14,7 +14,7 @@ would double every error of a ratio.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -50,6 +50,7 @@ docs/decisions: attainment is off by 0.05)."""
 ALIKE = 0.002
 """Gains so close by the twin are those of configurations between which nothing is to choose."""
 
+TIMES = ("ttft_s", "tpot_s", "e2el_s")
 BLOCKS = "num_gpu_blocks_override"
 INTERVAL = "prefill_schedule_interval"
 
@@ -156,7 +157,8 @@ class Surrogate:
         """Return per aim what of these replays was the machine's speed and the windows' traffic; of
         use in differences alone, between configurations that the twin tells of."""
         law, shape = self.laws[0], self._shape_at(one)
-        now = pooled([_driven(replay, law, shape) for replay in replays], self.slo)
+        replayed = [_driven(replay, law, shape) for replay in replays]
+        now = pooled(replayed, self.slo, times={f"{aim.name}_s" for aim in aims})
         return beside(aims, now, self.measurement(0, one))
 
     def served(
@@ -180,7 +182,8 @@ class Surrogate:
     def worst(self, one: Configuration, traffic: Traffic, window: Window) -> float:
         """Return the attainment in a window that falls in a slow time of the machine."""
         slowest = max(slowdown for slowdown, _ in self.slowdowns)
-        return pooled([self.served(one, traffic, window, slowdown=slowest)], self.slo).attainment
+        served = self.served(one, traffic, window, slowdown=slowest)
+        return pooled([served], self.slo, times=()).attainment
 
     def at_usual_speed(self) -> "Surrogate":
         """Return the twin of a machine whose speed does not vary."""
@@ -316,14 +319,19 @@ def beside(aims: Sequence[Objective], now: TwinNumbers, usual: AimNumbers) -> tu
     return tuple(found)
 
 
-def pooled(windows: Sequence[WindowForecast], slo: Slo) -> TwinNumbers:
-    """Return what the twin says of windows, pooled as ``measure`` pools what was measured."""
+def pooled(
+    windows: Sequence[WindowForecast], slo: Slo, *, times: Collection[str] = TIMES
+) -> TwinNumbers:
+    """Return what the twin says of windows, pooled as ``measure`` pools what was measured; of the
+    times only those that are asked for."""
     heavy = np.concatenate([np.full(int(one.scored.sum()), one.weight) for one in windows])
     good = sum(
         one.weight * float(met(one.traffic, one.replay, slo)[one.scored].sum()) for one in windows
     )
 
     def over(name: str) -> Spread | None:
+        if name not in times:
+            return None
         values = np.concatenate([getattr(one.replay, name)[one.scored] for one in windows])
         known = ~np.isnan(values)
         return spread(values[known], heavy[known])
