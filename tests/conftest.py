@@ -73,6 +73,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _environment(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A cluster that a test starts keeps its token there, and a worker that no Hub is asked."""
     if request.node.get_closest_marker("vllm"):  # whose engine goes on into the next test
         yield
         return

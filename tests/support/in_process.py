@@ -63,7 +63,7 @@ def _signals_as_they_were() -> Iterator[None]:
 
 @contextlib.contextmanager
 def environment_as_it_was() -> Iterator[None]:
-    """What is set for vLLM is for vLLM alone, and not for the Pythons that other tests start."""
+    """What a command sets, most of it for vLLM, is not for the next one, nor for other Pythons."""
     was = dict(os.environ)
     try:
         yield
