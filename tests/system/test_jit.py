@@ -4,10 +4,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tuner.system import jit
-from tuner.system.jit import compiled
+from tuner.system.jit import compiled, compiled_in_place, inlined
 
 CALLER = """
 from tuner.system.jit import compiled
@@ -145,6 +146,21 @@ def test_a_function_is_compiled_where_nothing_can_be_kept() -> None:
     namespace: dict[str, Any] = {}
     exec("def twice(x): return x + x", namespace)
     assert compiled(namespace["twice"])(2) == 4
+
+
+@pytest.mark.parametrize("options", [jit._IN_PLACE, {}], ids=["as here", "of another numba"])
+def test_what_is_compiled_in_place_changes_the_arrays_that_it_is_given(
+    options: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jit, "_IN_PLACE", options)
+    names: dict[str, Any] = {}
+    exec("def add(values, more): values[0] += more", names)
+    names["add"] = inlined(names["add"])
+    exec("def twice(values):\n  add(values, 1)\n  add(values[1:], 2)\n  return len(values)", names)
+    values = np.zeros(3)
+    held = sys.getrefcount(values)
+    assert compiled_in_place(names["twice"])(values) == 3
+    assert (values.tolist(), sys.getrefcount(values)) == ([1, 2, 0], held)
 
 
 def test_a_division_by_zero_is_a_number_as_in_numpy() -> None:

@@ -7,10 +7,10 @@ of context tokens alone.
 from tuner.engines.scheduler import state as its
 from tuner.engines.scheduler.queue import allocate, arrival_s, lacking, recover, total
 from tuner.engines.scheduler.state import Ints, Record, Records, Scheduler, StepLaw
-from tuner.system.jit import compiled
+from tuner.system.jit import compiled_in_place
 
 
-@compiled
+@compiled_in_place
 def _is_closed(state: Record, requests: Records) -> bool:
     """Whether nobody can be admitted as long as nobody leaves."""
     if state["running"] == state["max_num_seqs"]:
@@ -25,7 +25,7 @@ def _is_closed(state: Record, requests: Records) -> bool:
     return bool(lacking(state, request, left) > state["free_blocks"])
 
 
-@compiled
+@compiled_in_place
 def _steady(state: Record, requests: Records, running: Ints) -> tuple[int, int]:
     """Return for how many iterations at most all that run decode and none finishes, and their
     context tokens."""
@@ -42,7 +42,7 @@ def _steady(state: Record, requests: Records, running: Ints) -> tuple[int, int]:
     return min(most, blocks * state["block_size"]), context
 
 
-@compiled
+@compiled_in_place
 def fast_forward(scheduler: Scheduler, law: StepLaw, until: float) -> None:
     """Run many iterations of a steady batch at once, to the same times as one by one.
 

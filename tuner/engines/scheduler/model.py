@@ -30,10 +30,10 @@ from tuner.engines.scheduler.queue import (
     wait,
 )
 from tuner.engines.scheduler.state import Noise, Record, Scheduler, StepLaw
-from tuner.system.jit import compiled
+from tuner.system.jit import compiled_in_place, inlined
 
 
-@compiled
+@inlined
 def _count(iteration: Record, request: Record, tokens: int) -> None:
     """Enter a scheduled request into the iteration: one decode step, or (re)computed prompt."""
     request["scheduled"] = tokens
@@ -47,7 +47,7 @@ def _count(iteration: Record, request: Record, tokens: int) -> None:
         iteration["prefill_context"] += tokens * request["computed"]
 
 
-@compiled
+@inlined
 def _holds_prefill(scheduler: Scheduler) -> bool:
     """Whether the next iteration only decodes, as prefill_schedule_interval asks."""
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
@@ -59,7 +59,7 @@ def _holds_prefill(scheduler: Scheduler) -> bool:
     return False
 
 
-@compiled
+@inlined
 def _schedule_running(scheduler: Scheduler, budget: int, decode_only: bool) -> int:
     """Schedule the running requests; return the budget left, or -1 after a preemption."""
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
@@ -97,7 +97,7 @@ def _schedule_running(scheduler: Scheduler, budget: int, decode_only: bool) -> i
     return -1 if preempted else budget
 
 
-@compiled
+@inlined
 def _admit(scheduler: Scheduler, budget: int, decode_only: bool) -> None:
     """Admit waiting requests, first come first served, while slots, budget and blocks last."""
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
@@ -125,7 +125,7 @@ def _admit(scheduler: Scheduler, budget: int, decode_only: bool) -> None:
         budget -= tokens
 
 
-@compiled
+@inlined
 def _schedule(scheduler: Scheduler) -> None:
     """Decide what the next iteration computes. Something runs or waits, so it is not empty."""
     state, iteration = scheduler.state[0], scheduler.iteration[0]
@@ -151,7 +151,7 @@ def _schedule(scheduler: Scheduler) -> None:
         arrive(state, requests, now_s)
 
 
-@compiled
+@inlined
 def _duration_s(law: StepLaw, noise: Noise, state: Record, iteration: Record) -> float:
     """Return what the law says of the iteration, under the noise of the moment."""
     prefill = iteration["prefill_tokens"]
@@ -178,7 +178,7 @@ def _duration_s(law: StepLaw, noise: Noise, state: Record, iteration: Record) ->
     return float(seconds)
 
 
-@compiled
+@inlined
 def _finish_iteration(scheduler: Scheduler) -> bool:
     """Hand out the iteration's tokens; return whether a request finished."""
     state, running, tokens = scheduler.state[0], scheduler.running, scheduler.tokens
@@ -216,7 +216,7 @@ def _finish_iteration(scheduler: Scheduler) -> bool:
     return finished
 
 
-@compiled
+@inlined
 def _wake(scheduler: Scheduler, until: float) -> bool:
     """Let the requests that are due wait, jumping over idle time; is there work before `until`?"""
     state, requests = scheduler.state[0], scheduler.requests
@@ -232,7 +232,7 @@ def _wake(scheduler: Scheduler, until: float) -> bool:
     return False
 
 
-@compiled
+@inlined
 def _begin_iteration(scheduler: Scheduler, law: StepLaw, noise: Noise) -> int:
     """Put the next iteration into flight, or return what it lacks."""
     state, iteration = scheduler.state[0], scheduler.iteration[0]
@@ -254,7 +254,7 @@ def _begin_iteration(scheduler: Scheduler, law: StepLaw, noise: Noise) -> int:
     return its.REACHED
 
 
-@compiled
+@compiled_in_place
 def advance(
     scheduler: Scheduler, law: StepLaw, noise: Noise, until: float, stop_at_finish: bool
 ) -> int:
@@ -281,7 +281,7 @@ def advance(
     return reason
 
 
-@compiled
+@compiled_in_place
 def abort(scheduler: Scheduler, row: int) -> None:
     """Forget a request; the iteration in flight runs on, and hands it no token."""
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running

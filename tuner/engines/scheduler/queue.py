@@ -2,10 +2,10 @@
 
 from tuner.engines.scheduler import state as its
 from tuner.engines.scheduler.state import Ints, Record, Records
-from tuner.system.jit import compiled
+from tuner.system.jit import compiled_in_place
 
 
-@compiled
+@compiled_in_place
 def wait(state: Record, requests: Records, row: int, front: bool) -> None:
     """Put a request at the front or at the end of waiting."""
     ahead = its.NOBODY if front else state["last_waiting"]
@@ -16,14 +16,14 @@ def wait(state: Record, requests: Records, row: int, front: bool) -> None:
     state["waiting"] += 1
 
 
-@compiled
+@compiled_in_place
 def leave(state: Record, requests: Records, row: int) -> None:
     """Take a request out of waiting."""
     _link(state, requests, requests[row]["ahead"], requests[row]["behind"])
     state["waiting"] -= 1
 
 
-@compiled
+@compiled_in_place
 def _link(state: Record, requests: Records, ahead: int, behind: int) -> None:
     """Make two requests neighbours in waiting; beyond either end there is NOBODY."""
     if ahead == its.NOBODY:
@@ -36,14 +36,14 @@ def _link(state: Record, requests: Records, ahead: int, behind: int) -> None:
         requests[behind]["ahead"] = ahead
 
 
-@compiled
+@compiled_in_place
 def lacking(state: Record, request: Record, tokens: int) -> int:
     """Return how many blocks more a request needs for that many more computed tokens."""
     size = state["block_size"]
     return int((request["computed"] + tokens + size - 1) // size - request["blocks"])
 
 
-@compiled
+@compiled_in_place
 def allocate(state: Record, request: Record, tokens: int) -> bool:
     """Give a request the blocks for that many more computed tokens, if there are enough."""
     more = lacking(state, request, tokens)
@@ -55,7 +55,7 @@ def allocate(state: Record, request: Record, tokens: int) -> bool:
     return True
 
 
-@compiled
+@compiled_in_place
 def preempt(state: Record, request: Record) -> None:
     """Take all blocks from a request; what it had computed is lost, but for the prefix cache."""
     request["preemptions"] += 1
@@ -65,7 +65,7 @@ def preempt(state: Record, request: Record) -> None:
     release(state, request)
 
 
-@compiled
+@compiled_in_place
 def recover(state: Record, request: Record) -> None:
     """Let a preempted request find again what is left of it in the prefix cache.
 
@@ -78,21 +78,21 @@ def recover(state: Record, request: Record) -> None:
         request["computed"] = size * max(0, request["lost"] // size - gone)
 
 
-@compiled
+@compiled_in_place
 def release(state: Record, request: Record) -> None:
     """Take the blocks from a request that left running."""
     state["free_blocks"] += request["blocks"]
     request["blocks"] = 0
 
 
-@compiled
+@compiled_in_place
 def arrival_s(state: Record, requests: Records) -> float:
     """Return when the next request reaches the scheduler, or infinity."""
     row = state["arrived"]
     return float(requests[row]["queued_s"]) if row < state["rows"] else its.NEVER
 
 
-@compiled
+@compiled_in_place
 def let_go(state: Record, requests: Records, running: Ints) -> None:
     """Free slots and blocks of those who finished while the scheduler was a batch ahead."""
     if state["finished"] == 0:
@@ -108,7 +108,7 @@ def let_go(state: Record, requests: Records, running: Ints) -> None:
     state["finished"] = 0
 
 
-@compiled
+@compiled_in_place
 def arrive(state: Record, requests: Records, until_s: float) -> None:
     """Let those wait who have reached the scheduler by then."""
     while arrival_s(state, requests) <= until_s:
@@ -117,7 +117,7 @@ def arrive(state: Record, requests: Records, until_s: float) -> None:
         state["arrived"] += 1
 
 
-@compiled
+@compiled_in_place
 def total(state: Record, seconds: float, iterations: int, running: int, used: int) -> None:
     """Enter iterations of one batch into the totals."""
     state["iterations"] += iterations
