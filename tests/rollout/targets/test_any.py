@@ -193,7 +193,8 @@ def _shell_line(draw: st.DrawFn, found: list[str]) -> str:
 
 
 def _kubernetes_script(draw: st.DrawFn, found: list[str]) -> str:
-    script = _scalar(draw, _shell_line(draw, found), margin=" " * 8)
+    [line] = _escaped([_shell_line(draw, found)])
+    script = _scalar(draw, line, margin=" " * 8)
     return POD % f'        command: ["sh", "-c"]\n        args:\n        - {script}'
 
 
