@@ -117,6 +117,15 @@ def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["RealServe
         yield one
 
 
+@pytest.fixture(scope="module")
+def by_few_draws() -> Iterator[None]:
+    """For sweeps in this process that nobody holds to the last bit against one in another."""
+    from tests.support.few_draws import few_draws  # noqa: PLC0415 - for some
+
+    with few_draws():
+        yield
+
+
 @pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--update-golden"))

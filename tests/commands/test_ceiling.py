@@ -10,6 +10,8 @@ from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tuner.commands.sweep.ceiling import auto_ceiling
 
+pytestmark = pytest.mark.usefixtures("by_few_draws")
+
 # 60 tokens in and 40 out each but one, which the median does not mind.
 REQUESTS = [request(row, input_length=60, output_length=40) for row in range(9)] + [
     request(9, input_length=9000, output_length=40)

@@ -17,6 +17,8 @@ from tests.support.places import ROOT
 from tuner.commands.shared.dry_run import cache_of
 from tuner.engines.models.memory import ModelMemory, memory_of
 
+pytestmark = pytest.mark.usefixtures("by_few_draws")
+
 SIM = ("--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl")
 
 

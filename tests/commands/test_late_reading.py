@@ -20,7 +20,10 @@ from tuner.replay.records import Replay
 from tuner.runs import journal
 from tuner.runs.evidence import Evidence
 
-pytestmark = pytest.mark.timeout(120)  # sweeps and a refinement of a simulated machine
+pytestmark = [
+    pytest.mark.timeout(120),  # sweeps and a refinement of a simulated machine
+    pytest.mark.usefixtures("by_few_draws"),
+]
 
 APART = "from here on a process of its own sends and reads, through vllm serve"
 SIM = ("--engine", "sim", "--world", "world.yaml", "--step", "8s", "--trace", "prod.jsonl")

@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from tests.support.few_draws import few_draws
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tuner.commands.schema.run import of_sweep
@@ -26,6 +28,9 @@ from tuner.engines.server.start import PlainStarter, ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.profile import profile
 from tuner.runs.settings import Confirm
+from tuner.twin.draws import PRINTED
+
+pytestmark = pytest.mark.usefixtures("by_few_draws")
 
 TRACE = ROOT / "traces" / "translation.jsonl"
 WORLD = """\
@@ -66,9 +71,9 @@ def command(*options: str) -> list[str]:
     return [str(Path(sys.executable).with_name("tuner")), "sweep", *SIM, *options]
 
 
-def program(folder: Path, *options: str, **how: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401 - of subprocess.run
+def program(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(*options), cwd=folder, capture_output=True, text=True, check=False, **how
+        command(*options), cwd=folder, capture_output=True, text=True, check=False
     )
 
 
@@ -78,7 +83,7 @@ def tune(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A run of the program that nothing interrupted."""
+    """A run that nothing interrupted."""
 
     folder: Path
     out: str
@@ -178,9 +183,7 @@ def wait_for(running: subprocess.Popen[str], text: str) -> None:
     "numbers",
     [
         [signal.SIGINT],
-        [signal.SIGTERM],
-        [signal.SIGHUP],
-        [signal.SIGINT, signal.SIGINT],
+        [signal.SIGHUP, signal.SIGHUP],
         [signal.SIGTERM, signal.SIGINT, signal.SIGTERM],
     ],
 )
@@ -241,7 +244,8 @@ def test_the_kv_pools_of_ladder_and_confirming_engine_stand_side_by_side(whole: 
 def test_resuming_without_a_name_takes_the_newest_run_of_this_trace(
     whole: Whole, swept: Path
 ) -> None:
-    again = tune(swept, "--json", "--resume")
+    with few_draws(PRINTED):  # as the program that made it
+        again = tune(swept, "--json", "--resume")
     assert json.loads(again.stdout) == whole.result
     assert "starting an engine" not in again.stderr
 
@@ -303,15 +307,22 @@ def test_a_budget_that_was_too_small_is_raised_and_the_probe_is_kept(folder: Pat
     assert _trials(folder / "run")[: len(measured)] == measured
 
 
-def little_room(most: int) -> Callable[[], None]:
-    """Return what lets a process write no file of more bytes."""
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+@contextmanager
+def little_room(most: int) -> Iterator[None]:
+    """Let this process write no file of more bytes."""
+    usual, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (usual, hard))
 
 
 def test_a_full_disk_is_one_error_and_the_run_goes_on_where_there_is_room(folder: Path) -> None:
     shorten(folder / "prod.jsonl", rows=100)
     # room for the iterations of a ramp (17 kB), not for the requests of a rung (24 kB)
-    done = program(folder, "--run-dir", "run", preexec_fn=little_room(20_000))
+    with little_room(20_000):
+        done = tune(folder, "--run-dir", "run")
     assert "cannot be written" in refused(done, 3)
     kept = _trials(folder / "run")
     assert kept[0] == ("climb", 32)  # as journals spell it
@@ -326,7 +337,8 @@ def test_a_disk_without_room_for_the_trace_is_one_error_and_can_be_gone_on_from(
     folder: Path,
 ) -> None:
     shorten(folder / "prod.jsonl", rows=100)
-    done = program(folder, "--run-dir", "run", preexec_fn=little_room(5_000))
+    with little_room(5_000):
+        done = tune(folder, "--run-dir", "run")
     assert "trace.jsonl" in refused(done, 3)
     assert not (folder / "run" / "trace.jsonl").exists()
     done = tune(folder, "--run-dir", "run", "--resume", "--json")
@@ -395,7 +407,8 @@ def test_a_stored_run_is_judged_under_another_slo_without_an_engine(
 ) -> None:
     shutil.copytree(whole.run_dir, tmp_path / "run")
     journal = (tmp_path / "run" / "journal.jsonl").read_bytes()
-    again = rescored(tmp_path, "--json")
+    with few_draws(PRINTED):  # as the program that made it
+        again = rescored(tmp_path, "--json")
     assert again.returncode == 0, again.stderr
     first = profile.load(tmp_path / "run" / "profile.yaml")
     same = profile.load(tmp_path / "other.yaml")

@@ -20,6 +20,7 @@ from tuner.twin.check import (
     driven,
     foretell,
     lag_s,
+    least_attainment,
     observed,
     paced,
     unpaced,
@@ -196,6 +197,20 @@ def test_a_request_that_was_late_outside_of_the_scheduler_is_no_error_of_its_mod
     law = fit(segment).law
     assert not paced([two], law, SHAPE, SLO).failed
     assert paced([every], law, SHAPE, SLO).failed
+
+
+def test_the_least_attainment_is_what_is_foretold_to_the_last_bit() -> None:
+    segment, window = measured(8)
+    planned = PlannedWindow(window.traffic, window.counted(), window.span_s, weight=0.7)
+    rng = np.random.default_rng(0)
+    machine = MachineHistory(
+        rng.uniform(0.9, 1.3, 40), delays_s=rng.normal(0, 0.01, 50), flicker=np.ones(9)
+    )
+    tight = Slo(ttft_s=1.0, tpot_s=0.031)
+    asked = ([planned, planned], fit(segment).draws(40, seed=0), machine, SHAPE, tight)
+    numbers, _ = foretell(*asked, max_num_seqs=8)
+    assert 0.0 < numbers["attainment"].low < 1.0
+    assert least_attainment(*asked, max_num_seqs=8) == numbers["attainment"].low
 
 
 def foretold(pace: list[float]) -> tuple[dict[str, Foretold], list[tuple[float, float]]]:

@@ -1,7 +1,6 @@
 """`tuner compare` on simulated machines: the story of the article, faults, and interruptions."""
 
 import json
-import os
 import re
 import runpy
 import shlex
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tests.support.traces import SAMPLES
 from tuner.commands.compare.options import CompareOptions
@@ -25,6 +25,8 @@ from tuner.errors import EngineError, GateError, RunError, TraceError, TunerErro
 from tuner.runs.compare.evidence import Comparing
 from tuner.runs.journal import read
 from tuner.trace.trace import load
+
+pytestmark = pytest.mark.usefixtures("by_few_draws")
 
 ARTICLE = ROOT / "examples" / "worlds" / "article.yaml"
 QUIET = ROOT / "examples" / "worlds" / "article-quiet.yaml"
@@ -233,8 +235,8 @@ def test_a_run_that_was_cut_off_anywhere_ends_as_if_it_had_not_been(
 
 
 def test_an_interrupted_command_says_how_to_go_on_and_does(tmp_path: Path, short: Path) -> None:
-    tuner = str(Path(sys.executable).with_name("tuner"))
-    command = [tuner, "compare", "--trace", str(OPTIONS.trace), "--engine", "sim"]
+    program = str(Path(sys.executable).with_name("tuner"))
+    command = [program, "compare", "--trace", str(OPTIONS.trace), "--engine", "sim"]
     command += ["--world", str(ARTICLE), "--max-num-seqs", "16", "--budget", "6h", "--json"]
     command += ["--step", "8s", "--repeats", "2", "--approaches", "two-workers,tuned"]
     journal = tmp_path / "run" / "journal.jsonl"
@@ -250,13 +252,10 @@ def test_an_interrupted_command_says_how_to_go_on_and_does(tmp_path: Path, short
     assert process.returncode == 130
     said, cure = told.splitlines()[-2:]
     assert re.fullmatch(r"Interrupted: \d replays? (is|are) kept in run", said)
-    again = subprocess.run(
-        shlex.split(cure.removeprefix("Go on with: ")),
-        cwd=tmp_path,
-        env={**os.environ, "PATH": f"{Path(tuner).parent}:{os.environ['PATH']}"},
-        capture_output=True,
-        check=True,
-    )
+    name, *words = shlex.split(cure.removeprefix("Go on with: "))
+    assert name == "tuner"
+    again = tuner(tmp_path, *words)
+    assert again.returncode == 0, again.stderr
     whole = json.loads((short / "comparison.json").read_text())
     assert json.loads(again.stdout)["tables"] == whole["tables"]
 

@@ -12,6 +12,8 @@ from tuner.errors import StoodStillError
 from tuner.runs import journal
 from tuner.runs.outcome import SweepOutcome
 
+pytestmark = pytest.mark.usefixtures("by_few_draws")
+
 IN_THE_PROBE, IN_THE_RAMP, IN_THE_LADDER = 62.0, 100.0, 200.0
 
 

@@ -15,7 +15,7 @@ from tuner.runs.prediction import planned_window
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.workload import Workload
-from tuner.twin.check import foretell
+from tuner.twin.check import least_attainment
 from tuner.twin.draws import PRINTED
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd
@@ -88,8 +88,7 @@ def least_expected(
         windows.append(planned_window(window, sent, view, settings.trace_block_size))
     machine = replace(view.machine, front_end=front_end)
     laws = view.fitted.draws(PRINTED, seed=0)
-    numbers, _ = foretell(windows, laws, machine, view.shape, view.slo, max_num_seqs=cap)
-    return numbers["attainment"].low if "attainment" in numbers else 0.0
+    return least_attainment(windows, laws, machine, view.shape, view.slo, max_num_seqs=cap)
 
 
 def _seen(evidence: Evidence, workload: Workload, cap: int) -> Measurement | None:

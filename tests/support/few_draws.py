@@ -1,0 +1,21 @@
+"""Sweeps in the test's own process that print by few draws: it follows from them as from many."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tuner.runs import prediction
+from tuner.runs.sweep import headroom
+from tuner.twin import forecast
+
+FEW = 48
+"""Instead of ``draws.PRINTED``; a few more than the draws that are asked about every cap."""
+
+
+@contextmanager
+def few_draws(most: int = FEW) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (forecast, prediction, headroom):
+            patch.setattr(module, "PRINTED", most)
+        yield
