@@ -7,8 +7,9 @@ columns may fit one role: the one with the fewest words beside those that count 
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 Role = Literal[
@@ -367,8 +368,18 @@ def _parts(word: str) -> list[str]:
     return []
 
 
-def meanings(heading: str) -> Iterator[Meaning]:
-    """Yield all that a heading may mean; what its values are decides among them."""
+def meanings(heading: str) -> Iterable[Meaning]:
+    """Return all that a heading may mean; what its values are decides among them."""
+    return _kept(heading) if len(heading) <= LONGEST_HEADING else _meanings(heading)
+
+
+@lru_cache(maxsize=1024)
+def _kept(heading: str) -> tuple[Meaning, ...]:
+    """Of a heading that is asked about time and again."""
+    return tuple(_meanings(heading))
+
+
+def _meanings(heading: str) -> Iterator[Meaning]:
     parts = [part for part in heading.split(".") if not part.startswith("$")]  # MongoDB's types
     path = [words for part in parts if (words := words_of(part))]
     if not path:
