@@ -66,6 +66,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("swept")
     filled(folder, WORLD)
     beginning(folder / "half.jsonl", HALF)
+    beginning(folder / "third.jsonl", 360)
     assert tuner(folder, "sweep", *SIM).returncode == 0
     return folder
 
@@ -391,9 +392,9 @@ def test_a_second_process_compares_what_the_first_found_in_the_study_that_they_s
 @pytest.mark.services
 def test_two_runs_that_begin_at_once_share_a_study_in_postgresql(swept: Path) -> None:
     psycopg = pytest.importorskip("psycopg")
-    few = ("--search", "max_num_seqs=8,10,12,14,16", "--search", "max_num_batched_tokens=2048")
+    few = ("--search", "max_num_seqs=8,10,12,14", "--search", "max_num_batched_tokens=2048")
     with postgres.running() as server, closing(psycopg.connect(server.url)) as base:
-        asked = ("--trace", "half.jsonl", "--budget", "6m", "--storage", server.url, "--json")
+        asked = ("--trace", "third.jsonl", "--budget", "5m", "--storage", server.url, "--json")
         shared = (*few, *asked)
         both = [
             subprocess.Popen(

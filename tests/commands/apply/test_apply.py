@@ -388,14 +388,6 @@ def test_exec_turns_this_process_into_the_server(vllm: Path) -> None:
     assert not Path("hacked").exists()
 
 
-def test_exec_without_a_file_leaves_this_folder_alone(vllm: Path) -> None:
-    before = names()
-    process, out, _ = become(vllm, "apply", "profile.yaml", "--exec")
-    assert process.returncode == 0
-    assert "max-num-seqs: 16" in out
-    assert names() == before
-
-
 def test_exec_without_a_file_warns_of_what_is_overridden_and_puts_it_on_record(vllm: Path) -> None:
     save(profile(verdict="inconclusive", reason="too short"), Path("profile.yaml"))
     process, out, err = become(vllm, "apply", "profile.yaml", "--exec", "--force")
@@ -408,12 +400,16 @@ def test_exec_without_a_file_warns_of_what_is_overridden_and_puts_it_on_record(v
     assert f"<{record.with_name('serve.yaml')}>" in out
 
 
-def test_exec_without_a_file_does_not_mind_the_one_of_that_name_here(vllm: Path) -> None:
+def test_exec_without_a_file_leaves_this_folder_alone_and_the_one_of_that_name_here(
+    vllm: Path,
+) -> None:
     Path("serve.yaml").write_text("model: other\n")
+    before = names()
     process, out, _ = become(vllm, "apply", "profile.yaml", "--exec")
     assert process.returncode == 0
     assert "max-num-seqs: 16" in out
     assert Path("serve.yaml").read_text() == "model: other\n"
+    assert names() == before
 
 
 def test_exec_that_is_refused_leaves_no_folder(vllm: Path) -> None:

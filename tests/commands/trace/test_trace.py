@@ -419,7 +419,7 @@ def test_reading_takes_the_memory_of_a_part_and_not_of_the_file(tmp_path: Path) 
     path = tmp_path / "t"
     line = b'{"timestamp":1,"input_length":1000,"output_length":1,"x":"' + b"y" * 900 + b'"}\n'
     peaks = []
-    for lines in (15_000, 45_000):
+    for lines in (10_000, 20_000):
         path.write_bytes(line * lines)
         source, _ = open_trace(path)
         tracemalloc.start()

@@ -100,10 +100,12 @@ def wait_until(condition: Callable[[], bool], *, within_s: float = GONE_S) -> No
         time.sleep(0.05)
 
 
-def started(folder: Path, *words: str) -> "subprocess.Popen[str]":
+def started(
+    folder: Path, *words: str, env: dict[str, str] | None = None
+) -> "subprocess.Popen[str]":
     pipe = subprocess.PIPE
     _STARTED.append(
-        subprocess.Popen([TUNER, *words], cwd=folder, stdout=pipe, stderr=pipe, text=True)
+        subprocess.Popen([TUNER, *words], cwd=folder, stdout=pipe, stderr=pipe, text=True, env=env)
     )
     return _STARTED[-1]
 
@@ -112,13 +114,14 @@ def refining(folder: Path, address: str, *options: str) -> "subprocess.Popen[str
     return started(folder, "refine", "profile.yaml", *SIM, *FEW, "--ray", address, *options)
 
 
-def wait_for_line(running: "subprocess.Popen[str]", text: str) -> None:
+def wait_for_line(running: "subprocess.Popen[str]", text: str) -> list[str]:
+    """Return all that it said until then."""
     assert running.stderr is not None
     said = []
     for line in running.stderr:
         said.append(line)
         if text in line:
-            return
+            return said
     pytest.fail(f"never said {text!r}: {''.join(said)}")
 
 
@@ -268,10 +271,29 @@ def test_a_driver_that_is_stopped_gives_everything_back_and_says_how_to_go_on(
     assert_nothing_is_left()
 
 
-def test_a_cluster_of_our_own_ends_with_us_even_when_we_are_killed(swept: Path) -> None:
+@pytest.mark.attack
+def test_a_cluster_of_our_own_lets_nobody_in_without_its_token_and_ends_with_us_when_we_are_killed(
+    swept: Path, tmp_path: Path
+) -> None:
     words = ["refine", "profile.yaml", *SIM, *FEW, "--ray", "local", "--ray-engines", "1"]
-    running = started(swept, *words, "--run-dir", "alone")
-    wait_for_line(running, "ramp max_num_seqs")
+    bare = {name: one for name, one in os.environ.items() if not name.startswith("RAY_AUTH")}
+    bare["HOME"] = str(tmp_path)
+    running = started(swept, *words, "--run-dir", "alone", env=bare)
+    said = wait_for_line(running, "ramp max_num_seqs")
+    assert not any("asks for no token" in line for line in said)
+    (token,) = {one.environ()["RAY_AUTH_TOKEN"] for one in workers()}
+    assert len(token) == 64
+    with_token = bare | {"RAY_AUTH_MODE": "token"}
+    asked = (
+        with_token | {"RAY_AUTH_TOKEN": token},
+        bare | {"RAY_AUTH_MODE": "disabled"},
+        with_token | {"RAY_AUTH_TOKEN": "ab" * 32},
+    )
+    assert are_let_in(*asked) == [True, False, False]
+    assert not (tmp_path / ".ray").exists()  # where Ray keeps a token for everybody
+    assert not any(
+        token.encode() in one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()
+    )
     assert {one.nice() for one in workers()} == {os.nice(0)}
     started_by_it = ours("/tuner-ray-")
     assert started_by_it
@@ -282,6 +304,22 @@ def test_a_cluster_of_our_own_ends_with_us_even_when_we_are_killed(swept: Path) 
     running.communicate()
     _, alive = psutil.wait_procs(started_by_it, timeout=GONE_S)
     assert alive == []
+
+
+def own_address() -> str:
+    """Return the address of the cluster that a driver started."""
+    said = (word for one in ours("/tuner-ray-") for word in one.cmdline())
+    (found,) = {one.partition("=")[2] for one in said if one.startswith("--gcs-address=")}
+    return found
+
+
+def are_let_in(*envs: dict[str, str]) -> list[bool]:
+    """Return whether each is told that our cluster is well; they ask at the same time."""
+    words = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address"]
+    words.append(own_address())
+    unheard = subprocess.DEVNULL
+    asking = [subprocess.Popen(words, env=one, stdout=unheard, stderr=unheard) for one in envs]
+    return [one.wait() == 0 for one in asking]
 
 
 def test_the_folder_of_a_cluster_whose_driver_was_killed_is_removed_for_the_next_one(

@@ -75,7 +75,7 @@ def both(path: Path, content: bytes, name: str | None, *, compiled: bool = False
 
 @pytest.mark.parametrize("name", FORMATS)
 @example(seed=3048844, times=40)  # a model whose name begins with what Python takes for a space
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), times=st.sampled_from((1, 1, 5, 40)))
 def test_damage_is_told_alike(path: Path, name: str, seed: int, times: int) -> None:
     head, _, rows = EXAMPLES[name].encode().partition(b"\n")
@@ -89,7 +89,7 @@ NUMBERS = b"".join(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32))
 def test_damage_to_rows_of_digits_alone_is_told_alike(path: Path, seed: int) -> None:
     both(path, mutated(NUMBERS, random.Random(seed)), "canonical", compiled=True)
@@ -142,7 +142,7 @@ def test_a_compiled_loop_reads_numbers_as_python_does(whole: int, behind: int, d
 
 
 @pytest.mark.parametrize("name", ["azure2023", "burstgpt", "table"])
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32))
 def test_damage_to_a_spreadsheet_is_told_alike(path: Path, name: str, seed: int) -> None:
     both(path, mutated(TABLES[name].encode(), random.Random(seed)), None)
@@ -162,7 +162,7 @@ TEXTS = exports.TEXTS | products.TEXTS
 @example(seed=22480)  # a count of tokens as text, with an exponent
 @example(seed=396)  # a byte that is not UTF-8, in a document
 @example(seed=15560)
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(seed=st.integers(0, 2**32))
 def test_damage_to_an_export_is_told_alike_and_its_counts_reconcile(
     path: Path, name: str, seed: int
