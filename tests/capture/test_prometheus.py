@@ -326,7 +326,7 @@ def test_a_password_goes_to_no_other_server(tmp_path: Path, status: int, scheme:
         ThreadingHTTPServer(("127.0.0.1", 0), Moved) as moved,
     ):
         for one in (other, moved):
-            Thread(target=one.serve_forever, daemon=True).start()
+            Thread(target=one.serve_forever, args=(0.01,), daemon=True).start()
         address = f"http://eve:secret@127.0.0.1:{moved.server_port}"
         with pytest.raises(InputError, match="redirects to another server"):
             capture_run.prometheus(asked(address, "busy"), tmp_path / "out", seed=0, force=False)
@@ -353,7 +353,7 @@ def answering(answer: Callable[[int], bytes]) -> Iterator[prometheus_api.Prometh
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Lying) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         yield prometheus_api.PrometheusQuery(url, EPOCH_S, EPOCH_S + 7200)
         server.shutdown()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from tuner.engines.seam import Engine, Reply
 from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import World, WorldKv, WorldStep
+from tuner.engines.vllm import start as vllm
+from tuner.engines.vllm.flags import Setting
 from tuner.errors import EngineError
 
 SIMULATED = ("--engine", "sim", "--world", ROOT / "examples/worlds/article-quiet.yaml")
@@ -83,12 +86,19 @@ def test_a_check_that_fails_ends_it_with_6_and_the_cure(
     assert "checks failed" in done.stderr.splitlines()[0]
 
 
+def _counts(given: Sequence[Setting], *, model: str) -> dict[str, int]:
+    """Return arguments that are numbers, without ten seconds in which vLLM is imported."""
+    del model
+    return {one.name: int(str(one.value)) for one in given}
+
+
 def test_a_gpu_that_no_engine_of_ours_takes_may_be_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     busy = fake_nvml.Card("GPU-bbbbbbbb-2", processes={900001}, memory_used=70 * fake_nvml.GIB)
     fake_nvml.install(monkeypatch, fake_nvml.Card("GPU-aaaaaaaa-1"), busy)
     monkeypatch.setattr("tuner.commands.doctor.run._ask_engine", lambda *_: None)
+    monkeypatch.setattr(vllm, "parse", _counts)
     for gpus_needed, status in ((1, "PASS"), (2, "FAIL")):
         of_two = ("--set", f"tensor_parallel_size={gpus_needed}")
         done = tuner(tmp_path, "doctor", "--quick", "--json", *of_two)

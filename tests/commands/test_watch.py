@@ -37,7 +37,9 @@ from tuner.errors import (
 from tuner.live.prometheus import ServerMetrics
 from tuner.live.watch.scraper import GONE_S, Absence, Scrape, Stall
 from tuner.profile import profile as profiles
+from tuner.profile import stored_twin
 from tuner.rollout import backup
+from tuner.twin.choice import DRAWS
 
 TUNER = str(Path(sys.executable).with_name("tuner"))
 LENGTH_S = 400.0
@@ -45,9 +47,18 @@ LENGTH_S = 400.0
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a profile that keeps as many laws as older ones do."""
     path = tmp_path_factory.mktemp("watch") / "profile.yaml"
-    profiles.save(profile_of(WORLD, STORED, 600.0, cap=CAP, caps=CAPS), path)
+    with pytest.MonkeyPatch.context() as older:
+        older.setattr(stored_twin, "PRINTED", DRAWS)
+        profiles.save(profile_of(WORLD, STORED, 600.0, cap=CAP, caps=CAPS), path)
     return path
+
+
+@pytest.fixture
+def of_200_laws(tmp_path: Path) -> Path:
+    profiles.save(profile_of(WORLD, STORED, 600.0, cap=CAP, caps=CAPS), tmp_path / "profile.yaml")
+    return tmp_path / "profile.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +89,8 @@ def watch(profile: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Wa
         ended: TunerError | None = None
         with serving(page, clock) as url:
             try:
-                run(options(profile, changes.pop("url", url), **changes), clock=clock)
+                given = changes.pop("profile", profile), changes.pop("url", url)
+                run(options(*given, **changes), clock=clock)
             except TunerError as error:
                 ended = error
         printed = capsys.readouterr().out
@@ -88,9 +100,9 @@ def watch(profile: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Wa
 
 
 def test_an_honest_server_is_still_valid(
-    watch: Callable[..., Watched], honest: SimulatedServer, tmp_path: Path
+    watch: Callable[..., Watched], honest: SimulatedServer, of_200_laws: Path, tmp_path: Path
 ) -> None:
-    found, ended = watch(page_of(honest), run_dir=tmp_path / "run")
+    found, ended = watch(page_of(honest), profile=of_200_laws, run_dir=tmp_path / "run")
     assert ended is None
     assert found["verdict"] == "still valid"
     assert found["windows"] == 39

@@ -3,9 +3,11 @@
 import shutil
 import socket
 import subprocess
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -55,28 +57,28 @@ def exposition(
         pairs = ",".join(f'{key}="{value}"' for key, value in (labels | more).items())
         return f"vllm:{name}{{{pairs}}}"
 
-    ours = [one for one in served if one.arrival_s >= since_s]
+    ours = sorted((one for one in served if one.arrival_s >= since_s), key=lambda one: one.end_s)
+    ends, arrivals, begins = (
+        sorted(map(attrgetter(name), ours)) for name in ("end_s", "arrival_s", "scheduled_s")
+    )
     for time_s in times_s:
-        done = [one for one in ours if one.end_s <= time_s]
+        left, came, begun = (bisect_right(one, time_s) for one in (ends, arrivals, begins))
+        done = ours[:left]
         values = {
-            named("num_requests_running"): sum(
-                one.scheduled_s <= time_s < one.end_s for one in ours
-            ),
-            named("num_requests_waiting"): sum(
-                one.arrival_s <= time_s < one.scheduled_s for one in ours
-            ),
+            named("num_requests_running"): begun - left,
+            named("num_requests_waiting"): came - begun,
         }
         for reason in ("stop", "length", "abort"):
             name = named("request_success_total", finished_reason=reason)
             values[name] = sum(one.reason == reason for one in done)
         for metric, lengths in (
-            ("prompt", [one.input_length for one in done]),
-            ("generation", [one.output_length for one in done]),
+            ("prompt", sorted(one.input_length for one in done)),
+            ("generation", sorted(one.output_length for one in done)),
         ):
             name = f"request_{metric}_tokens"
             for bound in (*BUCKETS, float("inf")):
                 le = "+Inf" if bound == float("inf") else f"{bound:.1f}"
-                values[named(f"{name}_bucket", le=le)] = sum(length <= bound for length in lengths)
+                values[named(f"{name}_bucket", le=le)] = bisect_right(lengths, bound)
             values[named(f"{name}_sum")] = sum(lengths)
             values[named(f"{name}_count")] = len(lengths)
         for series, value in values.items():
