@@ -15,6 +15,7 @@ from tests.support.places import ROOT
 from tests.support.processes import wait_until
 from tuner.capture.environment import Recording, recording
 from tuner.capture.spool import MAX_PENDING, MAX_PENDING_TOKENS, Spool
+from tuner.commands.capture import run as capture_run
 from tuner.errors import UsageError
 from tuner.trace import trace
 from tuner.trace.formats.reading.header import TraceHeader
@@ -279,6 +280,19 @@ def test_every_process_has_a_key_of_its_own_unless_told_otherwise(tmp_path: Path
     assert settings(tmp_path).key != settings(tmp_path).key
     shared = "00ff" * 16
     assert settings(tmp_path, TUNER_TRACE_KEY=shared).key == bytes.fromhex(shared)
+
+
+def test_two_processes_write_a_file_each_into_one_folder_and_they_join(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom tests.capture import test_spool as here\n"
+        "here.fill(here.spool(here.settings(Path(sys.argv[1]))), 3)"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "trace")]
+    for process in [subprocess.Popen(words, cwd=ROOT) for _ in range(2)]:
+        assert process.wait() == 0
+    assert len(files(tmp_path / "trace")) == 2
+    capture_run.join(files(tmp_path / "trace"), tmp_path / "all.jsonl", force=False)
+    assert len(trace.load(tmp_path / "all.jsonl").requests) == 6
 
 
 def test_without_a_folder_and_a_default_nothing_is_recorded() -> None:

@@ -39,7 +39,7 @@ from tuner.trace import trace
 from tuner.trace.trace import Trace, TraceRequest
 
 MIDDLEWARE = ("--middleware", "tuner.capture.TraceRecorder")
-PLAN_S = 12.0
+PLAN_S = 8.0
 SHARED = list(range(100, 140))
 """A beginning of 40 tokens, two and a half blocks, that several prompts have."""
 
@@ -338,6 +338,7 @@ def test_a_real_prometheus_gives_as_many_requests_and_tokens(recorded: Recorded)
 
 
 @pytest.mark.vllm
+@pytest.mark.long
 def test_several_api_servers_write_a_file_each_which_join(tmp_path: Path) -> None:
     key = {"TUNER_TRACE_OUT": "trace", "TUNER_TRACE_KEY": "0f" * 32}
     with vllm_serve(tmp_path, *MIDDLEWARE, "--api-server-count", "2", **key) as url:

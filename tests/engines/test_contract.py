@@ -9,13 +9,11 @@ import pytest
 
 from tests.engines.conftest import (
     CEILING,
-    OF_ITS_OWN,
     EngineRunner,
     generate,
     generate_all,
     idle,
     request,
-    starter,
     until_it_generates,
 )
 from tuner.engines.models.memory import ModelMemory, memory_of
@@ -72,17 +70,17 @@ def test_never_more_sequences_run_than_the_cap_allows_and_the_others_queue(
 ) -> None:
     async def main() -> tuple[list[Reply], IterationLog]:
         await roomy.engine.set_limits(max_num_seqs=3, max_num_batched_tokens=512)
-        requests = [request(name, prompt=10, output=150) for name in range(7)]
+        requests = [request(name, prompt=10, output=100) for name in range(7)]
         replies = await generate_all(roomy.engine, *requests)
         return replies, await roomy.engine.take_iterations()
 
     replies, log = roomy.run(main())
-    assert [reply.output_tokens for reply in replies] == [150] * 7
+    assert [reply.output_tokens for reply in replies] == [100] * 7
     assert log["running"].max() == 3
     assert (log["decode_seqs"] + log["prefill_seqs"]).max() == 3
     assert log["waiting"].max() == 4
     waits = [reply.queue_s for reply in replies if reply.queue_s is not None]
-    # Nobody leaves before the 150th iteration, so four wait longer than the first ten take.
+    # Nobody leaves before the 100th iteration, so four wait longer than the first ten take.
     assert sum(wait > log["duration_s"][:10].sum() for wait in waits) == 4
 
 
@@ -90,7 +88,7 @@ def test_the_cap_moves_live_and_back(roomy: EngineRunner) -> None:
     async def most_running(cap: int) -> int:
         await idle(roomy.engine)
         await roomy.engine.set_limits(max_num_seqs=cap, max_num_batched_tokens=512)
-        requests = [request(name, prompt=10, output=40) for name in range(CEILING + 2)]
+        requests = [request(name, prompt=10, output=5 * cap) for name in range(CEILING + 2)]
         await generate_all(roomy.engine, *requests)
         return int((await roomy.engine.take_iterations())["running"].max())
 
@@ -286,16 +284,22 @@ def test_the_kv_blocks_that_the_models_config_forecasts_are_the_engines(
     )
 
 
-def test_without_kv_blocks_sequences_are_preempted_and_still_complete(
-    cramped: EngineRunner,
-) -> None:
+@pytest.fixture(scope="module")
+def preempted(cramped: EngineRunner) -> tuple[list[Reply], IterationLog]:
+    """What came of six requests of which three have room."""
     requests = [request(n, prompt=32, output=96) for n in range(6)]
 
     async def main() -> tuple[list[Reply], IterationLog]:
         replies = await generate_all(cramped.engine, *requests)
         return replies, await cramped.engine.take_iterations()
 
-    replies, log = cramped.run(main())
+    return cramped.run(main())
+
+
+def test_without_kv_blocks_sequences_are_preempted_and_still_complete(
+    cramped: EngineRunner, preempted: tuple[list[Reply], IterationLog]
+) -> None:
+    replies, log = preempted
     assert [reply.output_tokens for reply in replies] == [96] * 6
     assert log["preemptions"].sum() > 0
     assert log["preemptions"].sum() == sum(reply.preemptions or 0 for reply in replies)
@@ -310,12 +314,11 @@ def resumptions(log: IterationLog) -> int:
     return int(log["preemptions"].sum())
 
 
-@pytest.mark.parametrize("kind", OF_ITS_OWN)
-def test_a_stopped_engine_refuses_everything_and_stops_twice(kind: str) -> None:
-    start, runner = starter(kind, cramped=True)
+@pytest.mark.usefixtures("preempted")  # nothing is asked of it afterwards
+def test_a_stopped_engine_refuses_everything_and_stops_twice(cramped: EngineRunner) -> None:
+    engine = cramped.engine
 
     async def main() -> None:
-        engine = await start.start(max_num_seqs=2)
         reply = Reply()
         task = asyncio.create_task(engine.generate(request(1, prompt=5, output=200), reply))
         await until_it_generates(reply)
@@ -331,8 +334,7 @@ def test_a_stopped_engine_refuses_everything_and_stops_twice(kind: str) -> None:
         with pytest.raises(EngineError):
             await engine.set_limits(max_num_seqs=1, max_num_batched_tokens=64)
 
-    with runner:
-        runner.run(main())
+    cramped.run(main())
 
 
 def test_a_prompt_is_found_again_until_the_prefix_cache_is_reset(roomy: EngineRunner) -> None:

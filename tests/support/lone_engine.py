@@ -1,5 +1,5 @@
 """A program with a real engine and a worker process behind queues: says when both generate, and
-goes on for ever.
+goes on for ever. Another engine starts then, of which it says when it has.
 
 python -m tests.support.lone_engine LOG
 """
@@ -8,7 +8,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tuner.engines.seam import ArgumentValue, EngineRequest, Reply
+from tuner.engines.seam import ArgumentValue, Engine, EngineRequest, Reply
 from tuner.engines.vllm.start import VllmStarter
 from tuner.engines.workers.seam import Batching
 from tuner.engines.workers.vllm import VllmTestbed
@@ -16,26 +16,36 @@ from tuner.engines.workers.vllm import VllmTestbed
 TINY: dict[str, ArgumentValue] = {
     "model": "tuner:tiny",
     "max_model_len": 512,
-    "gpu_memory_utilization": 0.1,  # two of them
+    "gpu_memory_utilization": 0.1,  # three of them
 }
 
 
 async def main(log: Path) -> None:
-    engine = await VllmStarter(TINY, log=log).start(max_num_seqs=2)
+    starter = VllmStarter(TINY, log=log)
+    engine = await starter.start(max_num_seqs=2)
     try:
         worker = await VllmTestbed(TINY, None, queue_size=4, log=log).workers(1, Batching())
         try:
-            print("generating", flush=True)  # noqa: T201 - what the test waits for
-            while True:
-                asked = [EngineRequest("r", [5] * 10, 400) for _ in range(2)]
-                both = (engine, worker)
-                await asyncio.gather(
-                    *(one.generate(each, Reply()) for one, each in zip(both, asked, strict=True))
-                )
+            say("generating")
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(generate(engine))
+                tasks.create_task(generate(worker))
+                another = await starter.start(max_num_seqs=2)
+                say("started")
+                await another.stop()
         finally:
             await worker.stop()
     finally:
         await engine.stop()
+
+
+async def generate(engine: Engine) -> None:
+    while True:
+        await engine.generate(EngineRequest("r", [5] * 10, 400), Reply())
+
+
+def say(word: str) -> None:
+    print(word, flush=True)  # noqa: T201 - what the test waits for
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """A known traffic as a real Prometheus remembers it."""
 
+import re
 import shutil
 import socket
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.places import ROOT
+from tuner.profile.schema import ServingProfile
+from tuner.rollout.monitoring import prometheus_rules
 
 FETCHED = ROOT / ".venv" / "prometheus" / "usr" / "bin"
 
@@ -34,6 +37,19 @@ def binary(name: str) -> str:
     if found is None:
         pytest.skip(f"no {name}: scripts/get_prometheus.sh fetches it")
     return found
+
+
+OLD_METRICS = {
+    "vllm:gpu_cache_usage_perc",
+    *(f"vllm:time_per_output_token_seconds_{part}" for part in ("sum", "count")),
+}
+
+
+def unserved(watched: ServingProfile, said: str) -> list[str]:
+    """Return which metrics the rules of a profile ask for and a server's /metrics has not."""
+    rules = prometheus_rules.render(watched, matchers="")
+    names = set(re.findall(r"vllm:\w+", rules)) - OLD_METRICS
+    return [name for name in sorted(names) if not re.search(rf"(?m)^{name}\{{", said)]
 
 
 @dataclass(frozen=True, slots=True)

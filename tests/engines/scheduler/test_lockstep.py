@@ -28,7 +28,7 @@ from tuner.engines.seam import ITERATION, IterationLog
 
 pytestmark = pytest.mark.vllm
 
-CASES = int(os.environ.get("TUNER_LOCKSTEP_CASES", "2000"))
+CASES = int(os.environ.get("TUNER_LOCKSTEP_CASES", "1000"))
 """Synchronous and asynchronous together."""
 
 KEPT = Path(__file__).with_name("kept")

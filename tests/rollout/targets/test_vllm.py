@@ -22,24 +22,19 @@ from tests.support.deployments import ENGINE as ENGINE_OF_EXAMPLES
 from tests.support.deployments import EXAMPLES, MODEL, WORDS, Example, applied
 from tests.support.places import ROOT
 from tests.support.profiles import ENGINE, profile
+from tests.support.scraped import unserved
 from tests.support.targets import read, write
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
 from tuner.live import prometheus
 from tuner.rollout import rollout
-from tuner.rollout.monitoring import prometheus_rules
 from tuner.rollout.targets.kinds import vllm_config
 
 pytestmark = pytest.mark.vllm
 BY_FILE = {example.file: example for example in EXAMPLES}
-STARTED = ("vllm.env", pytest.param("vllm.service", marks=pytest.mark.long))
+STARTED = ("vllm.env", "vllm.service")
 """What a server is really started from: a variable in a shell, and a unit; every kind's words are
 held against vLLM's parser."""
-
-OLD_METRICS = {
-    "vllm:gpu_cache_usage_perc",
-    *(f"vllm:time_per_output_token_seconds_{part}" for part in ("sum", "count")),
-}
 
 
 class Serve:
@@ -238,6 +233,7 @@ def applied_to_tiny(example: Example) -> str:
     return write(example.kind, text, arguments, source=example.file)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", STARTED)
 def test_a_server_started_from_a_file_runs_with_the_profile(tmp_path: Path, kind: str) -> None:
     if kind == "vllm.env":
@@ -249,9 +245,7 @@ def test_a_server_started_from_a_file_runs_with_the_profile(tmp_path: Path, kind
         said = scraped(tmp_path / "server.sock")
     config = prometheus.parse(said, source=kind).cache_config
     assert config["kv_cache_memory_bytes"] == str(64 * 2**20)
-    watched = prometheus_rules.render(profile(engine=TINY), matchers="")
-    names = set(re.findall(r"vllm:\w+", watched)) - OLD_METRICS
-    assert [name for name in sorted(names) if not re.search(rf"(?m)^{name}\{{", said)] == []
+    assert unserved(profile(engine=TINY), said) == []
 
 
 def scraped(socket_path: Path) -> str:

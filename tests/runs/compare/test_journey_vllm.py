@@ -18,6 +18,8 @@ import psutil
 import pytest
 
 from tests.support.places import ROOT
+from tests.support.scraped import unserved
+from tuner.live import prometheus
 from tuner.profile import profile
 
 pytestmark = [pytest.mark.vllm, pytest.mark.alone]
@@ -26,7 +28,7 @@ SAMPLE = ROOT / "traces" / "translation.jsonl"
 SLICES = ROOT.parent / "shared" / "traces"
 BIN = Path(sys.executable).parent
 SHORT = [
-    *("--ceiling", "2", "--window", "60s+5s", "--step", "6s", "--budget", "5m"),
+    *("--ceiling", "2", "--window", "60s+3s", "--step", "6s", "--budget", "5m"),
     *("--slo", "ttft=20s"),  # which is met: what nobody meets is confirmed nowhere
 ]
 VERDICTS = {"knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"}
@@ -131,12 +133,21 @@ def test_the_applied_profile_starts_a_server_that_answers(swept: Swept) -> None:
     )
     try:
         reply = _completion(server, port)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answered:
+            said = answered.read().decode()
     finally:
         if server.poll() is None:
             os.killpg(server.pid, signal.SIGTERM)
             server.wait(60)
         log.close()
     assert reply["usage"]["completion_tokens"] == 5
+    applied = profile.load(folder / "profile.yaml")
+    started_with = (folder / "serve.log").read_text()
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        assert re.search(rf"non-default args: .*'{name}': {applied.engine[name]}\b", started_with)
+    config = prometheus.parse(said, source="serve.yaml").cache_config
+    assert config["kv_cache_memory_bytes"] == str(applied.engine["kv_cache_memory_bytes"])
+    assert unserved(applied, said) == []
 
 
 def _completion(server: subprocess.Popen[bytes], port: int) -> Any:  # noqa: ANN401 - JSON

@@ -93,12 +93,12 @@ async def checks(
     device = engine.facts.device
     small = min(SMALL_CAP, ceiling)
     try:
-        whole = await _burst(engine, cap=ceiling, number=2 * ceiling)
+        whole = await _burst(engine, cap=ceiling, number=2 * ceiling, output=OUTPUT)
         tell([*log_checks(whole), stairs(whole.log), front_end("front end", whole, fails=True)])
         tell([await _cut(engine, cap=ceiling)])
         tell([difference(await _pairs(engine, cap=small))])
         tell([await twin(engine, whole.log)])
-        live = await _burst(engine, cap=small, number=4 * small)
+        live = await _burst(engine, cap=small, number=4 * small, output=OUTPUT)
         live_blocks = engine.facts.kv_blocks
     finally:
         await engine.stop()
@@ -106,7 +106,7 @@ async def checks(
     before = devices.family()
     engine = await starter.start(max_num_seqs=small)
     try:
-        fresh = await _burst(engine, cap=small, number=4 * small)
+        fresh = await _burst(engine, cap=small, number=4 * small, output=OUTPUT)
         tell(same_engine(live.log, fresh.log, cap=small))
         blocks = f"{live_blocks:,} blocks at {ceiling}, {engine.facts.kv_blocks:,} at {small}"
         tell([MachineCheck("KV cache", "PASS", blocks)])
@@ -139,7 +139,7 @@ def _started(facts: EngineFacts) -> str:
     )
 
 
-async def _burst(engine: Engine, *, cap: int, number: int, output: int = OUTPUT) -> Burst:
+async def _burst(engine: Engine, *, cap: int, number: int, output: int) -> Burst:
     """Send ``number`` requests at once under a cap, lengths of which fill and empty the batch."""
     await _limit(engine, cap)
     await engine.reset_prefix_cache()
@@ -284,7 +284,7 @@ async def _pairs(engine: Engine, *, cap: int) -> list[tuple[NDArray[np.float64],
     """Replay the same burst twice, three times over."""
     pairs = []
     for _ in range(PAIRS):
-        both = [await _burst(engine, cap=cap, number=4 * cap) for _ in range(2)]
+        both = [await _burst(engine, cap=cap, number=4 * cap, output=OUTPUT) for _ in range(2)]
         pairs.append(tuple(one.tpot_s for one in both))
     return pairs
 
