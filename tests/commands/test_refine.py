@@ -431,6 +431,19 @@ def test_a_finished_run_resumed_measures_nothing_and_tells_a_storage_that_knows_
         assert list(told).count(('"engine"',)) == len(whole_trials(whole))
 
 
+def test_what_its_sweep_warned_of_is_counted_and_not_said_again(
+    swept: Path, whole: dict[str, Any]
+) -> None:
+    before = profile.load(swept / "profile.yaml").provenance.warnings
+    twice = [one for one in whole["warnings"] if one in before and "hash_ids" not in one]
+    assert twice
+    again = ("--run-dir", "whole", "--resume", *SHARED, "-o", "whole.yaml")
+    shown, details = refine(swept, *again).stdout, refine(swept, *again, "--details").stdout
+    assert not [one for one in twice if one in " ".join(shown.split())]
+    assert "more warning" in shown
+    assert [one for one in twice if one in " ".join(details.split())] == twice
+
+
 def test_another_machine_is_refused_before_anything_starts(
     swept: Path, whole: dict[str, Any]
 ) -> None:

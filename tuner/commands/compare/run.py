@@ -111,7 +111,9 @@ def run(options: CompareOptions) -> None:
             *blocks.warnings,
             *run.warnings,
         )
-        _report(options, blocks, tuned, doubts, trace.warnings)
+        told = () if place.profile is None else place.profile.provenance.warnings
+        before = [*trace.warnings, *(one for one in doubts if one in told)]
+        _report(options, blocks, tuned, [one for one in doubts if one not in told], before)
 
 
 def _dry_run(
@@ -227,12 +229,12 @@ def _report(
     blocks: Blocks,
     tuned: Tuned,
     doubts: Sequence[str],
-    of_trace: Sequence[str],
+    before: Sequence[str],
 ) -> None:
     settings, comparing = blocks.settings, blocks.comparing
     tables = comparing.tables(settings.levels, settings.approaches)
     facts = comparing.evidence.facts()
-    warnings = (*of_trace, *doubts)
+    warnings = (*before, *doubts)
     result = json_object(tables, blocks, tuned, facts, warnings)
     spent_s = sum(comparing.evidence.starts_s()) + comparing.evidence.replay_s()
     row = tuned_in(tables[0])
@@ -243,7 +245,7 @@ def _report(
         next=_next(options, is_measured=row is None or row.numbers is not None),
         run_dir=comparing.journal.run_dir,
         warnings=warnings if options.details else doubts,
-        said_before=0 if options.details else len(of_trace),
+        said_before=0 if options.details else len(before),
         details=options.details,
     )
     keep_result(how.run_dir, result, block_of(tables[0], how))

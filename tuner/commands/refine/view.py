@@ -71,13 +71,17 @@ def render(found: Refinement, plan: RefinePlan, how: RefinePrint) -> None:
     console.print(f"measurements: {shown(how.run_dir)}", soft_wrap=True)
     console.print()
     print_block(console, block_of_refinement(found, how))
-    of_trace = [one for one in found.warnings if one in plan.warnings and one != OTHER_TRACE]
-    doubts = [one for one in found.warnings if one not in of_trace]
+    before = [
+        one
+        for one in found.warnings
+        if one in {*plan.warnings, *plan.profile.provenance.warnings} and one != OTHER_TRACE
+    ]
+    doubts = [one for one in found.warnings if one not in before]
     print_warnings(
         console,
-        [*doubts, *of_trace] if how.details else doubts,
+        [*doubts, *before] if how.details else doubts,
         all_=how.details,
-        before=0 if how.details else len(of_trace),
+        before=0 if how.details else len(before),
     )
 
 
