@@ -33,14 +33,13 @@ from tuner.runs.sweep.sweep_warnings import (
 from tuner.traffic.slo import Unloaded, out_of_reach
 from tuner.traffic.workload import Workload
 from tuner.twin.aa_check import AaCheck, aa_check
-from tuner.twin.check import in_words
 from tuner.twin.forecast import Forecast, StepChange, forecast
 from tuner.twin.front_end import MOST_UTILISATION, FrontEnd, contention_of, fit_front_end
 from tuner.twin.knee import decide, judge
 from tuner.twin.objective import GOOD_ATTAINMENT, HALF
 from tuner.twin.simulation import hit_share, shape_of
 from tuner.twin.uncertainty import Block, intervals, never_binds, relative_changes
-from tuner.twin.verdict_text import ADD_REPLICAS, Verdict, headline
+from tuner.twin.verdict_text import ADD_REPLICAS, Verdict, headline, miss_in_words
 
 
 def view_of(
@@ -207,7 +206,7 @@ def verified(  # noqa: PLR0913, PLR0917 - what was concluded, and what came of i
         if front_end is not None and verdict.requirements:
             verdict = replace(verdict, requirements=view.bounds(cap).checks(cap))
         return replace(conclusion, verdict=verdict, view=view)
-    doubt = f"the twin was wrong at the engine's own speed ({in_words(record.paced.worst)})"
+    doubt = f"the twin was wrong at the engine's own speed ({miss_in_words(record.paced.worst)})"
     if evidence.rungs():
         complete = evidence.is_complete()
         return _by_windows(evidence, workload, settings, view, doubt, complete=complete)

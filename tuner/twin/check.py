@@ -160,27 +160,6 @@ class Check:
         return self.is_far_off or len(self.numbers) - self.held >= OUTSIDE
 
 
-def in_words(one: Number) -> str:
-    """Return a number that missed, for people.
-
-    >>> in_words(Number("ttft_p95_ms", 420.0, 400.0, 450.0, 20100.0))
-    'p95 TTFT 20,100 ms instead of 420 ms'
-    >>> in_words(Number("attainment", 0.99, 0.98, 1.0, 0.9)), in_words(
-    ...     Number("waiting_mean", 2.0, 1.0, 3.0, 9.04))
-    ('90.0 % in SLO instead of 99.0 %', 'waiting 9.0 in the mean instead of 2.0')
-    """
-    if one.name == "attainment":
-        return f"{100 * one.measured:.1f} % in SLO instead of {100 * one.predicted:.1f} %"
-    if not one.name.endswith("_ms"):
-        name = {"kv_blocks_mean": "KV blocks"}.get(one.name, one.name.removesuffix("_mean"))
-        mean = " in the mean" if one.name.endswith("_mean") else ""
-        return f"{name} {one.measured:,.1f}{mean} instead of {one.predicted:,.1f}"
-    time, share, _ = one.name.split("_")
-    digits = 0 if max(one.measured, one.predicted) >= 100 else 1
-    measured, predicted = (f"{value:,.{digits}f} ms" for value in (one.measured, one.predicted))
-    return f"{share} {time.upper()} {measured} instead of {predicted}"
-
-
 def observed(replay_: Replay, *, max_num_batched_tokens: int | None = None) -> Observed:
     """Return a replay as arrays. Requests that were cancelled or failed count as cut off there."""
     records = sorted(replay_.records, key=lambda one: one.planned_s)
@@ -259,11 +238,9 @@ def driven(
 def lag_s(windows: Sequence[Observed], law: StepLaw, shape: EngineShape) -> float:
     """Return how long a request is under way before the scheduler knows it: the median of measured
     minus predicted TTFT over the requests that did not have to wait."""
-    differences = []
-    for window in windows:
-        twin = driven(window, law, replace(shape, lag_s=0.0))
-        differences.append(later_s(window, twin, law))
-    found = np.concatenate([np.zeros(0), *differences])
+    at_once = replace(shape, lag_s=0.0)
+    later = [later_s(one, driven(one, law, at_once), law) for one in windows]
+    found = np.concatenate([np.zeros(0), *later])
     return max(0.0, float(np.median(found))) if len(found) else 0.0
 
 
@@ -288,10 +265,8 @@ def errors_of(
 
 
 def _log_ratio(measured_s: Floats, predicted_s: float) -> float:
-    known = measured_s[~np.isnan(measured_s)]
-    if not len(known) or not predicted_s > 0 or not known.mean() > 0:
-        return 0.0
-    return math.log(float(known.mean()) / predicted_s)
+    mean_s = _mean(measured_s)
+    return math.log(mean_s / predicted_s) if predicted_s > 0 and mean_s > 0 else 0.0
 
 
 def foretell(  # noqa: PLR0913 - what is sent, on what, and what is asked of it
@@ -334,18 +309,16 @@ def least_attainment(  # noqa: PLR0913 - as foretell
     for draw in _draws_for(windows, laws, machine, seed):
         asked = partial(draw.replay, shape=shape, max_num_seqs=max_num_seqs)
         clock = draw.slowdown.clock()
-        served = [met(one.traffic, asked(one.traffic, clock=clock), slo) for one in windows]
-        good = [each[one.counted] for one, each in zip(windows, served, strict=True)]
+        good = [
+            met(one.traffic, asked(one.traffic, clock=clock), slo)[one.counted] for one in windows
+        ]
         rows.append(_attained(good, [one.weight for one in windows]))
     found = _over(rows, windows)
     return found["attainment"].low if "attainment" in found else 0.0
 
 
 def _draws_for(
-    windows: Sequence[PlannedWindow],
-    laws: Sequence[StepLaw],
-    machine: MachineHistory,
-    seed: int,
+    windows: Sequence[PlannedWindow], laws: Sequence[StepLaw], machine: MachineHistory, seed: int
 ) -> list[Draw]:
     begin_s = min(float(one.traffic.arrival_s[0]) for one in windows)
     end_s = max(float(one.traffic.arrival_s[-1]) for one in windows)

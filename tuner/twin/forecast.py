@@ -22,15 +22,7 @@ from tuner.replay.measure import Measurement, Spread, spread
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo, Unloaded
-from tuner.twin.check import (
-    Check,
-    Observed,
-    driven,
-    in_words,
-    lag_s,
-    later_s,
-    paced,
-)
+from tuner.twin.check import Check, Observed, driven, lag_s, later_s, paced
 from tuner.twin.choice import DRAWS, Question, Statistics, Weighed, weigh
 from tuner.twin.draws import (
     PRINTED,
@@ -63,6 +55,7 @@ from tuner.twin.simulation import (
     shape_of,
     traffic_of,
 )
+from tuner.twin.verdict_text import miss_in_words
 
 Range = tuple[float, float]
 
@@ -138,7 +131,7 @@ class Forecast:
             return f"the twin does not know {', '.join(self.unmodelled)}"
         wrong = [one.worst for one in self.checks if one.is_far_off]
         if wrong:
-            furthest = in_words(max(wrong, key=lambda one: abs(one.off)))
+            furthest = miss_in_words(max(wrong, key=lambda one: abs(one.off)))
             return f"the twin was wrong at the engine's own speed ({furthest})"
         return None
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tuner.replay.measure import Measurement
+from tuner.twin.check import Number
 from tuner.twin.objective import EQUAL_ATTAINMENT, EQUAL_TAIL
 from tuner.twin.required import RequirementCheck
 from tuner.twin.uncertainty import Point, never_binds
@@ -215,3 +216,24 @@ def kv_warnings(chosen: Point) -> list[str]:
         full = f"the KV cache was {one.kv_cache_usage.peak:.0%} full at {chosen.cap}"
         return [f"{full}: raise gpu_memory_utilization before more traffic comes"]
     return []
+
+
+def miss_in_words(one: Number) -> str:
+    """Return a number that missed, for people.
+
+    >>> miss_in_words(Number("ttft_p95_ms", 420.0, 400.0, 450.0, 20100.0))
+    'p95 TTFT 20,100 ms instead of 420 ms'
+    >>> miss_in_words(Number("attainment", 0.99, 0.98, 1.0, 0.9)), miss_in_words(
+    ...     Number("waiting_mean", 2.0, 1.0, 3.0, 9.04))
+    ('90.0 % in SLO instead of 99.0 %', 'waiting 9.0 in the mean instead of 2.0')
+    """
+    if one.name == "attainment":
+        return f"{100 * one.measured:.1f} % in SLO instead of {100 * one.predicted:.1f} %"
+    if not one.name.endswith("_ms"):
+        name = {"kv_blocks_mean": "KV blocks"}.get(one.name, one.name.removesuffix("_mean"))
+        mean = " in the mean" if one.name.endswith("_mean") else ""
+        return f"{name} {one.measured:,.1f}{mean} instead of {one.predicted:,.1f}"
+    time, share, _ = one.name.split("_")
+    digits = 0 if max(one.measured, one.predicted) >= 100 else 1
+    measured, predicted = (f"{value:,.{digits}f} ms" for value in (one.measured, one.predicted))
+    return f"{share} {time.upper()} {measured} instead of {predicted}"

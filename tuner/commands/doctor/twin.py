@@ -8,9 +8,10 @@ from tuner.engines.seam import Engine, IterationLog
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.replay import CutRule, replay
 from tuner.traffic.slo import Slo
-from tuner.twin.check import in_words, lag_s, observed, paced
+from tuner.twin.check import lag_s, observed, paced
 from tuner.twin.law import Segment, fit_law
 from tuner.twin.simulation import shape_of
+from tuner.twin.verdict_text import miss_in_words
 
 REQUESTS = 60
 BUSY = 0.8
@@ -52,7 +53,7 @@ async def twin_check(engine: Engine, burst: IterationLog) -> MachineCheck:
     return judged(
         "twin",
         f"{found.held} of {len(found.numbers)} numbers of a window of {window_s:.1f} s at {cap} "
-        f"foretold; furthest off: {in_words(found.worst)}",
+        f"foretold; furthest off: {miss_in_words(found.worst)}",
         failed=found.failed,
         cure="Run it again with nothing else on the machine; if it stays, its sweeps' windows "
         "decide, not the twin.",

@@ -44,7 +44,7 @@ from tuner.runs.outcome import CheckRecord, Prediction, SweepOutcome
 from tuner.runs.result import binds_of, json_object
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.window import parse_duration_s
-from tuner.twin.check import in_words
+from tuner.twin.verdict_text import miss_in_words
 
 TABLE_WIDTH = 80
 """What the curve needs to show every number whole."""
@@ -425,7 +425,7 @@ def _record(record: CheckRecord) -> str:
             failed = "failed" if one.failed else "passed"
             said.append(
                 f"{name}: {one.held} of {len(one.numbers)} numbers held, {failed}; furthest off: "
-                f"{in_words(one.worst)}"
+                f"{miss_in_words(one.worst)}"
             )
     return "\n".join(said)
 
