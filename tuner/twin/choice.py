@@ -19,7 +19,6 @@ from tuner.traffic.slo import Slo
 from tuner.twin.front_end import FrontEnd, simulate_behind
 from tuner.twin.load import Loads
 from tuner.twin.objective import (
-    INTERVAL,
     NOT_ASKED,
     Shares,
     Values,
@@ -52,6 +51,9 @@ NEAR_ENOUGH = 17 / 16
 
 OWN_CHOICE = 0.02
 """Share of the draws by which another cap must be right more often than the law's own choice."""
+
+UNTRADED_IN = 0.99
+"""Share of the draws in which a cap costs nothing today, or no headroom is worth it."""
 
 LEAST_S = 1e-9
 """Of a tail that has a logarithm: laws may be drawn in which an iteration takes no time."""
@@ -231,13 +233,13 @@ def agreed(
     *,
     requests: int | None = None,
 ) -> int:
-    """Return the cap that most draws agree on, of those that in 95 % of them cost nothing today
+    """Return the cap that most draws agree on, of those that in 99 % of them cost nothing today
     against what they agree on for today alone.
 
     >>> less, equal = {8: (0.995, 0.0), 16: (0.990, 0.0)}, {8: (0.995, 0.0), 16: (0.995, 0.0)}
     >>> raised = {8: 0.80, 16: 0.95}
-    >>> twenty = [(equal, raised)] * 19 + [(less, raised)]
-    >>> agreed(equal, raised, twenty), agreed(equal, raised, twenty[1:])
+    >>> hundred = [(equal, raised)] * 99 + [(less, raised)]
+    >>> agreed(equal, raised, hundred), agreed(equal, raised, hundred[1:])
     (16, 8)
     """
 
@@ -252,7 +254,7 @@ def agreed(
     untraded = [
         cap
         for cap in own
-        if fmean(trades(values, usual, cap) for values, _ in drawn) <= 1 - INTERVAL + 1e-9
+        if fmean(trades(values, usual, cap) for values, _ in drawn) <= 1 - UNTRADED_IN + 1e-9
     ]
     return favourite(untraded, right, choose(own, raised, requests=requests))
 
