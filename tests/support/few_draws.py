@@ -1,4 +1,4 @@
-"""Sweeps in the test's own process that print by few draws: it follows from them as from many."""
+"""Sweeps in the test's own process that print by few draws: what the tests look at is in both."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
