@@ -145,6 +145,11 @@ def test_it_says_of_a_headroom_what_was_replayed_and_not_only_what_was_foretold(
     validity = one.validity.model_copy(update=seen_there)
     found = one.model_copy(update={"promise": promise, "validity": validity})
     assert dict(block_of(found, next_="").rows)["holds"] == holds
+    lost = promise.predicted[1].model_copy(update={"attainment": 0.862})
+    promise = promise.model_copy(update={"predicted": [promise.predicted[0], lost]})
+    said = dict(block_of(found.model_copy(update={"promise": promise}), next_="").rows)["holds"]
+    assert said.startswith("at this load; at 1.25 times")
+    assert "86.2 %" in said
 
 
 def test_what_is_broken_of_what_is_required_is_said_first() -> None:

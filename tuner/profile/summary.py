@@ -17,6 +17,7 @@ from tuner.profile.numbers import (
 from tuner.profile.schema import RequirementSection, ServingProfile
 from tuner.profile.verdict_block import NAMES, VerdictBlock
 from tuner.traffic.requirements import parse_requirement
+from tuner.twin.objective import holds
 from tuner.twin.required import RequirementCheck
 
 LOW = 0.90
@@ -321,9 +322,10 @@ def _load_held(profile: ServingProfile) -> str:
     validated = profile.validity.validated_load
     raised = max(profile.promise.predicted, key=lambda one: one.load, default=None)
     share = "" if raised is None else f"{percent(raised.attainment)} in SLO"
-    if validated > 1.0:
-        said = f": {share} there" if raised is not None and raised.load == validated else ""
-        return f"to {validated:g} times the load{said}"
+    foretold = raised is not None and raised.load == validated
+    falls = raised is not None and not holds(promised(profile).attainment, raised.attainment)
+    if validated > 1.0 and not (foretold and falls):
+        return f"to {validated:g} times the load" + f": {share} there" * foretold
     seen = profile.validity.headroom_attainment
     if raised is None or raised.load <= 1.0:
         more = "more was not tried" if seen is None else f"with headroom {percent(seen)} in SLO"
