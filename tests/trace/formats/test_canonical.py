@@ -239,6 +239,12 @@ def test_a_second_header_is_two_traces_in_one_file(tmp_path: Path) -> None:
         read(tmp_path / "t", HEADER, row(1), HEADER, row(1))
 
 
+def test_a_line_that_only_names_the_header_is_dropped(tmp_path: Path) -> None:
+    rows, tally = read(tmp_path / "t", HEADER, row(1), b'"tuner_trace"', row(2))
+    assert rows == [Row(1, 10, 5), Row(2, 10, 5)]
+    assert sum(tally.dropped.values()) == 1
+
+
 def test_without_a_header_the_format_must_be_named(tmp_path: Path) -> None:
     rows, _ = read(tmp_path / "t", row(1.5), format_name="canonical")
     assert rows == [Row(1.5, 10, 5)]

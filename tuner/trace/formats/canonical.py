@@ -159,7 +159,7 @@ def _convert(parsed: Any) -> Row:  # noqa: ANN401 - whatever the line holds
 
 
 def _drop(line: bytes, number: int, lines: TraceFile) -> None:
-    if b'"tuner_trace"' in line:
+    if line.lstrip().startswith(b"{") and b'"tuner_trace"' in line:
         raise TraceError(
             f"{lines.place}:{number}: a second header: two traces with two origins in one file",
             hint="Split the file at this line and use the parts one by one.",
