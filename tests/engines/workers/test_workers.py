@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.engines.conftest import generate, request
-from tests.support.processes import cores
+from tests.support.processes import cores, lives
 from tuner.engines.seam import ArgumentValue, Engine, Reply, RequestFailedError
 from tuner.engines.workers.seam import Batching, Setup
 from tuner.engines.workers.vllm import VllmTestbed
@@ -46,14 +46,17 @@ class Batcher:
 
     runner: asyncio.Runner
     engine: Engine
+    worker: int
+    """Its process."""
 
 
 @pytest.fixture(scope="module")
 def batcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batcher]:
-    log = tmp_path_factory.mktemp("workers") / "vllm.log"
+    log, others = tmp_path_factory.mktemp("workers") / "vllm.log", cores()
     with asyncio.Runner() as runner:
         engine = runner.run(vllm_testbed(log).workers(1, Batching(size=3, wait_s=0.5)))
-        yield Batcher(runner, engine)
+        (worker,) = cores() - others
+        yield Batcher(runner, engine, worker)
         runner.run(engine.stop())
 
 
@@ -125,6 +128,27 @@ def test_what_does_not_fit_fails_alone_and_limits_stay(batcher: Batcher) -> None
         batcher.runner.run(batcher.engine.set_limits(max_num_seqs=1, max_num_batched_tokens=512))
 
 
+@pytest.mark.alone  # and the last of those who share it
+def test_when_a_worker_is_killed_everybody_who_waits_is_told_and_nothing_is_left(
+    batcher: Batcher,
+) -> None:
+    async def main() -> list[Reply | BaseException]:
+        asked = [request(n, prompt=5, output=500) for n in range(QUEUE)]
+        asking = asyncio.gather(
+            *(generate(batcher.engine, one) for one in asked), return_exceptions=True
+        )
+        while await batcher.engine.is_idle():  # noqa: ASYNC110 - another process gives no event
+            await asyncio.sleep(0.001)
+        os.kill(batcher.worker, signal.SIGKILL)
+        return await asking
+
+    told = batcher.runner.run(main())
+    assert all(isinstance(one, EngineError) for one in told)
+    assert {str(one) for one in told} == {"The engine died: the worker was killed by SIGKILL"}
+    batcher.runner.run(batcher.engine.stop())
+    assert not lives(batcher.worker)
+
+
 def test_two_workers_that_do_not_fit_say_why(tmp_path: Path) -> None:
     """One has room for a request of 1,024 tokens (6 MiB), half of it has not."""
     before = cores()
@@ -161,6 +185,7 @@ class KillsWorkers:
 
 
 @pytest.mark.faults
+@pytest.mark.long
 def test_a_worker_that_dies_is_its_approachs_result_and_the_others_go_on(tmp_path: Path) -> None:
     settings = CompareSettings(
         approaches=chosen("two-workers,tuned", has_profile=False),

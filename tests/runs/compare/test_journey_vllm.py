@@ -10,6 +10,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support import in_process
 from tests.support.places import ROOT
 from tests.support.scraped import unserved
 from tuner.live import prometheus
@@ -53,7 +55,10 @@ class Swept:
 
     result: dict[str, Any]
     told: list[str]
-    """Of the second process on stderr, but for why it is not sure, should it not be."""
+    """On stderr when it went on, but for why it is not sure, should it not be."""
+
+    heard: str
+    """What its engines wrote past tuner meanwhile, to the terminal."""
 
     @property
     def run(self) -> Path:
@@ -75,11 +80,27 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     running.communicate()
     _, left = psutil.wait_procs(family, timeout=20)
     kept = (folder / "run" / "journal.jsonl").read_bytes()
-    done = tuner(folder, *sweep, "--resume", "--json")
+    with _written_past_us(folder / "heard") as heard:
+        done = in_process.tuner(folder, *sweep, "--resume", "--json")
     assert done.returncode in {0, 5}, done.stderr
     told = done.stderr.splitlines()
     told = told[:-2] if done.returncode else told
-    return Swept(folder, left, kept, json.loads(done.stdout), told)
+    return Swept(folder, left, kept, json.loads(done.stdout), told, heard.read_text())
+
+
+@contextlib.contextmanager
+def _written_past_us(file: Path) -> Iterator[Path]:
+    """Let this process, and all that it starts, write to a file instead of the terminal."""
+    saved = [os.dup(1), os.dup(2)]
+    with file.open("ab") as writing:
+        os.dup2(writing.fileno(), 1)
+        os.dup2(writing.fileno(), 2)
+    try:
+        yield file
+    finally:
+        for number, was in zip((1, 2), saved, strict=True):
+            os.dup2(was, number)
+            os.close(was)
 
 
 def test_a_killed_sweep_leaves_no_process_and_is_resumed(swept: Swept) -> None:
@@ -105,6 +126,7 @@ def test_the_sample_is_tuned_on_a_real_engine(swept: Swept) -> None:
 
 def test_the_engine_is_silent_and_its_log_is_not(swept: Swept) -> None:
     assert [line for line in swept.told if not re.match(r"\d\d:\d\d ", line)] == []
+    assert swept.heard == ""
     said = (swept.run / "vllm.log").read_text()
     assert "EngineCore" in said
     assert "LiveScheduler" in said
@@ -118,7 +140,7 @@ def test_what_was_measured_is_that_of_the_cap(swept: Swept) -> None:
 
 def test_the_applied_profile_starts_a_server_that_answers(swept: Swept) -> None:
     folder = swept.folder
-    done = tuner(folder, "apply", "profile.yaml", "serve.yaml", "--force")
+    done = in_process.tuner(folder, "apply", "profile.yaml", "serve.yaml", "--force")
     assert done.returncode == 0, done.stderr
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
