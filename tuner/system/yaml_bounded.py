@@ -54,7 +54,7 @@ class _Bounded(Composer):
         self._depth = 0
         self._values = 0
         self._extents: dict[int, _Extent] = {}
-        """Of nodes by their ids; of those that are read to their ends."""
+        """Of nodes by their ids; of those that are read to their ends and may have an alias."""
 
     if TYPE_CHECKING:  # of the parser that stands behind it
 
@@ -82,7 +82,8 @@ class _Bounded(Composer):
         if node is not None:
             if self._plain:
                 _refuse_tag(node)
-            self._extents[id(node)] = self._extent(node)
+            else:
+                self._extents[id(node)] = self._extent(node)
         return node
 
     def _extent_behind(self, node: yaml.Node | None, event: yaml.Event) -> "_Extent":
