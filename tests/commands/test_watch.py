@@ -3,8 +3,6 @@
 import json
 import re
 import socket
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.live.watch.test_watch import CAP, CAPS, RATE, STORED, WORLD
+from tests.live.watch.test_watch import CAP, CAPS, LAWS, RATE, STORED, STORED_S, WORLD
+from tests.support.in_process import tuner
 from tests.support.live_sim import (
     OLD_NAMES,
     SimulatedServer,
@@ -39,25 +38,27 @@ from tuner.live.watch.scraper import GONE_S, Absence, Scrape, Stall
 from tuner.profile import profile as profiles
 from tuner.profile import stored_twin
 from tuner.rollout import backup
-from tuner.twin.choice import DRAWS
 
-TUNER = str(Path(sys.executable).with_name("tuner"))
 LENGTH_S = 400.0
+FOR, WINDOWS = "250s", 25
+"""As long as an honest server takes to be found so, with two scrapes a window."""
 
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a profile that keeps as many laws as older ones do."""
+    """Return a profile that keeps fewer laws than ours do."""
     path = tmp_path_factory.mktemp("watch") / "profile.yaml"
-    with pytest.MonkeyPatch.context() as older:
-        older.setattr(stored_twin, "PRINTED", DRAWS)
-        profiles.save(profile_of(WORLD, STORED, 600.0, cap=CAP, caps=CAPS), path)
+    with pytest.MonkeyPatch.context() as fewer:
+        fewer.setattr(stored_twin, "PRINTED", LAWS)
+        profiles.save(profile_of(WORLD, STORED, STORED_S, cap=CAP, caps=CAPS), path)
     return path
 
 
 @pytest.fixture
 def of_200_laws(tmp_path: Path) -> Path:
-    profiles.save(profile_of(WORLD, STORED, 600.0, cap=CAP, caps=CAPS), tmp_path / "profile.yaml")
+    profiles.save(
+        profile_of(WORLD, STORED, STORED_S, cap=CAP, caps=CAPS), tmp_path / "profile.yaml"
+    )
     return tmp_path / "profile.yaml"
 
 
@@ -75,7 +76,13 @@ def slow() -> SimulatedServer:
 
 
 def options(profile: Path, url: str, **changes: Any) -> WatchOptions:  # noqa: ANN401
-    plain: dict[str, Any] = {"profile": profile, "url": url, "for_": "390s", "json": True}
+    plain: dict[str, Any] = {
+        "profile": profile,
+        "url": url,
+        "for_": FOR,
+        "every": "5s",
+        "json": True,
+    }
     return WatchOptions(**plain | changes)
 
 
@@ -105,7 +112,7 @@ def test_an_honest_server_is_still_valid(
     found, ended = watch(page_of(honest), profile=of_200_laws, run_dir=tmp_path / "run")
     assert ended is None
     assert found["verdict"] == "still valid"
-    assert found["windows"] == 39
+    assert found["windows"] == WINDOWS
     assert found["measures"]["slowness"]["state"] == "within"
     assert found["choice"]["rightness"] == 1.0
     (server,) = found["servers"]
@@ -114,7 +121,7 @@ def test_an_honest_server_is_still_valid(
     assert low < server["times"]["itl_ms"]["counted"]["mean"] < high
     text = (tmp_path / "run" / "windows.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
-    assert [line["event"] for line in lines] == ["begin", *["window"] * 39, "end"]
+    assert [line["event"] for line in lines] == ["begin", *["window"] * WINDOWS, "end"]
     assert lines[-2]["verdict"] == lines[-1]["verdict"] == "still valid"
     assert lines[-1]["reason"] == found["reason"]
     assert lines[-1]["next"].startswith("tuner show ")
@@ -141,10 +148,10 @@ def write(path: Path, text: str, profile: Path | None) -> None:
 def test_a_slow_server_breaks_the_promise_and_the_file_is_restored(
     watch: Callable[..., Watched], slow: SimulatedServer, file: Path
 ) -> None:
-    found, ended = watch(page_of(slow), rollback=file)
+    found, ended = watch(page_of(slow), rollback=file, every="2s")
     assert isinstance(ended, GateError)
     assert "re-tune now: iterations take 1.5" in str(ended)
-    assert found["windows"] < 39  # it does not wait
+    assert found["windows"] < WINDOWS  # it does not wait
     assert file.read_text() == "before\n"
     assert "restored" in found["rolled_back"]
     assert "restored" in ended.hint
@@ -201,9 +208,9 @@ def test_other_traffic_fails_only_when_asked_and_rolls_nothing_back(
     watch: Callable[..., Watched], file: Path
 ) -> None:
     heavy = simulated(WORLD, poisson(1.6 * RATE, LENGTH_S, seed=5), cap=CAP, until_s=LENGTH_S)
-    found, ended = watch(page_of(heavy), rollback=file, for_="300s")
+    found, ended = watch(page_of(heavy), rollback=file)
     assert (found["verdict"], ended) == ("drifting", None)
-    found, ended = watch(page_of(heavy), rollback=file, fail_on="drifting", for_="300s")
+    found, ended = watch(page_of(heavy), rollback=file, fail_on="drifting")
     assert isinstance(ended, GateError)
     assert "the rate is 1." in str(ended)
     assert file.read_text() == "after\n"
@@ -287,7 +294,7 @@ def test_a_requirement_that_cannot_be_read_or_held_is_refused_before_anything_is
 def test_a_server_of_years_ago_is_read_too(
     watch: Callable[..., Watched], honest: SimulatedServer
 ) -> None:
-    found, ended = watch(page_of(honest, OLD_NAMES), for_="300s")
+    found, ended = watch(page_of(honest, OLD_NAMES))
     assert (found["verdict"], ended) == ("still valid", None)
 
 
@@ -316,11 +323,11 @@ def test_a_server_that_dies_ends_the_watch_with_what_is_known(
     watch: Callable[..., Watched], honest: SimulatedServer
 ) -> None:
     fine = page_of(honest)
-    found, ended = watch(lambda at_s: fine(at_s) if at_s < 200 else None)
+    found, ended = watch(lambda at_s: fine(at_s) if at_s < 100 else None)
     assert isinstance(ended, EngineError)
     assert "does not answer any more" in str(ended)
-    assert found["windows"] >= 19
-    assert found["requests"] > 500
+    assert found["windows"] >= 9
+    assert found["requests"] > 250
 
 
 def hanging(server: SimulatedServer, from_s: float) -> Page:
@@ -336,8 +343,8 @@ def test_a_server_that_hangs_ends_the_watch(
     assert found["windows"] == 17
 
 
-def test_a_canary_that_hangs_is_rolled_back(
-    watch: Callable[..., Watched], honest: SimulatedServer
+def test_a_canary_that_hangs_is_rolled_back_by_who_deployed_it_where_no_file_is_named(
+    watch: Callable[..., Watched], honest: SimulatedServer, file: Path
 ) -> None:
     clock = FreeClock()
     with serving(hanging(honest, 30.0), clock) as canary:
@@ -345,6 +352,8 @@ def test_a_canary_that_hangs_is_rolled_back(
     assert isinstance(ended, GateError)
     assert found["verdict"] == "roll back"
     assert found["reason"].startswith("the canary hangs: ")
+    assert "tuner apply --rollback FILE" in ended.hint
+    assert file.read_text() == "after\n"
 
 
 def test_an_idle_server_does_not_hang() -> None:
@@ -436,7 +445,7 @@ def test_the_verdict_is_there_for_prometheus_while_it_goes_on(
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             said.append(answer.read().decode())
 
-    clock.at_wake[381.0] = look
+    clock.at_wake[241.0] = look
     watch(page_of(honest), clock, metrics_port=port)
     assert 'tuner_watch_verdict{verdict="still valid"} 1.0' in said[0]
     assert 'tuner_watch_beyond{measure="slowness"} 0.0' in said[0]
@@ -453,18 +462,15 @@ def test_a_canary_is_rolled_back_or_promoted(
 ) -> None:
     clock = FreeClock()
     with serving(page_of(slow), clock) as canary:
-        found, ended = watch(page_of(honest), clock, canary=canary)
-        assert isinstance(ended, GateError)
-        assert "tuner apply --rollback FILE" in ended.hint
-        assert file.read_text() == "after\n"
-        clock.at_s = 0.0
         found, ended = watch(page_of(honest), clock, canary=canary, rollback=file)
+    assert isinstance(ended, GateError)
     assert found["verdict"] == "roll back"
     assert found["measures"]["tpot"]["state"] == "above"
     assert file.read_text() == "before\n"
     clock = FreeClock()
     with serving(page_of(honest), clock) as canary:
-        found, ended = watch(page_of(honest), clock, canary=canary, run_dir=tmp_path / "run")
+        given = {"run_dir": tmp_path / "run", "for_": "390s"}
+        found, ended = watch(page_of(honest), clock, canary=canary, **given)
     assert (found["verdict"], ended) == ("promote", None)
     assert found["windows"] < 39
     *_, last, end = (tmp_path / "run" / "windows.jsonl").read_text().splitlines()
@@ -484,13 +490,13 @@ def test_a_canary_that_dies_is_rolled_back(
 
 
 def crashing(server: SimulatedServer, times: int) -> Page:
-    """Return a server that is down for 30 s of every minute, and counts anew, so many times."""
+    """Return a server that is down for 10 s of every 30 s, and counts anew, so many times."""
 
     def page(at_s: float) -> str | None:
-        round_ = min(times, int(at_s // 60))
-        if round_ and at_s < 60 * times + 30 and at_s % 60 < 30:
+        round_ = min(times, int(at_s // 30))
+        if round_ and at_s < 30 * times + 10 and at_s % 30 < 10:
             return None
-        return exposition({"0": server.scrape(at_s - 60 * round_)}, started_s=1e9 + 60 * round_)
+        return exposition({"0": server.scrape(at_s - 30 * round_)}, started_s=1e9 + 30 * round_)
 
     return page
 
@@ -504,7 +510,7 @@ def test_a_canary_that_crashes_again_and_again_is_rolled_back_and_one_crash_is_t
 ) -> None:
     clock = FreeClock()
     with serving(crashing(honest, times), clock) as canary:
-        found, _ = watch(page_of(honest), clock, canary=canary)
+        found, _ = watch(page_of(honest), clock, canary=canary, for_="390s")
     assert found["verdict"] == verdict
     assert said in found["reason"]
     assert [one["restarts"] for one in found["servers"]] == [0, min(times, 2)]
@@ -610,12 +616,8 @@ def test_a_canary_is_not_rolled_back_because_our_own_network_is_down(
 def test_the_command_itself_ends_with_two_lines_where_nobody_answers(profile: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    done = subprocess.run(
-        [TUNER, "watch", str(profile), "--url", f"http://127.0.0.1:{port}", "--for", "30s"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    words = ("watch", profile, "--url", f"http://127.0.0.1:{port}", "--for", "30s")
+    done = tuner(profile.parent, *words)
     assert done.returncode == 3
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 2

@@ -1,10 +1,11 @@
-"""Sweeps in the test's own process that print by few draws: what the tests look at is in both."""
+"""Sweeps and plans in this process that print by few draws: what the tests look at is in both."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
+from tuner.profile import plan
 from tuner.runs import prediction
 from tuner.runs.sweep import headroom
 from tuner.twin import forecast
@@ -16,6 +17,6 @@ FEW = 48
 @contextmanager
 def few_draws(most: int = FEW) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (forecast, prediction, headroom):
+        for module in (forecast, prediction, headroom, plan):
             patch.setattr(module, "PRINTED", most)
         yield

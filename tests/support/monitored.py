@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tests.support.profiles import profile
 from tests.support.scraped import open_metrics, write_blocks
 from tuner.profile.schema import ServingProfile
@@ -18,7 +16,7 @@ from tuner.rollout.monitoring import prometheus_rules
 from tuner.rollout.monitoring.promql import BOUNDS_S
 
 STEP_S = 60
-MINUTES = 90
+MINUTES = 62
 """How long a case lasts: longer than any alert needs."""
 
 LABELS = {"instance": "gpu1:8000", "job": "vllm", "model_name": "m", "engine": "0"}
@@ -107,39 +105,47 @@ Firing = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Servers, and exactly the alerts that fire in the end."""
+    """A server, and exactly the alerts that fire in the end."""
 
-    servers: tuple[Server, ...]
+    server: Server
     firing: frozenset[Firing]
 
 
-def case(*servers: Server, firing: Iterable[Firing] = ()) -> Case:
-    return Case(servers, frozenset(firing))
+def case(server: Server, firing: Iterable[Firing] = ()) -> Case:
+    return Case(server, frozenset(firing))
 
 
-def unit_tests(rules: str, cases: Iterable[Case]) -> str:
-    """Return a file for ``promtool test rules``."""
-    tests = [_test(one) for one in cases]
-    return yaml.safe_dump({"rule_files": [rules], "evaluation_interval": "1m", "tests": tests})
+NOBODY = ""
+"""The instance of an alert that is about no server."""
 
 
-def _test(one: Case) -> dict[str, Any]:
-    samples = [{"labels": _labels(*firing), "value": 1} for firing in sorted(one.firing)]
-    fired = 'count by (alertname, severity, window) (ALERTS{alertstate="firing"}) > bool 0'
-    return {
+def unit_test(rules: str, servers: Iterable[Server], firing: Mapping[str, Iterable[Firing]]) -> str:
+    """Return a file for ``promtool test rules``: these servers side by side, and exactly the alerts
+    that fire in the end, by instance."""
+    samples = [
+        {"labels": _labels(instance, *one), "value": 1}
+        for instance, fired in firing.items()
+        for one in sorted(fired)
+    ]
+    fired = (
+        'count by (instance, alertname, severity, window) (ALERTS{alertstate="firing"}) > bool 0'
+    )
+    test = {
         "interval": f"{STEP_S}s",
         "input_series": [
             {"series": name, "values": f"{first:.9g}+{step:.9g}x{MINUTES}"}
-            for server in one.servers
+            for server in servers
             for name, first, step in series(server)
         ],
         "promql_expr_test": [{"expr": fired, "eval_time": f"{MINUTES}m", "exp_samples": samples}],
     }
+    return json.dumps({"rule_files": [rules], "evaluation_interval": "1m", "tests": [test]})
 
 
-def _labels(name: str, severity: str, window: str) -> str:
-    pairs = {"alertname": name, "severity": severity, **({"window": window} if window else {})}
-    return "{" + ",".join(f'{key}="{value}"' for key, value in pairs.items()) + "}"
+def _labels(instance: str, name: str, severity: str, window: str) -> str:
+    labels = {"instance": instance, "alertname": name, "severity": severity, "window": window}
+    pairs = ",".join(f'{key}="{value}"' for key, value in labels.items() if value)
+    return "{" + pairs + "}"
 
 
 def remembered(server: Server, folder: Path) -> None:

@@ -20,6 +20,9 @@ MOST_CLIENTS = 8
 CLIENT_S = 10.0
 """From connecting to having read the answer."""
 
+CLOSED_WITHIN_S = 0.1
+"""A run that is at its end waits no longer for its endpoint."""
+
 
 _Request = socket.socket | tuple[bytes, socket.socket]
 
@@ -80,7 +83,11 @@ class _Endpoint:
                 f"--metrics-port {port}: {error.strerror}", hint="Choose a free port."
             ) from error
         self.port = self._server.server_port
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever,
+            kwargs={"poll_interval": CLOSED_WITHIN_S},
+            daemon=True,
+        )
         self._thread.start()
 
     def close(self) -> None:

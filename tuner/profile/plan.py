@@ -252,19 +252,27 @@ def least_in_flight(arrival_s: Floats, lasting_s: Floats, replicas: int) -> Ints
     size = len(arrival_s)
     chosen = np.zeros(size, np.int64)
     in_flight = np.zeros(replicas, np.int64)
+    having = np.zeros(size + 1, np.int64)  # how many replicas have so many in flight
+    having[0] = replicas
+    fewest = 0
     ends = np.argsort(arrival_s + lasting_s)
     ended = 0
     last = replicas - 1
     for row in range(size):
         while ended < size and arrival_s[ends[ended]] + lasting_s[ends[ended]] <= arrival_s[row]:
             if ends[ended] < row:
-                in_flight[chosen[ends[ended]]] -= 1
+                left = in_flight[chosen[ends[ended]]] = in_flight[chosen[ends[ended]]] - 1
+                having[left + 1] -= 1
+                having[left] += 1
+                fewest = min(fewest, left)
             ended += 1
         best = (last + 1) % replicas
-        for step in range(2, replicas + 1):
-            replica = (last + step) % replicas
-            if in_flight[replica] < in_flight[best]:
-                best = replica
+        while in_flight[best] > fewest:
+            best = (best + 1) % replicas
+        having[fewest] -= 1
+        having[fewest + 1] += 1
+        if not having[fewest]:
+            fewest += 1
         in_flight[best] += 1
         chosen[row] = best
         last = best

@@ -18,7 +18,6 @@ from tuner.live.watch.sequential import ARL
 from tuner.live.watch.verdict import Watch
 from tuner.live.watch.windows import WindowMaker
 from tuner.profile.stored_twin import restored
-from tuner.twin.choice import DRAWS
 from tuner.twin.draws import PRINTED
 from tuner.twin.simulation import Traffic
 
@@ -28,17 +27,21 @@ WORLD = World(
     noise=WorldNoise(sigma_iter=0.05, sigma_drift=0.02, tau=120.0, sigma_start=0.01),
 )
 CAP, CAPS, RATE = 16, (4, 8, 16, 32), 5.0
-STORED = poisson(RATE, 600.0, seed=1)
+STORED_S = 300.0
+STORED = poisson(RATE, STORED_S, seed=1)
+LAWS = 20
+"""Fewer than a profile keeps: as few as tell one in 20, which is all that a watch asks of them."""
+
 HONEST_S = 1000.0
 
 
 @pytest.fixture(scope="module")
 def promised() -> Promised:
-    one = profile_of(WORLD, STORED, 600.0, cap=CAP, caps=CAPS)
+    one = profile_of(WORLD, STORED, STORED_S, cap=CAP, caps=CAPS)
     assert one.twin is not None
     twin = restored(one.twin, source="here")
     return Promised(
-        twin=replace(twin, laws=twin.laws[:DRAWS]),  # as many as older profiles keep
+        twin=replace(twin, laws=twin.laws[:LAWS]),
         slo=one.decision.slo.slo,
         max_num_seqs=CAP,
         caps=CAPS,

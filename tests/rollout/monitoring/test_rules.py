@@ -1,6 +1,8 @@
 """Alert rules for a knee, read and run by Prometheus' own programs."""
 
 import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +10,18 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.support.monitored import LABELS, Case, at_knee, case, get, remembered, rules, unit_tests
+from tests.support.monitored import (
+    LABELS,
+    NOBODY,
+    Firing,
+    Server,
+    at_knee,
+    case,
+    get,
+    remembered,
+    rules,
+    unit_test,
+)
 from tests.support.places import ROOT
 from tests.support.profiles import any_profile, profile
 from tests.support.scraped import binary, prometheus
@@ -37,10 +50,12 @@ def check(text: str, folder: Path) -> int:
     return int(promtool("check", "rules", str(folder / "rules.yaml")).split()[-3])
 
 
-def fires(folder: Path, *cases: Case, text: str | None = None) -> None:
-    """Fail unless in each case exactly its alerts fire."""
-    (folder / "rules.yaml").write_text(rules() if text is None else text)
-    (folder / "test.yaml").write_text(unit_tests("rules.yaml", cases))
+def fire_of(
+    folder: Path, text: str, servers: Iterable[Server], firing: Mapping[str, Iterable[Firing]]
+) -> None:
+    """Fail unless by these rules exactly these alerts fire of each instance."""
+    (folder / "rules.yaml").write_text(text)
+    (folder / "test.yaml").write_text(unit_test("rules.yaml", servers, firing))
     promtool("test", "rules", str(folder / "test.yaml"))
 
 
@@ -64,88 +79,86 @@ def test_whatever_stands_in_a_profile_the_rules_are_rules(
     assert check(rules(chosen), tmp_path) > 0
 
 
-def test_a_server_that_keeps_its_promise_is_silent(tmp_path: Path) -> None:
-    idle = at_knee(requests=0, running=0, kv=0)
-    fires(tmp_path, case(at_knee()), case(at_knee(old=True)), case(idle))
+SLOWER, FULLER = ("TunerDecodeSlower", "ticket", ""), ("TunerKvCacheFuller", "ticket", "")
+BINDS = ("TunerCapBinds", "info", "")
+
+AS_PROMISED = {
+    "at the knee": case(at_knee()),
+    "at the knee, an old server": case(at_knee(old=True)),
+    "idle": case(at_knee(requests=0, running=0, kv=0)),
+}
+BROKEN = {
+    "decoding": case(at_knee(itl_s=0.045), firing=[SLOWER]),
+    "decoding, an old server": case(at_knee(itl_s=0.045, old=True), firing=[SLOWER]),
+    "first token": case(at_knee(ttft_s=0.050), firing=[("TunerFirstTokenSlower", "ticket", "")]),
+    "requests": case(at_knee(e2el_s=0.050), firing=[("TunerRequestsSlower", "ticket", "")]),
+    "concurrency": case(at_knee(running=14, waiting=1), firing=[BEYOND]),
+    "load": case(at_knee(requests=601), firing=[("TunerLoadBeyondValidated", "ticket", "")]),
+    "memory": case(at_knee(kv=0.7), firing=[FULLER]),
+    "memory, an old server": case(at_knee(kv=0.7, old=True), firing=[FULLER]),
+    "preemptions": case(at_knee(preemptions=5), firing=[("TunerMorePreemptions", "ticket", "")]),
+    "settings": case(at_knee(settings=OTHER), firing=[("TunerOtherSettings", "ticket", "")]),
+}
+UP_TO_THE_LIMIT = {
+    "decoding, at its limit": case(at_knee(itl_s=0.044)),
+    "first token, at its limit": case(at_knee(ttft_s=0.048)),
+    "requests, at their limit": case(at_knee(e2el_s=0.048)),
+    "concurrency, at its limit": case(at_knee(running=14)),
+    "load, at its limit": case(at_knee(requests=599)),
+    "memory, at its limit": case(at_knee(kv=0.68)),
+    "preemptions, at their limit": case(at_knee(preemptions=4)),
+    "a setting of which the profile says nothing": case(at_knee(settings={"block_size": "32"})),
+    "misses, at their limit": case(at_knee(missed_tpot=0.02)),
+}
+GROWS = at_knee(running=16, waiting=1, waiting_grows=2)
+QUEUES = {
+    "full, and a queue": case(at_knee(running=16, waiting=3), firing=[BINDS, BEYOND]),
+    "a growing queue": case(GROWS, firing=[BINDS, BEYOND, ("TunerQueueGrowing", "page", "")]),
+    "full": case(at_knee(running=16), firing=[BEYOND]),
+    "fuller": case(at_knee(running=17), firing=[BEYOND, ("TunerOtherCap", "ticket", "")]),
+}
+MISSES = {
+    f"{limit} {missed}": case(at_knee(**{limit: missed}), firing=BURNS[:windows])
+    for limit in ("missed_tpot", "missed_ttft")
+    for missed, windows in [(0.03, 1), (0.10, 2), (0.20, 3), (0.40, 4)]
+}
+"""The faster the budget burns, the louder; it is 1 - (0.995 - 0.02) = 0.025."""
+
+AT_NIGHT = {
+    "half of ten an hour": case(at_knee(requests=10 / 60, missed_ttft=0.5)),
+    "half of 120 an hour": case(at_knee(requests=2, missed_ttft=0.5), firing=BURNS[1:]),
+}
+"""A few misses wake nobody: 120 an hour are still too few for three days."""
 
 
-def test_each_broken_promise_is_said_and_nothing_else(tmp_path: Path) -> None:
-    slower, fuller = ("TunerDecodeSlower", "ticket", ""), ("TunerKvCacheFuller", "ticket", "")
-    fires(
-        tmp_path,
-        case(at_knee(itl_s=0.045), firing=[slower]),
-        case(at_knee(itl_s=0.045, old=True), firing=[slower]),
-        case(at_knee(ttft_s=0.050), firing=[("TunerFirstTokenSlower", "ticket", "")]),
-        case(at_knee(e2el_s=0.050), firing=[("TunerRequestsSlower", "ticket", "")]),
-        case(at_knee(running=14, waiting=1), firing=[BEYOND]),
-        case(at_knee(requests=601), firing=[("TunerLoadBeyondValidated", "ticket", "")]),
-        case(at_knee(kv=0.7), firing=[fuller]),
-        case(at_knee(kv=0.7, old=True), firing=[fuller]),
-        case(at_knee(preemptions=5), firing=[("TunerMorePreemptions", "ticket", "")]),
-        case(at_knee(settings=OTHER), firing=[("TunerOtherSettings", "ticket", "")]),
-    )
-
-
-def test_up_to_the_limit_nothing_is_said(tmp_path: Path) -> None:
-    fires(
-        tmp_path,
-        case(at_knee(itl_s=0.044)),
-        case(at_knee(ttft_s=0.048)),
-        case(at_knee(e2el_s=0.048)),
-        case(at_knee(running=14)),
-        case(at_knee(requests=599)),
-        case(at_knee(kv=0.68)),
-        case(at_knee(preemptions=4)),
-        case(at_knee(settings={"block_size": "32"})),  # the profile does not say
-        case(at_knee(missed_tpot=0.02)),
-    )
-
-
-def test_a_full_batch_with_a_queue_is_said_and_a_growing_queue_pages(tmp_path: Path) -> None:
-    binds = ("TunerCapBinds", "info", "")
-    grows = at_knee(running=16, waiting=1, waiting_grows=2)
-    fires(
-        tmp_path,
-        case(at_knee(running=16, waiting=3), firing=[binds, BEYOND]),
-        case(grows, firing=[binds, BEYOND, ("TunerQueueGrowing", "page", "")]),
-        case(at_knee(running=16), firing=[BEYOND]),
-        case(at_knee(running=17), firing=[BEYOND, ("TunerOtherCap", "ticket", "")]),
-    )
-
-
-def test_the_faster_the_budget_burns_the_louder(tmp_path: Path) -> None:
-    """The budget is 1 - (0.995 - 0.02) = 0.025."""
-    fires(
-        tmp_path,
-        *(
-            case(at_knee(**{limit: missed}), firing=BURNS[:windows])
-            for limit in ("missed_tpot", "missed_ttft")
-            for missed, windows in [(0.03, 1), (0.10, 2), (0.20, 3), (0.40, 4)]
-        ),
-    )
-
-
-def test_a_few_misses_at_night_wake_nobody(tmp_path: Path) -> None:
-    """Half of ten requests an hour miss, and then half of 120: still too few for three days."""
-    few, many = at_knee(requests=10 / 60, missed_ttft=0.5), at_knee(requests=2, missed_ttft=0.5)
-    fires(tmp_path, case(few), case(many, firing=BURNS[1:]))
+def test_of_servers_side_by_side_each_broken_promise_is_said_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    cases = {**AS_PROMISED, **BROKEN, **UP_TO_THE_LIMIT, **QUEUES, **MISSES, **AT_NIGHT}
+    servers = [
+        replace(one.server, labels={**LABELS, "instance": name}) for name, one in cases.items()
+    ]
+    fire_of(tmp_path, rules(), servers, {name: one.firing for name, one in cases.items()})
 
 
 def test_of_several_servers_only_those_that_are_meant_are_watched(tmp_path: Path) -> None:
-    slow = at_knee(itl_s=9.0, labels={**LABELS, "model_name": "other", "instance": "gpu2:8000"})
-    fires(tmp_path, case(at_knee(), slow))
-    slower = case(at_knee(), slow, firing=[("TunerDecodeSlower", "ticket", "")])
-    fires(tmp_path, slower, text=rules(matchers='job="vllm"'))
-    nothing = case(at_knee(), slow, firing=[("TunerNothingWatched", "ticket", "")])
-    fires(tmp_path, nothing, text=rules(matchers='job="another"'))
+    ours, theirs = LABELS["instance"], "gpu2:8000"
+    slow = at_knee(itl_s=9.0, labels={**LABELS, "model_name": "other", "instance": theirs})
+    both = (at_knee(), slow)
+    fire_of(tmp_path, rules(), both, {ours: ()})
+    slower = [("TunerDecodeSlower", "ticket", "")]
+    fire_of(tmp_path, rules(matchers='job="vllm"'), both, {theirs: slower})
+    nothing = [("TunerNothingWatched", "ticket", "")]
+    fire_of(tmp_path, rules(matchers='job="another"'), both, {NOBODY: nothing})
 
 
 def test_profiles_of_two_models_do_not_mix(tmp_path: Path) -> None:
     """The series that both record have one name; each alert looks at its own profile's."""
     other = profile(engine={"model": "n", "max_num_seqs": 16, "max_num_batched_tokens": 8192})
-    missing = at_knee(missed_ttft=0.4, labels={**LABELS, "model_name": "n"})
+    theirs = "gpu2:8000"
+    missing = at_knee(missed_ttft=0.4, labels={**LABELS, "model_name": "n", "instance": theirs})
     both = rules() + rules(other).partition("groups:\n")[2]
-    fires(tmp_path, case(at_knee(), missing, firing=BURNS), text=both)
+    fire_of(tmp_path, both, (at_knee(), missing), {theirs: BURNS})
     assert alerting(both, BURN)[0]["expr"] != alerting(rules(other), BURN)[0]["expr"]
 
 

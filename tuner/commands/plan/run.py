@@ -52,13 +52,11 @@ def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) ->
         target = max(LEAST_TARGET, _promised(profile) - EQUAL_ATTAINMENT)
     how: dict[str, Any] = {"load": load, "router": options.router, "seed": options.seed}
     caps = sorted({step.max_num_seqs for step in profile.curve} | {cap})
+    if options.replicas is not None:
+        _check_load(load / options.replicas)
     needed = replicas_for(twin, slo, cap, attainment=target, **how)
     replicas = options.replicas or needed or max(1, math.ceil(load))
-    if load / replicas > MOST_LOAD:
-        raise UsageError(
-            f"{load / replicas:,.0f} times the profile's traffic on one replica is no question",
-            hint="Leave out --replicas to find out how many the load needs.",
-        )
+    _check_load(load / replicas)
     steps = ask(twin, slo, caps, replicas=replicas, promised=cap, **how)
     headroom = profile.promise.headroom
     before = [one.text for one in profile.decision.requirements]
@@ -93,6 +91,14 @@ def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) ->
             *_strain(twin, load / replicas),
         ],
     )
+
+
+def _check_load(of_one: float) -> None:
+    if of_one > MOST_LOAD:
+        raise UsageError(
+            f"{of_one:,.0f} times the profile's traffic on one replica is no question",
+            hint="Leave out --replicas to find out how many the load needs.",
+        )
 
 
 def _refuse(found: FleetPlan) -> None:
