@@ -13,7 +13,7 @@ from tuner.engines.vllm.flags import Setting, canonical
 from tuner.errors import InputError, UsageError
 from tuner.system import yaml_strict
 
-_OURS = {"model": "--model", "max_num_seqs": "--ceiling"}
+_OPTIONS = {"model": "--model", "max_num_seqs": "--ceiling"}
 """What has an option of its own."""
 
 
@@ -98,8 +98,8 @@ def _overrides(texts: Sequence[str]) -> Iterator[Setting]:
         value = value_of(written.strip(), place="--set")
         setting = _setting(key, value, "--set", of_server=False)
         name = setting.name
-        if name in _OURS:
-            raise UsageError(f"--set {text}: {name} is not set so", hint=f"Use {_OURS[name]}.")
+        if name in _OPTIONS:
+            raise UsageError(f"--set {text}: {name} is not set so", hint=f"Use {_OPTIONS[name]}.")
         if name in seen:
             raise UsageError(f"--set {name} is there twice", hint="Remove one of the two.")
         seen.add(name)

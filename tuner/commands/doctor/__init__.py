@@ -1,1 +1,1 @@
-"""``tuner doctor``."""
+"""``tuner doctor``: can this machine and its engines be measured?"""

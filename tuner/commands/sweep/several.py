@@ -53,7 +53,7 @@ from tuner.errors import RunError, TargetError, UndecidedError, UsageError
 from tuner.live.exporter import Exporter
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import KINDS, engine_time, first_said, is_simulated, promised
+from tuner.profile.summary import KINDS, UNSURE, engine_time, first_said, is_simulated, promised
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs import journal
 from tuner.runs.evidence import Evidence
@@ -444,8 +444,10 @@ def render_all(report: SeveralSweeps, options: SweepOptions) -> None:
 def _block(report: SeveralSweeps, options: SweepOptions) -> VerdictBlock:
     """Return the verdict on one cap for all of the traces."""
     found, sharing = report.found, report.found.sharing
-    unsure = ", not proven" * (sharing.kind == "inconclusive")
-    title = f"max_num_seqs {sharing.max_num_seqs} for {', '.join(report.done)}{unsure}"
+    parts = [one.decision for one in report.sealed.values()]
+    rises = ("not_reached", sharing.max_num_seqs) in [(o.verdict, o.max_num_seqs) for o in parts]
+    told = UNSURE.get("not_reached" if rises and sharing.kind == "shared" else sharing.kind, "{}")
+    title = told.format(f"max_num_seqs {sharing.max_num_seqs} for {', '.join(report.done)}")
     alone = ", ".join(f"{one.own} for {one.trace}" for one in found.prices)
     aside = f"{sharing.kind}, confidence {sharing.confidence:.2f}"
     if sharing.kind == "separate":

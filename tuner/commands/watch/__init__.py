@@ -1,1 +1,1 @@
-"""``tuner watch``: is it still kept by a live server?."""
+"""``tuner watch``: does a live server still keep what its profile promises?"""

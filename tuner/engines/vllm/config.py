@@ -50,7 +50,7 @@ _PLACEHOLDER = re.compile(
 _NEVER_SENT = 16
 """As many ids from 0 on are in no prompt: see traffic.prompts."""
 
-_OURS = {
+_REFUSED = {
     "max_num_active_seqs": "tuner moves it live to find max_num_seqs",
     "scheduler_cls": "tuner brings its own scheduler class",
     "device_ids": "tuner reads the GPUs that CUDA_VISIBLE_DEVICES shows, so choose with that",
@@ -240,9 +240,9 @@ def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
                 f"{name} is not an engine argument of this vLLM",
                 hint=f"Did you mean {close[0]}?" if close else "See vllm serve --help=all.",
             )
-        if name in _OURS and arguments[name] is not None:
+        if name in _REFUSED and arguments[name] is not None:
             raise EngineError(
-                f"{name} cannot be set: {_OURS[name]}", hint=f"Leave {name} out while tuning."
+                f"{name} cannot be set: {_REFUSED[name]}", hint=f"Leave {name} out while tuning."
             )
     if arguments.get("data_parallel_size") not in (None, 1):
         raise EngineError(

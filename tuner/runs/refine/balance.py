@@ -144,7 +144,7 @@ class _Look:
     def _off(self, pair: Sequence[_Tile], aims: Sequence[Objective]) -> list[list[float]]:
         """Return per side and aim how much better windows are than all of the traffic: a share of
         what that is."""
-        found, times = [], {f"{aim.name}_s" for aim in aims}
+        found, times = [], {aim.time for aim in aims}
         for place, one in enumerate(self._sides()):
             usual = self.surrogate.measurement(0, one)
             now = pooled([tile.sides[place] for tile in pair], self.surrogate.slo, times=times)

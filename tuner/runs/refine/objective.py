@@ -8,7 +8,7 @@ same requests, so that the ratio of goodput is that of attainment.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from tuner.errors import UsageError
 from tuner.replay.measure import Spread
@@ -56,6 +56,9 @@ class Objective:
     is_share: bool = False
     """Whether it is attainment: noise adds to that and does not multiply it."""
 
+    time: str | None = None
+    """Which of AimNumbers' spreads of times it is of, if of one."""
+
     def log(self, one: AimNumbers, *, control: float = 0.0) -> float | None:
         """Return the logarithm, so that larger is better, less a control variate; None where
         nothing was measured."""
@@ -67,12 +70,15 @@ class Objective:
         return (math.log(value) if self.larger_is_better else -math.log(value)) - control
 
 
-def _p(name: str, share: str) -> Callable[[AimNumbers], float | None]:
+def _tail(name: str, share: Literal["p95", "p99"], prior_sd: float) -> Objective:
+    """Return the aim to make a percentile of a time shorter."""
+    time = f"{name}_s"
+
     def of(one: AimNumbers) -> float | None:
-        found: Spread | None = getattr(one, name)
+        found: Spread | None = getattr(one, time)
         return None if found is None else max(LEAST_S, float(getattr(found, share)))
 
-    return of
+    return Objective(name, f"{share} {name.upper()}", False, of, prior_sd, time=time)
 
 
 _TIME_SD = PRIOR_SD["e2el_p99_ms"]
@@ -94,9 +100,9 @@ OBJECTIVES: Mapping[str, Objective] = {
             of=lambda one: one.output_tokens_per_s,
             prior_sd=PRIOR_SD["goodput_rps"],
         ),
-        Objective("e2el", "p99 E2EL", False, _p("e2el_s", "p99"), _TIME_SD),
-        Objective("tpot", "p95 TPOT", False, _p("tpot_s", "p95"), PRIOR_SD["tpot_p95_ms"]),
-        Objective("ttft", "p95 TTFT", False, _p("ttft_s", "p95"), _TIME_SD),
+        _tail("e2el", "p99", _TIME_SD),
+        _tail("tpot", "p95", PRIOR_SD["tpot_p95_ms"]),
+        _tail("ttft", "p95", _TIME_SD),
     )
 }
 GOODPUT, TAIL = OBJECTIVES["goodput"], OBJECTIVES["e2el"]

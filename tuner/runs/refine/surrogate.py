@@ -158,7 +158,7 @@ class Surrogate:
         use in differences alone, between configurations that the twin tells of."""
         law, shape = self.laws[0], self._shape_at(one)
         replayed = [_driven(replay, law, shape) for replay in replays]
-        now = pooled(replayed, self.slo, times={f"{aim.name}_s" for aim in aims})
+        now = pooled(replayed, self.slo, times={aim.time for aim in aims})
         return beside(aims, now, self.measurement(0, one))
 
     def served(
@@ -320,7 +320,7 @@ def beside(aims: Sequence[Objective], now: TwinNumbers, usual: AimNumbers) -> tu
 
 
 def pooled(
-    windows: Sequence[WindowForecast], slo: Slo, *, times: Collection[str] = TIMES
+    windows: Sequence[WindowForecast], slo: Slo, *, times: Collection[str | None] = TIMES
 ) -> TwinNumbers:
     """Return what the twin says of windows, pooled as ``measure`` pools what was measured; of the
     times only those that are asked for."""

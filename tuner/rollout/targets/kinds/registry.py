@@ -1,7 +1,7 @@
 """Rollout targets: one module each, and this registry.
 
-A target is a module that offers what ``server.Target`` asks for. To add one, write its file and
-name it in TARGETS; the first is the default.
+A target is a module that offers what ``server.Target`` asks for. To add one, write its file, name
+it in TARGETS, of which the first is the default, and let ``detect`` recognise it.
 """
 
 from collections.abc import Sequence
