@@ -470,6 +470,7 @@ def finished(kind: VerdictKind, cap: int, engine: Kind, attainment: float) -> Fi
 
 SHARED: dict[str, tuple[SharedCapKind, VerdictKind]] = {
     "shared": ("shared", "knee"),
+    "shared, and one still rises": ("shared", "not_reached"),
     "shared, one is served too late": ("shared", "overloaded"),
     "separate": ("separate", "knee"),
     "inconclusive": ("inconclusive", "inconclusive"),
