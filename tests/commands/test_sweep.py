@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.support.few_draws import few_draws
+from tests.support.few_draws import as_the_program
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tuner.commands.schema.run import of_sweep
@@ -28,7 +28,6 @@ from tuner.engines.server.start import PlainStarter, ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.profile import profile
 from tuner.runs.settings import Confirm
-from tuner.twin.draws import PRINTED
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
 
@@ -244,7 +243,7 @@ def test_the_kv_pools_of_ladder_and_confirming_engine_stand_side_by_side(whole: 
 def test_resuming_without_a_name_takes_the_newest_run_of_this_trace(
     whole: Whole, swept: Path
 ) -> None:
-    with few_draws(PRINTED):  # as the program that made it
+    with as_the_program():
         again = tune(swept, "--json", "--resume")
     assert json.loads(again.stdout) == whole.result
     assert "starting an engine" not in again.stderr
@@ -407,7 +406,7 @@ def test_a_stored_run_is_judged_under_another_slo_without_an_engine(
 ) -> None:
     shutil.copytree(whole.run_dir, tmp_path / "run")
     journal = (tmp_path / "run" / "journal.jsonl").read_bytes()
-    with few_draws(PRINTED):  # as the program that made it
+    with as_the_program():
         again = rescored(tmp_path, "--json")
     assert again.returncode == 0, again.stderr
     first = profile.load(tmp_path / "run" / "profile.yaml")

@@ -1,4 +1,4 @@
-"""Sweeps and plans in this process that print by few draws: what the tests look at is in both."""
+"""Sweeps and plans in this process that ask few draws: what the tests look at is in both."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,15 +8,31 @@ import pytest
 from tuner.profile import plan
 from tuner.runs import prediction
 from tuner.runs.sweep import headroom
-from tuner.twin import forecast
+from tuner.twin import check, choice, forecast
+from tuner.twin.draws import PRINTED
 
-FEW = 48
+ASKED = 16
+"""Instead of ``choice.DRAWS`` and ``check.PACED_DRAWS``."""
+
+FEW = 20
 """Instead of ``draws.PRINTED``; a few more than the draws that are asked about every cap."""
+
+DRAWS, PACED_DRAWS = choice.DRAWS, check.PACED_DRAWS
 
 
 @contextmanager
-def few_draws(most: int = FEW) -> Iterator[None]:
+def few_draws(printed: int = FEW, asked: int = ASKED, paced: int = ASKED) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (forecast, prediction, headroom, plan):
-            patch.setattr(module, "PRINTED", most)
+            patch.setattr(module, "PRINTED", printed)
+        for other in (forecast, choice, plan):
+            patch.setattr(other, "DRAWS", asked)
+        patch.setattr(check, "PACED_DRAWS", paced)
+        yield
+
+
+@contextmanager
+def as_the_program() -> Iterator[None]:
+    """As many draws as a process of its own asks."""
+    with few_draws(PRINTED, DRAWS, PACED_DRAWS):
         yield

@@ -130,7 +130,9 @@ def run(
     """
     import asyncio  # noqa: PLC0415 - most commands have no use for it
 
-    async def main() -> Result:
+    results = list[Result]()  # the runner would have what its task returns written out, all of it
+
+    async def main() -> None:
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
         loop.set_exception_handler(
@@ -138,17 +140,18 @@ def run(
         )
         _command.cancel = partial(loop.call_soon_threadsafe, task.cancel)
         try:
-            return await work
+            results.append(await work)
         finally:
             _command.cancel = None
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
-            return runner.run(main())
+            runner.run(main())
         except asyncio.CancelledError:
             if not happened():
                 raise
             raise KeyboardInterrupt from None
+    return results[0]
 
 
 def in_two_lines(message: str, cure: str) -> str:

@@ -9,7 +9,7 @@ OUTSIDE of them lie outside their 95 %: honest runs fail in at most one of ten (
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -235,6 +235,22 @@ def driven(
     )
 
 
+Drive = Callable[[Observed], TwinReplay]
+
+
+def driving(law: StepLaw, shape: EngineShape, front_end: FrontEnd | None = None) -> Drive:
+    """Return what drives windows to their last token, each once however often it is asked."""
+    found = dict[int, tuple[Observed, TwinReplay]]()
+
+    def drive(window: Observed) -> TwinReplay:
+        if id(window) not in found:
+            replay = driven(window, law, shape, to_end=True, front_end=front_end)
+            found[id(window)] = window, replay  # which keeps the id its own
+        return found[id(window)][1]
+
+    return drive
+
+
 def lag_s(windows: Sequence[Observed], law: StepLaw, shape: EngineShape) -> float:
     """Return how long a request is under way before the scheduler knows it: the median of measured
     minus predicted TTFT over the requests that did not have to wait."""
@@ -346,16 +362,18 @@ def unpaced(foretold: Mapping[str, Foretold], windows: Sequence[Observed], slo: 
     )
 
 
-def paced(
+def paced(  # noqa: PLR0913 - what is held against what
     windows: Sequence[Observed],
     law: StepLaw,
     shape: EngineShape,
     slo: Slo,
     *,
     front_end: FrontEnd | None = None,
+    drive: Drive | None = None,
 ) -> Check:
     """Hold the twin at the speed that the engine had, behind its front end and with its delays of
-    single requests, against these windows of one cap, but those cut or told by clients alone."""
+    single requests, against these windows of one cap, but those cut or told by clients alone.
+    ``drive`` is what drives them so, where others ask for the same."""
     windows = [
         one for one in windows if not one.cut and one.counted().any() and len(one.iterations)
     ]
@@ -363,8 +381,12 @@ def paced(
         return Check(())
     cap = windows[0].max_num_seqs
     planned = [PlannedWindow(one.traffic, one.counted(), one.span_s, one.weight) for one in windows]
-    replays = [driven(one, law, shape, to_end=True, front_end=front_end) for one in windows]
+    drive = drive or driving(law, shape, front_end)
+    replays = [drive(one) for one in windows]
     delays = [later_s(one, it, law) for one, it in zip(windows, replays, strict=True)]
+    # which no draw changes
+    own = _of_engine([_served(one, it, slo) for one, it in zip(planned, replays, strict=True)])
+    replays = [replace(it, iterations=it.iterations[:0]) for it in replays]
     factors = draws_of([law] * PACED_DRAWS, UNKNOWN, begin_s=0.0, end_s=0.0, seed=0)
     rng = np.random.default_rng(0)
     rows = []
@@ -374,7 +396,7 @@ def paced(
             _served(one, drawn.scaled(it, one.traffic, draw.ttft_factor, draw.tpot_factor), slo)
             for one, it in zip(planned, late, strict=True)
         ]
-        rows.append(_at_length(_numbers(served), draw, cap))
+        rows.append(_at_length({**_of_clients(served), **own}, draw, cap))
     return unpaced(_over(rows, planned), windows, slo)
 
 
@@ -430,6 +452,11 @@ def _seen(window: Observed, slo: Slo) -> _Served:
 
 def _numbers(windows: Sequence[_Served]) -> dict[str, float]:
     """Return the twelve numbers of a replay of these windows, those that it has."""
+    return {**_of_clients(windows), **_of_engine(windows)}
+
+
+def _of_clients(windows: Sequence[_Served]) -> dict[str, float]:
+    """Return those that clients see."""
     found = dict[str, float]()
     for name, shares in (
         ("ttft", ("p50", "p95", "p99")),
@@ -441,13 +468,18 @@ def _numbers(windows: Sequence[_Served]) -> dict[str, float]:
         known = ~np.isnan(values)
         if (one := spread(values[known], weights[known])) is not None:
             found |= {f"{name}_{share}_ms": 1e3 * getattr(one, share) for share in shares}
-    found |= _attained([one.met for one in windows], [one.weight for one in windows])
+    return found | _attained([one.met for one in windows], [one.weight for one in windows])
+
+
+def _of_engine(windows: Sequence[_Served]) -> dict[str, float]:
+    """Return those that only the engine knows, ENGINES_OWN."""
     work = joined(one.work for one in windows)
-    found["running_mean"] = time_mean(work, "running")
-    found["waiting_mean"] = time_mean(work, "waiting")
-    found["kv_blocks_mean"] = time_mean(work, "kv_blocks_used")
-    found["preemptions"] = float(sum(one.preemptions for one in windows))
-    return found
+    return {
+        "running_mean": time_mean(work, "running"),
+        "waiting_mean": time_mean(work, "waiting"),
+        "kv_blocks_mean": time_mean(work, "kv_blocks_used"),
+        "preemptions": float(sum(one.preemptions for one in windows)),
+    }
 
 
 def _attained(served: Sequence[NDArray[np.bool_]], weights: Sequence[float]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from tuner.replay.measure import Measurement, Spread, spread
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo, Unloaded
-from tuner.twin.check import Check, Observed, driven, lag_s, later_s, paced
+from tuner.twin.check import Check, Drive, Observed, driving, lag_s, later_s, paced
 from tuner.twin.choice import DRAWS, Question, Statistics, Weighed, weigh
 from tuner.twin.draws import (
     PRINTED,
@@ -314,6 +314,7 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
     front_end = fit_front_end(
         probes, contention=probed_contention(fitted.law, probes), processes=facts.api_servers
     )
+    drive = driving(fitted.law, shape)
     return Forecast(
         fitted=fitted,
         shape=shape,
@@ -334,29 +335,33 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
             everywhere=everywhere,
             draws=PRINTED if everywhere else DRAWS,
         ),
-        checks=_checks(windows, fitted.law, shape, slo),
-        machine=replace(_history(segments, whole, fitted.law, shape), front_end=front_end),
+        checks=_checks(windows, fitted.law, shape, slo, drive),
+        machine=replace(_history(segments, whole, fitted.law, shape, drive), front_end=front_end),
         unmodelled=tuple(facts.unmodelled),
     )
 
 
 def _checks(
-    windows: Sequence[Observed], law: StepLaw, shape: EngineShape, slo: Slo
+    windows: Sequence[Observed], law: StepLaw, shape: EngineShape, slo: Slo, drive: Drive
 ) -> tuple[Check, ...]:
     by_cap: dict[tuple[int, int | None], list[Observed]] = {}
     for one in windows:
         by_cap.setdefault((one.max_num_seqs, one.max_num_batched_tokens), []).append(one)
-    found = (paced(alike, law, shape, slo) for alike in by_cap.values())
+    found = (paced(alike, law, shape, slo, drive=drive) for alike in by_cap.values())
     return tuple(one for one in found if one.numbers)
 
 
 def _history(
-    segments: Sequence[Segment], whole: Sequence[Observed], law: StepLaw, shape: EngineShape
+    segments: Sequence[Segment],
+    whole: Sequence[Observed],
+    law: StepLaw,
+    shape: EngineShape,
+    drive: Drive,
 ) -> MachineHistory:
     """Return how the machine was: by all that was measured, and by the windows replayed whole."""
     return MachineHistory(
         _pace(segments, law),
-        delays_s=delays_s(whole, law, shape),
+        delays_s=delays_s(whole, law, shape, drive=drive),
         flicker=flicker_of([one.log for one in segments], law),
     )
 
@@ -373,13 +378,14 @@ def delays_s(
     shape: EngineShape,
     *,
     front_end: FrontEnd | None = None,
+    drive: Drive | None = None,
 ) -> Floats:
     """Return how much later than the usual one of their window single requests were that did not
     have to wait for the scheduler, at the speed of the engine's iterations and behind its front
-    end; at most MOST_DELAYS values in order."""
+    end; at most MOST_DELAYS values in order. ``drive`` is as of ``paced``."""
+    drive = drive or driving(law, shape, front_end)
     told = [one for one in windows if len(one.iterations)]
-    replays = [driven(one, law, shape, to_end=True, front_end=front_end) for one in told]
-    found = [later_s(one, twin, law) for one, twin in zip(told, replays, strict=True)]
+    found = [later_s(one, drive(one), law) for one in told]
     values = np.sort(
         np.concatenate([np.zeros(0), *(one - np.median(one) for one in found if len(one))])
     )

@@ -17,6 +17,8 @@ from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.sweep import sweep
 from tuner.traffic.slo import Slo
 
+pytestmark = pytest.mark.usefixtures("by_few_draws")
+
 FAST = replace(UP_TO_8, fast=True, slo=Slo(tpot_s=0.05))
 
 

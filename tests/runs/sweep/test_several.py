@@ -12,13 +12,12 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.commands.test_sweep import TRACE, WORLD, refused, wait_for
-from tests.support.few_draws import few_draws
+from tests.support.few_draws import as_the_program
 from tests.support.in_process import tuner
 from tuner.commands.schema.run import of_sweep
 from tuner.commands.sweep.several import named_warnings, names_of, outputs_of
 from tuner.errors import UsageError
 from tuner.profile import profile
-from tuner.twin.draws import PRINTED
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
 
@@ -52,7 +51,7 @@ def tune(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Return a folder in which two traces were tuned, and what that printed."""
     folder = filled(tmp_path_factory.mktemp("several"))
-    with few_draws(PRINTED):
+    with as_the_program():
         done = tune(folder, "--json", "-o", "out", "--run-dir", "run")
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)
@@ -121,7 +120,7 @@ def test_a_stored_run_is_judged_anew_for_all_its_traces(
     tuned: tuple[Path, dict[str, Any]],
 ) -> None:
     folder, before = tuned
-    with few_draws(PRINTED):
+    with as_the_program():
         done = tuner(folder, "sweep", "--rescore", "run", "-o", "again.yaml", "--json")
     result = json.loads(done.stdout)
     assert result["shared"] | {"profile": ""} == before["shared"] | {"profile": ""}
@@ -165,7 +164,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
     out, err = running.communicate()
     assert (running.returncode, out) == (130, "")
     assert err.splitlines()[-1].endswith("--resume")
-    with few_draws(PRINTED):
+    with as_the_program():
         done = tune(folder, *options, "--resume")
     assert done.returncode == 0, done.stderr
     assert without_places(json.loads(done.stdout)) == without_places(tuned[1])
