@@ -1,11 +1,13 @@
 """What is foretold of the confirming replay before it begins, and what came of it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from tuner.engines.scheduler.state import Floats
 from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import CheckRecord, Conclusion
 from tuner.trace.trace import TraceRequest
@@ -18,7 +20,6 @@ from tuner.twin.check import (
     Foretold,
     Observed,
     PlannedWindow,
-    errors_of,
     foretell,
     paced,
     unpaced,
@@ -108,8 +109,26 @@ def record_of(
     numbers = said.numbers
     if said.slo != workload.slo:  # of another SLO than that of the run only attainment is another
         numbers, _ = _foretold(view, workload, said.windows, cap, hash_block_size, workload.slo)
-    errors = errors_of(windows, said.means) if said.unseen else ((), ())
+    errors = _errors_of(windows, said.means) if said.unseen else ((), ())
     return CheckRecord(said.unseen, unpaced(numbers, windows, workload.slo), by_speed, *errors)
+
+
+def _errors_of(
+    windows: Sequence[Observed], means: Sequence[tuple[float, float]]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return log(measured / predicted) of the mean TTFT and TPOT of each window, from the predicted
+    means in seconds."""
+    pairs = list(zip(windows, means, strict=True))
+    return (
+        tuple(_log_ratio(one.ttft_s[one.counted()], ttft) for one, (ttft, _) in pairs),
+        tuple(_log_ratio(one.tpot_s[one.counted()], tpot) for one, (_, tpot) in pairs),
+    )
+
+
+def _log_ratio(measured_s: Floats, predicted_s: float) -> float:
+    known_s = measured_s[~np.isnan(measured_s)]
+    mean_s = float(known_s.mean()) if len(known_s) else math.nan
+    return math.log(mean_s / predicted_s) if predicted_s > 0 and mean_s > 0 else 0.0
 
 
 def with_record(

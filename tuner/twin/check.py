@@ -55,7 +55,7 @@ ENGINES_OWN = ("running_mean", "waiting_mean", "kv_blocks_mean", "preemptions")
 Range = tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Observed:
     """One replayed window as its clients saw it. Seconds from the start of the replay; arrays have
     one entry per request, NaN where it did not come to that."""
@@ -198,6 +198,9 @@ def _length(record: RequestRecord) -> int:
     return record.output_tokens if record.outcome == "aborted" else record.output_length
 
 
+Drive = Callable[[Observed], TwinReplay]
+
+
 def driven(
     window: Observed,
     law: StepLaw,
@@ -235,22 +238,6 @@ def driven(
     )
 
 
-Drive = Callable[[Observed], TwinReplay]
-
-
-def driving(law: StepLaw, shape: EngineShape, front_end: FrontEnd | None = None) -> Drive:
-    """Return what drives windows to their last token, each once however often it is asked."""
-    found = dict[int, tuple[Observed, TwinReplay]]()
-
-    def drive(window: Observed) -> TwinReplay:
-        if id(window) not in found:
-            replay = driven(window, law, shape, to_end=True, front_end=front_end)
-            found[id(window)] = window, replay  # which keeps the id its own
-        return found[id(window)][1]
-
-    return drive
-
-
 def lag_s(windows: Sequence[Observed], law: StepLaw, shape: EngineShape) -> float:
     """Return how long a request is under way before the scheduler knows it: the median of measured
     minus predicted TTFT over the requests that did not have to wait."""
@@ -266,23 +253,6 @@ def later_s(window: Observed, twin: TwinReplay, law: StepLaw) -> Floats:
     at_once = twin.queue_s <= 2 * law.decode_s[-1]
     later_s = (window.ttft_s - twin.ttft_s)[at_once]
     return np.asarray(later_s[~np.isnan(later_s)])
-
-
-def errors_of(
-    windows: Sequence[Observed], means: Sequence[tuple[float, float]]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return log(measured / predicted) of the mean TTFT and TPOT of each window, from the predicted
-    means in seconds."""
-    pairs = list(zip(windows, means, strict=True))
-    return (
-        tuple(_log_ratio(one.ttft_s[one.counted()], ttft) for one, (ttft, _) in pairs),
-        tuple(_log_ratio(one.tpot_s[one.counted()], tpot) for one, (_, tpot) in pairs),
-    )
-
-
-def _log_ratio(measured_s: Floats, predicted_s: float) -> float:
-    mean_s = _mean(measured_s)
-    return math.log(mean_s / predicted_s) if predicted_s > 0 and mean_s > 0 else 0.0
 
 
 def foretell(  # noqa: PLR0913 - what is sent, on what, and what is asked of it
@@ -372,8 +342,7 @@ def paced(  # noqa: PLR0913 - what is held against what
     drive: Drive | None = None,
 ) -> Check:
     """Hold the twin at the speed that the engine had, behind its front end and with its delays of
-    single requests, against these windows of one cap, but those cut or told by clients alone.
-    ``drive`` is what drives them so, where others ask for the same."""
+    single requests, against these windows of one cap, but those cut or told by clients alone."""
     windows = [
         one for one in windows if not one.cut and one.counted().any() and len(one.iterations)
     ]
@@ -381,10 +350,9 @@ def paced(  # noqa: PLR0913 - what is held against what
         return Check(())
     cap = windows[0].max_num_seqs
     planned = [PlannedWindow(one.traffic, one.counted(), one.span_s, one.weight) for one in windows]
-    drive = drive or driving(law, shape, front_end)
+    drive = drive or partial(driven, law=law, shape=shape, to_end=True, front_end=front_end)
     replays = [drive(one) for one in windows]
     delays = [later_s(one, it, law) for one, it in zip(windows, replays, strict=True)]
-    # which no draw changes
     own = _of_engine([_served(one, it, slo) for one, it in zip(planned, replays, strict=True)])
     replays = [replace(it, iterations=it.iterations[:0]) for it in replays]
     factors = draws_of([law] * PACED_DRAWS, UNKNOWN, begin_s=0.0, end_s=0.0, seed=0)

@@ -6,6 +6,7 @@ and then asked about all of the traffic.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from tuner.replay.measure import Measurement, Spread, spread
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo, Unloaded
-from tuner.twin.check import Check, Drive, Observed, driving, lag_s, later_s, paced
+from tuner.twin.check import Check, Drive, Observed, driven, lag_s, later_s, paced
 from tuner.twin.choice import DRAWS, Question, Statistics, Weighed, weigh
 from tuner.twin.draws import (
     PRINTED,
@@ -314,7 +315,7 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
     front_end = fit_front_end(
         probes, contention=probed_contention(fitted.law, probes), processes=facts.api_servers
     )
-    drive = driving(fitted.law, shape)
+    drive = cache(partial(driven, law=fitted.law, shape=shape, to_end=True))
     return Forecast(
         fitted=fitted,
         shape=shape,
@@ -382,8 +383,8 @@ def delays_s(
 ) -> Floats:
     """Return how much later than the usual one of their window single requests were that did not
     have to wait for the scheduler, at the speed of the engine's iterations and behind its front
-    end; at most MOST_DELAYS values in order. ``drive`` is as of ``paced``."""
-    drive = drive or driving(law, shape, front_end)
+    end; at most MOST_DELAYS values in order. ``drive`` drives them, for others too."""
+    drive = drive or partial(driven, law=law, shape=shape, to_end=True, front_end=front_end)
     told = [one for one in windows if len(one.iterations)]
     found = [later_s(one, drive(one), law) for one in told]
     values = np.sort(
