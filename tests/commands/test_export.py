@@ -11,17 +11,20 @@ import pytest
 
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
+from tests.support.traces import beginning
 from tuner.profile.profile import load
 
 WORLD = ROOT / "examples" / "worlds" / "article.yaml"
-TRACE = ROOT / "traces" / "translation.jsonl"
+
+pytestmark = pytest.mark.usefixtures("by_few_draws")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a finished run."""
     path = tmp_path_factory.mktemp("export")
-    words = ("sweep", "--engine", "sim", "--world", WORLD, "--trace", TRACE, "--fast")
+    trace = beginning(path / "prod.jsonl", 200)
+    words = ("sweep", "--engine", "sim", "--world", WORLD, "--trace", trace, "--fast")
     assert tuner(path, *words, "--run-dir", "run").returncode == 0
     return path
 

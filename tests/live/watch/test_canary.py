@@ -12,7 +12,7 @@ from tuner.live.watch.promised import Promised
 from tuner.live.watch.verdict import Watch
 from tuner.live.watch.windows import WindowMaker
 
-LENGTH_S = 600.0
+LENGTH_S = 450.0
 
 
 def judged(promised: Promised, baseline: SimulatedServer, canary: SimulatedServer) -> CanaryGate:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,14 @@ LAWS = 20
 HONEST_S = 1000.0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def promised() -> Promised:
+    return of_world()
+
+
+@cache
+def of_world() -> Promised:
+    """Return what a profile of the world promises: the same for every module."""
     one = profile_of(WORLD, STORED, STORED_S, cap=CAP, caps=CAPS)
     assert one.twin is not None
     twin = restored(one.twin, source="here")
@@ -100,14 +107,14 @@ def test_an_honest_server_is_still_valid_and_nothing_alarms_in_100_windows(
 def test_a_server_that_becomes_slower_is_told_with_the_window_and_how_much(
     promised: Promised,
 ) -> None:
-    traffic = poisson(RATE, 600.0, seed=3)
-    server = simulated(WORLD, traffic, cap=CAP, until_s=600.0, slow_from_s=300.0, slow_by=1.4)
-    watch = watched(promised, {"0": server}, 600.0)
+    traffic = poisson(RATE, 500.0, seed=3)
+    server = simulated(WORLD, traffic, cap=CAP, until_s=500.0, slow_from_s=200.0, slow_by=1.4)
+    watch = watched(promised, {"0": server}, 500.0)
     assert watch.beyond == ["slowness"]
     found = watch.measures()["slowness"]
     assert found.value is not None
     assert found.value.value == pytest.approx(1.4, abs=0.06)
-    assert abs(found.changed_at - 30) <= 2
+    assert abs(found.changed_at - 20) <= 2
     assert watch.verdict == "re-tune now"
     assert server_is_why(watch)
     assert "times what the profile predicts" in reason(watch)
@@ -115,9 +122,9 @@ def test_a_server_that_becomes_slower_is_told_with_the_window_and_how_much(
 
 def test_a_little_over_the_limit_is_drift_and_not_another_engine(promised: Promised) -> None:
     """Slower by 22 %: beyond 14 %, and not surely beyond 27 %."""
-    traffic = poisson(RATE, 600.0, seed=17)
-    server = simulated(WORLD, traffic, cap=CAP, until_s=600.0, slow_from_s=0.0, slow_by=1.22)
-    watch = watched(promised, {"0": server}, 600.0)
+    traffic = poisson(RATE, 400.0, seed=17)
+    server = simulated(WORLD, traffic, cap=CAP, until_s=400.0, slow_from_s=0.0, slow_by=1.22)
+    watch = watched(promised, {"0": server}, 400.0)
     assert watch.beyond == ["slowness"]
     assert not watch.is_far_slower
     assert watch.verdict == "drifting"
@@ -151,9 +158,9 @@ def test_other_lengths_are_a_reason_beside_the_server(promised: Promised) -> Non
 
 
 def test_heavier_traffic_is_told_as_traffic_and_not_as_a_slow_server(promised: Promised) -> None:
-    light, heavy = poisson(RATE, 300.0, seed=4), poisson(1.7 * RATE, 400.0, seed=5)
-    server = simulated(WORLD, joined(light, heavy, 300.0), cap=CAP, until_s=700.0)
-    watch = watched(promised, {"0": server}, 700.0)
+    light, heavy = poisson(RATE, 200.0, seed=4), poisson(1.7 * RATE, 300.0, seed=5)
+    server = simulated(WORLD, joined(light, heavy, 200.0), cap=CAP, until_s=500.0)
+    watch = watched(promised, {"0": server}, 500.0)
     assert watch.beyond == ["rate"]
     assert watch.measures()["slowness"].state == "within"
     assert not server_is_why(watch)
@@ -175,9 +182,9 @@ def test_no_load_is_accepted_that_the_profiles_headroom_failed(
 
 
 def test_longer_outputs_are_told(promised: Promised) -> None:
-    light, long = poisson(RATE, 200.0, seed=6), poisson(0.5 * RATE, 600.0, seed=7, output=120)
-    server = simulated(WORLD, joined(light, long, 200.0), cap=CAP, until_s=800.0)
-    watch = watched(promised, {"0": server}, 800.0)
+    light, long = poisson(RATE, 200.0, seed=6), poisson(0.5 * RATE, 300.0, seed=7, output=120)
+    server = simulated(WORLD, joined(light, long, 200.0), cap=CAP, until_s=500.0)
+    watch = watched(promised, {"0": server}, 500.0)
     assert "output_length" in watch.beyond
     assert watch.measures()["slowness"].state == "within"
 
@@ -185,17 +192,17 @@ def test_longer_outputs_are_told(promised: Promised) -> None:
 def test_traffic_that_would_choose_another_cap_is_to_be_tuned_for(promised: Promised) -> None:
     """Twice the requests need more than 16 slots, or wait."""
     small = replace(promised, max_num_seqs=4)
-    server = simulated(WORLD, poisson(2 * RATE, 500.0, seed=8), cap=4, until_s=500.0)
+    server = simulated(WORLD, poisson(2 * RATE, 400.0, seed=8), cap=4, until_s=400.0)
     honest = replace(
         small,
-        twin=replace(promised.twin, traffic=poisson(0.5, 600.0, seed=9), length_s=600.0),
+        twin=replace(promised.twin, traffic=poisson(0.5, 300.0, seed=9), length_s=300.0),
         reference=reference(
-            replace(promised.twin, traffic=poisson(0.5, 600.0, seed=9), length_s=600.0),
+            replace(promised.twin, traffic=poisson(0.5, 300.0, seed=9), length_s=300.0),
             captured_rps=0.5,
             validated_load=1.25,
         ),
     )
-    watch = watched(honest, {"0": server}, 500.0)
+    watch = watched(honest, {"0": server}, 400.0)
     assert "rate" in watch.beyond
     assert watch.choice is not None
     assert watch.choice.best > 4
@@ -221,8 +228,8 @@ def test_several_engines_are_each_held_against_their_own_part(promised: Promised
 def test_a_server_with_another_cap_is_told_and_not_taken_for_a_slow_one(
     promised: Promised,
 ) -> None:
-    server = simulated(WORLD, poisson(2 * RATE, 400.0, seed=13), cap=32, until_s=400.0)
-    watch = watched(promised, {"0": server}, 400.0)
+    server = simulated(WORLD, poisson(2 * RATE, 250.0, seed=13), cap=32, until_s=250.0)
+    watch = watched(promised, {"0": server}, 250.0)
     assert watch.runs_another_cap
     assert watch.verdict in {"drifting", "re-tune now"}
     assert "does not run this profile" in reason(watch)
