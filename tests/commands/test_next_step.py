@@ -20,7 +20,7 @@ from typer.main import get_command
 from tests.live.watch.test_watch import CAP, CAPS, RATE, WORLD
 from tests.support import golden
 from tests.support.builders import facts, flat, measurement, replay_of, settings
-from tests.support.few_draws import FEW, few_draws
+from tests.support.few_draws import DRAWS, few_draws
 from tests.support.in_process import tuner
 from tests.support.live_sim import SimulatedServer, poisson, profile_of, simulated
 from tests.support.places import ROOT
@@ -108,9 +108,9 @@ class Said:
 
 @cache
 def of_world() -> ServingProfile:
-    """Return a profile with a twin of fewer laws than ours keep."""
+    """Return a profile with a twin of as many laws as a plan asks of most caps."""
     with pytest.MonkeyPatch.context() as fewer:
-        fewer.setattr(stored_twin, "PRINTED", FEW)
+        fewer.setattr(stored_twin, "PRINTED", DRAWS)
         return profile_of(WORLD, poisson(RATE, 100.0, seed=1), 100.0, cap=CAP, caps=CAPS)
 
 

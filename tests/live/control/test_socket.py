@@ -689,7 +689,10 @@ def test_no_more_clients_are_served_at_a_time_than_there_is_room_for(tmp_path: P
         assert last.recv(1) == b"{"
 
 
-def test_a_process_without_descriptors_serves_again_when_it_has_some(tmp_path: Path) -> None:
+def test_a_process_without_descriptors_serves_again_when_it_has_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0.3)  # of a second
     with serving(tmp_path / "tuner.sock") as server, socket.socket(socket.AF_UNIX) as client:
         were = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, were[1]))
