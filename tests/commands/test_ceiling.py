@@ -8,6 +8,7 @@ import pytest
 from tests.support.builders import request
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
+from tests.support.traces import beginning
 from tuner.commands.sweep.ceiling import auto_ceiling
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
@@ -61,12 +62,12 @@ def test_a_sweep_says_the_number_and_its_reason_and_keeps_it(tmp_path: Path) -> 
 
 def test_a_high_ceiling_costs_no_more_replays_than_a_low_one(tmp_path: Path) -> None:
     """How long it replays is said by --step: with more caps to try each gets less."""
-    trace = str(ROOT / "traces" / "translation.jsonl")
+    trace = beginning(tmp_path / "prod.jsonl", 300)
     world = str(ROOT / "examples" / "worlds" / "article-quiet.yaml")
     took = []
     for ceiling in (32, 256):
         done = tuner(
-            tmp_path, "sweep", "--engine", "sim", "--world", world, "--trace", trace,
+            tmp_path, "sweep", "--engine", "sim", "--world", world, "--trace", str(trace),
             "--ceiling", str(ceiling), "--step", "20s", "--json", "--run-dir", str(ceiling),
         )  # fmt: skip
         took.append(json.loads(done.stdout)["engine_seconds"]["replay"])

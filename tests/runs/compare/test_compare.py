@@ -69,7 +69,8 @@ def article(
 ) -> tuple[dict[str, Any], Path]:
     """Return the article's comparison, and the folder that it was written to."""
     folder = tmp_path_factory.mktemp("article")
-    run(replace(OPTIONS, run_dir=folder / "run", output=folder / "out", json=False))
+    changes: dict[str, Any] = {"run_dir": folder / "run", "output": folder / "out"}
+    run(replace(OPTIONS, **changes, step="60s", json=False))
     return json.loads((folder / "out" / "comparison.json").read_text()), folder / "out"
 
 
@@ -301,7 +302,7 @@ def test_a_profile_brings_its_value_and_its_whole_configuration(
 
 def test_a_sweep_finds_the_value_for_this_load_also_beside_a_profile(compare: Compare) -> None:
     result = compare(
-        profile=SHIPPED, force=True, max_num_seqs=None, sweep=True, step="60s",
+        profile=SHIPPED, force=True, max_num_seqs=None, sweep=True, step="30s",
         approaches="tuned,profile",
     )  # fmt: skip
     assert [row["max_num_seqs"] for row in rows(result).values()] == [16, 8]
@@ -390,8 +391,8 @@ def test_the_sweep_has_its_share_of_the_budget_and_the_rest_keeps_to_its_own(
     compare: Compare, tmp_path: Path
 ) -> None:
     changes: dict[str, Any] = {"max_num_seqs": None, "approaches": "worker,tuned", "repeats": 2}
-    result = compare(**changes, step="90s", budget="40m")
-    assert sum(result["engine_seconds"].values()) < 0.8 * 40 * 60
+    result = compare(**changes, step="45s", budget="20m")
+    assert sum(result["engine_seconds"].values()) < 0.8 * 20 * 60
     assert {row["measured"]["blocks"] for row in rows(result).values()} == {2}
     with pytest.raises(UsageError, match="is too little for 4 engine starts"):
         compare(**changes, budget="6m", run_dir=tmp_path / "other")

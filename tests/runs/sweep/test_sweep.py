@@ -28,6 +28,7 @@ from tuner.runs.outcome import Conclusion, SweepOutcome
 from tuner.runs.result import profile_of, second_thoughts
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.headroom import least_expected
+from tuner.runs.sweep.rescore import rescore
 from tuner.runs.sweep.sweep import SweepRun, sweep
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import parse_requirement
@@ -59,9 +60,12 @@ TRAFFIC = [
 ]
 
 
-# A half of it: 200 output tokens/s, for which 4 slots are too few and 8 are enough.
-HALF = TRAFFIC[::2]
+# A half of it: 200 output tokens/s, for which 4 slots are too few and 8 are enough. Its three
+# windows are one where it ends after 100 s.
+LONG_HALF = TRAFFIC[::2]
+HALF = LONG_HALF[:200]
 UP_TO_8 = replace(SETTINGS, ceiling=8)
+FAST = replace(UP_TO_8, fast=True)
 
 # The same, but 24 come at once every 6 s: 16 at a time give each a token in 30 ms, and all 24 at a
 # time in 20 + 14.4 + 8 x 2.5 = 54 ms.
@@ -153,7 +157,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return _run(tmp_path_factory.mktemp("noisy") / "run", NOISY, UP_TO_8, traffic=HALF)
+    return _run(tmp_path_factory.mktemp("noisy") / "run", NOISY, UP_TO_8, traffic=LONG_HALF)
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +258,7 @@ def test_a_run_that_is_interrupted_again_and_again_measures_nothing_twice_and_en
         for name, value in where.items():
             setattr(notes, name, value)
         with pytest.raises(KeyboardInterrupt):
-            swept(tmp_path, NOISY, UP_TO_8, notes=notes, resume=resume, traffic=HALF)
+            swept(tmp_path, NOISY, UP_TO_8, notes=notes, resume=resume, traffic=LONG_HALF)
 
     cut_off(stop_at=0, resume=False)
     cut_off(stop_on="iterations")
@@ -264,7 +268,7 @@ def test_a_run_that_is_interrupted_again_and_again_measures_nothing_twice_and_en
         cut_off(stop_at=before - made)
         made = len(_trials(_events(tmp_path)))
         assert made == before
-    resumed = swept(tmp_path, NOISY, UP_TO_8, resume=True, traffic=HALF)
+    resumed = swept(tmp_path, NOISY, UP_TO_8, resume=True, traffic=LONG_HALF)
     events = _events(tmp_path)
     assert _trials(events) == _trials(_events(noisy.run_dir))
     assert sum(event["event"] == "probe" for event in events) == 1
@@ -282,24 +286,21 @@ def test_a_finished_run_resumes_without_an_engine(alone: Run) -> None:
     assert not any("starting" in told for told in notes.told)
 
 
-def test_traffic_that_one_slot_serves_is_a_plateau(tmp_path: Path) -> None:
-    # a slot gives 1 / 4 ms = 250 tokens/s, of which an eighth of the traffic wants 50
-    fast = World(step=WorldStep(a=0.004))
-    today = replace(UP_TO_8, headroom=1.0)
-    verdict = swept(tmp_path / "today", fast, today, traffic=TRAFFIC[::8]).verdict
-    assert (verdict.kind, verdict.max_num_seqs) == ("plateau", 1)
-    assert "the fewest slots that serve your traffic as well as any;" in verdict.reason
-
-
 def test_slots_that_only_the_headroom_needs_are_chosen_and_named(tmp_path: Path) -> None:
-    # one at a time today; at 1.25 times the load two come at once now and then
-    verdict = swept(tmp_path, World(step=WorldStep(a=0.004)), UP_TO_8, traffic=TRAFFIC[::8]).verdict
+    """And where no headroom is asked for, the one slot that serves today's traffic."""
+    # a slot gives 1 / 4 ms = 250 tokens/s, of which an eighth of the traffic wants 50: one at a
+    # time today; at 1.25 times the load two come at once now and then
+    traffic = TRAFFIC[::8]
+    verdict = swept(tmp_path, World(step=WorldStep(a=0.004)), UP_TO_8, traffic=traffic).verdict
     assert (verdict.kind, verdict.max_num_seqs) == ("plateau", 2)
     assert verdict.reason.endswith(
         "the fewest slots that serve your traffic as well as any, today and at 1.25 times the "
         "load; 1 would fall to 96%; today's traffic fills 1 at most, the rest is for the headroom; "
         "1 gives +0.0% goodput, +0% p95 TPOT, +0% p99 E2EL"
     )
+    today = rescore(traffic, replace(UP_TO_8, headroom=1.0), journal.read(tmp_path)).verdict
+    assert (today.kind, today.max_num_seqs) == ("plateau", 1)
+    assert "the fewest slots that serve your traffic as well as any;" in today.reason
 
 
 # Of HALF, 200 output tokens/s, 8 slots of the ladder's machine serve 250 too: they give 323. Those
@@ -308,27 +309,11 @@ SLOWER = World(step=replace(SLOTS_COST_LATE.step, a=0.032))
 UP_TO_16 = replace(SETTINGS, ceiling=16)
 
 
-def test_a_headroom_that_falls_short_of_what_was_said_moves_the_choice(tmp_path: Path) -> None:
-    notes = Notes()
-    found = swept(tmp_path, settings=UP_TO_16, traffic=HALF, confirming=SLOWER, notes=notes)
-    assert "fewer were served with headroom than the twin said: replaying 16" in notes.told
-    assert found.verdict.max_num_seqs == 16
-    assert re.search(
-        r"at 1.25 times the load 8 served (at most )?\d+\.\d% of the windows that were replayed, "
-        r"where the twin said 95.4% at least; 16 served 100.0% there, and as much today",
-        found.verdict.reason,
-    )
-    assert found.confirmed is not None
-    assert found.confirmed.max_num_seqs == 16
-    again = swept(tmp_path, settings=UP_TO_16, traffic=HALF, confirming=SLOWER, resume=True)
-    assert again.verdict == found.verdict
-
-
-def test_without_room_in_the_budget_the_next_cap_is_named_and_replayed_with_a_larger_one(
+def test_a_headroom_that_falls_short_is_named_and_with_a_larger_budget_moves_the_choice(
     tmp_path: Path,
 ) -> None:
     short = replace(UP_TO_16, budget_s=560.0)
-    found = swept(tmp_path, settings=short, traffic=HALF, confirming=SLOWER)
+    found = swept(tmp_path, settings=short, traffic=LONG_HALF, confirming=SLOWER)
     assert found.verdict.max_num_seqs == 8
     assert found.conclusion.untried == 16
     first = found.verdict.warnings[0]
@@ -343,10 +328,24 @@ def test_without_room_in_the_budget_the_next_cap_is_named_and_replayed_with_a_la
     assert found.with_headroom is not None
     replayed = found.with_headroom.attainment_bound
     assert sealed.validity.headroom_attainment == pytest.approx(replayed, rel=1e-5)
-    before = _trials(_events(tmp_path))
-    more = swept(tmp_path, settings=UP_TO_16, traffic=HALF, confirming=SLOWER, resume=True)
+    before, notes = _trials(_events(tmp_path)), Notes()
+
+    def goes_on() -> SweepOutcome:
+        how = {"settings": UP_TO_16, "traffic": LONG_HALF, "confirming": SLOWER}
+        return swept(tmp_path, **how, notes=notes, resume=True)  # type: ignore[arg-type]
+
+    more = goes_on()
+    assert "fewer were served with headroom than the twin said: replaying 16" in notes.told
     assert (more.verdict.max_num_seqs, more.conclusion.untried) == (16, None)
+    assert re.search(
+        r"at 1.25 times the load 8 served (at most )?\d+\.\d% of the windows that were replayed, "
+        r"where the twin said 95.4% at least; 16 served 100.0% there, and as much today",
+        more.verdict.reason,
+    )
+    assert more.confirmed is not None
+    assert more.confirmed.max_num_seqs == 16
     assert _trials(_events(tmp_path))[: len(before)] == before
+    assert goes_on().verdict == more.verdict
 
 
 def test_a_window_that_arithmetic_rules_out_counts_without_being_replayed(tmp_path: Path) -> None:
@@ -365,15 +364,14 @@ def test_a_window_that_arithmetic_rules_out_counts_without_being_replayed(tmp_pa
 def test_a_machine_that_cannot_serve_the_load_is_overloaded(tmp_path: Path) -> None:
     # each further sequence costs nearly as much as an engine of its own: 5 tokens/s at most
     slow = World(step=WorldStep(a=0.05, b=0.2))
-    settings = replace(SETTINGS, ceiling=8)
-    outcome = swept(tmp_path, slow, settings, traffic=HALF)
+    outcome = swept(tmp_path, slow, FAST, traffic=HALF)
     assert outcome.verdict.kind == "overloaded"
     assert outcome.confirmed is None
 
 
 def test_a_ceiling_that_is_too_low_is_not_blamed_on_the_load(tmp_path: Path) -> None:
     slow = World(step=WorldStep(a=0.2))
-    verdict = swept(tmp_path, slow, replace(SETTINGS, ceiling=4), traffic=HALF).verdict
+    verdict = swept(tmp_path, slow, replace(FAST, ceiling=4), traffic=HALF).verdict
     assert (verdict.kind, verdict.max_num_seqs) == ("not_reached", 4)
     assert "--ceiling 8" in verdict.reason
 
@@ -395,21 +393,21 @@ def test_a_slow_neighbour_changes_the_confidence_and_not_the_run(noisy: Run) -> 
 
 
 def test_a_small_budget_shortens_the_window_and_a_smaller_one_is_refused(tmp_path: Path) -> None:
-    short = replace(SETTINGS, budget_s=300)
-    outcome = swept(tmp_path / "short", settings=short)
+    short = replace(UP_TO_8, budget_s=300)
+    outcome = swept(tmp_path / "short", settings=short, traffic=HALF)
     assert sum(one.replay_s for one in outcome.windows) < 30
     assert sum(outcome.starts_s) + outcome.replay_s <= 300
     with pytest.raises(UsageError, match="--budget"):
-        swept(tmp_path / "none", settings=replace(SETTINGS, budget_s=150))
+        swept(tmp_path / "none", settings=replace(UP_TO_8, budget_s=150), traffic=HALF)
 
 
 def test_requests_that_the_engine_cannot_take_are_left_out_and_counted(tmp_path: Path) -> None:
     # 40 blocks of 4 tokens: 160 tokens; 50 + up to 150 do not always fit.
     narrow = World(step=WorldStep(a=0.010), kv=WorldKv(blocks=40, block_size=4))
-    outcome = swept(tmp_path, narrow, UP_TO_8)
-    too_long = sum(one.input_length + one.output_length > 160 for one in TRAFFIC)
+    outcome = swept(tmp_path, narrow, FAST, traffic=HALF)
+    too_long = sum(one.input_length + one.output_length > 160 for one in HALF)
     assert outcome.dropped == {"over_max_model_len": too_long}
-    assert any(f"{too_long} of 800 requests" in warning for warning in outcome.warnings)
+    assert any(f"{too_long} of 200 requests" in warning for warning in outcome.warnings)
 
 
 def test_a_trace_that_fits_nowhere_is_refused(tmp_path: Path) -> None:
@@ -445,7 +443,7 @@ def test_a_run_is_not_resumed_on_another_machine(tmp_path: Path) -> None:
 
 
 def test_an_slo_that_an_idle_engine_breaks_is_not_blamed_on_the_load(tmp_path: Path) -> None:
-    settings = replace(SETTINGS, slo=Slo(ttft_s=0.001), ceiling=2)
+    settings = replace(FAST, slo=Slo(ttft_s=0.001), ceiling=2)
     verdict = swept(tmp_path, settings=settings, traffic=HALF).verdict
     assert verdict.kind == "overloaded"
     assert "no number of replicas can meet it" in verdict.reason
@@ -463,7 +461,7 @@ def test_a_machine_that_stalls_or_varies_is_told(
     tmp_path: Path, noise: WorldNoise, said: str
 ) -> None:
     odd = World(step=SLOTS_COST_LATE.step, noise=noise)
-    verdict = swept(tmp_path, odd, replace(UP_TO_8, fast=True), traffic=HALF).verdict
+    verdict = swept(tmp_path, odd, FAST, traffic=HALF).verdict
     assert any(said in warning for warning in verdict.warnings)
 
 
@@ -497,7 +495,7 @@ class Refusing(SimStarter):
 def test_where_no_server_can_be_started_an_engine_confirms_and_why_is_said(
     alone: Run, tmp_path: Path
 ) -> None:
-    notes, settings = Notes(), replace(UP_TO_8, confirm="server")
+    notes, settings = Notes(), replace(FAST, confirm="server")
     with closing(journal.create(tmp_path / "run", {})) as book:
         starter, server = SimStarter(SLOTS_COST_LATE), Refusing(BEHIND)
         outcome = run(sweep(HALF, starter, settings, book, notes, confirming=server))
@@ -548,38 +546,29 @@ def runner_of(book: journal.Journal, server: Begun) -> EngineRunner:
     return EngineRunner(ladder, settings, Evidence(book), Notes(), None, confirming=server)
 
 
-def test_the_server_that_confirms_starts_while_the_choice_is_weighed(tmp_path: Path) -> None:
+def test_the_server_that_confirms_starts_while_the_choice_is_weighed_of_which_less_is_expected(
+    tmp_path: Path,
+) -> None:
     server = Begun(BEHIND)
 
-    async def main(book: journal.Journal) -> tuple[list[int], int]:
+    async def main(book: journal.Journal) -> tuple[list[int], SweepRun, Conclusion]:
         whole = SweepRun(runner_of(book, server))
         try:
             await whole.conclude(HALF)
-            early = list(server.begun)
+            early, before = list(server.begun), whole.conclusion
             await whole.confirm()
         finally:
             await whole.runner.stop()
-        return early, whole.conclusion.verdict.max_num_seqs
+        return early, whole, before
 
     with closing(journal.create(tmp_path / "run", {})) as book:
-        early, chosen = run(main(book))
+        early, whole, before = run(main(book))
+    chosen = whole.conclusion.verdict.max_num_seqs
     assert early == server.begun == [chosen]
     started = [one["max_num_seqs"] for one in _events(tmp_path / "run") if one["event"] == "start"]
     assert started == [8, chosen]
 
-
-def test_with_headroom_less_is_expected_of_what_comes_through_a_front_end(tmp_path: Path) -> None:
-    async def main(book: journal.Journal) -> SweepRun:
-        whole = SweepRun(runner_of(book, Begun(BEHIND)))
-        try:
-            await whole.conclude(HALF)
-        finally:
-            await whole.runner.stop()
-        return whole
-
-    with closing(journal.create(tmp_path / "run", {})) as book:
-        whole = run(main(book))
-    view, asked = whole.conclusion.view, (whole.workload, whole.settings, 8)
+    view, asked = before.view, (whole.workload, whole.settings, 8)
     assert view is not None
     alone, behind = (least_expected(view, *asked, one) for one in (None, FrontEnd(contention=20.0)))
     assert alone > 0.95  # a token in 21 to 25 ms, of 200 allowed; two requests are no difference
@@ -686,7 +675,7 @@ class Plain:
 
 def test_of_a_plain_server_nothing_is_told_but_what_its_clients_see(tmp_path: Path) -> None:
     never = parse_requirement("preemptions == 0")
-    settings = replace(UP_TO_8, confirm="plain", requirements=(never,))
+    settings = replace(FAST, confirm="plain", requirements=(never,))
     with closing(journal.create(tmp_path / "run", {})) as book:
         outcome = run(
             sweep(
