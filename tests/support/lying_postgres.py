@@ -13,7 +13,7 @@ ODD = b"\x1b]0;owned\x07\x1b[31mred\xe2\x80\xaegnp"
 Lie = Callable[[bytes], Iterator[bytes]]
 """What is asked, empty for the log-in → what is said, a piece at a time."""
 
-UNHEARD_S = 1.0
+UNHEARD_S = 0.5
 """A client that has not read for so long has hung up, whatever its socket says."""
 
 READY = b"Z\0\0\0\5I"
