@@ -20,7 +20,8 @@ from tuner.engines import gpus
 if TYPE_CHECKING:
     from tests.support.vllm_server import RealServer
 
-hypothesis.settings.register_profile("tuner", deadline=None)  # a busy machine is no bug
+# A busy machine is no bug; the next run tries other examples.
+hypothesis.settings.register_profile("tuner", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("tuner")
 
 # A shell that starts us in the background switches these off, for what we start as well.
@@ -96,6 +97,14 @@ def _turn(item: pytest.Item) -> tuple[bool, bool]:
 def _state_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What users have been told of their traces is not ours to change."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _nobody_waits_for_the_disk() -> Iterator[None]:
+    """What is written outlives its process without; no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)  # which fails of what is not open, too
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -112,8 +112,10 @@ def imports(module: str) -> frozenset[str]:
     return frozenset(ours | theirs)
 
 
-def inner(module: str) -> set[str]:
-    return {name.removeprefix("tuner.") for name in imports(module) if name.startswith("tuner.")}
+@cache
+def inner(module: str) -> frozenset[str]:
+    ours = (name for name in imports(module) if name.startswith("tuner."))
+    return frozenset(name.removeprefix("tuner.") for name in ours)
 
 
 def reaches(module: str, *, but_not_through: frozenset[str] = frozenset()) -> set[str]:

@@ -55,6 +55,7 @@ def assert_applied(folder: Path) -> None:
     assert "- --model=/models/translator" in deployed
 
 
+@pytest.mark.usefixtures("by_few_draws")
 def test_the_walk_goes_as_it_is_printed_with_a_simulated_engine_and_applies_a_real_ones_profile(
     folder: Path,
 ) -> None:

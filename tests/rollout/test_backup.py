@@ -25,7 +25,7 @@ def apply(path: Path, new: bytes) -> Path | None:
     return backup.write(path, new, was=files.content(path))
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 @given(st.none() | st.binary(max_size=20), st.lists(st.binary(max_size=20), max_size=4))
 def test_as_many_rollbacks_as_writes_give_back_the_original(
     original: bytes | None, versions: list[bytes]

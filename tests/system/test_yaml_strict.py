@@ -36,7 +36,7 @@ def slowly(value: object) -> str:
         return dump(value)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.dictionaries(TEXTS, VALUES, max_size=4))
 @example({"": None, "a": {"": ""}})
 @example({"k" * 100: {"k" * 101: ["long", {"k" * 128: 1}]}})

@@ -21,7 +21,7 @@ def arrays(found: list[tuple[int, int, int]]) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 1000])
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(found=INTERVALS, weighted=st.booleans())
 def test_counting_a_part_at_a_time_is_counting_at_every_moment(
     monkeypatch: pytest.MonkeyPatch,

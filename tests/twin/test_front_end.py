@@ -142,7 +142,7 @@ def twin_of(front_end: FrontEnd, one: Passages) -> tuple[Floats, Floats]:
     return one.engine_first_s + client.ttft_s, one.engine_first_s + client.e2el_s
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.integers(0, 2**32), st.floats(0.0, 0.002), st.integers(50, 300))
 def test_the_flow_is_as_late_as_chunks_served_one_by_one(
     seed: int, chunk_s: float, requests: int
@@ -159,7 +159,7 @@ def test_the_flow_is_as_late_as_chunks_served_one_by_one(
     assert abs((last_s - one.last_s).mean()) <= 0.2 * at_once * chunk_s + 1e-9
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     st.integers(0, 2**32),
     st.floats(0.001, 0.02),

@@ -194,7 +194,7 @@ def test_the_choice_is_never_worse_than_the_objective_allows(
     assert tail <= min(equals) + math.log(1.05)
 
 
-@settings(max_examples=30)  # each 2,000 draws
+@settings(max_examples=15)  # each 2,000 draws
 @given(st.permutations(repeated(article())))
 def test_the_order_of_measuring_does_not_matter(blocks: list[Block]) -> None:
     assert decide(blocks, ceiling=32).max_num_seqs == 16

@@ -5,8 +5,10 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from tests.support.places import ROOT
 from tests.support.profiles import ENGINE, profile, resealed
 from tuner import cli
 from tuner.engines.models import shipped as models
-from tuner.profile.profile import save
+from tuner.profile.profile import dump, save
 from tuner.rollout.rollout import SIMULATED
 from tuner.rollout.targets.kinds.registry import TARGETS
 
@@ -35,13 +37,19 @@ class Done:
 Tuner = Callable[..., Done]
 
 
+@cache
+def usual() -> str:
+    """Return a profile as it is saved."""
+    return dump(profile())
+
+
 @pytest.fixture
 def tuner(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Tuner:
     """Run the command line in an empty folder that has profile.yaml and prod.yaml."""
     monkeypatch.chdir(tmp_path)
-    save(profile(), Path("profile.yaml"))
+    Path("profile.yaml").write_text(usual())
     Path("prod.yaml").write_text(PRODUCTION)
 
     def run(*arguments: str) -> Done:
@@ -412,18 +420,26 @@ def test_exec_without_a_file_leaves_this_folder_alone_and_the_one_of_that_name_h
     assert names() == before
 
 
-def test_exec_that_is_refused_leaves_no_folder(vllm: Path) -> None:
+@pytest.fixture
+def only(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same for what starts nothing, in this process."""
+    monkeypatch.setattr(sys, "executable", str(vllm / "python"))
+    monkeypatch.setenv("PATH", str(vllm))
+    monkeypatch.setattr(tempfile, "tempdir", str(vllm))
+    return vllm
+
+
+def test_exec_that_is_refused_leaves_no_folder(tuner: Tuner, only: Path) -> None:
     save(profile(verdict="inconclusive", reason="too short"), Path("profile.yaml"))
-    process, _, _ = become(vllm, "apply", "profile.yaml", "--exec")
-    assert process.returncode == 5
-    assert list(vllm.glob("tuner-*")) == []
+    assert tuner("apply", "profile.yaml", "--exec").exit_code == 5
+    assert list(only.glob("tuner-*")) == []
 
 
-def test_exec_without_vllm_changes_nothing(vllm: Path) -> None:
-    (vllm / "vllm").unlink()
-    process, out, err = become(vllm, "apply", "profile.yaml", "prod.yaml", "--exec")
-    assert (process.returncode, out) == (4, "")
-    assert err.splitlines()[0] == "Error: there is no vllm command here"
+def test_exec_without_vllm_changes_nothing(tuner: Tuner, only: Path) -> None:
+    (only / "vllm").unlink()
+    done = tuner("apply", "profile.yaml", "prod.yaml", "--exec")
+    assert (done.exit_code, done.out) == (4, "")
+    assert done.err.splitlines()[0] == "Error: there is no vllm command here"
     assert Path("prod.yaml").read_text() == PRODUCTION
 
 

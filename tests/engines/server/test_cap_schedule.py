@@ -1,6 +1,7 @@
 """Which cap holds when: an ordinary day in the head, and every day on which clocks change."""
 
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -85,6 +86,7 @@ def changes_clocks(zone: str, around: datetime) -> bool:
     return len(offsets) > 1
 
 
+@cache
 def changes(zone: str, year: int) -> list[datetime]:
     """Return the hours, in UTC, within which the clocks of a year change."""
     begin = datetime(year, 1, 1, tzinfo=UTC)

@@ -340,7 +340,7 @@ def cases(draw: st.DrawFn, kind: Kind) -> tuple[list[str], str, dict[str, Argume
 @pytest.mark.parametrize("name", KINDS)
 @settings(
     deadline=None,
-    max_examples=25,
+    max_examples=12,
     suppress_health_check=list(HealthCheck),
     phases=[
         Phase.explicit,
@@ -392,7 +392,7 @@ def plain_words(draw: st.DrawFn) -> list[str]:
     return found
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(
     before=plain_words(),
     after=st.fixed_dictionaries(_PLAIN),
@@ -440,7 +440,7 @@ def by_the_chart(text: str) -> dict[str, object]:
     return {name: str(value) for name, value in {**found, **extra}.items() if name != "model"}
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data())
 def test_values_of_the_chart_are_as_asked_for_and_nothing_else_changes(data: st.DataObject) -> None:
     in_keys = data.draw(st.lists(st.sampled_from([*helm_production_stack.KEYS]), unique=True))

@@ -12,7 +12,7 @@ from tuner.errors import TargetError, UsageError
 SEQS: dict[str, ArgumentValue] = {"max_num_seqs": 16}
 POD = "kind: Pod\nmetadata: {name: p}\nspec:\n  containers:\n"
 SCRIPT = f"{POD}  - name: v\n    command: [sh, -c]\n    args:\n    - |\n      vllm serve m"
-SECONDS = 2.0
+SECONDS = 1.0
 """Each takes a fraction of it; with squares of its length it took minutes."""
 
 
@@ -53,9 +53,9 @@ def edited(name: str, text: str) -> str:
 
 
 @pytest.mark.parametrize("kind", SIZED)
-def test_a_thousand_flags_are_no_trouble(kind: str) -> None:
+def test_hundreds_of_flags_are_no_trouble(kind: str) -> None:
     name, text_of = SIZED[kind]
-    text, begun = text_of(1000), time.process_time()
+    text, begun = text_of(500), time.process_time()
     new = edited(name, text)
     assert time.process_time() - begun < SECONDS
     assert new == text.replace("max-num-seqs 1", "max-num-seqs 16", 1).replace(
@@ -65,7 +65,7 @@ def test_a_thousand_flags_are_no_trouble(kind: str) -> None:
 
 
 def test_braces_that_are_not_closed_are_looked_at_once() -> None:
-    text = f"{SCRIPT} --max-num-seqs 1 --x '{'{{' * 30_000}'\n"
+    text = f"{SCRIPT} --max-num-seqs 1 --x '{'{{' * 15_000}'\n"
     begun = time.process_time()
     assert "--max-num-seqs 16 " in edited("f.yaml", text)
     assert time.process_time() - begun < 2 * SECONDS

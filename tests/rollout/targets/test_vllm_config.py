@@ -310,7 +310,7 @@ ARGUMENTS: dict[str, ArgumentValue] = {
 }
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(configs())
 def test_any_file_keeps_what_the_profile_does_not_touch(text: str) -> None:
     assume("!" not in text)  # PyYAML's dumper tags numbers in quotes
@@ -327,7 +327,7 @@ def test_any_file_keeps_what_the_profile_does_not_touch(text: str) -> None:
             assert repr(after[name]) == repr(value)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(st.text(alphabet="abm-: \n\r\t#'\"[]{},&*!|>?%@`_0123456789.", max_size=60))
 def test_any_text_is_edited_or_refused(text: str) -> None:
     try:

@@ -19,7 +19,7 @@ def scalar(text: str) -> tuple[YamlFile, yaml.ScalarNode]:
     return file, node
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @example(text="\n:", style="|", width=10, ends="\n", unicode=False)
 @given(
     text=_TEXT,

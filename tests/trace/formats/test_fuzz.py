@@ -58,7 +58,7 @@ def test_an_example_is_the_same_traffic_once_imported(tmp_path: Path, name: str)
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_happens_to_a_file_the_counts_reconcile(path: Path, name: str, seed: int) -> None:
     content = mutated(EXAMPLES[name].encode(), random.Random(seed))
@@ -66,7 +66,7 @@ def test_whatever_happens_to_a_file_the_counts_reconcile(path: Path, name: str, 
 
 
 @pytest.mark.parametrize("name", TABLES)
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_happens_to_a_table_the_counts_reconcile(path: Path, name: str, seed: int) -> None:
     content = mutated(TABLES[name].encode(), random.Random(seed))
@@ -91,7 +91,7 @@ SEEDS = {"clocks set back": CLOCKS_SET_BACK.encode(), "Parquet": in_parquet()}
 
 
 @pytest.mark.parametrize("name", SEEDS)
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32))
 def test_whatever_happens_to_local_times_the_counts_reconcile(
     path: Path, name: str, seed: int
@@ -101,7 +101,7 @@ def test_whatever_happens_to_local_times_the_counts_reconcile(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 2**32))
 def test_a_damaged_file_is_found_out_or_refused(path: Path, name: str, seed: int) -> None:
     content = mutated(EXAMPLES[name].encode(), random.Random(seed))
@@ -109,7 +109,7 @@ def test_a_damaged_file_is_found_out_or_refused(path: Path, name: str, seed: int
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(content=st.binary(max_size=200))
 def test_any_bytes_at_all_are_refused_or_counted(path: Path, name: str, content: bytes) -> None:
     check_reconciled(path, content, name)

@@ -78,7 +78,7 @@ def places(found: Any) -> Iterator[tuple[Any, Any]]:  # noqa: ANN401 - any JSON
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_value_may_stand_anywhere(path: Path, name: str, data: st.DataObject) -> None:
     lines = json.loads(json.dumps(SAMPLES[name]))
@@ -90,7 +90,7 @@ def test_any_value_may_stand_anywhere(path: Path, name: str, data: st.DataObject
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(at=st.floats(0, 1), cut=st.integers(0, 40), put=st.binary(max_size=12), indent=st.booleans())
 def test_any_bytes_may_be_lost_or_added(  # noqa: PLR0913 - what and where
     path: Path, name: str, *, at: float, cut: int, put: bytes, indent: bool
@@ -103,7 +103,7 @@ def test_any_bytes_may_be_lost_or_added(  # noqa: PLR0913 - what and where
     check(path, name, content[:start] + put + content[start + cut :])
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(at=st.floats(0, 1), cut=st.integers(0, 40), put=st.binary(max_size=12))
 def test_a_table_of_litellm_may_be_broken_anywhere(
     path: Path, *, at: float, cut: int, put: bytes

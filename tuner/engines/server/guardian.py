@@ -22,6 +22,8 @@ def main(command: list[str], told: int) -> int:
     child = os.fork()
     if child == 0:
         _become(command)
+    with contextlib.suppress(OSError):  # it has done so, and is the command already
+        os.setpgid(child, child)  # whoever is told of the group may kill it at once
     os.write(told, b"%d\n" % child)
     os.close(told)
     ends = os.pidfd_open(child)

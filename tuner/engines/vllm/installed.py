@@ -14,6 +14,7 @@ from tuner.engines.vllm.supported import statement, tried
 from tuner.errors import EngineError
 
 _ANY = "TUNER_ANY_VLLM"
+_MODULE = PurePath("vllm/__init__.py")
 
 
 def allow_any(asked: bool) -> None:
@@ -39,9 +40,8 @@ class Installed:
 
     @classmethod
     def here(cls) -> "Installed":
-        module = PurePath("vllm/__init__.py")
-        found = [one for one in metadata.distributions() if module in (one.files or ())]
-        places = [Path(str(one.locate_file(module))).resolve() for one in found]
+        found = [one for one in metadata.distributions() if _has_vllm(one)]
+        places = [Path(str(one.locate_file(_MODULE))).resolve() for one in found]
         owners = {  # of the first folder: one further down the path is another vLLM, not imported
             f"{one.metadata['Name']} {one.version}"
             for one, place in zip(found, places, strict=True)
@@ -60,6 +60,13 @@ class Installed:
                 f"the folder vllm/ is of {' and '.join(self.owners)}: a mixture of both",
                 hint=f"Run pip uninstall {names}, then install one of them.",
             )
+
+
+def _has_vllm(one: metadata.Distribution) -> bool:
+    """Whether vLLM's folder is of a distribution. Its list of files is read as paths only where it
+    may name that: the paths of all distributions take half a second."""
+    record = one.read_text("RECORD")
+    return (record is None or str(_MODULE) in record) and _MODULE in (one.files or ())
 
 
 def version() -> str | None:
