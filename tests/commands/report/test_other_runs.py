@@ -221,7 +221,7 @@ def test_a_sweep_of_several_traces_shows_what_they_share_and_each_by_itself(
     headings, text = report(folder, "both")
     found, block = kept_in(folder, "both")
     assert found == json.loads(done.stdout)
-    assert block["title"] == "max_num_seqs 16 for prod, night"
+    assert block["title"] == "at least max_num_seqs 16 for prod, night, not final"
     assert headings[:3] == [block["title"], "Each by itself", "To beware of"]
     assert answer_on(text) == answer_of(block)
     assert "This run has not ended" not in text
