@@ -29,7 +29,7 @@ noise: {sigma_iter: 0.02, sigma_drift: 0.003, sigma_start: 0.001}
 """Beyond 12 sequences every one more costs a lot: the best cap lies between two doublings."""
 
 TUNER = str(Path(sys.executable).with_name("tuner"))
-MACHINE = ("--engine", "sim", "--world", "world.yaml", "--step", "20s")
+MACHINE = ("--engine", "sim", "--world", "world.yaml", "--step", "10s")
 TRACE = ("--trace", "prod.jsonl")
 SIM = (*MACHINE, *TRACE)
 SHARED = ("--storage", "sqlite:///shared.db")
@@ -52,8 +52,8 @@ TRIAL_KEYS = {
 }  # fmt: skip
 
 
-ALL, HALF = 1083, 540
-"""The requests of the sample trace."""
+ALL, HALF, THIRD = 1083, 540, 360
+"""Requests of the sample trace."""
 
 
 def filled(folder: Path, world: str, *, requests: int = ALL) -> None:
@@ -62,11 +62,10 @@ def filled(folder: Path, world: str, *, requests: int = ALL) -> None:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def swept(tmp_path_factory: pytest.TempPathFactory, by_few_draws: None) -> Path:  # noqa: ARG001 - for all of them
     folder = tmp_path_factory.mktemp("swept")
     filled(folder, WORLD)
-    beginning(folder / "half.jsonl", HALF)
-    beginning(folder / "third.jsonl", 360)
+    beginning(folder / "third.jsonl", THIRD)
     assert tuner(folder, "sweep", *SIM).returncode == 0
     return folder
 
@@ -106,17 +105,23 @@ def whole_trials(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def whole(swept: Path) -> dict[str, Any]:
-    done = refine(swept, "--run-dir", "whole", *SHARED, "--json", "-o", "whole.yaml")
+    done = refine(swept, "--run-dir", "whole", *SHARED, "-o", "whole.yaml")
     assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    (swept / "whole.txt").write_text(done.stdout)
+    return kept(swept / "whole")
+
+
+def kept(run_dir: Path) -> dict[str, Any]:
+    """Return what a run came to, as ``--json`` prints it."""
+    found: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
+    del found["block"]
+    return found
 
 
 def test_a_better_cap_between_the_doublings_is_found_and_proven(
     swept: Path, whole: dict[str, Any]
 ) -> None:
     before = profile.load(swept / "profile.yaml")
-    assert whole.keys() == KEYS
     assert before.decision.max_num_seqs in {8, 16}
     assert whole["refined"]
     assert 9 <= whole["chosen"]["max_num_seqs"] <= 14
@@ -188,6 +193,8 @@ def small(swept: Path) -> dict[str, Any]:
     done = refine(swept, *SMALL, "--json", "-o", "small.yaml", "--run-dir", "small")
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
+    assert found == kept(swept / "small")
+    assert found.keys() == KEYS
     return found
 
 
@@ -233,7 +240,7 @@ def test_the_twin_ends_what_cannot_win_and_says_so_in_the_study(
 
 
 def test_of_two_objectives_the_front_is_what_no_other_trial_beats_in_both(swept: Path) -> None:
-    both = ("--objective", "goodput,tpot", "--budget", "14m", "--run-dir", "both")
+    both = ("--objective", "goodput,tpot", "--budget", "7m", "--run-dir", "both")
     done = refine(swept, *both, "--json", "-o", "both.yaml")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -353,7 +360,7 @@ def test_where_nothing_is_better_the_knee_stays(swept: Path, whole: dict[str, An
 def test_of_one_argument_it_shows_gains_with_the_twin_weighs_nothing_and_warns_in_json_too(
     swept: Path,
 ) -> None:
-    asked = ["--trace", "half.jsonl", "--run-dir", "half", "-o", "half.yaml"]
+    asked = ["--trace", "third.jsonl", "--run-dir", "third", "-o", "third.yaml"]
     asked += ["--search", "max_num_seqs=7", "--search", "max_num_batched_tokens=2048"]
     done = refine(swept, *asked, "--json")
     assert done.returncode == 0, done.stderr
@@ -389,6 +396,7 @@ def test_a_second_process_compares_what_the_first_found_in_the_study_that_they_s
     assert found["pairs"] == 4
 
 
+@pytest.mark.long
 @pytest.mark.services
 def test_two_runs_that_begin_at_once_share_a_study_in_postgresql(swept: Path) -> None:
     psycopg = pytest.importorskip("psycopg")
@@ -422,26 +430,22 @@ def test_two_runs_that_begin_at_once_share_a_study_in_postgresql(swept: Path) ->
 def test_a_finished_run_resumed_measures_nothing_and_tells_a_storage_that_knows_nothing_of_it(
     swept: Path, whole: dict[str, Any]
 ) -> None:
-    late = ("--storage", "sqlite:///late.db", "--json", "-o", "whole.yaml")
+    """And what its sweep warned of it counts, and says with ``--details``."""
+    late = ("--storage", "sqlite:///late.db", "--details", "-o", "whole.yaml")
     done = refine(swept, "--run-dir", "whole", "--resume", *late)
-    assert json.loads(done.stdout) == whole | {"pruned": 0}  # which the first storage alone knows
+    again = kept(swept / "whole")
+    assert again == whole | {"pruned": 0}  # which the first storage alone knows
     assert "starting an engine" not in done.stderr
     with closing(sqlite3.connect(swept / "late.db")) as base:
         told = base.execute("SELECT value_json FROM trial_user_attributes WHERE key = 'source'")
         assert list(told).count(('"engine"',)) == len(whole_trials(whole))
-
-
-def test_what_its_sweep_warned_of_is_counted_and_not_said_again(
-    swept: Path, whole: dict[str, Any]
-) -> None:
     before = profile.load(swept / "profile.yaml").provenance.warnings
     twice = [one for one in whole["warnings"] if one in before and "hash_ids" not in one]
     assert twice
-    again = ("--run-dir", "whole", "--resume", *SHARED, "-o", "whole.yaml")
-    shown, details = refine(swept, *again).stdout, refine(swept, *again, "--details").stdout
+    shown = (swept / "whole.txt").read_text()
     assert not [one for one in twice if one in " ".join(shown.split())]
     assert "more warning" in shown
-    assert [one for one in twice if one in " ".join(details.split())] == twice
+    assert [one for one in twice if one in " ".join(done.stdout.split())] == twice
 
 
 def test_another_machine_is_refused_before_anything_starts(
