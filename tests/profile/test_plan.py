@@ -93,6 +93,7 @@ def test_the_replicas_that_a_load_needs_follow_from_what_one_serves() -> None:
 
 def test_a_large_fleet_needs_as_many_more_as_it_gets_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "MOST_ROUTED", 50_000)  # 40 times the traffic is a little less
+    monkeypatch.setattr(plan, "DRAWS", 20)
     assert needed(400.0, "least") == pytest.approx(10 * needed(40.0, "least"), rel=0.05)
 
 

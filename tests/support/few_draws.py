@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tuner.profile import plan
+from tuner.profile import plan, required
 from tuner.runs import prediction
 from tuner.runs.sweep import headroom
 from tuner.twin import check, choice, forecast
@@ -25,7 +25,7 @@ def few_draws(printed: int = FEW, asked: int = ASKED, paced: int = ASKED) -> Ite
     with pytest.MonkeyPatch.context() as patch:
         for module in (forecast, prediction, headroom, plan):
             patch.setattr(module, "PRINTED", printed)
-        for other in (forecast, choice, plan):
+        for other in (forecast, choice, plan, required):
             patch.setattr(other, "DRAWS", asked)
         patch.setattr(check, "PACED_DRAWS", paced)
         yield
