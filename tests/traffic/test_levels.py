@@ -87,6 +87,7 @@ def test_what_begins_at_the_end_holds_for_no_time(end_s: float) -> None:
     assert found.level.tolist() == [1]
 
 
+@settings(max_examples=25)  # each looks some thousand times
 @given(found=INTERVALS, weighted=st.booleans())
 def test_looks_see_what_counting_finds(
     found: list[tuple[int, int, int]], *, weighted: bool

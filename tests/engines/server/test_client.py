@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +22,7 @@ from tuner.engines.vllm.core_process import _output_to
 from tuner.engines.vllm.log import silent
 from tuner.errors import EngineError, TargetError
 
+Answer = Callable[[Asked], Coroutine[Any, Any, None]]
 Work = Callable[[StreamingClient], Coroutine[Any, Any, Any]]
 
 
@@ -78,24 +79,27 @@ def test_tokens_that_come_together_are_counted_as_merged(tmp_path: Path) -> None
     assert reply.first_token_s == reply.last_token_s
 
 
-@pytest.mark.parametrize(("tokens", "times"), [(2, 2), (3, 3)])
-def test_an_end_without_text_brings_a_token_only_if_the_server_counts_it(
-    tmp_path: Path, tokens: int, times: int
-) -> None:
-    async def answer(asked: Asked) -> None:
-        await asked.send(HEAD)
-        for event in (TOKEN, TOKEN, EMPTY_END):
-            await asyncio.sleep(0.01)
-            await asked.event(event)
-        await asked.event(usage(tokens), DONE)
-        await asked.end()
+def test_an_end_without_text_brings_a_token_only_if_the_server_counts_it(tmp_path: Path) -> None:
+    def counting(tokens: int) -> Answer:
+        async def answer(asked: Asked) -> None:
+            await asked.send(HEAD)
+            for event in (TOKEN, TOKEN, EMPTY_END):
+                await asyncio.sleep(0.01)
+                await asked.event(event)
+            await asked.event(usage(tokens), DONE)
+            await asked.end()
 
-    with completions(answer) as url:
-        reply = with_client(url, tmp_path, complete)
-    assert (reply.output_tokens, len(reply.seen_s)) == (tokens, times)
+        return answer
+
+    async def both(client: StreamingClient) -> list[Reply]:
+        return [await complete(client), await complete(client)]
+
+    with completions(one_after_the_other(map(counting, (2, 3)))) as url:
+        replies = with_client(url, tmp_path, both)
+    assert [(one.output_tokens, len(one.seen_s)) for one in replies] == [(2, 2), (3, 3)]
 
 
-def status(line: bytes, more: bytes = b"") -> Callable[[Asked], Coroutine[Any, Any, None]]:
+def status(line: bytes, more: bytes = b"") -> Answer:
     async def answer(asked: Asked) -> None:
         said = b'{"error": {"message": "so\\nthere"}}'
         await asked.send(
@@ -105,53 +109,71 @@ def status(line: bytes, more: bytes = b"") -> Callable[[Asked], Coroutine[Any, A
     return answer
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        (b"401 Unauthorized", "401 Unauthorized: .*there"),
-        (b"404 Not Found", "404 Not Found"),
-        (b"429 Too Many Requests", "429 Too Many Requests"),
-        (b"500 Internal Server Error", "500 Internal Server Error"),
-        (b"503 Service Unavailable", "503 Service Unavailable"),
-    ],
-)
-def test_a_refusal_fails_its_request_alone_and_in_one_line(
-    tmp_path: Path, line: bytes, why: str
-) -> None:
-    with completions(status(line)) as url, pytest.raises(RequestFailedError, match=why) as caught:
-        with_client(url, tmp_path, complete)
-    assert "\n" not in str(caught.value)
+def one_after_the_other(answers: Iterable[Answer]) -> Answer:
+    """Answer each request in its own way."""
+    coming = iter(answers)
+
+    async def answer(asked: Asked) -> None:
+        await next(coming)(asked)
+
+    return answer
+
+
+REFUSALS = {
+    b"401 Unauthorized": "401 Unauthorized: .*there",
+    b"404 Not Found": "404 Not Found",
+    b"429 Too Many Requests": "429 Too Many Requests",
+    b"500 Internal Server Error": "500 Internal Server Error",
+    b"503 Service Unavailable": "503 Service Unavailable",
+}
+
+
+def test_a_refusal_fails_its_request_alone_and_in_one_line(tmp_path: Path) -> None:
+    async def each(client: StreamingClient) -> None:
+        for why in REFUSALS.values():
+            with pytest.raises(RequestFailedError, match=why) as caught:
+                await complete(client)
+            assert "\n" not in str(caught.value)
+
+    with completions(one_after_the_other(map(status, REFUSALS))) as url:
+        with_client(url, tmp_path, each)
 
 
 KEY = 'sk-"a+b"/1234'
 
 
-@pytest.mark.parametrize(
-    "told",
-    [
-        [f"no such key: Bearer {KEY}"],
-        ["no such key: ", KEY[:7], KEY[7:]],
-        [json.dumps({"error": {"message": f"Invalid: {KEY}"}})],
-        [f"{quote(KEY, safe='')} is not known, nor is {html.escape(KEY)}"],
-        [KEY.upper() + 295 * "x"],  # only the beginning is told on
-    ],
-    ids=["plain", "in pieces", "as JSON", "in an address", "cut"],
+TOLD = (
+    [f"no such key: Bearer {KEY}"],
+    ["no such key: ", KEY[:7], KEY[7:]],
+    [json.dumps({"error": {"message": f"Invalid: {KEY}"}})],
+    [f"{quote(KEY, safe='')} is not known, nor is {html.escape(KEY)}"],
+    [KEY.upper() + 295 * "x"],  # only the beginning is told on
 )
-def test_a_key_that_a_refusal_repeats_is_told_to_nobody(tmp_path: Path, told: list[str]) -> None:
-    async def answer(asked: Asked) -> None:
-        await asked.send(HEAD.replace(b"200 OK", b"401 Unauthorized"))
-        for piece in told:
-            await asked.event(piece.encode())
-            await asyncio.sleep(0.02)
-        await asked.end()
+
+
+def test_a_key_that_a_refusal_repeats_is_told_to_nobody(tmp_path: Path) -> None:
+    def telling(told: list[str]) -> Answer:
+        async def answer(asked: Asked) -> None:
+            await asked.send(HEAD.replace(b"200 OK", b"401 Unauthorized"))
+            for piece in told:
+                await asked.event(piece.encode())
+                await asyncio.sleep(0.02)
+            await asked.end()
+
+        return answer
+
+    async def each(client: StreamingClient) -> None:
+        for told in TOLD:
+            with pytest.raises(RequestFailedError) as caught:
+                await complete(client)
+            said = str(caught.value)
+            assert said.startswith("401 Unauthorized: "), told
+            assert "***" in said, told
+            assert not any(part in said.lower() for part in ("sk-", "1234")), told
 
     headers = {"Authorization": f"Bearer {KEY}"}
-    with completions(answer) as url, pytest.raises(RequestFailedError) as caught:
-        with_client(url, tmp_path, complete, headers=headers)
-    said = str(caught.value)
-    assert said.startswith("401 Unauthorized: ")
-    assert "***" in said
-    assert not any(part in said.lower() for part in ("sk-", "1234"))
+    with completions(one_after_the_other(map(telling, TOLD))) as url:
+        with_client(url, tmp_path, each, headers=headers)
 
 
 def test_of_a_refusal_that_does_not_end_no_part_of_a_key_is_told(tmp_path: Path) -> None:
@@ -217,44 +239,49 @@ async def _compressed(asked: Asked) -> None:
     await asked.end()
 
 
-@pytest.mark.parametrize(
-    ("answer", "why"),
-    [
-        (_no_usage, "ended without usage"),
-        (_half, "the connection broke"),
-        (_error, "EngineCore encountered an issue"),
-        (_endless, "answers too much"),
-        (_not_http, "the connection broke"),
-        (_compressed, "answers compressed"),
-    ],
-)
-def test_a_stream_that_is_not_whole_fails_its_request_alone(
-    tmp_path: Path, answer: Callable[[Asked], Coroutine[Any, Any, None]], why: str
-) -> None:
-    async def twice(client: StreamingClient) -> None:
-        for _ in range(2):
-            with pytest.raises(RequestFailedError, match=why):
-                await complete(client)
+NOT_WHOLE: dict[Answer, str] = {
+    _no_usage: "ended without usage",
+    _half: "the connection broke",
+    _error: "EngineCore encountered an issue",
+    _endless: "answers too much",
+    _not_http: "the connection broke",
+    _compressed: "answers compressed",
+}
 
-    with completions(answer) as url:
-        with_client(url, tmp_path, twice)
+
+def test_a_stream_that_is_not_whole_fails_its_request_alone(tmp_path: Path) -> None:
+    async def each_twice(client: StreamingClient) -> None:
+        for why in NOT_WHOLE.values():
+            for _ in range(2):
+                with pytest.raises(RequestFailedError, match=why):
+                    await complete(client)
+
+    answers = [answer for answer in NOT_WHOLE for _ in range(2)]
+    with completions(one_after_the_other(answers)) as url:
+        with_client(url, tmp_path, each_twice)
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("count", [b"-1", b"1" + 30 * b"0", b"1" + 5000 * b"0"])
-def test_a_count_that_no_message_can_carry_keeps_nobody_waiting(
-    tmp_path: Path, count: bytes
-) -> None:
-    async def answer(asked: Asked) -> None:
-        await asked.send(HEAD)
-        await asked.event(TOKEN, b'data: {"usage": {"completion_tokens": %b}}\n\n' % count, DONE)
-        await asked.end()
+def test_a_count_that_no_message_can_carry_keeps_nobody_waiting(tmp_path: Path) -> None:
+    counts = (b"-1", b"1" + 30 * b"0", b"1" + 5000 * b"0")
+
+    def counted(count: bytes) -> Answer:
+        usage = b'data: {"usage": {"completion_tokens": %b}}\n\n' % count
+
+        async def answer(asked: Asked) -> None:
+            await asked.send(HEAD)
+            await asked.event(TOKEN, usage, DONE)
+            await asked.end()
+
+        return answer
 
     async def in_time(client: StreamingClient) -> None:
-        async with asyncio.timeout(20):
-            await complete(client)
+        for _ in counts:
+            with pytest.raises(RequestFailedError, match="no completion"):
+                async with asyncio.timeout(20):
+                    await complete(client)
 
-    with completions(answer) as url, pytest.raises(RequestFailedError, match="no completion"):
+    with completions(one_after_the_other(map(counted, counts))) as url:
         with_client(url, tmp_path, in_time)
 
 
