@@ -1,4 +1,4 @@
-"""What studies found, kept in docs/evidence, and the tables that docs render from it.
+"""Keeps what studies found in docs/evidence, and renders the tables of docs from it.
 
 A result that takes more than ten minutes is a file: what was found, the command, the commit, the
 versions and the machine. `make docs` renders the tables; a test fails when table and file differ.

@@ -1,4 +1,4 @@
-"""What the recorder costs a real server, on and off in turn: python scripts/recorder_cost.py.
+"""Measures what the recorder costs a real server, on and off in turn: scripts/recorder_cost.py.
 
 A server gets a middleware that records a request only where a header says so. So both kinds meet
 the same server at the same moment, and the machine's moods cancel out. The server is, in turn,
@@ -174,7 +174,7 @@ class Client:
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
     async def ask(self, prompt: list[int], tokens: int, *, record: bool) -> tuple[float, float]:
-        """Return the seconds until the first token and until the end."""
+        """Return the seconds until the first token and until the end. Raises ConnectionError."""
         body = json.dumps(
             {"model": "tiny", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
             | {"stream": True}

@@ -51,7 +51,7 @@ class House:
 
     @property
     def pairs(self) -> Counter[tuple[str, str]]:
-        """Which room imports which, and how many imports of a module by a module that is."""
+        """(Importing, imported) room, with the number of pairs of their modules that do."""
         found = ((room_of(one), room_of(other)) for one, other in self.edges)
         return Counter((one, other) for one, other in found if one != other)
 

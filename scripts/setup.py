@@ -83,7 +83,7 @@ STARTED_S = time.monotonic()
 
 
 class SetupError(Exception):
-    """What failed, and the cure."""
+    """A failure, with its cure."""
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(message)
@@ -92,7 +92,7 @@ class SetupError(Exception):
 
 @dataclass(frozen=True)
 class Stamp:
-    """What .venv holds. Not ``finished`` while a set-up is under way, and after one was killed."""
+    """The content of .venv; not ``finished`` during a set-up, nor after one that was killed."""
 
     engine: str
     root: str
@@ -155,7 +155,10 @@ def one_at_a_time() -> Iterator[None]:
 
 
 def engine_that_fits() -> str:
-    """Return ``cuda`` where NVML, the library behind nvidia-smi, sees a device, else ``cpu``."""
+    """Return ``cuda`` where NVML, the library behind nvidia-smi, sees a device, else ``cpu``.
+
+    Raises SetupError for a driver that is too old for vLLM's CUDA.
+    """
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -260,7 +263,10 @@ def overrides(torch: str) -> list[str]:
 
 
 def lock() -> None:
-    """Choose every version anew, for all systems, and write them down with their hashes."""
+    """Choose every version anew, for all systems, and write them down with their hashes.
+
+    Raises SetupError where uv finds none.
+    """
     pip = pip_configuration()
     environment = uv_environment(pip)
     environment.pop("UV_INDEX", None)  # may have some of a version's files, and so of its hashes

@@ -46,7 +46,10 @@ class Browser:
         self.events: list[dict[str, Any]] = []
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-        """Call a method and return its result; events that come meanwhile are kept."""
+        """Call a method and return its result; events that come meanwhile are kept.
+
+        Raises RuntimeError with Chromium's own error.
+        """
         self.number += 1
         await self.socket.send_json({"id": self.number, "method": method, "params": params})
         while True:
@@ -69,7 +72,10 @@ class Browser:
 
 @asynccontextmanager
 async def browser(program: str) -> AsyncIterator[Browser]:
-    """Start a Chromium without a window, for the time of the block."""
+    """Start a Chromium without a window, for the time of the block.
+
+    Raises RuntimeError when it ends at once, TimeoutError when it does not start.
+    """
     folder = tempfile.mkdtemp(prefix="tuner-shots-")
     process = await asyncio.create_subprocess_exec(
         program, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",

@@ -1,4 +1,4 @@
-"""What do pairs of replays prove? Of engines that serve alike, and of engines that gain.
+"""Counts what pairs of replays prove, of engines that serve alike and of engines that gain.
 
     python scripts/study_pairs.py --worlds 140 [--first 0] [--gains] [--keep NAME]
     python scripts/study_pairs.py --smoke

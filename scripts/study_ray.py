@@ -1,4 +1,4 @@
-"""What does Ray add to a trial? The same trials with it and without it, in turns, two at a time.
+"""Measures what Ray adds to a trial: the same with it and without it, in turns, two at a time.
 
     python scripts/study_ray.py profiles/translation-tiny-cpu.yaml traces/translation.jsonl
     python scripts/study_ray.py profile.yaml prod.jsonl --engine sim --world world.yaml

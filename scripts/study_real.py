@@ -167,7 +167,7 @@ CASES: dict[str, Case] = {
 
 @dataclass(frozen=True)
 class Size:
-    """How much of a case is asked."""
+    """The size of a case: how much of it is asked."""
 
     budget: str
     step: str
@@ -181,7 +181,7 @@ SHORT = Size("4m", "15s", 1)
 
 @dataclass(frozen=True)
 class Step:
-    """What is missing of a case, and does not take longer than STEP_S, a sweep excepted."""
+    """A missing part of a case. It takes at most STEP_S, unless it is a sweep."""
 
     words: str
     of_choice: bool

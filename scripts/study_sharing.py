@@ -1,4 +1,4 @@
-"""How often is the shared cap right? Whole sweeps of day and night, on worlds whose truth is known.
+"""Counts how often the shared cap is right: sweeps of day and night on worlds of known truth.
 
     python scripts/study_sharing.py --worlds 10 [--first 300] [--level noisy]
     python scripts/study_sharing.py --smoke

@@ -1,4 +1,4 @@
-"""How often is `tuner sweep` right? The whole command's run, on random worlds whose truth is known.
+"""Counts how often `tuner sweep` is right: its whole run, on random worlds of known truth.
 
     python scripts/study_sweeps.py --worlds 25 [--fast] [--harder] [--level noisy]
     python scripts/study_sweeps.py --smoke
@@ -63,7 +63,7 @@ def workers(processes: int) -> Pool:
 
 
 class Silent:
-    """Who is told how the run goes, and says nothing."""
+    """A listener that is told how the run goes, and says nothing."""
 
     def stage(self, text: str) -> None: ...
     def trial(self, what: str, length_s: float) -> None: ...

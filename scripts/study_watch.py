@@ -1,4 +1,4 @@
-"""How often does `tuner watch` alarm falsely, and how soon rightly? On random worlds.
+"""Counts how often `tuner watch` alarms falsely, and how soon rightly, on random worlds.
 
     python scripts/study_watch.py --worlds 25 [--level noisy] [--change "slower 20 %"]
     python scripts/study_watch.py --smoke
@@ -48,7 +48,7 @@ TOLERANCE = 0.10
 
 @dataclass(frozen=True, slots=True)
 class StepChange:
-    """What happens to the machine or to the traffic."""
+    """A change of the machine or of the traffic, as factors."""
 
     slower: float = 1.0
     rate: float = 1.0

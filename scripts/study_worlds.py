@@ -1,4 +1,4 @@
-"""How often is a decision rule right? On random worlds, whose truth is known.
+"""Counts how often a decision rule is right, on random worlds whose truth is known.
 
     python scripts/study_worlds.py --worlds 50 [--harder] [--rule ladder+ramp ...]
     python scripts/study_worlds.py --headroom --first 1000 --worlds 120 --keep headroom

@@ -36,7 +36,7 @@ WRONG = 6
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What came of one file."""
+    """The outcome of one file."""
 
     path: str
     expected: str

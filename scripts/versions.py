@@ -92,7 +92,7 @@ NOT_KEPT = 6
 
 @dataclass(slots=True)
 class Tried:
-    """What came of one version."""
+    """The outcome of one version."""
 
     version: str
     kernels: str

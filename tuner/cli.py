@@ -16,7 +16,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def main() -> None:
-    """Run the command; turn what went wrong into two lines on stderr and an exit code."""
+    """Run the command; turn what went wrong into two lines on stderr and an exit code.
+
+    Raises SystemExit, and what nobody foresaw as it is.
+    """
     try:
         code = _run()
     except KeyboardInterrupt:

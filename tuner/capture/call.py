@@ -78,7 +78,7 @@ class Call:
         return False
 
     def counts(self) -> bool:
-        """Enter what the engine has counted; return whether it does, which it does for n = 1."""
+        """Enter what the engine has counted; return whether it counts, which it does for n = 1."""
         count = getattr(self.engine_stats, "num_generation_tokens", None)
         if self.n != 1 or not count:
             return False

@@ -1,8 +1,8 @@
 """Watch what goes into vLLM's engine and what comes out, where the server hands it over.
 
-``generate`` of the server's engine client is replaced, on that one object, by a function that calls
-it and hands on what it yields untouched. Written against vLLM 0.32's ``AsyncLLM``; a client that is
-not like it is left alone.
+``generate`` of the server's one engine client is replaced by a function that calls it, and hands on
+untouched what it yields. Written against vLLM 0.32's ``AsyncLLM``; a client that is not like it is
+left alone.
 """
 
 # ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed

@@ -37,10 +37,10 @@ class Exchange:
     """The engine was asked."""
 
     lost: bool = False
-    """Something failed in recording it: it has no row, and is counted so."""
+    """Recording it failed: it has no row, and is counted as lost."""
 
     answered_before: bool = False
-    """The engine has answered a call: any that comes now is a further step, such as a beam's."""
+    """The engine has answered a call: one that comes now is a further step, such as a beam's."""
 
     open: dict[Call, Callable[[], None]] = field(default_factory=dict)
     """Calls under way → what looks up how many tokens they have so far."""
@@ -69,7 +69,7 @@ class Exchange:
             self.emit(call)
 
     def stopped(self, call: Call, *, failed: bool) -> None:
-        """A call ended before its last output: it failed, or was cancelled."""
+        """Enter that a call ended before its last output: it failed, or was cancelled."""
         look_up = self.open.pop(call, None)
         if look_up is None:
             return
@@ -84,7 +84,7 @@ class Exchange:
             self.broken.append(call)
 
     def disconnected(self) -> None:
-        """The client went away; after the whole answer that is no abort."""
+        """Enter that the client went away. After the whole answer that is no abort."""
         if self.answered or self.gone:
             return
         self.gone = True
@@ -92,7 +92,7 @@ class Exchange:
             look_up()
 
     def ended(self, *, failed: bool) -> None:
-        """The server is done with it. Calls still under way belong to the background."""
+        """End it: the server is done with it. Calls still under way belong to the background."""
         self.over = True
         if self.gone or failed:
             for call, look_up in list(self.open.items()):

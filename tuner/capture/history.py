@@ -34,7 +34,7 @@ METRICS = (
 NOT_OF_THE_ENGINE = frozenset({"le", "finished_reason"})
 
 GAP = 5
-"""So many scrapes in a row may be missing before what lies between is called unknown."""
+"""Scrapes in a row that may be missing; of a longer gap nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)

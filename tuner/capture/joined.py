@@ -17,10 +17,11 @@ from tuner.trace.trace import counted
 
 
 def joined(paths: Sequence[Path]) -> tuple[TraceHeader, Iterator[Row]]:
-    """Return the header of all, and their rows on its clock, a file at a time.
+    """Return the header of all, and their rows on its clock, a file at a time. Every file is read
+    twice.
 
-    Reads every file twice. Raises TraceError for files that are not parts of one recording:
-    without a time of origin, of different sources or block sizes; UsageError for one named twice.
+    Raises TraceError for files that are not parts of one recording: without a time of origin, or of
+    different sources or block sizes. Raises UsageError for a file that is named twice.
     """
     if len({path.resolve() for path in paths}) < len(paths):
         raise UsageError("a file is named twice", hint="Name each file of the recording once.")

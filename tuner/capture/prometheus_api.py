@@ -21,8 +21,8 @@ TIMEOUT_S = 60.0
 LEAST_CHUNK_S = 60.0
 
 MAX_ANSWER_BYTES = 64 * 2**20
-"""Of one answer, which takes up to twenty times as much while it is read: an hour of 170 engines
-that are scraped every 15 s. Where an hour is more than that, less is asked for at a time."""
+"""Bytes of one answer: an hour of 170 engines that are scraped every 15 s. Reading it takes up to
+twenty times as much. Where an hour is more than that, less is asked for at a time."""
 
 MOST_SAMPLES = 30_000_000
 """Of all answers together, some 3 GB: a week of twelve such engines."""
@@ -34,7 +34,7 @@ MOST_LABEL_BYTES = 256 * 2**20
 """Of all label sets together, as they are kept: a thousand times those of such engines."""
 
 _LABEL_BYTES = 100
-"""What a label takes beside its text."""
+"""Bytes of a label beside its text."""
 
 MOST_S = 1800.0
 """For all questions together."""
@@ -106,7 +106,7 @@ def without_login(url: str) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class _Taken:
-    """What all answers have taken, which is bounded: each method raises InputError for more."""
+    """The time and memory that all answers have taken. Methods raise InputError for too much."""
 
     place: PrometheusQuery
     until_s: float
@@ -149,8 +149,10 @@ def samples(place: PrometheusQuery, names: Sequence[str]) -> Samples:
     """Return all finite samples of these metrics, asked for by the hour.
 
     A range selector is used: the grid of a range query would skip and repeat scrapes, and hide
-    restarts. Raises InputError where there is no Prometheus, or more than the memory should hold,
-    and UsageError for a bad selector.
+    restarts.
+
+    Raises InputError where there is no Prometheus, or more than the memory should hold. Raises
+    UsageError for a bad selector.
     """
     matchers = f'__name__=~"{PREFIX}(?:{"|".join(names)})"'
     if place.selector:

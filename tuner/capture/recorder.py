@@ -1,8 +1,8 @@
 """The middleware that records a server's traffic: ``vllm serve --middleware
 tuner.capture.TraceRecorder``.
 
-It hands on every message untouched. What goes wrong in here costs the row of that request, is
-counted, and logged once; no request fails of it, and no other row is lost.
+It hands on every message untouched. An error in here costs the row of that request, is counted, and
+is logged once. No request fails because of it, and no other row is lost.
 """
 
 # ruff: noqa: ANN401 - ASGI's messages and vLLM's objects have no types of their own
@@ -35,11 +35,11 @@ GENERATES = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
     *("/inference/v1/generate", "/generate"),
 )
-"""How the paths end at which an engine is asked to generate."""
+"""Ends of the paths at which an engine is asked to generate."""
 
 
 BYTES_A_TOKEN = 32
-"""What a token id takes in a list: by it, kept bytes are counted as kept tokens."""
+"""Bytes of a token id in a list: by it, kept bytes are counted as kept tokens."""
 
 
 class TraceRecorder:

@@ -1,7 +1,7 @@
 """A recording's files, written by a thread of their own: whoever records never waits for a disk.
 
-Memory is bounded: what the thread cannot keep up with is counted and not kept. What fails, a row
-or a disk, costs what it was about, is counted, and ends nothing.
+Memory is bounded: what the thread cannot keep up with is counted and not kept. A failure of a row
+or a disk loses that row or what the disk did not take, is counted, and ends nothing.
 """
 
 import fcntl
@@ -30,8 +30,8 @@ log = logging.getLogger("vllm.tuner")
 Item = TypeVar("Item")
 
 Loss = Literal["writer_behind", "not_recorded", "not_written"]
-"""Why a request is not in the recording: too many wait, it makes no row, the disk does not take it.
-"""
+"""Reasons for a request not to be in the recording: too many wait, it makes no row, the disk does
+not take it."""
 
 LOSSES: tuple[Loss, ...] = ("writer_behind", "not_recorded", "not_written")
 LOST = prometheus_client.Counter(
@@ -50,11 +50,12 @@ HEADER_BYTES = 1024
 
 WRITE_S = 0.2
 SYNC_S = 5.0
-"""How long a request may wait before the system has it, and before the disk has it."""
+"""Longest wait of a request until the system has it, and until the disk has it."""
 
 SLICE, SLICE_BYTES = 32, 2**16
 BREATH_S = 0.0001
-"""After so many rows, or bytes, the thread sleeps: really, so that the event loop gets the GIL."""
+"""Pause of the thread after SLICE rows or SLICE_BYTES. It really sleeps, so that the event loop
+gets the GIL."""
 
 
 def breathe() -> None:
@@ -105,7 +106,7 @@ class Spool(Generic[Item]):
 
     @property
     def waiting(self) -> int:
-        """How many items the thread has not taken yet."""
+        """Items that the thread has not taken yet."""
         return len(self._pending)
 
     def path(self, number: int) -> Path:

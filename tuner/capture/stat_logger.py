@@ -23,8 +23,8 @@ from tuner.trace.formats.reading.header import TraceHeader
 from tuner.trace.formats.reading.record import Row, Status
 
 MISSING = ("aborts", "n", "hash_ids", "session_id", "lora")
-"""What vLLM 0.32 does not tell its stat loggers. A request whose client left is forgotten without
-being counted as finished; each sequence of n > 1 finishes as a request of its own."""
+"""Facts that vLLM 0.32 does not tell its stat loggers. A request whose client left is forgotten
+without being counted as finished; each sequence of n > 1 finishes as a request of its own."""
 
 STATUS: dict[str, Status] = {"abort": "aborted", "error": "error"}
 
@@ -71,7 +71,8 @@ class EngineRecorder(AggregateStatLoggerBase):  # type: ignore[misc] # Any, wher
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        """Never raises: an exception in here would kill the engine."""
+        """Record the requests that finished in an iteration. Never raises: that would kill the
+        engine."""
         del scheduler_stats, mm_cache_stats
         if self._spool is not None and iteration_stats is not None:
             contain_errors(self._lacks, self._record, iteration_stats, engine_idx)
@@ -82,7 +83,7 @@ class EngineRecorder(AggregateStatLoggerBase):  # type: ignore[misc] # Any, wher
             contain_errors(self._lacks, self._spool.put, Finished(now_s, None, str(reason)))
 
     def log_engine_initialized(self) -> None:
-        """There is nothing to say."""
+        """Do nothing: there is nothing to say."""
 
     def _record(self, iteration_stats: Any, engine_idx: int) -> None:
         if self._spool is None:

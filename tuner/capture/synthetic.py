@@ -1,9 +1,11 @@
 """Requests that fit what was scraped: as many, as long, and as many at a time. Pure, and seeded.
 
-Exact are, between any two scrapes: how many requests finished and for which reason, how many tokens
-their prompts and outputs had in all, and how many lay in each bucket; and at every scrape how many
-were in flight. Drawn are: when within the time between two scrapes a request arrived, where within
-its bucket a length lies, and which output goes with which prompt.
+Exact between any two scrapes: how many requests finished and for which reason, how many tokens
+their prompts and outputs had in all, and how many lay in each bucket. Exact at every scrape: how
+many were in flight.
+
+Drawn: when between two scrapes a request arrived, where within its bucket a length lies, and which
+output goes with which prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +30,7 @@ MAX_TOKENS = 1e15
 STATUS: Mapping[str, Status] = {"abort": "aborted", "error": "error"}
 
 MISSING = ("aborts", "errors", "ends", "hash_ids", "session_id", "n", "max_tokens")
-"""What no metric tells. vLLM does not count requests whose client left."""
+"""Facts that no metric tells. vLLM does not count requests whose client left."""
 
 
 @dataclass(frozen=True, slots=True)

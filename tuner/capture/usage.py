@@ -1,7 +1,7 @@
 """Lengths as a server tells its clients, for servers whose engine cannot be watched. Pure.
 
-The request and the end of the answer are kept until the row is written, and nothing of their text
-is in it. Chunks of a stream are never counted as tokens: servers put several into one.
+The request and the end of the answer are kept until the row is written; the row has none of their
+text. Chunks of a stream are never counted as tokens: servers put several tokens into one.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class Heard:
 
 @dataclass(slots=True)
 class Room:
-    """How much of all requests under way is kept at one time."""
+    """The bytes that may still be kept of all requests under way."""
 
     left_bytes: int = MAX_OPEN_BYTES
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Returned = TypeVar("Returned")
 
 REFUSED: Any = typer.BadParameter.__mro__[1]
-"""Of typer's own command-line parser: all that it says of wrong usage."""
+"""The base of typer's own errors: all that its parser says of wrong usage."""
 
 NOT_HERE = {"traces", "json", "details", "dry_run", "check", "rescore", "ray", "ray_cpus", "prices"}
 """Options of ``tuner sweep`` that are not of the API: they print, or are not of one trace here."""
@@ -191,8 +191,8 @@ def _profile(one: ServingProfile, path: Path) -> Profile:
 
 
 def _outside_of_loops(work: Callable[[], Returned]) -> Returned:
-    """Do the work here or, where an event loop runs, as in a notebook, in a thread of its own; an
-    interruption of this one ends it in order."""
+    """Do the work here or, where an event loop runs as in a notebook, in a thread of its own. An
+    interruption of this thread ends the work in order."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -207,8 +207,11 @@ def _outside_of_loops(work: Callable[[], Returned]) -> Returned:
 
 
 def _check_main() -> None:
-    """Raise UsageError where a child process could not import the main module again, as it does
-    before it becomes an engine: then it would start to tune instead, or find no file."""
+    """Raise UsageError where a child process could not import the main module again.
+
+    It does so before it becomes an engine. Without a guard it would then start to tune instead, or
+    find no file.
+    """
     path = getattr(sys.modules["__main__"], "__file__", None)
     if path is None:  # a notebook, or typed in: there is nothing to import
         return

@@ -1,4 +1,4 @@
-"""What serves requests, behind one seam: vLLM in our process, and a simulated machine.
+"""Everything that serves requests, behind one seam: vLLM, and a simulated machine.
 
 In come engine arguments as the user wrote them, token ids and caps; out go engines with every
 argument pinned, outputs with their times, and a row for each iteration. It starts the processes of

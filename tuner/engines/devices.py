@@ -19,7 +19,7 @@ PARALLEL_SIZES = (
     "pipeline_parallel_size",
     "prefill_context_parallel_size",
 )
-"""What multiplies the GPUs of one engine."""
+"""Arguments that multiply the GPUs of one engine."""
 
 BUSY = 0.5
 """Utilisation from which on a GPU's clock is that of its work."""
@@ -35,8 +35,8 @@ _GRAPH_MODE = re.compile(
     r"(?:setting cudagraph_mode=|Overriding (?:cudagraph_mode (?:from )?(?:\w+ )?)?to )"
     r"(?:CUDAGraphMode\.)?(FULL_AND_PIECEWISE|FULL_DECODE_ONLY|PIECEWISE|FULL|NONE)\b"
 )
-"""What it says where it lowers the mode of CUDA graphs: a worker does for a backend, and its front
-end's configuration does not know of it."""
+"""What it says where it lowers the mode of CUDA graphs. A worker does so for a backend, and its
+front end's configuration does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class CpuSample:
 def device_facts() -> dict[str, ArgumentValue]:
     """Return what identifies the hardware that vLLM would run on here, the same for two of a kind.
 
-    Of AMD's, Intel's and Google's accelerators it says no more than what they are, nor of NVIDIA's
-    where NVML tells nothing of them.
+    Of AMD's, Intel's and Google's accelerators it is only what they are, and so of NVIDIA's where
+    NVML tells nothing.
     """
     kind = provenance.accelerator()
     if kind == "cuda" and (seen := gpus.visible()):
@@ -177,10 +177,10 @@ class CpuMeter:
 
 
 class DeviceMeter:
-    """Reads what the engine runs on: its GPUs, or the cores. Of other accelerators nobody tells
-    how busy they are.
+    """Reads what the engine runs on: its GPUs, or the cores. Other accelerators do not tell how
+    busy they are.
 
-    Made before the engine is started: where the driver's process numbers are not ours, the engine's
+    Make it before the engine is started: where the driver numbers processes otherwise, the engine's
     GPUs are those that fill from then on.
     """
 
@@ -215,8 +215,8 @@ class DeviceMeter:
 
 
 def _own_clock(gpu: gpus.Gpu) -> float | None:
-    """Return a GPU's clock; None while it idles or is at its power limit: it is lower then, as it
-    should be. None too where it does not tell, as a MIG instance, whether that is so."""
+    """Return a GPU's clock. None while it idles or is at its power limit, because the clock is
+    rightly lower then; and where it does not tell whether that is so, as a MIG instance."""
     busy = gpu.utilisation is not None and gpu.utilisation >= BUSY
     return gpu.clock_mhz if busy and gpu.at_power_limit is False else None
 
@@ -237,12 +237,14 @@ def family() -> set[int]:
 
 
 def alive() -> set[int]:
-    """Return those of them that have not ended: one that nobody has asked after yet has."""
+    """Return those of ``family`` that have not ended. A process that has ended stays until somebody
+    asks after it."""
     return {one.pid for one in _family() if _is_running(one)}
 
 
 def state_of(pids: Iterable[int]) -> str:
-    """Say what of these processes and all that they have started stands in nobody's power."""
+    """Say which of these processes, or of those that they have started, is stopped or waits for the
+    kernel; empty where none is."""
     for pid in pids:
         with suppress(psutil.Error):
             process = psutil.Process(pid)

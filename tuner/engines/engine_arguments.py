@@ -14,7 +14,7 @@ from tuner.errors import InputError, UsageError
 from tuner.system import yaml_strict
 
 _OPTIONS = {"model": "--model", "max_num_seqs": "--ceiling"}
-"""What has an option of its own."""
+"""Arguments that have an option of their own."""
 
 
 def engine_arguments(
@@ -134,7 +134,7 @@ def value_of(text: str, *, place: str) -> ArgumentValue:
 
 
 def _plain(value: object) -> ArgumentValue:
-    """Dates and the like reach vLLM as text."""
+    """Return a value as vLLM gets it: dates and the like are texts."""
     if value is None or isinstance(value, str | int | float | list):
         return value
     if isinstance(value, Mapping):

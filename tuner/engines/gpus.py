@@ -1,8 +1,8 @@
-"""What NVML says of NVIDIA's GPUs, and which of them are ours.
+"""NVIDIA's GPUs as NVML describes them, and those of them that are ours.
 
-NVML counts GPUs in the order of the PCI bus, CUDA by speed: where they differ, the first of one
-need not be the first of the other, and CUDA is asked. A GPU is told by its UUID, and ours is one on
-which a process of ours runs.
+NVML counts GPUs in the order of the PCI bus, CUDA by speed. Where GPUs are not all alike, the two
+orders may differ, and CUDA is asked. A GPU is told by its UUID, and ours is one on which a process
+of ours runs.
 """
 
 import asyncio
@@ -25,7 +25,8 @@ ALARMING = {
     pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hardware thermal slowdown",
     pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "power brake",
 }
-"""Why a GPU is slower than it should be. To be at its power limit is normal at full load."""
+"""Reasons for which a GPU is slower than it should be. To be at its power limit is normal at full
+load."""
 
 _POWER_CAP = pynvml.nvmlClocksThrottleReasonSwPowerCap
 
@@ -33,7 +34,7 @@ _GROWN_BYTES = 256 << 20
 """A CUDA context alone takes that much."""
 
 GIVEN_BACK_S = 30.0
-"""How long the driver may take to free the memory of an engine that has ended."""
+"""Time that the driver may take to free the memory of an engine that has ended."""
 
 _LOOK_S = 0.2
 

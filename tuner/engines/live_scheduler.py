@@ -34,16 +34,17 @@ SOCKET = "TUNER_LIVE_SOCKET"
 AUDIT = "TUNER_LIVE_AUDIT"
 
 BOUNDARY_S = 2.0
-"""How long a change waits for the end of one ``schedule()``, which takes milliseconds."""
+"""Longest wait of a change for the end of one ``schedule()``, which takes milliseconds."""
 
 
 class LiveScheduler(Scheduler):
-    """For ``--scheduler-cls``, whatever async scheduling resolves to.
+    """vLLM's scheduler, for ``--scheduler-cls``, whatever async scheduling resolves to.
 
-    ``max_num_active_reqs`` alone is moved: it is looked at before a waiting request is let in, so
-    that what runs goes on above a lowered cap until it is done, and nothing is preempted. vLLM
-    before 0.31 knows one limit for what is built and what is let in, and fails where more run:
-    there the other one is ours, and the limit is never below what runs.
+    Only ``max_num_active_reqs`` is moved. vLLM looks at it before it lets a waiting request in. So
+    above a lowered cap what runs goes on until it is done, and nothing is preempted.
+
+    vLLM before 0.31 has one limit for what is built and what is let in, and fails where more run.
+    There the second limit is ours, and the cap is never below what runs.
     """
 
     if TYPE_CHECKING:
@@ -184,13 +185,15 @@ class _Knobs:
         return running, waiting, self._scheduler._under_way  # noqa: SLF001 - one class in two
 
     def set_limits(self, limits: Limits, *, idle: bool = False) -> None:
-        """The lock is held for two assignments; while the engine idles it is free."""
+        """Set both limits. The lock is held for two assignments; while the engine idles it is
+        free."""
         with self._between(idle=idle):
             self._scheduler.max_num_active_reqs = limits.max_num_seqs
             self._scheduler.max_num_scheduled_tokens = limits.max_num_batched_tokens
 
     def reset_prefix_cache(self) -> None:
-        """An idle engine touches its blocks in ``schedule()`` alone, which is locked out."""
+        """Forget every cached prefix. An idle engine touches its blocks in ``schedule()`` alone,
+        which is locked out."""
         with self._between(idle=True):
             if not self._scheduler.reset_prefix_cache():
                 raise Refused(

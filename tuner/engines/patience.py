@@ -1,4 +1,4 @@
-"""How long an engine is waited for: until it has started, and while it does not move."""
+"""Waits for an engine with an end: until it has started, and while it does not move."""
 
 import asyncio
 import os
@@ -17,18 +17,19 @@ START_S = 1800.0
 """With an accelerator: weights of hundreds of GB are read and graphs captured."""
 
 STALL_S = 3.0
-"""An engine that has work and does not move for so long stands still."""
+"""Time after which an engine that has work and does not move stands still, but see STALL_FACTOR."""
 
 STALL_FACTOR = 3.0
-"""So many times as long as it usually needs: an iteration may take seconds on a slow machine."""
+"""Times as long as it usually needs, after which it stands still: an iteration may take seconds on
+a slow machine."""
 
 HANG_S = 30.0
 HANG_FACTOR = 20.0
-"""The same, after which it is taken to have stopped for good."""
+"""The same two bounds, after which it is taken to have stopped for good."""
 
 _LOOK_S = 0.5
 _ASK_S = 1.0
-"""After so long without a token it is asked for its iterations: a long prompt takes many."""
+"""Time without a token after which it is asked for its iterations: a long prompt takes many."""
 
 _START = "TUNER_START_TIMEOUT"
 
@@ -159,8 +160,11 @@ class MoveWatch:
             self._is_asked = True
 
     def _leave(self, *, is_answered: bool) -> None:
-        """Nobody waits any more, because what was waited for came, or as when a replay is cut: how
-        long it stood still until then counts here, and not against whoever asks next."""
+        """End the watch: nobody waits any more, because what was waited for came, or as when a
+        replay is cut.
+
+        The time that it stood still until then counts here, and not against whoever asks next.
+        """
         if self._has_moved_on() or is_answered:
             self._goes_on()
         else:  # what it needs is not known
@@ -178,7 +182,8 @@ class MoveWatch:
             self.stalls.lengths_s.append(seconds)
 
     def _patience_s(self) -> float:
-        """The first prompt may still be the start's: kernels are compiled for its length."""
+        """Return how long it may stand still. The first prompt may still be the start's: kernels
+        are compiled for its length."""
         if not self._has_moved:
             return max(HANG_S, start_limit_s())
         return max(HANG_S, HANG_FACTOR * self.usual_s)

@@ -1,7 +1,7 @@
-"""How tokens are drawn while it is measured: ``--sampling``. Pure.
+"""The parameters by which tokens are drawn while it is measured: ``--sampling``. Pure.
 
-To draw takes time in every iteration, so that it is done as production does: by the model's
-generation configuration, and what the option says on top.
+Drawing takes time in every iteration. So it is done as in production: by the model's generation
+configuration, and what the option says on top.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ Sampling = Mapping[str, float]
 """vLLM's sampling parameters by their names."""
 
 GREEDY: Sampling = {"temperature": 0.0}
-"""How tuner measured before profiles said it."""
+"""The sampling by which tuner measured before profiles said it."""
 
 _RANGES = {
     "temperature": (0.0, 2.0),

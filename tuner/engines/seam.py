@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 ArgumentValue = str | int | float | bool | None | list[object] | dict[str, object]
 
 SIMULATED = "simulated:"
-"""How the name of a simulated device begins."""
+"""Beginning of the name of a simulated device."""
 
 WHICH_DEVICE = frozenset(
     {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
@@ -74,11 +74,12 @@ class EngineFacts:
     """Name, memory, driver, and what else identifies the hardware."""
 
     sampling: Mapping[str, float] | None = None
-    """How it drew tokens, by vLLM's names; None where it drew none, or was asked greedily before
-    that was told."""
+    """The sampling by which it drew tokens, by vLLM's names. None where it drew none, or was asked
+    greedily before that was told."""
 
     phases_s: Mapping[str, float] = field(default_factory=dict)
-    """How long of that download, load, compile and capture took, where the engine says so."""
+    """Seconds of ``start_s`` that download, load, compile and capture took, where the engine says
+    so."""
 
     environment: Mapping[str, str] | None = None
     """The variables that change how it computes; None where it does not tell."""
@@ -171,20 +172,23 @@ class Reply:
 
 @dataclass(slots=True)
 class Stalls:
-    """How an engine has stood still though it had work; seconds. Nothing where it does not tell."""
+    """The stalls of an engine: times that it stood still though it had work, in seconds.
+
+    There are none where it does not tell.
+    """
 
     compiled: list[str] = field(default_factory=list)
     """What it compiled while it served, in its own words: kernels for a shape seen first."""
 
     now_s: float = 0.0
-    """How long it does so now; 0 while it moves."""
+    """Length of the stall that goes on now; 0 while it moves."""
 
     lengths_s: list[float] = field(default_factory=list)
     """The stalls that have ended, in order."""
 
     @property
     def count(self) -> tuple[int, int]:
-        """How many stalls have ended, and how often it compiled."""
+        """The number of stalls that have ended, and of times that it compiled."""
         return len(self.lengths_s), len(self.compiled)
 
 
@@ -212,7 +216,7 @@ class Engine(Protocol):
         ...
 
     async def is_idle(self) -> bool:
-        """Nothing runs, nothing waits."""
+        """Whether nothing runs and nothing waits."""
         ...
 
     async def reset_prefix_cache(self) -> None:
@@ -230,7 +234,7 @@ class Engine(Protocol):
 
 
 class Starter(Protocol):
-    """How engines of one kind come into being: ``vllm`` with a model, ``sim`` with a world."""
+    """Starts engines of one kind: ``vllm`` with a model, ``sim`` with a world."""
 
     def resolve(self, *, max_num_seqs: int) -> Mapping[str, ArgumentValue]:
         """Return all engine arguments, pinned, without starting anything.
@@ -242,8 +246,8 @@ class Starter(Protocol):
     async def start(self, *, max_num_seqs: int) -> Engine: ...
 
     def doing(self) -> Callable[[], str]:
-        """Return what says, whenever it is asked, what a start does that begins now; nothing where
-        that is not told."""
+        """Return a function that says, whenever it is called, what a start that begins now is
+        doing; an empty text where that is not told."""
         ...
 
 

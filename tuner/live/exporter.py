@@ -29,7 +29,7 @@ _Request = socket.socket | tuple[bytes, socket.socket]
 
 class _Handler(WSGIRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Nobody is told of each request."""
+        """Say nothing: nobody is told of each request."""
 
 
 class _Server(socketserver.ThreadingMixIn, WSGIServer):
@@ -58,11 +58,13 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
             self._places.release()
 
     def handle_error(self, *_: object) -> None:
-        """A client that goes away, or says nothing for too long, is no error of ours."""
+        """Do nothing: a client that goes away, or says nothing for too long, is no error of
+        ours."""
 
 
 def _hang_up(client: socket.socket) -> None:
-    """Let whoever waits for this client wait no longer: one may send a byte now and then."""
+    """Close a client's connection, so that nobody waits for it any longer: one may send a byte now
+    and then."""
     with contextlib.suppress(OSError):  # it has been served
         client.shutdown(socket.SHUT_RDWR)
 

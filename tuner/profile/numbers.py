@@ -15,7 +15,7 @@ from pydantic import (
 
 
 def _six_digits(value: float) -> float:
-    """No measurement earns more digits, and fewer are easier to read."""
+    """Round to six digits: no measurement earns more, and fewer are easier to read."""
     return float(f"{value:.6g}")
 
 
@@ -36,7 +36,7 @@ class Section(BaseModel):
 
 
 class SpreadSection(Section):
-    """How a latency is spread over the requests, in milliseconds."""
+    """The spread of a latency over the requests, in milliseconds."""
 
     mean: Number
     p50: Number
@@ -82,7 +82,7 @@ class Binds(Section):
 
     @property
     def most(self) -> tuple[str, float] | None:
-        """What binds longest, and for what share; None where nobody waits."""
+        """The limit that binds longest, and its share; None where nobody waits."""
         shares = {"slots": self.slots, "KV blocks": self.kv_blocks, "tokens": self.token_budget}
         name = max(shares, key=lambda one: shares[one])
         return (name, shares[name]) if shares[name] else None
@@ -198,8 +198,8 @@ class CheckSection(Section):
     """The same by the twin at the speed that the engine had."""
 
     failed: list[Literal["foretold", "paced"]]
-    """Which of the two failed: of the first the measured replay is the promise, of the second the
-    windows decided."""
+    """The checks that failed. After ``foretold`` the measured replay is the promise; after
+    ``paced`` the windows decided."""
 
     @property
     def numbers(self) -> dict[str, Checked]:
@@ -211,9 +211,11 @@ class CheckSection(Section):
 
 
 class Promise(CapNumbers):
-    """The numbers of the choice at ``load`` times the trace's rate, as the confirming replay of
-    some windows measured them where there was one. What is promised of all of the traffic is
-    ``predicted``; where that is empty, these numbers are."""
+    """The numbers of the choice at ``load`` times the trace's rate.
+
+    Where there was a confirming replay of some windows, they are as it measured them. What is
+    promised of all of the traffic is ``predicted``; where that is empty, these numbers are.
+    """
 
     load: Limit
     source: Literal["confirming run", "ladder", "twin"]
@@ -234,7 +236,7 @@ class Promise(CapNumbers):
 
 
 class Baseline(Section):
-    """What is set now, where the same traffic would be served by it."""
+    """The cap that is set now, and what it would give this traffic."""
 
     max_num_seqs: Seqs
     source: Literal["base", "default"]
@@ -297,14 +299,15 @@ class EngineShapeSection(Section):
 
     @model_serializer(mode="wrap")
     def _as_before(self, given: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out what profiles of before do not have: their digests hold."""
+        """Leave out keys that older profiles do not have, where they say nothing new: so their
+        digests hold."""
         later = {"reserves_prompts": False, "prefill_schedule_interval": 1}
         found: dict[str, object] = given(self)
         return {key: value for key, value in found.items() if later.get(key, ...) != value}
 
 
 class FrontEndSection(Section):
-    """What stood before the engine of the server that confirmed: see ``twin.front_end``."""
+    """The front end of the server that confirmed: see ``twin.front_end``."""
 
     contention: Limit
     """How many times as long an iteration took as in the ladder's engine at equal work."""
@@ -349,7 +352,7 @@ class Twin(Section):
     @model_validator(mode="before")
     @classmethod
     def _without_errors(cls, given: object) -> object:
-        """Pass over the errors that an older tuner kept: averages that could not fail."""
+        """Leave out the errors that an older tuner kept: averages that could not fail."""
         if not isinstance(given, dict):
             return given
         return {key: value for key, value in given.items() if key != "errors"}

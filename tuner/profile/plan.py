@@ -26,11 +26,11 @@ from tuner.twin.simulation import Traffic, TwinReplay
 FleetRouter = Literal["least", "rr", "random"]
 
 ASKED_REPLICAS = 4
-"""How many of a fleet's replicas are simulated."""
+"""Replicas of a fleet that are simulated."""
 
 MOST_ROUTED = 200_000
-"""Requests that are handed to replicas one by one. In place of a fleet that gets more, one that is
-so much smaller is asked: among hundreds of replicas nothing else depends on their number."""
+"""Requests that are handed to replicas one by one. A fleet that gets more is asked about as one
+that is so much smaller: among hundreds of replicas nothing else depends on their number."""
 
 SMALL_FLEET = 32
 

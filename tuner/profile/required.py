@@ -1,4 +1,4 @@
-"""What a stored twin says of what is required: of every replica of a fleet. Pure, and seeded."""
+"""Requirements by a stored twin, of every replica of a fleet. Pure, and seeded."""
 
 from collections.abc import Sequence
 

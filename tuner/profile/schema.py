@@ -61,7 +61,7 @@ class SloSection(Section):
 
 
 class RequirementSection(Section):
-    """What was required of the choice, in the words of ``--require``. Times in seconds."""
+    """A requirement of the choice, in the words of ``--require``. Times are in seconds."""
 
     text: str
     at_worst: Number | None
@@ -175,14 +175,14 @@ class Provenance(Section):
     @model_validator(mode="before")
     @classmethod
     def _without_error(cls, given: object) -> object:
-        """Pass over the error of an older tuner's twin: an average that could not fail."""
+        """Leave out the error of an older tuner's twin: an average that could not fail."""
         if not isinstance(given, dict):
             return given
         return {key: value for key, value in given.items() if key != "twin_error"}
 
     @property
     def of_ranks(self) -> str | None:
-        """Say of what every number is, where that is not a whole server."""
+        """Say that every number is one rank's; None where it is a whole server's."""
         if self.ranks == 1:
             return None
         return f"max_num_seqs and every number are those of one of {self.ranks} data-parallel ranks"
@@ -243,7 +243,7 @@ class ServingProfile(Section):
 
     @property
     def sampling(self) -> Sampling:
-        """How tokens were drawn, and are to be drawn by what is held against it."""
+        """The sampling by which it was measured; what is held against it samples alike."""
         said = self.provenance.sampling
         return GREEDY if said is None else drawing.as_sent(said)
 

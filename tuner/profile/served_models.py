@@ -13,7 +13,7 @@ LONGEST = 300
 """Models that are read, and characters of a name: a server may say anything."""
 
 _HUB_FOLDER = re.compile(r"(?:^|/)models--([^/]+)/snapshots/")
-"""Where huggingface_hub keeps what it has fetched; a server without network names this folder."""
+"""Folder in which huggingface_hub keeps what it has fetched; a server without network names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +50,11 @@ class ModelMismatch:
 def model_mismatch(
     profile: ServingProfile, served: Sequence[ServedModel], *, model: str | None = None
 ) -> ModelMismatch | None:
-    """Return in what a server's models differ from the profile's; None where one is the same, and
-    where nothing is told.
+    """Return in what a server's models differ from the profile's. None where one of them is the
+    profile's, and where nothing is told.
 
     ``model`` is the one that is meant among several, by its name. What a server was started with
-    counts; where that is a folder or is not told, the name it gives the model counts too.
+    counts; where that is a folder or is not told, the name that it gives the model counts too.
     """
     meant = [one for one in served if model in {None, one.name}]
     if not meant or any(_is_same(profile, one) for one in meant):

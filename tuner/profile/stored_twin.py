@@ -69,7 +69,7 @@ class StoredTwin:
 
     @property
     def front_end(self) -> FrontEnd | None:
-        """What stands before the engine; None: nothing that was measured."""
+        """The front end before the engine; None: none was measured."""
         return self.machine.front_end
 
     def busy(self, load: float) -> float:

@@ -1,4 +1,4 @@
-"""What a profile says, the answer first: its verdict block. Pure."""
+"""The summary of a profile in words, the answer first: its verdict block. Pure."""
 
 import math
 import re
@@ -24,7 +24,7 @@ LOW = 0.90
 """Attainment below which that is the answer, and not the cap."""
 
 SERVED = ("server", "plain")
-"""What confirms a choice with a front end before it."""
+"""Ways of confirming in which a front end stands before the engine."""
 
 SAME = 0.02
 """A time or a share of the KV cache that differs by less is the same to whoever decides."""
@@ -55,7 +55,8 @@ def first_said(share: float, title: str) -> str:
 _HEADLINE = re.compile(
     r"^(?:[^:(]*\(95 %: [^)]*\): |overloaded: )(?:the fewest slots that [^;]*; )?"
 )
-"""What the title and its aside say already, and the objective, which is the same for every knee."""
+"""Words of a reason that the title and its aside say already, and the objective, which is the same
+for every knee."""
 
 
 def block_of(profile: ServingProfile, *, next_: str) -> VerdictBlock:
@@ -102,10 +103,9 @@ def facts_of(profile: ServingProfile) -> list[str]:
 
 
 def promised(profile: ServingProfile) -> CapNumbers:
-    """Return what the choice gives as captured: the twin's numbers of all of the traffic; the
-    confirming replay's where the twin's forecast of it failed or the windows decided; the ladder's
-    where nothing confirmed.
-    """
+    """Return what the choice gives as captured: the twin's numbers of all of the traffic. Where the
+    twin's forecast failed, or the windows decided, the confirming replay's; where nothing
+    confirmed, the ladder's."""
     promise, record = profile.promise, profile.promise.checked
     twin = next((one for one in promise.predicted if one.load == 1.0), None)
     if twin is not None and not (record is not None and "foretold" in record.failed):
@@ -122,7 +122,7 @@ def chosen_step(profile: ServingProfile) -> CurveStep | None:
 
 
 LEAST_SHARE = 0.005
-"""Of the time: what requests wait for more seldom is nothing."""
+"""Share of the time below which a wait is nothing."""
 
 
 def waits_for(binds: Binds | None, front_end: FrontEndSection | None) -> tuple[str, float] | None:
@@ -197,8 +197,11 @@ def _now(profile: ServingProfile) -> str:
 
 
 def _compared(profile: ServingProfile) -> CapNumbers | None:
-    """Return what is given now, where that is another cap, known, and told as the choice is: what
-    a replay behind a server measured has no other cap beside it."""
+    """Return what is given now, where that is another cap, is known, and is told in the same way as
+    the choice.
+
+    What a replay behind a server measured has no other cap beside it.
+    """
     now = profile.baseline
     if now is None or now.max_num_seqs == profile.decision.max_num_seqs:
         return None

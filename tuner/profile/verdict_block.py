@@ -22,7 +22,7 @@ TOGETHER = "\N{NO-BREAK SPACE}"
 
 @dataclass(frozen=True, slots=True)
 class VerdictBlock:
-    """What to set, then what it gives, costs and rests on, and last what to run."""
+    """A verdict: what to set, then what that gives, costs and rests on, and last what to run."""
 
     title: str
     aside: str
@@ -35,9 +35,11 @@ class VerdictBlock:
     """The command to run, as a shell takes it. Empty where there is none."""
 
     def lines(self) -> list[str]:
-        """Return at most MOST_LINES lines of at most WIDTH columns. Of a row that is too long for
-        the room that is left its first clauses are said, each of them whole; the reason is the
-        first to give way."""
+        """Return at most MOST_LINES lines of at most WIDTH columns.
+
+        Of a row that is too long for the room that is left, its first whole clauses are kept. The
+        reason is the first row to give way.
+        """
         typed = self._typed()
         found = list[list[str]]([[]] * len(self.rows))
         room = MOST_LINES - 1 - max(1, len(typed)) - (len(self.rows) - 1)
@@ -63,8 +65,8 @@ class VerdictBlock:
         return [*(line + JOINED for line in lines[:-1]), lines[-1]]
 
     def _head(self) -> str:
-        """Return the title with as much of the aside as fits beside it, alone where that is none;
-        one of strangers' names that is longer than a line is cut."""
+        """Return the title with as much of the aside as fits beside it, and alone where none does.
+        A title with strangers' names that is longer than a line is cut."""
         parts = self.aside.split(", ")
         for count in range(len(parts), 0, -1):
             aside = ", ".join(parts[:count])
@@ -80,9 +82,10 @@ def _row(name: str, lines: Sequence[str]) -> list[str]:
 
 
 def wrapped(text: str, *, most: int | None = None) -> list[str]:
-    """Return the sentence of a row in lines, ``most`` of them at most: of one that is too long the
-    clauses that fit, of one clause its parts. Only what has no part that fits, as a name of
-    strangers may, ends with an ellipsis.
+    """Return the sentence of a row in lines, ``most`` of them at most.
+
+    Of one that is too long the clauses that fit are kept, of one clause its parts. Only what has no
+    part that fits, such as a stranger's name, ends with an ellipsis.
 
     >>> wrapped("16 serves all; " + "8 serves less " * 5, most=1)
     ['16 serves all']

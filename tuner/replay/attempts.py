@@ -1,5 +1,8 @@
-"""A replay, made again while our own requests left or were read late, or the engine stood still or
-compiled meanwhile: those numbers would be ours, or nobody's."""
+"""Replays a window until nothing but the engine shaped its numbers, RETRIES times more at most.
+
+A replay is thrown away when our own requests left or were read late, and when the engine stood
+still or compiled meanwhile.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,10 +17,10 @@ from tuner.replay.replay import CutRule, Progress, replay
 from tuner.traffic.window import Window
 
 RETRIES = 3
-"""So often is a replay thrown away and made again."""
+"""Times that a replay is thrown away and made again."""
 
 READ_LATE = 2
-"""So often are outputs read late in the same way: a third time would be no better."""
+"""Attempts whose outputs are read late in the same way: a third one would be no better."""
 
 
 async def replay_in_time(  # noqa: PLR0913 - what is sent where, when it is cut, and who is told
@@ -86,10 +89,10 @@ def check_iterations(result: Replay) -> None:
 
 
 def check_stalls(engine: Engine, before: tuple[int, int], *, what: str, is_last: bool) -> None:
-    """Refuse what was measured since the engine's stalls were counted, ``before``.
+    """Refuse what was measured since ``before``, the engine's stalls as they were counted then.
 
-    Raises StoodStillError when it stood still again: of what passed meanwhile the load is not the
-    cause. So is what it compiled; the last time that is taken as it is, as production would see it.
+    Raises StoodStillError when the engine has stood still since: the load is not the cause of that.
+    So too when it has compiled, unless this was the last attempt: production would see it as well.
     """
     stalls, compiled = before
     if lengths_s := engine.stalls.lengths_s[stalls:]:

@@ -32,8 +32,8 @@ class DeviceUse:
     """Share of them that the hypervisor gave to other machines."""
 
     clock_drop: float | None
-    """How far the GPUs' clock fell from its highest reading to its mean, as a share, of readings in
-    which they were busy and not at their power limit."""
+    """Fall of the GPUs' clock from its highest reading to its mean, as a share. Only readings count
+    in which they were busy and not at their power limit."""
 
     throttled_share: float | None
     """Share of the readings in which heat, a fault or a power brake slowed a GPU down."""
@@ -99,9 +99,11 @@ token instead of 14, and 3 to 93 % promised instead of 98."""
 
 
 def crowded(use: DeviceUse | None) -> str | None:
-    """Say how much of the cores that an engine computes on was others'; None where enough was left,
-    nothing was seen, or it computes elsewhere, of which memory is told or nothing at all: what is
-    measured so is of nobody's machine."""
+    """Say how much of the CPU cores others took from an engine that computes on them.
+
+    None where enough was left or nothing was seen, and for an engine on a GPU. Above CROWDED_LIMIT
+    what is measured is of nobody's machine.
+    """
     if use is None or use.memory_peak_bytes is not None or use.utilisation_mean is None:
         return None
     taken = (use.others_mean or 0.0) + (use.steal_mean or 0.0)

@@ -1,5 +1,7 @@
-"""Whether our own requests left, and their outputs were read, in time: else the numbers describe us
-and not the engine. Pure."""
+"""Refuses replays whose requests left, or whose outputs were read, too late. Pure.
+
+Their numbers would describe us and not the engine.
+"""
 
 from collections.abc import Sequence
 
@@ -36,9 +38,9 @@ def check_reading(one: Replay, facts: EngineFacts) -> None:
     """Refuse a replay whose outputs we read late.
 
     Raises ReadLateError above MERGED_LIMIT; GeneratorLateError where a process of its own read them
-    already. What a server joins itself counts as little as what drafts and ``stream_interval``
-    join: its users see it so. On a CPU the engine takes the cores that we read on: there nothing is
-    refused, and the times between tokens are the engine's own.
+    already. Outputs that the server itself joins are not late, nor are those that drafts or
+    ``stream_interval`` join: its users see them so. On a CPU nothing is refused, because the engine
+    takes the cores that we read on: there the times between tokens are the engine's own.
     """
     tokens = sum(record.output_tokens for record in one.records)
     if facts.device.get("kind", "cpu") == "cpu" or not tokens:

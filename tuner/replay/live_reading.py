@@ -1,5 +1,4 @@
-"""What a replay under way shows, seen from its clients: cheap enough to be asked four times a
-second. Pure."""
+"""Reads a replay under way as its clients see it, cheaply enough for four times a second. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,13 +27,13 @@ class LiveReading:
     """p95 over the newest requests with a first token; None without any."""
 
     kv_cache_usage: float | None
-    """About which share of the KV cache those that decode fill, counted here: to ask the engine
-    would cost it time. Without prompts that are not through, and without what is only kept for
-    later. None where the engine does not say how large it is."""
+    """Share of the KV cache that those that decode fill, about. It is counted here, because asking
+    the engine would cost it time. Prompts that are not through are left out, and what is only kept
+    for later. None where the engine does not say how large the cache is."""
 
     @property
     def waiting(self) -> int:
-        """Before their first token."""
+        """Requests in flight before their first token."""
         return self.in_flight - self.decoding
 
 

@@ -52,8 +52,8 @@ class Measurement:
     """Good / scored requests. Of a cut replay: what was certain when it was cut, a lower bound."""
 
     attainment_bound: float
-    """The most it could have been: equal to attainment unless cut. Of one that was cut because of
-    another SLO, what its requests alone leave open."""
+    """The most that attainment could have been: equal to it unless cut. Of a replay that was cut
+    because of another SLO: what its requests alone leave open."""
 
     arrival_rate_rps: float
     goodput_rps: float
@@ -99,8 +99,11 @@ class Measurement:
 
     @property
     def is_logged(self) -> bool:
-        """Whether the engine told its iterations. Of one that only its clients tell of, what would
-        be counted in them (``preemptions``, ``running_peak``, …) is 0 here, and not known."""
+        """Whether the engine told its iterations.
+
+        Where only its clients tell, what would be counted in them (``preemptions``,
+        ``running_peak``, …) is 0 here, and means not known.
+        """
         return self.kv_cache_usage is not None
 
 
@@ -293,14 +296,14 @@ def _undecided(record: RequestRecord, slo: Slo) -> bool:
 
 
 def _seen(block: Replay) -> Sequence[RequestRecord]:
-    """Return the records that speed is measured on: the scored ones; of a cut replay all of them,
+    """Return the records that speed is measured on: the scored ones. Of a cut replay all of them,
     because it may not have come past its run-in."""
     return block.records if block.cut else [one for one in block.records if one.scored]
 
 
 def _span(block: Replay) -> tuple[float, float]:
-    """Return from when to when throughput is counted: the scored window, whoever's tokens came out
-    in it; of a cut replay everything until the cut."""
+    """Return the span over which throughput is counted: the scored window, whichever request a
+    token belongs to; of a cut replay everything until the cut."""
     if block.cut:
         return 0.0, block.elapsed_s
     return block.scored_from_s, block.scored_from_s + block.window_s
@@ -341,8 +344,8 @@ def _tokens_in(one: RequestRecord, begin_s: float, end_s: float) -> float:
 
 
 def _scored_iterations(block: Replay) -> IterationLog:
-    """Return the iterations of that span: the tail, when the engine drains because nothing more is
-    sent, is not what production looks like."""
+    """Return the iterations of that span. The tail, when nothing more is sent and the engine
+    drains, is left out: production does not look like that."""
     begin_s, end_s = _span(block)
     starts = block.iterations["start_s"]
     return block.iterations[(starts >= begin_s) & (starts < end_s)]

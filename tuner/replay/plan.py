@@ -18,7 +18,7 @@ class PlannedRequest:
     output_length: int
     n: int = 1
     abort_after_s: float | None = None
-    """Patience: cancelled so long after its planned time, as production saw it."""
+    """Its client's patience: it is cancelled so long after its planned time, as in production."""
 
     priority: int = 0
     scored: bool = True
@@ -43,9 +43,9 @@ def plan_requests(
 
     ``turns`` (row → what its request waits for) closes the loop of sessions.
 
-    An aborted request is asked for as many tokens as its client had asked for, or as fit, and
-    cancelled when its client gave up; where the trace does not know when, it ends after its
-    recorded tokens.
+    An aborted request asks for as many tokens as its client asked for, or as fit, and is cancelled
+    when its client gave up. Where the trace does not know when that was, it ends after its recorded
+    tokens.
     """
     origin_s = window.start_s - window.run_in_s
     turns = turns or {}

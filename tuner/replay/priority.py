@@ -1,4 +1,4 @@
-"""Keeping what would delay a request that is due away from the thread that sends it."""
+"""Keeps a request that is due from being delayed in the thread that sends it."""
 
 import gc
 import os
@@ -11,10 +11,11 @@ from tuner.engines.sim.virtual_time import VirtualTimeLoop
 
 @contextmanager
 def punctual(loop: AbstractEventLoop) -> Iterator[None]:
-    """Keep what would delay requests that are due away from this thread: garbage collection and,
-    where the system lets us, other processes. The engine's own priority stays as it is.
+    """Keep requests that are due from being delayed in this thread, for the time of the block.
 
-    On virtual time nothing can be late: there it does nothing.
+    Garbage collection is off and, where the system lets us, this thread goes before other
+    processes. The engine's own priority stays as it is. On virtual time nothing can be late: there
+    it does nothing.
     """
     if isinstance(loop, VirtualTimeLoop):
         yield

@@ -22,7 +22,7 @@ async def probe(
     """Send requests of evenly spread prompt lengths one by one, after one that warms up.
 
     An accelerator gets all of them twice, and the second time counts: for the first request of a
-    length kernels may have been compiled or tuned.
+    length kernels may have been compiled or tuned. Raises EngineError when the engine refuses one.
     """
     loop = asyncio.get_running_loop()
     by_length = sorted(requests, key=lambda one: (one.input_length, one.row))

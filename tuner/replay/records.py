@@ -115,8 +115,8 @@ class ProbeResult:
     tpot_s: float | None
     output_tokens: int = 0
     passage_s: tuple[float, ...] = ()
-    """When it was sent, came to the engine's scheduler, had its first and its last token in the
-    engine, and the same at its client; none where the engine does not tell."""
+    """When it was sent, reached the engine's scheduler, had its first and its last token in the
+    engine, and its first and its last at its client; empty where the engine does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +152,8 @@ class Replay:
     beforehand (``traffic.workload.littles_bound``)."""
 
     slo: Slo | None = None
-    """That all this is said of: what it was cut by, and its bound. None where an older tuner did
-    not keep it."""
+    """The SLO by which it was cut, and that its bound is of. None where an older tuner did not keep
+    it."""
 
     start_s: float = 0.0
     """When it began, on the clock of all replays of a run."""

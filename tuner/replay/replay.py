@@ -18,13 +18,13 @@ from tuner.replay.records import Outcome, Replay, RequestRecord
 from tuner.traffic.slo import Slo
 
 WATCH_S = 0.25
-"""How often a running replay is checked for being hopeless, and its progress told."""
+"""Seconds between two looks at a running replay: is it hopeless, how far is it?"""
 
 DRAIN_FACTOR = 2.0
-"""How many times as long as the plan a replay may go on for requests that have missed already."""
+"""Times as long as the plan that a replay may last for requests that have missed already."""
 
 EARLY_S = 0.003
-"""How long before a request is due its sender wakes up."""
+"""Seconds for which a request's sender is awake before it is due."""
 
 
 @dataclass(frozen=True, slots=True)

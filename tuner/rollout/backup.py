@@ -65,10 +65,11 @@ def write(  # noqa: PLR0913 - what is written, over what, and what stays on reco
 ) -> Path | None:
     """Write ``new`` over ``was`` (None: no file) and return the copy of ``was``, if there was one.
 
-    Record and copy are on the disk before the file changes: a crash at any moment leaves the file
-    whole, and something to go back to once it has changed. ``like``: whose mode a new file gets.
-    ``profile``, the digest of what was applied, and ``override`` stay on record until the write is
-    taken back.
+    Record and copy are on the disk before the file changes. So a crash at any moment leaves the
+    file whole and, once it has changed, something to go back to. A new file gets the mode of
+    ``like``. ``profile``, the digest of what was applied, and ``override`` stay on record until the
+    write is taken back.
+
     Raises TargetError, and then the file has not changed.
     """
     files.check_writable(path)
@@ -102,8 +103,10 @@ def write(  # noqa: PLR0913 - what is written, over what, and what stays on reco
 
 
 def check_can_go_back(path: Path, *, profile: str) -> None:
-    """Raise TargetError where ``roll_back`` would, and where it would undo no write, or another
-    than that of the profile with this digest."""
+    """Raise TargetError where ``roll_back`` would.
+
+    Also where it would undo no write, or another write than that of the profile with this digest.
+    """
     files.check_writable(path)
     real = files.resolve(path)
     recorded, present = _recorded(path), files.content(real)

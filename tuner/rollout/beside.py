@@ -14,7 +14,7 @@ _MOST = 64
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """What ``targets.seam.Beside`` asks for, of a folder."""
+    """The files of a folder: ``targets.seam.Beside`` of real files."""
 
     path: Path
     _read: dict[str, str | None] = field(default_factory=dict)

@@ -49,7 +49,8 @@ NUMERICS: dict[str, ArgumentValue] = {
 """Arguments that a measurement stands and falls with → what vLLM takes where nothing is said."""
 
 _SPREADS = frozenset({"pipeline_parallel_size", "tensor_parallel_size"})
-"""Of these, the ones that a deployment without them decides too: it has one GPU for a server."""
+"""Those of NUMERICS that a deployment decides also where it does not state them: it has one GPU for
+a server."""
 
 _SERVED: dict[str, ArgumentValue] = {
     "load_format": "auto",
@@ -58,12 +59,12 @@ _SERVED: dict[str, ArgumentValue] = {
     "tokenizer": None,
     "tokenizer_revision": None,
 }
-"""What else says what is served → what vLLM takes where nothing is said. It is not a profile's
-to choose: whoever made it would choose weights and tokenizer."""
+"""Other arguments that say what is served → what vLLM takes where nothing is said. They are not a
+profile's to choose: whoever made it would choose weights and tokenizer."""
 
 OF_SIMULATION = frozenset({"max_num_seqs"})
-"""What a simulated engine can tell of a real one. Its ``max_num_batched_tokens`` is the simulated
-machine's own: what is deployed keeps the one that its prompts need."""
+"""Arguments of which a simulated engine can tell for a real one. Its ``max_num_batched_tokens`` is
+the simulated machine's own: what is deployed keeps the one that its prompts need."""
 
 Part = Literal["traffic", "choice", "memory"]
 _HOLDS: dict[str, frozenset[Part]] = {
@@ -122,9 +123,10 @@ class Mismatch:
 def settings(profile: ServingProfile, *, live_knob: bool) -> dict[str, ArgumentValue]:
     """Return the engine arguments to deploy, the shipped model by its path.
 
-    With ``live_knob`` the server is built for the largest cap that was measured and admits only the
-    chosen one: exactly what the ladder measured, at the price of memory for the larger cap. What a
-    profile may not set is left out, and of a simulated one all but the cap.
+    What a profile may not set is left out, and of a simulated one all but the cap. With
+    ``live_knob`` the server is built for the largest cap that was measured and admits only the
+    chosen one: exactly what the ladder measured, at the price of memory for the larger cap.
+
     Raises InputError for a model that should ship and does not, ProfileError where the token budget
     is too small for the larger cap.
     """
@@ -220,7 +222,7 @@ def _below(tokens: Stated, cap: ArgumentValue) -> bool:
 
 
 def model_mismatch(profile: ServingProfile, here: Deployment) -> str | None:
-    """Return in what words the deployment serves another model, or one that cannot be told.
+    """Return, in words, that the deployment serves another model, or one that cannot be told.
 
     None where it is the profile's, or where there is no file yet.
     """
@@ -241,7 +243,7 @@ def is_model_of(profile: ServingProfile, name: str) -> bool:
 
 
 def mismatches(profile: ServingProfile, here: Deployment) -> list[Mismatch]:
-    """Say in which ways a deployment is not what the profile was measured on.
+    """Return the ways in which a deployment is not what the profile was measured on.
 
     A machine without vLLM will not serve: the file is for another one, and it alone counts.
     """
@@ -255,7 +257,8 @@ def mismatches(profile: ServingProfile, here: Deployment) -> list[Mismatch]:
 
 
 def _of_origin(profile: ServingProfile) -> Iterator[Mismatch]:
-    """A profile that does not say where it was measured cannot be held against anything."""
+    """Yield what a profile does not say of where it was measured: then it cannot be held against
+    anything."""
     silent = [
         what
         for what, facts in (
@@ -320,7 +323,7 @@ def _of_file(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch]:
 
 
 def _of_served(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch]:
-    """What a profile says of what is served, and its deployment does not."""
+    """Yield what a profile says of what is served, and its deployment does not."""
     written = profile.engine.keys() - left_out(profile).keys()
     for name, default in _SERVED.items():
         found = here.stated.get(name)

@@ -128,9 +128,11 @@ def _by_windows(  # noqa: PLR0913 - what was measured, and why the twin does not
 
 
 def window_blocks(evidence: Evidence, workload: Workload, settings: SweepSettings) -> list[Block]:
-    """Return the rungs as the windows decide by them: a cap serves no more of its windows, each of
-    which begins without a queue, than the queue of all of the traffic leaves it time for, where
-    each request holds its slot as long as it did there. Turns that wait for each other grow none.
+    """Return the rungs as the windows decide by them.
+
+    Each window begins without a queue. So a cap serves no more of its windows than the queue of all
+    of the traffic leaves it time for, where each request holds its slot as long as it did there.
+    Turns that wait for each other grow no queue.
     """
     blocks = evidence.blocks(workload.slo)
     if settings.closed_sessions:
@@ -194,9 +196,11 @@ def verified(  # noqa: PLR0913, PLR0917 - what was concluded, and what came of i
     workload: Workload,
     settings: SweepSettings,
 ) -> Conclusion:
-    """Return the conclusion after the confirming replay: where the scheduler model failed at the
-    engine's own speed, the windows decide, and without any nothing does. What is required is held
-    to the front end that the replay showed."""
+    """Return the conclusion after the confirming replay.
+
+    Where the scheduler model failed at the engine's own speed, the windows decide; without windows
+    nothing does. What is required is held to the front end that the replay showed.
+    """
     view, verdict = conclusion.view, conclusion.verdict
     if view is None or record is None or not conclusion.by_twin:
         return conclusion
@@ -234,7 +238,7 @@ def held_to(
 
 def unclaimed(verdict: Verdict, taken: str | None) -> Verdict:
     """Return the verdict where others took the cores (``taken``): the cap may well be right, but
-    the numbers are theirs too."""
+    its numbers are of those others too."""
     if taken is None:
         return verdict
     head = headline("inconclusive", verdict.max_num_seqs, verdict.interval)
@@ -259,8 +263,8 @@ def agreed(conclusion: Conclusion, evidence: Evidence) -> AaCheck | None:
 
 
 def front_end_of(conclusion: Conclusion, evidence: Evidence) -> FrontEnd | None:
-    """Return what stands before the engine that confirmed the choice, by its probes alone where it
-    replayed nothing; None where that was no server, or told too little."""
+    """Return the front end of the server that confirmed the choice, by its probes alone where it
+    replayed nothing. None where that was no server, or told too little."""
     cap, view, facts = conclusion.verdict.max_num_seqs, conclusion.view, evidence.facts()
     logs = [one.iterations for one in evidence.confirming("confirm", cap)]
     if facts.engine != "serve" or not logs:
@@ -306,8 +310,11 @@ def _reachable(verdict: Verdict, workload: Workload, curve: Sequence[CurvePoint]
 
 def _hit_share(evidence: Evidence, workload: Workload, hash_block_size: int) -> float:
     """Return what the prefix cache gave of what may still have been in it, in the windows that were
-    replayed whole. Before any was, as with --fast, one that is on is taken to give all of that:
-    vLLM's is on, and that nothing is found in it is the worse guess."""
+    replayed whole.
+
+    Before any was, as with --fast, a cache that is on is taken to give all of that: vLLM's is on,
+    and that nothing is found in it is the worse guess.
+    """
     shape = shape_of(evidence.facts())
     if not any(trial.purpose in RUNGS for trial in evidence.trials()):
         return float(shape.prefix_caching)

@@ -36,13 +36,13 @@ from tuner.traffic.workload import Workload
 Result = TypeVar("Result")
 
 LOOK_S = 1.0
-"""How often it is looked whether the engine moves."""
+"""Seconds between two looks whether the engine moves."""
 
 LONG_START_S = 10.0
-"""After so long it is said what a start does."""
+"""Length of a start from which on it is said what the start does."""
 
 FRESH_PROMPTS = 10**9
-"""Rows from here on are nobody's: a prompt of theirs is in no prefix cache."""
+"""First row that is nobody's: prompts of rows from here on are in no prefix cache."""
 
 
 def in_words(purpose: str) -> str:
@@ -103,8 +103,11 @@ class EngineRunner:
         self.coming = self._begun(max_num_seqs, "confirm", f"confirm {max_num_seqs}")
 
     async def engine_for(self, max_num_seqs: int, purpose: str) -> Engine:
-        """Return the engine for this purpose with the cap set; started only when it is needed, so
-        that a resumed run with nothing left to measure starts none."""
+        """Return the engine for this purpose with the cap set.
+
+        It is started only when it is needed: a resumed run with nothing left to measure starts
+        none.
+        """
         live = purpose == "ladder" and not self.settings.fresh
         built_for = "ladder" if live else f"{purpose} {max_num_seqs}"
         size = self.settings.ceiling if live else max_num_seqs
@@ -128,7 +131,8 @@ class EngineRunner:
         return loop.create_task(self._started(max_num_seqs, purpose))
 
     async def _give_up(self) -> None:
-        """Stop what is up, or comes: of what was started in vain it is noted how long that took."""
+        """Stop the engine that is up, or the one that comes, and note how long a start in vain
+        took."""
         is_in_vain = self.coming is not None
         await self.stop()
         if is_in_vain:
@@ -136,8 +140,8 @@ class EngineRunner:
             self.recorder.add_late(f"start to {self.built_for}", "another cap is chosen", took_s)
 
     async def _started(self, max_num_seqs: int, purpose: str) -> Engine:
-        """Start the engine of a purpose: one like the ladder's where no server can be started to
-        confirm, which is said."""
+        """Start the engine of a purpose. Where no server can be started to confirm, it is one like
+        the ladder's, and that is said."""
         size = f"with max_num_seqs={max_num_seqs}"
         if purpose == "confirm" and self.confirming is not self.starter:
             self.watcher.stage(f"starting the server that confirms {size}")
@@ -206,7 +210,10 @@ class EngineRunner:
     async def ramp(
         self, engine: Engine, purpose: str, ceiling: int, workload: Workload, length_s: float
     ) -> None:
-        """Time every batch size and keep the iterations; see ``ramp``."""
+        """Time every batch size and keep the iterations; see ``ramp``.
+
+        Raises EngineError when no iteration ends in time, and StoodStillError as ``unbroken`` does.
+        """
         what = f"{in_words(purpose)} to {ceiling}"
         self.watcher.trial(what, length_s)
         await engine.reset_prefix_cache()
@@ -288,7 +295,10 @@ class EngineRunner:
 
     @asynccontextmanager
     async def watched(self, what: str, engine: Engine) -> AsyncIterator[None]:
-        """Say and write down when the engine stands still, and when that ends it."""
+        """Say and write down when the engine stands still, and when that ends it.
+
+        Raises the StoodStillError of its block.
+        """
         saying = asyncio.ensure_future(self._say_stalls(what, engine.stalls))
         try:
             yield
@@ -313,8 +323,8 @@ class EngineRunner:
     async def unbroken(
         self, what: str, engine: Engine, measure: Callable[[], Awaitable[Result]]
     ) -> Result:
-        """Measure; again while the engine stands still or compiles meanwhile. Raises
-        StoodStillError when it stands still every time."""
+        """Measure; once more when the engine stood still or compiled meanwhile, RETRIES times at
+        most. Raises StoodStillError when it stands still every time."""
         loop = asyncio.get_running_loop()
         async with self.watched(what, engine):
             for left in reversed(range(RETRIES + 1)):

@@ -93,8 +93,11 @@ class Evidence:
         return str(next(iter(self.journal.of("start")))["facts"]["engine"])
 
     def read_apart(self) -> list[str]:
-        """Say, if that is so, that replays before and after one that was read too late saw engines
-        of two kinds. The one that confirms may be behind a server in any case."""
+        """Return the warning that replays saw engines of two kinds, because one was read too late
+        in between.
+
+        The engine that confirms is left out: it may be behind a server in any case.
+        """
         starts = (one for one in self.journal.of("start") if one["purpose"] != "confirm")
         if not {one["facts"]["engine"] for one in starts} >= {"vllm", "serve"}:
             return []
@@ -289,8 +292,8 @@ class Evidence:
         return found
 
     def observed(self, *, confirming: bool = False) -> list[Observed]:
-        """Return the windows that were replayed, those that arithmetic had ruled out left out; with
-        ``confirming`` only that of the confirming engine."""
+        """Return the windows that were replayed, without those that arithmetic had ruled out; with
+        ``confirming`` only those of the confirming engine."""
         purposes = ("confirm",) if confirming else RUNGS
         events = (one for one in self.journal.of("replay") if one["purpose"] in purposes)
         replays = map(self.journal.replay, events)
@@ -311,8 +314,8 @@ class Evidence:
         return float(sum(one["elapsed_s"] for one in self.journal.events if "elapsed_s" in one))
 
     def spent_s(self) -> float:
-        """Return what counts against the budget: a start that only an interruption made necessary
-        does not, so that a resumed run ends like one that was not interrupted."""
+        """Return the seconds that count against the budget. A start that only an interruption made
+        necessary does not, so that a resumed run ends like one that was not interrupted."""
         starts: dict[tuple[str, int], float] = {
             (one["purpose"], one["max_num_seqs"]): one["facts"]["start_s"]
             for one in self.journal.of("start")

@@ -77,13 +77,13 @@ _INTEGERS = {one.name for one in fields(RequestRecord) if one.type in {int, int 
 _SCALARS = [one for one in fields(RequestRecord) if one.name not in {"itl_s", "outcome", "error"}]
 
 _LATER = {"prefill_context"}
-"""Of iterations, what older tuners did not log."""
+"""Fields of iterations that older tuners did not log."""
 
 NO_SENSE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
     *(TypeError, ValueError),
 )
-"""What comes of making something of events that tuner did not write."""
+"""Errors that may come of reading events that tuner did not write."""
 
 MOST_UNPACKED = 8 << 30
 """Bytes of one replay: a hundred thousand requests of a thousand tokens are a tenth of that."""
@@ -94,7 +94,7 @@ _DAMAGED = (
     *(ArithmeticError, BadZipFile, EOFError, LookupError, MemoryError, RuntimeError),
     *(SyntaxError, TypeError, ValueError, tokenize.TokenError, zlib.error),
 )
-"""What numpy, zipfile and json raise for what tuner did not write."""
+"""Errors that numpy, zipfile and json raise for what tuner did not write."""
 
 
 @dataclass(slots=True)
@@ -105,7 +105,8 @@ class Journal:
     events: list[Event] = field(default_factory=list)
     _file: IO[bytes] | None = None
     before: frozenset[str] | None = None
-    """What of others is in the directory of a new run; None of one that is gone on with."""
+    """Names of what others have in the directory of a new run; None of a run that is gone on
+    with."""
 
     _replays: dict[str, Replay] = field(default_factory=dict)
     """What was written or read once need not be read again."""
@@ -233,8 +234,11 @@ def _check_size(file: IO[bytes]) -> None:
 
 
 def _opened(path: Path, flags: int, *, inside: Path | None = None) -> int:
-    """Open a file of a run for its owner alone; others may be able to write to its folder, so that
-    no link is followed, of the file or of the folder ``inside`` which it lies. Raises OSError."""
+    """Open a file of a run for its owner alone. Raises OSError.
+
+    Others may be able to write to its folder. So no link is followed, neither in place of the file
+    nor of the folder ``inside`` which it lies.
+    """
     flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     if inside is None:
         descriptor = os.open(path, flags, 0o600)
@@ -251,8 +255,8 @@ def _opened(path: Path, flags: int, *, inside: Path | None = None) -> int:
 
 
 def _remove_partial(folder: Path) -> None:
-    """Remove what a run that was killed has left of a replay: from the folder itself, and nowhere
-    that a link in its place leads to. Raises OSError."""
+    """Remove what a run that was killed has left of a replay. It is removed from the folder itself,
+    never from where a link in its place leads. Raises OSError."""
     try:
         there = os.open(folder, _FOLDER)
     except FileNotFoundError:
@@ -275,9 +279,11 @@ def resume(run_dir: Path, plan: Mapping[str, Any], **told: Any) -> Journal:  # n
     """Open a run directory to go on with the same plan.
 
     A last line that a crash left unfinished is dropped. A sweep's budget may be larger than it was:
-    what one that was too small has measured is not lost, and what is ``told`` beside the plan is
-    told anew. Raises RunError when there is no run, when the journal is damaged, or when the plan
-    differs in something that was measured under it.
+    what was measured under a smaller one is not lost. What is ``told`` beside the plan is told
+    anew.
+
+    Raises RunError when there is no run, when the journal is damaged, or when the plan differs in
+    something that was measured under it.
     """
     path = run_dir / "journal.jsonl"
     events, whole_bytes = _events(run_dir)
@@ -331,8 +337,8 @@ def _events(run_dir: Path) -> tuple[list[Event], int]:
 
 
 def _is_event(event: object) -> bool:
-    """Whether it has what events of its name have, and numbers and words where they are looked at
-    before anything is made of them."""
+    """Whether it has what events of its name have. Where something is looked at before it is read,
+    that must be a number or a word."""
     if not isinstance(event, dict):
         return False
     missing = _CONTENT.get(str(event.get("event")), _NEVER) - event.keys()

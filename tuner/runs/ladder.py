@@ -16,14 +16,14 @@ SHORT_REPLAY_S = 5.0
 SHORT_SHARE = 1 / 12
 
 STEPS = 20 / 3
-"""What a sweep may replay, in steps: a ramp, three whole rungs, two confirming replays, and short
-ones. At 60 s a step that is 400 s."""
+"""Steps that a sweep may replay: a ramp, three whole rungs, two confirming replays, and short ones.
+At 60 s a step that is 400 s."""
 
 FAST_STEPS = 10 / 3
 """The same for --fast: two ramps, and one replay that verifies."""
 
 DRIFT_RAMP_SHARE = 0.25
-"""Of a step: how long the ramp at the end is, which shows whether the machine has changed."""
+"""Share of a step for the ramp at the end, which shows whether the machine has changed."""
 
 MAX_RAMPS = 3
 MAX_FAST_RAMPS = 2
@@ -62,9 +62,10 @@ def next_for_twin(  # noqa: PLR0913 - what was seen, and what is allowed
 ) -> Trial | None:
     """Return what to measure next so that the twin can be asked, or None when it can.
 
-    First the ramp, again until the choice is sure; then up the ladder: whole windows at the choice
-    and beside it, as far as ``steps_left`` allows, and a glance at what is below. The choice once
-    more if something else was at work meanwhile (``disturbed`` caps). Then a control.
+    First the ramp, again until the choice is sure. Then up the ladder, as far as ``steps_left``
+    allows: whole windows at the choice and beside it, a short look at what is below. Then the
+    choice once more, if something else was at work meanwhile (``disturbed`` caps). Last a replay
+    that shows drift.
     """
     counts = Counter(trial.purpose for trial in done)
     unsure = view is None or view.weighed.confidence < CONFIDENT
@@ -104,8 +105,8 @@ def _next_rung(
 def next_trial(blocks: Sequence[Block], *, ceiling: int) -> Trial | None:
     """Return what to measure next, or None when a decision can be taken.
 
-    Up the ladder until more slots cannot help; then each plausible cap once more on the way down,
-    so that a steady drift falls on all alike; then the first cap again as a control; then, while
+    Up the ladder until more slots cannot help. Then each plausible cap once more on the way down,
+    so that a steady drift falls on all alike. Then the first cap again, to show drift. Then, while
     the decision is unsure, the caps that it lies between.
     """
     tried = {block.trial.max_num_seqs for block in blocks if block.trial.purpose == "ladder"}
@@ -129,8 +130,8 @@ def next_trial(blocks: Sequence[Block], *, ceiling: int) -> Trial | None:
 
 
 def _plausible(blocks: Sequence[Block]) -> set[int]:
-    """Return the caps that noise could make the best, and the neighbours of the choice: one that
-    was cut may only have met a bad moment, unless arithmetic rules it out."""
+    """Return the caps that noise could make the best, and the neighbours of the choice. One that
+    was cut may only have met a bad moment, so it is plausible unless arithmetic rules it out."""
     alive = [point for point in points(blocks) if not point.cut]
     if not alive:
         return set()

@@ -24,7 +24,7 @@ class CurvePoint:
     """One cap of the curve."""
 
     numbers: Measurement
-    """By the twin over the whole part; as measured in the windows where it is not believed."""
+    """The twin's over the whole part; where it is not believed, as measured in the windows."""
 
     measured: Measurement | None
     """As measured in the windows; None where none were replayed."""
@@ -128,7 +128,7 @@ class CheckRecord:
 
 @dataclass(frozen=True, slots=True)
 class InUse:
-    """What is set where the traffic is served now, and what that gives."""
+    """The cap that is set where the traffic is served now, and what that gives."""
 
     max_num_seqs: int
     source: Literal["base", "default"]

@@ -1,4 +1,4 @@
-"""What is foretold of the confirming replay before it begins, and what came of it."""
+"""Foretells the confirming replay before it begins, and holds it against what was measured."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -137,9 +137,12 @@ def with_record(
     front_end: FrontEnd | None,
     windows: Sequence[Observed],
 ) -> Forecast:
-    """Return the twin that knows how far off it was of windows that it had not seen, and what
-    stands before the engine. ``windows`` are those of the confirming replay: behind a front end its
-    engine shares its cores as the one to come does, and flickers and is late as that one is."""
+    """Return the twin that knows how far off it was in windows that it had not seen, and what
+    stands before the engine.
+
+    ``windows`` are those of the confirming replay. Behind a front end its engine shares its cores
+    as the one to come does, so the flicker and the delays are taken from it.
+    """
     machine = replace(
         view.machine,
         ttft_errors=record.ttft_errors,

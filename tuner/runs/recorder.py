@@ -13,8 +13,8 @@ from tuner.twin.uncertainty import Trial
 
 @dataclass(frozen=True, slots=True)
 class Recorder:
-    """Whoever measures tells it; ``Evidence`` reads what stands there. Raises RunError when nothing
-    can be written."""
+    """Writes what whoever measures tells it; ``Evidence`` reads what stands there. Raises RunError
+    when nothing can be written."""
 
     journal: Journal
 
@@ -57,8 +57,8 @@ class Recorder:
         self.append("measured")
 
     def add_gathered(self, *, complete: bool) -> None:
-        """Note, once, that nothing more is measured before the confirming engine; once more where a
-        larger budget then had room for all."""
+        """Note that nothing more is measured before the confirming engine. It is noted once, and
+        once more where a larger budget then had room for all."""
         if not any(event["complete"] >= complete for event in self.journal.of("gathered")):
             self.append("gathered", complete=complete)
 

@@ -270,9 +270,11 @@ def json_object(
 
 
 def holds_with_headroom(outcome: SweepOutcome) -> bool:
-    """Whether the chosen cap, replayed with the load raised, still served half of the requests in
-    time, as many but for next to nothing as in the same windows as captured, and what is required
-    there."""
+    """Whether the chosen cap holds with the load raised, as it was replayed.
+
+    It holds where it still served half of the requests in time, as many but for next to nothing as
+    in the same windows as captured, and kept what is required there.
+    """
     raised, base = outcome.with_headroom, outcome.chosen.measured or outcome.confirmed
     if raised is None or base is None:
         return False
@@ -412,7 +414,7 @@ def _promise(outcome: SweepOutcome) -> Promise:
 
 
 def _promised(outcome: SweepOutcome) -> dict[str, Any]:
-    """Return the numbers of the engine that confirmed; what a plain server does not tell stays as
+    """Return the numbers of the engine that confirmed. What a plain server does not tell stays as
     it was measured or foretold before."""
     before = _numbers(outcome.chosen.numbers)
     if outcome.confirmed is None:

@@ -35,7 +35,8 @@ class SweepSettings:
 
     fresh: bool
     closed_sessions: bool
-    """A turn waits for the one before it. The windows decide: the twin knows open loops only."""
+    """A turn waits for the one before it. Then the windows decide: the twin knows open loops
+    only."""
 
     seed: int
     trace_block_size: int

@@ -138,9 +138,9 @@ def _replace(  # noqa: PLR0913 - what is written, where, and as whose
 
 
 def opened_own(path: str | Path, flags: int) -> int:
-    """Open a file of a run to write to it, as ``open(path, "a", opener=opened_own)``: a new one is
-    for its owner alone, no link is followed, and nothing is opened that is no file.
+    """Open a file of a run to write to it, as ``open(path, "a", opener=opened_own)``.
 
+    A new file is for its owner alone. No link is followed, and only a regular file is opened.
     Raises TargetError.
     """
     flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -160,7 +160,8 @@ def opened_own(path: str | Path, flags: int) -> int:
 def read_regular(path: Path, *, most_bytes: int = MOST_READ) -> bytes:
     """Return what is in a file that somebody else may have put there.
 
-    Raises OSError, also for what is no file, of which nothing or too much would come, and for more.
+    Raises OSError, also for what is no regular file (reading it might never end) and for more than
+    MOST_READ bytes.
     """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
@@ -218,9 +219,10 @@ def locked(folder: Path) -> Iterator[None]:
 def whole_file(path: Path, *, force: bool = False, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Write to a file beside ``path`` that takes its name when the block ends without an error.
 
-    An existing file stays as it is, and TargetError is raised, unless ``force``. The check is made
-    before the block and again at the end, in one step with the naming. ``mode`` is the new file's,
-    as far as the umask lets it.
+    An existing file is replaced only with ``force``. That is checked before the block and again at
+    the end, in one step with the naming. ``mode`` is the new file's, as far as the umask lets it.
+
+    Raises TargetError for an existing file without ``force``, and where nothing can be written.
     """
     real = resolve(path)
     if not force and real.exists():
@@ -258,14 +260,19 @@ def remove(path: Path) -> None:
 
 
 def other_names(path: Path) -> int:
-    """Return how many hard links the file has beside this one; they keep the old content."""
+    """Return how many hard links the file has beside this one; they keep the old content.
+
+    Raises TargetError where it cannot be looked up.
+    """
     status = _status(resolve(path))
     return 0 if status is None else status.st_nlink - 1
 
 
 def check_writable(path: Path) -> None:
-    """Raise TargetError where ``write_atomically`` would: tried, for what a folder takes is not
-    told by its permissions (another user's, a quota, /proc)."""
+    """Raise TargetError where ``write_atomically`` would.
+
+    It is tried: permissions do not tell what a folder takes (another user's, a quota, /proc).
+    """
     real = resolve(path)
     _check_unprotected(path)
     probe = real.parent / f".tuner-{secrets.token_hex(8)}.tmp"

@@ -11,9 +11,9 @@ from tuner.errors import TargetError
 def safe(folder: Path, *, users: Collection[int]) -> Path:
     """Return the folder without links on the way, when only these users and root can change it.
 
-    Every folder above it counts: who may rename one of them puts another in its place. A sticky one
-    like /tmp is fine, because what lies in it then stays its owner's. Raises TargetError with the
-    first that is not safe, and OSError.
+    Every folder above it counts: whoever may rename one of them can put another in its place. A
+    sticky one like /tmp is fine, because what lies in it stays its owner's. Raises TargetError with
+    the first that is not safe, and OSError.
     """
     real = Path(os.path.realpath(folder, strict=True))
     for one in (*reversed(real.parents), real):  # from the top: what is checked stays so

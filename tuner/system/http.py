@@ -45,7 +45,7 @@ class HttpRequest:
     """The header of that name."""
 
     reads_refusals: bool = False
-    """Also read what comes with another status than 200."""
+    """Read the content of answers whose status is not 200, too."""
 
     direct: bool = False
     """Past the proxies that the environment names; a server on this machine is always asked so."""
@@ -186,7 +186,8 @@ _WHY: tuple[tuple[type[BaseException], str, str], ...] = (
     (httpx.NetworkError, "no answer", "Is the server running?"),
     (BaseException, "no address that can be asked", "Check the address, and its redirects."),
 )
-"""The first that fits one of the causes is said, and nothing in the server's own words."""
+"""Kind of error, what is said, and its cure: the first that fits one of the causes. Nothing of it
+is the server's own words."""
 
 
 def _explained(url: str, problem: BaseException) -> InputError:

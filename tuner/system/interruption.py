@@ -1,9 +1,9 @@
 """Ctrl-C, SIGTERM and SIGHUP: the first ends a command in order, the second at once.
 
-In order: an event loop has its main task cancelled, elsewhere KeyboardInterrupt is raised. Another
-KeyboardInterrupt in the midst of that would cut the clean-up short wherever it happened to be, and
-Python would tell of it; so the second signal raises nothing: what must not outlive us is ended, the
-last words are said, and the process is gone.
+In order means: the main task of a running event loop is cancelled; elsewhere KeyboardInterrupt is
+raised. A second KeyboardInterrupt would cut the clean-up short wherever it happened to be, and
+Python would print a traceback. So the second signal raises nothing: what must not outlive us is
+ended, the last words are said, and the process is gone.
 """
 
 import atexit
@@ -30,7 +30,7 @@ _NOTHING_SAID = ("nothing half-written was left behind", "Run the command again.
 _LINE_AND_CURSOR_BACK = b"\r\x1b[K\x1b[?25h"
 
 Words = tuple[str, str]
-"""What is kept, and what to do next."""
+"""Last words of a command: what is kept, and what to do next."""
 
 Result = TypeVar("Result")
 
@@ -76,7 +76,7 @@ def ended(exit_code: int) -> None:
 
 
 def happened() -> bool:
-    """Return whether the command is being ended: what fails meanwhile, fails because of that."""
+    """Return whether the command is being ended: what fails from then on fails because of that."""
     return _command.count > 0
 
 
@@ -111,7 +111,7 @@ def has_ended(ending: Callable[[], object]) -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Let a clean-up that must not be left out have its time: a second signal goes unheard."""
+    """Let a clean-up that must not be left out finish: a second signal goes unheard."""
     before, _command.is_held = _command.is_held, True
     try:
         yield
@@ -177,14 +177,15 @@ def _heard(_number: int, _frame: FrameType | None) -> None:
 
 
 def _silence_what_falls_over() -> None:
-    """On the way out that is nobody's concern."""
+    """Silence what falls over on the way out: nobody needs to read it."""
     warnings.simplefilter("ignore")
     threading.excepthook = lambda _: None
     sys.unraisablehook = _dropped
 
 
 def _dropped(told: "sys.UnraisableHookArgs") -> None:
-    """A finalizer drops what is raised in it, and that may be ours: there is no other order."""
+    """End at once where Python has dropped our interruption, because it was raised in a finalizer:
+    then nothing is left that could end in order."""
     if isinstance(told.exc_value, KeyboardInterrupt) and not _command.is_held:
         _end_at_once()
 
@@ -206,8 +207,8 @@ def _leave(exit_code: int) -> NoReturn:
 
 
 def _be_gone() -> None:
-    """Leave out, after a signal, what Python does last: with an engine's libraries it takes it
-    seconds to forget each object, and nobody sees what for."""
+    """After a signal, leave out the last things that Python does: it takes seconds to forget an
+    engine's libraries object by object, and nobody sees what for."""
     hear_nothing()
     if happened() and _command.exit_code is not None:
         for stream in (sys.stdout, sys.stderr):

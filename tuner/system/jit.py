@@ -32,10 +32,10 @@ from numba.core.options import DefaultOptions  # noqa: E402
 Function = TypeVar("Function", bound=Callable[..., object])
 
 OLD_CACHES = 2
-"""How many caches of other versions stay: whoever goes back one need not compile again."""
+"""Caches of other versions that stay: whoever goes back to one need not compile again."""
 
 _IN_PLACE = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
-"""Numba's option not to count who holds an array, where it has it, as 0.65 does."""
+"""Numba's option not to count who holds an array; not every version has it (0.65 does)."""
 
 
 def compiled(function: Function) -> Function:
@@ -48,13 +48,16 @@ def compiled(function: Function) -> Function:
 
 
 def compiled_in_place(function: Function) -> Function:
-    """The same of what makes no array and only changes those that its caller holds: to count who
-    else does, whenever one is looked at, takes more than half the time of a small loop."""
+    """Compile in place: the function makes no array and only changes those that its caller holds.
+
+    Counting who else holds an array, whenever one is looked at, takes more than half the time of a
+    small loop. Here nobody counts.
+    """
     return _compiled(function, _IN_PLACE)
 
 
 def inlined(function: Function) -> Function:
-    """Compile into those who call it, in place too: for what is called often, from one place."""
+    """Compile into the callers, in place too: for what is called often, from one place."""
     inside = numba.njit(error_model="numpy", inline="always", **_IN_PLACE)
     return cast("Function", inside(function))
 
@@ -73,9 +76,11 @@ def _compiled(function: Function, options: Mapping[str, bool]) -> Function:
 
 
 def _keep_while_sources_stay(kept: Any, function: Callable[..., object]) -> None:  # noqa: ANN401 - of numba
-    """Make numba 0.65 see what it does not: that a function changed which this one calls, or a
-    constant that it uses, in another file. And let a full disk cost time and not the run: numba
-    raises what its cache raises.
+    """Recompile when anything changes that a function is made of, and go on where the disk is full.
+
+    Numba 0.65 does not see that a function which this one calls has changed, or a constant that it
+    uses, in another file. And it raises what its cache raises: a full disk is to cost time and not
+    the run.
     """
     cache_ = getattr(kept, "_cache", None)
     if cache_ is None:  # NUMBA_DISABLE_JIT

@@ -1,5 +1,7 @@
-"""What the process takes of the memory, and a bound on what one step may: a file that asks for more
-ends the step, and neither the machine nor its other processes."""
+"""The memory of this process, and a bound on what one step may add to it.
+
+A file that asks for more ends the step, and neither the machine nor its other processes.
+"""
 
 import resource
 from collections.abc import Iterator
@@ -11,10 +13,10 @@ _HELD = Path("/proc/self/statm")
 
 @contextmanager
 def at_most(more_bytes: int) -> Iterator[None]:
-    """Let the process take so many bytes beyond what it has, and no more: MemoryError is raised.
+    """Let the process take so many bytes beyond what it has; raise MemoryError for more.
 
-    For a step that yields to nobody, as the bound is the process's. Linux alone holds such a bound,
-    and says what there is already; elsewhere there is none.
+    The bound is the whole process's, so it is for a step that yields to nobody. Only Linux holds
+    such a bound, and says what is in use already; elsewhere there is none.
     """
     if not _HELD.exists():
         yield

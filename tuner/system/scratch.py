@@ -1,7 +1,7 @@
 """Folders for what is needed only while we run, in the folder for temporary files.
 
-Whoever makes one holds a lock on it, which the kernel takes back with the process, however that
-ends: one that is not locked is nobody's any more, and is removed when the next is made.
+Whoever makes one holds a lock on it. The kernel takes that back when the process ends, however it
+does. So a folder that is not locked is nobody's any more, and is removed when the next one is made.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 from tuner.system.lock import lock
 
 REMOVAL_S = 60.0
-"""How long whoever takes a new folder for one that was left may be at removing it."""
+"""How long making a new folder may spend on removing those that were left behind."""
 
 
 def new_folder(kind: str, place: str | None = None) -> Path:

@@ -18,7 +18,7 @@ _PLAIN_TAGS = frozenset(
 )
 _MAX_NUMBER_CHARACTERS = 32
 _AS_DATA, _AS_NODE = yaml.constructor.SafeConstructor(), yaml.representer.SafeRepresenter()
-"""What PyYAML reads and writes numbers with."""
+"""The parts of PyYAML that read and write numbers."""
 
 
 class RefusedError(Exception):
@@ -176,8 +176,11 @@ class _QuickLoader(_Bounded, _FASTEST):  # type: ignore[misc]
 
 
 def quickly(text: str) -> yaml.Node | None:
-    """Return the one plain document of the text, read by libyaml in a tenth of the time; None where
-    there is none, or something is wrong with it, for which PyYAML's own reader has better words."""
+    """Return the one plain document of the text, read by libyaml in a tenth of the time.
+
+    None where there is none or something is wrong with it: PyYAML's own reader has better words for
+    that.
+    """
     try:
         found: yaml.Node | None = _QuickLoader(text).get_single_node()
     except (yaml.YAMLError, RefusedError):

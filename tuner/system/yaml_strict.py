@@ -48,6 +48,8 @@ def read(path: Path, *, error: type[InputError], missing: str) -> str:
 
 
 def decode(content: bytes, *, source: str, error: type[InputError]) -> str:
+    """Return the text of a file. Raises ``error`` above MAX_BYTES, and with the line of what is no
+    UTF-8."""
     if len(content) > MAX_BYTES:
         raise error(
             f"{source}: larger than {MAX_BYTES >> 20} MiB",
@@ -184,12 +186,12 @@ class _QuickDumper(_FASTEST):  # type: ignore[misc]
 
 
 _LONGEST_SIMPLE_KEY = 100
-"""Longer ones, and empty ones, are written with a question mark by one of the two."""
+"""Longer keys, and empty ones, get a question mark from one of the two writers."""
 
 
 def _is_simple(value: object) -> bool:
-    """Whether PyYAML and libyaml write all of it alike: no text has another character than line
-    ends and those of ASCII that are printed, or a question mark."""
+    """Whether PyYAML and libyaml write all of it alike: its texts have only printable ASCII, line
+    ends, and no question mark."""
     if isinstance(value, str):
         plain = value.replace("\n", "")
         return plain.isascii() and plain.isprintable() and "?" not in plain

@@ -257,8 +257,8 @@ def _trunk(hash_ids: Lists | None) -> Ints:
 
 
 def _affinities(batch: _Some, trunk: Ints) -> Ints:
-    """Return for each request its session, or else the first block that tells prompts apart: what
-    sticky routers go by."""
+    """Return for each request what sticky routers go by: its session, or else the first block that
+    tells prompts apart."""
     size = len(batch.arrays["arrival_s"])
     if batch.hash_ids is None and batch.sessions is None:
         return _all(NO_AFFINITY, size, np.int64)

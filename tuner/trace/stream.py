@@ -40,8 +40,8 @@ from tuner.trace.trace import (
 COPY_BYTES = 2**20
 
 MOST_ROWS = 10**8
-"""A day of more than a thousand requests a second. Packed, a billion equal rows take half a
-megabyte, and each that is read takes up to 50 bytes of the memory."""
+"""Rows that are read at most: a day of more than a thousand requests a second. Packed, a billion
+equal rows take half a megabyte, and each that is read takes up to 50 bytes of memory."""
 
 Tell = Callable[[Tally], None]
 """Is told now and then how far the reading is."""
@@ -77,7 +77,10 @@ class Input:
 
 
 def stdin_input() -> Path:
-    """Return a file that holds all of standard input, until the process ends; it is read twice."""
+    """Return a file that holds all of standard input until the process ends, for it is read twice.
+
+    Raises TraceError where there is no room for it.
+    """
     descriptor, name = tempfile.mkstemp(prefix="tuner-stdin-")
     path = Path(name)
     interruption.ends_with_us(partial(path.unlink, missing_ok=True))
@@ -183,8 +186,10 @@ class HeldPart:
 
 
 class _Index:
-    """Which times each block of the file holds, so that a part is read without the rest, and the
-    rest in order without being held."""
+    """The times that each block of the file holds.
+
+    By it a part is read without the rest, and the rest in order without being held.
+    """
 
     def __init__(self) -> None:
         self.spans_ms: dict[int, tuple[float, float]] = {}
@@ -243,7 +248,10 @@ def convert(  # noqa: PLR0913 - what was read, where to, and how
     spread: TickSpread | None,
     draft: Draft,
 ) -> None:
-    """Write a scanned file in canonical form, its rows in its own order."""
+    """Write a scanned file in canonical form, its rows in its own order.
+
+    Raises TraceError when it has changed since the scan.
+    """
     header = scanned.header
     if spread is not None:
         note = f"spread evenly within ticks of {spread.tick_ms:g} ms, seed {spread.seed}"
@@ -296,9 +304,10 @@ def excerpt(  # noqa: PLR0913 - what was read, and which part of it
     held: HeldPart | None = None,
 ) -> Excerpt:
     """Return the requests that arrive in [start_s, start_s + length_s), with their row numbers.
+    Their times stay.
 
-    Their times stay. Of a file that is read by blocks only those are read again that hold such a
-    time, and none where its rows were held. Raises TraceError when there are none.
+    Of a file that is read by blocks, only blocks that hold such a time are read again, and none
+    where the rows were held. Raises TraceError when there are none.
     """
     first_us, end_us = microseconds(start_s), microseconds(start_s + length_s)
     inside: list[Batch] = []
@@ -333,8 +342,11 @@ def since(part: Excerpt, *, start_s: float, length_s: float) -> Excerpt:
 
 
 def in_order(file: Input, scanned: Scan, tell: Tell) -> Iterator[Batch]:
-    """Yield a scanned file's rows in order of arrival, those of one time in their own; no more are
-    held than are out of order."""
+    """Yield a scanned file's rows in order of arrival, those of one time in their own order.
+
+    Only rows that are out of order are held. Raises TraceError at the end when the file has changed
+    since the scan.
+    """
     later_ms = scanned.index.later_ms()
     held: list[Batch] = []
     again = _again(file, scanned, tell, -math.inf, math.inf)

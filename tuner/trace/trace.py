@@ -23,8 +23,8 @@ class TraceRequest:
     """One request. Times are seconds from the trace's origin; lengths are tokens."""
 
     row: int
-    """Position among the kept rows of the whole trace in arrival order; seeds the prompt, so that a
-    cut of the trace sends the same prompts as the whole."""
+    """Position among the kept rows of the whole trace, in order of arrival. It seeds the prompt, so
+    that a cut of the trace sends the same prompts as the whole."""
 
     arrival_s: float
     input_length: int

@@ -9,7 +9,7 @@ from tuner.trace.columns import Floats, Ints, columns_of
 from tuner.trace.trace import TraceRequest
 
 MIN_TICKS = 10
-"""Fewer distinct times say nothing of a grid: any two are on one."""
+"""Distinct times below which nothing is said of a grid: any two are on one."""
 
 MIN_BINS = 10
 FULL = 16
@@ -116,9 +116,10 @@ def peak_arrivals(arrival_s: Floats, window_s: float) -> int:
 
 def _fullest(arrival_s: Floats, before: Callable[[Ints], Ints], window_s: float) -> tuple[int, int]:
     """Return [first, last) of the arrivals within ``window_s`` seconds that weigh most, of equals
-    the first; ``before`` says what all earlier ones weigh.
+    the first.
 
-    Every STRIDE-th start is looked at, then those between two of which there may be more.
+    ``before`` says what all earlier ones weigh. Every STRIDE-th start is looked at, then those in
+    between where there may be more.
     """
     starts = np.arange(0, len(arrival_s), STRIDE)
     ends = np.searchsorted(arrival_s, arrival_s[starts] + window_s, side="left")
@@ -157,10 +158,10 @@ def busiest(arrival_s: Floats, before: Ints, length_s: float) -> tuple[float, fl
 
 
 def busiest_rows(arrival_s: Floats, tokens: NDArray[np.int64], most: int) -> slice:
-    """Return the rows of the stretch of ``most`` requests with the most tokens a second: all rows
-    where there are no more. Of equals the first.
+    """Return the rows of the stretch of ``most`` requests with the most tokens a second; of equals
+    the first, and all rows where there are no more.
 
-    Not of the most tokens: those of a night of long prompts are more, and hours apart.
+    Not of the most tokens: a night of long prompts has more of them, hours apart.
     """
     if len(arrival_s) <= most:
         return slice(0, len(arrival_s))

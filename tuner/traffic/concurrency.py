@@ -1,4 +1,5 @@
-"""Count the requests in flight, and those running, over time; and hold so many. Pure.
+"""Counts the requests in flight, and those running, over time; and makes traffic that holds so
+many. Pure.
 
 A request is in flight from its arrival to its end, waiting included, and counts n times. The
 distribution is over time and not over arrivals: quantile q is the least level that holds for a
@@ -20,7 +21,7 @@ from tuner.traffic.levels import LOOKS, Held, Levels, count_held, count_levels, 
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
 
 BAND_S_PER_TOKEN = (0.010, 0.020, 0.040, 0.080)
-"""Where ends are unknown: time per output token of a fast and of a slow server."""
+"""Times per output token of a fast and of a slow server, for traces whose ends are unknown."""
 
 TELLING = 2**17
 """Of ten million durations so many tell the p99."""
@@ -90,8 +91,8 @@ def modelled(columns: Columns, *, s_per_token: float) -> Held | None:
 def modelled_band(columns: Columns) -> dict[float, Held]:
     """Return what would be in flight at each speed of the band.
 
-    No server behaves so: this is for a preview, never a target; so a trace of more requests than
-    there are looks is looked at, and not counted.
+    No server keeps one speed at any load: this is for a preview, never a target. So a trace with
+    more requests than LOOKS is looked at, and not counted.
     """
     if len(columns) > LOOKS and columns.served.any():
         found = _looked(columns)
@@ -161,11 +162,11 @@ class Holder:
 
 
 def holding(ticks: Sequence[Tick], lengths: Sequence[tuple[int, int]]) -> Iterator[Holder]:
-    """Yield requests in order of arrival that hold a given concurrency, at an assumed speed: their
-    (prompt, output) lengths are taken in turn, and again.
+    """Yield requests in order of arrival that hold a given concurrency at an assumed speed.
 
     Each of the requests in flight is a place, in which one follows the other without a pause; a
-    place that is given up lets its last request end.
+    place that is given up lets its last request end. Their (prompt, output) ``lengths`` are taken
+    in turn, and again.
     """
     drawn = cycle(lengths)
     free_s: list[float] = []

@@ -17,7 +17,8 @@ DENSE = 2**22
 """Up to so many levels are counted in a table; more are hostile, and are sorted."""
 
 LOOKS = 2**20
-"""At so many times a long trace is looked at where an order of events is not worth its time."""
+"""Times at which a long trace is looked at, where putting its events in order would take too
+long."""
 
 Counts = NDArray[Any]
 """Whole numbers, of 32 bits where they suffice."""
@@ -132,7 +133,8 @@ def count_levels(
 def count_held(
     begins_s: Floats, ends_s: Floats, weight: Counts | None, *, start_s: float, end_s: float
 ) -> Held | None:
-    """``count_levels`` without the order of things, in less memory."""
+    """Return how long each level held: ``count_levels`` without the order of things, in less
+    memory."""
     found = _Sum()
     for level, lasted_s in _stretches(begins_s, ends_s, weight, start_s, end_s):
         found.add(level, lasted_s)
@@ -148,7 +150,7 @@ def look_held(
     starts_s: Mapping[float, float],
     end_s: float,
 ) -> list[Held | None]:
-    """``count_held`` of intervals that last ``each`` times a factor, as LOOKS looks see it that are
+    """``count_held`` of intervals that last ``each`` times a factor, seen at LOOKS times that are
     evenly apart: nothing is put in order.
 
     ``starts_s``: for each factor the time from which on. The begins are in order.

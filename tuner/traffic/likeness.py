@@ -19,7 +19,7 @@ UNLIKE = 0.15
 
 
 TELLING = 0.3
-"""Where chance alone moves samples farther apart than this, their distance says nothing."""
+"""Distance of samples by chance alone above which their distance says nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ def prompt_token_ids(
     ``block_size`` is the trace's: how many tokens one of ``hash_ids`` stands for. Equal hash ids
     give equal tokens, whatever the row; tokens that no hash id covers depend on the row, so that
     nothing is shared that production did not share.
+
+    Raises ValueError for a vocabulary with fewer than two ids beside the special ones.
     """
     usable = vocab_size - special_ids
     if usable < 2:
@@ -67,7 +69,8 @@ def _key(seed: int, kind: int) -> np.uint64:
 
 
 def _distinct(ids: NDArray[np.uint64], key: np.uint64, usable: int) -> NDArray[np.int64]:
-    """First tokens: different for any ``usable`` ids in a row, since traces number ids in turn.
+    """Return first tokens that are different for any ``usable`` ids in a row, since traces number
+    ids in turn.
 
     Random ones would meet by chance, and two siblings would share what production did not.
     """

@@ -1,4 +1,4 @@
-"""What people require of a choice beyond the SLO of one request: ``--require``. Pure.
+"""Requirements of a choice beyond the SLO of one request: ``--require``. Pure.
 
 A requirement is a bound on one number of all requests, today or at the headroom load:
 
@@ -62,8 +62,8 @@ class Requirement:
         }[self.operator]
 
     def bound_of(self, drawn: Sequence[float]) -> float:
-        """Return the number that 95 % of the draws stay on the good side of. One in which nothing
-        came to that has broken it: NaN."""
+        """Return the number that 95 % of the draws stay on the good side of. A draw in which
+        nothing came to that (NaN) has broken it."""
         share = 1 - BAD_SIDE if self.operator in AT_LEAST else BAD_SIDE
         return float(np.quantile(drawn, share, method="weibull")) if len(drawn) else math.nan
 

@@ -16,7 +16,8 @@ from tuner.trace.trace import TraceRequest
 Router = Literal["least", "rr", "random", "session"]
 
 S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN = 0.020, 0.0002
-"""How long a request is taken to last where production did not record it; only for ``least``."""
+"""Assumed times of a token, for requests whose end production did not record. Only ``least`` needs
+them."""
 
 
 def route(

@@ -1,8 +1,8 @@
-"""Choose windows that stand for a part of the trace too long to be replayed. Pure.
+"""Choose windows that stand for a part of the trace that is too long to be replayed. Pure.
 
-The window in which the most is asked for is taken with certainty. What is left is cut into tiles,
-the tiles are ordered by their load, and the middle one of each half stands for its half. At equal
-cost this halves the error of replaying the first minutes (docs/decisions).
+The window in which the most is asked for is always taken. The rest is cut into tiles, the tiles are
+ordered by their load, and the middle one of each half stands for its half. At equal cost this
+halves the error of replaying the first minutes (docs/decisions).
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,9 @@ from tuner.traffic.window import MAX_RUN_IN_S, RUN_IN_SHARE, SHORT_S, Part, Wind
 
 MIN_WINDOW_S = 5.0
 STRATIFIED_FROM_S = 40.0
-"""A shorter step is one window, the busiest, and so is one of long requests: three windows would be
-mostly run-in, or waiting for the last requests to end."""
+"""Length of a step from which on it is three windows. A shorter one is the busiest window alone,
+and so is one of long requests: three would be mostly run-in, or waiting for the last requests to
+end."""
 
 LONG_PART = 3.0
 """A part so many times as long as a step is worth more windows than the busiest one."""
@@ -78,9 +79,11 @@ STARTS = 4
 def unseen_windows(
     requests: Sequence[TraceRequest], part: Part, seen: Sequence[Window]
 ) -> tuple[Window, ...] | None:
-    """Return windows that share nothing with those that were replayed, each as long as one of them
-    and as near to its load as there is one, in the part or else in the whole trace. None where
-    there are none."""
+    """Return windows that share nothing with those that were replayed; None where there are none.
+
+    Each is as long as one of them, and as near to its load as any in the part or else in the whole
+    trace.
+    """
     columns = columns_of(requests, block_size=1)
     arrival_s, tokens = columns.arrival_s, np.concatenate(([0], np.cumsum(columns.tokens())))
     taken = [(one.start_s - one.run_in_s, one.start_s + one.length_s) for one in seen]
@@ -116,8 +119,8 @@ def _load(
 
 
 def _whole(part: Part, room_s: float) -> Window:
-    """Return the window that is the whole part, with what is before it, or its own first fifth, as
-    run-in."""
+    """Return the window that is the whole part. Its run-in is what is before it, or its own first
+    fifth."""
     run_in_s = run_in_before_s(part.length_s, room_s=room_s)
     if run_in_s or part.length_s < SHORT_S:
         return Window(part.begin_s, part.length_s, run_in_s)
@@ -132,8 +135,8 @@ def _length_s(time_s: float, drain_s: float) -> float:
 
 
 def _middle_tiles(arrival_s: Floats, tokens: Ints, length_s: float) -> list[tuple[int, float]]:
-    """Return (number of a tile, requests that each of its requests stands for) for the calmer and
-    for the busier half of the requests. Tiles without requests stand for nobody."""
+    """Return, for the calmer and for the busier half of the requests, (number of a tile, requests
+    that each of its requests stands for). Tiles without requests stand for nobody."""
     tile = (arrival_s // length_s).astype(np.int64)
     numbers, place, counts = np.unique(tile, return_inverse=True, return_counts=True)
     order = np.argsort(np.bincount(place, tokens), kind="stable")

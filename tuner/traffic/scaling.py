@@ -20,7 +20,7 @@ def scale_load(requests: Sequence[TraceRequest], factor: float, *, seed: int) ->
 
     Below 1 a random share stays. Above 1 a random share comes again, each within JITTER_S of its
     original and within the time of the trace, as other requests of the same kind: prefixes that
-    several requests share stay shared, what was one request's own is new.
+    several requests share stay shared, and prefixes of one request alone are new.
     """
     rng = np.random.default_rng(seed)
     size = len(requests)

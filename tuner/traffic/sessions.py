@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from tuner.trace.trace import TraceRequest
 
 NO_THOUGHT_S = 0.001
-"""A turn that came this close to the end of the one before it, on either side, came at once: times
-in traces are rounded, and sums of them are off by less than nothing."""
+"""A turn that came this close to the end of the one before, on either side, came at once: traces
+round their times, and sums of them may even be negative."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Turn:
 def turns_of(requests: Sequence[TraceRequest]) -> dict[int, Turn]:
     """Return row → what it waits for, of requests in order of arrival.
 
-    ``parent_id`` beats the order in the session. Only where the parent's end is recorded and lies
-    before the child came, or within NO_THOUGHT_S of that: otherwise nobody waited for it, or nobody
-    knows how long.
+    ``parent_id`` beats the order in the session. A turn waits only where its parent's end is
+    recorded, and lies before the turn came or at most NO_THOUGHT_S after: otherwise nobody waited,
+    or nobody knows how long.
     """
     by_id: dict[str, TraceRequest] = {}  # only those before: nobody waits for what comes later
     newest: dict[str, TraceRequest] = {}

@@ -15,7 +15,7 @@ _EXAMPLE = "Write it as ttft=500ms,tpot=50ms,e2el=10s; every limit is optional, 
 TPOT_SLACK = 2.0
 TTFT_SLACK = 5.0
 QUEUE_SHARE = 0.5
-"""What a derived SLO allows over an idle engine: twice its TPOT; five times its TTFT plus half of
+"""Factors of a derived SLO over an idle engine: twice its TPOT; five times its TTFT plus half of
 its median E2EL. From the study of stop rules on simulated worlds (docs/decisions)."""
 
 

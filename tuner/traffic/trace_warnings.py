@@ -11,7 +11,7 @@ from tuner.traffic.summary import TrafficSummary
 COARSE_TICK_MS = 500
 MAX_RATE_RPS = 1000.0
 MIN_RATE_RPS = 0.002
-"""A rate beyond these is a unit mistaken for another more often than it is traffic."""
+"""Rates beyond these are more often a mistaken unit than traffic."""
 
 EITHER_UNIT = frozenset({"unknown", "mooncake", "aiperf", "guidellm", "timed_trace"})
 """Formats whose stamps may be in s or in ms."""
@@ -21,12 +21,12 @@ GAP_SHARE = 0.99
 """One gap that is more of the trace's time than this is a clock's leap, or two traces in one."""
 
 FEW_ROWS, EVEN = 20, 1e-3
-"""Of so many rows whose gaps have no larger CV, none is a request."""
+"""Rows from which on gaps with no larger CV show sums over time, and no requests."""
 
 FEW_REQUESTS, SHORT_S = 100, 30.0
 UNIFORM_SPREAD = 0.02
 FLAT = 0.9
-"""Where the median of what ran is so near its highest, something held it down."""
+"""Ratio of the median of what ran to its highest from which on something held it down."""
 
 ENGINE_BLOCK_SIZE = 16
 """vLLM's default block_size."""

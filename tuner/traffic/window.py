@@ -124,9 +124,9 @@ def run_in_before_s(length_s: float, *, room_s: float) -> float:
 
 
 def in_window(requests: Sequence[TraceRequest], window: Window) -> list[TraceRequest]:
-    """Return the requests to send: the window's and its run-in's, with recorded errors left out.
+    """Return the requests to send: the window's and its run-in's, recorded errors left out.
 
-    What production rejected or failed was never served; it is reported, not replayed.
+    What production rejected or failed was never served: it is reported, not replayed.
     """
     start_s, end_s = window.start_s - window.run_in_s, window.start_s + window.length_s
     return [

@@ -19,7 +19,7 @@ MIN_STEP_S = 6.0
 """A shorter step shows the engine at hardly any batch size."""
 
 LOADED = 1.5
-"""How much longer a request takes on a busy engine: a guess, for how long a window drains."""
+"""Times as long that a request takes on a busy engine. A guess, for how long a window drains."""
 
 LEAST_S = 1.0
 """Traffic that arrives at once has a rate over this."""
@@ -83,9 +83,11 @@ class Workload:
         )
 
     def queued(self, cap: int, *, held: float) -> float:
-        """Return the share of the judged requests whose turn comes in time at ``cap`` if each holds
-        its slot for ``held`` times as long as on an idle engine: a queue that grows over hours
-        shows in no window, which begins without it."""
+        """Return the share of the judged requests whose turn comes in time at ``cap``, if each
+        holds its slot for ``held`` times as long as on an idle engine.
+
+        It sees a queue that grows over hours, which no window shows: each begins without it.
+        """
         return littles_bound(
             self.judged[:MOST_QUEUED],
             self.unloaded,
@@ -167,7 +169,8 @@ def workload_of(  # noqa: PLR0913, PLR0917 - what was chosen
 
 
 FASTEST = 0.8
-"""How long a slot is held at least, of what the probes say: they were few, on a busy machine."""
+"""Share of the probes' time for which a slot is held at least: the probes were few, on a busy
+machine."""
 
 
 def littles_bound(  # noqa: PLR0913 - what waits, and for how long
@@ -179,12 +182,12 @@ def littles_bound(  # noqa: PLR0913 - what waits, and for how long
     scored_from_s: float,
     held: float = FASTEST,
 ) -> float:
-    """Return the most that ``cap`` can attain of the requests from ``scored_from_s`` on (those
-    before only hold slots) if each holds its slot for so long, ``held`` of what it does on an idle
-    engine.
+    """Return the most that ``cap`` can attain of the requests from ``scored_from_s`` on, by
+    Little's law; those before only hold slots.
 
-    First come first served over ``cap`` slots: no real schedule starts them earlier. Aborted ones
-    take no slot and are all taken for good, which can only raise the bound.
+    Each holds its slot for ``held`` of what it does on an idle engine. First come first served over
+    ``cap`` slots: no real schedule starts them earlier. Aborted ones take no slot and are all taken
+    for good, which can only raise the bound.
     """
     free = [-math.inf] * cap
     good = total = 0

@@ -1,4 +1,4 @@
-"""What every cap would do, which one to take, and how sure that is.
+"""The forecast of every cap: what it would do, which one to take, and how sure that is.
 
 In come iterations and measurements; out go a step-time law, the whole trace replayed at every cap
 by the scheduler model, a check of both against what was measured, and a verdict with its reason.

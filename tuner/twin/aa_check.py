@@ -1,4 +1,4 @@
-"""Whether the confirming engine is the one that the ladder measured: an A/A test. Pure.
+"""An A/A test: is the confirming engine like the one that the ladder measured? Pure.
 
 Two replays of one cap differ because the machine's speed varies. So each is held against the twin
 at the speed that the machine had then, as a control variate: what is left is the engine's. Raw
@@ -18,8 +18,8 @@ from tuner.twin.law import START_SHARE
 from tuner.twin.simulation import attainment
 
 PRIOR_SD, PRIOR_WEIGHT = 0.03, 4.0
-"""How far one window's attainment is from the twin's before any was seen, and how many windows that
-belief is worth."""
+"""Standard deviation of one window's attainment from the twin's before any was seen, and the
+windows that this belief is worth."""
 
 CLAIM = 2.0
 """Standard deviations beyond which a difference is claimed: 5 % of equal pairs where the noise is
@@ -55,12 +55,12 @@ class AaCheck:
 
     @property
     def slower_found(self) -> float:
-        """How much slower an engine would have been claimed to differ in 80 % of cases."""
+        """Slowdown of an engine that would have been claimed in 80 % of cases; 0.1 is 10 %."""
         return math.expm1(self.slower_limit * (1 + POWER_SD / CLAIM_SPEED))
 
     @property
     def attainment_found(self) -> float:
-        """Which difference in attainment would have been claimed in 80 % of cases."""
+        """Difference in attainment that would have been claimed in 80 % of cases."""
         return self.attainment_limit * (1 + POWER_SD / CLAIM)
 
     @property

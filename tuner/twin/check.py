@@ -1,11 +1,11 @@
-"""The twin held against what was really measured: twelve numbers, each by itself. Pure.
+"""Holds the twin against what was really measured: twelve numbers, each by itself. Pure.
 
-Twice. *Unpaced*: what was predicted of a replay before it began, its machine's speed included. That
-tests the prediction. *Paced*: the twin at the speed that the engine had in that very replay; what
-is left is the scheduler model's error.
+It does so twice. *Unpaced*: what was predicted of a replay before it began, its machine's speed
+included. That tests the prediction. *Paced*: the twin at the speed that the engine had in that very
+replay. What is left is the scheduler model's error.
 
 A check fails when one number is more than ALARM half-widths off, on the side of the miss, or when
-OUTSIDE of them lie outside their 95 %: honest runs fail in at most one of ten (docs/promise.md).
+OUTSIDE of them lie outside their 95 %. Honest runs fail in at most one of ten (docs/promise.md).
 """
 
 import math
@@ -45,7 +45,7 @@ TPOT_TICK_MS = 0.1
 """Smaller differences are those of the clocks."""
 
 FEWEST = 2.0
-"""So many requests more or less in the SLO are no miss, of the windows that stand for most."""
+"""Requests more or less in the SLO that are no miss, counted in the windows that stand for most."""
 
 PACED_DRAWS = 40
 
@@ -131,7 +131,7 @@ class Number:
 
     @property
     def off(self) -> float:
-        """How far measured is from predicted, in half-widths on the side of the miss."""
+        """The distance of measured from predicted, in half-widths on the side of the miss."""
         miss = self.measured - self.predicted
         half = self.high - self.predicted if miss > 0 else self.predicted - self.low
         return miss / half if half > 0 else 0.0
@@ -139,7 +139,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a twin said of a replay, number by number."""
+    """The numbers of a replay, each as the twin foretold it and as it was measured."""
 
     numbers: tuple[Number, ...]
 
@@ -239,8 +239,8 @@ def driven(
 
 
 def lag_s(windows: Sequence[Observed], law: StepLaw, shape: EngineShape) -> float:
-    """Return how long a request is under way before the scheduler knows it: the median of measured
-    minus predicted TTFT over the requests that did not have to wait."""
+    """Return how long a request is under way before the scheduler knows it: the median, over the
+    requests that did not have to wait, of measured minus predicted TTFT."""
     at_once = replace(shape, lag_s=0.0)
     later = [later_s(one, driven(one, law, at_once), law) for one in windows]
     found = np.concatenate([np.zeros(0), *later])
@@ -248,8 +248,8 @@ def lag_s(windows: Sequence[Observed], law: StepLaw, shape: EngineShape) -> floa
 
 
 def later_s(window: Observed, twin: TwinReplay, law: StepLaw) -> Floats:
-    """Return how much later than predicted the first tokens of requests came that did not have to
-    wait for the scheduler."""
+    """Return, of requests that did not have to wait for the scheduler, how much later than
+    predicted their first tokens came."""
     at_once = twin.queue_s <= 2 * law.decode_s[-1]
     later_s = (window.ttft_s - twin.ttft_s)[at_once]
     return np.asarray(later_s[~np.isnan(later_s)])
@@ -265,8 +265,8 @@ def foretell(  # noqa: PLR0913 - what is sent, on what, and what is asked of it
     max_num_seqs: int,
     seed: int = 0,
 ) -> tuple[dict[str, Foretold], list[tuple[float, float]]]:
-    """Return what a replay of these windows at a cap will show: its numbers, and of each window the
-    mean TTFT and TPOT in seconds; over the draws of a run for each of these laws."""
+    """Return what a replay of these windows at a cap will show, over the draws of a run for each
+    law: its numbers, and of each window the mean TTFT and TPOT in seconds."""
     rows, means = [], []
     for draw in _draws_for(windows, laws, machine, seed):
         asked = partial(draw.replay, shape=shape, max_num_seqs=max_num_seqs, log=True)
@@ -290,7 +290,7 @@ def least_attainment(  # noqa: PLR0913 - as foretell
     seed: int = 0,
 ) -> float:
     """Return the lower end of the attainment that ``foretell`` says of the same; 0 where it says
-    none. No iteration is looked at for it, which takes a fraction of the time."""
+    none. It takes a fraction of the time, because no iteration is looked at."""
     rows = []
     for draw in _draws_for(windows, laws, machine, seed):
         asked = partial(draw.replay, shape=shape, max_num_seqs=max_num_seqs)
@@ -312,8 +312,8 @@ def _draws_for(
 
 
 def unpaced(foretold: Mapping[str, Foretold], windows: Sequence[Observed], slo: Slo) -> Check:
-    """Hold what was foretold against the replay, of windows that were all replayed; nothing where
-    one was cut because of another SLO."""
+    """Hold what was foretold against the replay of all its windows. Nothing is compared where one
+    was cut because of another SLO."""
     cut = [one for one in windows if one.cut]
     if any(one.cut_by is not None and not one.cut_by.is_like(slo) for one in cut):
         return Check(())
@@ -341,8 +341,8 @@ def paced(  # noqa: PLR0913 - what is held against what
     front_end: FrontEnd | None = None,
     drive: Drive | None = None,
 ) -> Check:
-    """Hold the twin at the speed that the engine had, behind its front end and with its delays of
-    single requests, against these windows of one cap, but those cut or told by clients alone."""
+    """Hold the twin at the engine's speed, behind its front end and with its delays of single
+    requests, against these windows. Those cut are left out, and those that only clients tell of."""
     windows = [
         one for one in windows if not one.cut and one.counted().any() and len(one.iterations)
     ]
@@ -474,8 +474,8 @@ def _at_length(numbers: Mapping[str, float], draw: Draw, cap: int) -> dict[str, 
 def _over(
     rows: Sequence[Mapping[str, float]], windows: Sequence[PlannedWindow]
 ) -> dict[str, Foretold]:
-    """Return middle and ends of every number over the draws, no nearer to each other than what
-    nobody would call a difference."""
+    """Return middle and ends of every number over the draws; the ends stay as far apart as anybody
+    would call a difference."""
     weight = sum(one.weight * float(one.counted.sum()) for one in windows)
     request = max(one.weight for one in windows) / max(1.0, weight)
     found = {}

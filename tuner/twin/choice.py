@@ -40,14 +40,16 @@ from tuner.twin.simulation import (
 )
 
 DRAWS = 40
-"""While a run decides what to measure next; of what is printed there are more (``draws.PRINTED``),
-at the caps that may be chosen."""
+"""Draws while a run decides what to measure next. What is printed has more (``draws.PRINTED``), at
+the caps that may be chosen."""
 
 PLAUSIBLE = 0.2
-"""A cap that serves so much less than the best is no candidate; the best one's neighbours are."""
+"""A cap whose attainment is so much lower than the best is no candidate, unless it is next to the
+best."""
 
 NEAR_ENOUGH = 17 / 16
-"""Batches so little larger than the largest measured one are no guess: knots lie as far apart."""
+"""Batches so little larger than the largest measured one are no guess: it is the distance between
+knots."""
 
 OWN_CHOICE = 0.02
 """Share of the draws by which another cap must be right more often than the law's own choice."""
@@ -106,7 +108,7 @@ class Weighed:
     """By the law itself, at today's load."""
 
     raised: Shares
-    """By the law itself, with headroom: of today's candidates at least; empty where that is not
+    """By the law itself, with headroom: at least of today's candidates. Empty where headroom is not
     asked about."""
 
     best: int
@@ -179,12 +181,14 @@ def weigh(  # noqa: PLR0913 - the question, and how hard to look
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Weighed:
-    """Choose a cap for these loads, under the law and under laws as likely: of those that meet what
-    is required, where any does. ``length_s`` is how long today's traffic arrives; ``front_end`` is
-    what it comes through, None where the engine alone is asked.
+    """Choose a cap for these loads, under the law and under laws that are as likely.
+
+    Where any cap meets what is required, only such caps are chosen. ``length_s`` is how long
+    today's traffic arrives. ``front_end`` is what it comes through; None where the engine alone is
+    asked.
 
     With ``everywhere``, and where something is required, there are samples for every cap at both
-    loads, otherwise only today's of those that may be chosen.
+    loads; otherwise only today's, of those that may be chosen.
     """
     rate_rps = len(loads.today) / length_s
     question = Question(loads, shape, slo, tuple(requirements), rate_rps, front_end)
@@ -233,8 +237,10 @@ def agreed(
     *,
     requests: int | None = None,
 ) -> int:
-    """Return the cap that most draws agree on, of those that in 99 % of them cost nothing today
-    against what they agree on for today alone.
+    """Return the cap on which most draws agree.
+
+    It is one that costs nothing in 99 % of them today, against the cap on which they agree for
+    today alone.
 
     >>> less, equal = {8: (0.995, 0.0), 16: (0.990, 0.0)}, {8: (0.995, 0.0), 16: (0.995, 0.0)}
     >>> raised = {8: 0.80, 16: 0.95}
@@ -260,7 +266,7 @@ def agreed(
 
 
 class LawDraw(NamedTuple):
-    """What one law says of caps, at both loads."""
+    """The numbers that one law gives caps, at both loads."""
 
     today: Mapping[int, Statistics]
     raised: Shares
@@ -277,7 +283,7 @@ class LawDraw(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of a law."""
+    """The question that a law is asked: which loads, on which engine, by which SLO."""
 
     loads: Loads
     shape: EngineShape
@@ -310,8 +316,9 @@ class Question:
         return Required(asked, self.slo, self.rate_rps * (self.loads.headroom**at_headroom))
 
     def raised(self, law: StepLaw, values: Values, *, everywhere: bool) -> Shares:
-        """Return the attainment with headroom by one law: of today's candidates the mean over all
-        copies of the load, of others that may be chosen, or ``everywhere`` all, by one of them."""
+        """Return the attainment with headroom by one law. Of today's candidates it is the mean over
+        all copies of the load; of others that may be chosen, or with ``everywhere`` of all, it is
+        that of one copy."""
         if not self.loads.raised:
             return NOT_ASKED
         near = candidates(values, requests=len(self.loads.today))
@@ -369,7 +376,8 @@ def _replays(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
     log: bool = False,
     front_end: FrontEnd | None = None,
 ) -> Iterator[tuple[int, TwinReplay]]:
-    """Yield each cap, ascending, with its replay: above one that never binds all have the same."""
+    """Yield each cap, ascending, with its replay. Above a cap that never binds all have the same
+    one."""
     replay: TwinReplay | None = None
     for cap in sorted(caps):
         if replay is None or replay.running_peak >= replay.max_num_seqs:

@@ -5,9 +5,9 @@ another order, stalls included, and two factors for what the twin does not know 
 The factors are applied to every request before the SLO is scored, so that all numbers of one draw
 agree.
 
-The machine's speed is followed on two grids of time, because it is slow in two ways: for minutes
-others use it, and for a moment an iteration stands still. A stall of 150 ms is 6 % of 2.5 s and
-nothing to notice there, and it is half as long again for a request of 300 ms.
+The machine's speed is followed on two grids of time, because it varies in two ways. For minutes
+others use the machine; and for a moment an iteration stands still. A stall of 150 ms is 6 % of 2.5
+s, which nobody notices there; of a request of 300 ms it is half.
 """
 
 import math
@@ -36,10 +36,10 @@ PRINTED = 200
 """Draws of what is printed."""
 
 GRID_S = 2.5
-"""How finely the machine's speed is followed."""
+"""Grid on which the machine's speed is followed."""
 
 FINE_S = 0.1
-"""How finely what flickers within that."""
+"""Finer grid for what flickers within that."""
 
 FINER = round(GRID_S / FINE_S)
 
@@ -54,7 +54,7 @@ ENDS = (0.025, 0.975)
 
 @dataclass(frozen=True, slots=True)
 class MachineHistory:
-    """What is known of runs besides the law."""
+    """Knowledge of a machine from its runs, besides the law."""
 
     pace: Floats
     """Measured / lawful time of all that was replayed, stalls included, a value each GRID_S; none
@@ -170,8 +170,10 @@ class Draw:
 
 
 def delayed(replay: TwinReplay, delays_s: Floats, rng: np.random.Generator) -> TwinReplay:
-    """Return the replay with these delays, but for the usual one, on requests at random: they are
-    of neither iterations nor scheduler, and one of them may be all of a p99."""
+    """Return the replay with these delays, but for the usual one, on requests at random.
+
+    They come from neither iterations nor scheduler, and one of them may be all of a p99.
+    """
     if not len(delays_s):
         return replay
     ttft_s = replay.ttft_s + rng.choice(delays_s - np.median(delays_s), len(replay.ttft_s))
@@ -225,8 +227,8 @@ def _factor(
     windows: int,
     rng: np.random.Generator,
 ) -> float:
-    """Return what a time is multiplied with: Student's t around the bias, its scale the belief
-    pooled with the errors that were seen."""
+    """Return the factor on a time: Student's t around the bias, its scale the belief pooled with
+    the errors that were seen."""
     freedom = windows + len(errors)
     squares = windows * believed_sd**2 + sum((one - bias) ** 2 for one in errors)
     return math.exp(bias + math.sqrt(squares / freedom) * float(rng.standard_t(freedom)))
@@ -244,7 +246,7 @@ def _resampled(values: Floats, length: int, grid_s: float, rng: np.random.Genera
 
 @dataclass(frozen=True, slots=True)
 class PredictedRanges:
-    """What a cap gives again, over the draws: of each number its middle and the ends of 95 %."""
+    """The numbers of a cap, should it be run again: of each the draws' middle and 95 % range."""
 
     middle: Mapping[str, float]
     """Seconds are seconds, and the SLO's share is a share."""
@@ -279,8 +281,8 @@ def promised(
 
 
 def ends_of(values: Floats) -> tuple[float, float]:
-    """Return the ends of 95 %, by order statistics at p (n + 1): the usual quantiles of few draws
-    cover less than they say."""
+    """Return the ends of 95 %, by order statistics at p (n + 1): the usual quantiles cover less
+    than they say where draws are few."""
     low, high = np.quantile(values, ENDS, method="weibull").tolist()
     return low, high
 

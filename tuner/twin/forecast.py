@@ -73,7 +73,8 @@ MOST_DELAYS = 400
 """That a profile keeps."""
 
 BURST_S = 10.0
-"""Traffic that arrives in a shorter time is served over a longer one, and rates are of that."""
+"""Traffic that arrives in a shorter time takes longer to be served; its rates are over this
+time."""
 
 STALL = 3.0
 """Times the law beyond which an iteration was held up by something else."""
@@ -101,8 +102,8 @@ class Forecast:
 
     hit_share: float
     stalled_share: float
-    """Of the engine's busy time, what iterations lost that took several times as long as the law
-    says: the law, and so the twin's tails, know nothing of it."""
+    """Share of the engine's busy time that was lost in iterations of more than STALL times the law.
+    The law knows nothing of it, and so the twin's tails do not."""
 
     weighed: Weighed
     checks: tuple[Check, ...] = ()
@@ -116,7 +117,7 @@ class Forecast:
 
     @property
     def traffic(self) -> Traffic:
-        """Today's."""
+        """Today's traffic."""
         return self.loads.today
 
     @property
@@ -126,8 +127,11 @@ class Forecast:
 
     @property
     def doubt(self) -> str | None:
-        """Why replays decide and not the twin; None where it is believed. Of many checks it takes
-        one number that is far off: some outside of their 95 % would be chance."""
+        """Reason for replays to decide and not the twin; None where the twin is believed.
+
+        One number that is far off is enough. Numbers just outside of their 95 % are not: of many
+        checks some are by chance.
+        """
         if self.unmodelled:
             return f"the twin does not know {', '.join(self.unmodelled)}"
         wrong = [one.worst for one in self.checks if one.is_far_off]

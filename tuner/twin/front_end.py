@@ -1,13 +1,13 @@
-"""What stands between users and the scheduler of a server: HTTP, tokeniser, detokeniser. Pure.
+"""The front end between users and a server's scheduler: HTTP, tokeniser, detokeniser. Pure.
 
 Three parts of it are felt. It takes CPU from the engine, whose iterations last longer: contention.
-Before the scheduler requests are read one after the other, in a + b·input tokens each. After it
-every chunk of a stream takes c, first come first served, all sequences of an iteration at once,
-and is under way for a fixed time besides, which keeps nobody else waiting.
+Before the scheduler, requests are read one after the other, in a + b·input tokens each. After it
+every chunk of a stream takes c, first come first served, all sequences of an iteration at once.
+Each chunk is also under way for a fixed time, which keeps nobody else waiting.
 
-Waiting is Lindley's recursion (1952): of whole requests before the scheduler; after it of work that
-comes evenly between the first and the last token of each sequence. That costs a sort of the
-requests, not of their tokens.
+Waiting is Lindley's recursion (1952). Before the scheduler it is of whole requests; after it, of
+work that comes evenly between the first and the last token of each sequence. That costs a sort of
+the requests, not of their tokens.
 """
 
 import math
@@ -30,7 +30,8 @@ from tuner.twin.simulation import (
 
 WARNED_UTILISATION = 0.7
 MOST_UTILISATION = 0.9
-"""Above it nothing is promised: what waits depends on the smallest error of what is served."""
+"""Utilisation above which nothing is promised: the wait would depend on the smallest error of the
+load."""
 
 FEWEST = 5
 """Requests whose ways through a front end tell anything of it."""
@@ -176,7 +177,7 @@ def _reached_s(queued_s: Floats, iterations: IterationLog) -> Floats:
 
 def contention_of(law: StepLaw, logs: Sequence[IterationLog]) -> float:
     """Return how many times as long iterations behind a front end took as the law says of the same
-    work; at least 1, because nothing gets faster by it."""
+    work; at least 1, because nothing gets faster by a front end."""
     lawful_s = sum(float(law.durations_s(one).sum()) for one in logs)
     took_s = sum(float(one["duration_s"].sum()) for one in logs)
     return max(1.0, took_s / lawful_s) if lawful_s > 0 else 1.0
@@ -229,8 +230,8 @@ def fit_front_end(
 
 
 def _least_squares(off: Callable[[Floats], Floats], typical: Floats) -> list[float]:
-    """Return the values of 0 or more with the least errors, of which single large ones count less:
-    a process that was not run for a while says nothing of the usual."""
+    """Return the values of 0 or more with the least errors. Single large errors count less: a
+    process that was not run for a while says nothing of the usual."""
     from scipy import optimize  # noqa: PLC0415 - 0.7 s, and only what fits a front end needs it
 
     found = optimize.least_squares(
@@ -293,8 +294,9 @@ def through(front_end: FrontEnd, traffic: Traffic, replay: TwinReplay) -> TwinRe
 
 
 def _queued_s(front_end: FrontEnd, sent_s: Floats, input_length: Ints) -> Floats:
-    """Return when the engine gets requests that are sent in this order. Several processes are one
-    that is as much faster, and then keeps a request for the rest of what one takes."""
+    """Return when the engine gets requests that are sent in this order. Several processes are taken
+    for one that is as many times faster, and then keeps a request for the rest of the time that one
+    takes."""
     service_s = front_end.request_s + front_end.input_token_s * input_length
     shared_s = service_s / front_end.processes
     served_s = np.cumsum(shared_s)
@@ -330,7 +332,10 @@ def _seen_s(
 
 def _backlog(begin_s: Floats, end_s: Floats, gaps: Ints, chunk_s: float) -> tuple[Floats, Floats]:
     """Return the unfinished work of one server before the iterations in which sequences begin, and
-    those in which they end: their chunks but the last come evenly in between."""
+    before those in which they end.
+
+    Of each sequence all chunks but the last come evenly in between.
+    """
     size = begin_s.size
     rate = chunk_s * gaps / np.maximum(end_s - begin_s, AT_ONCE_S)
     nothing = np.zeros(size)

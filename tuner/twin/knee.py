@@ -123,8 +123,8 @@ def _rivals(confidence: float) -> str:
 
 
 def _as_required(verdict: Verdict, view: Forecast) -> Verdict:
-    """Return the verdict with what is known of every requirement at its cap and, where no cap keeps
-    all, what comes nearest and which load would do."""
+    """Return the verdict with what is known of every requirement at its cap. Where no cap keeps
+    all, also with what comes nearest and the load that would do."""
     bounds = view.weighed.bounds
     checks = bounds.checks(verdict.max_num_seqs)
     if all(one.is_kept for one in checks):
@@ -231,7 +231,8 @@ def _changed(change: float) -> str:
 def _overloaded(
     view: Forecast, curve: Sequence[Point], ceiling: int, warnings: Sequence[str]
 ) -> Verdict:
-    """No cap meets half of the SLO; or none yet, where more slots would still serve more."""
+    """Return the verdict where no cap meets half of the SLO, or none yet because more slots would
+    still serve more."""
     weighed = view.weighed
     found = overloaded(curve, weighed.best)
     found = replace(

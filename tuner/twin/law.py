@@ -25,19 +25,20 @@ from tuner.engines.seam import IterationLog
 
 BLOCK_S = 5.0
 CORRELATION_S = 60.0
-"""How long the machine's slowdown resembles itself. From the study of noise levels; that of the
-study's machines is 60 to 120 s."""
+"""Time for which the machine's slowdown resembles itself. From the study of noise levels; that of
+the study's machines is 60 to 120 s."""
 
 START_SHARE = 0.6
-"""An engine start shifts the speed by this share of what the speed varies by in time. One start
-cannot show it, so it is believed (the study's machines: 0.5 to 0.7)."""
+"""Share of the speed's variation in time by which an engine start shifts it. One start cannot show
+it, so it is believed (the study's machines: 0.5 to 0.7)."""
 
 MIN_SPEED_SD = 0.002
 FAR_OUT = 3.5
 """Standard deviations beyond which a block is another machine's."""
 
 MIN_ITERATIONS = 20
-"""So many tell where a knot of f lies: at one batch size, or at neighbouring ones together."""
+"""Iterations that tell where a knot of f lies: at one batch size, or at neighbouring ones
+together."""
 
 FEWEST_ITERATIONS = 5
 """So many tell of the smallest batch size, whose neighbours are all on one side."""
@@ -46,7 +47,7 @@ DENSE_KNOTS = 32
 """Above this batch size knots are at least 1/16 apart."""
 
 LOG_STEEPNESS_SD = 1.0
-"""How wrong the slope beyond the last knot may be, as a logarithm: it is a guess."""
+"""Standard deviation of the logarithm of the slope beyond the last knot: that slope is a guess."""
 
 HUBER = 1.345
 """95 % efficient where the noise is normal (Huber, Robust Statistics, 1981)."""
@@ -265,8 +266,8 @@ def centre(values: Floats) -> float:
 
 
 def knots_of(decode_seqs: NDArray[np.integer]) -> Ints:
-    """Return the batch sizes that were seen often enough to be told apart, at least one; of sizes
-    that were seen seldom the largest of some that were seen often enough together.
+    """Return the batch sizes that were seen often enough to be told apart, at least one. Sizes that
+    were seen seldom are pooled until they have MIN_ITERATIONS, and the largest of them is the knot.
 
     >>> knots_of(np.repeat([1, 2, 3, 4, 5, 6], [4, 8, 8, 8, 8, 8])).tolist()
     [2, 5]

@@ -13,12 +13,12 @@ from tuner.traffic.scaling import JITTER_S
 from tuner.twin.simulation import Traffic
 
 JITTERS = 5
-"""How often the traffic is raised, with other copies at other times: what is said of a load must
-not be that of one of them."""
+"""Times that the traffic is raised, with other copies at other times: what is said of a load must
+not rest on one of them."""
 
 
 STRETCH_S = 30.0
-"""Of traffic, that stays together on another day: bursts do not come apart."""
+"""Length of a stretch of traffic that stays together on another day: bursts do not come apart."""
 
 FEWEST_STRETCHES = 20
 """With fewer, days that are drawn from them are too like each other."""
@@ -67,9 +67,12 @@ def scaled(traffic: Traffic, factor: float, rng: Generator) -> Traffic:
 
 
 def another_day(traffic: Traffic, length_s: float, rng: Generator) -> Traffic | None:
-    """Return as much traffic of the same kind: its stretches drawn with replacement, twice. Once
-    would be another day of a kind that is known; all that is known of it is one day. None where it
-    is too short to tell of other days."""
+    """Return as much traffic of the same kind, as it might come on another day; None where the
+    traffic is too short to tell.
+
+    Its stretches are drawn with replacement, twice: today is itself a draw from days that nobody
+    knows.
+    """
     count = int(length_s // STRETCH_S)
     if count < FEWEST_STRETCHES or not len(traffic):
         return None

@@ -1,4 +1,4 @@
-"""Which cap to take, for today's load and for the headroom. Pure, and the one place that says so.
+"""The choice of a cap, for today's load and for the headroom. Pure, and the one place that decides.
 
 Of the caps that serve today's load as well as any, the fewest slots that also serve the headroom
 load as well as any of them:

@@ -1,4 +1,4 @@
-"""What the twin says of what is required of a cap. Pure.
+"""Requirements of a cap, by the twin's draws. Pure.
 
 A cap meets a requirement when 95 % of the draws do: its *bound* is their quantile on the bad side.
 """
@@ -15,12 +15,12 @@ from tuner.twin.objective import Values
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, attainment
 
 Numbers = Mapping[Requirement, float]
-"""What each requirement is of, of one cap; NaN where nothing came to that."""
+"""Requirement → the number that it is a bound on, of one cap; NaN where nothing came to that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Required:
-    """What is required at one load."""
+    """The requirements at one load."""
 
     requirements: tuple[Requirement, ...] = ()
     slo: Slo = field(default_factory=Slo)
@@ -95,7 +95,7 @@ class RequirementCheck:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is required, and how far each cap is sure to keep it."""
+    """The requirements, and how far each cap is sure to keep them."""
 
     requirements: tuple[Requirement, ...] = ()
     of_cap: Mapping[int, Numbers] = field(default_factory=dict)

@@ -31,8 +31,8 @@ from tuner.traffic.arrivals import busiest_rows
 from tuner.traffic.slo import Slo
 
 LOG_LENGTH = 8192
-"""Iterations that are logged at a time: more than most windows have. To clear the memory of many
-more takes longer than to simulate them."""
+"""Iterations that are logged at a time: more than most windows have. Clearing the memory of many
+more takes longer than simulating them."""
 
 FAR_S = 1e7
 """Before and after what is known of a machine's speed: four months."""
@@ -78,8 +78,10 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """How much slower than its law the machine was: factors on a grid of time, on the traffic's
-    clock; before and after as at the ends."""
+    """The slowdown of the machine against its law: factors on a grid of the traffic's clock.
+
+    2 is twice as long. Before and after the grid it is as at its ends.
+    """
 
     factors: Floats
     begin_s: float
@@ -139,8 +141,8 @@ class EngineShape:
     kv_blocks: int
     max_model_len: int
     late_release: bool = False
-    """Asynchronous scheduling: who finishes comes free, and who arrives is known, one iteration
-    later."""
+    """Asynchronous scheduling: a request that ends gives its slot free, and one that arrives is
+    known, one iteration later."""
 
     prefix_caching: bool = False
     """A preempted request may find some of its blocks again."""

@@ -17,15 +17,15 @@ from tuner.twin.objective import Values, interval_of, right_caps
 
 PRIOR_SD = {"attainment": 0.01, "goodput_rps": 0.02, "tpot_p95_ms": 0.08, "e2el_p99_ms": 0.08}
 PRIOR_WEIGHT = 2.0
-"""How much one block varies (attainment absolutely, the others relatively) before repeats have been
-seen, and how many degrees of freedom that belief is worth. Same-cap repeats of a real engine on a
-shared machine vary by 8 to 9 % (docs/experiments.md)."""
+"""Standard deviations of one block before repeats were seen (attainment absolutely, the others
+relatively), and the degrees of freedom that this belief is worth. Repeats at one cap of a real
+engine on a shared machine vary by 8 to 9 % (docs/experiments.md)."""
 
 DRAWS = 2000
 
 Purpose = Literal["ramp", "short", "drift_ramp", "ladder", "repeat", "drift_replay", "tie_break"]
-"""Why a trial is made: to time every batch size; for the iterations of a cap that cannot be the
-answer; to see whether the machine is still the same; and the rungs of the ladder with what repeats
+"""Purpose of a trial: to time every batch size; for the iterations of a cap that cannot be the
+answer; to see whether the machine is still the same; the rungs of the ladder, and what repeats
 them."""
 
 
@@ -69,7 +69,8 @@ _STATISTICS: Mapping[str, Callable[[Measurement], float | None]] = {
     "tpot_p95_ms": lambda one: math.log(one.tpot_s.p95 * 1e3) if one.tpot_s else None,
     "e2el_p99_ms": lambda one: math.log(one.e2el_s.p99 * 1e3) if one.e2el_s else None,
 }
-"""What intervals are given of; all but attainment vary in proportion, so on a log scale."""
+"""Statistics that have intervals. All but attainment vary in proportion, so they are on a log
+scale."""
 
 
 def never_binds(one: Measurement) -> bool:
@@ -162,9 +163,8 @@ def certainty(blocks: Sequence[Block], best: int) -> tuple[tuple[int, int], floa
     ``best`` is one.
 
     Each draw moves every cap by its noise (Student t) and asks again, about today's load alone.
-    Caps that never bound are one and the same configuration for this traffic, so they move
-    together. One that was cut is given the benefit of the doubt: the most it could attain, with the
-    shortest tail.
+    Caps that never bound are one configuration for this traffic, so they move together. A cap that
+    was cut is given the most that it could attain, with the shortest tail.
     """
     curve = points(blocks)
     shortest = min(point.log_tail for point in curve)

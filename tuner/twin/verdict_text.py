@@ -145,8 +145,8 @@ def unfinished(curve: Sequence[Point], best: int, ceiling: int) -> Verdict:
 
 
 def overloaded(curve: Sequence[Point], choice: int | None = None) -> Verdict:
-    """No cap meets half of the SLO: the ``choice``, or the one that serves the most, and what load
-    would fit."""
+    """Return the verdict where no cap meets half of the SLO, on the ``choice`` or the cap that
+    serves the most, with the load that would fit."""
     best = max(curve, key=lambda point: (point.last.output_tokens_per_s, -point.cap))
     if choice is not None:
         best = next(point for point in curve if point.cap == choice)
@@ -174,7 +174,7 @@ def overloaded(curve: Sequence[Point], choice: int | None = None) -> Verdict:
 
 
 BEFORE_THAT = "add a replica before that load comes (tuner plan)"
-"""What helps where a choice was replayed with headroom, and falls short of what was said."""
+"""Cure of a choice that was replayed with headroom and falls short of what was said."""
 
 ADD_REPLICAS = "the SLO cannot be met at this load: add replicas or relax the SLO"
 

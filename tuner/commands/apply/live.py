@@ -8,8 +8,8 @@ from tuner.errors import UsageError
 
 
 def run(options: ApplyOptions) -> None:
-    """Raise UsageError, InputError, ProfileError, UndecidedError, GateError or EngineError; no
-    server is then changed."""
+    """Change the limits and print what was changed. Raises UsageError, InputError, ProfileError,
+    UndecidedError, GateError or EngineError; no server is then changed."""
     _check_usage(options)
     named = [*options.socket] if options.rollback is None else [options.rollback, *options.socket]
     sockets = list(dict.fromkeys(rank for one in named for rank in control_client.ranks(one)))

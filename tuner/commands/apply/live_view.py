@@ -39,7 +39,8 @@ class Outcome:
 
 
 def would(socket: Path, state: State, request: Change) -> Outcome:
-    """Return what a change would come to, as far as can be said without asking for it."""
+    """Return the limits that a change would make, as far as that can be said without asking for
+    it."""
     cap: SetLimits | CapAt | None = request if isinstance(request, SetLimits) else None
     if isinstance(request, SetSchedule):
         cap = turn_at(request.schedule, datetime.now(UTC)).cap

@@ -1,5 +1,4 @@
-"""The edit that ``tuner apply`` would make: which kind of file, what it states, what speaks against
-it."""
+"""The edit that ``tuner apply`` would make: of which kind of file, and what speaks against it."""
 
 import contextlib
 import getpass

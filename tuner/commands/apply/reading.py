@@ -1,4 +1,4 @@
-"""How the files that ``tuner apply`` and ``tuner diff`` name are read."""
+"""Reads the files that ``tuner apply`` and ``tuner diff`` name."""
 
 from pathlib import Path
 

@@ -20,8 +20,8 @@ from tuner.system import files
 
 
 def run(options: ApplyOptions) -> None:
-    """Raise ProfileError, TargetError, GateError, UndecidedError or EngineError; nothing is then
-    half-written."""
+    """Plan the edit, write it, and start the server where that is asked for. Raises ProfileError,
+    TargetError, GateError, UndecidedError or EngineError; nothing is then half-written."""
     _refuse_others(options)
     if options.live:
         live.run(options)
@@ -123,8 +123,8 @@ def _check_usage(options: ApplyOptions) -> None:
 
 
 def _planned(options: ApplyOptions) -> Edit:
-    """Plan, and where no file is named that the server could read, one for it alone: the system
-    clears it away, with the record beside it."""
+    """Plan the edit. Where no file is named that the server could read, the edit is of one made for
+    it alone: the system clears that away, with the record beside it."""
     if not options.exec or options.file is not None or options.output is not None:
         return plan(options)
     folder = Path(tempfile.mkdtemp(prefix="tuner-"))

@@ -124,8 +124,8 @@ def _for_shell(name: str) -> str:
 
 
 def _is_hidden(character: str) -> bool:
-    """Whether it acts on what shows it, or changes what is seen of the others; a byte that is no
-    text does neither."""
+    """Whether a character acts on what shows it, or changes what is seen of the others; a byte that
+    is no text does neither."""
     return not character.isprintable() and not "\udc80" <= character <= "\udcff"
 
 
@@ -178,7 +178,7 @@ def shown_diff(text: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Split as ``patch`` does: at line feeds and nowhere else."""
+    """Split a text as ``patch`` does: at line feeds and nowhere else."""
     *lines, rest = text.split("\n")
     return [f"{line}\n" for line in lines] + ([rest] if rest else [])
 
@@ -215,11 +215,13 @@ def _warn(edit: Edit) -> None:
 
 
 def warn(warning: str) -> None:
-    """A warning may quote what a file holds: nothing of it moves the cursor or adds a line."""
+    """Print a warning. It may quote what a file holds: nothing of that moves the cursor or adds a
+    line."""
     sys.stderr.write(f"Warning: {_escaped(warning)}\n")
 
 
 def shown_value(value: ArgumentValue, *, unset: str = "unset") -> str:
-    """As JSON, which is ASCII: nothing in a file can move the cursor, or fills the terminal."""
+    """Return a value as JSON, cut to _LONGEST. It is ASCII, so nothing in a file can move the
+    cursor or fill the terminal."""
     text = unset if value is None else json.dumps(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -21,7 +21,7 @@ from tuner.traffic.trace_warnings import trace_warnings
 from tuner.traffic.window import parse_duration_s
 
 CLOCKS_APART_S = 3600.0
-"""How far the clock of the Prometheus may be ahead of ours."""
+"""Seconds that the clock of the Prometheus may be ahead of ours."""
 
 TIMES = "Write now, how long ago (2h), a date, or seconds since 1970, not milliseconds."
 
@@ -39,6 +39,7 @@ class HistoryOptions:
 
 
 def prometheus(asked: HistoryOptions, output: Path, *, seed: int, force: bool) -> None:
+    """Write the trace of a Prometheus's history. Raises UsageError, InputError, TargetError."""
     now_s = datetime.now(UTC).timestamp()
     from_s = _time_s(asked.from_, now_s, option="--from")
     to_s = _time_s(asked.to, now_s, option="--to")

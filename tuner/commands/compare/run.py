@@ -264,9 +264,11 @@ def _report(
 
 
 def _next(options: CompareOptions, *, is_measured: bool) -> str:
-    """Return what to do with what was compared: roll the profile out where it was measured, or make
-    one. Where the engine failed, what it would have to start with, memory and all, is to be looked
-    at; of a simulated one the profile."""
+    """Return what to do with what was compared.
+
+    Roll the profile out where it was measured, or make one. Where the engine failed, look at what
+    it would have to start with, memory and all; of a simulated engine, at the profile.
+    """
     if not is_measured and options.engine != "sim":
         return asked_for("compare", options, **ANEW, dry_run=True)
     if options.profile is not None and not is_measured:
@@ -315,7 +317,7 @@ def _is_tuned(options: CompareOptions) -> bool:
 
 
 def settings_of(options: CompareOptions, trace: Trace) -> CompareSettings:
-    """Raises UsageError for what cannot be asked."""
+    """Return the settings that the options ask for. Raises UsageError where they contradict."""
     parse_window(options.window)
     if options.sweep and options.max_num_seqs is not None:
         raise UsageError(

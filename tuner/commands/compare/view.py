@@ -35,7 +35,7 @@ HEADINGS = ("approach", "req/s", "vs first", "p95\nE2EL s", "p95\nTPOT ms")
 
 @dataclass(frozen=True, slots=True)
 class ComparePrint:
-    """What is printed of a comparison beside its tables."""
+    """The facts that are printed of a comparison beside its tables."""
 
     tuned: Tuned
     facts: EngineFacts
@@ -52,12 +52,12 @@ class ComparePrint:
 
 
 NUMBERED = re.compile(r"(\d+) of (\d+): ")
-"""What the replays of a comparison begin with: which it is, and of how many."""
+"""Beginning of a replay's name in a comparison: its number, and of how many."""
 
 
 class CompareProgress(RunProgress):
     """Tells on stderr how a comparison goes: the ladder of the sweep that finds the tuned value,
-    where there is one, and then how many replays are done and to come."""
+    where there is one, then how many replays are done and to come."""
 
     ROWS: ClassVar[tuple[str, ...]] = ("replays", *RunProgress.ROWS)
 

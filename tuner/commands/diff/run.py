@@ -23,7 +23,8 @@ from tuner.system.printable import printable
 
 
 def run(options: DiffOptions) -> None:
-    """Raise ProfileError, TargetError, UsageError, and GateError when asked to check."""
+    """Print the differences. Raises ProfileError, TargetError, UsageError, and GateError when asked
+    to check."""
     if (options.other is None) == (options.url is None):
         raise UsageError(
             "one thing to compare with: a file or --url",

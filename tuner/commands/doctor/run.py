@@ -1,4 +1,4 @@
-"""What ``tuner doctor`` does, and how it looks."""
+"""Runs ``tuner doctor``: asks machine and engine, and prints their answers one a line."""
 
 import asyncio
 import json
@@ -91,7 +91,7 @@ def _place(options: DoctorOptions) -> tuple[Starter, Callable[[Ask], None]]:
 
 
 def _print(found: list[MachineCheck]) -> None:
-    """One line a check, of any length: to be read, and to be searched."""
+    """Print one line a check, of any length: to be read, and to be searched."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for one in found:
         style = {"FAIL": "bold red", "SKIP": "dim", "PASS": None}[one.status]

@@ -1,4 +1,4 @@
-"""What ``tuner export`` does: a run's tables as files, or the run as one of MLflow's."""
+"""Runs ``tuner export``: a run's tables as files, or the run as one of MLflow's."""
 
 import csv
 import io

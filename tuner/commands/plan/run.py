@@ -21,7 +21,8 @@ from tuner.twin.objective import EQUAL_ATTAINMENT, NOT_ASKED, choose
 MOST_LOAD = 16.0
 MOST_TIMES = 1e6
 LEAST_TARGET = 0.9
-"""What is planned for where the profile itself promises less: nobody wants more of that."""
+"""Share in time that is planned for where the profile itself promises less: nobody wants more of
+that."""
 
 
 def run(options: PlanOptions) -> None:

@@ -130,10 +130,10 @@ def rests_on(
 
 
 def study_name(plan: Mapping[str, Any]) -> str:
-    """Return what a study is called that searches this: those who share it search the same.
+    """Return the name of the study that searches this: those who share it search the same.
 
-    How long each may take, what is validated in the end and the seed are everybody's own affair,
-    but for the seed of a router that draws, which says whose requests are replayed. The machine is
+    The length of a run, what is validated in the end and the seed are everybody's own affair;
+    except the seed of a router that draws, which says whose requests are replayed. The machine is
     not in the name: another one is refused, and does not silently begin a study of its own.
     """
     own = {"machine", "budget", "headroom"} | ({"seed"} if plan["router"] != "random" else set())

@@ -48,8 +48,8 @@ def site_of(
 
 
 def largest(arguments: Mapping[str, ArgumentValue], space: Space) -> dict[str, ArgumentValue]:
-    """Return the arguments of the engine that takes the most of a cluster: what a worker is given
-    room for holds for all that it serves. Raises UsageError where one size cannot be said."""
+    """Return the arguments of the engine that takes the most of a cluster: a worker gets room for
+    that, and serves all others too. Raises UsageError where one size cannot be said."""
     found = dict(arguments)
     for knob in space.knobs:
         if knob.name == EXECUTOR:
@@ -64,7 +64,7 @@ def largest(arguments: Mapping[str, ArgumentValue], space: Space) -> dict[str, A
 
 
 def check_ray(options: RefineOptions) -> None:
-    """Refuse what goes with --ray alone."""
+    """Refuse what goes with --ray alone. Raises UsageError."""
     for name, value in (("engines", options.ray_engines), ("cpus", options.ray_cpus)):
         if value is not None and options.ray is None:
             raise UsageError(f"--ray-{name} is for --ray", hint="Add --ray ADDRESS, or drop it.")

@@ -77,7 +77,7 @@ def _demand(profile: ServingProfile, requests: list[TraceRequest], block_size: i
 def named_of(
     options: RefineOptions, profile: ServingProfile
 ) -> dict[str, tuple[ArgumentValue, ...]]:
-    """Return what the user named, each value as the engine reads it."""
+    """Return what the user named, each value as the engine reads it. Raises UsageError."""
     found: dict[str, tuple[ArgumentValue, ...]] = {}
     for name, words in parse_search(options.search).items():
         values = tuple(_typed(options, profile, name, word) for word in words)

@@ -41,7 +41,7 @@ def said_of_space(space: Space) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class RefinePrint:
-    """What is printed of a refinement beside what it found."""
+    """The facts that are printed of a refinement beside what it found."""
 
     profile: ServingProfile
     """What was written."""

@@ -134,7 +134,7 @@ class Curves:
 
     @classmethod
     def of(cls, profile: ServingProfile, *, source: str) -> "Curves":
-        """Raises ProfileError when the stored twin makes no sense."""
+        """Ask a profile's twin at both loads. Raises ProfileError when the twin makes no sense."""
         if profile.twin is None:
             return cls(profile, None, {}, {})
         twin = restored(profile.twin, source=source, front_end=profile.front_end)

@@ -1,4 +1,4 @@
-"""What the twin said against what was measured. Pure."""
+"""The section of a report that holds predicted against measured. Pure."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Where the numbers of a profile are from, and for what they hold. Pure."""
+"""The section of a report on where its numbers are from, and for what they hold. Pure."""
 
 import json
 from collections.abc import Mapping

@@ -51,7 +51,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What a page shows beside its verdict."""
+    """Everything that a page shows beside its verdict."""
 
     kind: str
     """What it is a report of."""
@@ -75,7 +75,7 @@ class Shown:
 
     @property
     def points(self) -> int:
-        """How many points a line over time may have."""
+        """Points that a line over time may have at most."""
         return points_for(self.steps, budget=self.budget)
 
 
@@ -264,8 +264,11 @@ def undecided(shown: Shown, evidence: Evidence) -> Page:
 
 def _of_parts(book: Journal, names: list[str], *, budget: int) -> Page:
     """Return the report of a sweep of several traces, or on several kinds of nodes, as far as it
-    came: what each comes to by itself, and where its own report is, beside the profile for all of
-    them where there is one. Raises ProfileError."""
+    came.
+
+    It has what each comes to by itself, where its own report is, and the profile for all of them
+    where there is one. Raises ProfileError.
+    """
     run_dir = book.run_dir
     found = {name: load(path) for name in names if (path := _profile_of(run_dir / name)).exists()}
     on_kinds = "kinds" in book.events[0]["plan"]  # of which some may have failed

@@ -1,4 +1,4 @@
-"""What ``tuner schema`` prints: made of the types that read and write these files."""
+"""Runs ``tuner schema``: prints JSON schemas of the types that read and write these files."""
 
 import json
 import sys

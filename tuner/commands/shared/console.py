@@ -14,7 +14,7 @@ from tuner.profile.verdict_block import WIDTH, VerdictBlock, wrapped
 from tuner.system.printable import printable
 
 PLAIN_WIDTH = 100
-"""Where stdout is no terminal, so that a log has the same lines everywhere."""
+"""Columns where stdout is no terminal, so that a log has the same lines everywhere."""
 
 LONG_S = 10.0
 """A column with a time from here on is told in seconds."""
@@ -91,7 +91,7 @@ def print_warnings(
 
 @dataclass(frozen=True, slots=True)
 class TimeColumn:
-    """How the times of one column are told: all of them in one unit."""
+    """The unit in which all times of one column are told."""
 
     unit: Literal["ms", "s"]
 

@@ -1,4 +1,4 @@
-"""What ``--dry-run`` says of a command: what would be run, in what memory, and what could go wrong.
+"""``--dry-run`` of a command: says what would run, in what memory, and what could go wrong.
 
 Nothing is started, and vLLM is not imported for it: all of it takes about a second.
 """
@@ -38,7 +38,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """What a command would do."""
+    """Everything that a command would do."""
 
     command: str
     """The same without ``--dry-run``."""
@@ -60,7 +60,7 @@ class DryRun:
 
 @dataclass(frozen=True, slots=True)
 class CacheForecast:
-    """How large the KV cache will be, and how many of a trace's sequences it holds."""
+    """The size that the KV cache will have, and the sequences of a trace that it holds."""
 
     blocks: int
     block_size: int

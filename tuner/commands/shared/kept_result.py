@@ -1,4 +1,4 @@
-"""What a command came to, kept in its run's folder."""
+"""The result of a command, kept in its run's folder."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping

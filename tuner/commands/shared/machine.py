@@ -1,4 +1,4 @@
-"""Whether engines would run on the machine, and the vLLM, that a profile was measured with."""
+"""Holds this machine and its vLLM against those that a profile was measured with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -44,7 +44,10 @@ def differs(profile: ServingProfile, here: Here) -> tuple[str, object, object] |
 
 
 def check_machine(profile: ServingProfile, here: Here) -> None:
-    """Refuse to hold another machine to this profile's promise, before anything starts there."""
+    """Refuse to hold another machine to this profile's promise, before anything starts there.
+
+    Raises GateError for another device, another vLLM, or other files of the model.
+    """
     was_simulated = _is_simulated(profile.provenance.device.get("name"))
     is_simulated = _is_simulated(here.device.get("name"))
     if not was_simulated and not is_simulated and supported.version_in(here.versions) is None:

@@ -1,4 +1,4 @@
-"""What to run next: a command that works when it is typed."""
+"""The command to run next, which works when it is typed."""
 
 import shlex
 from collections.abc import Mapping
@@ -21,10 +21,10 @@ PRIVATE = "--set=hf_token="
 def after(profile: ServingProfile, path: Path, *, base: Path | None = None) -> str:
     """Return what to do with a profile that was just written to ``path``.
 
-    Of a simulated engine there is nothing to roll out, and of what is not decided nothing yet: what
-    would decide it, a profile does not know, and its reason says. Where too few requests are served
-    in time, more servers are the cure, and not another cap. ``base`` is the file that production
-    uses.
+    Of a simulated engine there is nothing to roll out, and of what is not decided nothing yet. A
+    profile does not know what would decide it; its reason says that. Where too few requests are
+    served in time, more servers are the cure, and not another cap. ``base`` is the file that
+    production uses.
     """
     if profile.provenance.engine == "sim":
         return command("show", path)
@@ -71,7 +71,7 @@ def check_served(profiles: Mapping[Path, ServingProfile]) -> None:
 
 
 def asked_for(name: str, options: Any, **changes: Any) -> str:  # noqa: ANN401 - any command's
-    """Return the command that is called with these options, but for the changes, without what
+    """Return the command that is called with these options, but for the changes. It leaves out what
     others must not read: passwords of addresses, and a hub's token, as HF_TOKEN gives it too."""
     words = as_typed(replace(options, **changes))
     return command(name, *(without_passwords(one) for one in words if not one.startswith(PRIVATE)))

@@ -81,7 +81,7 @@ ServedEngine = Annotated[
 
 
 def times(text: str | float) -> float:
-    """Return a load as a multiple of the trace's.
+    """Return a load as a multiple of the trace's. Raises typer.BadParameter.
 
     >>> times("1.5"), times("1.5x"), times("150%"), times("150 %")
     (1.5, 1.5, 1.5, 1.5)
@@ -99,7 +99,7 @@ def times(text: str | float) -> float:
 
 
 def headroom(text: str | float) -> float:
-    """Return the load of a validation: as captured, or up to ten times that."""
+    """Return a validation's load, from 1 to 10 times the captured. Raises typer.BadParameter."""
     value = times(text)
     if not 1.0 <= value <= 10.0:
         raise typer.BadParameter(f"{text!r} is not from 1 to 10 (100% to 1000%)")
@@ -160,12 +160,12 @@ Window = Annotated[
 
 
 def command(options: type[Any], module: str, function: str = "run") -> Callable[..., None]:
-    """Return what typer makes a command of: it has a parameter for each field of the dataclass
-    ``options``, whose docstring is its help, and calls ``module.function`` with an instance.
+    """Return what typer makes a command of.
 
-    A field is ``Annotated`` with its ``typer.Option`` or ``typer.Argument``; without a default it
-    must be given. A field that is a tuple may be given several times. The module is imported when
-    the command runs, which keeps ``--help`` light.
+    It has a parameter for each field of the dataclass ``options``, whose docstring is its help, and
+    calls ``module.function`` with an instance. A field is ``Annotated`` with its ``typer.Option``
+    or ``typer.Argument``; without a default it must be given. A field that is a tuple may be given
+    several times. The module is imported when the command runs, which keeps ``--help`` light.
     """
     annotations = get_type_hints(options, include_extras=True)
     defaults = {one.name: one.default for one in dataclasses.fields(options)}
@@ -249,8 +249,11 @@ def _option(field: str, info: ParameterInfo) -> str:
 
 
 def check_given(option: str, value: str | None) -> None:
-    """Raise UsageError for a value that is there and empty: the variable that it was to come from
-    is not set, and to go on without it would be something else than what was asked."""
+    """Raise UsageError for a value that is there and empty.
+
+    The variable that it was to come from is not set: to go on without it would be something else
+    than what was asked.
+    """
     if value is not None and not value.strip():
         raise UsageError(
             f"{option} is empty",

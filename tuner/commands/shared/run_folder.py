@@ -1,5 +1,4 @@
-"""The folder of a run: made, found again, removed when the run is refused, and what is said when
-it is interrupted."""
+"""The folder of a run: made, found again, and removed when the run is refused."""
 
 import asyncio
 import glob
@@ -74,8 +73,8 @@ def open_run(where: Where, plan: Mapping[str, Any]) -> journal.Journal:
 
 
 def goes_on(book: journal.Journal) -> str:
-    """Return the command that goes on with a run, of a part that with the run which it is part of;
-    empty of an older tuner, which kept none. Raises TypeError for what is no command."""
+    """Return the command that goes on with a run; of a part, with the run that it is part of. Empty
+    of an older tuner, which kept none. Raises TypeError for what is no command."""
     first = book.events[0]
     command = str.strip(first.get("command", ""))
     if not command:
@@ -172,10 +171,13 @@ def making_sense(run_dir: Path, *, is_stored: bool) -> Iterator[None]:
 def kept(
     book: journal.Journal, where: Where, parts: Sequence[journal.Journal] = ()
 ) -> Iterator[None]:
-    """Close the journal, and those of the run's parts, in the end. Raises Interrupted with the
-    command that goes on, where the user or a signal ended the run, and RunError for what comes of a
-    resumed run's events that tuner did not write. One that was refused before anything was measured
-    leaves no folder that a later --resume would take for the newest run."""
+    """Close the journal, and those of the run's parts, in the end.
+
+    A run that was refused before anything was measured leaves no folder that a later --resume would
+    take for the newest run. Raises Interrupted, with the command that goes on, where the user or a
+    signal ended the run. Raises RunError for what comes of a resumed run's events that tuner did
+    not write.
+    """
     books = (book, *parts)
 
     def words() -> interruption.Words:

@@ -1,8 +1,8 @@
-"""Which warnings about a trace were said by a command before, so that none is said twice.
+"""Remembers the warnings that a command has said of a trace, so that none is said twice.
 
-Whoever imports a trace, looks at it and sweeps it runs three commands on it, and reads the same
-warning three times. What was said is kept for some hours in the user's folder for state, by digests
-alone; where that cannot be written, warnings are said again.
+Whoever imports a trace, looks at it and sweeps it would read the same warning three times. What was
+said is kept for some hours in the user's folder for state, by digests alone; where that cannot be
+written, warnings are said again.
 """
 
 import hashlib

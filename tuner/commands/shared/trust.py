@@ -1,4 +1,4 @@
-"""What a profile may set of the engine that a command starts, and what the user must ask for."""
+"""Refuses engine arguments that a stranger's profile may set only if the user asks for the same."""
 
 import json
 import shlex
@@ -42,7 +42,10 @@ def check_asked(profile: ServingProfile, options: ArgumentOptions, *, source: Pa
 def check_arguments(
     profile: ServingProfile, asked: Mapping[str, ArgumentValue], *, source: Path
 ) -> None:
-    """Refuse what a profile sets and only the user may, unless it was ``asked`` for."""
+    """Refuse what a profile sets and only the user may, unless it was ``asked`` for.
+
+    Raises ProfileError.
+    """
     engine = cast("Mapping[str, Any]", profile.engine)
     found = [name for name in not_allowed(engine) if not _has(asked, name, engine[name])]
     if found:

@@ -1,4 +1,4 @@
-"""What ``tuner show`` does, and how it looks."""
+"""Runs ``tuner show``: prints a profile for people, or its flags for a shell."""
 
 import shlex
 import sys

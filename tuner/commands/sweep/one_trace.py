@@ -80,7 +80,7 @@ class FinishedSweep:
 
     @property
     def doubts(self) -> list[str]:
-        """What to beware of in what was found, in the order of what it changes."""
+        """Warnings about what was found, the one that changes most first."""
         outcome = self.outcome
         return [
             *outcome.verdict.warnings,
@@ -302,8 +302,10 @@ def measured(  # noqa: PLR0913 - what is swept, on what, and who is told
     confirming: Starter | None = None,
     shown: Callable[[Read | None], Read | None] = lambda read: read,
 ) -> SweepOutcome:
-    """Sweep one trace on one engine: all that its journal does not hold yet. ``shown`` makes what
-    reads the device tell somebody besides."""
+    """Sweep one trace on one engine: measure all that its journal does not hold yet.
+
+    ``shown`` wraps what reads the device, so that somebody is told besides.
+    """
     execute = execute_on(starter, book)
     read_device = shown(device_of(starter, book.run_dir))
     if isinstance(starter, VllmStarter) and isinstance(confirming, VllmStarter):
@@ -349,7 +351,7 @@ def beside_now(outcome: SweepOutcome, starter: Starter, options: SweepOptions) -
 
 def completed(outcome: SweepOutcome, starter: Starter) -> SweepOutcome:
     """Return the outcome as its profile tells it: with the sizes of CUDA graphs that a server of
-    the chosen size has to state, and with the power limit at the end."""
+    the chosen size has to state, and with the GPU's power limit at the end."""
     if not isinstance(starter, VllmStarter):
         return outcome
     chosen = outcome.verdict.max_num_seqs

@@ -33,7 +33,7 @@ AUTO = 0
 
 
 def ceiling_in(text: str | int) -> int:
-    """Return the ceiling that is written; AUTO for ``auto``.
+    """Return the ceiling that is written; AUTO for ``auto``. Raises typer.BadParameter.
 
     >>> ceiling_in("64"), ceiling_in("auto") == AUTO
     (64, True)

@@ -1,4 +1,4 @@
-"""What ``tuner sweep --json`` prints of several traces, and of kinds of nodes."""
+"""The JSON of ``tuner sweep`` of several traces, and of kinds of nodes."""
 
 from tuner.profile.numbers import Count, Fraction, Number, Section, Seqs, SeqsRange, Signed
 from tuner.profile.schema import EngineSeconds
@@ -14,7 +14,7 @@ class ChangeResult(Section):
 
 
 class PriceResult(Section):
-    """What a trace pays for a cap that is not its own."""
+    """The price that a trace pays for a cap that is not its own."""
 
     trace: str
     max_num_seqs: Seqs
@@ -43,7 +43,7 @@ class SharedResult(Section):
 
 
 class SeveralResult(Section):
-    """What a sweep of several traces prints: each as for itself, and what they share."""
+    """The result of a sweep of several traces: each as for itself, and the cap that they share."""
 
     shared: SharedResult
     traces: dict[str, SweepResult]
@@ -53,7 +53,7 @@ class SeveralResult(Section):
 
 
 class KindResult(SweepResult):
-    """What a sweep found on one kind of node."""
+    """The result of a sweep on one kind of node."""
 
     takes: str
     """Of a node, for an engine."""
@@ -71,7 +71,7 @@ class FailedKind(Section):
 
 
 class KindsResult(Section):
-    """What a sweep on a cluster prints: each kind of node as for itself."""
+    """The result of a sweep on a cluster: each kind of node as for itself."""
 
     kinds: dict[str, KindResult | FailedKind]
     run_dir: str

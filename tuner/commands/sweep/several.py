@@ -71,7 +71,7 @@ from tuner.runs.sweep.shared_cap import (
 from tuner.traffic.window import parse_duration_s
 
 SHARED = "shared"
-"""What the profile for all is called in a folder."""
+"""Name of the profile for all in a folder."""
 
 LONGEST_NAME = 100
 
@@ -84,7 +84,7 @@ class ProfilePaths:
     of_all: Path
 
     def check(self, *, force: bool) -> None:
-        """Raises TargetError for what must not be written over."""
+        """Refuse what must not be written over. Raises TargetError."""
         for path in (*self.of_trace.values(), self.of_all):
             profile.check_output(path, force=force)
 
@@ -161,7 +161,7 @@ def run(options: SweepOptions) -> None:
 
 
 def rescore(options: SweepOptions, book: journal.Journal) -> None:
-    """Judge a stored run of several traces anew. No engine."""
+    """Judge a stored run of several traces anew. No engine. Raises RunError, InputError."""
     try:
         names = parts_of(book)
     except (TypeError, ValueError) as error:

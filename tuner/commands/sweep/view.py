@@ -47,7 +47,7 @@ from tuner.traffic.window import parse_duration_s
 from tuner.twin.verdict_text import miss_in_words
 
 TABLE_WIDTH = 80
-"""What the curve needs to show every number whole."""
+"""Columns that the curve needs to show every number whole."""
 
 ALIKE = 1.1
 """Times as long: what differs by less needs no explanation."""
@@ -190,7 +190,7 @@ class NamedProgress:
 
 @dataclass(frozen=True, slots=True)
 class SweepPrint:
-    """What is printed of a finished sweep beside what it found."""
+    """The facts that are printed of a finished sweep beside what it found."""
 
     next: str
     """The command to run."""
@@ -471,7 +471,7 @@ def _number(value: float) -> str:
 
 
 def _attainment(one: Measurement) -> str:
-    """Of a cut step only the upper bound is known."""
+    """Return the attainment for the table; of a cut step its upper bound, which alone is known."""
     return f"<={one.attainment_bound:.1%}" if one.cut else f"{one.attainment:.1%}"
 
 

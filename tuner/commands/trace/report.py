@@ -257,7 +257,7 @@ def _spread_object(found: Lengths | Concurrency) -> dict[str, float]:
 
 
 def _rounded(value: Any) -> Any:  # noqa: ANN401 - JSON
-    """Numbers to the sixth decimal: finer than what any trace knows."""
+    """Round all numbers to the sixth decimal: finer than what any trace knows."""
     if isinstance(value, float):
         return round(value, 6)
     if isinstance(value, list):

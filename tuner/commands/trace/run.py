@@ -49,7 +49,7 @@ from tuner.traffic.trace_warnings import trace_warnings
 from tuner.traffic.window import parse_duration_s
 
 BUSIEST = "60s"
-"""How long the busiest part is, unless the user says it."""
+"""Length of the busiest part, unless the user says it."""
 
 UNKNOWN_REPLICAS = 0.05
 """Share of the served requests that may lack a replica where the others have one."""
@@ -130,6 +130,7 @@ def import_(
 
 
 def export(trace: Path, format_name: str, output: Path, *, force: bool) -> None:
+    """Write a trace as a replay tool reads it. Raises TraceError, TargetError."""
     exporter, file = replay_tool(format_name), Input(trace)
     with whole_file(output, force=force) as out:
         with _telling(f"reading {trace.name}") as tell:

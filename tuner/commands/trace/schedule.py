@@ -22,6 +22,7 @@ MAX_REQUESTS = 10_000_000
 
 
 def import_(schedule: Path, lengths: Path, output: Path, *, model: str | None, force: bool) -> None:
+    """Write a trace that holds a schedule's concurrency. Raises TraceError, TargetError."""
     ticks = concurrency_schedule.read(schedule)
     served = [
         (one.input_length, one.output_length)

@@ -20,8 +20,8 @@ Write = Callable[[Sequence[Gate]], None]
 def junit(path: Path | None, *, profile: str, said: Say) -> Iterator[Write]:
     """Yield what writes the gates to ``path``; until then the file says that there are none.
 
-    However the block ends, the file of an earlier run does not stand as if it were this one's:
-    from the start it holds an error, and in the end the one that was raised. Raises TargetError
+    However the block ends, the file of an earlier run does not stand as if it were this one's. From
+    the start the file holds an error, and in the end the one that was raised. Raises TargetError
     for a file that is somebody else's.
     """
     if path is None:

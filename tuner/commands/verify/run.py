@@ -78,8 +78,11 @@ def run(options: VerifyOptions) -> None:
 
 
 def as_confirmed(options: VerifyOptions, profile: ServingProfile) -> VerifyOptions:
-    """Return the options with an engine: where none is named, behind a server what a server had
-    confirmed, because its front end is in the promise; it is sent the same. Raises UsageError."""
+    """Return the options with an engine. Raises UsageError.
+
+    Where none is named, what a server had confirmed is verified behind a server, because its front
+    end is in the promise; it is sent prompts in the same way.
+    """
     is_served = profile.provenance.confirm in {"server", "plain"}
     engine = options.engine or ("serve" if is_served else "vllm")
     if options.send is not None and options.url is None and engine != "serve":
@@ -117,7 +120,7 @@ def _keep(found: Verified, profile: ServingProfile, options: VerifyOptions, book
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What is verified, with what, and where."""
+    """A verification as it is asked for: the requests, the question, and where it is replayed."""
 
     requests: Sequence[TraceRequest]
     question: Verification

@@ -23,7 +23,7 @@ _BLOCK_SIZE, _ANY_LENGTH = 16, 2**31
 """vLLM's, where a server does not tell."""
 
 _NO_PAGE = frozenset({401, 403, 404, 405, 410, 501})
-"""What servers without metrics, or with none for others, answer to a question for them."""
+"""Statuses that servers answer for their metrics where they have none, or none for others."""
 
 _OF_URL = ("send_load", "max_rps", "beside_traffic", "api_key_env", "served_model")
 
@@ -55,8 +55,8 @@ def check_options(options: VerifyOptions) -> None:
 
 
 def find(options: VerifyOptions, url: str, profile: ServingProfile) -> FoundServer:
-    """Return what answers at the address. Raises UsageError, InputError; GateError for another
-    model or vLLM than the profile's, and while it serves others."""
+    """Return what answers at the address. Raises UsageError, InputError, and GateError for another
+    model or vLLM than the profile's, or while the server serves others."""
     base = live_server.base_of(url)
     key = _key(options.api_key_env)
     is_vllm = _is_vllm(base)
@@ -145,9 +145,11 @@ def _key(variable: str | None) -> str | None:
 
 
 def _is_vllm(base: str) -> bool:
-    """Whether vLLM's metrics are there, and not only no page of that name that is open to us.
-    Raises InputError for any other answer, and none: of a vLLM that cannot tell now, neither what
-    it serves nor its version would be known."""
+    """Whether vLLM's metrics are there; False where no page of that name is open to us.
+
+    Raises InputError for any other answer, and for none: of a vLLM that cannot tell now, neither
+    what it serves nor its version would be known.
+    """
     url = f"{base}/metrics"
     question = http.HttpRequest(url, live_server.MAX_ANSWER_BYTES, direct=True)
     answer = http.ask(question, timeout_s=live_server.TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""How a verification looks."""
+"""Prints a verification: a row for each gate, then the verdict."""
 
 from collections.abc import Mapping
 
@@ -137,8 +137,8 @@ def title_of(cap: int, *, kept: bool, of_promise: bool) -> str:
 def _next(
     profile: ServingProfile, options: VerifyOptions, *, broken: bool, of_promise: bool
 ) -> str:
-    """Return what to run next. What a server does of which nothing was promised is no reason to
-    roll the profile out, nor one to tune anew."""
+    """Return what to run next. What a server does, of which nothing was promised, is no reason to
+    roll the profile out, and none to tune anew."""
     if options.url is not None and not of_promise:
         return command("show", options.profile)
     if broken and options.engine != "sim":

@@ -289,8 +289,8 @@ def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
 
 
 def _requirements(options: WatchOptions, profile: ServingProfile) -> tuple[Requirement, ...]:
-    """Return what is required here, or else what was required of the profile; of a canary nothing,
-    which is held against its baseline."""
+    """Return what is required here, or else what was required of the profile. Of a canary nothing
+    is: it is held against its baseline."""
     before = [one.text for one in profile.decision.requirements]
     found = parse_requirements(options.require or before, headroom=math.inf)
     return () if options.canary is not None else found
@@ -344,8 +344,8 @@ def check_model(
     options: WatchOptions,
     here: LiveServer | None = None,
 ) -> str | None:
-    """Raise InputError where the server was started with another model; return a doubt in words
-    where it only calls its model otherwise."""
+    """Raise InputError where the server was started with another model; return a doubt, in words,
+    where it only gives its model another name."""
     here = _asked(server) if here is None else here
     if here is None:
         return None

@@ -21,7 +21,7 @@ RUN_IN_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long to watch, and how often to look, in seconds."""
+    """The times of a watch, in seconds: its length, the gap between scrapes, the window."""
 
     for_s: float
     every_s: float
@@ -29,8 +29,8 @@ class Times:
 
     @property
     def run_in_s(self) -> float:
-        """Of scrapes before a window that the twin is given too, so that it begins as full as the
-        server."""
+        """Seconds of scrapes before a window that the twin is given too, so that it begins as full
+        as the server."""
         return max(RUN_IN_S, self.window_s)
 
 
@@ -89,7 +89,10 @@ class WatchSession:
             )
 
     def take(self, moment: Moment) -> bool:
-        """Take in what all servers said at one moment; return whether there is no more to do."""
+        """Take in what all servers said at one moment; return whether there is no more to do.
+
+        Raises InputError where several servers answer at one address in turn.
+        """
         windows: list[ScrapeWindow | None] = []
         for side, scrape in zip(self.sides, moment, strict=True):
             # a canary is gone while the baseline answers: else it is our own network that is

@@ -1,1 +1,1 @@
-"""Whether a machine and its engines can be measured: what ``tuner doctor`` asks of them."""
+"""The checks of ``tuner doctor``: can this machine and its engines be measured?"""

@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class MachineCheck:
-    """What was asked, what came of it, and what to do when it failed."""
+    """One check: its name, what came of it, and the cure where it failed."""
 
     name: str
     status: Literal["PASS", "FAIL", "SKIP"]

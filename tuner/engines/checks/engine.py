@@ -1,7 +1,7 @@
-"""Whether a running engine can be measured: its log, its limits, its end.
+"""Checks that a running engine can be measured: its log, its limits, its end.
 
-All of it is held against the engine's own iterations, so that a busy machine slows the checks down
-and fails none of them, but for what compares two engines.
+All of it is held against the engine's own iterations: a busy machine slows the checks down and
+fails none of them, except those that compare two engines.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ TILING = 0.01
 """Share of the busy time that the log's rows may miss or count twice."""
 
 SAME = 0.10
-"""How far the step times of a live cap and of a fresh engine may be apart."""
+"""Largest difference between the step times of a live cap and of a fresh engine."""
 
 MERGED = 0.10
 """Share of outputs that our own process may read too late."""
@@ -292,9 +292,9 @@ async def _pairs(engine: Engine, *, cap: int) -> list[tuple[NDArray[np.float64],
 def difference(pairs: Sequence[tuple[NDArray[np.float64], ...]]) -> MachineCheck:
     """Say which difference two caps must have to be told apart by three pairs of such replays.
 
-    Half the width of the 95 % interval of a mean of pairs that are equal. The limit that attainment
-    is of is met by nine of ten, as an SLO that can be promised is; at the median of requests that
-    are all alike the least drift moves every one across it.
+    It is half the width of the 95 % interval of a mean of pairs that are equal. The limit for
+    attainment is one that nine of ten requests meet, as they do an SLO that can be promised. At the
+    median of requests that are all alike, the least drift would move every one across it.
     """
     limit_s = float(np.quantile(np.concatenate([one for pair in pairs for one in pair]), 0.9))
     speeds = [float(np.log(pair[0].mean() / pair[1].mean())) for pair in pairs]

@@ -1,4 +1,4 @@
-"""Whether a machine is fit to be measured on, by what its driver and its system said."""
+"""Checks that a machine is fit to be measured on, by what its driver and its system said."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -33,7 +33,7 @@ _SHARED = "/dev/shm"  # noqa: S108 - a name
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What was read."""
+    """A machine, by what was read of it."""
 
     accelerator: str
     versions: Mapping[str, str]

@@ -1,2 +1,5 @@
-"""What is known of a model from its files here: those that ship with the package (a config.json and
-a tokenizer, no weights) or lie in the Hub's cache, the memory it takes, the words it reads."""
+"""Knowledge of a model from its files: the memory that it takes, the words that it reads.
+
+The files ship with the package (a config.json and a tokenizer, no weights) or lie in the Hub's
+cache.
+"""

@@ -1,4 +1,4 @@
-"""Where a model of the Hugging Face Hub lies on this machine, if it does; nothing is downloaded."""
+"""Finds a model of the Hugging Face Hub on this machine; nothing is downloaded."""
 
 import os
 import re

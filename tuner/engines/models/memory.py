@@ -1,7 +1,7 @@
-"""How much memory a model takes, from its config.json alone: weights, and KV cache a token.
+"""The memory of a model in bytes, from its config.json alone: weights, and KV cache a token.
 
-A second, and no torch. Known are decoders with one kind of attention; of any other nothing is said,
-for a wrong number is worse than none.
+It takes a second, and no torch. Only decoders with one kind of attention are known: of any other
+nothing is said, for a wrong number is worse than none.
 """
 
 import json
@@ -37,7 +37,7 @@ OWN_BLOCKS = 1
 
 @dataclass(frozen=True, slots=True)
 class ModelMemory:
-    """What one engine's model takes of memory, over all of its GPUs together."""
+    """The memory of one engine's model in bytes, over all of its GPUs together."""
 
     weight_bytes: int
     kv_bytes_per_token: int

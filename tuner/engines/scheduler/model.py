@@ -1,12 +1,14 @@
 """A discrete-event model of vLLM V1's scheduler, compiled, for the simulated engine and the twin.
 
-The order of scheduling is vLLM's: running requests first, each computing min(tokens left, budget
-left); when KV blocks are short the last running request is preempted (its computed tokens fall to
-0 and it goes to the front of waiting); then, if nothing was preempted, waiting requests are
+The order of scheduling is vLLM's. Running requests come first, each computing min(tokens left,
+budget left). When KV blocks are short the last running request is preempted: its computed tokens
+fall to 0, and it goes to the front of waiting. If nothing was preempted, waiting requests are
 admitted first come first served. A request whose computed tokens reach prompt + generated gets one
-token when the iteration ends. With ``prefill_schedule_interval`` above 1 prefill is held back while
-something decodes, until as many iterations have passed since the last one that carried prefill;
-not where requests still waited when it was last let in (vLLM 0.33, ``Scheduler.schedule``).
+token when the iteration ends.
+
+With ``prefill_schedule_interval`` above 1 prefill is held back while something decodes, until as
+many iterations have passed since the last one that carried prefill. It is not held back where
+requests still waited when prefill was last let in (vLLM 0.33, ``Scheduler.schedule``).
 
 State is arrays, changed in place: the same code serves requests that arrive one by one
 (``engines.sim``) and a whole trace in one call (``twin.simulation``).

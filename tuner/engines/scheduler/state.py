@@ -84,12 +84,16 @@ COMING, WAITING, RUNNING, FINISHED, ABORTED = range(5)
 """A request's status."""
 
 REACHED, DONE, FULL, OUT_OF_NOISE = range(4)
-"""Why `advance` came back: the time asked for is reached or nothing is left to do; a request
-finished; the log or the token list is full; the noise is known no further."""
+"""Reasons for which `advance` comes back: the time asked for is reached or nothing is left to do; a
+request finished; the log or the token list is full; the noise is known no further."""
 
 
 class StepLaw(NamedTuple):
-    """How long an iteration takes: f(n) + c·P + c2·P² + p0·p + d·X + e·Y."""
+    """The time of an iteration in seconds: f(n) + c·P + c2·P² + p0·p + d·X + e·Y.
+
+    n decode sequences with X tokens of context; p prefill sequences with P tokens, and Y the sum of
+    tokens times tokens computed before. All are columns of ``ITERATION``. ``twin.law`` fits it.
+    """
 
     decode_s: Floats  # f(n) for n = 0, 1, 2, … decode sequences
     prefill_token_s: float  # c

@@ -1,4 +1,4 @@
-"""What vLLM can do that the model of its scheduler does not: there replays decide, not the twin."""
+"""Lists what vLLM does and the scheduler's model does not: there replays decide, not the twin."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,8 +1,7 @@
 """A schedule of caps by time of day, in a time zone with its clock changes. Pure.
 
-A cap begins when the wall clock first shows its time, and each begins once a day: when clocks go
-back, nothing begins a second time and nothing is taken back; a time that clocks leap over begins at
-the leap.
+A cap begins when the wall clock first shows its time, and once a day. When clocks go back, nothing
+begins a second time and nothing is taken back. A time that clocks leap over begins at the leap.
 """
 
 from collections.abc import Iterator
@@ -109,7 +108,8 @@ def _turns(schedule: CapSchedule, now: datetime) -> Iterator[ScheduledCap]:
 
 
 def _has_begun(schedule: CapSchedule, wall: datetime, now: datetime) -> bool:
-    """Once true it stays so: where clocks go back, the second clause remembers."""
+    """Whether the clock has shown this time. Once true it stays so, also when clocks go back: the
+    second condition sees to that."""
     shown = now.astimezone(ZoneInfo(schedule.zone)).replace(tzinfo=None)
     return shown >= wall or now >= _first_shown(schedule, wall)
 

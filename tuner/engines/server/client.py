@@ -32,8 +32,8 @@ from tuner.system import files, interruption
 
 CONNECT_S = 10.0
 SILENCE_S = 30.0
-"""So long a server may send nothing at all in the middle of its streams, and longer where it has
-been silent for long before: as an engine that makes no iteration."""
+"""Longest time for which a server may send nothing in the middle of its streams. It is longer after
+long silences, as of an engine that makes no iteration."""
 
 FIRST_S = 600.0
 """The same while it has sent nothing yet: a long prompt on a slow machine."""

@@ -1,4 +1,4 @@
-"""What tuner and its client process tell each other: msgpack, after its length in bytes. Types.
+"""The messages between tuner and its client process: msgpack, each after its length in bytes.
 
 Times are on the machine's monotonic clock, which is the event loop's in both processes.
 """
@@ -53,7 +53,7 @@ class ClientReady(msgspec.Struct, tag="ready"):
 
 
 class Progress(msgspec.Struct, tag="progress"):
-    """What has come since the last time: at the first output at once, then now and then."""
+    """The outputs since the last report: of the first at once, of others now and then."""
 
     number: int
     sent_s: float
@@ -65,7 +65,7 @@ class Progress(msgspec.Struct, tag="progress"):
 
 
 NO_CONNECTION, BROKEN = "no connection", "the connection broke"
-"""How a problem begins for which the server may have gone."""
+"""Beginnings of a problem after which the server may have gone."""
 
 
 class Ended(msgspec.Struct, tag="ended"):

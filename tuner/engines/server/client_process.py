@@ -45,14 +45,14 @@ from tuner.engines.server.client_messages import (
 from tuner.engines.server.stream import CompletionStream, StreamError
 
 TELL_S = 0.5
-"""How often it tells of outputs that are not among the first."""
+"""Seconds between two reports of outputs that are not among the first."""
 
 TOLD_AT_ONCE = 2
 
 WATCH_S = 0.5
 
 SILENCES = 20
-"""How often the longest silence so far may last before the server is taken for stuck."""
+"""Times the longest silence so far after which the server is taken for stuck."""
 
 MOST_REFUSAL_BYTES = 2**16
 MOST_OUTPUT_BYTES = 4096
@@ -72,7 +72,7 @@ HIDDEN = "***"
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """What a server is told and nobody else: keys, as they are and as servers spell them."""
+    """Keys that a server is told and nobody else, as they are and as servers spell them."""
 
     spellings: tuple[str, ...]
 
@@ -308,10 +308,10 @@ async def _next(reader: asyncio.StreamReader) -> Order:
 
 
 def _be_quick() -> None:
-    """Let neither garbage collection nor, where the system allows it, other processes delay us.
+    """Keep garbage collection and, where the system allows it, other processes from delaying us.
 
-    Not in real time: such a client takes the server's own core while another one is idle, and
-    costs it a tenth of a decode step.
+    Not in real time: such a client would take the server's own core while another one is idle, and
+    cost it a tenth of a decode step.
     """
     gc.collect()
     gc.freeze()

@@ -31,7 +31,7 @@ from tuner.errors import EngineError, GateError, InputError, TunerError
 from tuner.system import folders, interruption
 
 ANSWER_S = 30.0
-"""An answer waits for the server's disk, and at most two seconds for its engine."""
+"""Longest wait for an answer: it takes the server's disk, and at most two seconds of its engine."""
 
 MAX_ANSWER_BYTES = 2**20
 
@@ -61,7 +61,7 @@ def ranks(path: Path) -> list[Path]:
 
 
 def state(path: Path) -> State:
-    """Raises InputError where no live server answers."""
+    """Return the state of a server. Raises InputError where no live one answers."""
     told = ask(path, AskState(version=VERSION, do="state")).state
     assert told is not None  # ask has checked
     return told
@@ -92,7 +92,8 @@ def change_all(changes: Sequence[tuple[Path, Change]]) -> list[Answer]:
 
 
 def _put_back_if_done(path: Path, change: Change) -> None:
-    """A server that has not made it, or was restarted since, refuses."""
+    """Undo a change that may have been made. A server that has not made it, or was restarted since,
+    refuses."""
     with suppress(TunerError):
         ask(path, _putting_back(change))
 
@@ -176,7 +177,8 @@ def _check_server(path: Path, users: set[int]) -> None:
 
 
 def _connected(path: Path) -> socket.socket:
-    """Through the folder's descriptor: an address has room for 107 bytes, a path may be longer."""
+    """Return a connection to the socket. The path leads through its folder's descriptor: an address
+    has room for 107 bytes, and a path may be longer."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

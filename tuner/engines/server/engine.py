@@ -30,7 +30,7 @@ from tuner.engines.server.serve_process import ServeProcess
 from tuner.errors import EngineError
 
 _DEATH_S = 10.0
-"""How long a server whose engine is gone may take to end itself."""
+"""Time that a server whose engine is gone may take to end itself."""
 
 
 class ServerEngine(ControlledEngine):
@@ -104,10 +104,11 @@ class ServerEngine(ControlledEngine):
         await self._process.stop(device=self.facts.device)
 
     async def prove(self) -> None:
-        """Let the first requests be paid for, and see that it is our scheduler that served them:
-        where two servers listen at one port, connections are dealt out between them.
+        """Send the first requests, whose cost is not the others', and see that our own scheduler
+        served them.
 
-        Raises EngineError where somebody else's did, or ours served others' too.
+        Where two servers listen at one port, connections are dealt out between them. Raises
+        EngineError where somebody else's server answered, or ours served others' requests too.
         """
         length = min(WARM_UP_TOKENS, self.facts.max_model_len // 2)
         asked = EngineRequest("warm-up", [1] * length, length)
@@ -154,7 +155,8 @@ class ServerEngine(ControlledEngine):
             raise self._dead()
 
     def _has_ended(self) -> None:
-        """On the event loop: the guardian is no more, and nobody has stopped it."""
+        """Fail every request: the guardian is no more, and nobody has stopped it. On the event
+        loop."""
         self._loop.remove_reader(self._ends)
         self._process.kill()  # what it may have left, were it killed itself
         self._ended.set()
@@ -206,7 +208,7 @@ class PlainEngine(RunningEngine):
             raise
 
     async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """See the seam: no others than it has."""
+        """See the seam: no others than it has. Raises EngineError for any other."""
         asked = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         if not asked.items() <= self.facts.arguments.items():
             raise EngineError(

@@ -34,10 +34,11 @@ from tuner.engines.server.protocol import (
 from tuner.errors import EngineError, InputError, StoodStillError, TunerError
 
 OPENS_S = 20.0
-"""How long after an engine is ready its socket may still be missing: its thread looks around."""
+"""Time after an engine is ready in which its socket may still be missing: its thread looks
+around."""
 
 DRAIN_S = 10.0
-"""How long aborted requests may take to leave an engine: an iteration or three."""
+"""Time that aborted requests may take to leave an engine: an iteration or three."""
 
 _LOOK_S = 0.02
 
@@ -61,7 +62,10 @@ class EngineControl:
         """What was looked at, and nobody has taken yet."""
 
     async def opened(self) -> State:
-        """Wait until the engine's thread listens, begin its log, and return its state."""
+        """Wait until the engine's thread listens, begin its log, and return its state.
+
+        Raises EngineError when the engine dies, or has not listened within OPENS_S.
+        """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + OPENS_S
         while True:
@@ -100,7 +104,10 @@ class EngineControl:
     async def set_limits(
         self, built: EngineFacts, *, max_num_seqs: int, max_num_batched_tokens: int
     ) -> None:
-        """Raises EngineError too when something runs or waits, or the value is out of range."""
+        """Set the limits of an idle engine, both at most what it was built for.
+
+        Raises EngineError too when something runs or waits, or a value is out of range.
+        """
         if self._in_flight:
             raise EngineError(
                 "the limits cannot change: requests are in flight",
@@ -135,7 +142,10 @@ class EngineControl:
         await self._ask(ResetPrefixCache(version=VERSION, do="reset_prefix_cache"))
 
     async def take_log(self) -> tuple[IterationLog, list[Served]]:
-        """Return the iterations and the finished requests since the last call."""
+        """Return the iterations and the finished requests since the last call.
+
+        Raises EngineError too when the engine has lost a part of its log.
+        """
         with self.watch.over():
             await self._look()
         rows, served = bytes(self._rows), self._served

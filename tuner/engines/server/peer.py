@@ -30,7 +30,8 @@ def peer_of(connection: socket.socket) -> Peer:
 
 
 def _has_left(connection: socket.socket) -> bool:
-    """One that has only ended its own sending, as ``socat`` does, still waits for the answer."""
+    """Whether a peer has left. One that has only ended its own sending, as ``socat`` does, still
+    waits for the answer."""
     poll = select.poll()
     poll.register(connection, 0)
     return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))

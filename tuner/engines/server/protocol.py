@@ -222,7 +222,7 @@ class Answer(_Told):
 
 
 def parse(line: bytes) -> Request:
-    """Raises Refused with what is wrong."""
+    """Return the request of a line. Raises Refused with what is wrong."""
     if len(line) > MAX_LINE_BYTES:
         raise Refused(
             f"the request is longer than {MAX_LINE_BYTES} bytes",

@@ -42,7 +42,7 @@ FAILED_SHARE = 0.05
 """A server that fails so many is not asked further."""
 
 EARLY_SHARE = 0.02
-"""Answers may end before the asked length by so many: else other work is measured."""
+"""Share of answers that may end before the asked length: above it other work is measured."""
 
 _COUNTED_S = 5.0
 _LOOK_S = 0.05
@@ -178,7 +178,7 @@ class RunningEngine:
         self._failed_in_a_row = 0
 
     async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """See the seam: they are not tuner's to change."""
+        """Refuse: they are not tuner's to change. Raises EngineError always."""
         raise EngineError(
             f"the limits of {self._server.url} are not changed ({max_num_seqs}, "
             f"{max_num_batched_tokens} asked)",
@@ -189,8 +189,8 @@ class RunningEngine:
         return not self._in_flight
 
     async def reset_prefix_cache(self) -> None:
-        """See the seam: prompts from here on share nothing with those before, which comes to the
-        same."""
+        """See the seam. Prompts from here on share nothing with those before, which comes to the
+        same as an empty cache."""
         self._shift = (self._shift + 1 + secrets.randbelow(VOCAB_SIZE // 2)) % VOCAB_SIZE
 
     async def take_iterations(self) -> IterationLog:
@@ -200,8 +200,8 @@ class RunningEngine:
         await self._client.stop()
 
     async def prove(self) -> None:
-        """Let the first requests be paid for; see that they are answered, token by token, and by
-        the server whose counters we read. Raises EngineError."""
+        """Send the first requests, whose cost is not the others', and see that they are answered
+        token by token, and by the server whose counters we read. Raises EngineError."""
         served = self._server.served
         before = await asyncio.to_thread(served) if served is not None else 0.0
         replies = [Reply() for _ in range(WARM_UPS)]

@@ -31,7 +31,7 @@ _ROW = struct.Struct("<" + "".join(_CODES[field[1][1:]] for field in ITERATION.d
 
 @dataclass(slots=True)
 class _Mark:
-    """How far a request has come."""
+    """The progress of one request."""
 
     queued_s: float
     scheduled_s: float | None = None

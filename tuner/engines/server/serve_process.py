@@ -21,10 +21,10 @@ from tuner.system.http import HttpRequest
 HOST = "127.0.0.1"
 
 STOP_S = 10.0
-"""How long it may take to end by itself."""
+"""Time that it may take to end by itself."""
 
 GONE_S = 2.0
-"""How long after a lost connection it is looked whether it has ended."""
+"""Time after a lost connection within which the server may turn out to have ended."""
 
 _LOOK_S = 0.1
 _HEALTH_S = 5.0
@@ -76,14 +76,14 @@ class ServeProcess:
 
     @property
     def pid(self) -> int:
-        """Of the guardian, which lives as long as the server."""
+        """Process number of the guardian, which lives as long as the server."""
         return self._guardian.pid
 
     @classmethod
     def launch(
         cls, command: Sequence[str], *, environment: Mapping[str, str], log: Path
     ) -> "ServeProcess":
-        """Start a command; what it says goes to the log."""
+        """Start a command; what it says goes to the log. Raises EngineError without a guardian."""
         log_start = size_of(log)
         kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_IT}
         with open(log, "ab", opener=files.opened_own) as said:
@@ -117,8 +117,11 @@ class ServeProcess:
             await asyncio.sleep(_LOOK_S)
 
     async def death_by(self, problem: str) -> EngineError | None:
-        """Return what it died of, where a request has failed with this problem: one that lost its
-        connection may know of it before we do."""
+        """Return what it died of, after a request that failed with this problem.
+
+        A request that lost its connection may know of the death before we do: then it is waited
+        for.
+        """
         if problem.startswith((NO_CONNECTION, BROKEN)):
             loop = asyncio.get_running_loop()
             until_s = loop.time() + GONE_S

@@ -36,7 +36,7 @@ from tuner.system.http import HttpRequest
 Result = TypeVar("Result")
 
 _PORTS = 3
-"""How many are tried, should somebody else be faster each time."""
+"""Ports that are tried, should somebody else be faster each time."""
 
 _VLLM = (sys.executable, "-P", "-m", "vllm.entrypoints.cli.main")
 """The ``vllm`` command, of this Python and no other."""
@@ -89,7 +89,10 @@ class ServerStarter(VllmStarter):
         return found
 
     async def start(self, *, max_num_seqs: int) -> Engine:
-        """See the seam. A failed or cancelled start leaves nothing behind."""
+        """See the seam. A failed or cancelled start leaves nothing behind.
+
+        Raises EngineError too when others take every port that it is given.
+        """
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         resolved = await asyncio.to_thread(self.resolved, max_num_seqs=max_num_seqs)
@@ -142,7 +145,10 @@ class ServerStarter(VllmStarter):
         return resolved.command, {**resolved.environment, "TUNER_LIVE_SOCKET": str(control_at)}
 
     async def behind(self, launched: Launched, resolved: Resolved) -> ProvenEngine:
-        """Return the engine behind a server that is ready."""
+        """Return the engine behind a server that is ready.
+
+        Raises EngineError for a server that runs with other arguments than were resolved for it.
+        """
         process = launched.process
         control = EngineControl(
             launched.control_at,
@@ -209,8 +215,11 @@ class PlainStarter(ServerStarter):
 
 
 class Reading:
-    """The way in which a run's engines are asked: where tuner's own process reads too late, a
-    process of its own reads from then on, which is the client of a ``vllm serve``."""
+    """The way in which a run's engines are asked: by tuner's own process, until that reads too
+    late.
+
+    From then on a process of its own asks them, the client of a ``vllm serve``.
+    """
 
     is_apart = False
 
@@ -223,9 +232,11 @@ class Reading:
     async def in_time(
         self, work: Callable[[], Awaitable[Result]], *, warn: Callable[[str], None]
     ) -> Result:
-        """Measure; once more, apart, where outputs are read too late. ``work`` starts its engines
-        with ``starts``, and goes on from what it has kept. Raises ReadLateError where that does not
-        help."""
+        """Measure; once more, in a process apart, where outputs are read too late.
+
+        ``work`` starts its engines with ``starts``, and goes on from what it has kept. Raises
+        ReadLateError where that does not help.
+        """
         try:
             return await work()
         except ReadLateError:

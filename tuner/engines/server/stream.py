@@ -13,7 +13,7 @@ _DONE = b"[DONE]"
 
 
 class StreamError(Exception):
-    """What came is no stream of completions, or it says that the request failed."""
+    """An answer that is no stream of completions, or that says that the request failed."""
 
 
 class _Choice(msgspec.Struct):
@@ -26,7 +26,7 @@ class _Details(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """What the server says of a whole request."""
+    """The counts that a server gives for a whole request."""
 
     completion_tokens: Tokens
     prompt_tokens: Tokens | None = None

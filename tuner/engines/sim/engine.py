@@ -34,7 +34,7 @@ from tuner.engines.sim.world import World, step_law
 from tuner.errors import EngineError
 
 _SETTLE_S = 1.0
-"""How often it is looked whether an engine was ended while its last iteration is waited for."""
+"""Seconds between two looks whether an engine was ended while its last iteration is waited for."""
 
 _ROWS = 1024
 _LOG_LENGTH = 4096
@@ -130,7 +130,7 @@ class SimEngine:
         return not self._tickets
 
     async def reset_prefix_cache(self) -> None:
-        """There is none; only the promise to be idle is kept."""
+        """See the seam. There is no cache; only the promise to be idle is kept."""
         self._refuse_when_busy("the prefix cache cannot be reset")
 
     async def take_iterations(self) -> IterationLog:

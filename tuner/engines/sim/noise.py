@@ -1,10 +1,10 @@
 """The noise of a simulated machine: jitter, drift, stalls and busy neighbours.
 
-Drift, stalls and episodes belong to the machine and go on over engine starts; the jitter of
-iterations and the offset of a start belong to one engine. Both are drawn ahead and extended when
+Drift, stalls and episodes belong to the machine and go on over engine starts. The jitter of
+iterations and the offset of a start belong to one engine. Both are drawn ahead, are extended when
 the scheduler model has used them up, and do not depend on what is asked of the engine. Jitter
-begins anew whenever the engine is idle, from the time it is then: so a run that was interrupted
-meets the noise that it would have met.
+begins anew whenever the engine is idle, from the time that it is then: so a run that was
+interrupted meets the noise that it would have met.
 """
 
 import math
@@ -18,7 +18,7 @@ from tuner.engines.scheduler.state import NO_NOISE, Floats, Noise
 from tuner.engines.sim.world import World, WorldNoise
 
 CHUNK_S = 600.0
-"""How far the machine's noise is drawn at a time."""
+"""Seconds of the machine's noise that are drawn at a time."""
 
 JITTER_LENGTH = 8192
 
@@ -46,7 +46,7 @@ class MachineNoise:
 
     @property
     def grid_s(self) -> float:
-        """How finely drift and episodes are resolved."""
+        """Step of the grid on which drift and episodes are drawn, in seconds."""
         return min(0.25, max(0.01, self.world.noise.tau / 50))
 
     def extend(self, until_s: float) -> None:

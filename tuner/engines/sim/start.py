@@ -22,7 +22,7 @@ VARIABLE = (
     *("max_num_batched_tokens", "num_gpu_blocks_override", "block_size"),
     "prefill_schedule_interval",
 )
-"""What engines of one machine may differ in besides ``max_num_seqs``."""
+"""Arguments in which engines of one machine may differ besides ``max_num_seqs``."""
 
 
 @dataclass(slots=True)
@@ -58,9 +58,9 @@ class SimStarter:
     def go_on_after(self, sizes: Sequence[int], *, lost: bool = True) -> None:
         """Take up an interrupted run that had started engines of these sizes, in order.
 
-        The last of them, unless it had done its work, was ``lost`` with it: started again it is the
-        same engine, and no time passes, so that the rest of the run meets the noise that it
-        would have met.
+        The last of them was ``lost`` with the run, unless it had done its work. Started again it is
+        the same engine, and no time passes: so the rest of the run meets the noise that it would
+        have met.
         """
         self._line.started = len(sizes)
         self._line.lost = sizes[-1] if sizes and lost else None
@@ -98,6 +98,7 @@ class SimStarter:
         return SimStarter(changed, model=self._model, line=self._line)
 
     def resolve(self, *, max_num_seqs: int) -> Mapping[str, ArgumentValue]:
+        """See the seam. Raises EngineError for a cap that is not from 1 to the token budget."""
         world = self._world
         if max_num_seqs < 1:
             raise EngineError(f"max_num_seqs is {max_num_seqs}", hint="It must be at least 1.")
@@ -125,7 +126,10 @@ class SimStarter:
         return str
 
     async def start(self, *, max_num_seqs: int, world: World | None = None) -> SimEngine:
-        """See the seam. ``world``: as what this engine finds the machine, its noise apart."""
+        """See the seam. ``world``: the machine as this engine finds it, its noise apart.
+
+        Raises EngineError outside of virtual time too.
+        """
         loop = asyncio.get_running_loop()
         if not isinstance(loop, VirtualTimeLoop):
             raise EngineError(

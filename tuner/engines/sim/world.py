@@ -59,7 +59,7 @@ class WorldKv:
 
 @dataclass(frozen=True, slots=True)
 class WorldNoise:
-    """How the machine departs from its law; without any key, not at all."""
+    """The departures of the machine from its law; none without any key."""
 
     sigma_iter: float = _number(0.0, high=3.0)
     sigma_drift: float = _number(0.0, high=3.0)

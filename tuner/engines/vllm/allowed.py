@@ -1,9 +1,10 @@
 """Engine arguments that a profile, a trace or a run folder may set: somebody else may have made it.
+Pure.
 
-Anybody can compute a profile's digest, so what it says of the engine is data of a stranger's. What
-is listed here changes how fast a server is, how much memory it takes, and what it serves as data.
-Not listed is what loads code (``trust_remote_code``, classes, plugins, parsers), opens files, ports
-or addresses, sends data, or changes who may ask: that is for the user's own ``--set``. Pure.
+Anybody can compute a profile's digest, so what it says of the engine is a stranger's data. Listed
+is what changes how fast a server is, how much memory it takes, and what it serves as data. Not
+listed is what loads code (``trust_remote_code``, classes, plugins, parsers), opens files, ports or
+addresses, sends data, or changes who may ask: that is for the user's own ``--set``.
 """
 
 from collections.abc import Callable, Mapping

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class _Parser(FlexibleArgumentParser):
-    """Raises where a command line would print its usage and leave."""
+    """Parses as vLLM does. Raises ValueError where a command line would print usage and leave."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
@@ -80,7 +80,7 @@ def _serve_parser() -> Any:  # noqa: ANN401 - vLLM's
 
 
 def grammar() -> Grammar:
-    """Return what the parser of the vLLM that is installed takes."""
+    """Return what the parser of the installed vLLM takes. Raises EngineError where it has none."""
     switches: dict[str, list[str]] = {}
     takes: dict[object, list[str]] = {None: [], "+": [], "?": []}
     also: dict[str, str] = {}

@@ -31,13 +31,13 @@ _RIG: dict[str, ArgumentValue] = {
 """How tuner itself runs the engine, whatever a deployment says; never part of a profile."""
 
 _OF_THE_FRONT_END = ("disable_log_stats", "enable_log_requests", "skip_tokenizer_init")
-"""What of these a server keeps as the deployment has it: its users pay for that."""
+"""Those of them that a server keeps as the deployment has them: its users pay for that."""
 
 _MEMORY = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override")
-"""What an engine may take of the device's memory."""
+"""Arguments that say what an engine may take of the device's memory."""
 
 _GRAPHS = ("max_cudagraph_capture_size", "cudagraph_capture_sizes")
-"""What says which sizes of batches are captured as CUDA graphs."""
+"""Arguments that say which sizes of batches are captured as CUDA graphs."""
 
 _PRIVATE = frozenset({"download_dir", "hf_token", "served_model_name"})
 """Of one machine or one deployment; a profile says nothing of them."""
@@ -78,9 +78,10 @@ class Configuration:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What a server takes to which nobody has said a max_num_seqs, and whatever was asked for.
+    """The limits that were asked for; of those that were not, the server's own.
 
-    vLLM moves the others with it: for one cap and the next, several things would change at once.
+    They hold at every cap. vLLM moves tokens and graphs with max_num_seqs: between two caps several
+    things would change at once.
     """
 
     max_num_seqs: int
@@ -118,7 +119,10 @@ def configure(
 
 
 def check_drafts(config: Any) -> None:
-    """Refuse a cap that vLLM lowers: for the draft pass of DFlash and DSpark, since vLLM 0.33."""
+    """Refuse a cap that vLLM lowers: for the draft pass of DFlash and DSpark, since vLLM 0.33.
+
+    Raises EngineError.
+    """
     limits = config.scheduler_config
     active = getattr(limits, "max_num_active_seqs", None)  # which vLLM has from 0.31 on
     if active is not None and active < limits.max_num_seqs:
@@ -174,7 +178,7 @@ def _check_ranks(config: Any, ranks: int) -> None:
 
 
 def server_limits(arguments: Mapping[str, ArgumentValue]) -> ServerLimits:
-    """Return what was asked for, or else the server's own."""
+    """Return the limits. Raises EngineError with what vLLM has against the arguments."""
     seqs: Any = arguments.get("max_num_seqs")
     tokens: Any = arguments.get("max_num_batched_tokens")
     without = {name: value for name, value in arguments.items() if name != "max_num_seqs"}
@@ -203,8 +207,9 @@ def _kept_graphs(config: Any, arguments: Mapping[str, ArgumentValue]) -> dict[st
 def _with_full_batch(config: Any) -> list[int]:
     """Return the sizes with that of a batch of max_num_seqs that all decode.
 
-    vLLM captures whole decode batches up to max_num_seqs and no larger one: between the last size
-    below it and itself they would run in pieces. It adds that size where it computes all of them.
+    vLLM captures whole decode batches up to max_num_seqs, and no larger one. Between the last size
+    below and max_num_seqs itself they would run in pieces. vLLM adds that size where it computes
+    all of them.
     """
     sizes = _graph_sizes(config)
     each = getattr(config, "uniform_decode_query_len", 1)  # tokens: more than one with drafts
@@ -262,10 +267,10 @@ def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
 
 
 def prompt_vocabulary(model: Any) -> int:
-    """Return below which number every token id may stand in a prompt of plain text.
+    """Return the number below which every token id may stand in a prompt of plain text.
 
-    A multimodal model takes some for an image or a sound that should have come along. They stand
-    near the end of its vocabulary, or below 16, where no prompt of ours goes.
+    A multimodal model takes some ids for an image or a sound that should have come along. They
+    stand near the end of its vocabulary, or below 16, where no prompt of ours goes.
     """
     named = vars(model.hf_config) if hasattr(model.hf_config, "__dict__") else {}
     ids = [

@@ -1,8 +1,8 @@
 """Run vLLM's EngineCore in a child process that writes to a log file and ends when we end.
 
 vLLM starts EngineCore through a ``multiprocessing`` context; for the length of one start it is
-given ours. On a CPU that is a fork server which imports vLLM while we do: a start then costs 3 s
-instead of 15. The server is one thread that has done nothing but import, so forking it is safe
+given ours. On a CPU that is a fork server, which imports vLLM while we do: a start then costs 3 s
+instead of 15. The fork server has one thread and has done nothing but import, so forking it is safe
 where forking us would not be. With an accelerator it is ``spawn``.
 """
 
@@ -135,7 +135,7 @@ def preload(log: Path) -> None:
 
 
 def _end_server() -> None:
-    """The server ends by itself when we do, but not before its imports are done."""
+    """End the fork server: it ends by itself when we do, but not before its imports are done."""
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # noqa: SLF001
     with contextlib.suppress(ProcessLookupError):
         if pid is not None:

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _STOP_S = 10.0
-"""How long EngineCore may take to end by itself."""
+"""Time that EngineCore may take to end by itself."""
 
 _OF_A_REQUEST = (
     EngineGenerateError,
     getattr(exceptions, "VLLMError", ValueError),
     ValueError,  # before vLLM 0.28
 )
-"""What vLLM raises for one request."""
+"""Errors that vLLM raises for one request."""
 
 _WARM_UP_TOKENS = 8
 
@@ -72,7 +72,10 @@ class VllmEngine(ControlledEngine):
         log: Path,
         begun_s: float,
     ) -> "VllmEngine":
-        """Start what was configured. Failed or cancelled, nothing is left behind."""
+        """Start what was configured. Failed or cancelled, nothing is left behind.
+
+        Raises EngineError with vLLM's reason.
+        """
         log_start, memory_before = size_of(log), gpus.memory_used()
         loop = asyncio.get_running_loop()
         construction = loop.run_in_executor(None, vllm_llm.construct, configuration.config, context)

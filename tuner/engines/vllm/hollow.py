@@ -31,7 +31,7 @@ _Worker: Any = resolve_obj_by_qualname(
 
 
 class _Later(AsyncModelRunnerOutput):
-    """What is there at a certain time: until then nobody is kept from scheduling more."""
+    """An output that is there at a certain time: until then nobody is kept from scheduling more."""
 
     def __init__(self, output: ModelRunnerOutput, at_s: float) -> None:
         self._output, self._at_s = output, at_s
@@ -41,7 +41,8 @@ class _Later(AsyncModelRunnerOutput):
         return self._output
 
     def get_kv_connector_output(self) -> None:
-        """There is no connector. vLLM asks from 0.33 on, where ``get_output`` has failed."""
+        """Return nothing: there is no connector. vLLM asks from 0.33 on, where ``get_output`` has
+        failed."""
 
 
 class HollowWorker(_Worker):

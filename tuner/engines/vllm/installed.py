@@ -63,8 +63,11 @@ class Installed:
 
 
 def _has_vllm(one: metadata.Distribution) -> bool:
-    """Whether vLLM's folder is of a distribution. Its list of files is read as paths only where it
-    may name that: the paths of all distributions take half a second."""
+    """Whether vLLM's folder is of a distribution.
+
+    Its list of files is read as paths only where it may name the folder: the paths of all
+    distributions take half a second.
+    """
     record = one.read_text("RECORD")
     return (record is None or str(_MODULE) in record) and _MODULE in (one.files or ())
 

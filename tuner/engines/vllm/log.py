@@ -90,7 +90,7 @@ def said_since(log: Path, start: int) -> str:
 
 
 class Compiles:
-    """What an engine's log says was compiled since it was asked last."""
+    """The kernels and graphs that an engine's log says were compiled since it was asked last."""
 
     def __init__(self, log: Path) -> None:
         self._log, self._read = log, size_of(log)

@@ -97,10 +97,10 @@ SERVE_PARSERS = (
     "vllm.entrypoints.launchers.cli_args",  # before vLLM 0.33
     "vllm.entrypoints.openai.cli_args",  # before vLLM 0.29
 )
-"""Where the parser of ``vllm serve`` is: in one of them."""
+"""Modules of which one has the parser of ``vllm serve``."""
 
 _CHANGED = (AttributeError, TypeError, ValueError)
-"""What asking for a name raises whose owner has become something else."""
+"""Errors of asking for a name whose owner has become something else."""
 
 
 def missing() -> list[str]:

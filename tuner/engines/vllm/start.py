@@ -34,12 +34,12 @@ _LONGEST_SOCKET = 107
 """Characters that Linux allows the path of a socket."""
 
 _SOCKET_NAME = len("/") + 36
-"""What vLLM adds to the folder: a UUID."""
+"""Characters that vLLM adds to the folder: a UUID."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What an engine will run with, before anything starts."""
+    """Everything that an engine will run with, known before anything starts."""
 
     arguments: "dict[str, ArgumentValue]"
     """All of them, by vLLM's names: the engine section of a profile."""
@@ -83,7 +83,7 @@ class VllmStarter:
 
     @property
     def asked(self) -> "Mapping[str, ArgumentValue]":
-        """What vLLM is given; all else is its own to choose. Without vLLM."""
+        """The arguments that vLLM is given; all else is its own to choose. Read without vLLM."""
         return models.with_defaults(self.arguments, on_cpu=provenance.is_cpu_build())
 
     def resolve(self, *, max_num_seqs: int) -> "Mapping[str, ArgumentValue]":

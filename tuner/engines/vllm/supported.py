@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping
 
 IN_FULL = ("0.32", "0.33")
-"""What ``--version`` calls tried in full; docs/engines.md has which checks ran, and which not."""
+"""Releases that ``--version`` calls tried in full; docs/engines.md has which checks ran, and which
+not."""
 
 IN_PART = ("0.28", "0.29", "0.30", "0.31")
 """Tried with ``make versions``; docs/engines.md has what it showed."""
@@ -28,7 +29,7 @@ CHANGED: Mapping[str, Mapping[str, str]] = {
 of them schedulers of 0.32 and 0.33 did the same in every iteration (docs/engines.md)."""
 
 _DEFAULTS = {"prefill_schedule_interval": 1, "scheduling_policy": "fcfs"}
-"""Where it is neither false nor absent."""
+"""Defaults of arguments whose default is neither false nor absent."""
 
 _RELEASE = re.compile(r"(\d+\.\d+)(?:\.\d+)*(?:\.post\d+)?(?:\+.*)?")
 

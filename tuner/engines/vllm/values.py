@@ -2,7 +2,7 @@
 
 
 def same(one: object, other: object) -> bool:
-    """Equal in type too: 1, 1.0 and true differ, as they do in JSON."""
+    """Whether two values are equal in type too: 1, 1.0 and true differ, as they do in JSON."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict) and isinstance(other, dict):

@@ -9,8 +9,10 @@ from tuner.engines.seam import Engine
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How a worker makes batches: of so many requests, or of what came within ``wait_s`` of the
-    first. All replies of a batch leave when the slowest is done."""
+    """A worker's batches: of ``size`` requests, or of what came within ``wait_s`` of the first.
+
+    All replies of a batch leave when the slowest is done.
+    """
 
     size: int = 1
     wait_s: float = 0.0
@@ -38,8 +40,10 @@ class Testbed(Protocol):
     async def in_time(
         self, work: Callable[[], Awaitable[None]], *, warn: Callable[[str], None]
     ) -> None:
-        """Measure; once more, and from then on with engines that batch continuously asked through
-        a process of its own, where outputs are read too late."""
+        """Measure; once more where outputs are read too late.
+
+        From then on engines that batch continuously are asked through a process of its own.
+        """
         ...
 
     async def continuous(self, *, max_num_seqs: int, of_profile: bool = False) -> Engine:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from multiprocessing.sharedctypes import Synchronized
 
 _LISTEN_S = 0.2
-"""How often a thread that listens looks whether it still should."""
+"""Seconds between two looks of a listening thread whether it still should."""
 
 Message = Completion | OrderResult | Skipped
 Received = Callable[[Message, float], None]
@@ -85,7 +85,7 @@ class QueueWorker:
         return ready
 
     def send(self, prompt: Prompt) -> None:
-        """Raises RequestFailedError when the queue is full."""
+        """Put a prompt into the queue. Raises RequestFailedError when that is full."""
         try:
             self._requests.put_nowait(prompt)
         except queue.Full:
@@ -144,7 +144,8 @@ class QueueWorker:
         self._received(message, now_s)
 
     def _ended(self) -> None:
-        """On the event loop: the process is no more, and nobody has stopped it."""
+        """Fail what waits for the process: it is no more, and nobody has stopped it. On the event
+        loop."""
         self._loop.remove_reader(self._process.sentinel)
         self._process.join(timeout=1)
         said = said_since(self._log, self._log_start)

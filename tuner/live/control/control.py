@@ -44,7 +44,7 @@ MOST_UNDONE = 100
 """Changes that can be rolled back."""
 
 LOOK_S = 15.0
-"""How often the clock is looked at while a schedule holds: it may be set meanwhile."""
+"""Seconds between two looks at the clock while a schedule holds: the clock may be set meanwhile."""
 
 _IDLE_S = 3600.0
 
@@ -66,7 +66,8 @@ class _Done:
 
 
 class LiveControl:
-    """Not for several threads: whoever runs the listener calls ``answer`` and ``tick``."""
+    """The control of one scheduler. Not for several threads: whoever runs the listener calls
+    ``answer`` and ``tick``."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class LiveControl:
     def answer(self, line: bytes, peer: Peer) -> bytes:
         """Do what a line asks for and return the line that says how it went. Never raises.
 
-        For a peer that has left nothing changes any more: it takes that for not done.
+        Nothing is changed for a peer that has left: it takes that for not done.
         """
         before = self._knobs.limits()
         try:
@@ -211,13 +212,17 @@ class LiveControl:
         return done.was  # a turn that has come due since is made at the next look at the clock
 
     def _under(self, schedule: CapSchedule) -> _Position:
-        """Return what holds now by a schedule."""
+        """Return the position that a schedule has now."""
         turn = turn_at(schedule, self._now())
         limits = checked(self._knobs, turn.cap.max_num_seqs, turn.cap.max_num_batched_tokens)
         return _Position(limits, schedule, turn)
 
     def _go(self, was: _Position, new: _Position, request: Change, peer: Peer) -> None:
-        """Keep, record, then change: nothing holds that is not on record. Raises with ``was``."""
+        """Make a change: keep the schedule, put it on record, then set the limits. Nothing holds
+        that is not on record.
+
+        Raises Refused and TunerError, with the old schedule kept again.
+        """
         if new.schedule != was.schedule:
             self._keep(new.schedule)
         try:

@@ -26,14 +26,17 @@ class Knobs(Protocol):
         ...
 
     def set_limits(self, limits: Limits, *, idle: bool = False) -> None:
-        """Between two iterations; with ``idle`` only while nothing runs or waits.
+        """Set them between two iterations; with ``idle`` only while nothing runs or waits.
 
         Raises Refused when that is not so, or the engine does not come to one in time.
         """
         ...
 
     def reset_prefix_cache(self) -> None:
-        """Raises Refused while something runs or waits, and when blocks are still in use."""
+        """Forget every cached prefix.
+
+        Raises Refused while something runs or waits, and when blocks are still in use.
+        """
         ...
 
     def take_log(self, *, go_on: bool) -> Log:
@@ -68,6 +71,6 @@ def checked(knobs: Knobs, seqs: int, tokens: int | None) -> Limits:
 
 
 def check_schedule(knobs: Knobs, schedule: CapSchedule) -> None:
-    """Raises Refused when one of its caps is more than the server can have."""
+    """Refuse a schedule with a cap that the server cannot have. Raises Refused."""
     for cap in schedule.caps:
         checked(knobs, cap.max_num_seqs, cap.max_num_batched_tokens)

@@ -34,8 +34,11 @@ class _Client:
 
 
 class Listener:
-    """``answer`` turns a line into a line; ``tick`` does what is due and returns for how long
-    nothing is, in seconds. Both are called on the thread that calls ``run``."""
+    """Serves clients. ``answer`` turns a line into a line; ``tick`` does what is due and returns
+    for how long nothing is, in seconds.
+
+    Both are called on the thread that calls ``run``.
+    """
 
     def __init__(
         self,

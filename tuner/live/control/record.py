@@ -33,7 +33,8 @@ class LiveRecord:
         schedule: CapSchedule | None = None,
         override: Sequence[str] = (),
     ) -> None:
-        """Without a peer it is the server's own doing. Raises TargetError; then it must not be."""
+        """Put a change into the audit and into vLLM's log. Without a peer it is the server's own
+        doing. Raises TargetError: then the change must not be made."""
         by = Peer(os.getpid(), os.geteuid()) if peer is None else peer
         entry = {
             "when": self.now().isoformat(timespec="milliseconds"),

@@ -66,7 +66,8 @@ def place(path: str, *, rank: int, audit: str | None) -> Place:
 
 
 def _check_kept(audit: Path) -> None:
-    """Its folder may be a group's, as /var/log is; but not everybody's to empty."""
+    """Refuse an audit in a folder where everybody may remove files. A group's, as /var/log is, will
+    do. Raises TargetError."""
     try:
         mode = audit.parent.stat().st_mode
     except OSError as problem:
@@ -199,8 +200,8 @@ def _file_at(at: Place, folder: int) -> tuple[int, int]:
 def _locked(at: Place, *, wait_s: float) -> Iterator[None]:
     """Let servers, and the ranks of one, do this one by one. Raises TargetError.
 
-    A file of its own, for its owner alone: whoever can read a file or a folder can lock it, for
-    ever even.
+    The lock is a file of its own, for its owner alone: whoever can read a file or a folder can lock
+    it, even for ever.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:

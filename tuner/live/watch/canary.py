@@ -1,13 +1,15 @@
-"""Is the canary worse than the baseline? Both watched at the same moments, paired by window. Pure.
+"""Is the canary worse than the baseline? Both are watched at the same moments, paired by window.
+Pure.
 
-Each server is first held against what the twin says of its own requests, under its own limits: the
-canary's are the profile's, the baseline's those that it shows (``watch.watched.RunningSeen``, and
-the size of its KV cache), for it runs what was there before. What is left of a difference is
-neither their load nor what the profile chose to change, and what both feel at the same moment
-cancels. Where the baseline runs more at a time than the twin knows, nothing can be said of it: then
-the canary is held against the promise alone, with the limits of a watch. Of what it runs a baseline
-tells the size of its KV cache, and shows its cap where requests wait; ``max_num_batched_tokens`` it
-does not tell.
+Each server is first held against what the twin says of its own requests, under its own limits. The
+canary's limits are the profile's. The baseline runs what was there before, so its limits are those
+that it shows: the size of its KV cache, and its cap where requests wait
+(``watch.watched.RunningSeen``); ``max_num_batched_tokens`` it does not tell. A difference that is
+left is neither their load nor what the profile chose to change, and what both feel at the same
+moment cancels.
+
+Where the baseline runs more at a time than the twin knows, nothing can be said of it. Then the
+canary is held against the promise alone, with the limits of a watch.
 
 An effect is claimed, or ruled out, by the tests of ``sequential.py``, however often one looks.
 """
@@ -38,10 +40,10 @@ Effect = Literal["tpot", "ttft", "e2el_tail", "failed", "preemptions", "slowness
 """The last two where the canary is held against the promise alone."""
 
 Pair = tuple[ScrapeWindow, Compared]
-"""What one server did in a window, held against the twin."""
+"""The window of one server, and the same held against the twin."""
 
 TTFT = math.log(1.25)
-"""So much longer, as a logarithm, a canary's mean TTFT may be."""
+"""Logarithm of the ratio by which a canary's mean TTFT may be longer."""
 
 E2EL_TAIL, FAILED, PREEMPTIONS = 0.05, 0.02, 0.10
 """So many more of its requests may take longer than the promised tail, end with an error or
@@ -51,8 +53,8 @@ MOST_BLOCKS = 10_000_000
 """Of a KV cache: what a server says beyond is no size."""
 
 MOST_RESTARTS = 1
-"""So often more than its baseline a canary may be restarted; then it is promoted later. More often
-is no accident: it does not stay up."""
+"""Restarts of a canary, more than its baseline's, that only delay its promotion. More are no
+accident: it does not stay up."""
 
 LOGARITHMIC: frozenset[str] = frozenset({"tpot", "ttft", "slowness"})
 

@@ -1,4 +1,4 @@
-"""Would today's traffic, with the profile's headroom, choose another cap? Asked of the twin in the
+"""Would today's traffic, with the profile's headroom, choose another cap? Asks the twin in the
 profile. Pure."""
 
 from collections.abc import Sequence

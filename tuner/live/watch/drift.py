@@ -1,7 +1,7 @@
 """Today's traffic against the profile's: rate, lengths, prefix sharing, burstiness. Pure.
 
-Limits are of practical significance, not of mere difference: so far off the profile was not shown
-to hold. Where the profile's own traffic varied more from one stretch to the next, they are wider.
+Limits mark what matters in practice, not mere difference: beyond them the profile was not shown to
+hold. Where the profile's own traffic varied more from one stretch to the next, they are wider.
 """
 
 import math
@@ -28,10 +28,10 @@ LITTLE_MORE = 1.1
 """The limit of the rate where the profile's headroom failed: days differ by so much."""
 
 PREFIX_SHARE = 0.10
-"""How far the share of prompt tokens out of the prefix cache may be from the profile's."""
+"""Difference from the profile's share of prompt tokens out of the prefix cache that is accepted."""
 
 DISTANCE = 0.15
-"""How far the shares of requests below any length may be from the profile's."""
+"""Difference from the profile's shares of requests below any length that is accepted."""
 
 LEAST_EXPECTED = 10.0
 """Requests that a reading of the traffic waits for: fewer are mostly chance."""
@@ -41,7 +41,7 @@ STRETCH_S = 600.0
 """The profile's own traffic is asked how much stretches of this length differ."""
 
 RATIO_REACH = 0.75
-"""How far to either side of its limits one reading of a ratio counts."""
+"""Distance to either side of its limits up to which one reading of a ratio counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 The twin gets today's own requests, so that what it says is what the profile promises at today's
 load. The slowdown is the factor on the step-time law at which the twin's mean gap between tokens is
-the one that was counted: the batches that a slower server runs are larger, and are in it.
+the one that was counted. It accounts for the larger batches that a slower server runs.
 """
 
 import math

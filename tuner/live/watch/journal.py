@@ -30,7 +30,7 @@ class WindowJournal:
             raise self._cannot(problem) from None
 
     def append(self, event: str, content: Mapping[str, object]) -> None:
-        """Write one line; it is on disk when this returns."""
+        """Write one line; it is on disk when this returns. Raises RunError where that cannot be."""
         line = json.dumps(plain({"event": event, **content}), allow_nan=False) + "\n"
         rest = memoryview(line.encode())
         try:

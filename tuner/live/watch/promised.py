@@ -33,14 +33,15 @@ class Promised:
 
     @property
     def known_cap(self) -> int:
-        """The largest cap at which the twin can be asked about a server that runs another one:
-        beyond the batches that were seen its law is extrapolated."""
+        """The largest cap at which the twin can be asked about a server with another cap. Beyond
+        the batches that were seen its law is extrapolated."""
         most = len(self.twin.law.decode_s) - 1
         return min(most, max(self.max_num_seqs, self.twin.extrapolated_from))
 
 
 MOST_SPEED_SD = 0.10
-"""More is no machine's usual spread: a single window that went wrong can make it."""
+"""Largest spread that is taken for a machine's own: more may come of a single window that went
+wrong."""
 
 
 def speed_sd_of(twin: StoredTwin, slower_limit: float | None) -> float:

@@ -1,4 +1,4 @@
-"""What people require, held against a live server window by window. Pure.
+"""Requirements held against a live server, window by window. Pure.
 
 A quantile is held as a share: ``p99 ttft <= 500ms`` is broken where surely more than 1 % of the
 requests take longer than 500 ms, or than the next bound of the server's histogram. What nothing
@@ -78,9 +78,10 @@ class WatchedRequirement:
 
     @property
     def state(self) -> State:
-        """Whether it is broken ("above") or kept ("within"), for sure, or unknown.
+        """Surely broken ("above"), surely kept ("within"), or unknown.
 
-        Kept is what the windows say, and all requests together: few may come in most windows.
+        It is kept only where the windows say so and all requests together do: in most windows few
+        may come.
         """
         one = self.requirement
         if not self.windows:
@@ -93,7 +94,7 @@ class WatchedRequirement:
 
     @property
     def evidence(self) -> float:
-        """How much of what it takes to call it kept is there, from 0 to 1."""
+        """Share of the evidence that it takes to call it kept, from 0 to 1."""
         return self._monitor.evidence
 
     def __str__(self) -> str:

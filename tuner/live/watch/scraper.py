@@ -108,7 +108,7 @@ def _scrape(server: ScrapedServer, timeout_s: float, clock: Clock) -> Scrape:
 
 @dataclass(slots=True)
 class Absence:
-    """How long a server has not answered."""
+    """The time for which a server has not answered."""
 
     every_s: float
     missed: int = 0
@@ -132,7 +132,7 @@ class Absence:
 
 @dataclass(slots=True)
 class Stall:
-    """How long no token came although requests run."""
+    """The time for which no token came although requests run."""
 
     _tokens: float | None = None
     _since_s: float = 0.0

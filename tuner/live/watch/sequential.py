@@ -48,7 +48,7 @@ ARL = 10_000.0
 """Windows between two false alarms of one measure, on average and at least: 28 hours of 10 s."""
 
 LEVEL = 0.05
-"""How often "within the limits" may be claimed falsely, in a whole watch."""
+"""Probability that "within the limits" is ever claimed falsely, in a whole watch."""
 
 BETS = np.array([0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9])
 """Bets as shares of 1/B, B being the reach."""
@@ -60,7 +60,7 @@ STRETCH = 100.0
 """The number of windows at which the intervals are narrowest for what they promise."""
 
 PRIOR_WEIGHT = 4.0
-"""How many windows the belief about how far windows spread is worth, before they are seen."""
+"""Windows that the belief about how far windows spread is worth, before they are seen."""
 
 State = Literal["unknown", "within", "above", "below"]
 
@@ -123,7 +123,7 @@ class _Side:
 
     @property
     def evidence(self) -> float:
-        """How much of what the claim needs is there, from 0 to 1."""
+        """Share of the evidence that the claim needs, from 0 to 1."""
         return min(1.0, max(0.0, math.log(float(self.claim.mean())) / math.log(1 / LEVEL)))
 
 
@@ -175,7 +175,7 @@ class Monitor:
 
     @property
     def evidence(self) -> float:
-        """How much of what "within" needs is there, from 0 to 1."""
+        """Share of the evidence that "within" needs, from 0 to 1."""
         if self.state != "unknown":
             return 1.0
         return min(side.evidence for side in self._sides.values())

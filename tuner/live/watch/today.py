@@ -1,10 +1,11 @@
-"""Requests like today's: as many and as long as the server counted, otherwise like those that the
-profile stores. Pure, and seeded.
+"""Requests like today's: as many and as long as the server counted, else like those of the profile.
+Pure, and seeded.
 
-Exact are how many requests arrived between two scrapes, how many lengths lie in each bucket of the
-server's histograms, and their sums. From the stored requests come where within its bucket a length
-lies, and which output goes with which prompt: their table of buckets is raked to today's margins
-(iterative proportional fitting; Deming and Stephan, 1940). Drawn are the times between two scrapes.
+Exact are the number of requests that arrived between two scrapes, the number of lengths in each
+bucket of the server's histograms, and their sums. The stored requests say where within its bucket a
+length lies, and which output goes with which prompt: their table of buckets is raked to today's
+margins (iterative proportional fitting; Deming and Stephan, 1940). Times between two scrapes are
+drawn.
 """
 
 from collections.abc import Sequence
@@ -31,10 +32,10 @@ impossible."""
 def arrivals(steps: Sequence[ScrapeStep]) -> Ints:
     """Return how many requests arrived in each step, those whose client left included.
 
-    A request that got its first token no longer waits: as many arrive as get one, and as many as
-    wait more than before. Where a server does not count first tokens, those that finish and those
-    that are in flight more than before. Negative counts, which gauges read a moment apart make,
-    are taken from what follows.
+    A request that got its first token no longer waits. So as many arrive as get one, and as many as
+    wait more than before. Where a server does not count first tokens, it is those that finish, and
+    those that are in flight more than before. Gauges that are read a moment apart make negative
+    counts: these are taken from what follows.
     """
     counts = []
     waiting = None

@@ -1,9 +1,9 @@
-"""Is what was promised still so, window by window? Still valid, drifting, re-tune now. Pure.
+"""Is what was promised still so, window by window? Still valid, drifting, or re-tune now. Pure.
 
-Every window is held against what the twin in the profile says of today's own requests, so that
-heavier traffic shows as traffic and a slower server as slower than its law. Alarms are valid
-however often one looks (``sequential.py``). Whether the choice still holds is the twin's to say:
-traffic that changed and would choose the same cap is drift, and no reason to tune again.
+Every window is held against what the twin in the profile says of today's own requests. So heavier
+traffic shows as traffic, and a slower server as slower than its law. Alarms are valid however often
+one looks (``sequential.py``). The twin says whether the choice still holds: traffic that has
+changed and would choose the same cap is drift, and no reason to tune again.
 """
 
 import math
@@ -29,7 +29,7 @@ FAR_SLOWER = 0.25
 """A server that is surely so much slower than its law is not the engine that was tuned."""
 
 SPEED_REACH = 0.15
-"""How far to either side of a limit a window's slowdown, as a logarithm, counts."""
+"""Distance to either side of a limit up to which a window's slowdown counts, as a logarithm."""
 
 TTFT_EXCESS = 0.10
 """So many more of all requests than the twin says may wait longer than the bound for their first
@@ -166,7 +166,7 @@ class Watch:
 
     @property
     def slowdown_now(self) -> float:
-        """How slow the server is now, if that is beyond the limit; else the law's speed."""
+        """Times as long as its law that the server takes now; 1 unless that is beyond the limit."""
         monitor = self.server["slowness"]
         value = monitor.interval()
         return math.exp(value.value) if monitor.is_beyond and value is not None else 1.0
@@ -198,7 +198,7 @@ class Watch:
 
     @property
     def broken(self) -> list[WatchedRequirement]:
-        """What is required and surely not kept."""
+        """The requirements that are surely not kept."""
         return [one for one in self.required if one.state == "above"]
 
     @property

@@ -105,12 +105,12 @@ def preempted_share(window: ScrapeWindow) -> float | None:
 
 FULL_SCRAPES = 2
 FULL_KV = 0.9
-"""Above such a KV-cache usage memory may be what holds requests back."""
+"""KV-cache usage above which memory may be what holds requests back."""
 
 
 @dataclass(slots=True)
 class RunningSeen:
-    """How many requests an engine ran at a time, and whether it would have run more."""
+    """The most requests that an engine ran at a time, and whether it would have run more."""
 
     most: float = 0.0
     full: int = 0

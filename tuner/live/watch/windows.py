@@ -14,8 +14,8 @@ from typing import Literal
 from tuner.live.prometheus import Counter, Distribution, Histogram, ServerMetrics
 
 LATE = 5
-"""A step that lasts so many times the interval between scrapes says too little of when things
-happened: it belongs to no window."""
+"""Intervals between scrapes that a step may last. A longer one says too little of when things
+happened, and belongs to no window."""
 
 NORMAL_975 = 1.96
 
@@ -27,7 +27,7 @@ RESTART_S = 1.0
 
 MOST_RUNNING = 1e6
 MOST_A_STEP = 20_000.0
-"""More requests at a time, or in one step, no engine has: a counter jumped."""
+"""Requests at a time, or in one step, beyond which a counter has jumped: no engine has so many."""
 
 KEPT_STARTS = 64
 """Starts of a process that are remembered at most."""

@@ -28,8 +28,10 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class Burn:
-    """How fast the error budget goes: the long window shows that it matters, the short one that it
-    still does."""
+    """A rate at which the error budget goes: ``factor`` times what it allows.
+
+    The long window shows that it matters, the short one that it still does.
+    """
 
     factor: float
     long: str
@@ -47,7 +49,7 @@ BURNS = (
 Multi-Burn-Rate Alerts"."""
 
 LEAST_MISSED = 5
-"""Where fewer requests would have to miss for an alert, they may do so by chance: at night, say."""
+"""Requests that must miss for an alert: fewer may do so by chance, at night for example."""
 
 MISSED = "tuner:slo_missed:ratio_rate"
 """Recorded for each window and each limit of the SLO."""

@@ -46,8 +46,8 @@ class Lines:
     preemptions_per_request: Threshold | None
     attainment: Threshold
     slo_s: Mapping[str, float]
-    """``ttft``, ``tpot``, ``e2el`` → the SLO's limit; one that grows with the prompt is left out:
-    a histogram does not tell which request had which."""
+    """``ttft``, ``tpot``, ``e2el`` → the SLO's limit. One that grows with the prompt is left out: a
+    histogram does not tell which request had which prompt."""
 
     settings: Mapping[str, str]
     """Label of ``vllm:cache_config_info`` → its value."""

@@ -31,7 +31,7 @@ class EnvLine:
 
     @property
     def outside(self) -> tuple[int, int]:
-        """Where the value begins and ends, with its quotes."""
+        """The place where the value begins and where it ends, with its quotes."""
         return self.start - len(self.quotes), self.end + len(self.quotes)
 
 

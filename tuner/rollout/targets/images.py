@@ -1,4 +1,4 @@
-"""What an image's name tells: which vLLM it has, and whether vLLM is what it starts. Pure."""
+"""Reads an image's name: the vLLM that it has, and whether vLLM is what it starts. Pure."""
 
 import re
 
@@ -51,8 +51,8 @@ def repository(image: str) -> str:
 
 
 def may_have_vllm(image: str) -> bool:
-    """Whether an image's name speaks for vLLM, where a chart starts ``vllm serve`` in it; an image
-    that is not named is the chart's own.
+    """Whether an image's name speaks for vLLM, in a chart that starts ``vllm serve`` in it. An
+    image that is not named is the chart's own.
 
     >>> may_have_vllm("lmcache/vllm-openai:v1"), may_have_vllm("lmsysorg/sglang:v1")
     (True, False)

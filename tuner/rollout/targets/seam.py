@@ -70,7 +70,7 @@ class Files:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Which server of a file is meant, and what is known of it beside the text."""
+    """The server of a file that is meant, and what is known of it beside the text."""
 
     source: str
     """The file's path, for messages."""

@@ -1,4 +1,4 @@
-"""What a rollout target is: a kind of file, and a server that one describes. Pure.
+"""A rollout target: a kind of file, and a server that such a file describes. Pure.
 
 The server is read, edited, and read again before anything is written.
 """
@@ -26,7 +26,7 @@ class Server(ABC):
     @property
     @abstractmethod
     def evidence(self) -> str:
-        """Why it is vLLM, in words; empty where somebody only says so."""
+        """The reason to take it for vLLM, in words; empty where somebody only says so."""
 
     @property
     @abstractmethod
@@ -52,17 +52,17 @@ class Server(ABC):
 
     @property
     def platform(self) -> Platform:
-        """Where the server will run, as far as the file says so."""
+        """The place where the server will run, as far as the file says so."""
         return Platform()
 
     @property
     def is_new(self) -> bool:
-        """There is nothing in the file yet, so it is to name the model too."""
+        """Whether there is nothing in the file yet, so that it is to name the model too."""
         return False
 
     @property
     def notes(self) -> Sequence[str]:
-        """What to beware of, such as keys that are not vLLM's."""
+        """Warnings, such as that a key is not vLLM's."""
         return ()
 
     @property

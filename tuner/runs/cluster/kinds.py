@@ -14,7 +14,7 @@ from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
 
 PER_NODE = ("count",)
-"""What nodes of one kind may differ in: of GPUs an engine takes as many as it needs."""
+"""Facts in which nodes of one kind may differ: of GPUs an engine takes as many as it needs."""
 
 
 @dataclass(frozen=True, slots=True)

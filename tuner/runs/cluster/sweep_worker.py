@@ -66,7 +66,7 @@ class _Relay:
         self._say("trial", what, length_s)
 
     def live(self, seen: LiveReading) -> None:
-        """Too often to be carried."""
+        """Say nothing: it comes too often to be carried."""
 
     def believed(self, best: int, agreeing: int, draws: int) -> None:
         self._say("believed", best, agreeing, draws)

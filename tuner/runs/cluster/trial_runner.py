@@ -103,7 +103,7 @@ class ClusterTrialRunner(TrialRunner):
             self._pool.give(place)
 
     async def ramp(self, one: Configuration, workload: Workload, build: Build) -> None:
-        """See TrialRunner."""
+        """See TrialRunner. Raises EngineError too when MOST_LOSSES workers are gone meanwhile."""
         for losses in range(1, MOST_LOSSES + 1):
             place = await self._take_home()
             try:

@@ -19,7 +19,7 @@ MIN_STEP_S = 3.0
 """A shorter replay shows hardly one request of a slow approach."""
 
 DRAIN_SHARE = 0.5
-"""How long unfinished requests are waited for after the last one, as a share of the window."""
+"""Time that unfinished requests are waited for after the last one, as a share of the window."""
 
 MANY_COPIES = 2.0
 
@@ -27,7 +27,7 @@ SLACK = 0.05
 """Share of the time left that is kept for what ends late: a worker finishes what it has begun."""
 
 WINDOWS = 1 + RUN_IN_SHARE + DRAIN_SHARE
-"""How many windows' time a replay takes at most."""
+"""Windows' time that a replay takes at most."""
 
 
 class Blocks:

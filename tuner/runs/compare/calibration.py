@@ -20,10 +20,11 @@ from tuner.twin.law import Segment, fit_law
 from tuner.twin.simulation import EngineShape, simulate, traffic_of
 
 RAMPS = 2
-"""Times up and down again: 20 iterations of every size, from which on it counts in the law."""
+"""Times up and down again. It makes 20 iterations of every size, from which number on a size counts
+in the law."""
 
 BUSIER = 3.0
-"""How much longer than an idle engine's an iteration is on the way: a guess."""
+"""Times an idle engine's iteration that one takes on the way: a guess."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from tuner.runs.compare.load_levels import Lengths, mean_in_flight
 from tuner.runs.compare.ratios import Ratio, Sample, ratios
 
 BIN_S = 0.1
-"""How finely it is asked whether the engine was busy: a request's gap between two is seen."""
+"""Stretch of time in which it is asked whether the engine was busy. It shows a request's gap
+between two others."""
 
 IDLE = 0.05
 

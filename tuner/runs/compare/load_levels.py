@@ -1,8 +1,8 @@
 """The loads of a comparison: how heavy its traffic is, and with which lengths. Pure.
 
-A level is a mean number of requests in flight, open loop, at the engine of reference: the untuned
-one, which lets nobody wait for a slot. The requests of a window are thinned out, or copied, until
-there are so many; time is never stretched.
+A level is a mean number of requests in flight, open loop, at the engine of reference. That is the
+untuned one, which lets nobody wait for a slot. The requests of a window are thinned out, or copied,
+until there are so many; time is never stretched.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ Lengths = Literal["captured", "uniform"]
 LENGTHS: tuple[Lengths, ...] = get_args(Lengths)
 
 EXACT = 0.01
-"""How finely the number of requests of a level is searched for, as a share of it."""
+"""Step in which the number of requests of a level is searched for, as a share of it."""
 
 MOST = 1_000_000
 """Requests in one window beyond which no level is looked for."""
@@ -71,7 +71,7 @@ def mean_in_flight(
 
 
 Reference = Callable[[Sequence[TraceRequest], Window], float]
-"""What says how many of these requests are in flight after the window's run-in, on average."""
+"""Says how many of these requests are in flight after the window's run-in, on average."""
 
 
 def rate_of(

@@ -23,7 +23,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times the baseline's, with its 95 % interval; None where it cannot be told."""
+    """A number over the baseline's, with its 95 % interval; None where that cannot be told."""
 
     value: float
     low: float | None

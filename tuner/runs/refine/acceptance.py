@@ -1,12 +1,12 @@
 """The acceptance of a gain over the knee: by pairs of replays, refined and knee in turns. Pure.
 
-Of a time the ratio is tested by Student's paired t of its logarithms, of goodput, which may be
-anything down to nothing, by Fieller's interval for a ratio of means (J. Roy. Stat. Soc. B 16,
-1954). Nothing that a twin says is in either. How many pairs there are is settled before the first;
-one look at half of them may only give up, and so accepts nothing that the test would not.
+The ratio of a time is tested by Student's paired t of its logarithms. The ratio of goodput, which
+may be anything down to nothing, is tested by Fieller's interval for a ratio of means (J. Roy. Stat.
+Soc. B 16, 1954). Nothing that a twin says is in either. The number of pairs is settled before the
+first; one look at half of them may only give up, and so accepts nothing that the test would not.
 
-What is accepted first is goodput, then a shorter tail at goodput that is not lost. Each is tested
-one-sided at 2.5 %, so that both together accept a gain of equal engines in 5 % at most.
+Goodput is accepted first, then a shorter tail at goodput that is not lost. Each is tested one-sided
+at 2.5 %, so that both together accept a gain of equal engines in 5 % at most.
 """
 
 import math
@@ -21,7 +21,7 @@ from tuner.twin.objective import EQUAL_ATTAINMENT, GOOD_TAIL
 from tuner.twin.uncertainty import t_quantile, t_share
 
 PAIRS, MOST_PAIRS = 4, 16
-"""How many pairs are made at least, and where the budget has room for more; an even number."""
+"""Pairs that are made at least, and where the budget has room for more; even numbers."""
 
 FUTILE = 0.05
 """A look at half of the pairs gives up where the rest proves the gain with less probability than

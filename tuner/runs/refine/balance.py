@@ -1,10 +1,10 @@
 """The choice of windows for the pairs: such as stand, by the twin, for all of the traffic. Pure.
 
-Few windows gain more, or less, than all of the traffic does. What the twin knows of that need not
-be left to chance: of many random choices of windows the one is taken which by the twin is most like
-all of the traffic (balanced sampling: Deville and Tillé, Biometrika 91, 2004). Every pair has
-windows of its own, so that how far the pairs differ also says what the twin does not know. The test
-of the pairs knows nothing of this choice, which both sides replay.
+A few windows gain more, or less, than all of the traffic does. Where the twin knows of that, it
+need not be left to chance: of many random choices of windows the one is taken that by the twin is
+most like all of the traffic (balanced sampling: Deville and Tillé, Biometrika 91, 2004). Every pair
+has windows of its own, so that how far the pairs differ also shows what the twin does not know. The
+test of the pairs knows nothing of this choice, which both sides replay.
 """
 
 import math
@@ -31,8 +31,8 @@ from tuner.twin.simulation import met
 MOST_TILES = 200
 DRAWS = 10_000
 CLOSELY = 64
-"""How many random choices are made, and how many of these that serve most like all of the traffic
-are looked at closely: about a second's work."""
+"""Random choices that are made, and those of them that are looked at closely because they serve
+most like all of the traffic: about a second's work."""
 
 Windows = tuple[Window, ...]
 

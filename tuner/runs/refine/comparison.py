@@ -19,7 +19,8 @@ from tuner.traffic.slo import Slo
 from tuner.traffic.workload import Workload
 
 SIDES = ("refined", "knee", "knee", "refined")
-"""Over and over: each first as often as second, so that a machine that drifts favours neither."""
+"""Order of the replays, over and over: each side is first as often as second, so that a machine
+that drifts favours neither."""
 
 COMPARING = ("refined", "knee")
 """Purposes of the two halves of a pair."""
@@ -34,10 +35,10 @@ async def compare(  # noqa: PLR0913 - what is compared, on what
     objective: Objective,
     forecasts: Mapping[str, float],
 ) -> PairedResult:
-    """Replay both in turns: on one engine whose limits change live, or else each time on a fresh
-    one, as no two starts are alike.
+    """Replay both in turns: on one engine whose limits change live, or else on a fresh one each
+    time, as no two starts are alike.
 
-    ``workloads`` has what each pair replays; ``forecasts`` (aim → log gain) are the twin's word,
+    ``workloads`` has what each pair replays. ``forecasts`` (aim → log gain) are the twin's word,
     which stands beside what the pairs say. Raises EngineError when engines keep failing.
     """
     slo, pairs = workloads[0].slo, len(workloads)

@@ -15,10 +15,11 @@ Configuration = Mapping[str, ArgumentValue]
 
 CAP, TOKENS = "max_num_seqs", "max_num_batched_tokens"
 LIVE = (CAP, TOKENS)
-"""What a running engine changes without a restart; everything else takes a new engine."""
+"""Knobs that a running engine changes without a restart; all others take a new engine."""
 
 MEMORY = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
-"""What sizes the KV cache; the first of them that the engine has set is the one that counts."""
+"""Arguments that size the KV cache; the first of them that the engine has set is the one that
+counts."""
 
 WORTH_FREEING = 0.2
 """Share of the KV cache that is worth an engine's restart to do without."""
@@ -128,7 +129,7 @@ MOST_VALUES = 64
 
 
 _PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[][{},]|[^][{},"]+')
-"""What a list of values is made of: JSON's strings, brackets and commas, and all else."""
+"""Parts of a list of values: JSON's strings, brackets and commas, and all else."""
 
 
 def parse_search(texts: Sequence[str]) -> dict[str, list[str]]:

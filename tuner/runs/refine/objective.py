@@ -24,7 +24,8 @@ TAIL_PER_LOG = TAIL_WORTH / math.log(2)
 
 LEAST_S = 1e-6
 LEAST_ATTAINMENT = EQUAL_ATTAINMENT
-"""Less counts as so much: a neighbour that took a whole replay would be the end of a comparison."""
+"""Attainment that counts for any lower one: else a neighbour that took a whole replay would be the
+end of a comparison."""
 
 
 class AimNumbers(Protocol):
@@ -109,7 +110,10 @@ GOODPUT, TAIL = OBJECTIVES["goodput"], OBJECTIVES["e2el"]
 
 
 def parse_objectives(text: str) -> tuple[Objective, ...]:
-    """Read ``goodput`` or ``goodput,tpot``: one aim, or two for a Pareto front."""
+    """Read ``goodput`` or ``goodput,tpot``: one aim, or two for a Pareto front.
+
+    Raises UsageError for an aim that is not known, the same one twice, or more than two.
+    """
     names = [name.strip() for name in text.split(",")]
     known = ", ".join(OBJECTIVES)
     for name in names:

@@ -31,8 +31,8 @@ from tuner.twin.simulation import hit_share, shape_of
 from tuner.twin.verdict_text import Verdict
 
 ALONE, RAISED = "alone", "raised"
-"""Purposes: the refined engine by itself in the search's windows, of which the promise is; and with
-the load of the validation."""
+"""Purposes of replays of the refined engine by itself: in the search's windows, of which the
+promise is, and with the load of the validation."""
 
 
 def unloaded_of(profile: ServingProfile) -> Unloaded:

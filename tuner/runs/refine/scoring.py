@@ -24,15 +24,15 @@ from tuner.traffic.requirements import Requirement
 from tuner.traffic.workload import Workload
 
 LOST = 0.10
-"""Attainment of one window below what is expected in it, from which on a replay is not worth going
-on with: two replays of the same at one speed hardly ever differ by so much."""
+"""Shortfall of one window's attainment from what is expected in it, from which on a replay is not
+worth going on with: two replays of the same at one speed hardly ever differ by so much."""
 
 WORTH = 0.005
 """A gain that nobody would restart a server for."""
 
 AT_LIMIT = 0.9
-"""KV-cache usage from which on the next longer conversation does not fit: less memory is meant to
-come to FULL of the space."""
+"""KV-cache usage from which on the next longer conversation does not fit. Less memory is meant to
+bring the usage to FULL of the space."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,10 +172,13 @@ class Scoring:
         return self.problem.knee
 
     def floors(self, one: Configuration) -> Floors:
-        """Return what says, per window, the attainment below which a trial has lost for certain:
-        to what was measured there, and to what the twin says of it even in a slow time. Where the
-        machine was fast before, or the window is not like the traffic, the first alone would cut
-        what is better."""
+        """Return the function that says, per window, the attainment below which a trial has lost
+        for certain.
+
+        It is held both to what was measured there and to what the twin says of it even in a slow
+        time. What was measured alone would cut what is better, where the machine was fast before or
+        the window is not like the traffic.
+        """
         worst = self._worst(one)
         return lambda worker: [
             min(attained, least) - LOST

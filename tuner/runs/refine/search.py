@@ -1,11 +1,11 @@
 """The search of a space: ask → group → replay → tell.
 
-First what the twin likes best, then every argument that needs a restart by itself, then what the
-sampler has in mind. The twin ends at once what cannot win any more, the certified cut ends replays
-that have lost, and trials that share an engine are made together.
+First comes what the twin likes best, then every argument that needs a restart by itself, then what
+the sampler has in mind. The twin ends at once what cannot win any more, the certified cut ends
+replays that have lost, and trials that share an engine are made together.
 
-Where there are several places as many trials are under way; each is held against the knee as it was
-in the same place, so that what one place is faster than another is nobody's gain.
+Where there are several places, as many trials are under way. Each is held against the knee as it
+was in the same place, so that a faster place is nobody's gain.
 """
 
 import asyncio
@@ -39,21 +39,22 @@ BATCH = 4
 """Trials that are asked for together, so that those on one engine can be made one by one."""
 
 MISSES = 12
-"""So many proposals in a row that are known or have lost already end the search."""
+"""Proposals in a row, known or lost already, that end the search."""
 
 DEAD_AFTER = 2
-"""How often as long as it should take another run may be at a trial; then it has died."""
+"""Times as long as it should take that another run may be at a trial; then that run has died."""
 
 ELSEWHERE = "another run is at it"
 
 TRIES = 2
-"""How often a configuration may fail: an engine that died once may serve the next time."""
+"""Times that a configuration may fail: an engine that died once may serve the next time."""
 
 ROOM = 0.10
-"""What an argument that the twin cannot tell of might add to what it says of the others."""
+"""Gain that an argument of which the twin cannot tell might add to what the twin says of the
+others."""
 
 FIRST = 3
-"""How many of the configurations that the twin likes best are tried before the sampler's."""
+"""Configurations, of those that the twin likes best, that are tried before the sampler's."""
 
 
 class Search:
@@ -79,7 +80,7 @@ class Search:
         return not self._is_spent
 
     def score_anew(self, problem: SearchProblem) -> None:
-        """Scoring all that was replayed by another surrogate."""
+        """Score all that was replayed by another surrogate."""
         self.problem, self.scoring = problem, Scoring(self.runner, problem)
 
     def best(self) -> Configuration:

@@ -57,7 +57,7 @@ class TrafficNeeds:
 
 
 Search = Mapping[str, tuple[ArgumentValue, ...]]
-"""What the user named: argument → values."""
+"""The user's words: argument → values."""
 
 Left = dict[str, str]
 """Argument that is left out → why."""

@@ -19,7 +19,7 @@ SHORTER = 0.8
 """Of a step that takes too long, what is tried next."""
 
 WORTH_TRIALS = 0.5
-"""How much of a step may be given up for time to search: less would show another traffic."""
+"""Share of a step that may be given up for time to search: less would show another traffic."""
 
 
 def step_length(  # noqa: PLR0913 - what there is, what is asked, what it may cost

@@ -1,16 +1,16 @@
 """The twin as the cheap first look at a configuration: what it gains over the knee. Pure.
 
 It can tell of the admission cap, the token budget, the number of KV blocks and the interval at
-which prefill is scheduled, for the whole of the
-traffic and under laws as likely as the fitted one. Of anything else only a replay can tell. What it
-tells is the mean over the speeds that the machine has at times: what just serves all at the usual
-speed does not in a slower minute, and is no match for what has room to spare.
+which prefill is scheduled, for the whole of the traffic and under laws as likely as the fitted one.
+Of anything else only a replay can tell. What it tells is the mean over the speeds that the machine
+has at times: a configuration that just serves all at the usual speed does not in a slower minute,
+and is no match for one that has room to spare.
 
-It is also what trials of the search are compared by (a control variate): the twin replays the same
-windows at the speed that the machine had then, and what that differs from all of the traffic at the
+It is also the control variate by which trials of the search are compared. The twin replays the same
+windows at the speed that the machine had then. What that differs from all of the traffic at the
 machine's usual speed is no gain of a configuration, and is taken out before two replays are
-compared. Of attainment a difference is taken out: a window that serves half of the traffic's share
-would double every error of a ratio.
+compared. Of attainment a difference is taken out and not a ratio: a window that serves half of the
+traffic's share would double every error of a ratio.
 """
 
 import math
@@ -44,7 +44,7 @@ MOST_SCREENED = 20_000
 busiest stretch of so many."""
 
 WINDOWS_SD = 0.03
-"""How far what some windows gain is from what all of the traffic does (study of windows,
+"""Standard deviation of what some windows gain from what all of the traffic does (study of windows,
 docs/decisions: attainment is off by 0.05)."""
 
 ALIKE = 0.002
@@ -55,7 +55,7 @@ BLOCKS = "num_gpu_blocks_override"
 INTERVAL = "prefill_schedule_interval"
 
 Slowdowns = Sequence[tuple[float, float]]
-"""How slow a machine is at times, as factors on its law, and at what share of the time."""
+"""Slowdowns of a machine as factors on its law, each with its share of the time."""
 
 STEADY: Slowdowns = ((1.0, 1.0),)
 LEAST_SPEED_SD = 0.01
@@ -286,9 +286,12 @@ def combined(
     attainment: float,
 ) -> tuple[float, ...]:
     """Return the best guess from what the twin says and what one replay measured, each weighted by
-    how far it may be off: the twin's law by its draws, and as much as a replay besides. How far a
-    replay's goodput is off is a share of all requests, so the more of itself the less
-    ``attainment``, the knee's, there is."""
+    how far it may be off.
+
+    The twin's law is off by its draws, and the twin besides by as much as a replay. A replay's
+    goodput is off by a share of all requests: the less ``attainment``, the knee's, there is, the
+    larger a share of itself that is.
+    """
     if foreseen is None:
         return tuple(measured)
     found = []

@@ -110,7 +110,7 @@ class FinishedTrial:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """How a search ended."""
+    """The end of a search."""
 
     configuration: dict[str, Any]
     complete: bool

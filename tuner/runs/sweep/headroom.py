@@ -1,8 +1,8 @@
 """The headroom as it was measured, against what the twin said of that very replay.
 
-A choice that serves fewer there than the twin's 95 % interval allows, or breaks what is required
-there, is held against the next cap in the same windows, once: the choice moves where that serves
-more and is as good today, and otherwise is told with both numbers.
+A choice falls short where it serves fewer than the twin's 95 % interval allows, or breaks what is
+required with headroom. Then the next cap is replayed in the same windows, once. The choice moves
+where that one serves more and is as good today; otherwise it is told with both numbers.
 """
 
 from dataclasses import replace
@@ -79,9 +79,12 @@ def least_expected(
     cap: int,
     front_end: FrontEnd | None,
 ) -> float:
-    """Return the lower end of the 95 % interval of the attainment in the windows that are replayed
-    with headroom at a cap, behind the front end that they come through: foretold as the confirming
-    replay is, for an engine start that nobody has seen."""
+    """Return the lower end of the attainment that is expected, in the windows that are replayed
+    with headroom, at a cap.
+
+    It is the end of a 95 % interval behind the front end that they come through, foretold as the
+    confirming replay is: for an engine start that nobody has seen.
+    """
     windows = []
     for window in workload.windows:
         sent = scale_load(workload.sent_in(window), settings.headroom, seed=settings.seed)

@@ -25,14 +25,14 @@ from tuner.twin.objective import (
 from tuner.twin.uncertainty import drawn_values, points, relative_changes
 
 DEFENDED = 0.5
-"""Below this share of draws that agree, sharing and not sharing are a toss-up."""
+"""Share of draws that agree below which sharing and not sharing are a toss-up."""
 
 PRICED = {
     "goodput_rps": ("goodput", "less", "more"),
     "e2el_p99_ms": ("p99 E2EL", "shorter", "longer"),
     "tpot_p95_ms": ("p95 TPOT", "shorter", "longer"),
 }
-"""What a price is told in, and how a fall and a rise of it are called."""
+"""Numbers that a price is told in → their names, and those of a fall and a rise."""
 
 SharedCapKind = Literal["shared", "separate", "inconclusive"]
 
@@ -77,7 +77,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class SharedCap:
-    """Whether one cap serves every trace, and which."""
+    """The answer to whether one cap serves every trace, and which."""
 
     kind: SharedCapKind
     max_num_seqs: int

@@ -52,7 +52,7 @@ from tuner.twin.objective import HALF
 from tuner.twin.uncertainty import Trial
 
 SERVER_START_S = 30.0
-"""How much longer a server takes to start than its engine alone, on a small machine."""
+"""Seconds that a server takes longer to start than its engine alone, on a small machine."""
 
 OVERDRAWN = 1.1
 """Steps that the confirming replays may be short of what was planned for them."""
@@ -104,7 +104,9 @@ def unsent(
     facts: EngineFacts, cap: int, window: Window, workload: Workload, bound: float
 ) -> Replay:
     """Return the replay of a window that arithmetic rules out: all of it counts, and none is sent.
-    Left out it would count for nothing, and the windows that a cap can serve for all of them."""
+
+    Left out it would count for nothing, and the windows that a cap can serve would stand for all.
+    """
     return Replay(
         max_num_seqs=cap,
         scored_from_s=window.run_in_s,
@@ -150,8 +152,8 @@ class SweepRun:
         )
 
     async def anticipate(self) -> None:
-        """Let the server that is likely to confirm start while the choice is still weighed: that
-        takes a core for seconds, and nothing is measured meanwhile."""
+        """Start the server that is likely to confirm while the choice is still weighed: weighing
+        takes a core for seconds, in which nothing is measured."""
         if (
             self.settings.confirm != "inproc"
             and self.likely is not None
@@ -342,9 +344,12 @@ class SweepRun:
         return self.settings.confirm != "inproc" or not self.settings.fresh
 
     async def conclude_for_users(self) -> None:
-        """Probe the server that confirms while it is idle, then conclude again: behind the front
-        end that this shows, and where the SLO is derived, by what users see there. A choice that
-        moves by this is confirmed on a server of its own."""
+        """Probe the server that confirms while it is idle, then conclude again.
+
+        The conclusion is then behind the front end that the probes show and, where the SLO is
+        derived, by what users see there. A choice that moves by this is confirmed on a server of
+        its own.
+        """
         settings, evidence = self.settings, self.evidence
         if settings.confirm == "inproc":
             return
@@ -364,8 +369,8 @@ class SweepRun:
         )
 
     def confirming_windows(self) -> Sequence[Window]:
-        """Return what the confirming engine replays; what the twin foretells of it is on disk
-        before that begins."""
+        """Return what the confirming engine replays. What the twin foretells of it is on disk
+        before the replay begins."""
         workload, view = self.workload, self.conclusion.view
         cap = self.conclusion.verdict.max_num_seqs
         said = foretold_in(self.evidence, cap)
@@ -378,8 +383,8 @@ class SweepRun:
         return workload.windows if said is None else said.windows
 
     async def confirm(self) -> None:
-        """Measure the choice on an engine of its own, at the captured load (unless the ladder's
-        engines were its own already) and with headroom."""
+        """Measure the choice on an engine of its own: with headroom, and at the captured load
+        unless the ladder's engines were its own already."""
         if self.conclusion.verdict.kind == "overloaded":
             return
         await self.conclude_for_users()
@@ -395,8 +400,9 @@ class SweepRun:
         await self.settle_headroom()
 
     async def replay_at(self, cap: int, loads: Mapping[str, float]) -> None:
-        """Replay windows on an engine of this cap at these loads, as far as the budget goes and not
-        twice: as captured what the ladder did not, with headroom what it did."""
+        """Replay windows on an engine of this cap at these loads, as far as the budget goes and
+        none twice: as captured those that the ladder did not replay, with headroom those that it
+        did."""
         settings, workload = self.settings, self.workload
         rule = CutRule(workload.slo, HALF)
         for purpose, load in loads.items():

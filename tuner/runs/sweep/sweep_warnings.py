@@ -23,14 +23,14 @@ from tuner.twin.uncertainty import Block
 FEW = 100
 
 ROOM = 0.5
-"""Of the KV cache, that is enough to hold what comes again at any cap that may be chosen."""
+"""Share of the KV cache that is enough to hold what comes again, at any cap that may be chosen."""
 
 SHORTENED = 0.9
 
 UNIFORM_SPREAD = 0.02
 VARIED_SHAPE = 2.0
-"""Of the gamma distribution of outputs that vary, with a standard deviation of 0.7 of their mean:
-between the article's lengths (0.5) and those of public conversation traces (0.8)."""
+"""Shape of the gamma distribution of outputs that vary. Their standard deviation is 0.7 of their
+mean: between the article's lengths (0.5) and those of public conversation traces (0.8)."""
 
 TODAY_ALONE = (
     "the windows decide, so the choice is for today's load alone: watch it with tuner watch"
@@ -48,14 +48,14 @@ def where_windows_decide(
     settings: SweepSettings,
     doubt: str | None,
 ) -> tuple[str, ...]:
-    """``doubt`` is why the twin does not decide; ``left`` is what a queue leaves of what was
-    ``seen`` in the windows."""
+    """Return the warnings where the windows decide. ``doubt`` is why the twin does not; ``left`` is
+    what a queue leaves of what was ``seen`` in the windows."""
     today = TODAY_ALONE if settings.headroom > 1 else None
     return _said(_doubted(doubt), today, _queue(seen, left, cap))
 
 
 def where_windows_were_lost(cut: Collection[int]) -> tuple[str, ...]:
-    """``cut`` has the caps of which a replay was cut because of another SLO."""
+    """Return the warning about the caps of which a replay was cut because of another SLO."""
     if not cut:
         return ()
     caps = " and ".join(map(str, sorted(cut)))

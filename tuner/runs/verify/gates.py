@@ -1,8 +1,8 @@
 """Does an engine keep what its profile promises? Gates on a replay, each with its limit. Pure.
 
-What is promised is what the twin in the profile says of the very windows that were replayed, with
-its 95 % interval, and a tolerance for changes of the machine's speed on top: the trace may be
-another than the one that was tuned for, and the windows are only a part of it.
+The promise is what the twin in the profile says of the very windows that were replayed, because the
+trace may be another than the one that was tuned for, and the windows are only a part of it. A limit
+is the end of the twin's 95 % interval, with a tolerance for changes of the machine's speed on top.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Does a profile's verdict follow from what the profile holds? Gates without any replay. Pure.
 
 The twin that a profile stores is asked the question of the sweep once more: the same loads, the
-same objective and requirements, under every law that it keeps. A profile that was put together, or
-one that another version of tuner would judge otherwise, does not pass.
+same objective and requirements, under every law that it keeps. A profile that was put together by
+hand does not pass, nor one that another version of tuner would judge otherwise.
 """
 
 from tuner.profile.schema import ServingProfile

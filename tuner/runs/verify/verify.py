@@ -30,7 +30,7 @@ from tuner.traffic.window import Window, choose_part, in_window
 from tuner.traffic.workload import LOADED, keep_what_fits
 
 ENGINES_OWN = ("queue", "preemptions", KV)
-"""What only the engine knows, and not its clients."""
+"""Numbers that only the engine knows, and not its clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Verification:
     seed: int
 
     tpot_s: float = 0.0
-    """What a token takes by the promise: for how long the last requests of a window take, where
-    there is no twin."""
+    """Seconds that a token takes by the promise. Where there is no twin it tells how long the last
+    requests of a window take."""
 
     place: str = ""
     """The address of a server that runs already; empty: an engine is started."""
@@ -92,7 +92,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What came of it."""
+    """The outcome of a verification."""
 
     gates: Sequence[Gate]
     engine_s: float
@@ -175,7 +175,7 @@ Windows = Sequence[tuple[Window, Sequence[TraceRequest]]]
 
 @dataclass(frozen=True, slots=True)
 class _Listeners:
-    """Who is told of a replay."""
+    """Those who are told of a replay."""
 
     tell: Callable[[str], None]
     read: Read | None

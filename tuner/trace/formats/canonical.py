@@ -39,6 +39,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
+    """See Format. Raises UsageError too for any unit but ms."""
     if time_unit is not None and time_unit != "ms":
         raise UsageError(
             f"{lines.place}: the canonical format is in ms", hint="Leave out --time-unit."

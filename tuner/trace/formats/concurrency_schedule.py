@@ -1,7 +1,7 @@
 """aiperf's concurrency schedule: ``{"time_sec": 60.0, "concurrency": 16}``, a tick a line, or CSV.
 
-It says how many requests are in flight from a tick to the next, and the last tick ends it; nothing
-of their lengths. So it is no trace by itself: with the lengths of one it becomes one.
+It says how many requests are in flight from a tick to the next; the last tick ends it. It says
+nothing of their lengths. So it is no trace by itself: with the lengths of a trace it becomes one.
 """
 
 from dataclasses import dataclass

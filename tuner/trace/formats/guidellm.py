@@ -18,7 +18,7 @@ EXPORTED_BLOCK_SIZE: int | None = None
 
 
 def sniff(head: bytes) -> bool:
-    """Never: only whoever has the file knows whether Mooncake's keys are in s or in ms."""
+    """Return False: only whoever has the file knows whether Mooncake's keys are in s or in ms."""
     del head
     return False
 

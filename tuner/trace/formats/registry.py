@@ -1,8 +1,9 @@
 """Trace formats: one module each, and this registry.
 
 A format is a module with ``NAME``, ``DESCRIPTION``, ``MARK``, ``sniff(head)`` and ``read(lines)``,
-or an object with these where one module reads several that differ little.
-Some can also be written, for the tools that replay them: REPLAY_TOOLS.
+or an object with these where one module reads several that differ little. Some can also be written,
+for the tools that replay them: REPLAY_TOOLS.
+
 To add one, write its file and name it in FORMATS, before any format whose rows look like its own.
 Files that look like a trace and can be none are in ``refused``.
 """
@@ -56,7 +57,10 @@ class Format(Protocol):
         ...
 
     def read(self, lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
-        """Raise TraceError for a file that cannot be read at all; count single rows."""
+        """Return the source of its rows, where single bad ones are counted.
+
+        Raises TraceError for a file that cannot be read at all.
+        """
         ...
 
 
@@ -125,9 +129,11 @@ def open_trace(  # noqa: PLR0913 - a file and how to read it
     """Open a trace for one pass in bounded memory; detect the format unless it is named.
 
     A file that holds text is refused, or with ``allow_text`` read without it. ``place`` is what
-    messages call the file, by default its path.
-    The tally is complete when the source's rows are exhausted; a trace without one usable row ends
-    in TraceError.
+    messages call the file, by default its path. The tally is complete when the source's rows are
+    exhausted.
+
+    Raises TraceError for a file that is no trace; where no row can be used, at the end of the rows.
+    Raises UsageError for an unknown format, and for a time unit that the format does not have.
     """
     place = place or str(path)
     head = _head(path, place)

@@ -44,6 +44,7 @@ def is_one(head: bytes, asked: TableOptions) -> bool:
 
 
 def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
+    """See Format. Raises TraceError with the options that would do, where any would."""
     asked = replace(lines.asked, time_unit=time_unit)
     head = lines.head(SAMPLE_BYTES + 1)
     from tuner.trace.tables.reader import TableReader, of_arrow_file  # noqa: PLC0415 - slow to load

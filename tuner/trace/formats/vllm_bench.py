@@ -108,8 +108,8 @@ def _decoded(lines: TraceFile) -> _Result:
 
 
 def _more_than_the_servers_s(result: _Result) -> float | None:
-    """Return the median of what lies between a client's TTFT and its server's: the network, and the
-    client itself. None where servers did not tell. The TTFT of a request that failed is 0."""
+    """Return the median time that lies between a client's TTFT and its server's: the network, and
+    the client itself. None where servers did not tell. The TTFT of a request that failed is 0."""
     pairs = zip(result.ttfts, result.server_ttfts, strict=False)
     found = [one - other for one, other in pairs if one and is_number(one) and is_number(other)]
     return statistics.median(found) if found else None

@@ -25,13 +25,13 @@ BREAKS = (
     RecursionError,
     ValueError,
 )
-"""What Arrow raises of files that hold something else than they say, also where it makes values of
-what it read: text that is none, times beyond all calendars, structs without end."""
+"""Errors that Arrow raises of files that hold something else than they say, also where it makes
+values of what it read: text that is none, times beyond all calendars, structs without end."""
 
 
 STEP_BYTES = 2 << 30
-"""What some rows may take while they are read, beside four times their file's size: a file of half
-a megabyte can hold columns of a hundred gigabytes."""
+"""Bytes that some rows may take while they are read, beside four times their file's size: a file of
+half a megabyte can hold columns of a hundred gigabytes."""
 
 
 class _Leaf(NamedTuple):
@@ -67,7 +67,8 @@ class ArrowFile:
         )
 
     def blocks(self, wanted: set[int]) -> Iterator[dict[int, Any]]:
-        """Yield the columns of these places, some rows at a time."""
+        """Yield the columns of these places, some rows at a time. Raises TraceError, see the
+        class."""
         headings = self.shape.headings
         differ = len({*headings}) == len(headings)  # otherwise their places alone tell them apart
         top = sorted({self._tops[place] for place in wanted}) if differ else None

@@ -1,4 +1,4 @@
-"""How the numbers of a table are written: counts of tokens, spans of time, statuses. Pure.
+"""Reads the cells of a table: counts of tokens, spans of time, statuses. Pure.
 
 A fraction of a token does not exist, so ``1.234`` among counts is 1,234; where a mark and three
 zeros could be either, none is chosen.
@@ -24,7 +24,7 @@ from tuner.trace.tables.marks import (
 )
 
 NULL = frozenset({r"\n", "nan", "nat", "<na>", "na", "n/a", "#n/a", "none", "null", "nil"})
-"""How databases, pandas and spreadsheets write that there is nothing."""
+"""Words with which databases, pandas and spreadsheets say that there is nothing."""
 
 _DECIMAL = re.compile(r"[+-]?\d+[.,]0*")
 _SPAN = re.compile(r"(?:(\d+) days?,? ?)?(\d{1,4}):(\d{2}):(\d{2})(?:[.,](\d{1,9}))?")
@@ -44,16 +44,18 @@ _WITH_UNIT_MS: dict[str, float] = {
 }
 
 TOKEN_MS = (0.3, 1000.0)
-"""An output token takes so long on any server: a span of time that gives another figure is of
-another unit. A thousandfold and some more, so that one unit fits, or two and none is chosen."""
+"""Range of an output token's time on any server, in ms: a span of time that gives another figure is
+of another unit. The range is somewhat wider than a thousandfold, so that one unit fits, or two do
+and none is chosen."""
 
 MANY_TOKENS, FAR_OFF = 32, 200.0
-"""From so many output tokens on, and so many times from the middle, a span is of another unit."""
+"""Output tokens from which on a span is of another unit, where it is so many times from the
+middle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How the counts of one column are written."""
+    """The spelling of the counts in one column."""
 
     thousands: str = ""
     decimal: str = "."
@@ -124,7 +126,7 @@ def _all_grouped(texts: Iterable[str], mark: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """How the spans of time of one column are written."""
+    """The spelling of the spans of time in one column."""
 
     unit: Unit | None
     """Of numbers; None where each cell says its own."""
@@ -135,9 +137,13 @@ class Spans:
     """What an output token takes in the middle of the first rows, where that told the unit."""
 
     def are_of_another_unit(self, ms: Any, tokens: Any) -> Any:  # noqa: ANN401 - of one row, or arrays
-        """Whether spans of so many output tokens are in seconds among ms, or in ms among seconds:
-        no output token takes so long, but a thousandth of it, or a thousandfold. Of a few tokens
-        the prompt may take most, and of an overloaded server the queue, so they are far off too."""
+        """Return whether spans of so many output tokens are in seconds among ms, or in ms among
+        seconds: a bool, or an array of them.
+
+        Such a span is out of an output token's range, and a thousandfold or a thousandth of it is
+        not. Neither is enough by itself: of a few tokens the prompt may take most, and on an
+        overloaded server the queue. So there must be MANY_TOKENS, and the span FAR_OFF.
+        """
         if self.token_ms is None:
             return False
         least, most = TOKEN_MS
@@ -240,8 +246,8 @@ def _marked_spans(
 
 
 def _is_likely(spans: Spans, known: Sequence[tuple[object, int]], mark: str) -> bool:
-    """Whether an output token takes as long as on some server, by the spans that have this mark and
-    by the others."""
+    """Whether the spans that have this mark, and the others, give an output token a time that some
+    server takes."""
     marked, others = list[float](), list[float]()
     for one, n in known:
         ms = spans.ms(one)
@@ -378,7 +384,7 @@ LINKS = frozenset(
         *("prompt", "guardrail", "reranker", "embedding", "evaluator"),
     }
 )
-"""What stands above or beside the calls of a model where each call is a row."""
+"""Kinds of calls that stand above or beside a model's where each call is a row."""
 
 
 def is_link(kind: object) -> bool:

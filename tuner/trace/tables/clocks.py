@@ -1,4 +1,4 @@
-"""How the times of a table are written: found out by the values, with the reason said. Pure.
+"""Finds out from its values how the times of a table are written, and says why. Pure.
 
 Numbers between 2001 and 2096 as seconds, ms, µs or ns since 1970 can be no other unit; smaller ones
 count from some start, and only a heading or the user knows in what. Dates say their order of day
@@ -36,7 +36,7 @@ LONGEST_DATE = 100
 MOST_WHOLE = 10**300
 
 FROM_SOME_START: tuple[TimeUnit, ...] = ("s", "ms")
-"""What may be said of times that are too small to be since 1970."""
+"""Units that times may have which are too small to be since 1970."""
 
 NAIVE = "dates without a zone, taken for UTC"
 
@@ -126,7 +126,7 @@ class TwoReadings:
 
 @dataclass(frozen=True, slots=True)
 class ColumnClock:
-    """How one column's times are written."""
+    """The spelling of the times in one column."""
 
     unit: Unit | None
     """Of numbers; None for dates."""

@@ -1,7 +1,7 @@
-"""The clean rows of a table's block, by columns; and which of its rows have something to say.
+"""Reads a table's block by columns: its clean rows, and which rows have something to say.
 
-A reading by columns must give what a reading by rows would: it is tried on the first rows, and
-where it differs, or a table is written so that Arrow cannot read it, all goes row by row.
+A reading by columns must give what a reading by rows would. It is tried on the first rows: where it
+differs, or where the table is written so that Arrow cannot read it, all goes row by row.
 """
 
 from collections.abc import Callable, Mapping

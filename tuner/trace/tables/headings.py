@@ -39,10 +39,10 @@ Role = Literal[
     "cache_hit",
     "kind",
 ]
-"""What a column can be. ``end`` and ``first_token`` are times, ``duration``, ``ttft`` and ``queue``
-spans of time; ``requests`` says how many requests a row sums up; ``day`` is the date beside a time
-of day; ``cache_hit`` says whether a gateway answered, and no server; ``kind`` whether a row is a
-call of a model, or a link that sums up several."""
+"""Roles that a column can have. ``end`` and ``first_token`` are times; ``duration``, ``ttft`` and
+``queue`` are spans of time; ``requests`` is how many requests a row sums up; ``day`` is the date
+beside a time of day; ``cache_hit`` is whether a gateway answered, and no server; ``kind`` is
+whether a row is a call of a model, or a link that sums up several."""
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -123,7 +123,7 @@ WRITTEN = frozenset(
         *("generated", "ingested", "observed", "event", "entry", "receive"),
     }
 )
-"""Only when a row was written: taken where nothing says when the request came."""
+"""Words for the time when a row was written: taken where nothing says when the request came."""
 
 WRITTEN_RANK = 4
 
@@ -150,7 +150,7 @@ NOT_A_TIME = frozenset(
     }
 )
 GAPS = frozenset({"inter", "delta", "deltas", "gap", "gaps", "diff", "difference"})
-"""What has passed since the row above: no time, though it may be called an arrival."""
+"""Words for a gap since the row above. It is no time, though it may be called an arrival."""
 
 NOT_A_SPAN = frozenset(
     {
@@ -375,7 +375,7 @@ def meanings(heading: str) -> Iterable[Meaning]:
 
 @lru_cache(maxsize=1024)
 def _kept(heading: str) -> tuple[Meaning, ...]:
-    """Of a heading that is asked about time and again."""
+    """Return the meanings of a heading, and keep them: it is asked about time and again."""
     return tuple(_meanings(heading))
 
 

@@ -1,4 +1,4 @@
-"""Which column of a table is what: headings and values put together, or refused with the command.
+"""Gives the columns of a table their roles, by headings and values, or refuses with the command.
 
 The rules are in ``headings``, ``clocks`` and ``cells``. What was decided is said, and nothing is
 decided where two readings are possible. Pure.
@@ -65,17 +65,17 @@ NEEDED = frozenset[Role](
         *("requests", "status", "error", "cache_hit", "kind"),
     }
 )
-"""What is not clear of these is refused, for it decides over rows; of the others the column is left
-out."""
+"""Roles of which nothing may be unclear, for they decide over rows: else the table is refused. Of
+other roles the column is left out."""
 
 USABLE = 0.5
 """Share of a column's values that must be of its kind; rows with others are judged one by one."""
 
 RELATIVE = 3
-"""How much worse a time that counts from some start fits than a date."""
+"""Rank that a time which counts from some start loses against a date."""
 
 SAYS_NOTHING = 10
-"""How much worse a time fits that is the same in all rows: when a report begins or ends."""
+"""Rank that a time loses which is the same in all rows: it is when a report begins or ends."""
 
 TOLD: tuple[Role, ...] = ("timestamp", "input_length", "output_length", "end", "duration")
 CREATED: tuple[Role, int] = ("timestamp", WRITTEN_RANK)
@@ -362,8 +362,8 @@ class _Planner:
             )
 
     def _drop_other_clocks(self) -> None:
-        """Leave out times that count from another start than the arrivals, and a span that does
-        so from one start."""
+        """Leave out times that count from another start than the arrivals, and a span that counts
+        from one start."""
         time, span = self.found.get("timestamp"), self.found.get("duration")
         if time is None or not isinstance(time.reader, ColumnClock):
             return

@@ -1,4 +1,4 @@
-"""What stands within the cells of a table: nested objects by their dotted paths. Pure."""
+"""Nested objects within the cells of a table, by their dotted paths. Pure."""
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache

@@ -1,5 +1,7 @@
-"""Times without a zone in the order of their file: where they show that an hour is there twice, or
-that times of day are of two days, they cannot be read."""
+"""Refuses times without a zone whose order in the file shows that they cannot be read.
+
+So it is where an hour is there twice, or where times of day are of two days.
+"""
 
 from datetime import UTC, datetime, timedelta
 
@@ -11,21 +13,22 @@ from tuner.trace.tables.clocks import ColumnClock
 from tuner.trace.tables.plan import TablePlan
 
 SET_BACK_MS = (20 * 60_000.0, 75 * 60_000.0)
-"""How far times go back where clocks are set back by an hour, with the gap between two rows."""
+"""Range by which times go back where clocks are set back by an hour, with the gap between two
+rows."""
 
 AN_HOUR_MS = 3_600_000.0
-"""Rows that are written when a request ends are less out of order."""
+"""An hour. Rows that are written when a request ends are less out of order than that."""
 
 FRIDAY = 4
 NIGHT_HOURS = (23, 0, 1, 2, 3)
 MONTHS_SET_BACK = (3, 4, 9, 10, 11)
-"""When clocks are set back, but for the month of Ramadan in Morocco: in the night to Sunday nearly
-everywhere, in Egypt to Friday; at midnight in Chile, Egypt and Lebanon, so that the hour from 23 on
-is there twice."""
+"""Months in which clocks are set back, but for the month of Ramadan in Morocco. It is in the night
+to Sunday nearly everywhere, in Egypt to Friday; and at midnight in Chile, Egypt and Lebanon, so
+that the hour from 23 on is there twice."""
 
 IN_ORDER = 0.01
-"""Share of the rows that may be so far before the row above: of a table in no order more are, and
-its steps show nothing."""
+"""Share of the rows that may be so far before the row above. A table in no order has more of them,
+and its steps show nothing."""
 
 
 class TimesInOrder:

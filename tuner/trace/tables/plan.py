@@ -20,11 +20,11 @@ SHOWN = 12
 """Headings that a refusal lists."""
 
 NO_UTF_8 = "\ufffd"
-"""What stands for bytes that are none."""
+"""The character that stands for bytes that are no UTF-8."""
 
 
 Reads = ColumnClock | Counts | Spans | None
-"""How the cells of a column are read."""
+"""Reads the cells of a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class Shape:
     """The last of the headings: paths to what cells hold as JSON."""
 
     shift: int = 0
-    """Cells that a row has more than there are headings: 1 before them where rows are named, -1
-    behind where each line ends in a delimiter."""
+    """Cells that a row has beyond its headings: 1 before them where rows are named, -1 behind them
+    where each line ends in a delimiter."""
 
     whole: bool = False
     """All rows are in one JSON document, which must be read at once."""
@@ -59,7 +59,7 @@ class Shape:
 
     @property
     def width(self) -> int:
-        """How many cells a row has."""
+        """The number of cells of a row."""
         return len(self.headings) - len(self.inside)
 
     def opened(self) -> "Shape":
@@ -93,7 +93,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """How a table is read."""
+    """The plan by which a table is read."""
 
     columns: Mapping[Role, Column]
     text: tuple[int, ...] = ()
@@ -119,7 +119,7 @@ class TablePlan:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a table cannot be read as it is, and what would do."""
+    """The reason why a table cannot be read as it is, and what would do."""
 
     what: str
     columns: Mapping[str, str]

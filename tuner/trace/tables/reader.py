@@ -1,5 +1,5 @@
-"""Reads a table by its plan: whole blocks by columns where they are clean, rows one by one where
-there is something to say of them."""
+"""Reads a table by its plan: clean blocks by columns, rows that have something to say one by
+one."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ class TableReader:
         self.order = TimesInOrder(plan, lines.place, unit="row" if shape.whole else "line")
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the rows; count those that are dropped."""
+        """Yield the rows; count those that are dropped. Raises TraceError for a broken document."""
         if self.shape.whole or not self._is_by_lines():
             yield from self._of_objects()
             return

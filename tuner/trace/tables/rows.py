@@ -27,7 +27,7 @@ _LONE = range(0xD800, 0xE000)
 
 
 class Dropped(NamedTuple):
-    """Why a row cannot be used, and the heading of the column where that shows."""
+    """The reason why a row cannot be used, and the heading of the column where that shows."""
 
     reason: Reason
     heading: str = ""

@@ -15,7 +15,7 @@ SAME_TIME_MS = 1000
 """Two columns that say the same time differ by less: one of them may be of whole seconds."""
 
 RUNS_ON_MS = 10 * SAME_TIME_MS
-"""By so much what counts from some start has grown in a few rows."""
+"""Growth in a few rows from which on a span counts from some start."""
 
 SAME_SPAN_MS = 1
 DAY_MS = 86_400_000

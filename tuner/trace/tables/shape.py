@@ -30,14 +30,14 @@ RULE = re.compile(rb"[\s|+:=-]{3,}")
 FOOTER = re.compile(
     rb"\(?\d+ rows?(?: affected| in set| selected)?\)?\.?(?: \([\d.]+ sec\))?", re.IGNORECASE
 )
-"""What psql, sqlcmd, mysql and SQL*Plus write below a table."""
+"""Lines that psql, sqlcmd, mysql and SQL*Plus write below a table."""
 
 TYPES = re.compile(
     r"(?:Nullable\(|LowCardinality\()*+(?:U?Int\d+|Float\d+|(?:Decimal|DateTime|FixedString|Enum|"
     r"Array|Map).*+|Date\d*|String|Bool|UUID|IPv\d)\)*+"
 )
-"""What ClickHouse writes in a line below the headings. Of what matched nothing is given back: a
-cell of a million brackets would take hours."""
+"""Types that ClickHouse writes in a line below the headings. The pattern gives nothing back of what
+it matched: a cell of a million brackets would take hours."""
 
 _decode = msgspec.json.Decoder().decode
 

@@ -1,1 +1,1 @@
-"""What a page is made of: HTML, charts, and their sheet of styles."""
+"""The parts of a page: HTML, charts, and their sheet of styles."""

@@ -22,7 +22,7 @@ LETTER = 6.1
 LABELS_APART = 12.0
 
 Look = Literal["accent", "plain", "faint"]
-"""How a thing looks: the answer, what it is compared with, and what stands behind both."""
+"""Looks of a thing: the answer, what it is compared with, and what stands behind both."""
 
 Floats = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """What lies between two lines, such as an interval."""
+    """The area between two lines, such as an interval."""
 
     x: Sequence[float] | Floats
     low: Sequence[float] | Floats
@@ -137,7 +137,7 @@ def _scale(axis: Axis, begin: float, end: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Where the data of a chart is drawn."""
+    """The frame in which the data of a chart is drawn, in pixels."""
 
     chart: Chart
     left: float
@@ -158,8 +158,8 @@ class _Frame:
         return self.bottom - (self.bottom - TOP) * self.chart.y.place(value)
 
     def path(self, x: Sequence[float] | Floats, y: Sequence[float] | Floats) -> str:
-        """Return the points as the data of a path, in hundredths of a pixel and each from the last
-        one on, which is short; a value that is no number parts it."""
+        """Return the points as the data of a path, in hundredths of a pixel. Each is written from
+        the last one on, which is short; a value that is no number parts the path."""
         words = list[str]()
         last: tuple[int, int] | None = None
         for one, other in zip(x, y, strict=True):

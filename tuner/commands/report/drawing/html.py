@@ -20,7 +20,7 @@ class Html(str):
 
 
 Child = Html | str | int | float | None
-"""What can be put into an element; None is nothing."""
+"""Anything that can be put into an element; None is nothing."""
 
 
 def tag(name: str, /, *children: Child, **attributes: str | float | None) -> Html:

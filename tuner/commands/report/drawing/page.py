@@ -24,7 +24,7 @@ POINTS = 25_000
 """Of all lines over time of a page together: with these nearly all stay below 1.5 MB."""
 
 Cell = Child | tuple[Child, str]
-"""What stands in a table, or that and its class."""
+"""Content of a cell in a table, or that and its class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What is shown when it is asked for."""
+    """Parts that are shown when they are asked for."""
 
     title: str
     note: str

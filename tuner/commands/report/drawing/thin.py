@@ -10,8 +10,8 @@ MOST_POINTS = 2000
 
 
 def thinned(x: Floats, y: Floats, *, most: int) -> tuple[Floats, Floats]:
-    """Return at most ``most`` points of a line: of each of equal stretches of x the lowest and the
-    highest, and the first and the last of all. What is no number is left out.
+    """Return at most ``most`` points of a line: the first and the last, and of each of equal
+    stretches of x the lowest and the highest. What is no number is left out.
 
     A picture is some hundred pixels wide: of a stretch that is narrower than one, its lowest and
     its highest point are all that can be seen.

@@ -45,12 +45,16 @@ class CommandPart(Protocol):
     @property
     def tokens(self) -> Sequence[Token]: ...
 
-    def replace(self, index: int, text: str) -> None: ...
+    def replace(self, index: int, text: str) -> None:
+        """Write another word. Raises TargetError where it cannot be edited safely."""
+        ...
 
-    def remove(self, index: int) -> None: ...
+    def remove(self, index: int) -> None:
+        """Take a word out. Raises TargetError where it cannot be edited safely."""
+        ...
 
     def append(self, groups: Sequence[Sequence[str]]) -> None:
-        """Write the words of some flags behind the last word."""
+        """Write the words of some flags behind the last word. Raises TargetError."""
         ...
 
 

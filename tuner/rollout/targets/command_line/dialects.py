@@ -136,7 +136,7 @@ SYSTEMD = Dialect(
 VARIABLE = replace(
     SHELL, name="a variable", ends="", comments=False, continued=None, write=_shell_quote
 )
-"""Words split at blanks. Who splits them, and whether quotes count, differs from place to place: so
+"""A variable: its words are split at blanks. Whether quotes count differs from place to place, so
 nothing that would need quotes is written there."""
 
 

@@ -22,10 +22,10 @@ from tuner.rollout.targets.command_line.words import Piece
 from tuner.rollout.targets.seam import Stated
 
 _BOOLEANS = {"false": False, "true": True}
-"""What older versions took behind a switch; newer ones refuse it."""
+"""Words that older versions took behind a switch; newer ones refuse them."""
 
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
-"""What argparse takes for a value although it begins with a hyphen."""
+"""Words that argparse takes for a value although they begin with a hyphen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,14 @@ class Token:
     """What is put in may be several words, or none."""
 
     value: str | None = None
-    """What vLLM gets, where it is not known from the text and yet known."""
+    """What vLLM gets, where the text alone does not tell it and something else does."""
 
     variable: Variable | None = None
-    """How the one variable is set that the word is, or what stands behind its ``=``."""
+    """The one variable that the word is, or that stands behind its ``=``, as it is set."""
 
     @property
     def got(self) -> str | None:
-        """What vLLM gets; None where that is not known here."""
+        """The text that vLLM gets; None where that is not known here."""
         return self.text if self.known else self.value
 
 
@@ -273,7 +273,7 @@ def added(
 
 
 def _is_risky(words: Sequence[str]) -> bool:
-    """A value that begins with a hyphen is one only behind an ``=``."""
+    """Whether a value begins with a hyphen: it is a value only behind an ``=``."""
     return len(words) == 2 and words[1].startswith("-")
 
 
@@ -309,7 +309,8 @@ def _edit(flag: Flag, value: ArgumentValue, tokens: Sequence[Token]) -> Iterator
 
 
 def comparable(found: ArgumentValue, wanted: ArgumentValue) -> ArgumentValue:
-    """A text is a text, whatever else it spells; and 1 is 1.0 where a fraction is asked for."""
+    """Return a value that was found as it is compared with the one wanted: as a text where a text
+    is wanted, as a fraction where a fraction is."""
     if isinstance(wanted, str) and isinstance(found, int | float):
         return str(found)
     if isinstance(wanted, str) and isinstance(found, list | dict):

@@ -1,4 +1,4 @@
-"""Whether a process is vLLM's server, by what it is started with. Pure.
+"""Finds vLLM's server in the words that start a process. Pure.
 
 The word "vllm" in a name, in a value or in an image proves nothing: what proves it is the program,
 or an image whose entrypoint is known.
@@ -71,8 +71,12 @@ def server(words: Sequence[str]) -> Process | None:
 
 
 def _programs(words: Sequence[str]) -> Iterator[int]:
-    """Yield which words may be the program: the first that sets no variable, or what a launcher has
-    behind it and its options, whose values cannot be told from a program."""
+    """Yield which words may be the program.
+
+    That is the first word that sets no variable. Behind a launcher it may be any word that follows
+    an option, because an option's value cannot be told from a program, and the first that is no
+    option.
+    """
     at, is_launched = 0, False
     while at < len(words):
         name = words[at].rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""What is put in for a variable in a command line, and where that is set. Pure."""
+"""Variables in a command line: the values put in for them, and where those are set. Pure."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ def first_of(*scopes: Scope) -> Scope:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """What a spelling refers to: ``$NAME``, ``${NAME:-default}``, ``$(NAME)``."""
+    """The variable of a spelling: ``$NAME``, ``${NAME:-default}``, ``$(NAME)``."""
 
     name: str
     default: str | None = None

@@ -10,7 +10,7 @@ from tuner.rollout.targets.view import Span, View
 
 _BLANK = " \t\r\n"
 _TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
-"""What Helm, Ansible and their like fill in before anybody splits the text."""
+"""Templates that Helm, Ansible and their like fill in before anybody splits the text."""
 
 _LONGEST = 131_072
 """Bytes of one argument, or one variable, that Linux takes (MAX_ARG_STRLEN)."""
@@ -77,7 +77,8 @@ class _Scanner:
     dialect: Dialect
     at: int = 0
     filled_in: int = field(init=False)
-    """Behind this no template ends: to look for its end there, at every brace, takes for ever."""
+    """Place behind which no template ends. Without it the end would be looked for at every brace,
+    which takes for ever."""
 
     def __post_init__(self) -> None:
         self.filled_in = self.text.rfind("}}")
@@ -113,7 +114,7 @@ class _Scanner:
         self.at += 1
 
     def _redirection(self, command: list[Word], to: re.Match[str]) -> None:
-        """Skip it with the file it names; neither is an argument."""
+        """Skip a redirection with the file that it names; neither is an argument."""
         if to[0].startswith("<<"):
             raise UnreadableError("it has a here-document")
         if command and command[-1].end == self.at and command[-1].text.isdigit():
@@ -200,7 +201,8 @@ class _Scanner:
         return _Read([(self.text[start], (start, self.at))])
 
     def _is_systemd_word(self, expansion: re.Match[str]) -> bool:
-        """systemd splits only ``$NAME``, and only as a word of its own."""
+        """Whether systemd keeps it one word: it splits only ``$NAME``, and only as a word of its
+        own."""
         if not self.dialect.c_escapes:
             return False
         return expansion[0].startswith(("${", "%"))

@@ -26,7 +26,7 @@ class ArgumentMapping:
 
     @property
     def node(self) -> yaml.MappingNode | None:
-        """Raises TargetError for what is no mapping."""
+        """The mapping's node; None: there is none yet. Raises TargetError for anything else."""
         found = entries(self.parent).get(self.key)
         if found is None or isinstance(found, yaml.MappingNode):
             return found

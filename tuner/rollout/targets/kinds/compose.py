@@ -20,7 +20,7 @@ SUFFIXES: tuple[str, ...] = (".yaml", ".yml")
 ON_THIS_MACHINE = False
 
 NAMES = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
-"""What ``docker compose`` looks for, in this order."""
+"""Files that ``docker compose`` looks for, in this order."""
 
 _OVERRIDES = ("compose.override.yaml", "compose.override.yml", "docker-compose.override.yml")
 _ENV_FILE = ".env"

@@ -33,7 +33,7 @@ class _Text:
 
 @dataclass(frozen=True, slots=True)
 class ConfigMapServer(Server):
-    """What ``seam.Server`` asks for, of a config in a ConfigMap."""
+    """The server of a config in a ConfigMap."""
 
     text: str
     asked: Asked

@@ -160,7 +160,7 @@ def _with_variables(
 
 @dataclass(frozen=True, slots=True)
 class _Scripts:
-    """What a script in a container may need."""
+    """The surroundings of a script in a container."""
 
     file: YamlFile
     one: Container

@@ -22,7 +22,7 @@ _MOST_NAMES = 20
 
 @dataclass(frozen=True, slots=True)
 class ContainerServer(Server):
-    """What ``seam.Server`` asks for, of a container."""
+    """The server of a container."""
 
     kind: "ContainerFile"
     text: str
@@ -41,7 +41,7 @@ class ContainerServer(Server):
 
     @property
     def platform(self) -> Platform:
-        """What image and node selector say."""
+        """The vLLM and the GPU that image and node selector name."""
         image, selected = get(self.one.node, "image"), get(self.one.pod, "nodeSelector", _GPU_LABEL)
         gpu = Stated(text_at(selected) or "", line_of(selected)) if selected else None
         return platform_of(self.one.image, line_of(image), gpu)

@@ -26,7 +26,7 @@ _TEMPLATE = r"\{\{(?:(?!\{\{).)*?\}\}"
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """How a kind of file writes a container down."""
+    """The keys and marks by which a kind of file writes a container down."""
 
     command: str
     args: str

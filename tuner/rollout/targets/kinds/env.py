@@ -2,8 +2,10 @@
 
 One variable has all flags, for ``vllm serve $VLLM_ARGS`` in a unit with EnvironmentFile=, a Compose
 service or a script that reads the file. Whoever splits the value at blanks may or may not honour
-quotes in it: what would need them is not written. Or, in the ``.env`` beside a Compose file, each
-variable is the value of one flag: ``command: vllm serve m --max-num-seqs ${SLOTS}``.
+quotes in it, so what would need quotes is not written.
+
+Or, in the ``.env`` beside a Compose file, each variable is the value of one flag: ``command: vllm
+serve m --max-num-seqs ${SLOTS}``.
 """
 
 import posixpath
@@ -49,7 +51,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class FlagsServer(Server):
-    """What ``seam.Server`` asks for, of a variable that holds flags."""
+    """The server of a variable that holds flags."""
 
     text: str
     asked: Asked
@@ -73,7 +75,7 @@ class FlagsServer(Server):
 
     @property
     def _outside(self) -> Mapping[str, Stated]:
-        """What the Compose file states that reads the variable."""
+        """The arguments that are stated by the Compose file which reads the variable."""
         return {} if self.reader is None else self.reader.flags[self._name]
 
     def _line(self, edits: Edits) -> CommandLine:
@@ -92,7 +94,7 @@ class FlagsServer(Server):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What else decides: the Compose file, and variables that are put into this one."""
+        """Notes on what else decides: the Compose file, and variables that stand in this one."""
         notes = list[str]()
         if self.reader is not None and PROOFS & {*self._outside}:
             notes.append(
@@ -109,7 +111,10 @@ class FlagsServer(Server):
         return notes
 
     def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
-        """Return the text with the variable set; a new file also names the model."""
+        """Return the text with the variable set; a new file also names the model.
+
+        Raises TargetError where the Compose file states one of the arguments too.
+        """
         if self.entry is None:
             return _with_new(self.text, arguments, self._name, source=self.asked.source)
         edits = Edits(self.text, self.asked.source)
@@ -180,7 +185,10 @@ class ComposeValuesServer(Server):
         return (f"the flags that it does not set are in {where}: apply the profile there, too",)
 
     def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
-        """Return the text with the values of those arguments that the file decides."""
+        """Return the text with the values of those arguments that the file decides.
+
+        Raises TargetError for a value that a variable cannot carry.
+        """
         edits = Edits(self.text, self.asked.source)
         for argument, value in arguments.items():
             one = self.found.get(argument)

@@ -52,7 +52,7 @@ _MODEL = KUBERNETES.with_keys(command="", args="", environment="")
 
 @dataclass(frozen=True, slots=True)
 class StackServer(Server):
-    """What ``seam.Server`` asks for, of a model of the chart."""
+    """The server of a model of the chart."""
 
     text: str
     asked: Asked
@@ -127,7 +127,7 @@ class StackServer(Server):
         after: Mapping[str, Stated],
         arguments: Mapping[str, ArgumentValue],
     ) -> list[str]:
-        """Where vllmConfig is new, the chart begins to say whether prefixes are cached."""
+        """See Server. A new vllmConfig states enable_prefix_caching, too, which is no fault."""
         found = Server.faults(self, before, after, arguments)
         begins = {"enable_prefix_caching"} if self.config is None else set[str]()
         return [name for name in found if name not in begins]

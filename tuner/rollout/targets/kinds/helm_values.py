@@ -40,7 +40,7 @@ _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class ValuesServer(Server):
-    """What ``seam.Server`` asks for, of the arguments at a path."""
+    """The server of the arguments at a path."""
 
     text: str
     asked: Asked

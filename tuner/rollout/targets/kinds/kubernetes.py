@@ -16,7 +16,7 @@ SUFFIXES: tuple[str, ...] = (".yaml", ".yml", ".json")
 ON_THIS_MACHINE = False
 
 _RESTARTED = {"DaemonSet": "daemonset", "Deployment": "deployment", "StatefulSet": "statefulset"}
-"""What ``kubectl rollout`` knows."""
+"""Kinds of workload that ``kubectl rollout`` knows → its names for them."""
 
 
 def containers(file: YamlFile, asked: Asked) -> Iterator[Container]:

@@ -52,6 +52,7 @@ def _is_of_kustomize(listed: yaml.SequenceNode) -> bool:
 
 
 def containers(file: YamlFile, asked: Asked) -> Iterator[Container]:
+    """Yield the containers of a patch. Raises TargetError for a kustomization, which has none."""
     for document in file.roots:
         if is_kustomization(document):
             paths = [text_at(one, "path") for one in items(get(document, "patches"))]

@@ -27,7 +27,7 @@ ON_THIS_MACHINE = False
 
 @dataclass(frozen=True, slots=True)
 class QuadletServer(UnitServer):
-    """What ``seam.Server`` asks for, of a container that Podman runs."""
+    """The server of a container that Podman runs."""
 
     image: Stated
 

@@ -31,7 +31,7 @@ _CONFIG = "serveConfigV2"
 _ARGUMENTS = "engine_kwargs"
 _LOADING = "model_loading_config"
 _BUILDERS = re.compile(r"ray\.(serve\.)?llm[.:]")
-"""What an application of Ray's own starts with, in ``import_path``."""
+"""Beginning of ``import_path`` in an application of Ray's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Model:
 
 @dataclass(frozen=True, slots=True)
 class RayServer(Server):
-    """What ``seam.Server`` asks for, of an LLMConfig."""
+    """The server of an LLMConfig."""
 
     text: str
     asked: Asked

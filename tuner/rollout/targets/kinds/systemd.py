@@ -36,7 +36,7 @@ _HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class ServiceServer(UnitServer):
-    """What ``seam.Server`` asks for, of a unit's command."""
+    """The server of a unit's command."""
 
     @property
     def platform(self) -> Platform:

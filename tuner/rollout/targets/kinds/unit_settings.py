@@ -36,7 +36,7 @@ class UnitSetting:
 
 @dataclass(frozen=True, slots=True)
 class UnitServer(Server):
-    """What both kinds of unit have in common of what ``seam.Server`` asks for."""
+    """The common part of the servers of both kinds of unit."""
 
     text: str
     asked: Asked

@@ -1,10 +1,10 @@
 """A ``vllm serve --config`` YAML, read as vLLM reads it and edited in place.
 
-What vLLM does with such a file (``FlexibleArgumentParser.load_config_file``): each key becomes a
-flag, underscores and hyphens alike. ``true`` gives ``--flag``. ``false`` is dropped without a word
-by ``vllm serve``, whose outer parser knows no ``--no-flag``; so False is written as
-``no-flag: true``. A null becomes the text ``None``, which many arguments refuse; so None is written
-by not stating the argument. A mapping becomes JSON; an empty list is dropped.
+vLLM (``FlexibleArgumentParser.load_config_file``) makes each key a flag, underscores and hyphens
+alike. ``true`` gives ``--flag``. ``false`` is dropped without a word by ``vllm serve``, whose outer
+parser knows no ``--no-flag``; so False is written as ``no-flag: true``. A null becomes the text
+``None``, which many arguments refuse; so None is written by not stating the argument. A mapping
+becomes JSON; an empty list is dropped.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class ConfigServer(Server):
-    """What ``seam.Server`` asks for, of a config file."""
+    """The server of a config file."""
 
     asked: Asked
     text: str
@@ -318,7 +318,7 @@ def _change(
 
 
 def _read_back(value: ArgumentValue) -> ArgumentValue:
-    """As vLLM sees a value: scalars are texts on a command line."""
+    """Return a value as vLLM sees it: scalars are texts on a command line."""
     return value if isinstance(value, list | dict | bool) else _as_text(value)
 
 
@@ -331,7 +331,7 @@ def _as_text(value: object) -> str:
 
 
 def _argument_value(value: object) -> ArgumentValue:
-    """Dates and the like reach vLLM as texts."""
+    """Return a value as an argument: dates and the like reach vLLM as texts."""
     if isinstance(value, int) and abs(value) >= _TOO_LARGE:
         return _as_text("a number of thousands of digits")
     if value is None or isinstance(value, str | int | float | list | dict):

@@ -19,7 +19,7 @@ _PODS: dict[str, Sequence[tuple[str, ...]]] = {
     ],
     "Pod": [()],
 }
-"""Where each kind of workload has its pods: Rollout is Argo's, Service Knative's, CloneSet of
+"""Kind of workload → the places of its pods: Rollout is Argo's, Service Knative's, CloneSet of
 OpenKruise."""
 
 

@@ -107,10 +107,10 @@ class YamlFile:
         *,
         on_one_line: bool = False,
     ) -> None:
-        """Add a key behind the last one of a mapping, in its style; at the end of the file, behind
-        its last comments, where that is the top level. None: the file has no key yet.
+        """Add a key behind the last one of a mapping, in its style.
 
-        Raises TargetError.
+        At the top level that is the end of the file, behind its last comments. None: the file has
+        no key yet. Raises TargetError.
         """
         lines = [f"{name}: {dump_flow(value)}"] if on_one_line else [*_block({name: value})]
         if mapping is None:
@@ -151,7 +151,7 @@ class YamlFile:
         self.edits.replace(start, end, "")
 
     def append_mapping(self, node: yaml.SequenceNode, value: Mapping[str, str]) -> None:
-        """Add a mapping behind the last item of a list."""
+        """Add a mapping behind the last item of a list. Raises TargetError."""
         self.check_own(node)
         if node.flow_style or not node.value:
             raise self.refuse(node, "is a list in brackets", hint="Write one item a line.")
@@ -175,7 +175,7 @@ class Escape:
     """The characters that are special in the words of a list."""
 
     special: re.Pattern[str]
-    """What is read as something else: ``$$``, and what something is put in for."""
+    """Parts that are read as something else: ``$$``, and what something is put in for."""
 
     write: Callable[[str], str]
 
@@ -304,8 +304,11 @@ def parse(text: str, *, source: str, tabs: bool = False) -> YamlFile:
 
 @lru_cache(maxsize=4)
 def _documents(text: str, source: str, tabs: bool) -> tuple[Sequence[yaml.Node], frozenset[int]]:
-    """Return the documents and the nodes that are shared; every step of one edit asks for those of
-    the text before it or after it, and reading takes seconds where the text is large."""
+    """Return the documents, and the nodes that are shared.
+
+    They are kept: every step of one edit asks for those of the text before it or after it, and
+    reading takes seconds where the text is large.
+    """
     try:
         roots = yaml_strict.compose_all(text, source=source, error=TargetError, tabs=tabs)
     except TargetError as problem:

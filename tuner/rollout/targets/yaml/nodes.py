@@ -11,7 +11,7 @@ _NULL = "tag:yaml.org,2002:null"
 _FILLED_IN = re.compile(r"\{\{.*?\}\}|\$\{[A-Za-z_][^}]*\}|^\$[A-Za-z_]\w*$", re.DOTALL)
 
 _LONGEST = 4096
-"""What somebody else fills in begins before this."""
+"""Characters within which a value begins to be filled in by somebody else."""
 
 
 def is_null(node: yaml.Node | None) -> bool:

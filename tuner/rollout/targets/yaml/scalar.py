@@ -61,7 +61,8 @@ def _in_double_quotes(character: str) -> str:
 
 
 def _folded(match: re.Match[str]) -> Piece:
-    """A line break within a text is a blank, n of them are n - 1 line breaks."""
+    """Return what line breaks within a text are read as: one is a blank, n are n - 1 line
+    breaks."""
     breaks = len(_BREAK.findall(match[0]))
     return ("\n" * (breaks - 1) or " "), match.span()
 
@@ -118,7 +119,7 @@ def _escape(text: str, at: int) -> tuple[str, int]:
 
 
 def _block(text: str, node: yaml.ScalarNode) -> View | None:
-    """Of ``|`` and ``>``: the lines without their indentation."""
+    """Return the view of a text in ``|`` or ``>``: its lines without their indentation."""
     header = _BREAK.search(text, node.start_mark.index)
     if header is None or not node.value:
         return None

@@ -18,8 +18,8 @@ BOOTSTRAPS = 50
 SHUFFLES = 100
 
 CHANCE = 0.95
-"""Quantile of what a knob's values explain of gains that belong to other trials: no more than that
-is chance, of which few trials have a lot."""
+"""Quantile of what a knob's values explain of gains that were shuffled among the trials. Up to that
+it is chance, which is large where trials are few."""
 
 ENOUGH = 4
 """Differences between trials that differ in one knob alone, from which on these tell."""

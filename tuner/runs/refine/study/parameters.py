@@ -11,13 +11,13 @@ from tuner.runs.refine.objective import KnownTrial
 
 CONFIGURATION, DEFICIT, SOURCE, RUN = "configuration", "deficit", "source", "run"
 ENDED_BY, BEGUN, HELD, HAS_ROOM = "ended_by", "begun", "held", "has_room"
-"""What a trial says of itself beside Optuna's own numbers."""
+"""Names under which a trial says something of itself beside Optuna's own numbers."""
 
 MOST = 1e6
 """No gain and no deficit is larger: gains are logarithms."""
 
 MACHINE = "machine"
-"""What a study says of itself."""
+"""Name under which a study says what machine it is of."""
 
 
 def distributions_of(space: Space) -> dict[str, BaseDistribution]:
@@ -103,8 +103,8 @@ def deficits_of(trial: FrozenTrial) -> Sequence[float]:
 
 
 def _distribution(knob: Knob) -> BaseDistribution:
-    """AimNumbers are told by their place in the knob's values, so that the sampler knows what is
-    between what however they are spaced."""
+    """Return the distribution of a knob's values. Numbers are told by their place among the values,
+    so that the sampler knows what lies between however they are spaced."""
     if knob.is_ordered:
         return IntDistribution(0, len(knob.values) - 1)
     return CategoricalDistribution(_choices(knob))

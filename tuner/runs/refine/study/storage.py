@@ -50,13 +50,14 @@ _DRIVERS = {
 
 
 class Connections:
-    """Those that were made to a database, to be cut while another thread waits for what comes."""
+    """The connections that were made to a database, to be cut while another thread waits for what
+    comes."""
 
     def __init__(self) -> None:
         self._made: list[Any] = []
 
     def add(self, connection: object, _: object) -> None:
-        """Be told of one by SQLAlchemy."""
+        """Keep a connection, of which SQLAlchemy tells."""
         self._made.append(connection)
 
     def cut(self) -> None:
@@ -101,8 +102,11 @@ def _file(path: Path) -> JournalStorage:
 
 
 def _check_journal(path: Path) -> None:
-    """Raise RunError for a file of something else: Optuna would write into it. What a full disk or
-    a power cut left of a last line is dropped, as Optuna would go on writing in it."""
+    """Raise RunError for a file of something else: Optuna would write into it.
+
+    A last line that a full disk or a power cut left unfinished is dropped, as Optuna would go on
+    writing in it.
+    """
     whole_bytes = 0
     with _locked(path) as file:
         for line in iter(partial(file.readline, LONGEST_LINE), b""):
@@ -177,8 +181,11 @@ def _database(storage: str, connections: Connections) -> RDBStorage:
 
 
 def _check_schema(storage: str) -> None:
-    """Raise RunError for a file of SQLite's that computes what it holds: Optuna makes no view, no
-    trigger and no such column, and one without end would be read, and kept in memory, for ever."""
+    """Raise RunError for a file of SQLite's that computes what it holds.
+
+    Optuna makes no view, no trigger and no computed column, and one without end would be read, and
+    kept in memory, for ever.
+    """
     engine = create_engine(storage, connect_args=_engine(storage)["connect_args"])
     try:
         with engine.connect() as connection:

@@ -1,8 +1,8 @@
-"""Asking what may never answer, or without end: a database whose server hangs holds up nobody for
-longer than this, and one whose server goes on fills no memory.
+"""Asks what may never answer, or may answer without end: for ANSWER_S and MOST_BYTES at most.
 
-The question is asked on a thread of its own, always the same one, because drivers keep a connection
-for each thread; the run's own waits for the answer, and hears signals meanwhile.
+So a database whose server hangs holds up nobody for longer, and one whose server goes on fills no
+memory. The question is asked on a thread of its own, always the same one, because drivers keep a
+connection for each thread. The run's own thread waits for the answer, and hears signals meanwhile.
 """
 
 import time

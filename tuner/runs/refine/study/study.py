@@ -379,9 +379,9 @@ def claimed(
 ) -> bool:
     """Begin a trial; return False where another run has begun one with the same configuration.
 
-    A storage compares and sets nothing at once, so this takes two steps: who has begun looks for
-    others, and only then holds it. The earliest waits for those who came later to see that, or to
-    hold it if they had looked before.
+    A storage cannot compare and set at once, so this takes two steps: whoever has begun a trial
+    looks for others, and only then holds it. The earliest waits for those who came later to see
+    that, or to hold it if they had looked before.
     """
     if trial.study is not study:  # the storage that knew it is lost
         return True

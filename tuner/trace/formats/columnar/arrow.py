@@ -44,7 +44,7 @@ LONGEST_NUMBER = 1000
 _LONG_NUMBER = re.compile(rb"\d{%d}" % LONGEST_NUMBER)
 
 BREAKS = (pa.ArrowException, UnicodeDecodeError, OverflowError)
-"""What Arrow raises of what it cannot read."""
+"""Errors of Arrow for what it cannot read."""
 
 
 def json_table(block: bytes, types: Mapping[str, pa.DataType], *, strict: bool) -> Any | None:  # noqa: ANN401 - Arrow's
@@ -168,7 +168,10 @@ def names(column: Any) -> Names:  # noqa: ANN401 - Arrow's
 
 
 def lists(column: Any) -> Lists:  # noqa: ANN401 - Arrow's
-    """Return a column of lists of whole numbers; a row without one has none in it."""
+    """Return a column of lists of whole numbers; a row without one has none in it.
+
+    Raises pa.ArrowInvalid for a null in a list.
+    """
     whole = _one(column)
     values = whole.flatten()
     if values.null_count:

@@ -20,7 +20,8 @@ Names = tuple[NDArray[np.int32], list[str]]
 """For each row which of the names, -1 for none."""
 
 Lists = tuple[Ints, Ints]
-"""Where each row's part begins in the second array, and at the end where the last one ends."""
+"""Places where each row's part begins in the second array, and at the end where the last one
+ends."""
 
 ABSENT = np.iinfo(np.int64).min
 

@@ -63,7 +63,7 @@ class CanonicalReader:
             key: self.known[key] == float64() for key in (*TIMES, *COUNTS) if key != "stream"
         }
         self.compiles = False
-        """Whether the file is so long that reading it takes longer than loading a compiler."""
+        """Whether the file is so long that a compiler is worth loading."""
         self.types = {key: self.known[key] for key in MAIN_KEYS}
         """Of the keys that were met so far: fewer are read faster."""
 

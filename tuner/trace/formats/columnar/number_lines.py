@@ -1,5 +1,5 @@
-"""Lines of JSON in which nothing but numbers differs, as most canonical rows: read in one pass by a
-compiled loop."""
+"""Reads lines of JSON in which only numbers differ, as most canonical rows, in one compiled
+pass."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -18,8 +18,8 @@ MOST_DIGITS = 18
 """So many fit an integer of 64 bits."""
 
 EXACT = 2**53
-"""Up to here every integer is a float, and so is every power of ten below: their quotient is the
-float that is nearest to the number, as Python reads it."""
+"""Largest integer up to which every one is a float, as is every power of ten below it. So their
+quotient is the float that is nearest to the number, as Python reads it."""
 
 _POWERS = 10.0 ** np.arange(MOST_DIGITS + 1)
 

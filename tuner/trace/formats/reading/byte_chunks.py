@@ -16,7 +16,7 @@ from tuner.system.memory import at_most
 
 CHUNK_BYTES = 2**22
 UNPACKING_BYTES = 2**29
-"""What unpacking a chunk may take: xz takes what the file says, up to 4 GiB."""
+"""Memory that unpacking a chunk may take: xz takes what the file says, up to 4 GiB."""
 
 SNIFFED_BYTES = 2**16
 LONG_BYTES = 2**20
@@ -25,7 +25,7 @@ UTF_8 = b"\xef\xbb\xbf"
 
 GZIP, BZIP2, XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00"
 ARROWS = {b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4"}
-"""What Python's own library does not unpack."""
+"""Marks of packed files that Python's own library does not unpack."""
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError)

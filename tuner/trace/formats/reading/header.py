@@ -11,7 +11,7 @@ from tuner.trace.formats.reading.record import Row
 VERSION = 1
 
 TimeUnit = Literal["s", "ms", "us", "ns", "dmy", "mdy", "ymd"]
-"""What a user may say of times: the unit of numbers, or the order of a date's numbers."""
+"""The user's word on times: the unit of numbers, or the order of a date's numbers."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 Total = Annotated[int, msgspec.Meta(ge=0)]

@@ -46,7 +46,7 @@ NO_TEXT_KEYS = frozenset(
         *("inputContentType", "outputContentType", "inputBodyS3Path", "outputBodyS3Path"),
     }
 )
-"""What messages, and the logs of Bedrock, say of themselves."""
+"""Keys under which messages, and the logs of Bedrock, describe themselves."""
 
 _decode = msgspec.json.Decoder().decode
 
@@ -161,8 +161,8 @@ def as_ms(value: Any) -> Any:  # noqa: ANN401 - what is no number stays what it 
 def block_size(lines: TraceFile, usual: int) -> int:
     """Return how many tokens one of ``hash_ids`` stands for, as the first rows of a file show.
 
-    Tools of one format use ids for 16 to 512 tokens, and say so nowhere in the file. Where the
-    first rows fit the usual size, or no other, it is that one.
+    Tools of one format use ids for 16 to 512 tokens, and say so nowhere in the file. It is the
+    usual size, unless the first rows do not fit that and fit one other.
     """
     fitting = set(BLOCK_SIZES) | {usual}
     for number, line in lines.again():

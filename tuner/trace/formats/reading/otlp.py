@@ -35,7 +35,7 @@ MAX_BATCH_BYTES = 64 * 2**20
 """The collector's batches have thousands of spans, of 2 kB each."""
 
 REQUEST_NAME = "llm_request"
-"""What vLLM calls the span of a request."""
+"""vLLM's name for the span of a request."""
 
 PROMPT = (
     *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
@@ -157,7 +157,8 @@ def raw_spans(lines: TraceFile) -> Iterator[RawSpan]:
 
 
 def request_of(found: RawSpan, names: Names) -> Fields:
-    """Return a span's request by canonical names; the counts of a request that failed may lack."""
+    """Return a span's request by canonical names; where the request failed, counts may be
+    missing."""
     attributes, resource = found.attributes, found.resource
     start_ms, end_ms = (_ms(found.span.get(f"{side}TimeUnixNano")) for side in ("start", "end"))
     parameters = inner(first(attributes, PARAMETERS))

@@ -65,7 +65,7 @@ REASONS: dict[Reason, str] = {
     "cache_hit": "it was answered from a gateway's cache and reached no server",
     "not_generation": "it generates no tokens: an embedding, a tool call, a link in a chain",
 }
-"""Why a row is not used. docs/traces.md says what to do about each."""
+"""Reasons for which a row is not used, in words. docs/traces.md says what to do about each."""
 
 MAX_TOKENS = 2**31 - 1
 MAX_N = 16_384

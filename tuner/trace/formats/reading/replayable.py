@@ -25,8 +25,8 @@ class Plain:
 
 
 class Replayable:
-    """The part of a trace that other tools can replay, told row by row; what it counts is whole
-    when all were told.
+    """The part of a trace that other tools can replay, told row by row; its counts are whole when
+    all rows were told.
 
     Requests that were never served are left out, and so are those without output: no tool takes
     them. Of n sequences each becomes a request of its own.

@@ -13,7 +13,8 @@ from tuner.trace.formats.reading.record import MAX_N, SERVED, Row, Tally
 
 WINDOW = 2**17
 RETRY_MS = 60_000
-"""Clients wait less than a minute before they try again; a later turn of a session is another's."""
+"""Time after a failure within which the same request is another attempt: clients wait less than a
+minute, and a later turn of a session is another request."""
 
 MOST_ALIKE = 100
 """So many clients of one trace with equal counts are looked at for a server without a link."""

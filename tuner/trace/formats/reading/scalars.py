@@ -15,7 +15,7 @@ from tuner.trace.formats.reading.record import Status
 
 ABSENT = frozenset({"", "-", "null", "none", "undefined"})
 LONG = 20
-"""So long is no word for nothing."""
+"""Characters from which on a text is no word for nothing."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EPOCH_S = (1.0e9, 4.0e9)
@@ -189,7 +189,7 @@ def may_generate(path: object) -> bool:
 
 
 SPLIT = "outputs of requests with n > 1 are split evenly: only their sum is known"
-"""What to note where ``sequences`` found more than one."""
+"""Note to make where ``sequences`` found more than one."""
 
 
 class Pseudonyms:

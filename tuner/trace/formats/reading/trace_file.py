@@ -24,7 +24,7 @@ __all__ = [
 MAX_LINE_BYTES = 4 * 2**20
 MAX_DOCUMENT_BYTES = 256 * 2**20
 STDIN = "stdin"
-"""What messages call standard input."""
+"""Name of standard input in messages."""
 
 HEAD_BYTES = 2**16
 SAMPLE_BYTES = 2**22
@@ -33,7 +33,7 @@ SAMPLE_BYTES = 2**22
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """What the user says of a table; empty where nothing."""
+    """The user's word on a table; empty where nothing was said."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
     """Role, or role and unit (``duration_ms``) → heading, dotted path, or ``#`` and number."""
@@ -46,11 +46,12 @@ class TableOptions:
 
 
 class TraceFile:
-    """Iterate over ``(line number, row)``; without line ends, blank lines and a UTF-8 BOM.
+    """The rows of a file: iterates over ``(line number, row)``, without line ends, blank lines and
+    a UTF-8 BOM.
 
     A row is a line. In a file that is one JSON array of objects, or objects that span lines each,
-    it is one object, and its number is that of the line where it begins. A row above ``longest``
-    is counted in the tally and skipped, never held in memory.
+    it is one object, and its number is that of the line where it begins. A row above ``longest`` is
+    counted in the tally and skipped, never held in memory.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class TraceFile:
 
     @property
     def place(self) -> str:
-        """What messages call the file."""
+        """The name of the file in messages."""
         return self.tally.place
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
