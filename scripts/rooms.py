@@ -12,7 +12,7 @@ import argparse
 import ast
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -52,8 +52,21 @@ class House:
     @property
     def pairs(self) -> Counter[tuple[str, str]]:
         """(Importing, imported) room, with the number of pairs of their modules that do."""
-        found = ((room_of(one), room_of(other)) for one, other in self.edges)
+        return self._pairs(room_of)
+
+    @property
+    def pairs_of_packages(self) -> Counter[tuple[str, str]]:
+        """The same where a package inside a room is a node of its own, apart from its room."""
+        return self._pairs(self._package_of)
+
+    def _pairs(self, node_of: Callable[[str], str]) -> Counter[tuple[str, str]]:
+        found = ((node_of(one), node_of(other)) for one, other in self.edges)
         return Counter((one, other) for one, other in found if one != other)
+
+    def _package_of(self, module: str) -> str:
+        if self.paths[module].name == "__init__.py":
+            return module
+        return module.rpartition(".")[0] or module
 
 
 def read_house(package: Path = PACKAGE) -> House:
@@ -193,7 +206,8 @@ def render(house: House, *, edges: bool) -> str:
         )
     rows.append(
         f"{lines.total():,} lines in {len(lines)} rooms, {entries(house)['.']} entries on top; "
-        f"{len(pairs)} pairs of rooms, {max(floor.values())} floors of rooms, "
+        f"{len(pairs)} pairs of rooms ({len(house.pairs_of_packages)} of all packages), "
+        f"{max(floor.values())} floors of rooms, "
         f"{max(floors(house.imports).values())} of modules"
     )
     return "\n".join(rows)

@@ -169,6 +169,14 @@ def test_the_walk_names_every_room_once_in_the_order_of_imports() -> None:
     assert listed == [room for room in order if (PACKAGE / room).is_dir()]
 
 
+def test_the_map_of_what_moved_leads_to_what_is_there() -> None:
+    page = (ROOT / "docs" / "decisions" / "0006-rooms.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| .*`.* \| ([^|]+) \|$", page, flags=re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+    assert len(cells) > 300
+    assert {one for one in named if one not in PATHS and not (PACKAGE / one).is_dir()} == set()
+
+
 def test_what_decides_does_not_reach_the_world() -> None:
     pure = PURE_AT_LEAST | set(filter(is_pure, PATHS))
     reached = {one: reaches(one, but_not_through=NOT_ASKED) & WORLD for one in pure}

@@ -4,11 +4,11 @@ import json
 from dataclasses import dataclass
 
 from tuner.engines.seam import ArgumentValue
+from tuner.engines.vllm.values import typed
 from tuner.errors import InputError
 from tuner.live import prometheus
 from tuner.profile import served_models
 from tuner.profile.served_models import ServedModel
-from tuner.rollout.targets.command_line.flags import typed
 from tuner.system import http
 
 TIMEOUT_S = 10.0

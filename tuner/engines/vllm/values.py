@@ -1,4 +1,24 @@
-"""Tell whether two values are the same argument to vLLM. Pure."""
+"""The values of vLLM's arguments: what a word spells, and when two are the same. Pure."""
+
+import json
+import re
+
+from tuner.engines.seam import ArgumentValue
+
+
+def typed(text: str) -> ArgumentValue:
+    """Return a word as the number, list or mapping it spells, or else as the text it is."""
+    if re.fullmatch(r"-?(0|[1-9]\d{0,15})", text):
+        return int(text)
+    if re.fullmatch(r"-?\d{1,15}\.\d{1,15}", text):
+        return float(text)
+    if text[:1] in {"{", "["}:
+        try:
+            value: ArgumentValue = json.loads(text)
+        except ValueError:
+            return text
+        return value
+    return text
 
 
 def same(one: object, other: object) -> bool:

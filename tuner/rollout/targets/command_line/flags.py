@@ -218,23 +218,8 @@ def _value(flag: Flag, tokens: Sequence[Token]) -> ArgumentValue:
     if not flag.values and flag.inline is None:
         return None
     if flag.argument in LISTS:
-        return [typed(text) for text in texts]
-    return typed(texts[0])
-
-
-def typed(text: str) -> ArgumentValue:
-    """Return a word as the number, list or mapping it spells, or else as the text it is."""
-    if re.fullmatch(r"-?(0|[1-9]\d{0,15})", text):
-        return int(text)
-    if re.fullmatch(r"-?\d{1,15}\.\d{1,15}", text):
-        return float(text)
-    if text[:1] in {"{", "["}:
-        try:
-            value: ArgumentValue = json.loads(text)
-        except ValueError:
-            return text
-        return value
-    return text
+        return [vllm_values.typed(text) for text in texts]
+    return vllm_values.typed(texts[0])
 
 
 def changes(
@@ -314,7 +299,7 @@ def comparable(found: ArgumentValue, wanted: ArgumentValue) -> ArgumentValue:
     if isinstance(wanted, str) and isinstance(found, int | float):
         return str(found)
     if isinstance(wanted, str) and isinstance(found, list | dict):
-        return wanted if typed(wanted) == found else json.dumps(found)
+        return wanted if vllm_values.typed(wanted) == found else json.dumps(found)
     if isinstance(wanted, float) and isinstance(found, int):
         return float(found)
     return found

@@ -7,9 +7,9 @@ import yaml
 
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.flags import canonical
-from tuner.engines.vllm.values import same
+from tuner.engines.vllm.values import same, typed
 from tuner.errors import TargetError
-from tuner.rollout.targets.command_line.flags import comparable, typed
+from tuner.rollout.targets.command_line.flags import comparable
 from tuner.rollout.targets.seam import Stated
 from tuner.rollout.targets.yaml.file import YamlFile
 from tuner.rollout.targets.yaml.nodes import entries, refuse_filled_in

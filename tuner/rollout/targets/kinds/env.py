@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.flags import canonical
+from tuner.engines.vllm.values import typed
 from tuner.errors import NotVllmError, TargetError, UsageError
 from tuner.rollout.targets.command_line import flags
 from tuner.rollout.targets.command_line.command_line import (
@@ -169,8 +170,7 @@ class ComposeValuesServer(Server):
     @property
     def stated(self) -> dict[str, Stated]:
         stated = {
-            argument: Stated(flags.typed(one.value), one.line)
-            for argument, one in self.found.items()
+            argument: Stated(typed(one.value), one.line) for argument, one in self.found.items()
         }
         whole = self.reader.stated
         return {"model": whole["model"], **stated} if "model" in whole else stated

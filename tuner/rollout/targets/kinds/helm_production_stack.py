@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import yaml
 
 from tuner.engines.seam import ArgumentValue
+from tuner.engines.vllm.values import typed
 from tuner.errors import TargetError
 from tuner.rollout.targets import images
 from tuner.rollout.targets.command_line import flags
@@ -211,7 +212,7 @@ def _set(file: YamlFile, node: yaml.Node, argument: str, value: ArgumentValue) -
 
 def _plain(value: object) -> ArgumentValue:
     if isinstance(value, str):
-        return flags.typed(value)  # quoted numbers are numbers to the chart
+        return typed(value)  # quoted numbers are numbers to the chart
     if value is None or isinstance(value, bool | int | float):
         return value
     return str(value)
