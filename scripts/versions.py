@@ -69,13 +69,13 @@ CHECKS: Mapping[str, str] = {
     "tests/engines/vllm/test_async_scheduler.py tests/engines/vllm/test_graphs.py "
     "tests/engines/vllm/test_log.py tests/engines/vllm/test_prompt_vocabulary.py "
     "tests/engines/vllm/test_start.py tests/engines/vllm/test_supported.py",
-    "behind a server": "pytest tests/engines/server/test_engine.py tests/commands/test_verify.py "
-    "tests/commands/test_verify_url.py tests/commands/test_doctor.py "
-    "tests/commands/shared/test_trust.py",
-    "refine": "pytest tests/runs/refine/test_vllm.py tests/runs/sweep/test_ranks.py",
+    "behind a server": "pytest tests/engines/server/test_engine.py "
+    "tests/commands/verify/test_verify.py tests/commands/verify/test_running.py "
+    "tests/commands/test_doctor.py tests/commands/shared/test_trust.py",
+    "refine": "pytest tests/runs/refine/test_vllm.py tests/commands/sweep/test_ranks.py",
     "compare": f"tuner {COMPARE}",
-    "journey": "pytest tests/runs/compare/test_journey_vllm.py",
-    "interruption": "pytest -m vllm tests/runs/compare/test_vllm.py",
+    "journey": "pytest tests/commands/test_journey_vllm.py",
+    "interruption": "pytest -m vllm tests/commands/compare/test_vllm.py",
     "watch": "pytest tests/live/watch/test_vllm.py tests/capture/test_spans_vllm.py",
 }
 """Check → what runs, but for tests that take long where it names no mark. PLACE is a folder of the

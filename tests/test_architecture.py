@@ -162,6 +162,11 @@ def test_every_room_says_what_comes_in_what_goes_out_and_what_it_may_touch() -> 
         assert "out go" in says.replace("\n", " "), room
 
 
+def test_the_folders_of_tests_are_those_of_the_rooms() -> None:
+    tests = {path.parent.relative_to(ROOT / "tests") for path in ROOT.glob("tests/**/test_*.py")}
+    assert {str(folder) for folder in tests if not (PACKAGE / folder).is_dir()} == set()
+
+
 def test_the_walk_names_every_room_once_in_the_order_of_imports() -> None:
     listed = re.findall(r"^    (\w+) +\S", tuner.__doc__ or "", flags=re.MULTILINE)
     rooms = (ROOT / "scripts" / "rooms.py").read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ print("\\n".join(versions.table([theirs, ours]).splitlines()[:6]))
 
 
 ELSEWHERE = {
-    "tests/commands/test_next_step_vllm.py",  # takes long
+    "tests/commands/shared/test_next_step_vllm.py",  # takes long
     "tests/engines/vllm/test_flags.py",  # by scripts/vllm_flags.py
     "tests/engines/vllm/test_on_a_gpu.py",
     "tests/live/watch/test_vllm_quiet.py",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.test_sweep import WORLD
+from tests.commands.sweep.test_sweep import WORLD
 from tests.support.builders import facts
 from tests.support.in_process import tuner
 from tests.support.traces import beginning

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runs.refine.test_hostile_storage import use
+from tests.runs.refine.study.test_hostile_storage import use
 from tests.runs.refine.test_refine import SAID
 from tests.support.lying_postgres import LIES, lying
 from tests.support.processes import wait_until

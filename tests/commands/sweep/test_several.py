@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tests.commands.test_sweep import TRACE, WORLD, refused, wait_for
+from tests.commands.sweep.test_sweep import TRACE, WORLD, refused, wait_for
 from tests.support.few_draws import as_the_program
 from tests.support.in_process import tuner
 from tuner.commands.schema.run import of_sweep

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.test_next_step import CASES, PROFILE, TRACE, Kind
+from tests.commands.shared.test_next_step import CASES, PROFILE, TRACE, Kind
 from tests.support.traces import beginning
 from tuner.profile.profile import save
 
