@@ -262,7 +262,8 @@ def main() -> None:
         report(level, [one for one in results if one.level == level])
     found = [asdict(one) for one in results]
     print(evidence.table(ALARMS, alarm_rows(found)))
-    evidence.keep(options.keep, found)
+    kept = {"head": SWEEPS, "rows": sweep_rows(found), "sweeps": found}
+    evidence.keep(options.keep, kept)
     print(f"{len(jobs)} sweeps in {monotonic() - begin_s:.0f} s")
 
 

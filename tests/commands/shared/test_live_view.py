@@ -130,7 +130,9 @@ def comparing(*, sweep_share: float) -> CompareProgress:
 def test_a_comparison_shows_its_replays_and_what_is_left_of_its_whole_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tuner.commands.sweep.view.time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(
+        "tuner.commands.shared.live_view.time", SimpleNamespace(monotonic=lambda: 0.0)
+    )
     progress = comparing(sweep_share=0.0)
     progress.trial("3 of 24: one worker, heavy, uniform", 20.0)
     rows = progress.view.rows

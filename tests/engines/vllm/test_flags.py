@@ -34,11 +34,6 @@ def test_an_argument_takes_one_kind_of_words() -> None:
     assert sum(map(len, kinds)) == len(set().union(*kinds))
 
 
-def test_what_begins_like_another_name_is_no_short_form_of_it() -> None:
-    assert {"tokenizer", "model"} <= flags.WHOLE_NAMES
-    assert not {"max_num", "max_num_seqs", "tokenizer_mode"} & flags.WHOLE_NAMES
-
-
 @pytest.mark.vllm
 def test_the_parser_that_is_installed_says_nothing_else() -> None:
     """When this fails on a new vLLM: python scripts/vllm_flags.py --update."""

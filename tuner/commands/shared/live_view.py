@@ -4,8 +4,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Self
+from typing import ClassVar, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -97,12 +96,7 @@ class LiveView:
             self._is_up = True
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_raised: object) -> None:
         if self._live is not None:
             self._is_up = False
             self._live.stop()
@@ -143,3 +137,26 @@ class LiveView:
                 found.append(f"\n  {name:<{NAMES}}", style="dim")
                 found.append(printable(text))
         return found
+
+
+class CommandProgress:
+    """Tells on stderr how a command goes: a live view on a terminal, plain lines elsewhere."""
+
+    ROWS: ClassVar[tuple[str, ...]] = ()
+    """The order of the view's rows."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.view = LiveView(self.console, self.ROWS)
+        self._began_s = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+    def __enter__(self) -> Self:
+        self.view.__enter__()
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.view.__exit__()

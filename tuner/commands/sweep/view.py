@@ -1,12 +1,10 @@
 """The output of ``tuner sweep``: progress on stderr while it runs, curve and verdict on stdout."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +19,7 @@ from tuner.commands.shared.console import (
     shown,
 )
 from tuner.commands.shared.kept_result import keep_result
-from tuner.commands.shared.live_view import IDLE, LiveView, rows_of
+from tuner.commands.shared.live_view import IDLE, CommandProgress, rows_of
 from tuner.commands.shared.next_step import after, asked_for
 from tuner.commands.sweep.one_trace import FinishedSweep, warnings_of
 from tuner.commands.sweep.options import SweepOptions
@@ -56,32 +54,16 @@ LEAST_US = 0.05
 """What a prompt's token costs less is not shown."""
 
 
-class RunProgress:
-    """Tells on stderr how the run goes: a live view on a terminal, plain lines elsewhere."""
-
+class RunProgress(CommandProgress):
     ROWS: ClassVar[tuple[str, ...]] = ("ladder", "now", "KV", "device", "belief", "left")
 
     def __init__(self, settings: SweepSettings, exporter: Exporter | None) -> None:
-        self.console = Console(stderr=True, highlight=False)
+        super().__init__()
         self.exporter = exporter
         self.budget_s = settings.budget_s
-        self.began_s = time.monotonic()
         self.what, self.window_s = "", 0.0
-        self.view = LiveView(self.console, self.ROWS)
         self.ladder = dict.fromkeys(doubling(settings.ceiling), False)
         """Cap → whether it was measured."""
-
-    def __enter__(self) -> Self:
-        self.view.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.view.__exit__(kind, error, traceback)
 
     def stage(self, text: str) -> None:
         self._line(text)
@@ -111,7 +93,7 @@ class RunProgress:
         self._show("", {"belief": f"{best}, in {agreeing} of {draws} draws"})
 
     def _show(self, title: str, rows: Mapping[str, str], *, at_once: bool = True) -> None:
-        left_s = self.budget_s - (time.monotonic() - self.began_s)
+        left_s = self.budget_s - self.elapsed_s
         left = {"left": f"at most {minutes(max(0.0, left_s))}"}
         title = f"{self._clock()} {title}" if title else self.view.title
         self.view.show(title, {**rows, **left}, at_once=at_once)
@@ -159,7 +141,7 @@ class RunProgress:
         print_line(self.console, f"{self._clock()} {text}")
 
     def _clock(self) -> str:
-        minutes, seconds = divmod(int(time.monotonic() - self.began_s), 60)
+        minutes, seconds = divmod(int(self.elapsed_s), 60)
         return f"{minutes:02}:{seconds:02}"
 
 

@@ -1,13 +1,10 @@
 """The output of ``tuner watch``: a line a window on stderr, what it found on stdout."""
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from types import TracebackType
 from typing import Any, Self
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from tuner.commands.shared.console import (
@@ -18,7 +15,7 @@ from tuner.commands.shared.console import (
     print_warnings,
     shown,
 )
-from tuner.commands.shared.live_view import LiveView
+from tuner.commands.shared.live_view import CommandProgress
 from tuner.commands.shared.next_step import asked_for, command
 from tuner.commands.watch.options import FOREVER, WatchOptions
 from tuner.live.watch.canary import LOGARITHMIC, CanaryGate
@@ -85,28 +82,16 @@ class WatchResult:
     warnings: Sequence[str]
 
 
-class WatchProgress:
-    """Tells on stderr how the watch goes: a live line on a terminal, plain lines elsewhere."""
-
+class WatchProgress(CommandProgress):
     def __init__(self, for_s: float) -> None:
-        self.console = Console(stderr=True, highlight=False)
+        super().__init__()
         self.for_s = for_s
-        self.began_s = time.monotonic()
-        self.view = LiveView(self.console)
         self.verdict = ""
 
     def __enter__(self) -> Self:
-        self.view.__enter__()
+        super().__enter__()
         self.view.show("watching: the first window is not over yet", {}, at_once=True)
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.view.__exit__(kind, error, traceback)
 
     def warn(self, text: str) -> None:
         self.console.print(f"[yellow]Warning:[/] {shown(text)}", soft_wrap=True)
@@ -137,7 +122,7 @@ class WatchProgress:
         if verdict != self.verdict:
             self._line(f"{windows}: {verdict}")
         self.verdict = verdict
-        left_s = self.for_s - (time.monotonic() - self.began_s)
+        left_s = self.for_s - self.elapsed_s
         left = "until Ctrl-C" if left_s > 1e9 else minutes(max(0.0, left_s))
         self.view.show(f"window {windows}: {verdict}", {**now, "left": left}, at_once=True)
 

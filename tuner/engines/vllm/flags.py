@@ -8,7 +8,6 @@ installed.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,9 +87,6 @@ SWITCHES = frozenset(GRAMMAR.switches)
 
 WITHOUT_NEGATIVE = frozenset(name for name, flags in GRAMMAR.switches.items() if not flags)
 """Switches that are off when they are not there."""
-
-WHOLE_NAMES = frozenset(one for one, other in pairwise(sorted(_LONG)) if other.startswith(one))
-"""Names that begin like others: argparse does not take them for a short form."""
 
 
 def canonical(name: str) -> tuple[str, bool]:

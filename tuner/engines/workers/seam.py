@@ -1,10 +1,11 @@
-"""An approach of ``tuner compare`` and the testbed that it is built on. Types only."""
+"""An approach of ``tuner compare``, its testbed, and the limits of its workers. Pure."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from tuner.engines.seam import Engine
+from tuner.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,17 @@ class Testbed(Protocol):
         """Start worker processes behind queues, each with a synchronous engine and its share of
         the memory."""
         ...
+
+
+class FixedLimits:
+    """The limits of workers: those that they started with."""
+
+    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        raise EngineError(
+            f"workers keep their limits: max_num_seqs={max_num_seqs}, "
+            f"max_num_batched_tokens={max_num_batched_tokens} refused",
+            hint="Start other workers.",
+        )
 
 
 @dataclass(frozen=True, slots=True)

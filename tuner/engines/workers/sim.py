@@ -20,7 +20,7 @@ from tuner.engines.seam import (
 from tuner.engines.server.start import Reading
 from tuner.engines.sim.start import VARIABLE, SimStarter
 from tuner.engines.sim.world import World
-from tuner.engines.workers.seam import Batching
+from tuner.engines.workers.seam import Batching, FixedLimits
 from tuner.errors import EngineError
 
 
@@ -103,7 +103,7 @@ class _Ticket:
     done: "asyncio.Future[None]"
 
 
-class _SimWorkers:
+class _SimWorkers(FixedLimits):
     """See the seam: tuner.engines.seam.Engine."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what a worker is made of
@@ -154,13 +154,6 @@ class _SimWorkers:
             self._waited_for.discard(ticket.number)
             if not self._waited_for:
                 self._wanted_from = self._sent
-
-    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        raise EngineError(
-            f"workers keep their limits: max_num_seqs={max_num_seqs}, "
-            f"max_num_batched_tokens={max_num_batched_tokens} refused",
-            hint="Start other workers.",
-        )
 
     async def is_idle(self) -> bool:
         return not self._waited_for and await self._inner.is_idle()

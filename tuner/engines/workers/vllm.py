@@ -34,7 +34,7 @@ from tuner.engines.workers.queue_messages import (
     Skipped,
     WorkerReady,
 )
-from tuner.engines.workers.seam import Batching
+from tuner.engines.workers.seam import Batching, FixedLimits
 from tuner.engines.workers.worker import Message, QueueWorker
 from tuner.errors import EngineError
 
@@ -88,7 +88,7 @@ class VllmTestbed:
         return engine
 
 
-class _VllmWorkers:
+class _VllmWorkers(FixedLimits):
     """See the seam: tuner.engines.seam.Engine. A prompt goes to the worker that has the fewest."""
 
     facts: EngineFacts
@@ -160,13 +160,6 @@ class _VllmWorkers:
         reply.queue_s = message.begun_s - sent_s
         reply.transfer_s = message.read_s + now_s - message.sent_s
         reply.held_s = message.batch_done_s - message.output_s[-1]
-
-    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        raise EngineError(
-            f"workers keep their limits: max_num_seqs={max_num_seqs}, "
-            f"max_num_batched_tokens={max_num_batched_tokens} refused",
-            hint="Start other workers.",
-        )
 
     async def is_idle(self) -> bool:
         self._check()
