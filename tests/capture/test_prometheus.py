@@ -36,6 +36,7 @@ from tests.support.toy_server import application, served
 from tuner.capture import history, prometheus_api
 from tuner.capture.synthetic import MAX_REQUESTS, trace_of
 from tuner.commands.capture import run as capture_run
+from tuner.commands.capture.options import PrometheusOptions
 from tuner.engines.seam import EngineRequest, Reply
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
@@ -146,9 +147,11 @@ def begin_of(header: TraceHeader) -> float:
     return datetime.fromisoformat(header.time_origin or "").timestamp() - EPOCH_S
 
 
-def asked(url: str, job: str) -> capture_run.HistoryOptions:
-    end = f"{EPOCH_S + 3600:.0f}"
-    return capture_run.HistoryOptions(url, f"{EPOCH_S:.0f}", end, f'job="{job}"')
+def asked(url: str, job: str, output: Path, *, seed: int = 0) -> PrometheusOptions:
+    begin, end = f"{EPOCH_S:.0f}", f"{EPOCH_S + 3600:.0f}"
+    return PrometheusOptions(
+        url=url, output=output, from_=begin, to=end, selector=f'job="{job}"', seed=seed
+    )
 
 
 def test_as_many_requests_as_finished_or_were_in_flight(url: str, busy: list[Served]) -> None:
@@ -245,7 +248,7 @@ def test_a_seed_gives_one_trace_and_another_seed_another(url: str) -> None:
 
 def test_the_written_trace_says_that_it_is_synthetic(url: str, tmp_path: Path) -> None:
     path = tmp_path / "synthetic.jsonl"
-    capture_run.prometheus(asked(url, "busy"), path, seed=5, force=False)
+    capture_run.prometheus(asked(url, "busy", path, seed=5))
     loaded = trace.load(path)
     assert loaded.header.source == "prometheus"
     assert loaded.header.model == "m"
@@ -268,7 +271,7 @@ def test_a_history_that_cannot_be_used_is_explained(
     url: str, tmp_path: Path, job: str, says: str, cure: str
 ) -> None:
     with pytest.raises(TunerError) as refused:
-        capture_run.prometheus(asked(url, job), tmp_path / "out.jsonl", seed=0, force=False)
+        capture_run.prometheus(asked(url, job, tmp_path / "out.jsonl"))
     assert says in str(refused.value)
     assert cure in refused.value.hint
     assert list(tmp_path.iterdir()) == []
@@ -276,14 +279,14 @@ def test_a_history_that_cannot_be_used_is_explained(
 
 def test_a_server_that_is_no_prometheus_is_named(tmp_path: Path) -> None:
     with served(application(None)) as other, pytest.raises(InputError, match="not a Prometheus"):
-        capture_run.prometheus(asked(other, "busy"), tmp_path / "out", seed=0, force=False)
+        capture_run.prometheus(asked(other, "busy", tmp_path / "out"))
 
 
 def test_an_address_where_nothing_listens_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(InputError, match="nobody listens there"):
-        capture_run.prometheus(asked(address, "busy"), tmp_path / "out", seed=0, force=False)
+        capture_run.prometheus(asked(address, "busy", tmp_path / "out"))
 
 
 def test_a_login_in_the_address_is_sent_and_never_repeated(tmp_path: Path) -> None:
@@ -294,7 +297,7 @@ def test_a_login_in_the_address_is_sent_and_never_repeated(tmp_path: Path) -> No
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"http://eve:secret@127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(InputError, match="nobody listens there") as refused:
-        capture_run.prometheus(asked(address, "busy"), tmp_path / "out", seed=0, force=False)
+        capture_run.prometheus(asked(address, "busy", tmp_path / "out"))
     assert "secret" not in str(refused.value)
 
 
@@ -329,7 +332,7 @@ def test_a_password_goes_to_no_other_server(tmp_path: Path, status: int, scheme:
             Thread(target=one.serve_forever, args=(0.01,), daemon=True).start()
         address = f"http://eve:secret@127.0.0.1:{moved.server_port}"
         with pytest.raises(InputError, match="redirects to another server"):
-            capture_run.prometheus(asked(address, "busy"), tmp_path / "out", seed=0, force=False)
+            capture_run.prometheus(asked(address, "busy", tmp_path / "out"))
         for one in (other, moved):
             one.shutdown()
     assert heard == ["Basic ZXZlOnNlY3JldA=="]
@@ -484,10 +487,7 @@ def test_times_and_addresses_are_checked_before_anything_is_asked(tmp_path: Path
     ):
         with pytest.raises(UsageError, match=says):
             capture_run.prometheus(
-                capture_run.HistoryOptions(url, begin, end, ""),
-                tmp_path / "out",
-                seed=0,
-                force=False,
+                PrometheusOptions(url=url, output=tmp_path / "out", from_=begin, to=end)
             )
 
 

@@ -16,6 +16,7 @@ from tests.support.processes import wait_until
 from tuner.capture.environment import Recording, recording
 from tuner.capture.spool import MAX_PENDING, MAX_PENDING_TOKENS, Spool
 from tuner.commands.capture import run as capture_run
+from tuner.commands.capture.options import JoinOptions
 from tuner.errors import UsageError
 from tuner.trace import trace
 from tuner.trace.formats.reading.header import TraceHeader
@@ -291,7 +292,8 @@ def test_two_processes_write_a_file_each_into_one_folder_and_they_join(tmp_path:
     for process in [subprocess.Popen(words, cwd=ROOT) for _ in range(2)]:
         assert process.wait() == 0
     assert len(files(tmp_path / "trace")) == 2
-    capture_run.join(files(tmp_path / "trace"), tmp_path / "all.jsonl", force=False)
+    parts = tuple(files(tmp_path / "trace"))
+    capture_run.join(JoinOptions(files=parts, output=tmp_path / "all.jsonl"))
     assert len(trace.load(tmp_path / "all.jsonl").requests) == 6
 
 

@@ -35,6 +35,7 @@ from tests.support.vllm_server import (
 )
 from tuner.capture import history, prometheus_api
 from tuner.commands.capture import run as capture_run
+from tuner.commands.capture.options import JoinOptions, PrometheusOptions
 from tuner.trace import trace
 from tuner.trace.trace import Trace, TraceRequest
 
@@ -169,8 +170,10 @@ def recorded(real_server: RealServer, tmp_path_factory: pytest.TempPathFactory) 
         if scraped is not None:
             due = finished + len(plan)
             wait_for(lambda: (scraped_total(scraper, begin_s, history.SUCCESS) or 0.0) >= due)
-            asked = capture_run.HistoryOptions(scraper, f"{begin_s:.3f}", "now", 'job="vllm"')
-            capture_run.prometheus(asked, scraped, seed=0, force=False)
+            asked = PrometheusOptions(
+                url=scraper, output=scraped, from_=f"{begin_s:.3f}", selector='job="vllm"'
+            )
+            capture_run.prometheus(asked)
         ask_every_kind(url)
     wait_for(lambda: real_server.rows("trace") - before["trace"] == len(plan) + len(KINDS))
     wait_for(lambda: real_server.rows("stats") - before["stats"] >= len(plan))
@@ -346,7 +349,8 @@ def test_several_api_servers_write_a_file_each_which_join(tmp_path: Path) -> Non
         while sum(path.read_bytes().count(b"\n") - 1 for path in files(tmp_path)) < 40:
             threading.Event().wait(0.1)
     assert len(files(tmp_path)) == 2
-    capture_run.join(files(tmp_path), tmp_path / "all.jsonl", force=False)
+    parts = tuple(files(tmp_path))
+    capture_run.join(JoinOptions(files=parts, output=tmp_path / "all.jsonl"))
     joined = trace.load(tmp_path / "all.jsonl")
     assert len(joined.requests) == 40
     assert len({one.hash_ids for one in joined.requests}) == 1

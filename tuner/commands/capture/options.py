@@ -1,9 +1,12 @@
 """``tuner capture``: a trace out of Prometheus, and one out of the files of a recording."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from tuner.commands.shared.options import command
 
 app = typer.Typer(no_args_is_help=True, help="Make traces of what a server serves.")
 
@@ -11,41 +14,35 @@ Output = Annotated[Path, typer.Option("-o", "--output", help="Where the trace go
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.")]
 
 
-@app.command("prometheus")
-def prometheus(  # noqa: PLR0913 - one parameter an option
-    *,
-    url: Annotated[str, typer.Option(help="Prometheus that scrapes the server.")],
-    output: Output,
-    from_: Annotated[
-        str, typer.Option("--from", help="Begin: how long ago (2h), a date, or Unix seconds.")
-    ] = "1h",
-    to: Annotated[str, typer.Option(help="End, as --from, or now.")] = "now",
-    selector: Annotated[
-        str, typer.Option(help='Label matchers, as in \'job="vllm",model_name="m"\'.')
-    ] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0,
-    force: Force = False,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrometheusOptions:
     """Write a synthetic trace that fits what Prometheus remembers of a vLLM server.
 
     As many requests as were scraped, as long, and as many at a time; marked as synthetic. Where
     Prometheus wants a bearer token, TUNER_PROMETHEUS_TOKEN has it.
     """
-    from tuner.commands.capture import run as capture_run  # noqa: PLC0415 - keeps --help light
 
-    capture_run.prometheus(
-        capture_run.HistoryOptions(url, from_, to, selector), output, seed=seed, force=force
-    )
+    url: Annotated[str, typer.Option(help="Prometheus that scrapes the server.")]
+    output: Output
+    from_: Annotated[
+        str, typer.Option("--from", help="Begin: how long ago (2h), a date, or Unix seconds.")
+    ] = "1h"
+    to: Annotated[str, typer.Option(help="End, as --from, or now.")] = "now"
+    selector: Annotated[
+        str, typer.Option(help='Label matchers, as in \'job="vllm",model_name="m"\'.')
+    ] = ""
+    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn.")] = 0
+    force: Force = False
 
 
-@app.command("join")
-def join(
-    files: Annotated[list[Path], typer.Argument(help="Files of one recording, in any order.")],
-    *,
-    output: Output,
-    force: Force = False,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinOptions:
     """Write one trace out of the files that a recording's processes left."""
-    from tuner.commands.capture import run as capture_run  # noqa: PLC0415 - keeps --help light
 
-    capture_run.join(files, output, force=force)
+    files: Annotated[tuple[Path, ...], typer.Argument(help="Files of one recording, in any order.")]
+    output: Output
+    force: Force = False
+
+
+app.command("prometheus")(command(PrometheusOptions, "tuner.commands.capture.run", "prometheus"))
+app.command("join")(command(JoinOptions, "tuner.commands.capture.run", "join"))

@@ -2,14 +2,13 @@
 
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from tuner.capture import history, prometheus_api
 from tuner.capture.joined import joined
 from tuner.capture.synthetic import trace_of
+from tuner.commands.capture.options import JoinOptions, PrometheusOptions
 from tuner.commands.shared.said import mark_said
 from tuner.commands.trace import view as trace_view
 from tuner.errors import UsageError
@@ -28,47 +27,37 @@ TIMES = "Write now, how long ago (2h), a date, or seconds since 1970, not millis
 TOKEN = "TUNER_PROMETHEUS_TOKEN"  # noqa: S105 - the name of the variable
 
 
-@dataclass(frozen=True, slots=True)
-class HistoryOptions:
-    """The Prometheus and the time, as the user writes them."""
-
-    url: str
-    from_: str
-    to: str
-    selector: str
-
-
-def prometheus(asked: HistoryOptions, output: Path, *, seed: int, force: bool) -> None:
+def prometheus(options: PrometheusOptions) -> None:
     """Write the trace of a Prometheus's history. Raises UsageError, InputError, TargetError."""
     now_s = datetime.now(UTC).timestamp()
-    from_s = _time_s(asked.from_, now_s, option="--from")
-    to_s = _time_s(asked.to, now_s, option="--to")
+    from_s = _time_s(options.from_, now_s, option="--from")
+    to_s = _time_s(options.to, now_s, option="--to")
     if not from_s < to_s:
         raise UsageError(
-            f"--from {asked.from_} is not before --to {asked.to}",
+            f"--from {options.from_} is not before --to {options.to}",
             hint="Write how long ago: --from 2h --to 1h",
         )
-    url, login = prometheus_api.without_login(asked.url)
+    url, login = prometheus_api.without_login(options.url)
     if token := os.environ.get(TOKEN):
         login = f"Bearer {token}"
-    place = prometheus_api.PrometheusQuery(url, from_s, to_s, asked.selector, login)
-    with whole_file(output, force=force) as out:
+    place = prometheus_api.PrometheusQuery(url, from_s, to_s, options.selector, login)
+    with whole_file(options.output, force=options.force) as out:
         samples = prometheus_api.samples(place, history.METRICS)
         engines = history.engines(samples, place=url)
         for engine in engines:
             history.check_whole(engine, place=url)
-        header, rows = trace_of(engines, seed=seed)
+        header, rows = trace_of(engines, seed=options.seed)
         out.write(header_line(header))
         out.writelines(map(row_line, rows))
-    _print_written(output)
+    _print_written(options.output)
 
 
-def join(files: Sequence[Path], output: Path, *, force: bool) -> None:
-    with whole_file(output, force=force) as out:
-        header, rows = joined(files)
+def join(options: JoinOptions) -> None:
+    with whole_file(options.output, force=options.force) as out:
+        header, rows = joined(options.files)
         out.write(header_line(header))
         out.writelines(map(row_line, rows))
-    _print_written(output)
+    _print_written(options.output)
 
 
 def _print_written(output: Path) -> None:

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -20,13 +20,22 @@ from rich.progress import (
 from tuner.commands.shared.console import shown
 from tuner.commands.shared.said import mark_said, not_said
 from tuner.commands.trace import report as trace_report
+from tuner.commands.trace import schedule
 from tuner.commands.trace import view as trace_view
+from tuner.commands.trace.options import (
+    TraceCutOptions,
+    TraceExportOptions,
+    TraceImportOptions,
+    TraceShowOptions,
+)
 from tuner.errors import TraceError, UsageError
 from tuner.system.files import resolve, whole_file
 from tuner.trace.columns import Columns, columns_of
 from tuner.trace.formats.reading.record import Tally
 from tuner.trace.formats.reading.replayable import Replayable
+from tuner.trace.formats.reading.trace_file import STDIN, TableOptions
 from tuner.trace.formats.registry import replay_tool
+from tuner.trace.formats.table import columns_asked, delimiter_asked
 from tuner.trace.parts import drop_longer, only_replica
 from tuner.trace.stream import (
     Draft,
@@ -39,11 +48,12 @@ from tuner.trace.stream import (
     in_order,
     scan,
     since,
+    stdin_input,
 )
 from tuner.trace.trace import Trace, lines_of
 from tuner.traffic.arrivals import busiest
 from tuner.traffic.likeness import MIN_PARTS, Likeness, likeness
-from tuner.traffic.routing import Router, assign
+from tuner.traffic.routing import assign
 from tuner.traffic.summary import TrafficSummary, describe
 from tuner.traffic.trace_warnings import trace_warnings
 from tuner.traffic.window import parse_duration_s
@@ -55,32 +65,30 @@ UNKNOWN_REPLICAS = 0.05
 """Share of the served requests that may lack a replica where the others have one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Replicas:
-    """The servers that shared the trace, and how requests reached them."""
-
-    count: int
-    router: Router
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class CutOptions:
-    """The part of a trace to keep, as the user writes it."""
-
-    window: str | None
-    """None: all of it."""
-
-    length: str | None
-    """Of the busiest part; None: not given."""
-
-    max_model_len: int | None
-    replica: str | None = None
-    """A number, or ``busiest``."""
+def _input(options: TraceShowOptions | TraceImportOptions | TraceCutOptions) -> Input:
+    """Return the trace file that the options name, and how it is read. Raises UsageError."""
+    asked = TableOptions(
+        columns={} if options.columns is None else columns_asked(options.columns),
+        delimiter=None if options.delimiter is None else delimiter_asked(options.delimiter),
+    )
+    if asked and options.format_name not in (None, "table"):
+        raise UsageError(
+            f"--columns and --delimiter are of tables, not of --format {options.format_name}",
+            hint="Leave one of them out.",
+        )
+    is_stdin = str(options.file) == "-"
+    return Input(
+        stdin_input() if is_stdin else options.file,
+        options.format_name,
+        options.time_unit,
+        asked=asked,
+        name=STDIN if is_stdin else None,
+    )
 
 
-def show(file: Input, replicas: Replicas, part: CutOptions, *, as_json: bool) -> None:
-    asked = _start_and_length(part)
+def show(options: TraceShowOptions) -> None:
+    file = _input(options)
+    asked = _start_and_length(options)
     with _telling(f"reading {file.name or file.path.name}") as tell:
         scanned = scan(file, tell)
     columns = scanned.columns
@@ -90,37 +98,39 @@ def show(file: Input, replicas: Replicas, part: CutOptions, *, as_json: bool) ->
         header=scanned.header,
         traffic=traffic,
         arrival_s=columns.arrival_s,
-        part=_likeness(columns, asked or _busiest(columns, part), file.place)
-        if asked is not None or part.length is not None or _has_parts(traffic)
+        part=_likeness(columns, asked or _busiest(columns, options), file.place)
+        if asked is not None or options.length is not None or _has_parts(traffic)
         else None,
         warnings=(*scanned.warnings, *trace_warnings(columns, traffic, scanned.header)),
-        shares=_shares(columns, replicas),
+        shares=_shares(columns, options),
     )
-    if as_json:
+    if options.json:
         trace_report.print_json(report)
     else:
         trace_report.print_report(report, new=not_said(file.path, report.warnings))
 
 
-def import_(
-    file: Input, output: Path, *, model: str | None, spread_seed: int | None, force: bool
-) -> None:
+def import_(options: TraceImportOptions) -> None:
+    if options.lengths is not None:
+        _import_schedule(options, options.lengths)
+        return
+    file, output = replace(_input(options), allow_text=options.allow_text), options.output
     with (
-        whole_file(output, force=force) as out,
+        whole_file(output, force=options.force) as out,
         TemporaryFile(dir=resolve(output).parent) as beside,
     ):
         draft = Draft(beside)
         with _telling(f"reading {file.name or file.path.name}") as tell:
             scanned = scan(file, tell, draft=draft)
-        if model is not None:
-            scanned = replace(scanned, header=replace(scanned.header, model=model))
+        if options.model is not None:
+            scanned = replace(scanned, header=replace(scanned.header, model=options.model))
         traffic = describe(scanned.columns)
         warnings = list(scanned.warnings)
         spread = None
-        if spread_seed is not None and traffic.tick_ms is None:
+        if options.spread_ticks and traffic.tick_ms is None:
             warnings.append("arrivals lie on no grid: nothing to spread")
-        elif spread_seed is not None and traffic.tick_ms is not None:
-            spread = TickSpread(traffic.tick_ms, spread_seed)
+        elif options.spread_ticks and traffic.tick_ms is not None:
+            spread = TickSpread(traffic.tick_ms, options.seed)
             traffic = replace(traffic, tick_ms=None)
         with _telling(f"writing {output.name}") as tell:
             convert(file, scanned, out, tell, spread=spread, draft=draft)
@@ -129,10 +139,23 @@ def import_(
     trace_view.print_written(output, traffic, scanned.header, warnings, new=new)
 
 
-def export(trace: Path, format_name: str, output: Path, *, force: bool) -> None:
+def _import_schedule(options: TraceImportOptions, lengths: Path) -> None:
+    of_file = (options.format_name, options.time_unit, options.columns, options.delimiter)
+    if any(of_file) or options.spread_ticks:
+        raise UsageError(
+            "--lengths takes no --format, --columns, --delimiter, --time-unit or --spread-ticks",
+            hint="A schedule has one form; leave them out.",
+        )
+    schedule.import_(
+        options.file, lengths, options.output, model=options.model, force=options.force
+    )
+
+
+def export(options: TraceExportOptions) -> None:
     """Write a trace as a replay tool reads it. Raises TraceError, TargetError."""
-    exporter, file = replay_tool(format_name), Input(trace)
-    with whole_file(output, force=force) as out:
+    trace, output = options.trace, options.output
+    exporter, file = replay_tool(options.format_name), Input(trace)
+    with whole_file(output, force=options.force) as out:
         with _telling(f"reading {trace.name}") as tell:
             scanned = scan(file, tell)
         with _telling(f"writing {output.name}") as tell:
@@ -152,22 +175,23 @@ def export(trace: Path, format_name: str, output: Path, *, force: bool) -> None:
     trace_view.print_exported(output, found, usage, (*scanned.warnings, *notes), new=new)
 
 
-def cut(file: Input, output: Path, part: CutOptions, *, force: bool) -> None:
-    asked = _start_and_length(part)
+def cut(options: TraceCutOptions) -> None:
+    file, output = _input(options), options.output
+    asked = _start_and_length(options)
     held = None if asked is None else HeldPart(*asked)
-    with whole_file(output, force=force) as out:
+    with whole_file(output, force=options.force) as out:
         with _telling(f"reading {file.name or file.path.name}") as tell:
             scanned = scan(file, tell, draft=held)
-        start_s, length_s = asked or _wanted(scanned.columns, part)
+        start_s, length_s = asked or _wanted(scanned.columns, options)
         with _telling(f"cutting {file.name or file.path.name}") as tell:
             found = excerpt(file, scanned, tell, start_s=start_s, length_s=length_s, held=held)
-        if part.window is not None:
+        if options.window is not None:
             found = since(found, start_s=start_s, length_s=length_s)
-        if part.replica is None and part.max_model_len is None:
+        if options.replica is None and options.max_model_len is None:
             header, columns = found.header, found.columns()
             out.writelines(found.lines())
         else:
-            trace = _chosen(found.trace(), scanned.columns, part)
+            trace = _chosen(found.trace(), scanned.columns, options)
             header = trace.header
             columns = columns_of(trace.requests, block_size=header.block_size)
             out.writelines(lines_of(trace))
@@ -183,26 +207,29 @@ def _new(trace: Path, output: Path, warnings: Sequence[str]) -> list[str]:
     return not_said(trace, warnings)
 
 
-def _chosen(trace: Trace, columns: Columns, part: CutOptions) -> Trace:
-    if part.replica is not None:
-        trace = only_replica(trace, _replica(columns, part.replica))
-    if part.max_model_len is not None:
-        trace = drop_longer(trace, max_model_len=part.max_model_len)
+def _chosen(trace: Trace, columns: Columns, options: TraceCutOptions) -> Trace:
+    if options.replica is not None:
+        trace = only_replica(trace, _replica(columns, options.replica))
+    if options.max_model_len is not None:
+        trace = drop_longer(trace, max_model_len=options.max_model_len)
     return trace
 
 
-def _start_and_length(part: CutOptions) -> tuple[float, float] | None:
+def _start_and_length(
+    options: TraceShowOptions | TraceCutOptions,
+) -> tuple[float, float] | None:
     """Return the part in seconds; None for the busiest."""
-    if part.window is None or part.window == "busiest":
+    if options.window is None or options.window == "busiest":
         return None
-    start, plus, length = part.window.partition("+")
+    start, plus, length = options.window.partition("+")
     if not plus:
         raise UsageError(
-            f"--window: cannot read {part.window!r}", hint="Write busiest or START+LEN (120s+60s)."
+            f"--window: cannot read {options.window!r}",
+            hint="Write busiest or START+LEN (120s+60s).",
         )
-    if part.length is not None:
+    if options.length is not None:
         raise UsageError(
-            f"--window {part.window} has a length, so --length {part.length} means nothing",
+            f"--window {options.window} has a length, so --length {options.length} means nothing",
             hint="Drop --length, or write --window busiest.",
         )
     zero = start.strip() in {"0", "0s"}
@@ -230,19 +257,19 @@ def _likeness(columns: Columns, start_and_length: tuple[float, float], place: st
     return found
 
 
-def _busiest(columns: Columns, part: CutOptions) -> tuple[float, float]:
-    length_s = parse_duration_s(part.length or BUSIEST, option="--length")
+def _busiest(columns: Columns, options: TraceShowOptions | TraceCutOptions) -> tuple[float, float]:
+    length_s = parse_duration_s(options.length or BUSIEST, option="--length")
     start_s, _ = busiest(columns.arrival_s, columns.tokens_before(), length_s)
     return start_s, length_s
 
 
-def _wanted(columns: Columns, part: CutOptions) -> tuple[float, float]:
+def _wanted(columns: Columns, options: TraceCutOptions) -> tuple[float, float]:
     """Return the busiest part, or, where none is asked for, all there is."""
-    if part.window is not None:
-        return _busiest(columns, part)
-    if part.replica is None and part.max_model_len is None:
+    if options.window is not None:
+        return _busiest(columns, options)
+    if options.replica is None and options.max_model_len is None:
         raise UsageError("nothing to cut", hint="Give --window, --replica or --max-model-len.")
-    if part.length is not None:
+    if options.length is not None:
         raise UsageError("--length is of the busiest part", hint="Add --window busiest.")
     return 0.0, float(columns.arrival_s[-1]) + 1.0
 
@@ -267,17 +294,15 @@ def _replica(columns: Columns, asked: str) -> int:
     return int(numbers[np.bincount(places, weights=columns.tokens()[known]).argmax()])
 
 
-def _shares(columns: Columns, replicas: Replicas) -> trace_report.Shares | None:
+def _shares(columns: Columns, options: TraceShowOptions) -> trace_report.Shares | None:
     """Return what the replicas get, and the traffic of the one that is asked for most tokens.
 
     Where the trace knows its replicas, and none are asked for, its own; None for a single one.
     """
-    if replicas.count > 1:
-        chosen = assign(
-            columns, replicas=replicas.count, router=replicas.router, seed=replicas.seed
-        )
-        router: str = replicas.router
-        count = replicas.count
+    if options.replicas > 1:
+        router: str = options.router
+        count = options.replicas
+        chosen = assign(columns, replicas=count, router=options.router, seed=options.seed)
     else:
         unknown = int((columns.served & (columns.replica < 0)).sum())
         if columns.replica.max() < 0 or unknown > UNKNOWN_REPLICAS * columns.served.sum():
