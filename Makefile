@@ -43,8 +43,9 @@ help:  ## Say what can be made
 sweep: setup  ## Tune the shipped sample trace on a real engine, from trace to profile
 	$(BIN)/tuner sweep --trace $(TRACE) -o $(PROFILE) $(SWEEP_ARGS)
 
-compare: setup  ## Serve the sample trace in every way of the article; tables into docs/journey.md
+compare: setup-dev  ## Serve the sample trace in every way of the article; tables into docs/journey.md
 	$(BIN)/python scripts/journey.py real $(COMPARE_ARGS)
+	$(BIN)/cog -r -I . docs/journey.md
 
 test:  ## Everything a change must pass, real engines included: 14 minutes; .ci/run calls this
 	$(SHARES) $(TEST)

@@ -87,9 +87,11 @@ def found(name: str) -> Any:  # noqa: ANN401 - JSON content
 
 
 def source(name: str) -> str:
-    """Say what made a table: `command`, at a commit."""
+    """Say what made a table: `command`, at a commit; and what is not known of that any more."""
     content = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return f"`{content['command']}` at {content['commit']}: [{name}.json](evidence/{name}.json)."
+    lost = f" Not kept: {content['not_kept']}." if "not_kept" in content else ""
+    file = f"[{name}.json](evidence/{name}.json)"
+    return f"`{content['command']}` at {content['commit']}: {file}.{lost}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -1,16 +1,22 @@
-"""Compare the article's approaches on the sample trace and put the tables into docs/journey.md.
+"""Compare the article's approaches on the sample trace, and keep the tables of docs/journey.md.
 
-python scripts/journey.py real|simulated [options of tuner compare]
+    python scripts/journey.py real|simulated [options of tuner compare]
+
+What came of it is docs/evidence/journey-real.json or journey-simulated.json; `make docs` renders
+the page from both.
 """
 
+import json
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "journey.md"
+import evidence
+
 TRACE = "traces/translation.jsonl"
 PROFILE = "profiles/translation-tiny-cpu.yaml"
 COMMANDS = {
@@ -41,51 +47,74 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         tuner = str(Path(sys.executable).with_name("tuner"))
         done = subprocess.run(  # noqa: S603 - the command is ours
-            [tuner, *command, "-o", folder], cwd=ROOT, check=False
+            [tuner, *command, "-o", folder], cwd=evidence.ROOT, check=False
         )
         if done.returncode != 0:
             return done.returncode
-        tables = (Path(folder) / "comparison.md").read_text()
-    page = put(PAGE.read_text(), which, f"```sh\ntuner {' '.join(command)}\n```\n\n{tables}\n")
-    PAGE.write_text(put(page, "beside", f"{beside(page)}\n"))
+        tables = (Path(folder) / "comparison.md").read_text(encoding="utf-8")
+        result = json.loads((Path(folder) / "comparison.json").read_text(encoding="utf-8"))
+    found = {"compare": f"tuner {' '.join(command)}", **tables_of(tables)}
+    evidence.keep(f"journey-{which}", found, result["versions"])
     return 0
 
 
-def put(page: str, name: str, content: str) -> str:
-    """Return the page with this content between its markers."""
-    region = re.compile(rf"(<!-- {name}: begin .*?-->\n).*?(<!-- {name}: end -->)", re.DOTALL)
-    return region.sub(lambda found: found[1] + content + found[2], page)
-
-
-def beside(page: str) -> str:
-    """Return the article's numbers beside those of the page's tables, as one table."""
-    places = {name: _served(page, name) for name in ("simulated", "real")}
-    lines = [
-        "| approach | article | simulated: captured | uniform | this CPU: captured | uniform |",
-        "|---|---|---|---|---|---|",
-    ]
-    for approach, reported in ARTICLE.items():
-        cells = [approach, reported]
-        for found in places.values():
-            cells += [found.get((approach, kind), "-") for kind in ("captured", "uniform")]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _served(page: str, name: str) -> dict[tuple[str, str], str]:
-    """Return (approach, lengths) → throughput and ratio, from the very heavy tables of a region."""
-    region = re.search(rf"<!-- {name}: begin .*?<!-- {name}: end -->", page, re.DOTALL)
-    found, kind = {}, None
-    for line in (region[0] if region else "").splitlines():
+def tables_of(page: str) -> dict[str, Any]:
+    """Return the tables that ``tuner compare`` wrote as Markdown, cell by cell, and the line below
+    them."""
+    tables: list[dict[str, Any]] = []
+    *lines, last = page.splitlines()
+    for line in lines:
         if line.startswith("**"):
-            kind = "captured" if "as captured" in line else "uniform"
-            kind = kind if line.startswith("**very-heavy") else None
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        title = re.sub(r" \(\d+\)$", "", cells[0]) if line.startswith("| ") else ""
-        if kind and title in ARTICLE:
-            slots = re.search(r" \((\d+)\)$", cells[0])
-            shown = f"{cells[1]} ({cells[2].partition(' ')[0]})"
-            found[title, kind] = f"{shown}, {slots[1]} slots" if slots else shown
+            tables.append({"title": line.strip("*"), "rows": []})
+        elif line.startswith("| "):
+            tables[-1]["rows"].append(line[2:-2].split(" | "))
+    for one in tables:
+        one["head"], *one["rows"] = one["rows"]
+    return {"tables": tables, "tuned": last}
+
+
+def rendered(found: Mapping[str, Any]) -> str:
+    """Return the tables in Markdown again."""
+    parts = [
+        f"**{one['title']}**\n\n{evidence.table(one['head'], one['rows'])}\n"
+        for one in found["tables"]
+    ]
+    return "\n".join([*parts, found["tuned"]])
+
+
+def kept(which: str) -> str:
+    """Return the command, its tables, and what made them."""
+    found = evidence.found(f"journey-{which}")
+    command = f"```sh\n{found['compare']}\n```"
+    return f"{command}\n\n{rendered(found)}\n\nBy {evidence.source(f'journey-{which}')}"
+
+
+def beside() -> str:
+    """Return the article's numbers beside those that were kept, as one table."""
+    heads = ("approach", "article", "simulated: captured", "uniform", "this CPU: captured")
+    served = [_served(which) for which in ("simulated", "real")]
+    rows = [
+        [
+            *(approach, reported),
+            *(one.get((approach, kind), "-") for one in served for kind in ("captured", "uniform")),
+        ]
+        for approach, reported in ARTICLE.items()
+    ]
+    return evidence.table([*heads, "uniform"], rows)
+
+
+def _served(which: str) -> dict[tuple[str, str], str]:
+    """Return (approach, lengths) → throughput and ratio, from the very heavy tables."""
+    found = {}
+    for table in evidence.found(f"journey-{which}")["tables"]:
+        if not table["title"].startswith("very-heavy"):
+            continue
+        kind = "captured" if "as captured" in table["title"] else "uniform"
+        for title, rate, ratio, *_ in table["rows"]:
+            slots = re.search(r" \((\d+)\)$", title)
+            shown = f"{rate} ({ratio.partition(' ')[0]})"
+            approach = title.removesuffix(slots[0]) if slots else title
+            found[approach, kind] = f"{shown}, {slots[1]} slots" if slots else shown
     return found
 
 

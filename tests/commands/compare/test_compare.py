@@ -466,11 +466,24 @@ def test_tables_fit_a_terminal_of_80_columns(
     assert all(len(line) <= 80 for line in rules)
 
 
-def test_the_table_beside_the_article_is_of_the_tables_below_it() -> None:
-    journey = runpy.run_path(str(ROOT / "scripts" / "journey.py"))
+@pytest.fixture
+def journey(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return the names of scripts/journey.py."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    return runpy.run_path(str(ROOT / "scripts" / "journey.py"))
+
+
+def test_the_journey_keeps_every_cell_of_a_comparison(
+    article: tuple[dict[str, Any], Path], journey: dict[str, Any]
+) -> None:
+    written = (article[1] / "comparison.md").read_text()
+    kept = journey["rendered"](journey["tables_of"](written))
+    assert f"{kept}\n" == written.replace("|---", "| --- ")
+
+
+def test_the_table_beside_the_article_is_of_the_tables_below_it(journey: dict[str, Any]) -> None:
     page = (ROOT / "docs" / "journey.md").read_text()
-    table = journey["beside"](page)
-    assert journey["put"](page, "beside", f"{table}\n") == page
+    table = journey["beside"]()
     served = re.search(r"\| continuous, tuned \(16\) \| ([0-9.]+) \| ([0-9.]+x)", page)
     assert served is not None
     assert f"{served[1]} ({served[2]}), 16 slots" in table
