@@ -202,7 +202,7 @@ class RaySession:
                 found[asked[one]] = LostError(_last_line(error))
         return found
 
-    def hire(
+    def start_worker(
         self, kind: type[Called], arguments: Sequence[object], share: Share, nodes: Sequence[str]
     ) -> WorkerHandle:
         """Ask for a worker on one of these nodes; it begins when there is room."""

@@ -76,7 +76,9 @@ class ClusterSite:
             self.work.vary, self.work.settings, simulated, os.environ.get("OMP_NUM_THREADS")
         )
         pool = WorkerPool(
-            partial(self.session.hire, TrialWorker, (config,), self.share, list(self.nodes)),
+            partial(
+                self.session.start_worker, TrialWorker, (config,), self.share, list(self.nodes)
+            ),
             self.nodes,
             takes=str(self.share),
             width=self.width,

@@ -13,7 +13,7 @@ from tuner.runs.cluster.kinds import Description, grouped
 from tuner.runs.cluster.session import LostError, RaySession, WorkerHandle
 from tuner.runs.cluster.share import Share
 from tuner.runs.cluster.sweep_worker import Job, SweepWorker, WorkerMessage
-from tuner.runs.cluster.worker_pool import MOST_LOSSES, PATIENCE_S
+from tuner.runs.cluster.worker_pool import MOST_LOSSES, ROOM_TIMEOUT_S
 from tuner.runs.engine_runner import Watcher
 from tuner.runs.journal import Journal
 from tuner.runs.outcome import SweepOutcome
@@ -91,7 +91,7 @@ async def _sweep(session: RaySession, one: Sweep) -> SweepOutcome | TunerError:
     losses = 0
     while True:
         known = len(one.book.events)
-        handle = session.hire(SweepWorker, (job,), kind.share, list(kind.nodes))
+        handle = session.start_worker(SweepWorker, (job,), kind.share, list(kind.nodes))
         try:
             return await _followed(handle, one)
         except LostError as error:
@@ -111,11 +111,12 @@ async def _sweep(session: RaySession, one: Sweep) -> SweepOutcome | TunerError:
 async def _followed(handle: WorkerHandle, one: Sweep) -> SweepOutcome:
     """Keep and tell what a worker measures. Raises LostError, TunerError."""
     try:
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(ROOM_TIMEOUT_S):
             await handle.call("describe")
     except TimeoutError:
         raise EngineError(
-            f"the cluster has had no room for an engine ({one.kind.share}) for {PATIENCE_S:.0f}s",
+            f"the cluster has had no room for an engine ({one.kind.share}) for "
+            f"{ROOM_TIMEOUT_S:.0f}s",
             hint="Free some of it; --resume goes on with what was measured.",
         ) from None
     one.watcher.stage(f"on {', '.join(sorted(set(one.kind.nodes.values())))}")

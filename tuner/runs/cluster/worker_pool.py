@@ -1,4 +1,4 @@
-"""The workers of a run: handle, replaced when they are gone, waited for while they are busy."""
+"""The workers of a run: started, replaced when they are gone, waited for while they are busy."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from tuner.runs.cluster.session import LostError, WorkerHandle
 from tuner.runs.engine_runner import Watcher
 from tuner.runs.refine.trial_runner import MOST_FAILURES
 
-PATIENCE_S = 120.0
+ROOM_TIMEOUT_S = 120.0
 """How long the cluster may have no room for any engine before the run ends."""
 
 MOST_LOSSES = 3
@@ -45,7 +45,7 @@ class WorkerSlot:
     """Trials that failed there since the last one that did not."""
 
     unfit: bool = False
-    """Whether it is given up, and nobody is handle in its place."""
+    """Whether it is given up, and nobody is started in its place."""
 
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -57,9 +57,9 @@ Prepare = Callable[[WorkerSlot], Awaitable[None]]
 class WorkerPool:
     """Up to ``width`` workers on the nodes of one kind (id → name)."""
 
-    def __init__(  # noqa: PLR0913 - whom to hire, where, and who is told
+    def __init__(  # noqa: PLR0913 - how to start one, where, and who is told
         self,
-        hire: Callable[[], WorkerHandle],
+        start_worker: Callable[[], WorkerHandle],
         nodes: Mapping[str, str],
         *,
         takes: str,
@@ -68,7 +68,7 @@ class WorkerPool:
         expected: Description | None,
     ) -> None:
         self.width = width
-        self._hire, self._nodes, self._takes = hire, nodes, takes
+        self._start_worker, self._nodes, self._takes = start_worker, nodes, takes
         self._watcher, self._expected = watcher, expected
         self._keepers: dict[int, asyncio.Task[None]] = {}
         self._places: list[WorkerSlot] = []
@@ -84,7 +84,7 @@ class WorkerPool:
         self._change = asyncio.Event()
 
     def start(self, prepare: Prepare, *, width: int) -> None:
-        """Begin to hire so many, unless that was done."""
+        """Begin to start so many, unless that was done."""
         for slot in range(width if not self._keepers else 0):
             self._keepers[slot] = asyncio.create_task(self._keep(slot, prepare))
 
@@ -103,12 +103,12 @@ class WorkerPool:
                     self._idle.remove(place)
                 return place
             try:
-                async with asyncio.timeout(None if self._places else PATIENCE_S):
+                async with asyncio.timeout(None if self._places else ROOM_TIMEOUT_S):
                     await self._change.wait()
             except TimeoutError:
                 raise EngineError(
                     f"the cluster has had no room for an engine ({self._takes}) for "
-                    f"{PATIENCE_S:.0f}s",
+                    f"{ROOM_TIMEOUT_S:.0f}s",
                     hint="Free some of it; --resume goes on with what was measured.",
                 ) from None
 
@@ -173,7 +173,7 @@ class WorkerPool:
         """Have a worker in this slot as long as the run goes on."""
         losses = 0
         while losses < MOST_LOSSES:
-            handle = self._hire()
+            handle = self._start_worker()
             try:
                 place = await self._introduced(handle, slot)
                 if place is None:
