@@ -54,7 +54,7 @@ def world(*, blocks: int, block_size: int) -> World:
     )
 
 
-class EngineRunner:
+class StartedEngine:
     """A starter, the loop that its engines live on, and one engine that is running."""
 
     def __init__(self, starter: Starter, runner: asyncio.Runner) -> None:
@@ -71,30 +71,30 @@ def starter(kind: str, *, cramped: bool) -> tuple[Starter, asyncio.Runner]:
     return starts(VLLM_CRAMPED if cramped else VLLM_ROOMY), asyncio.Runner()
 
 
-def rig(kind: str, *, cramped: bool) -> Iterator[EngineRunner]:
+def started(kind: str, *, cramped: bool) -> Iterator[StartedEngine]:
     start, runner = starter(kind, cramped=cramped)
     with runner:
-        one = EngineRunner(start, runner)
+        one = StartedEngine(start, runner)
         yield one
         one.run(one.engine.stop())
 
 
 @pytest.fixture(scope="session", params=KINDS)
-def shared(request: pytest.FixtureRequest) -> Iterator[EngineRunner]:
-    yield from rig(request.param, cramped=False)
+def shared(request: pytest.FixtureRequest) -> Iterator[StartedEngine]:
+    yield from started(request.param, cramped=False)
 
 
 @pytest.fixture
-def roomy(shared: EngineRunner) -> Iterator[EngineRunner]:
+def roomy(shared: StartedEngine) -> Iterator[StartedEngine]:
     """An idle engine with KV cache enough for everything, its limits and caches as at its start."""
     yield shared
     shared.run(restore(shared.engine))
 
 
 @pytest.fixture(scope="session", params=OF_ITS_OWN)
-def cramped(request: pytest.FixtureRequest) -> Iterator[EngineRunner]:
+def cramped(request: pytest.FixtureRequest) -> Iterator[StartedEngine]:
     """An engine whose KV cache holds 384 tokens."""
-    yield from rig(request.param, cramped=True)
+    yield from started(request.param, cramped=True)
 
 
 async def restore(engine: Engine) -> None:

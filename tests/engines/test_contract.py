@@ -9,7 +9,7 @@ import pytest
 
 from tests.engines.conftest import (
     CEILING,
-    EngineRunner,
+    StartedEngine,
     generate,
     generate_all,
     idle,
@@ -22,7 +22,7 @@ from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError
 
 
-def test_facts_say_what_the_engine_is_and_what_a_deployment_needs(roomy: EngineRunner) -> None:
+def test_facts_say_what_the_engine_is_and_what_a_deployment_needs(roomy: StartedEngine) -> None:
     facts = roomy.engine.facts
     assert facts.arguments["max_num_seqs"] == CEILING
     assert facts.arguments["max_num_batched_tokens"] == 512
@@ -35,18 +35,18 @@ def test_facts_say_what_the_engine_is_and_what_a_deployment_needs(roomy: EngineR
     assert json.loads(json.dumps(dict(facts.arguments))) == facts.arguments
 
 
-def test_starting_pins_what_resolving_said(roomy: EngineRunner) -> None:
+def test_starting_pins_what_resolving_said(roomy: StartedEngine) -> None:
     resolved = roomy.starter.resolve(max_num_seqs=CEILING)
     assert resolved.items() <= roomy.engine.facts.arguments.items()
 
 
-def test_the_token_budget_does_not_move_with_max_num_seqs(roomy: EngineRunner) -> None:
+def test_the_token_budget_does_not_move_with_max_num_seqs(roomy: StartedEngine) -> None:
     budgets = {roomy.starter.resolve(max_num_seqs=n)["max_num_batched_tokens"] for n in (1, 2, 64)}
     assert budgets == {512}
 
 
 @pytest.mark.parametrize("output", [1, 2, 17])
-def test_exactly_the_asked_number_of_tokens_comes(roomy: EngineRunner, output: int) -> None:
+def test_exactly_the_asked_number_of_tokens_comes(roomy: StartedEngine, output: int) -> None:
     reply = roomy.run(generate(roomy.engine, request(1, prompt=20, output=output)))
     roomy.run(roomy.engine.take_iterations())  # which completes it
     assert reply.output_tokens == output
@@ -66,7 +66,7 @@ def test_exactly_the_asked_number_of_tokens_comes(roomy: EngineRunner, output: i
 
 
 def test_never_more_sequences_run_than_the_cap_allows_and_the_others_queue(
-    roomy: EngineRunner,
+    roomy: StartedEngine,
 ) -> None:
     async def main() -> tuple[list[Reply], IterationLog]:
         await roomy.engine.set_limits(max_num_seqs=3, max_num_batched_tokens=512)
@@ -84,7 +84,7 @@ def test_never_more_sequences_run_than_the_cap_allows_and_the_others_queue(
     assert sum(wait > log["duration_s"][:10].sum() for wait in waits) == 4
 
 
-def test_the_cap_moves_live_and_back(roomy: EngineRunner) -> None:
+def test_the_cap_moves_live_and_back(roomy: StartedEngine) -> None:
     async def most_running(cap: int) -> int:
         await idle(roomy.engine)
         await roomy.engine.set_limits(max_num_seqs=cap, max_num_batched_tokens=512)
@@ -98,7 +98,7 @@ def test_the_cap_moves_live_and_back(roomy: EngineRunner) -> None:
     assert roomy.run(main()) == [1, 5, CEILING, 2, CEILING]
 
 
-def test_no_iteration_takes_more_tokens_than_the_budget(roomy: EngineRunner) -> None:
+def test_no_iteration_takes_more_tokens_than_the_budget(roomy: StartedEngine) -> None:
     async def main() -> IterationLog:
         await roomy.engine.set_limits(max_num_seqs=4, max_num_batched_tokens=16)
         await generate_all(roomy.engine, *(request(n, prompt=50, output=4) for n in range(4)))
@@ -113,7 +113,7 @@ def test_no_iteration_takes_more_tokens_than_the_budget(roomy: EngineRunner) -> 
     ("max_num_seqs", "max_num_batched_tokens"), [(0, 512), (CEILING + 1, 512), (4, 513), (4, 0)]
 )
 def test_limits_out_of_range_are_refused(
-    roomy: EngineRunner, max_num_seqs: int, max_num_batched_tokens: int
+    roomy: StartedEngine, max_num_seqs: int, max_num_batched_tokens: int
 ) -> None:
     with pytest.raises(EngineError):
         roomy.run(
@@ -125,7 +125,7 @@ def test_limits_out_of_range_are_refused(
     assert reply.output_tokens == 3
 
 
-def test_a_busy_engine_says_so_and_refuses_what_needs_an_idle_one(roomy: EngineRunner) -> None:
+def test_a_busy_engine_says_so_and_refuses_what_needs_an_idle_one(roomy: StartedEngine) -> None:
     async def main() -> None:
         reply = Reply()
         task = asyncio.create_task(roomy.engine.generate(request(1, prompt=5, output=200), reply))
@@ -141,7 +141,7 @@ def test_a_busy_engine_says_so_and_refuses_what_needs_an_idle_one(roomy: EngineR
     roomy.run(main())
 
 
-def test_cancelling_a_request_frees_its_slot(roomy: EngineRunner) -> None:
+def test_cancelling_a_request_frees_its_slot(roomy: StartedEngine) -> None:
     async def main() -> tuple[Reply, Reply]:
         await roomy.engine.set_limits(max_num_seqs=1, max_num_batched_tokens=512)
         first = Reply()
@@ -159,7 +159,7 @@ def test_cancelling_a_request_frees_its_slot(roomy: EngineRunner) -> None:
     assert second.output_tokens == 3
 
 
-def test_limits_and_prefixes_change_at_once_after_everything_was_cut(roomy: EngineRunner) -> None:
+def test_limits_and_prefixes_change_at_once_after_everything_was_cut(roomy: StartedEngine) -> None:
     async def main() -> int:
         replies = [Reply() for _ in range(2 * CEILING)]
         tasks = [
@@ -179,7 +179,7 @@ def test_limits_and_prefixes_change_at_once_after_everything_was_cut(roomy: Engi
     assert roomy.run(main()) == 2
 
 
-def test_iterations_account_for_every_token(roomy: EngineRunner) -> None:
+def test_iterations_account_for_every_token(roomy: StartedEngine) -> None:
     requests = [request(n, prompt=10 + 30 * n, output=5 + 7 * n) for n in range(CEILING)]
 
     async def main() -> tuple[IterationLog, IterationLog]:
@@ -196,7 +196,7 @@ def test_iterations_account_for_every_token(roomy: EngineRunner) -> None:
     assert after.size == 0
 
 
-def test_a_lone_request_shows_its_context_grow_and_its_blocks(roomy: EngineRunner) -> None:
+def test_a_lone_request_shows_its_context_grow_and_its_blocks(roomy: StartedEngine) -> None:
     async def main() -> tuple[Reply, IterationLog]:
         reply = await generate(roomy.engine, request(1, prompt=100, output=50))
         return reply, await roomy.engine.take_iterations()
@@ -214,7 +214,7 @@ def test_a_lone_request_shows_its_context_grow_and_its_blocks(roomy: EngineRunne
     assert np.median(nearest) < 0.002
 
 
-def test_iterations_tile_the_busy_time(roomy: EngineRunner) -> None:
+def test_iterations_tile_the_busy_time(roomy: StartedEngine) -> None:
     async def main() -> tuple[list[Reply], IterationLog]:
         requests = [request(n, prompt=40, output=40) for n in range(4)]
         replies = await generate_all(roomy.engine, *requests)
@@ -228,7 +228,7 @@ def test_iterations_tile_the_busy_time(roomy: EngineRunner) -> None:
     assert log["duration_s"].sum() == pytest.approx(last_s - log["start_s"][0], abs=0.01)
 
 
-def test_idle_time_has_no_iteration(roomy: EngineRunner) -> None:
+def test_idle_time_has_no_iteration(roomy: StartedEngine) -> None:
     async def main() -> IterationLog:
         await generate(roomy.engine, request(1, prompt=10, output=5))
         await asyncio.sleep(0.5)
@@ -240,7 +240,7 @@ def test_idle_time_has_no_iteration(roomy: EngineRunner) -> None:
     assert log["duration_s"].sum() < 0.5
 
 
-def test_outputs_that_are_read_late_are_counted_as_merged(roomy: EngineRunner) -> None:
+def test_outputs_that_are_read_late_are_counted_as_merged(roomy: StartedEngine) -> None:
     async def main() -> Reply:
         reply = Reply()
         task = asyncio.create_task(roomy.engine.generate(request(1, prompt=5, output=60), reply))
@@ -258,7 +258,7 @@ def test_outputs_that_are_read_late_are_counted_as_merged(roomy: EngineRunner) -
         assert (reply.merged_outputs > 0) == (len(reply.output_s) < 60) == late
 
 
-def test_a_request_that_cannot_be_served_fails_alone(roomy: EngineRunner) -> None:
+def test_a_request_that_cannot_be_served_fails_alone(roomy: StartedEngine) -> None:
     async def main() -> Reply:
         limit = roomy.engine.facts.max_model_len
         for prompt, output in ((limit, 10), (0, 10), (10, 0), (10, limit)):
@@ -273,7 +273,7 @@ def test_a_request_that_cannot_be_served_fails_alone(roomy: EngineRunner) -> Non
     "shared", [pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.alone])], indirect=True
 )
 def test_the_kv_blocks_that_the_models_config_forecasts_are_the_engines(
-    roomy: EngineRunner,
+    roomy: StartedEngine,
 ) -> None:
     assert isinstance(roomy.starter, VllmStarter)
     asked, facts = roomy.starter.asked, roomy.engine.facts
@@ -285,7 +285,7 @@ def test_the_kv_blocks_that_the_models_config_forecasts_are_the_engines(
 
 
 @pytest.fixture(scope="module")
-def preempted(cramped: EngineRunner) -> tuple[list[Reply], IterationLog]:
+def preempted(cramped: StartedEngine) -> tuple[list[Reply], IterationLog]:
     """What came of six requests of which three have room."""
     requests = [request(n, prompt=32, output=96) for n in range(6)]
 
@@ -297,7 +297,7 @@ def preempted(cramped: EngineRunner) -> tuple[list[Reply], IterationLog]:
 
 
 def test_without_kv_blocks_sequences_are_preempted_and_still_complete(
-    cramped: EngineRunner, preempted: tuple[list[Reply], IterationLog]
+    cramped: StartedEngine, preempted: tuple[list[Reply], IterationLog]
 ) -> None:
     replies, log = preempted
     assert [reply.output_tokens for reply in replies] == [96] * 6
@@ -315,7 +315,7 @@ def resumptions(log: IterationLog) -> int:
 
 
 @pytest.mark.usefixtures("preempted")  # nothing is asked of it afterwards
-def test_a_stopped_engine_refuses_everything_and_stops_twice(cramped: EngineRunner) -> None:
+def test_a_stopped_engine_refuses_everything_and_stops_twice(cramped: StartedEngine) -> None:
     engine = cramped.engine
 
     async def main() -> None:
@@ -337,7 +337,7 @@ def test_a_stopped_engine_refuses_everything_and_stops_twice(cramped: EngineRunn
     cramped.run(main())
 
 
-def test_a_prompt_is_found_again_until_the_prefix_cache_is_reset(roomy: EngineRunner) -> None:
+def test_a_prompt_is_found_again_until_the_prefix_cache_is_reset(roomy: StartedEngine) -> None:
     one = request(1, prompt=2 * roomy.engine.facts.block_size + 10, output=2)
 
     async def main() -> tuple[list[int | None], int]:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.engines.conftest import (
     VLLM_CRAMPED,
-    EngineRunner,
+    StartedEngine,
     generate,
     request,
     until_it_generates,
@@ -288,7 +288,7 @@ def name_of(pid: int) -> str:
 @pytest.mark.parametrize("shared", ["vllm"], indirect=True)
 @pytest.mark.parametrize("name", ["VLLMValidationError", "GenerationError"])
 def test_what_vllm_raises_of_one_request_fails_that_request(
-    roomy: EngineRunner, monkeypatch: pytest.MonkeyPatch, name: str
+    roomy: StartedEngine, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """vLLM 0.33 raises the second bare; no request of ours makes it do so."""
     from vllm import exceptions  # noqa: PLC0415 - not without vLLM

@@ -20,7 +20,7 @@ from tuner.engines.vllm.failure import refused
 from tuner.engines.vllm.flags import OF_SERVER
 from tuner.errors import EngineError
 
-_RIG: dict[str, ArgumentValue] = {
+_TUNER_SETS: dict[str, ArgumentValue] = {
     "disable_log_stats": True,
     "enable_log_requests": False,
     "max_num_queued_reqs": None,  # a replay waits in the queue, it is not turned away
@@ -254,9 +254,10 @@ def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
             f"data_parallel_size is {arguments['data_parallel_size']}: tuner runs one engine",
             hint="Set data_parallel_size to 1, and --replicas to how many share the traffic.",
         )
-    rigged = {name: value for name, value in _rigged(arguments).items() if name in known}
+    settings = _as_tuner_sets(arguments)
+    settings = {name: value for name, value in settings.items() if name in known}
     try:
-        config = AsyncEngineArgs(**rigged).create_engine_config(UsageContext.OPENAI_API_SERVER)
+        config = AsyncEngineArgs(**settings).create_engine_config(UsageContext.OPENAI_API_SERVER)
     except Exception as error:  # vLLM refuses with whatever its depths raise
         raise refused(error) from error
     if config.model_config.is_multimodal_model:
@@ -281,9 +282,9 @@ def prompt_vocabulary(model: Any) -> int:
     return min([int(model.get_vocab_size()), *ids])
 
 
-def _rigged(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
+def _as_tuner_sets(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
     """Return the arguments with how tuner itself runs the engine."""
-    return {**arguments, "model": models.model_path(str(arguments["model"])), **_RIG}
+    return {**arguments, "model": models.model_path(str(arguments["model"])), **_TUNER_SETS}
 
 
 def for_llm(configuration: Configuration, *, share: float) -> dict[str, Any]:
@@ -299,7 +300,7 @@ def for_llm(configuration: Configuration, *, share: float) -> dict[str, Any]:
             arguments[name] = type(value)(value * share)
     scheduler = configuration.config.scheduler_config.scheduler_cls
     asked = {
-        **_rigged(arguments),
+        **_as_tuner_sets(arguments),
         "override_generation_config": configuration.sampling,
         "scheduler_cls": scheduler,
         "skip_tokenizer_init": configuration.config.model_config.skip_tokenizer_init,
@@ -363,7 +364,7 @@ def pinned(
     also = {
         name: value
         for name, value in arguments.items()
-        if name not in resolved and name not in _RIG and name not in _PRIVATE
+        if name not in resolved and name not in _TUNER_SETS and name not in _PRIVATE
     }
     return {name: value for name, value in (resolved | also).items() if value is not None}
 
