@@ -18,8 +18,8 @@ again the numbers are printed, and it is left out of what counts where the clien
 Steps are kept in the folder as they end: the same command goes on with what is missing, and
 ``--minutes`` ends it before a step that may not fit. All cases' choices come before their
 neighbours. ``--short``: a sweep of four minutes, and of the neighbours one round; a case takes
-eight minutes, and five for its neighbours. ``--anew`` judges what is in the folder by the tuner of
-now, and asks no server. With --smoke a simulated machine is the server.
+eight minutes, and five for its neighbours. ``--anew`` rescores what is in the folder by the tuner
+of now, and asks no server. With --smoke a simulated machine is the server.
 
 Printed, and with ``--keep`` written after every step: how often each number of each case was held,
 how sharp the intervals are, what a choice loses against the best cap that was measured, how long it
@@ -88,7 +88,7 @@ LATE_S = 0.05
 """A client that sent its latest hundredth later than this saw itself, and not the server."""
 
 FEWEST_CASES = 4
-"""From which others are judged."""
+"""How many tell what to believe of another."""
 
 LEAST_SD = 0.01
 """Of what is off besides the start: a hundredth is what clocks and rounding make."""
@@ -269,9 +269,9 @@ class Study:
         took_s = monotonic() - begin_s
         (self.folder / "times.json").write_text(json.dumps({"sweep_s": took_s}))
 
-    def judge_anew(self) -> None:
-        """Let this tuner judge what an older one has measured: its intervals are of the twin as it
-        is now, its check of what was foretold then."""
+    def rescore(self) -> None:
+        """Rescore what an older tuner has measured: its intervals are of the twin as it is now, its
+        check of what was foretold then."""
         if self.profile_path.exists():
             self.tuned("sweep", "--rescore", self.folder / "run", "--force",
                        "-o", self.profile_path.with_suffix(".partial.yaml"))  # fmt: skip
@@ -782,7 +782,7 @@ def main() -> None:
                         help=f"of {', '.join(CASES)}; default: all")  # fmt: skip
     parser.add_argument("--short", action="store_true", help="as much as eight minutes tell")
     parser.add_argument("--anew", action="store_true",
-                        help="judge what was measured by the tuner of now; ask nobody")  # fmt: skip
+                        help="rescore by the tuner of now; ask nobody")  # fmt: skip
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no step after")
     options = parsed(parser, smoke="--cases steady --short")
     folder = options.folder or Path(tempfile.mkdtemp(prefix="study-real-"))
@@ -791,7 +791,7 @@ def main() -> None:
     studies = [Study(folder, name, size, smoke="--smoke" in sys.argv) for name in options.cases]
     if options.anew:
         for study in studies:
-            study.judge_anew()
+            study.rescore()
     cases = {study.name: study.found() for study in studies}
     learnt: Beliefs | None = None
 

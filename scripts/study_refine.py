@@ -221,7 +221,7 @@ def replayed_best(
     return max(measured, key=lambda each: score(each[1]))[0]
 
 
-def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool, grid: bool) -> Result:
+def result_of(job: tuple[int, str], *, settings: SweepSettings, harder: bool, grid: bool) -> Result:
     seed, level = job
     one = case(seed, level, harder=harder)
     profile, found = refined(one, settings)
@@ -343,7 +343,7 @@ def main() -> None:
             seeds = [seed for seed, room in zip(seeds, found, strict=True) if room]
             print(f"{len(seeds)} of {options.worlds} worlds have room", flush=True)
         jobs = [(seed, level) for seed in seeds for level in levels]
-        work = partial(judge, settings=settings, harder=options.harder, grid=options.grid)
+        work = partial(result_of, settings=settings, harder=options.harder, grid=options.grid)
         results: list[Result] = []
         going = pool.imap_unordered(work, jobs)
         for _ in jobs:

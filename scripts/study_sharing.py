@@ -67,7 +67,7 @@ def swept(day: Case, night: Case, settings: SweepSettings) -> MultiTraceOutcome:
                 book.close()
 
 
-def judge(job: tuple[int, str], *, settings: SweepSettings) -> Result:
+def result_of(job: tuple[int, str], *, settings: SweepSettings) -> Result:
     seed, level = job
     day = case(seed, level)
     # the same machine with another draw's traffic, thinned to what that machine can carry
@@ -148,7 +148,7 @@ def main() -> None:
     kept = []
     for level in options.level or list(NOISE):
         with workers(options.processes) as pool:
-            work = partial(judge, settings=settings)
+            work = partial(result_of, settings=settings)
             results = []
             for one in pool.imap_unordered(work, [(seed, level) for seed in seeds]):
                 results.append(one)

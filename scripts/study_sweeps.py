@@ -126,7 +126,7 @@ def swept(one: Case, settings: SweepSettings) -> SweepOutcome:
             book.close()
 
 
-def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Result:
+def result_of(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Result:
     seed, level = job
     one = case(seed, level, harder=harder)
     outcome = swept(one, settings)
@@ -256,7 +256,7 @@ def main() -> None:
     seeds = range(options.first, options.first + options.worlds)
     jobs = [(seed, level) for seed in seeds for level in levels]
     with workers(options.processes) as pool:
-        work = partial(judge, settings=settings, harder=options.harder)
+        work = partial(result_of, settings=settings, harder=options.harder)
         results = list(pool.imap_unordered(work, jobs))
     for level in levels:
         report(level, [one for one in results if one.level == level])

@@ -192,7 +192,7 @@ def server_of(one: Case, promised: Promised, change: StepChange, at_s: float) ->
     )
 
 
-def judge(
+def results_of(
     job: tuple[int, str], *, names: Sequence[str], windows: int, harder: bool
 ) -> list[Result]:
     seed, level = job
@@ -241,7 +241,7 @@ def main() -> None:
     levels = options.level or list(NOISE)
     seeds = range(options.first, options.first + options.worlds)
     work: Callable[[tuple[int, str]], list[Result]] = partial(
-        judge, names=names, windows=options.windows, harder=options.harder
+        results_of, names=names, windows=options.windows, harder=options.harder
     )
     kept = []
     with workers(options.processes) as pool:

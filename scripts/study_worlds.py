@@ -231,7 +231,7 @@ class Result:
     replay_s: float
 
 
-def judge(job: tuple[int, str], *, rules: Sequence[str], harder: bool) -> list[Result]:
+def results_of(job: tuple[int, str], *, rules: Sequence[str], harder: bool) -> list[Result]:
     seed, level = job
     one = case(seed, level, harder=harder)
     found = []
@@ -265,7 +265,7 @@ def main() -> None:
         for level in NOISE
     ]
     with workers(options.processes) as pool:
-        work = partial(judge, rules=rules, harder=options.harder)
+        work = partial(results_of, rules=rules, harder=options.harder)
         results = [one for found in pool.imap_unordered(work, jobs) for one in found]
     for rule in rules:
         for level in NOISE:

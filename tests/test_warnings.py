@@ -17,7 +17,7 @@ WARN = {
     "runs/sweep/sweep_warnings.py": ".*",
     "runs/result.py": "memory_marks|second_thoughts|_headroom_doubts",
     "twin/front_end.py": "strain",
-    "twin/knee.py": "judge|_rivals|_machine_warnings|_drift_warnings",
+    "twin/knee.py": "verdict_by_twin|_rivals|_machine_warnings|_drift_warnings",
     "twin/verdict_text.py": "kv_warnings",
     "commands/watch/view.py": "_notes",
 }

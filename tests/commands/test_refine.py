@@ -208,7 +208,7 @@ def test_a_budget_without_room_for_a_search_compares_what_the_twin_likes_best(
 
 
 @pytest.mark.parametrize("objective", ["goodput", "throughput", "e2el"])
-def test_what_the_twin_cannot_tell_of_is_judged_by_its_replays_alone(
+def test_what_the_twin_cannot_tell_of_is_scored_by_its_replays_alone(
     swept: Path, objective: str
 ) -> None:
     cap = profile.load(swept / "profile.yaml").decision.max_num_seqs

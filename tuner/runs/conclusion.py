@@ -35,7 +35,7 @@ from tuner.traffic.workload import Workload
 from tuner.twin.aa_check import AaCheck, aa_check
 from tuner.twin.forecast import Forecast, StepChange, forecast
 from tuner.twin.front_end import MOST_UTILISATION, FrontEnd, contention_of, fit_front_end
-from tuner.twin.knee import decide, judge
+from tuner.twin.knee import decide, verdict_by_twin
 from tuner.twin.objective import GOOD_ATTAINMENT, HALF
 from tuner.twin.simulation import hit_share, shape_of
 from tuner.twin.uncertainty import Block, intervals, never_binds, relative_changes
@@ -52,8 +52,8 @@ def view_of(
     return forecast(
         segments,
         evidence.observed(),
-        requests=workload.judged,
-        length_s=workload.judged_s,
+        requests=workload.twin_requests,
+        length_s=workload.twin_length_s,
         hash_block_size=settings.trace_block_size,
         facts=evidence.facts(),
         unloaded=workload.unloaded,
@@ -82,7 +82,7 @@ def conclude(
     measured, otherwise = evidence.measured(workload.slo), evidence.cut_under_another(workload.slo)
     measured = {cap: one for cap, one in measured.items() if cap not in otherwise}
     numbers = {cap: view.measurement(cap) for cap in doubling(settings.ceiling)}
-    verdict = judge(view, numbers, ceiling=settings.ceiling, complete=complete)
+    verdict = verdict_by_twin(view, numbers, ceiling=settings.ceiling, complete=complete)
     changes: dict[int, Mapping[str, StepChange]] = {
         cap: view.changes(below, cap) for below, cap in pairwise(numbers)
     }
@@ -353,7 +353,7 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
         slo=workload.slo,
         part=workload.part,
         windows=workload.windows,
-        arrival_rate_rps=len(workload.judged) / workload.judged_s,
+        arrival_rate_rps=workload.arrival_rate_rps,
         confirmed=confirmed,
         with_headroom=with_headroom,
         aa_check=agreed(conclusion, evidence),

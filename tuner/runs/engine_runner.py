@@ -224,7 +224,7 @@ class EngineRunner:
             what,
             engine,
             lambda: ramp(
-                workload.judged,
+                workload.twin_requests,
                 engine,
                 ceiling=ceiling,
                 length_s=length_s,

@@ -24,7 +24,7 @@ LOADED = 1.5
 LEAST_S = 1.0
 """Traffic that arrives at once has a rate over this."""
 
-MOST_JUDGED = 100_000
+MOST_TWIN_REQUESTS = 100_000
 """Requests that the twin replays at most: of a longer part the busiest stretch of so many."""
 
 MOST_QUEUED = 20_000
@@ -58,11 +58,15 @@ class Workload:
     step_s: float
     """About how long that takes, and how long a ramp is."""
 
-    judged: tuple[TraceRequest, ...]
-    """The requests of the part, MOST_JUDGED at most, that the twin replays."""
+    twin_requests: tuple[TraceRequest, ...]
+    """The requests of the part, MOST_TWIN_REQUESTS at most, that the twin replays."""
 
-    judged_s: float
+    twin_length_s: float
     """How long they take to arrive."""
+
+    @property
+    def arrival_rate_rps(self) -> float:
+        return len(self.twin_requests) / self.twin_length_s
 
     def sent_in(self, window: Window) -> list[TraceRequest]:
         """Return what a replay of a window sends."""
@@ -83,13 +87,13 @@ class Workload:
         )
 
     def queued(self, cap: int, *, held: float) -> float:
-        """Return the share of the judged requests whose turn comes in time at ``cap``, if each
+        """Return the share of the twin's requests whose turn comes in time at ``cap``, if each
         holds its slot for ``held`` times as long as on an idle engine.
 
         It sees a queue that grows over hours, which no window shows: each begins without it.
         """
         return littles_bound(
-            self.judged[:MOST_QUEUED],
+            self.twin_requests[:MOST_QUEUED],
             self.unloaded,
             self.slo,
             cap=cap,
@@ -159,10 +163,10 @@ def workload_of(  # noqa: PLR0913, PLR0917 - what was chosen
     if not inside:
         raise TraceError(f"window {part}: nothing to replay", hint="Choose another --window.")
     length_s = part.length_s
-    if len(inside) > MOST_JUDGED:
+    if len(inside) > MOST_TWIN_REQUESTS:
         arrival_s = np.array([one.arrival_s for one in inside])
         tokens = np.array([one.input_length + one.output_length for one in inside])
-        inside = inside[busiest_rows(arrival_s, tokens, MOST_JUDGED)]
+        inside = inside[busiest_rows(arrival_s, tokens, MOST_TWIN_REQUESTS)]
         length_s = inside[-1].arrival_s - inside[0].arrival_s
     length_s = max(length_s, LEAST_S)
     return Workload(slo, unloaded, tuple(requests), part, tuple(windows), step_s, inside, length_s)

@@ -3,8 +3,8 @@
 The objective is ``twin.objective``'s: of the caps that serve today's load as well as any, the
 fewest slots that also serve the headroom load as well as any of them.
 
-``judge`` asks the twin about the whole trace. Where the twin is not believed, ``decide`` asks the
-windows that were replayed.
+``verdict_by_twin`` asks the twin about the whole trace. Where the twin is not believed, ``decide``
+asks the windows that were replayed.
 """
 
 import math
@@ -66,7 +66,7 @@ def moved(view: Forecast) -> float:
     return float(np.median(slowdown[-few:]) / np.median(slowdown[:few])) - 1
 
 
-def judge(
+def verdict_by_twin(
     view: Forecast, curve: Mapping[int, Measurement], *, ceiling: int, complete: bool = True
 ) -> Verdict:
     """Return the twin's verdict. ``curve`` holds what it says of every cap, ascending.

@@ -190,7 +190,7 @@ def verified(folder: Path) -> dict[str, Any]:
     return found
 
 
-def test_a_verification_shows_its_gates_and_what_they_judged(
+def test_a_verification_shows_its_gates_and_what_they_compare(
     folder: Path, verified: dict[str, Any]
 ) -> None:
     found, block = kept_in(folder, "verified")

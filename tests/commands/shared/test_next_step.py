@@ -346,8 +346,8 @@ def of_verify(engine: Kind) -> Iterator[Said]:
         found = Verified(gates, 115.0, {"ttft_p95": 997.0, "e2el_p95": 6050.0}, replays)
         kind = "vllm" if url else engine
         options = VerifyOptions(profile=PROFILE, trace=TRACE, engine=kind, url=url)
-        judged = of_given_slo(one) if case == "broken" else one
-        yield Said(case, verify_view._block(found, judged, options), judged)
+        verified = of_given_slo(one) if case == "broken" else one
+        yield Said(case, verify_view._block(found, verified, options), verified)
     for right in (0.97, 0.31):
         offline = (
             Gate("choice", right, 0.97, 0.5, right > 0.5, "half of the stored laws"),

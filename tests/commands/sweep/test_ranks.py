@@ -68,7 +68,7 @@ def test_an_engine_takes_as_many_gpus_as_its_parallel_sizes_multiply_to() -> Non
     assert gpus_of({"max_num_seqs": 16}) == 1
 
 
-def test_a_kind_of_node_whose_engine_is_a_rank_says_so_also_when_it_is_judged_anew(
+def test_a_kind_of_node_whose_engine_is_a_rank_says_so_also_when_it_is_rescored(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("ray")

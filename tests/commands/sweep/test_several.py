@@ -116,7 +116,7 @@ def test_profiles_of_each_trace_and_of_all_are_written(
     ).read_bytes()
 
 
-def test_a_stored_run_is_judged_anew_for_all_its_traces(
+def test_a_stored_run_is_rescored_for_all_its_traces(
     tuned: tuple[Path, dict[str, Any]],
 ) -> None:
     folder, before = tuned

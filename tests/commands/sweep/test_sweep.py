@@ -396,7 +396,7 @@ def test_metrics_are_served_while_the_run_goes_on(folder: Path) -> None:
     assert "tuner_in_flight" in text
 
 
-def test_a_stored_run_is_judged_under_another_slo_without_an_engine(
+def test_a_stored_run_is_rescored_under_another_slo_without_an_engine(
     whole: Whole, tmp_path: Path
 ) -> None:
     shutil.copytree(whole.run_dir, tmp_path / "run")
@@ -414,7 +414,7 @@ def test_a_stored_run_is_judged_under_another_slo_without_an_engine(
     assert (tmp_path / "run" / "journal.jsonl").read_bytes() == journal
 
 
-def test_a_stored_run_whose_trace_was_changed_since_is_not_judged(
+def test_a_stored_run_whose_trace_was_changed_since_is_not_rescored(
     whole: Whole, tmp_path: Path
 ) -> None:
     shutil.copytree(whole.run_dir, tmp_path / "run")
@@ -492,7 +492,7 @@ def rescored(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return tuner(folder, "sweep", "--rescore", "run", "-o", "other.yaml", *options)
 
 
-def test_a_run_that_is_none_cannot_be_judged(folder: Path) -> None:
+def test_a_run_that_is_none_cannot_be_rescored(folder: Path) -> None:
     assert "no run to resume" in refused(rescored(folder), 3)
     (folder / "run").mkdir()
     (folder / "run" / "journal.jsonl").write_text('{"event": "plan", "format": 2, "plan": {}}\n')

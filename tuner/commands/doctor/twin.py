@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tuner.engines.checks.check import MachineCheck, judged, skipped
+from tuner.engines.checks.check import MachineCheck, checked, skipped
 from tuner.engines.checks.engine import OUTPUT, PROMPT, SMALL_CAP
 from tuner.engines.seam import Engine, IterationLog
 from tuner.replay.plan import PlannedRequest
@@ -50,7 +50,7 @@ async def twin_check(engine: Engine, burst: IterationLog) -> MachineCheck:
     )
     shape = shape_of(facts)
     found = paced([seen], law, shape_of(facts, lag_s=lag_s([seen], law, shape)), Slo())
-    return judged(
+    return checked(
         "twin",
         f"{found.held} of {len(found.numbers)} numbers of a window of {window_s:.1f} s at {cap} "
         f"foretold; furthest off: {miss_in_words(found.worst)}",

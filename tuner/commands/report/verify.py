@@ -1,4 +1,4 @@
-"""The report of a verification: every gate, and the replays that it judged."""
+"""The report of a verification: every gate, and the replays that it measured."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""One trace of a sweep: read, measured on an engine or judged anew, and sealed in a profile."""
+"""One trace of a sweep: read, measured on an engine or rescored, and sealed in a profile."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +48,7 @@ from tuner.traffic.window import choose_part, parse_window
 from tuner.traffic.workload import MIN_STEP_S, affordable_step_s
 
 TRACE_COPY = "trace.jsonl"
-"""In the run directory: the requests that were tuned for, so that the run can be judged again."""
+"""In the run directory: the requests that were tuned for, so that the run can be rescored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +396,7 @@ def device_of(starter: Starter, run_dir: Path) -> Read | None:
 
 
 def rescored(options: SweepOptions, book: journal.Journal) -> FinishedSweep:
-    """Judge one trace's stored run anew. Raises RunError, InputError."""
+    """Rescore one trace's stored run. Raises RunError, InputError."""
     began_s = time.monotonic()
     run_dir, plan = book.run_dir, book.events[0]["plan"]
     try:

@@ -128,7 +128,7 @@ class SweepOptions:
     rescore: Annotated[
         Path | None,
         typer.Option(
-            metavar="RUN_DIR", help="No engine: judge a stored run anew, under another --slo."
+            metavar="RUN_DIR", help="No engine: rescore a stored run under another --slo."
         ),
     ] = None
     start_timeout: StartTimeout = None

@@ -135,7 +135,7 @@ def prepared(options: SweepOptions, path: Path) -> AskedSweep:
 
 
 def swept(asked: AskedSweep, path: Path) -> FinishedSweep:
-    """Measure all that the run does not hold yet, and judge it. Raises TunerError."""
+    """Measure all that the run does not hold yet, and decide. Raises TunerError."""
     options, traffic, starter = asked.options, asked.traffic, asked.starter
     arguments = starter.resolve(max_num_seqs=options.ceiling)
     plan = plan_of(options, traffic.trace, arguments, ranks=ranks_of(starter))
@@ -171,7 +171,7 @@ def swept(asked: AskedSweep, path: Path) -> FinishedSweep:
 
 
 def _rescore(options: SweepOptions, run_dir: Path) -> None:
-    """Judge a stored run anew, under another SLO if one is given, else its own. No engine."""
+    """Rescore a stored run under another SLO if one is given, else its own. No engine."""
     if options.traces or options.resume or options.run_dir is not None or options.ray:
         raise UsageError(
             "--rescore asks a stored run", hint="Leave out --trace, --resume, --run-dir and --ray."

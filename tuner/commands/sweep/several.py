@@ -161,7 +161,7 @@ def run(options: SweepOptions) -> None:
 
 
 def rescore(options: SweepOptions, book: journal.Journal) -> None:
-    """Judge a stored run of several traces anew. No engine. Raises RunError, InputError."""
+    """Rescore a stored run of several traces. No engine. Raises RunError, InputError."""
     try:
         names = parts_of(book)
     except (TypeError, ValueError) as error:

@@ -106,7 +106,7 @@ def _book(options: VerifyOptions, profile: ServingProfile) -> Iterator[Journal |
 
 
 def _keep(found: Verified, profile: ServingProfile, options: VerifyOptions, book: Journal) -> None:
-    """Keep what was measured and judged in the folder of the run. Raises RunError, TargetError."""
+    """Keep the gates and what was measured in the run directory. Raises RunError, TargetError."""
     for replay in found.replays:
         cap = replay.max_num_seqs
         took_s = replay.elapsed_s

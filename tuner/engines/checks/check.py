@@ -14,7 +14,7 @@ class MachineCheck:
     cure: str = ""
 
 
-def judged(name: str, said: str, *, failed: bool, cure: str) -> MachineCheck:
+def checked(name: str, said: str, *, failed: bool, cure: str) -> MachineCheck:
     """Return PASS, or FAIL with its cure."""
     return MachineCheck(name, "FAIL", said, cure) if failed else MachineCheck(name, "PASS", said)
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.engines import devices, gpus
-from tuner.engines.checks.check import MachineCheck, judged, skipped
+from tuner.engines.checks.check import MachineCheck, checked, skipped
 from tuner.engines.seam import (
     ITERATION,
     Engine,
@@ -177,13 +177,13 @@ def log_checks(burst: Burst) -> list[MachineCheck]:
     exact = int(log["decode_seqs"].sum()) == to_decode and computed == to_prefill
     cure = "Report it with the engine's log: numbers of this engine cannot be trusted."
     return [
-        judged(
+        checked(
             "log tiles",
             f"{len(log):,} iterations miss {missed:.2%} of {busy_s:.1f} s",
             failed=missed > TILING,
             cure=cure,
         ),
-        judged(
+        checked(
             "log sums",
             f"{int(log['decode_seqs'].sum()):,} tokens decoded of {to_decode:,}, {computed:,} of "
             f"{to_prefill:,} prefilled",
@@ -218,7 +218,7 @@ def same_engine(live: IterationLog, fresh: IterationLog, *, cap: int) -> list[Ma
             continue
         apart = pair[0] / pair[1] - 1
         found.append(
-            judged(
+            checked(
                 name,
                 f"live cap {cap} {pair[0] * 1e3:.2f} ms, fresh engine {pair[1] * 1e3:.2f} ms "
                 f"({apart:+.1%})",
@@ -246,7 +246,7 @@ def front_end(name: str, burst: Burst, *, fails: bool) -> MachineCheck:
     tokens = sum(one.output_tokens for one in burst.replies)
     merged = sum(one.merged_outputs for one in burst.replies) / tokens
     rate = tokens / float(burst.log["duration_s"].sum())
-    return judged(
+    return checked(
         name,
         f"p99 {float(np.percentile(lags, 99)) * 1e3:.1f} ms behind at {rate:,.0f} tokens/s, "
         f"{merged:.1%} of outputs joined",
@@ -314,7 +314,7 @@ async def _given_back(
 ) -> MachineCheck:
     if not before:
         return skipped(name, "no GPU here")
-    return judged(
+    return checked(
         name,
         "as before the engine",
         failed=not await gpus.given_back(before, device=device, within_s=GONE_S),
@@ -336,7 +336,7 @@ async def _killed(
         await asyncio.sleep(0.05)
     left_s = max(0.0, begun_s + GONE_S - loop.time())
     freed = await gpus.given_back(before, device=device, within_s=left_s)
-    return judged(
+    return checked(
         "kill -9",
         f"{len(processes)} processes and their memory gone after {loop.time() - begun_s:.1f} s",
         failed=bool(alive) or not freed,

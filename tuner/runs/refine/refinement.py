@@ -115,21 +115,21 @@ class Refinement:
     warnings: tuple[str, ...]
 
 
-def trial_table(judge: Scoring) -> list[TrialRow]:
+def trial_table(scoring: Scoring) -> list[TrialRow]:
     """Return the trials that served, in the order in which they ended; of several places each has
     one of the knee."""
     return [
         TrialRow(
             done.configuration,
-            done.measured(judge.problem.workload),
+            done.measured(scoring.problem.workload),
             done.worker,
             cut_of(done.replays),
-            gains=None if judged is None else judged.gains,
-            deficit=None if judged is None else judged.deficit,
-            replayed=None if judged is None else judged.replayed,
-            foreseen=None if judged is None else judged.foreseen,
+            gains=None if score is None else score.gains,
+            deficit=None if score is None else score.deficit,
+            replayed=None if score is None else score.replayed,
+            foreseen=None if score is None else score.foreseen,
         )
-        for done, judged in judge.each()
+        for done, score in scoring.each()
     ]
 
 
@@ -210,7 +210,7 @@ def changed_besides(
 def unlike(profile: ServingProfile, workload: Workload) -> str | None:
     """Say that a trace brings another load here than where it was tuned for; None where it is the
     same, or the windows are not."""
-    here, there = len(workload.judged) / workload.judged_s, profile.validity.arrival_rate_rps
+    here, there = workload.arrival_rate_rps, profile.validity.arrival_rate_rps
     if str(workload.part) != profile.validity.window or abs(math.log(here / there)) < SAME_LOAD:
         return None
     return (

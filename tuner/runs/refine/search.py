@@ -124,11 +124,9 @@ class Search:
             for told in curve:
                 self.study.add(told)
         known = [told.configuration for told in self._told()]
-        for one, judged in self.scoring.scores():
+        for one, score in self.scoring.scores():
             if one not in known:
-                told = KnownTrial(
-                    dict(one), judged.gains, judged.deficit, "engine", judged.has_room
-                )
+                told = KnownTrial(dict(one), score.gains, score.deficit, "engine", score.has_room)
                 self.study.add(told)
                 known.append(dict(one))
         self._catch_up_cut()
@@ -185,11 +183,11 @@ class Search:
             return None
         if (foreseen := surrogate.foresee(one)) is None:
             return None
-        judged = self.scoring.scores()
-        if any(surrogate.are_alike(one, other, within=ALIKE) for other, _ in judged):
+        scores = self.scoring.scores()
+        if any(surrogate.are_alike(one, other, within=ALIKE) for other, _ in scores):
             return foreseen.gains[0], "the twin sees no difference to one before"
         most = foreseen.upper(0) + (0.0 if foreseen.is_whole else ROOM)
-        best = max((each.gains[0] for _, each in judged if each.deficit <= 0), default=0.0)
+        best = max((each.gains[0] for _, each in scores if each.deficit <= 0), default=0.0)
         return (most, "the twin rules it out") if most < best + WORTH else None
 
     async def _measure(self, more: Callable[[], list[AskedTrial]]) -> None:
@@ -241,13 +239,13 @@ class Search:
         return None
 
     def _tell(self, asked: AskedTrial, done: FinishedTrial) -> None:
-        judged = self.scoring.score(done)
+        score = self.scoring.score(done)
         if done.failed is not None:
             self.study.fail(asked, done.failed)
-        elif judged is None:
+        elif score is None:
             self.study.prune(asked, self._bound(done), "cut", by="engine")
         else:
-            self.study.tell(asked, judged.gains, judged.deficit, has_room=judged.has_room)
+            self.study.tell(asked, score.gains, score.deficit, has_room=score.has_room)
 
     def _bound(self, done: FinishedTrial) -> float:
         """Return the most that a trial which was cut could have gained over the knee."""

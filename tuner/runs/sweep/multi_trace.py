@@ -1,8 +1,8 @@
 """Several traces on one engine: each concluded, then each confirmed, then one cap for all.
 
 One engine at the ceiling serves every trace in turn; the engines that confirm are started once for
-every cap that is chosen. Each trace has a journal of its own, so that any of them can be judged
-anew alone; the engines' starts stand in the journal of all.
+every cap that is chosen. Each trace has a journal of its own, so that any of them can be rescored
+alone; the engines' starts stand in the journal of all.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""A stored run judged anew, under another SLO, without an engine."""
+"""A stored run rescored under another SLO, without an engine."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def rescore(
     unloaded, choice = evidence.unloaded(), evidence.selection()
     if unloaded is None or choice is None or not evidence.trials():
         raise RunError(
-            f"{journal.run_dir}: nothing was measured that could be judged",
+            f"{journal.run_dir}: nothing was measured that could be rescored",
             hint="Go on with it first: tuner sweep --resume --run-dir ...",
         )
     most = evidence.facts().max_model_len

@@ -99,7 +99,7 @@ def _said(*found: str | None) -> tuple[str, ...]:
 
 
 def _few(workload: Workload) -> str | None:
-    count = len(workload.judged)
+    count = len(workload.twin_requests)
     if count >= FEW:
         return None
     return (

@@ -157,11 +157,11 @@ async def _verified(
             tell(f"Warning: {dropped} requests are longer than the engine takes: left out")
         windows = windows_of(kept, question)
         replays = await _step(engine, windows, question, listeners)
-        found = _judged(replays, windows, question, repeats=1)
+        found = _gates_of(replays, windows, question, repeats=1)
         if question.repeats and not all(gate.kept for gate in found):
             tell("a promise looks broken: measuring once more")
             replays += await _step(engine, windows, question, listeners)
-            found = _judged(replays, windows, question, repeats=2)
+            found = _gates_of(replays, windows, question, repeats=2)
     finally:
         await engine.stop()
     seen = measure(replays, question.slo)
@@ -191,7 +191,7 @@ async def _step(
     return replays
 
 
-def _judged(
+def _gates_of(
     replays: Sequence[Replay], windows: Windows, question: Verification, *, repeats: int
 ) -> list[Gate]:
     measured = measure(replays, question.slo)

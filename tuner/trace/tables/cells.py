@@ -295,10 +295,10 @@ def _told_by_tokens(values: Sequence[tuple[float, int]], decimal: str) -> Spans 
     token_ms = scaled(middle, unit)
     why = f"in {NAMES[unit]}, because an output token then takes {token_ms:.3g} ms"
     spans = Spans(unit, decimal, why, token_ms)
-    judged = [(value, n) for value, n in values if value > 0 and n >= MANY_TOKENS]
-    odd = [v for v, n in judged if spans.are_of_another_unit(scaled(v, unit), n)]
-    if len(odd) > (1 - MOSTLY) * len(judged):
-        usual = next(v for v, _ in judged if v not in odd)
+    telling = [(value, n) for value, n in values if value > 0 and n >= MANY_TOKENS]
+    odd = [v for v, n in telling if spans.are_of_another_unit(scaled(v, unit), n)]
+    if len(odd) > (1 - MOSTLY) * len(telling):
+        usual = next(v for v, _ in telling if v not in odd)
         return f"durations of several units stand in it, {usual:.17g} and {odd[0]:.17g}"
     return spans
 
