@@ -224,7 +224,7 @@ def of_refine(engine: Kind) -> Iterator[Said]:
             pairs=(),
             outcome=object() if better else None,  # type: ignore[arg-type]
             reason=one.decision.reason,
-            tried=(),
+            trials=(),
             front=(),
             importances=(),
             workload=None,  # type: ignore[arg-type]

@@ -340,7 +340,7 @@ def test_a_file_that_others_hold_locked_is_not_waited_for(
 ) -> None:
     one = study(file)
     kept = Path(file).read_bytes()
-    monkeypatch.setattr(storage, "PATIENCE_S", 0)
+    monkeypatch.setattr(storage, "STORAGE_TIMEOUT_S", 0)
     with Path(file).open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(RunError, match="another process has locked it for more than 0s"):
@@ -499,7 +499,7 @@ def test_a_table_that_others_hold_locked_is_not_waited_for(
 ) -> None:
     psycopg = pytest.importorskip("psycopg")
     study(server.url).close()
-    monkeypatch.setattr(storage, "PATIENCE_S", 1)
+    monkeypatch.setattr(storage, "STORAGE_TIMEOUT_S", 1)
     with psycopg.connect(server.url) as other:
         other.execute("LOCK TABLE studies IN ACCESS EXCLUSIVE MODE")
         with pytest.raises(RunError, match="the study's storage cannot be used") as caught:

@@ -73,12 +73,12 @@ def test_a_slowdown_is_the_whole_laws() -> None:
     law = StepLaw(np.array([0.0, 0.1, 0.15, 0.2, 0.3]), 0.01, 1e-4, 0.02, 1e-4)
     slow = replace(surrogate(0.0), laws=(law,), slowdowns=((2.0, 1.0),))
     half = replace(slow.traffic, arrival_s=2 * slow.traffic.arrival_s)
-    usual = simulate(slow.traffic, law, SHAPE, max_num_seqs=4)
+    lawful = simulate(slow.traffic, law, SHAPE, max_num_seqs=4)
     late = replace(slow, traffic=half).measurement(0, OTHER).e2el_s
     assert late is not None
-    assert late.p99 == pytest.approx(2 * float(np.quantile(usual.e2el_s, 0.99)), rel=0.01)
+    assert late.p99 == pytest.approx(2 * float(np.quantile(lawful.e2el_s, 0.99)), rel=0.01)
 
 
-def test_at_the_usual_speed_nothing_wanders() -> None:
+def test_at_the_machines_own_speed_nothing_varies() -> None:
     assert surrogate(SPEED_SD).measurement(0, KNEE).attainment < 1.0
-    assert surrogate(SPEED_SD).at_usual_speed().measurement(0, KNEE).attainment == 1.0
+    assert surrogate(SPEED_SD).at_machine_speed().measurement(0, KNEE).attainment == 1.0

@@ -184,7 +184,7 @@ def _local_runner(begun: _Begun, evidence: Evidence, progress: RunProgress) -> L
 
 
 def _conclude(begun: _Begun, found: Refinement) -> None:
-    """Write the refined profile, or the knee's with what was tried, and print."""
+    """Write the refined profile, or the knee's with the trials, and print."""
     options, plan = begun.options, begun.plan
     wall_s = time.monotonic() - begun.began_s
     result = _profile(begun, found, wall_s)
@@ -207,7 +207,7 @@ def _of_knee(begun: _Begun, found: Refinement) -> list[RequirementSection]:
     if not begun.options.require:
         return begun.plan.profile.decision.requirements
     knee = dict(begun.plan.space.knee)
-    seen = next((row.measured for row in found.tried if row.configuration == knee), None)
+    seen = next((row.measured for row in found.trials if row.configuration == knee), None)
     return required_sections(
         [
             RequirementCheck(

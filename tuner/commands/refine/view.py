@@ -56,7 +56,7 @@ def render(found: Refinement, plan: RefinePlan, how: RefinePrint) -> None:
     """Print the trials, the comparison and what it means."""
     console = console_for()
     space, objectives = plan.space, plan.objectives
-    console.print(trials_table(found.tried, found.chosen, space.knee, objectives))
+    console.print(trials_table(found.trials, found.chosen, space.knee, objectives))
     if how.details:
         _print_details(console, found, plan)
     for one in found.front:
@@ -90,9 +90,9 @@ def block_of_refinement(found: Refinement, how: RefinePrint) -> VerdictBlock:
     profile = how.profile
     block = block_of(profile, next_=after(profile, how.path))
     rows = dict(block.rows)
-    tried = len(found.tried) - 1 + found.pruned
+    count = len(found.trials) - 1 + found.pruned
     spent_s = sum(found.starts_s) + found.replay_s
-    rows["checked"] = f"{tried} trials, {engine_time(spent_s, simulated=is_simulated(profile))}"
+    rows["checked"] = f"{count} trials, {engine_time(spent_s, simulated=is_simulated(profile))}"
     simulated = "simulated, " * is_simulated(profile)
     if found.outcome is None:
         _, _, rows["why"] = found.reason.rpartition(REFINED)
@@ -136,7 +136,7 @@ def _print_details(console: Console, found: Refinement, plan: RefinePlan) -> Non
 
 
 def trials_table(
-    tried: Sequence[TrialRow],
+    trials: Sequence[TrialRow],
     chosen: Configuration,
     knee: Configuration,
     objectives: Sequence[Objective],
@@ -144,10 +144,10 @@ def trials_table(
     """Return every trial that served, those of one place together and the chosen one marked."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("configuration", overflow="fold")  # what is cut off is lost
-    served = [one.measured for one in tried if not one.cut]
+    served = [one.measured for one in trials if not one.cut]
     tpot = TimeColumn.of(one.tpot_s.p95 for one in served if one.tpot_s)
     e2el = TimeColumn.of(one.e2el_s.p99 for one in served if one.e2el_s)
-    twin = ",\nwith twin" if any(one.foreseen is not None for one in tried) else ""
+    twin = ",\nwith twin" if any(one.foreseen is not None for one in trials) else ""
     for heading in (
         *(f"{aim.name}\ngain{twin}" for aim in objectives),
         "in SLO",
@@ -156,12 +156,12 @@ def trials_table(
         f"E2EL\np99 {e2el.unit}",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
-    workers = list(dict.fromkeys(one.worker for one in tried))
+    workers = list(dict.fromkeys(one.worker for one in trials))
     for worker in workers:
         if len(workers) > 1:
             table.add_section()
             table.add_row(f"on {shown(worker)}", style="dim")
-        for one in tried:
+        for one in trials:
             if one.worker == worker:
                 style = "bold" if one.configuration == chosen else None
                 words = _words(one, knee)
@@ -258,7 +258,7 @@ def json_of(
                 "cut": one.cut,
                 "worker": one.worker or None,
             }
-            for one in found.tried
+            for one in found.trials
         ],
         "front": [dict(one.configuration) for one in found.front],
         "importance": {

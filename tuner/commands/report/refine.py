@@ -1,4 +1,4 @@
-"""The report of a refinement: its profile, and everything that was tried around the knee."""
+"""The report of a refinement: its profile, and every trial around the knee."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -113,7 +113,7 @@ def _row(one: Mapping[str, Any]) -> list[str]:
 
 
 def _search_section(found: Mapping[str, Any]) -> PageSection:
-    """Return what was tried, and the comparison in turns."""
+    """Return the trials, and the comparison in turns."""
     parts: list[Any] = []
     known = [one for one in found["trials"] if one["gains"]]
     if known:

@@ -127,13 +127,13 @@ class _Look:
             least = rng.exponential(size=(DRAWS, pairs, len(tiles))) / requests
             drawn = least.argpartition(size - 1, axis=-1)[:, :, :size]  # in whatever order
         attained = good[drawn].sum(axis=2) / requests[drawn].sum(axis=2)[..., None]
-        usual = np.array([self.surrogate.measurement(0, one).attainment for one in self._sides()])
-        unlike = _unlike((attained - usual) / np.maximum(LEAST_ATTAINMENT, usual))
+        of_all = np.array([self.surrogate.measurement(0, one).attainment for one in self._sides()])
+        unlike = _unlike((attained - of_all) / np.maximum(LEAST_ATTAINMENT, of_all))
         return drawn[np.argsort(unlike, kind="stable")[:CLOSELY]]
 
     def unlike(self, choice: Sequence[Sequence[_Tile]], objective: Objective) -> float:
         """Return how far what is gained in the windows may be from what is gained of all, of all
-        aims that a proof may rest on: of the tail so much as gains count it."""
+        aims that an acceptance may rest on: of the tail so much as gains count it."""
         worth = {TAIL.name: TAIL_PER_LOG, GOODPUT.name: 1.0, objective.name: 1.0}
         aims = [OBJECTIVES[name] for name in worth]
         off = np.array([self._off(pair, aims) for pair in choice])
@@ -146,11 +146,11 @@ class _Look:
         what that is."""
         found, times = [], {aim.time for aim in aims}
         for place, one in enumerate(self._sides()):
-            usual = self.surrogate.measurement(0, one)
+            of_all = self.surrogate.measurement(0, one)
             now = pooled([tile.sides[place] for tile in pair], self.surrogate.slo, times=times)
-            of_all = max(LEAST_ATTAINMENT, usual.attainment)
-            off = zip(aims, beside(aims, now, usual), strict=True)
-            found.append([each / of_all if aim.is_share else each for aim, each in off])
+            attained = max(LEAST_ATTAINMENT, of_all.attainment)
+            off = zip(aims, beside(aims, now, of_all), strict=True)
+            found.append([each / attained if aim.is_share else each for aim, each in off])
         return found
 
     def _met(self, served: WindowForecast) -> float:

@@ -58,7 +58,7 @@ class Objective:
     """Whether it is attainment: noise adds to that and does not multiply it."""
 
     time: str | None = None
-    """Which of AimNumbers' spreads of times it is of, if of one."""
+    """Of which spread of times it is, if of one; as ``AimNumbers`` name it."""
 
     def log(self, one: AimNumbers, *, control: float = 0.0) -> float | None:
         """Return the logarithm, so that larger is better, less a control variate; None where

@@ -94,7 +94,7 @@ class Refinement:
     """For a profile of the refined engine; None where the knee is kept."""
 
     reason: str
-    tried: tuple[TrialRow, ...]
+    trials: tuple[TrialRow, ...]
     front: tuple[TrialRow, ...]
     """Of two aims: what no other trial beats in both."""
 
@@ -141,10 +141,10 @@ def cut_of(replays: Sequence[Replay]) -> str | None:
     return None
 
 
-def pareto(tried: Sequence[TrialRow], objectives: Sequence[Objective]) -> list[TrialRow]:
+def pareto(trials: Sequence[TrialRow], objectives: Sequence[Objective]) -> list[TrialRow]:
     """Return those that keep the SLO and that no other beats in both aims; of one aim none."""
     kept: list[tuple[TrialRow, tuple[float, ...]]] = []
-    for one in tried:
+    for one in trials:
         if one.keeps_slo and one.gains is not None:
             known = [each.configuration for each, _ in kept]
             if one.configuration not in known:  # each of several places has the knee

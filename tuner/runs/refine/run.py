@@ -96,15 +96,15 @@ class _Run:
             self.warnings += [said] if said else []
             if frees(one, self.space.knee) and (raised := outcome.with_headroom) is not None:
                 self.warnings += [] if has_room(raised) else [NO_ROOM]
-        tried = trial_table(search.scoring)
+        trials = trial_table(search.scoring)
         return Refinement(
             chosen=one,
             paired=paired,
             pairs=() if paired is None else chosen.pairs[: paired.pairs],
             outcome=outcome,
             reason=reason,
-            tried=tuple(tried),
-            front=tuple(pareto(tried, self.plan.objectives)),
+            trials=tuple(trials),
+            front=tuple(pareto(trials, self.plan.objectives)),
             importances=tuple(
                 (aim.name, tuple(study.importances(place)))
                 for place, aim in enumerate(self.plan.objectives)
@@ -317,4 +317,4 @@ class _Run:
 
 def _steady(surrogate: Surrogate | None) -> Surrogate | None:
     """Return the surrogate of the usual speed: what a comparison states is of that."""
-    return None if surrogate is None else surrogate.at_usual_speed()
+    return None if surrogate is None else surrogate.at_machine_speed()

@@ -152,12 +152,12 @@ class Scoring:
             knee_done.configuration, knee_done.replays, problem.aims
         )
         controls = list(zip(theirs, ours, strict=True))
-        usual = gains(problem.objectives, measured, knee, controls)
-        assert usual is not None
+        corrected = gains(problem.objectives, measured, knee, controls)
+        assert corrected is not None
         attained_by_knee = min(1.0, knee.attainment - of_knees)
         foreseen = surrogate.foresee(one)
         return Score(
-            combined(problem.objectives, foreseen, usual, attainment=attained_by_knee),
+            combined(problem.objectives, foreseen, corrected, attainment=attained_by_knee),
             max(deficit(min(1.0, measured.attainment - of_goodput), attained_by_knee), missed),
             values,
             None if foreseen is None else foreseen.gains,

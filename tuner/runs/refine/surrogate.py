@@ -39,9 +39,9 @@ from tuner.twin.forecast import Forecast
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, met, simulate, traffic_of
 
 LAWS = 20
-MOST_SCREENED = 20_000
-"""Requests that a configuration is screened with, or the search would wait for the twin: the
-busiest stretch of so many."""
+SURROGATE_REQUESTS = 20_000
+"""Requests that the surrogate replays, or the search would wait for the twin: the busiest stretch
+of so many."""
 
 WINDOWS_SD = 0.03
 """Standard deviation of what some windows gain from what all of the traffic does (study of windows,
@@ -185,7 +185,7 @@ class Surrogate:
         served = self.served(one, traffic, window, slowdown=slowest)
         return pooled([served], self.slo, times=()).attainment
 
-    def at_usual_speed(self) -> "Surrogate":
+    def at_machine_speed(self) -> "Surrogate":
         """Return the twin of a machine whose speed does not vary."""
         return replace(self, slowdowns=STEADY, _measured={})
 
@@ -257,7 +257,7 @@ def surrogate_of(view: Forecast, objectives: Sequence[Objective], knee: Configur
         laws=[view.fitted.law, *view.fitted.draws(LAWS, seed=0)],
         shape=view.shape,
         slo=view.slo,
-        traffic=view.traffic.busiest(MOST_SCREENED),
+        traffic=view.traffic.busiest(SURROGATE_REQUESTS),
         objectives=objectives,
         knee=knee,
         hit_share=view.hit_share,
@@ -306,7 +306,7 @@ def combined(
     return tuple(found)
 
 
-def beside(aims: Sequence[Objective], now: TwinNumbers, usual: AimNumbers) -> tuple[float, ...]:
+def beside(aims: Sequence[Objective], now: TwinNumbers, of_all: AimNumbers) -> tuple[float, ...]:
     """Return per aim how much better windows are than all of the traffic: of attainment the
     difference, of others the log ratio; 0 where there is no telling.
 
@@ -315,9 +315,9 @@ def beside(aims: Sequence[Objective], now: TwinNumbers, usual: AimNumbers) -> tu
     found = []
     for aim in aims:
         if aim.is_share:
-            found.append(now.attainment - usual.attainment)
+            found.append(now.attainment - of_all.attainment)
             continue
-        here, there = aim.log(now), aim.log(usual)
+        here, there = aim.log(now), aim.log(of_all)
         found.append(0.0 if here is None or there is None else here - there)
     return tuple(found)
 

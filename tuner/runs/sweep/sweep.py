@@ -138,7 +138,7 @@ class SweepRun:
         self.evidence, self.recorder = runner.evidence, runner.recorder
         self.dropped: dict[str, int] = {}
         self.warnings: list[str] = []
-        self.likely: int | None = None
+        self.chosen_so_far: int | None = None
         """The cap that the twin has chosen so far, where it serves half."""
 
     async def conclude(self, requests: Sequence[TraceRequest]) -> None:
@@ -156,10 +156,10 @@ class SweepRun:
         takes a core for seconds, in which nothing is measured."""
         if (
             self.settings.confirm != "inproc"
-            and self.likely is not None
+            and self.chosen_so_far is not None
             and self.evidence.unloaded("confirm") is None
         ):
-            await self.runner.anticipate(self.likely)
+            await self.runner.anticipate(self.chosen_so_far)
 
     def outcome(self) -> SweepOutcome:
         """Return all that was found, once it is confirmed."""
@@ -253,7 +253,7 @@ class SweepRun:
                 weighed = view.weighed
                 self.watcher.believed(weighed.best, weighed.agreeing, weighed.draws)
                 serves = weighed.values[weighed.best][0] >= HALF
-                self.likely = weighed.best if serves and view.is_believed else None
+                self.chosen_so_far = weighed.best if serves and view.is_believed else None
             if view is not None and not view.is_believed:
                 self.watcher.warn(f"{view.doubt}: the windows must decide")
                 return await self.gather_windows(workload)

@@ -18,7 +18,7 @@ def test_whatever_it_says_ends_in_one_line_and_is_heard_no_longer(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage_timeout, "ANSWER_S", 0.5 if "without end" in what else 3.0)
-    monkeypatch.setattr(storage, "PATIENCE_S", 2)
+    monkeypatch.setattr(storage, "STORAGE_TIMEOUT_S", 2)
     monkeypatch.setattr(storage, "PAUSE_S", 0.1)
     with lying(LIES[what]) as (url, clients):
         with pytest.raises(RunError) as refused:

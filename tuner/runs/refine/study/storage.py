@@ -28,7 +28,7 @@ from tuner.system.files import opened_own
 from tuner.system.lock import lock
 from tuner.system.passwords import passwords_in, without_passwords
 
-PATIENCE_S = 10
+STORAGE_TIMEOUT_S = 10
 """How long a storage may take to answer, or be locked by others, before it counts as down."""
 
 MOST_AT_ONCE, PAUSE_S = 5, 1.0
@@ -154,9 +154,9 @@ class _FileLock(JournalFileOpenLock):
 def _locked(path: Path) -> Iterator[IO[bytes]]:
     """Hold a file for this process alone. Raises RunError when others do not let go."""
     with open(path, "a+b", opener=opened_own) as file:
-        if not lock(file.fileno(), wait_s=PATIENCE_S):
+        if not lock(file.fileno(), wait_s=STORAGE_TIMEOUT_S):
             raise RunError(
-                f"{path}: another process has locked it for more than {PATIENCE_S}s",
+                f"{path}: another process has locked it for more than {STORAGE_TIMEOUT_S}s",
                 hint="Wait for it, end it, or give another --storage.",
             )
         file.seek(0)
@@ -254,15 +254,16 @@ def _with_driver(storage: str) -> str:
 def _engine(storage: str) -> dict[str, Any]:
     """Return how connections are made: none waits for ever."""
     kind = storage.partition(":")[0].partition("+")[0]
-    found: dict[str, Any] = {"connect_timeout": PATIENCE_S}
+    found: dict[str, Any] = {"connect_timeout": STORAGE_TIMEOUT_S}
     if kind == "sqlite":
-        found = {"timeout": PATIENCE_S}
+        found = {"timeout": STORAGE_TIMEOUT_S}
     elif kind in {"postgres", "postgresql"}:
         own = urllib.parse.parse_qs(urllib.parse.urlsplit(storage).query).get("options", [""])[-1]
         found["options"] = (
-            f"-c lock_timeout={PATIENCE_S}s -c statement_timeout={PATIENCE_S}s {own}".rstrip()
+            f"-c lock_timeout={STORAGE_TIMEOUT_S}s "
+            f"-c statement_timeout={STORAGE_TIMEOUT_S}s {own}".rstrip()
         )
-        found["tcp_user_timeout"] = PATIENCE_S * 1000
+        found["tcp_user_timeout"] = STORAGE_TIMEOUT_S * 1000
     elif kind != "mysql":
         found = {}
     return {"pool_pre_ping": True, "connect_args": found}
