@@ -146,9 +146,11 @@ def result_of(job: tuple[int, str], *, settings: SweepSettings, harder: bool) ->
         is_good=verdict.max_num_seqs in right_caps(truth),
         warned=bool(verdict.warnings) or verdict.kind in {"inconclusive", "overloaded"},
         unseen=record is not None and record.unseen,
-        foretold={} if record is None else _off(record.unpaced),
-        paced={} if record is None else _off(record.paced),
-        alarms=(False, False) if record is None else (record.unpaced.failed, record.paced.failed),
+        foretold={} if record is None else _off(record.foretold),
+        paced={} if record is None else _off(record.at_own_speed),
+        alarms=(False, False)
+        if record is None
+        else (record.foretold.failed, record.at_own_speed.failed),
         doubted=view is not None and not view.is_believed,
         replay_s=outcome.replay_s,
         starts=len(outcome.starts_s),
@@ -187,17 +189,23 @@ def _off(one: Check) -> dict[str, float]:
 def _alarms(results: Sequence[Result]) -> str:
     """Say how often an honest machine raised an alarm."""
     foretold = [one.alarms[0] for one in results if one.foretold]
-    paced = [one.alarms[1] for one in results if one.paced]
+    own_speed = [one.alarms[1] for one in results if one.paced]
     return (
         f"foretold {sum(foretold)} of {len(foretold)} ({sum(one.unseen for one in results)} "
-        f"unseen), paced {sum(paced)} of {len(paced)}, "
+        f"unseen), at its own speed {sum(own_speed)} of {len(own_speed)}, "
         f"ladder {sum(one.doubted for one in results)} of {len(results)}"
     )
 
 
 SWEEPS = ("machine", "true best cap", "within tolerance", "sure, and right among these",
           "the confirming engine falsely said to differ", "replay, mean and most")  # fmt: skip
-ALARMS = ("number", "foretold: outside of its 95 %", "far off", "paced: outside", "far off")
+ALARMS = (
+    "number",
+    "foretold: outside of its 95 %",
+    "far off",
+    "at its own speed: outside",
+    "far off",
+)
 
 
 def sweep_rows(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:

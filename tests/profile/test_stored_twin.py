@@ -81,7 +81,7 @@ def test_what_is_stored_promises_what_was_promised() -> None:
     """So that plan, watch and verify say the same as the profile."""
     one = view()
     again = restored(stored(one), source="p.yaml")
-    assert again.machine.pace.tolist() == [1.0, 1.25, 0.5]
+    assert again.machine.slowdown.tolist() == [1.0, 1.25, 0.5]
     assert again.machine.delays_s.tolist() == [-0.125, 0.0, 0.25]
     assert again.machine.flicker.tolist() == [0.75, 1.5]
     assert (again.machine.ttft_errors, again.machine.tpot_errors) == ((0.25,), (-0.125,))
@@ -116,7 +116,7 @@ def test_a_profile_of_an_older_tuner_knows_nothing_of_the_context_of_prompts() -
     for law, same in zip(again.laws, restored(one, source="p.yaml").laws, strict=True):
         assert law.decode_s.tolist() == same.decode_s.tolist()
         assert law[1:] == same[1:]
-    assert again.machine.pace.tolist() == [1.0, 1.25, 0.5]
+    assert again.machine.slowdown.tolist() == [1.0, 1.25, 0.5]
 
 
 def test_a_profile_of_an_older_tuner_has_a_machine_of_one_speed() -> None:

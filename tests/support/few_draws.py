@@ -12,27 +12,27 @@ from tuner.twin import check, choice, forecast
 from tuner.twin.draws import PRINTED
 
 ASKED = 16
-"""Instead of ``choice.DRAWS`` and ``check.PACED_DRAWS``."""
+"""Instead of ``choice.DRAWS`` and ``check.OWN_SPEED_DRAWS``."""
 
 FEW = 20
 """Instead of ``draws.PRINTED``; a few more than the draws that are asked about every cap."""
 
-DRAWS, PACED_DRAWS = choice.DRAWS, check.PACED_DRAWS
+DRAWS, OWN_SPEED_DRAWS = choice.DRAWS, check.OWN_SPEED_DRAWS
 
 
 @contextmanager
-def few_draws(printed: int = FEW, asked: int = ASKED, paced: int = ASKED) -> Iterator[None]:
+def few_draws(printed: int = FEW, asked: int = ASKED, own_speed: int = ASKED) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (forecast, prediction, headroom, plan):
             patch.setattr(module, "PRINTED", printed)
         for other in (forecast, choice, plan, required):
             patch.setattr(other, "DRAWS", asked)
-        patch.setattr(check, "PACED_DRAWS", paced)
+        patch.setattr(check, "OWN_SPEED_DRAWS", own_speed)
         yield
 
 
 @contextmanager
 def as_the_program() -> Iterator[None]:
     """As many draws as a process of its own asks."""
-    with few_draws(PRINTED, DRAWS, PACED_DRAWS):
+    with few_draws(PRINTED, DRAWS, OWN_SPEED_DRAWS):
         yield

@@ -17,13 +17,13 @@ from tuner.twin.check import (
     Number,
     Observed,
     PlannedWindow,
+    check_at_own_speed,
+    check_foretold,
     driven,
     foretell,
     lag_s,
     least_attainment,
     observed,
-    paced,
-    unpaced,
 )
 from tuner.twin.draws import MachineHistory, draws_of
 from tuner.twin.forecast import delays_s
@@ -77,23 +77,26 @@ def fit(*segments: Segment) -> FittedLaw:
 def test_a_twin_behind_the_same_front_end_is_right_and_one_without_it_is_not() -> None:
     segment, window = measured(16, behind=FrontEnd(request_s=0.2, delivery_s=0.3))
     law = fit(segment).law
-    alone = paced([window], law, SHAPE, SLO)
-    with_it = paced([window], law, SHAPE, SLO, front_end=FrontEnd(2.0, 0.2, 0.0, 0.3))
+    alone = check_at_own_speed([window], law, SHAPE, SLO)
+    with_it = check_at_own_speed([window], law, SHAPE, SLO, front_end=FrontEnd(2.0, 0.2, 0.0, 0.3))
     assert alone.failed
-    assert (with_it.held, with_it.failed) == (12, False)  # how it slows the engine is in the pace
+    assert (with_it.held, with_it.failed) == (
+        12,
+        False,
+    )  # the slowdown has how it slows it
 
 
 def test_of_a_server_that_tells_no_iterations_only_what_its_clients_see_is_checked() -> None:
     _, window = measured(8)
     plain = replace(window, iterations=window.iterations[:0])
     numbers = {name: Foretold(0.0, 0.0, math.inf) for name in ("ttft_p50_ms", "running_mean")}
-    assert [one.name for one in unpaced(numbers, [plain], SLO).numbers] == ["ttft_p50_ms"]
-    assert not paced([plain], TRUE, SHAPE, SLO).numbers
+    assert [one.name for one in check_foretold(numbers, [plain], SLO).numbers] == ["ttft_p50_ms"]
+    assert not check_at_own_speed([plain], TRUE, SHAPE, SLO).numbers
 
 
 def test_the_twin_is_right_about_what_it_can_represent() -> None:
     segment, window = measured(8)
-    found = paced([window], fit(segment).law, SHAPE, SLO)
+    found = check_at_own_speed([window], fit(segment).law, SHAPE, SLO)
     assert [one.name for one in found.numbers] == [
         *("ttft_p50_ms", "ttft_p95_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p95_ms"),
         *("e2el_p95_ms", "e2el_p99_ms", "attainment"),
@@ -104,10 +107,10 @@ def test_the_twin_is_right_about_what_it_can_represent() -> None:
 
 
 def test_a_window_is_driven_at_the_speed_that_the_machine_had_in_it() -> None:
-    usual, _ = measured(8)
-    also_usual, _ = measured(16, start_s=1000.0)
+    one, _ = measured(8)
+    other, _ = measured(16, start_s=1000.0)
     slow, window = measured(8, slowdown=1.1, start_s=2000.0)
-    law = fit(usual, also_usual, slow)
+    law = fit(one, other, slow)
     twin = driven(window, law.law, SHAPE)
     assert np.median(twin.tpot_s) == pytest.approx(np.median(window.tpot_s), rel=0.01)
     calm = simulate(traffic(), law.law, SHAPE, max_num_seqs=8)
@@ -170,7 +173,7 @@ def test_an_engine_that_serves_its_queue_in_another_order_is_found_out() -> None
     assert np.median(other.ttft_s) < 0.1 * np.median(twin.ttft_s)
     assert twin.output_tokens == other.output_tokens
     assert np.median(twin.tpot_s) == pytest.approx(np.median(other.tpot_s), rel=0.05)
-    found = paced([other], fit(segment).law, SHAPE, SLO)
+    found = check_at_own_speed([other], fit(segment).law, SHAPE, SLO)
     assert found.failed
     assert found.is_far_off
 
@@ -178,14 +181,14 @@ def test_an_engine_that_serves_its_queue_in_another_order_is_found_out() -> None
 def test_a_scheduler_that_does_otherwise_shows() -> None:
     """The engine computed prompts in small chunks, of which the twin does not know."""
     segment, window = measured(8, shape=replace(SHAPE, max_num_batched_tokens=12))
-    assert paced([window], fit(segment).law, SHAPE, SLO).failed
+    assert check_at_own_speed([window], fit(segment).law, SHAPE, SLO).failed
 
 
 def test_a_window_of_another_token_budget_is_held_against_the_twin_of_that_budget() -> None:
     """As where the budget changes live."""
     segment, window = measured(8, shape=replace(SHAPE, max_num_batched_tokens=12))
     small = replace(window, max_num_batched_tokens=12)
-    assert not paced([small], fit(segment).law, SHAPE, SLO).failed
+    assert not check_at_own_speed([small], fit(segment).law, SHAPE, SLO).failed
 
 
 def test_a_request_that_was_late_outside_of_the_scheduler_is_no_error_of_its_model() -> None:
@@ -195,8 +198,8 @@ def test_a_request_that_was_late_outside_of_the_scheduler_is_no_error_of_its_mod
     late[[40, 90]] = 0.4
     two, every = (replace(window, ttft_s=window.ttft_s + one) for one in (late, late.max()))
     law = fit(segment).law
-    assert not paced([two], law, SHAPE, SLO).failed
-    assert paced([every], law, SHAPE, SLO).failed
+    assert not check_at_own_speed([two], law, SHAPE, SLO).failed
+    assert check_at_own_speed([every], law, SHAPE, SLO).failed
 
 
 def test_the_least_attainment_is_what_is_foretold_to_the_last_bit() -> None:
@@ -213,19 +216,19 @@ def test_the_least_attainment_is_what_is_foretold_to_the_last_bit() -> None:
     assert least_attainment(*asked, max_num_seqs=8) == numbers["attainment"].low
 
 
-def foretold(pace: list[float]) -> tuple[dict[str, Foretold], list[tuple[float, float]]]:
+def foretold(slowdown: list[float]) -> tuple[dict[str, Foretold], list[tuple[float, float]]]:
     segment, window = measured(8)
     planned = PlannedWindow(window.traffic, window.counted(), window.span_s)
     laws = fit(segment).draws(40, seed=0)
-    return foretell([planned], laws, MachineHistory(np.array(pace)), SHAPE, SLO, max_num_seqs=8)
+    return foretell([planned], laws, MachineHistory(np.array(slowdown)), SHAPE, SLO, max_num_seqs=8)
 
 
 def test_a_forecast_holds_of_the_machine_that_it_is_of_and_fails_of_a_much_slower_one() -> None:
     numbers, ((ttft_s, tpot_s),) = foretold([1.0])
     _, same = measured(8)
     _, slow = measured(8, slowdown=1.5)
-    assert unpaced(numbers, [same], SLO).held == 12
-    found = unpaced(numbers, [slow], SLO)
+    assert check_foretold(numbers, [same], SLO).held == 12
+    found = check_foretold(numbers, [slow], SLO)
     assert found.failed
     assert found.worst.measured > found.worst.predicted
     assert ttft_s == pytest.approx(np.mean(same.ttft_s), rel=0.1)
@@ -259,18 +262,18 @@ def test_stalls_that_were_measured_are_in_the_forecast() -> None:
 def test_of_a_replay_that_was_cut_only_what_it_could_attain_is_held() -> None:
     numbers, _ = foretold([1.0])
     _, window = measured(8)
-    found = unpaced(numbers, [replace(window, cut=True, attainment_bound=0.45)], SLO)
+    found = check_foretold(numbers, [replace(window, cut=True, attainment_bound=0.45)], SLO)
     assert [(one.name, one.measured) for one in found.numbers] == [("attainment", 0.45)]
     assert found.failed
-    assert not paced([replace(window, cut=True)], TRUE, SHAPE, SLO).numbers
+    assert not check_at_own_speed([replace(window, cut=True)], TRUE, SHAPE, SLO).numbers
 
 
 def test_of_a_replay_that_another_slo_cut_nothing_is_held() -> None:
     numbers, _ = foretold([1.0])
     _, window = measured(8)
     lost = replace(window, cut=True, attainment_bound=0.45, cut_by=Slo(ttft_s=1e-3))
-    assert unpaced(numbers, [window, lost], SLO) == Check(())
-    assert unpaced(numbers, [replace(lost, cut_by=SLO)], SLO).failed
+    assert check_foretold(numbers, [window, lost], SLO) == Check(())
+    assert check_foretold(numbers, [replace(lost, cut_by=SLO)], SLO).failed
 
 
 def test_one_number_far_off_or_three_outside_of_their_intervals_are_an_alarm() -> None:

@@ -51,11 +51,11 @@ def late(machine: MachineHistory) -> Floats:
 def test_a_stall_is_as_long_for_a_request_in_the_draws_as_it_was() -> None:
     """Requests of half a second, one in eight of which stands still for 0.3 s in the middle."""
     seen = stalled(5.0, for_s=0.3)
-    pace = slowdown_of(seen.iterations, LAW)
-    assert pace is not None
+    slowdown = slowdown_of(seen.iterations, LAW)
+    assert slowdown is not None
     measured = np.quantile(seen.tpot_s, 0.95)
-    coarse = late(MachineHistory(pace.factors))
-    fine = late(MachineHistory(pace.factors, flicker=flicker_of([seen.iterations], LAW)))
+    coarse = late(MachineHistory(slowdown.factors))
+    fine = late(MachineHistory(slowdown.factors, flicker=flicker_of([seen.iterations], LAW)))
     assert np.median(fine) == pytest.approx(measured, rel=0.1)
     assert np.median(coarse) < 0.8 * measured
 

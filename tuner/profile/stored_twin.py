@@ -4,8 +4,8 @@ The traffic is at most MOST_STORED requests, the busiest stretch of what was tun
 little-endian, one after the other, compressed (zlib) and written in base64:
 u4 number of requests, u4 number of drawn laws, u4 values a law; then of the requests f4 gaps
 between arrivals in seconds, u4 input, output and cached tokens; then f4 values of the laws; then in
-f4, a NaN between each, of `twin.draws.MachineHistory` the pace, the delays of single requests and
-the flicker; profiles of an older tuner end with the first or the second.
+f4, a NaN between each, of `twin.draws.MachineHistory` the slowdown, the delays of single requests
+and the flicker; profiles of an older tuner end with the first or the second.
 """
 
 import base64
@@ -136,7 +136,7 @@ def stored(view: Forecast) -> Twin:
             draws.tobytes(),
             np.concatenate(
                 (
-                    view.machine.pace,
+                    view.machine.slowdown,
                     [np.nan],
                     view.machine.delays_s,
                     [np.nan],
@@ -202,7 +202,7 @@ def restored(section: Twin, *, source: str, front_end: FrontEndSection | None = 
         raise _senseless(source, "its parts do not fit each other")
     history = rest[laws * width :]
     ends = np.flatnonzero(np.isnan(history))
-    pace, *others = (one[~np.isnan(one)] for one in np.split(history, ends))
+    slowdown, *others = (one[~np.isnan(one)] for one in np.split(history, ends))
     delays_s, flicker, *_ = (*others, np.zeros(0), np.zeros(0))
     law = section.law
     middle = [
@@ -221,7 +221,7 @@ def restored(section: Twin, *, source: str, front_end: FrontEndSection | None = 
         traffic=Traffic(np.cumsum(gaps_s), lengths[0], lengths[1], lengths[2]),
         length_s=section.length_s,
         machine=MachineHistory(
-            pace,
+            slowdown,
             () if section.misfit is None else tuple(section.misfit.ttft),
             () if section.misfit is None else tuple(section.misfit.tpot),
             front_end=None if front_end is None else _front_end(front_end),

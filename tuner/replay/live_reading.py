@@ -48,20 +48,20 @@ def reading(  # noqa: PLR0913 - what clients see of a replay
 ) -> LiveReading:
     """Return what a replay shows. ``flying`` are the replies of those in flight, ``ttft_s`` the
     newest times to first token."""
-    decoding, paces = 0, list[float]()
+    decoding, tpots_s = 0, list[float]()
     for one in flying:
         if one.first_token_s is None or one.last_token_s is None:
             continue
         decoding += 1
         if one.output_tokens > 1:
-            paces.append((one.last_token_s - one.first_token_s) / (one.output_tokens - 1))
+            tpots_s.append((one.last_token_s - one.first_token_s) / (one.output_tokens - 1))
     tail = sorted(ttft_s[-RECENT:])
     return LiveReading(
         elapsed_s=elapsed_s,
         done=done,
         in_flight=in_flight,
         decoding=min(decoding, in_flight),
-        tpot_s=median(paces) if paces else None,
+        tpot_s=median(tpots_s) if tpots_s else None,
         ttft_tail_s=tail[int(TAIL * (len(tail) - 1))] if tail else None,
         kv_cache_usage=kv_cache_usage,
     )

@@ -205,12 +205,14 @@ def verified(  # noqa: PLR0913, PLR0917 - what was concluded, and what came of i
     if view is None or record is None or not conclusion.by_twin:
         return conclusion
     cap = verdict.max_num_seqs
-    if not record.paced.failed:
+    if not record.at_own_speed.failed:
         view = with_record(view, record, front_end, confirming_windows(evidence, cap))
         if front_end is not None and verdict.requirements:
             verdict = replace(verdict, requirements=view.bounds(cap).checks(cap))
         return replace(conclusion, verdict=verdict, view=view)
-    doubt = f"the twin was wrong at the engine's own speed ({miss_in_words(record.paced.worst)})"
+    doubt = (
+        f"the twin was wrong at the engine's own speed ({miss_in_words(record.at_own_speed.worst)})"
+    )
     if evidence.rungs():
         complete = evidence.is_complete()
         return _by_windows(evidence, workload, settings, view, doubt, complete=complete)
@@ -340,7 +342,7 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
     block = settings.trace_block_size
     checked = record_of(conclusion, front_end, evidence, workload, hash_block_size=block)
     after = verified(conclusion, checked, front_end, evidence, workload, settings)
-    failed = checked is not None and checked.unpaced.failed
+    failed = checked is not None and checked.foretold.failed
     confirm, headroom = (
         evidence.confirming(name, after.verdict.max_num_seqs) for name in ("confirm", "headroom")
     )

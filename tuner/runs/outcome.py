@@ -115,10 +115,10 @@ class CheckRecord:
     unseen: bool
     """Whether it was of windows that the ladder did not replay."""
 
-    unpaced: Check
+    foretold: Check
     """What was foretold before it began; without numbers where nothing was."""
 
-    paced: Check
+    at_own_speed: Check
     """The twin at the speed that the engine had."""
 
     ttft_errors: tuple[float, ...] = ()

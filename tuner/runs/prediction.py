@@ -20,9 +20,9 @@ from tuner.twin.check import (
     Foretold,
     Observed,
     PlannedWindow,
+    check_at_own_speed,
+    check_foretold,
     foretell,
-    paced,
-    unpaced,
 )
 from tuner.twin.draws import PRINTED, flicker_of
 from tuner.twin.forecast import Forecast, delays_s
@@ -102,15 +102,17 @@ def record_of(
     if view is None or not windows:
         return None
     law, shape = view.fitted.law, view.shape
-    by_speed = paced(windows, law, shape, workload.slo, front_end=front_end)
+    by_speed = check_at_own_speed(windows, law, shape, workload.slo, front_end=front_end)
     said = foretold_in(evidence, cap)
     if said is None or len(windows) < len(said.windows):
-        return CheckRecord(unseen=False, unpaced=Check(()), paced=by_speed)
+        return CheckRecord(unseen=False, foretold=Check(()), at_own_speed=by_speed)
     numbers = said.numbers
     if said.slo != workload.slo:  # of another SLO than that of the run only attainment is another
         numbers, _ = _foretold(view, workload, said.windows, cap, hash_block_size, workload.slo)
     errors = _errors_of(windows, said.means) if said.unseen else ((), ())
-    return CheckRecord(said.unseen, unpaced(numbers, windows, workload.slo), by_speed, *errors)
+    return CheckRecord(
+        said.unseen, check_foretold(numbers, windows, workload.slo), by_speed, *errors
+    )
 
 
 def _errors_of(

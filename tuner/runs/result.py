@@ -285,7 +285,7 @@ def holds_with_headroom(outcome: SweepOutcome) -> bool:
 def _checked(record: CheckRecord | None) -> CheckSection | None:
     if record is None:
         return None
-    both = {"foretold": record.unpaced, "paced": record.paced}
+    both = {"foretold": record.foretold, "paced": record.at_own_speed}
     return CheckSection(
         unseen=record.unseen,
         failed=[cast("Any", name) for name, one in both.items() if one.failed],

@@ -1,8 +1,8 @@
 """Holds the twin against what was really measured: twelve numbers, each by itself. Pure.
 
-It does so twice. *Unpaced*: what was predicted of a replay before it began, its machine's speed
-included. That tests the prediction. *Paced*: the twin at the speed that the engine had in that very
-replay. What is left is the scheduler model's error.
+It does so twice. *Foretold*: what was predicted of a replay before it began, its machine's speed
+included. That tests the prediction. *At its own speed*: the twin at the speed that the engine had
+in that very replay. What is left is the scheduler model's error.
 
 A check fails when one number is more than ALARM half-widths off, on the side of the miss, or when
 OUTSIDE of them lie outside their 95 %. Honest runs fail in at most one of ten (docs/promise.md).
@@ -47,7 +47,7 @@ TPOT_TICK_MS = 0.1
 FEWEST = 2.0
 """Requests more or less in the SLO that are no miss, counted in the windows that stand for most."""
 
-PACED_DRAWS = 40
+OWN_SPEED_DRAWS = 40
 
 ENGINES_OWN = ("running_mean", "waiting_mean", "kv_blocks_mean", "preemptions")
 """Numbers that no client sees."""
@@ -311,7 +311,7 @@ def _draws_for(
     return draws_of(laws, machine, begin_s=begin_s, end_s=end_s, seed=seed)
 
 
-def unpaced(foretold: Mapping[str, Foretold], windows: Sequence[Observed], slo: Slo) -> Check:
+def check_foretold(told: Mapping[str, Foretold], windows: Sequence[Observed], slo: Slo) -> Check:
     """Hold what was foretold against the replay of all its windows. Nothing is compared where one
     was cut because of another SLO."""
     cut = [one for one in windows if one.cut]
@@ -326,13 +326,13 @@ def unpaced(foretold: Mapping[str, Foretold], windows: Sequence[Observed], slo: 
     return Check(
         tuple(
             Number(name, said.middle, said.low, said.high, numbers[name])
-            for name, said in foretold.items()
+            for name, said in told.items()
             if name in numbers
         )
     )
 
 
-def paced(  # noqa: PLR0913 - what is held against what
+def check_at_own_speed(  # noqa: PLR0913 - what is held against what
     windows: Sequence[Observed],
     law: StepLaw,
     shape: EngineShape,
@@ -355,7 +355,7 @@ def paced(  # noqa: PLR0913 - what is held against what
     delays = [later_s(one, it, law) for one, it in zip(windows, replays, strict=True)]
     own = _of_engine([_served(one, it, slo) for one, it in zip(planned, replays, strict=True)])
     replays = [replace(it, iterations=it.iterations[:0]) for it in replays]
-    factors = draws_of([law] * PACED_DRAWS, UNKNOWN, begin_s=0.0, end_s=0.0, seed=0)
+    factors = draws_of([law] * OWN_SPEED_DRAWS, UNKNOWN, begin_s=0.0, end_s=0.0, seed=0)
     rng = np.random.default_rng(0)
     rows = []
     for draw in factors:
@@ -365,7 +365,7 @@ def paced(  # noqa: PLR0913 - what is held against what
             for one, it in zip(planned, late, strict=True)
         ]
         rows.append(_at_length({**_of_clients(served), **own}, draw, cap))
-    return unpaced(_over(rows, planned), windows, slo)
+    return check_foretold(_over(rows, planned), windows, slo)
 
 
 @dataclass(frozen=True, slots=True)

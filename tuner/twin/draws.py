@@ -56,7 +56,7 @@ ENDS = (0.025, 0.975)
 class MachineHistory:
     """Knowledge of a machine from its runs, besides the law."""
 
-    pace: Floats
+    slowdown: Floats
     """Measured / lawful time of all that was replayed, stalls included, a value each GRID_S; none
     where nothing is known."""
 
@@ -111,12 +111,12 @@ def _flicker(log: IterationLog, law: StepLaw) -> Floats:
         return np.diff(np.interp(edges_s, times_s, so_far_s)).reshape(-1, FINER)
 
     measured_s, should_s = in_each(duration_s), in_each(lawful_s)
-    together = measured_s.sum(axis=1, keepdims=True) * should_s
+    scale = measured_s.sum(axis=1, keepdims=True) * should_s
     ratio = np.divide(
         measured_s * should_s.sum(axis=1, keepdims=True),
-        together,
+        scale,
         out=np.ones_like(measured_s),
-        where=together > 0,
+        where=scale > 0,
     )
     return np.asarray(ratio.ravel())
 
@@ -126,7 +126,7 @@ class Draw:
     """One run that may come."""
 
     law: StepLaw
-    pace: Floats
+    slowdown_factors: Floats
     """How much slower than the law it is, start included, a value each GRID_S."""
 
     begin_s: float
@@ -140,10 +140,10 @@ class Draw:
     def slowdown(self) -> Slowdown:
         """Return how much slower than its law the machine will be."""
         if not len(self.machine.flicker):
-            return Slowdown(self.pace, self.begin_s, GRID_S)
+            return Slowdown(self.slowdown_factors, self.begin_s, GRID_S)
         rng = np.random.default_rng((*self.seed, 1))
-        flicker = _resampled(self.machine.flicker, FINER * len(self.pace), FINE_S, rng)
-        return Slowdown(np.repeat(self.pace, FINER) * flicker, self.begin_s, FINE_S)
+        flicker = _resampled(self.machine.flicker, FINER * len(self.slowdown_factors), FINE_S, rng)
+        return Slowdown(np.repeat(self.slowdown_factors, FINER) * flicker, self.begin_s, FINE_S)
 
     def replay(
         self,
@@ -205,10 +205,11 @@ def draws_of(  # noqa: PLR0913 - what is known, of which time, and what is belie
     rng = np.random.default_rng(seed)
     # how a front end slows an engine was seen in one start, and the one to come is another
     start_sd = believed.start_sd * math.sqrt(1 if machine.front_end is None else 2)
+    count = math.ceil((end_s - begin_s) / GRID_S) + 1
     found = []
     for number, law in enumerate(laws):
         start = math.exp(start_sd * float(rng.standard_normal()))
-        pace = _resampled(machine.pace, math.ceil((end_s - begin_s) / GRID_S) + 1, GRID_S, rng)
+        slowdown = _resampled(machine.slowdown, count, GRID_S, rng)
         ttft, tpot = (
             _factor(errors, sd, bias, believed.windows, rng)
             for errors, sd, bias in (
@@ -216,7 +217,7 @@ def draws_of(  # noqa: PLR0913 - what is known, of which time, and what is belie
                 (machine.tpot_errors, believed.tpot_sd, believed.tpot_bias),
             )
         )
-        found.append(Draw(law, start * pace, begin_s, ttft, tpot, machine, (seed, number)))
+        found.append(Draw(law, start * slowdown, begin_s, ttft, tpot, machine, (seed, number)))
     return found
 
 

@@ -23,7 +23,7 @@ from tuner.replay.measure import Measurement, Spread, spread
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo, Unloaded
-from tuner.twin.check import Check, Drive, Observed, driven, lag_s, later_s, paced
+from tuner.twin.check import Check, Drive, Observed, check_at_own_speed, driven, lag_s, later_s
 from tuner.twin.choice import DRAWS, Question, Statistics, Weighed, weigh
 from tuner.twin.draws import (
     PRINTED,
@@ -352,7 +352,7 @@ def _checks(
     by_cap: dict[tuple[int, int | None], list[Observed]] = {}
     for one in windows:
         by_cap.setdefault((one.max_num_seqs, one.max_num_batched_tokens), []).append(one)
-    found = (paced(alike, law, shape, slo, drive=drive) for alike in by_cap.values())
+    found = (check_at_own_speed(alike, law, shape, slo, drive=drive) for alike in by_cap.values())
     return tuple(one for one in found if one.numbers)
 
 

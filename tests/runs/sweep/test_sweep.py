@@ -220,9 +220,9 @@ def test_what_the_confirming_engine_shows_is_foretold_before_it_begins(calm: Run
     assert ladder.isdisjoint(one["start_s"] for one in said["windows"])
     record = calm.outcome.checked
     assert record is not None
-    assert len(record.unpaced.numbers) == 12
-    assert not record.unpaced.failed
-    assert not record.paced.failed
+    assert len(record.foretold.numbers) == 12
+    assert not record.foretold.failed
+    assert not record.at_own_speed.failed
     assert len(record.tpot_errors) == len(said["windows"])
 
 
@@ -573,7 +573,7 @@ def test_the_server_that_confirms_starts_while_the_choice_is_weighed_of_which_le
     alone, behind = (least_expected(view, *asked, one) for one in (None, FrontEnd(contention=20.0)))
     assert alone > 0.95  # a token in 21 to 25 ms, of 200 allowed; two requests are no difference
     assert behind < 0.5
-    slow = replace(view, machine=replace(view.machine, pace=np.full(240, 20.0)))
+    slow = replace(view, machine=replace(view.machine, slowdown=np.full(240, 20.0)))
     assert least_expected(slow, *asked, None) < 0.5  # as it was measured, the law alone is not it
 
 

@@ -147,7 +147,7 @@ def windows_of(requests: Sequence[TraceRequest], asked: str, *, step_s: float) -
     return (
         f"{', '.join(map(str, windows))}, where an output token takes "
         f"{S_PER_OUTPUT_TOKEN * 1e3:g} ms and one of a prompt {S_PER_PROMPT_TOKEN * 1e3:g} ms; "
-        "others on an engine of another pace, which is timed first"
+        "others on an engine of another speed, which is timed first"
     )
 
 

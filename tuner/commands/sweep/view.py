@@ -402,7 +402,10 @@ def _record(record: CheckRecord) -> str:
     """Say how the twin did in the confirming replay, and what it missed most."""
     said = []
     of = "unseen windows" if record.unseen else "the ladder's windows, another engine"
-    for name, one in ((f"foretold of {of}", record.unpaced), ("at its speed", record.paced)):
+    for name, one in (
+        (f"foretold of {of}", record.foretold),
+        ("at its speed", record.at_own_speed),
+    ):
         if one.numbers:
             failed = "failed" if one.failed else "passed"
             said.append(

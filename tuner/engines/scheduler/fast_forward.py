@@ -56,8 +56,8 @@ def fast_forward(scheduler: Scheduler, law: StepLaw, until: float) -> None:
     if state["waiting"] > 0 and not closed:
         return
     most, context = _steady(state, requests, running)
-    paced = state["prefill_schedule_interval"] > 1  # then it matters how many wait
-    next_s = its.NEVER if closed and not paced else arrival_s(state, requests)
+    has_interval = state["prefill_schedule_interval"] > 1  # then it matters how many wait
+    next_s = its.NEVER if closed and not has_interval else arrival_s(state, requests)
     now, used, done = state["now"], state["kv_blocks"] - state["free_blocks"], 0
     seen = state["seen_s"] if state["async_scheduling"] else now
     while done < most and next_s > seen:
