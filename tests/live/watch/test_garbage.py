@@ -17,8 +17,8 @@ from tuner.errors import InputError
 from tuner.live.prometheus import parse_engines
 from tuner.live.watch.journal import plain
 from tuner.live.watch.promised import Promised
-from tuner.live.watch.reasons import reason
 from tuner.live.watch.verdict import Watch
+from tuner.live.watch.verdict_text import reason
 from tuner.live.watch.windows import WindowMaker
 
 pytestmark = pytest.mark.attack

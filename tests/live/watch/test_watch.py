@@ -14,9 +14,9 @@ from tuner.live.prometheus import Histogram, ServerMetrics
 from tuner.live.watch import choice
 from tuner.live.watch.drift import reference
 from tuner.live.watch.promised import Promised, speed_sd_of
-from tuner.live.watch.reasons import reason, server_is_why
 from tuner.live.watch.sequential import ARL
 from tuner.live.watch.verdict import Watch
+from tuner.live.watch.verdict_text import reason, server_is_why
 from tuner.live.watch.windows import WindowMaker
 from tuner.profile.stored_twin import restored
 from tuner.twin.draws import PRINTED
@@ -312,7 +312,7 @@ def test_a_server_that_tells_little_is_judged_by_what_it_tells(promised: Promise
     assert "the server's speed" in reason(watch)
 
 
-def test_a_machine_that_wandered_when_it_was_tuned_may_wander_now(promised: Promised) -> None:
+def test_a_machine_whose_speed_varied_when_it_was_tuned_may_vary_now(promised: Promised) -> None:
     known = speed_sd_of(promised.twin, None)
     assert 0 < known < 0.02
     assert speed_sd_of(promised.twin, 0.0) == known

@@ -29,9 +29,9 @@ from tuner.live.watch.canary import CanaryGate
 from tuner.live.watch.drift import reference
 from tuner.live.watch.journal import WindowJournal
 from tuner.live.watch.promised import Promised, speed_sd_of
-from tuner.live.watch.reasons import server_is_why
 from tuner.live.watch.required import why_not
 from tuner.live.watch.scraper import Clock, MonotonicClock, ScrapedServer, moments
+from tuner.live.watch.verdict_text import server_is_why
 from tuner.live.watch.windows import KEPT_STEPS
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
@@ -269,7 +269,7 @@ def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
             hint="Sweep again; only a twin can say what today's traffic should give.",
         )
     twin = restored(profile.twin, source=str(options.profile))
-    agreement = profile.promise.agreement
+    aa_check = profile.promise.agreement
     return Promised(
         twin=twin,
         slo=profile.decision.slo.slo,
@@ -282,7 +282,7 @@ def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
             validated_load=profile.validity.validated_load,
             headroom=profile.promise.headroom,
         ),
-        speed_sd=speed_sd_of(twin, None if agreement is None else agreement.slower_limit),
+        speed_sd=speed_sd_of(twin, None if aa_check is None else aa_check.slower_limit),
         tolerance=options.tolerance,
         requirements=_requirements(options, profile),
     )

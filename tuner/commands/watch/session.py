@@ -10,9 +10,9 @@ from tuner.live.prometheus import ServerMetrics
 from tuner.live.watch.canary import CanaryGate, kv_blocks_said, paired
 from tuner.live.watch.journal import WindowJournal
 from tuner.live.watch.promised import Promised
-from tuner.live.watch.reasons import reason, server_is_why
 from tuner.live.watch.scraper import Absence, Moment, ScrapedServer, Stall
 from tuner.live.watch.verdict import Watch
+from tuner.live.watch.verdict_text import reason, server_is_why
 from tuner.live.watch.windows import ScrapeWindow, WindowMaker
 
 RUN_IN_S = 60.0

@@ -20,8 +20,8 @@ from tuner.commands.shared.next_step import asked_for, command
 from tuner.commands.watch.options import FOREVER, WatchOptions
 from tuner.live.watch.canary import LOGARITHMIC, CanaryGate
 from tuner.live.watch.journal import plain
-from tuner.live.watch.reasons import server_is_why
 from tuner.live.watch.verdict import MonitorReading, Watch
+from tuner.live.watch.verdict_text import server_is_why
 from tuner.live.watch.watched import WindowSummary
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import first_said, is_simulated, minutes, percent
@@ -103,11 +103,11 @@ class WatchProgress(CommandProgress):
         self._line(text)
 
     def window(self, seen: WindowSummary, watch: Watch) -> None:
-        slowness = "-" if seen.slowness is None else f"{seen.slowness:.2f}"
+        slowdown = "-" if seen.slowness is None else f"{seen.slowness:.2f}"
         waiting = f", {seen.waiting:.0f} waiting" if seen.waiting >= 0.5 else ""
         self._line(
             f"{seen.number}: {_load(seen)} ({seen.promised_running:.1f}){waiting}, "
-            f"{_ms(seen.gap_ms)} ms/token ({_ms(seen.promised_gap_ms)}), {slowness}x"
+            f"{_ms(seen.gap_ms)} ms/token ({_ms(seen.promised_gap_ms)}), {slowdown}x"
         )
         self._live(watch.windows, watch.verdict, _now(seen))
 
@@ -133,10 +133,10 @@ class WatchProgress(CommandProgress):
 def _now(seen: WindowSummary) -> dict[str, str]:
     """Return the newest window for the live view, each number beside what was promised of it."""
     kv = "" if seen.kv_cache_usage is None else f", KV cache {100 * seen.kv_cache_usage:.0f} %"
-    slowness = "" if seen.slowness is None else f", {seen.slowness:.2f} times the law"
+    slowdown = "" if seen.slowness is None else f", {seen.slowness:.2f} times the law"
     running = f"{_load(seen)} (promised {seen.promised_running:.1f})"
     token = f"{_ms(seen.gap_ms)} ms (promised {_ms(seen.promised_gap_ms)})"
-    return {"now": f"{running}, {seen.waiting:.0f} waiting{kv}", "token": f"{token}{slowness}"}
+    return {"now": f"{running}, {seen.waiting:.0f} waiting{kv}", "token": f"{token}{slowdown}"}
 
 
 def _ms(time_ms: float | None) -> str:

@@ -26,7 +26,7 @@ TAIL = 0.90
 """Tails are held against the bucket bound below which the twin expects so many at least."""
 
 ROUNDS = 3
-MOST_SLOWNESS = 8.0
+MOST_SLOWDOWN = 8.0
 CLOSE = 0.005
 """Relative error of the mean gap at which the slowdown is found."""
 
@@ -178,7 +178,7 @@ def _slowdown(
 
 
 def _clipped(log_slowdown: float) -> float:
-    most = math.log(MOST_SLOWNESS)
+    most = math.log(MOST_SLOWDOWN)
     return min(most, max(-most, log_slowdown))
 
 

@@ -47,7 +47,7 @@ wrong."""
 def speed_sd_of(twin: StoredTwin, slower_limit: float | None) -> float:
     """Return how far the machine's speed may be from the law's level, as a standard deviation.
 
-    It is the larger of what the confirming engine's agreement says of it, and how much
+    It is the larger of what the A/A check of the confirming engine says of it, and how much
     the laws as likely differ, in the middle of the batch sizes that were seen.
     """
     most = max(1, min(twin.extrapolated_from, len(twin.law.decode_s) - 1))

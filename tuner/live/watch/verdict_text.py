@@ -1,4 +1,4 @@
-"""The reasons of a watch's verdict, in words with numbers. Pure."""
+"""A watch's verdict in words, with the numbers that are its reason. Pure."""
 
 import math
 
