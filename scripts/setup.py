@@ -180,8 +180,8 @@ def engine_that_fits() -> str:
 
 
 def set_up(engine: str, extras: frozenset[str]) -> None:
-    wishes = (ROOT / "pyproject.toml", Path(__file__), LOCK, SETUP_LOCK)
-    digest = hashlib.sha256(b"".join(one.read_bytes() for one in wishes)).hexdigest()
+    inputs = (ROOT / "pyproject.toml", Path(__file__), LOCK, SETUP_LOCK)
+    digest = hashlib.sha256(b"".join(one.read_bytes() for one in inputs)).hexdigest()
     stamp = read_stamp()
     fits = stamp is not None and (stamp.engine, stamp.root) == (engine, str(ROOT))
     if stamp is not None and stamp.finished and fits and os.access(PYTHON, os.X_OK):

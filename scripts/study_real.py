@@ -483,10 +483,10 @@ def _run(command: Sequence[object], log: Any) -> int:  # noqa: ANN401 - an open 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process and all that it has started."""
-    for number, patience_s in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
+    for number, timeout_s in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
         try:
             os.killpg(process.pid, number)
-            process.wait(patience_s)
+            process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             continue
         except ProcessLookupError:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.replay.test_replay import PATIENT, SECOND_A_STEP, planned
+from tests.replay.test_replay import NEVER_CUT, SECOND_A_STEP, planned
 from tuner.engines.seam import EngineFacts, EngineRequest, IterationLog, Reply
 from tuner.engines.sim.engine import SimEngine
 from tuner.engines.sim.start import SimStarter
@@ -42,7 +42,7 @@ async def replaying(begun: list[None], told: list[str]) -> None:
         await SimStarter(SECOND_A_STEP).start(max_num_seqs=4),
         Window(0.0, 0.0, 10.0),
         max_num_seqs=4,
-        rule=PATIENT,
+        rule=NEVER_CUT,
         read=None,
         begun=lambda: begun.append(None),
         late=lambda error, elapsed_s: told.append(f"{elapsed_s:.0f} s: {error}"),

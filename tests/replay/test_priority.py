@@ -5,7 +5,7 @@ import gc
 import os
 
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
-from tuner.replay.priority import punctual
+from tuner.replay.priority import sending_priority
 
 
 def state() -> tuple[bool, int, int]:
@@ -16,7 +16,7 @@ def state() -> tuple[bool, int, int]:
 def test_no_garbage_is_collected_while_requests_are_due_and_all_is_undone() -> None:
     before = state()
     loop = asyncio.new_event_loop()
-    with punctual(loop):
+    with sending_priority(loop):
         assert not gc.isenabled()
         assert gc.get_freeze_count() > 0
     loop.close()
@@ -26,6 +26,6 @@ def test_no_garbage_is_collected_while_requests_are_due_and_all_is_undone() -> N
 def test_on_virtual_time_nothing_can_be_late_and_nothing_is_changed() -> None:
     before = state()
     loop = VirtualTimeLoop()
-    with punctual(loop):
+    with sending_priority(loop):
         assert state() == before
     loop.close()

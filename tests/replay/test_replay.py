@@ -22,7 +22,7 @@ from tuner.traffic.slo import Slo
 SECOND_A_STEP = World(step=WorldStep(a=1.0), engine_start=0.0)
 """Every iteration takes one second, whatever runs: a token a second each."""
 
-PATIENT = CutRule(Slo(ttft_s=1e9), floor=0.0)
+NEVER_CUT = CutRule(Slo(ttft_s=1e9), floor=0.0)
 
 
 def planned(row: int, at_s: float, tokens: int = 3) -> PlannedRequest:
@@ -32,7 +32,7 @@ def planned(row: int, at_s: float, tokens: int = 3) -> PlannedRequest:
 def replayed(
     *plan: PlannedRequest,
     cap: int = 4,
-    rule: CutRule = PATIENT,
+    rule: CutRule = NEVER_CUT,
     world: World = SECOND_A_STEP,
     progress: Progress | None = None,
 ) -> Replay:
@@ -89,7 +89,7 @@ def test_a_turn_is_never_sent_before_it_was_recorded_nor_without_its_parent() ->
 
 def test_turns_that_wait_when_a_replay_is_cut_were_not_sent() -> None:
     waiting = replace(planned(1, 1.0, tokens=1), parent=0, think_s=0.0)
-    rule = replace(PATIENT, stop_after_s=5.0)
+    rule = replace(NEVER_CUT, stop_after_s=5.0)
     result = replayed(planned(0, 0.0, tokens=100), waiting, rule=rule)
     assert [one.row for one in result.records] == [0]
     assert result.unsent == 1
@@ -200,7 +200,7 @@ def test_an_engine_that_dies_ends_the_replay_with_its_error() -> None:
                 max_num_seqs=4,
                 scored_from_s=0,
                 window_s=10,
-                cut_rule=PATIENT,
+                cut_rule=NEVER_CUT,
             )
         left = len(asyncio.all_tasks()) - 1
         await engine.stop()

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 def status(pid: int) -> tuple[int, str] | None:
@@ -44,7 +44,7 @@ def leads(pid: int) -> bool:
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)

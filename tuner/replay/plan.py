@@ -18,7 +18,7 @@ class PlannedRequest:
     output_length: int
     n: int = 1
     abort_after_s: float | None = None
-    """Its client's patience: it is cancelled so long after its planned time, as in production."""
+    """It is cancelled so long after its planned time, as its client did in production."""
 
     priority: int = 0
     scored: bool = True

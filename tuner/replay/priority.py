@@ -10,7 +10,7 @@ from tuner.engines.sim.virtual_time import VirtualTimeLoop
 
 
 @contextmanager
-def punctual(loop: AbstractEventLoop) -> Iterator[None]:
+def sending_priority(loop: AbstractEventLoop) -> Iterator[None]:
     """Keep requests that are due from being delayed in this thread, for the time of the block.
 
     Garbage collection is off and, where the system lets us, this thread goes before other

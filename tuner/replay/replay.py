@@ -13,7 +13,7 @@ import numpy as np
 from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError
 from tuner.replay.live_reading import RECENT, LiveReading, reading
 from tuner.replay.plan import PlannedRequest
-from tuner.replay.priority import punctual
+from tuner.replay.priority import sending_priority
 from tuner.replay.records import Outcome, Replay, RequestRecord
 from tuner.traffic.slo import Slo
 
@@ -76,7 +76,7 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
     """
     await engine.take_iterations()
     run = _Run(plan, engine, name, cut_rule, progress)
-    with punctual(run.loop):
+    with sending_priority(run.loop):
         await run.go()
     elapsed_s = run.loop.time() - run.start_s
     iterations = (await engine.take_iterations()).copy()
@@ -114,7 +114,7 @@ class _Run:
         self.plan, self.engine, self.name = plan, engine, name
         self.cut_rule, self.progress = cut_rule, progress
         self.scored = sum(request.scored for request in plan)
-        self.patience_s = DRAIN_FACTOR * plan[-1].planned_s + WATCH_S if plan else 0.0
+        self.drain_timeout_s = DRAIN_FACTOR * plan[-1].planned_s + WATCH_S if plan else 0.0
         self.flights: dict[int, _Flight] = {}
         self.ends: dict[int, asyncio.Future[float]] = {
             request.row: self.loop.create_future() for request in plan
@@ -262,7 +262,7 @@ class _Run:
                 _certain_miss(flight, now_s, self.start_s, rule.slo)
                 for flight in self.flights.values()
             )
-            if self.flights and lost == len(self.flights) and now_s > self.patience_s:
+            if self.flights and lost == len(self.flights) and now_s > self.drain_timeout_s:
                 self.cut = "the queue does not drain: all that is left came too late long ago"
                 return
             bound = 1 - (self.misses + lost) / max(1, self.scored)

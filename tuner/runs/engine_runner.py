@@ -11,8 +11,8 @@ from functools import partial
 from itertools import count
 from typing import Protocol, TypeVar
 
-from tuner.engines.patience import STALL_S
 from tuner.engines.seam import Engine, EngineFacts, Stalls, Starter
+from tuner.engines.timeouts import STALL_S
 from tuner.errors import EngineError, InputError, StoodStillError
 from tuner.replay.attempts import RETRIES, check_stalls, replay_in_time
 from tuner.replay.device_use import crowded, device_use

@@ -323,7 +323,7 @@ def test_whatever_the_traffic_no_limit_is_broken_and_every_token_comes_out(
 
 
 @given(requests=REQUESTS, limits=LIMITS, until=st.floats(1, 200))
-def test_coasting_over_iterations_gives_the_times_of_one_by_one(
+def test_fast_forwarding_over_iterations_gives_the_times_of_one_by_one(
     requests: list[Lengths], limits: dict[str, int], until: float
 ) -> None:
     """Without a log to write the model hurries; to the last bit that must not show."""

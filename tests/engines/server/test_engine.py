@@ -14,7 +14,7 @@ from tests.engines.conftest import VLLM_CRAMPED, request, until_it_generates
 from tests.support.builders import facts
 from tests.support.completions import Asked, completions
 from tests.support.live_servers import Server, serving
-from tests.support.processes import PATIENCE_S, family, lives, wait_until
+from tests.support.processes import TIMEOUT_S, family, lives, wait_until
 from tuner.engines.seam import ArgumentValue, EngineFacts, Reply
 from tuner.engines.server.client import StreamingClient
 from tuner.engines.server.engine import ServerEngine
@@ -198,7 +198,7 @@ def test_when_a_part_of_it_is_killed_whoever_asks_is_told_and_nothing_is_left(
         task = asyncio.create_task(engine.generate(request(1, prompt=5, output=200), reply))
         await until_it_generates(reply)
         os.kill(victim, signal.SIGKILL)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             with pytest.raises(EngineError, match=r"The engine died|killed by SIGKILL"):
                 await task
         for refused in (engine.is_idle, engine.take_iterations, engine.reset_prefix_cache):

@@ -15,8 +15,8 @@ import pytest
 from tests.support.completions import Asked, completions
 from tests.support.places import ROOT
 from tests.support.processes import family, lives, wait_until
-from tuner.engines.patience import started_in_time
 from tuner.engines.server.serve_process import FreePort, PortTakenError, ServeProcess
+from tuner.engines.timeouts import started_in_time
 from tuner.errors import EngineError
 
 SERVER = """

@@ -23,8 +23,8 @@ from tests.engines.conftest import (
     until_it_generates,
 )
 from tests.support.places import ROOT
-from tests.support.processes import PATIENCE_S, cores, family, lives, wait_until
-from tuner.engines import patience
+from tests.support.processes import TIMEOUT_S, cores, family, lives, wait_until
+from tuner.engines import timeouts
 from tuner.engines.seam import ArgumentValue, Reply, RequestFailedError
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.installed import version
@@ -135,7 +135,7 @@ def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
 
     async def main() -> None:
         task = asyncio.create_task(starter.start(max_num_seqs=4))
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not cores() - before:  # noqa: ASYNC110 - another process gives no event
                 await asyncio.sleep(0.01)
         task.cancel()
@@ -160,7 +160,7 @@ def test_the_memory_of_a_start_that_did_not_succeed_is_waited_for(
     def construct(*_: object) -> None:
         begun.set()
         if is_cancelled:
-            assert killed.wait(PATIENCE_S)
+            assert killed.wait(TIMEOUT_S)
         raise RuntimeError("no memory left")
 
     before = {"GPU-a": 1}
@@ -173,7 +173,7 @@ def test_the_memory_of_a_start_that_did_not_succeed_is_waited_for(
         log = tmp_path / "vllm.log"
         starting = vllm_engine.VllmEngine.start(configuration, context, log, log, 0.0)
         task = asyncio.create_task(starting)
-        assert await asyncio.to_thread(begun.wait, PATIENCE_S)
+        assert await asyncio.to_thread(begun.wait, TIMEOUT_S)
         if is_cancelled:
             task.cancel()
         with pytest.raises(asyncio.CancelledError if is_cancelled else EngineError):
@@ -241,8 +241,8 @@ def test_when_the_engine_is_killed_whoever_asks_is_told(tmp_path: Path) -> None:
 def test_an_engine_that_is_stopped_for_a_while_goes_on_and_for_good_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: type[VllmStarter]
 ) -> None:
-    monkeypatch.setattr(patience, "HANG_S", 6.0)
-    monkeypatch.setattr(patience, "HANG_FACTOR", 1.0)
+    monkeypatch.setattr(timeouts, "HANG_S", 6.0)
+    monkeypatch.setattr(timeouts, "HANG_FACTOR", 1.0)
 
     before = cores()
 

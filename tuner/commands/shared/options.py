@@ -34,7 +34,7 @@ AnyVllm = Annotated[
 
 
 def _allow_start(asked: str | None) -> None:
-    from tuner.engines.patience import wait_for_starts  # noqa: PLC0415 - keeps --help light
+    from tuner.engines.timeouts import wait_for_starts  # noqa: PLC0415 - keeps --help light
     from tuner.traffic.window import parse_duration_s  # noqa: PLC0415
 
     if asked is not None:

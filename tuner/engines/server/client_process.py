@@ -169,12 +169,12 @@ class Client:
             await asyncio.sleep(WATCH_S)
             if not self._flights:
                 gc.collect()  # now nobody waits
-            elif time.monotonic() - self._heard_s > self._patience_s():
+            elif time.monotonic() - self._heard_s > self._silence_timeout_s():
                 self._is_stuck = True
                 for _, task in list(self._flights.values()):
                     task.cancel()
 
-    def _patience_s(self) -> float:
+    def _silence_timeout_s(self) -> float:
         """Return how long nothing may come: longer while no stream has begun, for then prompts
         are computed."""
         if not any(flight.seen_s for flight, _ in self._flights.values()):
@@ -194,7 +194,7 @@ class Client:
         except asyncio.CancelledError:
             ended.problem = "abandoned"
             if self._is_stuck and not flight.is_abandoned:
-                ended.problem = f"nothing came for {self._patience_s():.0f} s"
+                ended.problem = f"nothing came for {self._silence_timeout_s():.0f} s"
                 ended.is_stuck = True
         else:
             if flight.stream.usage is None and not ended.problem:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.engines.patience import STALL_S, MoveWatch
 from tuner.engines.seam import (
     ITERATION,
     EngineFacts,
@@ -31,6 +30,7 @@ from tuner.engines.server.protocol import (
     State,
     TakeLog,
 )
+from tuner.engines.timeouts import STALL_S, MoveWatch
 from tuner.errors import EngineError, InputError, StoodStillError, TunerError
 
 OPENS_S = 20.0

@@ -12,7 +12,6 @@ from typing import Literal, Protocol, Self, TypeVar
 
 from tuner.engines import devices, provenance
 from tuner.engines.models.words import Words, learnt
-from tuner.engines.patience import started_in_time
 from tuner.engines.seam import ArgumentValue, Engine, EngineFacts, Starter
 from tuner.engines.server.client import FIRST_S, SILENCE_S, StreamingClient
 from tuner.engines.server.engine import PlainEngine, ServerEngine
@@ -25,6 +24,7 @@ from tuner.engines.server.serve_process import (
     PortTakenError,
     ServeProcess,
 )
+from tuner.engines.timeouts import started_in_time
 from tuner.engines.vllm.flags import WITHOUT_NEGATIVE, command_line, positional
 from tuner.engines.vllm.installed import cautions
 from tuner.engines.vllm.log import start_phases_s

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.engines.patience import MoveWatch
 from tuner.engines.scheduler import model
 from tuner.engines.scheduler.queue import let_go
 from tuner.engines.scheduler.state import (
@@ -31,6 +30,7 @@ from tuner.engines.seam import (
 from tuner.engines.sim.noise import EngineNoise
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
 from tuner.engines.sim.world import World, step_law
+from tuner.engines.timeouts import MoveWatch
 from tuner.errors import EngineError
 
 _SETTLE_S = 1.0

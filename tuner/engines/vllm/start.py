@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.engines import provenance
 from tuner.engines.models import shipped as models
-from tuner.engines.patience import started_in_time
+from tuner.engines.timeouts import started_in_time
 from tuner.engines.vllm import core_process
 from tuner.engines.vllm import log as vllm_log
 from tuner.engines.vllm.installed import Installed, cautions

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.engines.patience import started_in_time
 from tuner.engines.seam import RequestFailedError
+from tuner.engines.timeouts import started_in_time
 from tuner.engines.vllm import failure as vllm_failure
 from tuner.engines.vllm.core_process import CoreContext
 from tuner.engines.vllm.log import said_since, size_of

@@ -123,7 +123,7 @@ class MoveWatch:
                 self._watching = None
 
     @property
-    def usual_s(self) -> float:
+    def needed_s(self) -> float:
         """Return the longest that it has needed, but for once: that may have been a stall."""
         return self._longest_s[1]
 
@@ -139,7 +139,7 @@ class MoveWatch:
                 self._goes_on()
                 continue
             self.stalls.now_s += passed_s
-            if self.stalls.now_s > self._patience_s():
+            if self.stalls.now_s > self._hang_timeout_s():
                 self._end(self._stood_still())
                 return
             if self.stalls.now_s >= _ASK_S and (self._asking is None or self._asking.done()):
@@ -178,15 +178,15 @@ class MoveWatch:
         self.stalls.now_s = 0.0
 
     def _note(self, seconds: float) -> None:
-        if seconds >= max(STALL_S, STALL_FACTOR * self.usual_s):
+        if seconds >= max(STALL_S, STALL_FACTOR * self.needed_s):
             self.stalls.lengths_s.append(seconds)
 
-    def _patience_s(self) -> float:
+    def _hang_timeout_s(self) -> float:
         """Return how long it may stand still. The first prompt may still be the start's: kernels
         are compiled for its length."""
         if not self._has_moved:
             return max(HANG_S, start_limit_s())
-        return max(HANG_S, HANG_FACTOR * self.usual_s)
+        return max(HANG_S, HANG_FACTOR * self.needed_s)
 
     def _stood_still(self) -> StoodStillError:
         seconds = self.stalls.now_s

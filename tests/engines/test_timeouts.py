@@ -88,7 +88,7 @@ def test_what_takes_long_each_time_is_the_engines_way_from_the_third_time_on() -
     assert done_s == pytest.approx(80.0, abs=0.1)
 
 
-def test_patience_grows_with_what_an_iteration_takes() -> None:
+def test_the_timeout_grows_with_what_an_iteration_takes() -> None:
     """Of 4 s each: 60 s without one are fewer than twenty of them."""
     world = machine(iteration_s=4.0, hang_at=30.0, hang_len=60.0)
     assert served(world, request(0, prompt=10, output=20))[1] == pytest.approx(140.0, abs=0.1)
