@@ -77,13 +77,13 @@ def result_of(job: tuple[int, str], *, settings: SweepSettings) -> Result:
         name: true_losses(one, found.outcomes[name].slo)
         for name, one in (("day", day), ("night", night))
     }
-    cap = found.sharing.max_num_seqs
+    cap = found.shared_cap.max_num_seqs
     return Result(
         seed=seed,
-        kind=found.sharing.kind,
+        kind=found.shared_cap.kind,
         cap=cap,
         own=tuple(one.verdict.max_num_seqs for one in found.outcomes.values()),
-        confidence=found.sharing.confidence,
+        confidence=found.shared_cap.confidence,
         true_loss=worst(losses, cap),
         least_loss=worst(losses, compromise(losses)),
     )

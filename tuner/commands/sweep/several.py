@@ -286,8 +286,8 @@ def _conclude(  # noqa: PLR0913 - what was asked, found and measured
     said = {name: warnings_of(one) for name, one in done.items()}
     profiles = {outputs.of_trace[name]: sealed(one, said[name]) for name, one in done.items()}
     shared = None
-    if found.sharing.kind != "separate":
-        cap = found.sharing.max_num_seqs
+    if found.shared_cap.kind != "separate":
+        cap = found.shared_cap.max_num_seqs
         leader = busiest(found.outcomes, cap)
         one = replace(done[leader], outcome=shared_outcome(found))
         words = f"the numbers are those of {leader}, the busiest of {', '.join(done)} at {cap}"
@@ -351,12 +351,12 @@ def named_warnings(said: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _refuse(found: MultiTraceOutcome, outputs: ProfilePaths) -> None:
     """Raise UndecidedError where no one cap can be defended for all."""
-    if found.sharing.kind == "separate":
+    if found.shared_cap.kind == "separate":
         raise UndecidedError(
             f"{reason_of(found)}; {outputs.of_all} was not written",
             hint=separately(outputs.of_trace),
         )
-    if found.sharing.kind == "inconclusive":
+    if found.shared_cap.kind == "inconclusive":
         raise UndecidedError(
             reason_of(found),
             hint=f"{outputs.of_all} is safe to serve but not defended; give a larger --budget.",
@@ -375,18 +375,18 @@ def separately(outputs: Mapping[str, Path]) -> str:
 def json_of(report: SeveralSweeps) -> dict[str, Any]:
     """Return the object that ``tuner sweep --json`` prints of several traces: one of each as for a
     single trace, and what they share."""
-    sharing = report.found.sharing
+    shared_cap = report.found.shared_cap
     found = {
         "shared": {
-            "verdict": sharing.kind,
-            "max_num_seqs": sharing.max_num_seqs,
-            "interval": list(sharing.interval),
-            "confidence": sharing.confidence,
+            "verdict": shared_cap.kind,
+            "max_num_seqs": shared_cap.max_num_seqs,
+            "interval": list(shared_cap.interval),
+            "confidence": shared_cap.confidence,
             "reason": reason_of(report.found),
             "prices": [_price(one) for one in report.found.prices],
             "losses": {
                 name: {str(cap): _finite(lost) for cap, lost in of_cap.items()}
-                for name, of_cap in sharing.losses.items()
+                for name, of_cap in shared_cap.losses.items()
             },
             "profile": None if report.shared is None else str(report.shared[1]),
         },
@@ -443,21 +443,23 @@ def render_all(report: SeveralSweeps, options: SweepOptions) -> None:
 
 def _block(report: SeveralSweeps, options: SweepOptions) -> VerdictBlock:
     """Return the verdict on one cap for all of the traces."""
-    found, sharing = report.found, report.found.sharing
+    found, shared_cap = report.found, report.found.shared_cap
     parts = [one.decision for one in report.sealed.values()]
-    rises = ("not_reached", sharing.max_num_seqs) in [(o.verdict, o.max_num_seqs) for o in parts]
-    told = UNSURE.get("not_reached" if rises and sharing.kind == "shared" else sharing.kind, "{}")
-    title = told.format(f"max_num_seqs {sharing.max_num_seqs} for {', '.join(report.done)}")
+    rises = ("not_reached", shared_cap.max_num_seqs) in [(o.verdict, o.max_num_seqs) for o in parts]
+    told = UNSURE.get(
+        "not_reached" if rises and shared_cap.kind == "shared" else shared_cap.kind, "{}"
+    )
+    title = told.format(f"max_num_seqs {shared_cap.max_num_seqs} for {', '.join(report.done)}")
     alone = ", ".join(f"{one.own} for {one.trace}" for one in found.prices)
-    aside = f"{sharing.kind}, confidence {sharing.confidence:.2f}"
-    if sharing.kind == "separate":
+    aside = f"{shared_cap.kind}, confidence {shared_cap.confidence:.2f}"
+    if shared_cap.kind == "separate":
         title = f"max_num_seqs {alone}; none for {'both' if len(report.done) == 2 else 'all'}"
     elif lost := ", ".join(overloaded(found)):
         title, aside = f"no max_num_seqs serves half of {lost} in time", KINDS["overloaded"]
     elif report.shared is not None:
         title = first_said(promised(report.shared[0]).attainment, title)
     _, _, reason = reason_of(found).partition(": ")
-    low, high = sharing.interval
+    low, high = shared_cap.interval
     simulated = is_simulated(next(iter(report.sealed.values())))
     took = engine_time(sum(report.starts_s) + _replay_s(report), simulated=simulated)
     rows = {"alone": alone, "why": reason, "range": f"{low} to {high} in 95 % of draws"}
@@ -469,7 +471,7 @@ def _block(report: SeveralSweeps, options: SweepOptions) -> VerdictBlock:
 
 
 def _next(report: SeveralSweeps, options: SweepOptions) -> str:
-    kind, is_real = report.found.sharing.kind, options.engine != "sim"
+    kind, is_real = report.found.shared_cap.kind, options.engine != "sim"
     if kind == "inconclusive" and is_real and options.traces:
         budget_s = parse_duration_s(options.budget, option="--budget")
         return again(options, budget=f"{2 * budget_s:g}s")
@@ -483,9 +485,9 @@ def _next(report: SeveralSweeps, options: SweepOptions) -> str:
 
 def losses_table(found: MultiTraceOutcome) -> Table:
     """Return the losses of every trace at every cap that all of them were asked about."""
-    losses = found.sharing.losses
+    losses = found.shared_cap.losses
     caps = sorted(set.intersection(*(set(of_cap) for of_cap in losses.values())))
-    chosen = found.sharing.max_num_seqs
+    chosen = found.shared_cap.max_num_seqs
     table = plain_table("trace", *(f"{'> ' if cap == chosen else ''}{cap}" for cap in caps))
     for name, of_cap in losses.items():
         table.add_row(shown(name), *(_loss(of_cap[cap]) for cap in caps))

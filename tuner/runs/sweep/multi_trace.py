@@ -195,8 +195,8 @@ def _part_of(settings: SweepSettings, *, start_s: float, members: int) -> float:
 def multi_trace_outcome(outcomes: Mapping[str, SweepOutcome]) -> MultiTraceOutcome:
     """Return what these runs come to. No engine is needed."""
     demands = [trace_demand(name, one.conclusion) for name, one in outcomes.items()]
-    sharing = share(demands)
+    shared_cap = share(demands)
     prices = tuple(
-        price_of(one, outcomes[one.trace].conclusion, sharing.max_num_seqs) for one in demands
+        price_of(one, outcomes[one.trace].conclusion, shared_cap.max_num_seqs) for one in demands
     )
-    return MultiTraceOutcome(outcomes, sharing, prices)
+    return MultiTraceOutcome(outcomes, shared_cap, prices)

@@ -100,9 +100,9 @@ class MultiTraceOutcome:
     outcomes: Mapping[str, SweepOutcome]
     """Trace → what it would have by itself."""
 
-    sharing: SharedCap
+    shared_cap: SharedCap
     prices: tuple[Price, ...]
-    """What each pays for the cap of ``sharing``."""
+    """What each pays for the cap that is shared."""
 
 
 def loss(values: Values, own: int, cap: int, raised: Shares = NOT_ASKED) -> float:
@@ -226,15 +226,15 @@ def at_cap(outcome: SweepOutcome, cap: int) -> SweepOutcome:
 
 def shared_outcome(found: MultiTraceOutcome) -> SweepOutcome:
     """Return what the profile for all is made of: the busiest trace's numbers at the shared cap."""
-    sharing = found.sharing
-    cap = sharing.max_num_seqs
+    shared_cap = found.shared_cap
+    cap = shared_cap.max_num_seqs
     one = at_cap(found.outcomes[busiest(found.outcomes, cap)], cap)
-    kind = "inconclusive" if sharing.kind == "inconclusive" else one.verdict.kind
+    kind = "inconclusive" if shared_cap.kind == "inconclusive" else one.verdict.kind
     verdict = replace(
         one.verdict,
         kind=kind,
-        interval=sharing.interval,
-        confidence=sharing.confidence,
+        interval=shared_cap.interval,
+        confidence=shared_cap.confidence,
         reason=reason_of(found),
     )
     return replace(one, conclusion=replace(one.conclusion, verdict=verdict))
@@ -247,15 +247,15 @@ def busiest(outcomes: Mapping[str, SweepOutcome], cap: int) -> str:
 
 def reason_of(found: MultiTraceOutcome) -> str:
     """Say which cap serves all of them, or that none does, and what it costs each."""
-    sharing, cap = found.sharing, found.sharing.max_num_seqs
+    shared_cap, cap = found.shared_cap, found.shared_cap.max_num_seqs
     names = ", ".join(found.outcomes)
     costs = "; ".join(cost_of(price, cap) for price in found.prices)
     undecided = [name for name, one in found.outcomes.items() if one.verdict.kind == "inconclusive"]
-    if sharing.kind == "shared":
+    if shared_cap.kind == "shared":
         lost = ", ".join(overloaded(found))
         but = f", but no cap serves half of {lost} in time" if lost else ""
         return f"{cap} serves {names}, each within tolerance of its own best{but}: {costs}"
-    if sharing.kind == "separate":
+    if shared_cap.kind == "separate":
         return (
             f"no one cap serves {names} within tolerance of each one's own best; the best "
             f"compromise is {cap}: {costs}"
@@ -263,7 +263,7 @@ def reason_of(found: MultiTraceOutcome) -> str:
     if undecided:
         why = f"{', '.join(undecided)} by itself is inconclusive"
     else:
-        why = f"only {sharing.confidence:.0%} of what is as likely agrees"
+        why = f"only {shared_cap.confidence:.0%} of what is as likely agrees"
     return f"inconclusive, {cap} is the best compromise so far, but {why}: {costs}"
 
 
