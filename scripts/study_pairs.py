@@ -9,7 +9,7 @@ windows are those that a twin chooses which foresees that a neighbouring cap gai
 is replayed as refined is the knee again, whose iterations are so many percent shorter with
 ``--gains``. Every second comparison is made on fresh engines, each half of a pair on another.
 Printed per level of noise and number of pairs: how often a gain is accepted, and how often the look
-at half of the pairs gave up. Of engines that serve alike each is a false proof; with ``--gains``
+at half of the pairs gave up. Of engines that serve alike each is falsely accepted; with ``--gains``
 each is one of the goodput and the tail that all of the traffic truly gains.
 """
 
@@ -197,8 +197,9 @@ POWER = 0.80
 
 
 def power_rows(rows: Sequence[dict[str, Any]]) -> list[list[object]]:
-    """Return level, pairs, by how much iterations must be shorter for a proof in 80 % of cases, and
-    what the next gain that was tried gains of all of the traffic, in the middle of the worlds."""
+    """Return level, pairs, by how much iterations must be shorter to be accepted in 80 % of
+    cases, and what the next gain that was tried gains of all of the traffic, in the middle of the
+    worlds."""
     found: list[list[object]] = []
     for level in dict.fromkeys(row["level"] for row in rows):
         for pairs in COUNTS:

@@ -9,7 +9,7 @@ a quarter of the grid's steps as its budget (what the grid really takes is more:
 sweep with too low a ``--ceiling`` leaves something to find for certain. Then the cells of the grid,
 live on one engine, over the same windows: the refined answer and the knee, then the others in
 random order until the minutes are over (how many were replayed is printed). One replay a cell, so
-that the best of them is in part the luckiest: it is replayed against the refined answer again, in
+the best of them is the best in part by chance: it is replayed against the refined answer again, in
 turns, and that is what counts; so is the knee, where it was replaced. Printed: both answers, how
 far apart they are, and the engine seconds of each.
 """

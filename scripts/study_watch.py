@@ -4,7 +4,7 @@
     python scripts/study_watch.py --smoke
 
 Each world is a machine with traffic (scripts/random_worlds.py). `tuner sweep --fast` makes a
-profile of its first 20 minutes, on virtual time; then the same machine, with new weather and a new
+profile of its first 20 minutes, on virtual time; then the same machine, with new noise and a new
 engine start, serves what comes next, scraped every 2 s in windows of 10 s. Nothing changes for
 --windows windows; then the machine is slower or the traffic another, and as many windows follow.
 Printed per level of noise: watches with any false alarm before the change (what is beyond a limit,
@@ -177,7 +177,7 @@ class Stand:
 
 
 def server_of(one: Case, promised: Promised, change: StepChange, at_s: float) -> SimulatedServer:
-    """Return the machine in new weather, with what came after the profile's traffic."""
+    """Return the machine with new noise, and with what came after the profile's traffic."""
     live = one.traffic.between(TUNED_S, TUNED_S + 2 * at_s)
     live = replace(live, arrival_s=live.arrival_s - TUNED_S)
     kv = one.world.kv

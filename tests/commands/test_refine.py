@@ -173,7 +173,7 @@ def test_a_trial_names_what_its_replays_and_what_the_twin_say_of_its_gain(
             trial[name] for name in ("gains", "replayed", "foreseen")
         )
         low, high = sorted((replayed, foreseen))
-        assert low - 0.1 <= gain <= high + 0.1  # but for the luck that is taken out
+        assert low - 0.1 <= gain <= high + 0.1  # but for the control variate
     knee = next(one for one in whole["trials"] if one["configuration"] == whole["knee"])
     assert (knee["replayed"], knee["foreseen"]) == ([0.0], [0.0])
 

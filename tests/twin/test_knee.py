@@ -224,14 +224,14 @@ def test_a_step_of_the_ladder_is_told_with_its_interval() -> None:
 
 
 def test_a_neighbour_that_met_a_bad_moment_is_tried_again() -> None:
-    unlucky = measurement(16, attainment=0.2, attainment_bound=0.45, cut="certain to stay below")
+    by_chance = measurement(16, attainment=0.2, attainment_bound=0.45, cut="certain to stay below")
     up = [
         *(block(hopeless(cap)) for cap in (1, 2, 4, 8)),
-        block(unlucky),
+        block(by_chance),
         block(measurement(32, running_peak=25, attainment=0.85)),
     ]
     assert next_trial(up, ceiling=32) == Trial(32, "repeat")
     down = [*up, block(measurement(32, running_peak=25, attainment=0.85), "repeat")]
     assert next_trial(down, ceiling=32) == Trial(16, "repeat")
-    lucky = [*down, block(measurement(16, attainment=0.97), "repeat")]
-    assert decide(lucky, ceiling=32).confidence < decide(lucky[5:], ceiling=32).confidence
+    served = [*down, block(measurement(16, attainment=0.97), "repeat")]
+    assert decide(served, ceiling=32).confidence < decide(served[5:], ceiling=32).confidence

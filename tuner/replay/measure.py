@@ -95,7 +95,7 @@ class Measurement:
     cut: str | None
     device: DeviceUse | None
     ruled_out: bool
-    """Whether arithmetic alone ruled the cap out, so that no luck of the machine is in it."""
+    """Whether arithmetic alone ruled the cap out, so that the machine has no part in it."""
 
     @property
     def is_logged(self) -> bool:

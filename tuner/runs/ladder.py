@@ -63,8 +63,8 @@ def next_for_twin(  # noqa: PLR0913 - what was seen, and what is allowed
     """Return what to measure next so that the twin can be asked, or None when it can.
 
     First the ramp, again until the choice is sure. Then up the ladder, as far as ``steps_left``
-    allows: whole windows at the choice and beside it, a short look at what is below. Then the
-    choice once more, if something else was at work meanwhile (``disturbed`` caps). Last a replay
+    allows: whole windows at the choice and beside it, a short replay of what is below. Then the
+    choice once more, if something else was at work meanwhile (``disturbed`` caps). Last a ramp
     that shows drift.
     """
     counts = Counter(trial.purpose for trial in done)
@@ -79,8 +79,8 @@ def next_for_twin(  # noqa: PLR0913 - what was seen, and what is allowed
         return rung
     if view.weighed.best in disturbed and not counts["tie_break"]:
         return Trial(view.weighed.best, "tie_break")
-    controls = 2 if abs(moved(view)) > DRIFT_LIMIT else 1
-    return Trial(ceiling, "drift_ramp") if counts["drift_ramp"] < controls else None
+    most = 2 if abs(moved(view)) > DRIFT_LIMIT else 1
+    return Trial(ceiling, "drift_ramp") if counts["drift_ramp"] < most else None
 
 
 def _next_rung(
@@ -118,8 +118,8 @@ def next_trial(blocks: Sequence[Block], *, ceiling: int) -> Trial | None:
     todo = sorted(plausible - repeated, reverse=True)
     if todo:
         return Trial(todo[0], "repeat")
-    controls = sum(block.trial.purpose == "drift_replay" for block in blocks)
-    if len(tried) > 1 and controls < (2 if abs(drift(blocks)) > DRIFT_LIMIT else 1):
+    drifts = sum(block.trial.purpose == "drift_replay" for block in blocks)
+    if len(tried) > 1 and drifts < (2 if abs(drift(blocks)) > DRIFT_LIMIT else 1):
         return Trial(blocks[0].trial.max_num_seqs, "drift_replay")
     extra = sum(block.trial.purpose == "tie_break" for block in blocks)
     if extra < MAX_EXTRA_BLOCKS and len(plausible) > 1:

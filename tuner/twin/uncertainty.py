@@ -114,7 +114,7 @@ def points(blocks: Sequence[Block]) -> list[Point]:
 def noise(blocks: Sequence[Block], statistic: str) -> tuple[float, float]:
     """Return (standard deviation of one block, degrees of freedom) of a statistic.
 
-    Pooled over the repeats of every cap with the prior. A drift that the control saw is noise too,
+    Pooled over the repeats of every cap with the prior. A drift that was seen is noise too,
     because caps were measured at different times.
     """
     value = _STATISTICS[statistic]
@@ -124,7 +124,7 @@ def noise(blocks: Sequence[Block], statistic: str) -> tuple[float, float]:
     for cap in {block.trial.max_num_seqs for block in blocks}:
         values = [v for one in alive.get(cap, []) if (v := value(one)) is not None]
         if statistic == "attainment":  # repeats that were cut at different heights differ too
-            values += [one.attainment_bound for one in _unlucky(blocks, cap)]
+            values += [one.attainment_bound for one in _cut_by_chance(blocks, cap)]
         if len(values) > 1:
             squares += float(np.var(values)) * len(values)
             freedom += len(values) - 1
@@ -132,24 +132,24 @@ def noise(blocks: Sequence[Block], statistic: str) -> tuple[float, float]:
     return math.hypot(math.sqrt(squares / freedom), drifted), freedom
 
 
-def _unlucky(blocks: Sequence[Block], cap: int) -> list[Measurement]:
+def _cut_by_chance(blocks: Sequence[Block], cap: int) -> list[Measurement]:
     """Return the replays of a cap that were cut although arithmetic had not ruled it out."""
     mine = (block.measurement for block in blocks if block.trial.max_num_seqs == cap)
     return [one for one in mine if one.cut is not None and not one.ruled_out]
 
 
 def drift(blocks: Sequence[Block]) -> float:
-    """Return how much slower the control at the end was than the first step, at equal batch size.
+    """Return how much slower the first cap was at the end than at first, at equal batch size.
 
-    0.1 is 10 % slower. Zero when the control was not measured or nothing can be compared.
+    0.1 is 10 % slower. Zero when it was not replayed again or nothing can be compared.
     """
-    controls = [b.measurement for b in blocks if b.trial.purpose == "drift_replay"]
-    if not controls:
+    again = [b.measurement for b in blocks if b.trial.purpose == "drift_replay"]
+    if not again:
         return 0.0
     before = {one.decode_seqs: one for one in blocks[0].measurement.batch_times}
     ratios = [
         (after.median_s / before[after.decode_seqs].median_s, after.iterations)
-        for after in controls[-1].batch_times
+        for after in again[-1].batch_times
         if after.decode_seqs in before and before[after.decode_seqs].median_s > 0
     ]
     if not ratios:

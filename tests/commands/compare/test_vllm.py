@@ -33,10 +33,10 @@ POINTS = (
 
 
 def test_no_signal_at_any_time_leaves_a_process_behind_and_the_run_goes_on(tmp_path: Path) -> None:
-    luck = random.Random(5)
+    rng = random.Random(5)
     command = [str(TUNER), *COMPARE]
     for number, after, code in POINTS:
-        told, everybody = _sent(number, after, luck.uniform(0.0, 1.0), command, tmp_path)
+        told, everybody = _sent(number, after, rng.uniform(0.0, 1.0), command, tmp_path)
         assert told[-1] == str(code)
         wait_until(lambda: not any(map(lives, everybody)))  # noqa: B023 - called at once
         if code == 130:
