@@ -1,4 +1,4 @@
-"""Runs that an earlier tuner measured, when purposes had other words, are judged and gone on with.
+"""Runs that an earlier tuner measured, when purposes had other words, are still good for all.
 
 before_words/ was written by the commit before the words changed, from its trace.jsonl and
 world.yaml: ``twin.run`` and ``twin.yaml`` by tuner sweep --ceiling 8 --step 6s --budget 300s,
@@ -7,12 +7,14 @@ tuner refine --step 6s --budget 400s.
 """
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
@@ -28,6 +30,7 @@ from tuner.trace.trace import load
 from tuner.traffic.slo import parse_slo
 
 OLD = ROOT / "tests" / "runs" / "before_words"
+RUNS = sorted(path.stem for path in OLD.glob("*.run"))
 
 
 class Silent:
@@ -48,7 +51,7 @@ def purposes(run_dir: Path) -> list[str]:
     return [event["purpose"] for event in events if event["event"] == "trial"]
 
 
-def judged(run_dir: Path) -> SweepOutcome:
+def rescored(run_dir: Path) -> SweepOutcome:
     """Return what the run comes to for its own load alone: then no other was asked about."""
     book = journal.read(run_dir)
     plan = book.events[0]["plan"]
@@ -56,19 +59,41 @@ def judged(run_dir: Path) -> SweepOutcome:
     return rescore(load(OLD / "trace.jsonl").requests, replace(settings, headroom=1.0), book)
 
 
-def test_an_old_run_is_read_in_todays_words() -> None:
-    twin, windows = (Evidence(journal.read(OLD / name)) for name in ("twin.run", "windows.run"))
-    assert [one.purpose for one in twin.trials()] == [
-        *("ramp", "short", "short", "ladder", "short", "drift_ramp"),
-    ]
-    assert {one.purpose for one in windows.trials()} == {
-        *("ladder", "repeat", "drift_replay", "tie_break"),
-    }
+IN_TODAYS_WORDS = {
+    "refine": ["ramp", "search"],
+    "twin": ["ramp", "short", "ladder", "drift_ramp"],
+    "windows": ["ladder", "repeat", "drift_replay", "tie_break"],
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_old_run_is_read_in_todays_words(name: str) -> None:
+    trials = Evidence(journal.read(OLD / f"{name}.run")).trials()
+    assert list(dict.fromkeys(one.purpose for one in trials)) == IN_TODAYS_WORDS[name]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_an_old_run_has_a_page_in_todays_words(name: str, tmp_path: Path) -> None:
+    assert tuner(tmp_path, "report", OLD / f"{name}.run").returncode == 0
+    said = re.findall(r"\w+", (tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert {"Decode", "ladder" if name == "windows" else "ramp"} <= {*said}
+    assert not {"climb", "glance", "bracket"} & {*said}
+
+
+def test_an_old_refinement_goes_on_and_measures_nothing_again(tmp_path: Path) -> None:
+    shutil.copytree(OLD / "refine.run", tmp_path / "run")
+    where = ("--trace", OLD / "trace.jsonl", "--engine", "sim", "--world", OLD / "world.yaml")
+    asked = ("--step", "6s", "--budget", "400s", "--run-dir", "run", "--resume", "--json")
+    done = tuner(tmp_path, "refine", OLD / "twin.yaml", *where, *asked, "-o", "refined.yaml")
+    assert (done.returncode, purposes(tmp_path / "run")) == (0, purposes(OLD / "refine.run"))
+    found = json.loads(done.stdout)
+    assert found["knee"] == {"max_num_seqs": 4, "max_num_batched_tokens": 512}
+    assert [one["configuration"]["max_num_seqs"] for one in found["trials"]] == [4, 5, 3, 2]
 
 
 @pytest.mark.parametrize("name", ["twin", "windows"])
-def test_an_old_run_is_judged_as_it_was(name: str) -> None:
-    found = judged(OLD / f"{name}.run").verdict
+def test_an_old_run_is_rescored_as_it_was(name: str) -> None:
+    found = rescored(OLD / f"{name}.run").verdict
     assert (found.kind, found.max_num_seqs) == {
         "twin": ("plateau", 4),
         "windows": ("plateau", 8),

@@ -165,7 +165,7 @@ class Predicted(CapNumbers):
         return self.intervals if self.another_day is None else self.another_day
 
 
-class AgreementSection(Section):
+class AaCheckSection(Section):
     """The confirming engine against the ladder's; each with what noise alone explains."""
 
     slower: Signed
@@ -219,7 +219,7 @@ class Promise(CapNumbers):
 
     load: Limit
     source: Literal["confirming run", "ladder", "twin"]
-    agreement: AgreementSection | None
+    agreement: AaCheckSection | None
     """None where no fresh engine confirmed the choice, or without a twin to compare by."""
 
     predicted: list[Predicted]

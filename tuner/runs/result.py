@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from tuner.engines.seam import EngineFacts
 from tuner.profile import admission
 from tuner.profile.numbers import (
-    AgreementSection,
+    AaCheckSection,
     Baseline,
     Binds,
     CapNumbers,
@@ -394,7 +394,7 @@ def _promise(outcome: SweepOutcome) -> Promise:
         agreement=(
             None
             if (one := outcome.aa_check) is None
-            else AgreementSection(
+            else AaCheckSection(
                 **asdict(one),
                 slower_found=one.slower_found,
                 attainment_found=one.attainment_found,
