@@ -8,12 +8,15 @@ import shlex
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer.main
 
 from tests.support.places import ROOT
 from tuner.commands.root import app
+from tuner.runs.journal import STORED_PURPOSES
+from tuner.twin.uncertainty import Purpose
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -181,6 +184,19 @@ def test_nothing_here_names_a_place_that_others_do_not_have(pattern: re.Pattern[
 
 
 EVIDENCE = sorted(path.stem for path in (ROOT / "docs" / "evidence").glob("*.json"))
+
+
+def test_the_words_say_how_a_journal_spells_every_purpose() -> None:
+    _, _, words = FILES["docs/measuring.md"].partition("\n## Words\n")
+    rows = re.findall(r"^\| `(\w+)` \| purpose: .*\| `(\w+)` \|$", words, flags=re.MULTILINE)
+    spelt = [(purpose, STORED_PURPOSES.get(purpose, purpose)) for purpose in get_args(Purpose)]
+    assert sorted(rows) == sorted(spelt)
+
+
+def test_no_word_is_in_the_words_twice() -> None:
+    _, _, words = FILES["docs/measuring.md"].partition("\n## Words\n")
+    named = re.findall(r"^\| (.+?) \|", words, flags=re.MULTILINE)
+    assert len(named) == len(set(named)) > 40
 
 
 def test_every_table_of_the_experiments_is_rendered_from_a_file() -> None:

@@ -62,16 +62,17 @@ _PLAIN = {
 }
 _NEVER = {"an event that is not known"}
 
-_STORED_PURPOSES = {
+STORED_PURPOSES = {
     "ramp": "climb",
     "short": "glance",
     "drift_ramp": "control",
     "drift_replay": "bracket",
     "tie_break": "again",
 }
-"""Purpose → how a journal spells it: as the first version did, so that old runs go on."""
+"""Purpose → how a journal spells it: as the first version did, so that old runs go on. The words of
+docs/measuring.md say the same."""
 
-_PURPOSES = {stored: purpose for purpose, stored in _STORED_PURPOSES.items()}
+_PURPOSES = {stored: purpose for purpose, stored in STORED_PURPOSES.items()}
 
 _INTEGERS = {one.name for one in fields(RequestRecord) if one.type in {int, int | None}}
 _SCALARS = [one for one in fields(RequestRecord) if one.name not in {"itl_s", "outcome", "error"}]
@@ -127,7 +128,7 @@ class Journal:
         """
         assert self._file is not None
         lines = [
-            json.dumps(_respelled(event, _STORED_PURPOSES), allow_nan=False) + "\n"
+            json.dumps(_respelled(event, STORED_PURPOSES), allow_nan=False) + "\n"
             for event in events
         ]
         try:

@@ -255,12 +255,12 @@ def agreed(
         return max(caps, key=lambda cap: (counts[cap] + near * (cap == choice), -cap))
 
     today = [right_caps(values, requests=requests) for values, _ in drawn]
-    usual = favourite(own, today, choose(own, requests=requests))
+    today_best = favourite(own, today, choose(own, requests=requests))
     right = [right_caps(*one, requests=requests) for one in drawn]
     untraded = [
         cap
         for cap in own
-        if fmean(trades(values, usual, cap) for values, _ in drawn) <= 1 - UNTRADED_IN + 1e-9
+        if fmean(trades(values, today_best, cap) for values, _ in drawn) <= 1 - UNTRADED_IN + 1e-9
     ]
     return favourite(untraded, right, choose(own, raised, requests=requests))
 

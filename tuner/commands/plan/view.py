@@ -99,10 +99,10 @@ def _block(found: FleetPlan, profile: ServingProfile, options: PlanOptions) -> V
         "the profile's own" if f"{found.load:g}" == "1" else f"{found.load:g} times the profile's"
     )
     load = f"{found.rps:,.2f} req/s, {times} traffic"
-    likely, worst = percent(one.attainment_middle), percent(at_least)
+    middle, worst = percent(one.attainment_middle), percent(at_least)
     rows = [
         ("load", load + _of_a_stretch(found.stored_requests)),
-        ("gives", f"{likely} in SLO on {replicas_in_words(found.replicas)}, {worst} at least"),
+        ("gives", f"{middle} in SLO on {replicas_in_words(found.replicas)}, {worst} at least"),
     ]
     if needed is not None:
         rows.append(
