@@ -35,7 +35,7 @@ POWER_SD = 0.84
 """Standard deviations above the claim at which four of five differences are claimed."""
 
 PRIOR_SPEED_SD = 0.02
-"""How far the mean speed of a minute is from the usual one, before it was seen."""
+"""How far the mean speed of a minute is from machine speed, before it was seen."""
 
 
 @dataclass(frozen=True, slots=True)

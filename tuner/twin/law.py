@@ -10,7 +10,7 @@ plus the slowdown of its block of time, plus noise; slowdown is correlated over 
 neighbouring blocks count as hardly more than one, and what is compared within a block counts most.
 This is generalised least squares with random effects (McCulloch and Searle, Generalized, Linear,
 and Mixed Models, chapter 6), iterated with Huber's weights; a block that stands far out (a noisy
-neighbour) tells nothing of the machine's usual speed.
+neighbour) tells nothing of the machine speed.
 """
 
 from collections.abc import Sequence
@@ -80,7 +80,7 @@ class FittedLaw:
     """Of an iteration's log duration around its block's."""
 
     speed_sd: float
-    """Of a block's log slowdown around the machine's usual one."""
+    """Of a block's log slowdown around machine speed."""
 
     block_s: Floats
     """Middle of each block, on the segments' clock."""

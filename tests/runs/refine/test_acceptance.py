@@ -131,7 +131,7 @@ def equal(rng: np.random.Generator, pairs: int, sd: float) -> list[Pair]:
 
 @pytest.mark.parametrize(("pairs", "sd"), [(4, 0.01), (4, 0.08), (8, 0.03), (16, 0.08)])
 def test_of_equal_engines_a_gain_is_proven_in_a_twentieth_at_most(pairs: int, sd: float) -> None:
-    """By goodput or by the tail; 3.3 standard deviations are left for the luck of 1,000 draws."""
+    """By goodput or by the tail; 3.3 standard deviations are left for the chance of 1,000 draws."""
     rng = np.random.default_rng(0)
     false = sum(accepted(*equal(rng, pairs, sd)) is not None for _ in range(1000))
     assert false <= 1000 * 0.05 + 3.3 * math.sqrt(1000 * 0.05 * 0.95)

@@ -24,7 +24,7 @@ def surrogate(speed_sd: float) -> Surrogate:
     return replace(surrogate_of(TWOS), slowdowns=slowdowns_of(speed_sd))
 
 
-def test_what_just_serves_all_at_the_usual_speed_is_no_match_for_room_to_spare() -> None:
+def test_what_just_serves_all_at_machine_speed_is_no_match_for_room_to_spare() -> None:
     steady, varying = surrogate(0.0), surrogate(SPEED_SD)
     for cap in (1, 4):
         assert steady.measurement(0, {**KNEE, CAP: cap}).attainment == 1.0
@@ -79,6 +79,6 @@ def test_a_slowdown_is_the_whole_laws() -> None:
     assert late.p99 == pytest.approx(2 * float(np.quantile(lawful.e2el_s, 0.99)), rel=0.01)
 
 
-def test_at_the_machines_own_speed_nothing_varies() -> None:
+def test_at_machine_speed_nothing_varies() -> None:
     assert surrogate(SPEED_SD).measurement(0, KNEE).attainment < 1.0
     assert surrogate(SPEED_SD).at_machine_speed().measurement(0, KNEE).attainment == 1.0

@@ -316,5 +316,5 @@ class _Run:
 
 
 def _steady(surrogate: Surrogate | None) -> Surrogate | None:
-    """Return the surrogate of the usual speed: what a comparison states is of that."""
+    """Return the surrogate at machine speed: what a comparison states is of that."""
     return None if surrogate is None else surrogate.at_machine_speed()

@@ -3,14 +3,14 @@
 It can tell of the admission cap, the token budget, the number of KV blocks and the interval at
 which prefill is scheduled, for the whole of the traffic and under laws as likely as the fitted one.
 Of anything else only a replay can tell. What it tells is the mean over the speeds that the machine
-has at times: a configuration that just serves all at the usual speed does not in a slower minute,
+has at times: a configuration that just serves all at machine speed does not in a slower minute,
 and is no match for one that has room to spare.
 
 It is also the control variate by which trials of the search are compared. The twin replays the same
-windows at the speed that the machine had then. What that differs from all of the traffic at the
-machine's usual speed is no gain of a configuration, and is taken out before two replays are
-compared. Of attainment a difference is taken out and not a ratio: a window that serves half of the
-traffic's share would double every error of a ratio.
+windows at the speed that the machine had then. What that differs from all of the traffic at machine
+speed is no gain of a configuration, and is taken out before two replays are compared. Of attainment
+a difference is taken out and not a ratio: a window that serves half of the traffic's share would
+double every error of a ratio.
 """
 
 import math
@@ -164,7 +164,7 @@ class Surrogate:
     def served(
         self, one: Configuration, traffic: Traffic, window: Window, *, slowdown: float = 1.0
     ) -> WindowForecast:
-        """Return what a configuration makes of the traffic of a window, by default at the usual
+        """Return what a configuration makes of the traffic of a window, by default at machine
         speed."""
         scored = traffic.arrival_s >= window.start_s
         replay = self._replay(one, traffic, slowdown=slowdown)
