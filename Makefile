@@ -115,7 +115,8 @@ shots: setup-dev  ## Look at a report in Chromium, and take the pictures of the 
 
 studies: setup-dev  ## Run every study at its smallest, only to see that none is broken
 	@for study in scripts/study_*.py scripts/bench_beside.py; do \
-		echo "$$study --smoke" && timeout 120 $(BIN)/python $$study --smoke > /dev/null || exit 1; \
+		echo "$$study --smoke" && timeout 30 $(BIN)/python $$study --smoke > /dev/null \
+			|| { echo "failed, or took more than 30 s"; exit 1; }; \
 	done
 
 study-real: setup-dev  ## Ask real servers what sweeps promise: 4 hours, or STUDY_ARGS="--short --minutes 38"

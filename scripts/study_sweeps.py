@@ -15,6 +15,7 @@ each of the twelve numbers of the check fails though nothing is wrong.
 import argparse
 import math
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -52,7 +53,7 @@ def parsed(parser: argparse.ArgumentParser, *, smoke: str) -> argparse.Namespace
     say = f"only see that all of it works; the same as {smoke}, whatever else is given"
     parser.add_argument("--smoke", action="store_true", help=say)
     parser.add_argument("--keep", metavar="NAME", help="write docs/evidence/NAME.json")
-    return parser.parse_args(smoke.split() if "--smoke" in sys.argv else None)
+    return parser.parse_args(shlex.split(smoke) if "--smoke" in sys.argv else None)
 
 
 def workers(processes: int) -> Pool:

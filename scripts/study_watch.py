@@ -226,6 +226,9 @@ def results_of(
     return found
 
 
+SMOKE = "--worlds 1 --level quiet --windows 20 --processes 1 --change 'rate x 2'"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worlds", type=int, default=25)
@@ -235,7 +238,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=100)
     parser.add_argument("--harder", action="store_true", help="worlds the twin cannot represent")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    options = parsed(parser, smoke="--worlds 1 --level quiet --windows 20 --processes 1")
+    options = parsed(parser, smoke=SMOKE)
     names = options.change or list(CHANGES)
     begin_s = monotonic()
     levels = options.level or list(NOISE)
