@@ -33,6 +33,7 @@ beside what reads and writes them."""
 
 HOMES = {
     "vllm": {"capture.stat_logger", "engines.live_scheduler", "engines.vllm", "engines.workers"},
+    "httpx": {"system.http_client"},
     "mlflow": {"commands.export.mlflow"},
     "torch": set[str](),
     "optuna": {"runs.refine"},
@@ -86,6 +87,10 @@ HEAVY = {
     "vllm",
 }
 """What ``tuner --help`` has no time for."""
+
+SLOW = HEAVY | {"httpx", "psutil", "pyarrow", "pynvml"}
+"""What takes a command a tenth of its start or more: it is loaded by those that use it, when they
+do."""
 
 IMPORT_NAMES = {"mlflow-skinny": "mlflow", "nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
 
@@ -270,6 +275,26 @@ def test_the_command_line_starts_without_what_is_slow_to_import() -> None:
         "import sys, tuner.commands.root; print(*{name.split('.')[0] for name in sys.modules})"
     )
     assert HEAVY & set(loaded.split()) == set()
+
+
+def test_a_command_loads_what_is_slow_to_import_only_where_it_needs_that() -> None:
+    stages = [
+        ("show diff apply trace capture export", {"msgspec", "numpy", "pydantic"}),
+        ("doctor", {"psutil", "pynvml"}),
+        ("schema plan watch verify sweep compare report", {"numba", "scipy"}),
+        ("refine", {"optuna"}),
+    ]
+    told = run_python(
+        "import importlib, sys\n"
+        f"for commands in {[commands for commands, _ in stages]}:\n"
+        "    for command in commands.split():\n"
+        "        importlib.import_module(f'tuner.commands.{command}.run')\n"
+        "    print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    needed: set[str] = set()
+    for (commands, more), loaded in zip(stages, told.splitlines(), strict=True):
+        needed |= more
+        assert SLOW & set(loaded.split()) == needed, commands
 
 
 def test_the_entry_loads_nothing_that_an_early_interrupt_could_hit() -> None:

@@ -42,7 +42,8 @@ from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldStep
 from tuner.errors import InputError, TunerError, UsageError
-from tuner.system import http
+from tuner.system import http_client
+from tuner.system.http import HttpRequest, HttpResponse
 from tuner.trace import trace
 from tuner.trace.formats.reading.header import TraceHeader
 from tuner.trace.formats.reading.record import Row
@@ -433,16 +434,16 @@ def test_the_bytes_of_all_answers_together_are_bounded(monkeypatch: pytest.Monke
 @pytest.mark.attack
 def test_all_questions_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, takes_s, given_s = 0.0, 1790.0, list[float]()
-    ask = http.ask
+    ask = http_client.ask
 
-    def slow(asked: http.HttpRequest, *, timeout_s: float) -> http.HttpResponse:
+    def slow(asked: HttpRequest, *, timeout_s: float) -> HttpResponse:
         nonlocal now_s
         now_s += takes_s
         given_s.append(timeout_s)
         return ask(asked, timeout_s=20)
 
     monkeypatch.setattr(prometheus_api, "time", SimpleNamespace(monotonic=lambda: now_s))
-    monkeypatch.setattr(http, "ask", slow)
+    monkeypatch.setattr(http_client, "ask", slow)
     with answering(of_seconds) as place:
         prometheus_api.samples(place, ["num_requests_running"])
         assert given_s == [60.0, 10.0]

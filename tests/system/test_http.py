@@ -16,6 +16,8 @@ import pytest
 
 from tuner.errors import InputError, UsageError
 from tuner.system import http
+from tuner.system.http import HttpRequest, HttpResponse
+from tuner.system.http_client import ask
 
 OK = b"HTTP/1.1 200 OK\r\n"
 Behaviour = Callable[[socket.socket, threading.Event], object]
@@ -74,7 +76,7 @@ def dribbles(begin: bytes, piece: bytes) -> Behaviour:
 
 
 def got(url: str, *, timeout_s: float = 20) -> bytes:
-    answer = http.ask(http.HttpRequest(url, most_bytes=50), timeout_s=timeout_s)
+    answer = ask(HttpRequest(url, most_bytes=50), timeout_s=timeout_s)
     if answer.status != 200:
         raise InputError(f"{url}: answers {answer.status}", hint="Why?")
     return answer.content
@@ -184,9 +186,9 @@ def test_a_redirect_to_another_path_is_followed_with_all_that_was_asked() -> Non
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}/here"
-        question = http.HttpRequest(url, 50, form={"query": "up[5m]"}, authorization="Bearer t")
+        question = HttpRequest(url, 50, form={"query": "up[5m]"}, authorization="Bearer t")
         try:
-            assert http.ask(question, timeout_s=20).content == b"/there Bearer t query=up%5B5m%5D"
+            assert ask(question, timeout_s=20).content == b"/there Bearer t query=up%5B5m%5D"
         finally:
             server.shutdown()
             thread.join()
@@ -199,7 +201,7 @@ def test_no_redirect_leads_to_another_server(status: int) -> None:
     with serving(lambda client, _: met.append(client.recv(1))) as there:
         moved = f"HTTP/1.1 {status} Moved\r\nLocation: {there}/leak\r\n\r\n".encode()
         with serving(says(moved)) as url, pytest.raises(InputError) as refused:
-            http.ask(http.HttpRequest(url, 50, authorization="Bearer t"), timeout_s=20)
+            ask(HttpRequest(url, 50, authorization="Bearer t"), timeout_s=20)
     assert str(refused.value) == f"{url}: redirects to another server"
     assert met == []
 
@@ -328,15 +330,15 @@ def test_a_server_elsewhere_is_asked_past_a_proxy_where_that_is_asked_for() -> N
         elsewhere = url.replace("127.0.0.1", "0.0.0.0")
         with pytest.raises(InputError, match="nobody listens there"):
             got(elsewhere)
-        question = http.HttpRequest(elsewhere, 50, direct=True)
-        assert http.ask(question, timeout_s=20).content == b"hi"
+        question = HttpRequest(elsewhere, 50, direct=True)
+        assert ask(question, timeout_s=20).content == b"hi"
 
 
 def test_what_comes_with_a_refusal_is_read_where_that_is_asked_for() -> None:
     with serving(says(b"HTTP/1.1 400 No\r\nContent-Length: 3\r\n\r\nwhy")) as url:
-        assert http.ask(http.HttpRequest(url, 50), timeout_s=20) == http.HttpResponse(400, b"")
-        question = http.HttpRequest(url, 50, reads_refusals=True)
-        assert http.ask(question, timeout_s=20) == http.HttpResponse(400, b"why")
+        assert ask(HttpRequest(url, 50), timeout_s=20) == HttpResponse(400, b"")
+        question = HttpRequest(url, 50, reads_refusals=True)
+        assert ask(question, timeout_s=20) == HttpResponse(400, b"why")
 
 
 @pytest.mark.attack
@@ -379,8 +381,8 @@ def test_json_is_posted_and_its_answer_read() -> None:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}/tokenize"
-        question = http.HttpRequest(url, most_bytes=50, body={"prompt": "a b"})
-        answer = http.ask(question, timeout_s=20)
+        question = HttpRequest(url, most_bytes=50, body={"prompt": "a b"})
+        answer = ask(question, timeout_s=20)
         server.shutdown()
         thread.join(20)
     assert (answer.status, answer.content) == (200, b"[]")

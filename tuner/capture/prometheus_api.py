@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tuner.errors import AnswerTooLongError, InputError, UsageError
-from tuner.system import http
-from tuner.system.http import problem_of, shown
+from tuner.system.http import HttpRequest, problem_of, shown
 
 CHUNK_S = 3600.0
 TIMEOUT_S = 60.0
@@ -195,14 +194,16 @@ def _number(text: str, place: PrometheusQuery) -> float:
 
 
 def _ask(place: PrometheusQuery, query: str, time_s: float, taken: _Taken) -> list[_Series]:
-    asked = http.HttpRequest(
+    from tuner.system import http_client  # noqa: PLC0415 - httpx is slow to load
+
+    asked = HttpRequest(
         f"{place.url.rstrip('/')}/api/v1/query",
         most_bytes=MAX_ANSWER_BYTES,
         form={"query": query, "time": f"{time_s:.3f}"},
         authorization=place.authorization,
         reads_refusals=True,
     )
-    answer = http.ask(asked, timeout_s=min(TIMEOUT_S, taken.left_s()))
+    answer = http_client.ask(asked, timeout_s=min(TIMEOUT_S, taken.left_s()))
     taken.answer(len(answer.content))
     if answer.status in {401, 403}:
         raise InputError(

@@ -16,9 +16,8 @@ from tuner.profile.numbers import (
 )
 from tuner.profile.schema import RequirementSection, ServingProfile
 from tuner.profile.verdict_block import NAMES, VerdictBlock
-from tuner.traffic.requirements import parse_requirement
+from tuner.traffic.requirements import RequirementCheck, parse_requirement
 from tuner.twin.objective import holds
-from tuner.twin.required import RequirementCheck
 
 LOW = 0.90
 """Attainment below which that is the answer, and not the cap."""

@@ -45,9 +45,9 @@ from tuner.replay.iterations import KvCacheUsage
 from tuner.replay.measure import Measurement, Spread
 from tuner.runs.outcome import CheckRecord, InUse, SweepOutcome
 from tuner.runs.settings import SweepSettings
+from tuner.traffic.requirements import RequirementCheck
 from tuner.traffic.slo import Slo
 from tuner.twin.objective import OBJECTIVE, holds
-from tuner.twin.required import RequirementCheck
 from tuner.twin.verdict_text import BEFORE_THAT, KV_FULL
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from tuner.errors import TraceError
 from tuner.system import interruption
 from tuner.trace.columns import Columns, columns_of_batches
 from tuner.trace.formats.columnar.batch import ABSENT, ROWS, Batch, Ints, merged
-from tuner.trace.formats.columnar.json_lines import lines_of
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader, header_line
 from tuner.trace.formats.reading.record import Tally
 from tuner.trace.formats.reading.source import Source
@@ -154,7 +153,7 @@ class Draft:
             self._holds = bool(since_ms.min() >= 0)
             batch = batch.moved(since_ms)
         if self._holds:
-            self._file.write(lines_of(batch))
+            self._file.write(_lines_of(batch))
 
 
 class HeldPart:
@@ -265,7 +264,7 @@ def convert(  # noqa: PLR0913 - what was read, where to, and how
         since_ms = batch.times["timestamp"] - scanned.origin_ms
         if spread is not None:
             since_ms = since_ms + [spread.tick_ms * rng.random() for _ in range(len(batch))]
-        out.write(lines_of(batch.moved(np.round(since_ms, DECIMALS_MS))))
+        out.write(_lines_of(batch.moved(np.round(since_ms, DECIMALS_MS))))
     _check_unchanged(file, scanned)
 
 
@@ -279,7 +278,7 @@ class Excerpt:
     def lines(self) -> Iterator[bytes]:
         """Yield the canonical form, in pieces."""
         yield header_line(self.header)
-        yield from map(lines_of, self.batches)
+        yield from map(_lines_of, self.batches)
 
     def columns(self) -> Columns:
         found, _ = columns_of_batches(
@@ -427,3 +426,9 @@ def _check_unchanged(file: Input, scanned: Scan) -> None:
             f"{file.place}: changed while it was read",
             hint="Wait until nothing writes to it any more.",
         )
+
+
+def _lines_of(batch: Batch) -> bytes:
+    from tuner.trace.formats.columnar.json_lines import lines_of  # noqa: PLC0415 - loads pyarrow
+
+    return lines_of(batch)

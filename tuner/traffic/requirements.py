@@ -113,6 +113,33 @@ class Requirement:
         return self.text
 
 
+@dataclass(frozen=True, slots=True)
+class RequirementCheck:
+    """One requirement, and what is known of it at the choice."""
+
+    requirement: Requirement
+    bound: float | None
+    """By the twin; None where the windows decide."""
+
+    measured: float | None = None
+    """In the confirming replay at its load, or in the windows that decide; None where none was
+    made, or it was cut."""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether all that is known of it keeps it; what nobody knows is not kept."""
+        known = [one for one in (self.bound, self.measured) if one is not None]
+        return bool(known) and all(map(self.requirement.is_met_by, known))
+
+    def __str__(self) -> str:
+        known = [
+            f"{said} {self.requirement.shown(one)}"
+            for said, one in (("at worst", self.bound), ("measured", self.measured))
+            if one is not None
+        ]
+        return f"{self.requirement} ({', '.join(known) or 'not known'})"
+
+
 def parse_requirements(texts: Sequence[str], *, headroom: float) -> tuple[Requirement, ...]:
     """Read all that is required, of a choice for so many times the load besides.
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from tuner.replay.measure import Measurement
-from tuner.traffic.requirements import Requirement
+from tuner.traffic.requirements import Requirement, RequirementCheck
 from tuner.twin.forecast import Forecast
 from tuner.twin.objective import (
     EQUAL_ATTAINMENT,
@@ -25,7 +25,7 @@ from tuner.twin.objective import (
     choose,
     worth_naming,
 )
-from tuner.twin.required import Bounds, RequirementCheck
+from tuner.twin.required import Bounds
 from tuner.twin.uncertainty import (
     Block,
     Point,

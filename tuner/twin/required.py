@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from tuner.replay.iterations import kv_cache_usage
 from tuner.replay.measure import spread
-from tuner.traffic.requirements import KV, Requirement
+from tuner.traffic.requirements import KV, Requirement, RequirementCheck
 from tuner.traffic.slo import Slo
 from tuner.twin.objective import Values
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, attainment
@@ -64,33 +64,6 @@ class Required:
 
 
 NOTHING_REQUIRED = Required()
-
-
-@dataclass(frozen=True, slots=True)
-class RequirementCheck:
-    """One requirement, and what is known of it at the choice."""
-
-    requirement: Requirement
-    bound: float | None
-    """By the twin; None where the windows decide."""
-
-    measured: float | None = None
-    """In the confirming replay at its load, or in the windows that decide; None where none was
-    made, or it was cut."""
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether all that is known of it keeps it; what nobody knows is not kept."""
-        known = [one for one in (self.bound, self.measured) if one is not None]
-        return bool(known) and all(map(self.requirement.is_met_by, known))
-
-    def __str__(self) -> str:
-        known = [
-            f"{said} {self.requirement.shown(one)}"
-            for said, one in (("at worst", self.bound), ("measured", self.measured))
-            if one is not None
-        ]
-        return f"{self.requirement} ({', '.join(known) or 'not known'})"
 
 
 @dataclass(frozen=True, slots=True)

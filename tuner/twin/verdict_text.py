@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tuner.replay.measure import Measurement
+from tuner.traffic.requirements import RequirementCheck
 from tuner.twin.check import Number
 from tuner.twin.objective import EQUAL_ATTAINMENT, EQUAL_TAIL
-from tuner.twin.required import RequirementCheck
 from tuner.twin.uncertainty import Point, never_binds
 
 VerdictKind = Literal["knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"]

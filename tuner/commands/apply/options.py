@@ -9,7 +9,7 @@ import typer
 from tuner.commands.shared.options import Json
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ApplyOptions:
     """Write a serving profile into a deployment's file, with a backup, or start vLLM with it.
 

@@ -3,7 +3,7 @@
 import contextlib
 import getpass
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +12,7 @@ from tuner.commands.apply import generated as apply_generated
 from tuner.commands.apply.options import ApplyOptions
 from tuner.commands.apply.reading import asked_of, read_text
 from tuner.commands.apply.view import Edit
-from tuner.engines import devices, provenance
+from tuner.engines import provenance
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import supported
 from tuner.errors import (
@@ -339,7 +339,11 @@ def _override(chosen: ServingProfile, despite: list[str], options: ApplyOptions)
 def _machine() -> rollout.LocalMachine:
     installed = provenance.versions()
     vllm = supported.version_in(installed)
-    device = devices.device_facts() if vllm else {}
+    device: Mapping[str, object] = {}
+    if vllm:
+        from tuner.engines import devices  # noqa: PLC0415 - slow to load
+
+        device = devices.device_facts()
     is_gpu = device.get("kind") == "gpu"
     return rollout.LocalMachine(
         vllm=vllm,

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from tuner.commands.apply import live
 from tuner.commands.apply import view as apply_view
 from tuner.commands.apply.options import ApplyOptions
 from tuner.commands.apply.plan import plan
@@ -24,6 +23,8 @@ def run(options: ApplyOptions) -> None:
     TargetError, GateError, UndecidedError or EngineError; nothing is then half-written."""
     _refuse_others(options)
     if options.live:
+        from tuner.commands.apply import live  # noqa: PLC0415 - slow to load, and only for these
+
         live.run(options)
         return
     _check_usage(options)

@@ -23,7 +23,7 @@ from tuner.commands.shared.options import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CompareOptions:
     """Serve a trace in every way of the story, from one worker behind queues to a tuned engine.
 

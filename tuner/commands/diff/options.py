@@ -9,7 +9,7 @@ import typer
 from tuner.commands.shared.options import Json
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DiffOptions:
     """Say in what another profile, or what is deployed, differs from a profile, and the evidence.
 

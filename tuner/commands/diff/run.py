@@ -12,7 +12,6 @@ from tuner.commands.apply.reading import asked_of, read_text
 from tuner.commands.apply.view import shown_value
 from tuner.commands.diff.options import DiffOptions
 from tuner.errors import GateError, TargetError, UsageError
-from tuner.live import server as live_server
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
 from tuner.rollout import difference
@@ -33,6 +32,8 @@ def run(options: DiffOptions) -> None:
     one = profile.load(options.profile)
     untold: list[str] = []
     if options.url is not None:
+        from tuner.live import server as live_server  # noqa: PLC0415 - slow to load
+
         name = options.url
         server = live_server.ask(name)
         found = difference.of_server(

@@ -16,7 +16,7 @@ from tuner.commands.shared.options import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DoctorOptions:
     """Say whether this machine and its vLLM can be measured on, a line for each check.
 

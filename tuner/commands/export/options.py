@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ExportOptions:
     """Write what a run measured as tables: curve, replays, requests, iterations.
 

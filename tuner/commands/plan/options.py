@@ -9,7 +9,7 @@ import typer
 from tuner.commands.shared.options import Details, Json, Require, times
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PlanOptions:
     """Ask the twin in a profile about another load, other caps, or a fleet.
 

@@ -31,7 +31,7 @@ MOST_SEED = 2**32 - 1
 """That the sampler takes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RefineOptions:
     """Search around a profile's knee, and keep what a comparison in turns proves to be better.
 

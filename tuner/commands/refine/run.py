@@ -58,7 +58,7 @@ from tuner.runs.refine.trial_runner import LocalTrialRunner
 from tuner.runs.result import profile_of, required_sections, second_thoughts
 from tuner.system import interruption
 from tuner.trace.trace import Trace, TraceRequest, load
-from tuner.twin.required import RequirementCheck
+from tuner.traffic.requirements import RequirementCheck
 
 if TYPE_CHECKING:
     from tuner.commands.shared.engine import Execute

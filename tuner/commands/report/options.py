@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ReportOptions:
     """Write what a run or a profile says as one page, to be opened from disk.
 

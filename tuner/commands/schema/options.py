@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SchemaOptions:
     """Print the JSON Schema of a file, for editors and for CI.
 

@@ -165,7 +165,8 @@ def command(options: type[Any], module: str, function: str = "run") -> Callable[
     It has a parameter for each field of the dataclass ``options``, whose docstring is its help, and
     calls ``module.function`` with an instance. A field is ``Annotated`` with its ``typer.Option``
     or ``typer.Argument``; without a default it must be given. A field that is a tuple may be given
-    several times. The module is imported when the command runs, which keeps ``--help`` light.
+    several times. The module is imported when the command runs, and the dataclass has no
+    ``repr`` and no ``==``: both keep ``--help`` light.
     """
     annotations = get_type_hints(options, include_extras=True)
     defaults = {one.name: one.default for one in dataclasses.fields(options)}

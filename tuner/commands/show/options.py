@@ -9,7 +9,7 @@ import typer
 from tuner.commands.shared.options import Details
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ShowOptions:
     """Say in twelve lines what a serving profile sets, gives, costs and rests on."""
 

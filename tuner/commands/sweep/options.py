@@ -49,7 +49,7 @@ def ceiling_in(text: str | int) -> int:
     return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SweepOptions:
     """Find the right max_num_seqs for a trace and write a serving profile.
 

@@ -21,7 +21,7 @@ from tuner.commands.shared.options import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class VerifyOptions:
     """Replay a trace on a fresh engine with exactly a profile's arguments, and gate on its promise.
 

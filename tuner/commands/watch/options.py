@@ -11,7 +11,7 @@ from tuner.commands.shared.options import Json, Require
 FOREVER = "forever"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class WatchOptions:
     """Hold a live server against a profile's promise, and today's traffic against the profile's.
 

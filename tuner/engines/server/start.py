@@ -30,7 +30,7 @@ from tuner.engines.vllm.installed import cautions
 from tuner.engines.vllm.log import start_phases_s
 from tuner.engines.vllm.start import Resolved, VllmStarter
 from tuner.errors import EngineError, ReadLateError
-from tuner.system import http, scratch
+from tuner.system import scratch
 from tuner.system.http import HttpRequest
 
 Result = TypeVar("Result")
@@ -300,7 +300,9 @@ def facts_of(
 
 
 def _metrics(url: str) -> str:
-    answer = http.ask(HttpRequest(f"{url}/metrics", METRICS_BYTES), timeout_s=METRICS_S)
+    from tuner.system import http_client  # noqa: PLC0415 - httpx is slow to load
+
+    answer = http_client.ask(HttpRequest(f"{url}/metrics", METRICS_BYTES), timeout_s=METRICS_S)
     return answer.content.decode(errors="replace")
 
 

@@ -19,14 +19,13 @@ from tuner.runs.refine.surrogate import TwinNumbers
 from tuner.runs.refine.trial_runner import RAMP, SEARCH, Build, FinishedTrial, TrialRunner
 from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.requirements import Requirement
+from tuner.traffic.requirements import Requirement, RequirementCheck
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.slo import Unloaded
 from tuner.traffic.workload import Workload
 from tuner.twin.check import observed
 from tuner.twin.forecast import Forecast, forecast
 from tuner.twin.law import Segment
-from tuner.twin.required import RequirementCheck
 from tuner.twin.simulation import hit_share, shape_of
 from tuner.twin.verdict_text import Verdict
 
