@@ -297,6 +297,16 @@ def test_a_command_loads_what_is_slow_to_import_only_where_it_needs_that() -> No
         assert SLOW & set(loaded.split()) == needed, commands
 
 
+def test_what_is_compiled_imports_little_for_every_start_reads_all_of_that() -> None:
+    compilers = [module for module in PATHS if "tuner.system.jit" in imports(module)]
+    reached = {
+        module: len([name for name in reaches(module) if name.startswith("tuner.")])
+        for module in compilers
+    }
+    assert compilers
+    assert {module: count for module, count in reached.items() if count > 10} == {}
+
+
 def test_the_entry_loads_nothing_that_an_early_interrupt_could_hit() -> None:
     loaded = run_python("import sys, tuner.cli; print(*sys.modules)").split()
     assert [name for name in loaded if re.match(r"tuner|typer|click|rich", name)] == [

@@ -9,7 +9,8 @@ import pytest
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.profile import plan
-from tuner.profile.plan import FleetRouter, ask, least_in_flight, parts_of, replicas_for
+from tuner.profile.least_in_flight import least_in_flight
+from tuner.profile.plan import FleetRouter, ask, parts_of, replicas_for
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.slo import Slo
 from tuner.twin.believed import BELIEVED
