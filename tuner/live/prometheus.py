@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from tuner.errors import InputError
 
 Gauge = Literal["running", "waiting", "kv_cache_usage"]
@@ -202,6 +200,10 @@ _Samples = Mapping[str, list[_Sample]]
 
 
 def _samples(text: str) -> _Samples:
+    from prometheus_client.parser import (  # noqa: PLC0415 - brings a web server along
+        text_string_to_metric_families,
+    )
+
     longest = max(map(len, text.split("\n")))
     if longest > LONGEST_LINE:
         raise ValueError(f"a line of {longest} characters")

@@ -139,7 +139,8 @@ _WHY: tuple[tuple[type[BaseException], str, str], ...] = (
     (httpx.NetworkError, "no answer", "Is the server running?"),
     (BaseException, "no address that can be asked", "Check the address, and its redirects."),
 )
-"""The first that fits one of the causes is said, and nothing in the server's own words."""
+"""Kind of error, what is said, and its cure: the first that fits one of the causes. Nothing of it
+is the server's own words."""
 
 
 def _explained(url: str, problem: BaseException) -> InputError:
