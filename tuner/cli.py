@@ -4,6 +4,7 @@ It imports next to nothing before ``main`` runs: Ctrl-C during the imports is a 
 """
 
 import contextlib
+import gc
 import io
 import os
 import shlex
@@ -42,6 +43,7 @@ def main() -> None:
 def _run() -> int:
     interruption.listen()
     _repair_streams()
+    gc.disable()  # imports leave nothing to collect, and to look for it takes a tenth of them
     from tuner.commands.root import app  # noqa: PLC0415 - see above
     from tuner.errors import Interrupted, TunerError  # noqa: PLC0415
 
@@ -52,6 +54,7 @@ def _run() -> int:
         except SystemExit as ended:  # typer ends in no other way
             code = int(ended.code or 0)
         finally:
+            gc.enable()
             sys.stdout.flush()
     except TunerError as error:
         message = str(error)

@@ -1,6 +1,7 @@
 """Options: a frozen dataclass for each command, and those that several commands share."""
 
 import dataclasses
+import gc
 import importlib
 import inspect
 from collections.abc import Callable
@@ -177,7 +178,9 @@ def command(options: type[Any], module: str, function: str = "run") -> Callable[
             for name, value in given.items()
         }
         try:
-            getattr(importlib.import_module(module), function)(options(**values))
+            run = getattr(importlib.import_module(module), function)
+            gc.enable()  # which cli.py disables for the imports
+            run(options(**values))
         except EOFError as error:  # for typer that is Ctrl-D at a prompt, and there is none
             raise ValueError(str(error)).with_traceback(error.__traceback__) from error
 
