@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tuner.twin.law import nnls
@@ -36,6 +36,7 @@ numbers = st.floats(-5, 5).map(lambda value: round(value, 2))
 @given(
     rows=st.lists(st.tuples(numbers, numbers, numbers, numbers), min_size=4, max_size=9),
 )
+@example(rows=[(0, 1.5, 0, 0), (1.75, 0.95, 0, 0), (0.95, 0, -1, 0), (-2.5, 0, 0, 1)])
 def test_no_other_choice_of_coefficients_above_zero_is_better(
     rows: list[tuple[float, float, float, float]],
 ) -> None:

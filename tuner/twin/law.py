@@ -57,6 +57,10 @@ ROUNDS = 8
 RIDGE = 1e-9
 """Of columns scaled to length 1: two that are alike share what they explain."""
 
+PENALTY = 1e-12
+"""Price of a coefficient, as a share of the largest target. SciPy up to 1.17 returns nonsense where
+a column would explain nothing but a rounding error (scipy/scipy#26180)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -325,5 +329,6 @@ def nnls_of_each(gram: Floats, targets: Floats) -> list[Floats]:
     length = np.sqrt(np.diag(gram))
     scale = np.where(length > 0, length, 1.0)
     root = np.linalg.cholesky(gram / np.outer(scale, scale) + RIDGE * np.eye(len(scale)))
-    goals = (np.linalg.solve(root, target / scale) for target in targets)
+    scaled = (target / scale for target in targets)
+    goals = (np.linalg.solve(root, one - PENALTY * np.abs(one).max()) for one in scaled)
     return [np.asarray(optimize.nnls(root.T, goal)[0] / scale) for goal in goals]
