@@ -46,12 +46,7 @@ from tuner.runs.refine.trial_runner import SEARCH, Build, LocalTrialRunner, Tria
 from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import load
 from tuner.traffic.workload import Workload, choose_workload, keep_what_fits
-
-T95 = {
-    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 6: 2.447, 8: 2.306, 10: 2.228, 15: 2.131, 20: 2.086,
-    30: 2.042,
-}  # fmt: skip
-"""Student's t, two-sided, by degrees of freedom; the next smaller ones' where one is missing."""
+from tuner.twin.uncertainty import t_quantile
 
 
 def main() -> None:
@@ -162,7 +157,7 @@ async def in_turns(  # noqa: PLR0913, PLR0917 - as ``measure``
 def report(taken: Sequence[tuple[float, float]]) -> None:
     logs = [math.log(ours_s / theirs_s) for ours_s, theirs_s in taken]
     mean, error = statistics.mean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
-    t = T95[max(degrees for degrees in T95 if degrees < len(logs))]
+    t = t_quantile(len(logs) - 1)
     low, high = (math.exp(mean + sign * t * error) - 1 for sign in (-1, 1))
     more_ms = statistics.median(ours_s - theirs_s for ours_s, theirs_s in taken) * 1e3
     print(

@@ -113,12 +113,8 @@ def _settled(counts: Ints) -> Ints:
 
     Clients that leave, and gauges and counters that are read a moment apart, make some.
     """
-    settled = np.zeros_like(counts)
-    debt = 0
-    for place, count in enumerate(counts.tolist()):
-        settled[place] = max(0, count - debt)
-        debt = max(0, debt - count)
-    return settled
+    upto = np.maximum.accumulate(np.maximum(0, np.cumsum(counts)))
+    return np.diff(upto, prepend=0)
 
 
 def _earlier(engine: EngineHistory, finished: Ints, count: int, rng: np.random.Generator) -> Floats:

@@ -46,11 +46,9 @@ def arrivals(steps: Sequence[ScrapeStep]) -> Ints:
         else:
             counts.append(one.finished + one.running + one.waiting - one.in_flight)
         waiting = one.waiting
-    settled, debt = [], 0
-    for count in np.rint(np.clip(counts, -MOST_REQUESTS, MOST_REQUESTS)).astype(int).tolist():
-        settled.append(max(0, count - debt))
-        debt = max(0, debt - count)
-    return np.array(settled, np.int64)
+    whole = np.rint(np.clip(counts, -MOST_REQUESTS, MOST_REQUESTS)).astype(np.int64)
+    upto = np.maximum.accumulate(np.maximum(0, np.cumsum(whole)))
+    return np.diff(upto, prepend=0)
 
 
 def hit_share(steps: Sequence[ScrapeStep]) -> float:
