@@ -110,6 +110,13 @@ def test_notes_say_only_what_was_measured(article: tuple[dict[str, Any], Path]) 
     assert real["tuned"]["measured"]["transfer_ms"] is None
 
 
+def test_a_reply_that_comes_whole_has_its_engines_time_per_token(
+    article: tuple[dict[str, Any], Path],
+) -> None:
+    of_one = rows(article[0])["worker"]["measured"]
+    assert of_one["tpot_ms"]["p50"] == pytest.approx(of_one["iteration_ms"], rel=0.05)
+
+
 def test_every_key_of_the_json_is_documented(article: tuple[dict[str, Any], Path]) -> None:
     page = (ROOT / "docs" / "journey.md").read_text()
     table = article[0]["tables"][0]

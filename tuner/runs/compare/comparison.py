@@ -147,7 +147,7 @@ def numbers_of(replays: Sequence[Replay]) -> Numbers:
         e2el_mean_s=e2el.mean if e2el else None,
         ttft_p95_s=ttft.p95 if ttft else None,
         ttft_at_least=ttft_at_least,
-        tpot_s=spread(one.tpot_s for one in done if one.tpot_s is not None),
+        tpot_s=spread(told for one in done if (told := _tpot_s(one)) is not None),
         busy=_busy(replays),
         iteration_s=_decode_iteration_s([_scored(replay) for replay in replays]),
         held_mean_s=_mean([one.held_s for one in done]),
@@ -234,6 +234,12 @@ def compared(
         for name, ratio in ratios(whole, baseline, counted=what == "requests_per_s").items():
             found[name][what] = ratio
     return found
+
+
+def _tpot_s(one: RequestRecord) -> float | None:
+    """Return the engine's own time per token, which a reply that comes whole has too; as the client
+    saw it where the engine does not tell."""
+    return one.tpot_s if one.engine_tpot_s is None else one.engine_tpot_s
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
