@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tuner.replay.records import DEVICE, DeviceLog
 
 IDLE = 0.05
+"""Share of a stretch; a device, or an engine, that worked for less of it was idle."""
 
 
 @dataclass(frozen=True, slots=True)

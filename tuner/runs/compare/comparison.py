@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.engines.seam import IterationLog
-from tuner.replay.device_use import DeviceUse, device_use
+from tuner.replay.device_use import IDLE, DeviceUse, device_use
 from tuner.replay.measure import Spread, spread
 from tuner.replay.records import Replay, RequestRecord
 from tuner.runs.compare.load_levels import Lengths, mean_in_flight
@@ -20,8 +20,6 @@ from tuner.runs.compare.ratios import Ratio, Sample, ratios
 BIN_S = 0.1
 """Stretch of time in which it is asked whether the engine was busy. It shows a request's gap
 between two others."""
-
-IDLE = 0.05
 
 NEVER_S = 1e12
 
@@ -237,9 +235,8 @@ def compared(
 
 
 def _tpot_s(one: RequestRecord) -> float | None:
-    """Return the engine's own time per token, which a reply that comes whole has too; as the client
-    saw it where the engine does not tell."""
-    return one.tpot_s if one.engine_tpot_s is None else one.engine_tpot_s
+    """Return the time per token as the client saw it; the engine's own where a reply came whole."""
+    return one.engine_tpot_s if one.tpot_s is None else one.tpot_s
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
