@@ -39,11 +39,11 @@ from tuner.commands.shared.machine import ThisMachine
 from tuner.commands.shared.next_step import after, asked_for
 from tuner.commands.show import run as show
 from tuner.commands.show.options import ShowOptions
-from tuner.commands.sweep import kinds, several
+from tuner.commands.sweep import kinds, multi_trace
 from tuner.commands.sweep.kinds import KindOutcome
+from tuner.commands.sweep.multi_trace import MultiTraceSweep
 from tuner.commands.sweep.one_trace import FinishedSweep
 from tuner.commands.sweep.options import SweepOptions
-from tuner.commands.sweep.several import SeveralSweeps
 from tuner.commands.sweep.view import next_command
 from tuner.commands.verify import view as verify_view
 from tuner.commands.verify.options import VerifyOptions
@@ -505,7 +505,7 @@ def of_several(engine: Kind) -> Iterator[Said]:
         cap = SharedCap(shared, 16, (8, 16), confidence, {})
         outcomes = {name: each.outcome for name, each in done.items()}
         late = resealed(one, decision=one.decision.model_copy(update={"verdict": of_night}))
-        found = SeveralSweeps(
+        found = MultiTraceSweep(
             found=MultiTraceOutcome(outcomes, cap, prices),
             done=done,
             warnings={},
@@ -515,7 +515,7 @@ def of_several(engine: Kind) -> Iterator[Said]:
             starts_s=(30.0, 30.0, 30.0),
             run_dir=Path("run"),
         )
-        yield Said(case, several._block(found, options), late)
+        yield Said(case, multi_trace._block(found, options), late)
 
 
 def of_kinds(engine: Kind) -> Iterator[Said]:

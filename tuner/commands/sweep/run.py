@@ -13,7 +13,7 @@ from tuner.commands.shared.next_step import check_required, check_served
 from tuner.commands.shared.options import check_given
 from tuner.commands.shared.run_folder import Where, check_command, kept, making_sense, open_run
 from tuner.commands.shared.said import not_said
-from tuner.commands.sweep import kinds, several
+from tuner.commands.sweep import kinds, multi_trace
 from tuner.commands.sweep.ceiling import with_ceiling
 from tuner.commands.sweep.one_trace import (
     FinishedSweep,
@@ -66,7 +66,7 @@ def run(options: SweepOptions) -> None:
     elif options.ray_cpus is not None or options.prices is not None:
         raise UsageError("--prices and --ray-cpus are for --ray", hint="Add --ray ADDRESS.")
     elif len(options.traces) > 1:
-        several.run(options)
+        multi_trace.run(options)
     elif options.traces:
         _run_one(options, options.traces[0])
     else:
@@ -180,7 +180,7 @@ def _rescore(options: SweepOptions, run_dir: Path) -> None:
     check_command(book, "sweep")
     with making_sense(run_dir, is_stored=True):
         if "traces" in book.events[0]["plan"]:
-            several.rescore(options, book)
+            multi_trace.rescore(options, book)
             return
         profile.check_output(options.output, force=options.force)
         _conclude(options, rescored(options, book), keep=False)

@@ -90,7 +90,7 @@ class ProfilePaths:
 
 
 @dataclass(frozen=True, slots=True)
-class SeveralSweeps:
+class MultiTraceSweep:
     """All that is told of a sweep of several traces."""
 
     found: MultiTraceOutcome
@@ -305,7 +305,7 @@ def _conclude(  # noqa: PLR0913 - what was asked, found and measured
     outputs.check(force=options.force)
     for path, each in profiles.items():
         profile.save(each, path)
-    report = SeveralSweeps(
+    report = MultiTraceSweep(
         found=found,
         done=done,
         warnings=said,
@@ -329,7 +329,7 @@ def _conclude(  # noqa: PLR0913 - what was asked, found and measured
     _refuse(found, outputs)
 
 
-def _keep_answers(report: SeveralSweeps, options: SweepOptions) -> None:
+def _keep_answers(report: MultiTraceSweep, options: SweepOptions) -> None:
     """Keep in the folder of the run what all traces came to, and in those of its parts each."""
     for name, one in report.done.items():
         keep_answer(options, one, report.sealed[name], report.profiles[name])
@@ -372,7 +372,7 @@ def separately(outputs: Mapping[str, Path]) -> str:
     )
 
 
-def json_of(report: SeveralSweeps) -> dict[str, Any]:
+def json_of(report: MultiTraceSweep) -> dict[str, Any]:
     """Return the object that ``tuner sweep --json`` prints of several traces: one of each as for a
     single trace, and what they share."""
     shared_cap = report.found.shared_cap
@@ -421,11 +421,11 @@ def _finite(lost: float) -> float | None:
     return lost if math.isfinite(lost) else None
 
 
-def _replay_s(report: SeveralSweeps) -> float:
+def _replay_s(report: MultiTraceSweep) -> float:
     return sum(one.outcome.replay_s for one in report.done.values())
 
 
-def render_all(report: SeveralSweeps, options: SweepOptions) -> None:
+def render_all(report: MultiTraceSweep, options: SweepOptions) -> None:
     """Print what each trace comes to, then what they share."""
     console = console_for(at_least=TABLE_WIDTH)
     for name, one in report.done.items():
@@ -441,7 +441,7 @@ def render_all(report: SeveralSweeps, options: SweepOptions) -> None:
     print_block(console, _block(report, options))
 
 
-def _block(report: SeveralSweeps, options: SweepOptions) -> VerdictBlock:
+def _block(report: MultiTraceSweep, options: SweepOptions) -> VerdictBlock:
     """Return the verdict on one cap for all of the traces."""
     found, shared_cap = report.found, report.found.shared_cap
     parts = [one.decision for one in report.sealed.values()]
@@ -470,7 +470,7 @@ def _block(report: SeveralSweeps, options: SweepOptions) -> VerdictBlock:
     return VerdictBlock(title, aside, list(rows.items()), _next(report, options))
 
 
-def _next(report: SeveralSweeps, options: SweepOptions) -> str:
+def _next(report: MultiTraceSweep, options: SweepOptions) -> str:
     kind, is_real = report.found.shared_cap.kind, options.engine != "sim"
     if kind == "inconclusive" and is_real and options.traces:
         budget_s = parse_duration_s(options.budget, option="--budget")
