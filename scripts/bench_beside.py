@@ -32,7 +32,6 @@ import evidence
 import numpy as np
 import psutil
 
-from tuner.engines import provenance
 from tuner.engines.models import shipped
 from tuner.engines.seam import ArgumentValue, Engine, Starter
 from tuner.engines.server.engine import PlainEngine, ServerEngine
@@ -273,8 +272,7 @@ def main() -> None:
     print(rendered(found["numbers"], "vllm bench serve"))
     print(rendered(found["scheduler"], "with the scheduler"))
     print(f"our client: {cpu_us:.0f} us a token, requests leave {late_ms:.1f} ms late (p99)")
-    used = {name: one for name, one in provenance.versions().items() if name.startswith("vllm")}
-    evidence.keep(options.keep, found, used)
+    evidence.keep(options.keep, found, evidence.of_engines())
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         taken = measure(options, plan, engines, workload, build, Path(name), given.pairs)
     report(taken)
-    evidence.keep(given.keep, {"seconds": taken})
+    evidence.keep(given.keep, {"seconds": taken}, evidence.of_engines())
 
 
 def measure(  # noqa: PLR0913, PLR0917 - what is replayed, on what, and how often

@@ -799,7 +799,7 @@ def main() -> None:
         missing = [f"{each.name} ({step.words})" for each in studies for step in each.steps()]
         found = {"constants": constants_hash(), "missing": missing, "cases": cases,
                  "believed": learnt and asdict(learnt)}  # fmt: skip
-        evidence.keep(options.keep, found)
+        evidence.keep(options.keep, found, evidence.of_engines())
         return found
 
     # what was promised first, then what else there was

@@ -62,6 +62,17 @@ GRID_CAPS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 NEAR, STATED = math.log(1.02), math.log(1.01)
 
 
+HEAD = [
+    "worlds",
+    "refined within 2 % of the grid's best",
+    "the plain knee",
+    "knee replaced, by a true gain of",
+    "truly worse than the knee and the interval",
+    "truth outside of the stated interval",
+    "engine time, of the grid's (at most)",
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     seed: int
@@ -277,14 +288,42 @@ def log_ratio(one: float, other: float) -> float:
     return math.log(one / other) if one > 0 and other > 0 else 0.0
 
 
-def report(level: str, results: Sequence[Result], *, each: bool) -> None:
-    moved = [one for one in results if one.replaced]
-    worse = [one for one in moved if one.stated and one.true_gain < min(0.0, one.stated[1])]
-    outside = [
+def row_of(level: str, results: Sequence[Result], first: int) -> list[str]:
+    """Return the row of the table in docs/experiments.md for a level; empty without results."""
+    here = [one for one in results if one.level == level]
+    if not here:
+        return []
+    moved = [one for one in here if one.replaced]
+    gain = f", {100 * np.mean([one.true_gain for one in moved]):+.0f} %" if moved else ""
+    shares = [one.share for one in here]
+    return [
+        f"{len(here)} from {first} on, {level}",
+        f"{np.mean([one.score <= NEAR for one in here]):.2f}",
+        f"{np.mean([one.knee_score <= NEAR for one in here]):.2f}",
+        f"{len(moved)}{gain}",
+        f"{len(worse_of(moved))}",
+        f"{len(outside_of(here))} of {sum(one.stated is not None for one in here)}",
+        f"{np.mean(shares):.2f} ({max(shares):.2f})",
+    ]
+
+
+def worse_of(moved: Sequence[Result]) -> list[Result]:
+    """Return those that are truly worse than the knee and than what was stated."""
+    return [one for one in moved if one.stated and one.true_gain < min(0.0, one.stated[1])]
+
+
+def outside_of(results: Sequence[Result]) -> list[Result]:
+    """Return those whose truth is outside of the interval that was stated."""
+    return [
         one
         for one in results
         if one.stated and not one.stated[1] <= one.true_of_compared <= one.stated[2]
     ]
+
+
+def report(level: str, results: Sequence[Result], *, each: bool) -> None:
+    moved = [one for one in results if one.replaced]
+    worse, outside = worse_of(moved), outside_of(results)
     lost = [one for one in moved if one.true_gain < -NEAR]
     parts = [
         one.true_of_compared / one.stated[0]
@@ -355,7 +394,12 @@ def main() -> None:
     for level in levels:
         if here := sorted((o for o in results if o.level == level), key=lambda one: one.seed):
             report(level, here, each=options.each)
-    evidence.keep(options.keep, [asdict(one) for one in results])
+    kept = {
+        "head": HEAD,
+        "rows": [row for level in levels if (row := row_of(level, results, options.first))],
+        "refinements": [asdict(one) for one in results],
+    }
+    evidence.keep(options.keep, kept)
     print(f"{len(results)} of {len(jobs)} refinements in {monotonic() - begin_s:.0f} s")
 
 

@@ -49,7 +49,7 @@ from tuner.traffic.window import parse_duration_s
 from tuner.traffic.workload import Workload, keep_what_fits, workload_of
 
 CAPS = "1,2,4,6,8,10,12,16,20,24,28,32"
-GRID, AGAIN = "grid", "again"
+GRID, TURNS = "grid", "turns"
 
 
 def main() -> None:
@@ -108,7 +108,8 @@ def main() -> None:
             f"{one.promise.attainment:.3f}, {options.load:g} times the load"
         )
         report(found, runner, workload, cells=cells)
-        evidence.keep(options.keep, {"knee": one.decision.max_num_seqs, "refined": found})
+        kept = {"knee": one.decision.max_num_seqs, "refined": found}
+        evidence.keep(options.keep, kept, evidence.of_engines())
 
 
 def tuner(*words: str | Path) -> dict[str, Any]:
@@ -167,7 +168,7 @@ def grid(
             others = [side for side in (best, found["knee"]) if side != mine]
             sides = others[:1] if best == found["knee"] else others
             for side in [*sides, mine, mine, *reversed(sides)] * (turns if sides else 0):
-                await runner.trial(AGAIN, side, workload, build)
+                await runner.trial(TURNS, side, workload, build)
         finally:
             await runner.stop()
 
@@ -199,7 +200,7 @@ def best_of(runner: LocalTrialRunner, workload: Workload) -> Configuration:
 def pairs_of(
     runner: LocalTrialRunner, workload: Workload, one: Configuration, other: Configuration
 ) -> list[tuple[Measurement, Measurement]]:
-    again = of_purpose(runner, AGAIN)
+    again = of_purpose(runner, TURNS)
     sides = (
         [done.measured(workload) for done in again if done.configuration == side]
         for side in (one, other)

@@ -17,7 +17,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -246,17 +246,44 @@ def main() -> None:
     work: Callable[[tuple[int, str]], list[Result]] = partial(
         results_of, names=names, windows=options.windows, harder=options.harder
     )
-    kept = []
+    found: dict[str, list[Result]] = {}
     with workers(options.processes) as pool:
         for level in levels:
             done = pool.imap_unordered(work, [(seed, level) for seed in seeds])
-            if results := [one for found in done for one in found]:
+            if results := [one for each in done for one in each]:
                 report(level, results, names, options.windows)
-                kept += [{"level": level, **asdict(one)} for one in results]
+                found[level] = results
             else:
                 print(f"{level}: no twin was believed", flush=True)
+    kept = {
+        "head": ["what changes", *(f"{level}: caught, after (middle)" for level in found)],
+        "rows": rows_of(found, names, options.windows),
+        "watches": [asdict(one) for results in found.values() for one in results],
+    }
     evidence.keep(options.keep, kept)
     print(f"{options.worlds} worlds a level in {monotonic() - begin_s:.0f} s")
+
+
+def rows_of(
+    found: Mapping[str, Sequence[Result]], names: Sequence[str], windows: int
+) -> list[list[str]]:
+    """Return the rows of the table in docs/experiments.md, with a column for each level."""
+    honest = [[one for one in results if one.change == names[0]] for results in found.values()]
+    alarmed = [f"{sum(bool(one.false_alarms) for one in some)} of {len(some)}" for some in honest]
+    valid = [str(sum(one.verdict == "still valid" for one in some)) for some in honest]
+    rows = [
+        ["nothing: watches with a false alarm", *alarmed],
+        [f"nothing: *still valid* after {windows} windows", *valid],
+    ]
+    for name in names:
+        row = [name]
+        for results in found.values():
+            delays = np.array([one.delay for one in results if one.change == name])
+            middle = np.quantile(delays, 0.5, method="higher")
+            after = f", {middle:.0f} windows" if np.isfinite(middle) else ""
+            row.append(f"{np.isfinite(delays).mean():.2f}{after}")
+        rows.append(row)
+    return rows
 
 
 def report(level: str, results: Sequence[Result], names: Sequence[str], windows: int) -> None:

@@ -1,9 +1,10 @@
-"""What does Optuna by itself make of runs that are killed, held up or begin the same?
+"""Try what Optuna by itself makes of runs that are killed, held up or begin the same.
 
     python scripts/try_heartbeat.py
 
-Two processes share a study, and their trials measure nothing for a while. A line for each case says
-what became of it; docs/decisions/0014-study-storage.md says what that means. Takes three minutes.
+Two to four processes share a study, and their trials measure nothing for a while. A line for each
+case says what became of it; docs/decisions/0014-study-storage.md says what that means. Takes three
+minutes.
 """
 
 import json

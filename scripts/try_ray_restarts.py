@@ -1,4 +1,4 @@
-"""What does Ray by itself make of workers that are killed: its restarts, and its pool of actors?
+"""Try what Ray by itself makes of workers that are killed: its restarts, and its pool of actors.
 
     python scripts/try_ray_restarts.py
 
