@@ -21,11 +21,14 @@ PYTEST_ARGS ?=
 
 # The shares of the tests, and the seconds that each may take on two cores: docs/testing.md.
 TEST := set-up=30 static=90 plain=300 engines=240 serve=120 faults=60
-CHECK := static=90 few=150
+CHECK := static=30 few=210
 SHARES = @$(PYTHON) scripts/shares.py --make "$(MAKE)"
 
 # On every core, a file on one: its tests share what they set up. In the order of tests/conftest.py.
-TOGETHER := -n logical --dist loadfile --no-loadscope-reorder
+BY_FILE := --dist loadfile --no-loadscope-reorder
+TOGETHER := -n logical $(BY_FILE)
+# One process more than cores where no engine runs: some tests wait, for clusters and servers.
+ONE_MORE := -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) $(BY_FILE)
 
 # The tests with these marks. Of a part that was asked for, a share may have none.
 PYTEST = $(BIN)/python -m pytest $(2) -m "$(1)" $(PYTEST_ARGS)$(if $(PYTEST_ARGS), || [ $$? -eq 5 ])
@@ -60,10 +63,10 @@ static: setup-dev  ## Of these: format, linter, types, generated docs
 	$(BIN)/cog --check -I . README.md docs/*.md
 
 plain: setup-dev  ## Of these: the tests without vLLM
-	$(call PYTEST,not vllm and not long,$(TOGETHER))
+	$(call PYTEST,not vllm and not long,$(ONE_MORE))
 
 few: setup-dev
-	$(call PYTEST,not (vllm or services or long),$(TOGETHER))
+	$(call PYTEST,not (vllm or services or long),$(ONE_MORE))
 
 engines: setup-dev  ## Of these: real engines and servers, side by side; alone what measures them
 	$(call PYTEST,vllm and not (alone or serve or faults or long or quiet),$(TOGETHER))
