@@ -4,13 +4,13 @@ Twelve rooms, in the order of imports: a room imports only what stands above it 
 docstring says what comes in, what goes out, and what it may touch; ``python scripts/rooms.py``
 prints how they hang together.
 
-    system    what the operating system gives us, made safe
+    system    the operating system, made safe
     trace     requests as production saw them: read from any format, checked, cut and written
     capture   traffic recorded where it is, in a running server or out of Prometheus
-    engines   what serves requests, behind one seam: vLLM, and a simulated machine
-    traffic   what a trace says before anything is run, and which part of it is sent
+    engines   everything that serves requests, behind one seam: vLLM, and a simulated machine
+    traffic   a trace described before anything is run, and the part of it that is sent
     replay    a trace, sent again: open loop, on one clock, and what it cost
-    twin      what every cap would do, which one to take, and how sure that is
+    twin      the forecast of every cap: what it would do, which to take, how sure that is
     profile   the serving profile: what to run, and all that it rests on
     runs      the long work: sweep, refine, compare, verify, on one machine or a cluster
     rollout   a profile put where it is deployed, and nothing else touched

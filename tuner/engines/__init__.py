@@ -2,8 +2,8 @@
 
 In come engine arguments as the user wrote them, token ids and caps; out go engines with every
 argument pinned, outputs with their times, and a row for each iteration. It starts the processes of
-engines, and imports vLLM, as only capture's stat logger does beside it. An engine argument that
-must be checked, pinned or refused goes into ``vllm/config.py``, one that a stranger's profile may
-set into ``vllm/allowed.py``. How flags are spelt is in ``vllm/flags.json``, which
+engines and imports vLLM; of the other rooms only capture's stat logger does. An engine argument
+that must be checked, pinned or refused goes into ``vllm/config.py``, one that a stranger's profile
+may set into ``vllm/allowed.py``. How flags are spelt is in ``vllm/flags.json``, which
 ``scripts/vllm_flags.py --update`` writes; what devices say is read in ``devices.py``.
 """

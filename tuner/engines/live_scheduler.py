@@ -157,7 +157,7 @@ def _control(scheduler: LiveScheduler, path: str) -> LiveThread:
 
 
 class _Knobs:
-    """The limits of a scheduler that the control thread may touch: see ``live.limits.Knobs``."""
+    """The limits that the control thread may touch: see ``live.control.limits.Knobs``."""
 
     def __init__(self, scheduler: LiveScheduler) -> None:
         self._scheduler = scheduler

@@ -1,4 +1,4 @@
-"""Describe a trace before anything is run, and choose which part of it is sent.
+"""A trace described before anything is run, and the part of it that is sent.
 
 In come requests; out go rate, burstiness, concurrency and what to beware of, one replica's share,
 windows, prompts with the recorded lengths and shared prefixes, and the SLO that one request

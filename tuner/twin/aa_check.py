@@ -1,4 +1,4 @@
-"""An A/A test: is the confirming engine like the one that the ladder measured? Pure.
+"""The A/A check: whether the confirming engine is like the one that the ladder measured. Pure.
 
 Two replays of one cap differ because the machine's speed varies. So each is held against the twin
 at the speed that the machine had then, as a control variate: what is left is the engine's. Raw

@@ -365,13 +365,13 @@ def _history(
 ) -> MachineHistory:
     """Return how the machine was: by all that was measured, and by the windows replayed whole."""
     return MachineHistory(
-        _pace(segments, law),
+        _slowdowns(segments, law),
         delays_s=delays_s(whole, law, shape, drive=drive),
         flicker=flicker_of([one.log for one in segments], law),
     )
 
 
-def _pace(segments: Sequence[Segment], law: StepLaw) -> Floats:
+def _slowdowns(segments: Sequence[Segment], law: StepLaw) -> Floats:
     """Return how much slower than the law the machine was, in all that was measured."""
     slowdowns = (slowdown_of(one.log, law) for one in segments)
     return np.concatenate([one.factors for one in slowdowns if one is not None])

@@ -73,7 +73,7 @@ Trials = Sequence[tuple[Configuration, str, Sequence[Replay], str | None]]
 """Configuration, worker, replays, why it failed."""
 
 
-def bench_of(run_dir: Path, trials: Trials, purposes: Sequence[str] = ()) -> LocalTrialRunner:
+def runner_of(run_dir: Path, trials: Trials, purposes: Sequence[str] = ()) -> LocalTrialRunner:
     """Return what has made these trials, for the search where nothing else is said."""
     book = journal.create(run_dir, {})
     for number, (one, worker, measured, failed) in enumerate(trials):
@@ -89,7 +89,7 @@ def bench_of(run_dir: Path, trials: Trials, purposes: Sequence[str] = ()) -> Loc
 
 
 def scoring_of(run_dir: Path, trials: Trials) -> Scoring:
-    runner = bench_of(run_dir, trials)
+    runner = runner_of(run_dir, trials)
     space = Space(knobs=(), knee=KNEE, left_out=())
     problem = SearchProblem(
         space=space, objectives=[GOODPUT], workload=WORKLOAD, knee=runner.done()[0], surrogate=None,
@@ -143,7 +143,7 @@ def test_what_the_pairs_say_is_what_they_replayed_and_the_forecast_stands_beside
 ) -> None:
     other = {**KNEE, CAP: 12}
     knee, refined = (KNEE, "", replays(2), None), (other, "", replays(4), None)
-    runner = bench_of(tmp_path, [refined, knee, knee, refined] * 2, [*SIDES, *SIDES])
+    runner = runner_of(tmp_path, [refined, knee, knee, refined] * 2, [*SIDES, *SIDES])
     found = asyncio.run(
         compare(
             runner, other, KNEE, workloads=[WORKLOAD] * 4, objective=GOODPUT,
@@ -294,7 +294,7 @@ def test_a_comparison_that_is_over_in_one_place_is_made_in_no_other(
         for place in places
         for one, measured, purpose in (refined, knee, knee, refined) * 2
     ]
-    whole = bench_of(
+    whole = runner_of(
         tmp_path / "whole",
         [(one, place, measured, None) for one, place, measured, _ in made],
         [purpose for *_, purpose in made],

@@ -249,8 +249,8 @@ def test_an_engine_of_its_own_for_every_step_gives_the_same_answer(
 def test_a_run_that_is_interrupted_again_and_again_measures_nothing_twice_and_ends_alike(
     noisy: Run, tmp_path: Path
 ) -> None:
-    """Before the ramp and a short one, the second of the windows at 4, the control, a confirmation,
-    with headroom; and where a ramp only lacks its end."""
+    """Before the ramp and a short one, the second of the windows at 4, the drift ramp, a
+    confirmation, with headroom; and where a ramp only lacks its end."""
     whole = noisy.outcome
 
     def cut_off(*, resume: bool = True, **where: Any) -> None:  # noqa: ANN401 - as Notes has it
