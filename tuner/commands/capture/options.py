@@ -14,7 +14,7 @@ Output = Annotated[Path, typer.Option("-o", "--output", help="Where the trace go
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PrometheusOptions:
     """Write a synthetic trace that fits what Prometheus remembers of a vLLM server.
 
@@ -35,7 +35,7 @@ class PrometheusOptions:
     force: Force = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class JoinOptions:
     """Write one trace out of the files that a recording's processes left."""
 

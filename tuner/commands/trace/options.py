@@ -45,7 +45,7 @@ def _list_formats(asked: bool) -> None:
         raise typer.Exit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TraceShowOptions:
     """Say what a trace says, before anything is run.
 
@@ -72,7 +72,7 @@ class TraceShowOptions:
     json: Json = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TraceImportOptions:
     """Write a trace of any known format in tuner's own.
 
@@ -112,7 +112,7 @@ class TraceImportOptions:
     ] = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TraceExportOptions:
     """Write a trace as the input of a tool that replays it."""
 
@@ -125,7 +125,7 @@ class TraceExportOptions:
     force: Force = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TraceCutOptions:
     """Write a part of a trace, with its gaps and its prompts as they are in the whole.
 
