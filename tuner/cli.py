@@ -3,6 +3,7 @@
 It imports next to nothing before ``main`` runs: Ctrl-C during the imports is a Ctrl-C like others.
 """
 
+import atexit
 import contextlib
 import gc
 import io
@@ -44,6 +45,7 @@ def _run() -> int:
     interruption.listen()
     _repair_streams()
     gc.disable()  # imports leave nothing to collect, and to look for it takes a tenth of them
+    atexit.register(gc.freeze)  # nor is what ends with the process looked through
     from tuner.commands.root import app  # noqa: PLC0415 - see above
     from tuner.errors import Interrupted, TunerError  # noqa: PLC0415
 
