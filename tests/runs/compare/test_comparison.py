@@ -313,3 +313,12 @@ def test_windows_laid_end_to_end_are_one_trace() -> None:
     found = end_to_end([(window, sent), (window, sent)])
     assert [(one.row, one.arrival_s) for one in found] == [(0, 1.0), (1, 9.0), (2, 11.0), (3, 19.0)]
     assert found[0].session_id is None
+
+
+def test_the_time_per_token_is_the_clients_and_of_a_reply_that_comes_whole_the_engines() -> None:
+    streamed = record(0, tpot_s=0.5, engine_tpot_s=0.2)
+    whole = record(1, tpot_s=None, engine_tpot_s=0.2)
+    of_streamed, of_whole = (numbers_of([replay_of([one])]).tpot_s for one in (streamed, whole))
+    assert of_streamed is not None
+    assert of_whole is not None
+    assert (of_streamed.p50, of_whole.p50) == (0.5, 0.2)
