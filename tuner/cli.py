@@ -45,7 +45,8 @@ def _run() -> int:
     interruption.listen()
     _repair_streams()
     gc.disable()  # imports leave nothing to collect, and to look for it takes a tenth of them
-    atexit.register(gc.freeze)  # nor is what ends with the process looked through
+    if "--help" in sys.argv:  # nor to the end; where vLLM is loaded, its libraries would complain
+        atexit.register(gc.freeze)
     from tuner.commands.root import app  # noqa: PLC0415 - see above
     from tuner.errors import Interrupted, TunerError  # noqa: PLC0415
 
