@@ -6,10 +6,10 @@ from pathlib import PurePath
 from tuner.engines.seam import ArgumentValue
 from tuner.rollout.targets.kinds.detect import detect
 from tuner.rollout.targets.kinds.registry import named
-from tuner.rollout.targets.seam import Asked, Beside, Files, Platform, Stated
+from tuner.rollout.targets.seam import Asked, Beside, NoFiles, Platform, Stated
 from tuner.rollout.targets.server import Server, Target
 
-NOTHING = Files()
+NOTHING = NoFiles()
 
 
 def server(  # noqa: PLR0913 - one for each thing that may be asked

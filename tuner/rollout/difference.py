@@ -168,17 +168,15 @@ def _of_admission(one: ServingProfile, other: ServingProfile) -> Iterator[Differ
 
 def _of_grounds(one: ServingProfile, other: ServingProfile) -> Iterator[Difference]:
     ours, theirs = one.provenance, other.provenance
-    for mine_of, yours_of in (
-        (ours.versions, theirs.versions),
-        (ours.environment or {}, theirs.environment or {}),
-    ):
-        for name in {**mine_of, **yours_of}:
-            if mine_of.get(name) != yours_of.get(name):
-                yield Difference("measured on", name, mine_of.get(name), yours_of.get(name))
-    for name in {**ours.device, **theirs.device}:
-        if ours.device.get(name) != theirs.device.get(name):
-            mine, yours = ours.device.get(name), theirs.device.get(name)
-            yield Difference("measured on", f"device.{name}", _plain(mine), _plain(yours))
+    facts: Sequence[tuple[str, Mapping[str, object], Mapping[str, object]]] = (
+        ("", ours.versions, theirs.versions),
+        ("", ours.environment or {}, theirs.environment or {}),
+        ("device.", ours.device, theirs.device),
+    )
+    for of, here, there in facts:
+        for name in {**here, **there}:
+            if (mine := here.get(name)) != (yours := there.get(name)):
+                yield Difference("measured on", f"{of}{name}", _plain(mine), _plain(yours))
     if ours.model_digest != theirs.model_digest:
         digests = (ours.model_digest, theirs.model_digest)
         yield Difference("measured on", "model_digest", *digests)

@@ -6,13 +6,13 @@ How a kind of file states arguments is the business of ``tuner.rollout.targets.k
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import supported
 from tuner.engines.vllm.allowed import not_allowed
-from tuner.errors import GateError, ProfileError, TargetError
+from tuner.errors import GateError, ProfileError, TargetError, UndecidedError
 from tuner.profile.schema import ServingProfile
 from tuner.rollout.targets.command_line import flags
 from tuner.rollout.targets.seam import Platform, Stated
@@ -91,6 +91,14 @@ class LocalMachine:
     """Name; None where vLLM would run on the CPU."""
 
     driver: str | None = None
+
+    @classmethod
+    def of(cls, vllm: str | None, device: Mapping[str, object]) -> Self:
+        """Return the machine that has this vLLM and this device."""
+        if device.get("kind") != "gpu":
+            return cls(vllm, None)
+        driver = device.get("driver")
+        return cls(vllm, str(device.get("name")), None if driver is None else str(driver))
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +424,17 @@ def verdict(profile: ServingProfile) -> str:
     """Return verdict and reason; most reasons begin with the verdict already."""
     word, reason = profile.decision.verdict, profile.decision.reason
     return reason if reason.startswith(word) else f"{word}: {reason}"
+
+
+def undecided(profile: ServingProfile, *, source: str, force: bool) -> UndecidedError | None:
+    """Return the refusal of a profile without a verdict; None of another, or where it is forced."""
+    if profile.decision.verdict != "inconclusive" or force:
+        return None
+    return UndecidedError(
+        f"{source}: {verdict(profile)}",
+        hint="Sweep with a larger --budget; --force applies max_num_seqs "
+        f"{profile.decision.max_num_seqs}, which is safe but not shown to be best.",
+    )
 
 
 def of_the_file(found: Sequence[Mismatch]) -> frozenset[str]:

@@ -17,7 +17,7 @@ from tuner.engines.server.protocol import (
     SetSchedule,
     State,
 )
-from tuner.errors import GateError, UndecidedError, UsageError
+from tuner.errors import GateError, UsageError
 from tuner.live import server as live_server
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
@@ -147,12 +147,9 @@ def _tokens(chosen: ServingProfile, options: ApplyOptions) -> int | None:
 def _check(path: Path, servers: Sequence[ControlledServer], options: ApplyOptions) -> _Checked:
     """Hold a profile against every server. Raises what speaks against it."""
     chosen = profile.load(path)
-    if chosen.decision.verdict == "inconclusive" and not options.force:
-        raise UndecidedError(
-            f"{path}: {rollout.verdict(chosen)}",
-            hint="Sweep with a larger --budget; --force applies max_num_seqs "
-            f"{chosen.decision.max_num_seqs}, which is safe but not shown to be best.",
-        )
+    undecided = rollout.undecided(chosen, source=str(path), force=options.force)
+    if undecided is not None:
+        raise undecided
     mismatching: dict[str, rollout.Mismatch] = {}
     notes: list[str] = []
     for server in servers:
@@ -202,16 +199,9 @@ def _here(chosen: ServingProfile, server: ControlledServer) -> rollout.Deploymen
         for name, value in about.arguments.items()
         if name != "quantization" or name in chosen.engine  # a checkpoint may bring its own
     }
-    device = about.device
-    machine = None
-    if device is not None:
-        is_gpu = device.get("kind") == "gpu"
-        machine = rollout.LocalMachine(
-            vllm=about.vllm,
-            gpu=str(device.get("name")) if is_gpu else None,
-            driver=str(device["driver"]) if is_gpu and "driver" in device else None,
-        )
-    platform = Platform(vllm=Stated(about.vllm, 0)) if machine is None else Platform()
+    platform, machine = Platform(vllm=Stated(about.vllm, 0)), None
+    if about.device is not None:
+        platform, machine = Platform(), rollout.LocalMachine.of(about.vllm, about.device)
     return rollout.Deployment(stated, str(server.socket), platform, machine, is_new=True)
 
 

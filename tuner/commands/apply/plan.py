@@ -21,7 +21,6 @@ from tuner.errors import (
     ProfileError,
     TargetError,
     TunerError,
-    UndecidedError,
     UsageError,
 )
 from tuner.profile import profile
@@ -58,7 +57,7 @@ def plan(options: ApplyOptions) -> Edit:
             f"--model-is {options.model_is}: the profile was measured with {chosen.model}",
             hint="Sweep with the model that is deployed.",
         )
-    undecided = _undecided(chosen, options)
+    undecided = rollout.undecided(chosen, source=str(options.profile), force=options.force)
     text = (read_text(options.file) if options.file is not None else None) or ""
     kind = monitoring.kind_of(options.to, text)
     if kind is not None:
@@ -74,16 +73,6 @@ def plan(options: ApplyOptions) -> Edit:
     target = _target(options, text)
     with pasted(chosen, options.profile):
         return _edit(chosen, target, _places(target, options), options, undecided)
-
-
-def _undecided(chosen: ServingProfile, options: ApplyOptions) -> UndecidedError | None:
-    if chosen.decision.verdict != "inconclusive" or options.force:
-        return None
-    return UndecidedError(
-        f"{options.profile}: {rollout.verdict(chosen)}",
-        hint="Sweep with a larger --budget; --force applies max_num_seqs "
-        f"{chosen.decision.max_num_seqs}, which is safe but not shown to be best.",
-    )
 
 
 def _target(options: ApplyOptions, text: str) -> Target:
@@ -344,9 +333,4 @@ def _machine() -> rollout.LocalMachine:
         from tuner.engines import devices  # noqa: PLC0415 - slow to load
 
         device = devices.device_facts()
-    is_gpu = device.get("kind") == "gpu"
-    return rollout.LocalMachine(
-        vllm=vllm,
-        gpu=str(device["name"]) if is_gpu else None,
-        driver=str(device["driver"]) if is_gpu and "driver" in device else None,
-    )
+    return rollout.LocalMachine.of(vllm, device)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 
 from tuner.profile.numbers import CurveStep
 from tuner.profile.schema import ServingProfile
@@ -165,10 +164,10 @@ def _latencies(limits: Lines, servers: Servers) -> Iterator[Panel]:
 
 def _memory(limits: Lines, servers: Servers) -> Iterator[Panel]:
     usage, preempted = limits.kv_cache_usage, limits.preemptions_per_request
-    whole = Panel("", "timeseries", unit="percentunit")
-    yield replace(
-        whole,
-        title="KV cache in use",
+    yield Panel(
+        "KV cache in use",
+        "timeseries",
+        unit="percentunit",
         targets=(PanelQuery(servers.kv_cache_usage(), _LEGEND),),
         lines=() if usage is None else (usage.limit,),
         promised=None if usage is None else usage.promised,

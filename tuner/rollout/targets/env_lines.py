@@ -29,11 +29,6 @@ class EnvLine:
     problem: str = ""
     """Why who reads it may read something else."""
 
-    @property
-    def outside(self) -> tuple[int, int]:
-        """The place where the value begins and where it ends, with its quotes."""
-        return self.start - len(self.quotes), self.end + len(self.quotes)
-
 
 def env_lines(text: str) -> Iterator[EnvLine]:
     """Yield the variables of a file, comments and blank lines left out."""

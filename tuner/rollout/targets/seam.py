@@ -50,19 +50,16 @@ class Beside(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
-    """Files that are known already, by their paths."""
-
-    texts: Mapping[str, str] = field(default_factory=dict)
+class NoFiles:
+    """See Beside: nothing is there."""
 
     def text(self, name: str) -> str | None:
-        return self.texts.get(name)
+        del name
+        return None
 
     def names(self, pattern: str) -> Sequence[str]:
-        from fnmatch import fnmatchcase  # noqa: PLC0415
-
-        return [name for name in self.texts if fnmatchcase(name, pattern)]
+        del pattern
+        return ()
 
     def shortest(self, path: str) -> str:
         return posixpath.normpath(path)
@@ -84,7 +81,7 @@ class Asked:
     trusted: bool = False
     """Whoever asks says that it is vLLM, on record: ``--force``."""
 
-    beside: Beside = field(default_factory=Files)
+    beside: Beside = field(default_factory=NoFiles)
     home: str = ""
     """The home folder of whoever asks, for services of a user's own."""
 

@@ -50,6 +50,10 @@ class Server(ABC):
     def rest(self) -> object:
         """Return all that the file says beside the arguments."""
 
+    def own(self, arguments: Mapping[str, ArgumentValue]) -> Mapping[str, ArgumentValue]:
+        """Return those of the arguments that are this file's to state. Raises TargetError."""
+        return arguments
+
     @property
     def platform(self) -> Platform:
         """The place where the server will run, as far as the file says so."""
@@ -78,8 +82,9 @@ class Server(ABC):
         again. Raises TargetError for a text that cannot be edited safely, and for a value that the
         file cannot carry.
         """
-        own = {name: value for name, value in arguments.items() if name != "model" or self.is_new}
+        wanted = {name: one for name, one in arguments.items() if name != "model" or self.is_new}
         before = self.stated
+        own = self.own(wanted)
         result = self.edited(own)
         if result == self.text:
             return result

@@ -95,6 +95,12 @@ class Edits:
         last = self.text.find("\n", end)
         return first, len(self.text) if last < 0 else last + 1
 
+    def taken(self) -> str:
+        """Return the changed text; nothing is asked for any more. Raises TargetError."""
+        result = self.result()
+        self.changes.clear()
+        return result
+
     def result(self) -> str:
         """Return the changed text. Raises TargetError where two changes meet."""
         parts, at, removing = list[str](), 0, False

@@ -34,7 +34,7 @@ from tuner.rollout.targets.command_line.variables import (
     reference,
     setting_of,
 )
-from tuner.rollout.targets.command_line.words import Piece, UnreadableError, Word, split
+from tuner.rollout.targets.command_line.words import Piece, UnreadableError, Word, first_command
 from tuner.rollout.targets.seam import Stated
 from tuner.rollout.targets.view import Edits, View
 
@@ -198,7 +198,7 @@ def elsewhere(tokens: Sequence[Token]) -> list[ElsewherePart]:
 def _inner(token: Token, value: str, name: str, cure: str) -> list[Token]:
     view = View(value, [(at, at + 1) for at in range(len(value))], str, 0)
     try:
-        commands = split(view, VARIABLE)
+        words = first_command(view, VARIABLE)
     except UnreadableError as problem:
         raise TargetError(
             f"{token.place}: {name} cannot be understood: {problem}",
@@ -206,7 +206,7 @@ def _inner(token: Token, value: str, name: str, cure: str) -> list[Token]:
         ) from None
     return [
         token_of(word.pieces, token.place, token.line, lambda _: None, splits=word.splits)
-        for word in (commands[0] if commands else [])
+        for word in words
     ]
 
 

@@ -122,7 +122,7 @@ def proof(names: Iterable[str]) -> str:
     A name that is somebody else's disproves it.
     """
     found = sorted(set(names))
-    if foreign(found):
+    if any(name in OWNERS for name in found):
         return ""
     alone = [name for name in found if name in PROOFS]
     if alone:
@@ -133,8 +133,3 @@ def proof(names: Iterable[str]) -> str:
         return ""
     beside = next(name for name in others if name != own[0])
     return f"model, {own[0]} and {beside}"
-
-
-def foreign(names: Iterable[str]) -> dict[str, str]:
-    """Return the names that are somebody else's, and whose."""
-    return {name: OWNERS[name] for name in names if name in OWNERS}

@@ -169,16 +169,8 @@ _WITHOUT_VALUE = frozenset(
         *("--detach", "--disable-content-trust", "--env-host", "--help", "--http-proxy", "--init"),
         *("--interactive", "--no-healthcheck", "--no-hostname", "--no-hosts", "--oom-kill-disable"),
         *("--passwd", "--privileged", "--publish-all", "--quiet", "--read-only"),
-        *(
-            "--read-only-tmpfs",
-            "--replace",
-            "--rm",
-            "--rmi",
-            "--rootfs",
-            "--sig-proxy",
-            "--tls-verify",
-        ),
-        *("--tty", "--unsetenv-all", "--use-api-socket"),
+        *("--read-only-tmpfs", "--replace", "--rm", "--rmi", "--rootfs", "--sig-proxy"),
+        *("--tls-verify", "--tty", "--unsetenv-all", "--use-api-socket"),
     }
 )
 """Options of ``docker run`` and ``podman run`` that take no word: docs.docker.com/reference/cli/
@@ -190,14 +182,6 @@ _LETTERS_WITHOUT_VALUE = set("dhiPqt")
 def _takes_value(option: str) -> bool:
     if option.startswith("--"):
         return option not in _WITHOUT_VALUE
-    letters = option[1:]
-    return (
-        bool(letters)
-        and letters[-1] not in _LETTERS_WITHOUT_VALUE
-        and _all_before_are_plain(letters)
-    )
-
-
-def _all_before_are_plain(letters: str) -> bool:
-    """Whether the value of ``-itp 80:80`` is still to come; in ``-p80:80`` it is there."""
-    return set(letters[:-1]) <= _LETTERS_WITHOUT_VALUE
+    # the value of -itp 80:80 is still to come; in -p80:80 it is there
+    before, last = set(option[1:-1]), option[1:][-1:]
+    return last != "" and last not in _LETTERS_WITHOUT_VALUE and before <= _LETTERS_WITHOUT_VALUE

@@ -1,7 +1,7 @@
 """The one ``vllm serve`` of a shell's script, and the variables that the script sets. Pure."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tuner.errors import NotVllmError, TargetError
 from tuner.rollout.targets.command_line.command_line import TextPart
@@ -96,18 +96,12 @@ class _Assigned:
                 token.value, f"is {word.text[begin:][:80]}"
             )
 
-    def _change_at(self, start: int, end: int) -> "_Change":
-        return _Change(self._view, self._edits, start, end)
+    def _change_at(self, start: int, end: int) -> Callable[[str], None]:
+        def change(new: str) -> None:
+            at = self._view.place(start, end)
+            self._edits.replace(*at, self._view.encode(SHELL.write(new)))
 
-
-class _Change:
-    """Asks for another value at a place of a script."""
-
-    def __init__(self, view: View, edits: Edits, start: int, end: int) -> None:
-        self._view, self._edits, self._place = view, edits, (start, end)
-
-    def __call__(self, new: str) -> None:
-        self._edits.replace(*self._view.place(*self._place), self._view.encode(SHELL.write(new)))
+        return change
 
 
 def _behind(pieces: Sequence[Piece], begin: int) -> list[Piece]:

@@ -62,6 +62,12 @@ def split(view: View, dialect: Dialect) -> list[list[Word]]:
     return _Scanner(view, dialect).commands()
 
 
+def first_command(view: View, dialect: Dialect) -> list[Word]:
+    """Return the words of a text's first command; none of an empty text. Raises UnreadableError."""
+    commands = split(view, dialect)
+    return commands[0] if commands else []
+
+
 @dataclass(slots=True)
 class _Read:
     """A part of a word: its characters, and what each is made of."""

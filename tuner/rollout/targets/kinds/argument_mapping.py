@@ -12,7 +12,7 @@ from tuner.errors import TargetError
 from tuner.rollout.targets.command_line.flags import comparable
 from tuner.rollout.targets.seam import Stated
 from tuner.rollout.targets.yaml.file import YamlFile
-from tuner.rollout.targets.yaml.nodes import entries, refuse_filled_in
+from tuner.rollout.targets.yaml.nodes import entries, line_of, refuse_filled_in
 from tuner.system import yaml_strict
 
 
@@ -41,7 +41,7 @@ class ArgumentMapping:
             value = yaml_strict.construct(node, source=self.file.source, error=TargetError)
             argument, negated = canonical(name)
             if value is not None and not negated:
-                found[argument] = Stated(_plain(value), node.start_mark.line + 1)
+                found[argument] = Stated(_plain(value), line_of(node))
         return found
 
     def ask(self, arguments: Mapping[str, ArgumentValue]) -> None:

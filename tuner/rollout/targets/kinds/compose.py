@@ -12,7 +12,7 @@ from tuner.rollout.targets.kinds.container_target import ContainerFile, Containe
 from tuner.rollout.targets.kinds.containers import COMPOSE_FILE, Container
 from tuner.rollout.targets.seam import Asked, Overruled, Rollout
 from tuner.rollout.targets.yaml.file import YamlFile, parse
-from tuner.rollout.targets.yaml.nodes import entries, get
+from tuner.rollout.targets.yaml.nodes import entries, get, line_of
 
 NAME = "compose"
 DEFAULT_FILE = ""
@@ -70,7 +70,7 @@ def overruled(server: ContainerServer) -> Iterator[Overruled]:
             service = get(root, "services", server.one.name)
             for key in (COMPOSE_FILE.args, COMPOSE_FILE.command):
                 if (node := get(service, key)) is not None:
-                    yield Overruled(path, node.start_mark.line + 1, f"sets {key}")
+                    yield Overruled(path, line_of(node), f"sets {key}")
                     return
 
 

@@ -60,10 +60,8 @@ class ConfigMapServer(Server):
         """Return the text with these arguments in the config."""
         self.found.config.ask(arguments)
         self.found.within.hand_on()
-        result = self.whole.edits.result()
-        self.whole.edits.changes.clear()
         self.found.within.file.edits.changes.clear()
-        return result
+        return self.whole.edits.taken()
 
     def reopened(self, text: str) -> "ConfigMapServer":
         return opened(text, replace(self.asked, container=self.found.name))

@@ -21,8 +21,13 @@ from tuner.rollout.targets.command_line.dialects import VARIABLE
 from tuner.rollout.targets.command_line.flags import Token
 from tuner.rollout.targets.command_line.process import server
 from tuner.rollout.targets.command_line.variables import Scope, reference
-from tuner.rollout.targets.command_line.words import UnreadableError, split
-from tuner.rollout.targets.kinds.containers import Container, environment, lists, variables
+from tuner.rollout.targets.kinds.containers import (
+    Container,
+    environment,
+    lists,
+    text_part,
+    variables,
+)
 from tuner.rollout.targets.view import Edits, View
 from tuner.rollout.targets.yaml.file import Escape, ListPart, YamlFile
 from tuner.rollout.targets.yaml.nodes import entries, get, items, text_at
@@ -136,7 +141,10 @@ def _with_variables(
         if name == one.variable or (name in used and holds_flags(node.value[at:]))
     }
     others = [part for part in elsewhere(tokens) if part.name not in names]
-    spliced: list[CommandPart] = [_variable(file, *where) for where in names.values()]
+    spliced: list[CommandPart] = [
+        text_part(file, file.view(node).after(begins), node, VARIABLE)
+        for node, begins in names.values()
+    ]
     home: CommandPart
     if spliced:
         home = spliced[-1]
@@ -220,15 +228,6 @@ def _undoubled(view: View, write: Callable[[str], str]) -> View:
     pieces = [match.span() for match in re.finditer(r"\$\$|.", view.text, flags=re.DOTALL)]
     text = "".join(view.text[end - 1 : end] for _, end in pieces)
     return view.with_layer(text, pieces, write)
-
-
-def _variable(file: YamlFile, node: yaml.ScalarNode, begin: int) -> TextPart:
-    view = file.view(node).after(begin)
-    try:
-        commands = split(view, VARIABLE)
-    except UnreadableError as problem:
-        raise file.refuse(node, f"cannot be understood: {problem}", hint="Simplify it.") from None
-    return TextPart(view, commands[0] if commands else [], VARIABLE, file.edits)
 
 
 def _refuse_merged(file: YamlFile, one: Container) -> None:

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import yaml
-
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import NotVllmError, TargetError, UsageError
 from tuner.rollout.targets.command_line.command_line import CommandLine
@@ -13,7 +11,7 @@ from tuner.rollout.targets.kinds.containers import Container, FindContainers
 from tuner.rollout.targets.seam import Asked, Overruled, Platform, Rollout, Stated
 from tuner.rollout.targets.server import Server, check_there, platform_of
 from tuner.rollout.targets.yaml.file import YamlFile, outline, parse
-from tuner.rollout.targets.yaml.nodes import get, text_at
+from tuner.rollout.targets.yaml.nodes import get, line_of, text_at
 
 _GPU_LABEL = "nvidia.com/gpu.product"
 _MOST_NAMES = 20
@@ -56,11 +54,11 @@ class ContainerServer(Server):
 
     def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
         """Return the text with these arguments in the container's command line."""
-        own = {name: v for name, v in arguments.items() if name not in self.one.elsewhere}
-        self.line.write(own)
-        result = self.file.edits.result()
-        self.file.edits.changes.clear()
-        return result
+        self.line.write(arguments)
+        return self.file.edits.taken()
+
+    def own(self, arguments: Mapping[str, ArgumentValue]) -> Mapping[str, ArgumentValue]:
+        return {name: v for name, v in arguments.items() if name not in self.one.elsewhere}
 
     def reopened(self, text: str) -> "ContainerServer":
         container = self.asked.container or self.one.full_name
@@ -70,15 +68,6 @@ class ContainerServer(Server):
         spelling = self.one.spelling
         keys = {spelling.command, spelling.args, spelling.environment}
         return outline(self.file, {id(self.one.node): keys})
-
-    def faults(
-        self,
-        before: Mapping[str, Stated],
-        after: Mapping[str, Stated],
-        arguments: Mapping[str, ArgumentValue],
-    ) -> list[str]:
-        own = {name: v for name, v in arguments.items() if name not in self.one.elsewhere}
-        return Server.faults(self, before, after, own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +112,8 @@ def choose(
             seen.append((one, command_line(file, one)))
         except TargetError as problem:
             problems.append((one, problem))
-    understood = [(one, problem) for one, problem in problems if not _is_nothing(problem)]
+    # the others are only not seen to be vLLM's
+    understood = [each for each in problems if not isinstance(each[1], NotVllmError)]
     if len(seen) == 1 and not understood:
         return seen[0]
     if len(seen) > 1 or (seen and understood):
@@ -137,11 +127,6 @@ def choose(
         f"{file.source}: no container in it is seen to run vLLM",
         hint=f"If one does: --container NAME --force, of {_names(found)}; that is recorded.",
     )
-
-
-def _is_nothing(problem: TargetError) -> bool:
-    """Whether the container is only not seen to be vLLM's, and not one that cannot be read."""
-    return isinstance(problem, NotVllmError)
 
 
 def _called(
@@ -171,8 +156,3 @@ def _names(found: Sequence[Container]) -> str:
     names = sorted({one.full_name for one in found})
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more
-
-
-def line_of(node: yaml.Node | None) -> int:
-    """Return the line, counted from 1; 0 where nothing stands."""
-    return 0 if node is None else node.start_mark.line + 1

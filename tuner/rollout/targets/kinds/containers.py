@@ -7,15 +7,16 @@ from dataclasses import dataclass, field, replace
 import yaml
 
 from tuner.rollout.targets.command_line.command_line import CommandPart, TextPart
-from tuner.rollout.targets.command_line.dialects import BRACES, COMPOSE
+from tuner.rollout.targets.command_line.dialects import BRACES, COMPOSE, Dialect
 from tuner.rollout.targets.command_line.variables import (
     Scope,
     Variable,
     first_of,
+    nothing,
     setting_of,
     value_of,
 )
-from tuner.rollout.targets.command_line.words import Piece, UnreadableError, Word, split
+from tuner.rollout.targets.command_line.words import Piece, UnreadableError, first_command
 from tuner.rollout.targets.seam import Asked, Stated
 from tuner.rollout.targets.view import View
 from tuner.rollout.targets.yaml.file import Escape, ListPart, YamlFile
@@ -121,21 +122,30 @@ def lists(file: YamlFile, one: Container, scope: Scope) -> list[CommandPart]:
         if isinstance(node, yaml.SequenceNode):
             found.append(ListPart(file, node, one.spelling.escape, scope))
         elif isinstance(node, yaml.ScalarNode) and one.spelling.splits_text:
-            view = file.view(node)
-            found.append(TextPart(view, _only(view, file, node), COMPOSE, file.edits, scope))
+            hint = "Write it as a list of texts."
+            found.append(text_part(file, file.view(node), node, COMPOSE, hint=hint, scope=scope))
         elif node is not None:
             raise file.refuse(node, f"{key} is no list", hint="Write it as a list of texts.")
     return found
 
 
-def _only(view: View, file: YamlFile, node: yaml.Node) -> list[Word]:
+def text_part(  # noqa: PLR0913 - what is read, where it stands, and how it is refused
+    file: YamlFile,
+    view: View,
+    node: yaml.Node,
+    dialect: Dialect,
+    *,
+    name: str = "",
+    hint: str = "Simplify it.",
+    scope: Scope = nothing,
+) -> TextPart:
+    """Return the words of a text in YAML. Raises TargetError for one that cannot be understood."""
     try:
-        commands = split(view, COMPOSE)
+        words = first_command(view, dialect)
     except UnreadableError as problem:
-        raise file.refuse(
-            node, f"cannot be understood: {problem}", hint="Write it as a list of texts."
-        ) from None
-    return commands[0] if commands else []
+        why = f"{name} cannot be understood: {problem}".lstrip()
+        raise file.refuse(node, why, hint=hint) from None
+    return TextPart(view, words, dialect, file.edits, scope)
 
 
 def environment(file: YamlFile, one: Container) -> Scope:

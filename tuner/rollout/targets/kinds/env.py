@@ -31,7 +31,7 @@ from tuner.rollout.targets.command_line.flags import Token
 from tuner.rollout.targets.command_line.names import PROOFS, proof
 from tuner.rollout.targets.command_line.process import server
 from tuner.rollout.targets.command_line.variables import Variable, reference
-from tuner.rollout.targets.command_line.words import UnreadableError, split
+from tuner.rollout.targets.command_line.words import UnreadableError, first_command
 from tuner.rollout.targets.env_lines import EnvLine, env_lines
 from tuner.rollout.targets.kinds import compose
 from tuner.rollout.targets.seam import Asked, Rollout, Stated
@@ -112,34 +112,26 @@ class FlagsServer(Server):
         return notes
 
     def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
-        """Return the text with the variable set; a new file also names the model.
-
-        Raises TargetError where the Compose file states one of the arguments too.
-        """
+        """Return the text with the variable set; a new file also names the model."""
         if self.entry is None:
             return _with_new(self.text, arguments, self._name, source=self.asked.source)
         edits = Edits(self.text, self.asked.source)
-        line = self._line(edits)
-        for name in sorted(line.stated().keys() & self._outside.keys() & arguments.keys()):
-            assert self.reader is not None
+        self._line(edits).write(arguments)
+        return _quoted(self.text, edits.result(), self.entry)
+
+    def own(self, arguments: Mapping[str, ArgumentValue]) -> Mapping[str, ArgumentValue]:
+        """See Server. Raises TargetError where the Compose file states one of them too."""
+        if self.reader is None or self.entry is None:
+            return arguments
+        outside = self._outside
+        here = self._line(Edits(self.text, self.asked.source)).stated()
+        for name in sorted(here.keys() & outside.keys() & arguments.keys()):
             raise TargetError(
-                f"{self.reader.path}:{self._outside[name].line}: states {name} as well as "
+                f"{self.reader.path}:{outside[name].line}: states {name} as well as "
                 f"{self.asked.source}:{self.entry.line}",
                 hint="Remove one of the two.",
             )
-        line.write(self._own(arguments))
-        return _quoted(self.text, edits.result(), self.entry)
-
-    def _own(self, arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:
-        return {name: value for name, value in arguments.items() if name not in self._outside}
-
-    def faults(
-        self,
-        before: Mapping[str, Stated],
-        after: Mapping[str, Stated],
-        arguments: Mapping[str, ArgumentValue],
-    ) -> list[str]:
-        return Server.faults(self, before, after, self._own(arguments))
+        return {name: value for name, value in arguments.items() if name not in outside}
 
     def reopened(self, text: str) -> "FlagsServer":
         asked = self.asked
@@ -185,14 +177,12 @@ class ComposeValuesServer(Server):
         return (f"the flags that it does not set are in {where}: apply the profile there, too",)
 
     def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
-        """Return the text with the values of those arguments that the file decides.
-
-        Raises TargetError for a value that a variable cannot carry.
-        """
+        """Return the text with other values. Raises TargetError for one that a variable cannot
+        carry."""
         edits = Edits(self.text, self.asked.source)
         for argument, value in arguments.items():
-            one = self.found.get(argument)
-            if one is None or one.value == str(value):
+            one = self.found[argument]
+            if one.value == str(value):
                 continue
             if value is None or isinstance(value, bool | list | dict):
                 raise TargetError(
@@ -212,14 +202,8 @@ class ComposeValuesServer(Server):
     def rest(self) -> list[str]:
         return _lines_but(self.text, {one.name for one in self.found.values()})
 
-    def faults(
-        self,
-        before: Mapping[str, Stated],
-        after: Mapping[str, Stated],
-        arguments: Mapping[str, ArgumentValue],
-    ) -> list[str]:
-        own = {name: value for name, value in arguments.items() if name in self.found}
-        return Server.faults(self, before, after, own)
+    def own(self, arguments: Mapping[str, ArgumentValue]) -> Mapping[str, ArgumentValue]:
+        return {name: value for name, value in arguments.items() if name in self.found}
 
 
 def _lines_but(text: str, names: set[str]) -> list[str]:
@@ -362,14 +346,14 @@ def _line(edits: Edits, entry: EnvLine) -> CommandLine:
     spans = [(at, at + 1) for at in range(entry.start, entry.end)]
     view = View(text, spans, str, entry.start)
     try:
-        commands = split(view, VARIABLE)
+        words = first_command(view, VARIABLE)
     except UnreadableError as problem:
         raise TargetError(
             f"{edits.source}:{edits.line(entry.start)}: {entry.name} cannot be understood: "
             f"{problem}",
             hint="Mend the quotes there.",
         ) from None
-    part = TextPart(view, commands[0] if commands else [], VARIABLE, edits)
+    part = TextPart(view, words, VARIABLE, edits)
     started = server([token.text for token in part.tokens])
     begin, why = (0, "") if started is None else (started.begin, started.evidence)
     return CommandLine([part], begin, part, None, edits, why)

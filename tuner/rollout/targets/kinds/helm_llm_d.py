@@ -15,7 +15,7 @@ from tuner.rollout.targets.kinds.containers import KUBERNETES, Container
 from tuner.rollout.targets.kinds.workloads import of_pod
 from tuner.rollout.targets.seam import Asked, Rollout, Stated
 from tuner.rollout.targets.yaml.file import YamlFile
-from tuner.rollout.targets.yaml.nodes import entries, get, text_at
+from tuner.rollout.targets.yaml.nodes import entries, get, line_of, text_at
 
 NAME = "helm-llm-d"
 DEFAULT_FILE = ""
@@ -60,14 +60,14 @@ def _model(values: yaml.Node) -> dict[str, Stated]:
         return {}
     named = name.value if isinstance(name, yaml.ScalarNode) else ""
     model = _NAME.sub(lambda _: named, uri.value)
-    return {"model": Stated(model.removeprefix("hf://"), uri.start_mark.line + 1)}
+    return {"model": Stated(model.removeprefix("hf://"), line_of(uri))}
 
 
 def _parallelism(section: yaml.Node | None, near: yaml.Node) -> dict[str, Stated]:
     size = get(section, "parallelism", "tensor")
     if isinstance(size, yaml.ScalarNode) and size.value.isdecimal():
-        return {"tensor_parallel_size": Stated(int(size.value), size.start_mark.line + 1)}
-    return {"tensor_parallel_size": Stated(1, near.start_mark.line + 1)}
+        return {"tensor_parallel_size": Stated(int(size.value), line_of(size))}
+    return {"tensor_parallel_size": Stated(1, line_of(near))}
 
 
 _FILE = ContainerFile(

@@ -22,7 +22,7 @@ from tuner.rollout.targets.kinds.containers import KUBERNETES, Container
 from tuner.rollout.targets.seam import Asked, Platform, Rollout, Stated
 from tuner.rollout.targets.server import Server, check_there, platform_of
 from tuner.rollout.targets.yaml.file import YamlFile, outline, parse
-from tuner.rollout.targets.yaml.nodes import entries, get, items, refuse_filled_in, text_at
+from tuner.rollout.targets.yaml.nodes import entries, get, items, line_of, refuse_filled_in, text_at
 from tuner.system import yaml_strict
 
 NAME = "helm-production-stack"
@@ -72,23 +72,23 @@ class StackServer(Server):
     def stated(self) -> dict[str, Stated]:
         found = {} if self.line is None else self.line.stated()
         if self.config is not None:
-            off = Stated(value=False, line=self.config.start_mark.line + 1)
+            off = Stated(value=False, line=line_of(self.config))
             found.setdefault("enable_prefix_caching", off)
         for argument, key in KEYS.items():
             node = get(self.config, key)
             if node is not None and (argument not in found or found[argument].value is False):
                 value = yaml_strict.construct(node, source=self.file.source, error=TargetError)
-                found[argument] = Stated(_plain(value), node.start_mark.line + 1)
+                found[argument] = Stated(_plain(value), line_of(node))
         url = get(self.spec, "modelURL")
         if isinstance(url, yaml.ScalarNode):
-            found["model"] = Stated(url.value, url.start_mark.line + 1)
+            found["model"] = Stated(url.value, line_of(url))
         return found
 
     @property
     def platform(self) -> Platform:
         tag = get(self.spec, "tag")
         image = f"{text_at(self.spec, 'repository') or ''}:{text_at(tag) or ''}".strip(":")
-        return platform_of(image, container_target.line_of(tag))
+        return platform_of(image, line_of(tag))
 
     @property
     def rollout(self) -> Rollout:
@@ -106,9 +106,7 @@ class StackServer(Server):
             self.file.add_key(self.spec, "vllmConfig", keys)
         else:
             _write(self, self.config, arguments)
-        result = self.file.edits.result()
-        self.file.edits.changes.clear()
-        return result
+        return self.file.edits.taken()
 
     def reopened(self, text: str) -> "StackServer":
         return opened(text, self.asked)

@@ -20,14 +20,12 @@ from tuner.rollout.targets.command_line.command_line import CommandLine, TextPar
 from tuner.rollout.targets.command_line.dialects import VARIABLE
 from tuner.rollout.targets.command_line.names import proof
 from tuner.rollout.targets.command_line.process import server
-from tuner.rollout.targets.command_line.words import UnreadableError, split
-from tuner.rollout.targets.kinds import container_target
 from tuner.rollout.targets.kinds.argument_mapping import ArgumentMapping
-from tuner.rollout.targets.kinds.containers import KUBERNETES
+from tuner.rollout.targets.kinds.containers import KUBERNETES, text_part
 from tuner.rollout.targets.seam import Asked, Platform, Rollout, Stated
 from tuner.rollout.targets.server import Server, check_there, platform_of
 from tuner.rollout.targets.yaml.file import ListPart, YamlFile, outline, parse
-from tuner.rollout.targets.yaml.nodes import entries, get, is_null, items, text_at
+from tuner.rollout.targets.yaml.nodes import entries, get, is_null, items, line_of, text_at
 
 NAME = "helm-values"
 DEFAULT_FILE = ""
@@ -70,9 +68,7 @@ class ValuesServer(Server):
             self.arguments.write(arguments)
         else:
             self.arguments.ask(arguments)
-        result = self.file.edits.result()
-        self.file.edits.changes.clear()
-        return result
+        return self.file.edits.taken()
 
     def reopened(self, text: str) -> "ValuesServer":
         return opened(text, self.asked)
@@ -122,14 +118,7 @@ def _line(file: YamlFile, node: yaml.Node, path: str, asked: Asked, image: State
     if isinstance(node, yaml.SequenceNode):
         part = ListPart(file, node, KUBERNETES.escape)
     elif isinstance(node, yaml.ScalarNode) and not is_null(node):
-        view = file.view(node)
-        try:
-            commands = split(view, VARIABLE)
-        except UnreadableError as problem:
-            raise file.refuse(
-                node, f"{path} cannot be understood: {problem}", hint="Simplify it."
-            ) from None
-        part = TextPart(view, commands[0] if commands else [], VARIABLE, file.edits)
+        part = text_part(file, file.view(node), node, VARIABLE, name=path)
     else:
         raise file.refuse(node, f"{path} is empty", hint="Write the model's flags there.")
     words = [token.text for token in part.tokens]
@@ -183,11 +172,11 @@ def _image_near(parents: Sequence[yaml.Node]) -> Stated:
     for parent in reversed(parents):
         for node in (get(parent, "image"), parent):
             if isinstance(node, yaml.ScalarNode):
-                return Stated(node.value, container_target.line_of(node))
+                return Stated(node.value, line_of(node))
             repository = text_at(node, "repository")
             if repository is not None:
                 tag = text_at(node, "tag")
-                line = container_target.line_of(node)
+                line = line_of(node)
                 return Stated(f"{repository}:{tag}" if tag else repository, line)
     return Stated("", 0)
 

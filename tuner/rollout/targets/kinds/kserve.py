@@ -23,7 +23,7 @@ from tuner.rollout.targets.kinds.workloads import of_pod
 from tuner.rollout.targets.seam import Asked, Rollout, Stated
 from tuner.rollout.targets.server import unsafe
 from tuner.rollout.targets.yaml.file import YamlFile, outline, parse
-from tuner.rollout.targets.yaml.nodes import entries, get, items, refuse_filled_in, text_at
+from tuner.rollout.targets.yaml.nodes import entries, get, items, line_of, refuse_filled_in, text_at
 
 NAME = "kserve"
 DEFAULT_FILE = ""
@@ -112,7 +112,7 @@ def _of_llm(spec: yaml.Node | None, workload: str) -> Iterator[Container]:
 def _model_of(uri: yaml.Node | None) -> dict[str, Stated]:
     if not isinstance(uri, yaml.ScalarNode):
         return {}
-    return {"model": Stated(uri.value.removeprefix("hf://"), uri.start_mark.line + 1)}
+    return {"model": Stated(uri.value.removeprefix("hf://"), line_of(uri))}
 
 
 def _rollout(server: ContainerServer) -> Rollout:

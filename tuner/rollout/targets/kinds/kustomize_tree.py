@@ -16,7 +16,7 @@ from tuner.rollout.targets.kinds.container_command import command_line
 from tuner.rollout.targets.kinds.containers import KUBERNETES, Container
 from tuner.rollout.targets.seam import Asked, Overruled, Stated
 from tuner.rollout.targets.yaml.file import YamlFile, parse
-from tuner.rollout.targets.yaml.nodes import get, items, text_at
+from tuner.rollout.targets.yaml.nodes import get, items, line_of, text_at
 
 _NAMES = ("kustomization.yaml", "kustomization.yml", "Kustomization")
 _ABOVE = (".", "..", "../..")
@@ -62,12 +62,7 @@ def kustomizations(asked: Asked) -> Iterator[tuple[str, YamlFile]]:
 
 def _read(path: str, asked: Asked) -> YamlFile | None:
     text = asked.beside.text(path)
-    if text is None:
-        return None
-    try:
-        return parse(text, source=where(path, asked), tabs=True)
-    except TargetError:
-        return None
+    return None if text is None else _parsed(text, where(path, asked))
 
 
 def where(path: str, asked: Asked) -> str:
@@ -102,7 +97,7 @@ def patches(folder: str, file: YamlFile, asked: Asked) -> Iterator[Patch]:
                 target, inline = get(item, "target"), get(item, "patch")
                 path = item.value if isinstance(item, yaml.ScalarNode) else text_at(item, "path")
                 if isinstance(inline, yaml.ScalarNode):
-                    text, line = inline.value, inline.start_mark.line + 1
+                    text, line = inline.value, line_of(inline)
                     written_out = _parsed(text, file.source)
                     if written_out is not None:
                         yield Patch(file.source, written_out, line, target, folder)
@@ -201,7 +196,7 @@ def overruled(asked: Asked, one: Container) -> Iterator[Overruled]:
         for patch in patches(folder, file, asked):
             for said, value, key in targets_of(patch):
                 if is_for(patch, said, one):
-                    line = patch.first_line + value.start_mark.line + 1
+                    line = patch.first_line + line_of(value)
                     yield Overruled(
                         patch.path,
                         line,

@@ -20,7 +20,7 @@ from tuner.rollout.targets.seam import Asked, Rollout, Stated
 from tuner.rollout.targets.server import Server, check_there
 from tuner.rollout.targets.yaml.file import YamlFile, outline, parse
 from tuner.rollout.targets.yaml.nested import Nested, nested
-from tuner.rollout.targets.yaml.nodes import entries, get, items, text_at
+from tuner.rollout.targets.yaml.nodes import entries, get, items, line_of, text_at
 
 NAME = "ray-serve"
 DEFAULT_FILE = ""
@@ -69,7 +69,7 @@ class RayServer(Server):
         loading = get(self.model.node, _LOADING)
         named = get(loading, "model_source") or get(loading, "model_id")
         if named is not None:
-            line = named.start_mark.line + 1
+            line = line_of(named)
             if isinstance(named, yaml.ScalarNode):
                 found["model"] = Stated(named.value, line)
             else:
@@ -93,10 +93,8 @@ class RayServer(Server):
         self._mapping.ask(arguments)
         if self.model.within is not None:
             self.model.within.hand_on()
-        result = self.whole.edits.result()
-        self.whole.edits.changes.clear()
-        self.model.file.edits.changes.clear()
-        return result
+            self.model.file.edits.changes.clear()
+        return self.whole.edits.taken()
 
     def reopened(self, text: str) -> "RayServer":
         return opened(text, self.asked)

@@ -10,7 +10,7 @@ from tuner.errors import TargetError
 from tuner.rollout.targets.command_line.command_line import CommandLine
 from tuner.rollout.targets.command_line.dialects import SYSTEMD
 from tuner.rollout.targets.command_line.variables import Scope, Variable
-from tuner.rollout.targets.command_line.words import UnreadableError, Word, split
+from tuner.rollout.targets.command_line.words import UnreadableError, Word, first_command
 from tuner.rollout.targets.seam import Asked, Rollout, Stated
 from tuner.rollout.targets.server import Server
 from tuner.rollout.targets.view import Edits, View
@@ -54,9 +54,7 @@ class UnitServer(Server):
 
     def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
         self.line.write(arguments)
-        result = self.line.edits.result()
-        self.line.edits.changes.clear()
-        return result
+        return self.line.edits.taken()
 
     def rest(self) -> tuple[str, str]:
         return self.text[: self.setting.start], self.text[self.setting.end :]
@@ -100,12 +98,11 @@ def words_of(edits: Edits, start: int, end: int, name: str) -> tuple[View, list[
     view = View(edits.text[start:end], spans, str, start)
     place = f"{edits.source}:{edits.line(start)}"
     try:
-        commands = split(view, SYSTEMD)
+        words = first_command(view, SYSTEMD)
     except UnreadableError as problem:
         raise TargetError(
             f"{place}: {name} cannot be understood: {problem}", hint="Mend the quotes there."
         ) from None
-    words = commands[0] if commands else []
     if any(view.text[word.start : word.end] == ";" for word in words):
         raise TargetError(
             f"{place}: {name} holds several commands",

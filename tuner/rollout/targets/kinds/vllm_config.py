@@ -20,7 +20,7 @@ from tuner.rollout.targets.command_line import names
 from tuner.rollout.targets.seam import Asked, Rollout, Stated
 from tuner.rollout.targets.server import Server
 from tuner.rollout.targets.yaml.file import YamlFile, parse
-from tuner.rollout.targets.yaml.nodes import entries, refuse_filled_in
+from tuner.rollout.targets.yaml.nodes import entries, line_of, refuse_filled_in
 from tuner.system import yaml_strict
 
 NAME = "vllm-config"
@@ -53,7 +53,7 @@ class _Entry:
 
     @property
     def line(self) -> int:
-        return self.key.start_mark.line + 1
+        return line_of(self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,7 @@ class ConfigServer(Server):
 
     def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
         self.ask(arguments)
-        result = self.file.edits.result()
-        self.file.edits.changes.clear()
-        return result
+        return self.file.edits.taken()
 
     def reopened(self, text: str) -> "ConfigServer":
         file = parse(text, source=self.asked.source)
@@ -282,14 +280,8 @@ def _written(
     if isinstance(value, bool):
         return (flag, True) if value else (f"no-{flag}", True)
     texts = value if isinstance(value, list) else [value]
-    if (
-        any(
-            item is None or isinstance(item, bool | list | dict)
-            for item in texts
-            if item is not value
-        )
-        or texts == []
-    ):
+    odd = [one for one in texts if one is None or isinstance(one, bool | list | dict)]
+    if texts == [] or (odd and odd != [value]):
         raise TargetError(
             f"{source}: {argument}: a --config file cannot carry {value!r}",
             hint=f"Leave {argument} to vLLM's default, or pass it on the command line.",

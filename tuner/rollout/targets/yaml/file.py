@@ -15,7 +15,7 @@ from tuner.rollout.targets.command_line.variables import Scope, nothing, setting
 from tuner.rollout.targets.command_line.words import Piece
 from tuner.rollout.targets.view import Edits, View
 from tuner.rollout.targets.yaml import scalar as yaml_scalar
-from tuner.rollout.targets.yaml.nodes import descendants, is_null, shared_ids
+from tuner.rollout.targets.yaml.nodes import descendants, is_null, line_of, shared_ids
 from tuner.system import yaml_strict
 from tuner.system.yaml_strict import dump_flow
 
@@ -39,7 +39,7 @@ class YamlFile:
         return self.edits.source
 
     def place(self, node: yaml.Node) -> str:
-        return f"{self.source}:{node.start_mark.line + 1}"
+        return f"{self.source}:{line_of(node)}"
 
     def refuse(self, node: yaml.Node, why: str, *, hint: str) -> TargetError:
         return TargetError(f"{self.place(node)}: {why}", hint=hint)
@@ -208,7 +208,7 @@ class ListPart:
         return [self._token(item) for item in self.node.value]
 
     def _token(self, item: yaml.Node) -> Token:
-        place, line = self.file.place(item), item.start_mark.line + 1
+        place, line = self.file.place(item), line_of(item)
         if not isinstance(item, yaml.ScalarNode):
             raise TargetError(f"{place}: is no word", hint="Write each argument as one text.")
         pieces = self.escape.pieces("" if is_null(item) else item.value)

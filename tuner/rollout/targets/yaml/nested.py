@@ -7,7 +7,7 @@ import yaml
 from tuner.errors import TargetError
 from tuner.rollout.targets.view import Edits, View
 from tuner.rollout.targets.yaml.file import YamlFile
-from tuner.rollout.targets.yaml.nodes import descendants, shared_ids
+from tuner.rollout.targets.yaml.nodes import descendants, line_of, shared_ids
 from tuner.system import yaml_strict
 
 
@@ -40,7 +40,7 @@ def nested(outer: YamlFile, parent: yaml.MappingNode, node: yaml.ScalarNode) -> 
     """
     view = outer.view(node)
     before = outer.edits.line(view.place(0, 1)[0]) - 1
-    where = f"{outer.source}:{node.start_mark.line + 1}, the text there"
+    where = f"{outer.source}:{line_of(node)}, the text there"
     roots = yaml_strict.compose_all(view.text, source=where, error=TargetError)
     marks = {
         id(mark): mark

@@ -67,6 +67,11 @@ def get(node: yaml.Node | None, *path: str) -> yaml.Node | None:
     return None if is_null(node) else node
 
 
+def line_of(node: yaml.Node | None) -> int:
+    """Return the line on which it begins, counted from 1; 0 where nothing stands."""
+    return 0 if node is None else node.start_mark.line + 1
+
+
 def text_at(node: yaml.Node | None, *path: str) -> str | None:
     found = get(node, *path)
     return found.value if isinstance(found, yaml.ScalarNode) else None
@@ -87,8 +92,7 @@ def entries(node: yaml.Node | None) -> Mapping[str, yaml.Node]:
 def refuse_filled_in(node: yaml.Node, argument: str, *, source: str) -> None:
     """Refuse to replace a value that Helm, Ansible or envsubst put in. Raises TargetError."""
     if isinstance(node, yaml.ScalarNode) and _FILLED_IN.search(node.value[:_LONGEST]):
-        place = f"{source}:{node.start_mark.line + 1}"
         raise TargetError(
-            f"{place}: {argument} is decided elsewhere: {node.value[:80]}",
+            f"{source}:{line_of(node)}: {argument} is decided elsewhere: {node.value[:80]}",
             hint="Write the value there, or apply the profile to where it comes from.",
         )
