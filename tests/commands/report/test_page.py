@@ -4,6 +4,7 @@ import base64
 import hashlib
 import re
 import tomllib
+from dataclasses import replace
 from importlib.resources import files
 
 import numpy as np
@@ -25,12 +26,20 @@ from tuner.commands.report.drawing.page import (
 from tuner.commands.report.drawing.thin import steps, thinned
 
 HOSTILE = "<script>alert(1)</script>]]>\x1b[31m\u202eevil\" onload='x'&lt;"
+BARE = Page(kind="k", title="t", rows=[], next="", sections=[])
 
 
 @pytest.mark.attack
 def test_text_of_others_stays_text_wherever_it_stands() -> None:
     page = Page(
-        HOSTILE, HOSTILE, HOSTILE, HOSTILE, [(HOSTILE, HOSTILE)], HOSTILE, [], warnings=[HOSTILE]
+        kind=HOSTILE,
+        title=HOSTILE,
+        now=HOSTILE,
+        aside=HOSTILE,
+        rows=[(HOSTILE, HOSTILE)],
+        next=HOSTILE,
+        sections=[],
+        warnings=[HOSTILE],
     )
     html = written(page)
     assert html.count("<script") == html.count("</script") == 1
@@ -46,13 +55,13 @@ def test_an_attribute_cannot_be_left() -> None:
 @pytest.mark.attack
 def test_data_to_download_cannot_leave_its_link_and_no_cell_is_a_formula() -> None:
     file = File("a.csv", "", "text/csv", csv_of(["name"], [["=cmd|' /C calc'!A0"], ['"><script>']]))
-    html = written(Page("k", "t", "", "", [], "", [], files=[file]))
+    html = written(replace(BARE, files=[file]))
     assert html.count("<script") == 1
     assert "%27%3Dcmd" in html or "%27=cmd" in html
 
 
 def test_a_page_fetches_nothing_and_runs_what_its_policy_names_alone() -> None:
-    html = written(Page("k", "t", "", "", [], "", [])).replace("&#x27;", "'")
+    html = written(BARE).replace("&#x27;", "'")
     before, script, after = re.split("</?script>", html)
     policy = re.findall(r"([a-z]+)-src ('[^;]+')", html)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -75,7 +84,7 @@ def test_the_licence_of_what_is_vendored_is_in_the_package_and_on_every_page() -
     vendored = ROOT / "tuner" / "commands" / "report" / "drawing" / "uplot"
     licence = (vendored / "LICENSE").read_text(encoding="utf-8")
     assert licence.startswith("The MIT License")
-    html = written(Page("k", "t", "", "", [], "", []))
+    html = written(BARE)
     assert all(line in html for line in licence.splitlines())
     made = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert made["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["tuner"]}
@@ -110,7 +119,7 @@ def test_a_chart_says_where_its_axes_begin_and_end_so_that_values_can_be_read_ba
 def test_a_chart_fills_the_window_where_its_link_is_followed_and_another_leads_back() -> None:
     x, y = axes.linear([0.0, 1.0], axes.whole), axes.linear([0.0, 2.0], axes.whole)
     charts = [Figure("Waiting", Chart(said, x, y, [Line([0, 1], [0, 2])])) for said in ("a", "b")]
-    html = written(Page("k", "t", "", "", [], "", [PageSection("S", "", [charts])]))
+    html = written(replace(BARE, sections=[PageSection("S", "", [charts])]))
     places = re.findall(r'<figure id="(chart-[0-9a-f]{12})">', html)
     assert len(set(places)) == 2
     for place in places:

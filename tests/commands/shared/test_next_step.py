@@ -508,7 +508,6 @@ def of_several(engine: Kind) -> Iterator[Said]:
         found = MultiTraceSweep(
             found=MultiTraceOutcome(outcomes, cap, prices),
             done=done,
-            warnings={},
             profiles={"day": PROFILE, "night": PROFILE},
             sealed={"day": one, "night": late},
             shared=None if shared == "separate" else (one, PROFILE),

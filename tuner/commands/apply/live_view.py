@@ -1,6 +1,5 @@
 """The output of ``tuner apply --live``."""
 
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tuner.commands.shared.output import print_json
 from tuner.engines.server.cap_schedule import CapAt, turn_at
 from tuner.engines.server.protocol import (
     Change,
@@ -76,7 +76,7 @@ def show(
             for one in outcomes
         ]
         document = {"dry_run": dry_run, "servers": servers, "warnings": list(warnings)}
-        sys.stdout.write(json.dumps(document) + "\n")
+        print_json(document)
         return
     for one in outcomes:
         sys.stdout.write(_change_lines(one, dry_run=dry_run))
@@ -94,7 +94,7 @@ def show_undo(outcomes: Sequence[Outcome]) -> None:
 def show_states(servers: Sequence[tuple[Path, State]], *, as_json: bool) -> None:
     if as_json:
         document = {"servers": [_document(socket, state) for socket, state in servers]}
-        sys.stdout.write(json.dumps(document) + "\n")
+        print_json(document)
         return
     for socket, state in servers:
         limits, built = state.limits, state.built

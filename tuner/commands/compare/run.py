@@ -1,7 +1,6 @@
 """``tuner compare``: from its options to the printed result."""
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from tuner.commands.shared.kept_result import keep_result
 from tuner.commands.shared.machine import check_machine
 from tuner.commands.shared.next_step import after, asked_for, command
 from tuner.commands.shared.options import in_plan
+from tuner.commands.shared.output import make_folder, print_json
 from tuner.commands.shared.run_folder import Where, kept, open_run
 from tuner.commands.shared.said import not_said
 from tuner.commands.shared.traffic import served_in
@@ -33,7 +33,7 @@ from tuner.commands.sweep.options import SweepOptions
 from tuner.engines.devices import DeviceMeter
 from tuner.engines.provenance import environment_differs
 from tuner.engines.workers.seam import Batching, Setup
-from tuner.errors import EngineError, TargetError, UsageError
+from tuner.errors import EngineError, UsageError
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import minutes
@@ -253,7 +253,7 @@ def _report(
         page = written(page_of(tables, how, steps=steps_of(comparing), budget=POINTS))
         _write(options.output, page, result, markdown(tables, tuned, facts))
     if options.json:
-        sys.stdout.write(json.dumps(result) + "\n")
+        print_json(result)
     else:
         render(tables, how)
     if not any(row.numbers for table in tables for row in table.rows):
@@ -284,12 +284,7 @@ def _next(options: CompareOptions, *, is_measured: bool) -> str:
 
 def _check_folder(folder: Path) -> None:
     """Refuse a folder that cannot be written before anything is measured."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise TargetError(
-            f"{folder}: cannot be a folder ({problem.strerror})", hint="Choose another -o."
-        ) from None
+    make_folder(folder)
     for name in ("comparison.md", "comparison.json", "comparison.html"):
         files.check_writable(folder / name)
 

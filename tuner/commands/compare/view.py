@@ -12,7 +12,7 @@ from tuner.commands.shared.console import (
     TimeColumn,
     console_for,
     plain_table,
-    print_block,
+    print_end,
     print_warnings,
     shown,
 )
@@ -89,9 +89,7 @@ def render(tables: Sequence[ComparisonTable], how: ComparePrint) -> None:
         console.print(printed)
         _print_notes(console, table, details=how.details)
         console.print()
-    console.print(f"measurements: {shown(how.run_dir)}", soft_wrap=True)
-    console.print()
-    print_block(console, block_of(tables[0], how))
+    print_end(console, how.run_dir, block_of(tables[0], how))
     print_warnings(console, how.warnings, all_=how.details, before=how.said_before)
 
 

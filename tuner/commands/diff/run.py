@@ -1,6 +1,5 @@
 """``tuner diff``, and its output."""
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,6 +10,7 @@ from tuner.commands.apply.plan import deployment, pasted, target_of
 from tuner.commands.apply.reading import asked_of, read_text
 from tuner.commands.apply.view import shown_value
 from tuner.commands.diff.options import DiffOptions
+from tuner.commands.shared.output import print_json
 from tuner.errors import GateError, TargetError, UsageError
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
@@ -52,7 +52,7 @@ def run(options: DiffOptions) -> None:
             "differences": [asdict(each) for each in found],
             "untold": untold,
         }
-        sys.stdout.write(json.dumps(document) + "\n")
+        print_json(document)
     else:
         sys.stdout.write(_table(found, str(options.profile), name, untold))
     if options.check and found:

@@ -1,8 +1,6 @@
 """Runs ``tuner doctor``: asks machine and engine, and prints their answers one a line."""
 
 import asyncio
-import json
-import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from typing import Any
@@ -11,6 +9,7 @@ from rich.console import Console
 
 from tuner.commands.doctor.options import DoctorOptions
 from tuner.commands.shared.engine import world_alone
+from tuner.commands.shared.output import print_json
 from tuner.engines.checks import engine as engine_checks
 from tuner.engines.checks import machine
 from tuner.engines.checks.check import MachineCheck
@@ -43,7 +42,7 @@ def run(options: DoctorOptions) -> None:
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise Interrupted("some checks are missing", hint="Run the command again.") from None
     if options.json:
-        sys.stdout.write(json.dumps({"checks": [asdict(one) for one in found]}) + "\n")
+        print_json({"checks": [asdict(one) for one in found]})
     if failed := [one for one in found if one.status == "FAIL"]:
         raise GateError(
             f"{len(failed)} of {len(found)} checks failed: {failed[0].name}: {failed[0].said}",

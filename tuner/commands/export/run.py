@@ -9,6 +9,7 @@ from pathlib import Path
 from tuner.commands.export.options import ExportOptions
 from tuner.commands.export.tables import Cell, Row, tables_of
 from tuner.commands.shared.kept_result import making_sense
+from tuner.commands.shared.output import make_folder
 from tuner.commands.shared.run_folder import read_run
 from tuner.errors import RunError, TargetError, UsageError
 from tuner.profile.profile import load as load_profile
@@ -57,12 +58,7 @@ def _profile_of(run_dir: Path) -> ServingProfile | None:
 
 def _check(folder: Path, paths: Sequence[Path], *, force: bool) -> None:
     """Make the folder, and refuse before anything is written. Raises TargetError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise TargetError(
-            f"{folder}: cannot be a folder ({problem.strerror})", hint="Choose another -o."
-        ) from None
+    make_folder(folder)
     for path in paths:
         if path.exists() and not force:
             raise TargetError(

@@ -1,20 +1,19 @@
 """``tuner plan``: from its options to the printed result."""
 
-import json
 import math
-import sys
 from typing import Any
 
 from tuner.commands.plan.options import PlanOptions
 from tuner.commands.plan.view import FleetPlan, json_of, render, replicas_in_words
-from tuner.errors import GateError, ProfileError, UsageError
+from tuner.commands.shared.output import print_json
+from tuner.commands.shared.promise import required_of, twin_of
+from tuner.errors import GateError, UsageError
 from tuner.profile.plan import MOST_REPLICAS, CapForecast, ask, attained, replicas_for
 from tuner.profile.profile import load as load_profile
 from tuner.profile.required import bounds_of, replicas_that_keep
 from tuner.profile.schema import ServingProfile
-from tuner.profile.stored_twin import StoredTwin, restored
+from tuner.profile.stored_twin import StoredTwin
 from tuner.profile.summary import said_of
-from tuner.traffic.requirements import parse_requirements
 from tuner.twin.front_end import strain
 from tuner.twin.objective import EQUAL_ATTAINMENT, NOT_ASKED, choose
 
@@ -28,15 +27,11 @@ that."""
 def run(options: PlanOptions) -> None:
     """Ask and print. Raises ProfileError and UsageError."""
     profile = load_profile(options.profile)
-    if profile.twin is None:
-        raise ProfileError(
-            f"{options.profile}: twin: is null: the windows alone decided this profile",
-            hint="Sweep on a quieter machine or longer, so that the twin is believed.",
-        )
-    twin = restored(profile.twin, source=str(options.profile), front_end=profile.front_end)
+    cure = "Sweep on a quieter machine or longer, so that the twin is believed."
+    twin = twin_of(profile, options.profile, cure=cure, front_end=profile.front_end)
     found = _planned(options, profile, twin)
     if options.json:
-        sys.stdout.write(json.dumps(json_of(found)) + "\n")
+        print_json(json_of(found))
     else:
         render(found, profile, options)
     if found.broken:
@@ -60,8 +55,7 @@ def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) ->
     _check_load(load / replicas)
     steps = ask(twin, slo, caps, replicas=replicas, promised=cap, **how)
     headroom = profile.promise.headroom
-    before = [one.text for one in profile.decision.requirements]
-    requirements = parse_requirements(options.require or before, headroom=headroom)
+    requirements = required_of(profile, options.require, headroom=headroom)
     bounds = bounds_of(twin, slo, caps, requirements, headroom=headroom, replicas=replicas, **how)
     keeping = None
     if bounds.of_cap and bounds.broken(cap):

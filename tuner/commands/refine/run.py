@@ -1,14 +1,10 @@
 """``tuner refine``: from its options to the printed result."""
 
-import json
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,13 +32,13 @@ from tuner.commands.shared.kept_result import keep_result
 from tuner.commands.shared.machine import check_machine
 from tuner.commands.shared.next_step import asked_for, check_required
 from tuner.commands.shared.options import check_given
+from tuner.commands.shared.output import print_json
 from tuner.commands.shared.run_folder import Where, kept, open_run
 from tuner.commands.shared.said import not_said
 from tuner.commands.shared.traffic import one_engines, served_in
+from tuner.commands.sweep.one_trace import origin_of
 from tuner.commands.sweep.view import RunProgress
-from tuner.engines import provenance
 from tuner.engines.devices import DeviceMeter
-from tuner.engines.models import shipped as models
 from tuner.errors import UsageError
 from tuner.profile.profile import check_output, keep, save, seal
 from tuner.profile.profile import load as load_profile
@@ -195,7 +191,7 @@ def _conclude(begun: _Begun, found: Refinement) -> None:
     how = RefinePrint(result, options.output, options.trace, begun.book.run_dir, options.details)
     keep_result(how.run_dir, printed, block_of_refinement(found, how))
     if options.json:
-        sys.stdout.write(json.dumps(printed) + "\n")
+        print_json(printed)
     else:
         render(found, plan, how)
     check_required(result, options.output, cure="")
@@ -230,22 +226,10 @@ def _profile(begun: _Begun, found: Refinement, wall_s: float) -> ServingProfile:
             update={"reason": found.reason, "requirements": _of_knee(begun, found)}
         )
         return seal(**{**sections, "decision": decision})
-    origin = {
-        "tuner": version("tuner"),
-        "seed": begun.options.seed,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "wall_s": wall_s,
-        "warnings": list(found.warnings),
-        "ranks": profile.provenance.ranks,
-        "model_digest": (
-            None
-            if found.outcome.facts.engine == "sim"
-            else provenance.model_digest(models.model_path(profile.model))
-        ),
-    }
+    seed, ranks = begun.options.seed, profile.provenance.ranks
     return profile_of(
         found.outcome,
         headroom=begun.options.headroom,
         trace_digest=begun.trace.digest,
-        origin=origin,
+        origin=origin_of(found.outcome, found.warnings, seed=seed, wall_s=wall_s, ranks=ranks),
     )

@@ -14,7 +14,7 @@ from tuner.commands.refine.plan import OTHER_TRACE
 from tuner.commands.shared.console import (
     TimeColumn,
     console_for,
-    print_block,
+    print_end,
     print_warnings,
     shown,
 )
@@ -68,9 +68,7 @@ def render(found: Refinement, plan: RefinePlan, how: RefinePrint) -> None:
     for failed in found.failed:
         console.print(f"[yellow]Failed:[/] {shown(failed)}")
     console.print()
-    console.print(f"measurements: {shown(how.run_dir)}", soft_wrap=True)
-    console.print()
-    print_block(console, block_of_refinement(found, how))
+    print_end(console, how.run_dir, block_of_refinement(found, how))
     before = [
         one
         for one in found.warnings

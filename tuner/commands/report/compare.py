@@ -15,7 +15,7 @@ from tuner.commands.report.drawing.page import (
     PageSection,
     Part,
     Table,
-    csv_of,
+    csv_file,
 )
 from tuner.commands.report.replays import Step, points_for, replay_files, replay_section
 from tuner.commands.report.sweep import UNFINISHED
@@ -92,7 +92,7 @@ def page_of(
     """Return the page of these tables; the first one is the heaviest load as captured."""
     block = block_of(tables[0], how)
     sections = [_section(table, how) for table in tables]
-    files = [File("comparison.csv", "every approach at every load", "text/csv", _csv(tables, how))]
+    files = [_file(tables, how)]
     if steps:
         points = points_for(steps, budget=budget)
         sections.append(replay_section(steps, None, opened=None, points=points))
@@ -106,7 +106,6 @@ def page_of(
     return Page(
         kind=f"Comparison {how.run_dir}",
         title=block.title,
-        now="",
         aside=block.aside,
         rows=block.rows,
         next=how.next,
@@ -174,11 +173,11 @@ def _bar(row: ComparisonRow, of: Callable[[ComparisonRow], float | None]) -> Bar
     return Bar(row.title, value, ends, is_least=is_least, look=look)
 
 
-def _csv(tables: Sequence[Compared], how: ComparePrint) -> str:
+def _file(tables: Sequence[Compared], how: ComparePrint) -> File:
     headings = ["load", "lengths", *(one.replace("\n", " ") for one in headings_of(how.facts))]
     rows = [
         [table.load, table.lengths, *cells(row, how.facts)]
         for table in tables
         for row in table.rows
     ]
-    return csv_of(headings, rows)
+    return csv_file("comparison.csv", "every approach at every load", headings, rows)

@@ -18,7 +18,7 @@ from tuner.commands.report.drawing.chart import (
     Stretch,
     heights,
 )
-from tuner.commands.report.drawing.page import Cell, Figure, File, PageSection, Table, csv_of
+from tuner.commands.report.drawing.page import Cell, Figure, File, PageSection, Table, csv_file
 from tuner.engines.scheduler.state import StepLaw
 from tuner.profile.numbers import CapNumbers, CurveStep, FrontEndSection
 from tuner.profile.schema import ServingProfile
@@ -321,16 +321,15 @@ def curve_files(curves: Curves) -> list[File]:
         *(f"{name}_{end}" for name in intervals for end in ("low", "high")),
     ]
     said = "every step of the curve, with its intervals"
-    found = [File("curve.csv", said, "text/csv", csv_of(headings, rows))]
+    found = [csv_file("curve.csv", said, headings, rows)]
     if curves.raised:
         raised = [
             [cap, *(end for at in one.values() for end in (at.middle, at.low, at.high))]
             for cap, one in curves.raised.items()
         ]
         names = [f"{what.name}{end}" for what in STATISTICS for end in ("", "_low", "_high")]
-        content = csv_of(["max_num_seqs", *names], raised)
         said = f"the same at {curves.headroom:g} times the load"
-        found.append(File("headroom.csv", said, "text/csv", content))
+        found.append(csv_file("headroom.csv", said, ["max_num_seqs", *names], raised))
     return found
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from tuner.commands.report.drawing import axes
 from tuner.commands.report.drawing.chart import Area, Chart, Dots, Item, Line
-from tuner.commands.report.drawing.page import Cell, Figure, File, PageSection, Table, csv_of
+from tuner.commands.report.drawing.page import Cell, Figure, File, PageSection, Table, csv_file
 from tuner.profile.stored_twin import StoredTwin
 from tuner.replay.iterations import BatchTime
 
@@ -93,10 +93,10 @@ def law_files(twin: StoredTwin | None, seen: Sequence[BatchTime]) -> list[File]:
     found = []
     if twin is not None:
         rows = [[size, float(value)] for size, value in enumerate(twin.law.decode_s) if size]
-        content = csv_of(["decode_seqs", "decode_s"], rows)
-        found.append(File("law.csv", "seconds of an iteration by batch size", "text/csv", content))
+        said = "seconds of an iteration by batch size"
+        found.append(csv_file("law.csv", said, ["decode_seqs", "decode_s"], rows))
     if seen:
         batches = [[one.decode_seqs, one.iterations, one.median_s] for one in seen]
-        content = csv_of(["decode_seqs", "iterations", "median_s"], batches)
-        found.append(File("batches.csv", "the same as measured", "text/csv", content))
+        headings = ["decode_seqs", "iterations", "median_s"]
+        found.append(csv_file("batches.csv", "the same as measured", headings, batches))
     return found

@@ -6,8 +6,16 @@ from itertools import groupby
 from typing import Any
 
 from tuner.commands.report.drawing.chart import Bar, barred
-from tuner.commands.report.drawing.page import Cell, Figure, File, Page, PageSection, Table, csv_of
-from tuner.commands.report.replays import Step
+from tuner.commands.report.drawing.page import (
+    Cell,
+    Figure,
+    File,
+    Page,
+    PageSection,
+    Table,
+    csv_file,
+)
+from tuner.commands.report.replays import Step, read_back
 from tuner.commands.report.sweep import (
     UNFINISHED,
     Shown,
@@ -19,7 +27,6 @@ from tuner.commands.report.sweep import (
 from tuner.commands.shared.kept_result import NAME, block_in, read_result
 from tuner.commands.shared.next_step import after
 from tuner.commands.shared.run_folder import goes_on
-from tuner.errors import RunError
 from tuner.profile.profile import load
 from tuner.profile.summary import percent
 from tuner.runs.engine_runner import in_words
@@ -52,8 +59,7 @@ def of_run(book: Journal, *, budget: int) -> Page:
     sections = [_search_section(found), *page.sections]
     page = _answered(page, found, reason=profile.decision.reason)
     file = File(NAME, "every trial, the pairs and what was searched", "application/json", content)
-    rows = csv_of(HEADINGS, _rows(found))
-    trials = File("trials.csv", "every trial", "text/csv", rows)
+    trials = csv_file("trials.csv", "every trial", HEADINGS, _rows(found))
     return replace(page, sections=sections, files=[*page.files, trials, file])
 
 
@@ -75,12 +81,8 @@ def steps_of(book: Journal) -> tuple[list[Step], list[str]]:
         return event["trial"]
 
     for number, events in groupby(sorted(book.of("replay"), key=lambda one: int(one["trial"])), of):
-        replays, event = [], trials[int(str(number))] if int(str(number)) < len(trials) else {}
-        for one in events:
-            try:
-                replays.append(book.replay(one))
-            except RunError as problem:
-                lost.append(str(problem))
+        event = trials[int(str(number))] if int(str(number)) < len(trials) else {}
+        replays = read_back(book, events, lost)
         if replays:
             where = told(event.get("configuration", {}))
             title = f"{in_words(str(event.get('purpose', 'trial')))} {where}"

@@ -1,6 +1,6 @@
 """The sections of a report that the replays of a run fill: every step over time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,13 +15,15 @@ from tuner.commands.report.drawing.page import (
     Folded,
     PageSection,
     Table,
-    csv_of,
+    csv_file,
 )
 from tuner.commands.report.drawing.thin import MOST_POINTS, steps, thinned
+from tuner.errors import RunError
 from tuner.profile.summary import milliseconds, percent
 from tuner.replay.iterations import BatchTime, batch_times, joined
 from tuner.replay.measure import Measurement, Spread, measure
 from tuner.replay.records import Replay
+from tuner.runs.journal import Event, Journal
 from tuner.traffic.slo import Slo
 
 Floats = NDArray[np.float64]
@@ -40,6 +42,17 @@ class Step:
     title: str
     max_num_seqs: int
     replays: Sequence[Replay]
+
+
+def read_back(book: Journal, events: Iterable[Event], lost: list[str]) -> list[Replay]:
+    """Return the replays of these events; what cannot be read back is added to ``lost``."""
+    found = []
+    for event in events:
+        try:
+            found.append(book.replay(event))
+        except RunError as problem:
+            lost.append(str(problem))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,27 +182,24 @@ LINES: dict[str, tuple[Look, bool]] = {
 }
 """Name of a line → how it looks, and whether it keeps a value until the next."""
 
+CHARTS: tuple[tuple[str, tuple[str, ...], axes.Told], ...] = (
+    ("Requests", ("in flight", "waiting", "running"), axes.whole),
+    ("KV cache in use", ("KV cache",), axes.share),
+    ("Output tokens a second", ("tokens/s",), axes.whole),
+    ("Device busy", ("device",), axes.share),
+)
+"""Title of a chart, its lines, and how their values are told."""
+
 CAP_NEAR = 1.6
 """A cap that is so many times what was reached would flatten the lines: it is left out."""
 
 
 def _figures(one: Step, points: int) -> list[Figure]:
     lines = {each.name: each for each in series_of(one.replays)}
-    requests = [lines[name] for name in ("in flight", "waiting", "running") if name in lines]
-    charts: list[tuple[str, list[_Series], axes.Told]] = [
-        ("Requests", requests, axes.whole),
-        ("KV cache in use", [lines[name] for name in ("KV cache",) if name in lines], axes.share),
-        (
-            "Output tokens a second",
-            [lines[name] for name in ("tokens/s",) if name in lines],
-            axes.whole,
-        ),
-        ("Device busy", [lines[name] for name in ("device",) if name in lines], axes.share),
-    ]
     return [
         Figure(title, _chart(one, title, found, told, points))
-        for title, found, told in charts
-        if found
+        for title, names, told in CHARTS
+        if (found := [lines[name] for name in names if name in lines])
     ]
 
 
@@ -241,15 +251,7 @@ def _step_row(one: Step, numbers: Measurement) -> list[Cell]:
     length_s = f"{sum(each.elapsed_s for each in one.replays):,.0f}"
     running = f"{numbers.running_peak:,}" if numbers.is_logged else "-"
     if not any(each.records for each in one.replays):
-        return [
-            one.title,
-            length_s,
-            *["-"] * 5,
-            running,
-            "-",
-            _kv(numbers),
-            "-",
-        ]
+        return [one.title, length_s, *["-"] * 5, running, "-", _kv(numbers), "-"]
     return [
         one.title,
         length_s,
@@ -294,5 +296,5 @@ def replay_files(found: Sequence[Step], points: int) -> list[File]:
         for t, v in zip(*_drawn(line, points, is_stepped=False), strict=True)
         if np.isfinite(t)
     ]
-    content = csv_of(["step", "line", "t_s", "value"], rows)
-    return [File("replays.csv", "every step over time, as drawn", "text/csv", content)]
+    headings = ["step", "line", "t_s", "value"]
+    return [csv_file("replays.csv", "every step over time, as drawn", headings, rows)]

@@ -22,6 +22,7 @@ from tuner.commands.report.provenance import provenance_section
 from tuner.commands.report.replays import (
     Step,
     points_for,
+    read_back,
     replay_files,
     replay_section,
     seen_batches,
@@ -30,9 +31,9 @@ from tuner.commands.report.traffic import traffic_section
 from tuner.commands.shared.kept_result import block_of_run
 from tuner.commands.shared.next_step import after, command
 from tuner.commands.shared.run_folder import goes_on, parts_of
-from tuner.commands.sweep.one_trace import TRACE_COPY, rescored, sealed, warnings_of
+from tuner.commands.sweep.one_trace import TRACE_COPY, rescored, sealed
 from tuner.commands.sweep.options import SweepOptions
-from tuner.errors import InputError, RunError
+from tuner.errors import InputError
 from tuner.profile.profile import dump, load
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin
@@ -117,7 +118,7 @@ def of_run(book: Journal, *, budget: int) -> Page:
     except InputError as problem:
         partly = f"{shown.partly} Nothing can be decided yet: {problem}."
         return undecided(replace(shown, partly=partly), evidence)
-    return profile_page(sealed(done, warnings_of(done)), shown, source=str(run_dir))
+    return profile_page(sealed(done), shown, source=str(run_dir))
 
 
 def said_of(lost: Sequence[str]) -> str:
@@ -140,12 +141,7 @@ def steps_of(book: Journal) -> tuple[list[Step], list[str]]:
         return event["trial"], event["purpose"], event["max_num_seqs"]
 
     for (_, purpose, cap), events in groupby(book.of("replay"), of):
-        replays = []
-        for event in events:
-            try:
-                replays.append(book.replay(event))
-            except RunError as problem:
-                lost.append(str(problem))
+        replays = read_back(book, events, lost)
         to = "to " if str(purpose).endswith("ramp") else ""
         if replays:
             found.append(Step(f"{in_words(str(purpose))} {to}{cap}", int(str(cap)), replays))
@@ -252,8 +248,6 @@ def undecided(shown: Shown, evidence: Evidence) -> Page:
     return Page(
         kind=shown.kind,
         title="Not decided yet",
-        now="",
-        aside="",
         rows=[("measured", f"{count} step{'s' * (count != 1)}")],
         next=shown.next,
         sections=[one for one in sections if one is not None],
@@ -295,7 +289,6 @@ def _of_parts(book: Journal, names: list[str], *, budget: int) -> Page:
     page = Page(
         kind=f"Sweep {run_dir}",
         title=title,
-        now="",
         aside=f"{len(found)} of {len(names)} decided",
         rows=[(name, _part_in_words(one)) for name, one in found.items()],
         next=next_,

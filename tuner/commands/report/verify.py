@@ -41,8 +41,6 @@ def of_run(book: Journal, *, budget: int) -> Page:
     page = Page(
         kind=f"Verification {run_dir}",
         title=title_of(cap, kept=kept, of_promise=of_promise),
-        now="",
-        aside="",
         rows=rows,
         next=next_,
         sections=sections,

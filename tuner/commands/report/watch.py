@@ -10,7 +10,7 @@ import numpy as np
 
 from tuner.commands.report.drawing import axes
 from tuner.commands.report.drawing.chart import Chart, Item, Line, Mark
-from tuner.commands.report.drawing.page import Cell, Figure, File, Page, PageSection, Table, csv_of
+from tuner.commands.report.drawing.page import Cell, Figure, Page, PageSection, Table, csv_file
 from tuner.commands.report.drawing.thin import MOST_POINTS, thinned
 from tuner.commands.shared.next_step import command
 from tuner.errors import RunError
@@ -48,12 +48,11 @@ def of_run(run_dir: Path) -> Page:
         ("changed", _changes(windows)),
     ]
     kept = ours[-MOST_IN_FILE:]
-    content = csv_of(NUMBERS, [[one.get(name) for name in NUMBERS] for one in kept])
+    numbers = [[one.get(name) for name in NUMBERS] for one in kept]
     whole = "every window" if kept == ours else f"the newest {MOST_IN_FILE:,} windows"
     return Page(
         kind=f"Watch {run_dir}",
         title=str(end.get("verdict", last)),
-        now="",
         aside=f"after {counted}" + (", baseline against canary" if "canary" in windows[-1] else ""),
         rows=rows,
         next=str(end.get("next", command("show", first["profile"]) if "profile" in first else "")),
@@ -63,7 +62,7 @@ def of_run(run_dir: Path) -> Page:
             ),
             PageSection("In numbers", "", [_table(windows)]),
         ],
-        files=[File("windows.csv", whole, "text/csv", content)],
+        files=[csv_file("windows.csv", whole, NUMBERS, numbers)],
     )
 
 

@@ -3,6 +3,7 @@
 import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Self
 
 from rich import box
@@ -62,6 +63,13 @@ def print_block(console: Console, block: VerdictBlock) -> None:
         style = None if number else "bold"
         # no markup: it doubles a backslash at the end of a line
         console.print(printable(line), style=style, soft_wrap=True, markup=False, emoji=False)
+
+
+def print_end(console: Console, run_dir: Path, block: VerdictBlock) -> None:
+    """Print where a run's measurements are, then its verdict."""
+    console.print(f"measurements: {shown(run_dir)}", soft_wrap=True)
+    console.print()
+    print_block(console, block)
 
 
 def print_rows(console: Console, rows: Iterable[tuple[str, str]]) -> None:

@@ -3,10 +3,8 @@
 Nothing is started, and vLLM is not imported for it: all of it takes about a second.
 """
 
-import json
 import math
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tuner.commands.shared.console import console_for, print_rows, print_warnings, shown
+from tuner.commands.shared.output import print_json
 from tuner.engines import devices, provenance
 from tuner.engines.models.memory import OWN_BLOCKS, ModelMemory, memory_of
 from tuner.engines.seam import ArgumentValue, Starter
@@ -92,7 +91,7 @@ def show(run: DryRun, *, as_json: bool) -> None:
     ]
     warnings = [*_doubts(run, cache), *run.warnings]
     if as_json:
-        sys.stdout.write(json.dumps(_json(run, rows, memory, cache, warnings)) + "\n")
+        print_json(_json(run, rows, memory, cache, warnings))
         return
     console = console_for()
     console.print("[bold]dry run: nothing was started[/]")

@@ -1,8 +1,6 @@
 """``tuner sweep --ray``: a sweep on each kind of node of a Ray cluster, side by side."""
 
-import json
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -10,15 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.commands.shared.console import TimeColumn, console_for, plain_table, print_block, shown
+from tuner.commands.shared.console import TimeColumn, console_for, plain_table, print_end, shown
 from tuner.commands.shared.engine import world_of
 from tuner.commands.shared.kept_result import keep_result
 from tuner.commands.shared.next_step import after
+from tuner.commands.shared.output import print_json
 from tuner.commands.shared.run_folder import Where, kept, making_sense, open_each, open_run
 from tuner.commands.shared.said import not_said
 from tuner.commands.sweep.one_trace import (
     FinishedSweep,
     SweptTraffic,
+    finished,
     keep_trace,
     one_servers,
     plan_of,
@@ -27,7 +27,6 @@ from tuner.commands.sweep.one_trace import (
     starter_of,
     taken_from_base,
     traffic_of,
-    warnings_of,
 )
 from tuner.commands.sweep.options import SweepOptions
 from tuner.commands.sweep.results import KindsResult
@@ -51,7 +50,6 @@ from tuner.runs.cluster.kinds import Description
 from tuner.runs.cluster.prices import check_used, parse_prices, per_million_tokens, price_of
 from tuner.runs.cluster.share import Node, Share, share_of, usable
 from tuner.runs.outcome import SweepOutcome
-from tuner.runs.result import json_object
 from tuner.system import interruption
 from tuner.trace.trace import Trace
 
@@ -175,10 +173,7 @@ def done_on(
     """Return what a kind's sweep came to, as far as it came."""
     if isinstance(outcome, TunerError):
         return outcome
-    return FinishedSweep(
-        outcome, part.settings, part.warnings, run_dir, part.trace.digest, wall_s,
-        ranks_of(kind.starter),
-    )  # fmt: skip
+    return finished(outcome, part, kind.starter, run_dir, wall_s)
 
 
 def _per_hour(prices: Mapping[str, float], name: str, kind: "Kind") -> float | None:
@@ -252,7 +247,7 @@ def _conclude(options: SweepOptions, found: Sequence[KindOutcome], run_dir: Path
         raise failed[0]
     keep_result(run_dir, json_of(found, run_dir), _block(found, options))
     if options.json:
-        sys.stdout.write(json.dumps(json_of(found, run_dir)) + "\n")
+        print_json(json_of(found, run_dir))
     else:
         render_kinds(found, run_dir, options)
     done = [one.done.outcome for one in found if isinstance(one.done, FinishedSweep)]
@@ -266,7 +261,7 @@ def _written(one: KindOutcome, options: SweepOptions) -> KindOutcome:
     """Write the profile of a kind that came to one."""
     if isinstance(one.done, TunerError):
         return one
-    result = sealed(one.done, warnings_of(one.done))
+    result = sealed(one.done)
     profile.keep(result, one.done.run_dir)
     keep_answer(options, one.done, result, one.profile)
     profile.check_output(one.profile, force=options.force)
@@ -387,19 +382,15 @@ def json_of(found: Sequence[KindOutcome], run_dir: Path) -> dict[str, Any]:
     """Return the object that ``tuner sweep --ray --json`` prints."""
     kinds: dict[str, Any] = {}
     for one in found:
-        said = {"takes": one.takes, "price_per_hour": one.per_hour}
+        said: dict[str, Any] = {"takes": one.takes, "price_per_hour": one.per_hour}
         if isinstance(one.done, TunerError):
             kinds[one.kind] = {**said, "failed": str(one.done)}
             continue
-        result = json_object(
-            one.done.outcome,
-            run_dir=str(one.done.run_dir),
-            profile=str(one.profile),
-            warnings=warnings_of(one.done),
-        )
         cost = one.per_million
-        cost = cost if cost is not None and math.isfinite(cost) else None
-        kinds[one.kind] = {**result, **said, "cost_per_million_output_tokens": cost}
+        said["cost_per_million_output_tokens"] = (
+            cost if cost is not None and math.isfinite(cost) else None
+        )
+        kinds[one.kind] = {**one.done.as_json(one.profile), **said}
     whole = KindsResult.model_validate({"kinds": kinds, "run_dir": str(run_dir)})
     return whole.model_dump(mode="json")
 
@@ -438,9 +429,7 @@ def render_kinds(found: Sequence[KindOutcome], run_dir: Path, options: SweepOpti
     console.print(table)
     if any(one.per_million is not None for one in found):
         console.print("cost: per million output tokens of requests within the SLO, at this load")
-    console.print(f"measurements: {shown(run_dir)}", soft_wrap=True)
-    console.print()
-    print_block(console, _block(found, options))
+    print_end(console, run_dir, _block(found, options))
 
 
 def _block(found: Sequence[KindOutcome], options: SweepOptions) -> VerdictBlock:

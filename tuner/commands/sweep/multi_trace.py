@@ -13,7 +13,7 @@ from typing import Any
 from rich.table import Table
 
 from tuner.commands.shared import dry_run
-from tuner.commands.shared.console import console_for, plain_table, print_block, shown
+from tuner.commands.shared.console import console_for, plain_table, print_end, shown
 from tuner.commands.shared.kept_result import keep_result
 from tuner.commands.shared.next_step import after, check_required, check_served, command
 from tuner.commands.shared.run_folder import Where, kept, open_each, open_run, parts_of
@@ -27,6 +27,7 @@ from tuner.commands.sweep.one_trace import (
     device_of,
     dry_run_of,
     execute_on,
+    finished,
     keep_trace,
     one_servers,
     plan_of,
@@ -36,7 +37,6 @@ from tuner.commands.sweep.one_trace import (
     starter_of,
     taken_from_base,
     traffic_of,
-    warnings_of,
 )
 from tuner.commands.sweep.options import SweepOptions
 from tuner.commands.sweep.results import SeveralResult
@@ -57,7 +57,6 @@ from tuner.profile.summary import KINDS, UNSURE, engine_time, first_said, is_sim
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs import journal
 from tuner.runs.evidence import Evidence
-from tuner.runs.result import json_object
 from tuner.runs.sweep.multi_trace import Member, multi_trace_outcome, sweep_traces
 from tuner.runs.sweep.shared_cap import (
     MultiTraceOutcome,
@@ -95,7 +94,6 @@ class MultiTraceSweep:
 
     found: MultiTraceOutcome
     done: Mapping[str, FinishedSweep]
-    warnings: Mapping[str, Sequence[str]]
     profiles: Mapping[str, Path]
     sealed: Mapping[str, ServingProfile]
     shared: tuple[ServingProfile, Path] | None
@@ -150,13 +148,15 @@ def run(options: SweepOptions) -> None:
             found = execute(sweep_traces(members, starter, book, read_device=read_device))
         wall_s = time.monotonic() - began_s
         done = {
-            name: FinishedSweep(
+            name: finished(
                 completed(beside_now(found.outcomes[name], starter, options), starter),
-                one.settings, one.warnings,
-                books[name].run_dir, one.trace.digest, wall_s, ranks,
+                one,
+                starter,
+                books[name].run_dir,
+                wall_s,
             )
             for name, one in traffics.items()
-        }  # fmt: skip
+        }
         _conclude(options, outputs, found, done, book, keep=True)
 
 
@@ -283,8 +283,7 @@ def _conclude(  # noqa: PLR0913 - what was asked, found and measured
     keep: bool,
 ) -> None:
     """Write the profiles and print all."""
-    said = {name: warnings_of(one) for name, one in done.items()}
-    profiles = {outputs.of_trace[name]: sealed(one, said[name]) for name, one in done.items()}
+    profiles = {outputs.of_trace[name]: sealed(one) for name, one in done.items()}
     shared = None
     if found.shared_cap.kind != "separate":
         cap = found.shared_cap.max_num_seqs
@@ -292,7 +291,7 @@ def _conclude(  # noqa: PLR0913 - what was asked, found and measured
         one = replace(done[leader], outcome=shared_outcome(found))
         words = f"the numbers are those of {leader}, the busiest of {', '.join(done)} at {cap}"
         at_it = {
-            name: warnings_of(replace(each, outcome=at_cap(each.outcome, cap)))
+            name: replace(each, outcome=at_cap(each.outcome, cap)).all_warnings
             for name, each in done.items()
         }
         shared = sealed(one, [words, *named_warnings(at_it)])
@@ -308,7 +307,6 @@ def _conclude(  # noqa: PLR0913 - what was asked, found and measured
     report = MultiTraceSweep(
         found=found,
         done=done,
-        warnings=said,
         profiles=outputs.of_trace,
         sealed={name: profiles[outputs.of_trace[name]] for name in done},
         shared=None if shared is None else (shared, outputs.of_all),
@@ -390,15 +388,7 @@ def json_of(report: MultiTraceSweep) -> dict[str, Any]:
             },
             "profile": None if report.shared is None else str(report.shared[1]),
         },
-        "traces": {
-            name: json_object(
-                one.outcome,
-                run_dir=str(one.run_dir),
-                profile=str(report.profiles[name]),
-                warnings=report.warnings[name],
-            )
-            for name, one in report.done.items()
-        },
+        "traces": {name: one.as_json(report.profiles[name]) for name, one in report.done.items()},
         "engine_starts": len(report.starts_s),
         "engine_seconds": {"starts": sum(report.starts_s), "replay": _replay_s(report)},
         "run_dir": str(report.run_dir),
@@ -436,9 +426,7 @@ def render_all(report: MultiTraceSweep, options: SweepOptions) -> None:
     console.print("what each cap loses against a trace's own, in tolerances: 1 is too much")
     console.print(losses_table(report.found))
     console.print()
-    console.print(f"measurements: {shown(report.run_dir)}", soft_wrap=True)
-    console.print()
-    print_block(console, _block(report, options))
+    print_end(console, report.run_dir, _block(report, options))
 
 
 def _block(report: MultiTraceSweep, options: SweepOptions) -> VerdictBlock:

@@ -35,7 +35,7 @@ from tuner.runs.engine_runner import Watcher
 from tuner.runs.evidence import Evidence
 from tuner.runs.ladder import doubling
 from tuner.runs.outcome import SweepOutcome
-from tuner.runs.result import profile_of, second_thoughts
+from tuner.runs.result import json_object, profile_of, second_thoughts
 from tuner.runs.settings import Confirm, SweepSettings, settings_in
 from tuner.runs.sweep.rescore import rescore
 from tuner.runs.sweep.sweep import starts_of, steps_of, sweep
@@ -87,6 +87,35 @@ class FinishedSweep:
             *second_thoughts(outcome, self.settings),
             *outcome.warnings,
         ]
+
+    @property
+    def all_warnings(self) -> list[str]:
+        """All that whoever reads the result should know, the trace's own last."""
+        return [*self.doubts, *self.warnings]
+
+    def as_json(self, profile: Path) -> dict[str, Any]:
+        """Return the object that ``tuner sweep --json`` prints of it; its profile is there."""
+        return json_object(
+            self.outcome,
+            run_dir=str(self.run_dir),
+            profile=str(profile),
+            warnings=self.all_warnings,
+        )
+
+
+def finished(
+    outcome: SweepOutcome, traffic: SweptTraffic, starter: Starter, run_dir: Path, wall_s: float
+) -> FinishedSweep:
+    """Return a run that has just ended."""
+    return FinishedSweep(
+        outcome,
+        traffic.settings,
+        traffic.warnings,
+        run_dir,
+        traffic.trace.digest,
+        wall_s,
+        ranks_of(starter),
+    )
 
 
 def traffic_of(options: SweepOptions, path: Path) -> SweptTraffic:
@@ -427,30 +456,32 @@ def _baseline(run_dir: Path) -> Baseline | None:
         return None
 
 
-def warnings_of(done: FinishedSweep) -> list[str]:
-    """Return all that whoever reads the result should know, the trace's own last."""
-    return [*done.doubts, *done.warnings]
-
-
-def sealed(done: FinishedSweep, warnings: Sequence[str]) -> ServingProfile:
-    """Return the profile of a finished run."""
-    settings = done.settings
-    origin = {
-        "tuner": version("tuner"),
-        "seed": settings.seed,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "wall_s": done.wall_s,
-        "warnings": list(warnings),
-        "model_digest": _model_digest(done.outcome),
-        "ranks": done.ranks,
-    }
+def sealed(done: FinishedSweep, warnings: Sequence[str] | None = None) -> ServingProfile:
+    """Return the profile of a finished run, by default with all of its warnings."""
+    said = done.all_warnings if warnings is None else warnings
+    seed = done.settings.seed
     return profile_of(
-        done.outcome, headroom=settings.headroom, trace_digest=done.trace_digest, origin=origin
+        done.outcome,
+        headroom=done.settings.headroom,
+        trace_digest=done.trace_digest,
+        origin=origin_of(done.outcome, said, seed=seed, wall_s=done.wall_s, ranks=done.ranks),
     )
 
 
-def _model_digest(outcome: SweepOutcome) -> str | None:
-    """Return the digest of the model's files; None where a model is simulated or on a hub."""
-    if outcome.facts.engine == "sim":
-        return None
-    return provenance.model_digest(models.model_path(str(outcome.facts.arguments["model"])))
+def origin_of(
+    outcome: SweepOutcome, warnings: Sequence[str], *, seed: int, wall_s: float, ranks: int
+) -> dict[str, Any]:
+    """Return what of a profile's provenance only a command knows; see ``profile_of``."""
+    digest = None  # of a model that is simulated, as of one on a hub
+    if outcome.facts.engine != "sim":
+        model = models.model_path(str(outcome.facts.arguments["model"]))
+        digest = provenance.model_digest(model)
+    return {
+        "tuner": version("tuner"),
+        "seed": seed,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "wall_s": wall_s,
+        "warnings": list(warnings),
+        "model_digest": digest,
+        "ranks": ranks,
+    }

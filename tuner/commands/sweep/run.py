@@ -1,7 +1,5 @@
 """``tuner sweep`` behind its options: everything that may be slow to import."""
 
-import json
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
@@ -11,6 +9,7 @@ from pathlib import Path
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.next_step import check_required, check_served
 from tuner.commands.shared.options import check_given
+from tuner.commands.shared.output import print_json
 from tuner.commands.shared.run_folder import Where, check_command, kept, making_sense, open_run
 from tuner.commands.shared.said import not_said
 from tuner.commands.sweep import kinds, multi_trace
@@ -23,6 +22,7 @@ from tuner.commands.sweep.one_trace import (
     confirm_of,
     confirming_of,
     dry_run_of,
+    finished,
     keep_trace,
     measured,
     one_servers,
@@ -33,7 +33,6 @@ from tuner.commands.sweep.one_trace import (
     starter_of,
     taken_from_base,
     traffic_of,
-    warnings_of,
 )
 from tuner.commands.sweep.options import AUTO, SweepOptions
 from tuner.commands.sweep.view import RunProgress, keep_answer, print_of, render
@@ -43,7 +42,6 @@ from tuner.live.exporter import Exporter
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
 from tuner.runs import journal
-from tuner.runs.result import json_object
 
 
 def run(options: SweepOptions) -> None:
@@ -159,15 +157,8 @@ def swept(asked: AskedSweep, path: Path) -> FinishedSweep:
                 shown=progress.reading,
             )
             outcome = completed(beside_now(found, starter, options), starter)
-        return FinishedSweep(
-            outcome,
-            traffic.settings,
-            traffic.warnings,
-            book.run_dir,
-            traffic.trace.digest,
-            time.monotonic() - asked.began_s,
-            ranks_of(starter),
-        )
+        wall_s = time.monotonic() - asked.began_s
+        return finished(outcome, traffic, starter, book.run_dir, wall_s)
 
 
 def _rescore(options: SweepOptions, run_dir: Path) -> None:
@@ -189,7 +180,7 @@ def _rescore(options: SweepOptions, run_dir: Path) -> None:
 def written(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> ServingProfile:
     """Write the profile, into the run directory first if it is to be kept there; return it."""
     with making_sense(done.run_dir, is_stored=options.resume):
-        found = sealed(done, warnings_of(done))
+        found = sealed(done)
         if keep:
             profile.keep(found, done.run_dir)
             keep_answer(options, done, found, options.output)
@@ -202,13 +193,7 @@ def _conclude(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> None
     """Write the profile, into the run directory first if it is to be kept there, and print."""
     outcome, found = done.outcome, written(options, done, keep=keep)
     if options.json:
-        result = json_object(
-            outcome,
-            run_dir=str(done.run_dir),
-            profile=str(options.output),
-            warnings=warnings_of(done),
-        )
-        sys.stdout.write(json.dumps(result) + "\n")
+        print_json(done.as_json(options.output))
     else:
         render(outcome, found, print_of(options, done, found, options.output))
     check_required(found, options.output, cure=outcome.verdict.cure)

@@ -13,7 +13,7 @@ from tuner.commands.shared.console import (
     TimeColumn,
     console_for,
     plain_table,
-    print_block,
+    print_end,
     print_line,
     print_warnings,
     shown,
@@ -21,7 +21,7 @@ from tuner.commands.shared.console import (
 from tuner.commands.shared.kept_result import keep_result
 from tuner.commands.shared.live_view import IDLE, CommandProgress, rows_of
 from tuner.commands.shared.next_step import after, asked_for
-from tuner.commands.sweep.one_trace import FinishedSweep, warnings_of
+from tuner.commands.sweep.one_trace import FinishedSweep
 from tuner.commands.sweep.options import SweepOptions
 from tuner.live.exporter import Exporter
 from tuner.profile.numbers import FrontEndSection
@@ -39,7 +39,7 @@ from tuner.replay.measure import Measurement, Spread
 from tuner.replay.readings import Read
 from tuner.runs.ladder import doubling
 from tuner.runs.outcome import CheckRecord, Prediction, SweepOutcome
-from tuner.runs.result import binds_of, json_object
+from tuner.runs.result import binds_of
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.window import parse_duration_s
 from tuner.twin.verdict_text import miss_in_words
@@ -199,7 +199,7 @@ def print_of(
             unfinished=None if done.outcome.conclusion.untried is None else done.run_dir,
         ),
         run_dir=done.run_dir,
-        warnings=warnings_of(done) if options.details else done.doubts,
+        warnings=done.all_warnings if options.details else done.doubts,
         said_before=0 if options.details else len(done.warnings),
         details=options.details,
     )
@@ -210,11 +210,8 @@ def keep_answer(
 ) -> None:
     """Keep what a finished sweep came to in its folder, as it is printed: its profile went to
     ``path``. Raises TargetError."""
-    found = json_object(
-        done.outcome, run_dir=str(done.run_dir), profile=str(path), warnings=warnings_of(done)
-    )
     next_ = print_of(options, done, profile, path).next
-    keep_result(done.run_dir, found, block_of(profile, next_=next_))
+    keep_result(done.run_dir, done.as_json(path), block_of(profile, next_=next_))
 
 
 def next_command(
@@ -249,9 +246,7 @@ def render(outcome: SweepOutcome, profile: ServingProfile, how: SweepPrint) -> N
     if how.details:
         _print_details(console, outcome)
     console.print()
-    console.print(f"measurements: {shown(how.run_dir)}", soft_wrap=True)
-    console.print()
-    print_block(console, block_of(profile, next_=how.next))
+    print_end(console, how.run_dir, block_of(profile, next_=how.next))
     print_warnings(console, how.warnings, all_=how.details, before=how.said_before)
 
 

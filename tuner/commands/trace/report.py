@@ -1,7 +1,5 @@
 """Render ``tuner trace show``: for people, and as the JSON object of the contract."""
 
-import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -47,7 +45,8 @@ class TraceReport:
     shares: Shares | None
 
 
-def print_json(report: TraceReport) -> None:
+def json_of(report: TraceReport) -> Any:  # noqa: ANN401 - JSON
+    """Return the object that ``tuner trace show --json`` prints."""
     traffic = report.traffic
     found: dict[str, Any] = {
         "requests": traffic.requests,
@@ -78,7 +77,7 @@ def print_json(report: TraceReport) -> None:
             "requests": list(report.shares.requests),
             "busiest_concurrency": _concurrency_object(report.shares.busiest),
         }
-    sys.stdout.write(json.dumps(_rounded(found)) + "\n")
+    return _rounded(found)
 
 
 def print_report(report: TraceReport, *, new: Sequence[str]) -> None:

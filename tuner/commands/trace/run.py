@@ -18,6 +18,7 @@ from rich.progress import (
 )
 
 from tuner.commands.shared.console import shown
+from tuner.commands.shared.output import print_json
 from tuner.commands.shared.said import mark_said, not_said
 from tuner.commands.trace import report as trace_report
 from tuner.commands.trace import schedule
@@ -105,7 +106,7 @@ def show(options: TraceShowOptions) -> None:
         shares=_shares(columns, options),
     )
     if options.json:
-        trace_report.print_json(report)
+        print_json(trace_report.json_of(report))
     else:
         trace_report.print_report(report, new=not_said(file.path, report.warnings))
 

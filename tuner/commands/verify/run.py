@@ -1,9 +1,7 @@
 """The work of ``tuner verify``."""
 
 import asyncio
-import json
 import math
-import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +17,8 @@ from tuner.commands.shared.kept_result import keep_result
 from tuner.commands.shared.live_view import LiveView, rows_of
 from tuner.commands.shared.machine import Here, ThisMachine, check_machine
 from tuner.commands.shared.next_step import asked_for
+from tuner.commands.shared.output import print_json
+from tuner.commands.shared.promise import required_of, twin_of
 from tuner.commands.shared.traffic import one_engines, served_in
 from tuner.commands.shared.trust import check_asked
 from tuner.commands.verify import running
@@ -30,11 +30,11 @@ from tuner.engines.seam import Starter
 from tuner.engines.server.running import WARM_UPS, RunningStarter
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
-from tuner.errors import GateError, Interrupted, ProfileError, UndecidedError, UsageError
+from tuner.errors import GateError, Interrupted, UndecidedError, UsageError
 from tuner.profile.profile import keep
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
-from tuner.profile.stored_twin import StoredTwin, restored
+from tuner.profile.stored_twin import StoredTwin
 from tuner.profile.summary import minutes, promised
 from tuner.replay.live_reading import LiveReading
 from tuner.replay.readings import Read
@@ -44,7 +44,6 @@ from tuner.runs.verify.offline import offline_gates
 from tuner.runs.verify.verify import Verification, Verified, verify, windows_of
 from tuner.system import interruption
 from tuner.trace.trace import TraceRequest, load
-from tuner.traffic.requirements import Requirement, parse_requirements
 from tuner.traffic.window import Window
 from tuner.traffic.workload import keep_what_fits, parse_step_s
 
@@ -149,19 +148,16 @@ def _check_offline(options: VerifyOptions) -> None:
 
 def _twin(options: VerifyOptions, profile: ServingProfile) -> StoredTwin:
     """Return the profile's twin. Raises ProfileError, and GateError where nothing is promised."""
-    if profile.twin is None:
-        raise ProfileError(
-            f"{options.profile}: twin: is null: the windows alone decided this profile",
-            hint="Sweep again; only a twin can say what this trace's windows should give.",
-        )
+    in_between = profile.front_end if options.offline or _is_served(options) else None
+    cure = "Sweep again; only a twin can say what this trace's windows should give."
+    twin = twin_of(profile, options.profile, cure=cure, front_end=in_between)
     if profile.decision.verdict in {"overloaded", "inconclusive"} and not options.force:
         raise GateError(
             f"{options.profile}: its verdict is {profile.decision.verdict}: it promises nothing "
             "that could be kept",
             hint="Sweep again with what its reason asks for, or verify it all the same: --force.",
         )
-    in_between = profile.front_end if options.offline or _is_served(options) else None
-    return restored(profile.twin, source=str(options.profile), front_end=in_between)
+    return twin
 
 
 def _is_served(options: VerifyOptions) -> bool:
@@ -193,7 +189,7 @@ def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
         step_s=step_s,
         tolerance=options.tolerance,
         seed=options.seed,
-        requirements=_requirements(options, profile),
+        requirements=required_of(profile, options.require, headroom=math.inf),
         max_rps=options.max_rps,
         environment=profile.provenance.environment,
     )
@@ -210,12 +206,6 @@ def _tpot_s(profile: ServingProfile) -> float:
     """Return what a token takes by the profile's promise."""
     spread = promised(profile).tpot_ms
     return 0.0 if spread is None else 1e-3 * spread.p50
-
-
-def _requirements(options: VerifyOptions, profile: ServingProfile) -> tuple[Requirement, ...]:
-    """Return what is required here, or else what was required of the profile."""
-    before = [one.text for one in profile.decision.requirements]
-    return parse_requirements(options.require or before, headroom=math.inf)
 
 
 def _dry_run(options: VerifyOptions, profile: ServingProfile) -> DryRun:
@@ -366,7 +356,7 @@ def _result(options: VerifyOptions, found: Verified) -> dict[str, Any]:
 def _report(options: VerifyOptions, profile: ServingProfile, found: Verified) -> None:
     broken = [gate for gate in found.gates if not gate.kept]
     if options.json:
-        sys.stdout.write(json.dumps(_result(options, found)) + "\n")
+        print_json(_result(options, found))
     else:
         render(found, profile, options)
     if broken and found.taken is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 
+from tuner.commands.shared.promise import required_of, twin_of
 from tuner.commands.watch.options import FOREVER, WatchOptions
 from tuner.commands.watch.session import Times, WatchSession, side_of
 from tuner.commands.watch.view import WatchProgress, WatchResult, json_of, next_of, render
@@ -15,7 +16,6 @@ from tuner.errors import (
     GateError,
     InputError,
     Interrupted,
-    ProfileError,
     RunError,
     TargetError,
     TunerError,
@@ -36,9 +36,8 @@ from tuner.live.watch.windows import KEPT_STEPS
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.served_models import model_mismatch
-from tuner.profile.stored_twin import restored
 from tuner.rollout import backup, difference
-from tuner.traffic.requirements import Requirement, parse_requirements
+from tuner.traffic.requirements import Requirement
 from tuner.traffic.window import parse_duration_s
 
 LEAST_STEPS = 2
@@ -263,12 +262,8 @@ def times_of(options: WatchOptions) -> Times:
 
 def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
     """Return what is watched. Raises ProfileError for a profile without a twin."""
-    if profile.twin is None:
-        raise ProfileError(
-            f"{options.profile}: twin: is null: the windows alone decided this profile",
-            hint="Sweep again; only a twin can say what today's traffic should give.",
-        )
-    twin = restored(profile.twin, source=str(options.profile))
+    cure = "Sweep again; only a twin can say what today's traffic should give."
+    twin = twin_of(profile, options.profile, cure=cure)
     aa_check = profile.promise.agreement
     return Promised(
         twin=twin,
@@ -291,8 +286,7 @@ def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
 def _requirements(options: WatchOptions, profile: ServingProfile) -> tuple[Requirement, ...]:
     """Return what is required here, or else what was required of the profile. Of a canary nothing
     is: it is held against its baseline."""
-    before = [one.text for one in profile.decision.requirements]
-    found = parse_requirements(options.require or before, headroom=math.inf)
+    found = required_of(profile, options.require, headroom=math.inf)
     return () if options.canary is not None else found
 
 

@@ -50,15 +50,13 @@ class Area:
 
 @dataclass(frozen=True, slots=True)
 class Dots:
-    """Points, each with an interval where it has one, and with what a pointer on it is told."""
+    """Points, each with what a pointer on it is told."""
 
     x: Sequence[float]
     y: Sequence[float]
-    told: Sequence[str] = ()
-    ranges: Sequence[tuple[float, float] | None] = ()
+    told: Sequence[str]
     look: Look = "plain"
     is_hollow: bool = False
-    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,21 +261,12 @@ def _mark(item: Mark, frame: _Frame) -> Iterator[Html]:
 
 
 def _dots(item: Dots, frame: _Frame) -> Iterator[Html]:
-    ranges = item.ranges or [None] * len(item.x)
-    told = item.told or [""] * len(item.x)
     look = f"{item.look}{' hollow' if item.is_hollow else ''}"
-    for x, y, ends, text in zip(item.x, item.y, ranges, told, strict=True):
-        at = f"{frame.x(x):.2f}"
-        if ends is not None:
-            low, high = (f"{frame.y(one):.1f}" for one in ends)
-            yield tag("line", class_=f"whisker {item.look}", x1=at, x2=at, y1=low, y2=high)
+    for x, y, text in zip(item.x, item.y, item.told, strict=True):
         if np.isfinite(y):
-            title = tag("title", text) if text else None
-            yield tag(
-                "g",
-                title,
-                tag("circle", class_=f"dot {look}", cx=at, cy=f"{frame.y(y):.2f}", r="3"),
-            )
+            at = {"cx": f"{frame.x(x):.2f}", "cy": f"{frame.y(y):.2f}"}
+            dot = tag("circle", class_=f"dot {look}", **at, r="3")
+            yield tag("g", tag("title", text), dot)
 
 
 def _labels(chart: Chart, frame: _Frame) -> Iterator[Html]:

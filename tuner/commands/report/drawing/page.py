@@ -9,7 +9,7 @@ import csv
 import hashlib
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from urllib.parse import quote
 
@@ -84,7 +84,7 @@ class File:
     content: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """A report before it is written."""
 
@@ -92,19 +92,19 @@ class Page:
     """What this is a report of."""
 
     title: str
-    now: str
-    """What is set now, in a few words; empty where nothing is known."""
-
-    aside: str
     rows: Sequence[tuple[str, str]]
     next: str
     sections: Sequence[PageSection]
+    now: str = ""
+    """What is set now, in a few words; empty where nothing is known."""
+
+    aside: str = ""
     files: Sequence[File] = ()
     partly: str = ""
     """What is missing, where the run has not ended."""
 
     made: str = ""
-    warnings: Sequence[str] = field(default_factory=tuple)
+    warnings: Sequence[str] = ()
 
 
 def written(page: Page) -> str:
@@ -281,6 +281,13 @@ def _cells(row: Sequence[Cell], table: Table) -> list[Html]:
 
 def _footer(page: Page) -> Html:
     return tag("footer", page.made)
+
+
+def csv_file(
+    name: str, said: str, headings: Sequence[str], rows: Sequence[Sequence[object]]
+) -> File:
+    """Return a table as data of a page."""
+    return File(name, said, "text/csv", csv_of(headings, rows))
 
 
 def csv_of(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
