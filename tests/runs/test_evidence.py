@@ -16,6 +16,7 @@ from tuner.replay.records import Replay
 from tuner.runs import journal
 from tuner.runs.compare.evidence import Comparing
 from tuner.runs.evidence import Evidence
+from tuner.runs.rungs import cut_under_another, measured
 from tuner.traffic.slo import Slo
 
 PLAN = {"trace_digest": "sha256:1", "seed": 0}
@@ -38,7 +39,7 @@ def evidence_of(folder: Path, *rungs: Mapping[int, Replay]) -> Evidence:
 
 
 def attained(folder: Path, *rungs: Mapping[int, Replay]) -> tuple[float, int, str | None]:
-    one = evidence_of(folder, *rungs).measured(SLO)[4]
+    one = measured(evidence_of(folder, *rungs).rungs(), SLO)[4]
     return one.attainment, one.blocks, one.cut
 
 
@@ -61,7 +62,7 @@ def test_a_cap_that_another_slo_cut_is_not_measured_until_it_is_replayed_whole(
         ("same", [{0: WHOLE, 1: replace(LOST, slo=SLO)}], set[int]()),
         ("older", [{0: WHOLE, 1: LOST}], set[int]()),
     ):
-        assert evidence_of(tmp_path / name, *rungs).cut_under_another(SLO) == cut, name
+        assert cut_under_another(evidence_of(tmp_path / name, *rungs).rungs(), SLO) == cut, name
 
 
 def test_engines_of_another_environment_are_not_of_the_same_run(tmp_path: Path) -> None:

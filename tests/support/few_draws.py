@@ -6,8 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from tuner.profile import plan, required
-from tuner.runs import prediction
-from tuner.runs.sweep import headroom
+from tuner.runs.sweep import headroom, prediction
 from tuner.twin import check, choice, forecast
 from tuner.twin.draws import PRINTED
 

@@ -1,4 +1,4 @@
-"""The outcome of a sweep, before it is written anywhere. Types only."""
+"""The outcome of a sweep or a refinement, before it is written anywhere. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -201,3 +201,17 @@ class SweepOutcome:
     @property
     def chosen(self) -> CurvePoint:
         return self.conclusion.step(self.verdict.max_num_seqs)
+
+
+def with_measured(
+    verdict: Verdict, confirmed: Measurement | None, with_headroom: Measurement | None
+) -> Verdict:
+    """Return the verdict with what the confirming replays measured of all that is required."""
+    checks = []
+    for required in verdict.requirements:
+        one = required.requirement
+        seen = with_headroom if one.at_headroom else confirmed
+        told = seen is not None and (seen.cut is None or one.name == "attainment")
+        value = one.value_in(seen) if told else required.measured
+        checks.append(replace(required, measured=value))
+    return replace(verdict, requirements=tuple(checks))

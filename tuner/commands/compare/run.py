@@ -378,7 +378,9 @@ def warnings_about(options: CompareOptions) -> list[str]:
 def elsewhere(profile: ServingProfile | None, comparing: Comparing) -> list[str]:
     """Say that engines ran in another environment than the profile's."""
     was = None if profile is None else profile.provenance.environment
-    differs = environment_differs(was, comparing.evidence.environment())
+    told = (one.facts.environment for one in comparing.evidence.starts())
+    now = next((one for one in told if one is not None), None)
+    differs = environment_differs(was, now)
     return [] if differs is None else [f"the profile was {differs}"]
 
 

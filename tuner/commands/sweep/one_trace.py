@@ -30,13 +30,13 @@ from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import minutes
 from tuner.replay.readings import Read
 from tuner.runs import journal
-from tuner.runs.conclusion import in_use
 from tuner.runs.engine_runner import Watcher
 from tuner.runs.evidence import Evidence
 from tuner.runs.ladder import doubling
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.result import json_object, profile_of, second_thoughts
 from tuner.runs.settings import Confirm, SweepSettings, settings_in
+from tuner.runs.sweep.outcome import in_use
 from tuner.runs.sweep.rescore import rescore
 from tuner.runs.sweep.sweep import starts_of, steps_of, sweep
 from tuner.system import interruption

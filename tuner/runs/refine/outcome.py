@@ -9,9 +9,8 @@ from tuner.profile.numbers import CurveStep, SpreadSection
 from tuner.profile.schema import ServingProfile
 from tuner.replay.measure import Measurement, Spread, measure
 from tuner.replay.records import Replay
-from tuner.runs.conclusion import held_to
 from tuner.runs.ladder import doubling
-from tuner.runs.outcome import Conclusion, CurvePoint, SweepOutcome, predictions_of
+from tuner.runs.outcome import Conclusion, CurvePoint, SweepOutcome, predictions_of, with_measured
 from tuner.runs.refine.comparison import is_live
 from tuner.runs.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
 from tuner.runs.refine.objective import KnownTrial, Objective, deficit, gains
@@ -165,7 +164,7 @@ def outcome_of(  # noqa: PLR0913 - everything that a profile tells
     verdict = Verdict(
         profile.decision.verdict, cap, interval, confidence, reason, requirements=checks
     )
-    verdict = held_to(verdict, measured, raised)
+    verdict = with_measured(verdict, measured, raised)
     return SweepOutcome(
         conclusion=Conclusion(verdict, _curve(view, measured), view, by_twin=by_twin),
         slo=workload.slo,

@@ -8,13 +8,12 @@ where that one serves more and is as good today; otherwise it is told with both 
 from dataclasses import replace
 
 from tuner.replay.measure import Measurement, measure
-from tuner.runs.conclusion import front_end_of
-from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import Conclusion
-from tuner.runs.prediction import planned_window
 from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.conclusion import Basis
+from tuner.runs.sweep.confirmation import front_end_of
+from tuner.runs.sweep.prediction import planned_window
 from tuner.traffic.scaling import scale_load
-from tuner.traffic.workload import Workload
 from tuner.twin.check import least_attainment
 from tuner.twin.draws import PRINTED
 from tuner.twin.forecast import Forecast
@@ -23,23 +22,21 @@ from tuner.twin.objective import EQUAL_ATTAINMENT, candidates
 from tuner.twin.verdict_text import BEFORE_THAT, headline
 
 
-def after_headroom(
-    conclusion: Conclusion, evidence: Evidence, workload: Workload, settings: SweepSettings
-) -> Conclusion:
+def after_headroom(conclusion: Conclusion, basis: Basis) -> Conclusion:
     """Return the conclusion after the headroom was replayed; as it is where it was not."""
     view, cap = conclusion.view, conclusion.verdict.max_num_seqs
-    seen = _seen(evidence, workload, cap)
+    seen = _seen(basis, cap)
     if view is None or not conclusion.by_twin or seen is None:
         return conclusion
-    front_end = front_end_of(conclusion, evidence)
-    told = _shortfall(seen, least_expected(view, workload, settings, cap, front_end), settings)
+    front_end = front_end_of(conclusion, basis.evidence)
+    told = _shortfall(seen, least_expected(view, basis, cap, front_end), basis.settings)
     if told is None:
         return conclusion
     eligible = view.weighed.eligible
     above = min((one for one in eligible if one > cap), default=None)
     if above is None:
         return _warned(conclusion, f"{told}; no larger cap may be chosen")
-    other = _seen(evidence, workload, above)
+    other = _seen(basis, above)
     if other is None:
         said = f"{told}; {above} was not replayed there: --resume with a larger --budget does"
         return replace(_warned(conclusion, said), untried=above)
@@ -72,20 +69,14 @@ def _shortfall(seen: Measurement, least: float, settings: SweepSettings) -> str 
     )
 
 
-def least_expected(
-    view: Forecast,
-    workload: Workload,
-    settings: SweepSettings,
-    cap: int,
-    front_end: FrontEnd | None,
-) -> float:
+def least_expected(view: Forecast, basis: Basis, cap: int, front_end: FrontEnd | None) -> float:
     """Return the lower end of the attainment that is expected, in the windows that are replayed
     with headroom, at a cap.
 
     It is the end of a 95 % interval behind the front end that they come through, foretold as the
     confirming replay is: for an engine start that nobody has seen.
     """
-    windows = []
+    workload, settings, windows = basis.workload, basis.settings, []
     for window in workload.windows:
         sent = scale_load(workload.sent_in(window), settings.headroom, seed=settings.seed)
         windows.append(planned_window(window, sent, view, settings.trace_block_size))
@@ -94,9 +85,9 @@ def least_expected(
     return least_attainment(windows, laws, machine, view.shape, view.slo, max_num_seqs=cap)
 
 
-def _seen(evidence: Evidence, workload: Workload, cap: int) -> Measurement | None:
+def _seen(basis: Basis, cap: int) -> Measurement | None:
     """Return what all windows with headroom gave at a cap; None before all were replayed."""
-    replays = evidence.confirming("headroom", cap)
+    workload, replays = basis.workload, basis.evidence.confirming("headroom", cap)
     return measure(replays, workload.slo) if len(replays) == len(workload.windows) else None
 
 

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 
 from tuner.errors import RunError
-from tuner.runs.conclusion import conclude, outcome_of
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.conclusion import Basis, conclude
 from tuner.runs.sweep.headroom import after_headroom
+from tuner.runs.sweep.outcome import outcome_of
 from tuner.runs.sweep.sweep_warnings import left_out
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.workload import keep_what_fits, slo_for, workload_of
@@ -31,10 +32,11 @@ def rescore(
         )
     most = evidence.facts().max_model_len
     kept, dropped = keep_what_fits(requests, max_model_len=most)
-    slo = settings.slo or slo_for(kept, evidence.user_unloaded() or unloaded)
+    as_users_see = evidence.unloaded("confirm") or unloaded
+    slo = settings.slo or slo_for(kept, as_users_see)
     workload = workload_of(kept, slo, unloaded, choice.part, choice.windows, choice.step_s)
-    conclusion = conclude(evidence, workload, settings, complete=evidence.is_complete())
-    conclusion = after_headroom(conclusion, evidence, workload, settings)
+    basis = Basis(evidence, workload, settings)
+    conclusion = after_headroom(conclude(basis), basis)
     if not conclusion.curve:
         raise RunError(
             f"{journal.run_dir}: no step of the ladder was measured",
@@ -43,4 +45,4 @@ def rescore(
     counts = {"over_max_model_len": dropped} if dropped else {}
     said = left_out(dropped, of=len(requests), max_model_len=most)
     warnings = [] if said is None else [said]
-    return outcome_of(evidence, workload, settings, conclusion, dropped=counts, warnings=warnings)
+    return outcome_of(conclusion, basis, dropped=counts, warnings=warnings)

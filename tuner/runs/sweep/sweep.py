@@ -17,9 +17,8 @@ from tuner.replay.measure import measure
 from tuner.replay.readings import Read
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
-from tuner.runs.conclusion import conclude, outcome_of, view_of, window_blocks
 from tuner.runs.engine_runner import EngineRunner, Watcher, in_words
-from tuner.runs.evidence import RUNGS, Evidence, Selection
+from tuner.runs.evidence import Evidence, Selection
 from tuner.runs.journal import Journal
 from tuner.runs.ladder import (
     DRIFT_RAMP_SHARE,
@@ -32,10 +31,13 @@ from tuner.runs.ladder import (
     short_s,
 )
 from tuner.runs.outcome import Conclusion, SweepOutcome
-from tuner.runs.prediction import foretold_in, foretold_replay
 from tuner.runs.recorder import now_s
+from tuner.runs.rungs import RUNGS, best_attainments, disturbed, whole_rung_s
 from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.conclusion import Basis, conclude, view_of, window_blocks
 from tuner.runs.sweep.headroom import after_headroom
+from tuner.runs.sweep.outcome import outcome_of
+from tuner.runs.sweep.prediction import foretold_in, foretold_replay
 from tuner.runs.sweep.sweep_warnings import left_out, no_room_for, shortened
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.scaling import scale_load
@@ -141,15 +143,16 @@ class SweepRun:
         self.chosen_so_far: int | None = None
         """The cap that the twin has chosen so far, where it serves half."""
 
+    @property
+    def basis(self) -> Basis:
+        return Basis(self.evidence, self.workload, self.settings)
+
     async def conclude(self, requests: Sequence[TraceRequest]) -> None:
         """Measure all that the decision asks for, and decide."""
         self.workload = await self.prepare(requests)
-        complete = await self.gather(self.workload)
-        self.recorder.add_gathered(complete=complete)
+        self.recorder.add_gathered(complete=await self.gather())
         await self.anticipate()
-        self.conclusion = await asyncio.to_thread(
-            conclude, self.evidence, self.workload, self.settings, complete=complete
-        )
+        self.conclusion = await asyncio.to_thread(conclude, self.basis)
 
     async def anticipate(self) -> None:
         """Start the server that is likely to confirm while the choice is still weighed: weighing
@@ -163,14 +166,7 @@ class SweepRun:
 
     def outcome(self) -> SweepOutcome:
         """Return all that was found, once it is confirmed."""
-        return outcome_of(
-            self.evidence,
-            self.workload,
-            self.settings,
-            self.conclusion,
-            dropped=self.dropped,
-            warnings=self.warnings,
-        )
+        return outcome_of(self.conclusion, self.basis, dropped=self.dropped, warnings=self.warnings)
 
     async def prepare(self, all_requests: Sequence[TraceRequest]) -> Workload:
         """Probe the idle engine and choose what to replay; or read both back."""
@@ -234,21 +230,22 @@ class SweepRun:
         start_s = self.confirm_start_s() if self.confirms_alone() else 0.0
         return self.settings.budget_s - self.evidence.spent_s() - start_s
 
-    def steps_left(self, workload: Workload) -> float:
+    def steps_left(self) -> float:
         """Return how many steps may still be replayed before the confirming ones."""
-        settings, step_s = self.settings, self.evidence.rung_s() or workload.step_s
+        settings, planned_step_s = self.settings, self.workload.step_s
+        step_s = whole_rung_s(self.evidence.rungs()) or planned_step_s
         confirming = (settings.headroom > 1.0 and not settings.fast) + self.confirms_alone()
-        planned_s = steps_of(settings) * workload.step_s - self.evidence.replay_s()
+        planned_s = steps_of(settings) * planned_step_s - self.evidence.replay_s()
         return min(planned_s, self.paid_s()) / step_s - confirming
 
-    async def gather(self, workload: Workload) -> bool:
+    async def gather(self) -> bool:
         """Measure what the decision asks for; return False when the budget ended it early."""
         if (trial := self.evidence.under_way()) is not None:
-            await self.make(trial, workload)
+            await self.make(trial)
         if self.settings.closed_sessions:
-            return await self.gather_windows(workload)
+            return await self.gather_windows()
         while True:
-            view = view_of(self.evidence, workload, self.settings)
+            view = view_of(self.basis)
             if view is not None:
                 weighed = view.weighed
                 self.watcher.believed(weighed.best, weighed.agreeing, weighed.draws)
@@ -256,47 +253,45 @@ class SweepRun:
                 self.chosen_so_far = weighed.best if serves and view.is_believed else None
             if view is not None and not view.is_believed:
                 self.watcher.warn(f"{view.doubt}: the windows must decide")
-                return await self.gather_windows(workload)
+                return await self.gather_windows()
             trial = next_for_twin(
                 self.evidence.trials(),
                 view,
                 ceiling=self.settings.ceiling,
                 fast=self.settings.fast,
-                steps_left=self.steps_left(workload),
-                disturbed=self.evidence.disturbed(),
+                steps_left=self.steps_left(),
+                disturbed=disturbed(self.evidence.rungs()),
             )
             if trial is None:
                 return True
-            if view is not None and self.paid_s() < workload.step_s:
+            if view is not None and self.paid_s() < self.workload.step_s:
                 return False
             self.recorder.begin(trial)
-            await self.make(trial, workload)
+            await self.make(trial)
 
-    async def gather_windows(self, workload: Workload) -> bool:
+    async def gather_windows(self) -> bool:
         """Measure what the windows need to decide alone."""
-        ceiling = self.settings.ceiling
-        blocks = window_blocks(self.evidence, workload, self.settings)
+        ceiling, step_s = self.settings.ceiling, self.workload.step_s
+        blocks = window_blocks(self.basis)
         while (trial := next_trial(blocks, ceiling=ceiling)) is not None:
-            confirming_s = (
-                self.confirm_start_s() + workload.step_s if self.confirms_alone() else 0.0
-            )
-            needed_s = self.evidence.spent_s() + workload.step_s + confirming_s
+            confirming_s = self.confirm_start_s() + step_s if self.confirms_alone() else 0.0
+            needed_s = self.evidence.spent_s() + step_s + confirming_s
             if blocks and needed_s > self.settings.budget_s:
                 if trial.purpose != "tie_break":
                     step = f"{in_words(trial.purpose)} {trial.max_num_seqs}"
                     self.warn(no_room_for(step))
                 return trial.purpose != "ladder"
             self.recorder.begin(trial)
-            await self.make(trial, workload)
-            blocks = window_blocks(self.evidence, workload, self.settings)
+            await self.make(trial)
+            blocks = window_blocks(self.basis)
         return True
 
-    async def make(self, trial: Trial, workload: Workload) -> None:
+    async def make(self, trial: Trial) -> None:
         """Measure one trial, or what an interruption left of it."""
-        cap, purpose = trial.max_num_seqs, trial.purpose
+        workload, cap, purpose = self.workload, trial.max_num_seqs, trial.purpose
         engine = await self.runner.engine_for(cap, "ladder")
         if purpose in RUNGS:
-            await self.rung(trial, engine, workload)
+            await self.rung(trial, engine)
         elif self.evidence.replayed():
             pass  # all but its end was written down
         elif purpose == "ramp":
@@ -312,11 +307,11 @@ class SweepRun:
             self.recorder.add_replay(result, purpose)
         self.recorder.end()
 
-    async def rung(self, trial: Trial, engine: Engine, workload: Workload) -> None:
+    async def rung(self, trial: Trial, engine: Engine) -> None:
         """Replay every window of the step that was not replayed before an interruption."""
-        cap, purpose = trial.max_num_seqs, trial.purpose
+        workload, cap, purpose = self.workload, trial.max_num_seqs, trial.purpose
         done = self.evidence.replayed()
-        best = self.evidence.best_attainments(workload.slo)
+        best = best_attainments(self.evidence.rungs(under_way=True), workload.slo)
         for number, window in enumerate(workload.windows):
             floor = cut_floor(best.get(number, 0.0))
             bound = workload.bound(window, cap)
@@ -364,9 +359,7 @@ class SweepRun:
             self.workload = replace(self.workload, slo=slo_for(self.workload.requests, seen))
         elif not evidence.probed():
             return  # no front end was told
-        self.conclusion = conclude(
-            evidence, self.workload, settings, complete=evidence.is_complete()
-        )
+        self.conclusion = conclude(self.basis)
 
     def confirming_windows(self) -> Sequence[Window]:
         """Return what the confirming engine replays. What the twin foretells of it is on disk
@@ -377,8 +370,7 @@ class SweepRun:
         if said is None and view is not None and self.conclusion.by_twin:
             if self.evidence.confirming("confirm", cap):
                 return workload.windows  # as they were begun by an older tuner
-            block = self.settings.trace_block_size
-            said = foretold_replay(self.evidence, workload, view, cap, hash_block_size=block)
+            said = foretold_replay(self.basis, view, cap)
             self.recorder.append("foretold", **said.as_event())
         return workload.windows if said is None else said.windows
 
@@ -408,7 +400,7 @@ class SweepRun:
         for purpose, load in loads.items():
             windows = self.confirming_windows() if purpose == "confirm" else workload.windows
             done = len(self.evidence.confirming(purpose, cap))
-            if purpose == "headroom" and not done and self.steps_left(workload) < -OVERDRAWN:
+            if purpose == "headroom" and not done and self.steps_left() < -OVERDRAWN:
                 return  # the twin says what it would be
             for number, window in enumerate(windows[done:], done):
                 left_s = settings.budget_s - self.evidence.spent_s()
@@ -427,7 +419,7 @@ class SweepRun:
         there once, if the budget has room."""
 
         def found() -> Conclusion:
-            return after_headroom(before, self.evidence, self.workload, self.settings)
+            return after_headroom(before, self.basis)
 
         before = self.conclusion
         self.conclusion = found()

@@ -12,10 +12,10 @@ from tuner.engines.scheduler.state import StepLaw
 from tuner.replay.iterations import KvCacheUsage
 from tuner.replay.records import Replay
 from tuner.runs import journal
-from tuner.runs.conclusion import conclude, window_blocks
 from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import Conclusion
 from tuner.runs.result import memory_marks
+from tuner.runs.sweep.conclusion import Basis, conclude, window_blocks
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
 from tuner.traffic.workload import workload_of
@@ -51,13 +51,14 @@ def ramped(
         book.append("trial", **place, at_s=0.0)
         book.append_replay(rung, **place, window=0, trial=1, elapsed_s=5.0, at_s=20.0)
         book.append("measured", at_s=25.0)
+    book.append("gathered", complete=True, at_s=25.0)
     book.close()
     unloaded = Unloaded(ttft_s=0.01, ttft_s_per_input_token=0.0, tpot_s=0.01)
     part, window = Part(0.0, 100.0), Window(0.0, 10.0, 0.0)
     workload = workload_of(REQUESTS, SLO, unloaded, part, [window], 10.0)
     run = Evidence(journal.read(folder))
     asked = replace(settings(SLO, ceiling=8), closed_sessions=closed_sessions)
-    return conclude(run, workload, asked, complete=True)
+    return conclude(Basis(run, workload, asked))
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
@@ -144,6 +145,7 @@ def rungs(folder: Path) -> Evidence:
         one = replay_of(seen, max_num_seqs=cap)
         book.append_replay(one, **place, window=0, trial=number, elapsed_s=10.0, at_s=0.0)
         book.append("measured", at_s=0.0)
+    book.append("gathered", complete=True, at_s=0.0)
     book.close()
     return Evidence(journal.read(folder))
 
@@ -157,12 +159,8 @@ def test_a_queue_that_grows_over_all_of_the_traffic_counts_where_the_windows_dec
     came = [request(row, arrival_s=0.5 * row, output_length=11) for row in range(100)]
     slo, part, window = Slo(ttft_s=5.0), Part(0.0, 50.0), Window(0.0, 10.0, 0.0)
     workload = workload_of(came, slo, unloaded, part, [window], 10.0)
-    run, asked = rungs(tmp_path), settings(slo, ceiling=4)
-    shares = [one.measurement.attainment for one in window_blocks(run, workload, asked)]
-    assert shares == [0.12, 1.0]
-    waiting = replace(asked, closed_sessions=True)
-    shares = [one.measurement.attainment for one in window_blocks(run, workload, waiting)]
-    assert shares == [1.0, 1.0]
-    found = conclude(run, workload, asked, complete=True).verdict
-    assert found.max_num_seqs == 4
-    assert conclude(run, workload, waiting, complete=True).verdict.max_num_seqs == 2
+    asked = Basis(rungs(tmp_path), workload, settings(slo, ceiling=4))
+    waiting = replace(asked, settings=replace(asked.settings, closed_sessions=True))
+    for basis, shares, cap in ((asked, [0.12, 1.0], 4), (waiting, [1.0, 1.0], 2)):
+        assert [one.measurement.attainment for one in window_blocks(basis)] == shares
+        assert conclude(basis).verdict.max_num_seqs == cap

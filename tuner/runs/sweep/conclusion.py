@@ -1,0 +1,206 @@
+"""The conclusion from everything that a run has measured: by the twin, or by the windows alone.
+
+Needs no engine: a stored run is concluded anew under another SLO in seconds.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from tuner.replay.measure import Measurement
+from tuner.replay.records import Replay
+from tuner.runs.evidence import Evidence
+from tuner.runs.ladder import doubling
+from tuner.runs.outcome import Conclusion, CurvePoint
+from tuner.runs.rungs import Rung, cut_under_another, measured, whole_windows
+from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.sweep_warnings import (
+    where_the_twin_decides,
+    where_windows_decide,
+    where_windows_were_lost,
+)
+from tuner.traffic.slo import Unloaded, out_of_reach
+from tuner.traffic.workload import Workload
+from tuner.twin.forecast import Forecast, StepChange, forecast
+from tuner.twin.knee import decide, verdict_by_twin
+from tuner.twin.objective import GOOD_ATTAINMENT, HALF
+from tuner.twin.simulation import hit_share, shape_of
+from tuner.twin.uncertainty import Block, intervals, relative_changes
+from tuner.twin.verdict_text import ADD_REPLICAS, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """The basis of a conclusion: what was measured, of which traffic, under which settings."""
+
+    evidence: Evidence
+    workload: Workload
+    settings: SweepSettings
+
+
+def conclude(basis: Basis) -> Conclusion:
+    """Return the verdict and the curve: by the twin, where it is believed."""
+    view = None if basis.settings.closed_sessions else view_of(basis, everywhere=True)
+    if view is not None and view.is_believed:
+        return _by_twin(basis, view)
+    return by_windows(basis, view, doubt=None if view is None else view.doubt)
+
+
+def view_of(basis: Basis, *, everywhere: bool = False) -> Forecast | None:
+    """Return what the twin says so far; None before anything of the engine has been seen."""
+    evidence, workload, settings = basis.evidence, basis.workload, basis.settings
+    segments = evidence.segments()
+    if not segments:
+        return None
+    return forecast(
+        segments,
+        evidence.observed(),
+        requests=workload.twin_requests,
+        length_s=workload.twin_length_s,
+        hash_block_size=settings.trace_block_size,
+        facts=evidence.facts(),
+        unloaded=workload.unloaded,
+        slo=workload.slo,
+        caps=doubling(settings.ceiling),
+        requirements=settings.requirements,
+        headroom=settings.headroom,
+        seed=settings.seed,
+        hit_share=_hit_share(basis),
+        # not in between, or else a resumed run, which has them, would measure other steps
+        probes=evidence.probed() if everywhere else (),
+        everywhere=everywhere,
+    )
+
+
+def _hit_share(basis: Basis) -> float:
+    """Return what the prefix cache gave of what may still have been in it, in the windows that were
+    replayed whole.
+
+    Before any was, as with --fast, a cache that is on is taken to give all of that: vLLM's is on,
+    and that nothing is found in it is the worse guess.
+    """
+    evidence, workload = basis.evidence, basis.workload
+    shape = shape_of(evidence.facts())
+    if not evidence.rungs():
+        return float(shape.prefix_caching)
+    sent = (
+        (workload.sent_in(workload.windows[number]), replay)
+        for number, replay in whole_windows(evidence.rungs(under_way=True))
+    )
+    block_size = basis.settings.trace_block_size
+    return hit_share(sent, hash_block_size=block_size, kv_tokens=shape.kv_tokens)
+
+
+def _by_twin(basis: Basis, view: Forecast) -> Conclusion:
+    workload, settings = basis.workload, basis.settings
+    numbers = {cap: view.measurement(cap) for cap in doubling(settings.ceiling)}
+    complete = basis.evidence.is_complete()
+    verdict = verdict_by_twin(view, numbers, ceiling=settings.ceiling, complete=complete)
+    rungs = basis.evidence.rungs()
+    otherwise = cut_under_another(rungs, workload.slo)
+    seen = {cap: one for cap, one in measured(rungs, workload.slo).items() if cap not in otherwise}
+    changes: dict[int, Mapping[str, StepChange]] = {
+        cap: view.changes(below, cap) for below, cap in pairwise(numbers)
+    }
+    curve = tuple(
+        CurvePoint(
+            numbers=one,
+            measured=seen.get(cap),
+            source="both" if cap in seen else "twin",
+            intervals=view.intervals(cap),
+            changes=changes.get(cap, {}),
+        )
+        for cap, one in numbers.items()
+    )
+    warnings = where_the_twin_decides(view, workload, verdict.max_num_seqs)
+    verdict = replace(verdict, warnings=(*verdict.warnings, *warnings))
+    return Conclusion(_reachable(verdict, workload, curve), curve, view, by_twin=True)
+
+
+def by_windows(basis: Basis, view: Forecast | None, *, doubt: str | None) -> Conclusion:
+    """Return what the windows that were replayed say alone. ``doubt`` is why the twin does not."""
+    evidence, workload, settings = basis.evidence, basis.workload, basis.settings
+    rungs, blocks = evidence.rungs(), window_blocks(basis)
+    curve = _measured_curve(measured(rungs, workload.slo), blocks)
+    verdict = decide(
+        blocks,
+        ceiling=settings.ceiling,
+        complete=evidence.is_complete(),
+        requirements=settings.requirements,
+    )
+    verdict = _reachable(verdict, workload, curve)
+    seen, cap = [one.block(workload.slo) for one in rungs], verdict.max_num_seqs
+    lost = where_windows_were_lost(cut_under_another(rungs, workload.slo))
+    warnings = (*where_windows_decide(seen, blocks, cap, settings, doubt), *lost)
+    verdict = replace(verdict, warnings=(*verdict.warnings, *warnings))
+    return Conclusion(verdict, curve, view, by_twin=False, blocks=tuple(blocks))
+
+
+def window_blocks(basis: Basis) -> list[Block]:
+    """Return the rungs as the windows decide by them.
+
+    Each window begins without a queue. So a cap serves no more of its windows than the queue of all
+    of the traffic leaves it time for, where each request holds its slot as long as it did there.
+    Turns that wait for each other grow no queue.
+    """
+    slo, rungs = basis.workload.slo, basis.evidence.rungs()
+    if basis.settings.closed_sessions:
+        return [one.block(slo) for one in rungs]
+    return [_with_queue(one, basis.workload) for one in rungs]
+
+
+def _with_queue(rung: Rung, workload: Workload) -> Block:
+    block = rung.block(workload.slo)
+    one, held = block.measurement, slots_held(rung.replays.values(), workload.unloaded)
+    share = 1.0 if held is None else workload.queued(rung.trial.max_num_seqs, held=held)
+    if one.cut is None and share < one.attainment - GOOD_ATTAINMENT:
+        goodput_rps = one.goodput_rps * share / one.attainment
+        one = replace(one, attainment=share, attainment_bound=share, goodput_rps=goodput_rps)
+    return replace(block, measurement=one)
+
+
+def slots_held(replays: Iterable[Replay], unloaded: Unloaded) -> float | None:
+    """Return for how long requests held their slots, as a multiple of what they do on an idle
+    engine; None where the engine does not tell."""
+    done = [
+        (one.e2el_s - one.queue_s, unloaded.residence_s(one.input_length, one.output_tokens))
+        for replay in replays
+        for one in replay.records
+        if one.outcome == "ok" and one.e2el_s is not None and one.queue_s is not None
+    ]
+    alone_s = sum(idle_s for _, idle_s in done)
+    return sum(held_s for held_s, _ in done) / alone_s if alone_s > 0 else None
+
+
+def _measured_curve(
+    measured: Mapping[int, Measurement], blocks: Sequence[Block]
+) -> tuple[CurvePoint, ...]:
+    def changes(below: int | None, cap: int) -> dict[str, StepChange]:
+        if below is None:
+            return {}
+        found = relative_changes(blocks, below, cap)
+        return {name: StepChange(*values) for name, values in found.items()}
+
+    return tuple(
+        CurvePoint(
+            numbers=one,
+            measured=one,
+            source="measured",
+            intervals=(
+                {"attainment": (one.attainment, one.attainment_bound)}
+                if one.cut
+                else intervals(blocks, cap)
+            ),
+            changes=changes(below, cap),
+        )
+        for below, (cap, one) in zip([None, *measured], measured.items(), strict=False)
+    )
+
+
+def _reachable(verdict: Verdict, workload: Workload, curve: Sequence[CurvePoint]) -> Verdict:
+    """Blame neither the load nor the ceiling for an SLO that an idle engine breaks."""
+    why = out_of_reach(workload.slo, workload.unloaded)
+    if why is None or any(step.numbers.attainment >= HALF for step in curve):
+        return verdict
+    warnings = tuple(one for one in verdict.warnings if one != ADD_REPLICAS)
+    return replace(verdict, kind="overloaded", reason=f"overloaded: {why}", warnings=warnings)

@@ -1,0 +1,127 @@
+"""The outcome of a sweep: what was concluded and confirmed, and what is promised of it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from tuner.replay.measure import Measurement, measure
+from tuner.runs.evidence import EngineStart, Evidence
+from tuner.runs.outcome import (
+    Conclusion,
+    InUse,
+    Prediction,
+    SweepOutcome,
+    prediction_of,
+    predictions_of,
+    with_measured,
+)
+from tuner.runs.sweep.conclusion import Basis
+from tuner.runs.sweep.confirmation import after_check, check_of, front_end_of
+from tuner.runs.sweep.sweep_warnings import of_the_whole_run
+from tuner.twin.aa_check import AaCheck, aa_check
+from tuner.twin.front_end import MOST_UTILISATION, FrontEnd
+from tuner.twin.uncertainty import never_binds
+from tuner.twin.verdict_text import Verdict, headline
+
+
+def outcome_of(
+    conclusion: Conclusion, basis: Basis, *, dropped: dict[str, int], warnings: Sequence[str]
+) -> SweepOutcome:
+    """Return all that was found, the confirming replays included."""
+    evidence, workload = basis.evidence, basis.workload
+    starts, facts = evidence.starts(), evidence.facts()
+    front_end = front_end_of(conclusion, evidence)
+    checked = check_of(conclusion, basis, front_end)
+    failed = checked is not None and checked.foretold.failed
+    after = after_check(conclusion, basis, checked, front_end)
+    confirmed = _confirmed(after, basis, "confirm")
+    with_headroom = _confirmed(after, basis, "headroom")
+    taken = evidence.crowded()
+    verdict = _unclaimed(with_measured(after.verdict, confirmed, with_headroom), taken)
+    return SweepOutcome(
+        conclusion=replace(after, verdict=verdict),
+        slo=workload.slo,
+        part=workload.part,
+        windows=workload.windows,
+        arrival_rate_rps=workload.arrival_rate_rps,
+        confirmed=confirmed,
+        with_headroom=with_headroom,
+        aa_check=_aa_check(conclusion, evidence),
+        front_end=front_end,
+        predictions=() if failed or taken else predictions(after, front_end),
+        checked=checked,
+        facts=facts,
+        ladder_engine=starts[0].facts.engine,
+        starts_s=evidence.starts_s(),
+        replay_s=evidence.replay_s(),
+        # the newest of each purpose: the pool of a small engine may be another than the ladder's
+        kv_blocks={one.purpose: one.facts.kv_blocks for one in starts},
+        start_parts_s=_parts_s(starts),
+        dropped=dropped,
+        warnings=(
+            *facts.cautions,
+            *evidence.read_apart(),
+            *warnings,
+            *of_the_whole_run(conclusion, front_end, basis.settings),
+        ),
+    )
+
+
+def _confirmed(conclusion: Conclusion, basis: Basis, purpose: str) -> Measurement | None:
+    """Return what the choice gave in the confirming replays of a purpose; None without any."""
+    replays = basis.evidence.confirming(purpose, conclusion.verdict.max_num_seqs)
+    return measure(replays, basis.workload.slo) if replays else None
+
+
+def _aa_check(conclusion: Conclusion, evidence: Evidence) -> AaCheck | None:
+    view, cap = conclusion.view, conclusion.verdict.max_num_seqs
+    if view is None:
+        return None
+    return aa_check(view, evidence.observed(), evidence.observed(confirming=True), cap=cap)
+
+
+def _parts_s(starts: Sequence[EngineStart]) -> dict[str, float]:
+    """Return what all starts together took for each of their parts, where they told."""
+    found: dict[str, float] = {}
+    for start in starts:
+        for name, took_s in start.facts.phases_s.items():
+            found[name] = found.get(name, 0.0) + took_s
+    return found
+
+
+def _unclaimed(verdict: Verdict, taken: str | None) -> Verdict:
+    """Return the verdict where others took the cores (``taken``): the cap may well be right, but
+    its numbers are of those others too."""
+    if taken is None:
+        return verdict
+    head = headline("inconclusive", verdict.max_num_seqs, verdict.interval)
+    reason = (
+        f"{head}: {taken} while it was replayed, so that nothing is promised; sweep again in "
+        "another --run-dir when nothing else runs on this machine"
+    )
+    return replace(verdict, kind="inconclusive", reason=reason)
+
+
+def predictions(conclusion: Conclusion, front_end: FrontEnd | None) -> tuple[Prediction, ...]:
+    """Return what the twin promises of the choice, as captured and with headroom; nothing of a load
+    for which the front end is too busy."""
+    view, cap = conclusion.view, conclusion.verdict.max_num_seqs
+    if view is None or not conclusion.by_twin:
+        return ()
+    busy = 0.0 if front_end is None else front_end.busy(view.traffic, view.length_s)
+    return tuple(one for one in predictions_of(view, cap) if one.load * busy <= MOST_UTILISATION)
+
+
+def in_use(conclusion: Conclusion, cap: int, source: Literal["base", "default"]) -> InUse:
+    """Return what is set now, and what it gives for the same traffic: as any cap that the traffic
+    never fills, as on the curve, or between its steps by the twin, which says it as of the choice.
+    """
+    last, view = conclusion.curve[-1].numbers, conclusion.view
+    unfilled = never_binds(last) and cap >= last.running_peak
+    asked = last.max_num_seqs if unfilled else cap
+    numbers = {one.numbers.max_num_seqs: one.numbers for one in conclusion.curve}.get(asked)
+    if view is not None and conclusion.by_twin and asked <= last.max_num_seqs:
+        numbers = prediction_of(view, asked).numbers
+    if numbers is not None:
+        numbers = replace(numbers, max_num_seqs=cap)
+    return InUse(cap, source, never_filled=unfilled, numbers=numbers)
