@@ -25,6 +25,9 @@ Ints = NDArray[np.int64]
 HALVINGS = 60
 
 MAX_REQUESTS = 10_000_000
+"""Requests that a made-up trace has at most, this one or a schedule's: a day of a hundred a second.
+A damaged number may ask for any."""
+
 MAX_TOKENS = 1e15
 
 STATUS: Mapping[str, Status] = {"abort": "aborted", "error": "error"}

@@ -205,19 +205,6 @@ def test_a_real_prometheus_loads_the_rules_and_their_expressions_return_data(
     assert [words for words in said.values() if "error" in words or "<no value>" in words] == []
 
 
-def test_the_tolerances_are_those_of_verify() -> None:
-    from tuner.commands.verify.options import VerifyOptions  # noqa: PLC0415
-    from tuner.runs.verify import gates  # noqa: PLC0415 - only here, it is slow to import
-
-    assert lines.ATTAINMENT_TOLERANCE == gates.ATTAINMENT_TOLERANCE
-    assert {
-        "ttft_s": lines.SLACK_S["ttft"],
-        "tpot_s": lines.SLACK_S["itl"],
-        "e2el_s": lines.SLACK_S["e2el"],
-    } == gates.SLACK_S
-    assert VerifyOptions(profile=Path(), trace=Path()).tolerance == lines.TOLERANCE
-
-
 def test_every_limit_is_the_profiles() -> None:
     found = lines.lines(SHIPPED)
     promised, (captured, raised) = SHIPPED.promise, SHIPPED.promise.predicted

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
+from tuner.capture.synthetic import MAX_REQUESTS
 from tuner.commands.shared.said import mark_said
 from tuner.commands.trace import view as trace_view
 from tuner.errors import TraceError
@@ -17,8 +18,6 @@ from tuner.traffic.concurrency import Holder, holding
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
 from tuner.traffic.summary import describe
 from tuner.traffic.trace_warnings import trace_warnings
-
-MAX_REQUESTS = 10_000_000
 
 
 def import_(schedule: Path, lengths: Path, output: Path, *, model: str | None, force: bool) -> None:

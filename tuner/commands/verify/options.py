@@ -19,6 +19,7 @@ from tuner.commands.shared.options import (
     Window,
     World,
 )
+from tuner.profile.tolerances import TOLERANCE
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -93,7 +94,7 @@ class VerifyOptions:
     tolerance: Annotated[
         float,
         typer.Option(min=0.0, max=10.0, help="How much worse than promised is kept: 0.1 is 10 %."),
-    ] = 0.10
+    ] = TOLERANCE
     replicas: Replicas = 1
     router: Router = "least"
     force: Annotated[

@@ -9,16 +9,15 @@ from typing import Literal
 
 from tuner.profile.numbers import CapNumbers, Predicted
 from tuner.profile.schema import ServingProfile, SloSection
+from tuner.profile.tolerances import ATTAINMENT_TOLERANCE, SLACK_S, TOLERANCE
 from tuner.traffic.window import parse_window
 
 Latency = Literal["itl", "ttft", "e2el"]
 LATENCIES: tuple[Latency, ...] = ("itl", "ttft", "e2el")
 
-TOLERANCE = 0.10
-SLACK_S: Mapping[Latency, float] = {"itl": 0.0005, "ttft": 0.005, "e2el": 0.005}
-ATTAINMENT_TOLERANCE = 0.02
 PREEMPTIONS_TOLERANCE = 0.01
-"""Preemptions for each request; the others are those of `tuner verify`, which a test holds."""
+"""Preemptions for each request, on top of the share: where none was promised a share of it is
+nothing."""
 
 MOST_MISSED = 0.5
 """An engine that serves fewer than half within the SLO is worth an alert, whatever was promised."""

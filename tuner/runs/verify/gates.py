@@ -13,6 +13,7 @@ import numpy as np
 
 from tuner.profile.stored_twin import StoredTwin
 from tuner.profile.summary import LOW
+from tuner.profile.tolerances import ATTAINMENT_TOLERANCE, SLACK_S
 from tuner.replay.measure import Measurement, Spread, spread
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import TIMES, Requirement
@@ -23,11 +24,6 @@ from tuner.twin.simulation import Traffic, met, traffic_of
 
 if TYPE_CHECKING:
     from tuner.engines.scheduler.state import Floats
-
-ATTAINMENT_TOLERANCE = 0.02
-
-SLACK_S = {"ttft_s": 0.005, "tpot_s": 0.0005, "e2el_s": 0.005}
-"""A time so little longer is no broken promise, whatever its share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +153,12 @@ def _time_gate(
     if seen is None or not tails:
         return None
     _, high_s = ends_of(np.array(tails))
+    of_time = name.removesuffix("_s")
     return _at_most(
-        f"{name.removesuffix('_s')}_p95_ms",
+        f"{of_time}_p95_ms",
         seen.p95 * 1e3,
         promised=float(np.median(tails)) * 1e3,
-        limit=(high_s * (1 + tolerance) + SLACK_S[name]) * 1e3,
+        limit=(high_s * (1 + tolerance) + SLACK_S[of_time]) * 1e3,
         tolerance=tolerance,
     )
 

@@ -7,7 +7,8 @@ hand does not pass, nor one that another version of tuner would judge otherwise.
 
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import MOST_STORED, StoredTwin
-from tuner.runs.verify.gates import ATTAINMENT_TOLERANCE, Gate
+from tuner.profile.tolerances import ATTAINMENT_TOLERANCE
+from tuner.runs.verify.gates import Gate
 from tuner.traffic.requirements import parse_requirement
 from tuner.twin.choice import Weighed
 
