@@ -17,7 +17,8 @@ from tuner.replay.replay import CutRule, Progress, replay
 from tuner.traffic.window import Window
 
 RETRIES = 3
-"""Times that a replay is thrown away and made again."""
+"""Times that a replay is thrown away and made again. More of them bear with a busier machine; each
+takes the time of a replay that says nothing."""
 
 READ_LATE = 2
 """Attempts whose outputs are read late in the same way: a third one would be no better."""

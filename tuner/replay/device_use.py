@@ -68,10 +68,19 @@ def device_use(logs: Sequence[DeviceLog]) -> DeviceUse | None:
 
 
 OTHERS_LIMIT = 0.25
+"""Share of the CPU cores. The choice is replayed once more above it (docs/decisions): lower, and
+every shared machine pays for that; higher, and its numbers are those of others too."""
+
 STEAL_LIMIT = 0.05
+"""The same of stolen time. It is lower, because nothing is stolen from a core that is idle."""
+
 CLOCK_LIMIT = 0.10
+"""As a machine that became 10 % slower is said to have drifted (``DRIFT_LIMIT`` of the knee)."""
+
 THROTTLED_LIMIT = 0.10
 FOREIGN_LIMIT = 0.10
+"""Shares of the readings, which come once a second: lower, and a single one of ten would be said;
+higher, and more of the numbers are another machine's without a word."""
 
 
 def disturbance(use: DeviceUse | None) -> str | None:

@@ -13,9 +13,12 @@ from tuner.replay.records import Replay
 
 MIN_LAG_LIMIT_S = 0.005
 LAG_SHARE_OF_ITL = 0.10
+"""Lower limits throw replays away on a machine that others use too; higher ones let a lateness of
+ours pass for the engine's. A slow engine hides more of it, hence the share (docs/measuring.md)."""
 
 MERGED_LIMIT = 0.10
-"""Share of the output tokens that we may read so late that they come together with others."""
+"""Share of the output tokens that we may read so late that they come together with others: they
+give one gap instead of several, so that more of them would make the ITL ours."""
 
 
 def check_generator(blocks: Sequence[Replay]) -> None:

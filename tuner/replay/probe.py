@@ -9,6 +9,9 @@ from tuner.replay.records import ProbeResult
 from tuner.trace.trace import TraceRequest
 
 PROBES = 7
+"""Requests on an idle engine. More of them fit the line of TTFT over prompt length better; fewer
+take less time before anything is tuned. An odd number has a median request, which warms up."""
+
 MAX_PROBE_TOKENS = 64
 """Enough to time a token; the rest of a long reply would cost time and say nothing new."""
 

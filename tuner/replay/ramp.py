@@ -20,6 +20,8 @@ DWELL = 5
 computes the prompt of the request that came new."""
 
 DENSE_SIZES = 32
+"""Every size up to it is visited, so that none is left to guess; above it a step is 1/16 of the
+size, or else one way up to a large ceiling would take all of a ramp."""
 
 
 def sizes_upto(ceiling: int) -> list[int]:

@@ -9,6 +9,8 @@ import numpy as np
 from tuner.replay.records import DEVICE, DeviceLog
 
 EVERY_S = 1.0
+"""Rarer readings see little of a replay of seconds; more of them take time from what is measured,
+because each asks a driver in a thread."""
 
 Result = TypeVar("Result")
 Read = Callable[[], tuple[float, ...] | None]

@@ -34,6 +34,7 @@ from tuner.traffic.window import parse_duration_s
 
 Event = dict[str, Any]
 FORMAT = 2
+"""Of a journal; one of another is refused, and is never gone on with."""
 
 _CONTENT = {
     "plan": {"format", "plan"},

@@ -11,9 +11,13 @@ from tuner.twin.uncertainty import Block, Trial, drift, noise, points
 from tuner.twin.verdict_text import Verdict
 
 MAX_EXTRA_BLOCKS = 2
+"""Replays more, at most, while the windows are not CONFIDENT: each costs a step, and what is then
+still unsure is said to be inconclusive (docs/decisions)."""
 
 SHORT_REPLAY_S = 5.0
 SHORT_SHARE = 1 / 12
+"""A cap that cannot be the answer is replayed for its iterations alone, and seconds hold enough of
+them: five of a step of 60 s, and the same share of a shorter one (docs/measuring.md)."""
 
 STEPS = 20 / 3
 """Steps that a sweep may replay: a ramp, three whole rungs, two confirming replays, and short ones.
@@ -23,10 +27,13 @@ FAST_STEPS = 10 / 3
 """The same for --fast: two ramps, and one replay that verifies."""
 
 DRIFT_RAMP_SHARE = 0.25
-"""Share of a step for the ramp at the end, which shows whether the machine has changed."""
+"""Share of a step for the ramp at the end, which shows whether the machine has changed. A longer
+one would show less of that change more surely, and leave less for the rungs."""
 
 MAX_RAMPS = 3
 MAX_FAST_RAMPS = 2
+"""Ramps until the choice is CONFIDENT: on simulated machines it mostly is after one (docs/twin.md).
+Each takes the time of a rung; two are what ``FAST_STEPS`` have room for."""
 
 
 def doubling(ceiling: int) -> tuple[int, ...]:

@@ -12,6 +12,8 @@ MIN_TICKS = 10
 """Distinct times below which nothing is said of a grid: any two are on one."""
 
 MIN_BINS = 10
+"""Fewer counts have no variance to speak of; more would leave out short traces."""
+
 FULL = 16
 """Arrivals a bin from which on it takes less time to look for the edges of bins."""
 
@@ -37,6 +39,7 @@ SHORTEST_S = 1e-3
 """Of a stretch whose requests arrive at once."""
 
 ROUND_TICKS_MS = (10, 100, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000)
+"""Grids that clocks and scrapes often have; where stamps jitter, gaps alone do not show them."""
 
 
 def duration_s(arrival_s: Floats) -> float:

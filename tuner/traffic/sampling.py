@@ -16,6 +16,8 @@ from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.window import MAX_RUN_IN_S, RUN_IN_SHARE, SHORT_S, Part, Window, run_in_before_s
 
 MIN_WINDOW_S = 5.0
+"""A shorter one shows little; so long a one makes a short step last a little longer than asked."""
+
 STRATIFIED_FROM_S = 40.0
 """Length of a step from which on it is three windows. A shorter one is the busiest window alone,
 and so is one of long requests: three would be mostly run-in, or waiting for the last requests to

@@ -9,6 +9,9 @@ from tuner.traffic.prompts import reuse_warning
 from tuner.traffic.summary import TrafficSummary
 
 COARSE_TICK_MS = 500
+"""A replay of bursts within such a tick would measure queueing that is the clock's, and not the
+traffic's (docs/traces.md)."""
+
 MAX_RATE_RPS = 1000.0
 MIN_RATE_RPS = 0.002
 """Rates beyond these are more often a mistaken unit than traffic."""
@@ -16,7 +19,9 @@ MIN_RATE_RPS = 0.002
 EITHER_UNIT = frozenset({"unknown", "mooncake", "aiperf", "guidellm", "timed_trace"})
 """Formats whose stamps may be in s or in ms."""
 
-EPOCH_S = (1.0e9, 4.0e9)  # 2001 to 2096
+EPOCH_S = (1.0e9, 4.0e9)
+"""Seconds since 1970 of the years 2001 to 2096: stamps of now, and hardly of anything else."""
+
 GAP_SHARE = 0.99
 """One gap that is more of the trace's time than this is a clock's leap, or two traces in one."""
 
@@ -24,7 +29,12 @@ FEW_ROWS, EVEN = 20, 1e-3
 """Rows from which on gaps with no larger CV show sums over time, and no requests."""
 
 FEW_REQUESTS, SHORT_S = 100, 30.0
+"""Of fewer requests one alone is more than the attainment that the choice calls equal
+(``EQUAL_ATTAINMENT``). Higher limits would warn of traces that do carry a tuning."""
+
 UNIFORM_SPREAD = 0.02
+"""Standard deviation of lengths as a share of their mean; real ones vary by half of it or more."""
+
 FLAT = 0.9
 """Ratio of the median of what ran to its highest from which on something held it down."""
 

@@ -25,7 +25,8 @@ from tuner.twin.objective import (
 from tuner.twin.uncertainty import drawn_values, points, relative_changes
 
 DEFENDED = 0.5
-"""Share of draws that agree below which sharing and not sharing are a toss-up."""
+"""Share of draws that agree below which sharing and not sharing are a toss-up: more of them say the
+other."""
 
 PRICED = {
     "goodput_rps": ("goodput", "less", "more"),

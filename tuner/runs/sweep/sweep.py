@@ -54,10 +54,12 @@ from tuner.twin.objective import HALF
 from tuner.twin.uncertainty import Trial
 
 SERVER_START_S = 30.0
-"""Seconds that a server takes longer to start than its engine alone, on a small machine."""
+"""Seconds that a server takes longer to start than its engine alone, on a small machine. More would
+take from the ladder what is kept for it; with less the confirming replay may find no budget."""
 
 OVERDRAWN = 1.1
-"""Steps that the confirming replays may be short of what was planned for them."""
+"""Steps that may be missing before headroom is replayed: the one that the replay as captured has
+just taken, and a tenth, which is no reason to leave the other out."""
 
 
 async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told

@@ -13,6 +13,7 @@ import numpy as np
 from tuner.runs.ladder import doubling
 from tuner.runs.outcome import Conclusion
 from tuner.runs.settings import SweepSettings
+from tuner.traffic.trace_warnings import FEW_REQUESTS, UNIFORM_SPREAD
 from tuner.traffic.workload import Workload
 from tuner.twin.choice import value_of
 from tuner.twin.forecast import Forecast
@@ -20,14 +21,12 @@ from tuner.twin.front_end import FrontEnd, strain
 from tuner.twin.objective import choose
 from tuner.twin.uncertainty import Block
 
-FEW = 100
-
 ROOM = 0.5
 """Share of the KV cache that is enough to hold what comes again, at any cap that may be chosen."""
 
 SHORTENED = 0.9
+"""Share of the step that was asked for: less than a tenth shorter is not worth a word."""
 
-UNIFORM_SPREAD = 0.02
 VARIED_SHAPE = 2.0
 """Shape of the gamma distribution of outputs that vary. Their standard deviation is 0.7 of their
 mean: between the article's lengths (0.5) and those of public conversation traces (0.8)."""
@@ -100,7 +99,7 @@ def _said(*found: str | None) -> tuple[str, ...]:
 
 def _few(workload: Workload) -> str | None:
     count = len(workload.twin_requests)
-    if count >= FEW:
+    if count >= FEW_REQUESTS:
         return None
     return (
         f"a tuning of {count} request{'s' * (count != 1)} says little: what is sure of them is "
@@ -169,7 +168,7 @@ def _uniform(conclusion: Conclusion, settings: SweepSettings) -> str | None:
     if view is None or not conclusion.by_twin:
         return None
     lengths = view.traffic.output_length
-    if len(lengths) < FEW or lengths.std() > UNIFORM_SPREAD * lengths.mean():
+    if len(lengths) < FEW_REQUESTS or lengths.std() > UNIFORM_SPREAD * lengths.mean():
         return None
     rng = np.random.default_rng(settings.seed)
     drawn = rng.gamma(VARIED_SHAPE, lengths.mean() / VARIED_SHAPE, len(lengths))
