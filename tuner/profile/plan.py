@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats
-from tuner.profile.least_in_flight import least_in_flight
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import DRAWS, Statistics
@@ -179,6 +178,8 @@ def parts_of(
     whole = scaled(twin.traffic, load, rng)
     numbers = np.arange(len(whole)) % replicas
     if router == "least":
+        from tuner.profile.least_in_flight import least_in_flight  # noqa: PLC0415 - numba: 0.2 s
+
         numbers = least_in_flight(whole.arrival_s, _lasting_s(twin, whole), replicas)
     first = rng.choice(replicas, asked, replace=False)
     return [chosen(whole, np.flatnonzero(numbers == replica)) for replica in first.tolist()]

@@ -14,16 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from tuner.errors import InputError
+from tuner.system.numba_config import refuse_config_of_folder
 
-NUMBAS_OWN = Path(".numba_config.yaml")
-"""Numba obeys it wherever it is run: in a stranger's folder it could have any file written over."""
-
-if NUMBAS_OWN.exists():
-    raise InputError(
-        f"{NUMBAS_OWN}: would be obeyed by numba, which compiles for tuner",
-        hint="Remove it if it is not yours, or set its values as NUMBA_… in the environment.",
-    )
+refuse_config_of_folder()
 
 import numba  # noqa: E402 - which reads it
 from numba.core.caching import IndexDataCacheFile  # noqa: E402

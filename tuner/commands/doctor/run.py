@@ -63,7 +63,7 @@ def _ask_engine(
             arguments |= starter.how(max_num_seqs=options.ceiling)
         tell(machine.resolved(arguments))
         if not options.quick:
-            from tuner.commands.doctor.twin import twin_check  # noqa: PLC0415 - numba
+            from tuner.commands.doctor.twin import twin_check  # noqa: PLC0415 - the twin
 
             is_real = isinstance(starter, VllmStarter)
             fast = hollow(step_s=engine_checks.FAST_STEP_S) if is_real else None
