@@ -36,7 +36,8 @@ def fuzz_in_this_process(name: str, path: Path, libfuzzer: list[str]) -> None:
     """Fuzz one format by way of a file; libFuzzer never comes back from it."""
     import atheris  # noqa: PLC0415 - only here
 
-    with atheris.instrument_imports(include=["tuner.trace.formats.registry"]):
+    with atheris.instrument_imports(include=["tuner.trace.formats", "tuner.trace.tables"]):
+        import tuner.trace.formats.registry  # noqa: F401, PLC0415 - every format
         from tests.support.format_examples import check_reconciled  # noqa: PLC0415 - first imported here
     from tests.support.mutations import mutated  # noqa: PLC0415 - not instrumented
 

@@ -297,6 +297,19 @@ def test_a_command_loads_what_is_slow_to_import_only_where_it_needs_that() -> No
         assert SLOW & set(loaded.split()) == needed, commands
 
 
+def test_a_trace_that_is_not_there_is_refused_before_its_formats_are_loaded() -> None:
+    loaded = run_python(
+        "import contextlib, pathlib, sys\n"
+        "from tuner.errors import TraceError\n"
+        "from tuner.trace import stream, trace\n"
+        "for read in (trace.load, lambda path: stream.Input(path).open()):\n"
+        "    with contextlib.suppress(TraceError):\n"
+        "        read(pathlib.Path('none.jsonl'))\n"
+        "print(*sys.modules)"
+    )
+    assert {"tuner.trace.formats.registry", "tuner.trace.tables"} & set(loaded.split()) == set()
+
+
 def test_what_is_compiled_imports_little_for_every_start_reads_all_of_that() -> None:
     compilers = [module for module in PATHS if "tuner.system.jit" in imports(module)]
     reached = {

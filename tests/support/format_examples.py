@@ -5,9 +5,9 @@ from pathlib import Path
 
 from tests.support.spans import export, request, span
 from tuner.errors import TraceError
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.header import TimeUnit
 from tuner.trace.formats.reading.record import REASONS, Row, Tally
-from tuner.trace.formats.registry import open_trace
 
 
 def jsonl(*rows: object) -> str:

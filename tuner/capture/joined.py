@@ -10,9 +10,9 @@ import msgspec
 
 from tuner.errors import TraceError, UsageError
 from tuner.trace.formats import canonical
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.header import TraceHeader
 from tuner.trace.formats.reading.record import Row
-from tuner.trace.formats.registry import open_trace
 from tuner.trace.trace import counted
 
 

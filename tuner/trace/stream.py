@@ -20,11 +20,11 @@ from tuner.errors import TraceError
 from tuner.system import interruption
 from tuner.trace.columns import Columns, columns_of_batches
 from tuner.trace.formats.columnar.batch import ABSENT, ROWS, Batch, Ints, merged
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader, header_line
 from tuner.trace.formats.reading.record import Tally
 from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TableOptions
-from tuner.trace.formats.registry import open_trace
 from tuner.trace.trace import (
     DECIMALS_MS,
     Trace,

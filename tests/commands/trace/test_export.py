@@ -9,9 +9,10 @@ import pytest
 from tests.commands.trace.test_trace import Run, tuner
 from tests.support.places import ROOT
 from tests.support.traces import HEADER, SAMPLES, SLICES, needs_slices, row, write_lines
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.record import Row
 from tuner.trace.formats.reading.replayable import Plain, Replayable
-from tuner.trace.formats.registry import REPLAY_TOOLS, ReplayTool, open_trace
+from tuner.trace.formats.registry import REPLAY_TOOLS, ReplayTool
 from tuner.trace.stream import Input, in_order, scan
 from tuner.trace.trace import load
 

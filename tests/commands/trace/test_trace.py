@@ -14,8 +14,8 @@ import pytest
 from tests.support.traces import HEADER, SAMPLES, SLICES, needs_slices, row, write_lines
 from tuner import cli
 from tuner.trace.formats.aiperf import DELAYED
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.byte_chunks import CHUNK_BYTES
-from tuner.trace.formats.registry import open_trace
 from tuner.trace.trace import load
 
 SAMPLE = SAMPLES / "translation.jsonl"

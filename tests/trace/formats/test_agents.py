@@ -10,8 +10,8 @@ from tests.support.traces import SLICES, needs_slices
 from tuner.errors import TraceError, UsageError
 from tuner.trace.formats import weka
 from tuner.trace.formats.aiperf import ACCUMULATED, DELAYED
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.recent import Recent
-from tuner.trace.formats.registry import open_trace
 from tuner.trace.formats.weka import LAID_OVER
 
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from tests.support.traces import SLICES, needs_slices
 from tuner.errors import UsageError
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.record import REASONS, Row, Tally
-from tuner.trace.formats.registry import open_trace
 
 COLUMNS = "TIMESTAMP,ContextTokens,GeneratedTokens"
 FIRST = "1970-01-01 00:01:00.0000000,10,5"

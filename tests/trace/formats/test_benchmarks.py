@@ -10,8 +10,8 @@ from tests.support.format_examples import EXAMPLES, jsonl, read
 from tests.support.traces import SLICES, needs_slices
 from tuner.errors import TraceError, UsageError
 from tuner.trace.columns import columns_of
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.header import TimeUnit
-from tuner.trace.formats.registry import open_trace
 from tuner.trace.trace import load
 from tuner.traffic.concurrency import levels
 

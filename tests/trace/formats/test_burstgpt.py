@@ -5,7 +5,7 @@ import pytest
 from tests.support.format_examples import EXAMPLES, read
 from tests.support.traces import SLICES, needs_slices
 from tuner.errors import UsageError
-from tuner.trace.formats.registry import open_trace
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.trace import load
 
 OLD = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"

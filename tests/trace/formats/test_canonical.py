@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tests.support.places import ROOT
 from tests.support.traces import HEADER, row, write_lines
 from tuner.errors import TraceError, UsageError
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.header import TimeUnit
 from tuner.trace.formats.reading.record import REASONS, Row, Tally
-from tuner.trace.formats.registry import open_trace
 
 FULL = row(
     192104.5,

@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.traces import LOGS, needs_logs, write_lines
 from tuner.errors import TraceError, UsageError
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.record import Row, Tally
-from tuner.trace.formats.registry import open_trace
 
 START_MS = 1_756_572_697_894.0  # 2025-08-30T16:51:37.894Z
 

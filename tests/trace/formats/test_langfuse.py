@@ -6,8 +6,8 @@ import pytest
 
 from tests.support.traces import write_lines
 from tuner.errors import TraceError, UsageError
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.record import Row, Tally
-from tuner.trace.formats.registry import open_trace
 
 START_MS = 1_716_990_379_963.0  # 2024-05-29 13:46:19.963 UTC
 

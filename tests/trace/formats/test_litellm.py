@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.traces import write_lines
 from tuner.errors import TraceError, UsageError
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.record import Row, Tally
-from tuner.trace.formats.registry import open_trace
 from tuner.trace.trace import load
 
 START_MS = 1_737_710_446_847.371  # 2025-01-24 09:20:46.847371 UTC

@@ -4,8 +4,8 @@ import pytest
 
 from tests.support.traces import SLICES, needs_slices, row, write_lines
 from tuner.errors import TraceError
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.header import TimeUnit
-from tuner.trace.formats.registry import open_trace
 
 
 def stamps(path: Path, time_unit: TimeUnit | None = None) -> list[float]:

@@ -5,8 +5,8 @@ import pytest
 
 from tests.support.traces import write_lines
 from tuner.errors import TraceError, UsageError
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.record import Row, Tally
-from tuner.trace.formats.registry import open_trace
 from tuner.trace.trace import load
 
 END_MS = 1_795_255_273_500.0  # 2026-11-21 10:01:13.5 UTC

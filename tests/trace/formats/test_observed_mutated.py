@@ -22,8 +22,8 @@ from tests.trace.formats import (
 )
 from tests.trace.formats import test_nginx as nginx
 from tuner.errors import TraceError
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.record import Row
-from tuner.trace.formats.registry import open_trace
 
 SAMPLES: dict[str, list[dict[str, Any]]] = {
     "vllm-otlp": [export(span(attributes=request()), span(length_s=2, attributes=request()))],

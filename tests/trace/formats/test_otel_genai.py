@@ -6,8 +6,8 @@ import pytest
 from tests.support.spans import START, Attributes, attribute, export, request, span
 from tests.support.traces import write_lines
 from tuner.errors import TraceError, UsageError
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.record import Row, Tally
-from tuner.trace.formats.registry import open_trace
 
 START_MS = START / 1_000_000
 CHAT = {

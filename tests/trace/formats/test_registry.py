@@ -9,8 +9,9 @@ import pytest
 from tests.support.places import ROOT
 from tests.support.traces import HEADER, row, write_lines
 from tuner.errors import TraceError, UsageError
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.trace_file import MAX_LINE_BYTES
-from tuner.trace.formats.registry import FORMATS, open_trace
+from tuner.trace.formats.registry import FORMATS
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n"
 

@@ -7,9 +7,9 @@ import pytest
 from tests.support.spans import START, export, request, span
 from tests.support.traces import LOGS, needs_logs, write_lines
 from tuner.errors import TraceError, UsageError
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.record import Row, Tally
 from tuner.trace.formats.reading.source import Source
-from tuner.trace.formats.registry import open_trace
 from tuner.trace.trace import load
 
 START_MS = START / 1_000_000

@@ -12,11 +12,10 @@ from pyarrow import csv, ipc, parquet
 from tests.support.format_examples import read
 from tuner.errors import TraceError, UsageError
 from tuner.trace import stream
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.header import TimeUnit
 from tuner.trace.formats.reading.record import Row, Tally
-from tuner.trace.formats.reading.trace_file import TableOptions
-from tuner.trace.formats.registry import open_trace
-from tuner.trace.formats.table import columns_asked, delimiter_asked
+from tuner.trace.formats.reading.trace_file import TableOptions, columns_asked, delimiter_asked
 from tuner.trace.tables import arrow_files, nested
 
 HEAD = "ts,prompt_tokens,completion_tokens\n"

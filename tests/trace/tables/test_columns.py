@@ -15,8 +15,8 @@ from tests.support.mutations import mutated
 from tuner.errors import TraceError
 from tuner.trace.formats.columnar import arrow, canonical_rows
 from tuner.trace.formats.columnar.number_lines import numbers_in
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.record import Row
-from tuner.trace.formats.registry import open_trace
 from tuner.trace.tables import columns
 from tuner.trace.trace import load
 

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from tests.support import exports, products
 from tests.support.exports import BEGIN, REQUESTS
 from tuner.trace import stream
-from tuner.trace.formats.registry import open_trace
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.trace import load
 
 ALL = [*exports.TEXTS, "Parquet", "Feather", *products.TEXTS]

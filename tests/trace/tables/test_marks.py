@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.trace.tables.test_bad_input import AT_S, HEAD, opened, refusal, stamped
-from tuner.trace.formats.reading.trace_file import TableOptions
-from tuner.trace.formats.table import columns_asked
+from tuner.trace.formats.reading.trace_file import TableOptions, columns_asked
 
 
 @pytest.mark.parametrize("cells", [("1.000", "2.000"), ("1.000", "250"), ("60.000", "128.000")])

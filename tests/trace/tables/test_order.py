@@ -10,8 +10,8 @@ import pytest
 from pyarrow import ipc, parquet
 
 from tuner.errors import TraceError
+from tuner.trace.formats.opening import open_trace
 from tuner.trace.formats.reading.record import Row, Tally
-from tuner.trace.formats.registry import open_trace
 from tuner.trace.tables import reader
 
 TWICE = ["2026-10-25 02:40:00", "2026-10-25 02:59:00", "2026-10-25 02:01:00", "2026-10-25 02:20:00"]

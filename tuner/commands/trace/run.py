@@ -34,9 +34,12 @@ from tuner.system.files import resolve, whole_file
 from tuner.trace.columns import Columns, columns_of
 from tuner.trace.formats.reading.record import Tally
 from tuner.trace.formats.reading.replayable import Replayable
-from tuner.trace.formats.reading.trace_file import STDIN, TableOptions
-from tuner.trace.formats.registry import replay_tool
-from tuner.trace.formats.table import columns_asked, delimiter_asked
+from tuner.trace.formats.reading.trace_file import (
+    STDIN,
+    TableOptions,
+    columns_asked,
+    delimiter_asked,
+)
 from tuner.trace.parts import drop_longer, only_replica
 from tuner.trace.stream import (
     Draft,
@@ -154,6 +157,8 @@ def _import_schedule(options: TraceImportOptions, lengths: Path) -> None:
 
 def export(options: TraceExportOptions) -> None:
     """Write a trace as a replay tool reads it. Raises TraceError, TargetError."""
+    from tuner.trace.formats.registry import replay_tool  # noqa: PLC0415 - all formats: 50 modules
+
     trace, output = options.trace, options.output
     exporter, file = replay_tool(options.format_name), Input(trace)
     with whole_file(output, force=options.force) as out:

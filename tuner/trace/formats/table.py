@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 
-from tuner.errors import TraceError, UsageError
+from tuner.errors import TraceError
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.source import Source, columnar
-from tuner.trace.formats.reading.trace_file import SAMPLE_BYTES, TableOptions, TraceFile
+from tuner.trace.formats.reading.trace_file import (
+    ARROW_MARKS,
+    SAMPLE_BYTES,
+    TableOptions,
+    TraceFile,
+)
 from tuner.trace.tables.headings import Role
 from tuner.trace.tables.plan import (
     NO_UTF_8,
@@ -27,8 +32,6 @@ from tuner.trace.tables.shape import json_shape, planned, text_shape
 NAME = "table"
 DESCRIPTION = "Any table of requests, by its headings: CSV, TSV, JSON lines, Parquet"
 MARK = "a time, a prompt's and an output's tokens, in any words"
-
-ARROW_MARKS = (b"PAR1", b"ARROW1")
 
 LONGEST_HEADING = 60
 """Of a table that is not known for what it is: longer ones are sentences, and may be anybody's."""
@@ -158,27 +161,3 @@ def known_table(
     shape, plan = found
     reader = TableReader(lines, shape, replace(plan, as_published=as_published))
     return columnar(header, reader.batches(), again=reader.again, absolute=True, undated=not dated)
-
-
-def columns_asked(text: str) -> dict[str, str]:
-    """Read ``--columns timestamp=ts,input_length=prompt_tok``. Raises UsageError."""
-    found: dict[str, str] = {}
-    for part in text.replace("\\,", "\0").split(","):
-        role, equals, heading = part.replace("\0", ",").partition("=")
-        if not equals or not role.strip():
-            raise UsageError(
-                f"--columns: cannot read {part!r}",
-                hint="Write it as timestamp=ts,input_length=prompt_tok,output_length=gen_tok.",
-            )
-        found[role.strip()] = heading.strip()
-    return found
-
-
-def delimiter_asked(text: str) -> str:
-    """Read ``--delimiter``. Raises UsageError for what is not one character."""
-    found = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}.get(text, text)
-    if len(found) != 1 or found in '"\n\r' or not found.isascii():
-        raise UsageError(
-            f"--delimiter {text!r} is not one character", hint="Write ';', ',', '|' or tab."
-        )
-    return found

@@ -12,6 +12,7 @@ from tuner.trace.formats.reading.json_values import spans_lines, values
 from tuner.trace.formats.reading.record import Tally
 
 __all__ = [
+    "ARROW_MARKS",
     "BOM",
     "HEAD_BYTES",
     "MAX_LINE_BYTES",
@@ -19,6 +20,8 @@ __all__ = [
     "STDIN",
     "TableOptions",
     "TraceFile",
+    "columns_asked",
+    "delimiter_asked",
 ]
 
 MAX_LINE_BYTES = 4 * 2**20
@@ -29,6 +32,9 @@ STDIN = "stdin"
 HEAD_BYTES = 2**16
 SAMPLE_BYTES = 2**22
 """Of a file whose first rows tell how it is read."""
+
+ARROW_MARKS = (b"PAR1", b"ARROW1")
+"""With which a Parquet or Arrow file begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,30 @@ class TableOptions:
 
     def __bool__(self) -> bool:
         return bool(self.columns or self.delimiter)
+
+
+def columns_asked(text: str) -> dict[str, str]:
+    """Read ``--columns timestamp=ts,input_length=prompt_tok``. Raises UsageError."""
+    found: dict[str, str] = {}
+    for part in text.replace("\\,", "\0").split(","):
+        role, equals, heading = part.replace("\0", ",").partition("=")
+        if not equals or not role.strip():
+            raise UsageError(
+                f"--columns: cannot read {part!r}",
+                hint="Write it as timestamp=ts,input_length=prompt_tok,output_length=gen_tok.",
+            )
+        found[role.strip()] = heading.strip()
+    return found
+
+
+def delimiter_asked(text: str) -> str:
+    """Read ``--delimiter``. Raises UsageError for what is not one character."""
+    found = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}.get(text, text)
+    if len(found) != 1 or found in '"\n\r' or not found.isascii():
+        raise UsageError(
+            f"--delimiter {text!r} is not one character", hint="Write ';', ',', '|' or tab."
+        )
+    return found
 
 
 class TraceFile:
