@@ -1,12 +1,11 @@
 """``tuner capture``: a trace out of Prometheus, and one out of the files of a recording."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tuner.commands.shared.options import command
+from tuner.commands.shared.options import command, options_of_command
 
 app = typer.Typer(no_args_is_help=True, help="Make traces of what a server serves.")
 
@@ -14,7 +13,7 @@ Output = Annotated[Path, typer.Option("-o", "--output", help="Where the trace go
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.")]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@options_of_command
 class PrometheusOptions:
     """Write a synthetic trace that fits what Prometheus remembers of a vLLM server.
 
@@ -35,7 +34,7 @@ class PrometheusOptions:
     force: Force = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@options_of_command
 class JoinOptions:
     """Write one trace out of the files that a recording's processes left."""
 

@@ -1,6 +1,5 @@
 """``tuner doctor``: its options."""
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -13,10 +12,11 @@ from tuner.commands.shared.options import (
     Overrides,
     StartTimeout,
     World,
+    options_of_command,
 )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@options_of_command
 class DoctorOptions:
     """Say whether this machine and its vLLM can be measured on, a line for each check.
 

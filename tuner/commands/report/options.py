@@ -1,13 +1,14 @@
 """``tuner report``: its options."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tuner.commands.shared.options import options_of_command
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+
+@options_of_command
 class ReportOptions:
     """Write what a run or a profile says as one page, to be opened from disk.
 

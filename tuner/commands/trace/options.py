@@ -1,12 +1,11 @@
 """``tuner trace``: look at a trace, bring it into tuner's format or another, cut a part out."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from tuner.commands.shared.options import Json, Router, command
+from tuner.commands.shared.options import Json, Router, command, options_of_command
 
 app = typer.Typer(no_args_is_help=True, help="Look at, import, export and cut traces.")
 
@@ -45,7 +44,7 @@ def _list_formats(asked: bool) -> None:
         raise typer.Exit
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@options_of_command
 class TraceShowOptions:
     """Say what a trace says, before anything is run.
 
@@ -72,7 +71,7 @@ class TraceShowOptions:
     json: Json = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@options_of_command
 class TraceImportOptions:
     """Write a trace of any known format in tuner's own.
 
@@ -112,7 +111,7 @@ class TraceImportOptions:
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@options_of_command
 class TraceExportOptions:
     """Write a trace as the input of a tool that replays it."""
 
@@ -125,7 +124,7 @@ class TraceExportOptions:
     force: Force = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@options_of_command
 class TraceCutOptions:
     """Write a part of a trace, with its gaps and its prompts as they are in the whole.
 

@@ -1,6 +1,5 @@
 """``tuner verify``: its options."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,11 +17,12 @@ from tuner.commands.shared.options import (
     StartTimeout,
     Window,
     World,
+    options_of_command,
 )
 from tuner.profile.tolerances import TOLERANCE
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@options_of_command
 class VerifyOptions:
     """Replay a trace on a fresh engine with exactly a profile's arguments, and gate on its promise.
 

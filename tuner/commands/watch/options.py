@@ -1,17 +1,16 @@
 """``tuner watch``: its options."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from tuner.commands.shared.options import Json, Require
+from tuner.commands.shared.options import Json, Require, options_of_command
 
 FOREVER = "forever"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+@options_of_command
 class WatchOptions:
     """Hold a live server against a profile's promise, and today's traffic against the profile's.
 
