@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from tuner.trace.formats.reading.exports import entries, first_keys
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
-from tuner.trace.formats.reading.json_rows import Fields, Object, checked
+from tuner.trace.formats.reading.json_rows import Fields, Object, usable
 from tuner.trace.formats.reading.otlp import Names
-from tuner.trace.formats.reading.record import Row
+from tuner.trace.formats.reading.record import Reason
 from tuner.trace.formats.reading.same_request import Fragment, Span, innermost, merged
 from tuner.trace.formats.reading.scalars import (
     SPLIT,
@@ -65,7 +65,6 @@ def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
 def _spans(lines: TraceFile) -> Iterator[Span]:
     names = Names()
     for number, entry in entries(lines, API, EXPORT):
-        lines.tally.rows_read += 1
         yield Span(
             str(first(entry, ("traceId", "trace_id")) or ""),
             str(entry.get("id") or ""),
@@ -75,21 +74,19 @@ def _spans(lines: TraceFile) -> Iterator[Span]:
 
 
 def _generation(entry: Object, number: int, names: Names, lines: TraceFile) -> Fragment | None:
-    if str(entry.get("type")).upper() != "GENERATION":
-        lines.tally.drop("not_generation", number)
+    row = usable(_fields(entry, names), number, lines)
+    if row is None:
         return None
-    row = checked(_fields(entry, names), block_size=1)
-    if isinstance(row, Row):
-        if row.output_lengths:
-            lines.tally.note(SPLIT)
-        part = str(entry.get("id") or "")
-        trace = first(entry, ("traceId", "trace_id"))
-        return Fragment(row, number, (str(trace), part) if part else None, part)
-    lines.tally.drop(row, number)
-    return None
+    if row.output_lengths:
+        lines.tally.note(SPLIT)
+    part = str(entry.get("id") or "")
+    trace = first(entry, ("traceId", "trace_id"))
+    return Fragment(row, number, (str(trace), part) if part else None, part)
 
 
-def _fields(entry: Object, names: Names) -> Fields:
+def _fields(entry: Object, names: Names) -> Fields | Reason:
+    if str(entry.get("type")).upper() != "GENERATION":
+        return "not_generation"
     start_ms, end_ms, first_ms = (
         epoch_ms(first(entry, keys)) for keys in (START, END, FIRST_TOKEN)
     )

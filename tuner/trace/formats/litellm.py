@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from tuner.trace.formats.reading.exports import entries, first_keys
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
-from tuner.trace.formats.reading.json_rows import Fields, Object, checked
+from tuner.trace.formats.reading.json_rows import Fields, Object, usable
 from tuner.trace.formats.reading.otlp import Names
-from tuner.trace.formats.reading.record import Reason, Row
+from tuner.trace.formats.reading.record import Reason
 from tuner.trace.formats.reading.same_request import Fragment, final_attempts
 from tuner.trace.formats.reading.scalars import (
     SPLIT,
@@ -56,10 +56,8 @@ def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
 def _found(lines: TraceFile) -> Iterator[Fragment]:
     names = Names()
     for number, entry in entries(lines, KEYS):
-        lines.tally.rows_read += 1
-        row = checked(_fields(entry, names), block_size=1)
-        if not isinstance(row, Row):
-            lines.tally.drop(row, number)
+        row = usable(_fields(entry, names), number, lines)
+        if row is None:
             continue
         if row.output_lengths:
             lines.tally.note(SPLIT)

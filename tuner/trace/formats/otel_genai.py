@@ -9,7 +9,7 @@ from typing import Literal
 
 from tuner.errors import TraceError
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
-from tuner.trace.formats.reading.json_rows import checked
+from tuner.trace.formats.reading.json_rows import usable
 from tuner.trace.formats.reading.otlp import (
     INSTANCE,
     REQUEST_NAME,
@@ -20,7 +20,6 @@ from tuner.trace.formats.reading.otlp import (
     request_of,
     tokens_of,
 )
-from tuner.trace.formats.reading.record import Row
 from tuner.trace.formats.reading.same_request import Fragment, Span, innermost, merged
 from tuner.trace.formats.reading.scalars import SPLIT, first
 from tuner.trace.formats.reading.source import Source
@@ -83,12 +82,10 @@ def _spans(lines: TraceFile) -> Iterator[Span]:
         spans += 1
         kind = kind_of(span)
         found = None
-        if kind != "link":
-            lines.tally.rows_read += 1
         if kind == "request":
             found = _request(span, names, lines)
         elif kind == "other call":
-            lines.tally.drop("not_generation", span.line)
+            lines.tally.lose("not_generation", span.line)
         yield Span(
             span.id("traceId"), span.id("spanId"), span.id("parentSpanId"), found, span.is_server
         )
@@ -100,9 +97,8 @@ def _spans(lines: TraceFile) -> Iterator[Span]:
 
 
 def _request(span: RawSpan, names: Names, lines: TraceFile) -> Fragment | None:
-    row = checked(request_of(span, names), block_size=1)
-    if not isinstance(row, Row):
-        lines.tally.drop(row, span.line)
+    row = usable(request_of(span, names), span.line, lines)
+    if row is None:
         return None
     if not span.is_server:
         lines.tally.note(CLIENTS)

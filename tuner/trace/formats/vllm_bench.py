@@ -13,7 +13,7 @@ import msgspec
 
 from tuner.errors import TraceError
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
-from tuner.trace.formats.reading.json_rows import Fields, as_ms, checked, opening
+from tuner.trace.formats.reading.json_rows import Fields, as_ms, opening, usable
 from tuner.trace.formats.reading.record import Row
 from tuner.trace.formats.reading.scalars import is_number
 from tuner.trace.formats.reading.source import Source
@@ -25,10 +25,6 @@ MARK = "start_times, input_lens, output_lens"
 
 NO_NUMBER = re.compile(rb"-?\b(?:NaN|Infinity)\b")
 NEEDED = ("start_times", "input_lens", "output_lens")
-LISTS = (
-    *(*NEEDED, "ttfts", "itls", "latencies", "queue_times"),
-    *("server_queue_times", "server_ttfts", "errors", "generated_texts"),
-)
 EMPTY = (b'""', b"null")
 
 
@@ -97,11 +93,10 @@ def _decoded(lines: TraceFile) -> _Result:
             "and SGLang, never write start_times.",
         )
     size = len(result.start_times)
-    for name in LISTS:
-        if len(getattr(result, name)) not in (0, size):
+    for name, column in msgspec.structs.asdict(result).items():
+        if isinstance(column, list) and len(column) not in (0, size):
             raise TraceError(
-                f"{lines.place}: {name} has {len(getattr(result, name)):,} entries, "
-                f"start_times {size:,}",
+                f"{lines.place}: {name} has {len(column):,} entries, start_times {size:,}",
                 hint="Is the file complete?",
             )
     return result
@@ -116,15 +111,10 @@ def _more_than_the_servers_s(result: _Result) -> float | None:
 
 
 def _rows(result: _Result, lines: TraceFile) -> Iterator[Row]:
-    tally = lines.tally
     for index in range(len(result.start_times)):
-        tally.rows_read += 1
-        row = checked(_fields(result, index), block_size=1)
-        if isinstance(row, Row):
-            tally.rows_kept += 1
+        if (row := usable(_fields(result, index), 1, lines)) is not None:
+            lines.tally.rows_kept += 1
             yield row
-        else:
-            tally.drop(row, 1)
 
 
 def _fields(result: _Result, index: int) -> Fields:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tuner.errors import TraceError
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
-from tuner.trace.formats.reading.json_rows import checked
+from tuner.trace.formats.reading.json_rows import usable
 from tuner.trace.formats.reading.otlp import (
     INSTANCE,
     REQUEST_NAME,
@@ -17,7 +17,6 @@ from tuner.trace.formats.reading.otlp import (
     raw_spans,
     request_of,
 )
-from tuner.trace.formats.reading.record import Row
 from tuner.trace.formats.reading.same_request import Fragment, merged
 from tuner.trace.formats.reading.scalars import first
 from tuner.trace.formats.reading.source import Source
@@ -50,10 +49,8 @@ def _found(lines: TraceFile) -> Iterator[Fragment]:
         spans += 1
         if span.name != REQUEST_NAME:
             continue
-        lines.tally.rows_read += 1
-        row = checked(request_of(span, names), block_size=1)
-        if not isinstance(row, Row):
-            lines.tally.drop(row, span.line)
+        row = usable(request_of(span, names), span.line, lines)
+        if row is None:
             continue
         request = span.attributes.get("gen_ai.request.id")
         instance = first(span.resource, INSTANCE)

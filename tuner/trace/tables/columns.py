@@ -4,7 +4,7 @@ A reading by columns must give what a reading by rows would. It is tried on the 
 differs, or where the table is written so that Arrow cannot read it, all goes row by row.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -131,7 +131,7 @@ class _Block:
 
     def __init__(self, of: Columnar, table: Any) -> None:  # noqa: ANN401 - Arrow's
         self.plan, self.converter, self.table = of.plan, of.converter, table
-        self.size = len(self._raw(next(iter(of.plan.columns.values()))))
+        self.size = len(self._at(next(iter(of.plan.columns.values())).place))
         self.dirty = np.zeros(self.size, np.bool_)
 
     def batch(self) -> tuple[Batch, NDArray[np.bool_]]:
@@ -152,7 +152,7 @@ class _Block:
         if (first_ms := self._times("first_token")) is not None:
             ttft_ms = self._since(arrival_ms, first_ms)
         spans = {"e2e_ms": duration_ms, "ttft_ms": ttft_ms, "queue_ms": self._spans("queue")}
-        times |= {key: found for key, found in spans.items() if found is not None}
+        times |= {key: ms for key, ms in spans.items() if ms is not None}
         counts = self._lengths(served)
         if (column := self.plan.columns.get("duration")) is not None and duration_ms is not None:
             assert isinstance(column.reader, Spans)
@@ -165,8 +165,8 @@ class _Block:
                 counts[role] = np.where((optional < 0) | (optional > MAX_TOKENS), ABSENT, optional)
         named: dict[str, Names] = dict(status)
         for role in PSEUDONYMS:
-            if (column := self.plan.columns.get(role)) is not None:
-                named[role] = self._pseudonyms(role, column)
+            if (found := self._texts(role)) is not None:
+                named[role] = self._pseudonyms(role, *found)
         self._flags(counts, named)
         return Batch(times, counts, named), self.dirty
 
@@ -179,22 +179,24 @@ class _Block:
             "kind": is_link,
         }
         for role, is_none in tells.items():
-            if (column := self.plan.columns.get(role)) is not None:
-                coded, values = names(pc.cast(self._raw(column), pa.string()))
+            if (found := self._texts(role)) is not None:
+                codes, values = found
                 dirty = [is_none(value) is True for value in values]
-                self.dirty |= np.array([*dirty, False], np.bool_)[coded]
+                self.dirty |= np.array([*dirty, False], np.bool_)[codes]
 
     def _at(self, place: int) -> Any:  # noqa: ANN401 - Arrow's
         return self.table[place] if isinstance(self.table, dict) else self.table.column(str(place))
 
-    def _raw(self, column: Column) -> Any:  # noqa: ANN401 - Arrow's
-        return self._at(column.place)
+    def _texts(self, role: Role) -> Names | None:
+        """Return a column as texts; None where the table has none for the role."""
+        column = self.plan.columns.get(role)
+        return None if column is None else names(pc.cast(self._at(column.place), pa.string()))
 
     def _times(self, role: Role) -> Floats | None:
         column = self.plan.columns.get(role)
         if column is None:
             return None
-        clock, raw = column.reader, self._raw(column)
+        clock, raw = column.reader, self._at(column.place)
         assert isinstance(clock, ColumnClock)
         if clock.unit is None:
             found = _dates_ms(raw, zoned=clock.zoned)
@@ -218,7 +220,7 @@ class _Block:
         spans = column.reader
         assert isinstance(spans, Spans)
         assert spans.unit is not None
-        found = _scaled(floats(_numbers(self._raw(column))), spans.unit)
+        found = _scaled(floats(_numbers(self._at(column.place))), spans.unit)
         self.dirty |= (found < 0) | (found > MAX_MS)
         return found
 
@@ -226,7 +228,7 @@ class _Block:
         column = self.plan.columns.get(role)
         if column is None:
             return None
-        held = self._raw(column)
+        held = self._at(column.place)
         raw = _numbers(held)
         if pa.types.is_string(held.type):  # 1e5 is no count, nan says nothing, 1.000 may be two
             assert isinstance(column.reader, Counts)
@@ -271,10 +273,10 @@ class _Block:
         codes = np.zeros(self.size, np.int32)
         known = ["ok"]
         for role in ("error", "status"):
-            column = self.plan.columns.get(role)
-            if column is None:
+            found = self._texts(role)
+            if found is None:
                 continue
-            coded, values = names(pc.cast(self._raw(column), pa.string()))
+            coded, values = found
             read = [
                 status_in(value, flag=self.plan.flag) if role == "status" else error_in(value)
                 for value in values
@@ -286,35 +288,31 @@ class _Block:
         served = np.array([name in SERVED for name in known])[codes]
         return served, {} if len(known) == 1 else {"status": (codes.astype(np.int32), known)}
 
-    def _pseudonyms(self, role: Role, column: Column) -> Names:
-        codes, values = names(pc.cast(self._raw(column), pa.string()))
+    def _pseudonyms(self, role: Role, codes: NDArray[np.int32], values: Sequence[str]) -> Names:
         if self.plan.as_published and role == "model":
-            bare = [value.strip() for value in values]
-            known = [place if name else -1 for place, name in enumerate(bare)]
-            return np.array([*known, -1], np.int32)[codes], bare
-        numbers = [self.converter.names[role].of(value) for value in values]
-        places = [-1 if number is None else place for place, number in enumerate(numbers)]
-        told = np.array([*places, -1], np.int32)[codes]
-        return told, [f"{PSEUDONYMS[role]}{number}" for number in numbers]
+            return _renamed(codes, [value.strip() or None for value in values])
+        known, letter = self.converter.names[role], PSEUDONYMS[role]
+        return _renamed(codes, [known.named(letter, value) for value in values])
 
     def _flags(self, counts: dict[str, Ints], named: dict[str, Names]) -> None:
-        if (column := self.plan.columns.get("stream")) is not None:
-            codes, values = names(pc.cast(self._raw(column), pa.string()))
-            read = [flag(value) for value in values] + [None]
-            told = np.array([ABSENT if one is None else int(one) for one in read], np.int64)
-            counts["stream"] = told[codes]
-        if (column := self.plan.columns.get("replica")) is not None:
-            codes, values = names(pc.cast(self._raw(column), pa.string()))
-            replicas = [self.converter.replicas.of(value) for value in values] + [None]
-            told = np.array([ABSENT if one is None else one for one in replicas], np.int64)
-            counts["replica"] = told[codes]
-        if (column := self.plan.columns.get("finish_reason")) is not None:
-            codes, values = names(pc.cast(self._raw(column), pa.string()))
-            words = [self.converter.word(value) for value in values]
-            told = np.array(
-                [-1 if one is None else place for place, one in enumerate(words)] + [-1]
-            )
-            named["finish_reason"] = told[codes].astype(np.int32), [one or "" for one in words]
+        reads: dict[Role, Callable[[object], int | None]] = {
+            "stream": flag,
+            "replica": self.converter.replicas.of,
+        }
+        for role, read in reads.items():
+            if (found := self._texts(role)) is not None:
+                codes, values = found
+                told = [ABSENT if (one := read(value)) is None else one for value in values]
+                counts[role] = np.array([*told, ABSENT], np.int64)[codes]
+        if (found := self._texts("finish_reason")) is not None:
+            codes, values = found
+            named["finish_reason"] = _renamed(codes, [*map(self.converter.word, values)])
+
+
+def _renamed(codes: NDArray[np.int32], known: Sequence[str | None]) -> Names:
+    """Return names by the codes of what they stand for; None says nothing."""
+    places = [-1 if name is None else place for place, name in enumerate(known)]
+    return np.array([*places, -1], np.int32)[codes], [name or "" for name in known]
 
 
 def _scaled(values: Floats, unit: Unit) -> Floats:

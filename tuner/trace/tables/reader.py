@@ -142,9 +142,8 @@ class TableReader:
                     hint="Cut the file there, and import each part by itself.",
                 )
             if cells is None or len(cells) != width:
-                self.lines.tally.rows_read += 1
                 at_end = place == self.lines.unterminated
-                self.lines.tally.drop("truncated" if at_end else "malformed", place)
+                self.lines.tally.lose("truncated" if at_end else "malformed", place)
                 continue
             yield from self.converted(self.shape.with_inside(cells, self.columnar.wanted), place)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tuner.trace.formats.reading.json_values import spans_lines
+from tuner.trace.formats.reading.json_values import spans_lines, values
 from tuner.trace.formats.reading.trace_file import SAMPLE_BYTES, TableOptions
 from tuner.trace.tables.clocks import is_date, number
 from tuner.trace.tables.headings import MAIN, Role, meanings
@@ -214,8 +214,6 @@ def _of_objects(objects: Sequence[Mapping[str, Any]]) -> Shape:
 def _objects(head: bytes) -> Iterator[dict[str, Any]]:
     """Yield the whole objects at the beginning of a file."""
     if spans_lines(head):
-        from tuner.trace.formats.reading.json_values import values  # noqa: PLC0415
-
         array = head.startswith(b"[")
         parts = [
             text

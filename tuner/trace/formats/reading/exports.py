@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterable, Iterator
 
 from tuner.trace.formats.reading.json_rows import Object, check_text, first_listed, objects, opening
-from tuner.trace.formats.reading.trace_file import BOM, HEAD_BYTES, MAX_LINE_BYTES, TraceFile
+from tuner.trace.formats.reading.trace_file import HEAD_BYTES, MAX_LINE_BYTES, TraceFile
 
 MAX_PAGE_BYTES = 64 * 2**20
 """Of one answer of an API."""
@@ -45,8 +45,7 @@ def entries(lines: TraceFile, *needed: frozenset[str]) -> Iterator[tuple[int, Ob
                 check_text(entry, number, lines)
                 yield number, entry
             else:
-                lines.tally.rows_read += 1
-                lines.tally.drop("malformed", number)
+                lines.tally.lose("malformed", number)
 
 
 def _page_of(found: Object) -> Iterable[object]:
@@ -57,7 +56,7 @@ def _page_of(found: Object) -> Iterable[object]:
 
 def _headings(head: bytes) -> list[str]:
     """Return the headings of a table; none where it is JSON."""
-    line = head.removeprefix(BOM).lstrip().partition(b"\n")[0].strip()
+    line = head.lstrip().partition(b"\n")[0].strip()
     if line[:1] in (b"{", b"[") or len(line) > MAX_HEADINGS:
         return []
     text = line.decode(errors="replace")
@@ -91,8 +90,7 @@ def _table(lines: TraceFile) -> Iterator[tuple[int, Object]]:
         if cells == columns:  # of another table behind the first
             continue
         if len(cells) != len(columns):
-            lines.tally.rows_read += 1
-            lines.tally.drop("malformed", number)
+            lines.tally.lose("malformed", number)
             continue
         entry = dict(zip(columns, cells, strict=True))
         check_text(entry, number, lines)

@@ -17,7 +17,7 @@ from tuner.trace.formats.reading.record import (
     unreadable,
 )
 from tuner.trace.formats.reading.scalars import is_number
-from tuner.trace.formats.reading.trace_file import BOM, TraceFile
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 Object = dict[str, Any]
 Fields = dict[str, Any]
@@ -57,7 +57,7 @@ def opening(head: bytes) -> Object:
 
     Programs that log JSON say other things first: some lines of text may stand above it.
     """
-    text = head.removeprefix(BOM).strip()
+    text = head.strip()
     first, *others = text.split(b"\n", LINES_ABOVE)
     found = _first_object(first)
     if found is None:
@@ -76,16 +76,12 @@ def rows(
     An object may hold no request, one or several. Raises TraceError for one that holds text, unless
     that was allowed.
     """
-    tally = lines.tally
     for number, parsed in objects(lines):
         for fields in convert(parsed):
-            tally.rows_read += 1
-            row = checked(fields, block_size)
-            if isinstance(row, Row):
-                tally.rows_kept += 1
+            row = usable(fields, number, lines, block_size=block_size)
+            if row is not None:
+                lines.tally.rows_kept += 1
                 yield row
-            else:
-                tally.drop(row, number)
 
 
 def objects(
@@ -111,8 +107,7 @@ def objects(
             check_text(parsed, number, lines)
             yield number, parsed
         else:
-            lines.tally.rows_read += 1
-            lines.tally.drop(reason, number)
+            lines.tally.lose(reason, number)
 
 
 def with_tokens(found: Iterable[Row], lines: TraceFile, what: str, hint: str) -> Iterator[Row]:
@@ -126,8 +121,19 @@ def with_tokens(found: Iterable[Row], lines: TraceFile, what: str, hint: str) ->
         raise TraceError(f"{lines.place}:{tally.first_line['no_tokens']}: {what}", hint=hint)
 
 
-def checked(fields: Fields | Reason, block_size: int) -> Row | Reason:
-    """Return the row, or why it cannot be used."""
+def usable(
+    fields: Fields | Reason, number: int, lines: TraceFile, *, block_size: int = 1
+) -> Row | None:
+    """Count a row as read, and return it; None for one that cannot be used, which is counted."""
+    row = _checked(fields, block_size)
+    if isinstance(row, Row):
+        lines.tally.rows_read += 1
+        return row
+    lines.tally.lose(row, number)
+    return None
+
+
+def _checked(fields: Fields | Reason, block_size: int) -> Row | Reason:
     if isinstance(fields, str):
         return fields
     known = {key: value for key, value in fields.items() if value is not None}

@@ -29,7 +29,7 @@ from tuner.trace.formats.reading.scalars import (
     token_sum,
     tokens,
 )
-from tuner.trace.formats.reading.trace_file import BOM, TraceFile
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 MAX_BATCH_BYTES = 64 * 2**20
 """The collector's batches have thousands of spans, of 2 kB each."""
@@ -133,7 +133,7 @@ _decode = msgspec.json.Decoder().decode
 
 def is_otlp(head: bytes) -> bool:
     """Whether there are spans; metrics and logs may stand in one file with them."""
-    return EXPORT.match(head.removeprefix(BOM)) is not None and b'"resourceSpans"' in head
+    return EXPORT.match(head) is not None and b'"resourceSpans"' in head
 
 
 def raw_spans(lines: TraceFile) -> Iterator[RawSpan]:
@@ -146,8 +146,7 @@ def raw_spans(lines: TraceFile) -> Iterator[RawSpan]:
         try:
             export = _export(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            lines.tally.rows_read += 1
-            lines.tally.drop(broken(line, number, lines), number)
+            lines.tally.lose(broken(line, number, lines), number)
             continue
         for of_resource in export.resourceSpans or ():
             resource = _attributes((of_resource.resource or {}).get("attributes"))
@@ -218,8 +217,7 @@ def _span(
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         span = None
     if not isinstance(span, dict):
-        lines.tally.rows_read += 1
-        lines.tally.drop("malformed", number)
+        lines.tally.lose("malformed", number)
         return
     found = RawSpan(number, span, _attributes(span.get("attributes")), resource)
     events = span.get("events")

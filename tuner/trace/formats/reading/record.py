@@ -149,6 +149,11 @@ class Tally:
         if column:
             self.first_column.setdefault(reason, column)
 
+    def lose(self, reason: Reason, line: int) -> None:
+        """Count a row that was read and cannot be used."""
+        self.rows_read += 1
+        self.drop(reason, line)
+
     def first_place(self, reason: Reason) -> str:
         """Return where a reason first showed: file, line, and the column of a table."""
         column = self.first_column.get(reason)

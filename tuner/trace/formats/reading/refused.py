@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from tuner.trace.formats.reading.json_rows import first_listed, opening
 from tuner.trace.formats.reading.scalars import inner
-from tuner.trace.formats.reading.trace_file import BOM
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +18,7 @@ class Lookalike:
 
 
 def _first_line(head: bytes) -> bytes:
-    return head.removeprefix(BOM).lstrip().partition(b"\n")[0].strip()
+    return head.lstrip().partition(b"\n")[0].strip()
 
 
 def _is_servegen(head: bytes) -> bool:

@@ -5,24 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuner.errors import TraceError, UsageError
-from tuner.trace.formats.reading.byte_chunks import UTF_8 as BOM
 from tuner.trace.formats.reading.byte_chunks import chunks, line_ends
 from tuner.trace.formats.reading.header import TimeUnit
 from tuner.trace.formats.reading.json_values import spans_lines, values
 from tuner.trace.formats.reading.record import Tally
-
-__all__ = [
-    "ARROW_MARKS",
-    "BOM",
-    "HEAD_BYTES",
-    "MAX_LINE_BYTES",
-    "SAMPLE_BYTES",
-    "STDIN",
-    "TableOptions",
-    "TraceFile",
-    "columns_asked",
-    "delimiter_asked",
-]
 
 MAX_LINE_BYTES = 4 * 2**20
 MAX_DOCUMENT_BYTES = 256 * 2**20
@@ -218,5 +204,4 @@ class TraceFile:
 
     def too_long(self, number: int) -> None:
         """Count a row that is too long to be read."""
-        self.tally.rows_read += 1
-        self.tally.drop("line_too_long", number)
+        self.tally.lose("line_too_long", number)
