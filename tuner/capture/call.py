@@ -132,7 +132,7 @@ def row_of(call: Call, origin_s: float, recording: Recording) -> Row:
     answered = call.first_token_s is not None and call.stream is not False
     key = recording.key
     return Row(
-        timestamp=_ms(call.arrival_s - origin_s),
+        timestamp=ms(call.arrival_s - origin_s),
         input_length=call.input_length,
         output_length=longest,
         status=call.status,
@@ -141,9 +141,9 @@ def row_of(call: Call, origin_s: float, recording: Recording) -> Row:
         max_tokens=call.max_tokens,
         hash_ids=_hash_ids(call, recording),
         session_id=None if call.session is None else pseudonym(call.session, key=key, kind=SESSION),
-        e2e_ms=None if call.end_s is None else _ms(call.end_s - call.arrival_s),
-        ttft_ms=_ms((call.first_token_s or 0) - call.arrival_s) if answered else None,
-        queue_ms=None if call.queue_s is None else _ms(call.queue_s),
+        e2e_ms=None if call.end_s is None else ms(call.end_s - call.arrival_s),
+        ttft_ms=ms((call.first_token_s or 0) - call.arrival_s) if answered else None,
+        queue_ms=None if call.queue_s is None else ms(call.queue_s),
         finish_reason=call.finish_reason,
         priority=call.priority or None,
         lora=None if call.lora is None else pseudonym(call.lora, key=key, kind=LORA),
@@ -180,5 +180,5 @@ def queue_s(metrics: Any) -> float | None:  # noqa: ANN401 - vLLM's RequestState
     return scheduled_s - queued_s if 0 < queued_s <= scheduled_s else None
 
 
-def _ms(seconds: float) -> float:
+def ms(seconds: float) -> float:
     return max(0.0, round(seconds * 1000, 3))

@@ -76,11 +76,11 @@ class Exchange:
         if not failed:
             look_up()
             self._cancelled(call)
-        elif self.over:
-            call.ends("error", "error")
+            return
+        call.ends("error", "error")
+        if self.over:
             self.emit(call)
         else:
-            call.ends("error", "error")
             self.broken.append(call)
 
     def disconnected(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from tuner.capture.history import Labels, Samples
 from tuner.errors import AnswerTooLongError, InputError, UsageError
 from tuner.system.http import HttpRequest, problem_of, shown
 
@@ -42,11 +43,6 @@ PREFIX = "vllm[:_]"
 """Some pipelines turn the colon of vLLM's names into an underscore."""
 
 _PREFIX_LENGTH = len("vllm:")
-
-Labels = tuple[tuple[str, str], ...]
-
-Samples = dict[str, dict[Labels, dict[float, float]]]
-"""Metric without prefix → label set → seconds since 1970 → value."""
 
 
 @dataclass(frozen=True, slots=True)

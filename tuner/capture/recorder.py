@@ -5,22 +5,18 @@ It hands on every message untouched. An error in here costs the row of that requ
 is logged once. No request fails because of it, and no other row is lost.
 """
 
-# ruff: noqa: ANN401 - ASGI's messages and vLLM's objects have no types of their own
-
-import atexit
-import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from tuner.capture.call import Call, row_of
 from tuner.capture.engine_tap import attach
-from tuner.capture.environment import TRACE_OUT, Recording, recording
+from tuner.capture.environment import TRACE_OUT
 from tuner.capture.exchange import CURRENT, NOT_TRAFFIC, REFUSED, Exchange
-from tuner.capture.spool import Spool, log
+from tuner.capture.spool import spool_asked_for
 from tuner.capture.usage import Overheard, Room
-from tuner.errors import TunerError
 from tuner.system.contain_errors import contain_errors
 from tuner.trace.formats.reading.header import TraceHeader
+from tuner.trace.formats.reading.record import Row
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -47,22 +43,14 @@ class TraceRecorder:
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._spool: Spool[Call] | None = None
-        self._settings: Recording | None = None
         self._engine: Any = None
         self._room = Room()
         self._watching: bool | None = None
         """Whether the engine's own calls are seen; None until the first request."""
 
-        try:
-            self._settings = recording(os.environ, out=TRACE_OUT, default=DEFAULT_OUT)
-            if self._settings is not None:
-                self._spool = self._new_spool(self._settings)
-                atexit.register(self._spool.close)
-        except TunerError as problem:
-            log.warning("tuner: nothing is recorded: %s; %s", problem, problem.hint)
-        except OSError as problem:
-            log.warning("tuner: nothing is recorded: %s", problem)
+        self._spool = spool_asked_for(
+            out=TRACE_OUT, default=DEFAULT_OUT, name="trace", header=self._header, row_of=self._row
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._spool is None:
@@ -115,10 +103,10 @@ class TraceRecorder:
         status = exchange.http_status
         if status in NOT_TRAFFIC:
             return
-        call = Call(exchange.arrival_s, overheard=heard or Overheard())
+        overheard = heard or Overheard()
         metadata = scope.get("state", {}).get("request_metadata")
-        if call.overheard is not None:
-            call.overheard.usage = getattr(metadata, "final_usage_info", None)
+        overheard.usage = getattr(metadata, "final_usage_info", None)
+        call = Call(exchange.arrival_s, overheard=overheard)
         call.first_token_s = exchange.first_chunk_s
         if exchange.gone:
             call.ends("aborted", "abort")
@@ -146,23 +134,20 @@ class TraceRecorder:
         self._watching = False
         state = getattr(scope.get("app"), "state", None)
         engine = getattr(state, "engine_client", None)
-        if engine is not None and self._settings is not None:
+        if engine is not None and self._spool is not None:
             self._engine = engine
-            keep = self._settings.prefix_ids
+            keep = self._spool.recording.prefix_ids
             self._watching = attach(engine, self._lacks, keep_tokens=keep)
 
-    def _new_spool(self, settings: Recording) -> Spool[Call]:
-        def row(call: Call) -> Any:
-            return row_of(call, spool.origin_s, settings)
-
-        spool: Spool[Call] = Spool(settings, name="trace", header=self._header, row_of=row)
-        return spool
+    def _row(self, call: Call) -> Row:
+        assert self._spool is not None
+        return row_of(call, self._spool.origin_s, self._spool.recording)
 
     def _header(self) -> TraceHeader:
         missing: tuple[str, ...] = ()
         if not self._watching:
             missing = ("output_lengths", "queue_ms", "session_id", "lora")
-        if self._settings is not None and not self._settings.prefix_ids:
+        if self._spool is not None and not self._spool.recording.prefix_ids:
             missing = (*missing, "hash_ids")
         model = getattr(getattr(self._engine, "model_config", None), "model", None)
         return TraceHeader(

@@ -4,6 +4,7 @@ Memory is bounded: what the thread cannot keep up with is counted and not kept. 
 or a disk loses that row or what the disk did not take, is counted, and ends nothing.
 """
 
+import atexit
 import fcntl
 import logging
 import os
@@ -18,7 +19,8 @@ from typing import Generic, Literal, TypeVar
 
 import prometheus_client
 
-from tuner.capture.environment import Recording
+from tuner.capture.environment import Recording, recording
+from tuner.errors import TunerError
 from tuner.system.contain_errors import contain_errors
 from tuner.system.printable import printable
 from tuner.trace.formats.reading.header import TraceHeader, header_line, row_line
@@ -146,11 +148,11 @@ class Spool(Generic[Item]):
             said = str(problem) if isinstance(problem, OSError) else repr(problem)
             log.warning("tuner: a request is not recorded: %s", printable(said)[:200])
 
-    def close(self, *, wait: bool = True) -> None:
+    def close(self) -> None:
         """Write what is left, and wait for it. Does nothing the second time."""
         self._closing = True
         self._wake.set()
-        if wait and self._thread is not None:
+        if self._thread is not None:
             self._thread.join(timeout=10)
 
     def _run(self) -> None:
@@ -243,6 +245,33 @@ class Spool(Generic[Item]):
             time_resolution_ms=0.001,
             block_size=self.recording.block_size,
         )
+
+
+def spool_asked_for(
+    *,
+    out: str,
+    default: str | None,
+    name: str,
+    header: Callable[[], TraceHeader],
+    row_of: Callable[[Item], Row],
+) -> Spool[Item] | None:
+    """Return the spool that the environment asks for, which is closed when the process ends.
+
+    None where it asks for none; where nothing can be recorded the log says why.
+    """
+    try:
+        asked = recording(os.environ, out=out, default=default)
+        if asked is None:
+            return None
+        spool = Spool(asked, name=name, header=header, row_of=row_of)
+    except TunerError as problem:
+        log.warning("tuner: nothing is recorded: %s; %s", problem, problem.hint)
+        return None
+    except OSError as problem:
+        log.warning("tuner: nothing is recorded: %s", problem)
+        return None
+    atexit.register(spool.close)
+    return spool
 
 
 class _Part:

@@ -7,17 +7,15 @@ against vLLM 0.32, which calls its statistics unstable: a field that is gone is 
 
 # ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
 
-import atexit
-import os
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
-from tuner.capture.environment import STATS_OUT, recording
-from tuner.capture.spool import Spool, log
-from tuner.errors import TunerError
+from tuner.capture.call import ms
+from tuner.capture.environment import STATS_OUT
+from tuner.capture.spool import spool_asked_for
 from tuner.system.contain_errors import contain_errors
 from tuner.trace.formats.reading.header import TraceHeader
 from tuner.trace.formats.reading.record import Row, Status
@@ -46,7 +44,6 @@ class EngineRecorder(AggregateStatLoggerBase):  # type: ignore[misc] # Any, wher
     """Writes a row for every request that finishes, with the engine's own times."""
 
     def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
-        self._spool: Spool[Finished] | None = None
         self._several = len(engine_indexes) > 1
         model = getattr(getattr(vllm_config, "model_config", None), "model", None)
         header = TraceHeader(
@@ -54,15 +51,9 @@ class EngineRecorder(AggregateStatLoggerBase):  # type: ignore[misc] # Any, wher
             model=model if isinstance(model, str) else None,
             missing=MISSING,
         )
-        try:
-            settings = recording(os.environ, out=STATS_OUT, default=None)
-            if settings is not None:
-                self._spool = Spool(settings, name="stats", header=lambda: header, row_of=row_of)
-                atexit.register(self._spool.close)
-        except TunerError as problem:
-            log.warning("tuner: nothing is recorded: %s; %s", problem, problem.hint)
-        except OSError as problem:
-            log.warning("tuner: nothing is recorded: %s", problem)
+        self._spool = spool_asked_for(
+            out=STATS_OUT, default=None, name="stats", header=lambda: header, row_of=row_of
+        )
 
     def record(
         self,
@@ -102,24 +93,20 @@ def row_of(finished: Finished) -> Row:
     """Return the row: queue and first token as the engine timed them, the end as clients saw it."""
     stats = finished.stats
     if stats is None:
-        return Row(timestamp=_ms(finished.end_s), status="rejected", finish_reason=finished.reason)
+        return Row(timestamp=ms(finished.end_s), status="rejected", finish_reason=finished.reason)
     queue_s = getattr(stats, "queued_time", None)
     prefill_s = getattr(stats, "prefill_time", None)
     first_s = None if queue_s is None or prefill_s is None else queue_s + prefill_s
     return Row(
-        timestamp=_ms(finished.end_s - stats.e2e_latency),
+        timestamp=ms(finished.end_s - stats.e2e_latency),
         input_length=stats.num_prompt_tokens,
         output_length=stats.num_generation_tokens,
         status=STATUS.get(finished.reason, "ok"),
         max_tokens=getattr(stats, "max_tokens_param", None),
-        e2e_ms=_ms(stats.e2e_latency),
-        ttft_ms=None if first_s is None else _ms(first_s),
-        queue_ms=None if queue_s is None else _ms(queue_s),
+        e2e_ms=ms(stats.e2e_latency),
+        ttft_ms=None if first_s is None else ms(first_s),
+        queue_ms=None if queue_s is None else ms(queue_s),
         finish_reason=finished.reason,
         replica=finished.engine,
         cached_tokens=getattr(stats, "num_cached_tokens", None),
     )
-
-
-def _ms(seconds: float) -> float:
-    return max(0.0, round(seconds * 1000, 3))
