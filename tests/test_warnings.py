@@ -13,7 +13,6 @@ from tuner.commands.root import app
 
 WARN = {
     "traffic/trace_warnings.py": ".*",
-    "traffic/prompts.py": "reuse_warning",
     "runs/sweep/sweep_warnings.py": ".*",
     "runs/result.py": "memory_marks|second_thoughts|_headroom_doubts",
     "twin/front_end.py": "strain",

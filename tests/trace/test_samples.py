@@ -42,8 +42,8 @@ def test_the_sample_is_the_articles_traffic() -> None:
     assert found.duration_s == pytest.approx(300, abs=1)
     assert 10 <= found.recorded.mean <= 12
     assert 20 <= found.recorded.max <= 25
-    assert found.levels.share_above(20) < 0.05
-    assert found.levels.share_above(1) > 0.99
+    assert found.levels.held().share_above(20) < 0.05
+    assert found.levels.held().share_above(1) > 0.99
     assert found.input_tokens.max == found.output_tokens.max == 200
     assert found.tick_ms is None
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.traces import request
-from tuner.traffic.prompts import SPECIAL_IDS, prompt_token_ids, reuse_warning
+from tuner.traffic.prompts import SPECIAL_IDS, prompt_token_ids
 
 BLOCK = 16
 VOCABULARY = 32_000
@@ -126,10 +126,3 @@ def test_prompts_are_the_same_in_every_version() -> None:
     """A stored curve was measured with these prompts: a change here is a new one."""
     tokens = prompt(3, 1000, (1, 2), seed=7)
     assert hashlib.sha256(str(tokens).encode()).hexdigest()[:16] == "6703cffb7ea9ac41"
-
-
-def test_coarser_blocks_than_the_engines_are_told() -> None:
-    assert reuse_warning(trace_block_size=16, engine_block_size=16) is None
-    warning = reuse_warning(trace_block_size=512, engine_block_size=16)
-    assert warning is not None
-    assert "understated" in warning

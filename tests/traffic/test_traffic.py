@@ -190,10 +190,10 @@ def test_levels_hold_for_as_long_as_they_hold() -> None:
     found = in_flight([request(0, 0.0, e2e_s=4.0), request(1, 1.0, e2e_s=1.0)], 0.0, 4.0)
     assert found.level.tolist() == [1, 2, 1]
     assert found.duration_s.tolist() == [1.0, 1.0, 2.0]
-    assert found.mean() == 5 / 4
-    assert found.quantiles(0.5, 0.75, 0.76, 1.0) == (1, 1, 2, 2)
-    assert found.max() == 2
-    assert found.share_above(1) == 0.25
+    assert found.held().mean() == 5 / 4
+    assert found.held().quantiles(0.5, 0.75, 0.76, 1.0) == (1, 1, 2, 2)
+    assert found.held().max() == 2
+    assert found.held().share_above(1) == 0.25
     assert found.longest_above_s(0) == 4.0
     assert found.longest_above_s(2) == 0.0
 
@@ -208,16 +208,17 @@ def test_the_longest_time_above_has_no_break_in_it() -> None:
 
 
 def test_one_that_ends_makes_room_for_one_that_begins() -> None:
-    assert in_flight([request(0, 0.0, e2e_s=1.0), request(1, 1.0, e2e_s=1.0)], 0.0, 2.0).max() == 1
+    found = in_flight([request(0, 0.0, e2e_s=1.0), request(1, 1.0, e2e_s=1.0)], 0.0, 2.0)
+    assert found.held().max() == 1
 
 
 def test_a_request_of_n_counts_n_times() -> None:
-    assert in_flight([request(0, 0.0, e2e_s=1.0, n=3)], 0.0, 2.0).mean() == 1.5
+    assert in_flight([request(0, 0.0, e2e_s=1.0, n=3)], 0.0, 2.0).held().mean() == 1.5
 
 
 def test_what_was_not_served_held_no_slot() -> None:
     both = [request(0, 0.0, e2e_s=1.0, status="rejected"), request(1, 0.0, e2e_s=1.0)]
-    assert in_flight(both, 0.0, 1.0).max() == 1
+    assert in_flight(both, 0.0, 1.0).held().max() == 1
 
 
 def test_an_empty_time_has_no_levels() -> None:
@@ -371,6 +372,7 @@ def test_what_to_beware_of_is_told(requests: list[TraceRequest], text: str) -> N
 def test_what_the_source_cannot_show_is_told() -> None:
     assert "cannot show aborted" in told(*healthy(), header=TraceHeader(missing=("aborts",)))
     assert "understated" in told(*healthy(), header=TraceHeader(block_size=512))
+    assert "understated" not in told(*healthy(), header=TraceHeader(block_size=16))
 
 
 def test_dates_are_not_said_to_be_of_another_unit() -> None:

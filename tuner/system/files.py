@@ -157,7 +157,7 @@ def opened_own(path: str | Path, flags: int) -> int:
     )
 
 
-def read_regular(path: Path, *, most_bytes: int = MOST_READ) -> bytes:
+def read_regular(path: Path) -> bytes:
     """Return what is in a file that somebody else may have put there.
 
     Raises OSError, also for what is no regular file (reading it might never end) and for more than
@@ -167,8 +167,8 @@ def read_regular(path: Path, *, most_bytes: int = MOST_READ) -> bytes:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is no file")
-        if status.st_size > most_bytes:
-            raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB")
+        if status.st_size > MOST_READ:
+            raise OSError(errno.EFBIG, f"it is larger than {MOST_READ >> 20} MiB")
         return file.read()
 
 

@@ -62,18 +62,6 @@ class Levels:
             found.add(level, duration_s)
         return found.held()
 
-    def mean(self) -> float:
-        return self.held().mean()
-
-    def quantiles(self, *shares: float) -> tuple[int, ...]:
-        return self.held().quantiles(*shares)
-
-    def max(self) -> int:
-        return int(self.level.max())
-
-    def share_above(self, level: int) -> float:
-        return self.held().share_above(level)
-
     def longest_above_s(self, level: int) -> float:
         """Return the longest time without a break with more than ``level`` in flight."""
         longest_s = lasting_s = 0.0

@@ -53,17 +53,6 @@ def prompt_token_ids(
     return tokens.tolist()
 
 
-def reuse_warning(*, trace_block_size: int, engine_block_size: int) -> str | None:
-    """Say so when the trace's blocks are coarser than those that the engine caches."""
-    if trace_block_size <= engine_block_size:
-        return None
-    return (
-        f"the trace knows shared prefixes in blocks of {trace_block_size} tokens, the engine "
-        f"caches blocks of {engine_block_size}: prefix reuse is understated; record finer ones "
-        "with vllm serve --middleware tuner.capture.TraceRecorder"
-    )
-
-
 def _key(seed: int, kind: int) -> np.uint64:
     return np.uint64((seed * 4 + kind) * _GOLDEN % 2**64)
 

@@ -5,7 +5,6 @@ import numpy as np
 from tuner.trace.columns import Columns
 from tuner.trace.formats.reading.header import TraceHeader
 from tuner.traffic.arrivals import SAMPLE
-from tuner.traffic.prompts import reuse_warning
 from tuner.traffic.summary import TrafficSummary
 
 COARSE_TICK_MS = 500
@@ -230,4 +229,10 @@ def _prefixes(traffic: TrafficSummary, header: TraceHeader) -> str | None:
             "no hash_ids: prompts will be unique, prefix reuse 0 is a lower bound; record them "
             "with vllm serve --middleware tuner.capture.TraceRecorder"
         )
-    return reuse_warning(trace_block_size=header.block_size, engine_block_size=ENGINE_BLOCK_SIZE)
+    if header.block_size <= ENGINE_BLOCK_SIZE:
+        return None
+    return (
+        f"the trace knows shared prefixes in blocks of {header.block_size} tokens, the engine "
+        f"caches blocks of {ENGINE_BLOCK_SIZE}: prefix reuse is understated; record finer ones "
+        "with vllm serve --middleware tuner.capture.TraceRecorder"
+    )

@@ -41,8 +41,9 @@ def test_the_concurrency_is_that_of_the_schedule(tuner: Run, tmp_path: Path) -> 
     assert len(found.requests) == 2 * 5 + 4 * 5
     columns = columns_of(found.requests, block_size=16)
     for begin_s, in_flight in ((0.0, 2), (10.0, 4)):
-        held = levels(columns, columns.e2e_s, start_s=begin_s, end_s=begin_s + 10)
-        assert held is not None
+        found_levels = levels(columns, columns.e2e_s, start_s=begin_s, end_s=begin_s + 10)
+        assert found_levels is not None
+        held = found_levels.held()
         assert held.mean() == held.max() == in_flight
 
 

@@ -30,8 +30,8 @@ def _number(default: float, *, low: float = 0.0, high: float = _MAX_SECONDS) -> 
     return field(default=default, metadata={"low": low, "high": high})
 
 
-def _count(default: int, *, low: int = 0, high: int = _MAX_COUNT) -> Any:  # noqa: ANN401
-    return field(default=default, metadata={"low": low, "high": high})
+def _count(default: int, *, low: int = 0) -> Any:  # noqa: ANN401
+    return field(default=default, metadata={"low": low, "high": _MAX_COUNT})
 
 
 @dataclass(frozen=True, slots=True)

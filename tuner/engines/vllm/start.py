@@ -175,7 +175,7 @@ class VllmStarter:
             )
 
 
-def hollow(*, step_s: float, log: Path | None = None) -> VllmStarter:
+def hollow(*, step_s: float) -> VllmStarter:
     """Return what starts engines with all of vLLM but a model: iterations take ``step_s``."""
     return VllmStarter(
         {
@@ -185,8 +185,7 @@ def hollow(*, step_s: float, log: Path | None = None) -> VllmStarter:
             "max_model_len": 2048,
             "worker_cls": "tuner.engines.vllm.hollow.HollowWorker",
             "additional_config": {"tuner_step_s": step_s},
-        },
-        log=log,
+        }
     )
 
 
