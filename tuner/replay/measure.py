@@ -62,7 +62,6 @@ class Measurement:
 
     requests_per_s: float
     output_tokens_per_s: float
-    total_tokens_per_s: float
     ttft_s: Spread | None
     tpot_s: Spread | None
     itl_s: Spread | None
@@ -72,12 +71,8 @@ class Measurement:
     kv_cache_usage: KvCacheUsage | None
     preemptions: int
     recomputed_tokens: int
-    prefix_cache_hit_rate: float
-    """Prompt tokens found in the prefix cache / prompt tokens of the requests."""
-
     running_mean: float
     running_peak: int
-    waiting_peak: int
     cap_bound_share: float
     """Share of busy time in which the cap was full and a request waited."""
 
@@ -169,7 +164,6 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
         offered_tokens_per_s=scored / total("window_s") * _mean_output(seen),
         requests_per_s=total("ended") / total("span_s"),
         output_tokens_per_s=total("tokens") / total("span_s"),
-        total_tokens_per_s=(total("tokens") + total("prompt_tokens")) / total("span_s"),
         ttft_s=over(lambda one: _single(one.ttft_s)),
         tpot_s=over(lambda one: _single(one.tpot_s), only_done=True),
         itl_s=over(lambda one: one.itl_s),
@@ -179,16 +173,15 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
         kv_cache_usage=kv_cache_usage(scored_work, blocks[0].kv_blocks),
         preemptions=int(work["preemptions"].sum()),
         recomputed_tokens=int(work["recomputed_tokens"].sum()),
-        prefix_cache_hit_rate=_share_of(done, lambda r: (r.cached_tokens or 0, r.input_length)),
         running_mean=time_mean(scored_work, "running"),
         running_peak=int(scored_work["running"].max(initial=0)),
-        waiting_peak=int(scored_work["waiting"].max(initial=0)),
         cap_bound_share=waiting_share(scored_work, cap, full=True),
         kv_bound_share=waiting_share(scored_work, cap, full=False),
         token_bound_share=token_bound_share(scored_work, cap, blocks[0].token_budget),
         in_flight_peak=max(in_flight_peak(block.records) for block in blocks),
         lag_p99_s=lag_p99_s(blocks),
-        merged_share=_share_of(seen, lambda one: (one.merged_outputs, one.output_tokens)),
+        merged_share=sum(one.merged_outputs for one in seen)
+        / max(1, sum(one.output_tokens for one in seen)),
         cut=cut[0].cut if cut else None,
         device=device_use([block.device for block in blocks]),
         ruled_out=bool(cut)
@@ -225,14 +218,6 @@ def _single(value: float | None) -> tuple[float, ...]:
     return () if value is None else (value,)
 
 
-def _share_of(
-    records: Sequence[RequestRecord], counts_of: Callable[[RequestRecord], tuple[int, int]]
-) -> float:
-    """Return the share of one count in another, over all requests."""
-    counts = [counts_of(one) for one in records]
-    return sum(part for part, _ in counts) / max(1, sum(whole for _, whole in counts))
-
-
 @dataclass(frozen=True, slots=True)
 class _Counts:
     """The counts of one replay."""
@@ -246,7 +231,6 @@ class _Counts:
 
     ended: int
     tokens: int
-    prompt_tokens: int
     window_s: float
     span_s: float
 
@@ -264,7 +248,6 @@ class _Counts:
             possible=min(good + undecided, bound * scored),
             ended=_ended(block),
             tokens=_tokens(block),
-            prompt_tokens=int(_scored_iterations(block)["prefill_tokens"].sum()),
             window_s=block.window_s,
             span_s=(end_s - begin_s) or 1e-9,
         )

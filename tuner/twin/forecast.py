@@ -433,8 +433,6 @@ def measurement_of(
     ended = int(np.searchsorted(in_time, traffic.arrival_s[0] + span_s)) if len(traffic) else 0
     first = int((traffic.arrival_s + replay.ttft_s < traffic.arrival_s[:1] + span_s).sum())
     tokens = first + int(work["decode_seqs"][inside].sum())
-    prompt_tokens = int(work["prefill_tokens"][inside].sum())
-    prompts = int(traffic.input_length.sum())
     cap = replay.max_num_seqs
     return Measurement(
         max_num_seqs=cap,
@@ -450,7 +448,6 @@ def measurement_of(
         offered_tokens_per_s=float(traffic.output_length.sum()) / span_s,
         requests_per_s=ended / span_s,
         output_tokens_per_s=tokens / span_s,
-        total_tokens_per_s=(tokens + prompt_tokens) / span_s,
         ttft_s=_spread(replay.ttft_s),
         tpot_s=_spread(replay.tpot_s),
         itl_s=spread(work["duration_s"], work["decode_seqs"]) if tokens else None,
@@ -460,10 +457,8 @@ def measurement_of(
         kv_cache_usage=kv_cache_usage(work, shape.kv_blocks),
         preemptions=int(replay.preemptions.sum()),
         recomputed_tokens=replay.recomputed_tokens,
-        prefix_cache_hit_rate=float(traffic.cached_length.sum()) / max(1, prompts),
         running_mean=time_mean(work, "running"),
         running_peak=replay.running_peak,
-        waiting_peak=int(work["waiting"].max(initial=0)),
         cap_bound_share=waiting_share(work, cap, full=True),
         kv_bound_share=waiting_share(work, cap, full=False),
         token_bound_share=token_bound_share(work, cap, shape.max_num_batched_tokens),
