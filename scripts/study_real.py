@@ -423,8 +423,7 @@ class Study:
             if not seen:
                 continue
             traffic = _traffic(self.sent(load), hits)
-            ends_s = {"begin_s": float(traffic.arrival_s[0]), "end_s": float(traffic.arrival_s[-1])}
-            drawn = draws.draws_of(twin.laws, twin.machine, seed=0, believed=beliefs, **ends_s)
+            drawn = draws.draws_of(twin.laws, twin.machine, [traffic], believed=beliefs)
             said = draws.promised([traffic], drawn, twin.shape, slo, max_num_seqs=cap)
             rival = _rival(one) if (cap, load) == (one.decision.max_num_seqs, 1.0) else {}
             for round_, requests in seen:

@@ -8,6 +8,7 @@ from tuner.profile import admission
 from tuner.profile.numbers import Admission, EngineShapeSection, StepLawSection, Twin
 from tuner.profile.profile import dump, load, parse, seal
 from tuner.profile.schema import ServingProfile
+from tuner.profile.stored_twin import law_of
 
 
 def with_twin(*, ttft_ms: float | None = 500.0, max_num_seqs: int = 16) -> ServingProfile:
@@ -81,7 +82,8 @@ def test_a_stricter_limit_lets_in_less() -> None:
 def test_a_step_is_linear_between_what_was_seen_and_beyond(slots: int, step_s: float) -> None:
     twin = with_twin().twin
     assert twin is not None
-    assert admission._decode_s(twin.law, slots) == pytest.approx(step_s)
+    law = law_of(twin.law).up_to(slots)
+    assert law.decode_s[slots] == pytest.approx(step_s)
 
 
 def test_without_a_limit_or_a_law_there_is_nothing_to_derive() -> None:

@@ -16,7 +16,6 @@ from tuner.twin.check import (
     Foretold,
     Number,
     Observed,
-    PlannedWindow,
     check_at_own_speed,
     check_foretold,
     driven,
@@ -204,13 +203,13 @@ def test_a_request_that_was_late_outside_of_the_scheduler_is_no_error_of_its_mod
 
 def test_the_least_attainment_is_what_is_foretold_to_the_last_bit() -> None:
     segment, window = measured(8)
-    planned = PlannedWindow(window.traffic, window.counted(), window.span_s, weight=0.7)
+    planned = replace(window.planned, weight=0.7)
     rng = np.random.default_rng(0)
     machine = MachineHistory(
         rng.uniform(0.9, 1.3, 40), delays_s=rng.normal(0, 0.01, 50), flicker=np.ones(9)
     )
     tight = Slo(ttft_s=1.0, tpot_s=0.031)
-    asked = ([planned, planned], fit(segment).draws(40, seed=0), machine, SHAPE, tight)
+    asked = ([planned, planned], fit(segment).draws(40), machine, SHAPE, tight)
     numbers, _ = foretell(*asked, max_num_seqs=8)
     assert 0.0 < numbers["attainment"].low < 1.0
     assert least_attainment(*asked, max_num_seqs=8) == numbers["attainment"].low
@@ -218,8 +217,8 @@ def test_the_least_attainment_is_what_is_foretold_to_the_last_bit() -> None:
 
 def foretold(slowdown: list[float]) -> tuple[dict[str, Foretold], list[tuple[float, float]]]:
     segment, window = measured(8)
-    planned = PlannedWindow(window.traffic, window.counted(), window.span_s)
-    laws = fit(segment).draws(40, seed=0)
+    planned = window.planned
+    laws = fit(segment).draws(40)
     return foretell([planned], laws, MachineHistory(np.array(slowdown)), SHAPE, SLO, max_num_seqs=8)
 
 
@@ -243,9 +242,7 @@ def test_delays_of_single_requests_that_were_measured_are_in_the_forecast() -> N
     found = delays_s([replace(window, ttft_s=window.ttft_s + late)], law, SHAPE)
     assert np.median(found) == 0
     assert found.max() == pytest.approx(1.0, abs=0.05)
-    (draw,) = draws_of(
-        [law], MachineHistory(np.ones(1), delays_s=found), begin_s=0.0, end_s=60.0, seed=0
-    )
+    (draw,) = draws_of([law], MachineHistory(np.ones(1), delays_s=found), [traffic()])
     seen = draw.replay(traffic(), SHAPE, max_num_seqs=8)
     assert 1 <= (seen.ttft_s > 0.9).sum() <= 9
     assert (seen.e2el_s >= seen.ttft_s).all()

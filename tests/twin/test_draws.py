@@ -43,7 +43,7 @@ def stalled(every_s: float, *, for_s: float) -> TwinReplay:
 
 def late(machine: MachineHistory) -> Floats:
     """Return the p95 of TPOT in each of some draws."""
-    draws = draws_of([LAW] * 20, machine, begin_s=0.0, end_s=60.0, seed=0, believed=SURE)
+    draws = draws_of([LAW] * 20, machine, [steady()], believed=SURE)
     replays = [one.replay(steady(), SHAPE, max_num_seqs=8) for one in draws]
     return np.array([np.quantile(one.tpot_s, 0.95) for one in replays])
 
@@ -106,5 +106,5 @@ def test_other_days_are_within_what_one_day_says_of_them() -> None:
 
 
 def said_of(traffics: list[Traffic]) -> PredictedRanges:
-    draws = draws_of([LAW] * 40, UNKNOWN, begin_s=0.0, end_s=1300.0, seed=0, believed=SURE)
+    draws = draws_of([LAW] * 40, UNKNOWN, traffics, believed=SURE)
     return promised(traffics, draws, SHAPE, SLO, max_num_seqs=8)

@@ -3,11 +3,10 @@
 Beyond them vLLM answers 503 at once instead of letting everybody wait longer than the SLO allows.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
-
-from tuner.profile.numbers import Admission, Promise, StepLawSection, Twin
+from tuner.engines.scheduler.state import StepLaw
+from tuner.profile.numbers import Admission, Promise, Twin
 from tuner.profile.schema import Decision
+from tuner.profile.stored_twin import law_of
 
 
 def limits(decision: Decision, promise: Promise, twin: Twin | None) -> Admission | None:
@@ -23,10 +22,12 @@ def limits(decision: Decision, promise: Promise, twin: Twin | None) -> Admission
     limit_ms = decision.slo.ttft_ms
     if limit_ms is None or twin is None:
         return None
-    slots = min(decision.max_num_seqs, twin.shape.max_num_batched_tokens - 1)
-    tokens_per_s = _prefill_tokens_per_s(twin, slots)
+    budget = twin.shape.max_num_batched_tokens
+    slots = min(decision.max_num_seqs, budget - 1)
+    law = law_of(twin.law).up_to(slots)
+    tokens_per_s = _prefill_tokens_per_s(law, slots, budget - slots)
     outputs = promise.output_tokens_per_s / max(promise.requests_per_s, 1e-9)
-    holding_s = max(outputs, 1.0) * _decode_s(twin.law, slots)
+    holding_s = max(outputs, 1.0) * float(law.decode_s[slots])
     limit_s = limit_ms / 1000
     tokens = max(1, int(limit_s * tokens_per_s))
     requests = slots + int(slots * limit_s / holding_s)
@@ -45,26 +46,11 @@ def limits(decision: Decision, promise: Promise, twin: Twin | None) -> Admission
     )
 
 
-def _prefill_tokens_per_s(twin: Twin, slots: int) -> float:
-    law, tokens = twin.law, twin.shape.max_num_batched_tokens - slots
+def _prefill_tokens_per_s(law: StepLaw, slots: int, tokens: int) -> float:
     step_s = (
-        _decode_s(law, slots)
+        float(law.decode_s[slots])
         + law.prefill_token_s * tokens
         + law.prefill_token_squared_s * tokens**2
         + law.prefill_seq_s
     )
     return tokens / max(step_s, 1e-9)
-
-
-def _decode_s(law: StepLawSection, slots: int) -> float:
-    """Return f(n): linear between the sizes that were seen, and beyond the last as before it."""
-    points = list(zip(law.decode_seqs, law.decode_s, strict=True))
-    if len(points) < 2 or slots <= points[0][0]:
-        return points[0][1] if points else 0.0
-    return _between(points, slots)
-
-
-def _between(points: Sequence[tuple[int, float]], slots: int) -> float:
-    spans = list(pairwise(points))
-    (low, low_s), (high, high_s) = next((span for span in spans if slots <= span[1][0]), spans[-1])
-    return low_s + (high_s - low_s) * (slots - low) / (high - low)

@@ -19,7 +19,7 @@ from tuner.traffic.slo import Slo
 from tuner.twin.choice import DRAWS, Statistics
 from tuner.twin.draws import ENDS, PRINTED, Draw
 from tuner.twin.front_end import MOST_UTILISATION
-from tuner.twin.load import chosen, scaled
+from tuner.twin.load import scaled
 from tuner.twin.simulation import Traffic, TwinReplay
 
 FleetRouter = Literal["least", "rr", "random"]
@@ -182,7 +182,7 @@ def parts_of(
 
         numbers = least_in_flight(whole.arrival_s, _lasting_s(twin, whole), replicas)
     first = rng.choice(replicas, asked, replace=False)
-    return [chosen(whole, np.flatnonzero(numbers == replica)) for replica in first.tolist()]
+    return [whole.rows(np.flatnonzero(numbers == replica)) for replica in first.tolist()]
 
 
 Replayed = Callable[[Traffic], TwinReplay]

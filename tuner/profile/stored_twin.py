@@ -50,8 +50,7 @@ class _StoredLaws:
     extrapolated_from: int
     kept: Sequence[StepLaw]
 
-    def draws(self, count: int, *, seed: int) -> Sequence[StepLaw]:
-        del seed  # they were drawn when the profile was made
+    def draws(self, count: int) -> Sequence[StepLaw]:
         return self.kept[:count]
 
 
@@ -112,10 +111,7 @@ class StoredTwin:
     def draws(self, traffic: Sequence[Traffic], count: int = PRINTED) -> list[Draw]:
         """Return so many runs of a fresh engine on this traffic, the first of those that made the
         profile's promise."""
-        begin_s = min(float(one.arrival_s[0]) for one in traffic)
-        end_s = max(float(one.arrival_s[-1]) for one in traffic)
-        laws = self.laws[:count]
-        return draws_of(laws, self.machine, begin_s=begin_s, end_s=end_s, seed=0)
+        return draws_of(self.laws[:count], self.machine, traffic)
 
 
 def stored(view: Forecast) -> Twin:
@@ -123,7 +119,7 @@ def stored(view: Forecast) -> Twin:
     most = len(view.fitted.law.decode_s) - 1
     sizes = sorted({0, *(size for size in view.fitted.knots.tolist() if size < most), most})
     law = view.fitted.law
-    draws = np.array([_values(one, sizes) for one in view.fitted.draws(PRINTED, seed=0)], "<f4")
+    draws = np.array([_values(one, sizes) for one in view.fitted.draws(PRINTED)], "<f4")
     traffic, length_s = _busiest(view.traffic, view.length_s)
     gaps_s = np.diff(traffic.arrival_s, prepend=traffic.arrival_s[:1])
     head = np.array([len(traffic), *draws.shape], "<u4")
@@ -149,23 +145,10 @@ def stored(view: Forecast) -> Twin:
     )
     return Twin(
         law=StepLawSection(
-            decode_seqs=sizes,
-            decode_s=[float(law.decode_s[size]) for size in sizes],
-            prefill_token_s=law.prefill_token_s,
-            prefill_token_squared_s=law.prefill_token_squared_s,
-            prefill_seq_s=law.prefill_seq_s,
-            context_token_s=law.context_token_s,
-            prefill_context_s=law.prefill_context_s,
+            decode_seqs=sizes, decode_s=law.decode_s[sizes].tolist(), **_coefficients(law)
         ),
         shape=EngineShapeSection(
-            max_num_batched_tokens=view.shape.max_num_batched_tokens,
-            block_size=view.shape.block_size,
-            kv_blocks=view.shape.kv_blocks,
-            max_model_len=view.shape.max_model_len,
-            late_release=view.shape.late_release,
-            prefix_caching=view.shape.prefix_caching,
-            reserves_prompts=view.shape.reserves_prompts,
-            prefill_schedule_interval=view.shape.prefill_schedule_interval,
+            **{name: getattr(view.shape, name) for name in EngineShapeSection.model_fields}
         ),
         extrapolated_from=view.fitted.extrapolated_from,
         lag_s=view.shape.lag_s,
@@ -204,17 +187,8 @@ def restored(section: Twin, *, source: str, front_end: FrontEndSection | None = 
     ends = np.flatnonzero(np.isnan(history))
     slowdown, *others = (one[~np.isnan(one)] for one in np.split(history, ends))
     delays_s, flicker, *_ = (*others, np.zeros(0), np.zeros(0))
-    law = section.law
-    middle = [
-        *law.decode_s,
-        law.prefill_token_s,
-        law.prefill_token_squared_s,
-        law.prefill_seq_s,
-        law.context_token_s,
-        law.prefill_context_s,
-    ]
     return StoredTwin(
-        law=_law(np.array(middle), sizes),
+        law=law_of(section.law),
         shape=EngineShape(**section.shape.model_dump(), lag_s=section.lag_s),
         extrapolated_from=section.extrapolated_from,
         laws=tuple(_law(one, sizes) for one in values),
@@ -242,15 +216,18 @@ def _front_end(section: FrontEndSection) -> FrontEnd:
     )
 
 
+def law_of(section: StepLawSection) -> StepLaw:
+    """Return the law of a profile, for every batch size up to the largest."""
+    coefficients = (getattr(section, name) for name in StepLaw._fields[1:])
+    return _law(np.array([*section.decode_s, *coefficients]), section.decode_seqs)
+
+
+def _coefficients(law: StepLaw) -> dict[str, float]:
+    return dict(zip(StepLaw._fields[1:], law[1:], strict=True))
+
+
 def _values(law: StepLaw, sizes: list[int]) -> list[float]:
-    return [
-        *(float(law.decode_s[size]) for size in sizes),
-        law.prefill_token_s,
-        law.prefill_token_squared_s,
-        law.prefill_seq_s,
-        law.context_token_s,
-        law.prefill_context_s,
-    ]
+    return [*law.decode_s[sizes].tolist(), *law[1:]]
 
 
 def _law(values: Floats, sizes: list[int]) -> StepLaw:

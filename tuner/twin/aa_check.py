@@ -7,7 +7,7 @@ tails of two equal replays would differ "significantly" most of the time (docs/d
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -108,5 +108,4 @@ def _log_slowdown(view: Forecast, logs: Sequence[IterationLog]) -> float:
 def _left(view: Forecast, window: Observed) -> float:
     """Return measured minus predicted attainment of a window at the speed that it had."""
     twin = driven(window, view.fitted.law, view.shape)
-    seen = replace(twin, ttft_s=window.ttft_s, tpot_s=window.tpot_s, e2el_s=window.e2el_s)
-    return attainment(window.traffic, seen, view.slo) - attainment(window.traffic, twin, view.slo)
+    return attainment(window.traffic, window, view.slo) - attainment(window.traffic, twin, view.slo)

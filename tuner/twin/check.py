@@ -32,7 +32,6 @@ from tuner.twin.simulation import (
     Traffic,
     TwinReplay,
     met,
-    simulate,
 )
 
 ALARM = 1.63
@@ -87,9 +86,11 @@ class Observed:
     cut_by: Slo | None = None
     """What it was cut by, and its bound is of; None where that was not kept."""
 
-    def counted(self) -> NDArray[np.bool_]:
-        """Return which requests count: scored, and not given up by their client."""
-        return np.asarray(self.scored & ~np.isnan(self.e2el_s))
+    @property
+    def planned(self) -> "PlannedWindow":
+        """The window as it was sent."""
+        counted = np.asarray(self.scored & ~np.isnan(self.e2el_s))
+        return PlannedWindow(self.traffic, counted, self.span_s, self.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,17 +218,8 @@ def driven(
         slowdown = MachineClock.of(window.iterations, law)
     tokens = window.max_num_batched_tokens or shape.max_num_batched_tokens
     shape = replace(shape, max_num_batched_tokens=tokens)
-    if front_end is not None:
-        return simulate_behind(
-            replace(front_end, contention=1.0),
-            window.traffic,
-            law,
-            shape,
-            max_num_seqs=window.max_num_seqs,
-            slowdown=slowdown,
-            log=to_end,
-        )
-    return simulate(
+    return simulate_behind(
+        None if front_end is None else replace(front_end, contention=1.0),
         window.traffic,
         law,
         shape,
@@ -263,12 +255,11 @@ def foretell(  # noqa: PLR0913 - what is sent, on what, and what is asked of it
     slo: Slo,
     *,
     max_num_seqs: int,
-    seed: int = 0,
 ) -> tuple[dict[str, Foretold], list[tuple[float, float]]]:
     """Return what a replay of these windows at a cap will show, over the draws of a run for each
     law: its numbers, and of each window the mean TTFT and TPOT in seconds."""
     rows, means = [], []
-    for draw in _draws_for(windows, laws, machine, seed):
+    for draw in draws_of(laws, machine, [one.traffic for one in windows]):
         asked = partial(draw.replay, shape=shape, max_num_seqs=max_num_seqs, log=True)
         clock = draw.slowdown.clock()
         served = [_served(one, asked(one.traffic, clock=clock), slo) for one in windows]
@@ -287,12 +278,11 @@ def least_attainment(  # noqa: PLR0913 - as foretell
     slo: Slo,
     *,
     max_num_seqs: int,
-    seed: int = 0,
 ) -> float:
     """Return the lower end of the attainment that ``foretell`` says of the same; 0 where it says
     none. It takes a fraction of the time, because no iteration is looked at."""
     rows = []
-    for draw in _draws_for(windows, laws, machine, seed):
+    for draw in draws_of(laws, machine, [one.traffic for one in windows]):
         asked = partial(draw.replay, shape=shape, max_num_seqs=max_num_seqs)
         clock = draw.slowdown.clock()
         good = [
@@ -301,14 +291,6 @@ def least_attainment(  # noqa: PLR0913 - as foretell
         rows.append(_attained(good, [one.weight for one in windows]))
     found = _over(rows, windows)
     return found["attainment"].low if "attainment" in found else 0.0
-
-
-def _draws_for(
-    windows: Sequence[PlannedWindow], laws: Sequence[StepLaw], machine: MachineHistory, seed: int
-) -> list[Draw]:
-    begin_s = min(float(one.traffic.arrival_s[0]) for one in windows)
-    end_s = max(float(one.traffic.arrival_s[-1]) for one in windows)
-    return draws_of(laws, machine, begin_s=begin_s, end_s=end_s, seed=seed)
 
 
 def check_foretold(told: Mapping[str, Foretold], windows: Sequence[Observed], slo: Slo) -> Check:
@@ -320,7 +302,7 @@ def check_foretold(told: Mapping[str, Foretold], windows: Sequence[Observed], sl
     if cut:  # of a replay that had lost only what it could have attained is known
         numbers = {"attainment": min(one.attainment_bound for one in cut)}
     else:
-        numbers = _numbers([_seen(one, slo) for one in windows])
+        numbers = _numbers([_served(one.planned, one, slo) for one in windows])
         if not any(len(one.iterations) for one in windows):  # only its clients tell of it
             numbers = {name: one for name, one in numbers.items() if name not in ENGINES_OWN}
     return Check(
@@ -344,18 +326,18 @@ def check_at_own_speed(  # noqa: PLR0913 - what is held against what
     """Hold the twin at the engine's speed, behind its front end and with its delays of single
     requests, against these windows. Those cut are left out, and those that only clients tell of."""
     windows = [
-        one for one in windows if not one.cut and one.counted().any() and len(one.iterations)
+        one for one in windows if not one.cut and one.planned.counted.any() and len(one.iterations)
     ]
     if not windows:
         return Check(())
     cap = windows[0].max_num_seqs
-    planned = [PlannedWindow(one.traffic, one.counted(), one.span_s, one.weight) for one in windows]
+    planned = [one.planned for one in windows]
     drive = drive or partial(driven, law=law, shape=shape, to_end=True, front_end=front_end)
     replays = [drive(one) for one in windows]
     delays = [later_s(one, it, law) for one, it in zip(windows, replays, strict=True)]
     own = _of_engine([_served(one, it, slo) for one, it in zip(planned, replays, strict=True)])
     replays = [replace(it, iterations=it.iterations[:0]) for it in replays]
-    factors = draws_of([law] * OWN_SPEED_DRAWS, UNKNOWN, begin_s=0.0, end_s=0.0, seed=0)
+    factors = draws_of([law] * OWN_SPEED_DRAWS, UNKNOWN, ())
     rng = np.random.default_rng(0)
     rows = []
     for draw in factors:
@@ -381,7 +363,7 @@ class _Served:
     weight: float
 
 
-def _served(window: PlannedWindow, replay: TwinReplay, slo: Slo) -> _Served:
+def _served(window: PlannedWindow, replay: TwinReplay | Observed, slo: Slo) -> _Served:
     kept, work = window.counted, replay.iterations
     inside = (work["start_s"] >= window.span_s[0]) & (work["start_s"] < window.span_s[1])
     return _Served(
@@ -393,29 +375,6 @@ def _served(window: PlannedWindow, replay: TwinReplay, slo: Slo) -> _Served:
         int(work["preemptions"].sum()),
         window.weight,
     )
-
-
-def _seen(window: Observed, slo: Slo) -> _Served:
-    """Return what a real replay shows, in the same way."""
-    nothing = np.zeros(len(window.traffic), np.int64)
-    replay = TwinReplay(
-        max_num_seqs=window.max_num_seqs,
-        ttft_s=window.ttft_s,
-        tpot_s=window.tpot_s,
-        e2el_s=window.e2el_s,
-        queue_s=window.ttft_s,
-        preemptions=nothing,
-        recomputed_tokens=0,
-        output_tokens=window.output_tokens,
-        duration_s=window.end_s,
-        running_mean=0.0,
-        running_peak=0,
-        kv_usage_mean=0.0,
-        kv_usage_peak=0.0,
-        iterations=window.iterations,
-    )
-    planned = PlannedWindow(window.traffic, window.counted(), window.span_s, window.weight)
-    return _served(planned, replay, slo)
 
 
 def _numbers(windows: Sequence[_Served]) -> dict[str, float]:

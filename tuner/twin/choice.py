@@ -97,7 +97,7 @@ class Laws(Protocol):
     def extrapolated_from(self) -> int:
         """The largest batch size that was seen."""
 
-    def draws(self, count: int, *, seed: int) -> Sequence[StepLaw]: ...
+    def draws(self, count: int) -> Sequence[StepLaw]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,6 @@ def weigh(  # noqa: PLR0913 - the question, and how hard to look
     length_s: float = math.inf,
     everywhere: bool = False,
     draws: int = DRAWS,
-    seed: int = 0,
 ) -> Weighed:
     """Choose a cap for these loads, under the law and under laws that are as likely.
 
@@ -197,7 +196,7 @@ def weigh(  # noqa: PLR0913 - the question, and how hard to look
     everywhere = everywhere or bool(requirements)
     raised = question.raised(fitted.law, values, everywhere=everywhere)
     requests, kept = len(loads.today), plausible(values)
-    laws = list(enumerate(fitted.draws(draws, seed=seed)))
+    laws = list(enumerate(fitted.draws(draws)))
     drawn = [
         question.drawn(number, law, caps if everywhere else kept, raise_all=everywhere)
         for number, law in laws[:DRAWS]
@@ -299,7 +298,8 @@ class Question:
         self, number: int, law: StepLaw, caps: Sequence[int], *, raise_all: bool = False
     ) -> LawDraw:
         """Return a draw: with headroom only what decides there, unless all is asked for."""
-        today, numbers = self.at(law, caps, self.loads.today, self.required(at_headroom=False))
+        needed = self.required(at_headroom=False)
+        today, numbers = self._asked(law, caps, self.loads.today, needed, Statistics.of)
         if not self.loads.raised:
             return LawDraw(today, {}, numbers)
         values = {cap: (one.attainment, one.log_tail) for cap, one in today.items()}
@@ -328,12 +328,6 @@ class Question:
         copies = [every, *(self.attained(law, near, one)[0] for one in others)]
         return {cap: float(np.mean([one[cap] for one in copies if cap in one])) for cap in every}
 
-    def at(
-        self, law: StepLaw, caps: Sequence[int], traffic: Traffic, required: Required
-    ) -> tuple[Mapping[int, Statistics], Mapping[int, Numbers]]:
-        """Return what each cap gives, and what of that is required."""
-        return self._asked(law, caps, traffic, required, Statistics.of)
-
     def attained(
         self,
         law: StepLaw,
@@ -352,6 +346,7 @@ class Question:
         required: Required,
         of: Callable[[Traffic, TwinReplay, Slo], Said],
     ) -> tuple[Mapping[int, Said], Mapping[int, Numbers]]:
+        """Return what each cap gives, and what of that is required."""
         found: dict[int, tuple[Said, Numbers]] = {}
         log = required.needs_iterations
         for cap, replay in _replays(

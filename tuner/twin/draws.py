@@ -192,17 +192,17 @@ def scaled(
     return replace(replay, ttft_s=ttft_s, tpot_s=tpot_s, e2el_s=e2el_s)
 
 
-def draws_of(  # noqa: PLR0913 - what is known, of which time, and what is believed
+def draws_of(
     laws: Sequence[StepLaw],
     machine: MachineHistory,
+    traffics: Sequence[Traffic],
     *,
-    begin_s: float,
-    end_s: float,
-    seed: int,
     believed: Beliefs = BELIEVED,
 ) -> list[Draw]:
-    """Return a draw for each law, for traffic that arrives between these times."""
-    rng = np.random.default_rng(seed)
+    """Return a draw for each law, for as long as any of this traffic arrives."""
+    begin_s = min((float(one.arrival_s[0]) for one in traffics), default=0.0)
+    end_s = max((float(one.arrival_s[-1]) for one in traffics), default=0.0)
+    rng = np.random.default_rng(0)
     # how a front end slows an engine was seen in one start, and the one to come is another
     start_sd = believed.start_sd * math.sqrt(1 if machine.front_end is None else 2)
     count = math.ceil((end_s - begin_s) / GRID_S) + 1
@@ -217,7 +217,7 @@ def draws_of(  # noqa: PLR0913 - what is known, of which time, and what is belie
                 (machine.tpot_errors, believed.tpot_sd, believed.tpot_bias),
             )
         )
-        found.append(Draw(law, start * slowdown, begin_s, ttft, tpot, machine, (seed, number)))
+        found.append(Draw(law, start * slowdown, begin_s, ttft, tpot, machine, (0, number)))
     return found
 
 

@@ -177,10 +177,7 @@ class Forecast:
         return self._promised(cap, known) if known else None
 
     def _promised(self, cap: int, traffics: Sequence[Traffic]) -> PredictedRanges:
-        begin_s = min(float(one.arrival_s[0]) for one in traffics)
-        end_s = max(float(one.arrival_s[-1]) for one in traffics)
-        laws = self.fitted.draws(PRINTED, seed=0)
-        draws = draws_of(laws, self.machine, begin_s=begin_s, end_s=end_s, seed=0)
+        draws = draws_of(self.fitted.draws(PRINTED), self.machine, traffics)
         return promised(traffics, draws, self.shape, self.slo, max_num_seqs=cap)
 
     def most_load(self, cap: int) -> float:
@@ -231,7 +228,7 @@ class Forecast:
         )
         drawn = [
             asked.drawn(number, law, (cap,), raise_all=True).required
-            for number, law in enumerate(self.fitted.draws(draws, seed=0))
+            for number, law in enumerate(self.fitted.draws(draws))
         ]
         return Bounds.of(asked.requirements, drawn)
 

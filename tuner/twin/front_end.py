@@ -260,21 +260,25 @@ def simulate_behind(  # noqa: PLR0913 - what is replayed, and behind what
     *,
     max_num_seqs: int,
     slowdown: Slowdown | MachineClock | None = None,
+    until_s: float = np.inf,
     log: bool = False,
 ) -> TwinReplay:
     """Replay traffic at one cap as its clients see it, behind a front end where there is one:
     ``law`` is of an engine without."""
-    if front_end is None:
-        return simulate(traffic, law, shape, max_num_seqs=max_num_seqs, slowdown=slowdown, log=log)
+    arriving = traffic
+    if front_end is not None:
+        arriving = reaches_scheduler(front_end, traffic)
+        law, shape = law.slowed(front_end.contention), replace(shape, lag_s=0.0)
     replay = simulate(
-        reaches_scheduler(front_end, traffic),
-        law.slowed(front_end.contention),
-        replace(shape, lag_s=0.0),
+        arriving,
+        law,
+        shape,
         max_num_seqs=max_num_seqs,
         slowdown=slowdown,
+        until_s=until_s,
         log=log,
     )
-    return through(front_end, traffic, replay)
+    return replay if front_end is None else through(front_end, traffic, replay)
 
 
 def through(front_end: FrontEnd, traffic: Traffic, replay: TwinReplay) -> TwinReplay:

@@ -95,34 +95,31 @@ class FittedLaw:
     _scale: Floats
     _information: Floats
     _target: Floats
-    _drawn: dict[int, list[StepLaw]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    """Seed → what was drawn with it: one sweep asks for the same some ten times."""
+    _drawn: list[StepLaw] = field(default_factory=list, init=False, repr=False, compare=False)
+    """What was drawn before: one sweep asks for the same some ten times."""
 
     @property
     def extrapolated_from(self) -> int:
         """The largest batch size that was seen: beyond it f goes on as in its upper half."""
         return int(self.knots[-1])
 
-    def draws(self, count: int, *, seed: int) -> list[StepLaw]:
+    def draws(self, count: int) -> list[StepLaw]:
         """Return laws that these measurements might as well have given: a parametric bootstrap.
 
         Each is a refit to the same iterations under new noise of iterations and of the speed. Of
         more draws the first are the same.
         """
-        drawn = self._drawn.setdefault(seed, [])
-        if len(drawn) < count:
-            drawn[:] = self._draws(count, seed)
-        return drawn[:count]
+        if len(self._drawn) < count:
+            self._drawn[:] = self._draws(count)
+        return self._drawn[:count]
 
-    def _draws(self, count: int, seed: int) -> list[StepLaw]:
-        rng = np.random.default_rng(seed)
+    def _draws(self, count: int) -> list[StepLaw]:
+        rng = np.random.default_rng(0)
         size = len(self._target)
         floor = 1e-9 * np.diag(np.diag(self._information) + 1e-12)
         spread = np.linalg.cholesky(self._information + floor)
         targets = self._target + rng.standard_normal((count, size)) @ spread.T
-        steeper = np.exp(np.random.default_rng((seed, 1)).normal(0.0, LOG_STEEPNESS_SD, count))
+        steeper = np.exp(np.random.default_rng((0, 1)).normal(0.0, LOG_STEEPNESS_SD, count))
         most = len(self.law.decode_s) - 1
         found = nnls_of_each(self._information, targets)
         return [

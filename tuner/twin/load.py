@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.random import Generator
 
-from tuner.engines.scheduler.state import Floats, Ints
+from tuner.engines.scheduler.state import Floats
 from tuner.traffic.scaling import JITTER_S
 from tuner.twin.simulation import Traffic
 
@@ -54,7 +54,7 @@ def scaled(traffic: Traffic, factor: float, rng: Generator) -> Traffic:
     whole, share = divmod(factor, 1.0)
     place = rng.random(size)
     if factor < 1:
-        return chosen(traffic, np.flatnonzero(place < factor))
+        return traffic.rows(np.flatnonzero(place < factor))
     more = np.sort(np.argsort(place)[: round(size * share)])
     copies = np.concatenate((np.repeat(np.arange(size), int(whole) - 1), more))
     rows = np.concatenate((np.arange(size), copies))
@@ -63,7 +63,7 @@ def scaled(traffic: Traffic, factor: float, rng: Generator) -> Traffic:
     arrival_s[size:] += rng.uniform(-JITTER_S, JITTER_S, len(copies))
     arrival_s = _mirrored(arrival_s, first_s, last_s)
     order = np.argsort(arrival_s, kind="stable")
-    return replace(chosen(traffic, rows[order]), arrival_s=arrival_s[order])
+    return replace(traffic.rows(rows[order]), arrival_s=arrival_s[order])
 
 
 def another_day(traffic: Traffic, length_s: float, rng: Generator) -> Traffic | None:
@@ -85,17 +85,7 @@ def another_day(traffic: Traffic, length_s: float, rng: Generator) -> Traffic | 
     if not len(rows):
         return None  # nothing but silence was drawn
     later_s = np.repeat(stretch_s * (np.arange(count) - drawn), np.diff(edges)[drawn])
-    return replace(chosen(traffic, rows), arrival_s=traffic.arrival_s[rows] + later_s)
-
-
-def chosen(traffic: Traffic, rows: Ints) -> Traffic:
-    """Return these requests of the traffic."""
-    return Traffic(
-        traffic.arrival_s[rows],
-        traffic.input_length[rows],
-        traffic.output_length[rows],
-        traffic.cached_length[rows],
-    )
+    return replace(traffic.rows(rows), arrival_s=traffic.arrival_s[rows] + later_s)
 
 
 def _mirrored(arrival_s: Floats, first_s: float, last_s: float) -> Floats:

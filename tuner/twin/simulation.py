@@ -7,6 +7,7 @@ would have seen at any cap and any load.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,7 +70,7 @@ class Traffic:
         tokens = self.input_length + self.output_length
         return self.rows(busiest_rows(self.arrival_s, tokens, most))
 
-    def rows(self, chosen: slice) -> "Traffic":
+    def rows(self, chosen: slice | Ints) -> "Traffic":
         return Traffic(
             self.arrival_s[chosen],
             self.input_length[chosen],
@@ -358,7 +359,20 @@ def _same(times_s: Floats) -> Floats:
     return times_s
 
 
-def met(traffic: Traffic, replay: TwinReplay, slo: Slo) -> NDArray[np.bool_]:
+class Seen(Protocol):
+    """What clients saw of traffic, be it of the twin or of an engine: see ``TwinReplay``."""
+
+    @property
+    def ttft_s(self) -> Floats: ...
+
+    @property
+    def tpot_s(self) -> Floats: ...
+
+    @property
+    def e2el_s(self) -> Floats: ...
+
+
+def met(traffic: Traffic, replay: Seen, slo: Slo) -> NDArray[np.bool_]:
     """Return which requests met every limit; a refused one did not."""
     good = ~np.isnan(replay.e2el_s)
     if slo.ttft_s is not None:
@@ -371,15 +385,15 @@ def met(traffic: Traffic, replay: TwinReplay, slo: Slo) -> NDArray[np.bool_]:
     return good
 
 
-def attainment(traffic: Traffic, replay: TwinReplay, slo: Slo) -> float:
+def attainment(traffic: Traffic, replay: Seen, slo: Slo) -> float:
     """Return the share of all requests that met every limit."""
     return float(met(traffic, replay, slo).mean()) if len(traffic) else 1.0
 
 
-def tail_s(replay: TwinReplay, share: float = 0.99) -> float:
-    """Return the p99 E2EL, or another quantile, over the requests that were served."""
+def tail_s(replay: TwinReplay) -> float:
+    """Return the p99 E2EL over the requests that were served."""
     served = replay.e2el_s[~np.isnan(replay.e2el_s)]
-    return quantile(served, share) if served.size else np.inf
+    return quantile(served, 0.99) if served.size else np.inf
 
 
 def quantile(values: Floats, share: float) -> float:

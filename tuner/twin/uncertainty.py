@@ -245,15 +245,15 @@ def relative_changes(
     return found
 
 
-def t_quantile(freedom: float, share: float = 0.975) -> float:
-    """Return a quantile of Student's t: the end of a two-sided 95 % interval.
+def t_quantile(freedom: float) -> float:
+    """Return the end of a two-sided 95 % interval of Student's t.
 
     >>> round(t_quantile(3), 3)
     3.182
     """
     from scipy import special  # noqa: PLC0415 - 0.6 s, and only what states an interval needs it
 
-    return float(special.stdtrit(freedom, share))
+    return float(special.stdtrit(freedom, 0.975))
 
 
 def t_share(freedom: float, value: float) -> float:

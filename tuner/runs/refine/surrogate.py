@@ -254,7 +254,7 @@ class Surrogate:
 def surrogate_of(view: Forecast, objectives: Sequence[Objective], knee: Configuration) -> Surrogate:
     """Return the twin of a forecast, ready to be asked."""
     return Surrogate(
-        laws=[view.fitted.law, *view.fitted.draws(LAWS, seed=0)],
+        laws=[view.fitted.law, *view.fitted.draws(LAWS)],
         shape=view.shape,
         slo=view.slo,
         traffic=view.traffic.busiest(SURROGATE_REQUESTS),

@@ -64,8 +64,8 @@ def _errors_of(
     means in seconds."""
     pairs = list(zip(windows, means, strict=True))
     return (
-        tuple(_log_ratio(one.ttft_s[one.counted()], ttft) for one, (ttft, _) in pairs),
-        tuple(_log_ratio(one.tpot_s[one.counted()], tpot) for one, (_, tpot) in pairs),
+        tuple(_log_ratio(one.ttft_s[one.planned.counted], ttft) for one, (ttft, _) in pairs),
+        tuple(_log_ratio(one.tpot_s[one.planned.counted], tpot) for one, (_, tpot) in pairs),
     )
 
 

@@ -81,7 +81,7 @@ def least_expected(view: Forecast, basis: Basis, cap: int, front_end: FrontEnd |
         sent = scale_load(workload.sent_in(window), settings.headroom, seed=settings.seed)
         windows.append(planned_window(window, sent, view, settings.trace_block_size))
     machine = replace(view.machine, front_end=front_end)
-    laws = view.fitted.draws(PRINTED, seed=0)
+    laws = view.fitted.draws(PRINTED)
     return least_attainment(windows, laws, machine, view.shape, view.slo, max_num_seqs=cap)
 
 

@@ -76,7 +76,7 @@ def foretold_numbers(
     seconds."""
     workload, block_size = basis.workload, basis.settings.trace_block_size
     planned = [planned_window(one, workload.sent_in(one), view, block_size) for one in windows]
-    laws = view.fitted.draws(PRINTED, seed=0)
+    laws = view.fitted.draws(PRINTED)
     return foretell(planned, laws, view.machine, view.shape, workload.slo, max_num_seqs=cap)
 
 
