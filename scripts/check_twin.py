@@ -25,7 +25,7 @@ from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window, in_window
-from tuner.twin.check import Observed, check_at_own_speed, lag_s, observed
+from tuner.twin.check import Observed, check_at_own_speed, driver, lag_s, observed
 from tuner.twin.law import FittedLaw, Segment, fit_law
 from tuner.twin.simulation import shape_of
 
@@ -117,7 +117,7 @@ def report(windows: list[Observed], fitted: FittedLaw, engine: Engine) -> None:
     print(f"lag {shape.lag_s * 1e3:.1f} ms; noise {fitted.noise_sd:.3f}; law {fitted.law}")
     for window in windows:
         kind = "fitted" if window.max_num_seqs in FITTED else "predicted"
-        found = check_at_own_speed([window], fitted.law, shape, Slo())
+        found = check_at_own_speed([window], fitted.law, Slo(), driver(fitted.law, shape))
         print(
             f"{window.max_num_seqs} ({kind}{', cut' if window.cut else ''}): {found.held} of "
             f"{len(found.numbers)} held, {'failed' if found.failed else 'passed'}"

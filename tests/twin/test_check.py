@@ -19,6 +19,7 @@ from tuner.twin.check import (
     check_at_own_speed,
     check_foretold,
     driven,
+    driver,
     foretell,
     lag_s,
     least_attainment,
@@ -73,11 +74,15 @@ def fit(*segments: Segment) -> FittedLaw:
     return fit_law(segments, max_num_seqs=16)
 
 
+def at_own_speed(windows: list[Observed], law: StepLaw, front_end: FrontEnd | None = None) -> Check:
+    return check_at_own_speed(windows, law, SLO, driver(law, SHAPE, front_end))
+
+
 def test_a_twin_behind_the_same_front_end_is_right_and_one_without_it_is_not() -> None:
     segment, window = measured(16, behind=FrontEnd(request_s=0.2, delivery_s=0.3))
     law = fit(segment).law
-    alone = check_at_own_speed([window], law, SHAPE, SLO)
-    with_it = check_at_own_speed([window], law, SHAPE, SLO, front_end=FrontEnd(2.0, 0.2, 0.0, 0.3))
+    alone = at_own_speed([window], law)
+    with_it = at_own_speed([window], law, FrontEnd(2.0, 0.2, 0.0, 0.3))
     assert alone.failed
     assert (with_it.held, with_it.failed) == (
         12,
@@ -90,12 +95,12 @@ def test_of_a_server_that_tells_no_iterations_only_what_its_clients_see_is_check
     plain = replace(window, iterations=window.iterations[:0])
     numbers = {name: Foretold(0.0, 0.0, math.inf) for name in ("ttft_p50_ms", "running_mean")}
     assert [one.name for one in check_foretold(numbers, [plain], SLO).numbers] == ["ttft_p50_ms"]
-    assert not check_at_own_speed([plain], TRUE, SHAPE, SLO).numbers
+    assert not at_own_speed([plain], TRUE).numbers
 
 
 def test_the_twin_is_right_about_what_it_can_represent() -> None:
     segment, window = measured(8)
-    found = check_at_own_speed([window], fit(segment).law, SHAPE, SLO)
+    found = at_own_speed([window], fit(segment).law)
     assert [one.name for one in found.numbers] == [
         *("ttft_p50_ms", "ttft_p95_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p95_ms"),
         *("e2el_p95_ms", "e2el_p99_ms", "attainment"),
@@ -172,7 +177,7 @@ def test_an_engine_that_serves_its_queue_in_another_order_is_found_out() -> None
     assert np.median(other.ttft_s) < 0.1 * np.median(twin.ttft_s)
     assert twin.output_tokens == other.output_tokens
     assert np.median(twin.tpot_s) == pytest.approx(np.median(other.tpot_s), rel=0.05)
-    found = check_at_own_speed([other], fit(segment).law, SHAPE, SLO)
+    found = at_own_speed([other], fit(segment).law)
     assert found.failed
     assert found.is_far_off
 
@@ -180,14 +185,14 @@ def test_an_engine_that_serves_its_queue_in_another_order_is_found_out() -> None
 def test_a_scheduler_that_does_otherwise_shows() -> None:
     """The engine computed prompts in small chunks, of which the twin does not know."""
     segment, window = measured(8, shape=replace(SHAPE, max_num_batched_tokens=12))
-    assert check_at_own_speed([window], fit(segment).law, SHAPE, SLO).failed
+    assert at_own_speed([window], fit(segment).law).failed
 
 
 def test_a_window_of_another_token_budget_is_held_against_the_twin_of_that_budget() -> None:
     """As where the budget changes live."""
     segment, window = measured(8, shape=replace(SHAPE, max_num_batched_tokens=12))
     small = replace(window, max_num_batched_tokens=12)
-    assert not check_at_own_speed([small], fit(segment).law, SHAPE, SLO).failed
+    assert not at_own_speed([small], fit(segment).law).failed
 
 
 def test_a_request_that_was_late_outside_of_the_scheduler_is_no_error_of_its_model() -> None:
@@ -197,8 +202,8 @@ def test_a_request_that_was_late_outside_of_the_scheduler_is_no_error_of_its_mod
     late[[40, 90]] = 0.4
     two, every = (replace(window, ttft_s=window.ttft_s + one) for one in (late, late.max()))
     law = fit(segment).law
-    assert not check_at_own_speed([two], law, SHAPE, SLO).failed
-    assert check_at_own_speed([every], law, SHAPE, SLO).failed
+    assert not at_own_speed([two], law).failed
+    assert at_own_speed([every], law).failed
 
 
 def test_the_least_attainment_is_what_is_foretold_to_the_last_bit() -> None:
@@ -239,7 +244,7 @@ def test_delays_of_single_requests_that_were_measured_are_in_the_forecast() -> N
     segment, window = measured(8)
     law = fit(segment).law
     late = np.where(np.arange(150) % 50 == 7, 1.0, 0.0)
-    found = delays_s([replace(window, ttft_s=window.ttft_s + late)], law, SHAPE)
+    found = delays_s([replace(window, ttft_s=window.ttft_s + late)], law, driver(law, SHAPE))
     assert np.median(found) == 0
     assert found.max() == pytest.approx(1.0, abs=0.05)
     (draw,) = draws_of([law], MachineHistory(np.ones(1), delays_s=found), [traffic()])
@@ -262,7 +267,7 @@ def test_of_a_replay_that_was_cut_only_what_it_could_attain_is_held() -> None:
     found = check_foretold(numbers, [replace(window, cut=True, attainment_bound=0.45)], SLO)
     assert [(one.name, one.measured) for one in found.numbers] == [("attainment", 0.45)]
     assert found.failed
-    assert not check_at_own_speed([replace(window, cut=True)], TRUE, SHAPE, SLO).numbers
+    assert not at_own_speed([replace(window, cut=True)], TRUE).numbers
 
 
 def test_of_a_replay_that_another_slo_cut_nothing_is_held() -> None:

@@ -11,7 +11,7 @@ OUTSIDE of them lie outside their 95 %. Honest runs fail in at most one of ten (
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -230,6 +230,11 @@ def driven(
     )
 
 
+def driver(law: StepLaw, shape: EngineShape, front_end: FrontEnd | None = None) -> Drive:
+    """Return what drives windows by the clock of their iterations, each of them once."""
+    return cache(partial(driven, law=law, shape=shape, to_end=True, front_end=front_end))
+
+
 def lag_s(windows: Sequence[Observed], law: StepLaw, shape: EngineShape) -> float:
     """Return how long a request is under way before the scheduler knows it: the median, over the
     requests that did not have to wait, of measured minus predicted TTFT."""
@@ -314,17 +319,9 @@ def check_foretold(told: Mapping[str, Foretold], windows: Sequence[Observed], sl
     )
 
 
-def check_at_own_speed(  # noqa: PLR0913 - what is held against what
-    windows: Sequence[Observed],
-    law: StepLaw,
-    shape: EngineShape,
-    slo: Slo,
-    *,
-    front_end: FrontEnd | None = None,
-    drive: Drive | None = None,
-) -> Check:
-    """Hold the twin at the engine's speed, behind its front end and with its delays of single
-    requests, against these windows. Those cut are left out, and those that only clients tell of."""
+def check_at_own_speed(windows: Sequence[Observed], law: StepLaw, slo: Slo, drive: Drive) -> Check:
+    """Hold the twin at the engine's speed, and with its delays of single requests, against these
+    windows. Those cut are left out, and those that only clients tell of."""
     windows = [
         one for one in windows if not one.cut and one.planned.counted.any() and len(one.iterations)
     ]
@@ -332,7 +329,6 @@ def check_at_own_speed(  # noqa: PLR0913 - what is held against what
         return Check(())
     cap = windows[0].max_num_seqs
     planned = [one.planned for one in windows]
-    drive = drive or partial(driven, law=law, shape=shape, to_end=True, front_end=front_end)
     replays = [drive(one) for one in windows]
     delays = [later_s(one, it, law) for one, it in zip(windows, replays, strict=True)]
     own = _of_engine([_served(one, it, slo) for one, it in zip(planned, replays, strict=True)])

@@ -6,7 +6,6 @@ and then asked about all of the traffic.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from tuner.replay.measure import Measurement, Spread, spread
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo, Unloaded
-from tuner.twin.check import Check, Drive, Observed, check_at_own_speed, driven, lag_s, later_s
+from tuner.twin.check import Check, Drive, Observed, check_at_own_speed, driver, lag_s, later_s
 from tuner.twin.choice import DRAWS, Question, Statistics, Weighed, weigh
 from tuner.twin.draws import (
     PRINTED,
@@ -37,7 +36,6 @@ from tuner.twin.draws import (
     slowdown_of,
 )
 from tuner.twin.front_end import (
-    FrontEnd,
     Passages,
     fit_front_end,
     probed_contention,
@@ -316,7 +314,7 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
     front_end = fit_front_end(
         probes, contention=probed_contention(fitted.law, probes), processes=facts.api_servers
     )
-    drive = cache(partial(driven, law=fitted.law, shape=shape, to_end=True))
+    drive = driver(fitted.law, shape)
     return Forecast(
         fitted=fitted,
         shape=shape,
@@ -337,35 +335,23 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
             everywhere=everywhere,
             draws=PRINTED if everywhere else DRAWS,
         ),
-        checks=_checks(windows, fitted.law, shape, slo, drive),
-        machine=replace(_history(segments, whole, fitted.law, shape, drive), front_end=front_end),
+        checks=_checks(windows, fitted.law, slo, drive),
+        machine=MachineHistory(
+            _slowdowns(segments, fitted.law),
+            front_end=front_end,
+            delays_s=delays_s(whole, fitted.law, drive),
+            flicker=flicker_of([one.log for one in segments], fitted.law),
+        ),
         unmodelled=tuple(facts.unmodelled),
     )
 
 
-def _checks(
-    windows: Sequence[Observed], law: StepLaw, shape: EngineShape, slo: Slo, drive: Drive
-) -> tuple[Check, ...]:
+def _checks(windows: Sequence[Observed], law: StepLaw, slo: Slo, drive: Drive) -> tuple[Check, ...]:
     by_cap: dict[tuple[int, int | None], list[Observed]] = {}
     for one in windows:
         by_cap.setdefault((one.max_num_seqs, one.max_num_batched_tokens), []).append(one)
-    found = (check_at_own_speed(alike, law, shape, slo, drive=drive) for alike in by_cap.values())
+    found = (check_at_own_speed(alike, law, slo, drive) for alike in by_cap.values())
     return tuple(one for one in found if one.numbers)
-
-
-def _history(
-    segments: Sequence[Segment],
-    whole: Sequence[Observed],
-    law: StepLaw,
-    shape: EngineShape,
-    drive: Drive,
-) -> MachineHistory:
-    """Return how the machine was: by all that was measured, and by the windows replayed whole."""
-    return MachineHistory(
-        _slowdowns(segments, law),
-        delays_s=delays_s(whole, law, shape, drive=drive),
-        flicker=flicker_of([one.log for one in segments], law),
-    )
 
 
 def _slowdowns(segments: Sequence[Segment], law: StepLaw) -> Floats:
@@ -374,18 +360,10 @@ def _slowdowns(segments: Sequence[Segment], law: StepLaw) -> Floats:
     return np.concatenate([one.factors for one in slowdowns if one is not None])
 
 
-def delays_s(
-    windows: Sequence[Observed],
-    law: StepLaw,
-    shape: EngineShape,
-    *,
-    front_end: FrontEnd | None = None,
-    drive: Drive | None = None,
-) -> Floats:
+def delays_s(windows: Sequence[Observed], law: StepLaw, drive: Drive) -> Floats:
     """Return how much later than the usual one of their window single requests were that did not
-    have to wait for the scheduler, at the speed of the engine's iterations and behind its front
-    end; at most MOST_DELAYS values in order. ``drive`` drives them, for others too."""
-    drive = drive or partial(driven, law=law, shape=shape, to_end=True, front_end=front_end)
+    have to wait for the scheduler, at the speed of the engine's iterations; at most MOST_DELAYS
+    values in order."""
     told = [one for one in windows if len(one.iterations)]
     found = [later_s(one, drive(one), law) for one in told]
     values = np.sort(

@@ -8,7 +8,7 @@ from tuner.engines.seam import Engine, IterationLog
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.replay import CutRule, replay
 from tuner.traffic.slo import Slo
-from tuner.twin.check import check_at_own_speed, lag_s, observed
+from tuner.twin.check import check_at_own_speed, driver, lag_s, observed
 from tuner.twin.law import Segment, fit_law
 from tuner.twin.simulation import shape_of
 from tuner.twin.verdict_text import miss_in_words
@@ -48,8 +48,8 @@ async def twin_check(engine: Engine, burst: IterationLog) -> MachineCheck:
             name="doctor-twin",
         )
     )
-    shape = shape_of(facts)
-    found = check_at_own_speed([seen], law, shape_of(facts, lag_s=lag_s([seen], law, shape)), Slo())
+    shape = shape_of(facts, lag_s=lag_s([seen], law, shape_of(facts)))
+    found = check_at_own_speed([seen], law, Slo(), driver(law, shape))
     return checked(
         "twin",
         f"{found.held} of {len(found.numbers)} numbers of a window of {window_s:.1f} s at {cap} "

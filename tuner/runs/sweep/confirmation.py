@@ -11,7 +11,7 @@ from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import CheckRecord, Conclusion
 from tuner.runs.sweep.conclusion import Basis, by_windows
 from tuner.runs.sweep.prediction import foretold_in, foretold_numbers
-from tuner.twin.check import Check, Observed, check_at_own_speed, check_foretold
+from tuner.twin.check import Check, Observed, check_at_own_speed, check_foretold, driver
 from tuner.twin.draws import flicker_of
 from tuner.twin.forecast import Forecast, delays_s
 from tuner.twin.front_end import FrontEnd, contention_of, fit_front_end, passages_of
@@ -41,7 +41,8 @@ def check_of(
     windows = _confirming_windows(basis.evidence, cap)
     if view is None or not windows:
         return None
-    by_speed = check_at_own_speed(windows, view.fitted.law, view.shape, slo, front_end=front_end)
+    law = view.fitted.law
+    by_speed = check_at_own_speed(windows, law, slo, driver(law, view.shape, front_end))
     said = foretold_in(basis.evidence, cap)
     if said is None or len(windows) < len(said.windows):
         return CheckRecord(unseen=False, foretold=Check(()), at_own_speed=by_speed)
@@ -130,6 +131,6 @@ def _with_record(
         machine = replace(
             machine,
             flicker=flicker_of([one.iterations for one in whole], law),
-            delays_s=delays_s(whole, law, view.shape, front_end=front_end),
+            delays_s=delays_s(whole, law, driver(law, view.shape, front_end)),
         )
     return replace(view, machine=machine)
