@@ -10,7 +10,7 @@ import pytest
 from tuner.engines.scheduler.state import StepLaw
 from tuner.profile import plan
 from tuner.profile.least_in_flight import least_in_flight
-from tuner.profile.plan import FleetRouter, ask, parts_of, replicas_for
+from tuner.profile.plan import Fleet, FleetRouter
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.slo import Slo
 from tuner.twin.believed import BELIEVED
@@ -42,14 +42,18 @@ def twin(rate_rps: float = 6.0, length_s: float = 200.0) -> StoredTwin:
     )
 
 
+def fleet(load: float, router: FleetRouter = "least") -> Fleet:
+    return Fleet(twin(), SLO, load, router, seed=0)
+
+
 def test_one_replica_at_the_captured_load_is_what_was_captured() -> None:
-    (part,) = parts_of(twin(), load=1.0, replicas=1, router="rr", seed=0)
+    (part,) = fleet(1.0, "rr").parts(1)
     assert np.array_equal(part.arrival_s, twin().traffic.arrival_s)
 
 
 @pytest.mark.parametrize("router", get_args(FleetRouter))
 def test_replicas_share_the_load_evenly(router: FleetRouter) -> None:
-    parts = parts_of(twin(), load=10.0, replicas=20, router=router, seed=0)
+    parts = fleet(10.0, router).parts(20)
     assert len(parts) == 4
     for part in parts:
         assert len(part) == pytest.approx(600, rel=0.15)
@@ -58,18 +62,15 @@ def test_replicas_share_the_load_evenly(router: FleetRouter) -> None:
 
 
 def test_more_load_than_a_server_carries_shows_at_every_cap() -> None:
-    light, heavy = (
-        ask(twin(), SLO, (4, 8), load=load, replicas=1, router="least", seed=0)
-        for load in (0.3, 3.0)
-    )
+    light, heavy = (fleet(load).ask((4, 8), replicas=1) for load in (0.3, 3.0))
     assert [one.attainment_middle for one in light] == [1.0, 1.0]
     assert all(one.attainment_middle < 0.1 for one in heavy)
 
 
 def test_a_front_end_takes_what_it_adds_from_the_limit() -> None:
     slow = replace(twin(), machine=MachineHistory(np.ones(1), front_end=FrontEnd(delivery_s=1.0)))
-    (before,) = ask(twin(), SLO, (8,), load=0.3, replicas=1, router="least", seed=0)
-    (behind,) = ask(slow, SLO, (8,), load=0.3, replicas=1, router="least", seed=0)
+    (before,) = fleet(0.3).ask((8,), replicas=1)
+    (behind,) = replace(fleet(0.3), twin=slow).ask((8,), replicas=1)
     assert before.attainment_middle == 1.0
     assert behind.attainment_middle == 0.0
     assert before.e2el_p99_ms is not None
@@ -79,7 +80,7 @@ def test_a_front_end_takes_what_it_adds_from_the_limit() -> None:
 
 
 def needed(load: float, router: FleetRouter) -> int:
-    found = replicas_for(twin(), SLO, 8, load=load, attainment=0.95, router=router, seed=0)
+    found = fleet(load, router).replicas_for(8, attainment=0.95)
     assert found is not None
     return found
 
@@ -99,9 +100,8 @@ def test_a_large_fleet_needs_as_many_more_as_it_gets_more(monkeypatch: pytest.Mo
 
 
 def test_an_slo_that_nothing_meets_needs_more_than_there_are() -> None:
-    impossible = Slo(ttft_s=0.001)
-    found = replicas_for(twin(), impossible, 8, load=1.0, attainment=0.9, router="random", seed=0)
-    assert found is None
+    impossible = replace(fleet(1.0, "random"), slo=Slo(ttft_s=0.001))
+    assert impossible.replicas_for(8, attainment=0.9) is None
 
 
 def test_a_request_goes_to_the_replica_with_the_fewest_in_flight_in_turn_among_equals() -> None:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tuner.profile import plan, required
+from tuner.profile import plan
 from tuner.runs.sweep import headroom, prediction
 from tuner.twin import check, choice, forecast
 from tuner.twin.draws import PRINTED
@@ -24,7 +24,7 @@ def few_draws(printed: int = FEW, asked: int = ASKED, own_speed: int = ASKED) ->
     with pytest.MonkeyPatch.context() as patch:
         for module in (forecast, prediction, headroom, plan):
             patch.setattr(module, "PRINTED", printed)
-        for other in (forecast, choice, plan, required):
+        for other in (forecast, choice, plan):
             patch.setattr(other, "DRAWS", asked)
         patch.setattr(check, "OWN_SPEED_DRAWS", own_speed)
         yield

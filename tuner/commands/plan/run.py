@@ -1,16 +1,15 @@
 """``tuner plan``: from its options to the printed result."""
 
 import math
-from typing import Any
+from dataclasses import replace
 
 from tuner.commands.plan.options import PlanOptions
 from tuner.commands.plan.view import FleetPlan, json_of, render, replicas_in_words
 from tuner.commands.shared.output import print_json
 from tuner.commands.shared.promise import required_of, twin_of
 from tuner.errors import GateError, UsageError
-from tuner.profile.plan import MOST_REPLICAS, CapForecast, ask, attained, replicas_for
+from tuner.profile.plan import MOST_REPLICAS, CapForecast, Fleet
 from tuner.profile.profile import load as load_profile
-from tuner.profile.required import bounds_of, replicas_that_keep
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin
 from tuner.profile.summary import said_of
@@ -46,26 +45,23 @@ def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) ->
     target = options.attainment
     if target is None:
         target = max(LEAST_TARGET, _promised(profile) - EQUAL_ATTAINMENT)
-    how: dict[str, Any] = {"load": load, "router": options.router, "seed": options.seed}
+    fleet = Fleet(twin, slo, load, options.router, options.seed)
     caps = sorted({step.max_num_seqs for step in profile.curve} | {cap})
     if options.replicas is not None:
         _check_load(load / options.replicas)
-    needed = replicas_for(twin, slo, cap, attainment=target, **how)
+    needed = fleet.replicas_for(cap, attainment=target)
     replicas = options.replicas or needed or max(1, math.ceil(load))
     _check_load(load / replicas)
-    steps = ask(twin, slo, caps, replicas=replicas, promised=cap, **how)
+    steps = fleet.ask(caps, replicas=replicas, promised=cap)
     headroom = profile.promise.headroom
     requirements = required_of(profile, options.require, headroom=headroom)
-    bounds = bounds_of(twin, slo, caps, requirements, headroom=headroom, replicas=replicas, **how)
+    bounds = fleet.bounds(caps, requirements, headroom=headroom, replicas=replicas)
     keeping = None
     if bounds.of_cap and bounds.broken(cap):
-        keeping = replicas_that_keep(
-            twin, slo, cap, requirements, headroom=headroom, guess=replicas, **how
-        )
+        keeping = fleet.replicas_that_keep(cap, requirements, headroom=headroom, guess=replicas)
     raised = NOT_ASKED
-    if profile.promise.headroom > 1:
-        how["load"] = load * profile.promise.headroom
-        raised = attained(twin, slo, caps, replicas=replicas, **how)
+    if headroom > 1:
+        raised = replace(fleet, load=headroom * load).attained(caps, replicas=replicas)
     return FleetPlan(
         load=load,
         rps=load * captured_rps,
