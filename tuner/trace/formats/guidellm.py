@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from tuner.trace.formats.reading import json_rows
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
-from tuner.trace.formats.reading.json_rows import Fields, Object, as_ms
+from tuner.trace.formats.reading.json_rows import Fields, Object
 from tuner.trace.formats.reading.replayable import Replayable
+from tuner.trace.formats.reading.scalars import as_ms
 from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 

@@ -11,8 +11,8 @@ import msgspec
 
 from tuner.trace.formats.reading import json_rows
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
-from tuner.trace.formats.reading.json_rows import Fields, Object, as_ms, opening
-from tuner.trace.formats.reading.scalars import is_number
+from tuner.trace.formats.reading.json_rows import Fields, Object, opening
+from tuner.trace.formats.reading.scalars import as_ms, is_number
 from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 

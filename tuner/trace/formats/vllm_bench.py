@@ -13,9 +13,9 @@ import msgspec
 
 from tuner.errors import TraceError
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
-from tuner.trace.formats.reading.json_rows import Fields, as_ms, opening, usable
+from tuner.trace.formats.reading.json_rows import Fields, opening, usable
 from tuner.trace.formats.reading.record import Row
-from tuner.trace.formats.reading.scalars import is_number
+from tuner.trace.formats.reading.scalars import as_ms, is_number
 from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 

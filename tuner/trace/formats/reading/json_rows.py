@@ -16,7 +16,6 @@ from tuner.trace.formats.reading.record import (
     problem,
     unreadable,
 )
-from tuner.trace.formats.reading.scalars import is_number
 from tuner.trace.formats.reading.trace_file import TraceFile
 
 Object = dict[str, Any]
@@ -157,11 +156,6 @@ def check_text(parsed: Object, number: int, lines: TraceFile) -> None:
     for key in TEXT_KEYS & parsed.keys():
         if is_text(parsed[key]):
             lines.refuse_text(number, key)
-
-
-def as_ms(value: Any) -> Any:  # noqa: ANN401 - what is no number stays what it is
-    """Return s as ms, to the microsecond: finer than any clock that stamps requests."""
-    return round(value * 1000, 3) if is_number(value) else value
 
 
 def block_size(lines: TraceFile, usual: int) -> int:

@@ -120,12 +120,14 @@ def real(value: Any) -> Any:  # noqa: ANN401 - what is no number stays what it i
     return value
 
 
+def as_ms(value: Any) -> Any:  # noqa: ANN401 - what is no number stays what it is
+    """Return s as ms, to the microsecond: finer than any clock that stamps requests."""
+    return round(value * 1000, 3) if is_number(value) else value
+
+
 def seconds_ms(value: Any) -> Any:  # noqa: ANN401 - what is no number stays what it is
-    """Return ms, to the microsecond, of a duration in seconds."""
-    number = real(value)
-    if isinstance(number, int | float) and not isinstance(number, bool):
-        return round(number * 1000, 3)
-    return number
+    """Return ms of a duration in seconds that may be written as text."""
+    return as_ms(real(value))
 
 
 def between_ms(start_ms: object, end_ms: object) -> float | None:
