@@ -31,26 +31,14 @@ arrivals in 1 s and 82 in 10 s (docs/traces.md). A bin of 60 s would need a trac
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """Tokens a request, over the requests that were served."""
+class Distribution:
+    """Tokens a request, over the requests that were served; or requests in flight, over time."""
 
     mean: float
     p50: float
     p90: float
     p95: float
     p99: float
-    max: int
-
-
-@dataclass(frozen=True, slots=True)
-class Concurrency:
-    """Requests in flight, over time."""
-
-    mean: float
-    p50: int
-    p90: int
-    p95: int
-    p99: int
     max: int
 
 
@@ -73,24 +61,24 @@ class TrafficSummary:
     peak_arrivals: dict[float, int]
     """Seconds → most arrivals in so many seconds."""
 
-    input_tokens: Lengths | None
+    input_tokens: Distribution | None
     """None where no request was served."""
 
-    output_tokens: Lengths | None
+    output_tokens: Distribution | None
     output_tokens_per_s: float | None
-    recorded: Concurrency | None
+    recorded: Distribution | None
     """By the recorded ends; None where they are unknown."""
 
     levels: Levels | None
     """What ``recorded`` sums up."""
 
-    running: Concurrency | None
+    running: Distribution | None
     """Of these the ones that were being served; None where their waits are unknown."""
 
     littles_mean: float | None
     """Arrival rate times mean recorded duration: what the mean concurrency should be."""
 
-    band: dict[float, Concurrency]
+    band: dict[float, Distribution]
     """Where the ends are unknown: seconds per output token → concurrency at that speed."""
 
     prefix_share: float | None
@@ -142,18 +130,18 @@ def _waited_s(columns: Columns) -> float:
     return float((columns.e2e_s * columns.n)[ends].sum())
 
 
-def concurrency(held: Held | None) -> Concurrency | None:
+def concurrency(held: Held | None) -> Distribution | None:
     if held is None:
         return None
     p50, p90, p95, p99 = held.quantiles(0.50, 0.90, 0.95, 0.99)
-    return Concurrency(held.mean(), p50, p90, p95, p99, held.max())
+    return Distribution(held.mean(), p50, p90, p95, p99, held.max())
 
 
-def _lengths(tokens: NDArray[np.int32]) -> Lengths | None:
+def _lengths(tokens: NDArray[np.int32]) -> Distribution | None:
     if not len(tokens):
         return None
     p50, p90, p95, p99 = counted(tokens).quantiles((0.50, 0.90, 0.95, 0.99))
-    return Lengths(float(tokens.mean()), p50, p90, p95, p99, int(tokens.max()))
+    return Distribution(float(tokens.mean()), p50, p90, p95, p99, int(tokens.max()))
 
 
 def _grain_s(e2e_s: Floats) -> float | None:

@@ -16,7 +16,7 @@ from tuner.trace.columns import Floats
 from tuner.trace.formats.reading.header import TraceHeader
 from tuner.traffic.levels import Levels
 from tuner.traffic.likeness import UNLIKE, Likeness
-from tuner.traffic.summary import Concurrency, Lengths, TrafficSummary
+from tuner.traffic.summary import Distribution, TrafficSummary
 
 PLOT_HEIGHT = 5
 LEAST_WIDTH = 80
@@ -147,7 +147,7 @@ def _spread_table(traffic: TrafficSummary) -> Table:
     for heading in ("mean", "p50", "p90", "p95", "p99", "max"):
         table.add_column(heading, justify="right", no_wrap=True)
 
-    def row(title: str, found: Lengths | Concurrency | None) -> None:
+    def row(title: str, found: Distribution | None) -> None:
         if found is not None:
             values = (found.p50, found.p90, found.p95, found.p99, found.max)
             mean = f"{found.mean:,.{0 if found.mean >= 1000 else 1}f}"
@@ -237,7 +237,7 @@ def _part_object(part: Likeness) -> dict[str, Any]:
     return asdict(part) | {"is_like": part.is_like}
 
 
-def _lengths_object(lengths: Lengths | None) -> dict[str, float] | None:
+def _lengths_object(lengths: Distribution | None) -> dict[str, float] | None:
     return None if lengths is None else _spread_object(lengths)
 
 
@@ -251,7 +251,7 @@ def _concurrency_object(traffic: TrafficSummary) -> dict[str, Any] | None:
     return {"basis": "band", **{name: [fast[name], slow[name]] for name in fast}}
 
 
-def _spread_object(found: Lengths | Concurrency) -> dict[str, float]:
+def _spread_object(found: Distribution) -> dict[str, float]:
     return {name: getattr(found, name) for name in ("mean", "p50", "p95", "p99", "max")}
 
 
