@@ -14,6 +14,7 @@ from tuner.errors import TraceError
 from tuner.system.printable import printable
 from tuner.trace.formats.columnar.arrow import SMALL_BYTES, parts, quotes_close
 from tuner.trace.formats.columnar.batch import ROWS, Batch, merged
+from tuner.trace.formats.reading.exports import records
 from tuner.trace.formats.reading.json_rows import objects
 from tuner.trace.formats.reading.record import Row
 from tuner.trace.formats.reading.source import Source, columnar
@@ -24,7 +25,7 @@ from tuner.trace.tables.nested import at, holds_text
 from tuner.trace.tables.order import TimesInOrder
 from tuner.trace.tables.plan import Refusal, Shape, TablePlan, header_of, refused
 from tuner.trace.tables.rows import Converter, Dropped
-from tuner.trace.tables.shape import FOOTER, TYPES, is_drawn, planned, records, rows_of_document
+from tuner.trace.tables.shape import FOOTER, TYPES, is_drawn, planned, rows_of_document
 
 
 class TableReader:
@@ -131,7 +132,7 @@ class TableReader:
         own, width = [*self.shape.headings[: self.shape.width]], self.shape.width
         bare = ((place, line.removesuffix(b"\r")) for place, line in numbered)
         counted = ((place, line) for place, line in bare if self._counts(place, line))
-        for place, cells in records(counted, self.shape.delimiter):
+        for place, cells in records(counted, self.shape.delimiter, errors="surrogateescape"):
             if cells is not None and self.shape.shift == -1 and len(cells) == width + 1:
                 del cells[-1]
             if cells == own or (cells and all(TYPES.fullmatch(cell) for cell in cells)):

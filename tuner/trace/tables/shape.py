@@ -22,7 +22,6 @@ HEADINGS_WITHIN = 25
 
 SAMPLE_ROWS = 1000
 MOST_COLUMNS = 2000
-MAX_CELL_BYTES = 2**22
 
 RULE = re.compile(rb"[\s|+:=-]{3,}")
 """A line that only draws: under the headings of psql's and Markdown's tables."""
@@ -310,33 +309,3 @@ def planned(shape: Shape, asked: TableOptions) -> tuple[Shape, TablePlan | Refus
     if isinstance(inner_plan, TablePlan) or (inner_plan.likely and not plan.likely):
         return inner, inner_plan
     return shape, plan
-
-
-def records(
-    lines: Iterable[tuple[int, bytes]], delimiter: str
-) -> Iterator[tuple[int, list[str] | None]]:
-    """Yield (number of its first line, cells) of each row; None for the cells of a broken one.
-
-    A cell in quotes may hold line ends.
-    """
-    csv.field_size_limit(MAX_CELL_BYTES)
-    first = 0
-
-    def texts() -> Iterator[str]:
-        nonlocal first
-        for place, line in lines:
-            first = first or place
-            yield line.decode(errors="surrogateescape") + "\n"
-
-    reader = csv.reader(texts(), delimiter=delimiter)
-    while True:
-        first = 0
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error:
-            yield first, None
-            continue
-        if cells:
-            yield first, [cell.strip() for cell in cells]

@@ -34,9 +34,10 @@ def entries(lines: TraceFile, *needed: frozenset[str]) -> Iterator[tuple[int, Ob
 
     Raises TraceError for a row that holds text, unless that was allowed.
     """
-    headings = set(_headings(lines.head(HEAD_BYTES)))
+    head = lines.head(HEAD_BYTES)
+    headings = set(_headings(head))
     if any(headings >= names for names in needed):
-        yield from _table(lines)
+        yield from _table(lines, _delimiter(_first_line(head)))
         return
     lines.longest = MAX_PAGE_BYTES
     for number, found in objects(lines):
@@ -56,40 +57,29 @@ def _page_of(found: Object) -> Iterable[object]:
 
 def _headings(head: bytes) -> list[str]:
     """Return the headings of a table; none where it is JSON."""
-    line = head.lstrip().partition(b"\n")[0].strip()
-    if line[:1] in (b"{", b"[") or len(line) > MAX_HEADINGS:
+    line = _first_line(head)
+    if line[:1] in ("{", "[") or len(line) > MAX_HEADINGS:
         return []
-    text = line.decode(errors="replace")
-    return [name.strip().strip('"') for name in text.split(_delimiter(text))]
+    return [name.strip().strip('"') for name in line.split(_delimiter(line))]
+
+
+def _first_line(head: bytes) -> str:
+    return head.lstrip().partition(b"\n")[0].strip().decode(errors="replace")
 
 
 def _delimiter(headings: str) -> str:
     return max(DELIMITERS, key=headings.count)
 
 
-def _table(lines: TraceFile) -> Iterator[tuple[int, Object]]:
+def _table(lines: TraceFile, delimiter: str) -> Iterator[tuple[int, Object]]:
     """Yield a table's rows as objects; text of several lines may stand in quotes."""
-    last = 0
-
-    def texts() -> Iterator[str]:
-        nonlocal last
-        for number, line in lines:
-            last = number
-            yield line.decode(errors="replace") + "\n"
-
-    csv.field_size_limit(MAX_LINE_BYTES)
-    found = texts()
-    first = next(found, "")
-    delimiter = _delimiter(first)
-    columns = [name.strip() for name in _cells(csv.reader([first], delimiter=delimiter)) or ()]
-    reader = csv.reader(found, delimiter=delimiter)
-    while True:
-        number = last + 1
-        if (cells := _cells(reader)) is None:
-            return
+    rows = records(lines, delimiter, errors="replace")
+    _, headings = next(rows, (0, None))
+    columns = headings or []
+    for number, cells in rows:
         if cells == columns:  # of another table behind the first
             continue
-        if len(cells) != len(columns):
+        if cells is None or len(cells) != len(columns):
             lines.tally.lose("malformed", number)
             continue
         entry = dict(zip(columns, cells, strict=True))
@@ -97,9 +87,31 @@ def _table(lines: TraceFile) -> Iterator[tuple[int, Object]]:
         yield number, entry
 
 
-def _cells(reader: Iterator[list[str]]) -> list[str] | None:
-    """Return the next row; none of its cells where it is broken, None at the end."""
-    try:
-        return next(reader, None)
-    except csv.Error:  # a quote that nothing closes, a line end in the middle of a line
-        return []
+def records(
+    lines: Iterable[tuple[int, bytes]], delimiter: str, *, errors: str
+) -> Iterator[tuple[int, list[str] | None]]:
+    """Yield (number of its first line, cells) of each row; None for the cells of a broken one.
+
+    A cell in quotes may hold line ends.
+    """
+    csv.field_size_limit(MAX_LINE_BYTES)
+    first = 0
+
+    def texts() -> Iterator[str]:
+        nonlocal first
+        for place, line in lines:
+            first = first or place
+            yield line.decode(errors=errors) + "\n"
+
+    reader = csv.reader(texts(), delimiter=delimiter)
+    while True:
+        first = 0
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error:
+            yield first, None
+            continue
+        if cells:
+            yield first, [cell.strip() for cell in cells]
