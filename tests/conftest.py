@@ -88,7 +88,7 @@ WHOLE_COMMANDS = ("commands", "runs", "rollout")
 
 def _turn(item: pytest.Item) -> tuple[bool, bool]:
     """Real engines last: what is wrong without them shows early. What takes long first, so that
-    both cores have something to do to the end."""
+    all cores have something to do to the end."""
     room = item.path.relative_to(item.config.rootpath / "tests").parts[0]
     return item.get_closest_marker("vllm") is not None, room not in WHOLE_COMMANDS
 

@@ -130,7 +130,7 @@ def test_it_says_what_the_next_smaller_step_would_serve(cap: int, cut: bool, giv
     [
         (1.25, 0.98, "to 1.25 times the load: 99.5 % in SLO there"),
         (1.0, 0.865, "at this load; at 1.25 times: measured 86.5 % in SLO, forecast 99.5 %"),
-        (1.0, None, "at this load; at 1.25 times of it 99.5 % in SLO by the twin alone"),
+        (1.0, None, "at this load; at 1.25 times this load 99.5 % in SLO by the twin alone"),
     ],
 )
 def test_it_says_of_a_headroom_what_was_replayed_and_not_only_what_was_foretold(

@@ -22,18 +22,16 @@ EAGER_GRAPH = {"mode": 2, "backend": "eager"}
 """Stages of a pipeline want a compiled model; this compiles nothing by itself."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
     [
         {"tensor_parallel_size": 2},
-        pytest.param(
-            {
-                "pipeline_parallel_size": 2,
-                "enforce_eager": False,
-                "compilation_config": EAGER_GRAPH,
-            },
-            marks=pytest.mark.long,
-        ),
+        {
+            "pipeline_parallel_size": 2,
+            "enforce_eager": False,
+            "compilation_config": EAGER_GRAPH,
+        },
     ],
     ids=["tensor", "pipeline"],
 )

@@ -2,6 +2,7 @@
 
 import dataclasses
 import http.client
+import json
 import os
 import re
 import shlex
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support import in_process
 from tests.support.deployments import ENGINE as ENGINE_OF_EXAMPLES
 from tests.support.deployments import EXAMPLES, MODEL, WORDS, Example, applied
 from tests.support.places import ROOT
@@ -27,10 +29,12 @@ from tests.support.targets import read, write
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
 from tuner.live import prometheus
+from tuner.profile.profile import load
 from tuner.rollout import rollout
 from tuner.rollout.targets.kinds import vllm_config
 
 pytestmark = pytest.mark.vllm
+MEASURED = ROOT / "profiles" / "translation-tiny-cpu.yaml"
 BY_FILE = {example.file: example for example in EXAMPLES}
 STARTED = ("vllm.env", "vllm.service")
 """What a server is really started from: a variable in a shell, and a unit; every kind's words are
@@ -242,19 +246,42 @@ def test_a_server_started_from_a_file_runs_with_the_profile(tmp_path: Path, kind
     with started(script, tmp_path) as log:
         assert re.search(r"non-default args: .*'max_num_seqs': 3\b", log)
         assert re.search(r"non-default args: .*'max_num_batched_tokens': 512\b", log)
-        said = scraped(tmp_path / "server.sock")
+        said = answered(tmp_path / "server.sock", "/metrics")
     config = prometheus.parse(said, source=kind).cache_config
     assert config["kv_cache_memory_bytes"] == str(64 * 2**20)
     assert unserved(profile(engine=TINY), said) == []
 
 
-def scraped(socket_path: Path) -> str:
-    """Return what the server says at /metrics."""
+def test_a_server_started_from_the_config_file_of_a_measured_profile_answers(
+    tmp_path: Path,
+) -> None:
+    done = in_process.tuner(tmp_path, "apply", str(MEASURED), "serve.yaml")
+    assert done.returncode == 0, done.stderr
+    measured = load(MEASURED)
+    with started("exec vllm serve --config serve.yaml --uds server.sock", tmp_path) as log:
+        model = json.loads(answered(tmp_path / "server.sock", "/v1/models"))["data"][0]["id"]
+        body = {"model": model, "prompt": [20, 21, 22], "max_tokens": 5, "ignore_eos": True}
+        reply = json.loads(answered(tmp_path / "server.sock", "/v1/completions", body))
+        said = answered(tmp_path / "server.sock", "/metrics")
+    assert reply["usage"]["completion_tokens"] == 5
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        assert re.search(rf"non-default args: .*'{name}': {measured.engine[name]}\b", log)
+    config = prometheus.parse(said, source="serve.yaml").cache_config
+    assert config["kv_cache_memory_bytes"] == str(measured.engine["kv_cache_memory_bytes"])
+    assert unserved(measured, said) == []
+
+
+def answered(socket_path: Path, path: str, body: dict[str, Any] | None = None) -> str:
+    """Return what the server says at this path: to a GET, or to a POST of a body."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(socket_path))
         client = http.client.HTTPConnection("localhost")
         client.sock = connection
-        client.request("GET", "/metrics")
+        if body is None:
+            client.request("GET", path)
+        else:
+            headers = {"Content-Type": "application/json"}
+            client.request("POST", path, json.dumps(body), headers)
         return client.getresponse().read().decode()
 
 
