@@ -333,7 +333,7 @@ def _load_held(profile: ServingProfile) -> str:
         more = "more was not tried" if seen is None else f"with headroom {percent(seen)} in SLO"
         return f"at this load; {more}"
     if seen is None:
-        return f"at this load; at {raised.load:g} times of it {share} by the twin alone"
+        return f"at this load; at {raised.load:g} times this load {share} by the twin alone"
     both = f"measured {percent(seen)} in SLO, forecast {percent(raised.attainment)}"
     return f"at this load; at {raised.load:g} times: {both}"
 

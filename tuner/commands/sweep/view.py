@@ -307,8 +307,8 @@ def _of_front_end(profile: ServingProfile) -> str:
     request_ms, each_us = one.request_ms + one.delivery_ms + one.chunk_ms, one.input_token_ms * 1e3
     a_token = f" + {each_us:.1f} µs a prompt token" if each_us >= LEAST_US else ""
     return (
-        f"the engine alone: a server adds {one.contention - 1:.0%} to iterations, and to each "
-        f"request\n{request_ms:.1f} ms{a_token}; it is {one.utilisation:.0%} busy"
+        f"the engine alone: behind a server iterations take {one.contention - 1:.0%} longer, and "
+        f"requests\n{request_ms:.1f} ms{a_token}; its front end is {one.utilisation:.0%} busy"
     )
 
 
