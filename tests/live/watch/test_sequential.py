@@ -52,6 +52,15 @@ def test_no_single_window_decides_however_wild() -> None:
     assert monitor.state == "within"
 
 
+def test_a_number_that_cannot_be_squared_leaves_an_interval() -> None:
+    monitor = watched(np.array([1.0] * 50 + [1e300] + [1.0] * 50), BAND)
+    with np.errstate(all="raise"):
+        found = monitor.interval()
+    assert found is not None
+    assert math.isfinite(found.low)
+    assert math.isfinite(found.high)
+
+
 def test_only_more_is_worse_where_there_is_no_lower_limit() -> None:
     assert watched(np.full(100, -5.0), ONE_SIDED).state == "within"
     assert watched(np.full(100, 0.4), ONE_SIDED).state == "above"

@@ -59,6 +59,9 @@ KEPT = 2048
 STRETCH = 100.0
 """The number of windows at which the intervals are narrowest for what they promise."""
 
+MOST = 1e100
+"""Its square is still a number: a broken server may say anything."""
+
 PRIOR_WEIGHT = 4.0
 """Windows that the belief about how far windows spread is worth, before they are seen."""
 
@@ -102,10 +105,10 @@ class _Side:
     def add(self, value: float) -> None:
         beyond = min(1.0, max(-1.0, self.sign * (value - self.limit) / self.reach))
         growth = 1 + BETS * beyond
-        self.alarm = np.minimum((self.alarm + 1) * growth, 1e100)
+        self.alarm = np.minimum((self.alarm + 1) * growth, MOST)
         inward = 1 - BETS * beyond
-        self.claim = np.minimum(self.claim * inward, 1e100)
-        self.home = np.minimum((self.home + 1) * inward, 1e100)
+        self.claim = np.minimum(self.claim * inward, MOST)
+        self.home = np.minimum((self.home + 1) * inward, MOST)
         self.chart = max(1.0, self.chart * float(growth[len(BETS) // 2]))
         self.since = 0 if self.chart == 1.0 else self.since + 1
 
@@ -150,7 +153,7 @@ class Monitor:
         """Take one window's value in; return whether the state changed."""
         before = self.state
         self.windows += 1
-        self._values.append(value)
+        self._values.append(min(MOST, max(-MOST, value)))
         for side in self._sides.values():
             side.add(value)
         for name, side in self._sides.items():
