@@ -5,6 +5,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app
@@ -141,43 +142,30 @@ class WatchExporter(_Endpoint):
     def __init__(self, port: int, verdicts: Sequence[str]) -> None:
         super().__init__(port)
         self._verdicts = verdicts
-        self._verdict = Gauge(
+        gauge = partial(Gauge, registry=self.registry)
+        self._verdict = gauge(
             "tuner_watch_verdict",
             "1 for what the watch says, 0 for what it does not.",
             ["verdict"],
-            registry=self.registry,
         )
-        self._windows = Gauge(
-            "tuner_watch_windows", "Windows so far, or pairs of them.", registry=self.registry
-        )
-        self._measure = Gauge(
+        self._windows = gauge("tuner_watch_windows", "Windows so far, or pairs of them.")
+        self._measure = gauge(
             "tuner_watch_measure",
             "Mean since the last change: of slowdown, rate and lengths the ratio to the profile's.",
             ["measure", "bound"],
-            registry=self.registry,
         )
-        self._limit = Gauge(
-            "tuner_watch_limit",
-            "Limits of each measure.",
-            ["measure", "bound"],
-            registry=self.registry,
+        self._limit = gauge("tuner_watch_limit", "Limits of each measure.", ["measure", "bound"])
+        self._beyond = gauge(
+            "tuner_watch_beyond", "1 for a measure that is beyond a limit.", ["measure"]
         )
-        self._beyond = Gauge(
-            "tuner_watch_beyond",
-            "1 for a measure that is beyond a limit.",
-            ["measure"],
-            registry=self.registry,
-        )
-        self._rightness = Gauge(
+        self._rightness = gauge(
             "tuner_watch_choice_rightness",
             "Share of the laws under which the profile's max_num_seqs is right for today.",
-            registry=self.registry,
         )
-        self._attainment = Gauge(
+        self._attainment = gauge(
             "tuner_watch_attainment",
             "Share of today's requests within the SLO, by the twin.",
             ["max_num_seqs"],
-            registry=self.registry,
         )
 
     def show(self, verdict: str, windows: int, measures: Mapping[str, MonitorReading]) -> None:

@@ -3,7 +3,8 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
@@ -87,22 +88,6 @@ class Histogram:
         counts = (now - then for now, then in zip(self.counts, earlier.counts, strict=True))
         return Histogram(self.bounds, tuple(counts), self.total - earlier.total)
 
-    def quantile(self, fraction: float) -> float | None:
-        """Return the value below which ``fraction`` of all lie, linear within its bucket.
-
-        None without values. In the last, endless bucket: its lower end, as Prometheus does.
-        """
-        if not self.count:
-            return None
-        rank, lower, below = fraction * self.count, 0.0, 0.0
-        for bound, upto in zip(self.bounds, self.counts, strict=True):
-            if upto >= rank and upto > below:
-                if math.isinf(bound):
-                    return lower
-                return lower + (bound - lower) * (rank - below) / (upto - below)
-            lower, below = bound, upto
-        return lower
-
 
 @dataclass(frozen=True, slots=True)
 class ServerMetrics:
@@ -127,14 +112,9 @@ def parse(text: str, *, source: str, model: str | None = None) -> ServerMetrics:
 
     Raises InputError for text that is no such thing, or not vLLM's.
     """
-    try:
+    with _refusing(source):
         samples = _samples(text)
         metrics = _read(samples, model)
-    except (ValueError, IndexError, KeyError) as error:
-        raise InputError(
-            f"{source}: not Prometheus text: {str(error)[:100]}",
-            hint="Check that the address is the server's /metrics.",
-        ) from error
     if not samples:
         raise _not_vllm(source)
     _check_served(samples, model, source)
@@ -148,7 +128,7 @@ def parse_engines(
 
     Old servers have one, without that label. Raises InputError as ``parse`` does.
     """
-    try:
+    with _refusing(source):
         by_engine: defaultdict[str, defaultdict[str, list[_Sample]]]
         by_engine = defaultdict(lambda: defaultdict(list))
         every = _samples(text)
@@ -161,15 +141,22 @@ def parse_engines(
             for engine, samples in sorted(by_engine.items())
             if (metrics := _read(samples, model)).gauges
         }
+    _check_served(every, model, source)
+    if not read:
+        raise _not_vllm(source)
+    return read
+
+
+@contextmanager
+def _refusing(source: str) -> Iterator[None]:
+    """Raise InputError for text that is no metrics."""
+    try:
+        yield
     except (ValueError, IndexError, KeyError) as error:
         raise InputError(
             f"{source}: not Prometheus text: {str(error)[:100]}",
             hint="Check that the address is the server's /metrics.",
         ) from error
-    _check_served(every, model, source)
-    if not read:
-        raise _not_vllm(source)
-    return read
 
 
 def _check_served(samples: "_Samples", model: str | None, source: str) -> None:

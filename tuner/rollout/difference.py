@@ -12,7 +12,7 @@ from tuner.profile.served_models import ServedModel, model_mismatch
 from tuner.rollout import rollout
 from tuner.rollout.rollout import Deployment
 from tuner.rollout.targets.command_line import flags
-from tuner.rollout.targets.seam import Overruled, Platform, Stated
+from tuner.rollout.targets.seam import Arguments, Overruled, Platform, Stated
 
 Section = Literal["engine", "decision", "promise", "admission", "measured on", "traffic"]
 
@@ -51,7 +51,7 @@ def of_deployment(
 
 def of_server(
     profile: ServingProfile,
-    arguments: Mapping[str, ArgumentValue],
+    arguments: Arguments,
     version: str | None,
     *,
     source: str,
@@ -69,7 +69,7 @@ def of_server(
 
 def untold(
     profile: ServingProfile,
-    arguments: Mapping[str, ArgumentValue],
+    arguments: Arguments,
     *,
     served: Sequence[ServedModel] = (),
 ) -> list[str]:

@@ -15,7 +15,7 @@ from tuner.engines.vllm.allowed import not_allowed
 from tuner.errors import GateError, ProfileError, TargetError, UndecidedError
 from tuner.profile.schema import ServingProfile
 from tuner.rollout.targets.command_line import flags
-from tuner.rollout.targets.seam import Platform, Stated
+from tuner.rollout.targets.seam import Arguments, Platform, Stated, Statements
 
 OF_THE_MODEL = frozenset(
     {
@@ -105,7 +105,7 @@ class LocalMachine:
 class Deployment:
     """A file's statements, and where it is used."""
 
-    stated: Mapping[str, Stated]
+    stated: Statements
     source: str
     platform: Platform = field(default_factory=Platform)
     machine: LocalMachine | None = None
@@ -196,9 +196,7 @@ def check_visible(profile: ServingProfile) -> None:
             )
 
 
-def check_together(
-    stated: Mapping[str, Stated], arguments: Mapping[str, ArgumentValue], *, source: str
-) -> None:
+def check_together(stated: Statements, arguments: Arguments, *, source: str) -> None:
     """Refuse a file whose other arguments would undo the profile's. Raises TargetError."""
     for name, limited in LIMITED.items():
         found, wanted = stated.get(name), arguments.get(limited)

@@ -1,7 +1,7 @@
 """``tuner compare``: from its options to the printed result."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from tuner.commands.shared.machine import check_machine
 from tuner.commands.shared.next_step import after, asked_for, command
 from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.output import make_folder, print_json
-from tuner.commands.shared.run_folder import Where, kept, open_run
+from tuner.commands.shared.run_folder import Where, kept, open_part, open_run
 from tuner.commands.shared.said import not_said
 from tuner.commands.shared.traffic import served_in
 from tuner.commands.sweep.options import SweepOptions
@@ -38,7 +38,6 @@ from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import minutes
 from tuner.replay.readings import Read
-from tuner.runs import journal
 from tuner.runs.compare.approaches import OF_TUNED, chosen
 from tuner.runs.compare.blocks import Blocks
 from tuner.runs.compare.evidence import Comparing, Tuned
@@ -78,7 +77,7 @@ def run(options: CompareOptions) -> None:
     if options.dry_run:
         dry_run.show(_dry_run(options, settings, place, requests), as_json=options.json)
         return
-    plan = plan_of(options, trace, place.machine())
+    plan = plan_of(options, trace, place)
     keep_what_fits(requests, max_model_len=int(str(plan["engine_arguments"]["max_model_len"])))
     where = Where(
         options.trace, options.run_dir, resume=options.resume, command="compare", asked=options
@@ -101,12 +100,12 @@ def run(options: CompareOptions) -> None:
                 tuned=tuned.max_num_seqs,
                 static=_static(options),
                 untuned=options.untuned,
-                of_profile=_of_profile(options),
+                of_profile=_of_profile(place),
             )
             run = Comparison(blocks, testbed, comparing, progress, read)
             place.execute(run.run(setup, elsewhere_s=elsewhere_s), book)
         doubts = (
-            *warnings_about(options),
+            *warnings_about(options, place.profile),
             *elsewhere(place.profile, comparing),
             *blocks.warnings,
             *run.warnings,
@@ -129,7 +128,7 @@ def _dry_run(
     )
     names = ", ".join(one.name for one in settings.approaches)
     levels = ", ".join(one.name for one in settings.levels)
-    tuned = options.max_num_seqs or _of_profile(options)
+    tuned = options.max_num_seqs or _of_profile(place)
     swept = "" if tuned else ", and a fast sweep before"
     most = max([options.untuned, *([] if tuned is None else [tuned])])
     return DryRun(
@@ -192,14 +191,14 @@ def _tuned(
     """Return the tuned value, found by a sweep if need be, and the engine time that took."""
     if options.max_num_seqs is not None:
         return Tuned(options.max_num_seqs, "--max-num-seqs"), 0.0
-    if (of_profile := _of_profile(options)) is not None and _is_tuned(options):
+    if (of_profile := _of_profile(place)) is not None and _is_tuned(options):
         return Tuned(of_profile, str(options.profile)), 0.0
     if not blocks.settings.sweep_share:
         return Tuned(options.untuned, "no approach needs it"), 0.0
     progress.stage("a fast sweep finds max_num_seqs for the heaviest load")
     settings = sweep_settings_of(options, blocks.settings)
     of_run = blocks.comparing.journal
-    book = open_sweep(of_run.run_dir, {**of_run.events[0]["plan"]})
+    book = open_part(of_run.run_dir / "sweep", of_run.events[0]["plan"])
     try:
         outcome = place.execute(
             sweep(
@@ -220,8 +219,8 @@ def _tuned(
     return tuned, outcome.replay_s + sum(outcome.starts_s)
 
 
-def _of_profile(options: CompareOptions) -> int | None:
-    return load_profile(options.profile).decision.max_num_seqs if options.profile else None
+def _of_profile(place: ComparePlace) -> int | None:
+    return None if place.profile is None else place.profile.decision.max_num_seqs
 
 
 def _report(
@@ -358,11 +357,11 @@ def sweep_settings_of(options: CompareOptions, settings: CompareSettings) -> Swe
     )
 
 
-def warnings_about(options: CompareOptions) -> list[str]:
+def warnings_about(options: CompareOptions, profile: ServingProfile | None) -> list[str]:
     """Say what to beware of in what was asked."""
-    if options.profile is None:
+    if profile is None:
         return []
-    profile, found = load_profile(options.profile), []
+    found = []
     if options.force:
         found.append(
             f"--force: {options.profile} may be of another machine; only its settings count here"
@@ -384,22 +383,13 @@ def elsewhere(profile: ServingProfile | None, comparing: Comparing) -> list[str]
     return [] if differs is None else [f"the profile was {differs}"]
 
 
-def plan_of(options: CompareOptions, trace: Trace, machine: Mapping[str, Any]) -> dict[str, Any]:
+def plan_of(options: CompareOptions, trace: Trace, place: ComparePlace) -> dict[str, Any]:
     """Return what every measurement of this run rests on; a resumed run must have the same."""
-    profile = load_profile(options.profile).digest if options.profile is not None else None
     return {
         "compare": True,
         "trace_digest": trace.digest,
-        "profile_digest": profile,
-        **machine,
+        "profile_digest": None if place.profile is None else place.profile.digest,
+        **place.machine(),
         **in_plan(options),
         "loads": _loads(options),
     }
-
-
-def open_sweep(run_dir: Path, plan: dict[str, Any]) -> journal.Journal:
-    """Open the journal of the sweep within a run, one that was begun or a new one."""
-    folder = run_dir / "sweep"
-    folders.make_own(folder)
-    begun = (folder / "journal.jsonl").exists()
-    return journal.resume(folder, plan) if begun else journal.create(folder, plan)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -14,6 +13,7 @@ from tuner.commands.refine.plan import OTHER_TRACE
 from tuner.commands.shared.console import (
     TimeColumn,
     console_for,
+    plain_table,
     print_end,
     print_warnings,
     shown,
@@ -140,7 +140,7 @@ def trials_table(
     objectives: Sequence[Objective],
 ) -> Table:
     """Return every trial that served, those of one place together and the chosen one marked."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table = plain_table(gap=1)
     table.add_column("configuration", overflow="fold")  # what is cut off is lost
     served = [one.measured for one in trials if not one.cut]
     tpot = TimeColumn.of(one.tpot_s.p95 for one in served if one.tpot_s)

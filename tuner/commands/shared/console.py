@@ -49,9 +49,12 @@ def print_line(console: Console, text: str) -> None:
         console.print(escape(line), soft_wrap=True)
 
 
-def plain_table(*headings: str) -> Table:
-    """Return a table whose columns are as narrow as they can be; lines of a heading may differ."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
+def plain_table(*headings: str, gap: int = 0) -> Table:
+    """Return a table whose columns are as narrow as they can be; lines of a heading may differ.
+
+    ``gap`` is more between two columns.
+    """
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     return table

@@ -124,15 +124,16 @@ def open_each(
     book: journal.Journal, plans: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, journal.Journal]:
     """Open each part's journal inside the run's folder: the one that is there, or a new one."""
-    found: dict[str, journal.Journal] = {}
     command = book.events[0].get("command")
     told = {} if command is None else {"command": command, "is_part": True}
-    for name, plan in plans.items():
-        run_dir = book.run_dir / name
-        folders.make_own(run_dir)
-        begun = (run_dir / "journal.jsonl").exists()
-        found[name] = (journal.resume if begun else journal.create)(run_dir, plan, **told)
-    return found
+    return {name: open_part(book.run_dir / name, plan, **told) for name, plan in plans.items()}
+
+
+def open_part(run_dir: Path, plan: Mapping[str, Any], **told: object) -> journal.Journal:
+    """Open a journal inside a run's folder: the one that is there, or a new one."""
+    folders.make_own(run_dir)
+    begun = (run_dir / "journal.jsonl").exists()
+    return (journal.resume if begun else journal.create)(run_dir, plan, **told)
 
 
 def parts_of(book: journal.Journal) -> list[str]:

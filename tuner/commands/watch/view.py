@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
-from rich import box
 from rich.table import Table
 
 from tuner.commands.shared.console import (
     TimeColumn,
     console_for,
+    plain_table,
     print_block,
     print_line,
     print_warnings,
@@ -19,6 +19,7 @@ from tuner.commands.shared.live_view import CommandProgress
 from tuner.commands.shared.next_step import asked_for, command
 from tuner.commands.watch.options import FOREVER, WatchOptions
 from tuner.live.watch.canary import LOGARITHMIC, CanaryGate
+from tuner.live.watch.drift import LENGTHS
 from tuner.live.watch.journal import plain
 from tuner.live.watch.verdict import MonitorReading, Watch
 from tuner.live.watch.verdict_text import server_is_why
@@ -160,7 +161,7 @@ def json_of(result: WatchResult) -> Any:  # noqa: ANN401 - JSON content
         "max_num_seqs": watch.promised.max_num_seqs,
         "windows": watch.windows,
         "requests": watch.requests,
-        "measures": _measures(watch.measures() if result.gate is None else result.gate.measures()),
+        "measures": {name: asdict(one) for name, one in (result.gate or watch).measures().items()},
         "untold": list(result.untold),
         "warnings": list(result.warnings),
         "rolled_back": result.rolled_back,
@@ -193,10 +194,7 @@ def json_of(result: WatchResult) -> Any:  # noqa: ANN401 - JSON content
 
 def _traffic(watch: Watch) -> dict[str, Any]:
     burstiness = watch.traffic.burstiness()
-    distances = {
-        name: watch.traffic.distance("input_length" if name == "input_length" else "output_length")
-        for name in ("input_length", "output_length")
-    }
+    distances = {name: watch.traffic.distance(name) for name in LENGTHS}
     return {
         "rate_rps": watch.promised.reference.rate_rps,
         "distance": {name: one and asdict(one) for name, one in distances.items()},
@@ -204,10 +202,6 @@ def _traffic(watch: Watch) -> dict[str, Any]:
         if burstiness is None
         else dict(zip(("today", "profile"), burstiness, strict=True)),
     }
-
-
-def _measures(measures: Mapping[str, MonitorReading]) -> dict[str, Any]:
-    return {name: asdict(one) for name, one in measures.items()}
 
 
 def render(result: WatchResult, profile: ServingProfile, options: WatchOptions) -> None:
@@ -325,7 +319,7 @@ def _notes(result: WatchResult) -> list[str]:
 
 
 def _measure_table(measures: Mapping[str, MonitorReading]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table(gap=2)
     for heading in ("", "mean", "95 %", "limits", "windows", ""):
         table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
     for name, one in measures.items():
@@ -354,7 +348,7 @@ def _time_table(result: WatchResult) -> Table:
     entries = _times(result)
     times_ms = [one for _, _, told in entries for ends in told for one in ends]
     unit = TimeColumn.of(None if one is None else one / 1e3 for one in times_ms)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table(gap=2)
     for number, heading in enumerate((unit.unit, "", "mean", *QUANTILES)):
         table.add_column(heading, justify="left" if number < 2 else "right")
     for words, label, told in entries:

@@ -18,7 +18,10 @@ from tuner.live.watch.today import arrivals
 from tuner.live.watch.windows import ScrapeStep, ScrapeWindow, added, total
 from tuner.profile.stored_twin import StoredTwin
 
-Measure = Literal["rate", "input_length", "output_length", "prefix_share"]
+Length = Literal["input_length", "output_length"]
+LENGTHS: tuple[Length, ...] = get_args(Length)
+
+Measure = Literal["rate", Length, "prefix_share"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 
 FEWER, MORE = 0.75, 1.25
@@ -139,8 +142,8 @@ class TrafficWatch:
         arrived = sum(int(counts.sum()) for counts in _arrived(window))
         self.requests += arrived
         self._counts.add(arrived / len(window.steps), window.length_s)
-        self._add_lengths("input_length", window)
-        self._add_lengths("output_length", window)
+        for name in LENGTHS:
+            self._add_lengths(name, window)
         self._pending.append(window)
         length_s = sum(one.length_s for one in self._pending)
         due = self.reference.rate_rps * length_s * len(window.steps) >= LEAST_EXPECTED
@@ -156,7 +159,7 @@ class TrafficWatch:
     def interval(self, name: Measure) -> Interval | None:
         return self.monitors[name].interval()
 
-    def distance(self, name: Literal["input_length", "output_length"]) -> Interval | None:
+    def distance(self, name: Length) -> Interval | None:
         """Return the largest difference of the shares of requests below a length.
 
         The interval holds at all times at once: 0.85 sqrt((log log(e n) + 0.8 log(1612 / LEVEL)) /
@@ -186,7 +189,7 @@ class TrafficWatch:
         counts = np.histogram(stored, edges)[0] if len(edges) > 2 else np.zeros(0)
         return (today, float(counts.var() / counts.mean())) if counts.sum() else None
 
-    def _add_lengths(self, name: Distribution, window: ScrapeWindow) -> None:
+    def _add_lengths(self, name: Length, window: ScrapeWindow) -> None:
         found = total(window.every_step, name)
         if found is None:
             return
@@ -228,15 +231,11 @@ def _reading(windows: Sequence[ScrapeWindow], profile: ReferenceTraffic) -> dict
     seconds = sum(window.length_s * len(window.steps) for window in windows)
     arrived = sum(int(counts.sum()) for window in windows for counts in _arrived(window))
     found: dict[Measure, float] = {"rate": arrived / seconds / profile.rate_rps}
-    for name, mean in (
-        ("input_length", profile.input_length),
-        ("output_length", profile.output_length),
-    ):
-        lengths = total(steps, "input_length" if name == "input_length" else "output_length")
+    means = (profile.input_length, profile.output_length)
+    for name, mean in zip(LENGTHS, means, strict=True):
+        lengths = total(steps, name)
         if lengths is not None and lengths.count >= LEAST_EXPECTED / 2:
-            found["input_length" if name == "input_length" else "output_length"] = (
-                lengths.total / lengths.count / mean
-            )
+            found[name] = lengths.total / lengths.count / mean
     queried = sum(one.counters.get("prefix_cache_queries", 0.0) for one in steps)
     if queried > 0:
         hit = sum(one.counters.get("prefix_cache_hits", 0.0) for one in steps)

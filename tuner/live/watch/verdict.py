@@ -14,7 +14,7 @@ from typing import Literal
 
 from tuner.live.prometheus import Distribution
 from tuner.live.watch.choice import CapCheck, choice_for, is_answerable, joined
-from tuner.live.watch.drift import DISTANCE, TrafficWatch
+from tuner.live.watch.drift import DISTANCE, LENGTHS, Length, TrafficWatch
 from tuner.live.watch.expected import Compared, compared, has_bounds, tail_bounds
 from tuner.live.watch.promised import Promised
 from tuner.live.watch.required import WatchedRequirement, watched
@@ -207,14 +207,10 @@ class Watch:
         return self.far.is_beyond
 
     @property
-    def distant_lengths(self) -> list[Literal["input_length", "output_length"]]:
+    def distant_lengths(self) -> list[Length]:
         """The lengths whose distribution is surely another one."""
-        from_profile: list[Literal["input_length", "output_length"]] = []
-        for name in ("input_length", "output_length"):
-            found = self.traffic.distance(name)
-            if found is not None and found.low > DISTANCE:
-                from_profile.append(name)
-        return from_profile
+        distances = {name: self.traffic.distance(name) for name in LENGTHS}
+        return [name for name, one in distances.items() if one and one.low > DISTANCE]
 
     @property
     def lacking(self) -> list[str]:

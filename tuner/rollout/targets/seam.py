@@ -20,6 +20,11 @@ class Stated:
     """Why it is not known here, as in ``comes from the ConfigMap models``; empty where it is."""
 
 
+Statements = Mapping[str, Stated]
+Arguments = Mapping[str, ArgumentValue]
+"""By vLLM's names."""
+
+
 @dataclass(frozen=True, slots=True)
 class Platform:
     """A file's statements on where the server will run; None where it says nothing."""
@@ -105,7 +110,7 @@ class Overruled:
     what: str
     """What it does, as in ``replaces args``."""
 
-    stated: Mapping[str, Stated] = field(default_factory=dict)
+    stated: Statements = field(default_factory=dict)
     """What it states in place of this one."""
 
     always: bool = True

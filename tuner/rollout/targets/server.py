@@ -4,15 +4,22 @@ The server is read, edited, and read again before anything is written.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import values as vllm_values
 from tuner.errors import TargetError
 from tuner.rollout.targets import images
 from tuner.rollout.targets.command_line import flags
-from tuner.rollout.targets.seam import Asked, Overruled, Platform, Rollout, Stated
+from tuner.rollout.targets.seam import (
+    Arguments,
+    Asked,
+    Overruled,
+    Platform,
+    Rollout,
+    Stated,
+    Statements,
+)
 
 
 class Server(ABC):
@@ -30,7 +37,7 @@ class Server(ABC):
 
     @property
     @abstractmethod
-    def stated(self) -> Mapping[str, Stated]:
+    def stated(self) -> Statements:
         """The arguments that the file states, by vLLM's names. Raises TargetError."""
 
     @property
@@ -39,7 +46,7 @@ class Server(ABC):
         """The commands that roll the file out."""
 
     @abstractmethod
-    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
+    def edited(self, arguments: Arguments) -> str:
         """Return the text with these arguments set. Raises TargetError where that cannot be."""
 
     @abstractmethod
@@ -50,7 +57,7 @@ class Server(ABC):
     def rest(self) -> object:
         """Return all that the file says beside the arguments."""
 
-    def own(self, arguments: Mapping[str, ArgumentValue]) -> Mapping[str, ArgumentValue]:
+    def own(self, arguments: Arguments) -> Arguments:
         """Return those of the arguments that are this file's to state. Raises TargetError."""
         return arguments
 
@@ -74,7 +81,7 @@ class Server(ABC):
         """The files that decide after this one."""
         return ()
 
-    def written(self, arguments: Mapping[str, ArgumentValue]) -> str:
+    def written(self, arguments: Arguments) -> str:
         """Return the text with these arguments set and all else as it was, byte for byte.
 
         The arguments are by vLLM's names; None means: leave it to vLLM, so nothing may state it.
@@ -98,12 +105,7 @@ class Server(ABC):
             raise unsafe(self.asked.source, what)
         return result
 
-    def faults(
-        self,
-        before: Mapping[str, Stated],
-        after: Mapping[str, Stated],
-        arguments: Mapping[str, ArgumentValue],
-    ) -> list[str]:
+    def faults(self, before: Statements, after: Statements, arguments: Arguments) -> list[str]:
         """Return the arguments that, read back, are not what was asked for."""
         wanted = {name: one.value for name, one in before.items() if name not in arguments}
         wanted |= {

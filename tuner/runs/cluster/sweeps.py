@@ -13,7 +13,7 @@ from tuner.runs.cluster.kinds import Description, grouped
 from tuner.runs.cluster.session import LostError, RaySession, WorkerHandle
 from tuner.runs.cluster.share import Share
 from tuner.runs.cluster.sweep_worker import Job, SweepWorker, WorkerMessage
-from tuner.runs.cluster.worker_pool import MOST_LOSSES, ROOM_TIMEOUT_S
+from tuner.runs.cluster.worker_pool import MOST_LOSSES, ROOM_TIMEOUT_S, no_room, none_lasts
 from tuner.runs.engine_runner import Watcher
 from tuner.runs.journal import Journal
 from tuner.runs.outcome import SweepOutcome
@@ -98,10 +98,7 @@ async def _sweep(session: RaySession, one: Sweep) -> SweepOutcome | TunerError:
             one.watcher.warn(f"its worker is gone: {error}")
             losses = losses + 1 if len(one.book.events) == known else 1
             if losses == MOST_LOSSES:
-                return EngineError(
-                    f"{losses} workers are gone one after the other: {error}",
-                    hint="Look into Ray's logs; --resume goes on with what was measured.",
-                )
+                return none_lasts(error)
         except TunerError as error:
             return error
         finally:
@@ -114,11 +111,7 @@ async def _followed(handle: WorkerHandle, one: Sweep) -> SweepOutcome:
         async with asyncio.timeout(ROOM_TIMEOUT_S):
             await handle.call("describe")
     except TimeoutError:
-        raise EngineError(
-            f"the cluster has had no room for an engine ({one.kind.share}) for "
-            f"{ROOM_TIMEOUT_S:.0f}s",
-            hint="Free some of it; --resume goes on with what was measured.",
-        ) from None
+        raise no_room(one.kind.share) from None
     one.watcher.stage(f"on {', '.join(sorted(set(one.kind.nodes.values())))}")
     book = one.book
     replays = {event["file"]: book.replay(event) for event in book.of("replay")}

@@ -106,11 +106,7 @@ class WorkerPool:
                 async with asyncio.timeout(None if self._places else ROOM_TIMEOUT_S):
                     await self._change.wait()
             except TimeoutError:
-                raise EngineError(
-                    f"the cluster has had no room for an engine ({self._takes}) for "
-                    f"{ROOM_TIMEOUT_S:.0f}s",
-                    hint="Free some of it; --resume goes on with what was measured.",
-                ) from None
+                raise no_room(self._takes) from None
 
     def give(self, place: WorkerSlot) -> None:
         """Let others have a place again."""
@@ -188,10 +184,7 @@ class WorkerPool:
                 losses += 1
                 self._watcher.warn(f"a worker is gone before it could begin: {error}")
                 if losses == MOST_LOSSES:
-                    self._broken = EngineError(
-                        f"{losses} workers are gone one after the other: {error}",
-                        hint="Look into Ray's logs; --resume goes on with what was measured.",
-                    )
+                    self._broken = none_lasts(error)
             except TunerError as error:
                 self._broken = error
                 return
@@ -231,3 +224,17 @@ class WorkerPool:
     def _changed(self) -> None:
         self._change.set()
         self._change = asyncio.Event()
+
+
+def no_room(takes: object) -> EngineError:
+    return EngineError(
+        f"the cluster has had no room for an engine ({takes}) for {ROOM_TIMEOUT_S:.0f}s",
+        hint="Free some of it; --resume goes on with what was measured.",
+    )
+
+
+def none_lasts(error: LostError) -> EngineError:
+    return EngineError(
+        f"{MOST_LOSSES} workers are gone one after the other: {error}",
+        hint="Look into Ray's logs; --resume goes on with what was measured.",
+    )

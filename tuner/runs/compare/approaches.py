@@ -3,11 +3,10 @@
 To add one, write its start and a row of APPROACHES.
 """
 
-from collections.abc import Sequence
-
 from tuner.engines.seam import Engine
 from tuner.engines.workers.seam import Approach, Batching, Setup, Testbed
 from tuner.errors import UsageError
+from tuner.runs.compare.load_levels import names_in
 
 
 async def _one_worker(testbed: Testbed, _setup: Setup) -> Engine:
@@ -72,20 +71,9 @@ def chosen(names: str | None, *, has_profile: bool) -> tuple[Approach, ...]:
         left_out = {SERVER} if has_profile else {SERVER, OF_PROFILE}
         return tuple(one for one in APPROACHES if one.name not in left_out)
     known = {one.name: one for one in APPROACHES}
-    asked = [name.strip() for name in names.split(",")]
-    _check(asked, list(known), option="--approaches")
+    asked = names_in(names, known, option="--approaches")
     if OF_PROFILE in asked and not has_profile:
         raise UsageError(
             "--approaches profile: there is no profile", hint="Give --profile, or leave it out."
         )
     return tuple(one for name, one in known.items() if name in asked)
-
-
-def _check(asked: Sequence[str], known: Sequence[str], *, option: str) -> None:
-    for name in asked:
-        if name not in known:
-            raise UsageError(
-                f"{option}: {name!r} is not known", hint=f"Choose of {', '.join(known)}."
-            )
-    if len(set(asked)) < len(asked):
-        raise UsageError(f"{option}: a name is there twice", hint="Give each once.")

@@ -59,7 +59,7 @@ class Blocks:
             part, windows = windows_of(
                 self.kept, settings.window, step_s=step_s, blocks=settings.repeats
             )
-            self.comparing.add_choice(Selection(part, windows, step_s))
+            self.comparing.recorder.add_selection(Selection(part, windows, step_s))
             starts, replays = settings.starts_and_replays()
             start_s = self.comparing.evidence.facts().start_s
             total_s = starts * start_s + replays * WINDOWS * windows[0].length_s
@@ -78,7 +78,7 @@ class Blocks:
         """Return how long each window can be. Raises UsageError when that is too short."""
         settings, start_s = self.settings, self.comparing.evidence.facts().start_s
         starts, replays = settings.starts_and_replays()
-        spent_s = self.comparing.spent_s()
+        spent_s = self.comparing.evidence.spent_s()
         left_s = settings.budget_s * (1 - settings.sweep_share) - spent_s - starts * start_s
         found_s = (1 - SLACK) * left_s / replays / WINDOWS
         if found_s < MIN_STEP_S:

@@ -12,7 +12,7 @@ from tuner.runs.compare.comparison import ComparisonRow, ComparisonTable, compar
 from tuner.runs.compare.load_levels import LENGTHS, Lengths, Level
 from tuner.runs.compare.notes import note_against, notes_on
 from tuner.runs.compare.settings import Cell
-from tuner.runs.evidence import Evidence, Selection
+from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Event, Journal
 from tuner.runs.recorder import Recorder, now_s
 
@@ -52,9 +52,6 @@ class Comparing:
             max_model_len=max_model_len,
             elapsed_s=elapsed_s,
         )
-
-    def add_choice(self, choice: Selection) -> None:
-        self.recorder.add_selection(choice)
 
     def add_replay(self, result: Replay, approach: str, block: int, cell: Cell) -> None:
         event = self.journal.append_replay(
@@ -108,9 +105,6 @@ class Comparing:
     def sessions(self) -> list[str]:
         """Return the sessions whose engines were started, in order, each once."""
         return list(dict.fromkeys(one["purpose"] for one in self.journal.of("start")))
-
-    def spent_s(self) -> float:
-        return self.evidence.spent_s()
 
     def block_s(self, block: int) -> float:
         """Return what a block has taken, engine starts included."""

@@ -5,7 +5,7 @@ untuned one, which lets nobody wait for a slot. The requests of a window are thi
 until there are so many; time is never stretched.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -47,15 +47,20 @@ class Level:
 
 def parse_levels(text: str) -> tuple[Level, ...]:
     """Read ``light,very-heavy``. Raises UsageError for a name that is unknown or there twice."""
+    return tuple(Level(name, LEVELS[name]) for name in names_in(text, LEVELS, option="--loads"))
+
+
+def names_in(text: str, known: Collection[str], *, option: str) -> list[str]:
+    """Read a list of names. Raises UsageError for one that is unknown or there twice."""
     names = [name.strip() for name in text.split(",")]
     for name in names:
-        if name not in LEVELS:
+        if name not in known:
             raise UsageError(
-                f"--loads: {name!r} is not known", hint=f"Choose of {', '.join(LEVELS)}."
+                f"{option}: {name!r} is not known", hint=f"Choose of {', '.join(known)}."
             )
     if len(set(names)) < len(names):
-        raise UsageError("--loads: a name is there twice", hint="Give each once.")
-    return tuple(Level(name, LEVELS[name]) for name in names)
+        raise UsageError(f"{option}: a name is there twice", hint="Give each once.")
+    return names
 
 
 def mean_in_flight(

@@ -93,7 +93,7 @@ class Comparison:
         """
         taken_s = 0.0
         for block in range(self.settings.repeats):
-            spent_s = elsewhere_s + self.comparing.spent_s()
+            spent_s = elsewhere_s + self.comparing.evidence.spent_s()
             if block and spent_s + taken_s - self.comparing.block_s(block) > self.settings.budget_s:
                 self.warnings.append(
                     f"the budget ended it after {block} of {self.settings.repeats} blocks: give a "

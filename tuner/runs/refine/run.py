@@ -149,7 +149,7 @@ class _Run:
         live, start_s = is_live(one, self.space.knee), self.plan.start_s
         step_s = max(problem.step_s, half_s(self.runner.served(SEARCH), (self.space.knee, one)))
         after_s = (1 + self.settings.headroom) * step_s + start_s * (2 if live else 3)
-        left_s = self.settings.budget_s - self.runner.spent_s() - after_s
+        left_s = self.settings.budget_s - self.runner.evidence.spent_s() - after_s
         return balanced(
             self.workload,
             _steady(problem.surrogate),

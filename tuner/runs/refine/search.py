@@ -310,7 +310,7 @@ class Search:
         problem = self.problem
         start_s = 0.0 if self._is_up(lane, asked) else problem.start_s
         going_s = (len(self._going) + 1) * problem.step_s
-        return self.runner.spent_s() + start_s + going_s <= problem.budget_s
+        return self.runner.evidence.spent_s() + start_s + going_s <= problem.budget_s
 
 
 def initial_candidates(space: Space, surrogate: Surrogate | None) -> list[Configuration]:

@@ -275,10 +275,6 @@ class TrialRunner(ABC):
         ]
         return EngineFacts(**(exact or starts)[-1]["facts"])
 
-    def spent_s(self) -> float:
-        """Return what counts against the budget."""
-        return self.evidence.spent_s()
-
     def keep_workload(self, workload: Workload) -> None:
         self.recorder.add_selection(Selection(workload.part, workload.windows, workload.step_s))
 

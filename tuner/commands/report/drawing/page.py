@@ -130,7 +130,7 @@ def written(page: Page) -> str:
         "body",
         _top(page),
         tag("main", *_sections(page), id="main"),
-        _footer(page),
+        tag("footer", page.made),
         Html(f"<script>{script}</script>"),
     )
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
@@ -277,10 +277,6 @@ def _cells(row: Sequence[Cell], table: Table) -> list[Html]:
         else:
             found.append(tag("td", content, class_=words))
     return found
-
-
-def _footer(page: Page) -> Html:
-    return tag("footer", page.made)
 
 
 def csv_file(

@@ -5,11 +5,10 @@ variable that the script uses. Each part knows how to change its own words in th
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
 from tuner.rollout.targets.command_line import flags
 from tuner.rollout.targets.command_line.dialects import (
@@ -35,7 +34,7 @@ from tuner.rollout.targets.command_line.variables import (
     setting_of,
 )
 from tuner.rollout.targets.command_line.words import Piece, UnreadableError, Word, first_command
-from tuner.rollout.targets.seam import Stated
+from tuner.rollout.targets.seam import Arguments, Stated
 from tuner.rollout.targets.view import Edits, View
 
 
@@ -252,7 +251,7 @@ class CommandLine:
             found["model"] = Stated(token.text if why else token.got, token.line, why)
         return found
 
-    def write(self, arguments: Mapping[str, ArgumentValue]) -> None:
+    def write(self, arguments: Arguments) -> None:
         """Ask for the edits. Raises TargetError for words that cannot be understood."""
         tokens = self.words
         self._refuse_unclear(tokens)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -19,7 +19,7 @@ from tuner.errors import TargetError
 from tuner.rollout.targets.command_line.names import KNOWN, OLDER_SWITCHES
 from tuner.rollout.targets.command_line.variables import Variable, value_of
 from tuner.rollout.targets.command_line.words import Piece
-from tuner.rollout.targets.seam import Stated
+from tuner.rollout.targets.seam import Arguments, Stated
 
 _BOOLEANS = {"false": False, "true": True}
 """Words that older versions took behind a switch; newer ones refuse them."""
@@ -222,9 +222,7 @@ def _value(flag: Flag, tokens: Sequence[Token]) -> ArgumentValue:
     return vllm_values.typed(texts[0])
 
 
-def changes(
-    tokens: Sequence[Token], arguments: Mapping[str, ArgumentValue], *, source: str
-) -> Iterator[Edit]:
+def changes(tokens: Sequence[Token], arguments: Arguments, *, source: str) -> Iterator[Edit]:
     """Yield what must change for vLLM to get these arguments; None: the flag must not be there.
 
     Raises TargetError for words that vLLM would read in a way that cannot be told here.
@@ -249,9 +247,7 @@ def changes(
             yield Append(("=".join(words),) if inline or _is_risky(words) else tuple(words))
 
 
-def added(
-    tokens: Sequence[Token], arguments: Mapping[str, ArgumentValue], *, source: str
-) -> list[tuple[str, ...]]:
+def added(tokens: Sequence[Token], arguments: Arguments, *, source: str) -> list[tuple[str, ...]]:
     """Return the words that ``changes`` appends, flag by flag."""
     found = changes(tokens, arguments, source=source)
     return [change.texts for change in found if isinstance(change, Append)]
@@ -342,9 +338,7 @@ def _refuse_value(argument: str, value: ArgumentValue, *, source: str) -> None:
         raise TargetError(f"{source}: {argument}: has a NUL in it", hint="Correct the profile.")
 
 
-def _refuse_shortened(
-    flag: Flag, tokens: Sequence[Token], arguments: Mapping[str, ArgumentValue]
-) -> None:
+def _refuse_shortened(flag: Flag, tokens: Sequence[Token], arguments: Arguments) -> None:
     if flag.argument in KNOWN or flag.argument in arguments or flag.spelt in SHORT:
         return
     for argument in arguments:

@@ -1,6 +1,5 @@
 """Engine arguments as the keys of a mapping, with YAML's own types. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import yaml
@@ -10,7 +9,7 @@ from tuner.engines.vllm.flags import canonical
 from tuner.engines.vllm.values import same, typed
 from tuner.errors import TargetError
 from tuner.rollout.targets.command_line.flags import comparable
-from tuner.rollout.targets.seam import Stated
+from tuner.rollout.targets.seam import Arguments, Stated
 from tuner.rollout.targets.yaml.file import YamlFile
 from tuner.rollout.targets.yaml.nodes import entries, line_of, refuse_filled_in
 from tuner.system import yaml_strict
@@ -44,7 +43,7 @@ class ArgumentMapping:
                 found[argument] = Stated(_plain(value), line_of(node))
         return found
 
-    def ask(self, arguments: Mapping[str, ArgumentValue]) -> None:
+    def ask(self, arguments: Arguments) -> None:
         """Ask for the edits. Raises TargetError."""
         node = self.node
         if node is None or not node.value:

@@ -1,15 +1,14 @@
 """A ConfigMap that holds a ``vllm serve --config`` file. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import yaml
 
-from tuner.engines.seam import ArgumentValue
 from tuner.errors import ByHandError, NotVllmError, TargetError, UsageError
 from tuner.rollout.targets.kinds import vllm_config
 from tuner.rollout.targets.kinds.vllm_config import ConfigServer
-from tuner.rollout.targets.seam import Asked, Rollout, Stated
+from tuner.rollout.targets.seam import Arguments, Asked, Rollout, Stated, Statements
 from tuner.rollout.targets.server import Server, check_there
 from tuner.rollout.targets.yaml.file import YamlFile, outline, parse
 from tuner.rollout.targets.yaml.nested import Nested, nested
@@ -56,7 +55,7 @@ class ConfigMapServer(Server):
     def notes(self) -> Sequence[str]:
         return self.found.config.notes
 
-    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
+    def edited(self, arguments: Arguments) -> str:
         """Return the text with these arguments in the config."""
         self.found.config.ask(arguments)
         self.found.within.hand_on()
@@ -70,12 +69,7 @@ class ConfigMapServer(Server):
         outer = outline(self.whole, {id(self.found.within.parent): {self.found.key}})
         return [outer, self.found.config.rest()]
 
-    def faults(
-        self,
-        before: Mapping[str, Stated],
-        after: Mapping[str, Stated],
-        arguments: Mapping[str, ArgumentValue],
-    ) -> list[str]:
+    def faults(self, before: Statements, after: Statements, arguments: Arguments) -> list[str]:
         return self.found.config.faults(before, after, arguments)
 
 

@@ -1,14 +1,13 @@
 """The common part of the kinds of file with containers in them. Pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from tuner.engines.seam import ArgumentValue
 from tuner.errors import NotVllmError, TargetError, UsageError
 from tuner.rollout.targets.command_line.command_line import CommandLine
 from tuner.rollout.targets.kinds.container_command import command_line
 from tuner.rollout.targets.kinds.containers import Container, FindContainers
-from tuner.rollout.targets.seam import Asked, Overruled, Platform, Rollout, Stated
+from tuner.rollout.targets.seam import Arguments, Asked, Overruled, Platform, Rollout, Stated
 from tuner.rollout.targets.server import Server, check_there, platform_of
 from tuner.rollout.targets.yaml.file import YamlFile, outline, parse
 from tuner.rollout.targets.yaml.nodes import get, line_of, text_at
@@ -52,12 +51,12 @@ class ContainerServer(Server):
     def overruled(self) -> Sequence[Overruled]:
         return self.kind.overruled(self)
 
-    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
+    def edited(self, arguments: Arguments) -> str:
         """Return the text with these arguments in the container's command line."""
         self.line.write(arguments)
         return self.file.edits.taken()
 
-    def own(self, arguments: Mapping[str, ArgumentValue]) -> Mapping[str, ArgumentValue]:
+    def own(self, arguments: Arguments) -> Arguments:
         return {name: v for name, v in arguments.items() if name not in self.one.elsewhere}
 
     def reopened(self, text: str) -> "ContainerServer":

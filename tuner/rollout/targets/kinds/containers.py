@@ -1,7 +1,7 @@
 """Containers in YAML, whose command lines vLLM's arguments are part of. Pure."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import yaml
@@ -17,7 +17,7 @@ from tuner.rollout.targets.command_line.variables import (
     value_of,
 )
 from tuner.rollout.targets.command_line.words import Piece, UnreadableError, first_command
-from tuner.rollout.targets.seam import Asked, Stated
+from tuner.rollout.targets.seam import Asked, Statements
 from tuner.rollout.targets.view import View
 from tuner.rollout.targets.yaml.file import Escape, ListPart, YamlFile
 from tuner.rollout.targets.yaml.nodes import entries, get, is_null, items, text_at
@@ -81,7 +81,7 @@ class Container:
     variable: str = ""
     """Where the launcher takes more flags from, whatever the file says of its command."""
 
-    elsewhere: Mapping[str, Stated] = field(default_factory=dict)
+    elsewhere: Statements = field(default_factory=dict)
     """Arguments that the file states outside the command line; they stay as they are."""
 
     evidence: str = ""

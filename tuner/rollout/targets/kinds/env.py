@@ -14,7 +14,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.flags import canonical
 from tuner.engines.vllm.values import typed
 from tuner.errors import NotVllmError, TargetError, UsageError
@@ -34,7 +33,7 @@ from tuner.rollout.targets.command_line.variables import Variable, reference
 from tuner.rollout.targets.command_line.words import UnreadableError, first_command
 from tuner.rollout.targets.env_lines import EnvLine, env_lines
 from tuner.rollout.targets.kinds import compose
-from tuner.rollout.targets.seam import Asked, Rollout, Stated
+from tuner.rollout.targets.seam import Arguments, Asked, Rollout, Stated, Statements
 from tuner.rollout.targets.server import Server
 from tuner.rollout.targets.view import Edits, View
 
@@ -75,7 +74,7 @@ class FlagsServer(Server):
         return {**self._outside, **self._line(Edits(self.text, self.asked.source)).stated()}
 
     @property
-    def _outside(self) -> Mapping[str, Stated]:
+    def _outside(self) -> Statements:
         """The arguments that are stated by the Compose file which reads the variable."""
         return {} if self.reader is None else self.reader.flags[self._name]
 
@@ -111,7 +110,7 @@ class FlagsServer(Server):
             ]
         return notes
 
-    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
+    def edited(self, arguments: Arguments) -> str:
         """Return the text with the variable set; a new file also names the model."""
         if self.entry is None:
             return _with_new(self.text, arguments, self._name, source=self.asked.source)
@@ -119,7 +118,7 @@ class FlagsServer(Server):
         self._line(edits).write(arguments)
         return _quoted(self.text, edits.result(), self.entry)
 
-    def own(self, arguments: Mapping[str, ArgumentValue]) -> Mapping[str, ArgumentValue]:
+    def own(self, arguments: Arguments) -> Arguments:
         """See Server. Raises TargetError where the Compose file states one of them too."""
         if self.reader is None or self.entry is None:
             return arguments
@@ -176,7 +175,7 @@ class ComposeValuesServer(Server):
         where = self.reader.path
         return (f"the flags that it does not set are in {where}: apply the profile there, too",)
 
-    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
+    def edited(self, arguments: Arguments) -> str:
         """Return the text with other values. Raises TargetError for one that a variable cannot
         carry."""
         edits = Edits(self.text, self.asked.source)
@@ -202,7 +201,7 @@ class ComposeValuesServer(Server):
     def rest(self) -> list[str]:
         return _lines_but(self.text, {one.name for one in self.found.values()})
 
-    def own(self, arguments: Mapping[str, ArgumentValue]) -> Mapping[str, ArgumentValue]:
+    def own(self, arguments: Arguments) -> Arguments:
         return {name: value for name, value in arguments.items() if name in self.found}
 
 
@@ -317,7 +316,7 @@ def _quoted(text: str, result: str, entry: EnvLine) -> str:
     return f'{result[: entry.start]}"{value}"{result[end:]}'
 
 
-def _with_new(text: str, arguments: Mapping[str, ArgumentValue], name: str, *, source: str) -> str:
+def _with_new(text: str, arguments: Arguments, name: str, *, source: str) -> str:
     model = arguments.get("model")
     rest = {key: value for key, value in arguments.items() if key != "model"}
     words = [str(model)] if model is not None and not text else []
@@ -381,10 +380,10 @@ class _Reader:
     """A Compose file beside, whose command of vLLM's takes variables from this file."""
 
     path: str
-    stated: Mapping[str, Stated]
+    stated: Statements
     """What it states, with the variables put in."""
 
-    flags: Mapping[str, Mapping[str, Stated]]
+    flags: Mapping[str, Statements]
     """A variable that holds flags → what the file states without it."""
 
     values: Mapping[str, EnvLine]

@@ -5,7 +5,7 @@ rest from ``extraArgs``, which come last. Where ``vllmConfig`` has no ``enablePr
 turns prefix caching off.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import yaml
@@ -19,7 +19,7 @@ from tuner.rollout.targets.command_line.command_line import CommandLine
 from tuner.rollout.targets.kinds import container_target
 from tuner.rollout.targets.kinds.container_command import command_line
 from tuner.rollout.targets.kinds.containers import KUBERNETES, Container
-from tuner.rollout.targets.seam import Asked, Platform, Rollout, Stated
+from tuner.rollout.targets.seam import Arguments, Asked, Platform, Rollout, Stated, Statements
 from tuner.rollout.targets.server import Server, check_there, platform_of
 from tuner.rollout.targets.yaml.file import YamlFile, outline, parse
 from tuner.rollout.targets.yaml.nodes import entries, get, items, line_of, refuse_filled_in, text_at
@@ -94,7 +94,7 @@ class StackServer(Server):
     def rollout(self) -> Rollout:
         return Rollout("helm upgrade RELEASE vllm/vllm-stack -f {file}", "helm rollback RELEASE")
 
-    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
+    def edited(self, arguments: Arguments) -> str:
         if self.config is None:
             keys: dict[str, object] = {
                 KEYS[name]: value for name, value in arguments.items() if _fits(name, value)
@@ -120,12 +120,7 @@ class StackServer(Server):
         kept = outline(inner, {id(self.config): {*KEYS.values(), "extraArgs"}})
         return [outer, *(part for part in kept if part)]
 
-    def faults(
-        self,
-        before: Mapping[str, Stated],
-        after: Mapping[str, Stated],
-        arguments: Mapping[str, ArgumentValue],
-    ) -> list[str]:
+    def faults(self, before: Statements, after: Statements, arguments: Arguments) -> list[str]:
         """See Server. A new vllmConfig states enable_prefix_caching, too, which is no fault."""
         found = Server.faults(self, before, after, arguments)
         begins = {"enable_prefix_caching"} if self.config is None else set[str]()
@@ -164,9 +159,7 @@ def opened(text: str, asked: Asked) -> StackServer:
     return StackServer(text, asked, file, spec, config, line)
 
 
-def _write(
-    values: StackServer, config: yaml.MappingNode, arguments: Mapping[str, ArgumentValue]
-) -> None:
+def _write(values: StackServer, config: yaml.MappingNode, arguments: Arguments) -> None:
     in_args = {} if values.line is None else values.line.stated()
     rest: dict[str, ArgumentValue] = {}
     keys: dict[str, ArgumentValue] = {}

@@ -6,12 +6,11 @@ A list of words, a text of words, or a mapping of arguments. In the values of vL
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import yaml
 
-from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.flags import canonical
 from tuner.errors import NotVllmError, TargetError, UsageError
 from tuner.rollout.targets import images
@@ -22,7 +21,7 @@ from tuner.rollout.targets.command_line.names import proof
 from tuner.rollout.targets.command_line.process import server
 from tuner.rollout.targets.kinds.argument_mapping import ArgumentMapping
 from tuner.rollout.targets.kinds.containers import KUBERNETES, text_part
-from tuner.rollout.targets.seam import Asked, Platform, Rollout, Stated
+from tuner.rollout.targets.seam import Arguments, Asked, Platform, Rollout, Stated
 from tuner.rollout.targets.server import Server, check_there, platform_of
 from tuner.rollout.targets.yaml.file import ListPart, YamlFile, outline, parse
 from tuner.rollout.targets.yaml.nodes import entries, get, is_null, items, line_of, text_at
@@ -63,7 +62,7 @@ class ValuesServer(Server):
     def rollout(self) -> Rollout:
         return Rollout("helm upgrade RELEASE CHART -f {file}", "helm rollback RELEASE")
 
-    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
+    def edited(self, arguments: Arguments) -> str:
         if isinstance(self.arguments, CommandLine):
             self.arguments.write(arguments)
         else:

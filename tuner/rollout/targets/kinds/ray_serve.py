@@ -5,18 +5,17 @@ the ``serveConfigV2`` of a RayService. Ray 2.44 to 2.55: docs.ray.io/en/latest/s
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import yaml
 
-from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.flags import OF_SERVER
 from tuner.engines.vllm.values import same
 from tuner.errors import NotVllmError, TargetError, UsageError
 from tuner.rollout.targets.command_line.flags import comparable
 from tuner.rollout.targets.kinds.argument_mapping import ArgumentMapping
-from tuner.rollout.targets.seam import Asked, Rollout, Stated
+from tuner.rollout.targets.seam import Arguments, Asked, Rollout, Stated, Statements
 from tuner.rollout.targets.server import Server, check_there
 from tuner.rollout.targets.yaml.file import YamlFile, outline, parse
 from tuner.rollout.targets.yaml.nested import Nested, nested
@@ -83,7 +82,7 @@ class RayServer(Server):
             return Rollout("kubectl apply -f {file}")
         return Rollout("serve deploy {file}")
 
-    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
+    def edited(self, arguments: Arguments) -> str:
         """Return the text with these arguments in ``engine_kwargs``. Raises TargetError."""
         for name in sorted(OF_SERVER & arguments.keys()):
             raise TargetError(
@@ -99,12 +98,7 @@ class RayServer(Server):
     def reopened(self, text: str) -> "RayServer":
         return opened(text, self.asked)
 
-    def faults(
-        self,
-        before: Mapping[str, Stated],
-        after: Mapping[str, Stated],
-        arguments: Mapping[str, ArgumentValue],
-    ) -> list[str]:
+    def faults(self, before: Statements, after: Statements, arguments: Arguments) -> list[str]:
         """Return the arguments that are not what was asked for; False is a value here."""
         wanted = {name: one.value for name, one in before.items()} | dict(arguments)
         found = {name: one.value for name, one in after.items()}

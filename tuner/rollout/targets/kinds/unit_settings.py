@@ -2,16 +2,15 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
 from tuner.rollout.targets.command_line.command_line import CommandLine
 from tuner.rollout.targets.command_line.dialects import SYSTEMD
 from tuner.rollout.targets.command_line.variables import Scope, Variable
 from tuner.rollout.targets.command_line.words import UnreadableError, Word, first_command
-from tuner.rollout.targets.seam import Asked, Rollout, Stated
+from tuner.rollout.targets.seam import Arguments, Asked, Rollout, Stated
 from tuner.rollout.targets.server import Server
 from tuner.rollout.targets.view import Edits, View
 
@@ -52,7 +51,7 @@ class UnitServer(Server):
     def stated(self) -> dict[str, Stated]:
         return self.line.stated()
 
-    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
+    def edited(self, arguments: Arguments) -> str:
         self.line.write(arguments)
         return self.line.edits.taken()
 

@@ -7,7 +7,7 @@ parser knows no ``--no-flag``; so False is written as ``no-flag: true``. A null 
 becomes JSON; an empty list is dropped.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import yaml
@@ -17,7 +17,7 @@ from tuner.engines.vllm.flags import WITHOUT_NEGATIVE, canonical
 from tuner.engines.vllm.values import same
 from tuner.errors import NotVllmError, TargetError
 from tuner.rollout.targets.command_line import names
-from tuner.rollout.targets.seam import Asked, Rollout, Stated
+from tuner.rollout.targets.seam import Arguments, Asked, Rollout, Stated, Statements
 from tuner.rollout.targets.server import Server
 from tuner.rollout.targets.yaml.file import YamlFile, parse
 from tuner.rollout.targets.yaml.nodes import entries, line_of, refuse_filled_in
@@ -108,7 +108,7 @@ class ConfigServer(Server):
         place = f"{self.asked.source}:{odd[0].line}"
         return (f"{place}: not known as vLLM's, and left as they are: {listed}{more}",)
 
-    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
+    def edited(self, arguments: Arguments) -> str:
         self.ask(arguments)
         return self.file.edits.taken()
 
@@ -125,12 +125,7 @@ class ConfigServer(Server):
             if entry.dotted or entry.argument not in names.KNOWN
         ]
 
-    def faults(
-        self,
-        before: Mapping[str, Stated],
-        after: Mapping[str, Stated],
-        arguments: Mapping[str, ArgumentValue],
-    ) -> list[str]:
+    def faults(self, before: Statements, after: Statements, arguments: Arguments) -> list[str]:
         wanted = {
             name: _read_back(one.value) for name, one in before.items() if name not in arguments
         }
@@ -144,7 +139,7 @@ class ConfigServer(Server):
             if name not in wanted or name not in found or not same(wanted[name], found[name])
         )
 
-    def ask(self, arguments: Mapping[str, ArgumentValue]) -> None:
+    def ask(self, arguments: Arguments) -> None:
         """Ask for the edits. Raises TargetError for what cannot be edited safely."""
         source = self.asked.source
         present: dict[str, _Entry] = {}
