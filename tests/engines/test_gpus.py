@@ -141,7 +141,9 @@ def test_an_engine_is_on_the_same_machine_in_our_process_and_behind_a_server(
     assert (told["count"], told["mig_mode"], told["power_limit_w"]) == (1, False, 700.0)
     book = journal.create(tmp_path / "run", {"trace_digest": "sha256:1"})
     evidence = Evidence(book)
-    book.append("start", facts=asdict(facts(device=told)), at_s=0.0)
+    book.append(
+        "start", purpose="ladder", max_num_seqs=8, facts=asdict(facts(device=told)), at_s=0.0
+    )
     evidence.check_machine(facts(device=silent))
     with pytest.raises(RunError, match="attention_backend=FLASH_ATTN, here it is FLASHINFER"):
         evidence.check_machine(facts(device=other))
