@@ -234,7 +234,7 @@ def test_when_the_engine_is_killed_whoever_asks_is_told(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.faults
+@pytest.mark.alone  # it measures how long the engine stood still
 @pytest.mark.parametrize(
     "starts", [VllmStarter, pytest.param(ServerStarter, marks=pytest.mark.long)]
 )
