@@ -21,7 +21,6 @@ from tuner.commands.shared.console import shown
 from tuner.commands.shared.output import print_json
 from tuner.commands.shared.said import mark_said, not_said
 from tuner.commands.trace import report as trace_report
-from tuner.commands.trace import schedule
 from tuner.commands.trace import view as trace_view
 from tuner.commands.trace.options import (
     TraceCutOptions,
@@ -150,6 +149,8 @@ def _import_schedule(options: TraceImportOptions, lengths: Path) -> None:
             "--lengths takes no --format, --columns, --delimiter, --time-unit or --spread-ticks",
             hint="A schedule has one form; leave them out.",
         )
+    from tuner.commands.trace import schedule  # noqa: PLC0415 - loads what servers record with
+
     schedule.import_(
         options.file, lengths, options.output, model=options.model, force=options.force
     )
