@@ -1,5 +1,6 @@
 """Make text that is not ours safe to show. Pure."""
 
+import html
 import re
 
 
@@ -30,8 +31,6 @@ def in_markdown(text: str) -> str:
     >>> print(in_markdown("a_b | <i> $x"))
     a\\_b / &lt;i&gt; &#36;x
     """
-    import html  # noqa: PLC0415 - two thousand names, and every command loads this module
-
     line = printable(" ".join(text.split())).replace("|", "/")
     line = re.sub(r"([\\`*_\[\]!~])", r"\\\1", html.escape(line, quote=False))
     return line.replace("$", "&#36;")

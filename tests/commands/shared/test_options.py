@@ -1,6 +1,6 @@
 """A command's options: one dataclass, read by typer, by the command and by the journal."""
 
-from dataclasses import FrozenInstanceError, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tuner.commands.shared.options import IN_PLAN, command, in_plan, options_of_command
+from tuner.commands.shared.options import IN_PLAN, command, in_plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,23 +55,3 @@ def test_the_docstring_is_the_help() -> None:
     app = typer.Typer(rich_markup_mode=None)
     app.command()(command(Order, __name__, "cook"))
     assert "Cook something." in CliRunner().invoke(app, ["--help"]).output
-
-
-@options_of_command
-class Bill:
-    """Pay."""
-
-    total: Annotated[int, typer.Option(help="In cents.")]
-    tip: Annotated[int, typer.Option(help="In cents.")] = 0
-
-
-def test_options_are_given_by_name_and_can_be_replaced_but_not_changed() -> None:
-    bill = Bill(total=300)
-    tipped = replace(bill, tip=20)
-    assert (tipped.total, tipped.tip, bill.tip) == (300, 20, 0)
-    with pytest.raises(FrozenInstanceError, match=r"Bill\.tip"):
-        bill.tip = 5  # type: ignore[misc]
-    with pytest.raises(TypeError, match="not given: total"):
-        Bill(tip=5)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="no such options: till, waiter"):
-        Bill(total=300, waiter="A", till=1)  # type: ignore[call-arg]

@@ -1,14 +1,15 @@
 """``tuner apply``: its options."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tuner.commands.shared.options import Json, options_of_command
+from tuner.commands.shared.options import Json
 
 
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ApplyOptions:
     """Write a serving profile into a deployment's file, with a backup, or start vLLM with it.
 

@@ -1,11 +1,12 @@
 """``tuner capture``: a trace out of Prometheus, and one out of the files of a recording."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tuner.commands.shared.options import command, options_of_command
+from tuner.commands.shared.options import command
 
 app = typer.Typer(no_args_is_help=True, help="Make traces of what a server serves.")
 
@@ -13,7 +14,7 @@ Output = Annotated[Path, typer.Option("-o", "--output", help="Where the trace go
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.")]
 
 
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PrometheusOptions:
     """Write a synthetic trace that fits what Prometheus remembers of a vLLM server.
 
@@ -34,7 +35,7 @@ class PrometheusOptions:
     force: Force = False
 
 
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class JoinOptions:
     """Write one trace out of the files that a recording's processes left."""
 

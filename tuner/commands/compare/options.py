@@ -1,5 +1,6 @@
 """``tuner compare``: its options."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -19,11 +20,10 @@ from tuner.commands.shared.options import (
     RunDir,
     StartTimeout,
     World,
-    options_of_command,
 )
 
 
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CompareOptions:
     """Serve a trace in every way of the story, from one worker behind queues to a tuned engine.
 

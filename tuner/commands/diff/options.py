@@ -1,14 +1,15 @@
 """``tuner diff``: its options."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tuner.commands.shared.options import Json, options_of_command
+from tuner.commands.shared.options import Json
 
 
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DiffOptions:
     """Say in what another profile, or what is deployed, differs from a profile, and the evidence.
 

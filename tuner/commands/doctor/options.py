@@ -1,5 +1,6 @@
 """``tuner doctor``: its options."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -12,11 +13,10 @@ from tuner.commands.shared.options import (
     Overrides,
     StartTimeout,
     World,
-    options_of_command,
 )
 
 
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DoctorOptions:
     """Say whether this machine and its vLLM can be measured on, a line for each check.
 

@@ -1,14 +1,13 @@
 """``tuner export``: its options."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from tuner.commands.shared.options import options_of_command
 
-
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ExportOptions:
     """Write what a run measured as tables: curve, replays, requests, iterations.
 

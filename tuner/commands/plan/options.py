@@ -1,14 +1,15 @@
 """``tuner plan``: its options."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from tuner.commands.shared.options import Details, Json, Require, options_of_command, times
+from tuner.commands.shared.options import Details, Json, Require, times
 
 
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PlanOptions:
     """Ask the twin in a profile about another load, other caps, or a fleet.
 

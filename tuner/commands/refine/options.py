@@ -1,5 +1,6 @@
 """``tuner refine``: its options."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -23,7 +24,6 @@ from tuner.commands.shared.options import (
     StartTimeout,
     Window,
     World,
-    options_of_command,
 )
 from tuner.errors import UsageError
 
@@ -31,7 +31,7 @@ MOST_SEED = 2**32 - 1
 """That the sampler takes."""
 
 
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RefineOptions:
     """Search around a profile's knee, and keep what a comparison in turns proves to be better.
 

@@ -1,14 +1,13 @@
 """``tuner report``: its options."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tuner.commands.shared.options import options_of_command
 
-
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ReportOptions:
     """Write what a run or a profile says as one page, to be opened from disk.
 

@@ -1,13 +1,12 @@
 """``tuner schema``: its options."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import typer
 
-from tuner.commands.shared.options import options_of_command
 
-
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SchemaOptions:
     """Print the JSON Schema of a file, for editors and for CI.
 

@@ -7,16 +7,7 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 from types import GenericAlias
-from typing import (
-    Annotated,
-    Any,
-    Literal,
-    TypeVar,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import ArgumentInfo, ParameterInfo
@@ -169,44 +160,14 @@ Window = Annotated[
 ]
 
 
-Kind = TypeVar("Kind")
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True, eq_default=False)
-def options_of_command(kind: type[Kind]) -> type[Kind]:
-    """Make a frozen dataclass of a command's options, all of them given by name.
-
-    ``dataclass`` would write an ``__init__``, a ``__setattr__`` and a ``__delattr__`` for each
-    command, and to compile these takes a tenth of ``--help``: here all commands share them.
-    """
-    made: Any = dataclasses.dataclass(init=False, kw_only=True, eq=False, repr=False)(kind)
-    made.__init__, made.__setattr__, made.__delattr__ = _begin, _refuse, _refuse
-    return kind
-
-
-def _begin(self: Any, **given: Any) -> None:  # noqa: ANN401 - whatever the fields are
-    known = {one.name: one.default for one in dataclasses.fields(self)}
-    if unknown := given.keys() - known.keys():
-        raise TypeError(f"no such options: {', '.join(sorted(unknown))}")
-    values = known | given
-    if missing := [name for name, one in values.items() if one is dataclasses.MISSING]:
-        raise TypeError(f"options that are not given: {', '.join(missing)}")
-    vars(self).update(values)
-    if hasattr(self, "__post_init__"):
-        self.__post_init__()
-
-
-def _refuse(self: Any, name: str, *_: Any) -> None:  # noqa: ANN401
-    raise dataclasses.FrozenInstanceError(f"{type(self).__name__}.{name} stays as it is")
-
-
 def command(options: type[Any], module: str, function: str = "run") -> Callable[..., None]:
     """Return what typer makes a command of.
 
     It has a parameter for each field of the dataclass ``options``, whose docstring is its help, and
     calls ``module.function`` with an instance. A field is ``Annotated`` with its ``typer.Option``
     or ``typer.Argument``; without a default it must be given. A field that is a tuple may be given
-    several times. The module is imported when the command runs: that keeps ``--help`` light.
+    several times. The module is imported when the command runs, and the dataclass has no
+    ``repr`` and no ``==``: both keep ``--help`` light.
     """
     annotations = get_type_hints(options, include_extras=True)
     defaults = {one.name: one.default for one in dataclasses.fields(options)}

@@ -1,14 +1,15 @@
 """``tuner show``: its options."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tuner.commands.shared.options import Details, options_of_command
+from tuner.commands.shared.options import Details
 
 
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ShowOptions:
     """Say in twelve lines what a serving profile sets, gives, costs and rests on."""
 

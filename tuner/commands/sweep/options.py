@@ -1,5 +1,6 @@
 """``tuner sweep``: replay a trace at growing max_num_seqs and stop at the knee."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,7 +26,6 @@ from tuner.commands.shared.options import (
     StartTimeout,
     Window,
     World,
-    options_of_command,
 )
 
 AUTO = 0
@@ -49,7 +49,7 @@ def ceiling_in(text: str | int) -> int:
     return value
 
 
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SweepOptions:
     """Find the right max_num_seqs for a trace and write a serving profile.
 

@@ -1,11 +1,12 @@
 """``tuner trace``: look at a trace, bring it into tuner's format or another, cut a part out."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from tuner.commands.shared.options import Json, Router, command, options_of_command
+from tuner.commands.shared.options import Json, Router, command
 
 app = typer.Typer(no_args_is_help=True, help="Look at, import, export and cut traces.")
 
@@ -44,7 +45,7 @@ def _list_formats(asked: bool) -> None:
         raise typer.Exit
 
 
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TraceShowOptions:
     """Say what a trace says, before anything is run.
 
@@ -71,7 +72,7 @@ class TraceShowOptions:
     json: Json = False
 
 
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TraceImportOptions:
     """Write a trace of any known format in tuner's own.
 
@@ -111,7 +112,7 @@ class TraceImportOptions:
     ] = False
 
 
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TraceExportOptions:
     """Write a trace as the input of a tool that replays it."""
 
@@ -124,7 +125,7 @@ class TraceExportOptions:
     force: Force = False
 
 
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TraceCutOptions:
     """Write a part of a trace, with its gaps and its prompts as they are in the whole.
 

@@ -1,5 +1,6 @@
 """``tuner verify``: its options."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,12 +18,11 @@ from tuner.commands.shared.options import (
     StartTimeout,
     Window,
     World,
-    options_of_command,
 )
 from tuner.profile.tolerances import TOLERANCE
 
 
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class VerifyOptions:
     """Replay a trace on a fresh engine with exactly a profile's arguments, and gate on its promise.
 

@@ -1,16 +1,17 @@
 """``tuner watch``: its options."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from tuner.commands.shared.options import Json, Require, options_of_command
+from tuner.commands.shared.options import Json, Require
 
 FOREVER = "forever"
 
 
-@options_of_command
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class WatchOptions:
     """Hold a live server against a profile's promise, and today's traffic against the profile's.
 
