@@ -32,7 +32,7 @@ FEW_REQUESTS, SHORT_S = 100, 30.0
 (``EQUAL_ATTAINMENT``). Higher limits would warn of traces that do carry a tuning."""
 
 UNIFORM_SPREAD = 0.02
-"""Standard deviation of lengths as a share of their mean; real ones vary by half of it or more."""
+"""Standard deviation of lengths as a share of their mean: so little is made up, and no traffic."""
 
 FLAT = 0.9
 """Ratio of the median of what ran to its highest from which on something held it down."""
