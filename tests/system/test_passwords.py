@@ -1,8 +1,8 @@
-"""No password of an address is shown, however it is written."""
+"""No password of an address and no token of a hub is shown, however it is written."""
 
 import pytest
 
-from tuner.system.passwords import passwords_in, without_passwords
+from tuner.system.passwords import passwords_in, public_words, without_passwords
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,11 @@ def test_what_is_secret_is_left_out_and_nothing_else(address: str, shown: str) -
 def test_a_password_is_known_as_written_and_as_meant() -> None:
     assert passwords_in("postgresql://u:a%40b@h/x?sslpassword=c") == ["a%40b", "a@b", "c"]
     assert passwords_in("postgresql://u@h:5432/x") == []
+
+
+@pytest.mark.parametrize("key", ["hf_token", "hf-token", "HF-TOKEN", " hf_token"])
+def test_no_command_shows_a_token(key: str) -> None:
+    begin, end = ["sweep", "--trace", "a.jsonl"], ["--budget", "3m"]
+    for words in (["--set", f"{key}=hf_secret"], [f"--set={key}=hf_secret"]):
+        assert public_words([*begin, *words, *end]) == [*begin, *end]
+    assert public_words(["--set", "seed=3"]) == ["--set", "seed=3"]

@@ -1,7 +1,8 @@
-"""Passwords in addresses: taken out before anything is shown or kept. Pure."""
+"""Secrets in commands and addresses: taken out before anything is shown or kept. Pure."""
 
 import re
 import urllib.parse
+from collections.abc import Iterable
 
 _QUERY = re.compile(r"([?&][^=&#]*(?:pass|pwd|secret|token|key)[^=&#]*=)([^&#\s]*)", re.IGNORECASE)
 
@@ -18,6 +19,25 @@ def without_passwords(text: str) -> str:
         kept = f"{scheme}://{login}{host}" if password else word
         text = text.replace(word, _QUERY.sub(r"\1", kept))
     return text
+
+
+def public_words(words: Iterable[str]) -> list[str]:
+    """Return the words of a command without passwords and tokens; HF_TOKEN gives a token too.
+
+    >>> public_words(["sweep", "--set", "hf-token=hf_1", "--set=hf_token=hf_2", "--set=seed=3"])
+    ['sweep', '--set=seed=3']
+    """
+    kept: list[str] = []
+    for word in words:
+        option, equals, setting = word.partition("=")
+        if not (option == "--set" and equals):
+            option, setting = "", word
+        key = setting.partition("=")[0]
+        if key.strip().replace("-", "_").lower() != "hf_token":
+            kept.append(without_passwords(word))
+        elif not option and kept and kept[-1] == "--set":
+            kept.pop()
+    return kept
 
 
 def passwords_in(address: str) -> list[str]:

@@ -53,6 +53,15 @@ def test_one_replay_is_kept_and_two_replays_are(tmp_path: Path, replays: int, sa
     assert interrupted(book, tmp_path / "run") == f"{said} kept in {tmp_path / 'run'}"
 
 
+def test_the_command_that_continues_a_run_holds_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["tuner", "sweep", "--set", "hf-token=hf_secret"])
+    with pytest.raises(Interrupted) as ended, kept(open_run(where(tmp_path), {}), where(tmp_path)):
+        raise KeyboardInterrupt
+    assert "secret" not in str(ended.value) + ended.value.hint
+
+
 def refused(
     book: journal.Journal, run_dir: Path, *parts: journal.Journal, error: TunerError
 ) -> None:

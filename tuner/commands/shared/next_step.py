@@ -10,12 +10,10 @@ from tuner.commands.shared.options import as_typed
 from tuner.errors import GateError
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import LOW, percent, promised, required
-from tuner.system.passwords import without_passwords
+from tuner.system.passwords import public_words
 
 OPEN = ("inconclusive", "not_reached")
 """Verdicts of which more is to be measured before anything is rolled out."""
-
-PRIVATE = "--set=hf_token="
 
 
 def after(profile: ServingProfile, path: Path, *, base: Path | None = None) -> str:
@@ -73,8 +71,7 @@ def check_served(profiles: Mapping[Path, ServingProfile]) -> None:
 def asked_for(name: str, options: Any, **changes: Any) -> str:  # noqa: ANN401 - any command's
     """Return the command that is called with these options, but for the changes. It leaves out what
     others must not read: passwords of addresses, and a hub's token, as HF_TOKEN gives it too."""
-    words = as_typed(replace(options, **changes))
-    return command(name, *(without_passwords(one) for one in words if not one.startswith(PRIVATE)))
+    return command(name, *public_words(as_typed(replace(options, **changes))))
 
 
 def command(*words: object) -> str:

@@ -24,7 +24,7 @@ from tuner.errors import (
 )
 from tuner.runs import journal
 from tuner.system import folders, interruption
-from tuner.system.passwords import without_passwords
+from tuner.system.passwords import public_words
 from tuner.system.printable import printable
 
 _STAMP = "-" + "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-" + "[0-9]" * 6
@@ -182,7 +182,7 @@ def kept(
     books = (book, *parts)
 
     def words() -> interruption.Words:
-        command = ["tuner", *map(without_passwords, sys.argv[1:])]
+        command = ["tuner", *public_words(sys.argv[1:])]
         command += [] if where.resume else ["--resume"]
         command += [] if where.run_dir is not None else ["--run-dir", str(book.run_dir)]
         replays = sum(len(list(one.of("replay"))) for one in books)
