@@ -155,9 +155,7 @@ def result_of(job: tuple[int, str], *, settings: SweepSettings, harder: bool) ->
         doubted=view is not None and not view.is_believed,
         replay_s=outcome.replay_s,
         starts=len(outcome.starts_s),
-        claims=None
-        if outcome.aa_check is None
-        else (outcome.aa_check.speed_differs, outcome.aa_check.attainment_differs),
+        claims=None,
     )
 
 

@@ -113,9 +113,7 @@ def promised_of(one: Case) -> Promised | None:
         caps=CAPS,
         headroom=1.25,
         reference=reference(twin, captured_rps=len(early.traffic) / TUNED_S, validated_load=1.25),
-        speed_sd=speed_sd_of(
-            twin, None if outcome.aa_check is None else outcome.aa_check.slower_limit
-        ),
+        speed_sd=speed_sd_of(twin),
         tolerance=TOLERANCE,
     )
 

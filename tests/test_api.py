@@ -96,11 +96,14 @@ def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_a_script_that_an_engine_could_not_import_again_is_refused_at_once(folder: Path) -> None:
-    done = run_script("import tuner\ntuner.sweep('translation.jsonl')\n", folder)
+def test_a_script_that_an_engine_imports_again_must_be_guarded(folder: Path) -> None:
+    again = "else:\n    tuner.sweep('translation.jsonl')\n"
+    begin = "import multiprocessing, tuner\nif __name__ == '__main__':\n"
+    spawn = "    multiprocessing.get_context('spawn').Process(target=print).start()\n"
+    done = run_script(begin + spawn + again, folder)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("tuner.errors.UsageError: ")
-    assert "script.py:2: runs when the engine's process imports the main module again" in last
+    assert "the engine's process imports the main module again" in last
 
 
 def test_one_that_is_guarded_goes_on(folder: Path) -> None:

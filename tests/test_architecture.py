@@ -34,7 +34,6 @@ beside what reads and writes them."""
 HOMES = {
     "vllm": {"capture.stat_logger", "engines.live_scheduler", "engines.vllm", "engines.workers"},
     "httpx": {"system.http_client"},
-    "mlflow": {"commands.export.mlflow"},
     "torch": set[str](),
     "optuna": {"runs.refine"},
     "prometheus_client": {"capture.spool", "live.exporter", "live.prometheus"},
@@ -92,7 +91,7 @@ SLOW = HEAVY | {"httpx", "psutil", "pyarrow", "pynvml"}
 """What takes a command a tenth of its start or more: it is loaded by those that use it, when they
 do."""
 
-IMPORT_NAMES = {"mlflow-skinny": "mlflow", "nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
+IMPORT_NAMES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
 
 
 @cache
@@ -280,7 +279,7 @@ def test_the_command_line_starts_without_what_is_slow_to_import() -> None:
 def test_a_command_loads_what_is_slow_to_import_only_where_it_needs_that() -> None:
     stages = [
         ("trace capture", {"msgspec", "numpy"}),
-        ("show diff apply export schema plan watch", {"pydantic"}),
+        ("show diff apply export plan watch", {"pydantic"}),
         ("doctor verify sweep compare report", {"psutil", "pynvml"}),
         ("refine", {"optuna"}),
     ]
@@ -345,7 +344,6 @@ def test_what_is_imported_is_declared() -> None:
             *project["dependencies"],
             *extras["vllm"],
             *extras["ray"],
-            *extras["mlflow"],
         ]
         for name in [re.split(r"[<>=\[ ]", requirement)[0]]
     }

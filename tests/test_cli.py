@@ -1,8 +1,6 @@
 """The program as a process: its streams, its signals, its exit codes."""
 
 import os
-import py_compile
-import shutil
 import signal
 import subprocess
 import sys
@@ -54,27 +52,6 @@ def test_an_option_from_a_variable_that_is_not_set_is_refused(
     assert done.stderr.splitlines() == [
         f"Error: {option} is empty",
         f"Give {option} a value (is a variable not set?), or drop it.",
-    ]
-
-
-@pytest.mark.parametrize("module", ["commands/root", "commands/show/run"])
-def test_compiled_code_that_is_damaged_is_named_with_its_cure(module: str, tmp_path: Path) -> None:
-    folder = tmp_path / "tuner"
-    shutil.copytree(SAMPLES.parent / "tuner", folder, ignore=shutil.ignore_patterns("*.pyc"))
-    compiled = Path(py_compile.compile(str(folder / f"{module}.py"), doraise=True))  # type: ignore[arg-type]
-    compiled.write_bytes(compiled.read_bytes()[:100])
-    done = subprocess.run(
-        [*PROGRAM, "show", "profile.yaml"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines() == [
-        f"Error: {compiled}: compiled code that is damaged",
-        f"Remove it: rm {compiled}",
     ]
 
 

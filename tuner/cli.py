@@ -8,7 +8,6 @@ import contextlib
 import gc
 import io
 import os
-import shlex
 import sys
 
 from tuner.system import interruption
@@ -29,12 +28,9 @@ def main() -> None:
     except BrokenPipeError:  # whoever reads our output has seen enough
         _discard_output()
         code = 1
-    except Exception as error:  # what a signal hits may fail in any way: an import, a callback
+    except Exception:  # what a signal hits may fail in any way: an import, a callback
         if interruption.happened():
             code = _report_interruption()
-        elif (path := _broken_bytecode(error)) is not None:
-            _report(f"Error: {path}: compiled code that is damaged", f"Remove it: rm {path}")
-            code = 1
         else:
             raise
     interruption.ended(code)
@@ -69,15 +65,6 @@ def _run() -> int:
     if code == interruption.EXIT_CODE:  # typer has made an exit code of a KeyboardInterrupt
         raise KeyboardInterrupt
     return code
-
-
-def _broken_bytecode(error: Exception) -> str | None:
-    """Return the file that Python keeps a module's compiled code in, where reading that failed."""
-    found, trace = None, error.__traceback__
-    while trace is not None:
-        found = trace.tb_frame.f_locals.get("bytecode_path", found)
-        trace = trace.tb_next
-    return shlex.quote(found) if isinstance(error, EOFError | ValueError) and found else None
 
 
 def _report_interruption() -> int:

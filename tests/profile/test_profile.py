@@ -370,3 +370,10 @@ def test_a_longest_request_that_is_no_number_is_refused_where_it_is_needed(lengt
     with pytest.raises(ProfileError, match=r"engine\.max_model_len: is .*, no number of tokens"):
         _ = profile(engine=engine).max_model_len
     assert profile(engine={**engine, "max_model_len": 64}).max_model_len == 64
+
+
+def test_the_schema_beside_the_profiles_is_that_of_the_types(*, update_golden: bool) -> None:
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    schema = {"$schema": dialect, **ServingProfile.model_json_schema()}
+    path = ROOT / "profiles" / "profile.schema.json"
+    golden.check(str(path), json.dumps(schema, indent=1) + "\n", update=update_golden)

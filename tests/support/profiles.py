@@ -129,7 +129,6 @@ def profile(
             recomputed_tokens=0,
             running_peak=14,
             source="confirming run",
-            agreement=None,
             predicted=[],
         ),
         admission=None,

@@ -1,18 +1,17 @@
 """The Python API: what ``import tuner`` offers scripts and notebooks; docs/api.md shows it."""
 
-import ast
 import asyncio
-import sys
+import multiprocessing
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 from typer.main import get_command
 
-from tuner.commands.export.tables import Row, curve_rows, tables_of
+from tuner.commands.export.tables import TABLES, Row, curve_rows
 from tuner.commands.root import app
 from tuner.commands.shared.options import as_typed
 from tuner.commands.shared.run_folder import read_run
@@ -25,9 +24,6 @@ from tuner.profile.summary import block_of
 from tuner.rollout import rollout
 from tuner.system import interruption
 from tuner.twin.verdict_text import NO_CONFIDENCE
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 Returned = TypeVar("Returned")
 
@@ -94,7 +90,8 @@ class Run:
         return self._table("iterations")
 
     def _table(self, name: str) -> list[Row]:
-        return tables_of(read_run(self.run_dir), None).get(name, [])
+        rows: list[Row] = TABLES[name](read_run(self.run_dir)).to_pylist()
+        return rows
 
     def __str__(self) -> str:
         return str(self.profile)
@@ -207,49 +204,13 @@ def _outside_of_loops(work: Callable[[], Returned]) -> Returned:
 
 
 def _check_main() -> None:
-    """Raise UsageError where a child process could not import the main module again.
-
-    It does so before it becomes an engine. Without a guard it would then start to tune instead, or
-    find no file.
-    """
-    path = getattr(sys.modules["__main__"], "__file__", None)
-    if path is None:  # a notebook, or typed in: there is nothing to import
-        return
-    if not Path(path).is_file():
+    """Raise UsageError where the engine's process only imports the main module: without a guard it
+    would tune again instead."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise UsageError(
-            f"{path}: the engine's process cannot import the main module again",
-            hint="Write it into a file, or run tuner sweep.",
-        )
-    line = _line_in_main(path)
-    if line is not None and not _is_guarded(Path(path), line):
-        raise UsageError(
-            f"{path}:{line}: runs when the engine's process imports the main module again",
+            "tuner.sweep runs while the engine's process imports the main module again",
             hint='Put it under: if __name__ == "__main__":',
         )
-
-
-def _line_in_main(path: str) -> int | None:
-    """Return the line of the main module, outside of its functions, that is being run."""
-    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - there is no other way to ask
-    while frame is not None:
-        if frame.f_code.co_name == "<module>" and frame.f_code.co_filename == path:
-            return frame.f_lineno
-        frame = frame.f_back
-    return None
-
-
-def _is_guarded(path: Path, line: int) -> bool:
-    """Whether this line stands below ``if __name__ == "__main__":``."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # no Python source, such as a packed program
-        return True
-    return any(
-        isinstance(one, ast.If)
-        and "__name__" in ast.unparse(one.test)
-        and one.lineno <= line <= (one.end_lineno or line)
-        for one in tree.body
-    )
 
 
 __all__ = ["Profile", "Run", "TunerError", "load_profile", "load_run", "sweep"]

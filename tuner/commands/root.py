@@ -13,7 +13,6 @@ from tuner.commands.export.options import ExportOptions
 from tuner.commands.plan.options import PlanOptions
 from tuner.commands.refine.options import RefineOptions
 from tuner.commands.report.options import ReportOptions
-from tuner.commands.schema.options import SchemaOptions
 from tuner.commands.shared.options import command
 from tuner.commands.show.options import ShowOptions
 from tuner.commands.sweep.options import SweepOptions
@@ -68,6 +67,5 @@ app.command("report")(command(ReportOptions, "tuner.commands.report.run"))
 app.command("doctor")(command(DoctorOptions, "tuner.commands.doctor.run"))
 app.command("compare")(command(CompareOptions, "tuner.commands.compare.run"))
 app.command("export")(command(ExportOptions, "tuner.commands.export.run"))
-app.command("schema")(command(SchemaOptions, "tuner.commands.schema.run"))
 app.add_typer(trace.app, name="trace")
 app.add_typer(capture.app, name="capture")

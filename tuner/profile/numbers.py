@@ -165,22 +165,6 @@ class Predicted(CapNumbers):
         return self.intervals if self.another_day is None else self.another_day
 
 
-class AaCheckSection(Section):
-    """The confirming engine against the ladder's; each with what noise alone explains."""
-
-    slower: Signed
-    """How much longer its iterations took than the law says."""
-
-    slower_limit: Number
-    attainment: Signed
-    """What is left of the difference in attainment at the speed that the machine had."""
-
-    attainment_limit: Number
-    slower_found: Number | None = None
-    attainment_found: Number | None = None
-    """The differences that would have been found in 80 % of cases; None of an older tuner."""
-
-
 Checked = Annotated[tuple[Signed, Signed, Signed, Signed], Strict(strict=False)]
 
 
@@ -219,9 +203,6 @@ class Promise(CapNumbers):
 
     load: Limit
     source: Literal["confirming run", "ladder", "twin"]
-    agreement: AaCheckSection | None
-    """None where no fresh engine confirmed the choice, or without a twin to compare by."""
-
     predicted: list[Predicted]
     """By the twin for the whole part, at the captured load and with headroom; none where what it
     foretold of the confirming replay failed."""

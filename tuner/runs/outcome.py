@@ -8,7 +8,6 @@ from tuner.engines.seam import EngineFacts
 from tuner.replay.measure import Measurement
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Part, Window
-from tuner.twin.aa_check import AaCheck
 from tuner.twin.check import Check
 from tuner.twin.draws import PredictedRanges, spread_of
 from tuner.twin.forecast import Forecast, Range, StepChange
@@ -157,9 +156,6 @@ class SweepOutcome:
 
     with_headroom: Measurement | None
     """The same at ``headroom`` times the load."""
-
-    aa_check: AaCheck | None
-    """The confirming engine against the ladder's; None where nothing confirmed."""
 
     predictions: tuple[Prediction, ...]
     """At the captured load and with headroom; none where the twin is not believed, or its forecast

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from tuner.engines.seam import EngineFacts
 from tuner.profile import admission
 from tuner.profile.numbers import (
-    AaCheckSection,
     Baseline,
     Binds,
     CapNumbers,
@@ -333,25 +332,6 @@ def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]
             )
         return said
     said += memory_marks(one)
-    found = outcome.aa_check
-    behind_server = outcome.front_end is not None and outcome.front_end.contention > 1
-    if found is not None and found.speed_differs:
-        said.append(
-            f"the confirming engine's iterations took {found.slower:+.0%} of what the ladder's law "
-            f"says, beyond the {found.slower_limit:.0%} that the machine varies by: "
-            + (
-                "its front end takes CPU from it, or others on the machine did: give the server "
-                "more cores, or sweep again when the machine is quiet"
-                if behind_server
-                else "its KV pool or its graph sizes change its speed, or the machine did: sweep "
-                "again with --fresh"
-            )
-        )
-    if found is not None and found.attainment_differs:
-        said.append(
-            f"the confirming engine served {found.attainment:+.1%} of requests within the SLO "
-            "against the ladder's at equal speed: sweep again"
-        )
     for step in outcome.curve:
         seen = disturbance(step.measured.device) if step.measured is not None else None
         if seen is not None:
@@ -391,15 +371,6 @@ def _promise(outcome: SweepOutcome) -> Promise:
         load=1.0,
         **_promised(outcome),
         source=source,
-        agreement=(
-            None
-            if (one := outcome.aa_check) is None
-            else AaCheckSection(
-                **asdict(one),
-                slower_found=one.slower_found,
-                attainment_found=one.attainment_found,
-            )
-        ),
         predicted=[
             Predicted(
                 load=one.load,

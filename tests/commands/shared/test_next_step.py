@@ -464,7 +464,6 @@ def finished(kind: VerdictKind, cap: int, engine: Kind, attainment: float) -> Fi
         arrival_rate_rps=10.0,
         confirmed=None,
         with_headroom=None,
-        aa_check=None,
         predictions=(),
         checked=None,
         facts=facts(),

@@ -313,10 +313,5 @@ def test_a_server_that_tells_little_is_judged_by_what_it_tells(promised: Promise
 
 
 def test_a_machine_whose_speed_varied_when_it_was_tuned_may_vary_now(promised: Promised) -> None:
-    known = speed_sd_of(promised.twin, None)
-    assert 0 < known < 0.02
-    assert speed_sd_of(promised.twin, 0.0) == known
-    told = speed_sd_of(promised.twin, 0.3)
-    assert told == pytest.approx(math.sqrt((0.3 / (3 * math.sqrt(2.72))) ** 2 - 0.02**2))
-    assert speed_sd_of(promised.twin, 5.0) == 0.10
-    assert speed_sd_of(replace(promised.twin, laws=()), None) == 0.0
+    assert 0 < speed_sd_of(promised.twin) < 0.02
+    assert speed_sd_of(replace(promised.twin, laws=())) == 0.0

@@ -9,7 +9,6 @@ from tuner.capture import history, prometheus_api
 from tuner.capture.joined import joined
 from tuner.capture.synthetic import trace_of
 from tuner.commands.capture.options import JoinOptions, PrometheusOptions
-from tuner.commands.shared.said import mark_said
 from tuner.commands.trace import view as trace_view
 from tuner.errors import UsageError
 from tuner.system.files import whole_file
@@ -65,8 +64,7 @@ def _print_written(output: Path) -> None:
     scanned = scan(Input(output), lambda _: None)
     traffic = describe(scanned.columns)
     warnings = (*scanned.warnings, *trace_warnings(scanned.columns, traffic, scanned.header))
-    mark_said(output, warnings)
-    trace_view.print_written(output, traffic, scanned.header, warnings, new=warnings)
+    trace_view.print_written(output, traffic, scanned.header, warnings)
 
 
 def _time_s(text: str, now_s: float, *, option: str) -> float:

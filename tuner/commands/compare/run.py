@@ -27,7 +27,6 @@ from tuner.commands.shared.next_step import after, asked_for, command
 from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.output import make_folder, print_json
 from tuner.commands.shared.run_folder import Where, kept, open_part, open_run
-from tuner.commands.shared.said import not_said
 from tuner.commands.shared.traffic import served_in
 from tuner.commands.sweep.options import SweepOptions
 from tuner.engines.devices import DeviceMeter
@@ -86,7 +85,7 @@ def run(options: CompareOptions) -> None:
     progress = CompareProgress(settings, sweep_settings_of(options, settings))
     comparing = Comparing(book)
     read = progress.reading(DeviceMeter().read if options.engine == "vllm" else None)
-    for warning in not_said(options.trace, trace.warnings):
+    for warning in trace.warnings:
         progress.warn(warning)
     with kept(book, where):
         with progress:

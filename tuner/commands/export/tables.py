@@ -1,31 +1,22 @@
-"""A run as tables: a list of rows for each, plain values only, ready for a DataFrame."""
+"""A run as tables: curve, replays, requests, iterations."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tuner.profile.schema import ServingProfile
 from tuner.replay.records import Replay, RequestRecord
 from tuner.runs.journal import Journal
 
-Cell = str | int | float | bool | None
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 Row = dict[str, Any]
-"""Name of a column → a Cell."""
+"""Name of a column → a plain value."""
 
 _OF_REQUEST = [one.name for one in fields(RequestRecord) if one.name != "itl_s"]
-
-
-def tables_of(book: Journal, profile: ServingProfile | None) -> dict[str, list[Row]]:
-    """Return every table of a run by name; none without rows. Raises RunError for a replay whose
-    data is damaged."""
-    replays = [(event, book.replay(event)) for event in book.of("replay")]
-    found = {
-        "curve": [] if profile is None else curve_rows(profile),
-        "replays": [_of_replay(n, event, one) for n, (event, one) in enumerate(replays)],
-        "requests": [row for n, (_, one) in enumerate(replays) for row in _of_requests(n, one)],
-        "iterations": [row for n, (_, one) in enumerate(replays) for row in _of_iterations(n, one)],
-    }
-    return {name: rows for name, rows in found.items() if rows}
 
 
 def curve_rows(profile: ServingProfile) -> list[Row]:
@@ -42,34 +33,85 @@ def curve_rows(profile: ServingProfile) -> list[Row]:
     ]
 
 
+def table_of(rows: Sequence[Row]) -> "pa.Table":
+    """Return rows as a table; a row without a column has null there. Raises ValueError for values
+    that no column can hold."""
+    import pyarrow as pa  # noqa: PLC0415 - slow to load
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    return pa.table({name: [row.get(name) for row in rows] for name in names})
+
+
+def replays(book: Journal) -> "pa.Table":
+    """Return a row for each replay. Raises RunError for a damaged replay, ValueError."""
+    return table_of([_of_replay(number, *one) for number, one in enumerate(_replays(book))])
+
+
+def requests(book: Journal) -> "pa.Table":
+    """Return a row for each request that was sent; times in seconds. Raises RunError."""
+    return table_of(
+        [row for number, (_, one) in enumerate(_replays(book)) for row in _of_requests(number, one)]
+    )
+
+
+def iterations(book: Journal) -> "pa.Table":
+    """Return a row for each iteration of the engine; times in seconds. Raises RunError."""
+    import pyarrow as pa  # noqa: PLC0415 - slow to load
+
+    found = [(number, one) for number, (_, one) in enumerate(_replays(book))]
+    logs = [one.iterations for _, one in found]
+    if not logs:
+        return pa.table({})
+    counts = [len(one) for one in logs]
+    columns = {
+        "replay": np.repeat([number for number, _ in found], counts),
+        "max_num_seqs": np.repeat([one.max_num_seqs for _, one in found], counts),
+    }
+    together = np.concatenate(logs)
+    return pa.table(columns | {name: together[name] for name in together.dtype.names or ()})
+
+
+TABLES: Mapping[str, Callable[[Journal], "pa.Table"]] = {
+    "replays": replays,
+    "requests": requests,
+    "iterations": iterations,
+}
+
+
+def _replays(book: Journal) -> list[tuple[Mapping[str, Any], Replay]]:
+    return [(event, book.replay(event)) for event in book.of("replay")]
+
+
 def _flat(section: Mapping[str, Any]) -> Row:
     """Return the numbers of a step under one name each: ``tpot_ms: {p95}`` is ``tpot_p95_ms``.
 
     >>> _flat({"tpot_ms": {"p95": 31.0}, "binds": {"slots": 0.5}, "intervals": {"x": (1, 2)}})
     {'tpot_p95_ms': 31.0, 'binds_slots': 0.5, 'x_low': 1, 'x_high': 2}
     """
-    found: Row = {}
+    row: Row = {}
     for name, value in section.items():
         if name == "intervals":
             for what, (low, high) in value.items():
-                found |= {f"{what}_low": low, f"{what}_high": high}
+                row |= {f"{what}_low": low, f"{what}_high": high}
         elif name == "changes":
             for what, change in value.items():
-                found |= {f"{what}_change_{end}": one for end, one in change.items()}
+                row |= {f"{what}_change_{end}": one for end, one in change.items()}
         elif isinstance(value, Mapping):
             stem, _, unit = name.rpartition("_") if name.endswith("_ms") else (name, "", "")
-            found |= {
+            row |= {
                 f"{stem}_{inner}_{unit}".rstrip("_"): one for inner, one in _flat(value).items()
             }
         else:
-            found[name] = value
-    return found
+            row[name] = value
+    return row
 
 
 def _of_replay(number: int, event: Mapping[str, Any], one: Replay) -> Row:
-    said = {key: value for key, value in event.items() if isinstance(value, Cell)}
+    scalars = {
+        key: value for key, value in event.items() if isinstance(value, str | int | float | None)
+    }
     outcomes = [record.outcome for record in one.records]
-    return said | {
+    return scalars | {
         "replay": number,
         "max_num_seqs": one.max_num_seqs,
         "window_s": one.window_s,
@@ -82,19 +124,10 @@ def _of_replay(number: int, event: Mapping[str, Any], one: Replay) -> Row:
     }
 
 
-def _of_requests(number: int, one: Replay) -> Iterator[Row]:
-    for record in one.records:
-        row: Row = {name: getattr(record, name) for name in _OF_REQUEST}
-        times = {"ttft_s": record.ttft_s, "e2el_s": record.e2el_s, "lag_s": record.lag_s}
-        yield {"replay": number, "max_num_seqs": one.max_num_seqs, **row, **times}
-
-
-def _of_iterations(number: int, one: Replay) -> Iterator[Row]:
-    names: Sequence[str] = one.iterations.dtype.names or ()
-    columns = [one.iterations[name].tolist() for name in names]
-    for values in zip(*columns, strict=True):
-        yield {
-            "replay": number,
-            "max_num_seqs": one.max_num_seqs,
-            **dict(zip(names, values, strict=True)),
-        }
+def _of_requests(number: int, one: Replay) -> list[Row]:
+    return [
+        {"replay": number, "max_num_seqs": one.max_num_seqs}
+        | {name: getattr(record, name) for name in _OF_REQUEST}
+        | {"ttft_s": record.ttft_s, "e2el_s": record.e2el_s, "lag_s": record.lag_s}
+        for record in one.records
+    ]

@@ -34,7 +34,6 @@ from tuner.commands.shared.next_step import asked_for, check_required
 from tuner.commands.shared.options import check_given
 from tuner.commands.shared.output import print_json
 from tuner.commands.shared.run_folder import Where, kept, open_run
-from tuner.commands.shared.said import not_said
 from tuner.commands.shared.traffic import one_engines, served_in
 from tuner.commands.sweep.one_trace import origin_of
 from tuner.commands.sweep.view import RunProgress
@@ -145,7 +144,7 @@ def _dry_run(
         requests=requests,
         most_seqs=most,
         is_simulated=options.engine == "sim",
-        warnings=plan.warnings if options.json else not_said(options.trace, plan.warnings),
+        warnings=plan.warnings,
     )
 
 
@@ -156,7 +155,7 @@ def _refined(begun: _Begun, site: "ClusterSite | None") -> Refinement:
     study = study_of(options, plan, rests, run_dir=book.run_dir, warn=progress.warn)
     for line in said_of_space(plan.space):
         progress.stage(line)
-    for warning in not_said(options.trace, plan.warnings):
+    for warning in plan.warnings:
         progress.warn(warning)
 
     evidence = Evidence(book)

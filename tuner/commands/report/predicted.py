@@ -25,30 +25,8 @@ def predicted_section(profile: ServingProfile) -> PageSection | None:
         caption = f"The choice, by the {source}, and what the twin says of all of the traffic"
         heads = ("", "predicted", "95 % again", "95 % another day", "measured")
         parts.append(Table(caption, heads, pairs))
-    if facts := _fresh_engine(profile):
-        caption = "The fresh engine, which the law was not fitted to"
-        parts.append(Table(caption, (), facts, is_facts=True))
     note = "What the twin said of replays, and what they were."
     return PageSection("Predicted against measured", note, parts) if parts else None
-
-
-def _fresh_engine(profile: ServingProfile) -> list[list[Cell]]:
-    found = profile.promise.agreement
-    if found is None:
-        return []
-    speed = f"{_signed(found.slower)}; the machine explains {100 * found.slower_limit:.0f} %"
-    share = f"{_signed(found.attainment)}; noise explains {100 * found.attainment_limit:.1f} %"
-    facts: list[list[Cell]] = [
-        ["its iterations against the law", speed],
-        ["share in SLO against the ladder's, at equal speed", share],
-    ]
-    if found.slower_found is not None and found.attainment_found is not None:
-        least = (
-            f"{100 * found.slower_found:.0f} % slower, or "
-            f"{100 * found.attainment_found:.1f} points less in SLO"
-        )
-        facts.append(["found in 80 % of cases", least])
-    return facts
 
 
 def _checked_row(

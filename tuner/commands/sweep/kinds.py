@@ -14,7 +14,6 @@ from tuner.commands.shared.kept_result import keep_result
 from tuner.commands.shared.next_step import after
 from tuner.commands.shared.output import print_json
 from tuner.commands.shared.run_folder import Where, kept, making_sense, open_each, open_run
-from tuner.commands.shared.said import not_said
 from tuner.commands.sweep.one_trace import (
     FinishedSweep,
     SweptTraffic,
@@ -132,7 +131,7 @@ def _swept(
     book = open_run(where, _plan_of_all(plans, kinds))
     books = open_each(book, plans)
     progress = RunProgress(traffic.settings, None)
-    for warning in (*not_said(path, traffic.warnings), *session.cautions(), *left_out):
+    for warning in (*traffic.warnings, *session.cautions(), *left_out):
         progress.warn(warning)
     for said in taken_from_base(options):
         progress.stage(said)

@@ -17,7 +17,6 @@ from tuner.commands.shared.console import console_for, plain_table, print_end, s
 from tuner.commands.shared.kept_result import keep_result
 from tuner.commands.shared.next_step import after, check_required, check_served, command
 from tuner.commands.shared.run_folder import Where, kept, open_each, open_run, parts_of
-from tuner.commands.shared.said import not_said
 from tuner.commands.sweep.ceiling import with_ceiling
 from tuner.commands.sweep.one_trace import (
     FinishedSweep,
@@ -141,7 +140,7 @@ def run(options: SweepOptions) -> None:
     with closing(exporter) if exporter else nullcontext(), kept(book, where, [*books.values()]):
         for name, one in traffics.items():
             keep_trace(one, books[name])
-            for warning in not_said(paths[name], one.warnings):
+            for warning in one.warnings:
                 progress.warn(f"{name}: {warning}")
         read_device = progress.reading(device_of(starter, book.run_dir))
         with progress:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.commands.shared import dry_run
@@ -11,7 +11,6 @@ from tuner.commands.shared.next_step import check_required, check_served
 from tuner.commands.shared.options import check_given
 from tuner.commands.shared.output import print_json
 from tuner.commands.shared.run_folder import Where, check_command, kept, making_sense, open_run
-from tuner.commands.shared.said import not_said
 from tuner.commands.sweep import kinds, multi_trace
 from tuner.commands.sweep.ceiling import with_ceiling
 from tuner.commands.sweep.one_trace import (
@@ -98,9 +97,6 @@ def _run_one(options: SweepOptions, path: Path) -> None:
     asked = prepared(options, path)
     if options.dry_run:
         run = dry_run_of(asked.options, asked.traffic, asked.starter, asked.ceiling)
-        if not options.json:
-            said = {*asked.traffic.warnings} - {*not_said(path, asked.traffic.warnings)}
-            run = replace(run, warnings=[one for one in run.warnings if one not in said])
         dry_run.show(run, as_json=options.json)
         return
     _conclude(asked.options, swept(asked, path), keep=True)
@@ -141,7 +137,7 @@ def swept(asked: AskedSweep, path: Path) -> FinishedSweep:
     where = Where(path, options.run_dir, resume=options.resume, asked=options)
     book = open_run(where, plan)
     progress = RunProgress(traffic.settings, exporter)
-    for warning in not_said(path, traffic.warnings):
+    for warning in traffic.warnings:
         progress.warn(warning)
     for said in [*asked.ceiling, *taken_from_base(options)]:
         progress.stage(said)

@@ -363,14 +363,6 @@ def _print_details(console: Console, outcome: SweepOutcome) -> None:
                 f"p95 TPOT {_time(one.tpot_s, 'p95')}, p99 E2EL {_time(one.e2el_s, 'p99')}, at "
                 f"most {one.in_flight_peak} in flight{running}"
             )
-    if (found := outcome.aa_check) is not None:
-        console.print(
-            f"the fresh {_confirming(outcome)} against the ladder's: iterations "
-            f"{found.slower:+.1%} (the machine explains {found.slower_limit:.0%}), in SLO "
-            f"{found.attainment:+.1%} ({found.attainment_limit:.0%}); in 80 % of cases iterations "
-            f"{found.slower_found:.0%} slower would have been found, or "
-            f"{100 * found.attainment_found:.1f} points less in SLO"
-        )
     starts = len(outcome.starts_s)
     console.print(
         f"{starts} engine start{'s' * (starts != 1)}, {sum(outcome.starts_s):.0f}s; "

@@ -1,6 +1,5 @@
 """Render ``tuner trace show``: for people, and as the JSON object of the contract."""
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from tuner.commands.shared.console import console_for, shown
 from tuner.commands.trace import plot as trace_plot
-from tuner.commands.trace.view import headline, print_new, requests, rows_line
+from tuner.commands.trace.view import headline, print_warnings, requests, rows_line
 from tuner.trace.columns import Floats
 from tuner.trace.formats.reading.header import TraceHeader
 from tuner.traffic.levels import Levels
@@ -80,8 +79,8 @@ def json_of(report: TraceReport) -> Any:  # noqa: ANN401 - JSON
     return _rounded(found)
 
 
-def print_report(report: TraceReport, *, new: Sequence[str]) -> None:
-    """Print it for people; ``new`` are the warnings that no command has said of this trace."""
+def print_report(report: TraceReport) -> None:
+    """Print it for people."""
     console = console_for(at_least=LEAST_WIDTH)
     traffic, header = report.traffic, report.header
     model = f", model {header.model}" if header.model else ""
@@ -105,7 +104,7 @@ def print_report(report: TraceReport, *, new: Sequence[str]) -> None:
         _print_part(console, report.part)
     if report.shares is not None:
         _print_shares(console, report.shares)
-    print_new(console, new, of=report.warnings)
+    print_warnings(console, report.warnings)
 
 
 def _print_arrivals(console: Console, traffic: TrafficSummary) -> None:

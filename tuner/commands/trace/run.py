@@ -1,7 +1,7 @@
 """Run ``tuner trace``, once its options are read."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,6 @@ from rich.progress import (
 
 from tuner.commands.shared.console import shown
 from tuner.commands.shared.output import print_json
-from tuner.commands.shared.said import mark_said, not_said
 from tuner.commands.trace import report as trace_report
 from tuner.commands.trace import view as trace_view
 from tuner.commands.trace.options import (
@@ -110,7 +109,7 @@ def show(options: TraceShowOptions) -> None:
     if options.json:
         print_json(trace_report.json_of(report))
     else:
-        trace_report.print_report(report, new=not_said(file.path, report.warnings))
+        trace_report.print_report(report)
 
 
 def import_(options: TraceImportOptions) -> None:
@@ -138,8 +137,7 @@ def import_(options: TraceImportOptions) -> None:
         with _telling(f"writing {output.name}") as tell:
             convert(file, scanned, out, tell, spread=spread, draft=draft)
     warnings += trace_warnings(scanned.columns, traffic, scanned.header)
-    new = _new(file.path, output, warnings)
-    trace_view.print_written(output, traffic, scanned.header, warnings, new=new)
+    trace_view.print_written(output, traffic, scanned.header, warnings)
 
 
 def _import_schedule(options: TraceImportOptions, lengths: Path) -> None:
@@ -177,9 +175,7 @@ def export(options: TraceExportOptions) -> None:
                 f"{trace}: no request was served", hint="There is nothing to replay in it."
             )
     usage = exporter.usage(shlex.quote(output.name), found)
-    notes = [*found.notes()]
-    new = [*not_said(trace, scanned.warnings), *notes]
-    trace_view.print_exported(output, found, usage, (*scanned.warnings, *notes), new=new)
+    trace_view.print_exported(output, found, usage, (*scanned.warnings, *found.notes()))
 
 
 def cut(options: TraceCutOptions) -> None:
@@ -204,14 +200,7 @@ def cut(options: TraceCutOptions) -> None:
             out.writelines(lines_of(trace))
     traffic = describe(columns)
     warnings = (*scanned.warnings, *trace_warnings(columns, traffic, header))
-    new = _new(file.path, output, warnings)
-    trace_view.print_written(output, traffic, header, warnings, new=new)
-
-
-def _new(trace: Path, output: Path, warnings: Sequence[str]) -> list[str]:
-    """Return the warnings to say of a trace that was written: none that was said of its source."""
-    mark_said(output, warnings)
-    return not_said(trace, warnings)
+    trace_view.print_written(output, traffic, header, warnings)
 
 
 def _chosen(trace: Trace, columns: Columns, options: TraceCutOptions) -> Trace:

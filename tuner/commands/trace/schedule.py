@@ -5,7 +5,6 @@ from itertools import islice
 from pathlib import Path
 
 from tuner.capture.synthetic import MAX_REQUESTS
-from tuner.commands.shared.said import mark_said
 from tuner.commands.trace import view as trace_view
 from tuner.errors import TraceError
 from tuner.system.files import whole_file
@@ -51,8 +50,7 @@ def import_(schedule: Path, lengths: Path, output: Path, *, model: str | None, f
     scanned = scan(Input(output), lambda _: None)
     traffic = describe(scanned.columns)
     warnings = (*scanned.header.notes, *trace_warnings(scanned.columns, traffic, scanned.header))
-    mark_said(output, warnings)
-    trace_view.print_written(output, traffic, scanned.header, warnings, new=warnings)
+    trace_view.print_written(output, traffic, scanned.header, warnings)
 
 
 def _count(

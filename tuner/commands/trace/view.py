@@ -16,12 +16,7 @@ LIST_WIDTH = 130
 
 
 def print_written(
-    path: Path,
-    traffic: TrafficSummary,
-    header: TraceHeader,
-    warnings: Sequence[str],
-    *,
-    new: Sequence[str],
+    path: Path, traffic: TrafficSummary, header: TraceHeader, warnings: Sequence[str]
 ) -> None:
     console = console_for()
     console.print(f"{shown(str(path))}: {headline(traffic)}", soft_wrap=True)
@@ -29,12 +24,10 @@ def print_written(
     for note in header.notes:
         if note not in warnings:
             console.print(f"note: {shown(note)}", soft_wrap=True)
-    print_new(console, new, of=warnings)
+    print_warnings(console, warnings)
 
 
-def print_exported(
-    path: Path, found: Replayable, usage: str, warnings: Sequence[str], *, new: Sequence[str]
-) -> None:
+def print_exported(path: Path, found: Replayable, usage: str, warnings: Sequence[str]) -> None:
     console = console_for()
     left_out = ", ".join(f"{count:,} {why}" for why, count in found.left_out.items())
     console.print(
@@ -43,7 +36,7 @@ def print_exported(
         soft_wrap=True,
     )
     console.print(f"Replay it: {shown(usage)}", soft_wrap=True)
-    print_new(console, new, of=warnings)
+    print_warnings(console, warnings)
 
 
 def headline(traffic: TrafficSummary) -> str:
@@ -71,15 +64,6 @@ def rows_line(header: TraceHeader) -> str:
 def print_warnings(console: Console, warnings: Iterable[str]) -> None:
     for warning in warnings:
         console.print(f"[yellow]Warning:[/] {shown(warning)}", soft_wrap=True)
-
-
-def print_new(console: Console, new: Sequence[str], *, of: Sequence[str]) -> None:
-    """Print the warnings that no command has said of this trace, and how many were."""
-    print_warnings(console, new)
-    if (before := len({*of}) - len(new)) > 0:
-        console.print(
-            f"{before} warning{'s' * (before > 1)} said before: tuner trace show --json has all"
-        )
 
 
 def print_formats() -> None:

@@ -264,7 +264,6 @@ def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
     """Return what is watched. Raises ProfileError for a profile without a twin."""
     cure = "Sweep again; only a twin can say what today's traffic should give."
     twin = twin_of(profile, options.profile, cure=cure)
-    aa_check = profile.promise.agreement
     return Promised(
         twin=twin,
         slo=profile.decision.slo.slo,
@@ -277,7 +276,7 @@ def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
             validated_load=profile.validity.validated_load,
             headroom=profile.promise.headroom,
         ),
-        speed_sd=speed_sd_of(twin, None if aa_check is None else aa_check.slower_limit),
+        speed_sd=speed_sd_of(twin),
         tolerance=options.tolerance,
         requirements=_requirements(options, profile),
     )

@@ -1,6 +1,5 @@
 """The parts of a profile that a watch holds a server against. Pure."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +8,6 @@ from tuner.live.watch.drift import ReferenceTraffic
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo
-from tuner.twin.aa_check import CLAIM_SPEED, PRIOR_SPEED_SD
-from tuner.twin.law import START_SHARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +41,11 @@ MOST_SPEED_SD = 0.10
 wrong."""
 
 
-def speed_sd_of(twin: StoredTwin, slower_limit: float | None) -> float:
-    """Return how far the machine's speed may be from the law's level, as a standard deviation.
-
-    It is the larger of what the A/A check of the confirming engine says of it, and how much
-    the laws as likely differ, in the middle of the batch sizes that were seen.
-    """
+def speed_sd_of(twin: StoredTwin) -> float:
+    """Return how far the machine's speed may be from the law's level, as a standard deviation: how
+    much the laws as likely differ, in the middle of the batch sizes that were seen."""
     most = max(1, min(twin.extrapolated_from, len(twin.law.decode_s) - 1))
-    levels = [np.log(law.decode_s[1 : most + 1] / twin.law.decode_s[1 : most + 1])
-              for law in twin.laws]  # fmt: skip
-    known = float(np.median(np.std(levels, axis=0))) if levels else 0.0
-    if slower_limit is None:
-        return min(MOST_SPEED_SD, known)
-    seen = slower_limit / (CLAIM_SPEED * math.sqrt(2 * (1 + START_SHARE**2)))
-    return min(MOST_SPEED_SD, max(known, math.sqrt(max(0.0, seen**2 - PRIOR_SPEED_SD**2))))
+    levels = [
+        np.log(law.decode_s[1 : most + 1] / twin.law.decode_s[1 : most + 1]) for law in twin.laws
+    ]
+    return min(MOST_SPEED_SD, float(np.median(np.std(levels, axis=0)))) if levels else 0.0

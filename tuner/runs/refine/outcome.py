@@ -173,7 +173,6 @@ def outcome_of(  # noqa: PLR0913 - everything that a profile tells
         arrival_rate_rps=workload.arrival_rate_rps,
         confirmed=measured,
         with_headroom=raised,
-        aa_check=None,
         predictions=predictions_of(view, cap) if view is not None and by_twin else (),
         checked=None,
         facts=facts,

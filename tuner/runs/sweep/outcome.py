@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Literal
 
 from tuner.replay.measure import Measurement, measure
-from tuner.runs.evidence import EngineStart, Evidence
+from tuner.runs.evidence import EngineStart
 from tuner.runs.outcome import (
     Conclusion,
     InUse,
@@ -18,7 +18,6 @@ from tuner.runs.outcome import (
 from tuner.runs.sweep.conclusion import Basis
 from tuner.runs.sweep.confirmation import after_check, check_of, front_end_of
 from tuner.runs.sweep.sweep_warnings import of_the_whole_run
-from tuner.twin.aa_check import AaCheck, aa_check
 from tuner.twin.front_end import MOST_UTILISATION, FrontEnd
 from tuner.twin.uncertainty import never_binds
 from tuner.twin.verdict_text import Verdict, headline
@@ -46,7 +45,6 @@ def outcome_of(
         arrival_rate_rps=workload.arrival_rate_rps,
         confirmed=confirmed,
         with_headroom=with_headroom,
-        aa_check=_aa_check(conclusion, evidence),
         front_end=front_end,
         predictions=() if failed or taken else predictions(after, front_end),
         checked=checked,
@@ -71,13 +69,6 @@ def _confirmed(conclusion: Conclusion, basis: Basis, purpose: str) -> Measuremen
     """Return what the choice gave in the confirming replays of a purpose; None without any."""
     replays = basis.evidence.confirming(purpose, conclusion.verdict.max_num_seqs)
     return measure(replays, basis.workload.slo) if replays else None
-
-
-def _aa_check(conclusion: Conclusion, evidence: Evidence) -> AaCheck | None:
-    view, cap = conclusion.view, conclusion.verdict.max_num_seqs
-    if view is None:
-        return None
-    return aa_check(view, evidence.observed(), evidence.observed(confirming=True), cap=cap)
 
 
 def _parts_s(starts: Sequence[EngineStart]) -> dict[str, float]:

@@ -220,7 +220,6 @@ def at_cap(outcome: SweepOutcome, cap: int) -> SweepOutcome:
         conclusion=replace(conclusion, verdict=verdict),
         confirmed=None,
         with_headroom=None,
-        aa_check=None,
         predictions=predictions,
     )
 
