@@ -1,7 +1,7 @@
 """Does a real server keep what a sweep promises of it? `vllm serve`, asked by `vllm bench serve`.
 
-    python scripts/study_real.py [--folder F] [--cases NAME …] [--short] [--minutes N] [--keep NAME]
-    python scripts/study_real.py --folder F --anew [--keep NAME]
+    python scripts/study_real.py [--folder F] [--cases NAME …] [--short] [--minutes N] [--keep FILE]
+    python scripts/study_real.py --folder F --anew [--keep FILE]
     python scripts/study_real.py --smoke
 
 Each case is a model, engine arguments and a trace of 60 s. It is swept once, with the confirming
@@ -46,9 +46,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-import evidence
 import numpy as np
-from study_sweeps import parsed
+from results import keep, parsed, table
 
 from tuner.engines.models import shipped
 from tuner.engines.server.serve_process import FreePort
@@ -533,101 +532,6 @@ HEAD = ("", "intervals that held", "missed above, below", "half-width of a time,
         "score, of the replay ± 16 %")  # fmt: skip
 
 
-KEPT = "study-real"
-"""The evidence that docs/promise.md shows."""
-
-
-def kept() -> str:
-    """Return what is known of real servers, for docs/promise.md."""
-    if not (evidence.FOLDER / f"{KEPT}.json").exists():
-        return "Not known yet for real servers."
-    found = evidence.found(KEPT)
-    cells = [cell for case in found["cases"].values() for cell in case.get("cells", ())]
-    lost = "; ".join(f"{loss:.3f} of {name}" for name, loss in regrets(cells))
-    faster = "; ".join(
-        f"{case['vllm_sweep_s'] / case['sweep_s']:.1f} times as long as the sweep of {name}"
-        for name, case in found["cases"].items()
-        if case.get("vllm_sweep_s")
-    )
-    longer = (
-        "`vllm bench sweep serve`, three runs of every cap as long as a run here took, would have "
-        f"taken {faster or 'an unknown time'}."
-    )
-    said = [
-        evidence.table(HEAD, rows(found)),
-        f"Attainment that the choice loses to the best cap that was measured: {lost or 'unknown'}.",
-        longer,
-        _speeds(cells),
-        _believed(found),
-        f"Missing: {', '.join(found['missing']) or 'nothing'}.",
-        f"By {evidence.source(KEPT)}",
-    ]  # fmt: skip
-    return "\n\n".join(said)
-
-
-MISS_HEAD = ("case", "cap", "load", "number", "predicted", "95 %", "measured, by round")
-
-
-def misses() -> str:
-    """Return every number that an interval did not hold, for docs/experiments.md."""
-    if not (evidence.FOLDER / f"{KEPT}.json").exists():
-        return "Not known yet for real servers."
-    found = evidence.found(KEPT)
-    cells = [cell for case in found["cases"].values() for cell in case.get("cells", ())
-             if cell["number"] in NUMBERS]  # fmt: skip
-    alike = defaultdict[tuple[Any, ...], list[Mapping[str, Any]]](list)
-    for one in cells:
-        alike[one["case"], one["cap"], one["load"], one["number"]].append(one)
-    missed = []
-    for (case, cap, load, number), rounds in alike.items():
-        if all(one["low"] <= one["measured"] <= one["high"] for one in rounds):
-            continue
-        first, measured = rounds[0], ", ".join(_told(number, one["measured"]) for one in rounds)
-        ends = f"{_told(number, first['low'])} to {_told(number, first['high'])}"
-        name = number.removesuffix("_s").replace("_", " ")
-        missed.append((case, cap, load, name, _told(number, first["predicted"]), ends, measured))
-    failed = [name for name, case in found["cases"].items() if case and not case["claimed"]]
-    said = [
-        f"{len(missed)} of {len(alike)} were missed in one round or more.",
-        evidence.table(MISS_HEAD, missed),
-        f"Nothing was claimed of: {', '.join(failed) or 'none'}.",
-        f"By {evidence.source(KEPT)}",
-    ]
-    return "\n\n".join(said)
-
-
-def _told(number: str, value: float) -> str:
-    return f"{value:.1%}" if number == "attainment" else f"{1e3 * value:,.1f} ms"
-
-
-def _speeds(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Say how far from what is promised servers were in speed, soon after the sweep and later."""
-    soon, later = (
-        [math.log(one["measured"] / one["predicted"]) for one in cells
-         if one["number"] == "tpot_mean_s" and (one["cap"] == one["choice"]) == of_choice]
-        for of_choice in (True, False)
-    )  # fmt: skip
-    if not (soon and later):
-        return "How far apart servers are in speed is unknown."
-    off = [
-        f"{math.expm1(math.sqrt(float(np.mean(np.square(each))))):.0%}" for each in (soon, later)
-    ]
-    return (
-        f"The mean TPOT was {off[0]} from the middle of its interval at the choices, which were "
-        f"asked in the minutes after their sweep, and {off[1]} at their neighbours, which were "
-        "asked up to an hour later (root mean square)."
-    )
-
-
-def _believed(found: Mapping[str, Any]) -> str:
-    """Say which constants the intervals were made with."""
-    told = [case["believed"] for case in found["cases"].values() if case.get("believed")]
-    if any(one != told[0] for one in told):
-        return "The intervals of each case are made with the constants of the others."
-    same = all(one == asdict(BELIEVED) for one in told)
-    return f"The constants were {'those' if same else 'others than those'} of now, for every case."
-
-
 def constants_hash() -> str:
     """Return the hash of the file that has them."""
     return hashlib.sha256(Path(believed.__file__).read_bytes()).hexdigest()
@@ -688,7 +592,7 @@ def _score(low: float, high: float, value: float) -> float:
 
 def report(found: Mapping[str, Any]) -> None:
     cells = [cell for case in found["cases"].values() for cell in case.get("cells", ())]
-    print(evidence.table(HEAD, rows(found)))
+    print(table(HEAD, rows(found)))
     for name, case in found["cases"].items():
         if case and case["vllm_sweep_s"]:
             print(f"{name}: {case['choice']} slots, check failed: {case['failed'] or 'no'}; sweep "
@@ -798,7 +702,7 @@ def main() -> None:
         missing = [f"{each.name} ({step.words})" for each in studies for step in each.steps()]
         found = {"constants": constants_hash(), "missing": missing, "cases": cases,
                  "believed": learnt and asdict(learnt)}  # fmt: skip
-        evidence.keep(options.keep, found, evidence.of_engines())
+        keep(options.keep, found)
         return found
 
     # what was promised first, then what else there was

@@ -15,21 +15,17 @@ each of the twelve numbers of the check fails though nothing is wrong.
 import argparse
 import math
 import os
-import shlex
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing import get_context
-from multiprocessing.pool import Pool
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import evidence
 import numpy as np
 from random_worlds import CAPS, NOISE, Case, case, shape_of
+from results import keep, parsed, table, workers
 
 from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
@@ -46,21 +42,6 @@ from tuner.twin.objective import choose, right_caps
 from tuner.twin.simulation import simulate
 
 SURE = 0.95
-
-
-def parsed(parser: argparse.ArgumentParser, *, smoke: str) -> argparse.Namespace:
-    """Return the options of a study; with --smoke they are these, whatever else is given."""
-    say = f"only see that all of it works; the same as {smoke}, whatever else is given"
-    parser.add_argument("--smoke", action="store_true", help=say)
-    parser.add_argument("--keep", metavar="NAME", help="write docs/evidence/NAME.json")
-    return parser.parse_args(shlex.split(smoke) if "--smoke" in sys.argv else None)
-
-
-def workers(processes: int) -> Pool:
-    """Return processes with one thread of OpenBLAS each: threads of several, or beside other work,
-    wait for each other in a loop, and a study takes up to seven times as long."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    return get_context("spawn").Pool(processes)  # numpy reads it when it is imported: no fork
 
 
 class Silent:
@@ -268,9 +249,9 @@ def main() -> None:
     for level in levels:
         report(level, [one for one in results if one.level == level])
     found = [asdict(one) for one in results]
-    print(evidence.table(ALARMS, alarm_rows(found)))
+    print(table(ALARMS, alarm_rows(found)))
     kept = {"head": SWEEPS, "rows": sweep_rows(found), "sweeps": found}
-    evidence.keep(options.keep, kept)
+    keep(options.keep, kept)
     print(f"{len(jobs)} sweeps in {monotonic() - begin_s:.0f} s")
 
 

@@ -1,7 +1,7 @@
 """Counts how often a decision rule is right, on random worlds whose truth is known.
 
     python scripts/study_worlds.py --worlds 50 [--harder] [--rule ladder+ramp ...]
-    python scripts/study_worlds.py --headroom --first 1000 --worlds 120 --keep headroom
+    python scripts/study_worlds.py --headroom --first 1000 --worlds 120 --keep headroom.json
     python scripts/study_worlds.py --smoke
 
 A rule gets a Lab, an engine on the world's noisy machine, spends engine time on it as it likes and
@@ -17,6 +17,7 @@ on where an earlier run with the same --keep was ended.
 """
 
 import argparse
+import json
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -25,12 +26,11 @@ from functools import partial
 from time import monotonic
 from typing import Any, Final
 
-import evidence
 import numpy as np
 from numpy.random import Generator
 from random_worlds import CAPS, NOISE, Case, case, shape_of
+from results import keep, parsed, workers
 from scipy.stats import beta
-from study_sweeps import parsed, workers
 
 from tuner.engines.scheduler.model import abort, advance
 from tuner.engines.scheduler.state import (
@@ -270,7 +270,7 @@ def main() -> None:
     for rule in rules:
         for level in NOISE:
             report([one for one in results if (one.rule, one.level) == (rule, level)])
-    evidence.keep(options.keep, [asdict(one) for one in results])
+    keep(options.keep, [asdict(one) for one in results])
     print(f"{options.worlds} worlds in {monotonic() - begin_s:.0f} s")
 
 
@@ -346,7 +346,7 @@ MOST_RAMPS: Final = 4
 def study_headroom(options: argparse.Namespace) -> None:
     """Ask every world, keep what was found as it comes, and print what it says."""
     begin_s, name = monotonic(), options.keep
-    known = evidence.found(name) if name and (evidence.FOLDER / f"{name}.json").exists() else []
+    known = json.loads(name.read_text()) if name and name.exists() else []
     seeds = range(options.first, options.first + options.worlds)
     done = {(one["seed"], one["level"]) for one in known}
     asked = options.level or list(NOISE)
@@ -358,7 +358,7 @@ def study_headroom(options: argparse.Namespace) -> None:
                 break
     for row in (*headroom_rows(known), *calibration_rows(known)):
         print(*row, sep=" | ")
-    evidence.keep(name, known)
+    keep(name, known)
     print(f"{len(known)} answers in {monotonic() - begin_s:.0f} s")
 
 

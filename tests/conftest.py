@@ -29,7 +29,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 SHARES = {"alone", "serve", "faults"}
-"""Marks of tests that need vLLM, at most one each: `make test` runs every share by itself."""
+"""Marks of tests that need vLLM, at most one each: `make test` runs each share by itself."""
 
 VLLM_TIMEOUT_S = 300
 """For a test on a real engine: the first one also waits for the shared engine to start."""

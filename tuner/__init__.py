@@ -1,8 +1,8 @@
 """Find the right max_num_seqs for a vLLM server from the traffic that it really gets.
 
 Twelve rooms (the packages here), in the order of imports: a room imports only what stands above it,
-with one exception, ``UPWARDS`` in scripts/rooms.py. Each room's docstring says what comes in, what
-goes out, and what it may touch; ``python scripts/rooms.py`` prints how they hang together.
+with one exception, ``UPWARDS`` in tests/test_architecture.py. Each room's docstring says what comes
+in, what goes out, and what it may touch.
 
     system    the operating system, made safe
     trace     requests as production saw them: read from any format, checked, cut and written

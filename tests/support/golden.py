@@ -11,4 +11,4 @@ def check(name: str, text: str, *, update: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     expected = path.read_text(encoding="utf-8")
-    assert text == expected, f"{path} differs: make golden, then read the diff"
+    assert text == expected, f"{path} differs: pytest --update-golden, then read the diff"

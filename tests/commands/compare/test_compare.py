@@ -2,7 +2,6 @@
 
 import json
 import re
-import runpy
 import shlex
 import shutil
 import signal
@@ -115,14 +114,6 @@ def test_a_reply_that_comes_whole_has_its_engines_time_per_token(
 ) -> None:
     of_one = rows(article[0])["worker"]["measured"]
     assert of_one["tpot_ms"]["p50"] == pytest.approx(of_one["iteration_ms"], rel=0.05)
-
-
-def test_every_key_of_the_json_is_documented(article: tuple[dict[str, Any], Path]) -> None:
-    page = (ROOT / "docs" / "journey.md").read_text()
-    table = article[0]["tables"][0]
-    row = table["rows"][2]
-    names = {*article[0], *table, *row, *row["measured"]}
-    assert {name for name in names if f"`{name}`" not in page} == set()
 
 
 def test_the_markdown_has_the_same_numbers(article: tuple[dict[str, Any], Path]) -> None:
@@ -471,27 +462,3 @@ def test_tables_fit_a_terminal_of_80_columns(
     rules = [line for line in out.splitlines() if line.startswith("──")]
     assert len(rules) == 2
     assert all(len(line) <= 80 for line in rules)
-
-
-@pytest.fixture
-def journey(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return the names of scripts/journey.py."""
-    monkeypatch.syspath_prepend(ROOT / "scripts")
-    return runpy.run_path(str(ROOT / "scripts" / "journey.py"))
-
-
-def test_the_journey_keeps_every_cell_of_a_comparison(
-    article: tuple[dict[str, Any], Path], journey: dict[str, Any]
-) -> None:
-    written = (article[1] / "comparison.md").read_text()
-    kept = journey["rendered"](journey["tables_of"](written))
-    assert f"{kept}\n" == written.replace("|---", "| --- ")
-
-
-def test_the_table_beside_the_article_is_of_the_tables_below_it(journey: dict[str, Any]) -> None:
-    page = (ROOT / "docs" / "journey.md").read_text()
-    table = journey["beside"]()
-    served = re.search(r"\| continuous, tuned \(16\) \| ([0-9.]+) \| ([0-9.]+x)", page)
-    assert served is not None
-    assert f"{served[1]} ({served[2]}), 16 slots" in table
-    assert table.count("\n") == 2 + 6 - 1

@@ -6,9 +6,8 @@ import pynvml
 import pytest
 
 from tests.support.fake_nvml import GIB, Card, install
-from tests.support.places import ROOT
 from tuner.engines import gpus
-from tuner.engines.checks.machine import CUDA, Machine, checks
+from tuner.engines.checks.machine import Machine, checks
 
 CPU = Machine(
     accelerator="cpu",
@@ -119,11 +118,6 @@ def test_the_driver_is_held_against_what_torch_was_built_for(
         driver={"driver": "1", "cuda": cuda},
     )
     assert [one.status for one in checks(seen) if one.name == "driver"] == [status]
-
-
-def test_a_build_that_names_no_cuda_is_of_the_one_that_make_setup_takes() -> None:
-    set_up = (ROOT / "scripts" / "setup.py").read_text(encoding="utf-8")
-    assert f"\nCUDA = {CUDA}\n" in set_up
 
 
 def test_what_is_wrong_with_the_driver_or_the_system_fails(

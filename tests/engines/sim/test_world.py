@@ -1,12 +1,11 @@
-import re
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support.places import ROOT
-from tuner.engines.sim.world import World, WorldNoise, padded, read_world, step_law
+from tuner.engines.sim.world import WorldNoise, padded, read_world, step_law
 from tuner.errors import InputError
 from tuner.trace.trace import load
 from tuner.traffic.slo import Slo
@@ -132,26 +131,6 @@ def test_a_padded_law_has_steps(tmp_path: Path) -> None:
 
 
 WORLDS = sorted((ROOT / "examples/worlds").iterdir())
-
-
-def keys() -> list[tuple[str, object]]:
-    """Return every key of a world with its default."""
-    found = []
-    for each in fields(World):
-        section = getattr(World(), each.name)
-        if is_dataclass(section):
-            found += [(f"{each.name}.{one.name}", one.default) for one in fields(section)]
-        elif each.name not in {"name", "digest"}:
-            found.append((each.name, each.default))
-    return found
-
-
-@pytest.mark.parametrize(("key", "default"), keys())
-def test_every_key_is_documented_with_its_default(key: str, default: float) -> None:
-    page = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
-    row = re.search(rf"^\| `{re.escape(key)}` \| ([^|]+) \|", page, flags=re.MULTILINE)
-    assert row is not None
-    assert row[1] == (str(default).lower() if isinstance(default, bool) else f"{default:g}")
 
 
 @pytest.mark.parametrize("path", WORLDS, ids=lambda path: path.stem)

@@ -1,4 +1,4 @@
-"""What only an engine on a GPU shows: ``make gpu``."""
+"""What only an engine on a GPU shows: pytest --gpu -m gpu."""
 
 import asyncio
 

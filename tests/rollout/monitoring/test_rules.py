@@ -265,11 +265,9 @@ def test_anything_else_is_no_selector(asked: str) -> None:
         selector(asked)
 
 
-def test_every_alert_says_what_to_do_and_is_documented() -> None:
-    documented = (ROOT / "docs" / "apply.md").read_text()
+def test_every_alert_says_what_to_do() -> None:
     for rule in [one for group in yaml.safe_load(rules())["groups"] for one in group["rules"]]:
         if "alert" in rule:
-            assert f"`{rule['alert']}`" in documented
             assert len(rule["annotations"]["description"]) > 40
             assert rule["annotations"]["profile"] == profile().digest
 

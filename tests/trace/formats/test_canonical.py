@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.places import ROOT
 from tests.support.traces import HEADER, row, write_lines
 from tuner.errors import TraceError, UsageError
 from tuner.trace.formats.opening import open_trace
@@ -283,8 +282,3 @@ def test_whatever_stands_in_the_file_the_counts_reconcile(
     for one in rows:
         assert one.timestamp >= 0
         assert one.status in ("error", "rejected") or (one.input_length or 0) >= 1
-
-
-def test_every_reason_is_explained_in_the_docs() -> None:
-    text = (ROOT / "docs" / "traces.md").read_text()
-    assert [reason for reason in REASONS if f"`{reason}`" not in text] == []

@@ -1,7 +1,7 @@
 """The versions of vLLM that tuner was tried with, and what is known to differ in them. Pure.
 
 This is the one place that names them: ``tuner --version`` says it, every start of an engine and
-every reading of flags is checked against it, and ``make versions`` tries them.
+every reading of flags is checked against it.
 """
 
 import re
@@ -12,7 +12,7 @@ IN_FULL = ("0.32", "0.33")
 not."""
 
 IN_PART = ("0.28", "0.29", "0.30", "0.31")
-"""Tried with ``make versions``; docs/engines.md has what it showed."""
+"""Tried with every check that tuner has; docs/engines.md has what it showed."""
 
 CHANGED: Mapping[str, Mapping[str, str]] = {
     "0.33": {

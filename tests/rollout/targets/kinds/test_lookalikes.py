@@ -4,12 +4,12 @@ import contextlib
 import io
 import json
 import re
-import runpy
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support import try_targets
 from tests.support.deployments import (
     CHART,
     CONFIGMAP,
@@ -31,14 +31,11 @@ from tuner.rollout.targets.seam import Asked
 LOOKALIKES = ROOT / "tests" / "lookalikes"
 
 
-TRY_TARGETS = runpy.run_path(str(ROOT / "scripts" / "try_targets.py"))
-
-
 def tried(folder: Path) -> tuple[int, list[str]]:
     """Return the exit code of the script, and what it printed."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = TRY_TARGETS["main"]([str(folder)])
+        code = try_targets.main([str(folder)])
     return code, [*out.getvalue().splitlines(), *err.getvalue().splitlines()]
 
 

@@ -9,8 +9,6 @@ A refused file must be as it was, with nothing new beside it. An edited one must
 profile is applied again, and be what it was, byte for byte, once that is rolled back. The profile
 is --profile, or FOLDER/profile.yaml. Nothing in FOLDER changes: a copy is edited. The exit code is
 6 when any file is not as expected.
-
-    python scripts/try_targets.py FOLDER
 """
 
 import argparse
@@ -71,13 +69,13 @@ def main(words: Sequence[str]) -> int:
     width = max((len(one.path) for one in tried), default=0)
     for one in tried:
         mark = "   " if one.is_right else "!! "
-        print(
+        print(  # noqa: T201
             f"{mark}{one.path:{width}}  expected {one.expected:6}  {one.found:6}  "
             f"exit {one.code}  {one.changed:3} lines  {one.said}"
         )
     wrong = sum(not one.is_right for one in tried)
     edits = sum(one.found == "edit" and one.is_right for one in tried)
-    print(
+    print(  # noqa: T201
         f"{len(tried)} files: {edits} edited, {len(tried) - edits - wrong} refused, {wrong} wrong"
     )
     return WRONG if wrong else 0
