@@ -31,7 +31,7 @@ UPWARDS = {("tuner.engines.live_scheduler", "tuner.live.control.thread")}
 HEAVY = {"msgspec", "numba", "numpy", "optuna", "pyarrow", "pydantic", "ray", "scipy", "torch"}
 HEAVY |= {"vllm"}
 
-IMPORT_NAMES = {"mlflow-skinny": "mlflow", "nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
+IMPORT_NAMES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
 
 
 @cache
