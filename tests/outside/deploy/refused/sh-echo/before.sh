@@ -1,0 +1,1 @@
+echo vllm serve acme/translator-7b --max-num-seqs 64

@@ -1,0 +1,1 @@
+exec vllm serve acme/translator-7b --max-num-seqs 64 "$@"

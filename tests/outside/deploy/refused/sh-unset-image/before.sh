@@ -1,0 +1,1 @@
+docker run $IMAGE --model acme/translator-7b --max-num-seqs 64

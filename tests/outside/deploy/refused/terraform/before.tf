@@ -1,0 +1,3 @@
+resource "x" "y" {
+  command = ["vllm", "serve", "acme/translator-7b"]
+}
