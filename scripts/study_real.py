@@ -392,7 +392,7 @@ class Study:
                   for load in json.loads(path.read_text())["seen"]]  # fmt: skip
         benched = [json.loads(path.read_text()) for path in self.folder.glob("*-?.json")]
         run_s = [each["took_s"] / len(each["loads"]) for each in benched]
-        checked = one.promise.checked
+        checked = one.promise.record
         return {
             "choice": one.decision.max_num_seqs,
             "claimed": bool(one.promise.predicted) and one.provenance.confirm == "server",

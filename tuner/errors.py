@@ -11,8 +11,6 @@ TunerError
 │   ├── RunError          the run directory
 │   └── AnswerTooLongError    what a server answers is larger than is read
 ├── EngineError       4   the engine refused, failed or died
-│   ├── GeneratorLateError    the replay, not the engine, was the bottleneck
-│   │   └── ReadLateError     what came was read too late
 │   └── StoodStillError       it lives and does nothing
 ├── UndecidedError    5   no decision can be defended
 ├── GateError         6   a check failed
@@ -89,14 +87,6 @@ class EngineError(TunerError):
     """The engine refused its arguments, failed to start, or died."""
 
     exit_code = 4
-
-
-class GeneratorLateError(EngineError):
-    """Requests left so late that the numbers describe the replay and not the engine."""
-
-
-class ReadLateError(GeneratorLateError):
-    """Outputs were read so late that they came joined: a process of its own may read in time."""
 
 
 class StoodStillError(EngineError):

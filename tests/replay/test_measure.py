@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.builders import facts, iterations, record, replay_of
-from tuner.errors import GeneratorLateError, ReadLateError
 from tuner.replay.device_use import DeviceUse
-from tuner.replay.generator_lag import check_generator, check_reading
 from tuner.replay.iterations import batch_times, weighted_quantile
 from tuner.replay.measure import in_flight_peak, measure, spread
 from tuner.replay.records import DEVICE
@@ -153,44 +151,6 @@ def test_in_flight_ends_before_it_starts_at_equal_times() -> None:
 def test_a_weighted_quantile_is_the_least_value_with_that_share() -> None:
     values, weights = np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 2.0])
     assert [weighted_quantile(values, weights, share) for share in (0.25, 0.75, 1.0)] == [1, 2, 3]
-
-
-def test_a_generator_that_was_late_is_refused() -> None:
-    on_time = replay_of([record(sent_s=0.004)])
-    late = replay_of([record(sent_s=0.060)])
-    check_generator([on_time])
-    with pytest.raises(GeneratorLateError, match=r"p99 lag 60\.0 ms, limit 50\.0 ms"):
-        check_generator([late])
-
-
-def test_outputs_that_were_read_late_are_refused_where_nothing_joins_them_by_nature() -> None:
-    """Of 100 tokens 10 may come joined with others, 11 may not."""
-    gpu: dict[str, Any] = {"engine": "vllm", "device": {"kind": "gpu"}}
-    few, many = (replay_of([record(output_tokens=100, merged_outputs=n)]) for n in (10, 11))
-    check_reading(few, facts(**gpu))
-    with pytest.raises(
-        GeneratorLateError, match=r"read late \(11% of them .*, limit 10%"
-    ) as caught:
-        check_reading(many, facts(**gpu))
-    assert "--engine serve" in caught.value.hint
-    check_reading(many, facts(**{**gpu, "device": {"kind": "cpu"}}))
-    for name, value in (("speculative_config", {"method": "ngram"}), ("stream_interval", 4)):
-        check_reading(many, facts(**gpu, arguments={name: value}))
-    with pytest.raises(GeneratorLateError):
-        check_reading(many, facts(**gpu, arguments={"stream_interval": 1}))
-
-
-def test_what_a_servers_client_reads_late_is_refused_and_what_the_server_joins_is_not() -> None:
-    server: dict[str, Any] = {"engine": "serve", "device": {"kind": "gpu"}}
-    joined = replay_of([record(output_tokens=100, merged_outputs=50, late_outputs=10)])
-    check_reading(joined, facts(**server))
-    late = replay_of([record(output_tokens=100, merged_outputs=50, late_outputs=11)])
-    with pytest.raises(GeneratorLateError, match=r"read late \(11% of them") as caught:
-        check_reading(late, facts(**server))
-    assert not isinstance(caught.value, ReadLateError)  # there is no other process that may help
-    assert caught.value.hint == "Give tuner a core of its own."
-    check_reading(late, facts(**{**server, "device": {"kind": "cpu"}}))
-    check_reading(late, facts(**{**server, "device": {}}))  # of a running server, behind a proxy
 
 
 def test_nothing_replayed_has_no_latencies_and_no_rates() -> None:

@@ -207,8 +207,14 @@ class Promise(CapNumbers):
     """By the twin for the whole part, at the captured load and with headroom; none where what it
     foretold of the confirming replay failed."""
 
-    checked: CheckSection | None = None
-    """None where no fresh engine confirmed the choice, or an older tuner did."""
+    checked: CheckSection | str | None = None
+    """The twin against the replay that confirmed the choice; in words why none did, and what does;
+    None where there is no twin to check."""
+
+    @property
+    def record(self) -> CheckSection | None:
+        """The check, where a replay confirmed the choice."""
+        return self.checked if isinstance(self.checked, CheckSection) else None
 
     @property
     def headroom(self) -> float:

@@ -105,7 +105,7 @@ def promised(profile: ServingProfile) -> CapNumbers:
     """Return what the choice gives as captured: the twin's numbers of all of the traffic. Where the
     twin's forecast failed, or the windows decided, the confirming replay's; where nothing
     confirmed, the ladder's."""
-    promise, record = profile.promise, profile.promise.checked
+    promise, record = profile.promise, profile.promise.record
     twin = next((one for one in promise.predicted if one.load == 1.0), None)
     if twin is not None and not (record is not None and "foretold" in record.failed):
         return twin
@@ -358,7 +358,9 @@ def _checked(profile: ServingProfile) -> str:
         behind = {"server": "; behind a server", "plain": "; behind a plain server"}.get(
             origin.confirm or "", ""
         )
-    record = promise.checked if promise.predicted else None
+    if isinstance(promise.checked, str):
+        seen.append(promise.checked)
+    record = promise.record if promise.predicted else None
     if record is not None and record.numbers:
         how = "as foretold" if record.foretold else "as its speed has them"
         failed = "" if "foretold" not in record.failed else ", too few: the measured is promised"

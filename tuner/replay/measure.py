@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from tuner.engines.seam import IterationLog
 from tuner.replay.device_use import DeviceUse, device_use
-from tuner.replay.generator_lag import lag_p99_s
 from tuner.replay.iterations import (
     BatchTime,
     KvCacheUsage,
@@ -187,6 +186,12 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
         ruled_out=bool(cut)
         and all(one.ruled_out and not one.is_cut_under_another(slo) for one in cut),
     )
+
+
+def lag_p99_s(replays: Sequence[Replay]) -> float:
+    """Return the 99th percentile of how late requests left, in seconds."""
+    lags = [record.lag_s for one in replays for record in one.records]
+    return float(np.percentile(lags, 99)) if lags else 0.0
 
 
 def _over(

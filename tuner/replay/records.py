@@ -155,6 +155,9 @@ class Replay:
     """The SLO by which it was cut, and that its bound is of. None where an older tuner did not keep
     it."""
 
+    flaws: tuple[str, ...] = ()
+    """What else than the engine shaped its numbers, as ``replay.soundness`` saw it."""
+
     start_s: float = 0.0
     """When it began, on the clock of all replays of a run."""
 

@@ -38,6 +38,9 @@ class CutRule:
     stop_after_s: float | None = None
     """Replay only so much of a step that arithmetic has ruled out already."""
 
+    budget_s: float | None = None
+    """Cut the replay after so long, whatever it shows."""
+
     drain_s: float | None = None
     """Wait so long after the last request was due for what is unfinished; None: for all of it."""
 
@@ -254,6 +257,9 @@ class _Run:
                 self.progress(self._reading(now_s))
             rule = self.cut_rule
             if rule.drain_s is not None and now_s >= self.plan[-1].planned_s + rule.drain_s:
+                return
+            if rule.budget_s is not None and now_s >= rule.budget_s:
+                self.cut = "the budget ended it"
                 return
             if rule.stop_after_s is not None and now_s >= rule.stop_after_s:
                 self.cut = "ruled out by Little's law; replayed for its iterations only"

@@ -11,10 +11,9 @@ from functools import partial
 from itertools import count
 from typing import Protocol, TypeVar
 
-from tuner.engines.seam import Engine, EngineFacts, Stalls, Starter
+from tuner.engines.seam import Engine, EngineFacts, IterationLog, Stalls, Starter
 from tuner.engines.timeouts import STALL_S
-from tuner.errors import EngineError, InputError, StoodStillError
-from tuner.replay.attempts import RETRIES, check_stalls, replay_in_time
+from tuner.errors import EngineError, StoodStillError
 from tuner.replay.device_use import crowded, device_use
 from tuner.replay.live_reading import LiveReading
 from tuner.replay.measure import Measurement
@@ -22,8 +21,9 @@ from tuner.replay.plan import plan_requests
 from tuner.replay.probe import probe
 from tuner.replay.ramp import ramp
 from tuner.replay.readings import Read, while_reading
-from tuner.replay.records import Replay
+from tuner.replay.records import DeviceLog, ProbeResult, Replay
 from tuner.replay.replay import CutRule
+from tuner.replay.soundness import Attempt, better_of_two, replay_soundly, stalls_since
 from tuner.runs.evidence import Evidence
 from tuner.runs.recorder import Recorder
 from tuner.runs.settings import SweepSettings
@@ -96,6 +96,8 @@ class EngineRunner:
 
         self.begun_s = 0.0
         self.built_for = ""
+        self.spare_s: Callable[[], float] = lambda: settings.budget_s - evidence.spent_s()
+        """Returns the seconds that may be spent on measuring something once more."""
 
     async def anticipate(self, max_num_seqs: int) -> None:
         """Begin to start the engine that is likely to confirm: nothing more is measured before."""
@@ -140,18 +142,11 @@ class EngineRunner:
             self.recorder.add_late(f"start to {self.built_for}", "another cap is chosen", took_s)
 
     async def _started(self, max_num_seqs: int, purpose: str) -> Engine:
-        """Start the engine of a purpose. Where no server can be started to confirm, it is one like
-        the ladder's, and that is said."""
-        size = f"with max_num_seqs={max_num_seqs}"
-        if purpose == "confirm" and self.confirming is not self.starter:
-            self.watcher.stage(f"starting the server that confirms {size}")
-            try:
-                return await self._saying(self.confirming, max_num_seqs)
-            except (EngineError, InputError, OSError) as error:
-                self.confirming = self.starter
-                self.watcher.warn(f"no server could be started, an engine confirms: {error}")
-        self.watcher.stage(f"starting the engine {size}")
-        return await self._saying(self.starter, max_num_seqs)
+        """Start the engine of a purpose."""
+        is_server = purpose == "confirm" and self.confirming is not self.starter
+        what = "the server that confirms" if is_server else "the engine"
+        self.watcher.stage(f"starting {what} with max_num_seqs={max_num_seqs}")
+        return await self._saying(self.confirming if is_server else self.starter, max_num_seqs)
 
     async def _saying(self, starter: Starter, max_num_seqs: int) -> Engine:
         """Start an engine, and say what it does where that takes long."""
@@ -182,37 +177,25 @@ class EngineRunner:
             await engine.stop()
 
     async def probe(self, engine: Engine, requests: Sequence[TraceRequest], purpose: str) -> None:
-        """Time some requests one at a time on an idle engine, and keep that.
+        """Time some requests one at a time on an idle engine, and keep that."""
+        what, prompt = "one at a time", self.prompts(engine.facts)
 
-        Raises EngineError where others take the cores every time: no SLO can be derived from that.
-        """
-        what, now_s = "one at a time", asyncio.get_running_loop().time
-        retries = RETRIES
-        while True:
+        now_s = asyncio.get_running_loop().time
+
+        async def work() -> tuple[list[ProbeResult], float]:
             begun_s = now_s()
-            probing = self.unbroken(
-                what, engine, lambda: probe(requests, engine, prompt=self.prompts(engine.facts))
-            )
-            results, device = await while_reading(probing, self.read_device)
-            taken = crowded(device_use([device]))
-            if taken is None or self.settings.slo is not None:
-                break
-            error = EngineError(
-                f"{taken} while an idle engine was timed: no SLO can be derived from that",
-                hint="Sweep when nothing else runs on this machine, or give --slo.",
-            )
-            self.late(what, error, now_s() - begun_s)
-            if not retries:
-                raise error
-            retries -= 1
-        self.recorder.add_probes(results, purpose=purpose)
+            return await probe(requests, engine, prompt=prompt), now_s() - begun_s
+
+        found = await self._soundly(what, engine, work)
+        results, elapsed_s = found.result[0]
+        self.recorder.add_probes(results, found.flaws, elapsed_s, purpose=purpose)
 
     async def ramp(
         self, engine: Engine, purpose: str, ceiling: int, workload: Workload, length_s: float
     ) -> None:
         """Time every batch size and keep the iterations; see ``ramp``.
 
-        Raises EngineError when no iteration ends in time, and StoodStillError as ``unbroken`` does.
+        Raises EngineError when no iteration ends in time.
         """
         what = f"{in_words(purpose)} to {ceiling}"
         self.watcher.trial(what, length_s)
@@ -220,10 +203,9 @@ class EngineRunner:
         number = len(self.evidence.trials())
         rows = count(FRESH_PROMPTS * (1 + number))
         prompt = self.prompts(engine.facts)
-        log, begin_s = await self.unbroken(
-            what,
-            engine,
-            lambda: ramp(
+
+        async def work() -> tuple[IterationLog, float]:
+            return await ramp(
                 workload.twin_requests,
                 engine,
                 ceiling=ceiling,
@@ -231,8 +213,10 @@ class EngineRunner:
                 tpot_s=workload.unloaded.tpot_s or workload.unloaded.ttft_s,
                 prompt=lambda one: prompt(replace(one, row=next(rows), hash_ids=())),
                 seed=self.settings.seed + number,
-            ),
-        )
+            )
+
+        found = await self._soundly(what, engine, work)
+        (log, begin_s), device = found.result
         if not len(log):
             raise EngineError(
                 f"no iteration ended within {length_s:.0f}s of {ceiling} requests at a time",
@@ -247,6 +231,8 @@ class EngineRunner:
             iterations=log,
             kv_blocks=engine.facts.kv_blocks,
             token_budget=engine.facts.max_num_batched_tokens,
+            device=device,
+            flaws=found.flaws,
             start_s=begin_s,
         )
         self.recorder.add_replay(result, purpose)
@@ -261,10 +247,7 @@ class EngineRunner:
         window: Window,
         rule: CutRule,
     ) -> Replay:
-        """Replay these requests of a window; see ``replay_in_time``.
-
-        Raises GeneratorLateError when it stays late, StoodStillError.
-        """
+        """Replay these requests of a window; see ``replay_soundly``."""
         what = f"{in_words(purpose)} {cap}"
         plan = plan_requests(
             requests,
@@ -275,7 +258,7 @@ class EngineRunner:
         )
 
         async with self.watched(what, engine):
-            return await replay_in_time(
+            return await replay_soundly(
                 plan,
                 engine,
                 window,
@@ -283,15 +266,21 @@ class EngineRunner:
                 rule=rule,
                 read=self.read_device,
                 begun=lambda: self.watcher.trial(what, window.replay_s),
-                late=partial(self.late, what),
+                retry=partial(self.retry, what),
                 name=f"{purpose}-{cap}-{len(self.evidence.journal.events)}",
                 progress=self.watcher.live,
             )
 
-    def late(self, what: str, error: EngineError, elapsed_s: float) -> None:
-        """Note what is thrown away: we were late, or the engine stood still or compiled."""
-        self.recorder.add_late(what, str(error), elapsed_s)
-        self.watcher.warn(f"{error}; thrown away")
+    def retry(self, what: str, flaws: Sequence[str], elapsed_s: float) -> bool:
+        """Return whether what took so long is measured once more because of its flaws: as far as
+        there is time to spare. Either way they are told."""
+        why = "; ".join(flaws)
+        if elapsed_s > self.spare_s():
+            self.watcher.warn(f"{what}: {why}; there is no time to measure it again")
+            return False
+        self.recorder.add_late(what, why, elapsed_s)
+        self.watcher.warn(f"{what}: {why}; measuring it once more")
+        return True
 
     @asynccontextmanager
     async def watched(self, what: str, engine: Engine) -> AsyncIterator[None]:
@@ -320,25 +309,20 @@ class EngineRunner:
                     f"{what}: the engine has not moved for {stalls.now_s:.0f} s with work waiting"
                 )
 
-    async def unbroken(
-        self, what: str, engine: Engine, measure: Callable[[], Awaitable[Result]]
-    ) -> Result:
-        """Measure; once more when the engine stood still or compiled meanwhile, RETRIES times at
-        most. Raises StoodStillError when it stands still every time."""
-        loop = asyncio.get_running_loop()
+    async def _soundly(
+        self, what: str, engine: Engine, work: Callable[[], Awaitable[Result]]
+    ) -> Attempt[tuple[Result, DeviceLog]]:
+        """Measure something beside the readings of the device; see ``better_of_two``."""
+
+        async def attempt() -> Attempt[tuple[Result, DeviceLog]]:
+            before = engine.stalls.count
+            found, device = await while_reading(work(), self.read_device)
+            taken = crowded(device_use([device]))
+            flaws = (*stalls_since(engine, before), *([] if taken is None else [taken]))
+            return Attempt((found, device), flaws)
+
         async with self.watched(what, engine):
-            for left in reversed(range(RETRIES + 1)):
-                begun_s, stalls = loop.time(), engine.stalls.count
-                found = await measure()
-                try:
-                    check_stalls(engine, stalls, what=what, is_last=not left)
-                except StoodStillError as error:
-                    self.late(what, error, loop.time() - begun_s)
-                    if not left:
-                        raise
-                else:
-                    return found
-        raise AssertionError
+            return await better_of_two(attempt, partial(self.retry, what))
 
     def prompts(self, facts: EngineFacts) -> Callable[[TraceRequest], list[int]]:
         return partial(

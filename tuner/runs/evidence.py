@@ -85,21 +85,6 @@ class Evidence:
         because its run was interrupted counts once."""
         return [size for _, size in self._each_start_s()]
 
-    def read_apart(self) -> list[str]:
-        """Return the warning that replays saw engines of two kinds, because one was read too late
-        in between.
-
-        The engine that confirms is left out: it may be behind a server in any case.
-        """
-        kinds = {one.facts.engine for one in self.starts() if one.purpose != "confirm"}
-        if not kinds >= {"vllm", "serve"}:
-            return []
-        said = (
-            "outputs were read too late in tuner's own process: what was measured before is "
-            "without a server's front end, and what was measured after with one"
-        )
-        return [said]
-
     def check_machine(self, facts: EngineFacts) -> None:
         """Raise RunError when an engine is not of the machine, versions and environment of this
         run's others."""
@@ -158,12 +143,17 @@ class Evidence:
         return next(iter(self._begun()[len(self.trials()) :]), None)
 
     def replay_s(self) -> float:
-        return float(sum(one["elapsed_s"] for one in self.journal.events if "elapsed_s" in one))
+        """Return the seconds of all replays and ramps, those that were made again included."""
+        return self._elapsed_s() - self._elapsed_s("probe")
+
+    def _elapsed_s(self, event: str | None = None) -> float:
+        events = self.journal.events if event is None else self.journal.of(event)
+        return float(sum(one.get("elapsed_s", 0.0) for one in events))
 
     def spent_s(self) -> float:
         """Return the seconds that count against the budget. A start that only an interruption made
         necessary does not, so that a resumed run ends like one that was not interrupted."""
-        return self.replay_s() + sum(self._each_start_s().values())
+        return self._elapsed_s() + sum(self._each_start_s().values())
 
     def replayed(self) -> dict[int, Replay]:
         """Return number of window → its replay, of the trial under way."""

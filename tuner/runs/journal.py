@@ -448,6 +448,7 @@ def _unpack(data: Mapping[str, NDArray[Any]]) -> Replay:
     rest = {**json.loads(str(data["rest"]))}
     if rest.get("slo") is not None:
         rest["slo"] = _slo(rest["slo"])
+    rest["flaws"] = tuple(map(str, rest["flaws"]))
     device = _readings(data["device"])
     iterations = _iterations(data["iterations"])
     return Replay(records=tuple(records), iterations=iterations, device=device, **rest)

@@ -174,6 +174,9 @@ class SweepOutcome:
     replay_s: float
     dropped: Mapping[str, int]
     warnings: tuple[str, ...]
+    unconfirmed: str | None = None
+    """Why no fresh engine confirmed the choice; None where one did, or none was to."""
+
     in_use: InUse | None = None
     """None where nothing is known of what is set now."""
 

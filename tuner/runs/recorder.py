@@ -1,6 +1,7 @@
 """Writes down what a run measures, the moment it exists: on disk when a call returns."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,15 +22,23 @@ class Recorder:
     def add_start(self, facts: EngineFacts, *, purpose: str, max_num_seqs: int) -> None:
         self.append("start", purpose=purpose, max_num_seqs=max_num_seqs, facts=asdict(facts))
 
-    def add_probes(self, results: list[ProbeResult], *, purpose: str = "ladder") -> None:
+    def add_probes(
+        self,
+        results: Sequence[ProbeResult],
+        flaws: Sequence[str] = (),
+        elapsed_s: float = 0.0,
+        *,
+        purpose: str = "ladder",
+    ) -> None:
         """Keep what an idle engine of this purpose does."""
-        self.append("probe", purpose=purpose, results=[asdict(one) for one in results])
+        rows = [asdict(one) for one in results]
+        self.append("probe", purpose=purpose, results=rows, flaws=list(flaws), elapsed_s=elapsed_s)
 
     def add_selection(self, selection: Selection) -> None:
         self.append("choice", **asdict(selection))
 
     def add_late(self, what: str, why: str, elapsed_s: float) -> None:
-        """Note what was thrown away: our own sending was late, or the engine stood still."""
+        """Note what is measured once more, why, and what it took so far."""
         self.append("late", what=what, why=why, elapsed_s=elapsed_s)
 
     def add_stall(self, what: str) -> None:

@@ -42,7 +42,7 @@ from tuner.profile.stored_twin import stored
 from tuner.replay.device_use import disturbance
 from tuner.replay.iterations import KvCacheUsage
 from tuner.replay.measure import Measurement, Spread
-from tuner.runs.outcome import CheckRecord, InUse, SweepOutcome
+from tuner.runs.outcome import InUse, SweepOutcome
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.requirements import RequirementCheck
 from tuner.traffic.slo import Slo
@@ -225,7 +225,7 @@ class SweepResult(Section):
     front_end: FrontEndSection | None
     """None where no server confirmed."""
 
-    checked: CheckSection | None
+    checked: CheckSection | str | None
     engine_starts: Count
     engine_seconds: EngineSeconds
     run_dir: str
@@ -251,7 +251,7 @@ def result_of(
         curve=curve_steps(outcome),
         baseline=_baseline(outcome.in_use),
         front_end=_front_end(outcome),
-        checked=_checked(outcome.checked),
+        checked=_checked(outcome),
         engine_starts=len(outcome.starts_s),
         engine_seconds=EngineSeconds(starts=sum(outcome.starts_s), replay=outcome.replay_s),
         run_dir=run_dir,
@@ -281,7 +281,13 @@ def holds_with_headroom(outcome: SweepOutcome) -> bool:
     return holds(base.attainment, raised.attainment) and all(one.is_kept for one in required)
 
 
-def _checked(record: CheckRecord | None) -> CheckSection | None:
+def _checked(outcome: SweepOutcome) -> CheckSection | str | None:
+    if outcome.unconfirmed is not None:
+        return (
+            f"not confirmed: {outcome.unconfirmed}; confirm it with tuner verify PROFILE --trace "
+            "TRACE"
+        )
+    record = outcome.checked
     if record is None:
         return None
     both = {"foretold": record.foretold, "paced": record.at_own_speed}
@@ -320,10 +326,10 @@ def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]
     said = []
     one = outcome.confirmed
     if one is None:
-        if not settings.fresh and outcome.verdict.kind != "overloaded":
+        if outcome.unconfirmed is not None:
             said.append(
-                "no fresh engine confirmed the choice: give a larger --budget, or try it with "
-                "tuner verify"
+                f"no fresh engine confirmed the choice: {outcome.unconfirmed}; give a larger "
+                "--budget, or try it with tuner verify"
             )
         if outcome.ladder_engine != "sim":
             said.append(
@@ -380,7 +386,7 @@ def _promise(outcome: SweepOutcome) -> Promise:
             )
             for one in outcome.predictions
         ],
-        checked=_checked(outcome.checked),
+        checked=_checked(outcome),
     )
 
 

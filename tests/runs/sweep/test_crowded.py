@@ -10,7 +10,6 @@ import pytest
 from tests.runs.sweep.test_sweep import HALF, SLOTS_COST_LATE, UP_TO_8, Notes
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
-from tuner.errors import EngineError
 from tuner.runs import journal
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.settings import SweepSettings
@@ -38,9 +37,3 @@ def test_nothing_is_promised_of_a_machine_whose_cores_others_took(tmp_path: Path
     assert not taken.verdict.is_defended
     assert "others took 70% of the CPU cores while it was replayed" in taken.verdict.reason
     assert not taken.predictions
-
-
-def test_no_slo_is_derived_from_it(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="others took 70% of the CPU cores while an idle engine"):
-        beside(0.7, tmp_path / "run", replace(FAST, slo=None))
-    assert len(list(journal.read(tmp_path / "run").of("late"))) == 4

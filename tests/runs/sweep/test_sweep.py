@@ -493,17 +493,15 @@ class Refusing(SimStarter):
         raise EngineError("vllm serve has no aiohttp", hint="Install it.")
 
 
-def test_where_no_server_can_be_started_an_engine_confirms_and_why_is_said(
-    alone: Run, tmp_path: Path
-) -> None:
-    notes, settings = Notes(), replace(FAST, confirm="server")
+def test_where_no_server_can_be_started_the_ladders_answer_stands(tmp_path: Path) -> None:
+    settings = replace(FAST, confirm="server")
     with closing(journal.create(tmp_path / "run", {})) as book:
         starter, server = SimStarter(SLOTS_COST_LATE), Refusing(BEHIND)
-        outcome = run(sweep(HALF, starter, settings, book, notes, confirming=server))
-    assert outcome.confirmed is not None
-    assert outcome.verdict.max_num_seqs == alone.outcome.verdict.max_num_seqs
-    said = [one for one in notes.told if "no server could be started" in one]
-    assert said == ["no server could be started, an engine confirms: vllm serve has no aiohttp"]
+        outcome = run(sweep(HALF, starter, settings, book, Notes(), confirming=server))
+    assert (outcome.confirmed, outcome.unconfirmed) == (None, "vllm serve has no aiohttp")
+    assert outcome.verdict.is_defended
+    profile = profile_of(outcome, headroom=1.25, trace_digest="", origin=ORIGIN)
+    assert str(profile.promise.checked).startswith("not confirmed: vllm serve has no aiohttp; ")
 
 
 def test_a_run_that_a_server_confirms_goes_on_where_it_was_interrupted(

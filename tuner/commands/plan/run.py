@@ -106,7 +106,7 @@ def _refuse(found: FleetPlan) -> None:
 
 def _checked(profile: ServingProfile) -> str:
     """Say what the twin was held against."""
-    record = profile.promise.checked
+    record = profile.promise.record
     return "never checked by a replay" if record is None else f"checked: {said_of(record)}"
 
 

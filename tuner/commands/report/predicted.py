@@ -12,7 +12,7 @@ def predicted_section(profile: ServingProfile) -> PageSection | None:
     if profile.twin is None:
         return None
     parts: list[Part] = []
-    source, record = profile.promise.source, profile.promise.checked
+    source, record = profile.promise.source, profile.promise.record
     if record is not None:
         for numbers, caption in (
             (record.foretold, f"The confirming replay, as it was foretold: {said_of(record)}"),

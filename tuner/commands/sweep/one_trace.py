@@ -328,12 +328,14 @@ def measured(  # noqa: PLR0913 - what is swept, on what, and who is told
     book: journal.Journal,
     watcher: Watcher,
     *,
+    began_s: float,
     confirming: Starter | None = None,
     shown: Callable[[Read | None], Read | None] = lambda read: read,
 ) -> SweepOutcome:
     """Sweep one trace on one engine: measure all that its journal does not hold yet.
 
-    ``shown`` wraps what reads the device, so that somebody is told besides.
+    ``began_s`` is when the command began; ``shown`` wraps what reads the device, so that somebody
+    is told besides.
     """
     execute = execute_on(starter, book)
     read_device = shown(device_of(starter, book.run_dir))
@@ -348,6 +350,7 @@ def measured(  # noqa: PLR0913 - what is swept, on what, and who is told
             watcher,
             read_device=read_device,
             confirming=confirming,
+            began_s=began_s if isinstance(starter, VllmStarter) else None,  # else time is virtual
         )
     )
 

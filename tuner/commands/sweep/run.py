@@ -149,6 +149,7 @@ def swept(asked: AskedSweep, path: Path) -> FinishedSweep:
                 starter,
                 book,
                 progress,
+                began_s=asked.began_s,
                 confirming=confirming_of(options, starter),
                 shown=progress.reading,
             )

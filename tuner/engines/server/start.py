@@ -4,15 +4,15 @@ import asyncio
 import contextlib
 import re
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Literal, Protocol, Self, TypeVar
+from typing import Literal, Protocol, Self
 
 from tuner.engines import devices, provenance
 from tuner.engines.models.words import Words, learnt
-from tuner.engines.seam import ArgumentValue, Engine, EngineFacts, Starter
+from tuner.engines.seam import ArgumentValue, Engine, EngineFacts
 from tuner.engines.server.client import FIRST_S, SILENCE_S, StreamingClient
 from tuner.engines.server.engine import PlainEngine, ServerEngine
 from tuner.engines.server.engine_control import EngineControl
@@ -26,14 +26,12 @@ from tuner.engines.server.serve_process import (
 )
 from tuner.engines.timeouts import started_in_time
 from tuner.engines.vllm.flags import WITHOUT_NEGATIVE, command_line, positional
-from tuner.engines.vllm.installed import cautions
+from tuner.engines.vllm.installed import cautions, in_one_process
 from tuner.engines.vllm.log import start_phases_s
 from tuner.engines.vllm.start import Resolved, VllmStarter
-from tuner.errors import EngineError, ReadLateError
+from tuner.errors import EngineError
 from tuner.system import scratch
 from tuner.system.http import HttpRequest
-
-Result = TypeVar("Result")
 
 _PORTS = 3
 """Ports that are tried, should somebody else be faster each time."""
@@ -214,39 +212,6 @@ class PlainStarter(ServerStarter):
         return PlainEngine(server, launched.client, launched.process, launched.words)
 
 
-class Reading:
-    """The way in which a run's engines are asked: by tuner's own process, until that reads too
-    late.
-
-    From then on a process of its own asks them, the client of a ``vllm serve``.
-    """
-
-    is_apart = False
-
-    def starts(self, starter: Starter) -> Starter:
-        """Return what starts the starter's engines to be asked in this way."""
-        if self.is_apart and isinstance(starter, VllmStarter):
-            return starter if isinstance(starter, ServerStarter) else ServerStarter.like(starter)
-        return starter
-
-    async def in_time(
-        self, work: Callable[[], Awaitable[Result]], *, warn: Callable[[str], None]
-    ) -> Result:
-        """Measure; once more, in a process apart, where outputs are read too late.
-
-        ``work`` starts its engines with ``starts``, and goes on from what it has kept. Raises
-        ReadLateError where that does not help.
-        """
-        try:
-            return await work()
-        except ReadLateError:
-            if self.is_apart:
-                raise
-        self.is_apart = True
-        warn("from here on a process of its own sends and reads, through vllm serve")
-        return await work()
-
-
 def words(arguments: Mapping[str, ArgumentValue], *, port: int) -> list[str]:
     """Return the words after ``vllm serve``. Raises EngineError for one that is a flag."""
     try:
@@ -295,7 +260,7 @@ def facts_of(
         sampling=resolved.sampling,
         phases_s=start_phases_s(said),
         sends="ids" if launched.words is None else "text",
-        cautions=cautions(),
+        cautions=(*cautions(), *in_one_process(resolved.arguments)),
     )
 
 

@@ -5,11 +5,14 @@ vLLM is imported only where its version was not tried.
 
 import functools
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePath
 
 from tuner.engines import provenance
+from tuner.engines.models.shipped import is_shipped
+from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.supported import statement, tried
 from tuner.errors import EngineError
 
@@ -81,6 +84,25 @@ def version() -> str | None:
 def here_is() -> str:
     """Say which version is installed, without importing it."""
     return version() or ("one without a version" if provenance.is_vllm_here() else "none")
+
+
+def in_one_process(arguments: Mapping[str, ArgumentValue]) -> tuple[str, ...]:
+    """Return what production has instead of the one process in which an engine of one rank
+    computes on a CPU; nothing for a shipped model, of which there is no production."""
+    ranks = [arguments.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline")]
+    if (
+        not provenance.is_cpu_build()
+        or is_shipped(str(arguments["model"]))
+        or ranks != [1, 1]
+        or arguments.get("distributed_executor_backend") == "mp"
+        or os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0"
+    ):
+        return ()
+    caution = (
+        "the engine computed in one process (VLLM_ENABLE_V1_MULTIPROCESSING=0): a server without "
+        "that variable runs a worker process beside it, which takes a core of its own"
+    )
+    return (caution,)
 
 
 @functools.cache

@@ -240,10 +240,11 @@ def _prepare(model: str, log: Path) -> None:
     if len(str(own)) + _SOCKET_NAME <= _LONGEST_SOCKET:
         os.environ.setdefault("VLLM_RPC_BASE_PATH", str(own))
     on_cpu = provenance.is_cpu_build()
-    if on_cpu and models.is_shipped(model):
-        # One thread, in EngineCore itself: on few or shared cores vLLM's workers and OpenMP's
-        # barriers cost more than so small a model.
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if on_cpu:
+        # EngineCore computes itself, where there is one rank: a worker process beside it starts ten
+        # seconds later and takes the cores that the server and its client need.
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        if models.is_shipped(model):  # OpenMP's barriers cost more than so small a model
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
     if on_cpu and os.environ.get("OMP_NUM_THREADS") == "1":
         core_process.preload(log)  # with more, importing starts threads: not to be forked

@@ -38,15 +38,6 @@ class Testbed(Protocol):
     Every engine that it starts has the whole device to itself. All may raise EngineError.
     """
 
-    async def in_time(
-        self, work: Callable[[], Awaitable[None]], *, warn: Callable[[str], None]
-    ) -> None:
-        """Measure; once more where outputs are read too late.
-
-        From then on engines that batch continuously are asked through a process of its own.
-        """
-        ...
-
     async def continuous(self, *, max_num_seqs: int, of_profile: bool = False) -> Engine:
         """Start an engine that batches continuously, with the base's other arguments or the
         profile's."""

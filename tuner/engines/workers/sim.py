@@ -17,7 +17,6 @@ from tuner.engines.seam import (
     Reply,
     RequestFailedError,
 )
-from tuner.engines.server.start import Reading
 from tuner.engines.sim.start import VARIABLE, SimStarter
 from tuner.engines.sim.world import World
 from tuner.engines.workers.seam import Batching, FixedLimits
@@ -38,12 +37,11 @@ class SimTestbed:
         """``profile`` holds its engine arguments; empty without one."""
         self._starter, self._world = starter, world
         self._profile = {name: profile[name] for name in VARIABLE if name in profile}
-        self._queue_size, self._reading = queue_size, Reading()
-        self.in_time = self._reading.in_time
+        self._queue_size = queue_size
 
     async def continuous(self, *, max_num_seqs: int, of_profile: bool = False) -> Engine:
         starter = self._starter.varied(self._profile) if of_profile else self._starter
-        return await self._reading.starts(starter).start(max_num_seqs=max_num_seqs)
+        return await starter.start(max_num_seqs=max_num_seqs)
 
     async def served(self, *, max_num_seqs: int) -> Engine:
         raise EngineError(

@@ -22,7 +22,7 @@ from tuner.engines.seam import (
     RequestFailedError,
     Stalls,
 )
-from tuner.engines.server.start import Reading, ServerStarter
+from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.installed import cautions
 from tuner.engines.vllm.log import said_since, size_of
 from tuner.engines.vllm.start import VllmStarter
@@ -55,12 +55,11 @@ class VllmTestbed:
         self._profile = None
         if profile is not None:
             self._profile = VllmStarter(profile, log=log, sampling=sampling)
-        self._queue_size, self._log, self._reading = queue_size, log, Reading()
-        self.in_time = self._reading.in_time
+        self._queue_size, self._log = queue_size, log
 
     async def continuous(self, *, max_num_seqs: int, of_profile: bool = False) -> Engine:
         starter = self._profile if of_profile and self._profile is not None else self._base
-        return await self._reading.starts(starter).start(max_num_seqs=max_num_seqs)
+        return await starter.start(max_num_seqs=max_num_seqs)
 
     async def served(self, *, max_num_seqs: int) -> Engine:
         return await ServerStarter.like(self._base).start(max_num_seqs=max_num_seqs)

@@ -12,11 +12,11 @@ import numpy as np
 
 from tuner.engines.seam import Engine, EngineFacts
 from tuner.engines.workers.seam import Approach, Setup, Testbed
-from tuner.errors import EngineError, GeneratorLateError, ReadLateError
-from tuner.replay.attempts import replay_in_time
+from tuner.errors import EngineError
 from tuner.replay.plan import plan_requests
 from tuner.replay.readings import Read
 from tuner.replay.replay import CutRule
+from tuner.replay.soundness import replay_soundly
 from tuner.runs.compare.blocks import DRAIN_SHARE, Blocks
 from tuner.runs.compare.calibration import ReferenceEngine, measure_law
 from tuner.runs.compare.evidence import CALIBRATION, Comparing, session_of
@@ -101,14 +101,11 @@ class Comparison:
                 )
                 return
             for approach in self.order(block):
-                await self.testbed.in_time(
-                    partial(self.session, approach, setup, block), warn=self.warn
-                )
+                await self.session(approach, setup, block)
             taken_s = max(taken_s, self.comparing.block_s(block))
 
     async def session(self, approach: Approach, setup: Setup, block: int) -> None:
-        """Start an approach, replay what is left of a block on it, and stop it. Raises
-        ReadLateError while tuner's own process reads."""
+        """Start an approach, replay what is left of a block on it, and stop it."""
         left = self.comparing.left(approach.name, block, self.cells(approach, block))
         if not left or self.comparing.never_started(approach.name):
             return
@@ -124,8 +121,6 @@ class Comparison:
             while left:
                 await self.cell(engine, approach, block, left[0])
                 left.pop(0)
-        except ReadLateError:
-            raise
         except EngineError as error:
             for cell in left:
                 self.failed(error, approach, block, cell)
@@ -145,34 +140,26 @@ class Comparison:
             prompt=_prompts(settings, facts),
         )
 
-        def late(error: EngineError, elapsed_s: float) -> None:
-            self.comparing.recorder.add_late(what, str(error), elapsed_s)
-            self.watcher.warn(f"{error}; thrown away")
+        def retry(flaws: Sequence[str], elapsed_s: float) -> bool:
+            self.comparing.recorder.add_late(what, "; ".join(flaws), elapsed_s)
+            self.watcher.warn(f"{what}: {'; '.join(flaws)}: measured once more")
+            return True
 
-        try:
-            result = await replay_in_time(
-                plan,
-                engine,
-                window,
-                max_num_seqs=int(str(facts.arguments["max_num_seqs"])),
-                rule=CutRule(Slo(), floor=0.0, drain_s=DRAIN_SHARE * window.length_s),
-                read=self.read,
-                begun=lambda: self.watcher.trial(what, window.replay_s),
-                late=late,
-                name=f"{approach.name}-{block}-{len(self.comparing.journal.events)}",
-                progress=self.watcher.live,
-            )
-        except ReadLateError:
-            raise
-        except GeneratorLateError as error:
-            self.failed(error, approach, block, cell)
-        else:
-            self.comparing.add_replay(result, approach.name, block, cell)
-
-    def warn(self, text: str) -> None:
-        """Say it now, and in what the comparison comes to."""
-        self.warnings.append(text)
-        self.watcher.warn(text)
+        result = await replay_soundly(
+            plan,
+            engine,
+            window,
+            max_num_seqs=int(str(facts.arguments["max_num_seqs"])),
+            rule=CutRule(Slo(), floor=0.0, drain_s=DRAIN_SHARE * window.length_s),
+            read=self.read,
+            begun=lambda: self.watcher.trial(what, window.replay_s),
+            retry=retry,
+            name=f"{approach.name}-{block}-{len(self.comparing.journal.events)}",
+            progress=self.watcher.live,
+        )
+        if result.flaws:
+            self.warnings.append(f"{what}: {'; '.join(result.flaws)}")
+        self.comparing.add_replay(result, approach.name, block, cell)
 
     def failed(self, error: EngineError, approach: Approach, block: int, cell: Cell | None) -> None:
         self.comparing.add_failure(error, approach.name, block, cell)

@@ -118,7 +118,6 @@ class _Run:
             failed=tuple(done.failed for done in self.runner.done() if done.failed),
             warnings=(
                 *self.warnings,
-                *self.runner.evidence.read_apart(),
                 *([] if study.lost is None else [study.lost]),
             ),
         )

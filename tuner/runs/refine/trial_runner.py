@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tuner.engines.sampling import Sampling
 from tuner.engines.seam import ArgumentValue, Engine, EngineFacts, Starter
-from tuner.engines.server.start import Reading
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError
 from tuner.replay.measure import Measurement, measure
@@ -306,7 +305,7 @@ class LocalTrialRunner(TrialRunner):
     ) -> None:
         super().__init__(engines.evidence, engines.watcher, most_failures=most_failures)
         self.engines = engines
-        self._vary, self._reading = vary, Reading()
+        self._vary = vary
         self._built: tuple[object, ...] | None = None
         self._first: tuple[Configuration, Workload, Build] | None = None
 
@@ -332,7 +331,7 @@ class LocalTrialRunner(TrialRunner):
         return self.engines.engine is not None and self._built == self._needed(one, build)
 
     def _needed(self, one: Configuration, build: Build) -> tuple[object, ...]:
-        return build, restart_key(one), self._reading.is_apart
+        return build, restart_key(one)
 
     async def engine_for(self, one: Configuration, build: Build) -> Engine:
         """Return an engine with the configuration's limits set. Raises EngineError."""
@@ -340,7 +339,7 @@ class LocalTrialRunner(TrialRunner):
             await self.stop()
             built_for = told({**one, CAP: build.cap, TOKENS: build.tokens})
             self.watcher.stage(f"starting an engine with {built_for}")
-            starter = self._reading.starts(self._vary({**one, TOKENS: build.tokens}))
+            starter = self._vary({**one, TOKENS: build.tokens})
             self.engines.engine = await starter.start(max_num_seqs=build.cap)
             self._built = self._needed(one, build)
             facts = self.engines.engine.facts
@@ -416,7 +415,7 @@ class LocalTrialRunner(TrialRunner):
         """Do what a trial consists of, and note how it ended."""
         failed, hint, started = None, "", True
         try:
-            await self._reading.in_time(work, warn=self.watcher.warn)
+            await work()
         except EngineError as error:
             started = self.engines.engine is not None
             await self.stop()

@@ -19,7 +19,6 @@ from tuner.engines.seam import (
     Stalls,
     Starter,
 )
-from tuner.engines.server.start import Reading
 from tuner.errors import UsageError
 from tuner.replay.readings import Read
 from tuner.runs.engine_runner import EngineRunner, Watcher
@@ -126,16 +125,6 @@ async def sweep_traces(
 
     Their settings' budget is for all of them. Raises what ``sweep`` raises.
     """
-    reading = Reading()
-    return await reading.in_time(
-        lambda: _swept(members, reading.starts(starter), journal, read_device),
-        warn=members[0].watcher.warn,
-    )
-
-
-async def _swept(
-    members: Sequence[Member], starter: Starter, journal: Journal, read_device: Read | None
-) -> MultiTraceOutcome:
     settings = members[0].settings
     engines = KeptEngines(starter, journal, fresh=settings.fresh)
     try:

@@ -24,9 +24,15 @@ from tuner.twin.verdict_text import Verdict, headline
 
 
 def outcome_of(
-    conclusion: Conclusion, basis: Basis, *, dropped: dict[str, int], warnings: Sequence[str]
+    conclusion: Conclusion,
+    basis: Basis,
+    *,
+    dropped: dict[str, int],
+    warnings: Sequence[str],
+    unconfirmed: str | None = None,
 ) -> SweepOutcome:
-    """Return all that was found, the confirming replays included."""
+    """Return all that was found, the confirming replays included. ``unconfirmed`` is why there are
+    none."""
     evidence, workload = basis.evidence, basis.workload
     starts, facts = evidence.starts(), evidence.facts()
     front_end = front_end_of(conclusion, evidence)
@@ -48,6 +54,7 @@ def outcome_of(
         front_end=front_end,
         predictions=() if failed or taken else predictions(after, front_end),
         checked=checked,
+        unconfirmed=unconfirmed,
         facts=facts,
         ladder_engine=starts[0].facts.engine,
         starts_s=evidence.starts_s(),
@@ -58,7 +65,6 @@ def outcome_of(
         dropped=dropped,
         warnings=(
             *facts.cautions,
-            *evidence.read_apart(),
             *warnings,
             *of_the_whole_run(conclusion, front_end, basis.settings),
         ),

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from tuner.engines.seam import ITERATION, Engine, EngineFacts, Starter
-from tuner.engines.server.start import Reading
+from tuner.errors import EngineError, InputError, RunError
 from tuner.replay.measure import measure
 from tuner.replay.readings import Read
 from tuner.replay.records import Replay
@@ -50,12 +50,17 @@ from tuner.traffic.workload import (
     slo_for,
     workload_of,
 )
+from tuner.twin.forecast import Forecast
 from tuner.twin.objective import HALF
 from tuner.twin.uncertainty import Trial
 
 SERVER_START_S = 30.0
 """Seconds that a server takes longer to start than its engine alone, on a small machine. More would
 take from the ladder what is kept for it; with less the confirming replay may find no budget."""
+
+CONCLUDING = 3.0
+"""Times as long as weighing the choice once that a run takes for its end: to weigh it with more
+draws, and to write down what is promised of it."""
 
 OVERDRAWN = 1.1
 """Steps that may be missing before headroom is replayed: the one that the replay as captured has
@@ -71,27 +76,26 @@ async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told
     *,
     read_device: Read | None = None,
     confirming: Starter | None = None,
+    began_s: float | None = None,
 ) -> SweepOutcome:
     """Tune ``max_num_seqs`` for these requests (in order of arrival) on the starter's engine, and
-    confirm it on one that ``confirming`` starts, if that is another.
+    confirm it on one that ``confirming`` starts, if that is another. The budget counts from
+    ``began_s`` on the event loop's clock, by default from now.
 
-    Raises EngineError, GeneratorLateError, RunError; TraceError when nothing can be replayed;
-    UsageError when the budget is too small.
+    Raises EngineError where the engine could not be measured at all, RunError; TraceError when
+    nothing can be replayed; UsageError when the budget is too small.
     """
-    evidence, reading = Evidence(journal), Reading()
-
-    async def swept() -> SweepOutcome:
-        by = reading.starts(starter)
-        runner = EngineRunner(by, settings, evidence, watcher, read_device, confirming=confirming)
-        run = SweepRun(runner)
-        try:
-            await run.conclude(requests)
-            await run.confirm()
-        finally:
-            await runner.stop()
-        return run.outcome()
-
-    return await reading.in_time(swept, warn=watcher.warn)
+    evidence = Evidence(journal)
+    runner = EngineRunner(starter, settings, evidence, watcher, read_device, confirming=confirming)
+    run = SweepRun(runner)
+    if not evidence.starts():
+        run.began_s = asyncio.get_running_loop().time() if began_s is None else began_s
+    try:
+        await run.conclude(requests)
+        await run.confirm()
+    finally:
+        await runner.stop()
+    return run.outcome()
 
 
 def starts_of(settings: SweepSettings) -> int:
@@ -142,6 +146,16 @@ class SweepRun:
         self.evidence, self.recorder = runner.evidence, runner.recorder
         self.dropped: dict[str, int] = {}
         self.warnings: list[str] = []
+        self.unconfirmed: str | None = None
+        """Why no fresh engine confirmed the choice, where one was to."""
+
+        self.began_s: float | None = None
+        """When a run that nothing interrupted began."""
+
+        self.thinking_s = 0.0
+        """The longest time that weighing the choice took."""
+
+        self.is_confirming = False
         self.chosen_so_far: int | None = None
         """The cap that the twin has chosen so far, where it serves half."""
 
@@ -152,7 +166,8 @@ class SweepRun:
     async def conclude(self, requests: Sequence[TraceRequest]) -> None:
         """Measure all that the decision asks for, and decide."""
         self.workload = await self.prepare(requests)
-        self.recorder.add_gathered(complete=await self.gather())
+        self.runner.spare_s = self.spare_s
+        self.recorder.add_gathered(complete=await self.gather_with_one_death())
         await self.anticipate()
         self.conclusion = await asyncio.to_thread(conclude, self.basis)
 
@@ -168,7 +183,13 @@ class SweepRun:
 
     def outcome(self) -> SweepOutcome:
         """Return all that was found, once it is confirmed."""
-        return outcome_of(self.conclusion, self.basis, dropped=self.dropped, warnings=self.warnings)
+        return outcome_of(
+            self.conclusion,
+            self.basis,
+            dropped=self.dropped,
+            warnings=self.warnings,
+            unconfirmed=self.unconfirmed,
+        )
 
     async def prepare(self, all_requests: Sequence[TraceRequest]) -> Workload:
         """Probe the idle engine and choose what to replay; or read both back."""
@@ -227,10 +248,25 @@ class SweepRun:
         is_first_server = confirm != "inproc" and not newest.is_served
         return newest.start_s + (SERVER_START_S if is_first_server else 0.0)
 
+    def left_s(self) -> float:
+        """Return what is left of the budget for measuring, once the end is paid for. A run that was
+        interrupted has spent what it measured, and no time in between."""
+        spent_s = self.evidence.spent_s()
+        if self.began_s is not None:
+            spent_s = max(spent_s, asyncio.get_running_loop().time() - self.began_s)
+        return self.settings.budget_s - spent_s - CONCLUDING * self.thinking_s
+
     def paid_s(self) -> float:
         """Return what the budget leaves for replays before the confirming engine starts."""
         start_s = self.confirm_start_s() if self.confirms_alone() else 0.0
-        return self.settings.budget_s - self.evidence.spent_s() - start_s
+        return self.left_s() - start_s
+
+    def spare_s(self) -> float:
+        """Return what may be spent on measuring something once more: the ladder keeps a rung and
+        the confirming replay, that replay keeps nothing."""
+        if self.is_confirming:
+            return self.left_s()
+        return self.paid_s() - 2 * self.workload.step_s
 
     def steps_left(self) -> float:
         """Return how many steps may still be replayed before the confirming ones."""
@@ -240,6 +276,25 @@ class SweepRun:
         planned_s = steps_of(settings) * planned_step_s - self.evidence.replay_s()
         return min(planned_s, self.paid_s()) / step_s - confirming
 
+    async def gather_with_one_death(self) -> bool:
+        """Gather; where the engine dies of it, go on with a new one if the budget allows it, once.
+        What was measured by then decides. Raises EngineError where that is nothing."""
+        for is_last in (False, True):
+            try:
+                return await self.gather()
+            except EngineError as error:
+                await self.runner.stop()
+                need_s = self.evidence.facts().start_s + self.workload.step_s
+                is_affordable = self.paid_s() > need_s
+                if not is_last and is_affordable:
+                    self.watcher.warn(f"{error}; going on with a new engine")
+                elif self.evidence.segments():
+                    self.warn(f"the ladder ended early: {error}")
+                    return False
+                else:
+                    raise
+        raise AssertionError
+
     async def gather(self) -> bool:
         """Measure what the decision asks for; return False when the budget ended it early."""
         if (trial := self.evidence.under_way()) is not None:
@@ -247,7 +302,7 @@ class SweepRun:
         if self.settings.closed_sessions:
             return await self.gather_windows()
         while True:
-            view = view_of(self.basis)
+            view = await self.weighed()
             if view is not None:
                 weighed = view.weighed
                 self.watcher.believed(weighed.best, weighed.agreeing, weighed.draws)
@@ -270,6 +325,14 @@ class SweepRun:
                 return False
             self.recorder.begin(trial)
             await self.make(trial)
+
+    async def weighed(self) -> Forecast | None:
+        """Return what the twin says so far, and note how long it took to say it."""
+        begun_s = asyncio.get_running_loop().time()
+        view = view_of(self.basis)
+        took_s = asyncio.get_running_loop().time() - begun_s
+        self.thinking_s = max(self.thinking_s, took_s)
+        return view
 
     async def gather_windows(self) -> bool:
         """Measure what the windows need to decide alone."""
@@ -377,18 +440,33 @@ class SweepRun:
         return workload.windows if said is None else said.windows
 
     async def confirm(self) -> None:
-        """Measure the choice on an engine of its own: with headroom, and at the captured load
-        unless the ladder's engines were its own already."""
-        if self.conclusion.verdict.kind == "overloaded":
-            return
+        """Measure the choice on an engine of its own, as far as the budget goes. An engine that
+        does not start, dies or takes too long costs this measurement, and never the answer."""
+        self.is_confirming = True
+        why = "the budget left no room for it"
+        try:
+            async with asyncio.timeout(max(0.0, self.left_s())):
+                await self.replay_choice()
+        except RunError:
+            raise
+        except TimeoutError:
+            why = "the budget ended before it was done"
+        except (EngineError, InputError, OSError) as error:
+            why = str(error)
+        if self.confirms_alone() and not self.evidence.confirming(
+            "confirm", self.conclusion.verdict.max_num_seqs
+        ):
+            self.unconfirmed = why
+
+    async def replay_choice(self) -> None:
+        """Replay the choice on an engine of its own: with headroom, and at the captured load unless
+        the ladder's engines were its own already."""
         await self.conclude_for_users()
         settings, verdict = self.settings, self.conclusion.verdict
-        if verdict.kind == "overloaded":
-            return
         loads = {"confirm": 1.0, "headroom": settings.headroom}
         if not self.confirms_alone():
             del loads["confirm"]
-        if settings.fast or settings.headroom <= 1.0:
+        if settings.fast or settings.headroom <= 1.0 or verdict.kind == "overloaded":
             del loads["headroom"]
         await self.replay_at(verdict.max_num_seqs, loads)
         await self.settle_headroom()
@@ -398,18 +476,19 @@ class SweepRun:
         none twice: as captured those that the ladder did not replay, with headroom those that it
         did."""
         settings, workload = self.settings, self.workload
-        rule = CutRule(workload.slo, HALF)
+        is_overloaded = self.conclusion.verdict.kind == "overloaded"
         for purpose, load in loads.items():
             windows = self.confirming_windows() if purpose == "confirm" else workload.windows
             done = len(self.evidence.confirming(purpose, cap))
             if purpose == "headroom" and not done and self.steps_left() < -OVERDRAWN:
                 return  # the twin says what it would be
             for number, window in enumerate(windows[done:], done):
-                left_s = settings.budget_s - self.evidence.spent_s()
-                if left_s < (window.replay_s if purpose == "headroom" else 0.0):
+                engine = await self.runner.engine_for(cap, "confirm")
+                if self.left_s() < window.replay_s:
                     return
                 raised = scale_load(workload.sent_in(window), load, seed=settings.seed)
-                engine = await self.runner.engine_for(cap, "confirm")
+                floor = 0.0 if is_overloaded else HALF
+                rule = CutRule(workload.slo, floor, budget_s=self.left_s())
                 result = await self.runner.replay(engine, purpose, cap, raised, window, rule)
                 self.recorder.add_replay(result, purpose, window=number)
             replays = self.evidence.confirming(purpose, cap)

@@ -9,15 +9,14 @@ import numpy as np
 
 from tuner.engines.provenance import environment_differs
 from tuner.engines.seam import Engine, EngineFacts, Starter
-from tuner.engines.server.start import Reading
 from tuner.profile.stored_twin import StoredTwin
-from tuner.replay.attempts import replay_in_time
 from tuner.replay.device_use import crowded, device_use
 from tuner.replay.measure import measure
 from tuner.replay.plan import plan_requests
 from tuner.replay.readings import Read
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule, Progress
+from tuner.replay.soundness import replay_soundly
 from tuner.runs.verify.gates import Gate, gates, least_gate, required_gates
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_window
@@ -123,18 +122,14 @@ async def verify(  # noqa: PLR0913 - what is held against what, and who is told
     """Start the engine, replay, and return the gates.
 
     A broken promise is measured once more, and both replays count, unless ``question`` forbids.
-    Raises EngineError, GeneratorLateError; TraceError when nothing can be replayed.
+    Raises EngineError; TraceError when nothing can be replayed.
     """
     tell(
         f"asking {question.place}"
         if question.place
         else f"starting the engine with max_num_seqs={question.max_num_seqs}"
     )
-    reading, listeners = Reading(), _Listeners(tell, read, progress)
-    return await reading.in_time(
-        lambda: _verified(requests, reading.starts(starter), question, listeners),
-        warn=lambda text: tell(f"Warning: {text}"),
-    )
+    return await _verified(requests, starter, question, _Listeners(tell, read, progress))
 
 
 async def _verified(
@@ -253,7 +248,12 @@ async def _replayed(
         block_size=question.trace_block_size,
     )
     plan = plan_requests(sent, window, max_model_len=engine.facts.max_model_len, prompt=prompt)
-    return await replay_in_time(
+
+    def retry(flaws: Sequence[str], _: float) -> bool:
+        tell(f"Warning: {'; '.join(flaws)}: measuring once more")
+        return True
+
+    result = await replay_soundly(
         plan,
         engine,
         window,
@@ -262,5 +262,8 @@ async def _replayed(
         read=listeners.read,
         progress=listeners.progress,
         begun=lambda: tell(f"replaying {window} of the trace"),
-        late=lambda error, _: tell(f"Warning: {error}; thrown away"),
+        retry=retry,
     )
+    if result.flaws:
+        tell(f"Warning: {'; '.join(result.flaws)}: the numbers are of that too")
+    return result

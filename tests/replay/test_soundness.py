@@ -1,0 +1,133 @@
+"""A replay that something else than the engine shaped is made once more; the better one counts."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.replay.test_replay import NEVER_CUT, SECOND_A_STEP, planned
+from tests.support.builders import facts, record, replay_of
+from tuner.engines.seam import EngineFacts, IterationLog
+from tuner.engines.sim.engine import SimEngine
+from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.virtual_time import run
+from tuner.replay.records import Replay
+from tuner.replay.soundness import flaws_of, replay_soundly
+from tuner.traffic.slo import Slo
+from tuner.traffic.window import Window
+
+GPU: dict[str, Any] = {"engine": "vllm", "device": {"kind": "gpu"}}
+SERVER: dict[str, Any] = {"engine": "serve", "device": {"kind": "gpu"}}
+
+
+def late(lag_s: float, ttft_s: float, limit_s: float | None = None) -> Replay:
+    one = replay_of([record(sent_s=lag_s, first_token_s=ttft_s)])
+    return replace(one, slo=None if limit_s is None else Slo(ttft_s=limit_s))
+
+
+@pytest.mark.parametrize(
+    ("replay", "is_late"),
+    [
+        (late(0.0049, ttft_s=0.01), False),  # below 5 ms nothing is late
+        (late(0.0051, ttft_s=0.01), True),
+        (late(0.06, ttft_s=1.0), False),  # a tenth of the median TTFT
+        (late(0.11, ttft_s=1.0), True),
+        (late(0.06, ttft_s=1.0, limit_s=0.5), True),  # a tenth of its limit
+        (late(0.04, ttft_s=1.0, limit_s=0.5), False),
+    ],
+)
+def test_requests_are_late_by_a_share_of_what_their_users_wait_for(
+    replay: Replay, *, is_late: bool
+) -> None:
+    assert bool(flaws_of(replay, facts())) == is_late
+
+
+@pytest.mark.parametrize(
+    ("tokens", "of_engine", "is_late"),
+    [
+        ({"merged_outputs": 10}, GPU, False),
+        ({"merged_outputs": 11}, GPU, True),
+        ({"merged_outputs": 11}, {**GPU, "device": {"kind": "cpu"}}, False),
+        ({"merged_outputs": 11}, {**GPU, "arguments": {"stream_interval": 4}}, False),
+        ({"merged_outputs": 11}, {**GPU, "arguments": {"speculative_config": {}}}, True),
+        ({"merged_outputs": 50, "late_outputs": 10}, SERVER, False),  # the server joins them
+        ({"merged_outputs": 50, "late_outputs": 11}, SERVER, True),
+        ({"late_outputs": 11}, {**SERVER, "device": {}}, False),  # of a server behind a proxy
+    ],
+)
+def test_outputs_are_read_late_where_nothing_joins_them_by_nature(
+    tokens: dict[str, int], of_engine: dict[str, Any], *, is_late: bool
+) -> None:
+    found = flaws_of(replay_of([record(output_tokens=100, **tokens)]), facts(**of_engine))
+    assert [one.split(" of ")[0] for one in found] == (["11%"] if is_late else [])
+
+
+def test_a_replay_in_which_nothing_was_computed_has_a_flaw() -> None:
+    cut = record(outcome="cut", output_tokens=0, first_token_s=None, last_token_s=None)
+    assert flaws_of(replay_of([cut]), facts()) == ("no iteration ended in 10 s",)
+
+
+class Compiling(SimEngine):
+    """Compiles a kernel in each of its first ``shapes`` replays."""
+
+    shapes = 0
+
+    async def take_iterations(self) -> IterationLog:
+        log = await super().take_iterations()
+        if len(log) and len(self.stalls.compiled) < self.shapes:
+            self.stalls.compiled.append("a kernel")
+        return log
+
+
+@pytest.mark.parametrize(
+    ("shapes", "has_time", "attempts", "flaws"),
+    [
+        (0, True, 1, ()),
+        (1, True, 2, ()),
+        (9, True, 2, ("the engine compiled: a kernel",)),
+        (9, False, 1, ("the engine compiled: a kernel",)),
+    ],
+)
+def test_there_is_one_more_attempt_at_most_and_none_without_time(
+    monkeypatch: pytest.MonkeyPatch, shapes: int, attempts: int, flaws: tuple[str, ...], *, has_time: bool
+) -> None:
+    monkeypatch.setattr("tuner.engines.sim.start.SimEngine", Compiling)
+    monkeypatch.setattr(Compiling, "shapes", shapes)
+    begun: list[None] = []
+
+    async def main() -> Replay:
+        return await replay_soundly(
+            [planned(0, 0.0)],
+            await SimStarter(SECOND_A_STEP).start(max_num_seqs=4),
+            Window(0.0, 0.0, 10.0),
+            max_num_seqs=4,
+            rule=NEVER_CUT,
+            read=None,
+            begun=lambda: begun.append(None),
+            retry=lambda _flaws, elapsed_s: has_time and elapsed_s > 0,
+        )
+
+    assert (run(main()).flaws, len(begun)) == (flaws, attempts)
+
+
+def test_of_two_late_replays_the_one_with_less_lag_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    lags_s = iter([0.9, 0.5])
+
+    async def lagging(*_: object, **__: object) -> Replay:
+        return late(next(lags_s), ttft_s=1.0)
+
+    monkeypatch.setattr("tuner.replay.soundness.replay", lagging)
+
+    async def main() -> Replay:
+        return await replay_soundly(
+            [],
+            await SimStarter(SECOND_A_STEP).start(max_num_seqs=4),
+            Window(0.0, 0.0, 10.0),
+            max_num_seqs=4,
+            rule=NEVER_CUT,
+            read=None,
+            begun=lambda: None,
+            retry=lambda _flaws, _s: True,
+        )
+
+    assert run(main()).flaws == ("requests left late (p99 500 ms)",)

@@ -1,0 +1,160 @@
+"""Judges, after a replay, what besides the engine shaped its numbers: the one place that does.
+
+Nothing here ends a run. A replay with flaws is made once more where there is time for it; the
+better of the two counts, and its flaws stay with it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from tuner.engines.seam import Engine, EngineFacts
+from tuner.replay.device_use import crowded, device_use
+from tuner.replay.measure import lag_p99_s
+from tuner.replay.plan import PlannedRequest
+from tuner.replay.readings import Read, while_reading
+from tuner.replay.records import Replay
+from tuner.replay.replay import CutRule, Progress, replay
+from tuner.traffic.window import Window
+
+LEAST_LAG_S = 0.005
+"""A busy event loop wakes milliseconds late; no latency that anybody promises depends on them."""
+
+LAG_SHARE = 0.10
+"""Share of the median TTFT, or of its limit, that the sender's p99 lag may take."""
+
+MERGED_SHARE = 0.10
+"""Share of the output tokens that may be read together with others: more make the ITL ours."""
+
+Retry = Callable[[Sequence[str], float], bool]
+"""Takes the flaws of an attempt and the seconds it took; returns whether to make another."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt(Generic[Result]):
+    """Something that was measured, and what else than the engine shaped it."""
+
+    result: Result
+    flaws: tuple[str, ...]
+    lag_s: float = 0.0
+    """Of two attempts with as many flaws the one with less of it counts."""
+
+
+async def better_of_two(
+    attempt: Callable[[], Awaitable[Attempt[Result]]], retry: Retry
+) -> Attempt[Result]:
+    """Measure; once more where that has flaws and ``retry`` allows it. Return the better one."""
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    first = await attempt()
+    if not first.flaws or not retry(first.flaws, loop.time() - begun_s):
+        return first
+    second = await attempt()
+    return min(first, second, key=lambda one: (len(one.flaws), one.lag_s))
+
+
+async def replay_soundly(  # noqa: PLR0913 - what is sent where, when it is cut, and who is told
+    plan: Sequence[PlannedRequest],
+    engine: Engine,
+    window: Window,
+    *,
+    max_num_seqs: int,
+    rule: CutRule,
+    read: Read | None,
+    begun: Callable[[], None],
+    retry: Retry,
+    name: str = "replay",
+    progress: Progress | None = None,
+) -> Replay:
+    """Replay a window's plan with an empty prefix cache; see ``better_of_two``.
+
+    Raises EngineError when the engine dies.
+    """
+
+    async def attempt() -> Attempt[Replay]:
+        begun()
+        before = engine.stalls.count
+        await engine.reset_prefix_cache()
+        replaying = replay(
+            plan,
+            engine,
+            max_num_seqs=max_num_seqs,
+            scored_from_s=window.run_in_s,
+            window_s=window.length_s,
+            cut_rule=rule,
+            progress=progress,
+            name=name,
+        )
+        result, device = await while_reading(replaying, read)
+        result = replace(result, device=device, weight=window.weight)
+        flaws = stalls_since(engine, before)
+        if rule.stop_after_s is None:  # else only its iterations count
+            flaws += flaws_of(result, engine.facts)
+        return Attempt(replace(result, flaws=flaws), flaws, lag_p99_s([result]))
+
+    return (await better_of_two(attempt, retry)).result
+
+
+def flaws_of(result: Replay, facts: EngineFacts) -> tuple[str, ...]:
+    """Return what shaped a replay's numbers besides the engine, a phrase each."""
+    found = (
+        _nothing(result),
+        _lag(result),
+        _late_reading(result, facts),
+        crowded(device_use([result.device])),
+    )
+    return tuple(one for one in found if one is not None)
+
+
+def stalls_since(engine: Engine, before: tuple[int, int]) -> tuple[str, ...]:
+    """Return how long the engine stood still since ``before``, its stalls as they were counted
+    then, and what it compiled."""
+    stalls, compiled = before
+    found = [f"the engine stood still for {one:.0f} s" for one in engine.stalls.lengths_s[stalls:]]
+    found += [f"the engine compiled: {one}" for one in engine.stalls.compiled[compiled:][-1:]]
+    return tuple(found)
+
+
+def _nothing(result: Replay) -> str | None:
+    """Say that nothing was computed, though some waited for it to the end."""
+    waited = any(one.outcome in {"cut", "aborted"} for one in result.records)
+    if not waited or len(result.iterations) or any(one.output_tokens for one in result.records):
+        return None
+    return f"no iteration ended in {result.elapsed_s:.0f} s"
+
+
+def _lag(result: Replay) -> str | None:
+    """Say how late requests left, where that is a share of what their users wait for."""
+    waits_s = [one.ttft_s for one in result.records if one.ttft_s is not None]
+    limits_s = [LAG_SHARE * float(np.median(waits_s))] if waits_s else []
+    if result.slo is not None and result.slo.ttft_s is not None:
+        limits_s.append(LAG_SHARE * result.slo.ttft_s)
+    lag_s = lag_p99_s([result])
+    if lag_s <= max(LEAST_LAG_S, min(limits_s, default=0.0)):
+        return None
+    return f"requests left late (p99 {lag_s * 1e3:.0f} ms)"
+
+
+def _late_reading(result: Replay, facts: EngineFacts) -> str | None:
+    """Say how many outputs we read too late to tell their times apart.
+
+    Outputs that the server itself joins are not late, nor are those that drafts or
+    ``stream_interval`` join: its users see them so. On a CPU the engine takes the cores that we
+    read on, and the times between tokens are its own.
+    """
+    tokens = sum(record.output_tokens for record in result.records)
+    if facts.device.get("kind", "cpu") == "cpu" or not tokens:
+        return None
+    arguments = facts.arguments
+    joins = arguments.get("speculative_config") or arguments.get("stream_interval") not in {None, 1}
+    late = sum(record.late_outputs or 0 for record in result.records)
+    if facts.engine == "vllm" and not joins:
+        late = sum(record.merged_outputs for record in result.records)
+    if late / tokens <= MERGED_SHARE:
+        return None
+    return f"{late / tokens:.0%} of the outputs were read together with others"
