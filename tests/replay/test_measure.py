@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.builders import facts, iterations, record, replay_of
+from tests.support.builders import iterations, record, replay_of
 from tuner.replay.device_use import DeviceUse
 from tuner.replay.iterations import batch_times, weighted_quantile
 from tuner.replay.measure import in_flight_peak, measure, spread

@@ -7,7 +7,7 @@ import pytest
 
 from tests.replay.test_replay import NEVER_CUT, SECOND_A_STEP, planned
 from tests.support.builders import facts, record, replay_of
-from tuner.engines.seam import EngineFacts, IterationLog
+from tuner.engines.seam import IterationLog
 from tuner.engines.sim.engine import SimEngine
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
@@ -89,7 +89,12 @@ class Compiling(SimEngine):
     ],
 )
 def test_there_is_one_more_attempt_at_most_and_none_without_time(
-    monkeypatch: pytest.MonkeyPatch, shapes: int, attempts: int, flaws: tuple[str, ...], *, has_time: bool
+    monkeypatch: pytest.MonkeyPatch,
+    shapes: int,
+    attempts: int,
+    flaws: tuple[str, ...],
+    *,
+    has_time: bool,
 ) -> None:
     monkeypatch.setattr("tuner.engines.sim.start.SimEngine", Compiling)
     monkeypatch.setattr(Compiling, "shapes", shapes)

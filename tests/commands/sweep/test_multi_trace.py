@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from tuner.commands.schema.run import of_sweep
 
 from tests.commands.sweep.test_sweep import TRACE, WORLD, refused, wait_for
 from tests.support.few_draws import as_the_program
 from tests.support.in_process import tuner
-from tuner.commands.schema.run import of_sweep
 from tuner.commands.sweep.multi_trace import named_warnings, names_of, outputs_of
 from tuner.errors import UsageError
 from tuner.profile import profile

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
+from tuner.commands.schema.run import of_sweep
 
 from tests.support.few_draws import as_the_program
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
-from tuner.commands.schema.run import of_sweep
 from tuner.commands.sweep.one_trace import confirming_of
 from tuner.commands.sweep.options import SweepOptions
 from tuner.engines.server.start import PlainStarter, ServerStarter

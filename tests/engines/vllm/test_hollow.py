@@ -11,10 +11,10 @@ import pytest
 from tests.engines.conftest import generate_all, request
 from tuner.engines.seam import ArgumentValue, Engine, IterationLog, Reply
 from tuner.engines.vllm.start import VllmStarter, hollow
-from tuner.replay.soundness import flaws_of
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule, replay
+from tuner.replay.soundness import flaws_of
 from tuner.traffic.slo import Slo
 
 pytestmark = pytest.mark.vllm

@@ -500,8 +500,6 @@ def test_where_no_server_can_be_started_the_ladders_answer_stands(tmp_path: Path
         outcome = run(sweep(HALF, starter, settings, book, Notes(), confirming=server))
     assert (outcome.confirmed, outcome.unconfirmed) == (None, "vllm serve has no aiohttp")
     assert outcome.verdict.is_defended
-    profile = profile_of(outcome, headroom=1.25, trace_digest="", origin=ORIGIN)
-    assert str(profile.promise.checked).startswith("not confirmed: vllm serve has no aiohttp; ")
 
 
 def test_a_run_that_a_server_confirms_goes_on_where_it_was_interrupted(
