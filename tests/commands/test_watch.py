@@ -28,7 +28,6 @@ from tuner.errors import (
     GateError,
     InputError,
     Interrupted,
-    TargetError,
     TunerError,
     UndecidedError,
     UsageError,
@@ -37,7 +36,6 @@ from tuner.live.prometheus import ServerMetrics
 from tuner.live.watch.scraper import GONE_S, Absence, Scrape, Stall
 from tuner.profile import profile as profiles
 from tuner.profile import stored_twin
-from tuner.rollout import backup
 
 LENGTH_S = 400.0
 FOR, WINDOWS = "250s", 25
@@ -115,10 +113,9 @@ def test_an_honest_server_is_still_valid(
     assert found["windows"] == WINDOWS
     assert found["measures"]["slowness"]["state"] == "within"
     assert found["choice"]["rightness"] == 1.0
-    (server,) = found["servers"]
-    assert server["missed_scrapes"] == server["restarts"] == 0
-    low, high = server["times"]["itl_ms"]["counted"]["p50"]
-    assert low < server["times"]["itl_ms"]["counted"]["mean"] < high
+    assert found["missed_scrapes"] == found["restarts"] == 0
+    low, high = found["times"]["itl_ms"]["counted"]["p50"]
+    assert low < found["times"]["itl_ms"]["counted"]["mean"] < high
     text = (tmp_path / "run" / "windows.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     assert [line["event"] for line in lines] == ["begin", *["window"] * WINDOWS, "end"]
@@ -127,164 +124,8 @@ def test_an_honest_server_is_still_valid(
     assert lines[-1]["next"].startswith("tuner show ")
     assert (
         sum(line["finished"] for line in lines[1:-1])
-        <= server["times"]["e2el_ms"]["counted"]["count"]
+        <= found["times"]["e2el_ms"]["counted"]["count"]
     )
-
-
-@pytest.fixture
-def file(profile: Path, tmp_path: Path) -> Path:
-    """Return a file into which the profile was written."""
-    path = tmp_path / "serve.yaml"
-    path.write_text("before\n")
-    write(path, "after\n", profile)
-    return path
-
-
-def write(path: Path, text: str, profile: Path | None) -> None:
-    digest = None if profile is None else profiles.load(profile).digest
-    backup.write(path, text.encode(), was=path.read_bytes(), profile=digest)
-
-
-def test_a_slow_server_breaks_the_promise_and_the_file_is_restored(
-    watch: Callable[..., Watched], slow: SimulatedServer, file: Path
-) -> None:
-    found, ended = watch(page_of(slow), rollback=file, every="2s")
-    assert isinstance(ended, GateError)
-    assert "re-tune now: iterations take 1.5" in str(ended)
-    assert found["windows"] < WINDOWS  # it does not wait
-    assert file.read_text() == "before\n"
-    assert "restored" in found["rolled_back"]
-    assert "restored" in ended.hint
-
-
-def other_profile(file: Path) -> None:
-    backup.write(file, b"newer\n", was=b"after\n", profile="sha256:" + "1" * 64)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (lambda file: file.with_name("serve.yaml.tuner-backup.json").unlink(), "no backup of it"),
-        (lambda file: file.write_text("edited\n"), "was edited after tuner wrote it"),
-        (lambda file: file.write_text("before\n"), "already is what it was before"),
-        (lambda file: file.with_name("serve.yaml.tuner-backup").unlink(), "is missing"),
-        (other_profile, "is not this profile, sha256:"),
-        (lambda file: write(file, "newer\n", None), "nothing says which profile"),
-        (lambda file: file.chmod(0o400), "is read-only"),
-    ],
-)
-def test_a_file_that_cannot_be_restored_is_refused_before_anything_is_watched(
-    watch: Callable[..., Watched],
-    honest: SimulatedServer,
-    file: Path,
-    spoil: Callable[[Path], object],
-    said: str,
-) -> None:
-    spoil(file)
-    asked = list[float]()
-
-    def page(at_s: float) -> str | None:
-        asked.append(at_s)
-        return page_of(honest)(at_s)
-
-    found, ended = watch(page, rollback=file)
-    assert isinstance(ended, TargetError)
-    assert said in str(ended)
-    assert (found, asked) == ({"text": ""}, [])
-
-
-def test_a_file_that_another_profile_was_written_into_meanwhile_is_left_alone(
-    watch: Callable[..., Watched], slow: SimulatedServer, file: Path
-) -> None:
-    clock = FreeClock()
-    clock.at_wake[51.0] = lambda: other_profile(file)
-    found, ended = watch(page_of(slow), clock, rollback=file)
-    assert isinstance(ended, GateError)
-    assert "was not restored" in found["rolled_back"]
-    assert file.read_text() == "newer\n"
-
-
-def test_other_traffic_fails_only_when_asked_and_rolls_nothing_back(
-    watch: Callable[..., Watched], file: Path
-) -> None:
-    heavy = simulated(WORLD, poisson(1.6 * RATE, LENGTH_S, seed=5), cap=CAP, until_s=LENGTH_S)
-    found, ended = watch(page_of(heavy), rollback=file)
-    assert (found["verdict"], ended) == ("drifting", None)
-    found, ended = watch(page_of(heavy), rollback=file, fail_on="drifting")
-    assert isinstance(ended, GateError)
-    assert "the rate is 1." in str(ended)
-    assert file.read_text() == "after\n"
-    assert found["rolled_back"] is None
-
-
-KEPT = {
-    "p95 ttft <= 10s": "0.00% take longer than 10 s, 5% may",
-    "mean itl <= 1s": "ms seen",
-    "preemptions == 0": "0 seen",
-    "peak kv_cache_usage <= 99%": "% seen",
-}
-BROKEN = {
-    "p95 ttft <= 1ms": "100.00% take longer than 1 ms, 5% may",
-    "mean itl <= 1ms": "ms seen",
-    "peak kv_cache_usage <= 0.1%": "% seen",
-    "p99 kv_cache_usage <= 0.1%": "of the readings are above 0.1 %, 1% may",
-}
-UNTOLD = {"p99 queue <= 1s": "the server did not tell it"}
-
-
-@pytest.mark.parametrize(
-    ("required", "verdict"),
-    [({**KEPT, **UNTOLD}, "still valid"), ({**KEPT, **BROKEN, **UNTOLD}, "re-tune now")],
-)
-def test_an_honest_server_is_held_to_what_is_required(
-    watch: Callable[..., Watched],
-    honest: SimulatedServer,
-    required: dict[str, str],
-    verdict: str,
-) -> None:
-    found, ended = watch(page_of(honest), require=tuple(required))
-    assert (found["verdict"], isinstance(ended, GateError)) == (verdict, verdict == "re-tune now")
-    for one, (text, seen) in zip(found["required"], required.items(), strict=True):
-        state = "above" if text in BROKEN else "unknown" if text in UNTOLD else "within"
-        assert (one["requirement"], one["state"]) == (text, state)
-        assert seen in one["seen"]
-        assert ended is None or (f"{text}: broken" in str(ended)) == (text in BROKEN)
-
-
-LEFT_OUT = {
-    "p99 ttft <= 1s at headroom": "the load is what it is",
-    "attainment >= 99%": "a server does not tell which requests keep the SLO",
-    "goodput >= 1": "a server does not tell which requests keep the SLO",
-    "preemptions <= 5": "it is a number of the whole trace; only == 0 can be watched",
-}
-
-
-def test_what_a_server_does_not_tell_or_cannot_be_held_to_is_said(
-    profile: Path, honest: SimulatedServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = FreeClock()
-    with serving(page_of(honest), clock) as url, pytest.raises(UndecidedError):
-        run(options(profile, url, for_="20s", require=tuple(LEFT_OUT)), clock=clock)
-    said = capsys.readouterr()
-    lines = [f"not watched: {required}: {why}" for required, why in LEFT_OUT.items()]
-    assert all(line in said.err for line in lines)
-    assert json.loads(said.out)["not_watched"] == lines
-    assert json.loads(said.out)["required"] == []
-    assert "does not tell max_num_seqs, max_num_batched_tokens" in said.err
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"require": ("p99 ttft",)}, "character 9: the end is none of <=, <"),
-        ({"require": ("preemptions == 0",), "canary": "http://127.0.0.1:1"}, "exclude each other"),
-    ],
-)
-def test_a_requirement_that_cannot_be_read_or_held_is_refused_before_anything_is_asked(
-    profile: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=re.escape(message)):
-        run(options(profile, "http://127.0.0.1:1", **changes))
 
 
 def test_a_server_of_years_ago_is_read_too(
@@ -312,7 +153,7 @@ def test_scrapes_that_fail_now_and_then_are_counted_and_forgiven(
     found, ended = watch(page)
     assert ended is None
     assert found["verdict"] == "still valid"
-    assert found["servers"][0]["missed_scrapes"] > 10
+    assert found["missed_scrapes"] > 10
 
 
 def test_a_server_that_dies_ends_the_watch_with_what_is_known(
@@ -337,19 +178,6 @@ def test_a_server_that_hangs_ends_the_watch(
     assert isinstance(ended, EngineError)
     assert re.search(r"hangs: \d+ requests run and no token came for 120 s", str(ended))
     assert found["windows"] == 17
-
-
-def test_a_canary_that_hangs_is_rolled_back_by_who_deployed_it_where_no_file_is_named(
-    watch: Callable[..., Watched], honest: SimulatedServer, file: Path
-) -> None:
-    clock = FreeClock()
-    with serving(hanging(honest, 30.0), clock) as canary:
-        found, ended = watch(page_of(honest), clock, canary=canary)
-    assert isinstance(ended, GateError)
-    assert found["verdict"] == "roll back"
-    assert found["reason"].startswith("the canary hangs: ")
-    assert "tuner apply --rollback FILE" in ended.hint
-    assert file.read_text() == "after\n"
 
 
 def test_an_idle_server_does_not_hang() -> None:
@@ -377,17 +205,6 @@ def test_ctrl_c_says_what_is_known_so_far(
     assert found["windows"] == 10
 
 
-def test_too_little_is_no_verdict_and_says_what_it_would_take(
-    watch: Callable[..., Watched], honest: SimulatedServer
-) -> None:
-    found, ended = watch(page_of(honest), for_="60s", json=False)
-    assert isinstance(ended, UndecidedError)
-    assert "more windows like these would do" in str(ended)
-    assert "--for 2h" in ended.hint
-    assert "not enough evidence" in found["text"]
-    assert "between tokens" in found["text"]
-
-
 @pytest.mark.parametrize(
     ("page", "changes", "kind", "said"),
     [
@@ -396,12 +213,10 @@ def test_too_little_is_no_verdict_and_says_what_it_would_take(
         ('vllm:a_bucket{le="1"} 1\n', {}, InputError, "no metric of vLLM"),
         (None, {}, InputError, "no answer"),
         ("", {"url": "ftp://x"}, UsageError, "neither http:// nor https://"),
-        ("", {"canary": "x"}, InputError, "no metric of vLLM"),
         ("", {"every": "8s"}, UsageError, "less than 2 times --every"),
         ("", {"for_": "5s"}, UsageError, "shorter than one window"),
         ("", {"window": "1h", "for_": "9h"}, UsageError, "more readings than a watch remembers"),
         ("", {"window": "0s"}, UsageError, "not a positive duration"),
-        ("", {"canary": "x", "fail_on": "drifting"}, UsageError, "--canary exclude each other"),
     ],
 )
 def test_what_cannot_be_watched_is_said_at_once(
@@ -427,7 +242,7 @@ def test_several_models_are_told_apart(
     assert isinstance(ended, InputError)
     assert "--served-model m" in ended.hint
     found, ended = watch(page, served_model="m", for_="120s")
-    assert found["servers"][0]["missed_scrapes"] == 0
+    assert found["missed_scrapes"] == 0
 
 
 def test_the_verdict_is_there_for_prometheus_while_it_goes_on(
@@ -447,82 +262,6 @@ def test_the_verdict_is_there_for_prometheus_while_it_goes_on(
     assert 'tuner_watch_beyond{measure="slowness"} 0.0' in said[0]
     assert 'tuner_watch_measure{bound="high",measure="slowness"} 1.' in said[0]
     assert "tuner_watch_choice_rightness 1.0" in said[0]
-
-
-def test_a_canary_is_rolled_back_or_promoted(
-    watch: Callable[..., Watched],
-    honest: SimulatedServer,
-    slow: SimulatedServer,
-    file: Path,
-    tmp_path: Path,
-) -> None:
-    clock = FreeClock()
-    with serving(page_of(slow), clock) as canary:
-        found, ended = watch(page_of(honest), clock, canary=canary, rollback=file)
-    assert isinstance(ended, GateError)
-    assert found["verdict"] == "roll back"
-    assert found["measures"]["tpot"]["state"] == "above"
-    assert file.read_text() == "before\n"
-    clock = FreeClock()
-    with serving(page_of(honest), clock) as canary:
-        given = {"run_dir": tmp_path / "run", "for_": "390s"}
-        found, ended = watch(page_of(honest), clock, canary=canary, **given)
-    assert (found["verdict"], ended) == ("promote", None)
-    assert found["windows"] < 39
-    *_, last, end = (tmp_path / "run" / "windows.jsonl").read_text().splitlines()
-    assert json.loads(end)["verdict"] == "promote"
-    assert json.loads(last)["effects"]["tpot"] == 0.0
-
-
-def test_a_canary_that_dies_is_rolled_back(
-    watch: Callable[..., Watched], honest: SimulatedServer
-) -> None:
-    fine, clock = page_of(honest), FreeClock()
-    with serving(lambda at_s: fine(at_s) if at_s < 60 else None, clock) as canary:
-        found, ended = watch(fine, clock, canary=canary)
-    assert found["verdict"] == "roll back"
-    assert isinstance(ended, GateError)
-    assert "does not answer any more" in str(ended)
-
-
-def crashing(server: SimulatedServer, times: int) -> Page:
-    """Return a server that is down for 10 s of every 30 s, and counts anew, so many times."""
-
-    def page(at_s: float) -> str | None:
-        round_ = min(times, int(at_s // 30))
-        if round_ and at_s < 30 * times + 10 and at_s % 30 < 10:
-            return None
-        return exposition({"0": server.scrape(at_s - 30 * round_)}, started_s=1e9 + 30 * round_)
-
-    return page
-
-
-@pytest.mark.parametrize(
-    ("times", "verdict", "said"),
-    [(1, "promote", "the canary was restarted once"), (9, "roll back", "was restarted 2 times")],
-)
-def test_a_canary_that_crashes_again_and_again_is_rolled_back_and_one_crash_is_told(
-    watch: Callable[..., Watched], honest: SimulatedServer, times: int, verdict: str, said: str
-) -> None:
-    clock = FreeClock()
-    with serving(crashing(honest, times), clock) as canary:
-        found, _ = watch(page_of(honest), clock, canary=canary, for_="390s")
-    assert found["verdict"] == verdict
-    assert said in found["reason"]
-    assert [one["restarts"] for one in found["servers"]] == [0, min(times, 2)]
-
-
-@pytest.mark.parametrize("as_canary", [False, True])
-def test_a_server_of_another_model_is_refused(
-    watch: Callable[..., Watched], honest: SimulatedServer, *, as_canary: bool
-) -> None:
-    clock = FreeClock()
-    with serving(page_of(honest), clock, root="org/other") as other:
-        given = {"canary": other} if as_canary else {"url": other}
-        found, ended = watch(page_of(honest), clock, **given)
-    assert isinstance(ended, InputError)
-    assert "serves model org/other and not m (served as m)" in str(ended)
-    assert found == {"text": ""}
 
 
 def test_a_server_that_only_calls_its_model_otherwise_is_a_warning(
@@ -586,20 +325,6 @@ def test_several_servers_behind_one_address_are_refused(
     assert "one replica" in ended.hint
 
 
-def test_a_canary_is_not_rolled_back_because_our_own_network_is_down(
-    watch: Callable[..., Watched], honest: SimulatedServer
-) -> None:
-    fine, clock = page_of(honest), FreeClock()
-
-    def till_a_minute(at_s: float) -> str | None:
-        return fine(at_s) if at_s < 60 else None
-
-    with serving(till_a_minute, clock) as canary:
-        found, ended = watch(till_a_minute, clock, canary=canary)
-    assert found["verdict"] == "undecided"
-    assert isinstance(ended, EngineError)
-
-
 def test_the_command_itself_ends_with_two_lines_where_nobody_answers(profile: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -625,3 +350,42 @@ def test_a_server_that_never_answers_is_gone_after_a_minute() -> None:
     absence = Absence(2.0)
     gone = [absence.add(Scrape(2.0 * place, None, "refused")) for place in range(40)]
     assert gone.index(True) * 2.0 == GONE_S
+
+
+def test_a_slow_server_breaks_the_promise(
+    watch: Callable[..., Watched], slow: SimulatedServer
+) -> None:
+    found, ended = watch(page_of(slow), every="2s")
+    assert isinstance(ended, GateError)
+    assert "re-tune now: iterations take 1." in str(ended)
+    assert found["measures"]["slowness"]["value"]["value"] > 1.4
+    assert "The traffic is not why" in ended.hint
+
+
+def test_other_traffic_fails_only_when_asked(watch: Callable[..., Watched]) -> None:
+    heavy = simulated(WORLD, poisson(1.6 * RATE, LENGTH_S, seed=5), cap=CAP, until_s=LENGTH_S)
+    found, ended = watch(page_of(heavy), for_="390s")
+    assert (found["verdict"], ended) == ("drifting", None)
+    found, ended = watch(page_of(heavy), fail_on="drifting", for_="390s")
+    assert isinstance(ended, GateError)
+    assert "the rate is 1." in str(ended)
+
+
+def test_too_little_is_no_verdict(watch: Callable[..., Watched], honest: SimulatedServer) -> None:
+    found, ended = watch(page_of(honest), for_="60s", json=False)
+    assert isinstance(ended, UndecidedError)
+    assert "too little is known of the server's speed" in str(ended)
+    assert "--for 2h" in ended.hint
+    assert "not enough evidence" in found["text"]
+    assert "between tokens" in found["text"]
+
+
+def test_a_server_of_another_model_is_refused(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    clock = FreeClock()
+    with serving(page_of(honest), clock, root="org/other") as other:
+        found, ended = watch(page_of(honest), clock, url=other)
+    assert isinstance(ended, InputError)
+    assert "serves model org/other and not m (served as m)" in str(ended)
+    assert found == {"text": ""}

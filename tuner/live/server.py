@@ -61,9 +61,9 @@ def ask(url: str, *, direct: bool = False) -> LiveServer:
     return LiveServer(version, found, served or named)
 
 
-def base_of(url: str, *, option: str = "--url") -> str:
+def base_of(url: str) -> str:
     """Return the address that a server's paths begin with. Raises UsageError."""
-    return http.check_address(url, option=option).removesuffix("/metrics").removesuffix("/v1")
+    return http.check_address(url, option="--url").removesuffix("/metrics").removesuffix("/v1")
 
 
 def _if_told(url: str, *, direct: bool) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tuner.live.watch.seen import WindowSummary
 
 from tests.commands.report.test_report import next_on, outline
 from tests.support import strange_runs
@@ -25,7 +26,6 @@ from tuner.commands.report.drawing.page import Table
 from tuner.commands.report.replays import Step, replay_section
 from tuner.errors import TargetError
 from tuner.live.watch.journal import WindowJournal
-from tuner.live.watch.watched import WindowSummary
 from tuner.traffic.slo import Slo
 
 SIM = (
@@ -364,14 +364,6 @@ def test_a_watch_of_weeks_has_a_small_page(tmp_path: Path) -> None:
     assert "the newest 5,000 windows" in text
 
 
-def test_a_watch_of_a_canary_shows_both_sides(tmp_path: Path) -> None:
-    pair = {"baseline": window(1), "canary": window(1), "effects": {}, "verdict": "undecided"}
-    watched(tmp_path, {"event": "pair", **pair}, {"event": "pair", **pair})
-    _, text = report(tmp_path, ".")
-    assert ">canary</text>" in text
-    assert ">baseline</text>" in text
-
-
 @pytest.mark.parametrize(
     "line",
     ["[]", '{"event": "window"}', '{"event": "window", "verdict": 1}', '{"event": "end"}'],
@@ -410,8 +402,6 @@ ODD_WINDOWS: dict[str, dict[str, Any]] = {
     "an end without end": {"end_s": float("inf")},
     "more than a number holds": {"arrived": 10**400},
     "text for a number": {"failed": "5"},
-    "a canary of nothing": {"canary": {}},
-    "a canary that is none": {"canary": 5},
     "escapes": {"verdict": "\x1b[2J\u202e"},
     "no character": {"verdict": "\ud800"},
     "a million": {"running": 1e308, "waiting": 1e308},
@@ -480,8 +470,7 @@ def test_whatever_a_strangers_run_says_each_command_ends_in_order_and_inside_of_
     if run_dir == "watched":
         (tmp_path / run_dir).mkdir()
         lines = [{"event": "window", "verdict": "drifting", **window(place)} for place in range(4)]
-        pair = {"baseline": window(4), "canary": window(4), "effects": {}, "verdict": "undecided"}
-        watched(tmp_path / run_dir, *lines, {"event": "pair", **pair})
+        watched(tmp_path / run_dir, *lines)
     else:
         shutil.copytree(folder / run_dir, tmp_path / run_dir)
     for name in ("prod.jsonl", "profile.yaml"):

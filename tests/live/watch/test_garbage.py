@@ -16,8 +16,7 @@ from tests.support.live_sim import exposition, poisson, simulated
 from tuner.errors import InputError
 from tuner.live.prometheus import parse_engines
 from tuner.live.watch.journal import plain
-from tuner.live.watch.promised import Promised
-from tuner.live.watch.verdict import Watch
+from tuner.live.watch.verdict import Promised, Watch
 from tuner.live.watch.verdict_text import reason
 from tuner.live.watch.windows import WindowMaker
 

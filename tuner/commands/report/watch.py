@@ -35,30 +35,31 @@ Window = Mapping[str, Any]
 def of_run(run_dir: Path) -> Page:
     """Return the report of a watch's windows. Raises RunError."""
     begins, windows, end = _read(run_dir / NAME)
-    ours = [one.get("canary", one) for one in windows]
     last = windows[-1]["verdict"]
     first = begins[-1] if begins else {}
     counted = f"{len(windows):,} window{'s' * (len(windows) != 1)}"
-    seconds = ours[-1]["end_s"] - ours[0]["begin_s"]
+    seconds = windows[-1]["end_s"] - windows[0]["begin_s"]
     rows = [
         *([("why", str(end["reason"]))] if end else []),
         ("server", str(first.get("url", "-"))),
         ("profile", str(first.get("profile", "-"))),
-        ("seen", f"{sum(int(one['arrived']) for one in ours):,} requests in {seconds:,.0f} s"),
+        ("seen", f"{sum(int(one['arrived']) for one in windows):,} requests in {seconds:,.0f} s"),
         ("changed", _changes(windows)),
     ]
-    kept = ours[-MOST_IN_FILE:]
+    kept = windows[-MOST_IN_FILE:]
     numbers = [[one.get(name) for name in NUMBERS] for one in kept]
-    whole = "every window" if kept == ours else f"the newest {MOST_IN_FILE:,} windows"
+    whole = "every window" if kept == windows else f"the newest {MOST_IN_FILE:,} windows"
     return Page(
         kind=f"Watch {run_dir}",
         title=str(end.get("verdict", last)),
-        aside=f"after {counted}" + (", baseline against canary" if "canary" in windows[-1] else ""),
+        aside=f"after {counted}",
         rows=rows,
         next=str(end.get("next", command("show", first["profile"]) if "profile" in first else "")),
         sections=[
             PageSection(
-                "Windows", "Each beside what the profile promises of it.", [_figures(windows)]
+                "Windows",
+                "Each beside what the profile promises of it.",
+                [[_figure(windows, one) for one in CHARTS]],
             ),
             PageSection("In numbers", "", [_table(windows)]),
         ],
@@ -67,7 +68,7 @@ def of_run(run_dir: Path) -> Page:
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], list[Window], dict[str, Any]]:
-    """Return how the watches began, every window or pair, and how the last of them ended, empty
+    """Return how the watches began, every window, and how the last of them ended, empty
     where it has not; a torn last line is left out."""
     begins, windows, end = list[dict[str, Any]](), list[Window](), dict[str, Any]()
     try:
@@ -85,8 +86,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], list[Window], dict[str, Any
                 str.split(one["verdict"]), str.split(one["reason"]), str.split(one["next"])
                 end = one
                 continue
-            for seen in (one["baseline"], one["canary"]) if one["event"] == "pair" else (one,):
-                assert all(seen[name] is None or float(seen[name]) >= 0 for name in NUMBERS)
+            assert all(one[name] is None or float(one[name]) >= 0 for name in NUMBERS)
             str(one["verdict"])
             windows.append(one)
         except NO_SENSE:
@@ -122,35 +122,27 @@ CHARTS: tuple[_Number, ...] = (
 )
 
 
-def _figures(windows: Sequence[Window]) -> list[Figure]:
-    sides = ("baseline", "canary") if "canary" in windows[-1] else ("",)
-    pairs = [one for one in windows if not sides[0] or "canary" in one]
-    return [_figure(pairs, sides, one) for one in CHARTS]
-
-
-def _figure(windows: Sequence[Window], sides: Sequence[str], what: _Number) -> Figure:
+def _figure(windows: Sequence[Window], what: _Number) -> Figure:
     title, name, promised, told = what
     items: list[Item] = []
     values: list[float] = []
-    ours = [one[sides[-1]] if sides[-1] else one for one in windows]
-    at = np.array([float(one["end_s"]) for one in ours])
+    at = np.array([float(one["end_s"]) for one in windows])
     at -= at[0]
-    if promised is not None:
-        x, y = _line(at, [_value(one, promised) for one in ours])
-        items.append(Line(x, y, label="promised", is_dashed=True))
-        values += y.tolist()
-    for side in sides:
-        x, y = _line(at, [_value(one[side] if side else one, name) for one in windows])
-        label = side or ("seen" if promised else "")
-        items.append(Line(x, y, label=label, look="accent" if side == sides[-1] else "plain"))
-        values += y.tolist()
+    for column, label in ((promised, "promised"), (name, "seen" if promised else "")):
+        if column is not None:
+            x, y = _line(at, [_value(one, column) for one in windows])
+            is_seen = column == name
+            items.append(
+                Line(x, y, label, look="accent" if is_seen else "plain", is_dashed=not is_seen)
+            )
+            values += y.tolist()
     if name == "slowness":
         items.append(Mark(1.0, "", "y", is_dashed=True))
         values.append(1.0)
     most = max((one for one in values if math.isfinite(one)), default=0.0)
     x_axis = axes.time(at.tolist(), label="seconds since the first window")
-    said = f"{title} by window, at most {told(most)}."
-    return Figure(title, Chart(said, x_axis, axes.linear(values, told), items))
+    text = f"{title} by window, at most {told(most)}."
+    return Figure(title, Chart(text, x_axis, axes.linear(values, told), items))
 
 
 def _line(at: np.ndarray, values: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
@@ -173,15 +165,14 @@ HEADINGS = (
 def _table(windows: Sequence[Window]) -> Table:
     rows: list[list[Cell]] = []
     for one in windows[-MOST_ROWS:]:
-        seen = one.get("canary", one)
         numbers = [
-            f"{_value(seen, 'rate'):.2f}",
-            *(_number(seen, name, ".1f") for name in ("running", "promised_running", "waiting")),
-            *(_number(seen, name, ".2f") for name in ("gap_ms", "promised_gap_ms", "slowness")),
-            _number(seen, "kv_cache_usage", ".0%"),
-            f"{seen['failed']:,}",
+            f"{_value(one, 'rate'):.2f}",
+            *(_number(one, name, ".1f") for name in ("running", "promised_running", "waiting")),
+            *(_number(one, name, ".2f") for name in ("gap_ms", "promised_gap_ms", "slowness")),
+            _number(one, "kv_cache_usage", ".0%"),
+            f"{one['failed']:,}",
         ]
-        rows.append([f"{seen['number']:,}", *numbers, str(one["verdict"])])
+        rows.append([f"{one['number']:,}", *numbers, str(one["verdict"])])
     caption = "Every window" if len(windows) <= MOST_ROWS else f"The newest {MOST_ROWS} windows"
     return Table(caption, HEADINGS, rows, text=(0, 10))
 

@@ -6,25 +6,22 @@ from typing import Annotated, Literal
 
 import typer
 
-from tuner.commands.shared.options import Json, Require
+from tuner.commands.shared.options import Json
 
 FOREVER = "forever"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class WatchOptions:
-    """Hold a live server against a profile's promise, and today's traffic against the profile's.
+    """Compare a live server with a profile's promise, and today's traffic with the profile's.
 
-    Says still valid, drifting, re-tune now or not enough evidence, and why. With --canary: promote,
-    roll back or undecided. Exits with 6 for re-tune now and roll back, with 5 for not enough
-    evidence and undecided, with 4 when the server is gone, with 130 on Ctrl-C; else with 0.
+    Prints still valid, drifting, re-tune now or not enough evidence, and why. Exits with 6 for
+    re-tune now, with 5 for not enough evidence, with 4 when the server is gone, with 130 on Ctrl-C;
+    else with 0.
     """
 
     profile: Annotated[Path, typer.Argument(help="Serving profile with a twin.")]
-    url: Annotated[str, typer.Option(help="The live server; with --canary the baseline.")]
-    canary: Annotated[
-        str | None, typer.Option(help="A second server, to be compared with --url.")
-    ] = None
+    url: Annotated[str, typer.Option(help="The live server.")]
     for_: Annotated[str, typer.Option("--for", help="How long to watch: 30m, 2h, or forever.")] = (
         "30m"
     )
@@ -33,29 +30,17 @@ class WatchOptions:
     tolerance: Annotated[
         float,
         typer.Option(
-            min=0.0,
-            max=10.0,
-            help="How much slower than its law, or a canary than its baseline, is kept: 0.1 is "
-            "10 %.",
+            min=0.0, max=10.0, help="How much slower than its law a server may be: 0.1 is 10%."
         ),
     ] = 0.10
-    require: Require = ()
     served_model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Which model, where the server has several."),
     ] = None
     fail_on: Annotated[
         Literal["re-tune", "drifting"],
-        typer.Option(help="The mildest verdict that exits with 6, without --canary."),
+        typer.Option(help="The mildest verdict that exits with 6."),
     ] = "re-tune"
-    rollback: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Restore FILE, into which tuner apply wrote this profile, when the canary fails "
-            "or the server breaks the promise.",
-        ),
-    ] = None
     run_dir: Annotated[
         Path | None, typer.Option(help="Append every window to windows.jsonl there.")
     ] = None
@@ -63,5 +48,4 @@ class WatchOptions:
         int | None,
         typer.Option(min=1, max=65535, help="Serve the verdict to Prometheus on this port."),
     ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Of the requests the twin gets.")] = 0
     json: Json = False

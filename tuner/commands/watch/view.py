@@ -1,4 +1,4 @@
-"""The output of ``tuner watch``: a line a window on stderr, what it found on stdout."""
+"""The output of ``tuner watch``: a line a window on stderr, the result on stdout."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,12 +18,11 @@ from tuner.commands.shared.console import (
 from tuner.commands.shared.live_view import CommandProgress
 from tuner.commands.shared.next_step import asked_for, command
 from tuner.commands.watch.options import FOREVER, WatchOptions
-from tuner.live.watch.canary import LOGARITHMIC, CanaryGate
-from tuner.live.watch.drift import LENGTHS
 from tuner.live.watch.journal import plain
+from tuner.live.watch.seen import WindowSummary
+from tuner.live.watch.traffic import LENGTHS
 from tuner.live.watch.verdict import MonitorReading, Watch
-from tuner.live.watch.verdict_text import server_is_why
-from tuner.live.watch.watched import WindowSummary
+from tuner.live.watch.verdict_text import SHARES, limits
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import first_said, is_simulated, minutes, percent
 from tuner.profile.verdict_block import VerdictBlock
@@ -45,12 +44,10 @@ MEASURES = {
     "input_length": "prompts / profile's",
     "output_length": "outputs / profile's",
     "prefix_share": "prefix share",
-    "tpot": "time per output token",
-    "ttft": "time to first token",
-    "e2el_tail": "beyond E2EL tail",
-    "failed": "failed",
-    "preemptions": "preemptions / request",
 }
+
+LONGER = 4
+"""Times as long as the watch that was too short the next one is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +56,17 @@ class WatchResult:
 
     profile: str
     url: str
-    canary: str | None
-    verdict: str
     reason: str
-    watches: Sequence[Watch]
-    """The server's; with a canary the baseline's, and the canary's."""
+    watch: Watch
+    missed: int
+    """Scrapes that got no answer."""
 
-    gate: CanaryGate | None
-    missed: Sequence[int]
-    """Scrapes that got no answer, of each server."""
-
-    gaps: Sequence[int]
+    gaps: int
     """Stretches that are in no window."""
 
-    restarts: Sequence[int]
-    rolled_back: str | None
+    restarts: int
     untold: Sequence[str]
-    """What the server does not tell of itself."""
-
-    skipped: Sequence[str]
-    """What is required and cannot be watched."""
+    """The profile's arguments that the server does not tell."""
 
     warnings: Sequence[str]
 
@@ -97,47 +85,22 @@ class WatchProgress(CommandProgress):
     def warn(self, text: str) -> None:
         self.console.print(f"[yellow]Warning:[/] {shown(text)}", soft_wrap=True)
 
-    def missed(self, url: str, problem: str) -> None:
-        self._line(f"no answer from {url}: {problem}")
-
     def say(self, text: str) -> None:
-        self._line(text)
+        print_line(self.console, text)
 
     def window(self, seen: WindowSummary, watch: Watch) -> None:
-        slowdown = "-" if seen.slowness is None else f"{seen.slowness:.2f}"
+        verdict, load = watch.verdict, f"{_load(seen)} ({seen.promised_running:.1f})"
+        token = f"{_ms(seen.gap_ms)} ms/token ({_ms(seen.promised_gap_ms)})"
         waiting = f", {seen.waiting:.0f} waiting" if seen.waiting >= 0.5 else ""
-        self._line(
-            f"{seen.number}: {_load(seen)} ({seen.promised_running:.1f}){waiting}, "
-            f"{_ms(seen.gap_ms)} ms/token ({_ms(seen.promised_gap_ms)}), {slowdown}x"
-        )
-        self._live(watch.windows, watch.verdict, _now(seen))
-
-    def pair(self, baseline: WindowSummary, canary: WindowSummary, gate: CanaryGate) -> None:
-        self._line(f"{gate.pairs}: baseline {_load(baseline)}, {_ms(baseline.gap_ms)} ms/token")
-        self._line(
-            f"{' ' * len(str(gate.pairs))}  canary   {_load(canary)}, {_ms(canary.gap_ms)} ms/token"
-        )
-        self._live(gate.pairs, gate.decision, _now(canary))
-
-    def _live(self, windows: int, verdict: str, now: Mapping[str, str]) -> None:
+        slowdown = "" if seen.slowness is None else f", {seen.slowness:.2f}x"
+        self.say(f"{seen.number}: {load}{waiting}, {token}{slowdown}")
         if verdict != self.verdict:
-            self._line(f"{windows}: {verdict}")
+            self.say(f"{watch.windows}: {verdict}")
         self.verdict = verdict
         left_s = self.for_s - self.elapsed_s
         left = "until Ctrl-C" if left_s > 1e9 else minutes(max(0.0, left_s))
-        self.view.show(f"window {windows}: {verdict}", {**now, "left": left}, at_once=True)
-
-    def _line(self, text: str) -> None:
-        print_line(self.console, text)
-
-
-def _now(seen: WindowSummary) -> dict[str, str]:
-    """Return the newest window for the live view, each number beside what was promised of it."""
-    kv = "" if seen.kv_cache_usage is None else f", KV cache {100 * seen.kv_cache_usage:.0f} %"
-    slowdown = "" if seen.slowness is None else f", {seen.slowness:.2f} times the law"
-    running = f"{_load(seen)} (promised {seen.promised_running:.1f})"
-    token = f"{_ms(seen.gap_ms)} ms (promised {_ms(seen.promised_gap_ms)})"
-    return {"now": f"{running}, {seen.waiting:.0f} waiting{kv}", "token": f"{token}{slowdown}"}
+        rows = {"now": f"{load}{waiting}", "token": f"{token}{slowdown}", "left": left}
+        self.view.show(f"window {watch.windows}: {verdict}", rows, at_once=True)
 
 
 def _ms(time_ms: float | None) -> str:
@@ -151,135 +114,78 @@ def _load(seen: WindowSummary) -> str:
 
 def json_of(result: WatchResult) -> Any:  # noqa: ANN401 - JSON content
     """Return the object that ``tuner watch --json`` prints."""
-    watch = result.watches[0]
-    found: dict[str, Any] = {
-        "verdict": result.verdict,
-        "reason": result.reason,
-        "profile": result.profile,
-        "url": result.url,
-        "canary": result.canary,
-        "max_num_seqs": watch.promised.max_num_seqs,
-        "windows": watch.windows,
-        "requests": watch.requests,
-        "measures": {name: asdict(one) for name, one in (result.gate or watch).measures().items()},
-        "untold": list(result.untold),
-        "warnings": list(result.warnings),
-        "rolled_back": result.rolled_back,
-        "servers": [
-            {
-                "requests": one.requests,
-                "finished": one.finished,
-                "failed": one.failed,
-                "restarts": restarts,
-                "missed_scrapes": missed,
-                "gaps": gaps,
-                "most_running": one.running.most,
-                "times": one.totals.ranges_ms(),
-            }
-            for one, missed, gaps, restarts in zip(
-                result.watches, result.missed, result.gaps, result.restarts, strict=True
-            )
-        ],
-    }
-    if result.gate is None:
-        found["choice"] = None if watch.choice is None else asdict(watch.choice)
-        found["traffic"] = _traffic(watch)
-        found["required"] = [
-            {"requirement": str(one.requirement), "state": one.state, "seen": one.seen}
-            for one in watch.required
-        ]
-        found["not_watched"] = list(result.skipped)
-    return plain(found)
-
-
-def _traffic(watch: Watch) -> dict[str, Any]:
-    burstiness = watch.traffic.burstiness()
-    distances = {name: watch.traffic.distance(name) for name in LENGTHS}
-    return {
-        "rate_rps": watch.promised.reference.rate_rps,
-        "distance": {name: one and asdict(one) for name, one in distances.items()},
-        "burstiness": None
-        if burstiness is None
-        else dict(zip(("today", "profile"), burstiness, strict=True)),
-    }
+    watch = result.watch
+    distances = {name: watch.lengths.distance(name) for name in LENGTHS}
+    return plain(
+        {
+            "verdict": watch.verdict,
+            "reason": result.reason,
+            "profile": result.profile,
+            "url": result.url,
+            "max_num_seqs": watch.promised.max_num_seqs,
+            "windows": watch.windows,
+            "requests": watch.requests,
+            "finished": watch.finished,
+            "failed": watch.failed,
+            "restarts": result.restarts,
+            "missed_scrapes": result.missed,
+            "gaps": result.gaps,
+            "most_running": watch.most_running,
+            "measures": {name: asdict(one) for name, one in watch.measures().items()},
+            "distance": {name: one and asdict(one) for name, one in distances.items()},
+            "choice": watch.choice and asdict(watch.choice),
+            "times": watch.totals.ranges_ms(),
+            "untold": list(result.untold),
+            "warnings": list(result.warnings),
+        }
+    )
 
 
 def render(result: WatchResult, profile: ServingProfile, options: WatchOptions) -> None:
     """Print the numbers, then the verdict and why."""
     console = console_for()
-    watch = result.watches[0]
-    if watch.windows if result.gate is None else result.gate.pairs:
-        measures = watch.measures() if result.gate is None else result.gate.measures()
-        console.print(_measure_table(measures))
-        console.print()
-        console.print(_time_table(result))
-        console.print()
+    if result.watch.windows:
+        for table in (_measure_table(result.watch.measures()), _time_table(result.watch)):
+            console.print(table)
+            console.print()
     print_block(console, _block(result, profile, options))
-    print_warnings(console, _notes(result))
-    if result.rolled_back is not None:
-        console.print(shown(result.rolled_back))
+    print_warnings(console, _notes(result), all_=True)
 
 
 def _block(result: WatchResult, profile: ServingProfile, options: WatchOptions) -> VerdictBlock:
     """Return whether what runs may go on running, and why."""
-    watch, gate = result.watches[0], result.gate
+    watch, choice = result.watch, result.watch.choice
     counted = f"{watch.windows} window{'s' * (watch.windows != 1)}"
-    if gate is not None:
-        counted = f"{gate.pairs} pair{'s' * (gate.pairs != 1)} of windows"
-    choice = watch.choice if gate is None else None
+    title = f"max_num_seqs {profile.decision.max_num_seqs}: {watch.verdict}"
     rows = [("why", result.reason)]
     if choice is not None:
         there = percent(choice.attainment)
         beside = f", {percent(choice.best_attainment)} with {choice.best} by the law itself"
         rows.append(("today", f"{there} in SLO by the twin{beside * (not choice.holds)}"))
-    rows.append(("seen", f"{watch.requests:,} requests at {result.url}, {counted}"))
-    if watch.required and gate is None:
-        broken_first = sorted(watch.required, key=lambda one: one.state != "above")
-        rows.append(("required", "; ".join(map(str, broken_first))))
-    if result.verdict == "re-tune now":
-        rows.append(("re-tune", "run the command below, then capture a new trace and sweep"))
-    cap = f"max_num_seqs {profile.decision.max_num_seqs}"
-    title = f"{cap}: {result.verdict}" if gate is None else f"{_told(result)} ({cap})"
-    if choice is not None:
         title = first_said(choice.attainment, title)
+    rows.append(("seen", f"{watch.requests:,} requests at {result.url}, {counted}"))
+    if watch.verdict == "re-tune now":
+        rows.append(("re-tune", "run the command below, then capture a new trace and sweep"))
     aside = "simulated profile, " * is_simulated(profile) + counted
     return VerdictBlock(title, aside, rows, next_of(result, profile, options))
 
 
-def _told(result: WatchResult) -> str:
-    """Return what is to be done with the canary, or was."""
-    if result.rolled_back is not None:
-        return "the canary was rolled back"
-    words = {"promote": "promote the canary", "roll back": "roll the canary back"}
-    return words.get(result.verdict, f"the canary is {result.verdict}")
-
-
-LONGER = 4
-"""Times as long a watch is that goes on where one was too short."""
-
-
 def next_of(result: WatchResult, profile: ServingProfile, options: WatchOptions) -> str:
     """Return what to run: a longer watch where that may tell more, else what shows the cause."""
-    path, file = options.profile, options.rollback
-    ours = result.gate is not None or server_is_why(result.watches[0])
-    match result.verdict:
+    watch, path = result.watch, options.profile
+    match watch.verdict:
         case _ if is_simulated(profile):
-            words: list[object] = ["show", path]
-        case _ if result.rolled_back is not None:
-            words = ["diff", path, file]
-        case "promote":
-            words = ["apply", path, "--dry-run"]
-        case "roll back" if file is not None:
-            words = ["apply", "--rollback", file]
-        case "roll back" | "re-tune now" if ours:
-            words = ["diff", path, "--url", options.canary or options.url]
+            return command("show", path)
+        case "re-tune now" if watch.server_is_why:
+            return command("diff", path, "--url", options.url)
         case "re-tune now" | "drifting":
-            words = ["plan", path, f"--load={_load_today(result):.3g}"]
+            rate = watch.measures()["rate"].value
+            load = 1.0 if rate is None or rate.value <= 0 else rate.value
+            return command("plan", path, f"--load={load:.3g}")
         case "still valid":
-            words = ["show", path]
+            return command("show", path)
         case _:
             return asked_for("watch", _longer(options))
-    return command(*words)
 
 
 def _longer(options: WatchOptions) -> WatchOptions:
@@ -289,96 +195,65 @@ def _longer(options: WatchOptions) -> WatchOptions:
     return replace(options, for_=f"{LONGER * length_s:g}s")
 
 
-def _load_today(result: WatchResult) -> float:
-    """Return how many times as much arrives as the profile's traffic; 1 where that is unknown."""
-    rate = result.watches[0].measures()["rate"].value
-    return 1.0 if rate is None or rate.value <= 0 else rate.value
-
-
 def _notes(result: WatchResult) -> list[str]:
-    notes = []
-    urls = [result.url, *([] if result.canary is None else [result.canary])]
-    for url, watch, missed, gaps, restarts in zip(
-        urls, result.watches, result.missed, result.gaps, result.restarts, strict=True
-    ):
-        if watch.failed:
-            share = watch.failed / max(1, watch.finished)
-            notes.append(
-                f"{url}: {watch.failed:,} requests ({share:.1%}) ended with an error or aborted: "
-                "look into its log"
-            )
-        if restarts:
-            times = "once" if restarts == 1 else f"{restarts} times"
-            notes.append(f"{url}: was restarted {times}: look into its log")
-        if missed or gaps:
-            notes.append(
-                f"{url}: {missed} scrapes got no answer; {gaps} stretches are in no window: watch "
-                "from nearer to it"
-            )
+    url, watch, notes = result.url, result.watch, []
+    if watch.failed:
+        share = watch.failed / max(1, watch.finished)
+        notes.append(
+            f"{url}: {watch.failed:,} requests ({share:.1%}) ended with an error or aborted: look "
+            "into its log"
+        )
+    if result.restarts:
+        times = "once" if result.restarts == 1 else f"{result.restarts} times"
+        notes.append(f"{url}: was restarted {times}: look into its log")
+    if result.missed or result.gaps:
+        notes.append(
+            f"{url}: {result.missed} scrapes got no answer; {result.gaps} stretches are in no "
+            "window: watch from nearer to it"
+        )
     return notes
 
 
 def _measure_table(measures: Mapping[str, MonitorReading]) -> Table:
     table = plain_table(gap=2)
-    for heading in ("", "mean", "95 %", "limits", "windows", ""):
+    for heading in ("", "mean", "95%", "limits", "minutes", ""):
         table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
     for name, one in measures.items():
-        digits = ".1%" if _is_share(name) else ".2f"
+        digits = ".1%" if name in SHARES else ".2f"
         value = one.value
-        low = "" if one.low is None else f"{one.low:{digits}} to "
         table.add_row(
             MEASURES[name],
             "-" if value is None else f"{value.value:{digits}}",
             "-" if value is None else f"{value.low:{digits}} to {value.high:{digits}}",
-            f"{low}{one.high:{digits}}",
-            str(one.windows),
+            limits(name, one),
+            str(one.batches),
             f"[bold red]{one.state}[/]" if one.state in {"above", "below"} else one.state,
         )
     return table
 
 
-def _is_share(name: str) -> bool:
-    return name in {"ttft_excess", "prefix_share", "e2el_tail", "failed", "preemptions"} - set(
-        LOGARITHMIC
-    )
-
-
-def _time_table(result: WatchResult) -> Table:
+def _time_table(watch: Watch) -> Table:
     """Return times over the whole watch; a quantile is the range that the buckets leave it."""
-    entries = _times(result)
-    times_ms = [one for _, _, told in entries for ends in told for one in ends]
-    unit = TimeColumn.of(None if one is None else one / 1e3 for one in times_ms)
+    times = watch.totals.ranges_ms()
+    rows = [
+        (words, kind, entry)
+        for key, words in TIMES.items()
+        for kind in ("counted", "promised")
+        if (entry := times.get(key, {}).get(kind)) is not None
+    ]
+    ends_ms = [one for *_, entry in rows for name in QUANTILES for one in entry[name]]
+    unit = TimeColumn.of(None if one is None else one / 1e3 for one in ends_ms)
     table = plain_table(gap=2)
     for number, heading in enumerate((unit.unit, "", "mean", *QUANTILES)):
         table.add_column(heading, justify="left" if number < 2 else "right")
-    for words, label, told in entries:
-        table.add_row(words, label, *(_range(unit, *ends) for ends in told))
+    for words, kind, entry in rows:
+        mean = unit.shown(entry["mean"] / 1e3)
+        table.add_row(words, kind, mean, *(_range(unit, *entry[name]) for name in QUANTILES))
     return table
 
 
-Ends = tuple[float | None, float | None]
-"""Of a time in ms."""
-
-
-def _times(result: WatchResult) -> list[tuple[str, str, list[Ends]]]:
-    """Return of every time what it is of, whose, and its mean and quantiles."""
-    found: list[tuple[str, str, list[Ends]]] = []
-    names = ["counted"] if result.gate is None else ["baseline", "canary"]
-    for watch, who in zip(result.watches, names, strict=True):
-        times: Mapping[str, Any] = watch.totals.ranges_ms()
-        for key, words in TIMES.items():
-            for kind, label in (("counted", who), ("promised", "promised")):
-                entry = times.get(key, {}).get(kind)
-                if entry is not None:
-                    mean = (entry["mean"], entry["mean"])
-                    told = [mean, *((low, high) for low, high in map(entry.get, QUANTILES))]
-                    found.append((words, label, told))
-    return found
-
-
-def _range(unit: TimeColumn, low: float | None, high: float | None) -> str:
-    """Return a time in ms that lies between these ends."""
-    begin, end = (unit.shown(None if one is None else one / 1e3) for one in (low, high))
-    if low == high:
+def _range(unit: TimeColumn, low_ms: float | None, high_ms: float | None) -> str:
+    begin, end = (unit.shown(None if one is None else one / 1e3) for one in (low_ms, high_ms))
+    if low_ms == high_ms:
         return begin
-    return f"> {begin}" if high is None else f"{begin}-{end}"
+    return f"> {begin}" if high_ms is None else f"{begin}-{end}"

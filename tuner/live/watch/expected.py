@@ -1,29 +1,29 @@
-"""A window of live traffic as the profile's twin expects it, and the server's slowdown. Pure.
+"""A window of live traffic as the profile's twin predicts it, and the server's slowdown. Pure.
 
-The twin gets today's own requests, so that what it says is what the profile promises at today's
+The twin gets today's own requests, so that it predicts what the profile promises at today's
 load. The slowdown is the factor on the step-time law at which the twin's mean gap between tokens is
 the one that was counted. It accounts for the larger batches that a slower server runs.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
-from tuner.live.prometheus import Distribution, Histogram
+from tuner.live.prometheus import Histogram
 from tuner.live.watch.today import traffic_like
 from tuner.live.watch.windows import ScrapeWindow, share_above, total
 from tuner.profile.stored_twin import StoredTwin
-from tuner.twin.simulation import EngineShape, Traffic, simulate
+from tuner.twin.simulation import Traffic
 
 LEAST_GAPS = 20
 """Fewer gaps between tokens in a window say nothing of its speed."""
 
 LEAST_REQUESTS = 3
 TAIL = 0.90
-"""Tails are held against the bucket bound below which the twin expects so many at least."""
+"""Late first tokens are those above the bucket bound below which so many are predicted."""
 
 ROUNDS = 3
 MOST_SLOWDOWN = 8.0
@@ -47,12 +47,10 @@ class Expected:
     running: float
     """Mean over the window, per engine."""
 
-    preemptions: float
-
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A window held against the twin. None where too little happened."""
+    """A window beside what the twin predicts for it. None where too little happened."""
 
     slowdown: float | None
     """1 is the law's speed."""
@@ -64,14 +62,8 @@ class Compared:
     """At the law's speed, and so promised."""
 
     ttft_excess: float | None
-    """Share of requests with a longer TTFT than a bound, minus what the twin says of that bound at
-    the speed that the server had."""
-
-    e2el_tail: float | None
-    """The same of E2EL, but at the law's speed: minus what is promised."""
-
-    ttft_ratio: float | None
-    """Mean TTFT over the one that the twin says at the law's speed."""
+    """Share of requests with a longer TTFT than a bound, minus what the twin predicts for that
+    bound at the speed that the server had."""
 
     expected: Expected
     """At the law's speed."""
@@ -81,52 +73,42 @@ class Compared:
 
 
 def compared(
-    window: ScrapeWindow,
-    twin: StoredTwin,
-    cap: int,
-    bounds: Mapping[Distribution, float],
-    *,
-    seed: int,
+    window: ScrapeWindow, twin: StoredTwin, cap: int, ttft_bound_s: float | None, *, seed: int
 ) -> Compared:
-    """Hold a window against the twin at a cap; ``bounds`` are those of the tails."""
+    """Compare a window with the twin at a cap; late first tokens are those above the bound."""
     parts = [
         traffic_like((*window.run_in[name], *steps), twin.traffic, seed=seed)
         for name, steps in window.steps.items()
     ]
 
     def at(factor: float) -> Expected:
-        return expected(parts, twin.law.slowed(factor), twin.shape, cap, window)
+        return expected(parts, twin, twin.law.slowed(factor), cap, window)
 
     lawful = at(1.0)
     gaps = _gaps(window)
     gap_s = gaps.total / gaps.count if gaps is not None and gaps.count >= LEAST_GAPS else None
     slowdown, then = _slowdown(at, lawful, gap_s)
-    ttft = total(window.every_step, "ttft_s")
-    mean_s = float(lawful.ttft_s.mean()) if len(lawful.ttft_s) >= LEAST_REQUESTS else math.nan
-    enough = ttft is not None and ttft.count >= LEAST_REQUESTS and mean_s > 0
     return Compared(
         slowdown=slowdown,
         gap_s=gap_s,
         expected_gap_s=lawful.gap_s if math.isfinite(lawful.gap_s) else None,
-        ttft_excess=_excess(ttft, then.ttft_s, bounds.get("ttft_s")),
-        e2el_tail=_excess(total(window.every_step, "e2el_s"), lawful.e2el_s, bounds.get("e2el_s")),
-        ttft_ratio=ttft.total / ttft.count / mean_s if enough and ttft is not None else None,
+        ttft_excess=_excess(total(window.every_step, "ttft_s"), then.ttft_s, ttft_bound_s),
         expected=lawful,
         traffic=tuple(part.between(window.begin_s, window.end_s) for part in parts),
     )
 
 
 def expected(
-    parts: Sequence[Traffic], law: StepLaw, shape: EngineShape, cap: int, window: ScrapeWindow
+    parts: Sequence[Traffic], twin: StoredTwin, law: StepLaw, cap: int, window: ScrapeWindow
 ) -> Expected:
-    """Return what the twin says of the window when each engine gets its part."""
-    lasting_s = gaps = running_s = preemptions = 0.0
+    """Return what the twin predicts for the window when each engine gets its part."""
+    lasting_s = gaps = running_s = 0.0
     firsts, lasts = [np.zeros(0)], [np.zeros(0)]
     begin_s, end_s = window.begin_s, window.end_s
     for traffic in parts:
         if not len(traffic):
             continue
-        replay = simulate(traffic, law, shape, max_num_seqs=cap)
+        replay = twin.replayed(traffic, law, max_num_seqs=cap)
         first_s = traffic.arrival_s + replay.ttft_s
         last_s = traffic.arrival_s + replay.e2el_s
         within_s = np.clip(np.minimum(last_s, end_s) - np.maximum(first_s, begin_s), 0, None)
@@ -134,11 +116,10 @@ def expected(
         share = np.where(several, within_s / np.maximum(1e-9, last_s - first_s), 0.0)
         lasting_s += float(np.nansum(within_s))
         gaps += float(np.nansum(share * (traffic.output_length - 1)))
-        scheduled_s = traffic.arrival_s + shape.lag_s + replay.queue_s
+        scheduled_s = traffic.arrival_s + twin.shape.lag_s + replay.queue_s
         ran_s = np.clip(np.minimum(last_s, end_s) - np.maximum(scheduled_s, begin_s), 0, None)
         running_s += float(np.nansum(ran_s))
         here = (last_s >= begin_s) & (last_s < end_s)
-        preemptions += float(replay.preemptions[here].sum())
         lasts.append(replay.e2el_s[here])
         firsts.append(replay.ttft_s[(first_s >= begin_s) & (first_s < end_s)])
     return Expected(
@@ -146,7 +127,6 @@ def expected(
         ttft_s=np.concatenate(firsts),
         e2el_s=np.concatenate(lasts),
         running=running_s / window.length_s / max(1, len(parts)),
-        preemptions=preemptions,
     )
 
 
@@ -182,34 +162,24 @@ def _clipped(log_slowdown: float) -> float:
     return min(most, max(-most, log_slowdown))
 
 
-def tail_bounds(window: ScrapeWindow, twin: StoredTwin, cap: int) -> Mapping[Distribution, float]:
-    """Return the bounds of the server's histograms below which the promised tails lie."""
-    replay = simulate(twin.traffic, twin.law, twin.shape, max_num_seqs=cap)
-    found: dict[Distribution, float] = {}
-    said_s: Mapping[Distribution, Floats] = {"ttft_s": replay.ttft_s, "e2el_s": replay.e2el_s}
-    for name, times_s in said_s.items():
-        counted, known = total(window.every_step, name), times_s[~np.isnan(times_s)]
-        if counted is not None and len(known):
-            found[name] = tail_bound(known, counted.bounds)
-    return found
+def ttft_bound_s(window: ScrapeWindow, twin: StoredTwin, cap: int) -> float | None:
+    """Return the least bound of the server's histogram below which TAIL of the profile's requests
+    get their first token; None where it has no histogram."""
+    counted = total(window.every_step, "ttft_s")
+    if counted is None:
+        return None
+    times_s = twin.replayed(twin.traffic, twin.law, max_num_seqs=cap).ttft_s
+    known_s = times_s[~np.isnan(times_s)]
+    return next(
+        (bound for bound in counted.bounds if float(np.mean(known_s > bound)) <= 1 - TAIL), None
+    )
 
 
-def has_bounds(window: ScrapeWindow, bounds: Mapping[Distribution, float]) -> bool:
-    """Whether the server's histograms have these bounds: another version may have others."""
-    found = {name: total(window.every_step, name) for name in bounds}
-    return all(one is None or bounds[name] in one.bounds for name, one in found.items())
-
-
-def tail_bound(said_s: Floats, bounds: Sequence[float]) -> float:
-    """Return the least bound of a histogram below which TAIL of these times lie at least."""
-    return next(bound for bound in bounds if float(np.mean(said_s > bound)) <= 1 - TAIL)
-
-
-def _excess(counted: Histogram | None, said_s: Floats, bound: float | None) -> float | None:
+def _excess(counted: Histogram | None, predicted_s: Floats, bound: float | None) -> float | None:
     """Return the counted share above a bound of the histogram minus the twin's."""
     if counted is None or bound is None or bound not in counted.bounds:
         return None
-    if counted.count < LEAST_REQUESTS or len(said_s) < LEAST_REQUESTS:
+    if counted.count < LEAST_REQUESTS or len(predicted_s) < LEAST_REQUESTS:
         return None
     above = share_above(counted, bound)
-    return None if above is None else above - float(np.mean(said_s > bound))
+    return None if above is None else above - float(np.mean(predicted_s > bound))

@@ -17,7 +17,7 @@ class WindowJournal:
     """Appends to a run directory, which is made if it is not there, for its owner alone. Raises
     RunError, and TargetError for a link or a pipe in the journal's place.
 
-    A watch that goes on in the same directory writes another ``begin``.
+    A watch that continues in the same directory writes another ``begin``.
     """
 
     def __init__(self, run_dir: Path) -> None:

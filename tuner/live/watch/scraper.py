@@ -1,8 +1,7 @@
 """A live server's /metrics, read at steady times."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,11 +47,10 @@ class ScrapedServer:
 
     url: str
     model: str | None = None
-    option: str = "--url"
 
     def read(self, *, timeout_s: float = MOST_TIMEOUT_S) -> Mapping[str, ServerMetrics]:
         """Return what each engine says. Raises InputError, and UsageError for no address."""
-        address = f"{live_server.base_of(self.url, option=self.option)}/metrics"
+        address = f"{live_server.base_of(self.url)}/metrics"
         text = live_server.get(address, timeout_s=timeout_s)
         engines = prometheus.parse_engines(text, source=address, model=self.model)
         models = {name for one in engines.values() for name in one.models}
@@ -75,35 +73,26 @@ class Scrape:
     problem: str = ""
 
 
-Moment = tuple[Scrape, ...]
-"""A scrape of every server, at the same time."""
-
-
-def moments(
-    servers: Sequence[ScrapedServer], *, every_s: float, for_s: float, clock: Clock
-) -> Iterator[Moment]:
-    """Yield scrapes of all servers at steady times until ``for_s`` have passed.
+def scrapes(
+    server: ScrapedServer, *, every_s: float, for_s: float, clock: Clock
+) -> Iterator[Scrape]:
+    """Yield scrapes at steady times until ``for_s`` have passed.
 
     One that takes too long is missed; those whose time passed meanwhile are left out.
     """
     timeout_s = min(MOST_TIMEOUT_S, max(LEAST_TIMEOUT_S, every_s))
     begin_s = clock.now_s()
     place = 0
-    with ThreadPoolExecutor(len(servers)) as pool:
-        while place * every_s <= for_s:
-            clock.sleep_until(begin_s + place * every_s)
-            asked = [pool.submit(_scrape, server, timeout_s, clock) for server in servers]
-            yield tuple(one.result() for one in asked)
-            place = max(place + 1, int((clock.now_s() - begin_s) // every_s) + 1)
-
-
-def _scrape(server: ScrapedServer, timeout_s: float, clock: Clock) -> Scrape:
-    begin_s = clock.now_s()
-    try:
-        engines = server.read(timeout_s=timeout_s)
-    except InputError as problem:
-        return Scrape((begin_s + clock.now_s()) / 2, None, str(problem))
-    return Scrape((begin_s + clock.now_s()) / 2, engines)
+    while place * every_s <= for_s:
+        clock.sleep_until(begin_s + place * every_s)
+        asked_s = clock.now_s()
+        engines, problem = None, ""
+        try:
+            engines = server.read(timeout_s=timeout_s)
+        except InputError as error:
+            problem = str(error)
+        yield Scrape((asked_s + clock.now_s()) / 2, engines, problem)
+        place = max(place + 1, int((clock.now_s() - begin_s) // every_s) + 1)
 
 
 @dataclass(slots=True)

@@ -1,15 +1,28 @@
 """A watch's verdict in words, with the numbers that are its reason. Pure."""
 
-import math
+from tuner.live.watch.traffic import DISTANCE
+from tuner.live.watch.verdict import MonitorReading, Watch
 
-from tuner.live.watch.drift import DISTANCE
-from tuner.live.watch.verdict import LEAST_REQUESTS, LEAST_WINDOWS, MonitorReading, Watch
+SHARES = {"ttft_excess", "prefix_share"}
 
 NAMES = {
+    "slowness": "the server's speed",
     "rate": "the rate",
     "input_length": "the mean prompt",
     "output_length": "the mean output",
+    "requests": "its requests",
 }
+
+BEYOND = {
+    "slowness": "iterations take {} times what the profile predicts: the limit is {}",
+    "ttft_excess": "{} more requests than promised wait long for their first token although nothing"
+    " queues: the limit is {}",
+    "prefix_share": "{} of the prompts' tokens come from the prefix cache: the limits are {}",
+    "rate": "the rate is {} times the profile's: the limits are {}",
+    "input_length": "the mean prompt is {} times the profile's: the limits are {}",
+    "output_length": "the mean output is {} times the profile's: the limits are {}",
+}
+"""Measure → what is wrong, with its value and its limits."""
 
 
 def reason(watch: Watch) -> str:
@@ -18,133 +31,71 @@ def reason(watch: Watch) -> str:
         case "still valid":
             return "; ".join([*_within(watch), *_choice(watch)])
         case "not enough evidence":
-            *first, last = _named(watch)
+            *first, last = [NAMES[name] for name in watch.lacking]
             names = " and ".join(filter(None, [", ".join(first), last]))
-            return f"too little is known of {names}; {needed(watch)}"
+            cure = "watch longer" if watch.requests else "no request came: watch during traffic"
+            return f"too little is known of {names}; {cure}"
         case "drifting" | "re-tune now":
             return "; ".join([*_beyond(watch), *_choice(watch)])
 
 
-def server_is_why(watch: Watch) -> bool:
-    """Whether the server, and not its traffic, is why the promise is broken."""
-    traffic_changed = watch.distant_lengths or any(
-        monitor.is_beyond for monitor in watch.traffic.monitors.values()
-    )
-    return watch.is_far_slower or (watch.server["slowness"].is_beyond and not traffic_changed)
-
-
-def needed(watch: Watch) -> str:
-    """Return what it would take to say more."""
-    windows = max(LEAST_WINDOWS - watch.windows, 0)
-    measures = watch.measures()
-    for name in watch.lacking:
-        if name == "required":
-            for required in watch.required:
-                if 0 < required.evidence < 1:
-                    windows = max(windows, math.ceil(watch.windows * (1 / required.evidence - 1)))
-            continue
-        if name == "requests":
-            if watch.requests:
-                rate = watch.requests / max(1, watch.windows)
-                windows = max(windows, math.ceil((LEAST_REQUESTS - watch.requests) / rate))
-            continue
-        one = measures[name]
-        if one.evidence > 0:
-            windows = max(windows, math.ceil(watch.windows * (1 / one.evidence - 1)))
-    if not watch.requests:
-        return "no request came: watch while there is traffic"
-    if windows <= 0:
-        return "watch on"
-    return f"about {windows} more windows like these would do"
-
-
 def shown(name: str, one: MonitorReading) -> str:
-    """Return a measure with its interval: 1.02 (95 %: 0.98 to 1.05)."""
+    """Return a measure with its interval: 1.02 (95%: 0.98 to 1.05)."""
     if one.value is None:
         return "unknown"
-    if name in {"ttft_excess", "prefix_share"}:
-        return f"{one.value.value:.1%} (95 %: {one.value.low:.1%} to {one.value.high:.1%})"
-    return f"{one.value.value:.2f} (95 %: {one.value.low:.2f} to {one.value.high:.2f})"
+    digits = ".1%" if name in SHARES else ".2f"
+    low, high = one.value.low, one.value.high
+    return f"{one.value.value:{digits}} (95%: {low:{digits}} to {high:{digits}})"
+
+
+def limits(name: str, one: MonitorReading) -> str:
+    """Return the limits of a measure: 0.75 to 1.25."""
+    digits = ".0%" if name in SHARES else ".2f"
+    return f"{'' if one.low is None else f'{one.low:{digits}} to '}{one.high:{digits}}"
 
 
 def _within(watch: Watch) -> list[str]:
     measures = watch.measures()
-    said = [
-        f"iterations take {shown('slowness', measures['slowness'])} times what the profile predicts"
-    ]
-    said += [
+    speed = shown("slowness", measures["slowness"])
+    traffic = [
         f"{NAMES[name]} is {shown(name, measures[name])} times the profile's"
-        for name in NAMES
+        for name in ("rate", "input_length", "output_length")
         if measures[name].value is not None
     ]
-    return said
+    return [f"iterations take {speed} times what the profile predicts", *traffic]
 
 
 def _beyond(watch: Watch) -> list[str]:
-    said = [str(one) for one in watch.broken]
-    for name, one in watch.measures().items():
-        if one.state not in {"above", "below"}:
-            continue
-        since = f"since window {one.changed_at + 1}"
-        if name == "slowness":
-            said.append(
-                f"iterations take {shown(name, one)} times what the profile predicts, {since}: the "
-                f"limit is {one.high:.2f}"
-            )
-        elif name == "ttft_excess":
-            said.append(
-                f"{shown(name, one)} more requests than promised wait long for their first token "
-                f"although nothing queues, {since}: the limit is {one.high:.0%}"
-            )
-        elif name == "prefix_share":
-            said.append(
-                f"{shown(name, one)} of the prompts' tokens come from the prefix cache, {since}: "
-                f"the limits are {one.low or 0:.0%} and {one.high:.0%}"
-            )
-        else:
-            said.append(
-                f"{NAMES[name]} is {shown(name, one)} times the profile's, {since}: the limits "
-                f"are {one.low or 0:.2f} and {one.high:.2f}"
-            )
-    for name in watch.distant_lengths:
-        found = watch.traffic.distance(name)
-        if found is not None and name not in watch.beyond:
+    measures = watch.measures()
+    texts = [
+        BEYOND[name].format(shown(name, measures[name]), limits(name, measures[name]))
+        for name in watch.beyond
+    ]
+    for name in watch.lengths.distant:
+        distance = watch.lengths.distance(name)
+        if distance is not None and name not in watch.beyond:
             what = "prompts" if name == "input_length" else "outputs"
-            said.append(
-                f"the {what} are distributed otherwise: shares differ by {found.value:.0%} "
-                f"(95 %: {found.low:.0%} to {found.high:.0%}), the limit is {DISTANCE:.0%}"
+            texts.append(
+                f"the lengths of {what} are distributed differently: shares differ by "
+                f"{distance.value:.0%} (at least {distance.low:.0%}), the limit is {DISTANCE:.0%}"
             )
     if watch.runs_another_cap:
-        said.append(
-            f"the server ran {watch.running.most:.0f} requests at a time, the profile's cap is "
-            f"{watch.promised.max_num_seqs}: it does not run this profile"
+        texts.append(
+            f"the server ran {watch.most_running:.0f} requests at a time, the profile's cap is "
+            f"{watch.promised.max_num_seqs}: it does not run this profile, so that its speed is "
+            "not compared"
         )
-    return said
+    return texts
 
 
 def _choice(watch: Watch) -> list[str]:
-    found, cap = watch.choice, watch.promised.max_num_seqs
-    if found is None:
+    check, cap = watch.choice, watch.promised.max_num_seqs
+    if check is None:
         return []
-    if found.is_another:
-        shares = f"{found.best_attainment:.1%} within the SLO instead of {found.attainment:.1%}"
-        what = f"the twin would choose max_num_seqs {found.best} and not {cap}"
-        return [f"for today's traffic {what}: {shares}"]
-    laws = f"under {found.rightness:.0%} of the laws"
-    verb = "holds" if found.holds else "may not hold"
-    return [f"the choice of {cap} {verb} for today's traffic, {laws}"]
-
-
-def _named(watch: Watch) -> list[str]:
-    unsure = [
-        f"{one.requirement} ({one.seen})"
-        for one in watch.required
-        if one.windows and one.state == "unknown"
-    ]
-    names = {
-        "slowness": "the server's speed",
-        "requests": "its requests",
-        "required": ", ".join(unsure),
-        **NAMES,
-    }
-    return [names[name] for name in watch.lacking]
+    if check.is_another:
+        shares = f"{check.best_attainment:.1%} within the SLO instead of {check.attainment:.1%}"
+        other = f"the twin would choose max_num_seqs {check.best} and not {cap}"
+        return [f"for today's traffic {other}: {shares}"]
+    verb = "holds" if check.holds else "may not hold"
+    share = f"under {check.rightness:.0%} of the laws"
+    return [f"the choice of {cap} {verb} for today's traffic, {share}"]

@@ -6,12 +6,14 @@ a window's distribution is that of all that happened in it, never an average of 
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Literal
+from typing import Literal, TypeVar
 
 from tuner.live.prometheus import Counter, Distribution, Histogram, ServerMetrics
+
+Name = TypeVar("Name", bound=str)
 
 LATE = 5
 """Intervals between scrapes that a step may last. A longer one says too little of when things
@@ -151,6 +153,15 @@ def added(one: Histogram, other: Histogram) -> Histogram:
         return other
     counts = tuple(a + b for a, b in zip(one.counts, other.counts, strict=True))
     return Histogram(one.bounds, counts, one.total + other.total)
+
+
+def add_to(
+    totals: MutableMapping[Name, Histogram], name: Name, histogram: Histogram | None
+) -> None:
+    """Add a distribution, where there is one, to the one of its name."""
+    if histogram is not None:
+        before = totals.get(name)
+        totals[name] = histogram if before is None else added(before, histogram)
 
 
 def quantile_range(one: Histogram, fraction: float) -> tuple[float, float] | None:

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats
 from tuner.live.prometheus import Distribution, Histogram
 from tuner.live.watch.expected import Compared
-from tuner.live.watch.windows import ScrapeWindow, added, quantile_range, total
+from tuner.live.watch.windows import ScrapeWindow, add_to, quantile_range, total
 
 TIMES: tuple[Distribution, ...] = ("ttft_s", "itl_s", "tpot_s", "e2el_s", "queue_s")
 
@@ -89,49 +90,6 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
 
-def failed_share(window: ScrapeWindow) -> float | None:
-    """Return the share of the requests that ended with an error or aborted."""
-    finished = sum(one.finished for one in window.every_step)
-    return sum(one.failed for one in window.every_step) / finished if finished else None
-
-
-def preempted_share(window: ScrapeWindow) -> float | None:
-    """Return preemptions per request that ended."""
-    steps = window.every_step
-    finished = sum(one.finished for one in steps)
-    preempted = sum(one.counters.get("preemptions", 0.0) for one in steps)
-    return preempted / finished if finished else None
-
-
-FULL_SCRAPES = 2
-FULL_KV = 0.9
-"""KV-cache usage above which memory may be what holds requests back."""
-
-
-@dataclass(slots=True)
-class RunningSeen:
-    """The most requests that an engine ran at a time, and whether it would have run more."""
-
-    most: float = 0.0
-    full: int = 0
-    """Scrapes at which so many ran and others waited, with room in the KV cache."""
-
-    def add(self, window: ScrapeWindow) -> None:
-        for one in window.every_step:
-            if one.running > self.most:
-                self.most, self.full = one.running, 0
-            has_room = one.kv_cache_usage is None or one.kv_cache_usage <= FULL_KV
-            self.full += one.running == self.most and one.waiting > 0 and has_room
-
-    def cap(self, otherwise: int) -> int:
-        """Return the admission cap that this shows; ``otherwise`` where nothing ever waited.
-
-        Where nobody waits any cap from ``most`` on does the same.
-        """
-        most = math.ceil(self.most)
-        return max(1, most) if self.full >= FULL_SCRAPES else max(otherwise, most)
-
-
 @dataclass(slots=True)
 class Totals:
     """Times over the whole watch, in the server's buckets: counted, and promised for this load."""
@@ -141,25 +99,27 @@ class Totals:
 
     def add(self, window: ScrapeWindow, found: Compared) -> None:
         for name in TIMES:
-            _add(self.counted, name, total(window.every_step, name))
-        for name, said_s in (("ttft_s", found.expected.ttft_s), ("e2el_s", found.expected.e2el_s)):
-            key: Distribution = "ttft_s" if name == "ttft_s" else "e2el_s"
-            like = self.counted.get(key)
+            add_to(self.counted, name, total(window.every_step, name))
+        predicted_s: dict[Distribution, Floats] = {
+            "ttft_s": found.expected.ttft_s,
+            "e2el_s": found.expected.e2el_s,
+        }
+        for name, times_s in predicted_s.items():
+            like = self.counted.get(name)
             if like is not None:
-                known = said_s[~np.isnan(said_s)]
+                known = times_s[~np.isnan(times_s)]
                 counts = tuple(float((known <= bound).sum()) for bound in like.bounds)
-                _add(self.promised, key, Histogram(like.bounds, counts, float(known.sum())))
+                add_to(self.promised, name, Histogram(like.bounds, counts, float(known.sum())))
 
-    def ranges_ms(self, fractions: Sequence[float] = (0.5, 0.95, 0.99)) -> dict[str, object]:
+    def ranges_ms(self, fractions: Sequence[float] = (0.5, 0.95, 0.99)) -> dict[str, Any]:
         """Return mean and quantiles of every time; a quantile is the range that it lies in."""
-        found: dict[str, object] = {}
+        found: dict[str, Any] = {}
         for kind, histograms in (("counted", self.counted), ("promised", self.promised)):
             for name, one in histograms.items():
                 if not one.count:
                     continue
                 key = f"{name.removesuffix('_s')}_ms"
                 entry = found.setdefault(key, {})
-                assert isinstance(entry, dict)
                 entry[kind] = {
                     "count": round(one.count),
                     "mean": one.total / one.count * 1e3,
@@ -171,10 +131,3 @@ class Totals:
 def _quantile_ms(one: Histogram, fraction: float) -> list[float | None]:
     found = quantile_range(one, fraction) or (0.0, math.inf)
     return [1e3 * bound if math.isfinite(bound) else None for bound in found]
-
-
-def _add(into: dict[Distribution, Histogram], name: Distribution, one: Histogram | None) -> None:
-    if one is None:
-        return
-    before = into.get(name)
-    into[name] = one if before is None else added(before, one)
