@@ -73,7 +73,9 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
             session.progress.warn(warning)
         if untold:
             session.progress.say(f"{options.url} does not tell {', '.join(untold)}")
-        session.progress.say("each window (in brackets what is predicted for its load), 1.00x is the law's speed:")
+        session.progress.say(
+            "each window, predictions for its load in brackets, 1x is the law's speed:"
+        )
         try:
             session.go(times, clock or MonotonicClock())
         except KeyboardInterrupt:
