@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tuner.live.watch.seen import WindowSummary
 
 from tests.commands.report.test_report import next_on, outline
 from tests.support import strange_runs
@@ -26,6 +25,7 @@ from tuner.commands.report.drawing.page import Table
 from tuner.commands.report.replays import Step, replay_section
 from tuner.errors import TargetError
 from tuner.live.watch.journal import WindowJournal
+from tuner.live.watch.seen import WindowSummary
 from tuner.traffic.slo import Slo
 
 SIM = (
