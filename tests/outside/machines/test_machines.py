@@ -1,0 +1,61 @@
+"""Machines whose answer is known: a folder each, with what `tuner sweep --json` must say of it.
+
+`options` are the words of the sweep, `expected.json` its values with their tolerance: a share by
+that much, a time or rate by that part. `pytest --update-golden` writes the values anew.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.outside.machines.swept import HERE, MACHINES, Swept
+
+SHARES = ("attainment", "kv_cache_usage_peak")
+TIMES = ("goodput_rps", "output_tokens_per_s", "ttft_p99_ms", "tpot_p95_ms", "e2el_p99_ms")
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_sweep_finds_what_is_known_of_the_machine(
+    name: str, swept: Swept, update_golden: bool
+) -> None:
+    done = swept(name).done
+    path = HERE / name / "expected.json"
+    expected = json.loads(path.read_text())
+    found = {"exit": done.code, **decided(done.json)}
+    if update_golden:
+        path.write_text(json.dumps({"tolerance": expected["tolerance"], **found}, indent=1) + "\n")
+        return
+    share, time = expected["tolerance"]["share"], expected["tolerance"]["time"]
+    exact = ("exit", "verdict", "max_num_seqs", "interval")
+    assert {key: found[key] for key in exact} == {key: expected[key] for key in exact}
+    assert found["confidence"] == pytest.approx(expected["confidence"], abs=0.05)
+    assert found["slo"] == pytest.approx(expected["slo"], rel=time)
+    assert found["curve"].keys() == expected["curve"].keys()
+    for cap, known in expected["curve"].items():
+        step = found["curve"][cap]
+        for key in SHARES:
+            assert step[key] == pytest.approx(known[key], abs=share), (cap, key)
+        for key in TIMES:
+            assert step[key] == pytest.approx(known[key], rel=time, abs=0.05), (cap, key)
+        assert bool(step["preemptions"]) == bool(known["preemptions"]), cap
+
+
+def decided(result: dict[str, Any]) -> dict[str, Any]:
+    """Return what is frozen of the JSON of a sweep."""
+    keys = ("verdict", "max_num_seqs", "interval", "confidence")
+    return {key: result[key] for key in keys} | {
+        "slo": {key: value for key, value in result["slo"].items() if type(value) is float},
+        "curve": {str(step["max_num_seqs"]): of_step(step) for step in result["curve"]},
+    }
+
+
+def of_step(step: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **{key: step[key] for key in ("attainment", "goodput_rps", "output_tokens_per_s")},
+        "kv_cache_usage_peak": step["kv_cache_usage"]["peak"],
+        "ttft_p99_ms": step["ttft_ms"]["p99"],
+        "tpot_p95_ms": step["tpot_ms"]["p95"],
+        "e2el_p99_ms": step["e2el_ms"]["p99"],
+        "preemptions": step["preemptions"],
+    }
