@@ -27,8 +27,11 @@ def test_a_sweep_finds_what_is_known_of_the_machine(
         path.write_text(json.dumps({"tolerance": expected["tolerance"], **found}, indent=1) + "\n")
         return
     share, time = expected["tolerance"]["share"], expected["tolerance"]["time"]
-    exact = ("exit", "verdict", "max_num_seqs", "interval")
+    exact = ("exit", "verdict", "max_num_seqs")
     assert {key: found[key] for key in exact} == {key: expected[key] for key in exact}
+    if found["verdict"] == "inconclusive":  # and so are its numbers
+        return
+    assert found["interval"] == expected["interval"]
     assert found["confidence"] == pytest.approx(expected["confidence"], abs=0.05)
     assert found["slo"] == pytest.approx(expected["slo"], rel=time)
     assert found["curve"].keys() == expected["curve"].keys()
