@@ -69,6 +69,8 @@ def block_of(profile: ServingProfile, *, next_: str) -> VerdictBlock:
     else:
         title = UNSURE.get(decision.verdict, "{}").format(title)
     title += _now(profile)
+    if decision.busy is not None:
+        title += ", measured on a busy machine"
     aside = "simulated " * is_simulated(profile) + KINDS[decision.verdict]
     if decision.confidence and decision.verdict not in {"overloaded", "not_reached"}:
         aside += f", confidence {decision.confidence:.2f}"
