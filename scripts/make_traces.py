@@ -1,10 +1,11 @@
-"""Make the shipped traces, traces/translation.jsonl and traces/translation-uniform.jsonl, and the
-first of them as a gateway's export, examples/walk/requests.csv.
+"""Make the shipped traces: traces/chat.jsonl, traces/translation.jsonl and its uniform twin, and
+the translation service once more as a gateway's export, examples/walk/requests.csv.
 
-A translation service as its server saw it. Visitors come in calm and in busy spells; a text has 10
-to 200 tokens and its translation about as many; the server decodes all requests in one batch, and
-a batch of n takes STEP_S + n * STEP_PER_SEQUENCE_S for one more token each. That gives 2 to 20
-requests at a time, and peaks of 20 to 25.
+A support chat as its server saw it: short questions, answers of 50 to 200 tokens, and every 40 s a
+rush of 6 s. And a translation service: visitors come in calm and in busy spells, a text has 10 to
+200 tokens and its translation about as many. Both servers decode all requests in one batch, so the
+time for one more token each grows with the batch. That gives 2 to 20 requests at a time, and peaks
+of 20 to 25.
 
 The same bytes on every run: python scripts/make_traces.py [FOLDER]
 """
@@ -14,7 +15,7 @@ import dataclasses
 import math
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -37,8 +38,11 @@ MAX_TOKENS = 256
 ABORTED = 0.03
 """Share of requests that the client gave up."""
 
-STEP_S, STEP_PER_SEQUENCE_S = 0.0190, 0.00070
 FIRST_TOKEN_S = 0.06
+
+CHAT_CALM_RPS, CHAT_RUSH_RPS = 1.5, 6.0
+RUSH_S, RUSH_EVERY_S = 6.0, 40.0
+QUESTION, ANSWER = (10, 60), (50, 200)  # tokens, shortest and longest
 
 EXPORTED = datetime(2026, 9, 14, 8, tzinfo=UTC)
 """When the gateway saw the first second."""
@@ -57,10 +61,43 @@ def main() -> None:
         if len(sys.argv) > 1
         else (root / "traces", root / "examples" / "walk")
     )
-    requests = serve(list(visits(random.Random(SEED))))  # noqa: S311 - traffic, no secret
-    save(requests, folder / "translation.jsonl", "a translation service, made")
-    save(uniform(requests), folder / "translation-uniform.jsonl", "the same, every length the mean")
+    chat = serve(list(questions(random.Random(SEED))), chat_step_s)  # noqa: S311 - no secret
+    save(chat, folder / "chat.jsonl", "tuner:small", "a support chat, made")
+    requests = serve(list(visits(random.Random(SEED))), step_s)  # noqa: S311 - no secret
+    save(requests, folder / "translation.jsonl", "tuner:tiny", "a translation service, made")
+    same = "the same, every length the mean"
+    save(uniform(requests), folder / "translation-uniform.jsonl", "tuner:tiny", same)
     export(requests, walk / "requests.csv")
+
+
+def step_s(batch: int) -> float:
+    """Return what one more token for each of a batch of translations takes."""
+    return 0.0190 + 0.00070 * batch
+
+
+def chat_step_s(batch: int) -> float:
+    """The same of answers: two CPU cores read 38 million weights; from six sequences on they
+    compute longer than they read."""
+    return 0.0131 + 0.00077 * max(0, batch - 6)
+
+
+def questions(rng: random.Random) -> Iterator[TraceRequest]:
+    """Yield what people ask in the chat; ``output_length`` is what the whole answer would be."""
+    now_s, row = 0.0, 0
+    while True:
+        rush = now_s % RUSH_EVERY_S < RUSH_S
+        now_s += exponential(rng, 1 / (CHAT_RUSH_RPS if rush else CHAT_CALM_RPS))
+        if now_s > DURATION_S:
+            return
+        yield TraceRequest(
+            row=row,
+            arrival_s=round(now_s, 3),
+            input_length=rng.randint(*QUESTION),
+            output_length=rng.randint(*ANSWER),
+            status="aborted" if rng.random() < ABORTED else "ok",
+            max_tokens=MAX_TOKENS,
+        )
+        row += 1
 
 
 def visits(rng: random.Random) -> Iterator[TraceRequest]:
@@ -86,7 +123,7 @@ def visits(rng: random.Random) -> Iterator[TraceRequest]:
         row += 1
 
 
-def serve(asked: list[TraceRequest]) -> list[TraceRequest]:
+def serve(asked: list[TraceRequest], batch_step_s: Callable[[int], float]) -> list[TraceRequest]:
     """Return the requests as the server logged them: with their durations and real outputs."""
     rng = random.Random(SEED + 1)  # noqa: S311 - traffic, no secret
     logged: dict[int, TraceRequest] = {}
@@ -98,7 +135,7 @@ def serve(asked: list[TraceRequest]) -> list[TraceRequest]:
             now_s = max(now_s, waiting[-1].arrival_s)
         while waiting and waiting[-1].arrival_s <= now_s:
             running.append(admitted(waiting.pop(), rng))
-        now_s += STEP_S + STEP_PER_SEQUENCE_S * len(running)
+        now_s += batch_step_s(len(running))
         for one in running:
             one.tokens += 1
             if one.tokens == one.request.output_length:
@@ -132,14 +169,15 @@ def uniform(requests: list[TraceRequest]) -> list[TraceRequest]:
                 status="ok",
             )
             for request in requests
-        ]
+        ],
+        step_s,
     )
 
 
-def save(requests: list[TraceRequest], path: Path, note: str) -> None:
+def save(requests: list[TraceRequest], path: Path, model: str, note: str) -> None:
     header = TraceHeader(
         source="scripts/make_traces.py",
-        model="tuner:tiny",
+        model=model,
         time_resolution_ms=1,
         rows_read=len(requests),
         rows_kept=len(requests),

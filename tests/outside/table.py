@@ -76,10 +76,7 @@ class Done:
 
 def words(command: str, *options: object) -> list[str]:
     """Return the words of a command of ``COMMANDS`` with options, as the program has them now."""
-    return [
-        *COMMANDS.get(command, command).split(),
-        *(OPTIONS.get(str(each), str(each)) for each in options),
-    ]
+    return [*COMMANDS[command].split(), *(OPTIONS.get(str(each), str(each)) for each in options)]
 
 
 def run(folder: Path, command: str, *options: object) -> Done:

@@ -12,6 +12,7 @@ from tuner.profile.numbers import (
     CheckSection,
     CurveStep,
     FrontEndSection,
+    Predicted,
     SpreadSection,
 )
 from tuner.profile.schema import RequirementSection, ServingProfile
@@ -46,9 +47,9 @@ def first_said(share: float, title: str) -> str:
     """Return the title of an answer, after the share of requests in time where that is too low.
 
     >>> first_said(0.71, "max_num_seqs 16 breaks its promise"), first_said(0.99, "max_num_seqs 16")
-    ('only 71.0 % in SLO: max_num_seqs 16 breaks its promise', 'max_num_seqs 16')
+    ('only 71.0% meet the SLO: max_num_seqs 16 breaks its promise', 'max_num_seqs 16')
     """
-    return f"only {percent(share)} in SLO: {title}" if share < LOW else title
+    return f"only {percent(share)} meet the SLO: {title}" if share < LOW else title
 
 
 _HEADLINE = re.compile(
@@ -61,27 +62,58 @@ for every knee."""
 def block_of(profile: ServingProfile, *, next_: str) -> VerdictBlock:
     """Return the verdict block of a profile; ``next_`` is the command to run."""
     decision, given = profile.decision, promised(profile)
-    title = f"max_num_seqs {decision.max_num_seqs}"
-    if given.attainment < LOW:
-        title = f"only {percent(given.attainment)} of requests meet the SLO: {title}"
-    elif decision.broken:
-        title = f"breaks {decision.broken[0].text}: {title}"
-    else:
-        title = UNSURE.get(decision.verdict, "{}").format(title)
-    title += _now(profile)
-    if decision.busy is not None:
-        title += ", measured on a busy machine"
-    aside = "simulated " * is_simulated(profile) + KINDS[decision.verdict]
+    aside = KINDS[decision.verdict]
     if decision.confidence and decision.verdict not in {"overloaded", "not_reached"}:
         aside += f", confidence {decision.confidence:.2f}"
+    if is_simulated(profile):
+        aside += ", simulated"
     rows = [
-        ("gives", _gives(profile, given)),
-        ("costs", _costs(profile, given)),
-        ("holds", _holds(profile)),
+        ("cost", _cost(profile, given)),
+        ("load", _load(profile)),
         ("why", _HEADLINE.sub("", decision.reason)),
         ("checked", _checked(profile)),
     ]
-    return VerdictBlock(title, aside, [(name, text) for name, text in rows if text], next_)
+    return VerdictBlock(
+        _answer(profile, given), aside, [(name, text) for name, text in rows if text], next_
+    )
+
+
+def _answer(profile: ServingProfile, given: CapNumbers) -> str:
+    """Return the sentence that says what to set, and what that changes."""
+    decision, now = profile.decision, profile.baseline
+    cap = f"max_num_seqs {decision.max_num_seqs}"
+    kept = now is not None and now.max_num_seqs == decision.max_num_seqs
+    beside = "" if now is None or kept else f" (now {now.max_num_seqs})"
+    if decision.broken:
+        return f"{cap}{beside} breaks {decision.broken[0].text}"
+    share = f"{percent(given.attainment)} of requests meet the SLO"
+    if given.attainment < LOW:
+        return f"Only {share}, with {cap}{beside}"
+    if decision.verdict == "inconclusive":
+        return f"No sure answer yet: {cap}{beside} is the best so far"
+    verb = {"not_reached": "Use at least"}.get(decision.verdict, "Keep" if kept else "Use")
+    compared = _compared(profile)
+    gain = share if compared is None else _gain(given, compared)
+    return f"{verb} {cap}{beside}: {gain}"
+
+
+def _gain(given: CapNumbers, now: CapNumbers) -> str:
+    """Return what the choice gives instead of what is given now."""
+    more = given.attainment - now.attainment
+    parts = [f"{percent(given.attainment)} of requests meet the SLO"]
+    if abs(more) > SAME / 2:
+        parts[0] += f" instead of {percent(now.attainment)}"
+    here, there = _time(given, "tpot_ms", "p95"), _time(now, "tpot_ms", "p95")
+    if here is not None and there is not None and here < there * (1 - SAME):
+        parts.append(f"p95 TPOT {milliseconds(here)} instead of {milliseconds(there)}")
+    if now.output_tokens_per_s > 0:
+        rate = given.output_tokens_per_s / now.output_tokens_per_s - 1
+        parts.append(
+            "at the same throughput"
+            if abs(rate) <= SAME
+            else f"at {abs(rate):.0%} {'more' if rate > 0 else 'less'} throughput"
+        )
+    return ", ".join(parts)
 
 
 def facts_of(profile: ServingProfile) -> list[str]:
@@ -144,22 +176,22 @@ def percent(share: float) -> str:
     """Return a share for people.
 
     >>> percent(0.9914), percent(1.0), percent(0.99999)
-    ('99.1 %', '100 %', '99.99 %')
+    ('99.1%', '100%', '99.99%')
     """
     if share == 1.0:
-        return "100 %"
+        return "100%"
     text = f"{100 * share:.1f}"
-    return f"{text if text != '100.0' else '99.99'} %"
+    return f"{text if text != '100.0' else '99.99'}%"
 
 
 def milliseconds(value_ms: float) -> str:
     """Return a time for people, with its unit.
 
     >>> milliseconds(8.42), milliseconds(252.4), milliseconds(1609.0), milliseconds(408_000.0)
-    ('8.4 ms', '252 ms', '1.61 s', '408 s')
+    ('8.42 ms', '252 ms', '1.61 s', '408 s')
     """
     if value_ms < 1000:
-        return f"{value_ms:.1f} ms" if value_ms < 100 else f"{value_ms:.0f} ms"
+        return f"{value_ms:#.3g} ms" if value_ms < 100 else f"{value_ms:.0f} ms"
     return f"{value_ms / 1e3:.2f} s" if value_ms < 100_000 else f"{value_ms / 1e3:,.0f} s"
 
 
@@ -189,14 +221,6 @@ def required(one: RequirementSection) -> str:
     return str(RequirementCheck(parse_requirement(one.text), one.at_worst, one.measured))
 
 
-def _now(profile: ServingProfile) -> str:
-    now = profile.baseline
-    if now is None:
-        return ""
-    same = now.max_num_seqs == profile.decision.max_num_seqs
-    return "  (as now)" if same else f"  (now {now.max_num_seqs})"
-
-
 def _compared(profile: ServingProfile) -> CapNumbers | None:
     """Return what is given now, where that is another cap, is known, and is told in the same way as
     the choice.
@@ -210,31 +234,12 @@ def _compared(profile: ServingProfile) -> CapNumbers | None:
     return None if alone else now.numbers
 
 
-def _gives(profile: ServingProfile, given: CapNumbers) -> str:
-    now = _compared(profile)
-    share = percent(given.attainment)
-    beside = _instead(profile, given) if now is None else _beside(share, percent(now.attainment))
-    parts = [f"{share} in SLO{beside}"]
-    for name, statistic, label in (("tpot_ms", "p95", "TPOT"), ("ttft_ms", "p99", "TTFT")):
-        time = _time(given, name, statistic)
-        if time is not None:
-            text = milliseconds(time)
-            before = None if now is None else _time(now, name, statistic)
-            beside = _beside(text, None if before is None else milliseconds(before))
-            parts.append(f"{statistic} {label} {text}{beside}")
-    return ", ".join(parts)
-
-
-def _beside(text: str, now: str | None) -> str:
-    return "" if now is None or now == text else f" (now {now})"
-
-
 def _time(one: CapNumbers, name: str, statistic: str) -> float | None:
     spread: SpreadSection | None = getattr(one, name)
     return None if spread is None else float(getattr(spread, statistic))
 
 
-def _costs(profile: ServingProfile, given: CapNumbers) -> str:
+def _cost(profile: ServingProfile, given: CapNumbers) -> str:
     now = profile.baseline
     if now is not None and now.max_num_seqs != profile.decision.max_num_seqs:
         return _against_now(profile, now, given)
@@ -243,21 +248,21 @@ def _costs(profile: ServingProfile, given: CapNumbers) -> str:
         return ""
     worse = list(_worse(chosen_step(profile) or given, below))
     slots = _slots(below)
-    return f"against {slots}: {', '.join(worse)}" if worse else f"nothing against {slots}"
+    return f"compared with {slots}: {', '.join(worse)}" if worse else ""
 
 
 def _against_now(profile: ServingProfile, now: Baseline, given: CapNumbers) -> str:
-    beside = _compared(profile)
+    compared = _compared(profile)
     if now.numbers is None:
-        top = max((one.max_num_seqs for one in profile.curve), default=0)
-        return f"not measured: now has {now.max_num_seqs} slots, more than the {top} tried"
-    if beside is None:
-        return "not measured: behind a server there was only the choice"
-    if worse := list(_worse(given, beside)):
-        return f"against now: {', '.join(worse)}"
+        top = max((step.max_num_seqs for step in profile.curve), default=0)
+        return f"not measured: {now.max_num_seqs} slots are more than the {top} tried"
+    if compared is None:
+        return "not measured: only the choice ran behind a server"
+    if worse := list(_worse(given, compared)):
+        return f"compared with now: {', '.join(worse)}"
     if now.never_filled:
-        return f"nothing, equal to now: the traffic never fills its {now.max_num_seqs} slots"
-    return "nothing against now"
+        return f"none: the traffic never fills the {now.max_num_seqs} slots of now"
+    return "none compared with now"
 
 
 def _below(profile: ServingProfile) -> CurveStep | None:
@@ -271,18 +276,6 @@ def _is_part(one: CurveStep) -> bool:
     return one.cut and one.source == "measured"
 
 
-def _instead(profile: ServingProfile, given: CapNumbers) -> str:
-    """Say what the next smaller step would serve, where that is less: " (8 slots: 88.1 %)"."""
-    below = _below(profile)
-    if below is None:
-        return ""
-    part = _is_part(below)
-    share = below.intervals["attainment"][1] if part else below.attainment
-    if min(given.attainment, (chosen_step(profile) or given).attainment) - share <= SAME / 2:
-        return ""
-    return f" ({_slots(below)}: {'at most ' * part}{percent(share)})"
-
-
 def _slots(one: CurveStep) -> str:
     return f"{one.max_num_seqs} slot{'s' * (one.max_num_seqs != 1)}"
 
@@ -291,7 +284,7 @@ def _worse(given: CapNumbers, other: CapNumbers) -> Iterator[str]:
     """Yield in what the one is worse than the other, as "9 % more KV cache"."""
     lost = other.attainment - given.attainment
     if lost > SAME / 2:
-        yield f"{100 * lost:.1f} points less in SLO"
+        yield f"{100 * lost:.1f} points fewer meet the SLO"
     for name, statistic, label in (
         ("tpot_ms", "p95", "p95 TPOT"),
         ("ttft_ms", "p99", "p99 TTFT"),
@@ -309,76 +302,79 @@ def _worse(given: CapNumbers, other: CapNumbers) -> Iterator[str]:
 
 
 def _longer(share: float) -> str:
-    return f"{100 * share:.0f} % longer" if share < 10 else f"{1 + share:,.0f} times as long"
+    return f"{share:.0%} longer" if share < 1 else f"{1 + share:,.1f} times as long"
 
 
-def _holds(profile: ServingProfile) -> str:
-    broken = [f"not {required(one)}" for one in profile.decision.requirements if not one.kept]
+def _load(profile: ServingProfile) -> str:
+    """Return which requirements hold, and what more load than was recorded gives."""
     kept = [required(one) for one in profile.decision.requirements if one.kept]
-    if broken and kept:
-        kept[0] = f"but {kept[0]}"
-    return "; ".join([*broken, *kept, _load_held(profile)])
+    broken = [f"breaks {required(one)}" for one in profile.decision.requirements if not one.kept]
+    return "; ".join([*broken, *(f"keeps {text}" for text in kept), _headroom(profile)])
 
 
-def _load_held(profile: ServingProfile) -> str:
+def _headroom(profile: ServingProfile) -> str:
     if promised(profile).attainment < LOW:
-        return "not at this load"
-    validated = profile.validity.validated_load
-    raised = max(profile.promise.predicted, key=lambda one: one.load, default=None)
-    share = "" if raised is None else f"{percent(raised.attainment)} in SLO"
-    foretold = raised is not None and raised.load == validated
-    falls = raised is not None and not holds(promised(profile).attainment, raised.attainment)
-    if validated > 1.0 and not (foretold and falls):
-        return f"to {validated:g} times the load" + f": {share} there" * foretold
-    seen = profile.validity.headroom_attainment
-    if raised is None or raised.load <= 1.0:
-        more = "more was not tried" if seen is None else f"with headroom {percent(seen)} in SLO"
-        return f"at this load; {more}"
-    if seen is None:
-        return f"at this load; at {raised.load:g} times this load {share} by the twin alone"
-    both = f"measured {percent(seen)} in SLO, forecast {percent(raised.attainment)}"
-    return f"at this load; at {raised.load:g} times: {both}"
+        return "too much for one server"
+    validity, raised = profile.validity, max(profile.promise.predicted, key=_by_load, default=None)
+    shares, holds_more = [], validity.validated_load > 1.0
+    load = f"{validity.validated_load:g}x the recorded load"
+    if raised is not None and raised.load > 1.0:
+        shares.append(f"{percent(raised.attainment)} meet the SLO (predicted)")
+        holds_more &= holds(promised(profile).attainment, raised.attainment)
+        load = f"{raised.load:g}x the recorded load"
+    if validity.headroom_attainment is not None:
+        shares.append(f"{percent(validity.headroom_attainment)} in the part that was replayed")
+    if holds_more:
+        return ": ".join([f"OK up to {load}", *[", ".join(shares)] * bool(shares)])
+    return f"at {load} {', '.join(shares)}" if shares else "more load was not tried"
 
 
-def said_of(record: CheckSection) -> str:
-    """Say how many numbers of the confirming replay were as the twin had said."""
-    held = f"{record.held} of {len(record.numbers)} numbers"
+def _by_load(one: Predicted) -> float:
+    return one.load
+
+
+def confirmed_text(record: CheckSection) -> str:
+    """Return how many predictions the confirming replay confirmed."""
+    confirmed = f"{record.held} of {len(record.numbers)} predictions confirmed"
     if not record.foretold:
-        return f"{held} held at the engine's own speed"
-    of = "unseen windows" if record.unseen else "the same windows on another engine"
-    failed = "" if "foretold" not in record.failed else ", too few: what was measured is promised"
-    return f"{held} of {of} held{failed}"
+        return f"{confirmed} at the engine's own speed"
+    of = "new windows" if record.unseen else "the same windows"
+    failed = "foretold" in record.failed
+    return f"{confirmed} on {of}{'; too few: the promise is what was measured' * failed}"
 
 
 def _checked(profile: ServingProfile) -> str:
-    """Say what the confirming replay of some windows gave, how much of that was foretold, and what
-    all of it took."""
+    """Return what confirmed the choice, and the engine time that all of it took."""
     promise, origin = profile.promise, profile.provenance
-    seen, behind = [], ""
-    if promise.source == "confirming run":
-        seen.append(f"in part: {percent(promise.attainment)} in SLO")
-        behind = {"server": "; behind a server", "plain": "; behind a plain server"}.get(
-            origin.confirm or "", ""
-        )
+    parts = []
     if isinstance(promise.checked, str):
-        seen.append(promise.checked)
-    record = promise.record if promise.predicted else None
-    if record is not None and record.numbers:
-        how = "as foretold" if record.foretold else "as its speed has them"
-        failed = "" if "foretold" not in record.failed else ", too few: the measured is promised"
-        seen.append(f"{record.held} of {len(record.numbers)} {how}{failed}")
+        parts.append(promise.checked)
+    elif promise.source == "confirming run":
+        where = "server" if origin.confirm in SERVED else "engine"
+        record = promise.record if promise.predicted else None
+        what = "replayed"
+        if record is not None and record.numbers:
+            what = f"{record.held} of {len(record.numbers)} predictions confirmed"
+        parts.append(f"{what} on a fresh {where}{_interval(promised(profile))}")
     spent_s = origin.engine_seconds.starts + origin.engine_seconds.replay
-    took = engine_time(spent_s, simulated=is_simulated(profile))
-    return "; ".join(filter(None, [", ".join(seen), took])) + behind
+    return "; ".join([*parts, engine_time(spent_s, simulated=is_simulated(profile))])
+
+
+def _interval(given: CapNumbers) -> str:
+    """Return between what the share of a fresh server lies in 95 % of cases."""
+    if not isinstance(given, Predicted):
+        return ""
+    low, high = given.intervals["attainment"]
+    return f" (95% interval {percent(low)} to {percent(high)})"
 
 
 def engine_time(spent_s: float, *, simulated: bool) -> str:
     """Return the time of an engine that an answer cost, and whether the engine was a real one.
 
     >>> engine_time(252.0, simulated=False), engine_time(252.0, simulated=True)
-    ('4 min 12 s of engine', '4 min 12 s simulated')
+    ('4 min 12 s of engine time', '4 min 12 s of simulated time')
     """
-    return f"{minutes(spent_s)} {'simulated' if simulated else 'of engine'}"
+    return f"{minutes(spent_s)} of {'simulated' if simulated else 'engine'} time"
 
 
 def is_simulated(profile: ServingProfile) -> bool:

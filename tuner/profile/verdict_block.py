@@ -1,4 +1,4 @@
-"""A verdict in at most eight lines of 80 columns, the answer first. Pure."""
+"""A verdict in at most nine lines of 80 columns, the answer first. Pure."""
 
 import itertools
 import re
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH = 80
-MOST_LINES = 8
+MOST_LINES = 9
 NAMES = 11
 """Columns of a row's name, with the space on both sides."""
 
@@ -40,16 +40,16 @@ class VerdictBlock:
         Of a row that is too long for the room that is left, its first whole clauses are kept. The
         reason is the first row to give way.
         """
-        typed = self._typed()
-        found = list[list[str]]([[]] * len(self.rows))
-        room = MOST_LINES - 1 - max(1, len(typed)) - (len(self.rows) - 1)
+        head, typed = self._head(), self._typed()
+        rows = list[list[str]]([[]] * len(self.rows))
+        room = MOST_LINES - len(head) - max(1, len(typed)) - (len(self.rows) - 1)
         for number, (name, text) in sorted(
-            enumerate(self.rows), key=lambda one: one[1][0] == "why"
+            enumerate(self.rows), key=lambda row: row[1][0] == "why"
         ):
             part = wrapped(text, most=room)
-            found[number] = _row(name, part)
+            rows[number] = _row(name, part)
             room -= len(part) - 1
-        return [self._head(), *itertools.chain(*found), *_row("next", typed)]
+        return [*head, *itertools.chain(*rows), *_row("next", typed)]
 
     def _typed(self) -> list[str]:
         """Return the command in lines that a shell joins, as many as the rows leave room for."""
@@ -64,16 +64,16 @@ class VerdictBlock:
             return [self.next] if self.next else []
         return [*(line + JOINED for line in lines[:-1]), lines[-1]]
 
-    def _head(self) -> str:
-        """Return the title with as much of the aside as fits beside it, and alone where none does.
-        A title with strangers' names that is longer than a line is cut."""
-        parts = self.aside.split(", ")
-        for count in range(len(parts), 0, -1):
-            aside = ", ".join(parts[:count])
-            space = WIDTH - len(self.title) - len(aside)
-            if space >= 2:
-                return f"{self.title}{' ' * space}{aside}"
-        return self.title if len(self.title) <= WIDTH else f"{self.title[: WIDTH - 2]} …"
+    def _head(self) -> list[str]:
+        """Return the title, with the aside beside it where it fits and in a row of its own below a
+        longer one. A title with strangers' names that is longer than two lines is cut."""
+        space = WIDTH - len(self.title) - len(self.aside)
+        if not self.aside or space >= 2:
+            return [f"{self.title}{' ' * space * bool(self.aside)}{self.aside}"]
+        title = textwrap.wrap(
+            self.title, WIDTH, max_lines=2, placeholder=" …", break_on_hyphens=False
+        )
+        return [*title, *_row("verdict", [self.aside])]
 
 
 def _row(name: str, lines: Sequence[str]) -> list[str]:

@@ -105,14 +105,31 @@ def is_worse(point: Point, chosen: Point) -> bool:
 
 
 def _against(point: Point, chosen: Point) -> str:
-    """Say what ``point`` gives against ``chosen``: one step of the marginal table, in words."""
+    """Say what ``point`` gives compared with ``chosen``: one step of the marginal table."""
     parts = []
     if chosen.goodput_rps > 0:
-        parts.append(f"{point.goodput_rps / chosen.goodput_rps - 1:+.1%} goodput")
+        parts.append(_change("goodput", point.goodput_rps / chosen.goodput_rps, "more", "less"))
     if chosen.log_tpot is not None and point.log_tpot is not None:
-        parts.append(f"{math.exp(point.log_tpot - chosen.log_tpot) - 1:+.0%} p95 TPOT")
-    parts.append(f"{math.exp(point.log_tail - chosen.log_tail) - 1:+.0%} p99 E2EL")
-    return f"{point.cap} gives " + ", ".join(parts)
+        ratio = math.exp(point.log_tpot - chosen.log_tpot)
+        parts.append(_change("p95 TPOT", ratio, "longer", "shorter"))
+    ratio = math.exp(point.log_tail - chosen.log_tail)
+    parts.append(_change("p99 E2EL", ratio, "longer", "shorter"))
+    return f"with {point.cap}: " + ", ".join(parts)
+
+
+def _change(name: str, ratio: float, more: str, less: str) -> str:
+    """Return how much a number changes.
+
+    >>> _change("goodput", 0.795, "more", "less"), _change("p99 E2EL", 2.3, "longer", "shorter")
+    ('goodput 20% less', 'p99 E2EL 130% longer')
+    >>> _change("goodput", 1.001, "more", "less"), _change("p99 E2EL", 12.0, "longer", "shorter")
+    ('goodput the same', 'p99 E2EL 12 times')
+    """
+    if abs(ratio - 1) < 0.005:
+        return f"{name} the same"
+    if ratio >= 10:
+        return f"{name} {ratio:,.0f} times"
+    return f"{name} {abs(ratio - 1):.0%} {more if ratio > 1 else less}"
 
 
 def _gain(below: Sequence[Point], chosen: Point) -> str:

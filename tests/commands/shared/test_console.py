@@ -43,11 +43,11 @@ def test_what_goes_on_is_parted_between_words_on_a_terminal_and_whole_in_a_log(w
         assert all(line.startswith(" " * 6) for line in lines[1:])
 
 
-def test_at_most_five_warnings_are_told_and_how_many_more_there_are() -> None:
+def test_at_most_three_warnings_are_printed_and_how_many_more_there_are() -> None:
     console, file = printed()
     print_warnings(console, [f"number {one}" for one in range(MOST_WARNINGS + 2)], before=1)
     lines = file.getvalue().splitlines()
-    assert lines[-2:] == ["Warning: number 4", "3 more warnings: --details"]
+    assert lines[-2:] == ["Warning: number 2", "3 more warnings: --details"]
     assert len(lines) == MOST_WARNINGS + 1
 
 

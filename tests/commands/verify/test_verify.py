@@ -4,7 +4,6 @@ import json
 import math
 import re
 import subprocess
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,19 +12,17 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from tests.support.builders import facts, record, replay_of
+from tests.support.builders import facts, replay_of
 from tests.support.in_process import tuner
 from tests.support.profiles import profile, resealed
 from tests.support.traces import beginning
-from tuner.commands.report.verify import of_run
 from tuner.commands.verify.options import VerifyOptions
-from tuner.commands.verify.run import _asked, _keep, _report, _twin, as_confirmed
+from tuner.commands.verify.run import _asked, _report, _twin, as_confirmed
 from tuner.errors import GateError, UndecidedError, UsageError
 from tuner.profile.numbers import FrontEndSection
 from tuner.profile.profile import load, save, seal
 from tuner.profile.schema import ServingProfile
 from tuner.replay.records import DEVICE
-from tuner.runs import journal
 from tuner.runs.verify.gates import Gate
 from tuner.runs.verify.verify import Verified
 from tuner.twin.front_end import FrontEnd
@@ -179,32 +176,6 @@ def test_a_promise_that_looks_broken_while_others_take_the_cores_is_not_called_s
     assert "Verify again when nothing else runs" in caught.value.hint
     with pytest.raises(GateError, match=r"1\.0% were served within the SLO"):
         _report(options, profile(), replace(found, replays=()))
-
-
-def test_the_page_of_a_verification_gives_the_answer_of_the_terminal(tmp_path: Path) -> None:
-    beside = np.array([(1.0, math.nan, math.nan, 0.9, 0.0, *[math.nan] * 3)], DEVICE)
-    broken = Gate("attainment", 0.71, 0.95, 0.93, False, "its 95 % bound less 2 points")
-    slo = profile().decision.slo.model_copy(update={"derived": False})
-    one = resealed(profile(), decision=profile().decision.model_copy(update={"slo": slo}))
-    options = VerifyOptions(
-        profile=Path("p.yaml"), trace=Path("t.jsonl"), base=Path("serve.yaml"), engine="vllm",
-        run_dir=tmp_path,
-    )  # fmt: skip
-    answers = {}
-    for name, device in (("taken", beside), ("alone", beside[:0])):
-        found = Verified((broken,), 60.0, {}, (replay_of([record(0)], device=device),))
-        with closing(journal.create(tmp_path / name, {"verify": True})) as book:
-            _keep(found, one, options, book)
-            answers[name] = of_run(book, budget=1000)
-    taken, alone = answers["taken"], answers["alone"]
-    assert taken.title == "nothing can be said of max_num_seqs 16"
-    assert taken.aside == "others took 90% of the CPU cores"
-    assert taken.next == "tuner verify p.yaml --trace=t.jsonl --engine=vllm --base=serve.yaml"
-    assert alone.title == "only 71.0 % in SLO: max_num_seqs 16 breaks its promise"
-    assert alone.next == (
-        "tuner sweep --trace=t.jsonl --output=p.yaml --model=m --base=serve.yaml "
-        "--slo=ttft=500ms,tpot=50ms"
-    )
 
 
 def test_what_is_required_is_gated_in_place_of_what_is_promised(folder: Path) -> None:

@@ -15,7 +15,7 @@ from tuner.errors import InputError
 SCRIPT = ROOT / "scripts" / "make_tokenizer.py"
 
 
-MODELS = ("tuner:1b", "tuner:tiny")
+MODELS = ("tuner:1b", "tuner:small", "tuner:tiny")
 
 
 @pytest.mark.parametrize("name", MODELS)

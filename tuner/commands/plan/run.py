@@ -12,7 +12,7 @@ from tuner.profile.plan import MOST_REPLICAS, CapForecast, Fleet
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin
-from tuner.profile.summary import said_of
+from tuner.profile.summary import confirmed_text
 from tuner.twin.front_end import strain
 from tuner.twin.objective import EQUAL_ATTAINMENT, NOT_ASKED, choose
 
@@ -107,7 +107,7 @@ def _refuse(found: FleetPlan) -> None:
 def _checked(profile: ServingProfile) -> str:
     """Say what the twin was held against."""
     record = profile.promise.record
-    return "never checked by a replay" if record is None else f"checked: {said_of(record)}"
+    return "never checked by a replay" if record is None else f"checked: {confirmed_text(record)}"
 
 
 def _promised(profile: ServingProfile) -> float:

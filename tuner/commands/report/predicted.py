@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from tuner.commands.report.drawing.page import Cell, PageSection, Part, Table
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import milliseconds, percent, said_of
+from tuner.profile.summary import confirmed_text, milliseconds, percent
 
 
 def predicted_section(profile: ServingProfile) -> PageSection | None:
@@ -15,7 +15,10 @@ def predicted_section(profile: ServingProfile) -> PageSection | None:
     source, record = profile.promise.source, profile.promise.record
     if record is not None:
         for numbers, caption in (
-            (record.foretold, f"The confirming replay, as it was foretold: {said_of(record)}"),
+            (
+                record.foretold,
+                f"The confirming replay against its prediction: {confirmed_text(record)}",
+            ),
             (record.paced, "The same by the twin at the speed that the engine had"),
         ):
             if numbers:

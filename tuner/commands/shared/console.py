@@ -20,7 +20,7 @@ PLAIN_WIDTH = 100
 LONG_S = 10.0
 """A column with a time from here on is told in seconds."""
 
-MOST_WARNINGS = 5
+MOST_WARNINGS = 3
 WARNING = "Warning: "
 
 

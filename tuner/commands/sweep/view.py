@@ -1,7 +1,7 @@
 """The output of ``tuner sweep``: progress on stderr while it runs, curve and verdict on stdout."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +13,7 @@ from tuner.commands.shared.console import (
     TimeColumn,
     console_for,
     plain_table,
-    print_end,
+    print_block,
     print_line,
     print_warnings,
     shown,
@@ -24,22 +24,20 @@ from tuner.commands.shared.next_step import after, asked_for
 from tuner.commands.sweep.one_trace import FinishedSweep
 from tuner.commands.sweep.options import SweepOptions
 from tuner.live.exporter import Exporter
-from tuner.profile.numbers import FrontEndSection
+from tuner.profile.numbers import CapNumbers, CurveStep
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import (
     block_of,
-    chosen_step,
     milliseconds,
     minutes,
+    percent,
     promised,
-    waits_for,
 )
 from tuner.replay.live_reading import LiveReading
 from tuner.replay.measure import Measurement, Spread
 from tuner.replay.readings import Read
 from tuner.runs.ladder import doubling
 from tuner.runs.outcome import CheckRecord, Prediction, SweepOutcome
-from tuner.runs.result import binds_of
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.window import parse_duration_s
 from tuner.twin.verdict_text import miss_in_words
@@ -125,7 +123,7 @@ class RunProgress(CommandProgress):
             self.ladder[one.max_num_seqs] = True
         of_several = one.cut is not None and one.blocks > 1  # the bound is over all, the cut is not
         parts = [
-            f"{what}: {_attainment(one)} within the SLO"
+            f"{what}: {_attainment(one)} met the SLO"
             + (f" over {one.blocks} windows" if of_several else ""),
             f"{one.output_tokens_per_s:,.0f} tok/s",
             f"p95 TPOT {_time(one.tpot_s, 'p95')}",
@@ -237,16 +235,21 @@ def again(options: SweepOptions, **changes: Any) -> str:  # noqa: ANN401 - any o
 
 
 def render(outcome: SweepOutcome, profile: ServingProfile, how: SweepPrint) -> None:
-    """Print the curve, the verdict and what to do with it."""
+    """Print the answer, the curve, what the answer rests on, and the next command."""
     console = console_for(at_least=TABLE_WIDTH)
-    console.print(curve_table(outcome, profile.front_end))
-    for note in (_of_twin_alone(outcome), _of_front_end(profile) or _of_promise(profile)):
+    block = block_of(profile, next_=how.next)
+    print_block(console, replace(block, rows=(), aside="", next=""))
+    console.print()
+    console.print(curve_table(profile))
+    for note in (_of_predicted(profile), _of_front_end(profile)):
         if note:
             console.print(note)
     if how.details:
         _print_details(console, outcome)
     console.print()
-    print_end(console, how.run_dir, block_of(profile, next_=how.next))
+    console.print(f"measurements: {shown(how.run_dir)}", soft_wrap=True)
+    console.print()
+    print_block(console, replace(block, title=f"Verdict: {block.aside}", aside=""))
     print_warnings(console, how.warnings, all_=how.details, before=how.said_before)
 
 
@@ -254,61 +257,66 @@ def _confirming(outcome: SweepOutcome) -> str:
     return "server" if outcome.facts.is_served else "engine"
 
 
-def curve_table(outcome: SweepOutcome, front_end: FrontEndSection | None) -> Table:
-    """Return the curve as a table, one unit a column, the chosen step marked."""
-    curve = [step.numbers for step in outcome.curve]
+def curve_table(profile: ServingProfile) -> Table:
+    """Return the curve as a table, one unit a column. The row of the choice is what a fresh server
+    gives, as the verdict has it."""
+    choice = profile.decision.max_num_seqs
+    rows: list[tuple[CurveStep, CapNumbers]] = [
+        (step, promised(profile) if step.max_num_seqs == choice else step) for step in profile.curve
+    ]
     ttft, tpot, e2el = (
-        TimeColumn.of([_statistic(getattr(one, name), statistic) for one in curve])
-        for name, statistic in (("ttft_s", "p99"), ("tpot_s", "p95"), ("e2el_s", "p99"))
+        TimeColumn.of([_seconds(numbers, name, statistic) for _, numbers in rows])
+        for name, statistic in TIMES
     )
     table = plain_table(
-        "max_num\n_seqs", "in SLO", "goodput\nreq/s", "output\ntok/s", f"TTFT\np99 {ttft.unit}",
-        f"TPOT\np95 {tpot.unit}", f"E2EL\np99 {e2el.unit}", "KV\npeak", "pre-\nempt",
-        "waits for\n% of time",
+        "max_num_seqs", "met\nSLO", "goodput\nreq/s", "output\ntok/s", f"TTFT\np99 {ttft.unit}",
+        f"TPOT\np95 {tpot.unit}", f"E2EL\np99 {e2el.unit}", "KV\npeak", "preempted",
+        gap=1,
     )  # fmt: skip
-    for one in curve:
-        chosen = one.max_num_seqs == outcome.verdict.max_num_seqs
-        kv = one.kv_cache_usage
+    for step, numbers in rows:
+        chosen, kv = step.max_num_seqs == choice, numbers.kv_cache_usage
+        is_bound = step.cut and numbers is step
         table.add_row(
-            f"{'> ' if chosen else ''}{one.max_num_seqs}",
-            _attainment(one),
-            "cut" if one.cut else f"{one.goodput_rps:.2f}",
-            f"{one.output_tokens_per_s:,.0f}",
-            ttft.shown(_statistic(one.ttft_s, "p99")),
-            tpot.shown(_statistic(one.tpot_s, "p95")),
-            e2el.shown(_statistic(one.e2el_s, "p99")),
+            f"{'> ' if chosen else ''}{step.max_num_seqs}",
+            f"<={percent(step.intervals['attainment'][1])}"
+            if is_bound
+            else percent(numbers.attainment),
+            "cut" if is_bound else f"{numbers.goodput_rps:.2f}",
+            f"{numbers.output_tokens_per_s:,.0f}",
+            *(
+                column.shown(_seconds(numbers, name, statistic))
+                for column, (name, statistic) in zip((ttft, tpot, e2el), TIMES, strict=True)
+            ),
             "-" if kv is None else f"{kv.peak:.0%}",
-            str(one.preemptions),
-            "nothing"
-            if (waits := waits_for(binds_of(one), front_end)) is None
-            else f"{waits[0]} {waits[1]:.0%}",
+            str(numbers.preemptions),
             style="bold" if chosen else None,
         )
     return table
 
 
-def _statistic(spread: Spread | None, name: str) -> float | None:
-    return None if spread is None else float(getattr(spread, name))
+TIMES = (("ttft_ms", "p99"), ("tpot_ms", "p95"), ("e2el_ms", "p99"))
 
 
-def _of_twin_alone(outcome: SweepOutcome) -> str:
-    """Say which steps no replay stands behind."""
-    caps = [str(one.numbers.max_num_seqs) for one in outcome.curve if one.measured is None]
-    if not caps:
-        return ""
-    return f"{', '.join(caps)}: by the twin alone; the others were replayed too"
+def _seconds(numbers: CapNumbers, name: str, statistic: str) -> float | None:
+    spread = getattr(numbers, name)
+    return None if spread is None else float(getattr(spread, statistic)) / 1e3
+
+
+def _of_predicted(profile: ServingProfile) -> str:
+    """Return which rows no replay stands behind."""
+    caps = [str(step.max_num_seqs) for step in profile.curve if step.measured is None]
+    return f"predicted from measured step times, not replayed: {', '.join(caps)}" if caps else ""
 
 
 def _of_front_end(profile: ServingProfile) -> str:
-    """Say that the table is of the engine alone, and what the server that confirmed adds."""
-    one = profile.front_end
-    if one is None:
+    """Return what the server that confirmed adds to the engine's own times."""
+    front_end = profile.front_end
+    if front_end is None:
         return ""
-    request_ms, each_us = one.request_ms + one.delivery_ms + one.chunk_ms, one.input_token_ms * 1e3
-    a_token = f" + {each_us:.1f} µs a prompt token" if each_us >= LEAST_US else ""
+    request_ms = front_end.request_ms + front_end.delivery_ms + front_end.chunk_ms
     return (
-        f"the engine alone: behind a server iterations take {one.contention - 1:.0%} longer, and "
-        f"requests\n{request_ms:.1f} ms{a_token}; its front end is {one.utilisation:.0%} busy"
+        f"the chosen row is as seen through a server, which adds {request_ms:.1f} ms a request and "
+        f"{max(0.0, front_end.contention - 1):.0%} to\niterations; the others are the engine's own"
     )
 
 
@@ -319,16 +327,6 @@ def _confidence(outcome: SweepOutcome) -> str:
         return f"{confidence:.2f}"
     draws = conclusion.view.weighed.draws
     return f"{confidence:.2f} ({round(confidence * draws)} of {draws} draws)"
-
-
-def _of_promise(profile: ServingProfile) -> str:
-    """Say why the verdict's times are others than the chosen row's, where they are."""
-    row, given = chosen_step(profile), promised(profile)
-    for name, statistic in (("tpot_ms", "p95"), ("ttft_ms", "p99")):
-        here, there = (_statistic(getattr(one, name, None), statistic) for one in (row, given))
-        if here and there is not None and not 1 / ALIKE < there / here < ALIKE:
-            return "rows: the engine at its usual speed; verdict: a fresh one, as its users see it"
-    return ""
 
 
 def _print_details(console: Console, outcome: SweepOutcome) -> None:
@@ -346,7 +344,7 @@ def _print_details(console: Console, outcome: SweepOutcome) -> None:
     for said in outcome.predictions:
         numbers = said.numbers
         console.print(
-            f"promised at {said.load:g} times the load: {numbers.attainment:.1%} within the SLO, "
+            f"promised at {said.load:g} times the load: {numbers.attainment:.1%} met the SLO, "
             f"p95 TPOT {_time(numbers.tpot_s, 'p95')}, p99 E2EL {_time(numbers.e2el_s, 'p99')}"
         )
         if said.load == 1.0:
@@ -359,7 +357,7 @@ def _print_details(console: Console, outcome: SweepOutcome) -> None:
         if one is not None:
             running = f" and {one.running_peak} running" if one.is_logged else ""
             console.print(
-                f"{title}: {_attainment(one)} within the SLO, {one.requests_per_s:.2f} req/s, "
+                f"{title}: {_attainment(one)} met the SLO, {one.requests_per_s:.2f} req/s, "
                 f"p95 TPOT {_time(one.tpot_s, 'p95')}, p99 E2EL {_time(one.e2el_s, 'p99')}, at "
                 f"most {one.in_flight_peak} in flight{running}"
             )
@@ -381,7 +379,7 @@ def _on_days(said: Prediction) -> str:
         tail = ""
         if "e2el_p99_ms" in ends:
             tail = f", p99 E2EL {' to '.join(map(milliseconds, ends['e2el_p99_ms']))}"
-        told.append(f"{name}, 95 %: {low:.1%} to {high:.1%} within the SLO{tail}")
+        told.append(f"{name}, 95 %: {low:.1%} to {high:.1%} met the SLO{tail}")
     return "\n".join(told)
 
 

@@ -60,10 +60,7 @@ take from the ladder what is kept for it; with less the confirming replay may fi
 
 CONCLUDING = 3.0
 """Times as long as weighing the choice once that a run takes for its end: to weigh it with more
-draws, and to work out what is promised of it."""
-
-ENDING_S = 3.0
-"""What the end takes besides: to stop the engine and to write the profile."""
+draws, and to write down what is promised of it."""
 
 OVERDRAWN = 1.1
 """Steps that may be missing before headroom is replayed: the one that the replay as captured has
@@ -156,7 +153,7 @@ class SweepRun:
         """When a run that nothing interrupted began."""
 
         self.thinking_s = 0.0
-        """How long it took to weigh the choice last."""
+        """The longest time that weighing the choice took."""
 
         self.is_confirming = False
         self.chosen_so_far: int | None = None
@@ -168,14 +165,7 @@ class SweepRun:
 
     async def conclude(self, requests: Sequence[TraceRequest]) -> None:
         """Measure all that the decision asks for, and decide."""
-        try:
-            self.workload = await self.prepare(requests)
-        except EngineError as error:
-            if self.runner.engine is None or self.paid_s() < self.evidence.facts().start_s:
-                raise  # it did not start, or there is no time for another
-            self.watcher.warn(f"{error}; going on with a new engine")
-            await self.runner.stop()
-            self.workload = await self.prepare(requests)
+        self.workload = await self.prepare(requests)
         self.runner.spare_s = self.spare_s
         self.recorder.add_gathered(complete=await self.gather_with_one_death())
         await self.anticipate()
@@ -264,8 +254,7 @@ class SweepRun:
         spent_s = self.evidence.spent_s()
         if self.began_s is not None:
             spent_s = max(spent_s, asyncio.get_running_loop().time() - self.began_s)
-            spent_s += ENDING_S + CONCLUDING * self.thinking_s
-        return self.settings.budget_s - spent_s
+        return self.settings.budget_s - spent_s - CONCLUDING * self.thinking_s
 
     def paid_s(self) -> float:
         """Return what the budget leaves for replays before the confirming engine starts."""
@@ -341,7 +330,8 @@ class SweepRun:
         """Return what the twin says so far, and note how long it took to say it."""
         begun_s = asyncio.get_running_loop().time()
         view = view_of(self.basis)
-        self.thinking_s = asyncio.get_running_loop().time() - begun_s
+        took_s = asyncio.get_running_loop().time() - begun_s
+        self.thinking_s = max(self.thinking_s, took_s)
         return view
 
     async def gather_windows(self) -> bool:
@@ -445,7 +435,7 @@ class SweepRun:
         if said is None and view is not None and self.conclusion.by_twin:
             if self.evidence.confirming("confirm", cap):
                 return workload.windows  # as they were begun by an older tuner
-            said = foretold_replay(self.basis, view, cap, most_s=self.left_s())
+            said = foretold_replay(self.basis, view, cap)
             self.recorder.append("foretold", **said.as_event())
         return workload.windows if said is None else said.windows
 
