@@ -1,4 +1,4 @@
-"""What is recorded of a real server: by the middleware, by the stat logger, and by Prometheus."""
+"""What is recorded of a real server: by the middleware, and by Prometheus."""
 
 import contextlib
 import importlib
@@ -33,9 +33,8 @@ from tests.support.vllm_server import (
     send,
     vllm_serve,
 )
-from tuner.capture import history, prometheus_api
-from tuner.commands.capture import run as capture_run
-from tuner.commands.capture.options import JoinOptions, PrometheusOptions
+from tuner.capture import prometheus as history
+from tuner.capture.join import join
 from tuner.trace import trace
 from tuner.trace.trace import Trace, TraceRequest
 
@@ -82,7 +81,6 @@ class Recorded:
 
     path: Path
     trace: Trace
-    stats: Trace
     plan: list[Planned]
     gauges: Gauges
     scraped: Path | None
@@ -119,9 +117,8 @@ def ask_every_kind(url: str) -> None:
 
 def scraped_total(url: str, begin_s: float, metric: str) -> float | None:
     """Return how much of a metric Prometheus has scraped last; None before there is any."""
-    found = prometheus_api.samples(prometheus_api.PrometheusQuery(url, begin_s, now_s()), [metric])
-    series = found.get(metric, {}).values()
-    return sum(values[max(values)] for values in series) if series else None
+    series = history.fetch(history.Source(url, begin_s, now_s())).get(metric, {}).values()
+    return sum(float(values[-1]) for _, values in series) if series else None
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -141,10 +138,10 @@ MARKED = 99
 """The prompt's length of a request behind which every row of earlier tests has been written."""
 
 
-def last_length(server: RealServer, name: str) -> object:
-    if not server.rows(name):
+def last_length(server: RealServer) -> object:
+    if not server.rows():
         return None
-    last = server.recorded(name).read_bytes().splitlines()[-1]
+    last = server.recorded().read_bytes().splitlines()[-1]
     return json.loads(last).get("input_length")
 
 
@@ -153,9 +150,9 @@ def recorded(real_server: RealServer, tmp_path_factory: pytest.TempPathFactory) 
     folder, url = tmp_path_factory.mktemp("recorded"), real_server.url
     plan = bursts(PLAN_S)
     assert post(url, prompt=[7] * MARKED, max_tokens=1)[0] == 200
-    wait_for(lambda: all(last_length(real_server, name) == MARKED for name in ("trace", "stats")))
+    wait_for(lambda: last_length(real_server) == MARKED)
     scraped = folder / "scraped.jsonl" if can_scrape() else None
-    before = {name: real_server.rows(name) for name in ("trace", "stats")}
+    before = real_server.rows()
     with contextlib.ExitStack() as also:
         begin_s = now_s()
         scraper, finished = "", 0.0
@@ -170,18 +167,12 @@ def recorded(real_server: RealServer, tmp_path_factory: pytest.TempPathFactory) 
         if scraped is not None:
             due = finished + len(plan)
             wait_for(lambda: (scraped_total(scraper, begin_s, history.SUCCESS) or 0.0) >= due)
-            asked = PrometheusOptions(
-                url=scraper, output=scraped, from_=f"{begin_s:.3f}", selector='job="vllm"'
-            )
-            capture_run.prometheus(asked)
+            source = history.Source(scraper, begin_s, now_s(), 'job="vllm"')
+            trace.write(history.read(source), scraped)
         ask_every_kind(url)
-    wait_for(lambda: real_server.rows("trace") - before["trace"] == len(plan) + len(KINDS))
-    wait_for(lambda: real_server.rows("stats") - before["stats"] >= len(plan))
-    path, stats = (
-        since(real_server.recorded(name), rows, folder / f"{name}.jsonl")
-        for name, rows in before.items()
-    )
-    return Recorded(path, trace.load(path), trace.load(stats), plan, gauges, scraped)
+    wait_for(lambda: real_server.rows() - before == len(plan) + len(KINDS))
+    path = since(real_server.recorded(), before, folder / "trace.jsonl")
+    return Recorded(path, trace.load(path), plan, gauges, scraped)
 
 
 @pytest.mark.vllm
@@ -197,7 +188,6 @@ def test_every_request_is_recorded_with_its_lengths(recorded: Recorded) -> None:
     assert all(found.status == "ok" for found in recorded.planned)
     header = recorded.trace.header
     assert (header.source, header.missing) == ("vllm-middleware", ())
-    assert header.rows_kept == header.rows_read == len(recorded.plan) + len(KINDS)
     assert recorded.trace.warnings == ()
 
 
@@ -260,22 +250,6 @@ def test_no_text_and_no_token_ids_are_written(recorded: Recorded) -> None:
     assert "fodo" not in text
     assert ", ".join(map(str, SHARED[:3])) not in text
     assert ",".join(map(str, SHARED[:3])) not in text
-
-
-@pytest.mark.vllm
-@pytest.mark.serve
-def test_the_stat_logger_saw_the_same_requests(recorded: Recorded) -> None:
-    stats = sorted(recorded.stats.requests[: len(recorded.plan)], key=lambda one: one.input_length)
-    assert recorded.stats.header.source == "vllm-stats"
-    assert "aborts" in recorded.stats.header.missing
-    assert [(one.input_length, one.output_length) for one in stats] == [
-        (one.input_length, one.output_length) for one in recorded.planned
-    ]
-    for theirs, ours in zip(stats, recorded.planned, strict=True):
-        assert theirs.queue_s == pytest.approx(ours.queue_s, abs=1e-3)
-        assert theirs.e2e_s is not None
-        assert ours.e2e_s is not None
-        assert theirs.e2e_s <= ours.e2e_s + 0.05
 
 
 def off_by(recorded: Recorded, intervals: Sequence[tuple[float, float]], begin_s: float) -> float:
@@ -349,9 +323,7 @@ def test_several_api_servers_write_a_file_each_which_join(tmp_path: Path) -> Non
         while sum(path.read_bytes().count(b"\n") - 1 for path in files(tmp_path)) < 40:
             threading.Event().wait(0.1)
     assert len(files(tmp_path)) == 2
-    parts = tuple(files(tmp_path))
-    capture_run.join(JoinOptions(files=parts, output=tmp_path / "all.jsonl"))
-    joined = trace.load(tmp_path / "all.jsonl")
+    joined = join(files(tmp_path))
     assert len(joined.requests) == 40
     assert len({one.hash_ids for one in joined.requests}) == 1
 
@@ -364,10 +336,3 @@ def test_the_middleware_of_the_example_is_one_that_vllm_takes() -> None:
     named = yaml.safe_load((ROOT / "examples" / "serve.yaml").read_text())["middleware"]
     module, _, name = named.rpartition(".")
     assert inspect.isclass(getattr(importlib.import_module(module), name))
-
-
-def test_a_server_that_loads_the_recorder_loads_nothing_heavy_with_it() -> None:
-    code = "import sys, tuner.capture; print(*{name.split('.')[0] for name in sys.modules})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    heavy = {"vllm", "torch", "numba", "numpy", "optuna", "pydantic", "typer", "rich"}
-    assert heavy & set(done.stdout.split()) == set()

@@ -31,8 +31,8 @@ COMMANDS = {
     "trace show": "trace show",
     "trace import": "trace import",
     "trace cut": "trace cut",
-    "history": "capture prometheus",
-    "join": "capture join",
+    "history": "trace import",
+    "join": "trace import",
 }
 """What the suite calls a command, and the words that call it."""
 

@@ -1,7 +1,6 @@
-"""A small server that speaks as vLLM does, on a real socket; with an engine behind it, or not."""
+"""A small server with the recorder in it, on a real socket; with an engine behind it, or not."""
 
 import asyncio
-import json
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -102,7 +101,7 @@ async def _complete(request: Request) -> Response:
         return JSONResponse({"error": "no"}, status_code=body["refuse"])
     engine = getattr(request.app.state, "engine_client", None)
     if engine is None:
-        return _from_the_wire(request, body)
+        return JSONResponse({"usage": _usage(body)})
     params = SimpleNamespace(
         n=body.get("n", 1),
         max_tokens=body["max_tokens"],
@@ -133,26 +132,6 @@ async def _complete(request: Request) -> Response:
 async def _until_gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _from_the_wire(request: Request, body: dict[str, Any]) -> Response:
-    choice = {"index": 0, "text": 'secret "usage" words', "finish_reason": "stop"}
-    if not body.get("stream"):
-        return JSONResponse({"choices": [choice], "usage": _usage(body)})
-    if body.get("metadata"):  # as vLLM leaves it, whatever the client asked for
-        request.state.request_metadata = SimpleNamespace(
-            final_usage_info=SimpleNamespace(prompt_tokens=3, completion_tokens=9)
-        )
-
-    async def events() -> AsyncIterator[bytes]:
-        for _ in range(body["max_tokens"] - 1):
-            yield b'data: {"choices":[{"index":0,"text":"w","finish_reason":null}]}\n\n'
-        yield b'data: {"choices":[{"index":0,"text":"w","finish_reason":"stop"}]}\n\n'
-        if body.get("stream_options"):
-            yield b"data: " + json.dumps({"choices": [], "usage": _usage(body)}).encode() + b"\n\n"
-        yield b"data: [DONE]\n\n"
-
-    return StreamingResponse(events(), media_type="text/event-stream")
 
 
 def application(engine: ToyEngine | None) -> Starlette:

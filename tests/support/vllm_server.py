@@ -93,16 +93,15 @@ class RealServer:
     def socket(self) -> Path:
         return self.folder / "tuner.sock"
 
-    def recorded(self, name: str) -> Path:
-        """Return the file of a recorder, ``trace`` or ``stats``."""
-        (path,) = (self.folder / name).iterdir()
+    def recorded(self) -> Path:
+        """Return the recorder's file."""
+        (path,) = (self.folder / "trace").iterdir()
         return path
 
-    def rows(self, name: str) -> int:
-        """Return how many requests stand in it."""
-        if not (self.folder / name).exists():
-            return 0
-        return sum(path.read_bytes().count(b"\n") - 1 for path in (self.folder / name).iterdir())
+    def rows(self) -> int:
+        """Return how many requests are in it."""
+        files = (self.folder / "trace").glob("*.jsonl")
+        return sum(path.read_bytes().count(b"\n") - 1 for path in files)
 
     def spans(self, *, since_s: float) -> list[dict[str, Any]]:
         """Return the OTLP/JSON of the requests that began later: one object each."""
@@ -120,7 +119,6 @@ def real_server(folder: Path) -> Iterator[RealServer]:
             *("--scheduler-cls", "tuner.engines.live_scheduler.LiveScheduler"),
             *("--otlp-traces-endpoint", f"http://127.0.0.1:{port}/v1/traces"),
             TUNER_TRACE_OUT="trace",
-            TUNER_STATS_OUT="stats",
             TUNER_LIVE_SOCKET=str(folder / "tuner.sock"),
             OTEL_EXPORTER_OTLP_TRACES_PROTOCOL="http/protobuf",
             OTEL_BSP_SCHEDULE_DELAY="200",  # milliseconds

@@ -5,7 +5,6 @@ from typing import Annotated
 import typer
 
 from tuner.commands.apply.options import ApplyOptions
-from tuner.commands.capture import options as capture
 from tuner.commands.compare.options import CompareOptions
 from tuner.commands.diff.options import DiffOptions
 from tuner.commands.doctor.options import DoctorOptions
@@ -68,4 +67,3 @@ app.command("doctor")(command(DoctorOptions, "tuner.commands.doctor.run"))
 app.command("compare")(command(CompareOptions, "tuner.commands.compare.run"))
 app.command("export")(command(ExportOptions, "tuner.commands.export.run"))
 app.add_typer(trace.app, name="trace")
-app.add_typer(capture.app, name="capture")

@@ -68,6 +68,12 @@ class Trace:
 
     warnings: tuple[str, ...] = ()
 
+    @staticmethod
+    def of(header: TraceHeader, requests: Iterable[TraceRequest]) -> "Trace":
+        """Return a trace of these requests, which are in order of arrival."""
+        kept = tuple(requests)
+        return Trace(header, kept, digest(kept, header.block_size))
+
 
 def load(path: Path, *, format_name: str | None = None, time_unit: TimeUnit | None = None) -> Trace:
     """Read a whole trace into memory, in order of arrival; requests of one time keep their order.

@@ -76,11 +76,31 @@ class TraceShowOptions:
 class TraceImportOptions:
     """Write a trace of any known format in tuner's own.
 
-    A table (CSV, TSV, JSON lines, Parquet; plain or packed) is read by its headings.
+    A table (CSV, TSV, JSON lines, Parquet; plain or packed) is read by its headings. Several files
+    are the parts of one recording. Of a Prometheus's address a synthetic trace is made that fits
+    what it stored of a vLLM server; TUNER_PROMETHEUS_TOKEN may hold a bearer token.
     """
 
-    file: File
+    sources: Annotated[
+        tuple[str, ...],
+        typer.Argument(
+            metavar="SOURCE...",
+            help="A file (- is standard input), the files of a recording, or the http:// address "
+            "of a Prometheus.",
+        ),
+    ]
     output: Output
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", help="Begin of the history: how long ago, or a date; default: 1h."),
+    ] = None
+    to: Annotated[str | None, typer.Option(help="End of the history, as --from; default: now.")] = (
+        None
+    )
+    selector: Annotated[
+        str | None,
+        typer.Option(help="Servers in a Prometheus: label matchers, as 'job=\"vllm\"'."),
+    ] = None
     format_name: FormatName = None
     time_unit: Unit = None
     columns: Columns = None
@@ -94,7 +114,7 @@ class TraceImportOptions:
             "--spread-ticks", help="Spread arrivals evenly within the ticks of a coarse clock."
         ),
     ] = False
-    seed: Annotated[int, typer.Option(min=0, help="Of --spread-ticks.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of what is drawn.")] = 0
     allow_text: Annotated[
         bool,
         typer.Option("--allow-text", help="Read a file that holds text, and leave the text out."),
@@ -110,6 +130,11 @@ class TraceImportOptions:
             "--list", is_eager=True, callback=_list_formats, help="List the formats, and end."
         ),
     ] = False
+
+    @property
+    def file(self) -> Path:
+        """The only source, which is a file."""
+        return Path(self.sources[0])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -19,6 +19,7 @@ from rich.progress import (
 
 from tuner.commands.shared.console import shown
 from tuner.commands.shared.output import print_json
+from tuner.commands.trace import collected
 from tuner.commands.trace import report as trace_report
 from tuner.commands.trace import view as trace_view
 from tuner.commands.trace.options import (
@@ -113,6 +114,14 @@ def show(options: TraceShowOptions) -> None:
 
 
 def import_(options: TraceImportOptions) -> None:
+    if len(options.sources) > 1 or collected.is_address(options.sources[0]):
+        collected.import_(options)
+        return
+    if options.from_ or options.to or options.selector:
+        raise UsageError(
+            "--from, --to and --selector are for a Prometheus",
+            hint="Give its address: tuner trace import http://prometheus:9090 -o trace.jsonl",
+        )
     if options.lengths is not None:
         _import_schedule(options, options.lengths)
         return

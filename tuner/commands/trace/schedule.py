@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from tuner.capture.synthetic import MAX_REQUESTS
 from tuner.commands.trace import view as trace_view
 from tuner.errors import TraceError
 from tuner.system.files import whole_file
@@ -17,6 +16,9 @@ from tuner.traffic.concurrency import Holder, holding
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
 from tuner.traffic.summary import describe
 from tuner.traffic.trace_warnings import trace_warnings
+
+MAX_REQUESTS = 10_000_000
+"""A day of a hundred requests a second: a damaged schedule may ask for any number."""
 
 
 def import_(schedule: Path, lengths: Path, output: Path, *, model: str | None, force: bool) -> None:

@@ -161,8 +161,8 @@ LOOKALIKES: tuple[Lookalike, ...] = (
     Lookalike(
         _is_gauges,
         "a series of gauges: how many ran and waited, not which requests",
-        "Import the requests themselves, or let tuner capture prometheus make a trace of all "
-        "that was scraped.",
+        "Import the requests themselves, or what a Prometheus stored: tuner trace import "
+        "http://prometheus:9090 -o trace.jsonl",
     ),
     Lookalike(
         _is_wrapped,

@@ -1,1 +1,0 @@
-"""``tuner capture``: a trace out of Prometheus, or out of a recording."""
