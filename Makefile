@@ -65,8 +65,7 @@ setup:
 
 setup-dev:
 	$(SETUP) --extra dev
-	@scripts/get_prometheus.sh
-	@$(BIN)/python scripts/tools.py
+	@scripts/tools.sh
 
 static: setup-dev
 	$(BIN)/ruff format --check .

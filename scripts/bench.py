@@ -1,20 +1,17 @@
-"""Measure tuner's own speed, by ratios within one run: python scripts/bench.py [--json].
+"""Measure tuner's own speed: python scripts/bench.py [--rows 10000000] [PART …].
 
-live ladder    six caps on one engine against an engine of its own for every cap: seconds spent on
-               starting, stopping and switching, and how far the curves are apart
-generator      lag of the replay and its share of a core while 32 streams run at once
-sim            requests per second through the simulated engine
-iteration log  what logging an iteration costs inside EngineCore, by its number of sequences
-live control   vLLM's schedule() without it, with it, and while a client asks without a pause
-twin           a million requests at one cap, 20 refits of an hour's trace at four caps, and what
-               weighing the caps for both loads costs over weighing them for today's
+help       seconds of `tuner --help`
+apply      seconds of `tuner apply --dry-run` on a Compose file
+trace      seconds and peak memory of `tuner trace import` of --rows rows of CSV
+twin       milliseconds of a replay of 20,000 requests at one cap, compiled
+ladder     six caps on one engine against an engine of its own for every cap: seconds spent on
+           starts and switches, and how far the curves are apart
+generator  lag of the sender, and its share of a core, while 32 streams run at once
 """
 
 import argparse
 import asyncio
-import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,47 +19,27 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean, median
-from timeit import repeat
-from types import SimpleNamespace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
-from random_worlds import case, shape_of
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import Engine, EngineFacts
-from tuner.engines.server.scheduler_log import SchedulerLog
-from tuner.engines.sim import virtual_time
-from tuner.engines.sim.world import step_law
 from tuner.engines.vllm.start import VllmStarter
 from tuner.replay.measure import measure
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule, replay
-from tuner.runs.ladder import doubling
-from tuner.runs.outcome import predictions_of
 from tuner.trace.trace import TraceRequest, load
 from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.slo import Slo
-from tuner.twin.choice import weigh
-from tuner.twin.draws import MOST_FLICKER, MachineHistory
-from tuner.twin.forecast import Forecast
-from tuner.twin.law import Segment, fit_law
-from tuner.twin.load import Loads, loads_of
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 
-TRACE = Path(__file__).parents[1] / "traces" / "translation.jsonl"
-CAPS = doubling(32)
-ASKS = """
-import sys
-from pathlib import Path
-from tuner.engines.server import control_client
-control_client.state(Path(sys.argv[1]))
-print(flush=True)
-while True:
-    control_client.state(Path(sys.argv[1]))
-"""
+ROOT = Path(__file__).resolve().parents[1]
+TUNER = Path(sys.executable).with_name("tuner")
+CAPS = (1, 2, 4, 8, 16, 32)
+TINY = {"model": "tuner:tiny"}
 NEVER_CUT = CutRule(Slo(ttft_s=1e9), floor=0.0)
 
 
@@ -103,7 +80,7 @@ def tokens_per_s(result: Replay) -> float:
 
 async def ladders(requests: Sequence[TraceRequest]) -> dict[str, Any]:
     """Walk the caps live and fresh in turn, so that both meet the same machine."""
-    starter = VllmStarter({"model": "tuner:tiny"})
+    starter = VllmStarter(TINY)
     await (await starter.start(max_num_seqs=1)).stop()  # imports vLLM once, for both ladders
     live_s, live = await timed(starter.start(max_num_seqs=CAPS[-1]))
     whole = planned(requests, live.facts, every_s=0.0)
@@ -137,7 +114,7 @@ async def ladders(requests: Sequence[TraceRequest]) -> dict[str, Any]:
 
 async def generator(requests: Sequence[TraceRequest]) -> dict[str, Any]:
     """Keep 32 streams busy and look at the sender."""
-    engine = await VllmStarter({"model": "tuner:tiny"}).start(max_num_seqs=32)
+    engine = await VllmStarter(TINY).start(max_num_seqs=32)
     plan = planned(requests, engine.facts, every_s=0.1)
     await replayed(engine, plan[:8], 32)
     begin_cpu_s = time.process_time()
@@ -156,103 +133,31 @@ async def generator(requests: Sequence[TraceRequest]) -> dict[str, Any]:
     }
 
 
-async def sim(requests: Sequence[TraceRequest]) -> dict[str, Any]:
-    """Replay an hour of the sample's traffic on the simulated engine."""
-    # vLLM's child processes import this script anew, and numba breaks its start on a CPU.
-    from tuner.engines.sim.start import SimStarter  # noqa: PLC0415
-    from tuner.engines.sim.world import World, WorldStep  # noqa: PLC0415
-
-    engine = await SimStarter(World(step=WorldStep(a=0.02, b=0.0006))).start(max_num_seqs=16)
-    plan = planned(list(requests) * 12, engine.facts, every_s=0.3)
-    await replayed(engine, plan[:10], 16)  # compiles
-    elapsed_s, result = await timed(replayed(engine, plan, 16))
-    await engine.stop()
-    return {
-        "requests": len(plan),
-        "requests_per_s": len(plan) / elapsed_s,
-        "virtual_over_real": result.elapsed_s / elapsed_s,
-    }
+def program(folder: Path, *words: str) -> dict[str, Any]:
+    """Run tuner by itself; return its time, and its peak memory."""
+    begin_s = time.monotonic()
+    with subprocess.Popen([TUNER, *words], cwd=folder, stdout=subprocess.DEVNULL) as process:  # noqa: S603
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = status
+    if status:
+        raise RuntimeError(f"tuner {' '.join(words)} failed")
+    return {"seconds": time.monotonic() - begin_s, "peak_mib": usage.ru_maxrss / 1024}
 
 
-def iteration_log() -> dict[str, Any]:
-    """Log decode iterations of vLLM's scheduler output, without the rest of the engine."""
-    microseconds = {}
-    for size in (1, 32, 256):
-        names = [f"request-{number}" for number in range(size)]
-        request = SimpleNamespace(
-            num_computed_tokens=201, num_prompt_tokens=100, is_prefill_chunk=False
-        )
-        pool = SimpleNamespace(num_gpu_blocks=1000, get_num_free_blocks=lambda: 500)
-        scheduler = SimpleNamespace(
-            requests=dict.fromkeys(names, request),
-            kv_cache_manager=SimpleNamespace(block_pool=pool),
-            get_request_counts=lambda size=size: (size, 0),
-            has_requests=lambda: True,
-        )
-        output = SimpleNamespace(
-            num_scheduled_tokens=dict.fromkeys(names, 1),
-            scheduled_spec_decode_tokens={},
-            scheduled_new_reqs=[],
-            scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
-        )
-        one = SimpleNamespace(prefill_stats=None, finish_reason=None)
-        result = {0: SimpleNamespace(outputs=[one] * size)}
-        log = SchedulerLog(scheduler)
-
-        def iterate(log: SchedulerLog = log, output: Any = output, result: Any = result) -> None:  # noqa: ANN401
-            log.scheduled(output, 0.0)
-            log.computed(output, result)
-
-        microseconds[f"us_at_{size}_sequences"] = min(repeat(iterate, number=500)) / 500 * 1e6
-    return microseconds
+def apply_once(folder: Path) -> dict[str, Any]:
+    walk, profile = ROOT / "examples" / "walk", ROOT / "profiles" / "translation-tiny-cpu.yaml"
+    words = ("--model-is", "tuner:tiny", "--dry-run")
+    return program(folder, "apply", str(profile), str(walk / "compose.yaml"), *words)
 
 
-def live_control() -> dict[str, Any]:
-    """Schedule the same decode iterations without it, with it, and while a client asks, in turn."""
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415 - slow to import
-
-    from tests.support import lone_scheduler as lone  # noqa: PLC0415
-
-    results: dict[str, float] = {}
-    for size in (1, 32):
-        config = lone.configured(max_num_seqs=32)
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.environ[lone.live.SOCKET] = f"{folder}/tuner.sock"
-            plain, live = (
-                lone.scheduler_of(k, config) for k in (Scheduler, lone.live.LiveScheduler)
-            )
-            for number in range(2 * size):
-                lone.add((plain, live)[number % 2], f"{number}", prompt=8, tokens=2000)
-            times: dict[str, list[float]] = {"none": [], "control": [], "asked": []}
-            command = [sys.executable, "-c", ASKS, path]
-            with subprocess.Popen(command, stdout=subprocess.PIPE) as client:  # noqa: S603 - ours
-                assert client.stdout is not None
-                client.stdout.readline()
-                for _ in range(12):
-                    times["asked"].append(_schedule_us(lone, live))
-                    client.send_signal(signal.SIGSTOP)
-                    times["control"].append(_schedule_us(lone, live))
-                    times["none"].append(_schedule_us(lone, plain))
-                    client.send_signal(signal.SIGCONT)
-                client.kill()
-            live.shutdown()
-        results[f"us_at_{size}_sequences"] = median(times["none"])
-        for name in ("control", "asked"):
-            ratios = [one / other for one, other in zip(times[name], times["none"], strict=True)]
-            results[f"{name}_over_none_at_{size}"] = median(ratios)
-    return results
-
-
-def _schedule_us(lone: Any, scheduler: Any) -> float:  # noqa: ANN401 - a module, and vLLM's
-    """Return the mean time of one schedule()."""
-    taken_s = 0.0
-    for _ in range(60):
-        begin_s = time.monotonic()
-        iteration = lone.schedule(scheduler)
-        taken_s += time.monotonic() - begin_s
-        lone.compute(scheduler, iteration)
-    return 1e6 * taken_s / 60
+def import_rows(folder: Path, rows: int) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    at_ms = 1_700_000_000_000 + np.cumsum(rng.integers(1, 100, rows))
+    columns = [at_ms, rng.integers(10, 2000, rows), rng.integers(1, 500, rows)]
+    with (folder / "rows.csv").open("w") as file:
+        file.write("timestamp_ms,prompt_tokens,completion_tokens\n")
+        np.savetxt(file, np.column_stack(columns), fmt="%d", delimiter=",")
+    return program(folder, "trace", "import", "rows.csv", "-o", "out.jsonl")
 
 
 def twin() -> dict[str, Any]:
@@ -261,91 +166,37 @@ def twin() -> dict[str, Any]:
         max_num_batched_tokens=8192, block_size=16, kv_blocks=10_000, max_model_len=8192
     )
     law = StepLaw(np.linspace(0.020, 0.040, 33), 1e-5, 0.0, 0.0, 0.0)
-
-    def traffic(count: int, length_s: float) -> Traffic:
-        arrivals = np.sort(rng.uniform(0, length_s, count)).tolist()
-        return Traffic.of((at_s, 100, int(rng.integers(50, 150))) for at_s in arrivals)
-
-    million, hour = traffic(1_000_000, 200_000.0), traffic(19_000, 3600.0)
-    simulate(hour, law, shape, max_num_seqs=16)  # compiles
-    begin_s = time.monotonic()
-    simulate(million, law, shape, max_num_seqs=16)
-    million_s = time.monotonic() - begin_s
-    log = simulate(hour, law, shape, max_num_seqs=32, log=True).iterations
-    log["duration_s"] *= np.exp(rng.normal(0.0, 0.05, len(log)))
-    begin_s = time.monotonic()
-    fitted = fit_law([Segment(log, 0.0, 0)], max_num_seqs=32)
-    slo = Slo(ttft_s=1.0)
-    said = weigh(Loads(hour), fitted, shape, slo, (4, 8, 16, 32), everywhere=True, draws=20)
-    refits_s = time.monotonic() - begin_s
-    view = Forecast(
-        fitted,
-        shape,
-        loads_of(hour, 1.25, seed=0),
-        slo,
-        length_s=3600.0,
-        hit_share=0.0,
-        stalled_share=0.0,
-        weighed=said,
-        machine=MachineHistory(np.ones(240), flicker=np.ones(MOST_FLICKER)),
-    )
-    begin_s = time.process_time()
-    predictions_of(view, 16)
-    promise_s = time.process_time() - begin_s
-    return {
-        "million_requests_s": million_s,
-        "fit_of_iterations": len(log),
-        "fit_and_20_refits_of_an_hour_s": refits_s,
-        "promise_of_an_hour_cpu_s": promise_s,
-        **_both_loads_over_today(),
-    }
-
-
-WORLDS = 24
-
-
-def _both_loads_over_today() -> dict[str, float]:
-    """Return how much more CPU time it takes to weigh the caps for both loads, as a run does after
-    a trial, than for today's alone: in the mean over random worlds, and at most."""
-    ratios = []
-    for seed in range(WORLDS):
-        one = case(seed, "typical")
-        law, shape = step_law(one.world.step, CAPS[-1]), shape_of(one.world, known=False)
-        log = simulate(one.traffic, law, shape, max_num_seqs=CAPS[-1], log=True).iterations
-        log["duration_s"] *= np.exp(np.random.default_rng(seed).normal(0.0, 0.05, len(log)))
-        fitted = fit_law([Segment(log, 0.0, 0)], max_num_seqs=CAPS[-1])
-        took_s = []
-        for loads in (Loads(one.traffic), loads_of(one.traffic, 1.25, seed=seed)):
-            begin_s = time.process_time()
-            weigh(loads, fitted, shape, one.slo, CAPS)
-            took_s.append(time.process_time() - begin_s)
-        ratios.append(took_s[1] / took_s[0])
-    return {"both_loads_over_today": float(np.mean(ratios)), "at_most": max(ratios)}
+    arrivals = np.sort(rng.uniform(0, 4000.0, 20_000)).tolist()
+    traffic = Traffic.of((at_s, 100, int(rng.integers(50, 150))) for at_s in arrivals)
+    times_s = []
+    for _ in range(4):  # the first compiles
+        begin_s = time.monotonic()
+        simulate(traffic, law, shape, max_num_seqs=16)
+        times_s.append(time.monotonic() - begin_s)
+    return {"milliseconds": 1e3 * min(times_s)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    as_json = parser.parse_args().json
-    requests = [one for one in load(TRACE).requests if one.status == "ok"]
-    results: dict[str, Any] = {}
-    benches: list[tuple[str, Callable[[], dict[str, Any]]]] = [
-        ("live ladder", lambda: asyncio.run(ladders(requests[:64]))),
-        ("generator", lambda: asyncio.run(generator(requests[:150]))),
-        ("sim", lambda: virtual_time.run(sim(requests))),
-        ("iteration log", iteration_log),
-        ("live control", live_control),
-        ("twin", twin),
-    ]
-    for name, bench in benches:
-        sys.stderr.write(f"{name} ...\n")
-        results[name] = bench()
-        if not as_json:
-            sys.stdout.write(f"{name}\n")
-            for key, value in results[name].items():
-                sys.stdout.write(f"  {key:32} {_shown(value)}\n")
-    if as_json:
-        sys.stdout.write(json.dumps(results) + "\n")
+    parser.add_argument("parts", nargs="*", metavar="PART", help="default: all")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of the trace that is imported")
+    options = parser.parse_args()
+    trace = load(ROOT / "traces" / "translation.jsonl")
+    requests = [one for one in trace.requests if one.status == "ok"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        parts: dict[str, Callable[[], dict[str, Any]]] = {
+            "help": lambda: program(folder, "--help"),
+            "apply": lambda: apply_once(folder),
+            "trace": lambda: import_rows(folder, options.rows),
+            "twin": twin,
+            "ladder": lambda: asyncio.run(ladders(requests[:64])),
+            "generator": lambda: asyncio.run(generator(requests[:150])),
+        }
+        for part in options.parts or parts:
+            print(part, flush=True)
+            for key, value in parts[part]().items():
+                print(f"  {key:32} {_shown(value)}", flush=True)
     return 0
 
 

@@ -22,14 +22,11 @@ eight minutes, and five for its neighbours. ``--anew`` rescores what is in the f
 of now, and asks no server. With --smoke a simulated machine is the server.
 
 Printed, and with ``--keep`` written after every step: how often each number of each case was held,
-how sharp the intervals are, what a choice loses against the best cap that was measured, how long it
-took against `vllm bench sweep serve`, and the spread of the errors and of the starts. Where there
-are enough cases the intervals of each are those that the others would have one believe in, so that
-no case is held against what was learnt of it; with fewer, those of tuner/twin/believed.py.
+how sharp the intervals are, what a choice loses against the best cap that was measured, and how
+long it took against `vllm bench sweep serve`.
 """
 
 import argparse
-import hashlib
 import json
 import math
 import os
@@ -40,7 +37,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -60,10 +57,9 @@ from tuner.trace.formats.reading.header import TraceHeader
 from tuner.trace.trace import Trace, TraceRequest, write
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.slo import Slo
-from tuner.twin import believed, draws
-from tuner.twin.believed import BELIEVED, Beliefs
+from tuner.twin import draws
+from tuner.twin.believed import BELIEVED
 from tuner.twin.simulation import Traffic, simulate, traffic_of
-from tuner.twin.uncertainty import t_quantile
 
 LENGTH_S = 60.0
 LOADS = (1.0, 1.25)
@@ -80,20 +76,10 @@ NUMBERS = (
     *("e2el_p95_s", "e2el_p99_s", "attainment"),
 )
 MEANS = ("ttft_mean_s", "tpot_mean_s")
-BESIDE = 0.16
-"""The rival of an interval: what the confirming replay measured, so much more or less."""
 
 LATE_S = 0.05
 """A client that sent its latest hundredth later than this saw itself, and not the server."""
 
-FEWEST_CASES = 4
-"""How many tell what to believe of another."""
-
-LEAST_SD = 0.01
-"""Of what is off besides the start: a hundredth is what clocks and rounding make."""
-
-MISSED = 2 / 0.05
-"""What a miss of a 95 % interval costs, times its distance (Gneiting and Raftery 2007)."""
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -382,12 +368,12 @@ class Study:
             raise LookupError(f"{self.name}: the windows decided, nothing is promised by a twin")
         return restored(one.twin, source=str(self.profile_path), front_end=one.front_end)
 
-    def found(self, beliefs: Beliefs = BELIEVED) -> dict[str, Any]:
+    def found(self) -> dict[str, Any]:
         """Return what is known of the case so far: times, the profile's own check, and cells."""
         if not self.profile_path.exists():
             return {}
         one, took = self.profile, json.loads((self.folder / "times.json").read_text())
-        cells = list(self.cells(beliefs))
+        cells = list(self.cells())
         late_s = [_late_s(load) for path in self.folder.glob("*-?.json")
                   for load in json.loads(path.read_text())["seen"]]  # fmt: skip
         benched = [json.loads(path.read_text()) for path in self.folder.glob("*-?.json")]
@@ -403,11 +389,10 @@ class Study:
             "client_late_p99_s": max(late_s, default=None),
             "sweep_s": took["sweep_s"],
             "vllm_sweep_s": float(np.mean(run_s)) * BENCH_RUNS * len(one.curve) if run_s else None,
-            "believed": asdict(beliefs),
             "cells": cells,
         }  # fmt: skip
 
-    def cells(self, beliefs: Beliefs) -> Iterator[dict[str, Any]]:
+    def cells(self) -> Iterator[dict[str, Any]]:
         """Yield each number that was promised and measured, and the means."""
         one = self.profile
         try:
@@ -422,9 +407,8 @@ class Study:
             if not seen:
                 continue
             traffic = _traffic(self.sent(load), hits)
-            drawn = draws.draws_of(twin.laws, twin.machine, [traffic], believed=beliefs)
+            drawn = draws.draws_of(twin.laws, twin.machine, [traffic])
             said = draws.promised([traffic], drawn, twin.shape, slo, max_num_seqs=cap)
-            rival = _rival(one) if (cap, load) == (one.decision.max_num_seqs, 1.0) else {}
             for round_, requests in seen:
                 numbers = _numbers(requests, slo)
                 for name in (*NUMBERS, *MEANS):
@@ -435,7 +419,6 @@ class Study:
                         "number": name, "choice": one.decision.max_num_seqs,
                         "late": _late_s(requests) > LATE_S,
                         **dict(zip(("predicted", "low", "high", "measured"), rounded, strict=True)),
-                        "rival": rival.get(name),
                     }  # fmt: skip
 
     def seen(self, cap: int, round_: int, load: float) -> list[dict[str, float]]:
@@ -448,19 +431,6 @@ class Study:
 def _late_s(requests: Sequence[Mapping[str, float]]) -> float:
     """Return by how much the client sent its latest hundredth later than planned."""
     return float(np.quantile([one.get("late_s", 0.0) for one in requests], 0.99))
-
-
-def _rival(one: ServingProfile) -> dict[str, float]:
-    """Return what the confirming replay of the captured load measured."""
-    if one.promise.source != "confirming run" or one.promise.load != 1.0:
-        return {}
-    found = {"attainment": one.promise.attainment}
-    for name in ("ttft", "tpot", "e2el"):
-        spread = getattr(one.promise, f"{name}_ms")
-        if spread is not None:
-            found |= {f"{name}_{each}_s": getattr(spread, each) / 1e3 for each in
-                      ("p50", "p95", "p99")}  # fmt: skip
-    return found
 
 
 def _traffic(requests: Rows, hit_share: float) -> Traffic:
@@ -528,13 +498,7 @@ def _numbers(seen: Sequence[Mapping[str, float]], slo: Slo) -> dict[str, float]:
     return found
 
 
-HEAD = ("", "intervals that held", "missed above, below", "half-width of a time, of attainment",
-        "score, of the replay ± 16 %")  # fmt: skip
-
-
-def constants_hash() -> str:
-    """Return the hash of the file that has them."""
-    return hashlib.sha256(Path(believed.__file__).read_bytes()).hexdigest()
+HEAD = ("", "intervals that held", "missed above, below", "half-width of a time, of attainment")
 
 
 def rows(found: Mapping[str, Any]) -> list[list[str]]:
@@ -561,7 +525,7 @@ def rows(found: Mapping[str, Any]) -> list[list[str]]:
 def _coverage(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     held = [one["low"] <= one["measured"] <= one["high"] for one in cells]
     if not held:
-        return ["nothing", "", "", ""]
+        return ["nothing", "", ""]
     times = [one for one in cells if one["number"] != "attainment" and one["predicted"] > 0]
     widths = [(one["high"] - one["low"]) / 2 / one["predicted"] for one in times]
     shares = [(one["high"] - one["low"]) / 2 for one in cells if one["number"] == "attainment"]
@@ -570,24 +534,7 @@ def _coverage(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     sharp = [f"{np.median(widths):.0%}" if widths else "",
              f"{100 * float(np.median(shares)):.1f} points" if shares else ""]  # fmt: skip
     return [f"{sum(held)} of {len(held)} ({np.mean(held):.2f})", f"{above}, {below}",
-            ", ".join(one for one in sharp if one), _against_rival(cells)]  # fmt: skip
-
-
-def _against_rival(cells: Sequence[Mapping[str, Any]]) -> str:
-    """Return the mean interval score, and that of what was replayed, more or less; each in units of
-    what was measured."""
-    mine, rivals = [], []
-    for one in cells:
-        if one["rival"] is None or not one["measured"] > 0:
-            continue
-        beside = (one["rival"] * (1 - BESIDE), one["rival"] * (1 + BESIDE))
-        mine.append(_score(one["low"], one["high"], one["measured"]))
-        rivals.append(_score(*beside, one["measured"]))
-    return f"{np.mean(mine):.2f} of {np.mean(rivals):.2f}" if mine else ""
-
-
-def _score(low: float, high: float, value: float) -> float:
-    return (high - low + MISSED * max(0.0, low - value, value - high)) / value
+            ", ".join(one for one in sharp if one)]  # fmt: skip
 
 
 def report(found: Mapping[str, Any]) -> None:
@@ -599,70 +546,9 @@ def report(found: Mapping[str, Any]) -> None:
                   f"{case['sweep_s']:.0f} s, vllm bench sweep serve {case['vllm_sweep_s']:.0f} s "
                   f"by the time of a run here; the client {case['client_late_p99_s']:.3f} s late "
                   "in the worst hundredth of a round")  # fmt: skip
-    for name, case in {**found["cases"], "another, by all of them": found}.items():
-        if told := case.get("believed"):
-            print(f"{name}: {', '.join(f'{one} {value:+.3f}' for one, value in told.items())}")
     for name, loss in regrets(cells):
         print(f"regret of {name}: {loss:.3f}")
     print(f"missing: {', '.join(found['missing']) or 'nothing'}")
-
-
-def beliefs_of(cases: Mapping[str, Mapping[str, Any]]) -> Beliefs | None:
-    """Return what these cases would have one believe of another; None of too few.
-
-    What is off is log(measured / predicted) of means: of what each sweep foretold, and of what the
-    client saw where it kept up; each case counts alike. Of TPOT it has two parts, as in an analysis
-    of variance: by how much two loads of one server differ is TPOT's own; how far servers lie from
-    what is predicted is speed, of the start that was swept and of theirs. TTFT is looked at where
-    no queue multiplies what a speed is off by: at the choice, as captured."""
-    cells = [cell for case in cases.values() for cell in case.get("cells", ())
-             if not cell.get("late")]  # fmt: skip
-    if len({cell["case"] for cell in cells}) < FEWEST_CASES:
-        return None
-    tpot = _errors(cases, cells, "tpot")
-    own = np.mean([np.var(one, ddof=1) for servers in tpot for one in servers if len(one) > 1])
-    means = [[float(np.mean(one)) for one in servers] for servers in tpot]
-    tpot_bias, speed = _off(means, BELIEVED.tpot_bias)
-    speed = max(speed - float(own) / 2, LEAST_SD**2)
-    calm = [cell for cell in cells if cell["cap"] == cell["choice"] and cell["load"] == 1.0]
-    errors = [[one for server in servers for one in server]
-              for servers in _errors(cases, calm, "ttft")]  # fmt: skip
-    ttft_bias, ttft = _off(errors, BELIEVED.ttft_bias)
-    return Beliefs(
-        start_sd=math.sqrt(speed / 2),
-        ttft_sd=math.sqrt(max(ttft - speed, LEAST_SD**2)),
-        tpot_sd=math.sqrt(max(float(own), LEAST_SD**2)),
-        ttft_bias=ttft_bias,
-        tpot_bias=tpot_bias,
-    )
-
-
-def _errors(
-    cases: Mapping[str, Mapping[str, Any]], cells: Sequence[Mapping[str, Any]], name: str
-) -> list[list[list[float]]]:
-    """Return log(measured / predicted) of the mean of a time, of each case and there of each
-    server: the one whose windows the sweep foretold, and those that were asked afterwards."""
-    asked = defaultdict[str, defaultdict[tuple[Any, ...], list[float]]](
-        partial(defaultdict, list[float])
-    )
-    for one in cells:
-        if one["number"] == f"{name}_mean_s":
-            error = math.log(one["measured"] / one["predicted"])
-            asked[one["case"]][one["cap"], one["round"]].append(error)
-    return [
-        [*([case["misfit"][name]] if case.get("misfit") and case["misfit"][name] else []),
-         *asked[which].values()]
-        for which, case in cases.items() if which in asked
-    ]  # fmt: skip
-
-
-def _off(errors: Sequence[Sequence[float]], told: float) -> tuple[float, float]:
-    """Return by how much predictions are off in the mean, 0 where that is within its 95 %, and the
-    mean square around it. ``told`` is in the predictions already."""
-    means = np.array([np.mean(one) for one in errors]) + told
-    reach = t_quantile(len(means) - 1) * float(means.std(ddof=1)) / math.sqrt(len(means))
-    bias = float(means.mean()) if abs(means.mean()) > reach else 0.0
-    return bias, float(np.mean([np.mean(np.square(np.add(one, told - bias))) for one in errors]))
 
 
 def regrets(cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
@@ -696,12 +582,10 @@ def main() -> None:
         for study in studies:
             study.rescore()
     cases = {study.name: study.found() for study in studies}
-    learnt: Beliefs | None = None
 
     def so_far() -> dict[str, Any]:
         missing = [f"{each.name} ({step.words})" for each in studies for step in each.steps()]
-        found = {"constants": constants_hash(), "missing": missing, "cases": cases,
-                 "believed": learnt and asdict(learnt)}  # fmt: skip
+        found = {"missing": missing, "cases": cases}
         keep(options.keep, found)
         return found
 
@@ -717,12 +601,6 @@ def main() -> None:
                 step.do()
                 cases[study.name] = study.found()
                 so_far()
-    by_now = dict(cases)
-    learnt = beliefs_of(by_now)
-    for study in studies:  # each with what the others told
-        others = {name: case for name, case in by_now.items() if name != study.name}
-        if by_now[study.name] and (beliefs := beliefs_of(others)) is not None:
-            cases[study.name] = study.found(beliefs)
     report(so_far())
 
 

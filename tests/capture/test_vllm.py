@@ -306,7 +306,7 @@ def test_replayed_it_gives_the_concurrency_that_the_server_reported(
 @pytest.mark.serve
 def test_a_real_prometheus_gives_as_many_requests_and_tokens(recorded: Recorded) -> None:
     if recorded.scraped is None:
-        pytest.skip("no prometheus: scripts/get_prometheus.sh fetches it")
+        pytest.skip("no prometheus: scripts/tools.sh fetches it")
     synthetic = trace.load(recorded.scraped).requests
     assert len(synthetic) == len(recorded.plan)
     for name in ("input_length", "output_length"):

@@ -17,7 +17,7 @@ from tests.support.places import ROOT
 from tuner.profile.schema import ServingProfile
 from tuner.rollout.monitoring import prometheus_rules
 
-FETCHED = ROOT / ".venv" / "prometheus" / "usr" / "bin"
+FETCHED = ROOT / ".venv" / "tools"
 
 BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 """vLLM's own, for a model of 2048 tokens."""
@@ -35,7 +35,7 @@ def binary(name: str) -> str:
     """Return the path of ``prometheus`` or ``promtool``; skip the test where it is not."""
     found = _find(name)
     if found is None:
-        pytest.skip(f"no {name}: scripts/get_prometheus.sh fetches it")
+        pytest.skip(f"no {name}: scripts/tools.sh fetches it")
     return found
 
 
