@@ -94,12 +94,6 @@ def _turn(item: pytest.Item) -> tuple[bool, bool]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _state_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What users have been told of their traces is not ours to change."""
-    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
-
-
-@pytest.fixture(autouse=True, scope="session")
 def _nobody_waits_for_the_disk() -> Iterator[None]:
     """What is written outlives its process without; no test cuts the power."""
     with pytest.MonkeyPatch.context() as patch:

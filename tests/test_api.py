@@ -75,8 +75,6 @@ def test_what_a_profile_may_not_set_is_no_engine_argument(tmp_path: Path) -> Non
         ({"json": True}, "has no option 'json'"),
         ({"ceiling": "many"}, "'many' is no ceiling"),
         ({"headroom": 99}, "is not from 1 to 10"),
-        ({"seed": -1}, "'--seed'"),
-        ({"fast": "yes"}, "'--fast' does not take a value"),
         ({"require": ["p99 ttft ? 5s"]}, "'p99 ttft ? 5s'"),
         ({"engine": "sim"}, "--engine sim needs a world"),
     ],

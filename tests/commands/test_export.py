@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a finished run."""
     path = tmp_path_factory.mktemp("export")
     trace = beginning(path / "prod.jsonl", 200)
-    words = ("sweep", "--engine", "sim", "--world", WORLD, "--trace", trace, "--fast")
+    words = ("sweep", "--engine", "sim", "--world", WORLD, "--trace", trace)
     assert tuner(path, *words, "--run-dir", "run").returncode == 0
     return path
 

@@ -160,7 +160,7 @@ def test_public_traces_end_with_a_verdict(tmp_path: Path, name: str, window: str
 @pytest.mark.long
 def test_the_whole_ladder_is_replayed_behind_a_server_that_is_sent_text(tmp_path: Path) -> None:
     done = tuner(
-        tmp_path, "sweep", "--trace", str(SAMPLE), *SHORT, "--fast", "--engine", "serve",
+        tmp_path, "sweep", "--trace", str(SAMPLE), *SHORT, "--engine", "serve",
         "--send", "text", "--set", "api_server_count=2", "--json",
     )  # fmt: skip
     assert done.returncode in {0, 5}, done.stderr

@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan")
     world = ROOT / "examples" / "worlds" / "article.yaml"
     trace = beginning(path / "prod.jsonl", 360)
-    tuning = ("sweep", "--engine", "sim", "--world", world, "--trace", trace, "--fast")
+    tuning = ("sweep", "--engine", "sim", "--world", world, "--trace", trace)
     assert tuner(path, *tuning).returncode == 0
     whole = profile.load(path / "profile.yaml")
     curve = [step for step in whole.curve if step.max_num_seqs >= 4]

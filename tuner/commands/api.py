@@ -30,7 +30,7 @@ Returned = TypeVar("Returned")
 REFUSED: Any = typer.BadParameter.__mro__[1]
 """The base of typer's own errors: all that its parser says of wrong usage."""
 
-NOT_HERE = {"traces", "json", "details", "dry_run", "check", "rescore", "ray", "ray_cpus", "prices"}
+NOT_HERE = {"trace", "json", "details", "dry_run", "rescore", "ray", "prices"}
 """Options of ``tuner sweep`` that are not of the API: they print, or are not of one trace here."""
 
 
@@ -159,7 +159,7 @@ def _typed(trace: Path, options: Mapping[str, Any], arguments: Mapping[str, Any]
     """Return the options as the command line would, which checks every value. Raises UsageError."""
     texts = tuple(f"{key}={value}" for key, value in arguments.items())
     several = {name: tuple(one) for name, one in options.items() if isinstance(one, list)}
-    words = as_typed(SweepOptions(traces=(trace,), overrides=texts, **{**options, **several}))
+    words = as_typed(SweepOptions(trace=trace, overrides=texts, **{**options, **several}))
     parser: Any = get_command(app)
     try:
         found = parser.commands["sweep"].make_context("sweep", words).params

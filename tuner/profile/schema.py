@@ -154,7 +154,7 @@ class Provenance(Section):
     ranks: Count = 1
     """Of a data-parallel server, of which one was measured: every number is one rank's."""
 
-    confirm: Literal["inproc", "server", "plain"] | None = None
+    confirm: Literal["inproc", "server"] | None = None
     """Where the engine ran that confirmed the choice: in tuner's process, behind a server, or
     behind one without tuner's scheduler; None where none did, or an older tuner measured."""
 

@@ -23,7 +23,7 @@ from tuner.twin.objective import holds
 LOW = 0.90
 """Attainment below which that is the answer, and not the cap."""
 
-SERVED = ("server", "plain")
+SERVED = ("server",)
 """Ways of confirming in which a front end stands before the engine."""
 
 SAME = 0.02

@@ -91,18 +91,9 @@ class EngineRunner:
         self.recorder = Recorder(evidence.journal)
         self.read_device = read_device
         self.engine: Engine | None = None
-        self.coming: asyncio.Task[Engine] | None = None
-        """One that starts ahead of its need, in place of ``engine``."""
-
-        self.begun_s = 0.0
         self.built_for = ""
         self.spare_s: Callable[[], float] = lambda: settings.budget_s - evidence.spent_s()
         """Returns the seconds that may be spent on measuring something once more."""
-
-    async def anticipate(self, max_num_seqs: int) -> None:
-        """Begin to start the engine that is likely to confirm: nothing more is measured before."""
-        await self.stop()
-        self.coming = self._begun(max_num_seqs, "confirm", f"confirm {max_num_seqs}")
 
     async def engine_for(self, max_num_seqs: int, purpose: str) -> Engine:
         """Return the engine for this purpose with the cap set.
@@ -110,14 +101,14 @@ class EngineRunner:
         It is started only when it is needed: a resumed run with nothing left to measure starts
         none.
         """
-        live = purpose == "ladder" and not self.settings.fresh
+        live = purpose == "ladder"
         built_for = "ladder" if live else f"{purpose} {max_num_seqs}"
         size = self.settings.ceiling if live else max_num_seqs
         if self.built_for != built_for:
-            await self._give_up()
+            await self.stop()
         if self.engine is None:
-            coming, self.coming = self.coming or self._begun(size, purpose, built_for), None
-            self.engine = await coming
+            self.built_for = built_for
+            self.engine = await self._started(size, purpose)
             self.evidence.check_machine(self.engine.facts)
             self.recorder.add_start(self.engine.facts, purpose=purpose, max_num_seqs=size)
             if took := start_in_words(self.engine.facts):
@@ -125,21 +116,6 @@ class EngineRunner:
         tokens = self.engine.facts.max_num_batched_tokens
         await self.engine.set_limits(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens)
         return self.engine
-
-    def _begun(self, max_num_seqs: int, purpose: str, built_for: str) -> asyncio.Task[Engine]:
-        """Return a start that goes on by itself."""
-        loop = asyncio.get_running_loop()
-        self.built_for, self.begun_s = built_for, loop.time()
-        return loop.create_task(self._started(max_num_seqs, purpose))
-
-    async def _give_up(self) -> None:
-        """Stop the engine that is up, or the one that comes, and note how long a start in vain
-        took."""
-        is_in_vain = self.coming is not None
-        await self.stop()
-        if is_in_vain:
-            took_s = asyncio.get_running_loop().time() - self.begun_s
-            self.recorder.add_late(f"start to {self.built_for}", "another cap is chosen", took_s)
 
     async def _started(self, max_num_seqs: int, purpose: str) -> Engine:
         """Start the engine of a purpose."""
@@ -166,12 +142,6 @@ class EngineRunner:
             await asyncio.sleep(LOOK_S)
 
     async def stop(self) -> None:
-        coming, self.coming = self.coming, None
-        if coming is not None:
-            coming.cancel()
-            await asyncio.wait([coming])  # a start that is cancelled leaves nothing behind
-            if not coming.cancelled() and coming.exception() is None:
-                self.engine = coming.result()
         if self.engine is not None:
             engine, self.engine = self.engine, None
             await engine.stop()

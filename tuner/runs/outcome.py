@@ -49,9 +49,6 @@ class Conclusion:
     blocks: tuple[Block, ...] = ()
     """The rungs, as the windows decided by them; none where the twin did."""
 
-    untried: int | None = None
-    """The cap that is to be replayed with headroom before more can be said."""
-
     def step(self, cap: int) -> CurvePoint:
         return next(one for one in self.curve if one.numbers.max_num_seqs == cap)
 

@@ -79,13 +79,6 @@ def curve_steps(outcome: SweepOutcome) -> list[CurveStep]:
     ]
 
 
-CLIENTS = (
-    *("attainment", "goodput_rps", "requests_per_s", "output_tokens_per_s"),
-    *("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms"),
-)
-"""Numbers that clients see, and not the engine alone."""
-
-
 def _numbers(one: Measurement) -> dict[str, Any]:
     """Return what every section that tells of one cap holds."""
     return {
@@ -375,7 +368,7 @@ def _promise(outcome: SweepOutcome) -> Promise:
         source = "twin" if outcome.conclusion.by_twin else "ladder"
     return Promise(
         load=1.0,
-        **_promised(outcome),
+        **_numbers(outcome.confirmed or outcome.chosen.numbers),
         source=source,
         predicted=[
             Predicted(
@@ -388,18 +381,6 @@ def _promise(outcome: SweepOutcome) -> Promise:
         ],
         checked=_checked(outcome),
     )
-
-
-def _promised(outcome: SweepOutcome) -> dict[str, Any]:
-    """Return the numbers of the engine that confirmed. What a plain server does not tell stays as
-    it was measured or foretold before."""
-    before = _numbers(outcome.chosen.numbers)
-    if outcome.confirmed is None:
-        return before
-    found = _numbers(outcome.confirmed)
-    if outcome.facts.engine != "plain":
-        return found
-    return before | {name: found[name] for name in CLIENTS if found[name] is not None}
 
 
 def _provenance(outcome: SweepOutcome, facts: EngineFacts, origin: Mapping[str, Any]) -> Provenance:
@@ -435,11 +416,10 @@ def _front_end(outcome: SweepOutcome) -> FrontEndSection | None:
     )
 
 
-def _confirmed_by(outcome: SweepOutcome) -> Literal["inproc", "server", "plain"] | None:
+def _confirmed_by(outcome: SweepOutcome) -> Literal["inproc", "server"] | None:
     if outcome.confirmed is None:
         return None
-    by_engine: dict[str, Literal["server", "plain"]] = {"serve": "server", "plain": "plain"}
-    return by_engine.get(outcome.facts.engine, "inproc")
+    return "server" if outcome.facts.engine == "serve" else "inproc"
 
 
 def _ms(spread: Spread | None) -> SpreadSection | None:

@@ -9,7 +9,7 @@ from tuner.traffic.slo import Slo
 from tuner.traffic.window import parse_duration_s
 from tuner.traffic.workload import parse_step_s
 
-Confirm = Literal["inproc", "server", "plain"]
+Confirm = Literal["inproc", "server"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +30,20 @@ class SweepSettings:
     """Engine time to spend, starts and replays together."""
 
     headroom: float
-    fast: bool
-    """No ladder: ramp, ask the twin, verify its choice."""
-
-    fresh: bool
     closed_sessions: bool
     """A turn waits for the one before it. Then the windows decide: the twin knows open loops
     only."""
 
-    seed: int
     trace_block_size: int
     """Tokens that one hash id of the trace stands for."""
 
+    seed: int = 0
+    fast: bool = False
+    """No ladder: ramp, ask the twin, verify its choice."""
+
     confirm: Confirm = "inproc"
     """Whether the engine that confirms the choice is one like the ladder's, or stands behind a
-    server: with tuner's scheduler, or a plain one, of which only clients tell."""
+    server."""
 
     requirements: tuple[Requirement, ...] = ()
     """What breaks one is not chosen."""
@@ -65,11 +64,8 @@ def settings_in(plan: Mapping[str, Any], *, slo: Slo | None) -> SweepSettings:
         step_s=parse_step_s(plan["step"]),
         budget_s=parse_duration_s(plan["budget"], option="--budget"),
         headroom=headroom,
-        fast=bool(plan.get("fast")),
-        fresh=bool(plan.get("fresh")),
         closed_sessions=bool(plan.get("closed_sessions")),
-        seed=int(plan["seed"]),
         trace_block_size=int(plan["trace_block_size"]),
-        confirm=one if (one := plan.get("confirm")) in {"server", "plain"} else "inproc",
+        confirm="server" if plan.get("confirm") == "server" else "inproc",
         requirements=parse_requirements(list(plan.get("require", ())), headroom=headroom),
     )

@@ -57,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in names:
             (folder / run_dir / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / run_dir / name).symlink_to(folder / "ours.txt")
-    done = tuner(folder, "sweep", *SIM, "--fast", "--run-dir=swept", "--step=20s", "--ceiling=16")
+    done = tuner(folder, "sweep", *SIM, "--run-dir=swept", "--step=20s", "--ceiling=16")
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -211,53 +211,7 @@ def test_of_what_only_clients_tell_the_page_shows_no_number_of_the_engine() -> N
     assert row["in SLO"] == "100 %"
 
 
-def test_a_sweep_of_several_traces_shows_what_they_share_and_each_by_itself(
-    folder: Path,
-) -> None:
-    beginning(folder / "night.jsonl", 180)
-    two = (*SIM, "--trace", "night.jsonl", "--slo=e2el=20s,tpot=60ms", "--step=8s", "--ceiling=16")
-    done = tuner(folder, "sweep", *two, "--run-dir=both", "-o", "out", "--json")
-    assert done.returncode == 0, done.stderr
-    headings, text = report(folder, "both")
-    found, block = kept_in(folder, "both")
-    assert found == json.loads(done.stdout)
-    assert block["title"] == "at least max_num_seqs 16 for prod, night, not final"
-    assert headings[:3] == [block["title"], "Each by itself", "To beware of"]
-    assert answer_on(text) == answer_of(block)
-    assert "This run has not ended" not in text
-    for name in ("prod", "night"):
-        assert f"tuner report both/{name}</td>" in text
-        assert f"{name}: goodput, requests a second" in text
-        of_part, own = report(folder, f"both/{name}")
-        assert of_part[0] == "at least max_num_seqs 16, not final"
-        assert next_on(own) == ["tuner", "show", f"out/{name}.yaml"]
-
-
-def test_traces_that_share_no_cap_are_not_said_to_be_undecided(
-    folder: Path, tmp_path: Path
-) -> None:
-    one = (folder / "swept" / "profile.yaml").read_text()
-    for name in ("day", "night"):
-        (tmp_path / "both" / name).mkdir(parents=True)
-        (tmp_path / "both" / name / "profile.yaml").write_text(one)
-    plan = {
-        "event": "plan",
-        "format": 2,
-        "plan": {"ceiling": 16, "traces": {"day": "", "night": ""}},
-        "command": "tuner sweep --trace=day.jsonl --trace=night.jsonl",
-    }
-    (tmp_path / "both" / "journal.jsonl").write_text(json.dumps(plan) + "\n")
-    headings, text = report(tmp_path, "both")
-    assert headings[:2] == ["No max_num_seqs for all of day, night", "Each by itself"]
-    assert "tuner report both/day" in text
-    (tmp_path / "both" / "night" / "profile.yaml").unlink()
-    headings, text = report(tmp_path, "both")
-    assert headings[0] == "Not decided yet"
-    traces = ["--trace=day.jsonl", "--trace=night.jsonl"]
-    assert next_on(text) == ["tuner", "sweep", *traces, "--resume", "--run-dir", "both"]
-
-
-@pytest.mark.parametrize("parts", ["traces", "kinds"])
+@pytest.mark.parametrize("parts", ["kinds"])
 def test_of_several_parts_the_page_gives_the_answer_of_the_command(
     folder: Path, tmp_path: Path, parts: str
 ) -> None:
@@ -265,8 +219,6 @@ def test_of_several_parts_the_page_gives_the_answer_of_the_command(
     for name in ("day", "night"):
         (tmp_path / "both" / name).mkdir(parents=True)
         (tmp_path / "both" / name / "profile.yaml").write_text(one)
-    if parts == "traces":
-        (tmp_path / "both" / "profile.yaml").write_text(one)
     plan = {"event": "plan", "format": 2, "plan": {"ceiling": 16, parts: {"day": "", "night": ""}}}
     (tmp_path / "both" / "journal.jsonl").write_text(json.dumps(plan) + "\n")
     block = {
@@ -297,7 +249,7 @@ def test_a_foreign_plan_of_several_traces_is_refused_in_one_line(
     named: str, tmp_path: Path
 ) -> None:
     (tmp_path / "day").mkdir()
-    plan = f'{{"event": "plan", "format": 2, "plan": {{"ceiling": 16, "traces": {named}}}}}'
+    plan = f'{{"event": "plan", "format": 2, "plan": {{"ceiling": 16, "kinds": {named}}}}}'
     (tmp_path / "day" / "journal.jsonl").write_text(plan + "\n")
     done = tuner(tmp_path, "report", "day")
     assert (done.returncode, done.stderr.count("\n")) == (3, 2)
@@ -448,7 +400,7 @@ RESUMED: dict[str, tuple[object, ...]] = {
         *("compare", *SIM, "--run-dir=compared", "--approaches=worker,tuned", "--json"),
         *("--loads=heavy", "--repeats=2", "--max-num-seqs=8", "--step=10s", "-o", "page"),
     ),
-    "swept": ("sweep", *SIM, "--fast", "--run-dir=swept", "--step=20s", "--ceiling=16"),
+    "swept": ("sweep", *SIM, "--run-dir=swept", "--step=20s", "--ceiling=16"),
     "verified": (),
     "watched": (),
 }

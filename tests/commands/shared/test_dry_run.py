@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("dry")
     shutil.copy(ROOT / "traces" / "translation.jsonl", path / "prod.jsonl")
     shutil.copy(ROOT / "examples" / "worlds" / "article.yaml", path / "world.yaml")
-    assert tuner(path, "sweep", *SIM, "--fast").returncode == 0
+    assert tuner(path, "sweep", *SIM).returncode == 0
     shutil.rmtree(path / "runs")
     return path
 
@@ -45,7 +45,6 @@ def said(folder: Path, *words: str) -> dict[str, Any]:
     [
         (("sweep",), "time", "at most 15 min of engine: 2 starts of 1 min each"),
         (("sweep",), "windows", "where an output token takes 20 ms and one of a prompt 0.2 ms"),
-        (("sweep", "--fresh"), "steps", "1, 2, 4, 8, 16, 32, a new engine for each"),
         (("refine", "profile.yaml"), "searches", "searching max_num_seqs (live)"),
         (("refine", "profile.yaml"), "windows", "where an output token takes 20 ms"),
         (("compare",), "time", "18 starts and 30 replays of up to 20 s"),
@@ -86,7 +85,7 @@ def test_of_a_real_engine_it_takes_neither_vllm_nor_torch(folder: Path) -> None:
     code = (
         "import sys; from tuner.commands.sweep.options import SweepOptions; "
         "from tuner.commands.sweep.run import run; from pathlib import Path; "
-        "run(SweepOptions(traces=(Path('prod.jsonl'),), model='tuner:tiny', dry_run=True)); "
+        "run(SweepOptions(trace=Path('prod.jsonl'), model='tuner:tiny', dry_run=True)); "
         "assert not {'vllm', 'torch'} & sys.modules.keys()"
     )
     done = subprocess.run(
@@ -104,7 +103,7 @@ def test_more_slots_than_memory_holds_is_a_warning(folder: Path) -> None:
 def test_a_dry_run_is_of_this_machine(folder: Path) -> None:
     done = tuner(folder, "sweep", *SIM, "--ray", "local", "--dry-run")
     assert done.returncode == 2
-    assert "--dry-run is of a sweep on this machine" in done.stderr
+    assert "--dry-run and --metrics-port are of a sweep on this machine" in done.stderr
 
 
 def config(**changes: object) -> dict[str, object]:

@@ -24,8 +24,8 @@ from tuner.runs.settings import SweepSettings
 from tuner.traffic.window import Window
 
 SETTINGS = SweepSettings(
-    ceiling=8, slo=None, window="all", step_s=20.0, budget_s=600.0, headroom=1.0, fast=False,
-    fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
+    ceiling=8, slo=None, window="all", step_s=20.0, budget_s=600.0, headroom=1.0,
+    closed_sessions=False, seed=0, trace_block_size=16,
 )  # fmt: skip
 
 

@@ -146,7 +146,7 @@ def test_a_run_knows_the_command_that_goes_on_with_it_and_its_parts_that_too(
     tmp_path: Path,
 ) -> None:
     run_dir, trace = tmp_path / "my run", Path("prod.jsonl")
-    begins, raises = (SweepOptions(traces=(trace,), budget=one) for one in ("5m", "10m"))
+    begins, raises = (SweepOptions(trace=trace, budget=one) for one in ("5m", "10m"))
     for asked, resume in ((begins, False), (raises, True)):
         plan = {"ceiling": 8, "budget": asked.budget}
         book = open_run(Where(trace, run_dir, resume=resume, asked=asked), plan)

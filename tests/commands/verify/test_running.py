@@ -34,7 +34,7 @@ RATE_RPS = 20
 
 TUNING = (
     *("--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl"),
-    *("--fast", "--ceiling", "8"),
+    *("--ceiling", "8"),
 )
 
 Answer = Callable[[Asked], Awaitable[None]]

@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "world.yaml").write_text(WORLD)
     (path / "slow.yaml").write_text(WORLD.replace("a: 0.020", "a: 0.030"))
     (path / "slowest.yaml").write_text(WORLD.replace("a: 0.020", "a: 0.040"))
-    tuning = ["--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl", "--fast"]
+    tuning = ["--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl"]
     assert tuner(path, "sweep", *tuning).returncode == 0
     return path
 

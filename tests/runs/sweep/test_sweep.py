@@ -1,6 +1,5 @@
 """The whole run on the simulated engine: what is measured, kept, resumed and confirmed."""
 
-import asyncio
 import json
 import re
 from collections.abc import Sequence
@@ -9,11 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.support.builders import request
-from tuner.engines.seam import ITERATION, EngineRequest, IterationLog, Reply, Stalls
 from tuner.engines.sim.engine import SimEngine
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
@@ -24,9 +21,8 @@ from tuner.runs import journal
 from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import Conclusion, SweepOutcome
-from tuner.runs.result import profile_of, second_thoughts
+from tuner.runs.result import second_thoughts
 from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.headroom import least_expected
 from tuner.runs.sweep.outcome import predictions
 from tuner.runs.sweep.rescore import rescore
 from tuner.runs.sweep.sweep import SweepRun, sweep
@@ -38,8 +34,8 @@ from tuner.twin.front_end import FrontEnd
 pytestmark = pytest.mark.usefixtures("by_few_draws")
 
 SETTINGS = SweepSettings(
-    ceiling=32, slo=None, window="all", step_s=60, budget_s=1200, headroom=1.25, fast=False,
-    fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
+    ceiling=32, slo=None, window="all", step_s=60, budget_s=1200, headroom=1.25,
+    closed_sessions=False, seed=0, trace_block_size=16,
 )  # fmt: skip
 
 SLOTS_COST_LATE = World(step=WorldStep(a=0.020, b=0.0006, n0=16, h=0.0025))
@@ -237,15 +233,6 @@ def test_the_twin_promises_at_the_captured_load_and_with_headroom(calm: Run) -> 
     assert 0.95 * low <= captured.numbers.e2el_s.p99 * 1e3 <= 1.05 * high
 
 
-def test_an_engine_of_its_own_for_every_step_gives_the_same_answer(
-    alone: Run, tmp_path: Path
-) -> None:
-    settings = replace(UP_TO_8, fresh=True, budget_s=3600)
-    fresh = swept(tmp_path, settings=settings, traffic=HALF)
-    assert fresh.verdict.max_num_seqs == alone.outcome.verdict.max_num_seqs
-    assert len(fresh.starts_s) > len(alone.outcome.starts_s)
-
-
 def test_a_run_that_is_interrupted_again_and_again_measures_nothing_twice_and_ends_alike(
     noisy: Run, tmp_path: Path
 ) -> None:
@@ -309,43 +296,14 @@ SLOWER = World(step=replace(SLOTS_COST_LATE.step, a=0.032))
 UP_TO_16 = replace(SETTINGS, ceiling=16)
 
 
-def test_a_headroom_that_falls_short_is_named_and_with_a_larger_budget_moves_the_choice(
-    tmp_path: Path,
-) -> None:
-    short = replace(UP_TO_16, budget_s=560.0)
-    found = swept(tmp_path, settings=short, traffic=LONG_HALF, confirming=SLOWER)
+def test_a_headroom_that_falls_short_is_named_with_the_next_cap(tmp_path: Path) -> None:
+    found = swept(tmp_path, settings=UP_TO_16, traffic=LONG_HALF, confirming=SLOWER)
     assert found.verdict.max_num_seqs == 8
-    assert found.conclusion.untried == 16
-    first = found.verdict.warnings[0]
-    assert "; 16 was not replayed there: --resume with a larger --budget does; add a" in first
-    said = [*found.verdict.warnings, *second_thoughts(found, short)]
-    assert [one for one in said if "1.25 times the load" in one] == [first]  # once is enough
-    origin = {
-        "tuner": "0", "seed": 0, "created": "2026-01-01T00:00:00Z", "wall_s": 1.0, "warnings": said,
-        "model_digest": None, "ranks": 1,
-    }  # fmt: skip
-    sealed = profile_of(found, headroom=1.25, trace_digest="sha256:0", origin=origin)
-    assert found.with_headroom is not None
-    replayed = found.with_headroom.attainment_bound
-    assert sealed.validity.headroom_attainment == pytest.approx(replayed, rel=1e-5)
-    before, notes = _trials(_events(tmp_path)), Notes()
-
-    def goes_on() -> SweepOutcome:
-        how = {"settings": UP_TO_16, "traffic": LONG_HALF, "confirming": SLOWER}
-        return swept(tmp_path, **how, notes=notes, resume=True)  # type: ignore[arg-type]
-
-    more = goes_on()
-    assert "fewer were served with headroom than the twin said: replaying 16" in notes.told
-    assert (more.verdict.max_num_seqs, more.conclusion.untried) == (16, None)
-    assert re.search(
-        r"at 1.25 times the load 8 served (at most )?\d+\.\d% of the windows that were replayed, "
-        r"where the twin said 95.4% at least; 16 served 100.0% there, and as much today",
-        more.verdict.reason,
-    )
-    assert more.confirmed is not None
-    assert more.confirmed.max_num_seqs == 16
-    assert _trials(_events(tmp_path))[: len(before)] == before
-    assert goes_on().verdict == more.verdict
+    warning = found.verdict.warnings[0]
+    assert re.match(r"at 1.25 times the load 8 served (at most )?\d+\.\d% of the windows", warning)
+    assert "the next cap is 16; " in warning
+    warnings = [*found.verdict.warnings, *second_thoughts(found, UP_TO_16)]
+    assert [one for one in warnings if "1.25 times the load" in one] == [warning]
 
 
 def test_a_window_that_arithmetic_rules_out_counts_without_being_replayed(tmp_path: Path) -> None:
@@ -525,75 +483,6 @@ class Served(SimStarter):
         return engine
 
 
-class Begun(SimStarter):
-    """Keeps which engines it has begun to start."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
-        self.begun: list[int] = []
-
-    async def start(self, *, max_num_seqs: int, world: World | None = None) -> SimEngine:
-        self.begun.append(max_num_seqs)
-        return await super().start(max_num_seqs=max_num_seqs, world=world)
-
-
-def runner_of(book: journal.Journal, server: Begun) -> EngineRunner:
-    settings = replace(UP_TO_8, confirm="server", slo=Slo(tpot_s=0.2))
-    ladder = SimStarter(SLOTS_COST_LATE)
-    return EngineRunner(ladder, settings, Evidence(book), Notes(), None, confirming=server)
-
-
-def test_the_server_that_confirms_starts_while_the_choice_is_weighed_of_which_less_is_expected(
-    tmp_path: Path,
-) -> None:
-    server = Begun(BEHIND)
-
-    async def main(book: journal.Journal) -> tuple[list[int], SweepRun, Conclusion]:
-        whole = SweepRun(runner_of(book, server))
-        try:
-            await whole.conclude(HALF)
-            early, before = list(server.begun), whole.conclusion
-            await whole.confirm()
-        finally:
-            await whole.runner.stop()
-        return early, whole, before
-
-    with closing(journal.create(tmp_path / "run", {})) as book:
-        early, whole, before = run(main(book))
-    chosen = whole.conclusion.verdict.max_num_seqs
-    assert early == server.begun == [chosen]
-    started = [one["max_num_seqs"] for one in _events(tmp_path / "run") if one["event"] == "start"]
-    assert started == [8, chosen]
-
-    view, asked = before.view, (whole.basis, 8)
-    assert view is not None
-    alone, behind = (least_expected(view, *asked, one) for one in (None, FrontEnd(contention=20.0)))
-    assert alone > 0.95  # a token in 21 to 25 ms, of 200 allowed; two requests are no difference
-    assert behind < 0.5
-    slow = replace(view, machine=replace(view.machine, slowdown=np.full(240, 20.0)))
-    assert least_expected(slow, *asked, None) < 0.5  # as it was measured, the law alone is not it
-
-
-def test_a_server_that_was_started_in_vain_is_stopped_and_counts(tmp_path: Path) -> None:
-    server = Begun(BEHIND)
-
-    async def main(book: journal.Journal) -> int:
-        runner = runner_of(book, server)
-        await runner.anticipate(4)
-        await asyncio.sleep(0.25)  # of its start, which takes longer
-        engine = await runner.engine_for(8, "confirm")
-        assert engine.facts.arguments["max_num_seqs"] == 8
-        await runner.stop()
-        return len(server.begun)
-
-    with closing(journal.create(tmp_path / "run", {})) as book:
-        assert run(main(book)) == 2
-    events = _events(tmp_path / "run")
-    assert [one["max_num_seqs"] for one in events if one["event"] == "start"] == [8]
-    (vain,) = [one for one in events if one["event"] == "late"]
-    assert (vain["what"], vain["elapsed_s"]) == ("start to confirm 4", 0.25)
-
-
 def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: Path) -> None:
     quick = parse_requirement("p95 tpot <= 28ms")
     settings = replace(UP_TO_8, confirm="server", slo=Slo(tpot_s=0.2), requirements=(quick,))
@@ -638,63 +527,6 @@ def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: P
     assert last.bound == pytest.approx(last.measured, rel=0.05)
     few = [each.curve[0].numbers.tpot_s for each in (alone, probed)]
     assert [one.p50 for one in few if one is not None] == pytest.approx([0.0206, 0.0306], rel=0.03)
-
-
-class ClientsAlone:
-    """An engine behind a plain server: what only its scheduler knows is not told. See the seam."""
-
-    def __init__(self, engine: SimEngine) -> None:
-        self._engine, self.stalls = engine, Stalls()
-        self.facts = replace(engine.facts, engine="plain")
-        self.set_limits, self.is_idle = engine.set_limits, engine.is_idle
-        self.reset_prefix_cache, self.stop = engine.reset_prefix_cache, engine.stop
-
-    async def generate(self, asked: EngineRequest, reply: Reply) -> None:
-        await self._engine.generate(asked, reply)
-        reply.output_s = []
-        reply.queued_s = reply.queue_s = reply.cached_tokens = reply.preemptions = None
-
-    async def take_iterations(self) -> IterationLog:
-        await self._engine.take_iterations()
-        return np.empty(0, ITERATION)
-
-
-class Plain:
-    """Starts them. See the seam: Starter."""
-
-    def __init__(self, world: World) -> None:
-        self._starter = SimStarter(world)
-        self.resolve, self.doing = self._starter.resolve, self._starter.doing
-
-    async def start(self, *, max_num_seqs: int) -> ClientsAlone:
-        return ClientsAlone(await self._starter.start(max_num_seqs=max_num_seqs))
-
-
-def test_of_a_plain_server_nothing_is_told_but_what_its_clients_see(tmp_path: Path) -> None:
-    never = parse_requirement("preemptions == 0")
-    settings = replace(FAST, confirm="plain", requirements=(never,))
-    with closing(journal.create(tmp_path / "run", {})) as book:
-        outcome = run(
-            sweep(
-                HALF, SimStarter(SLOTS_COST_LATE), settings, book, Notes(), confirming=Plain(BEHIND)
-            )
-        )
-    seen, chosen = outcome.confirmed, outcome.chosen.numbers
-    assert seen is not None
-    assert seen.tpot_s is not None
-    assert seen.tpot_s.p50 > 0.030
-    assert outcome.front_end is None
-    (check,) = outcome.verdict.requirements
-    assert (check.bound, check.measured, check.is_kept) == (0, None, True)
-    origin = {
-        "tuner": "1", "seed": 0, "created": "2026-01-01T00:00:00+00:00", "wall_s": 1.0,
-        "warnings": [], "model_digest": None, "ranks": 1,
-    }  # fmt: skip
-    profile = profile_of(outcome, headroom=1.25, trace_digest="sha256:" + "0" * 64, origin=origin)
-    assert (profile.provenance.confirm, profile.front_end) == ("plain", None)
-    assert profile.promise.tpot_ms is not None
-    assert profile.promise.tpot_ms.p50 == pytest.approx(1e3 * seen.tpot_s.p50, rel=1e-5)
-    assert profile.promise.running_peak == chosen.running_peak > 0
 
 
 def test_nothing_is_promised_of_a_load_for_which_the_front_end_is_too_busy(alone: Run) -> None:

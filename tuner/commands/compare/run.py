@@ -273,10 +273,8 @@ def _next(options: CompareOptions, *, is_measured: bool) -> str:
         return command("show", options.profile)
     if options.profile is not None:
         return after(load_profile(options.profile), options.profile, base=options.base)
-    same = {"model", "base", "overrides", "engine", "world", "slo", "seed"}
-    as_here = SweepOptions(
-        traces=(options.trace,), **{name: getattr(options, name) for name in same}
-    )
+    same = {"model", "base", "overrides", "engine", "world", "slo"}
+    as_here = SweepOptions(trace=options.trace, **{name: getattr(options, name) for name in same})
     return asked_for("sweep", as_here)
 
 
@@ -349,7 +347,6 @@ def sweep_settings_of(options: CompareOptions, settings: CompareSettings) -> Swe
         budget_s=settings.sweep_share * settings.budget_s,
         headroom=1.0,
         fast=True,
-        fresh=False,
         closed_sessions=False,
         seed=settings.seed,
         trace_block_size=settings.trace_block_size,

@@ -16,7 +16,6 @@ ENGINES = {
 
 CONFIRMED = {
     "server": "behind vllm serve, as users ask",
-    "plain": "behind a plain vllm serve, by what clients see",
     "inproc": "on a fresh engine of the same kind",
     None: "-",
 }

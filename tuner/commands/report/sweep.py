@@ -90,7 +90,7 @@ def of_profile(path: Path, *, budget: int) -> Page:
 def of_run(book: Journal, *, budget: int) -> Page:
     """Return the report of a sweep's run, as far as it came. Raises RunError, ProfileError."""
     if names := parts_of(book):
-        return _of_parts(book, names, budget=budget)
+        return _of_parts(book, names)
     run_dir, evidence = book.run_dir, Evidence(book)
     evidence.check()
     path = run_dir / "profile.yaml"
@@ -256,44 +256,24 @@ def undecided(shown: Shown, evidence: Evidence) -> Page:
     )
 
 
-def _of_parts(book: Journal, names: list[str], *, budget: int) -> Page:
-    """Return the report of a sweep of several traces, or on several kinds of nodes, as far as it
-    came.
-
-    It has what each comes to by itself, where its own report is, and the profile for all of them
-    where there is one. Raises ProfileError.
-    """
+def _of_parts(book: Journal, names: list[str]) -> Page:
+    """Return the report of a sweep on several kinds of nodes, as far as it came: what each comes to
+    by itself, and where its own report is. Raises ProfileError."""
     run_dir = book.run_dir
     found = {name: load(path) for name in names if (path := _profile_of(run_dir / name)).exists()}
-    on_kinds = "kinds" in book.events[0]["plan"]  # of which some may have failed
-    has_ended = bool(found) if on_kinds else len(found) == len(names)
-    sections = [_parts_section(run_dir, names, found)]
-    files = [
-        File(f"{name}.yaml", f"the profile of {name}", "application/yaml", dump(one))
-        for name, one in found.items()
-    ]
-    of_all = _profile_of(run_dir)
+    has_ended = bool(found)  # some may have failed
     block = block_of_run(run_dir) if has_ended else None
-    if has_ended and of_all.exists():
-        profile = load(of_all)
-        shown = Shown(kind=f"Sweep {run_dir}", next=after(profile, of_all), budget=budget)
-        page = profile_page(profile, shown, source=str(of_all))
-        page = replace(page, sections=[*sections, *page.sections], files=[*page.files, *files])
-        return page if block is None else said_by(block, page)
-    title = f"No max_num_seqs for all of {', '.join(names)}"
-    next_ = command("report", run_dir / names[0])
-    if on_kinds:
-        title = f"{len(names)} kinds of nodes"
-    if not has_ended:
-        title, next_ = "Not decided yet", goes_on(book)
     page = Page(
         kind=f"Sweep {run_dir}",
-        title=title,
+        title=f"{len(names)} kinds of nodes" if has_ended else "Not decided yet",
         aside=f"{len(found)} of {len(names)} decided",
         rows=[(name, _part_in_words(one)) for name, one in found.items()],
-        next=next_,
-        sections=sections,
-        files=files,
+        next=command("report", run_dir / names[0]) if has_ended else goes_on(book),
+        sections=[_parts_section(run_dir, names, found)],
+        files=[
+            File(f"{name}.yaml", f"the profile of {name}", "application/yaml", dump(one))
+            for name, one in found.items()
+        ],
         partly="" if has_ended else UNFINISHED,
     )
     return page if block is None else said_by(block, page)

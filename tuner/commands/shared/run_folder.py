@@ -140,7 +140,7 @@ def parts_of(book: journal.Journal) -> list[str]:
     """Return the names of a run's parts, each a run in a folder of its own; none of a run that is
     one by itself. Raises TypeError, ValueError for what names no folders."""
     plan = book.events[0]["plan"]
-    names = [str(one) for one in plan.get("traces") or plan.get("kinds") or ()]
+    names = [str(one) for one in plan.get("kinds") or ()]
     if any(Path(one).name != one or one == ".." for one in names):
         raise ValueError(f"{names} name no folders")
     return names

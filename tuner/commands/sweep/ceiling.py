@@ -46,13 +46,13 @@ def auto_ceiling(
 
 
 def with_ceiling(
-    options: SweepOptions, traffics: Sequence[SweptTraffic], starter: Starter
-) -> tuple[SweepOptions, Sequence[SweptTraffic], list[str]]:
+    options: SweepOptions, traffic: SweptTraffic, starter: Starter
+) -> tuple[SweepOptions, SweptTraffic, list[str]]:
     """Return options and traffic with the ceiling as a number, and what is to be said of it; as
     they are where a number was given. Imports vLLM for ``auto``."""
     if options.ceiling != AUTO:
-        return options, traffics, []
-    requests = [one for traffic in traffics for one in traffic.requests]
+        return options, traffic, []
+    requests = traffic.requests
     server, is_stated, is_real = None, False, False
     if isinstance(starter, VllmStarter):
         (server, is_stated), is_real = starter.server_max_num_seqs(), True
@@ -63,5 +63,5 @@ def with_ceiling(
     ceiling, reason = auto_ceiling(
         requests, server=server, kv_tokens=kv_tokens, is_stated=is_stated
     )
-    found = [replace(one, settings=replace(one.settings, ceiling=ceiling)) for one in traffics]
-    return replace(options, ceiling=ceiling), found, [f"--ceiling auto is {ceiling}: {reason}"]
+    traffic = replace(traffic, settings=replace(traffic.settings, ceiling=ceiling))
+    return replace(options, ceiling=ceiling), traffic, [f"--ceiling auto is {ceiling}: {reason}"]

@@ -98,7 +98,6 @@ def run(options: SweepOptions) -> None:
     from tuner.runs.cluster.session import joined  # noqa: PLC0415 - imports ray
 
     assert options.ray is not None
-    _check(options)
     prices = parse_prices(options.prices)
     with ExitStack() as stack:
         session = stack.enter_context(joined(options.ray))
@@ -112,7 +111,8 @@ def _swept(
     from tuner.runs.cluster.sweeps import Sweep, sweep_all  # noqa: PLC0415 - imports ray
 
     began_s = time.monotonic()
-    path = options.traces[0]
+    assert options.trace is not None
+    path = options.trace
     traffic = traffic_of(options, path)
     kinds, left_out = kinds_on(session, options, traffic.trace.header.model)
     if len(kinds) > 1 and options.slo is None:
@@ -185,15 +185,6 @@ def outputs_of(output: Path, names: Sequence[str]) -> dict[str, Path]:
     """Return where each kind's profile goes: beside ``output``, called after the kind too."""
     suffix = output.suffix or ".yaml"
     return {name: output.with_name(f"{output.stem}-{name}{suffix}") for name in names}
-
-
-def _check(options: SweepOptions) -> None:
-    if len(options.traces) != 1:
-        raise UsageError(
-            "--ray takes one trace", hint="Give one --trace; sweep the others by themselves."
-        )
-    if options.metrics_port is not None:
-        raise UsageError("--metrics-port is for one engine", hint="Leave it out with --ray.")
 
 
 def _resolved(
@@ -355,7 +346,7 @@ def of_worlds(
 
 def _share(options: SweepOptions, header_model: str | None, node: Description) -> Share:
     if options.engine == "sim":
-        return share_of({}, on_gpus=False, cpus=options.ray_cpus)
+        return share_of({}, on_gpus=False, cpus=None)
     arguments = engine_arguments(
         model=options.model,
         base=options.base,
@@ -365,7 +356,7 @@ def _share(options: SweepOptions, header_model: str | None, node: Description) -
     # of data-parallel ranks one is measured
     one_rank = {k: v for k, v in arguments.items() if not k.startswith("data_parallel_")}
     on_gpus = node.device.get("kind") == "gpu"
-    return share_of(one_rank, on_gpus=on_gpus, cpus=options.ray_cpus)
+    return share_of(one_rank, on_gpus=on_gpus, cpus=None)
 
 
 def _as_what(starter: Starter, node: Description) -> Description:

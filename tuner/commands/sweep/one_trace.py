@@ -21,7 +21,7 @@ from tuner.engines.engine_arguments import engine_arguments, stated_max_num_seqs
 from tuner.engines.models import shipped as models
 from tuner.engines.sampling import parse_sampling
 from tuner.engines.seam import ArgumentValue, Starter
-from tuner.engines.server.start import PlainStarter, ServerStarter
+from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import ProfileError, RunError, UsageError
 from tuner.profile.numbers import Baseline
@@ -38,7 +38,7 @@ from tuner.runs.result import json_object, profile_of, second_thoughts
 from tuner.runs.settings import Confirm, SweepSettings, settings_in
 from tuner.runs.sweep.outcome import in_use
 from tuner.runs.sweep.rescore import rescore
-from tuner.runs.sweep.sweep import starts_of, steps_of, sweep
+from tuner.runs.sweep.sweep import steps_of, sweep
 from tuner.system import interruption
 from tuner.trace.trace import Trace, TraceRequest, digest, load, write
 from tuner.traffic.arrivals import busiest_window
@@ -191,7 +191,7 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
         ranks = 1
     starter = VllmStarter(arguments, ranks=ranks, sampling=sampling)
     if options.engine == "serve":
-        return ServerStarter.like(starter, sends=options.send)
+        return ServerStarter.like(starter)
     return starter
 
 
@@ -206,7 +206,7 @@ def dry_run_of(
     """Return what a sweep of this traffic would do; ``ceiling`` says how that was found. Raises
     UsageError for a budget that is too small for any."""
     settings = traffic.settings
-    starts, steps = starts_of(settings), steps_of(settings)
+    starts, steps = 2, steps_of(settings)
     start_s = _simulated_start_s(options)
     step_s = affordable_step_s(
         settings.step_s,
@@ -220,10 +220,6 @@ def dry_run_of(
     caps = ", ".join(map(str, doubling(settings.ceiling)))
     fresh = "on a fresh one" if settings.confirm == "inproc" else "behind a fresh server"
     how = f"{caps}, live on one engine, then the choice {fresh}"
-    if settings.fresh:
-        how = f"{caps}, a new engine for each"
-    elif settings.fast:
-        how = f"every batch size up to {settings.ceiling} is timed, the twin asked, its choice run"
     return DryRun(
         command=asked_for("sweep", options, dry_run=False),
         rows=[
@@ -272,27 +268,15 @@ def plan_of(
 
 def _of_trace(options: SweepOptions, trace: Trace) -> dict[str, Any]:
     plan = {**in_plan(options), "trace_block_size": trace.header.block_size}
-    plan["require"] = list(options.require)
-    # what is as ever is not told, as in the plans of runs that knew nothing else
-    plan["confirm"] = confirm_of(options)
-    if plan["confirm"] == "inproc":
-        del plan["confirm"]
-    if plan["send"] == "ids":
-        del plan["send"]
-    for name in ("require", "sampling"):
-        if not plan[name]:
-            del plan[name]
-    return plan
+    return plan | {"require": list(options.require), "confirm": confirm_of(options)}
 
 
 def _slo_in(text: str | None) -> Slo | None:
     return None if text is None else parse_slo(text)
 
 
-def execute_on(
-    starter: Starter, book: journal.Journal, parts: Sequence[journal.Journal] = ()
-) -> Execute:
-    """Return the loop that runs a sweep: real time, or virtual time from where the journals end."""
+def execute_on(starter: Starter, book: journal.Journal) -> Execute:
+    """Return the loop that runs a sweep: real time, or virtual time from where the journal ends."""
     if isinstance(starter, VllmStarter):
         return interruption.run
     from tuner.engines.sim import virtual_time  # noqa: PLC0415 - for sim alone
@@ -300,26 +284,19 @@ def execute_on(
 
     assert isinstance(starter, SimStarter)
     starter.go_on_after(Evidence(book).engines())
-    begin_s = max(one.clock_s for one in (book, *parts))
-    return partial(virtual_time.run, begin_s=begin_s)
+    return partial(virtual_time.run, begin_s=book.clock_s)
 
 
 def confirm_of(options: SweepOptions) -> Confirm:
-    """Return where the choice is confirmed: behind a server unless told otherwise, of one trace on
-    a real engine of this machine."""
-    if options.confirm is not None:
-        return options.confirm
-    is_here = options.engine != "sim" and options.ray is None and len(options.traces) == 1
-    return "server" if is_here else "inproc"
+    """Return where the choice is confirmed: a real engine of this machine behind a server."""
+    return "server" if options.engine != "sim" and options.ray is None else "inproc"
 
 
 def confirming_of(options: SweepOptions, starter: Starter) -> Starter | None:
     """Return what starts the engine that confirms; None where ``starter`` does."""
-    confirm = confirm_of(options)
-    if confirm == "inproc" or not isinstance(starter, VllmStarter):
+    if confirm_of(options) == "inproc" or not isinstance(starter, VllmStarter):
         return None
-    starts = PlainStarter if confirm == "plain" else ServerStarter
-    return starts.like(starter, sends=options.send)
+    return ServerStarter.like(starter)
 
 
 def measured(  # noqa: PLR0913 - what is swept, on what, and who is told

@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from tuner.commands.shared.options import (
     IN_PLAN,
-    AnyVllm,
     Base,
     Budget,
     Details,
@@ -23,7 +22,6 @@ from tuner.commands.shared.options import (
     RunDir,
     SamplingText,
     ServedEngine,
-    StartTimeout,
     Window,
     World,
 )
@@ -57,14 +55,9 @@ class SweepOptions:
     measured is kept in the run directory, and --resume goes on after an interruption.
     """
 
-    traces: Annotated[
-        tuple[Path, ...],
-        typer.Option(
-            "--trace",
-            metavar="<path>",
-            help="Trace to replay; repeatable: a profile for each, and one for all.",
-        ),
-    ] = ()
+    trace: Annotated[
+        Path | None, typer.Option(help="Trace to replay; see `tuner trace import`.")
+    ] = None
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Where the serving profile goes.")
     ] = Path("profile.yaml")
@@ -99,25 +92,6 @@ class SweepOptions:
     replicas: Replicas = 1
     router: Router = "least"
     headroom: Headroom = 1.25
-    fast: Annotated[
-        bool, typer.Option(help="No ladder: time every batch size, ask the twin, verify."), IN_PLAN
-    ] = False
-    fresh: Annotated[bool, typer.Option(help="A new engine for every step."), IN_PLAN] = False
-    confirm: Annotated[
-        Literal["server", "plain", "inproc"] | None,
-        typer.Option(
-            help="Confirm behind vllm serve, as users ask (of one trace here: the default), behind "
-            "one without tuner's scheduler, of which only clients tell, or in tuner's process."
-        ),
-        IN_PLAN,
-    ] = None
-    send: Annotated[
-        Literal["ids", "text"],
-        typer.Option(
-            help="A server's prompts: token ids, or text of as many tokens, which it has to read."
-        ),
-        IN_PLAN,
-    ] = "ids"
     closed_sessions: Annotated[
         bool,
         typer.Option(help="A session's turn waits for the one before it, plus its think time."),
@@ -131,11 +105,6 @@ class SweepOptions:
             metavar="RUN_DIR", help="No engine: rescore a stored run under another --slo."
         ),
     ] = None
-    start_timeout: StartTimeout = None
-    any_vllm: AnyVllm = False
-    seed: Annotated[
-        int, typer.Option(min=0, help="Of prompts, routing and duplicates."), IN_PLAN
-    ] = 0
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Serve tuner's own Prometheus metrics.")
     ] = None
@@ -146,19 +115,10 @@ class SweepOptions:
             help="A sweep and a profile for each kind of node of a Ray cluster; docs/ray.md.",
         ),
     ] = None
-    ray_cpus: Annotated[
-        int | None, typer.Option(min=1, help="CPUs of an engine there; default: 1, or 1 a rank.")
-    ] = None
     prices: Annotated[
         str | None,
         typer.Option(metavar="KIND=PRICE,…", help="Per GPU and hour: what a million tokens cost."),
     ] = None
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check", help="Exit with 6 when below 90 % of requests would meet the SLO, for CI."
-        ),
-    ] = False
     dry_run: DryRun = False
     details: Details = False
     force: Annotated[bool, typer.Option(help="Overwrite the output even if it is no profile.")] = (

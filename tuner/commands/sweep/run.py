@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.commands.shared import dry_run
-from tuner.commands.shared.next_step import check_required, check_served
+from tuner.commands.shared.next_step import check_required
 from tuner.commands.shared.options import check_given
 from tuner.commands.shared.output import print_json
 from tuner.commands.shared.run_folder import Where, check_command, kept, making_sense, open_run
-from tuner.commands.sweep import kinds, multi_trace
+from tuner.commands.sweep import kinds
 from tuner.commands.sweep.ceiling import with_ceiling
 from tuner.commands.sweep.one_trace import (
     FinishedSweep,
     SweptTraffic,
     beside_now,
     completed,
-    confirm_of,
     confirming_of,
     dry_run_of,
     finished,
@@ -46,51 +45,34 @@ from tuner.runs import journal
 def run(options: SweepOptions) -> None:
     """Run the whole sweep, write its profile and print its result. Raises TunerError."""
     check_given("--ray", options.ray)
-    _check_confirm(options)
-    if options.dry_run and (options.rescore is not None or options.ray is not None):
-        raise UsageError(
-            "--dry-run is of a sweep on this machine",
-            hint="Leave out --ray and --rescore; --rescore starts no engine anyway.",
-        )
-    if options.check and options.ray is not None:
-        raise UsageError("--check is of a sweep on this machine", hint="Leave out --ray.")
+    _check(options)
     if options.rescore is not None:
         _rescore(options, options.rescore)
     elif options.ray is not None:
-        if options.ceiling == AUTO:
-            raise UsageError("--ceiling auto is of this machine", hint="Give a number with --ray.")
         kinds.run(options)
-    elif options.ray_cpus is not None or options.prices is not None:
-        raise UsageError("--prices and --ray-cpus are for --ray", hint="Add --ray ADDRESS.")
-    elif len(options.traces) > 1:
-        multi_trace.run(options)
-    elif options.traces:
-        _run_one(options, options.traces[0])
-    else:
+    elif options.trace is not None:
+        _run_one(options, options.trace)
+
+
+def _check(options: SweepOptions) -> None:
+    """Raise UsageError for options that do not go together."""
+    if options.trace is None and options.rescore is None:
         raise UsageError("no trace given", hint="Give --trace FILE, or --rescore RUN_DIR.")
-
-
-def _check_confirm(options: SweepOptions) -> None:
-    """Raise UsageError where no server can confirm, or none is asked."""
-    if options.rescore is not None:
-        return
-    if options.send == "text" and options.engine != "serve" and confirm_of(options) == "inproc":
+    if options.rescore is not None and (
+        options.trace or options.resume or options.run_dir or options.ray or options.dry_run
+    ):
         raise UsageError(
-            "--send text is for a server, and none is asked here",
-            hint="Leave it out: an engine in tuner's process is given token ids.",
+            "--rescore reads a stored run and starts no engine",
+            hint="Leave out --trace, --resume, --run-dir, --ray and --dry-run.",
         )
-    if options.confirm in {None, "inproc"}:
-        return
-    if options.engine == "sim":
+    if options.ray is None and options.prices is not None:
+        raise UsageError("--prices is for --ray", hint="Add --ray ADDRESS.")
+    if options.ray is not None and (options.dry_run or options.metrics_port):
         raise UsageError(
-            f"--confirm {options.confirm} is for a real engine",
-            hint="Leave it out with --engine sim.",
+            "--dry-run and --metrics-port are of a sweep on this machine", hint="Leave out --ray."
         )
-    if options.ray is not None or len(options.traces) > 1:
-        raise UsageError(
-            f"--confirm {options.confirm} is for one trace on this machine",
-            hint="Leave it out, or sweep each trace by itself.",
-        )
+    if options.ray is not None and options.ceiling == AUTO:
+        raise UsageError("--ceiling auto is of this machine", hint="Give a number with --ray.")
 
 
 def _run_one(options: SweepOptions, path: Path) -> None:
@@ -124,7 +106,7 @@ def prepared(options: SweepOptions, path: Path) -> AskedSweep:
     traffic = traffic_of(options, path)
     starter = starter_of(options, traffic.trace.header.model)
     traffic = one_servers(traffic, options, starter)
-    options, (traffic,), ceiling = with_ceiling(options, [traffic], starter)
+    options, traffic, ceiling = with_ceiling(options, traffic, starter)
     return AskedSweep(options, traffic, starter, ceiling, began_s)
 
 
@@ -139,8 +121,8 @@ def swept(asked: AskedSweep, path: Path) -> FinishedSweep:
     progress = RunProgress(traffic.settings, exporter)
     for warning in traffic.warnings:
         progress.warn(warning)
-    for said in [*asked.ceiling, *taken_from_base(options)]:
-        progress.stage(said)
+    for line in [*asked.ceiling, *taken_from_base(options)]:
+        progress.stage(line)
     with closing(exporter) if exporter else nullcontext(), kept(book, where):
         keep_trace(traffic, book)
         with progress:
@@ -160,16 +142,9 @@ def swept(asked: AskedSweep, path: Path) -> FinishedSweep:
 
 def _rescore(options: SweepOptions, run_dir: Path) -> None:
     """Rescore a stored run under another SLO if one is given, else its own. No engine."""
-    if options.traces or options.resume or options.run_dir is not None or options.ray:
-        raise UsageError(
-            "--rescore asks a stored run", hint="Leave out --trace, --resume, --run-dir and --ray."
-        )
     book = journal.read(run_dir)
     check_command(book, "sweep")
     with making_sense(run_dir, is_stored=True):
-        if "traces" in book.events[0]["plan"]:
-            multi_trace.rescore(options, book)
-            return
         profile.check_output(options.output, force=options.force)
         _conclude(options, rescored(options, book), keep=False)
 
@@ -194,8 +169,6 @@ def _conclude(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> None
     else:
         render(outcome, found, print_of(options, done, found, options.output))
     check_required(found, options.output, cure=outcome.verdict.cure)
-    if options.check:
-        check_served({options.output: found})
     if not outcome.verdict.is_defended:
         hint = f"{options.output} is safe to serve but not defended; give a larger --budget."
         if outcome.verdict.kind == "overloaded":

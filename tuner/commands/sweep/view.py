@@ -190,12 +190,7 @@ def print_of(
 ) -> SweepPrint:
     """Return what is printed of a finished sweep, whose profile went to ``path``."""
     return SweepPrint(
-        next=next_command(
-            options,
-            profile,
-            path,
-            unfinished=None if done.outcome.conclusion.untried is None else done.run_dir,
-        ),
+        next=next_command(options, profile, path),
         run_dir=done.run_dir,
         warnings=done.all_warnings if options.details else done.doubts,
         said_before=0 if options.details else len(done.warnings),
@@ -212,19 +207,14 @@ def keep_answer(
     keep_result(done.run_dir, done.as_json(path), block_of(profile, next_=next_))
 
 
-def next_command(
-    options: SweepOptions, profile: ServingProfile, path: Path, *, unfinished: Path | None = None
-) -> str:
+def next_command(options: SweepOptions, profile: ServingProfile, path: Path) -> str:
     """Return what to run after a sweep: the same again where that would tell more, or what goes on
-    with the profile. ``unfinished`` is a run whose budget had no room for all that it asked for."""
+    with the profile."""
     decision, real = profile.decision, profile.provenance.engine != "sim"
-    if real and decision.verdict == "not_reached" and options.traces:
+    if real and decision.verdict == "not_reached" and options.trace:
         return again(options, ceiling=2 * max(one.max_num_seqs for one in profile.curve))
     twice = f"{2 * parse_duration_s(options.budget, option='--budget'):g}s"
-    if unfinished is not None and options.traces:
-        kept = {"resume": True, "run_dir": unfinished, "json": False}
-        return asked_for("sweep", options, **kept, budget=twice)
-    if real and decision.verdict == "inconclusive" and options.traces:
+    if real and decision.verdict == "inconclusive" and options.trace:
         return again(options, budget=twice)
     return after(profile, path, base=options.base)
 

@@ -198,7 +198,7 @@ def _again(profile: ServingProfile, options: VerifyOptions) -> str:
     assert options.trace is not None
     slo = profile.decision.slo.slo
     as_here = SweepOptions(
-        traces=(options.trace,),
+        trace=options.trace,
         model=profile.model,
         slo=None if slo.derived else slo.typed(),
         output=options.profile,

@@ -25,7 +25,6 @@ from tuner.runs.ladder import (
     FAST_STEPS,
     STEPS,
     cut_floor,
-    doubling,
     next_for_twin,
     next_trial,
     short_s,
@@ -98,11 +97,6 @@ async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told
     return run.outcome()
 
 
-def starts_of(settings: SweepSettings) -> int:
-    """Return how many engine starts a run takes if nothing interrupts it."""
-    return 1 + (len(doubling(settings.ceiling)) if settings.fresh else 1)
-
-
 def steps_of(settings: SweepSettings) -> float:
     """Return how many steps of replay a run may take."""
     return FAST_STEPS if settings.fast else STEPS
@@ -156,8 +150,6 @@ class SweepRun:
         """The longest time that weighing the choice took."""
 
         self.is_confirming = False
-        self.chosen_so_far: int | None = None
-        """The cap that the twin has chosen so far, where it serves half."""
 
     @property
     def basis(self) -> Basis:
@@ -168,18 +160,7 @@ class SweepRun:
         self.workload = await self.prepare(requests)
         self.runner.spare_s = self.spare_s
         self.recorder.add_gathered(complete=await self.gather_with_one_death())
-        await self.anticipate()
         self.conclusion = await asyncio.to_thread(conclude, self.basis)
-
-    async def anticipate(self) -> None:
-        """Start the server that is likely to confirm while the choice is still weighed: weighing
-        takes a core for seconds, in which nothing is measured."""
-        if (
-            self.settings.confirm != "inproc"
-            and self.chosen_so_far is not None
-            and self.evidence.unloaded("confirm") is None
-        ):
-            await self.runner.anticipate(self.chosen_so_far)
 
     def outcome(self) -> SweepOutcome:
         """Return all that was found, once it is confirmed."""
@@ -209,8 +190,7 @@ class SweepRun:
         if chosen is not None:
             self.warn(shortened(self.settings.step_s, chosen.step_s))
             return workload_of(requests, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
-        starts_s = (starts_of(self.settings) - 1) * self.evidence.facts().start_s
-        starts_s += self.confirm_start_s()
+        starts_s = self.evidence.facts().start_s + self.confirm_start_s()
         step_s = affordable_step_s(
             self.settings.step_s,
             steps=steps_of(self.settings),
@@ -258,8 +238,7 @@ class SweepRun:
 
     def paid_s(self) -> float:
         """Return what the budget leaves for replays before the confirming engine starts."""
-        start_s = self.confirm_start_s() if self.confirms_alone() else 0.0
-        return self.left_s() - start_s
+        return self.left_s() - self.confirm_start_s()
 
     def spare_s(self) -> float:
         """Return what may be spent on measuring something once more: the ladder keeps a rung and
@@ -272,7 +251,7 @@ class SweepRun:
         """Return how many steps may still be replayed before the confirming ones."""
         settings, planned_step_s = self.settings, self.workload.step_s
         step_s = whole_rung_s(self.evidence.rungs()) or planned_step_s
-        confirming = (settings.headroom > 1.0 and not settings.fast) + self.confirms_alone()
+        confirming = 1 + (settings.headroom > 1.0 and not settings.fast)
         planned_s = steps_of(settings) * planned_step_s - self.evidence.replay_s()
         return min(planned_s, self.paid_s()) / step_s - confirming
 
@@ -306,8 +285,6 @@ class SweepRun:
             if view is not None:
                 weighed = view.weighed
                 self.watcher.believed(weighed.best, weighed.agreeing, weighed.draws)
-                serves = weighed.values[weighed.best][0] >= HALF
-                self.chosen_so_far = weighed.best if serves and view.is_believed else None
             if view is not None and not view.is_believed:
                 self.watcher.warn(f"{view.doubt}: the windows must decide")
                 return await self.gather_windows()
@@ -339,8 +316,7 @@ class SweepRun:
         ceiling, step_s = self.settings.ceiling, self.workload.step_s
         blocks = window_blocks(self.basis)
         while (trial := next_trial(blocks, ceiling=ceiling)) is not None:
-            confirming_s = self.confirm_start_s() + step_s if self.confirms_alone() else 0.0
-            needed_s = self.evidence.spent_s() + step_s + confirming_s
+            needed_s = self.evidence.spent_s() + 2 * step_s + self.confirm_start_s()
             if blocks and needed_s > self.settings.budget_s:
                 if trial.purpose != "tie_break":
                     step = f"{in_words(trial.purpose)} {trial.max_num_seqs}"
@@ -398,11 +374,6 @@ class SweepRun:
         replays = list(self.evidence.replayed().values())
         self.watcher.measured(f"{in_words(purpose)} {cap}", measure(replays, workload.slo))
 
-    def confirms_alone(self) -> bool:
-        """Whether the choice is measured once more, and not the ladder's engines were of its own
-        already."""
-        return self.settings.confirm != "inproc" or not self.settings.fresh
-
     async def conclude_for_users(self) -> None:
         """Probe the server that confirms while it is idle, then conclude again.
 
@@ -424,7 +395,7 @@ class SweepRun:
             self.workload = replace(self.workload, slo=slo_for(self.workload.requests, seen))
         elif not evidence.probed():
             return  # no front end was told
-        self.conclusion = conclude(self.basis)
+        self.conclusion = await asyncio.to_thread(conclude, self.basis)
 
     def confirming_windows(self) -> Sequence[Window]:
         """Return what the confirming engine replays. What the twin foretells of it is on disk
@@ -433,8 +404,6 @@ class SweepRun:
         cap = self.conclusion.verdict.max_num_seqs
         said = foretold_in(self.evidence, cap)
         if said is None and view is not None and self.conclusion.by_twin:
-            if self.evidence.confirming("confirm", cap):
-                return workload.windows  # as they were begun by an older tuner
             said = foretold_replay(self.basis, view, cap)
             self.recorder.append("foretold", **said.as_event())
         return workload.windows if said is None else said.windows
@@ -453,23 +422,20 @@ class SweepRun:
             why = "the budget ended before it was done"
         except (EngineError, InputError, OSError) as error:
             why = str(error)
-        if self.confirms_alone() and not self.evidence.confirming(
+        if not self.evidence.confirming(
             "confirm", self.conclusion.verdict.max_num_seqs
         ):
             self.unconfirmed = why
 
     async def replay_choice(self) -> None:
-        """Replay the choice on an engine of its own: with headroom, and at the captured load unless
-        the ladder's engines were its own already."""
+        """Replay the choice on an engine of its own, as recorded and with headroom."""
         await self.conclude_for_users()
         settings, verdict = self.settings, self.conclusion.verdict
         loads = {"confirm": 1.0, "headroom": settings.headroom}
-        if not self.confirms_alone():
-            del loads["confirm"]
         if settings.fast or settings.headroom <= 1.0 or verdict.kind == "overloaded":
             del loads["headroom"]
         await self.replay_at(verdict.max_num_seqs, loads)
-        await self.settle_headroom()
+        self.conclusion = await asyncio.to_thread(after_headroom, self.conclusion, self.basis)
 
     async def replay_at(self, cap: int, loads: Mapping[str, float]) -> None:
         """Replay windows on an engine of this cap at these loads, as far as the budget goes and
@@ -494,24 +460,3 @@ class SweepRun:
             replays = self.evidence.confirming(purpose, cap)
             if len(replays) > done:
                 self.watcher.measured(f"{in_words(purpose)} {cap}", measure(replays, workload.slo))
-
-    async def settle_headroom(self) -> None:
-        """Hold the measured headroom against the twin's; where it falls short, replay the next cap
-        there once, if the budget has room."""
-
-        def found() -> Conclusion:
-            return after_headroom(before, self.basis)
-
-        before = self.conclusion
-        self.conclusion = found()
-        if (untried := self.conclusion.untried) is not None:
-            left_s = self.settings.budget_s - self.evidence.spent_s() - self.confirm_start_s()
-            if left_s >= sum(window.replay_s for window in self.workload.windows):
-                self.watcher.stage(
-                    f"fewer were served with headroom than the twin said: replaying {untried}"
-                )
-                await self.replay_at(untried, {"headroom": self.settings.headroom})
-                self.conclusion = found()
-        cap = self.conclusion.verdict.max_num_seqs
-        if cap != before.verdict.max_num_seqs and self.confirms_alone():
-            await self.replay_at(cap, {"confirm": 1.0})
