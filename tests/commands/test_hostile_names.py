@@ -5,15 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.builders import facts
 from tests.support.in_process import tuner
 from tests.support.profiles import ENGINE, profile
-from tuner.commands.compare.view import markdown
 from tuner.commands.doctor import run as doctor
 from tuner.engines.checks.check import MachineCheck
 from tuner.profile.profile import save
-from tuner.runs.compare.comparison import ComparisonRow, ComparisonTable
-from tuner.runs.compare.evidence import Tuned
 
 HOSTILE = "<script>alert(1)</script>]]>\x1b[31m\u202e|[a](b)"
 pytestmark = pytest.mark.attack
@@ -36,13 +32,3 @@ def test_a_terminal_is_not_steered(more: tuple[str, ...], tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert not set("\x1b\u202e") & set(done.stdout + done.stderr)
     assert "<script>" in done.stdout
-
-
-def test_a_page_of_markdown_has_no_tag_no_link_and_no_cell_more() -> None:
-    row = ComparisonRow("tuned", "continuous, tuned", 16, None, {}, (), (HOSTILE,))
-    table = ComparisonTable("heavy", 12, "captured", (row,))
-    page = markdown([table], Tuned(16, "the profile"), facts())
-    (line,) = (one for one in page.splitlines() if one.startswith("| continuous"))
-    assert line.count("|") == page.splitlines()[2].count("|")
-    assert not set("<\x1b\u202e") & set(line)
-    assert line.endswith(r"\]\]&gt;\\x1b\[31m\\u202e/\[a\](b) |")

@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.builders import facts, record, replay_of
-from tests.support.profiles import profile
-from tuner.commands.compare.run import elsewhere
+from tuner.engines.seam import EngineFacts
 from tuner.errors import RunError
 from tuner.replay.records import Replay
 from tuner.runs import journal
-from tuner.runs.compare.evidence import Comparing
 from tuner.runs.evidence import Evidence
+from tuner.runs.recorder import Recorder
 from tuner.runs.rungs import cut_under_another, measured
 from tuner.traffic.slo import Slo
 
@@ -68,20 +67,15 @@ def test_a_cap_that_another_slo_cut_is_not_measured_until_it_is_replayed_whole(
 def test_engines_of_another_environment_are_not_of_the_same_run(tmp_path: Path) -> None:
     """Which of several cards it is makes no difference, and of some nothing is known."""
     one_thread = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"}
-
-    async def start(environment: Mapping[str, str] | None) -> None:
-        book.add_start(facts(environment=environment), "server")
-
-    with closing(journal.create(tmp_path / "run", PLAN)) as kept:
-        book = Comparing(kept)
-        asyncio.run(start(None))
-        assert elsewhere(profile(environment=one_thread), book) == []
-        for like in (one_thread, one_thread, {**one_thread, "CUDA_VISIBLE_DEVICES": "3"}, None):
-            asyncio.run(start(like))
+    with closing(journal.create(tmp_path / "run", PLAN)) as book:
+        evidence = Evidence(book)
+        for like in (None, one_thread, {**one_thread, "CUDA_VISIBLE_DEVICES": "3"}, None):
+            found = facts(environment=like)
+            evidence.check_machine(found)
+            asyncio.run(_started(book, found))
         with pytest.raises(RunError, match="with environment OMP_NUM_THREADS=1, here it is 2"):
-            asyncio.run(start({**one_thread, "OMP_NUM_THREADS": "2"}))
-        for known in (None, profile(), profile(environment=one_thread)):
-            assert elsewhere(known, book) == []
-        assert elsewhere(profile(environment={"CUDA_VISIBLE_DEVICES": "0"}), book) == [
-            "the profile was measured in another environment: OMP_NUM_THREADS was not set, now 1"
-        ]
+            evidence.check_machine(facts(environment={**one_thread, "OMP_NUM_THREADS": "2"}))
+
+
+async def _started(book: journal.Journal, found: EngineFacts) -> None:
+    Recorder(book).add_start(found, purpose="server", max_num_seqs=8)

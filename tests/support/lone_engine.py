@@ -10,8 +10,7 @@ from pathlib import Path
 
 from tuner.engines.seam import ArgumentValue, Engine, EngineRequest, Reply
 from tuner.engines.vllm.start import VllmStarter
-from tuner.engines.workers.seam import Batching
-from tuner.engines.workers.vllm import VllmTestbed
+from tuner.engines.workers import Batching, start_workers
 
 TINY: dict[str, ArgumentValue] = {
     "model": "tuner:tiny",
@@ -24,7 +23,7 @@ async def main(log: Path) -> None:
     starter = VllmStarter(TINY, log=log)
     engine = await starter.start(max_num_seqs=2)
     try:
-        worker = await VllmTestbed(TINY, None, queue_size=4, log=log).workers(1, Batching())
+        worker = await start_workers(starter, 1, Batching(), log=log)
         try:
             say("generating")
             async with asyncio.TaskGroup() as tasks:

@@ -51,7 +51,6 @@ _CONTENT = {
     "gathered": {"complete", "at_s"},
     "foretold": {"max_num_seqs", "windows", "unseen", "slo", "numbers", "means", "at_s"},
     "lost": {"purpose", "max_num_seqs", "worker", "why", "elapsed_s", "at_s"},
-    "calibrated": {"reference", "max_model_len", "elapsed_s", "at_s"},
     "failed": {"approach", "block", "load", "lengths", "why", "hint", "at_s"},
 }
 """Event → what it must hold."""

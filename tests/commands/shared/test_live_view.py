@@ -19,7 +19,6 @@ from tuner.commands.verify.run import shown_on
 from tuner.engines.seam import Reply
 from tuner.replay.live_reading import LiveReading, reading
 from tuner.replay.replay import EARLY_S, WATCH_S
-from tuner.runs.compare.settings import CompareSettings
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.window import Window
 
@@ -105,7 +104,7 @@ def test_it_leaves_nothing_on_the_terminal_but_what_was_printed() -> None:
 
 
 def test_a_run_shows_its_ladder_its_belief_and_what_is_left() -> None:
-    progress = RunProgress(SETTINGS, None)
+    progress = RunProgress(600.0, (1, 2, 4, 8))
     progress.trial("short 1", 5.0)
     progress.trial("ladder 4", 20.0)
     progress.measured("ladder 4", measurement(4))
@@ -118,34 +117,17 @@ def test_a_run_shows_its_ladder_its_belief_and_what_is_left() -> None:
     assert rows["left"].startswith("at most ")
 
 
-def comparing(*, sweep_share: float) -> CompareProgress:
-    """What a comparison of ten minutes shows, of which a sweep takes such a share."""
-    asked = CompareSettings(
-        approaches=(), levels=(), untuned=64, window="all", step_s=20.0, repeats=2, budget_s=600.0,
-        sweep_share=sweep_share, seed=0, trace_block_size=16,
-    )  # fmt: skip
-    return CompareProgress(asked, replace(SETTINGS, budget_s=600.0 * sweep_share))
-
-
 def test_a_comparison_shows_its_replays_and_what_is_left_of_its_whole_budget(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
         "tuner.commands.shared.live_view.time", SimpleNamespace(monotonic=lambda: 0.0)
     )
-    progress = comparing(sweep_share=0.0)
+    progress = CompareProgress(600.0)
     progress.trial("3 of 24: one worker, heavy, uniform", 20.0)
     rows = progress.view.rows
     assert (rows["replays"], rows["ladder"]) == ("2 done, 1 running, 21 to come", "")
     assert rows["left"] == "at most 10 min"
-
-
-def test_a_comparison_that_sweeps_first_shows_that_ladder_until_it_is_done() -> None:
-    progress = comparing(sweep_share=0.2)
-    progress.trial("ladder 2", 20.0)
-    assert progress.view.rows["ladder"].replace(">", "▸") == "1  ▸2  4  8"
-    progress.trial("1 of 24: one worker, heavy, captured", 20.0)
-    assert progress.view.rows["ladder"] == ""
 
 
 def test_a_verification_shows_its_windows_its_device_and_what_is_left() -> None:

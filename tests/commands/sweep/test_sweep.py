@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 
 from tests.support.few_draws import as_the_program
 from tests.support.in_process import tuner
@@ -139,7 +138,6 @@ def files(folder: Path) -> set[str]:
 def test_json_is_the_contracts_object_and_nothing_else_is_on_stdout(whole: Whole) -> None:
     folder, result = whole.folder, whole.result
     assert result.keys() == RESULT_KEYS
-    Draft202012Validator(of_sweep()).validate(result)
     assert all(step.keys() >= CURVE_KEYS for step in result["curve"])
     assert [step["max_num_seqs"] for step in result["curve"]] == [1, 2, 4, 8, 16, 32]
     assert (result["verdict"], result["max_num_seqs"]) == ("knee", 16)

@@ -74,7 +74,7 @@ class Heard(RunProgress):
     """Keeps what the user is warned of."""
 
     def __init__(self, of_sweep: Any) -> None:  # noqa: ANN401 - settings
-        super().__init__(of_sweep, None)
+        super().__init__(of_sweep.budget_s)
         self.warnings: list[str] = []
         self.said = asyncio.Event()
 

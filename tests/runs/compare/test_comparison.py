@@ -1,33 +1,25 @@
 """The numbers of a comparison, from replays that can be computed in the head."""
 
-import json
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from tests.support.builders import iterations, record, replay_of, request
-from tuner.engines.scheduler.state import StepLaw
-from tuner.errors import TraceError
-from tuner.runs.compare.calibration import ReferenceEngine, as_json, from_json
-from tuner.runs.compare.comparison import Busy, compared, numbers_of
-from tuner.runs.compare.load_levels import (
-    Level,
-    Reference,
-    at_rate,
-    end_to_end,
-    mean_in_flight,
-    rate_of,
-    uniform,
+from tuner.runs.compare.table import (
+    Busy,
+    Ratio,
+    Sample,
+    compared,
+    note_against,
+    notes_on,
+    numbers_of,
+    ratios,
 )
-from tuner.runs.compare.notes import note_against, notes_on
-from tuner.runs.compare.ratios import Ratio, Sample, ratios
-from tuner.runs.compare.windows import windows_of
+from tuner.runs.compare.traffic import Cell, Workload, mean_in_flight, uniform, windows_of
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.window import Window
-from tuner.twin.simulation import EngineShape
 
 
 def test_what_was_served_is_a_part_of_what_was_offered_run_in_and_all() -> None:
@@ -96,7 +88,6 @@ def test_engines_that_overlap_are_busy_once() -> None:
     one = numbers_of([replay_of([record(0)], iterations=log)])
     assert one.busy is not None
     assert (one.busy.mean, one.busy.sd, one.busy.idle_share) == pytest.approx((0.5, 0.5, 0.5))
-    assert one.iteration_s == 2.0
 
 
 def test_an_engine_that_never_ran_was_idle() -> None:
@@ -187,31 +178,14 @@ def test_a_tail_that_is_only_known_to_be_longer_has_no_ratio() -> None:
 def test_notes_name_what_costs_and_nothing_else() -> None:
     calm = numbers_of([replay_of([record(0, queue_s=0.0)])])
     assert notes_on(calm, alone=None) == ()
-    held = numbers_of([replay_of([record(0, queue_s=0.0, held_s=1.5, transfer_s=0.002)])])
+    held = numbers_of([replay_of([record(0, queue_s=0.0, held_s=1.5)])])
     assert notes_on(held, alone=None) == (
         "head of line: finished requests waited 1.5 s for their batch",
-        "queue: 2 ms a request to pickle and transfer (p95 2 ms)",
     )
     failed = record(1, outcome="failed", error="the queue is full", last_token_s=None)
     assert notes_on(numbers_of([replay_of([record(0, queue_s=0.0), failed])]), alone=None) == (
-        "50% failed: the queue is full",
+        "1 of 2 failed: the queue is full",
     )
-
-
-def test_shares_are_never_said_to_be_nothing_or_all_when_they_are_not() -> None:
-    cut = [record(row, outcome="cut", last_token_s=None, end_s=12.0) for row in range(1, 2001)]
-    one = numbers_of([replay_of([record(0), *cut])])
-    assert "99% unfinished" in notes_on(one, alone=None)[0]
-
-
-def test_a_window_is_thinned_out_or_filled_to_its_rate_and_never_stretched() -> None:
-    requests = [request(row, arrival_s=row / 2) for row in range(40)]
-    window = Window(start_s=4.0, length_s=8.0, run_in_s=2.0)
-    for rate in (0.5, 2.0, 7.0):
-        sent = at_rate(requests, window, rate, seed=0)
-        assert len(sent) == rate * 10
-        assert all(2.0 <= one.arrival_s < 12.0 for one in sent)
-    assert at_rate(requests, window, None, seed=0) == requests[4:24]
 
 
 def test_uniform_lengths_are_the_traces_mean_at_the_same_times() -> None:
@@ -225,96 +199,6 @@ def test_uniform_lengths_are_the_traces_mean_at_the_same_times() -> None:
     ] == [(0.0, 20, 100, "ok", ()), (1.0, 20, 100, "ok", ())]
 
 
-LEVEL = Level("medium", 8)
-
-
-def stays(seconds: float) -> Reference:
-    """Return an engine without limits: everybody stays so long, however many there are."""
-
-    def in_flight(sent: Sequence[TraceRequest], window: Window) -> float:
-        begin_s = np.array([one.arrival_s for one in sent])
-        end_s = window.start_s + window.length_s
-        return mean_in_flight(begin_s, begin_s + seconds, from_s=window.start_s, to_s=end_s)
-
-    return in_flight
-
-
-def test_a_level_is_reached_by_littles_law() -> None:
-    """Eight in flight that stay 2 s each: 4 a second, whether thinned out or filled up."""
-    window = Window(start_s=10.0, length_s=40.0, run_in_s=10.0)
-    for recorded_rps in (1.0, 4.0, 20.0):
-        requests = [request(row, arrival_s=row / recorded_rps) for row in range(1200)]
-        rate = rate_of(LEVEL, requests, window, stays(2.0), seed=0)
-        assert rate == pytest.approx(4.0, rel=0.06)
-
-
-def test_the_load_as_recorded_has_no_rate_of_its_own() -> None:
-    requests = [request(row) for row in range(40)]
-    window = Window(start_s=10.0, length_s=20.0, run_in_s=10.0)
-    assert rate_of(Level("recorded", None), requests, window, stays(2.0), seed=0) is None
-
-
-def test_the_engine_of_reference_is_the_scheduler_with_its_law() -> None:
-    """One token a second and slot: five at a time that need four iterations of 1 s each."""
-    law = StepLaw(np.ones(5), 0.0, 0.0, 0.0, 0.0)
-    engine = ReferenceEngine(law, EngineShape(512, 16, 1000, 1024), 4, 16)
-    requests = [request(row, arrival_s=0.0, output_length=4) for row in range(4)]
-    found = engine.in_flight(requests, Window(start_s=0.0, length_s=8.0, run_in_s=0.0))
-    assert found == pytest.approx(4 * 4 / 8, rel=0.01)
-    assert from_json(json.loads(json.dumps(as_json(engine)))).in_flight(
-        requests, Window(0.0, 8.0, 0.0)
-    ) == pytest.approx(found)
-
-
-def test_every_block_has_a_window_of_its_own() -> None:
-    """300 s in which 100-116 s and 200-216 s are busy; 16 s after a run-in of 4 s."""
-    busy = [request(row, arrival_s=100 + row / 10) for row in range(160)]
-    less = [request(row, arrival_s=200 + row / 5) for row in range(80)]
-    calm = [request(row, arrival_s=float(row)) for row in range(300)]
-    trace = sorted([*busy, *less, *calm], key=lambda one: one.arrival_s)
-    _, windows = windows_of(trace, "busiest", step_s=16.0, blocks=3)
-    assert [one.start_s for one in windows[:2]] == pytest.approx([100, 200], abs=1.0)
-    assert {one.length_s for one in windows} == {16.0}
-    assert [one.run_in_s for one in windows[:2]] == [4.0, 4.0]
-    spans = sorted((one.start_s - one.run_in_s, one.start_s + one.length_s) for one in windows)
-    assert all(end <= after for (_, end), (after, _) in pairwise(spans))
-
-
-def test_the_busiest_time_of_a_sparse_trace_has_its_requests_in_it() -> None:
-    trace = [request(0, arrival_s=0.0), request(1, arrival_s=86400.0)]
-    _, windows = windows_of(trace, "busiest", step_s=16.0, blocks=2)
-    assert [one.start_s for one in windows] == pytest.approx([0.0, 86384.0], abs=0.01)
-    assert [one.run_in_s for one in windows] == [0.0, 4.0]
-    with pytest.raises(TraceError, match=r"nothing arrives in .* of the trace"):
-        windows_of(trace, "all", step_s=16.0, blocks=2)
-
-
-def test_all_of_a_trace_is_spread_over_the_blocks() -> None:
-    trace = [request(row) for row in range(101)]
-    _, windows = windows_of(trace, "all", step_s=16.0, blocks=3)
-    assert [one.start_s - one.run_in_s for one in windows] == pytest.approx([0, 40, 80], abs=0.1)
-    _, (only,) = windows_of(trace, "20s+40s", step_s=16.0, blocks=1)
-    assert only.start_s - only.run_in_s == pytest.approx(30.0)
-
-
-def test_a_trace_without_room_gives_every_block_the_same_window() -> None:
-    trace = [request(row) for row in range(11)]
-    for asked in ("busiest", "all"):
-        _, windows = windows_of(trace, asked, step_s=60.0, blocks=3)
-        assert len(set(windows)) == 1
-        assert windows[0].replay_s == pytest.approx(10.0, abs=0.01)
-    _, windows = windows_of(trace, "busiest", step_s=6.0, blocks=3)
-    assert len(set(windows)) == 1
-
-
-def test_windows_laid_end_to_end_are_one_trace() -> None:
-    window = Window(start_s=12.0, length_s=8.0, run_in_s=2.0)
-    sent = [request(5, arrival_s=11.0, session_id="a"), request(7, arrival_s=19.0)]
-    found = end_to_end([(window, sent), (window, sent)])
-    assert [(one.row, one.arrival_s) for one in found] == [(0, 1.0), (1, 9.0), (2, 11.0), (3, 19.0)]
-    assert found[0].session_id is None
-
-
 def test_the_time_per_token_is_the_clients_and_of_a_reply_that_comes_whole_the_engines() -> None:
     streamed = record(0, tpot_s=0.5, engine_tpot_s=0.2)
     whole = record(1, tpot_s=None, engine_tpot_s=0.2)
@@ -322,3 +206,47 @@ def test_the_time_per_token_is_the_clients_and_of_a_reply_that_comes_whole_the_e
     assert of_streamed is not None
     assert of_whole is not None
     assert (of_streamed.p50, of_whole.p50) == (0.5, 0.2)
+
+
+class Stays(Workload):
+    """At an engine without limits everybody stays 2 s, however many there are."""
+
+    def in_flight(self, sent: Sequence[TraceRequest], window: Window) -> float:
+        begin_s = np.array([one.arrival_s for one in sent])
+        end_s = window.start_s + window.length_s
+        return mean_in_flight(begin_s, begin_s + 2.0, from_s=window.start_s, to_s=end_s)
+
+
+@pytest.mark.parametrize("recorded_rps", [1.0, 4.0, 20.0])
+def test_a_level_is_reached_by_littles_law(recorded_rps: float) -> None:
+    """Eight in flight that stay 2 s each: 4 a second, whether thinned out or filled up."""
+    window = Window(start_s=10.0, length_s=40.0, run_in_s=10.0)
+    requests = [request(row, arrival_s=row / recorded_rps) for row in range(1200)]
+    traffic = Stays(requests, [window], ["medium", "recorded"], None, 16)
+    assert set(traffic.rates_rps) == {"medium"}
+    assert traffic.rates_rps["medium"] == [pytest.approx(4.0, rel=0.06)]
+    sent = traffic.sent(Cell("medium", "captured"), 0)
+    assert len(sent) == pytest.approx(200, rel=0.06)
+    assert all(0.0 <= one.arrival_s < 50.0 for one in sent)
+    assert [one.row for one in traffic.sent(Cell("recorded", "captured"), 0)] == [
+        one.row for one in requests if one.arrival_s < 50.0
+    ]
+    copied = [one for one in traffic.warnings() if "copies" in one]
+    assert bool(copied) == (recorded_rps == 1.0)
+
+
+def test_every_block_has_a_window_that_begins_with_a_request() -> None:
+    trace = [request(row, arrival_s=10.0 * row) for row in range(100)]
+    found = windows_of(trace, step_s=16.0, blocks=3)
+    assert [(one.start_s, one.length_s, one.run_in_s) for one in found] == [
+        (160.0, 16.0, 4.0), (500.0, 16.0, 4.0), (830.0, 16.0, 4.0),
+    ]  # fmt: skip
+    sparse = [request(0, arrival_s=0.0), request(1, arrival_s=86400.0)]
+    for window in windows_of(sparse, step_s=16.0, blocks=3):
+        assert any(0 <= one.arrival_s - window.start_s + 4.0 <= 20.0 for one in sparse)
+
+
+def test_a_trace_without_room_gives_every_block_the_same_window() -> None:
+    found = windows_of([request(row) for row in range(11)], step_s=60.0, blocks=3)
+    assert len(set(found)) == 1
+    assert found[0].replay_s == pytest.approx(10.0, abs=0.01)

@@ -84,7 +84,7 @@ def runner_of(run_dir: Path, trials: Trials, purposes: Sequence[str] = ()) -> Lo
         book.append("measured", failed=failed, engine=1, worker=worker, at_s=0.0)
     book.close()
     vary, evidence = VllmVary({}), Evidence(book)
-    runner = EngineRunner(vary({}), SETTINGS, evidence, RunProgress(SETTINGS, None), None)
+    runner = EngineRunner(vary({}), SETTINGS, evidence, RunProgress(SETTINGS.budget_s), None)
     return LocalTrialRunner(runner, vary)
 
 
@@ -202,7 +202,9 @@ class Noting(LocalTrialRunner):
     def __init__(self, run_dir: Path, *, good: Mapping[str, int], worker: str = "") -> None:
         vary = VllmVary({})
         book = journal.create(run_dir, {})
-        runner = EngineRunner(vary({}), SETTINGS, Evidence(book), RunProgress(SETTINGS, None), None)
+        runner = EngineRunner(
+            vary({}), SETTINGS, Evidence(book), RunProgress(SETTINGS.budget_s), None
+        )
         super().__init__(runner, vary)
         self.good, self.worker, self.builds = good, worker, list[Build]()
 
@@ -465,8 +467,8 @@ def test_progress_says_of_which_windows_a_bound_and_of_which_a_cut_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     cut = {"attainment_bound": 0.979, "cut": HOPELESS}
-    RunProgress(SETTINGS, None).measured("search", measurement(16, blocks=3, **cut))
-    RunProgress(SETTINGS, None).measured("ladder", measurement(16, blocks=1, **cut))
+    RunProgress(SETTINGS.budget_s).measured("search", measurement(16, blocks=3, **cut))
+    RunProgress(SETTINGS.budget_s).measured("ladder", measurement(16, blocks=1, **cut))
     several, one = capsys.readouterr().err.splitlines()
     assert "search: <=97.9% within the SLO over 3 windows, " in several
     assert several.endswith(f"(a window was cut: {HOPELESS})")

@@ -47,7 +47,7 @@ def runner(tmp_path: Path) -> Iterator[LocalTrialRunner]:
     """A run that has replayed the knee."""
     book = journal.create(tmp_path / "run", {})
     vary = VllmVary({})
-    runner = EngineRunner(vary({}), SETTINGS, Evidence(book), RunProgress(SETTINGS, None), None)
+    runner = EngineRunner(vary({}), SETTINGS, Evidence(book), RunProgress(SETTINGS.budget_s), None)
     one = LocalTrialRunner(runner, vary)
     put(one, SPACE.knee, cut=False)
     yield one

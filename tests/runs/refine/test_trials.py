@@ -136,7 +136,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
     book = journal.create(tmp_path / "run", {})
     of_sweep = settings(SLO, ceiling=4)
     runner = EngineRunner(
-        machine.starter, of_sweep, Evidence(book), RunProgress(of_sweep, None), None
+        machine.starter, of_sweep, Evidence(book), RunProgress(of_sweep.budget_s), None
     )
     study = Study(
         str(tmp_path / "study.log"), "name", SPACE, aims=1, seed=0, run="ours", machine="one",

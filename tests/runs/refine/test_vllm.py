@@ -53,7 +53,7 @@ def test_limits_change_live_and_a_killed_engine_costs_its_trial_alone(tmp_path: 
 
     book = journal.create(tmp_path / "run", {})
     runner = LocalTrialRunner(
-        EngineRunner(vary({}), SETTINGS, Evidence(book), RunProgress(SETTINGS, None), None),
+        EngineRunner(vary({}), SETTINGS, Evidence(book), RunProgress(SETTINGS.budget_s), None),
         vary,
     )
 

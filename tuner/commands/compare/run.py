@@ -1,255 +1,329 @@
 """``tuner compare``: from its options to the printed result."""
 
-import json
-from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
+import statistics
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.commands.compare.options import CompareOptions
-from tuner.commands.compare.place import ComparePlace, place_of
 from tuner.commands.compare.view import (
     ComparePrint,
     CompareProgress,
     block_of,
     json_object,
-    markdown,
     render,
     tuned_in,
 )
-from tuner.commands.report.compare import page_of, steps_of
-from tuner.commands.report.drawing.page import POINTS, written
-from tuner.commands.shared import dry_run
-from tuner.commands.shared.dry_run import DryRun
+from tuner.commands.shared.engine import world_alone
 from tuner.commands.shared.kept_result import keep_result
-from tuner.commands.shared.machine import check_machine
-from tuner.commands.shared.next_step import after, asked_for, command
+from tuner.commands.shared.machine import Here, ThisMachine, check_machine
+from tuner.commands.shared.next_step import after, command
 from tuner.commands.shared.options import in_plan
-from tuner.commands.shared.output import make_folder, print_json
+from tuner.commands.shared.output import print_json
+from tuner.commands.shared.promise import twin_of
 from tuner.commands.shared.run_folder import Where, kept, open_part, open_run
 from tuner.commands.shared.traffic import served_in
+from tuner.commands.shared.trust import check_arguments
+from tuner.commands.sweep.one_trace import finished, measured, plan_of, sealed, traffic_of
 from tuner.commands.sweep.options import SweepOptions
 from tuner.engines.devices import DeviceMeter
+from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.provenance import environment_differs
-from tuner.engines.workers.seam import Batching, Setup
-from tuner.errors import EngineError, UsageError
+from tuner.engines.seam import Starter
+from tuner.engines.vllm.start import VllmStarter
+from tuner.errors import EngineError, TraceError, UsageError
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import minutes
-from tuner.replay.readings import Read
-from tuner.runs.compare.approaches import OF_TUNED, chosen
-from tuner.runs.compare.blocks import Blocks
-from tuner.runs.compare.evidence import Comparing, Tuned
-from tuner.runs.compare.load_levels import STORY, parse_levels
-from tuner.runs.compare.run import Comparison, calibrate
-from tuner.runs.compare.settings import CompareSettings
-from tuner.runs.compare.windows import check_arrivals, windows_of
-from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.sweep import sweep
-from tuner.system import files, folders
-from tuner.trace.trace import Trace, TraceRequest, digest, load, write
-from tuner.traffic.slo import parse_slo
-from tuner.traffic.window import parse_duration_s, parse_window
+from tuner.profile.stored_twin import StoredTwin
+from tuner.runs.compare.approaches import UNTUNED, Approach, Testbed, chosen
+from tuner.runs.compare.compare import REPEATS, Comparing, Comparison, affordable_s
+from tuner.runs.compare.table import Tuned
+from tuner.runs.compare.traffic import LEVELS, STORY, Cell, Workload, parse_levels, windows_of
+from tuner.runs.evidence import Evidence, Selection
+from tuner.runs.journal import Journal
+from tuner.runs.recorder import Recorder
+from tuner.system import interruption
+from tuner.trace.trace import Trace, TraceRequest, load
+from tuner.traffic.window import Part, parse_duration_s
 from tuner.traffic.workload import keep_what_fits
+from tuner.twin.simulation import traffic_of as twin_traffic
 
 SWEEP_SHARE = 0.2
-"""Of the budget, for the sweep that finds the tuned value."""
+"""Of the budget, for the sweep that finds the tuned value where there is no profile."""
 
-SWEEP_STEP_S = 60.0
+TUNED = {"tuned", "server"}
+"""Approaches that need the tuned value."""
 
-ANEW: dict[str, Any] = {"resume": False, "run_dir": None, "json": False}
-"""Options of a run of its own."""
+
+@dataclass(slots=True)
+class Asked:
+    """A comparison, checked; nothing has been started for it."""
+
+    options: CompareOptions
+    trace: Trace
+    requests: Sequence[TraceRequest]
+    profile: ServingProfile | None
+    levels: Sequence[str]
+    approaches: Sequence[Approach]
+    base: Starter
+    of_profile: Starter | None
+    here: Here
+
+    @property
+    def max_model_len(self) -> int:
+        arguments = self.base.resolve(max_num_seqs=UNTUNED)
+        return int(str(arguments["max_model_len"]))
 
 
 def run(options: CompareOptions) -> None:
     """Measure all approaches, print the tables and write them. Raises TunerError."""
-    trace = load(options.trace)
-    settings = settings_of(options, trace)
-    requests = _served(trace, options.trace)
-    _ = _static(options)  # refused now rather than after minutes
-    windows_of(requests, settings.window, step_s=settings.step_s, blocks=settings.repeats)
-    if options.output is not None:
-        _check_folder(options.output)
-    place = place_of(options, trace)
-    if place.profile is not None and not options.force:
-        check_machine(place.profile, place.here())
-    if options.dry_run:
-        dry_run.show(_dry_run(options, settings, place, requests), as_json=options.json)
-        return
-    plan = plan_of(options, trace, place)
-    keep_what_fits(requests, max_model_len=int(str(plan["engine_arguments"]["max_model_len"])))
+    asked = asked_of(options)
+    plan = {
+        "compare": True,
+        "trace_digest": asked.trace.digest,
+        "profile_digest": None if asked.profile is None else asked.profile.digest,
+        "engine_arguments": dict(asked.base.resolve(max_num_seqs=UNTUNED)),
+        "world": asked.here.device.get("digest"),
+        **in_plan(options),
+        "loads": ",".join(asked.levels),
+        "approaches": ",".join(one.name for one in asked.approaches),
+    }
     where = Where(
         options.trace, options.run_dir, resume=options.resume, command="compare", asked=options
     )
     book = open_run(where, plan)
-    progress = CompareProgress(settings, sweep_settings_of(options, settings))
-    comparing = Comparing(book)
-    read = progress.reading(DeviceMeter().read if options.engine == "vllm" else None)
-    for warning in trace.warnings:
+    progress = CompareProgress(parse_duration_s(options.budget, option="--budget"))
+    for warning in asked.trace.warnings:
         progress.warn(warning)
     with kept(book, where):
         with progress:
-            testbed = place.testbed(comparing, settings)
-            place.execute(calibrate(requests, testbed, settings, comparing, progress), book)
-            blocks = Blocks(requests, settings, comparing)
-            place.execute(_chosen(blocks, progress), book)
-            _keep_traffic(blocks, trace, book.run_dir)
-            tuned, elsewhere_s = _tuned(options, place, blocks, progress, read)
-            setup = Setup(
-                tuned=tuned.max_num_seqs,
-                static=_static(options),
-                untuned=options.untuned,
-                of_profile=_of_profile(place),
-            )
-            run = Comparison(blocks, testbed, comparing, progress, read)
-            place.execute(run.run(setup, elsewhere_s=elsewhere_s), book)
-        doubts = (
-            *warnings_about(options, place.profile),
-            *elsewhere(place.profile, comparing),
-            *blocks.warnings,
-            *run.warnings,
+            comparison, tuned = _compared(asked, book, progress)
+        _report(asked, comparison, tuned)
+
+
+def asked_of(options: CompareOptions) -> Asked:
+    """Read and check all that a comparison needs. Raises TunerError."""
+    trace = load(options.trace)
+    requests = served_in(trace, options.trace)
+    if requests[0].arrival_s == requests[-1].arrival_s:
+        raise TraceError(
+            f"{options.trace}: all {len(requests)} requests at one time: no traffic that could be "
+            "thinned out or filled up to a load",
+            hint="Capture some seconds of traffic.",
         )
-        told = () if place.profile is None else place.profile.provenance.warnings
-        before = [*trace.warnings, *(one for one in doubts if one in told)]
-        _report(options, blocks, tuned, [one for one in doubts if one not in told], before)
-
-
-def _dry_run(
-    options: CompareOptions,
-    settings: CompareSettings,
-    place: ComparePlace,
-    requests: Sequence[TraceRequest],
-) -> DryRun:
-    """Return what a comparison would do."""
-    starts, replays = settings.starts_and_replays()
-    _, windows = windows_of(
-        requests, settings.window, step_s=settings.step_s, blocks=settings.repeats
-    )
-    names = ", ".join(one.name for one in settings.approaches)
-    levels = ", ".join(one.name for one in settings.levels)
-    tuned = options.max_num_seqs or _of_profile(place)
-    swept = "" if tuned else ", and a fast sweep before"
-    most = max([options.untuned, *([] if tuned is None else [tuned])])
-    return DryRun(
-        command=asked_for("compare", options, dry_run=False),
-        rows=[
-            ("serves", f"{names}; load {levels}, with lengths as captured and uniform"),
-            ("windows", f"{', '.join(map(str, windows))}, one a block"),
-            (
-                "time",
-                (
-                    f"at most {minutes(settings.budget_s)} of engine: {starts} starts and "
-                    f"{replays} replays of up to {minutes(settings.step_s)}{swept}"
-                ),
-            ),
-        ],
-        arguments=place.asked(max_num_seqs=most),
-        requests=requests,
-        most_seqs=most,
-        is_simulated=options.engine == "sim",
+    profile = None if options.profile is None else load_profile(options.profile)
+    if profile is not None and options.model not in {None, profile.model}:
+        raise UsageError(
+            f"--model {options.model}: {options.profile} is a profile of {profile.model}",
+            hint="Leave out --model, or sweep that model for a profile of its own.",
+        )
+    base, of_profile, here = _starters(options, trace, profile)
+    if profile is not None and not options.force:
+        check_machine(profile, here)
+    is_simulated = options.engine == "sim"
+    approaches = chosen(options.approaches, has_profile=profile is not None, simulated=is_simulated)
+    loads = options.loads or (STORY if profile is None else f"recorded,{STORY}")
+    return Asked(
+        options, trace, requests, profile, parse_levels(loads), approaches, base, of_profile, here
     )
 
 
-def _served(trace: Trace, path: Path) -> list[TraceRequest]:
-    served = served_in(trace, path)
-    check_arrivals(served, source=str(path))
-    return served
+def _starters(
+    options: CompareOptions, trace: Trace, profile: ServingProfile | None
+) -> tuple[Starter, Starter | None, Here]:
+    """Return what starts engines with the base's arguments, and with the profile's, and where."""
+    model = options.model or (profile.model if profile and options.base is None else None)
+    engine: dict[str, Any] = {} if profile is None else {**profile.engine}
+    if (path := world_alone(options)) is not None:
+        from tuner.engines.sim.start import VARIABLE, SimStarter  # noqa: PLC0415 - numba
+        from tuner.engines.sim.world import read_world  # noqa: PLC0415
 
-
-async def _chosen(blocks: Blocks, progress: CompareProgress) -> None:
-    blocks.choose(progress)
-
-
-def _keep_traffic(blocks: Blocks, trace: Trace, run_dir: Path) -> None:
-    """Write the traffic of each load as a trace, to be swept or refined on."""
-    folder = run_dir / "traffic"
-    folders.make_own(folder)
-    for level in blocks.settings.levels:
-        requests = tuple(blocks.traffic(level))
-        header = replace(
-            trace.header,
-            time_origin=None,
-            rows_read=len(requests),
-            rows_kept=len(requests),
-            dropped={},
-            notes=(*trace.header.notes, f"{level.name} load of tuner compare"),
+        machine = SimStarter(read_world(path), model=model or trace.header.model)
+        own = {name: engine[name] for name in VARIABLE if name in engine}
+        return machine, machine.varied(own) if profile else None, machine
+    arguments = engine_arguments(
+        model=model,
+        base=options.base,
+        header_model=trace.header.model,
+        overrides=options.overrides,
+    )
+    if profile is None:
+        return VllmStarter(arguments), None, ThisMachine()
+    if arguments["model"] != profile.model:
+        raise UsageError(
+            f"{options.base} is for {arguments['model']}, {options.profile} for {profile.model}",
+            hint="Give --base and --profile of one model.",
         )
-        found = Trace(header, requests, digest(requests, header.block_size))
-        path = folder / f"{level.name}.jsonl"
-        files.remove(path)  # a link there is not followed
-        write(found, path, mode=0o600)
+    assert options.profile is not None
+    check_arguments(profile, arguments, source=options.profile)
+    base, of_profile = (VllmStarter(one, sampling=profile.sampling) for one in (arguments, engine))
+    return base, of_profile, ThisMachine()
 
 
-def _tuned(
-    options: CompareOptions,
-    place: ComparePlace,
-    blocks: Blocks,
-    progress: CompareProgress,
-    read: Read | None,
-) -> tuple[Tuned, float]:
-    """Return the tuned value, found by a sweep if need be, and the engine time that took."""
-    if options.max_num_seqs is not None:
-        return Tuned(options.max_num_seqs, "--max-num-seqs"), 0.0
-    if (of_profile := _of_profile(place)) is not None and _is_tuned(options):
-        return Tuned(of_profile, str(options.profile)), 0.0
-    if not blocks.settings.sweep_share:
-        return Tuned(options.untuned, "no approach needs it"), 0.0
-    progress.stage("a fast sweep finds max_num_seqs for the heaviest load")
-    settings = sweep_settings_of(options, blocks.settings)
-    of_run = blocks.comparing.journal
-    book = open_part(of_run.run_dir / "sweep", of_run.events[0]["plan"])
+def _compared(asked: Asked, book: Journal, progress: CompareProgress) -> tuple[Comparison, Tuned]:
+    """Measure all that the run does not hold yet."""
+    options, comparing, log = asked.options, Comparing(book), book.run_dir / "vllm.log"
+    for starter in (asked.base, asked.of_profile):
+        if isinstance(starter, VllmStarter):
+            starter.log = log
+    budget_s = parse_duration_s(options.budget, option="--budget")
+    profile, needs_twin = asked.profile, any(LEVELS[level] for level in asked.levels)
+    needs_cap = options.max_num_seqs is None and TUNED & {one.name for one in asked.approaches}
+    if profile is None and (needs_twin or needs_cap):
+        profile, swept_s = _swept(asked, book, progress)
+        budget_s -= swept_s
+    twin = None
+    if profile is not None and needs_twin:
+        cure = "Sweep again, or compare with --loads recorded."
+        twin = twin_of(profile, options.profile or book.run_dir / "sweep", cure=cure)
+    requests, dropped = keep_what_fits(asked.requests, max_model_len=asked.max_model_len)
+    workload = Workload(requests, (), asked.levels, twin, asked.trace.header.block_size)
+    choice = comparing.evidence.selection()
+    if choice is None:
+        starts = None if profile is None else profile.provenance
+        start_s = starts.engine_seconds.starts / max(1, starts.engine_starts) if starts else 0.0
+        cells = len(workload.cells)
+        step_s = affordable_s(budget_s, asked.approaches, cells=cells, start_s=start_s)
+        part = Part(requests[0].arrival_s, requests[-1].arrival_s)
+        choice = Selection(part, windows_of(requests, step_s=step_s, blocks=REPEATS), step_s)
+        _run(asked, comparing, workload, _selected(book, choice))
+    workload = replace(workload, windows=choice.windows)
+    warnings = workload.warnings()
+    if dropped:
+        too_long = (
+            f"{dropped} of {len(asked.requests)} requests are longer than max_model_len="
+            f"{asked.max_model_len} and were left out: raise it to compare with them"
+        )
+        warnings.insert(0, too_long)
+    tuned = _tuned(asked, profile, workload)
+    of_profile = tuned.max_num_seqs
+    if asked.profile is not None:
+        of_profile = asked.profile.decision.max_num_seqs
+    comparison = Comparison(
+        workload,
+        asked.approaches,
+        budget_s,
+        Testbed(asked.base, asked.of_profile, tuned.max_num_seqs, of_profile, log),
+        comparing,
+        progress,
+        progress.reading(DeviceMeter().read if options.engine == "vllm" else None),
+        warnings,
+    )
+    _run(asked, comparing, workload, comparison.run())
+    return comparison, tuned
+
+
+async def _selected(book: Journal, selection: Selection) -> None:
+    Recorder(book).add_selection(selection)
+
+
+def _run(
+    asked: Asked, comparing: Comparing, workload: Workload, work: Coroutine[Any, Any, None]
+) -> None:
+    """Run on real time, or on virtual time from where the journal ends."""
+    if isinstance(asked.base, VllmStarter):
+        interruption.run(work)
+        return
+    from tuner.engines.sim import virtual_time  # noqa: PLC0415 - for sim alone
+    from tuner.engines.sim.start import SimStarter  # noqa: PLC0415
+
+    assert isinstance(asked.base, SimStarter)
+    sessions = comparing.sessions()
+    is_lost = any(
+        comparing.left(one.name, block, workload.cells)
+        for one in asked.approaches
+        for block in range(REPEATS)
+        if sessions and sessions[-1] == f"{one.name} {block}"
+    )
+    asked.base.go_on_after(comparing.evidence.engines(), lost=is_lost)
+    virtual_time.run(work, begin_s=comparing.journal.clock_s)
+
+
+def _swept(asked: Asked, book: Journal, progress: CompareProgress) -> tuple[ServingProfile, float]:
+    """Return the profile of a quick sweep of the trace, and the engine time that it took."""
+    began_s = time.monotonic()
+    progress.stage("a quick sweep finds max_num_seqs and the step-time law")
+    budget_s = SWEEP_SHARE * parse_duration_s(asked.options.budget, option="--budget")
+    options = SweepOptions(
+        trace=asked.options.trace,
+        ceiling=UNTUNED,
+        headroom=1.0,
+        budget=f"{budget_s:g}s",
+        engine=asked.options.engine,
+        world=asked.options.world,
+    )
+    traffic = traffic_of(options, asked.options.trace)
+    quick = replace(traffic.settings, fast=True, confirm="inproc")
+    traffic = replace(traffic, settings=quick)
+    arguments = asked.base.resolve(max_num_seqs=UNTUNED)
+    part = open_part(book.run_dir / "sweep", plan_of(options, asked.trace, arguments, ranks=1))
     try:
-        outcome = place.execute(
-            sweep(
-                blocks.heaviest(), place.starter(book), settings, book, progress, read_device=read
-            ),
-            book,
+        outcome = measured(
+            traffic, asked.base, part, progress, began_s=began_s, shown=progress.reading
         )
+        profile = sealed(finished(outcome, traffic, asked.base, part.run_dir, wall_s=0.0))
+        return profile, Evidence(part).spent_s()
     except UsageError as problem:
         raise UsageError(
-            f"{problem} (of the {blocks.settings.sweep_share:.0%} of --budget that are for "
-            "the sweep that finds max_num_seqs)",
-            hint="Give --profile or --max-num-seqs, or a larger --budget.",
+            f"{problem} (of the {SWEEP_SHARE:.0%} of --budget that are for the sweep)",
+            hint="Give --profile, or a larger --budget.",
         ) from None
     finally:
-        book.close()
-    verdict = outcome.verdict
-    tuned = Tuned(verdict.max_num_seqs, f"a fast sweep at this load: {verdict.reason}")
-    return tuned, outcome.replay_s + sum(outcome.starts_s)
+        part.close()
 
 
-def _of_profile(place: ComparePlace) -> int | None:
-    return None if place.profile is None else place.profile.decision.max_num_seqs
+def _tuned(asked: Asked, profile: ServingProfile | None, workload: Workload) -> Tuned:
+    """Return the tuned value: as given, the profile's, or the twin's for the heaviest load."""
+    given = asked.options.max_num_seqs
+    if given is not None:
+        return Tuned(given, "--max-num-seqs")
+    if asked.profile is not None:
+        return Tuned(asked.profile.decision.max_num_seqs, str(asked.options.profile))
+    if profile is None:
+        return Tuned(UNTUNED, "no approach needs it")
+    twin = workload.twin
+    if twin is None:
+        return Tuned(profile.decision.max_num_seqs, f"a sweep: {profile.decision.reason}")
+    heaviest = max(asked.levels, key=lambda level: LEVELS[level] or 0)
+    best = [_best_cap(profile, twin, workload, heaviest, block) for block in range(REPEATS)]
+    return Tuned(statistics.median_high(best), f"a sweep, whose twin was asked of {heaviest}")
 
 
-def _report(
-    options: CompareOptions,
-    blocks: Blocks,
-    tuned: Tuned,
-    doubts: Sequence[str],
-    before: Sequence[str],
-) -> None:
-    settings, comparing = blocks.settings, blocks.comparing
-    tables = comparing.tables(settings.levels, settings.approaches)
-    facts = comparing.evidence.facts()
-    warnings = (*before, *doubts)
-    result = json_object(tables, blocks, tuned, facts, warnings)
-    spent_s = sum(comparing.evidence.starts_s()) + comparing.evidence.replay_s()
+def _best_cap(
+    profile: ServingProfile, twin: StoredTwin, workload: Workload, level: str, block: int
+) -> int:
+    assert profile.twin is not None
+    traffic = twin_traffic(
+        workload.sent(Cell(level, "captured"), block),
+        hash_block_size=workload.block_size,
+        hit_share=profile.twin.hit_share,
+        kv_tokens=twin.shape.kv_tokens,
+    )
+    caps = [one.max_num_seqs for one in profile.curve]
+    return twin.weighed(traffic, profile.decision.slo.slo, caps, headroom=1.0).best
+
+
+def _report(asked: Asked, comparison: Comparison, tuned: Tuned) -> None:
+    options, comparing = asked.options, comparison.comparing
+    tables = comparing.tables(asked.levels, asked.approaches)
+    evidence = comparing.evidence
+    facts = evidence.facts()
+    doubts = [*_doubts(asked, evidence), *comparison.warnings]
+    warnings = [*asked.trace.warnings, *doubts]
+    result = json_object(tables, comparison, tuned, facts, warnings)
     row = tuned_in(tables[0])
     how = ComparePrint(
         tuned=tuned,
         facts=facts,
-        spent_s=spent_s,
+        spent_s=sum(evidence.starts_s()) + evidence.replay_s(),
         next=_next(options, is_measured=row is None or row.numbers is not None),
         run_dir=comparing.journal.run_dir,
         warnings=warnings if options.details else doubts,
-        said_before=0 if options.details else len(before),
+        said_before=0 if options.details else len(warnings) - len(doubts),
         details=options.details,
     )
     keep_result(how.run_dir, result, block_of(tables[0], how))
-    if options.output is not None:
-        page = written(page_of(tables, how, steps=steps_of(comparing), budget=POINTS))
-        _write(options.output, page, result, markdown(tables, tuned, facts))
     if options.json:
         print_json(result)
     else:
@@ -261,131 +335,30 @@ def _report(
         )
 
 
-def _next(options: CompareOptions, *, is_measured: bool) -> str:
-    """Return what to do with what was compared.
-
-    Roll the profile out where it was measured, or make one. Where the engine failed, look at what
-    it would have to start with, memory and all; of a simulated engine, at the profile.
-    """
-    if not is_measured and options.engine != "sim":
-        return asked_for("compare", options, **ANEW, dry_run=True)
-    if options.profile is not None and not is_measured:
-        return command("show", options.profile)
-    if options.profile is not None:
-        return after(load_profile(options.profile), options.profile, base=options.base)
-    same = {"model", "base", "overrides", "engine", "world", "slo"}
-    as_here = SweepOptions(trace=options.trace, **{name: getattr(options, name) for name in same})
-    return asked_for("sweep", as_here)
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be written before anything is measured."""
-    make_folder(folder)
-    for name in ("comparison.md", "comparison.json", "comparison.html"):
-        files.check_writable(folder / name)
-
-
-def _write(folder: Path, page: str, result: dict[str, object], tables: str) -> None:
-    files.write_atomically(folder / "comparison.md", tables.encode())
-    text = json.dumps(result, indent=1) + "\n"
-    files.write_atomically(folder / "comparison.json", text.encode())
-    files.write_atomically(folder / "comparison.html", page.encode())
-
-
-def _static(options: CompareOptions) -> Batching:
-    wait_s = parse_duration_s(options.batch_wait, option="--batch-wait")
-    return Batching(options.batch_size, wait_s)
-
-
-def _loads(options: CompareOptions) -> str:
-    """Return the loads: the story's, and beside it the one that a profile was made for."""
-    return options.loads or (STORY if options.profile is None else f"recorded,{STORY}")
-
-
-def _is_tuned(options: CompareOptions) -> bool:
-    """Whether the tuned value is given."""
-    return options.max_num_seqs is not None or (options.profile is not None and not options.sweep)
-
-
-def settings_of(options: CompareOptions, trace: Trace) -> CompareSettings:
-    """Return the settings that the options ask for. Raises UsageError where they contradict."""
-    parse_window(options.window)
-    if options.sweep and options.max_num_seqs is not None:
-        raise UsageError(
-            "--sweep finds max_num_seqs, --max-num-seqs gives it", hint="Leave one of them out."
-        )
-    approaches = chosen(options.approaches, has_profile=options.profile is not None)
-    needs_sweep = not _is_tuned(options) and OF_TUNED & {one.name for one in approaches}
-    if options.slo is not None:
-        parse_slo(options.slo)
-        if not needs_sweep:
-            raise UsageError(
-                "--slo is for the sweep that finds max_num_seqs, and there is none",
-                hint="Leave out --slo, or give --sweep instead of --max-num-seqs.",
-            )
-    return CompareSettings(
-        approaches=approaches,
-        levels=parse_levels(_loads(options)),
-        untuned=options.untuned,
-        window=options.window,
-        step_s=parse_duration_s(options.step, option="--step"),
-        repeats=options.repeats,
-        budget_s=parse_duration_s(options.budget, option="--budget"),
-        sweep_share=SWEEP_SHARE if needs_sweep else 0.0,
-        seed=options.seed,
-        trace_block_size=trace.header.block_size,
-    )
-
-
-def sweep_settings_of(options: CompareOptions, settings: CompareSettings) -> SweepSettings:
-    """Return the settings of that sweep."""
-    return SweepSettings(
-        ceiling=options.untuned,
-        slo=parse_slo(options.slo) if options.slo is not None else None,
-        window="all",
-        step_s=SWEEP_STEP_S,
-        budget_s=settings.sweep_share * settings.budget_s,
-        headroom=1.0,
-        fast=True,
-        closed_sessions=False,
-        seed=settings.seed,
-        trace_block_size=settings.trace_block_size,
-    )
-
-
-def warnings_about(options: CompareOptions, profile: ServingProfile | None) -> list[str]:
-    """Say what to beware of in what was asked."""
+def _doubts(asked: Asked, evidence: Evidence) -> list[str]:
+    """Return what to beware of in what was asked, and where it ran."""
+    profile, found = asked.profile, list[str]()
     if profile is None:
-        return []
-    found = []
-    if options.force:
-        found.append(
-            f"--force: {options.profile} may be of another machine; only its settings count here"
-        )
-    if options.engine == "sim" and profile.provenance.engine != "sim":
+        return found
+    if asked.options.force:
+        path = asked.options.profile
+        found.append(f"--force: {path} may be of another machine; only its settings count here")
+    if asked.options.engine == "sim" and profile.provenance.engine != "sim":
         found.append(
             "a simulated engine takes of a profile's arguments only max_num_seqs, "
             "max_num_batched_tokens, num_gpu_blocks_override and block_size"
         )
-    return found
+    environments = (one.facts.environment for one in evidence.starts())
+    now = next((one for one in environments if one is not None), None)
+    differs = environment_differs(profile.provenance.environment, now)
+    return found if differs is None else [*found, f"the profile was {differs}"]
 
 
-def elsewhere(profile: ServingProfile | None, comparing: Comparing) -> list[str]:
-    """Say that engines ran in another environment than the profile's."""
-    was = None if profile is None else profile.provenance.environment
-    told = (one.facts.environment for one in comparing.evidence.starts())
-    now = next((one for one in told if one is not None), None)
-    differs = environment_differs(was, now)
-    return [] if differs is None else [f"the profile was {differs}"]
-
-
-def plan_of(options: CompareOptions, trace: Trace, place: ComparePlace) -> dict[str, Any]:
-    """Return what every measurement of this run rests on; a resumed run must have the same."""
-    return {
-        "compare": True,
-        "trace_digest": trace.digest,
-        "profile_digest": None if place.profile is None else place.profile.digest,
-        **place.machine(),
-        **in_plan(options),
-        "loads": _loads(options),
-    }
+def _next(options: CompareOptions, *, is_measured: bool) -> str:
+    """Return what to do with what was compared: roll the profile out where it was measured, look at
+    it where not, or make one."""
+    if options.profile is None:
+        return command("sweep", "--trace", options.trace)
+    if not is_measured:
+        return command("show", options.profile)
+    return after(load_profile(options.profile), options.profile, base=options.base)

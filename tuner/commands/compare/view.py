@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,14 +20,14 @@ from tuner.commands.sweep.view import RunProgress
 from tuner.engines.seam import EngineFacts
 from tuner.profile.summary import engine_time, milliseconds
 from tuner.profile.verdict_block import VerdictBlock
-from tuner.replay.measure import Spread
-from tuner.runs.compare.blocks import Blocks
-from tuner.runs.compare.comparison import ComparisonRow, ComparisonTable
-from tuner.runs.compare.evidence import Tuned
-from tuner.runs.compare.notes import shown_number, shown_ratio
-from tuner.runs.compare.settings import CompareSettings
-from tuner.runs.settings import SweepSettings
-from tuner.system.printable import in_markdown
+from tuner.runs.compare.compare import Comparison
+from tuner.runs.compare.table import (
+    ComparisonRow,
+    ComparisonTable,
+    Tuned,
+    shown_number,
+    shown_ratio,
+)
 
 HEADINGS = ("approach", "req/s", "vs first", "p95\nE2EL s", "p95\nTPOT ms")
 """On two lines, so that 80 columns are enough."""
@@ -56,23 +56,16 @@ NUMBERED = re.compile(r"(\d+) of (\d+): ")
 
 
 class CompareProgress(RunProgress):
-    """Tells on stderr how a comparison goes: the ladder of the sweep that finds the tuned value,
-    where there is one, then how many replays are done and to come."""
+    """Tells on stderr how a comparison goes: how many replays are done and to come."""
 
     ROWS: ClassVar[tuple[str, ...]] = ("replays", *RunProgress.ROWS)
-
-    def __init__(self, settings: CompareSettings, of_sweep: SweepSettings) -> None:
-        super().__init__(replace(of_sweep, budget_s=settings.budget_s), None)
-        if not settings.sweep_share:
-            self.ladder.clear()
 
     def _steps(self) -> dict[str, str]:
         found = NUMBERED.match(self.what)
         if found is None:
             return super()._steps()
         number, of = map(int, found.groups())
-        told = f"{number - 1} done, 1 running, {of - number} to come"
-        return {"replays": told, "ladder": ""}
+        return {"replays": f"{number - 1} done, 1 running, {of - number} to come", "ladder": ""}
 
 
 def render(tables: Sequence[ComparisonTable], how: ComparePrint) -> None:
@@ -142,22 +135,6 @@ def _print_notes(console: Console, table: ComparisonTable, *, details: bool) -> 
             console.print(f"{shown(row.title)}: {shown(note)}", soft_wrap=True)
 
 
-def markdown(tables: Sequence[ComparisonTable], tuned: Tuned, facts: EngineFacts) -> str:
-    """Return the tables as a page, or part of one."""
-    lines = []
-    for table in tables:
-        headings = [heading.replace("\n", " ") for heading in headings_of(facts)]
-        headings.append("what was seen")
-        lines += [f"**{title_of(table)}**", ""]
-        lines += ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"]
-        for row in table.rows:
-            seen = ". ".join((*row.notes, *row.errors))
-            lines.append("| " + " | ".join((*cells(row, facts), in_markdown(seen))) + " |")
-        lines.append("")
-    lines.append(f"Tuned: `max_num_seqs={tuned.max_num_seqs}`, from {tuned.source}.")
-    return "\n".join(lines) + "\n"
-
-
 def title_of(table: ComparisonTable) -> str:
     kind = "lengths as captured" if table.lengths == "captured" else "uniform lengths"
     seen = {row.approach: row.numbers for row in table.rows if row.numbers}
@@ -220,19 +197,20 @@ def _shares(mean: float, sd: float, idle: float) -> tuple[str, str]:
 
 def json_object(
     tables: Sequence[ComparisonTable],
-    blocks: Blocks,
+    comparison: Comparison,
     tuned: Tuned,
     facts: EngineFacts,
     warnings: Sequence[str],
 ) -> dict[str, Any]:
-    """Return what ``tuner compare --json`` prints."""
-    comparing = blocks.comparing
+    """Return what ``tuner compare --json`` prints. Times in seconds."""
+    comparing, workload = comparison.comparing, comparison.workload
+    rates = workload.rates_rps
     return {
         "device": dict(facts.device),
         "versions": dict(facts.versions),
         "tuned": asdict(tuned),
-        "rates_rps": {level: sum(rates) / len(rates) for level, rates in blocks.rates_rps.items()},
-        "windows": [str(window) for window in blocks.windows],
+        "rates_rps": {level: sum(each) / len(each) for level, each in rates.items()},
+        "windows": [str(window) for window in workload.windows],
         "engine_starts": len(comparing.evidence.starts_s()),
         "engine_seconds": {
             "starts": sum(comparing.evidence.starts_s()),
@@ -240,60 +218,5 @@ def json_object(
         },
         "run_dir": str(comparing.journal.run_dir),
         "warnings": list(warnings),
-        "tables": [
-            {
-                "load": table.load,
-                "in_flight": table.in_flight,
-                "lengths": table.lengths,
-                "rows": [_json_row(row) for row in table.rows],
-            }
-            for table in tables
-        ],
+        "tables": [asdict(table) for table in tables],
     }
-
-
-def _json_row(row: ComparisonRow) -> dict[str, Any]:
-    one = row.numbers
-    common = {
-        "approach": row.approach,
-        "title": row.title,
-        "max_num_seqs": row.max_num_seqs,
-        "notes": list(row.notes),
-        "errors": list(row.errors),
-    }
-    if one is None:
-        return {**common, "measured": None}
-    measured = {
-        "blocks": one.blocks,
-        "requests": one.requests,
-        "completed": one.completed,
-        "unfinished": one.unfinished,
-        "failed": one.failed,
-        "aborted": one.aborted,
-        "offered_rps": one.offered_rps,
-        "requests_per_s": one.requests_per_s,
-        "output_tokens_per_s": one.output_tokens_per_s,
-        "in_flight_mean": one.in_flight_mean,
-        "ratios": {name: asdict(ratio) for name, ratio in row.ratios.items()},
-        "e2el_p95_ms": _ms(one.e2el_p95_s),
-        "e2el_mean_ms": _ms(one.e2el_mean_s),
-        "e2el_at_least": one.e2el_at_least,
-        "ttft_p95_ms": _ms(one.ttft_p95_s),
-        "ttft_at_least": one.ttft_at_least,
-        "tpot_ms": _spread_ms(one.tpot_s),
-        "iteration_ms": _ms(one.iteration_s),
-        "queue_mean_ms": _ms(one.queue_mean_s),
-        "held_mean_ms": _ms(one.held_mean_s),
-        "transfer_ms": _spread_ms(one.transfer_s),
-        "engine_busy": asdict(one.busy) if one.busy else None,
-        "device": asdict(one.device) if one.device else None,
-    }
-    return {**common, "measured": measured}
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3
-
-
-def _spread_ms(found: Spread | None) -> dict[str, float] | None:
-    return None if found is None else {name: at * 1e3 for name, at in asdict(found).items()}

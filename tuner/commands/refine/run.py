@@ -46,6 +46,7 @@ from tuner.profile.summary import minutes
 from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
+from tuner.runs.ladder import doubling
 from tuner.runs.refine.knobs import CAP, LIVE, number
 from tuner.runs.refine.refinement import Refinement, RefinePlan
 from tuner.runs.refine.run import refine
@@ -150,7 +151,7 @@ def _dry_run(
 
 def _refined(begun: _Begun, site: "ClusterSite | None") -> Refinement:
     options, plan, book = begun.options, begun.plan, begun.book
-    progress = RunProgress(plan.settings, None)
+    progress = RunProgress(plan.settings.budget_s, doubling(plan.settings.ceiling))
     rests = book.events[0]["plan"]
     study = study_of(options, plan, rests, run_dir=book.run_dir, warn=progress.warn)
     for line in said_of_space(plan.space):

@@ -22,11 +22,11 @@ from tuner.commands.report.sweep import UNFINISHED
 from tuner.commands.shared.kept_result import block_of_run
 from tuner.commands.shared.run_folder import goes_on
 from tuner.errors import RunError
-from tuner.runs.compare.approaches import chosen
-from tuner.runs.compare.comparison import ComparisonRow
-from tuner.runs.compare.comparison import ComparisonTable as Compared
-from tuner.runs.compare.evidence import Comparing, Tuned
-from tuner.runs.compare.load_levels import LENGTHS, parse_levels
+from tuner.runs.compare.approaches import UNTUNED, chosen
+from tuner.runs.compare.compare import REPEATS, Comparing
+from tuner.runs.compare.table import ComparisonRow, Tuned
+from tuner.runs.compare.table import ComparisonTable as Compared
+from tuner.runs.compare.traffic import LENGTHS, parse_levels
 from tuner.runs.journal import Journal
 
 TUNED = ("profile", "tuned")
@@ -36,9 +36,9 @@ def of_run(book: Journal, *, budget: int) -> Page:
     """Return the report of a comparison, as far as it came. Raises RunError."""
     plan, comparing = book.events[0]["plan"], Comparing(book)
     try:
-        approaches = chosen(plan["approaches"], has_profile=plan["profile_digest"] is not None)
+        approaches = chosen(plan["approaches"], has_profile=True, simulated=False)
         levels = parse_levels(plan["loads"])
-        asked = int(plan["repeats"]) * len(approaches) * len(levels) * len(LENGTHS)
+        asked = REPEATS * len(approaches) * len(levels) * len(LENGTHS)
     except (KeyError, TypeError, ValueError, AttributeError) as problem:
         raise RunError(
             f"{book.run_dir}/journal.jsonl:1: the plan makes no sense ({problem!r})",
@@ -51,7 +51,7 @@ def of_run(book: Journal, *, budget: int) -> Page:
     rows = [row for table in tables for row in table.rows if row.approach in TUNED]
     cap = next((row.max_num_seqs for row in rows if row.max_num_seqs), None)
     how = ComparePrint(
-        tuned=Tuned(cap or int(plan["untuned"]), _source(book)),
+        tuned=Tuned(cap or UNTUNED, _source(book)),
         facts=comparing.evidence.facts(),
         spent_s=sum(comparing.evidence.starts_s()) + comparing.evidence.replay_s(),
         next=_next(book, has_ended=has_ended),
@@ -76,7 +76,7 @@ def _next(book: Journal, *, has_ended: bool) -> str:
 
 def _source(book: Journal) -> str:
     if (book.run_dir / "sweep" / "journal.jsonl").exists():
-        return "a fast sweep at this load"
+        return "a sweep"
     asked = book.events[0]["plan"].get("max_num_seqs")
     return "the profile" if asked is None else "--max-num-seqs"
 

@@ -48,6 +48,7 @@ from tuner.replay.measure import Measurement
 from tuner.runs.cluster.kinds import Description
 from tuner.runs.cluster.prices import check_used, parse_prices, per_million_tokens, price_of
 from tuner.runs.cluster.share import Node, Share, share_of, usable
+from tuner.runs.ladder import doubling
 from tuner.runs.outcome import SweepOutcome
 from tuner.system import interruption
 from tuner.trace.trace import Trace
@@ -130,7 +131,7 @@ def _swept(
     where = Where(path, options.run_dir, resume=options.resume, asked=options)
     book = open_run(where, _plan_of_all(plans, kinds))
     books = open_each(book, plans)
-    progress = RunProgress(traffic.settings, None)
+    progress = RunProgress(traffic.settings.budget_s, doubling(options.ceiling))
     for warning in (*traffic.warnings, *session.cautions(), *left_out):
         progress.warn(warning)
     for said in taken_from_base(options):

@@ -40,6 +40,7 @@ from tuner.live.exporter import Exporter
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
 from tuner.runs import journal
+from tuner.runs.ladder import doubling
 
 
 def run(options: SweepOptions) -> None:
@@ -118,7 +119,7 @@ def swept(asked: AskedSweep, path: Path) -> FinishedSweep:
     exporter = Exporter(options.metrics_port) if options.metrics_port else None
     where = Where(path, options.run_dir, resume=options.resume, asked=options)
     book = open_run(where, plan)
-    progress = RunProgress(traffic.settings, exporter)
+    progress = RunProgress(traffic.settings.budget_s, doubling(options.ceiling), exporter)
     for warning in traffic.warnings:
         progress.warn(warning)
     for line in [*asked.ceiling, *taken_from_base(options)]:

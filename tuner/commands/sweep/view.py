@@ -36,9 +36,7 @@ from tuner.profile.summary import (
 from tuner.replay.live_reading import LiveReading
 from tuner.replay.measure import Measurement, Spread
 from tuner.replay.readings import Read
-from tuner.runs.ladder import doubling
 from tuner.runs.outcome import CheckRecord, Prediction, SweepOutcome
-from tuner.runs.settings import SweepSettings
 from tuner.traffic.window import parse_duration_s
 from tuner.twin.verdict_text import miss_in_words
 
@@ -55,12 +53,15 @@ LEAST_US = 0.05
 class RunProgress(CommandProgress):
     ROWS: ClassVar[tuple[str, ...]] = ("ladder", "now", "KV", "device", "belief", "left")
 
-    def __init__(self, settings: SweepSettings, exporter: Exporter | None) -> None:
+    def __init__(
+        self, budget_s: float, caps: Sequence[int] = (), exporter: Exporter | None = None
+    ) -> None:
+        """``caps`` are those of the ladder."""
         super().__init__()
         self.exporter = exporter
-        self.budget_s = settings.budget_s
+        self.budget_s = budget_s
         self.what, self.window_s = "", 0.0
-        self.ladder = dict.fromkeys(doubling(settings.ceiling), False)
+        self.ladder = dict.fromkeys(caps, False)
         """Cap → whether it was measured."""
 
     def stage(self, text: str) -> None:

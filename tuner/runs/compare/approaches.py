@@ -1,79 +1,103 @@
-"""The approaches of ``tuner compare``, in the order of the story.
+"""The approaches of ``tuner compare``, in the order of the story, and how each is started."""
 
-To add one, write its start and a row of APPROACHES.
-"""
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
 
-from tuner.engines.seam import Engine
-from tuner.engines.workers.seam import Approach, Batching, Setup, Testbed
+from tuner.engines.seam import Engine, Starter
+from tuner.engines.server.start import ServerStarter
+from tuner.engines.vllm.start import VllmStarter
+from tuner.engines.workers import Batching, start_workers
 from tuner.errors import UsageError
-from tuner.runs.compare.load_levels import names_in
+
+UNTUNED = 64
+"""``max_num_seqs`` that nobody measured."""
+
+ONE, STATIC = Batching(), Batching(16, 0.05)
 
 
-async def _one_worker(testbed: Testbed, _setup: Setup) -> Engine:
-    """A worker process behind queues, before a synchronous engine: one request at a time."""
-    return await testbed.workers(1, Batching())
+@dataclass(frozen=True, slots=True)
+class Approach:
+    name: str
+    title: str
+    workers: int = 0
+    """Worker processes behind queues, on one device; 0 batches continuously."""
+
+    batching: Batching = ONE
 
 
-async def _two_workers(testbed: Testbed, _setup: Setup) -> Engine:
-    """Two such workers on one device, with half of its memory each."""
-    return await testbed.workers(2, Batching())
-
-
-async def _static_batching(testbed: Testbed, setup: Setup) -> Engine:
-    """A worker that waits for a batch, and answers when its slowest request is done."""
-    return await testbed.workers(1, setup.static)
-
-
-async def _untuned(testbed: Testbed, setup: Setup) -> Engine:
-    """Continuous batching with a ``max_num_seqs`` that nobody has measured."""
-    return await testbed.continuous(max_num_seqs=setup.untuned)
-
-
-async def _tuned(testbed: Testbed, setup: Setup) -> Engine:
-    """Continuous batching with the ``max_num_seqs`` that was found, and else as untuned."""
-    return await testbed.continuous(max_num_seqs=setup.tuned)
-
-
-async def _behind_server(testbed: Testbed, setup: Setup) -> Engine:
-    """The tuned one behind ``vllm serve``: what its users see, front end included."""
-    return await testbed.served(max_num_seqs=setup.tuned)
-
-
-async def _full_profile(testbed: Testbed, setup: Setup) -> Engine:
-    """Continuous batching with every argument of a serving profile."""
-    assert setup.of_profile is not None  # or it is not chosen
-    return await testbed.continuous(max_num_seqs=setup.of_profile, of_profile=True)
-
-
-OF_PROFILE = "profile"
-SERVER = "server"
-OF_TUNED = {"tuned", SERVER}
-"""Approaches that need the tuned value."""
-
+OF_PROFILE, SERVER = "profile", "server"
 APPROACHES: tuple[Approach, ...] = (
-    Approach("worker", "one worker", _one_worker),
-    Approach("two-workers", "two workers", _two_workers),
-    Approach("static", "static batching", _static_batching),
-    Approach("untuned", "continuous, untuned", _untuned),
-    Approach("tuned", "continuous, tuned", _tuned),
-    Approach(SERVER, "the same behind a server", _behind_server),
-    Approach(OF_PROFILE, "the whole profile", _full_profile),
+    Approach("worker", "one worker", 1),
+    Approach("two-workers", "two workers", 2),
+    Approach("static", "static batching", 1, STATIC),
+    Approach("untuned", "continuous, untuned"),
+    Approach("tuned", "continuous, tuned"),
+    Approach(SERVER, "the same behind a server"),
+    Approach(OF_PROFILE, "the whole profile"),
 )
 
 
-def chosen(names: str | None, *, has_profile: bool) -> tuple[Approach, ...]:
+@dataclass(slots=True)
+class Testbed:
+    """The machine on which approaches are started, one at a time."""
+
+    base: Starter
+    of_profile: Starter | None
+    """With every argument of the profile; None without one."""
+
+    tuned: int
+    profile_cap: int
+    log: Path
+
+    async def start(self, approach: Approach) -> Engine:
+        """Start an engine that has the whole device to itself. Raises EngineError."""
+        if isinstance(self.base, VllmStarter):
+            if approach.workers:
+                return await start_workers(
+                    self.base, approach.workers, approach.batching, log=self.log
+                )
+            if approach.name == SERVER:
+                return await ServerStarter.like(self.base).start(max_num_seqs=self.tuned)
+        starter, size = self.base, UNTUNED if approach.name == "untuned" else self.tuned
+        if approach.name == OF_PROFILE:
+            assert self.of_profile is not None  # or it is not chosen
+            starter, size = self.of_profile, self.profile_cap
+        return await starter.start(max_num_seqs=size)
+
+
+def chosen(names: str | None, *, has_profile: bool, simulated: bool) -> tuple[Approach, ...]:
     """Return the approaches of a list such as ``worker,tuned``, in the order of the story.
 
     None is all that there can be but the server, which takes half a minute to start. Raises
-    UsageError for a name that is unknown or there twice.
+    UsageError for a name that is unknown or there twice, or needs what is not there.
     """
+    possible = {
+        one.name: one
+        for one in APPROACHES
+        if (has_profile or one.name != OF_PROFILE)
+        and not (simulated and (one.workers or one.name == SERVER))
+    }
     if names is None:
-        left_out = {SERVER} if has_profile else {SERVER, OF_PROFILE}
-        return tuple(one for one in APPROACHES if one.name not in left_out)
-    known = {one.name: one for one in APPROACHES}
-    asked = names_in(names, known, option="--approaches")
-    if OF_PROFILE in asked and not has_profile:
-        raise UsageError(
-            "--approaches profile: there is no profile", hint="Give --profile, or leave it out."
-        )
-    return tuple(one for name, one in known.items() if name in asked)
+        return tuple(one for name, one in possible.items() if name != SERVER)
+    asked = names_in(names, [one.name for one in APPROACHES], option="--approaches")
+    for name in asked:
+        if name not in possible:
+            needs = "a profile" if name == OF_PROFILE else "a real engine"
+            raise UsageError(
+                f"--approaches {name} needs {needs}", hint=f"Choose of {', '.join(possible)}."
+            )
+    return tuple(one for name, one in possible.items() if name in asked)
+
+
+def names_in(text: str, known: Collection[str], *, option: str) -> list[str]:
+    """Read a list of names. Raises UsageError for one that is unknown or there twice."""
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"{option}: {name!r} is not known", hint=f"Choose of {', '.join(known)}."
+            )
+    if len(set(names)) < len(names):
+        raise UsageError(f"{option}: a name is there twice", hint="Give each once.")
+    return names

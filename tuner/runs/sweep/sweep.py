@@ -422,9 +422,7 @@ class SweepRun:
             why = "the budget ended before it was done"
         except (EngineError, InputError, OSError) as error:
             why = str(error)
-        if not self.evidence.confirming(
-            "confirm", self.conclusion.verdict.max_num_seqs
-        ):
+        if not self.evidence.confirming("confirm", self.conclusion.verdict.max_num_seqs):
             self.unconfirmed = why
 
     async def replay_choice(self) -> None:

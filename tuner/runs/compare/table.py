@@ -3,6 +3,7 @@
 Definitions: docs/journey.md.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,18 +11,38 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.engines.seam import IterationLog
 from tuner.replay.device_use import IDLE, DeviceUse, device_use
 from tuner.replay.measure import Spread, spread
 from tuner.replay.records import Replay, RequestRecord
-from tuner.runs.compare.load_levels import Lengths, mean_in_flight
-from tuner.runs.compare.ratios import Ratio, Sample, ratios
+from tuner.runs.compare.traffic import Lengths, mean_in_flight
+from tuner.twin.uncertainty import t_quantile
 
 BIN_S = 0.1
 """Stretch of time in which it is asked whether the engine was busy. It shows a request's gap
 between two others."""
 
 NEVER_S = 1e12
+
+FEW = 20
+"""With fewer finished requests than these a ratio has no interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One number of one approach in one block, and the requests that it is of."""
+
+    value: float
+    finished: frozenset[int]
+    """Rows of the requests; the same in every approach's replay of a block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A number over the baseline's, with its 95 % interval; None where that cannot be told."""
+
+    value: float
+    low: float | None
+    high: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +99,9 @@ class Numbers:
     """Of the finished requests."""
 
     busy: Busy | None
-    iteration_s: float | None
-    """Median iteration that only decoded."""
-
     held_mean_s: float | None
     queue_mean_s: float | None
-    transfer_s: Spread | None
-    """These three of the finished requests."""
+    """These two of the finished requests."""
 
     device: DeviceUse | None
 
@@ -107,6 +124,13 @@ class ComparisonRow:
 
     notes: tuple[str, ...]
     errors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    max_num_seqs: int
+    source: str
+    """Where it comes from: a profile, an option, or a sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,10 +171,8 @@ def numbers_of(replays: Sequence[Replay]) -> Numbers:
         ttft_at_least=ttft_at_least,
         tpot_s=spread(told for one in done if (told := _tpot_s(one)) is not None),
         busy=_busy(replays),
-        iteration_s=_decode_iteration_s([_scored(replay) for replay in replays]),
         held_mean_s=_mean([one.held_s for one in done]),
         queue_mean_s=_mean([one.queue_s for one in done]),
-        transfer_s=spread(one.transfer_s for one in done if one.transfer_s is not None),
         device=device_use([replay.device for replay in replays]),
     )
 
@@ -244,18 +266,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _scored(replay: Replay) -> IterationLog:
-    starts = replay.iterations["start_s"]
-    end_s = replay.scored_from_s + replay.window_s
-    return replay.iterations[(starts >= replay.scored_from_s) & (starts < end_s)]
-
-
-def _decode_iteration_s(works: Sequence[IterationLog]) -> float | None:
-    log = np.concatenate(list(works))
-    durations = log["duration_s"][(log["prefill_tokens"] == 0) & (log["decode_seqs"] > 0)]
-    return float(np.median(durations)) if len(durations) else None
-
-
 def _busy(replays: Sequence[Replay]) -> Busy | None:
     shares = np.concatenate([_busy_shares(replay) for replay in replays])
     if not len(shares):
@@ -279,3 +289,118 @@ def _busy_shares(replay: Replay) -> NDArray[np.float64]:
     times = np.stack((begin_s, end_s), axis=1).ravel()
     so_far = np.stack((busy_s[:-1], busy_s[1:]), axis=1).ravel()
     return np.diff(np.interp(edges, times, so_far)) / BIN_S
+
+
+def ratios(
+    samples: Mapping[str, Mapping[int, Sample]], baseline: str, *, counted: bool = False
+) -> dict[str, Ratio]:
+    """Return approach → its number over the baseline's, the geometric mean of the blocks' ratios.
+
+    Blocks and approaches are taken out of the logarithms (two-way layout); the noise s of what is
+    left is pooled over all of them, and the interval of a ratio over B blocks reaches
+    t·sqrt(2 s²/B), by Student's t. A count cannot be surer than counting allows: where the numbers
+    are ``counted``, the variance is no less than that of a ratio of paired proportions,
+    (requests that only one of the two finished) / (finished by one · by the other).
+
+    Empty where the baseline has nothing.
+    """
+    base = samples.get(baseline, {})
+    s2, freedom = _noise(samples)
+    found = {}
+    for name, blocks in samples.items():
+        both = sorted(blocks.keys() & base.keys())
+        total = sum(base[block].value for block in both)
+        if total <= 0:
+            continue
+        pairs = [(blocks[block].value, base[block].value) for block in both]
+        if not all(one > 0 and other > 0 for one, other in pairs):
+            found[name] = Ratio(sum(one for one, _ in pairs) / total, None, None)
+            continue
+        middle = sum(math.log(one / other) for one, other in pairs) / len(pairs)
+        low = high = None
+        mine = {(block, row) for block in both for row in blocks[block].finished}
+        its = {(block, row) for block in both for row in base[block].finished}
+        if name != baseline and freedom >= 2 and min(len(mine), len(its)) >= FEW:
+            variance = 2 * s2 / len(both)
+            if counted:
+                variance = max(variance, max(1, len(mine ^ its)) / (len(mine) * len(its)))
+            reach = t_quantile(freedom) * math.sqrt(variance)
+            low, high = math.exp(middle - reach), math.exp(middle + reach)
+        found[name] = Ratio(math.exp(middle), low, high)
+    return found
+
+
+def _noise(samples: Mapping[str, Mapping[int, Sample]]) -> tuple[float, int]:
+    """Return the variance of the logarithms around approach and block, and its degrees of freedom.
+
+    Cells may be missing.
+    """
+    cells = [
+        (name, block, math.log(sample.value))
+        for name, blocks in samples.items()
+        for block, sample in blocks.items()
+        if sample.value > 0
+    ]
+    if not cells:
+        return 0.0, 0
+    names, numbers = ({cell[i]: None for cell in cells} for i in (0, 1))
+    design = np.array(
+        [
+            [name == one for one in names] + [block == one for one in numbers]
+            for name, block, _ in cells
+        ],
+        dtype=float,
+    )
+    logs = np.array([cell[2] for cell in cells])
+    fitted, _, rank, _ = np.linalg.lstsq(design, logs, rcond=None)
+    freedom = len(logs) - int(rank)
+    squares = float(((logs - design @ fitted) ** 2).sum())
+    return (squares / freedom if freedom else 0.0), freedom
+
+
+def note_against(found: Mapping[str, Ratio], title: str) -> tuple[str, ...]:
+    """Return how an approach compares with another one, in words."""
+    words = {"requests_per_s": "req/s", "e2el_p95": "p95 E2EL", "tpot_p95": "p95 TPOT"}
+    parts = [f"{shown_ratio(found[what])} {word}" for what, word in words.items() if what in found]
+    return (f"against {title}: {', '.join(parts)}",) if parts else ()
+
+
+def shown_ratio(ratio: Ratio) -> str:
+    """Return a ratio with its interval in a few characters: ``1.82x (1.64-2.01)``."""
+    if ratio.low is None or ratio.high is None:
+        return f"{shown_number(ratio.value)}x"
+    return f"{shown_number(ratio.value)}x ({shown_number(ratio.low)}-{shown_number(ratio.high)})"
+
+
+def shown_number(value: float) -> str:
+    """Return three significant digits, of small numbers two after the point."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def notes_on(one: Numbers, *, alone: Numbers | None) -> tuple[str, ...]:
+    """Return what was seen of an approach; ``alone`` is one worker, where this is two of them."""
+    found = []
+    if one.unfinished:
+        found.append(
+            f"served {one.requests_per_s:.2f} of {one.offered_rps:.2f} req/s: "
+            f"{one.unfinished} of {one.requests} unfinished at the end"
+        )
+    if one.failed:
+        found.append(f"{one.failed} of {one.requests} failed: {'; '.join(one.failures)}")
+    if one.held_mean_s and one.e2el_mean_s and one.held_mean_s >= 0.01 * one.e2el_mean_s:
+        found.append(
+            f"head of line: finished requests waited {_time(one.held_mean_s)} for their batch"
+        )
+    if alone is not None and one.tpot_s and alone.tpot_s:
+        found.append(
+            f"contention: a token took {one.tpot_s.p50 / alone.tpot_s.p50:.2f} times as long as "
+            "with one worker"
+        )
+    waited_s = one.queue_mean_s
+    if waited_s is not None and one.e2el_mean_s and waited_s >= 0.05 * one.e2el_mean_s:
+        found.append(f"finished requests waited {_time(waited_s)} before the engine began")
+    return tuple(found)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -1,1 +1,0 @@
-"""Ways of serving that are only compared: worker processes behind queues, real or simulated."""

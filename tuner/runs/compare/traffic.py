@@ -1,0 +1,198 @@
+"""The traffic of a comparison: a window of the trace for each block, at each load, with lengths as
+captured and uniform. Pure.
+
+A level is a mean number of requests in flight, open loop, at the untuned engine, by the twin. The
+requests of a window are thinned out, or copied, until there are so many; time is never stretched.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, get_args
+
+import numpy as np
+
+from tuner.engines.scheduler.state import Floats
+from tuner.errors import TraceError
+from tuner.profile.stored_twin import StoredTwin
+from tuner.runs.compare.approaches import UNTUNED, names_in
+from tuner.trace.trace import TraceRequest
+from tuner.traffic.scaling import scale_load
+from tuner.traffic.window import RUN_IN_SHARE, Window, in_window
+from tuner.twin.simulation import simulate, traffic_of
+
+LEVELS: dict[str, int | None] = {
+    "light": 2,
+    "medium": 8,
+    "heavy": 16,
+    "very-heavy": 25,
+    "recorded": None,
+}
+"""Name → requests in flight; None is the trace as it is."""
+
+STORY = "very-heavy"
+"""The load of the story: 25 in flight."""
+
+Lengths = Literal["captured", "uniform"]
+LENGTHS: tuple[Lengths, ...] = get_args(Lengths)
+
+EXACT = 0.01
+"""Step in which the number of requests of a level is searched for, as a share of it."""
+
+MOST = 1_000_000
+"""Requests in one window beyond which no level is looked for."""
+
+MANY_COPIES = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One replay to make within a block and an approach: which traffic."""
+
+    load: str
+    lengths: Lengths
+
+
+def parse_levels(text: str) -> list[str]:
+    """Read ``light,very-heavy``. Raises UsageError for a name that is unknown or there twice."""
+    return names_in(text, LEVELS, option="--loads")
+
+
+def windows_of(
+    requests: Sequence[TraceRequest], *, step_s: float, blocks: int
+) -> tuple[Window, ...]:
+    """Return a window for each block, evenly spread over the requests of the trace: each begins
+    with a request, after a run-in of a quarter of its length where there is room.
+
+    They overlap, or are the same, where the trace is too short.
+    """
+    first_s, last_s = requests[0].arrival_s, requests[-1].arrival_s
+    run_in_s = RUN_IN_SHARE * step_s
+    if last_s - first_s <= step_s + run_in_s:
+        run_in_s = (last_s - first_s) * RUN_IN_SHARE / (1 + RUN_IN_SHARE)
+        return (Window(first_s + run_in_s, last_s - first_s - run_in_s, run_in_s),) * blocks
+    found = []
+    for block in range(blocks):
+        at_s = requests[len(requests) * (2 * block + 1) // (2 * blocks)].arrival_s
+        start_s = min(max(at_s, first_s + run_in_s), last_s - step_s)
+        found.append(Window(start_s, step_s, run_in_s))
+    return tuple(found)
+
+
+def mean_in_flight(begin_s: Floats, end_s: Floats, *, from_s: float, to_s: float) -> float:
+    """Return the mean over time of how many requests are in flight in [from_s, to_s).
+
+    By Little's law the rate of arrivals times the time that each stays; here each one's stay within
+    the window is summed, so that nothing needs to be steady.
+    """
+    stay_s = np.minimum(end_s, to_s) - np.maximum(begin_s, from_s)
+    return float(np.maximum(0.0, stay_s).sum() / (to_s - from_s))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The requests of a comparison, and the twin that says how many are in flight."""
+
+    requests: Sequence[TraceRequest]
+    windows: Sequence[Window]
+    levels: Sequence[str]
+    twin: StoredTwin | None
+    """None where only the trace as it is is sent."""
+
+    block_size: int
+    """Tokens that one of the trace's hash ids stands for."""
+
+    @cached_property
+    def rates_rps(self) -> dict[str, list[float]]:
+        """Level → arrival rate in each block; without the trace as it is. Raises TraceError."""
+        return {
+            level: [
+                self._rate(in_flight, window, block) for block, window in enumerate(self.windows)
+            ]
+            for level in self.levels
+            if (in_flight := LEVELS[level]) is not None
+        }
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [Cell(level, lengths) for level in self.levels for lengths in LENGTHS]
+
+    def sent(self, cell: Cell, block: int) -> list[TraceRequest]:
+        """Return what a cell sends in a block, the same to every approach."""
+        window, rates = self.windows[block], self.rates_rps.get(cell.load)
+        sent = in_window(self.requests, window)
+        if rates is not None:
+            sent = self._at(rates[block], window, block)
+        return sent if cell.lengths == "captured" else uniform(sent, self.requests)
+
+    def warnings(self) -> list[str]:
+        """Return what the windows and loads of this trace cannot show."""
+        found = []
+        if len(set(self.windows)) < len(self.windows):
+            found.append(
+                "the trace is too short for another part of it in every block: the intervals know "
+                "more of the machine's noise than of other traffic; compare with a longer trace"
+            )
+        recorded = sum(len(in_window(self.requests, window)) for window in self.windows)
+        for level, rates in self.rates_rps.items():
+            sent = sum(rate * one.replay_s for rate, one in zip(rates, self.windows, strict=True))
+            if sent > MANY_COPIES * recorded:
+                found.append(
+                    f"{level}: {sent / recorded:.1f} times what was recorded there: most of its "
+                    "requests are copies of others, some seconds apart; leave it out (--loads) or "
+                    "compare with a busier trace"
+                )
+        return found
+
+    def in_flight(self, sent: Sequence[TraceRequest], window: Window) -> float:
+        """Return how many of these requests are in flight on average at the untuned engine."""
+        assert self.twin is not None
+        traffic = traffic_of(sent, hash_block_size=self.block_size)
+        slots = min(UNTUNED, len(self.twin.law.decode_s) - 1)
+        found = simulate(traffic, self.twin.law, self.twin.shape, max_num_seqs=slots)
+        end_s = traffic.arrival_s + np.nan_to_num(found.e2el_s)  # a refused one does not stay
+        to_s = window.start_s + window.length_s
+        return mean_in_flight(traffic.arrival_s, end_s, from_s=window.start_s, to_s=to_s)
+
+    def _rate(self, in_flight: int, window: Window, block: int) -> float:
+        """Return the least arrival rate at which so many requests are in flight."""
+
+        def is_reached(count: int) -> bool:
+            sent = self._at(count / window.replay_s, window, block)
+            return self.in_flight(sent, window) >= in_flight
+
+        low, high = 0, len(in_window(self.requests, window))
+        while not is_reached(high):
+            low, high = high, 2 * high
+            if high > MOST:
+                raise TraceError(
+                    f"{MOST:,} requests in {window} are not enough for {in_flight} in flight",
+                    hint="Choose a lighter one of --loads.",
+                )
+        while high - low > max(1.0, EXACT * high):
+            middle = (low + high) // 2
+            low, high = (low, middle) if is_reached(middle) else (middle, high)
+        return high / window.replay_s
+
+    def _at(self, rate_rps: float, window: Window, block: int) -> list[TraceRequest]:
+        sent = in_window(self.requests, window)
+        return scale_load(sent, rate_rps * window.replay_s / len(sent), seed=block)
+
+
+def uniform(sent: Sequence[TraceRequest], like: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """Return the same arrivals as a careless test has them: every length the mean of ``like``,
+    nothing shared, nobody who gives up."""
+    input_length = max(1, round(sum(one.input_length for one in like) / len(like)))
+    output_length = max(1, round(sum(one.output_length for one in like) / len(like)))
+    return [
+        replace(
+            one,
+            input_length=input_length,
+            output_length=output_length,
+            status="ok",
+            n=1,
+            output_lengths=(),
+            hash_ids=(),
+        )
+        for one in sent
+    ]
