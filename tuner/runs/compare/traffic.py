@@ -54,8 +54,12 @@ class Cell:
 
 
 def parse_levels(text: str) -> list[str]:
-    """Read ``light,very-heavy``. Raises UsageError for a name that is unknown or there twice."""
-    return names_in(text, LEVELS, option="--loads")
+    """Read ``light,very-heavy``: the trace as it is first, then the heaviest.
+
+    Raises UsageError for a name that is unknown or there twice.
+    """
+    names = names_in(text, LEVELS, option="--loads")
+    return sorted(names, key=lambda name: LEVELS[name] or MOST, reverse=True)
 
 
 def windows_of(
