@@ -32,7 +32,6 @@ SIM = (
     *("--trace", "prod.jsonl", "--engine=sim"),
     *("--world", ROOT / "examples" / "worlds" / "article-quiet.yaml"),
 )
-PROFILE = ROOT / "tests" / "runs" / "before_words" / "twin.yaml"
 
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
@@ -196,7 +195,7 @@ def test_a_verification_shows_its_gates_and_what_they_compare(
     found, block = kept_in(folder, "verified")
     assert found == verified
     headings, text = report(folder, "verified")
-    assert headings == [block["title"], "Gates", "Replays over time", "Data"]
+    assert headings == [block["title"], "Gates", "Replays over time"]
     assert block["title"] == "max_num_seqs 16 keeps its promise"
     assert answer_on(text) == answer_of(block)
     assert text.count(">kept</td>") + text.count(">broken</td>") == len(found["gates"])
@@ -204,7 +203,7 @@ def test_a_verification_shows_its_gates_and_what_they_compare(
 
 def test_of_what_only_clients_tell_the_page_shows_no_number_of_the_engine() -> None:
     step = Step("verify 8", 8, [replay_of([record(row) for row in range(3)])])
-    table = replay_section([step], Slo(), opened=None, points=100).parts[0]
+    table = replay_section([step], Slo(), opened=None).parts[0]
     assert isinstance(table, Table)
     row = dict(zip(table.headings, table.rows[0], strict=True))
     assert (row["running"], row["KV peak"], row["preempted"]) == ("-", "-", "-")
@@ -285,7 +284,7 @@ def test_a_watch_shows_its_last_verdict_and_when_it_changed(tmp_path: Path) -> N
     slow = {"event": "window", "verdict": "drifting", **window(2, gap_ms=None, slowness=1.5)}
     watched(tmp_path, ok, slow)
     headings, text = report(tmp_path, ".")
-    assert headings == ["drifting", "Windows", "In numbers", "Data"]
+    assert headings == ["drifting", "Windows", "In numbers"]
     assert "still valid from window 1; drifting from window 2" in text
     assert "80 requests in 20 s" in text
     assert "http://&lt;b&gt;:1" in text
@@ -313,7 +312,7 @@ def test_a_watch_of_weeks_has_a_small_page(tmp_path: Path) -> None:
     _, text = report(tmp_path, ".")
     assert len(text.encode()) < 1_500_000
     assert "after 6,000 windows" in text
-    assert "the newest 5,000 windows" in text
+    assert "The newest 200 windows" in text
 
 
 @pytest.mark.parametrize(
@@ -407,8 +406,8 @@ RESUMED: dict[str, tuple[object, ...]] = {
 
 
 SEEDS = {
-    "refined": (37, 39, 51, 121), "compared": (7, 18, 38, 86, 133), "swept": (7, 14, 44, 94),
-    "verified": (0, 1), "watched": (0, 1, 2, 3),
+    "refined": (37, 121), "compared": (7, 86), "swept": (7, 44),
+    "verified": (0, 1), "watched": (0, 1),
 }  # fmt: skip
 """Of six hundred that were tried, mostly those that ended in a traceback once."""
 

@@ -10,14 +10,12 @@ from tuner.commands.report.drawing.html import tag
 from tuner.commands.report.drawing.page import (
     Cell,
     Figure,
-    File,
     Page,
     PageSection,
     Part,
     Table,
-    csv_file,
 )
-from tuner.commands.report.replays import Step, points_for, replay_files, replay_section
+from tuner.commands.report.replays import Step, replay_section
 from tuner.commands.report.sweep import UNFINISHED
 from tuner.commands.shared.kept_result import block_of_run
 from tuner.commands.shared.run_folder import goes_on
@@ -32,7 +30,7 @@ from tuner.runs.journal import Journal
 TUNED = ("profile", "tuned")
 
 
-def of_run(book: Journal, *, budget: int) -> Page:
+def of_run(book: Journal) -> Page:
     """Return the report of a comparison, as far as it came. Raises RunError."""
     plan, comparing = book.events[0]["plan"], Comparing(book)
     try:
@@ -61,7 +59,7 @@ def of_run(book: Journal, *, budget: int) -> Page:
         details=False,
     )
     return page_of(
-        tables, how, steps=steps_of(comparing), budget=budget,
+        tables, how, steps=steps_of(comparing),
         partly="" if has_ended else UNFINISHED,
     )  # fmt: skip
 
@@ -86,23 +84,13 @@ def page_of(
     how: ComparePrint,
     *,
     steps: Sequence[Step] = (),
-    budget: int,
     partly: str = "",
 ) -> Page:
     """Return the page of these tables; the first one is the heaviest load as captured."""
     block = block_of(tables[0], how)
     sections = [_section(table, how) for table in tables]
-    files = [_file(tables, how)]
     if steps:
-        points = points_for(steps, budget=budget)
-        sections.append(replay_section(steps, None, opened=None, points=points))
-        files += replay_files(steps, points)
-    facts: list[list[Cell]] = [
-        ["device", ", ".join(f"{key} {value}" for key, value in how.facts.device.items())],
-        ["versions", ", ".join(f"{key} {value}" for key, value in how.facts.versions.items())],
-    ]
-    facts += [[key, str(value)] for key, value in how.facts.arguments.items()]
-    sections.append(PageSection("Provenance", "", [Table("The engine", (), facts, is_facts=True)]))
+        sections.append(replay_section(steps, None, opened=None))
     return Page(
         kind=f"Comparison {how.run_dir}",
         title=block.title,
@@ -110,7 +98,6 @@ def page_of(
         rows=block.rows,
         next=how.next,
         sections=sections,
-        files=files,
         partly=partly,
         warnings=how.warnings,
     )
@@ -171,13 +158,3 @@ def _bar(row: ComparisonRow, of: Callable[[ComparisonRow], float | None]) -> Bar
     is_least = of is _tail_s and row.numbers is not None and row.numbers.e2el_at_least
     look: Look = "accent" if row.approach in TUNED else "plain"
     return Bar(row.title, value, ends, is_least=is_least, look=look)
-
-
-def _file(tables: Sequence[Compared], how: ComparePrint) -> File:
-    headings = ["load", "lengths", *(one.replace("\n", " ") for one in headings_of(how.facts))]
-    rows = [
-        [table.load, table.lengths, *cells(row, how.facts)]
-        for table in tables
-        for row in table.rows
-    ]
-    return csv_file("comparison.csv", "every approach at every load", headings, rows)

@@ -7,7 +7,7 @@ import numpy as np
 
 from tuner.commands.report.drawing import axes
 from tuner.commands.report.drawing.chart import Area, Chart, Dots, Item, Line
-from tuner.commands.report.drawing.page import Cell, Figure, File, PageSection, Table, csv_file
+from tuner.commands.report.drawing.page import Cell, Figure, PageSection, Table
 from tuner.profile.stored_twin import StoredTwin
 from tuner.replay.iterations import BatchTime
 
@@ -55,8 +55,8 @@ def _figure(twin: StoredTwin | None, seen: Sequence[BatchTime]) -> Figure:
             f"{one.decode_seqs}: {axes.seconds(one.median_s)}, {one.iterations:,} iterations"
             for one in seen
         ]
-        items.append(Line(*_stairs(batches, medians), look="faint"))
-        items.append(Dots(batches, medians, told, look="faint"))
+        items.append(Line(*_stairs(batches, medians), look="plain"))
+        items.append(Dots(batches, medians, told, look="plain"))
     some = seen[:: max(1, math.ceil(len(seen) / MOST_SAID))]
     listed = "; ".join(f"{one.decode_seqs}: {axes.seconds(one.median_s)}" for one in some)
     label = "sequences that decode together"
@@ -86,17 +86,3 @@ def _stairs(x: Sequence[float], y: Sequence[float]) -> tuple[list[float], list[f
 
 def _told(value_s: float) -> str:
     return f"{value_s * 1e6:,.3g} us" if value_s < 1e-3 else f"{value_s * 1e3:,.3g} ms"
-
-
-def law_files(twin: StoredTwin | None, seen: Sequence[BatchTime]) -> list[File]:
-    """Return the law, and what was measured."""
-    found = []
-    if twin is not None:
-        rows = [[size, float(value)] for size, value in enumerate(twin.law.decode_s) if size]
-        said = "seconds of an iteration by batch size"
-        found.append(csv_file("law.csv", said, ["decode_seqs", "decode_s"], rows))
-    if seen:
-        batches = [[one.decode_seqs, one.iterations, one.median_s] for one in seen]
-        headings = ["decode_seqs", "iterations", "median_s"]
-        found.append(csv_file("batches.csv", "the same as measured", headings, batches))
-    return found

@@ -9,10 +9,10 @@ import typer
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ReportOptions:
-    """Write what a run or a profile says as one page, to be opened from disk.
+    """Write a run or a profile as one page, to be opened from disk.
 
-    Verdict, curves, decode times, traffic, every step over time, and the data behind them. It needs
-    no network, and without scripts it is whole; they add zoom and hover.
+    Verdict, curves, decode times, traffic, and every step over time. It needs no network and no
+    scripts.
     """
 
     source: Annotated[

@@ -11,11 +11,9 @@ from tuner.commands.report.drawing.chart import LOW_HEIGHT, Chart, Item, Line, L
 from tuner.commands.report.drawing.page import (
     Cell,
     Figure,
-    File,
     Folded,
     PageSection,
     Table,
-    csv_file,
 )
 from tuner.commands.report.drawing.thin import MOST_POINTS, steps, thinned
 from tuner.errors import RunError
@@ -30,6 +28,9 @@ Floats = NDArray[np.float64]
 
 GAP_S = 1e-4
 """Between two iterations: a longer one is a time in which the engine had nothing to do."""
+
+POINTS = 25_000
+"""Of all lines over time of a page together."""
 
 BINS = 200
 """Of the tokens a second of one step."""
@@ -135,10 +136,10 @@ def _tokens(one: Replay) -> tuple[Floats, Floats]:
     return (edges[:-1] + edges[1:]) / 2, count / width_s
 
 
-def replay_section(
-    found: Sequence[Step], slo: Slo | None, *, opened: int | None, points: int
-) -> PageSection:
-    """Return every step over time, ``opened`` unfolded, with at most so many points a line."""
+def replay_section(found: Sequence[Step], slo: Slo | None, *, opened: int | None) -> PageSection:
+    """Return every step over time, ``opened`` unfolded. All lines together have at most POINTS
+    points, so that a page stays small."""
+    points = max(24, min(MOST_POINTS, POINTS // (len(LINES) * max(1, len(found)))))
     note = (
         "What each step did while it was replayed, its windows one after the other. In flight: "
         "between arrival and last token; running and waiting: as the scheduler had them. Lines "
@@ -173,7 +174,7 @@ def attained(one: Measurement) -> str:
 
 
 LINES: dict[str, tuple[Look, bool]] = {
-    "in flight": ("faint", True),
+    "in flight": ("plain", True),
     "waiting": ("plain", True),
     "running": ("accent", True),
     "KV cache": ("accent", True),
@@ -279,22 +280,3 @@ def seen_batches(found: Sequence[Step]) -> tuple[BatchTime, ...]:
     """Return the decode time at each batch size, over all replays."""
     logs = [each.iterations for one in found for each in one.replays if len(each.iterations)]
     return batch_times(joined(logs)) if logs else ()
-
-
-def points_for(found: Sequence[Step], *, budget: int) -> int:
-    """Return how many points a line may have, so that all of them keep to a budget."""
-    lines = sum(len(series_of(one.replays)) for one in found)
-    return max(24, min(MOST_POINTS, budget // max(1, lines)))
-
-
-def replay_files(found: Sequence[Step], points: int) -> list[File]:
-    """Return the lines as they are drawn, and the decode times."""
-    rows = [
-        [one.title, line.name, round(float(t), 3), float(f"{v:.5g}")]
-        for one in found
-        for line in series_of(one.replays)
-        for t, v in zip(*_drawn(line, points, is_stepped=False), strict=True)
-        if np.isfinite(t)
-    ]
-    headings = ["step", "line", "t_s", "value"]
-    return [csv_file("replays.csv", "every step over time, as drawn", headings, rows)]

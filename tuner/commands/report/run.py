@@ -4,8 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-from tuner.commands.report import compare, refine, sweep, verify, watch
-from tuner.commands.report.drawing.page import GENERATOR, POINTS, Page, written
+from tuner.commands.report import compare, others, sweep, watch
+from tuner.commands.report.drawing.page import GENERATOR, Page, written
 from tuner.commands.report.options import ReportOptions
 from tuner.commands.shared.kept_result import making_sense
 from tuner.commands.shared.run_folder import command_of, read_run
@@ -14,42 +14,32 @@ from tuner.live.watch.journal import NAME as WINDOWS
 from tuner.system import files
 from tuner.system.printable import printable
 
-MOST_BYTES = 1_500_000
-FEWEST_POINTS = 1_000
-
 
 def run(options: ReportOptions) -> None:
     """Write the page. Raises InputError, TargetError."""
     _check_output(options)
-    budget = POINTS
-    page = written(_page(options.source, budget=budget)).encode()
-    while len(page) > MOST_BYTES and budget > FEWEST_POINTS:
-        budget //= 2
-        page = written(_page(options.source, budget=budget)).encode()
+    page = written(_page(options.source)).encode()
     files.write_atomically(options.output, page)
     where = printable(str(options.output))
     sys.stderr.write(f"{where}: {len(page) / 1e3:,.0f} kB, open it in a browser\n")
-    if len(page) > MOST_BYTES:
-        most = f"{MOST_BYTES / 1e3:,.0f} kB"
-        sys.stderr.write(f"Warning: more than {most}, though its lines have the fewest points\n")
 
 
-def _page(source: Path, *, budget: int) -> Page:
+def _page(source: Path) -> Page:
     if not source.is_dir():
         if not source.exists():
             raise ProfileError(
                 f"{source}: there is no such file or folder",
                 hint="Give the folder of a run (runs/...), or a serving profile.",
             )
-        return sweep.of_profile(source, budget=budget)
+        return sweep.of_profile(source)
     if (source / WINDOWS).exists() and not (source / "journal.jsonl").exists():
         with making_sense(source / WINDOWS):
             return watch.of_run(source)
     with making_sense(source / "journal.jsonl"):
-        return _of_run(source, budget=budget)
+        return _of_run(source)
 
 
-def _of_run(source: Path, *, budget: int) -> Page:
+def _of_run(source: Path) -> Page:
     book = read_run(source)
     of_run = OF_RUN.get(command_of(book) or "")
     if of_run is None:
@@ -57,14 +47,14 @@ def _of_run(source: Path, *, budget: int) -> Page:
             f"{source}: its plan is not of a command that has a report",
             hint="Give the folder of a sweep, refine, compare, verify or watch, or a profile.",
         )
-    return of_run(book, budget=budget)
+    return of_run(book)
 
 
 OF_RUN = {
     "sweep": sweep.of_run,
-    "refine": refine.of_run,
+    "refine": others.of_refinement,
     "compare": compare.of_run,
-    "verify": verify.of_run,
+    "verify": others.of_verification,
 }
 """Command → what makes the page of its run."""
 

@@ -12,18 +12,13 @@ from tuner.commands.report.curve import (
     STATISTICS,
     Curves,
     curve_figure,
-    curve_files,
     curve_section,
 )
-from tuner.commands.report.drawing.page import Cell, Figure, File, Page, PageSection, Part, Table
-from tuner.commands.report.law import law_files, law_section
-from tuner.commands.report.predicted import predicted_section
-from tuner.commands.report.provenance import provenance_section
+from tuner.commands.report.drawing.page import Cell, Figure, Page, PageSection, Part, Table
+from tuner.commands.report.law import law_section
 from tuner.commands.report.replays import (
     Step,
-    points_for,
     read_back,
-    replay_files,
     replay_section,
     seen_batches,
 )
@@ -34,7 +29,7 @@ from tuner.commands.shared.run_folder import goes_on, parts_of
 from tuner.commands.sweep.one_trace import TRACE_COPY, rescored, sealed
 from tuner.commands.sweep.options import SweepOptions
 from tuner.errors import InputError
-from tuner.profile.profile import dump, load
+from tuner.profile.profile import load
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin
 from tuner.profile.summary import KINDS, block_of, milliseconds, percent, promised
@@ -60,9 +55,6 @@ class Shown:
     next: str
     """The command to run."""
 
-    budget: int
-    """Points of all lines over time together."""
-
     steps: Sequence[Step] = ()
     opened: int | None = None
     """The step that is unfolded: the choice, on the engine that confirms it."""
@@ -74,20 +66,15 @@ class Shown:
     partly: str = ""
     """What is missing, where the run has not ended."""
 
-    @property
-    def points(self) -> int:
-        """Points that a line over time may have at most."""
-        return points_for(self.steps, budget=self.budget)
 
-
-def of_profile(path: Path, *, budget: int) -> Page:
+def of_profile(path: Path) -> Page:
     """Return the report of a profile alone. Raises ProfileError."""
     profile = load(path)
-    shown = Shown(kind=f"Serving profile {path}", next=after(profile, path), budget=budget)
+    shown = Shown(kind=f"Serving profile {path}", next=after(profile, path))
     return profile_page(profile, shown, source=str(path))
 
 
-def of_run(book: Journal, *, budget: int) -> Page:
+def of_run(book: Journal) -> Page:
     """Return the report of a sweep's run, as far as it came. Raises RunError, ProfileError."""
     if names := parts_of(book):
         return _of_parts(book, names)
@@ -99,7 +86,6 @@ def of_run(book: Journal, *, budget: int) -> Page:
     shown = Shown(
         kind=f"Sweep {run_dir}",
         next=goes_on(book),
-        budget=budget,
         steps=steps,
         partly=said_of(lost),
         traffic=_traffic(run_dir),
@@ -180,10 +166,7 @@ def profile_page(profile: ServingProfile, shown: Shown, *, source: str) -> Page:
         law_section(curves.twin, seen),
         _traffic_section(shown, curves.twin),
         _replays(shown, profile.decision.slo.slo),
-        predicted_section(profile),
-        provenance_section(profile),
     ]
-    whole = File("profile.yaml", "the serving profile", "application/yaml", dump(profile))
     title, _, _ = block.title.partition("  (")
     return Page(
         kind=shown.kind,
@@ -196,7 +179,6 @@ def profile_page(profile: ServingProfile, shown: Shown, *, source: str) -> Page:
         ],
         next=shown.next,
         sections=[one for one in sections if one is not None],
-        files=[whole, *curve_files(curves), *law_files(curves.twin, seen), *_lines(shown)],
         partly=shown.partly,
         made=f"Made by tuner {profile.provenance.tuner} from {profile.digest}.",
         warnings=profile.provenance.warnings,
@@ -217,11 +199,7 @@ def _now(profile: ServingProfile) -> str:
 def _replays(shown: Shown, slo: Slo | None) -> PageSection | None:
     if not shown.steps:
         return None
-    return replay_section(shown.steps, slo, opened=shown.opened, points=shown.points)
-
-
-def _lines(shown: Shown) -> list[File]:
-    return replay_files(shown.steps, shown.points) if shown.steps else []
+    return replay_section(shown.steps, slo, opened=shown.opened)
 
 
 def _traffic_section(shown: Shown, twin: StoredTwin | None) -> PageSection | None:
@@ -251,7 +229,6 @@ def undecided(shown: Shown, evidence: Evidence) -> Page:
         rows=[("measured", f"{count} step{'s' * (count != 1)}")],
         next=shown.next,
         sections=[one for one in sections if one is not None],
-        files=[*law_files(None, seen), *_lines(shown)],
         partly=shown.partly,
     )
 
@@ -270,10 +247,6 @@ def _of_parts(book: Journal, names: list[str]) -> Page:
         rows=[(name, _part_in_words(one)) for name, one in found.items()],
         next=command("report", run_dir / names[0]) if has_ended else goes_on(book),
         sections=[_parts_section(run_dir, names, found)],
-        files=[
-            File(f"{name}.yaml", f"the profile of {name}", "application/yaml", dump(one))
-            for name, one in found.items()
-        ],
         partly="" if has_ended else UNFINISHED,
     )
     return page if block is None else said_by(block, page)

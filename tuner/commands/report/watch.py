@@ -10,7 +10,7 @@ import numpy as np
 
 from tuner.commands.report.drawing import axes
 from tuner.commands.report.drawing.chart import Chart, Item, Line, Mark
-from tuner.commands.report.drawing.page import Cell, Figure, Page, PageSection, Table, csv_file
+from tuner.commands.report.drawing.page import Cell, Figure, Page, PageSection, Table
 from tuner.commands.report.drawing.thin import MOST_POINTS, thinned
 from tuner.commands.shared.next_step import command
 from tuner.errors import RunError
@@ -20,9 +20,6 @@ from tuner.system import files
 
 MOST_ROWS = 200
 """Of the table: the newest windows; more of them are in the data."""
-
-MOST_IN_FILE = 5_000
-"""Windows in the data of a page, the newest: a watch may last for months, a page has 1.5 MB."""
 
 NUMBERS = (
     "number", "begin_s", "end_s", "arrived", "finished", "failed", "gap_ms", "promised_gap_ms",
@@ -46,9 +43,6 @@ def of_run(run_dir: Path) -> Page:
         ("seen", f"{sum(int(one['arrived']) for one in windows):,} requests in {seconds:,.0f} s"),
         ("changed", _changes(windows)),
     ]
-    kept = windows[-MOST_IN_FILE:]
-    numbers = [[one.get(name) for name in NUMBERS] for one in kept]
-    whole = "every window" if kept == windows else f"the newest {MOST_IN_FILE:,} windows"
     return Page(
         kind=f"Watch {run_dir}",
         title=str(end.get("verdict", last)),
@@ -63,7 +57,6 @@ def of_run(run_dir: Path) -> Page:
             ),
             PageSection("In numbers", "", [_table(windows)]),
         ],
-        files=[csv_file("windows.csv", whole, NUMBERS, numbers)],
     )
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 Told = Callable[[float], str]
 
@@ -21,8 +21,6 @@ class Axis:
     ticks: Sequence[tuple[float, str]]
     is_log: bool = False
     label: str = ""
-    told: Told = field(default_factory=lambda: whole)
-    """How a value is written."""
 
     def place(self, value: float) -> float:
         """Return where a value is: 0 at the low end, 1 at the high one; outside it at the end."""
@@ -41,7 +39,7 @@ def linear(values: Iterable[float], told: Told, *, label: str = "", count: int =
     low, high = step * math.floor(least / step), step * math.ceil(most / step - 1e-9)
     high = high if high > low else low + step
     ticks = [low + step * number for number in range(round((high - low) / step) + 1)]
-    return Axis(low, high, [(one, told(one)) for one in ticks], label=label, told=told)
+    return Axis(low, high, [(one, told(one)) for one in ticks], label=label)
 
 
 def time(values: Iterable[float], *, label: str) -> Axis:
@@ -65,7 +63,7 @@ def times(values: Iterable[float], told: Told) -> Axis:
     some = (1,) if len(exponents) > MOST_DECADES else (1, 3)
     ticks = [digit * 10.0**power for power in exponents for digit in some]
     inside = [one for one in ticks if low * (1 - 1e-9) <= one <= high * (1 + 1e-9)]
-    return Axis(low, high, [(one, told(one)) for one in inside], is_log=True, told=told)
+    return Axis(low, high, [(one, told(one)) for one in inside], is_log=True)
 
 
 MOST_DECADES = 3
@@ -156,10 +154,6 @@ def times_as_long(value: float) -> str:
     '1.25x'
     """
     return f"{value:g}x"
-
-
-TOLD: tuple[Told, ...] = (whole, share, seconds, milliseconds, times_as_long)
-"""All of them; zoom.js has a function of the same name for each."""
 
 
 def spread_out(places: Sequence[float], *, least: float, low: float, high: float) -> list[float]:

@@ -21,8 +21,8 @@ LETTER = 6.1
 
 LABELS_APART = 12.0
 
-Look = Literal["accent", "plain", "faint"]
-"""Looks of a thing: the answer, what it is compared with, and what stands behind both."""
+Look = Literal["accent", "plain"]
+"""Looks of a thing: the answer, and what it is compared with."""
 
 Floats = NDArray[np.float64]
 
@@ -122,15 +122,7 @@ def drawn(chart: Chart) -> Html:
         viewBox=f"0 0 {WIDTH:g} {chart.height:g}",
         role="img",
         aria_label=chart.said,
-        data_x=_scale(chart.x, frame.left, frame.right),
-        data_y=_scale(chart.y, frame.bottom, TOP),
     )
-
-
-def _scale(axis: Axis, begin: float, end: float) -> str:
-    """Return where an axis begins and ends, for zoom.js: it reads the values out of the picture."""
-    kind = "log" if axis.is_log else "linear"
-    return f"{begin:.2f} {end:.2f} {axis.low!r} {axis.high!r} {kind} {axis.told.__name__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +224,6 @@ def _item(item: Item, frame: _Frame) -> Iterator[Html]:
                 "path",
                 class_=f"line {item.look}{dashed}",
                 d=frame.path(item.x, item.y),
-                data_name=item.label or None,
             )
         case Dots():
             yield from _dots(item, frame)

@@ -1,27 +1,19 @@
-"""One self-contained page: sections of figures and tables, and the data to download. Pure.
+"""One self-contained page: sections of figures and tables. Pure.
 
-Nothing on it is fetched, and nothing runs but the script that zooms: a strict content security
-policy, which names it by its digest, says so to the browser.
+Nothing on it is fetched and nothing runs: a strict content security policy tells the browser so.
 """
 
 import base64
-import csv
 import hashlib
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from urllib.parse import quote
 
 from tuner.commands.report.drawing.chart import Chart, drawn
 from tuner.commands.report.drawing.html import Child, Html, joined, tag
-from tuner.system.printable import in_a_cell
 
 GENERATOR = "tuner report"
 """In the head of every page: by this a later report knows what it may overwrite."""
-
-POINTS = 25_000
-"""Of all lines over time of a page together: with these nearly all stay below 1.5 MB."""
 
 Cell = Child | tuple[Child, str]
 """Content of a cell in a table, or that and its class."""
@@ -74,16 +66,6 @@ class PageSection:
     parts: Sequence[Part]
 
 
-@dataclass(frozen=True, slots=True)
-class File:
-    """Data of the page, to be kept."""
-
-    name: str
-    said: str
-    kind: str
-    content: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """A report before it is written."""
@@ -99,7 +81,6 @@ class Page:
     """What is set now, in a few words; empty where nothing is known."""
 
     aside: str = ""
-    files: Sequence[File] = ()
     partly: str = ""
     """What is missing, where the run has not ended."""
 
@@ -109,13 +90,9 @@ class Page:
 
 def written(page: Page) -> str:
     """Return the page as HTML."""
-    style = _shipped("uplot/uPlot.min.css") + _shipped("style.css")
-    notice = "".join(f"// {line}\n" for line in _shipped("uplot/LICENSE").splitlines())
-    script = notice + _shipped("uplot/uPlot.iife.min.js") + _shipped("zoom.js")
-    policy = (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -131,24 +108,8 @@ def written(page: Page) -> str:
         _top(page),
         tag("main", *_sections(page), id="main"),
         tag("footer", page.made),
-        Html(f"<script>{script}</script>"),
     )
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
-
-
-def _shipped(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _digest(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-HINT = (
-    "Point at a chart to read its values, drag over a part of it to zoom, double click for all of "
-    "it. With the keyboard: arrows, plus and minus, Escape."
-)
-"""Shown where the script runs."""
 
 
 def _top(page: Page) -> Html:
@@ -165,7 +126,6 @@ def _top(page: Page) -> Html:
         tag("p", page.partly, class_="partly") if page.partly else None,
         tag("dl", *rows, class_="verdict"),
         tag("nav", tag("ul", *links), aria_label="Sections"),
-        tag("p", HINT, class_="hint", hidden=""),
         class_="top",
     )
 
@@ -175,25 +135,8 @@ def _all(page: Page) -> list[PageSection]:
     found = list(page.sections)
     if page.warnings:
         items = tag("ul", *(tag("li", one) for one in page.warnings), class_="warnings")
-        found.insert(1, PageSection("To beware of", "", [items]))
-    if page.files:
-        links = [
-            tag(
-                "li",
-                tag("a", one.name, href=_data(one), download=one.name),
-                " ",
-                tag("span", one.said),
-            )
-            for one in page.files
-        ]
-        said = "What this page shows, as files; they are in the page itself."
-        found.append(PageSection("Data", said, [tag("ul", *links, class_="files")]))
+        found.insert(1, PageSection("Warnings", "", [items]))
     return found
-
-
-def _data(file: File) -> str:
-    content = quote(file.content, safe=" ,.:;/()[]{}=+*!@", errors="backslashreplace")
-    return f"data:{file.kind};charset=utf-8,{content}"
 
 
 def _sections(page: Page) -> list[Html]:
@@ -224,25 +167,13 @@ def _part(part: Part) -> Html:
             title = tag("summary", part.title, " ", tag("span", part.note))
             return tag("details", title, *map(_part, part.parts), open="" if part.is_open else None)
         case _:
-            four = " four" if len(part) in {2, 4} else ""
-            return tag("div", *map(_figure, part), class_=f"charts{four}")
+            return tag("div", *map(_figure, part), class_="charts")
 
 
 def _figure(figure: Figure) -> Html:
-    """Return a chart that fills the window while its own link is followed: what is drawn is sharp
-    at any size."""
     note = tag("span", figure.note) if figure.note else None
-    if isinstance(figure.chart, Html):
-        chart = figure.chart
-    else:
-        chart = tag("div", drawn(figure.chart), tag("output", hidden=""), class_="chart")
-    drawing = f"{figure.title}{chart}".encode(errors="backslashreplace")
-    place = f"chart-{hashlib.sha256(drawing).hexdigest()[:12]}"
-    name = f"{figure.title}, larger"
-    larger = tag("a", "larger", href=f"#{place}", class_="larger", aria_label=name)
-    smaller = tag("a", "smaller", href=f"#{place}-here", class_="smaller")
-    caption = tag("figcaption", figure.title, " ", larger, smaller, note, id=f"{place}-here")
-    return tag("figure", caption, chart, id=place)
+    chart = figure.chart if isinstance(figure.chart, Html) else drawn(figure.chart)
+    return tag("figure", tag("figcaption", figure.title, note), chart)
 
 
 def _table(table: Table) -> Html:
@@ -277,25 +208,3 @@ def _cells(row: Sequence[Cell], table: Table) -> list[Html]:
         else:
             found.append(tag("td", content, class_=words))
     return found
-
-
-def csv_file(
-    name: str, said: str, headings: Sequence[str], rows: Sequence[Sequence[object]]
-) -> File:
-    """Return a table as data of a page."""
-    return File(name, said, "text/csv", csv_of(headings, rows))
-
-
-def csv_of(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table as CSV; a cell that a spreadsheet would run is quoted as text."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(headings)
-    writer.writerows([[_plain(cell) for cell in row] for row in rows])
-    return out.getvalue()
-
-
-def _plain(cell: object) -> object:
-    if isinstance(cell, str):
-        return in_a_cell(cell)
-    return f"{cell:.6g}" if isinstance(cell, float) else cell
