@@ -262,7 +262,7 @@ def test_the_program_writes_a_trace_that_says_that_it_is_synthetic(
         (
             "gap",
             "no scrapes of a:8000 for 1020 s from 1770000990",
-            "Take a part without gaps: --from 1770002010 --to 1770003600",
+            "Take what follows the last gap: --from 1770002010",
         ),
     ],
 )
@@ -365,9 +365,9 @@ def test_an_hour_that_is_too_much_at_once_is_asked_for_in_parts(
         return of_seconds(length_s)
 
     with lying(answer) as place:
-        (series,) = history.fetch(place)["num_requests_running"].values()
+        ((series,),) = ([*found.values()] for found in history.fetch(place)[()].values())
     assert lengths_s == [3600, 1800, *[900] * 8]
-    assert len(series[0]) == len(series[1]) == 900
+    assert len(np.unique(series, axis=0)) == 900
 
 
 @pytest.mark.attack
@@ -435,32 +435,27 @@ def test_options_are_checked_before_anything_is_asked(
     assert message in done.error
 
 
-Series = dict[history.Labels, history.Series]
-TIMES_S = np.array([0.0, 10.0])
+HERE = history.Source("here", 0, 10)
+Series = dict[str, dict[str, NDArray[np.float64]]]
 
 
-def scraped_by_hand(**changes: Series) -> dict[str, Series]:
-    """Return two scrapes, 10 s apart: one request of 3 + 5 tokens finished, one is in flight."""
+def at(*values: float) -> NDArray[np.float64]:
+    """Return two scrapes, 10 s apart."""
+    return np.column_stack(([0.0, 10.0][: len(values)], values))
 
-    def at(*values: float) -> history.Series:
-        return TIMES_S, np.array(values)
 
-    samples: dict[str, Series] = {
-        history.RUNNING: {(): at(1, 1)},
-        history.WAITING: {(): at(0, 0)},
-        history.SUCCESS: {(("finished_reason", "stop"),): at(4, 5)},
-    }
+def scraped_by_hand(**changes: dict[str, NDArray[np.float64]]) -> Series:
+    """Return an engine: one request of 3 + 5 tokens finished, and one is in flight."""
+    samples = {history.RUNNING: {"": at(1, 1)}, history.WAITING: {"": at(0, 0)}}
+    samples[history.SUCCESS] = {"stop": at(4, 5)}
     for name, length in ((history.INPUT, 3.0), (history.OUTPUT, 5.0)):
-        samples[f"{name}_sum"] = {(): at(40, 40 + length)}
-        samples[f"{name}_bucket"] = {(("le", "10.0"),): at(4, 5), (("le", "+Inf"),): at(4, 5)}
+        samples[f"{name}_sum"] = {"": at(40, 40 + length)}
+        samples[f"{name}_bucket"] = {"10.0": at(4, 5), "+Inf": at(4, 5)}
     return samples | changes
 
 
-def drawn(samples: dict[str, Series]) -> Trace:
-    engines = history.engines_of(samples, "here")
-    for engine in engines:
-        engine.check("here")
-    return history.draw(engines, 0)
+def drawn(series: Series) -> Trace:
+    return history.draw(history.engines_of({(): series}, HERE), 0)
 
 
 def test_one_request_between_two_scrapes_has_its_own_lengths() -> None:
@@ -474,11 +469,9 @@ def test_one_request_between_two_scrapes_has_its_own_lengths() -> None:
 @pytest.mark.attack
 def test_a_model_that_is_named_to_be_pasted_is_one_word_for_a_shell() -> None:
     evil = "m'; touch 0id) \""
-    running: Series = {
-        (("model_name", name),): (TIMES_S, np.array([1.0, 1.0])) for name in (evil, "n")
-    }
+    engines = {(("model_name", name),): scraped_by_hand() for name in (evil, "n")}
     with pytest.raises(InputError) as refused:
-        history.engines_of({history.RUNNING: running}, "here")
+        history.engines_of(engines, HERE)
     pasted = refused.value.hint.partition(": ")[2]
     assert shlex.split(pasted) == ["--selector", f"model_name={json.dumps(evil)}"]
 
@@ -486,11 +479,11 @@ def test_a_model_that_is_named_to_be_pasted_is_one_word_for_a_shell() -> None:
 def test_what_cannot_be_true_is_refused() -> None:
     bucket = f"{history.INPUT}_bucket"
     for changes, message in (
-        ({history.SUCCESS: {(): (TIMES_S, np.array([0.0, 1e12]))}}, "1,000,000,000,000 requests"),
-        ({history.RUNNING: {(): (TIMES_S, np.array([-1.0, 1.0]))}}, "below zero"),
-        ({bucket: {(("le", "x"),): (TIMES_S, np.array([0.0, 1.0]))}}, "are x"),
-        ({bucket: {(("le", "9"),): (TIMES_S, np.array([0.0, 1.0]))}}, "are 9"),
-        ({history.WAITING: {(): (TIMES_S[:1] + 3, np.array([0.0]))}}, "fewer than two scrapes"),
+        ({history.SUCCESS: {"": at(0, 1e12)}}, "1,000,000,000,000 requests"),
+        ({history.RUNNING: {"": at(-1, 1)}}, "below zero"),
+        ({bucket: {"x": at(0, 1)}}, "are x"),
+        ({bucket: {"9": at(0, 1)}}, "are 9"),
+        ({history.WAITING: {"": at(0)}}, "fewer than two scrapes"),
     ):
         with pytest.raises(InputError, match=message):
             drawn(scraped_by_hand(**changes))
@@ -505,18 +498,15 @@ NUMBERS = st.one_of(
 @settings(max_examples=40)
 @given(data=st.data())
 def test_no_history_is_worse_than_refused(data: st.DataObject) -> None:
-    samples = {
+    changed = {
         name: {
-            labels: (
-                times_s,
-                np.array([data.draw(NUMBERS) if data.draw(st.booleans()) else v for v in values]),
-            )
-            for labels, (times_s, values) in series.items()
+            part: at(*(data.draw(NUMBERS) if data.draw(st.booleans()) else v for v in rows[:, 1]))
+            for part, rows in parts.items()
         }
-        for name, series in scraped_by_hand().items()
+        for name, parts in scraped_by_hand().items()
     }
     try:
-        made = drawn(samples)
+        made = drawn(changed)
     except TunerError:
         return
     assert all(one.arrival_s >= 0 and one.input_length >= 1 for one in made.requests)

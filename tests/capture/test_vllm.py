@@ -117,8 +117,9 @@ def ask_every_kind(url: str) -> None:
 
 def scraped_total(url: str, begin_s: float, metric: str) -> float | None:
     """Return how much of a metric Prometheus has scraped last; None before there is any."""
-    series = history.fetch(history.Source(url, begin_s, now_s())).get(metric, {}).values()
-    return sum(float(values[-1]) for _, values in series) if series else None
+    engines = history.fetch(history.Source(url, begin_s, now_s())).values()
+    series = [rows for engine in engines for rows in engine.get(metric, {}).values()]
+    return sum(float(rows[rows[:, 0].argmax(), 1]) for rows in series) if series else None
 
 
 def wait_for(condition: Callable[[], bool]) -> None:

@@ -12,11 +12,9 @@ import math
 import shlex
 import time
 import urllib.parse
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -29,11 +27,10 @@ from tuner.trace.trace import Status, Trace, TraceHeader, TraceRequest
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Labels = tuple[tuple[str, str], ...]
-Series = tuple[Floats, Floats]
-"""Seconds since 1970, and the values then."""
+"""Labels of an engine, without those that part its own series."""
 
-Samples = Mapping[str, Mapping[Labels, Series]]
-"""Metric without its prefix → label set → series."""
+Samples = Mapping[Labels, Mapping[str, Mapping[str, Floats]]]
+"""Engine → metric without prefix → bucket or finish reason → rows of seconds since 1970, value."""
 
 RUNNING, WAITING, SUCCESS = "num_requests_running", "num_requests_waiting", "request_success_total"
 INPUT, OUTPUT = "request_prompt_tokens", "request_generation_tokens"
@@ -79,13 +76,13 @@ class Source:
     authorization: str = ""
     """The header of that name."""
 
+    def refuse(self, what: str, hint: str) -> InputError:
+        return InputError(f"{self.url}: {what}", hint=hint)
+
 
 def read(source: Source, *, seed: int = 0) -> Trace:
     """Return a trace of what was scraped. Raises InputError, TraceError, UsageError."""
-    engines = engines_of(fetch(source), source.url)
-    for engine in engines:
-        engine.check(source.url)
-    return draw(engines, seed)
+    return draw(engines_of(fetch(source), source), seed)
 
 
 def without_login(url: str) -> tuple[str, str]:
@@ -136,7 +133,7 @@ def fetch(source: Source) -> Samples:
     matchers = f'__name__=~"vllm[:_](?:{"|".join(METRICS)})"'
     if source.selector:
         matchers += f",{source.selector}"
-    parts: defaultdict[str, dict[Labels, list[Series]]] = defaultdict(dict)
+    samples: dict[Labels, dict[str, dict[str, Floats]]] = {}
     until_s, left_bytes, count = time.monotonic() + MOST_S, MOST_BYTES, 0
     end_s, chunk_s = source.to_s, CHUNK_S
     while end_s > source.from_s:
@@ -151,25 +148,28 @@ def fetch(source: Source) -> Samples:
             continue
         left_bytes -= len(content)
         for series in _decode(source, content):
-            name = series.metric.pop("__name__", "")[len("vllm:") :]
-            labels = tuple(sorted(series.metric.items()))
-            count += labels not in parts[name]
-            parts[name].setdefault(labels, []).append(_finite(series.values, source))
+            metric = series.metric
+            name, reason = metric.pop("__name__", "")[5:], metric.pop("finished_reason", "")
+            part, engine = metric.pop("le", reason), tuple(sorted(metric.items()))
+            rows = samples.setdefault(engine, {}).setdefault(name, {})
+            count += part not in rows
+            rows[part] = np.concatenate((rows.get(part, np.zeros((0, 2))), _finite(series, source)))
         if left_bytes < 0 or count > MOST_SERIES:
             much = f"{MOST_SERIES:,} series" if left_bytes >= 0 else f"{MOST_BYTES:,} bytes"
-            raise _too_much(source, f"answers with more than {much}")
+            raise source.refuse(f"answers with more than {much}", _LESS)
         end_s -= length_s
-    return {
-        name: {labels: _joined(found) for labels, found in series.items()}
-        for name, series in parts.items()
-    }
+    return samples
+
+
+_LESS = "Ask for less: --from and --to, or one engine with --selector."
+_ADDRESS = "Give the address of the Prometheus, not of the server that it scrapes."
 
 
 def _ask(source: Source, query: str, at_s: float, left_s: float) -> bytes:
     from tuner.system import http_client  # noqa: PLC0415 - slow to load
 
     if left_s <= 0:
-        raise _too_much(source, f"not all answers within {MOST_S:,.0f} s")
+        raise source.refuse(f"not all answers within {MOST_S:,.0f} s", _LESS)
     request = HttpRequest(
         f"{source.url.rstrip('/')}/api/v1/query",
         most_bytes=MAX_ANSWER_BYTES,
@@ -179,9 +179,9 @@ def _ask(source: Source, query: str, at_s: float, left_s: float) -> bytes:
     )
     answer = http_client.ask(request, timeout_s=min(TIMEOUT_S, left_s))
     if answer.status in {401, 403}:
-        raise InputError(
-            f"{source.url}: refused ({answer.status})",
-            hint="Put a bearer token into TUNER_PROMETHEUS_TOKEN, or log in with "
+        raise source.refuse(
+            f"refused ({answer.status})",
+            "Put a bearer token into TUNER_PROMETHEUS_TOKEN, or log in with "
             "http://USER:PASSWORD@HOST.",
         )
     return answer.content
@@ -191,239 +191,179 @@ def _decode(source: Source, content: bytes) -> list[_Series]:
     try:
         answer = msgspec.json.decode(content, type=_Answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise _no_prometheus(source, "its /api/v1/query gives something else") from None
-    if answer.data is None or answer.status != "success":
-        message = f"{source.url}: Prometheus answers: {answer.error[:200]}"
-        if source.selector and "parse error" in answer.error:
-            raise UsageError(message, hint="Write --selector as label matchers: 'job=\"vllm\"'.")
-        raise InputError(message, hint="Ask for less at a time with --from and --to.")
-    return answer.data.result
+        raise source.refuse("not a Prometheus: /api/v1/query is another page", _ADDRESS) from None
+    if answer.data is not None and answer.status == "success":
+        return answer.data.result
+    message = f"Prometheus answers: {answer.error[:200]}"
+    if source.selector and "parse error" in answer.error:
+        hint = "Write --selector as label matchers: 'job=\"vllm\"'."
+        raise UsageError(f"{source.url}: {message}", hint=hint)
+    raise source.refuse(message, _LESS)
 
 
-def _finite(values: Sequence[tuple[float, str]], source: Source) -> Series:
+def _finite(series: _Series, source: Source) -> Floats:
     try:
-        pairs = np.array([(at_s, float(text)) for at_s, text in values]).reshape(-1, 2)
+        rows = np.array([(at_s, float(text)) for at_s, text in series.values]).reshape(-1, 2)
     except ValueError:
-        raise _no_prometheus(source, "a sample is not a number") from None
-    asked = (source.from_s <= pairs[:, 0]) & (pairs[:, 0] <= source.to_s)
-    pairs = pairs[asked & np.isfinite(pairs[:, 1])]
-    return pairs[:, 0], pairs[:, 1]
-
-
-def _joined(parts: Sequence[Series]) -> Series:
-    times_s, places = np.unique(np.concatenate([part[0] for part in parts]), return_index=True)
-    return times_s, np.concatenate([part[1] for part in parts])[places]
-
-
-def _too_much(source: Source, what: str) -> InputError:
-    hint = "Ask for less: --from and --to, or one engine with --selector."
-    return InputError(f"{source.url}: {what}", hint=hint)
-
-
-def _no_prometheus(source: Source, why: str) -> InputError:
-    hint = "Give the address of the Prometheus, not of the server that it scrapes."
-    return InputError(f"{source.url}: not a Prometheus: {why}", hint=hint)
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """What a histogram counted between each two scrapes."""
-
-    uppers: Floats
-    """Ends of the buckets, each of which holds (lower, upper]."""
-
-    counts: Floats
-    """Intervals by buckets."""
-
-    totals: Floats
+        raise source.refuse("not a Prometheus: a sample is not a number", _ADDRESS) from None
+    in_time = (source.from_s <= rows[:, 0]) & (rows[:, 0] <= source.to_s)
+    chosen: Floats = rows[in_time & np.isfinite(rows[:, 1])]
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One engine, scrape by scrape; what is counted has one entry less, for each interval."""
+    """One engine, scrape by scrape; what it counted, in the intervals between two scrapes."""
 
     labels: Mapping[str, str]
     times_s: Floats
     in_flight: Floats
-    restarted: NDArray[np.bool_]
-    finished: Mapping[str, Floats]
-    """Finish reason → requests."""
+    counted: Mapping[str, Mapping[str, Floats]]
+    """Metric → bucket or finish reason → requests, or tokens of a sum."""
 
-    input_length: Histogram
-    output_length: Histogram
+    restarted: NDArray[np.bool_]
 
     @property
     def scrape_s(self) -> float:
         """The usual time from one scrape to the next."""
         return float(np.median(np.diff(self.times_s)))
 
-    def check(self, place: str) -> None:
-        """Raise InputError for gaps while the server ran, and for numbers that cannot be true."""
-        lengths = (self.input_length, self.output_length)
-        counts = [*self.finished.values(), *(one.counts for one in lengths)]
-        if min(float(one.min()) for one in (self.in_flight, *counts)) < 0:
-            raise InputError(
-                f"{place}: a counter of requests is below zero",
-                hint="Is another program's metric called vllm:?",
-            )
-        requests = max(float(self.in_flight.max()), *(float(one.sum()) for one in counts))
-        if requests > MAX_REQUESTS or max(float(one.totals.max()) for one in lengths) > MAX_TOKENS:
-            raise InputError(
-                f"{place}: {requests:,.0f} requests in that time, more than can be drawn here "
-                f"({MAX_REQUESTS:,})",
-                hint="Ask for less with --from and --to.",
-            )
-        spacing_s = np.diff(self.times_s)
-        gaps = np.flatnonzero((spacing_s > GAP_SCRAPES * self.scrape_s) & ~self.restarted)
-        if not len(gaps):
-            return
-        edges = [0, *(gaps + 1).tolist(), len(self.times_s)]
-        parts = [(start, end - 1) for start, end in pairwise(edges)]
-        first, last = max(parts, key=lambda part: self.times_s[part[1]] - self.times_s[part[0]])
-        worst = int(gaps[np.argmax(spacing_s[gaps])])
-        raise InputError(
-            f"{place}: no scrapes of {self.labels.get('instance', 'the engine')} for "
-            f"{spacing_s[worst]:.0f} s from {self.times_s[worst]:.0f}",
-            hint="Take a part without gaps: "
-            f"--from {self.times_s[first]:.0f} --to {self.times_s[last]:.0f}",
-        )
 
-
-def engines_of(samples: Samples, place: str) -> list[Engine]:
+def engines_of(samples: Samples, source: Source) -> list[Engine]:
     """Return every engine in what was scraped. Raises InputError where there is none to use."""
-    found: defaultdict[Labels, dict[str, dict[Labels, Series]]] = defaultdict(dict)
-    for name, series in samples.items():
-        for labels, one in series.items():
-            engine = tuple(pair for pair in labels if pair[0] not in {"le", "finished_reason"})
-            found[engine].setdefault(name, {})[labels] = one
-    known = {labels: series for labels, series in sorted(found.items()) if RUNNING in series}
+    known = {labels: found for labels, found in sorted(samples.items()) if RUNNING in found}
     if not known:
-        raise InputError(
-            f"{place}: no vllm:{RUNNING} in that time",
-            hint="Check --from, --to and --selector, and that /metrics of the server is scraped.",
+        raise source.refuse(
+            f"no vllm:{RUNNING} in that time",
+            "Check --from, --to and --selector, and that /metrics of the server is scraped.",
         )
     models = sorted({dict(labels).get("model_name", "") for labels in known})
     if len(models) > 1:
-        raise InputError(
-            f"{place}: {len(models)} models: {', '.join(models[:5])}",
-            hint=f"Choose one: --selector {shlex.quote(f'model_name={json.dumps(models[0])}')}",
-        )
-    return [_engine(dict(labels), series, place) for labels, series in known.items()]
+        matcher = shlex.quote(f"model_name={json.dumps(models[0])}")
+        names = ", ".join(models[:5])
+        raise source.refuse(f"{len(models)} models: {names}", f"Choose one: --selector {matcher}")
+    engines = [_engine(dict(labels), found, source) for labels, found in known.items()]
+    for engine in engines:
+        _check(engine, source)
+    return engines
 
 
 def _engine(
-    labels: dict[str, str], series: Mapping[str, Mapping[Labels, Series]], place: str
+    labels: dict[str, str], series: Mapping[str, Mapping[str, Floats]], source: Source
 ) -> Engine:
     for name in METRICS:
         if name not in series:
-            raise InputError(
-                f"{place}: {labels.get('instance', 'the engine')} has no vllm:{name}",
-                hint="Scrape all of /metrics: a relabelling rule may drop it.",
+            raise source.refuse(
+                f"{labels.get('instance', 'the engine')} has no vllm:{name}",
+                "Scrape all of /metrics: a relabelling rule may drop it.",
             )
-    times_s = np.array([])
-    for name in METRICS:  # a label set appears when it first counts: any of a metric's will do
-        seen = np.unique(np.concatenate([one[0] for one in series[name].values()]))
-        times_s = seen if name == METRICS[0] else np.intersect1d(times_s, seen)
+    # A bucket or reason appears when it first counts, so any of a metric's shows its scrapes.
+    scrapes = [np.concatenate([rows[:, 0] for rows in series[name].values()]) for name in METRICS]
+    times_s = np.unique(scrapes[0])
+    for some in scrapes[1:]:
+        times_s = np.intersect1d(times_s, some)
     if len(times_s) < 2:
-        raise InputError(
-            f"{place}: fewer than two scrapes in that time", hint="Widen --from and --to."
-        )
+        raise source.refuse("fewer than two scrapes in that time", "Widen --from and --to.")
 
-    def by(name: str, label: str = "") -> dict[str, Floats]:
-        added: dict[str, Floats] = {}
-        for of, (at_s, values) in series[name].items():
-            total = added.setdefault(dict(of).get(label, ""), np.zeros(len(times_s)))
-            _, places, chosen = np.intersect1d(times_s, at_s, return_indices=True)
-            total[places] += values[chosen]
-        return added
+    def at_scrapes(rows: Floats) -> Floats:
+        values = np.zeros(len(times_s))
+        _, places, chosen = np.intersect1d(times_s, rows[:, 0], return_indices=True)
+        values[places] = rows[chosen, 1]
+        return values
 
-    finished = by(SUCCESS, "finished_reason")
-    buckets = {name: _buckets(by(f"{name}_bucket", "le"), name, place) for name in (INPUT, OUTPUT)}
-    counters = [*finished.values(), *(stacked[:, -1] for _, stacked in buckets.values())]
-    restarted = np.any([np.diff(counter) < 0 for counter in counters], axis=0)
-
-    def grown(counter: Floats) -> Floats:
-        """Return what came in each interval; a server that restarted counts from 0."""
-        after = restarted if counter.ndim == 1 else restarted[:, None]
-        return np.where(after, counter[1:], np.diff(counter, axis=0))
-
-    def lengths(name: str) -> Histogram:
-        uppers, stacked = buckets[name]
-        counts = np.maximum(0, np.rint(np.diff(grown(stacked), axis=1, prepend=0.0)))
-        return Histogram(uppers, counts, grown(by(f"{name}_sum")[""]))
-
+    values = {
+        name: {part: at_scrapes(rows) for part, rows in series[name].items()} for name in METRICS
+    }
+    gauges = [*values.pop(RUNNING).values(), *values.pop(WAITING).values()]
+    counters = [each for counter in values.values() for each in counter.values()]
+    restarted = np.any([np.diff(each) < 0 for each in counters], axis=0)
     return Engine(
         labels=labels,
         times_s=times_s,
-        in_flight=by(RUNNING)[""] + by(WAITING)[""],
+        in_flight=np.sum(gauges, axis=0),
+        counted={  # from 0, after a restart
+            name: {
+                part: np.where(restarted, each[1:], np.diff(each)) for part, each in counter.items()
+            }
+            for name, counter in values.items()
+        },
         restarted=restarted,
-        finished={reason: np.rint(grown(counter)) for reason, counter in finished.items()},
-        input_length=lengths(INPUT),
-        output_length=lengths(OUTPUT),
     )
 
 
-def _buckets(by_bound: Mapping[str, Floats], name: str, place: str) -> tuple[Floats, Floats]:
-    """Return the bounds of a histogram, and its cumulative counts by scrapes and bounds."""
-    try:
-        counts = dict(sorted((float(bound), values) for bound, values in by_bound.items()))
-    except ValueError:
-        counts = {}
-    uppers = np.array(list(counts))
-    if len(uppers) < 2 or not uppers[0] >= 0 or not math.isinf(uppers[-1]):
-        raise InputError(
-            f"{place}: the buckets of vllm:{name} are {', '.join(sorted(by_bound))[:100]}",
-            hint="vLLM's last bucket is endless: keep the label le as it is.",
+def _check(engine: Engine, source: Source) -> None:
+    """Raise InputError for buckets and numbers that cannot be true, and for gaps in the scrapes."""
+    for name in (INPUT, OUTPUT):
+        bounds = list(engine.counted[f"{name}_bucket"])
+        try:
+            is_whole = len(bounds) > 1 and min(map(float, bounds)) >= 0 and "+Inf" in bounds
+        except ValueError:
+            is_whole = False
+        if not is_whole:
+            raise source.refuse(
+                f"the buckets of vllm:{name} are {', '.join(sorted(bounds))[:100]}",
+                "vLLM's last bucket is +Inf: keep the label le as it is.",
+            )
+    counters = engine.counted.items()
+    everything = [engine.in_flight, *(each for _, parts in counters for each in parts.values())]
+    if min(float(each.min()) for each in everything) < 0:
+        raise source.refuse(
+            "a counter of requests is below zero", "Is another program's metric called vllm:?"
         )
-    return uppers, np.stack(list(counts.values()), axis=1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Drawn:
-    """Requests of one engine, in order of arrival."""
-
-    times_s: Floats
-    input_length: Ints
-    output_length: Ints
-    reasons: list[str]
-    unfinished: int
-    """In flight at the last scrape: their lengths are those of other requests."""
+    most = {name: max(float(each.sum()) for each in parts.values()) for name, parts in counters}
+    tokens = max(most.pop(f"{name}_sum") for name in (INPUT, OUTPUT))
+    requests = max(float(engine.in_flight.max()), *most.values())
+    if requests > MAX_REQUESTS or tokens > MAX_TOKENS:
+        raise source.refuse(
+            f"{requests:,.0f} requests in that time, more than can be drawn here "
+            f"({MAX_REQUESTS:,})",
+            _LESS,
+        )
+    spacing_s = np.where(engine.restarted, 0, np.diff(engine.times_s))
+    gaps = np.flatnonzero(spacing_s > GAP_SCRAPES * engine.scrape_s)
+    if len(gaps):
+        worst = int(np.argmax(spacing_s))
+        raise source.refuse(
+            f"no scrapes of {engine.labels.get('instance', 'the engine')} for "
+            f"{spacing_s[worst]:.0f} s from {engine.times_s[worst]:.0f}",
+            f"Take what follows the last gap: --from {engine.times_s[gaps[-1] + 1]:.0f}",
+        )
 
 
 def draw(engines: Sequence[Engine], seed: int) -> Trace:
     """Return the synthetic trace. Raises TraceError where there was no request."""
     rng = np.random.default_rng(seed)
-    drawn = [_requests(engine, rng) for engine in engines]
-    firsts = [float(one.times_s[0]) for one in drawn if len(one.times_s)]
-    if not firsts:
+    replicas = _replicas(engines)
+    rows: list[tuple[float, int, int, int, str]] = []
+    unfinished = 0
+    for engine, replica in zip(engines, replicas, strict=True):
+        drawn, open_at_end = _requests(engine, rng)
+        unfinished += open_at_end
+        rows += [(at_s, replica, *row) for at_s, *row in drawn]
+    if not rows:
         raise TraceError(
             "no request was in flight or finished in that time",
             hint="Choose a busier time with --from and --to.",
         )
-    replicas = _replicas(engines)
-    rows = sorted(
-        (round(float(one.times_s[row]) - min(firsts), 6), engine, row)
-        for engine, one in enumerate(drawn)
-        for row in range(len(one.times_s))
-    )
+    rows.sort(key=lambda row: row[0])
+    start_s = rows[0][0]
     requests = [
         TraceRequest(
             row=place,
-            arrival_s=arrival_s,
-            input_length=int(drawn[engine].input_length[row]),
-            output_length=int(drawn[engine].output_length[row]),
-            status=STATUS.get(drawn[engine].reasons[row], "ok"),
-            finish_reason=drawn[engine].reasons[row] or None,
-            replica=replicas[engine] if max(replicas) > 0 else None,
+            arrival_s=round(at_s - start_s, 6),
+            input_length=input_length,
+            output_length=output_length,
+            status=STATUS.get(reason, "ok"),
+            finish_reason=reason or None,
+            replica=replica if max(replicas) > 0 else None,
         )
-        for place, (arrival_s, engine, row) in enumerate(rows)
+        for place, (at_s, replica, input_length, output_length, reason) in enumerate(rows)
     ]
     scrape_s = max(engine.scrape_s for engine in engines)
-    unfinished = sum(one.unfinished for one in drawn)
     header = TraceHeader(
         source="prometheus",
         model=engines[0].labels.get("model_name"),
-        time_origin=datetime.fromtimestamp(min(firsts), UTC).isoformat(),
+        time_origin=datetime.fromtimestamp(start_s, UTC).isoformat(),
         time_resolution_ms=round(scrape_s * 1000, 3),
         replicas=max(replicas) + 1,
         rows_read=len(requests),
@@ -438,18 +378,23 @@ def draw(engines: Sequence[Engine], seed: int) -> Trace:
     return Trace.of(header, requests)
 
 
-def _requests(engine: Engine, rng: np.random.Generator) -> _Drawn:
-    """Return requests that arrive and finish as this engine's did.
+def _requests(
+    engine: Engine, rng: np.random.Generator
+) -> tuple[list[tuple[float, int, int, str]], int]:
+    """Return arrival in seconds since 1970, prompt, output and reason of each request in order of
+    arrival, and how many of them were in flight at the last scrape.
 
     Between two scrapes as many arrive as finish, and as many more as are then in flight. The k-th
     to arrive is taken for the k-th to finish.
     """
-    finished = np.sum(list(engine.finished.values()), axis=0).astype(np.int64)
+    by_reason = engine.counted[SUCCESS]
+    finished = np.rint(np.stack(list(by_reason.values()), axis=1)).astype(np.int64)
     in_flight = np.rint(engine.in_flight).astype(np.int64)
-    counts = finished + in_flight[1:] - np.where(engine.restarted, 0, in_flight[:-1])
-    # Clients that leave, and metrics that are read a moment apart, make some negative: these are
-    # taken from what follows.
-    counts = np.diff(np.maximum.accumulate(np.maximum(0, np.cumsum(counts))), prepend=0)
+    before = np.where(engine.restarted, 0, in_flight[:-1])
+    # Clients that leave, and metrics that are read a moment apart, make some counts negative:
+    # these are taken from what follows.
+    total = np.cumsum(finished.sum(axis=1) + in_flight[1:] - before)
+    counts = np.diff(np.maximum.accumulate(np.maximum(0, total)), prepend=0)
     starts_s, ends_s = engine.times_s[:-1].copy(), engine.times_s[1:]
     # Nobody arrives at a server that is down: what it has served since came after its start.
     down = engine.restarted & (ends_s - starts_s > 2 * engine.scrape_s)
@@ -458,53 +403,32 @@ def _requests(engine: Engine, rng: np.random.Generator) -> _Drawn:
     rate = finished.sum() / (engine.times_s[-1] - engine.times_s[0])
     before_s = in_flight[0] / rate if rate > 0 else engine.scrape_s
     earlier_s = engine.times_s[0] - rng.uniform(0, before_s, in_flight[0])
-    spread = rng.uniform(np.repeat(starts_s, counts), np.repeat(ends_s, counts))
-    times_s = np.sort(np.concatenate((earlier_s, spread)))
-    inputs, outputs = (_lengths(one, rng) for one in (engine.input_length, engine.output_length))
-    reasons = _reasons(engine, rng)
+    later_s = rng.uniform(np.repeat(starts_s, counts), np.repeat(ends_s, counts))
+    times_s = np.sort(np.concatenate((earlier_s, later_s)))
+    inputs, outputs = (_lengths(engine, name, rng) for name in (INPUT, OUTPUT))
+    names = np.array(list(by_reason))
+    reasons = np.concatenate([rng.permutation(np.repeat(names, some)) for some in finished])
     known = min(len(times_s), len(inputs), len(outputs), len(reasons))
     others = rng.integers(0, known, len(times_s) - known) if known else np.zeros(0, np.int64)
     chosen = np.concatenate((np.arange(known), others))
-    return _Drawn(
-        times_s=times_s[: len(chosen)],
-        input_length=inputs[chosen],
-        output_length=outputs[chosen],
-        reasons=[reasons[place] for place in chosen.tolist()],
-        unfinished=len(others),
-    )
+    columns = (times_s[: len(chosen)], inputs[chosen], outputs[chosen], reasons[chosen])
+    return list(zip(*(column.tolist() for column in columns), strict=True)), len(others)
 
 
-def _reasons(engine: Engine, rng: np.random.Generator) -> list[str]:
-    """Return the finish reasons in the order of the scrapes, shuffled within each interval."""
-    names = list(engine.finished)
-    table = np.stack([engine.finished[name] for name in names], axis=1).astype(np.int64)
-    return [
-        names[place]
-        for counts in table
-        for place in rng.permutation(np.repeat(np.arange(len(names)), counts)).tolist()
-    ]
-
-
-def _lengths(histogram: Histogram, rng: np.random.Generator) -> Ints:
+def _lengths(engine: Engine, name: str, rng: np.random.Generator) -> Ints:
     """Return a length for every request that finished, in the order of the scrapes."""
-    lows = np.maximum(1, np.floor(np.concatenate(([0.0], histogram.uppers[:-1]))) + 1)
+    upto = {float(bound): each for bound, each in engine.counted[f"{name}_bucket"].items()}
+    uppers = np.array(sorted(upto))
+    counted = np.diff([upto[bound] for bound in uppers], axis=0, prepend=0.0)
+    counts = np.maximum(0, np.rint(counted)).astype(np.int64).T
+    (totals,) = engine.counted[f"{name}_sum"].values()
+    lows = np.floor(np.concatenate(([0.0], uppers[:-1]))) + 1  # a bucket holds (lower, upper]
     found = [np.zeros(0, np.int64)]
-    for counts, total in zip(histogram.counts.astype(np.int64), histogram.totals, strict=True):
-        bucket = np.repeat(np.arange(len(counts)), counts)
-        if len(bucket):
-            low = lows[bucket]
-            high = _highs(low, np.floor(histogram.uppers[bucket]), float(total))
-            found.append(_with_total(low, high, float(total), rng))
+    for some, total in zip(counts, totals, strict=True):
+        highs = np.maximum(lows, np.floor(uppers))
+        highs[-1] = max(2 * lows[-1], np.ceil(total / max(1, some[-1])))
+        found.append(_with_total(np.repeat(lows, some), np.repeat(highs, some), total, rng))
     return np.concatenate(found)
-
-
-def _highs(low: Floats, high: Floats, total: float) -> Floats:
-    """Give the endless last bucket an end: twice its begin, or what the total needs."""
-    endless = np.isinf(high)
-    finite: Floats = np.maximum(low, np.where(endless, 2 * low, high))
-    short = total - finite.sum()
-    finite[endless] += np.ceil(max(0.0, short) / max(1, int(endless.sum())))
-    return finite
 
 
 def _with_total(low: Floats, high: Floats, total: float, rng: np.random.Generator) -> Ints:
@@ -519,7 +443,7 @@ def _with_total(low: Floats, high: Floats, total: float, rng: np.random.Generato
     drawn += share * (ends - drawn)
     # What rounding takes from one it gives to the next.
     whole = np.clip(np.diff(np.rint(np.cumsum(drawn)), prepend=0.0), low, high)
-    return whole.astype(np.int64)[rng.permutation(len(whole))]
+    return rng.permutation(whole.astype(np.int64))
 
 
 def _replicas(engines: Sequence[Engine]) -> list[int]:

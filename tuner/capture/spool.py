@@ -1,4 +1,4 @@
-"""A recording's files, written by their own thread: whoever records never waits for a disk.
+"""A recording's file, written by its own thread: whoever records never waits for a disk.
 
 Memory is bounded: what the thread cannot keep up with is counted and not kept. A row or a disk that
 fails loses that row or what the disk did not take, is counted, and ends nothing.
@@ -20,7 +20,7 @@ from typing import Generic, Literal, TypeVar
 
 import prometheus_client
 
-from tuner.errors import TunerError, UsageError
+from tuner.errors import UsageError
 from tuner.system.printable import printable
 from tuner.trace.formats.reading.header import TraceHeader, header_line, row_line
 from tuner.trace.formats.reading.record import Row
@@ -47,16 +47,12 @@ MAX_PENDING_TOKENS = 2**20
 BLOCK_SIZE = 16
 """Tokens that one prefix id stands for: vLLM's default block."""
 
-FILES = 16
-"""Files of one process, of which the oldest makes room."""
-
 WRITE_S = 0.2
 """Longest wait of a request until the operating system has its row."""
 
-SLICE, SLICE_BYTES = 32, 2**16
-BREATH_S = 0.0001
-"""Pause of the thread after SLICE rows or SLICE_BYTES. It really sleeps, so that the event loop
-gets the GIL."""
+SLICE, BREATH_S = 32, 0.0001
+"""Rows made in one go, and the pause of the thread after them. It really sleeps, so that the event
+loop gets the GIL."""
 
 
 def breathe() -> None:
@@ -68,8 +64,8 @@ class Settings:
     """The options of a recording."""
 
     folder: Path
-    file_bytes: int
-    """Size of one of FILES files; then the next one begins, and the oldest makes room."""
+    max_bytes: int
+    """Size of the file at which recording stops."""
 
     prefix_ids: bool
     key: bytes
@@ -82,9 +78,9 @@ def settings_of(environment: Mapping[str, str]) -> Settings:
     Raises UsageError for a value that cannot be used.
     """
     most_mb = environment.get("TUNER_TRACE_MAX_MB", "4096")
-    if not (most_mb.isascii() and most_mb.isdecimal() and FILES <= int(most_mb[:9]) < 2**30):
+    if not re.fullmatch("[1-9][0-9]{0,8}", most_mb):
         raise UsageError(
-            f"TUNER_TRACE_MAX_MB={most_mb[:40]}: not a whole number from {FILES} to {2**30}",
+            f"TUNER_TRACE_MAX_MB={most_mb[:40]}: not a whole number from 1 to 999999999",
             hint="Leave it out for 4096.",
         )
     key = environment.get("TUNER_TRACE_KEY", secrets.token_hex(32)).strip()
@@ -95,7 +91,7 @@ def settings_of(environment: Mapping[str, str]) -> Settings:
         )
     return Settings(
         folder=Path(environment.get("TUNER_TRACE_OUT") or "tuner-trace"),
-        file_bytes=int(most_mb) * 10**6 // FILES,
+        max_bytes=int(most_mb) * 10**6,
         prefix_ids=environment.get("TUNER_TRACE_PREFIX_IDS") != "0",
         key=bytes.fromhex(key),
     )
@@ -118,7 +114,6 @@ class Spool(Generic[Item]):
         """The same moment on the wall clock."""
 
         self._header, self._row_of = header, row_of
-        self._stem = f"trace-{self._began:%Y%m%dT%H%M%S.%fZ}-{os.getpid()}"
         self._pending: deque[tuple[Item, int]] = deque()
         self._tokens_in = self._tokens_out = 0
         """Prompt tokens handed over, and taken by the thread: each has one writer."""
@@ -130,8 +125,7 @@ class Spool(Generic[Item]):
         self._is_closing = False
         self._thread: threading.Thread | None = None
         self._file: int | None = None
-        self._size = self._files_made = 0
-        self._paths: deque[Path] = deque()
+        self._size = 0
         settings.folder.mkdir(parents=True, exist_ok=True)
         if not os.access(settings.folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "permission denied", str(settings.folder))
@@ -176,35 +170,30 @@ class Spool(Generic[Item]):
 
     def _drain(self) -> None:
         while self._pending:
-            lines, rows = self._next_lines()
-            if rows:
+            lines, rows = bytearray(), 0
+            while self._pending and rows < SLICE:
+                item, tokens = self._pending.popleft()
                 try:
-                    self._write(lines)
-                    self._complaints.discard("not_written")
-                except Exception as problem:  # noqa: BLE001 - the model's name may fail as well
-                    self.lose("not_written", rows, problem)
-            breathe()
-
-    def _next_lines(self) -> tuple[bytearray, int]:
-        """Return the next rows as lines, and their number; those that fail are counted."""
-        lines, rows = bytearray(), 0
-        for _ in range(SLICE):
-            if not self._pending or len(lines) >= SLICE_BYTES:
-                break
-            item, tokens = self._pending.popleft()
+                    lines += row_line(self._row_of(item, self._origin_s, self.settings))
+                    rows += 1
+                except Exception as problem:  # noqa: BLE001 - whatever a client sent
+                    self.lose("not_recorded", problem=problem)
+                self._tokens_out += tokens
             try:
-                lines += row_line(self._row_of(item, self._origin_s, self.settings))
-                rows += 1
-            except Exception as problem:  # noqa: BLE001 - whatever a client sent
-                self.lose("not_recorded", problem=problem)
-            self._tokens_out += tokens
-        return lines, rows
+                self._write(lines)
+                self._complaints.discard("not_written")
+            except Exception as problem:  # noqa: BLE001 - a disk, or a model's odd name
+                self.lose("not_written", rows, problem)
+            breathe()
 
     def _write(self, lines: bytearray) -> None:
         """Append all of it, or nothing. Raises OSError."""
-        if self._file is None or self._size + len(lines) > self.settings.file_bytes:
-            self._begin_file()
-        assert self._file is not None
+        if not lines:
+            return
+        if self._file is None:
+            self._file = self._open()
+        if self._size + len(lines) > self.settings.max_bytes:
+            raise OSError("the file is as large as TUNER_TRACE_MAX_MB allows")
         try:
             _append(self._file, lines)
         except OSError:
@@ -212,19 +201,18 @@ class Spool(Generic[Item]):
             raise
         self._size += len(lines)
 
-    def _begin_file(self) -> None:
-        """Open the next file. Until that works the last one stays open. Raises OSError."""
-        while len(self._paths) >= FILES:  # before the next one: the disk may be full
-            self._paths.popleft().unlink(missing_ok=True)
+    def _open(self) -> int:
+        """Begin the file with its header. Raises OSError."""
+        origin = self._began.isoformat(timespec="microseconds")
+        path = self.settings.folder / f"trace-{self._began:%Y%m%dT%H%M%S.%fZ}-{os.getpid()}.jsonl"
         header = header_line(
             replace(
                 self._header(),
-                time_origin=self._began.isoformat(timespec="microseconds"),
+                time_origin=origin,
                 time_resolution_ms=0.001,
                 block_size=BLOCK_SIZE,
             )
         )
-        path = self.settings.folder / f"{self._stem}-{self._files_made:04d}.jsonl"
         # Only for its owner: lengths and times tell more than they seem to.
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         try:
@@ -233,12 +221,9 @@ class Spool(Generic[Item]):
             os.close(file)
             path.unlink(missing_ok=True)
             raise
-        if self._file is not None:
-            os.close(self._file)
-        self._file, self._size = file, len(header)
-        self._files_made += 1
-        self._paths.append(path)
+        self._size = len(header)
         log.info("tuner: recording to %s", path)
+        return file
 
 
 def _append(file: int, data: bytes | bytearray) -> None:
@@ -254,11 +239,9 @@ def open_spool(header: Callable[[], TraceHeader], row_of: RowOf[Item]) -> Spool[
     """
     try:
         spool = Spool(settings_of(os.environ), header, row_of)
-    except TunerError as problem:
-        log.warning("tuner: nothing is recorded: %s; %s", problem, problem.hint)
-        return None
-    except OSError as problem:
-        log.warning("tuner: nothing is recorded: %s", problem)
+    except Exception as problem:  # noqa: BLE001 - the server has to start
+        hint = getattr(problem, "hint", "Set TUNER_TRACE_OUT to a folder that can be written.")
+        log.warning("tuner: nothing is recorded: %s; %s", problem, hint)
         return None
     atexit.register(spool.close)
     return spool
