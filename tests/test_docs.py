@@ -1,20 +1,35 @@
-"""Links in the docs lead somewhere."""
+"""Docs that stay true: links resolve, commands and options exist, the tutorial runs."""
 
 import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+import typer.main
 
+from tests.support import in_process
 from tests.support.places import ROOT
+from tuner.commands.root import app
 
 PAGES = sorted(
     path
     for pattern in ("*.md", "docs/**/*.md", "[pte]*/**/README.md")
     for path in ROOT.glob(pattern)
 )
-FENCE = re.compile(r"^```.*?^```", flags=re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+)$", flags=re.MULTILINE)
+TARGET = re.compile(r"^([a-z]+):", flags=re.MULTILINE)
+
+SIMULATED = ["--engine", "sim", "--world", str(ROOT / "examples" / "worlds" / "article.yaml")]
+MEASURED = ROOT / "profiles" / "translation-tiny-cpu.yaml"
+
+
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 def anchors(page: str) -> set[str]:
@@ -23,7 +38,7 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_link_leads_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for link in LINK.findall(FENCE.sub("", text)):
@@ -33,3 +48,59 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         target = page.parent / path if path else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target.read_text(encoding="utf-8")), link
+
+
+@cache
+def commands() -> dict[str, set[str]]:
+    """Return every command by its words, with the options it takes."""
+    found: dict[str, set[str]] = {}
+    todo = [("tuner", typer.main.get_command(app))]
+    while todo:
+        words, command = todo.pop()
+        inner = getattr(command, "commands", {})
+        todo += [(f"{words} {name}", child) for name, child in inner.items()]
+        options = {name for one in command.params for name in (*one.opts, *one.secondary_opts)}
+        found[words] = {"--help", *options}
+    return found
+
+
+def typed(page: Path) -> Iterator[list[str]]:
+    """Yield the commands that a page tells its reader to type, as words."""
+    for kind, body in FENCE.findall(page.read_text(encoding="utf-8")):
+        lines = body.replace("\\\n", " ").splitlines()
+        if kind == "console":
+            lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        elif kind != "sh":
+            continue
+        yield from filter(None, (shlex.split(line, comments=True) for line in lines))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_and_option_that_a_page_shows_exists(page: Path) -> None:
+    targets = set(TARGET.findall((ROOT / "Makefile").read_text(encoding="utf-8")))
+    for line in typed(page):
+        if line[0] == "make":
+            assert {word for word in line[1:] if "=" not in word} <= targets, line
+        if line[0] == "tuner":
+            command = max((c for c in commands() if line[: len(c.split())] == c.split()), key=len)
+            options = {word.partition("=")[0] for word in line if re.match("--?[a-z]", word)}
+            assert options <= commands()[command], line
+
+
+@pytest.mark.usefixtures("by_few_draws")
+def test_the_tutorial_runs(tmp_path: Path) -> None:
+    """On the simulator; what is applied is the profile of a real engine."""
+    folder = Path(shutil.copytree(ROOT / "examples" / "walk", tmp_path / "walk"))
+    lines = [line[1:] for line in typed(ROOT / "docs" / "tutorial.md")]
+    assert {line[0] for line in lines} >= {"trace", "sweep", "show", "apply", "verify", "plan"}
+    for words in lines:
+        simulated = SIMULATED if words[0] in {"sweep", "verify"} else []
+        if words[0] == "apply" and "--rollback" not in words:
+            shutil.move(folder / "profile.yaml", folder / "simulated.yaml")
+            shutil.copy(MEASURED, folder / "profile.yaml")
+        done = in_process.tuner(folder, *words, *simulated)
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+        if (folder / "simulated.yaml").exists():
+            shutil.move(folder / "simulated.yaml", folder / "profile.yaml")
+    assert "max-num-seqs: 8 " in (folder / "serve.yaml").read_text(encoding="utf-8")
+    assert "--max-num-seqs 256" in (folder / "compose.yaml").read_text(encoding="utf-8")
