@@ -76,7 +76,10 @@ class Done:
 
 def words(command: str, *options: object) -> list[str]:
     """Return the words of a command of ``COMMANDS`` with options, as the program has them now."""
-    return [*COMMANDS[command].split(), *(OPTIONS.get(str(each), str(each)) for each in options)]
+    return [
+        *COMMANDS.get(command, command).split(),
+        *(OPTIONS.get(str(each), str(each)) for each in options),
+    ]
 
 
 def run(folder: Path, command: str, *options: object) -> Done:
