@@ -79,6 +79,9 @@ class Decision(Section):
     interval: SeqsRange
     confidence: Fraction
     reason: str
+    busy: str | None = None
+    """By what it was seen that others used the machine meanwhile; None where nobody did."""
+
     objective: str
     slo: SloSection
     requirements: list[RequirementSection] = Field(default_factory=list)

@@ -73,9 +73,10 @@ def block_of(profile: ServingProfile, *, next_: str) -> VerdictBlock:
         ("why", _HEADLINE.sub("", decision.reason)),
         ("checked", _checked(profile)),
     ]
-    return VerdictBlock(
-        _answer(profile, given), aside, [(name, text) for name, text in rows if text], next_
-    )
+    title = _answer(profile, given)
+    if decision.busy is not None:
+        title += "; measured on a busy machine"
+    return VerdictBlock(title, aside, [(name, text) for name, text in rows if text], next_)
 
 
 def _answer(profile: ServingProfile, given: CapNumbers) -> str:

@@ -109,12 +109,15 @@ token instead of 14, and 3 to 93 % promised instead of 98."""
 
 
 def crowded(use: DeviceUse | None) -> str | None:
-    """Say how much of the CPU cores others took from an engine that computes on them.
-
-    None where enough was left or nothing was seen, and for an engine on a GPU. Above CROWDED_LIMIT
-    what is measured is of nobody's machine.
-    """
-    if use is None or use.memory_peak_bytes is not None or use.utilisation_mean is None:
-        return None
-    taken = (use.others_mean or 0.0) + (use.steal_mean or 0.0)
+    """Say how much of the CPU cores others took from an engine that computes on them; None where
+    enough was left. Above CROWDED_LIMIT what is measured is of nobody's machine."""
+    taken = share_taken(use)
     return f"others took {taken:.0%} of the CPU cores" if taken > CROWDED_LIMIT else None
+
+
+def share_taken(use: DeviceUse | None) -> float:
+    """Return the share of the CPU cores that others took from an engine that computes on them; 0
+    where nothing was seen, and for an engine on a GPU."""
+    if use is None or use.memory_peak_bytes is not None or use.utilisation_mean is None:
+        return 0.0
+    return (use.others_mean or 0.0) + (use.steal_mean or 0.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tuner.engines.devices import BY_LOG, PER_CARD
 from tuner.engines.seam import WHICH_DEVICE, EngineFacts
 from tuner.errors import RunError
-from tuner.replay.device_use import crowded, device_use
+from tuner.replay.device_use import device_use, disturbance, share_taken
 from tuner.replay.records import ProbeResult, Replay
 from tuner.runs.journal import NO_SENSE, Event, Journal
 from tuner.runs.rungs import RUNGS, Rung
@@ -190,14 +190,31 @@ class Evidence:
         replays = map(self.journal.replay, self._replays(["confirm"] if confirming else RUNGS))
         return [observed(one) for one in replays if not one.ruled_out]
 
-    def crowded(self) -> str | None:
-        """Say how much of the cores was others' while windows were replayed, on the ladder's engine
-        or the one that confirms; None where enough was left."""
-        for purposes in (RUNGS, CONFIRMING):
-            logs = [self.journal.replay(event).device for event in self._replays(purposes)]
-            if logs and (why := crowded(device_use(logs))):
-                return why
-        return None
+    def taken(self) -> float:
+        """Return the largest share of the cores that others took during a replay or ramp; of what
+        was measured again the least. 0 on a GPU, whose engine needs few of them."""
+        least: dict[tuple[str, int, int], float] = {}
+        for event in self._replays(("ramp", "ladder", "tie_break")):
+            step = "ramp" if event["purpose"] == "ramp" else "rung"
+            key = (step, event["max_num_seqs"], event["window"])
+            taken = share_taken(device_use([self.journal.replay(event).device]))
+            least[key] = min(taken, least.get(key, 1.0))
+        return max(least.values(), default=0.0)
+
+    def flaws(self) -> Iterator[str]:
+        """Yield what shaped the numbers besides the engine, and where, of all that counts: of what
+        was replayed again only the last."""
+        for event in self.journal.of("probe"):
+            yield from (f"{why} while an idle engine was timed" for why in event["flaws"])
+        last = {
+            (event["purpose"] in CONFIRMING, event["max_num_seqs"], event["window"]): event
+            for event in self._replays((*RUNGS, "ramp", *CONFIRMING))
+        }
+        for event in last.values():
+            replay = self.journal.replay(event)
+            other = disturbance(device_use([replay.device]))
+            for why in replay.flaws or ([] if other is None else [other]):
+                yield f"{why} while {event['max_num_seqs']} was replayed"
 
     def segments(self) -> list[Segment]:
         """Return the iterations of everything but the confirming engine, on one clock."""

@@ -70,9 +70,9 @@ def next_for_twin(  # noqa: PLR0913 - what was seen, and what is allowed
     """Return what to measure next so that the twin can be asked, or None when it can.
 
     First the ramp, again until the choice is sure. Then up the ladder, as far as ``steps_left``
-    allows: whole windows at the choice and beside it, a short replay of what is below. Then the
-    choice once more, if something else was at work meanwhile (``disturbed`` caps). Last a ramp
-    that shows drift.
+    allows: whole windows at the choice and beside it, a short replay of what is below. Then these
+    once more during which something else was at work (``disturbed`` caps), the choice first. Last
+    a ramp that shows drift.
     """
     counts = Counter(trial.purpose for trial in done)
     unsure = view is None or view.weighed.confidence < CONFIDENT
@@ -84,10 +84,19 @@ def next_for_twin(  # noqa: PLR0913 - what was seen, and what is allowed
     rung = _next_rung(done, view.weighed.best, ceiling=ceiling, steps_left=steps_left)
     if rung is not None:
         return rung
-    if view.weighed.best in disturbed and not counts["tie_break"]:
-        return Trial(view.weighed.best, "tie_break")
+    again = {trial.max_num_seqs for trial in done if trial.purpose == "tie_break"}
+    todo = [cap for cap in _neighbors(view.weighed.best, ceiling) if cap in {*disturbed} - again]
+    if todo and steps_left >= 1.0:
+        return Trial(todo[0], "tie_break")
     most = 2 if abs(moved(view)) > DRIFT_LIMIT else 1
     return Trial(ceiling, "drift_ramp") if counts["drift_ramp"] < most else None
+
+
+def _neighbors(choice: int, ceiling: int) -> list[int]:
+    """Return the choice, the cap above it and the cap below, where there are such."""
+    caps = doubling(ceiling)
+    place = caps.index(choice)
+    return [choice, *caps[place + 1 : place + 2], *caps[max(0, place - 1) : place]]
 
 
 def _next_rung(
@@ -98,9 +107,8 @@ def _next_rung(
     seen = whole | {trial.max_num_seqs for trial in done if trial.purpose == "short"}
     caps = doubling(ceiling)
     place = caps.index(choice)
-    wanted = [choice, *caps[place + 1 : place + 2], *caps[max(0, place - 1) : place]]
     affordable = int(steps_left - DRIFT_RAMP_SHARE) if whole else max(1, int(steps_left))
-    missing = [cap for cap in wanted if cap not in whole][: max(0, affordable)]
+    missing = [cap for cap in _neighbors(choice, ceiling) if cap not in whole][: max(0, affordable)]
     for cap in caps[: place + 2]:
         if cap in missing:
             return Trial(cap, "ladder")

@@ -174,6 +174,9 @@ class SweepOutcome:
     unconfirmed: str | None = None
     """Why no fresh engine confirmed the choice; None where one did, or none was to."""
 
+    busy: str | None = None
+    """By what it was seen that the machine was busy; None where it was not."""
+
     in_use: InUse | None = None
     """None where nothing is known of what is set now."""
 

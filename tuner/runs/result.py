@@ -39,7 +39,6 @@ from tuner.profile.schema import (
 )
 from tuner.profile.schema import Verdict as VerdictName
 from tuner.profile.stored_twin import stored
-from tuner.replay.device_use import disturbance
 from tuner.replay.iterations import KvCacheUsage
 from tuner.replay.measure import Measurement, Spread
 from tuner.runs.outcome import InUse, SweepOutcome
@@ -174,6 +173,7 @@ def profile_of(
         interval=verdict.interval,
         confidence=verdict.confidence,
         reason=verdict.reason,
+        busy=outcome.busy,
         objective=OBJECTIVE,
         slo=slo_section(outcome.slo),
         requirements=required_sections(verdict.requirements),
@@ -317,6 +317,11 @@ def memory_marks(one: Measurement) -> list[str]:
 def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]:
     """Say where the fresh engine and the ladder disagree, and whether the headroom holds."""
     said = []
+    if outcome.busy is not None:
+        said.append(
+            f"the machine was busy ({outcome.busy}): the numbers are of what else ran too; sweep "
+            "again when nothing else does"
+        )
     one = outcome.confirmed
     if one is None:
         if outcome.unconfirmed is not None:
@@ -331,14 +336,6 @@ def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]
             )
         return said
     said += memory_marks(one)
-    for step in outcome.curve:
-        seen = disturbance(step.measured.device) if step.measured is not None else None
-        if seen is not None:
-            cap = step.numbers.max_num_seqs
-            said.append(
-                f"{seen} while {cap} was replayed: its numbers are theirs too; sweep again when "
-                "the machine is quiet"
-            )
     return [*said, *_headroom_doubts(outcome, settings.headroom)]
 
 

@@ -27,7 +27,8 @@ class Rung:
 
 
 def measured(rungs: Sequence[Rung], slo: Slo) -> dict[int, Measurement]:
-    """Return cap → its replays pooled: of each window the whole ones, or else the cut ones."""
+    """Return cap → its replays pooled: of each window the whole ones without a disturbance, or else
+    the whole ones, or else all."""
     return {cap: measure(replays, slo) for cap, replays in _that_count(rungs).items()}
 
 
@@ -49,7 +50,9 @@ def _that_count(rungs: Sequence[Rung]) -> dict[int, list[Replay]]:
     of_cap: dict[int, list[Replay]] = defaultdict(list)
     for cap, number in sorted(of_window):
         replays = of_window[cap, number]
-        of_cap[cap] += [one for one in replays if not one.cut] or replays
+        whole = [one for one in replays if not one.cut]
+        calm = [one for one in whole if not is_disturbed(one)]
+        of_cap[cap] += calm or whole or replays
     return of_cap
 
 
@@ -67,12 +70,14 @@ def best_attainments(rungs: Sequence[Rung], slo: Slo) -> dict[int, float]:
     return best
 
 
-def disturbed(rungs: Sequence[Rung]) -> dict[int, str]:
-    """Return cap → what else was at work while its windows were replayed last."""
+def disturbed(rungs: Sequence[Rung]) -> set[int]:
+    """Return the caps of which a window had something else at work when it was replayed last."""
     last = {rung.trial.max_num_seqs: rung.replays.values() for rung in rungs}
-    logs = {cap: [one.device for one in replays] for cap, replays in last.items() if replays}
-    found = {cap: disturbance(device_use(each)) for cap, each in logs.items()}
-    return {cap: why for cap, why in found.items() if why}
+    return {cap for cap, replays in last.items() if any(map(is_disturbed, replays))}
+
+
+def is_disturbed(replay: Replay) -> bool:
+    return bool(replay.flaws) or disturbance(device_use([replay.device])) is not None
 
 
 def whole_rung_s(rungs: Sequence[Rung]) -> float | None:

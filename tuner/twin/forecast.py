@@ -290,6 +290,7 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
     hit_share: float = 0.0,
     probes: Sequence[Passages] = (),
     everywhere: bool = False,
+    taken: float = 0.0,
 ) -> Forecast:
     """Fit the law, check it, and weigh the caps for these requests, and with headroom.
 
@@ -297,9 +298,9 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
     any the delay before the scheduler comes from the probes. ``hit_share`` is what the prefix cache
     gave of what it could have given. ``probes`` are the ways of lone requests through the front end
     that the traffic will come through. With ``everywhere`` it is what is printed: samples of every
-    cap, and more draws.
+    cap, and more draws. ``taken`` is the share of the cores that others took meanwhile.
     """
-    fitted = fit_law(segments, max_num_seqs=max(caps))
+    fitted = fit_law(segments, max_num_seqs=max(caps), taken=taken)
     shape = shape_of(facts)
     whole = [window for window in windows if not window.cut]
     lag = (

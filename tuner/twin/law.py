@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from tuner.engines.scheduler.state import Floats, Ints, StepLaw
 from tuner.engines.seam import IterationLog
+from tuner.replay.device_use import OTHERS_LIMIT
 
 BLOCK_S = 5.0
 CORRELATION_S = 60.0
@@ -33,6 +34,13 @@ START_SHARE = 0.6
 it, so it is believed (the study's machines: 0.5 to 0.7)."""
 
 MIN_SPEED_SD = 0.002
+SPEED_MOVED = 1.25
+"""Ratio of the slowest replay to the fastest from which on others must have been at work: on the
+study's noisy machines it is 1.2 at most."""
+
+LEAST_BUSY_S = 5.0
+"""Seconds of iterations that tell a replay's speed: a stall of half a second is a tenth of it."""
+
 FAR_OUT = 3.5
 """Standard deviations beyond which a block is another machine's."""
 
@@ -92,6 +100,9 @@ class FittedLaw:
     slowdown: Floats
     """Per block, as a factor on the law."""
 
+    speed_range: tuple[float, float]
+    """Between which factors on the law its speed may lie: 1 and 1, unless the machine was busy."""
+
     _scale: Floats
     _information: Floats
     _target: Floats
@@ -106,8 +117,8 @@ class FittedLaw:
     def draws(self, count: int) -> list[StepLaw]:
         """Return laws that these measurements might as well have given: a parametric bootstrap.
 
-        Each is a refit to the same iterations under new noise of iterations and of the speed. Of
-        more draws the first are the same.
+        Each is a refit to the same iterations under new noise of iterations and of the speed, at a
+        speed of ``speed_range``. Of more draws the first are the same.
         """
         if len(self._drawn) < count:
             self._drawn[:] = self._draws(count)
@@ -122,9 +133,10 @@ class FittedLaw:
         steeper = np.exp(np.random.default_rng((0, 1)).normal(0.0, LOG_STEEPNESS_SD, count))
         most = len(self.law.decode_s) - 1
         found = nnls_of_each(self._information, targets)
+        speeds = np.exp(np.random.default_rng((0, 2)).uniform(*np.log(self.speed_range), count))
         return [
-            law_of(one / self._scale, self.knots, most, steeper=factor)
-            for one, factor in zip(found, steeper.tolist(), strict=True)
+            law_of(one / self._scale, self.knots, most, steeper=factor).slowed(speed)
+            for one, factor, speed in zip(found, steeper.tolist(), speeds.tolist(), strict=True)
         ]
 
 
@@ -147,9 +159,9 @@ class _Work:
         return total
 
 
-def fit_law(segments: Sequence[Segment], *, max_num_seqs: int) -> FittedLaw:
+def fit_law(segments: Sequence[Segment], *, max_num_seqs: int, taken: float = 0.0) -> FittedLaw:
     """Fit the law to everything measured, and tabulate it up to ``max_num_seqs``, and to beyond
-    the largest batch size that was seen.
+    the largest batch size that was seen. ``taken`` is the share of the cores that others took.
 
     At least one segment has an iteration.
     """
@@ -166,8 +178,10 @@ def fit_law(segments: Sequence[Segment], *, max_num_seqs: int) -> FittedLaw:
         noise = _Noise(work, _residual(work, coefficients), noise.weight)
         information, target = _equations(work, coefficients, noise, alike)
     most = max(max_num_seqs, int(work.knots[-1]) + 1)
+    law = law_of(nnls(information, target) / work.scale, work.knots, most)
     return FittedLaw(
-        law=law_of(nnls(information, target) / work.scale, work.knots, most),
+        law=law,
+        speed_range=_speed_range(segments, law, taken),
         knots=work.knots,
         noise_sd=noise.sd,
         speed_sd=noise.speed_sd,
@@ -177,6 +191,22 @@ def fit_law(segments: Sequence[Segment], *, max_num_seqs: int) -> FittedLaw:
         _information=information,
         _target=target,
     )
+
+
+def _speed_range(segments: Sequence[Segment], law: StepLaw, taken: float) -> tuple[float, float]:
+    """Return between which factors on the law the machine's speed lay, replay by replay; 1 and 1
+    where that is its usual noise. Without the others it might have been faster by their share."""
+    factors = [1.0] + [
+        float(one.log["duration_s"].sum() / law.durations_s(one.log).sum())
+        for one in segments
+        if one.log["duration_s"].sum() >= LEAST_BUSY_S
+    ]
+    low, high = min(factors), max(factors)
+    if high / low < SPEED_MOVED:
+        low = high = 1.0
+    if taken > OTHERS_LIMIT:
+        low = min(low, 1 - taken)
+    return low, high
 
 
 def _residual(work: _Work, coefficients: Floats) -> Floats:

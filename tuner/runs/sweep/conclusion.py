@@ -69,6 +69,7 @@ def view_of(basis: Basis, *, everywhere: bool = False) -> Forecast | None:
         # not in between, or else a resumed run, which has them, would measure other steps
         probes=evidence.probed() if everywhere else (),
         everywhere=everywhere,
+        taken=evidence.taken(),
     )
 
 

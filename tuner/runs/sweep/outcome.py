@@ -18,9 +18,10 @@ from tuner.runs.outcome import (
 from tuner.runs.sweep.conclusion import Basis
 from tuner.runs.sweep.confirmation import after_check, check_of, front_end_of
 from tuner.runs.sweep.sweep_warnings import of_the_whole_run
+from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import MOST_UTILISATION, FrontEnd
 from tuner.twin.uncertainty import never_binds
-from tuner.twin.verdict_text import Verdict, headline
+from tuner.twin.verdict_text import Verdict
 
 
 def outcome_of(
@@ -41,8 +42,8 @@ def outcome_of(
     after = after_check(conclusion, basis, checked, front_end)
     confirmed = _confirmed(after, basis, "confirm")
     with_headroom = _confirmed(after, basis, "headroom")
-    taken = evidence.crowded()
-    verdict = _unclaimed(with_measured(after.verdict, confirmed, with_headroom), taken)
+    busy = busy_in_words(evidence, after.view)
+    verdict = _marked(with_measured(after.verdict, confirmed, with_headroom), busy)
     return SweepOutcome(
         conclusion=replace(after, verdict=verdict),
         slo=workload.slo,
@@ -52,9 +53,10 @@ def outcome_of(
         confirmed=confirmed,
         with_headroom=with_headroom,
         front_end=front_end,
-        predictions=() if failed or taken else predictions(after, front_end),
+        predictions=() if failed else predictions(after, front_end),
         checked=checked,
         unconfirmed=unconfirmed,
+        busy=busy,
         facts=facts,
         ladder_engine=starts[0].facts.engine,
         starts_s=evidence.starts_s(),
@@ -86,17 +88,29 @@ def _parts_s(starts: Sequence[EngineStart]) -> dict[str, float]:
     return found
 
 
-def _unclaimed(verdict: Verdict, taken: str | None) -> Verdict:
-    """Return the verdict where others took the cores (``taken``): the cap may well be right, but
-    its numbers are of those others too."""
-    if taken is None:
+SURE_ON_A_BUSY_MACHINE = 0.9
+"""Most confidence in what was measured beside others: it is below the 0.95 that counts as sure."""
+
+
+def busy_in_words(evidence: Evidence, view: Forecast | None) -> str | None:
+    """Say by what it is seen that the machine was busy during a run; None where it was not."""
+    if (why := next(evidence.flaws(), None)) is not None:
+        return why
+    if view is None:
+        return None
+    low, high = view.fitted.speed_range
+    return None if low == high else f"its speed changed by {high / low - 1:.0%} between replays"
+
+
+def _marked(verdict: Verdict, busy: str | None) -> Verdict:
+    """Return the verdict of a busy machine: the cap may well be right, but it is not sure."""
+    if busy is None:
         return verdict
-    head = headline("inconclusive", verdict.max_num_seqs, verdict.interval)
-    reason = (
-        f"{head}: {taken} while it was replayed, so that nothing is promised; sweep again in "
-        "another --run-dir when nothing else runs on this machine"
+    return replace(
+        verdict,
+        confidence=min(verdict.confidence, SURE_ON_A_BUSY_MACHINE),
+        reason=f"{verdict.reason}; measured on a busy machine: {busy}",
     )
-    return replace(verdict, kind="inconclusive", reason=reason)
 
 
 def predictions(conclusion: Conclusion, front_end: FrontEnd | None) -> tuple[Prediction, ...]:

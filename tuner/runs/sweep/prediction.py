@@ -1,7 +1,7 @@
 """The confirming replay as the twin foretells it before it begins."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -49,16 +49,34 @@ class ForetoldReplay:
         )
 
 
-def foretold_replay(basis: Basis, view: Forecast, cap: int) -> ForetoldReplay:
-    """Choose what the confirming engine replays, windows that the ladder did not see where there
-    are any, and foretell it."""
+DRAIN_SHARE = 0.1
+"""Of the time of a replay, for what is unfinished when the last request was sent."""
+
+LEAST_WINDOW_S = 8.0
+"""Less of a window, its run-in left out, confirms nothing."""
+
+
+def foretold_replay(basis: Basis, view: Forecast, cap: int, *, most_s: float) -> ForetoldReplay:
+    """Choose what the confirming engine replays in this time, windows that the ladder did not see
+    where there are any, and foretell it."""
     workload = basis.workload
     windows, unseen = workload.windows, True
     if basis.evidence.rungs():
         others = unseen_windows(workload.requests, workload.part, windows)
         windows, unseen = others or windows, others is not None
-    numbers, means = foretold_numbers(basis, view, windows, cap)
+    windows = tuple(_affordable(windows, (1 - DRAIN_SHARE) * most_s))
+    numbers, means = foretold_numbers(basis, view, windows, cap) if windows else ({}, [])
     return ForetoldReplay(cap, windows, unseen, workload.slo, numbers, means)
+
+
+def _affordable(windows: Sequence[Window], most_s: float) -> Iterator[Window]:
+    """Yield as much of these windows as there is time for, the last one shortened."""
+    for one in windows:
+        length_s = min(one.length_s, most_s - one.run_in_s)
+        if length_s < min(one.length_s, LEAST_WINDOW_S):
+            return
+        yield replace(one, length_s=length_s)
+        most_s -= one.run_in_s + length_s
 
 
 def foretold_in(evidence: Evidence, cap: int) -> ForetoldReplay | None:

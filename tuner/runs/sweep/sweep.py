@@ -59,7 +59,10 @@ take from the ladder what is kept for it; with less the confirming replay may fi
 
 CONCLUDING = 3.0
 """Times as long as weighing the choice once that a run takes for its end: to weigh it with more
-draws, and to write down what is promised of it."""
+draws, and to work out what is promised of it."""
+
+ENDING_S = 3.0
+"""What the end takes besides: to stop the engine and to write the profile."""
 
 OVERDRAWN = 1.1
 """Steps that may be missing before headroom is replayed: the one that the replay as captured has
@@ -147,7 +150,7 @@ class SweepRun:
         """When a run that nothing interrupted began."""
 
         self.thinking_s = 0.0
-        """The longest time that weighing the choice took."""
+        """How long it took to weigh the choice last."""
 
         self.is_confirming = False
 
@@ -234,7 +237,8 @@ class SweepRun:
         spent_s = self.evidence.spent_s()
         if self.began_s is not None:
             spent_s = max(spent_s, asyncio.get_running_loop().time() - self.began_s)
-        return self.settings.budget_s - spent_s - CONCLUDING * self.thinking_s
+            spent_s += ENDING_S + CONCLUDING * self.thinking_s
+        return self.settings.budget_s - spent_s
 
     def paid_s(self) -> float:
         """Return what the budget leaves for replays before the confirming engine starts."""
@@ -307,8 +311,7 @@ class SweepRun:
         """Return what the twin says so far, and note how long it took to say it."""
         begun_s = asyncio.get_running_loop().time()
         view = view_of(self.basis)
-        took_s = asyncio.get_running_loop().time() - begun_s
-        self.thinking_s = max(self.thinking_s, took_s)
+        self.thinking_s = asyncio.get_running_loop().time() - begun_s
         return view
 
     async def gather_windows(self) -> bool:
@@ -404,7 +407,7 @@ class SweepRun:
         cap = self.conclusion.verdict.max_num_seqs
         said = foretold_in(self.evidence, cap)
         if said is None and view is not None and self.conclusion.by_twin:
-            said = foretold_replay(self.basis, view, cap)
+            said = foretold_replay(self.basis, view, cap, most_s=self.left_s())
             self.recorder.append("foretold", **said.as_event())
         return workload.windows if said is None else said.windows
 
