@@ -13,6 +13,7 @@ and Mixed Models, chapter 6), iterated with Huber's weights; a block that stands
 neighbour) tells nothing of the machine speed.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -37,6 +38,9 @@ MIN_SPEED_SD = 0.002
 SPEED_MOVED = 1.25
 """Ratio of the slowest replay to the fastest from which on others must have been at work: on the
 study's noisy machines it is 1.2 at most."""
+
+BEYOND = 0.03
+"""Share of that range by which its ends lie beyond what was seen: the middle 95 % are all of it."""
 
 LEAST_BUSY_S = 5.0
 """Seconds of iterations that tell a replay's speed: a stall of half a second is a tenth of it."""
@@ -133,7 +137,8 @@ class FittedLaw:
         steeper = np.exp(np.random.default_rng((0, 1)).normal(0.0, LOG_STEEPNESS_SD, count))
         most = len(self.law.decode_s) - 1
         found = nnls_of_each(self._information, targets)
-        speeds = np.exp(np.random.default_rng((0, 2)).uniform(*np.log(self.speed_range), count))
+        low, high = (math.log(factor) for factor in self.speed_range)
+        speeds = np.exp(np.random.default_rng((0, 2)).uniform(low, high, count))
         return [
             law_of(one / self._scale, self.knots, most, steeper=factor).slowed(speed)
             for one, factor, speed in zip(found, steeper.tolist(), speeds.tolist(), strict=True)
@@ -206,7 +211,8 @@ def _speed_range(segments: Sequence[Segment], law: StepLaw, taken: float) -> tup
         low = high = 1.0
     if taken > OTHERS_LIMIT:
         low = min(low, 1 - taken)
-    return low, high
+    beyond = (high / low) ** BEYOND
+    return low / beyond, high * beyond
 
 
 def _residual(work: _Work, coefficients: Floats) -> Floats:

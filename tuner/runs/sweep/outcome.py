@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Literal
 
 from tuner.replay.measure import Measurement, measure
-from tuner.runs.evidence import EngineStart
+from tuner.runs.evidence import EngineStart, Evidence
 from tuner.runs.outcome import (
     Conclusion,
     InUse,

@@ -160,7 +160,14 @@ class SweepRun:
 
     async def conclude(self, requests: Sequence[TraceRequest]) -> None:
         """Measure all that the decision asks for, and decide."""
-        self.workload = await self.prepare(requests)
+        try:
+            self.workload = await self.prepare(requests)
+        except EngineError as error:
+            if self.runner.engine is None or self.paid_s() < self.evidence.facts().start_s:
+                raise  # it did not start, or there is no time for another
+            self.watcher.warn(f"{error}; going on with a new engine")
+            await self.runner.stop()
+            self.workload = await self.prepare(requests)
         self.runner.spare_s = self.spare_s
         self.recorder.add_gathered(complete=await self.gather_with_one_death())
         self.conclusion = await asyncio.to_thread(conclude, self.basis)
