@@ -16,10 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.live_servers import DIGEST, audit
 from tuner.engines.seam import ITERATION, IterationLog
 from tuner.engines.server import control_client, scheduler_log
-from tuner.engines.server.protocol import VERSION, Limits, Log, Refused, SetLimits
+from tuner.engines.server.protocol import Limits, Log, Refused, SetLimits
 
 pytestmark = pytest.mark.vllm
 
@@ -331,14 +330,12 @@ def test_with_it_the_socket_is_there_until_shutdown(
     monkeypatch.setenv("TUNER_LIVE_SOCKET", str(path))
     made = lone.scheduler_of(lone.live.LiveScheduler, config)
     wait_for(path)
-    request = SetLimits(version=VERSION, do="set", max_num_seqs=3, profile=DIGEST)
-    assert control_client.ask(path, request).changed  # while it idles
+    control_client.ask(path, SetLimits(3))  # while it idles
     assert made.max_num_active_reqs == 3
     assert control_client.state(path).about.arguments["kv_cache_dtype"] == "auto"
     made.shutdown()
     assert "tuner-live" not in threads()
     assert not path.exists()
-    assert [entry["event"] for entry in audit(path)] == ["started", "set"]
 
 
 @pytest.mark.parametrize("path", ["relative.sock", "/none/there/tuner.sock", "/proc/tuner.sock"])

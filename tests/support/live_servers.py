@@ -2,21 +2,20 @@
 
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tuner.engines.server import control_client
-from tuner.engines.server.protocol import About, Limits, Log, Refused, Served, State
-from tuner.live.control import socket_files
-from tuner.live.control.control import LiveControl
-from tuner.live.control.listener import Listener
+import pytest
 
-DIGEST = "sha256:" + "0" * 64
+from tests.support.processes import wait_until
+from tuner.engines.server import control_client
+from tuner.engines.server.protocol import Limits, Log, Refused, Served, State
+from tuner.live import control
+from tuner.live.control import LiveThread, about_server
+
 BUILT = Limits(max_num_seqs=32, max_num_batched_tokens=8192)
 ARGUMENTS: dict[str, Any] = {"model": "m", "kv_cache_dtype": "auto", "tensor_parallel_size": 1}
 
@@ -68,12 +67,6 @@ class Numbers:
 class Server:
     path: Path
     numbers: Numbers
-    control: LiveControl
-    clock: "Clock"
-
-    @property
-    def audit(self) -> list[dict[str, Any]]:
-        return audit(self.path)
 
     @property
     def state(self) -> State:
@@ -84,59 +77,31 @@ class Server:
         return self.numbers.set.max_num_seqs
 
 
-@dataclass
-class Clock:
-    """Stands still until it is set."""
-
-    time: datetime = field(default_factory=lambda: datetime(2026, 11, 20, 12, tzinfo=UTC))
-
-    def __call__(self) -> datetime:
-        return self.time
-
-    def set(self, text: str) -> None:
-        self.time = datetime.fromisoformat(text)
-
-
-def audit(path: Path) -> list[dict[str, Any]]:
-    text = path.with_name(f"{path.name}.audit.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
-
-
 @contextmanager
-def serving(  # noqa: PLR0913 - one parameter for each thing that may differ
+def serving(
     path: Path,
     *,
     rank: int = 0,
     numbers: Numbers | None = None,
-    clock: Clock | None = None,
     arguments: dict[str, Any] | None = None,
     vllm: str = "0.32.0",
-    first: Callable[[Path], None] = lambda _: None,
 ) -> Iterator[Server]:
-    """Answer at a socket, as the thread in a server does; ``first`` comes before it is at work."""
-    numbers, clock = numbers or Numbers(), clock or Clock()
-    at = socket_files.place(str(path), rank=rank, audit=None)
-    listening = socket_files.listen(at)
-    about = About(
-        pid=1, rank=rank, vllm=vllm, arguments={**ARGUMENTS, **(arguments or {})}, device=None
-    )
-    control = LiveControl(numbers, at, about, now=clock)
-    try:
-        control.open()
-        listener = Listener(
-            listening.socket, answer=control.answer, refuse=control.refuse, tick=control.tick
-        )
-        thread = threading.Thread(target=listener.run)
-        first(at.socket)
+    """Answer at a socket, as the thread in a server does."""
+    numbers = numbers or Numbers()
+    about = about_server(
+        rank=rank, vllm=vllm, arguments={**ARGUMENTS, **(arguments or {})},
+        kv_blocks=100, unmodelled=[], cautions=[],
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as unknown:
+        unknown.setattr(control, "_device_facts", lambda: None)
+        thread = LiveThread(numbers, str(path), about)
         thread.start()
         try:
-            yield Server(at.socket, numbers, control, clock)
+            at = path if rank == 0 else path.with_name(f"{path.name}.dp{rank}")
+            wait_until(at.exists)
+            yield Server(at, numbers)
         finally:
-            listener.stop()
-            thread.join(20)
-            assert not thread.is_alive()
-    finally:
-        socket_files.withdraw(at, listening)
+            thread.stop()
 
 
 def said(path: Path, line: bytes, *, then: Callable[[socket.socket], None] | None = None) -> Any:  # noqa: ANN401 - JSON

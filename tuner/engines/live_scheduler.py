@@ -27,11 +27,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from tuner.engines.scheduler.unmodelled import unasked, unmodelled
 from tuner.engines.server.protocol import Limits, Log, Refused
 from tuner.engines.server.scheduler_log import SchedulerLog
-from tuner.live.control.thread import LiveThread, switched_off
+from tuner.live.control import LiveThread, about_server, switched_off
 from tuner.system.contain_errors import contain_errors
 
 SOCKET = "TUNER_LIVE_SOCKET"
-AUDIT = "TUNER_LIVE_AUDIT"
 
 BOUNDARY_S = 2.0
 """Longest wait of a change for the end of one ``schedule()``, which takes milliseconds."""
@@ -141,10 +140,7 @@ class LiveAsyncScheduler(LiveScheduler, AsyncScheduler):
 
 
 def _control(scheduler: LiveScheduler, path: str) -> LiveThread:
-    thread = LiveThread(
-        _Knobs(scheduler),
-        path,
-        audit=os.environ.get(AUDIT) or None,
+    about = about_server(
         rank=int(scheduler.vllm_config.parallel_config.data_parallel_index),
         vllm=vllm.__version__,
         arguments=arguments_of(scheduler.vllm_config),
@@ -152,12 +148,13 @@ def _control(scheduler: LiveScheduler, path: str) -> LiveThread:
         unmodelled=unmodelled(scheduler.vllm_config, scheduler.kv_cache_config.kv_cache_groups),
         cautions=unasked(scheduler.vllm_config),
     )
+    thread = LiveThread(_Knobs(scheduler), path, about)
     thread.start()
     return thread
 
 
 class _Knobs:
-    """The limits that the control thread may touch: see ``live.control.limits.Knobs``."""
+    """The limits that the control thread may touch: see ``live.control.Knobs``."""
 
     def __init__(self, scheduler: LiveScheduler) -> None:
         self._scheduler = scheduler

@@ -44,8 +44,7 @@ class ApplyOptions:
         tuple[str, ...],
         typer.Option(
             metavar="PATH",
-            help="Where vLLM's arguments are in the values of a chart: models[0].args. With "
-            "--live, HH:MM=PROFILE: from when a profile's cap holds; repeat it for the others.",
+            help="Where vLLM's arguments are in the values of a chart: models[0].args.",
         ),
     ] = ()
     model_is: Annotated[
@@ -85,7 +84,8 @@ class ApplyOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Restore FILE as it was before the last apply; with --live, a server's SOCKET.",
+            help="Restore FILE as it was before the last apply; with --live, set the server at "
+            "SOCKET to what it was started with.",
         ),
     ] = None
     live: Annotated[
@@ -98,30 +98,18 @@ class ApplyOptions:
     ] = False
     socket: Annotated[
         tuple[Path, ...],
-        typer.Option(
-            metavar="PATH", help="Its TUNER_LIVE_SOCKET; may be repeated: all change, or none."
-        ),
+        typer.Option(metavar="PATH", help="Its TUNER_LIVE_SOCKET; repeatable."),
     ] = ()
     url: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Its address: also hold the profile against what it says there."
+            metavar="URL", help="Its address: also compare the profile with what it says there."
         ),
     ] = None
-    zone: Annotated[
-        str | None,
-        typer.Option(metavar="ZONE", help="The time zone of --at, such as Europe/Berlin or UTC."),
-    ] = None
-    clear_schedule: Annotated[
-        bool, typer.Option("--clear-schedule", help="End the schedule; the cap stays as it is.")
-    ] = False
     token_budget: Annotated[
         bool,
         typer.Option("--token-budget", help="With --live, also set max_num_batched_tokens."),
     ] = False
-    reason: Annotated[
-        str, typer.Option(metavar="TEXT", help="With --live: why, for the server's audit.")
-    ] = ""
     live_knob: Annotated[
         bool,
         typer.Option(

@@ -63,10 +63,7 @@ def _refuse_others(options: ApplyOptions) -> None:
     of_live = {
         "--socket": options.socket,
         "--url": options.url,
-        "--zone": options.zone,
-        "--clear-schedule": options.clear_schedule,
         "--token-budget": options.token_budget,
-        "--reason": options.reason,
     }
     of_file = {
         "FILE": options.file,

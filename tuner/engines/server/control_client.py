@@ -1,34 +1,27 @@
-"""The other end of a live server's control socket: asked, and changed in all ranks or in none."""
+"""The other end of a live server's control socket."""
 
 import os
 import re
-import secrets
 import socket
 import stat
 import struct
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from pydantic import ValidationError
+import msgspec
 
 from tuner.engines.server.peer import peer_of
 from tuner.engines.server.protocol import (
-    VERSION,
     Answer,
     AskState,
-    Change,
     Kind,
-    PutBack,
-    Refused,
     Request,
+    SetLimits,
     State,
     line_of,
-    strict_json,
 )
 from tuner.errors import EngineError, GateError, InputError, TunerError
-from tuner.system import folders, interruption
 
 ANSWER_S = 30.0
 """Longest wait for an answer: it takes the server's disk, and at most two seconds of its engine."""
@@ -62,57 +55,26 @@ def ranks(path: Path) -> list[Path]:
 
 def state(path: Path) -> State:
     """Return the state of a server. Raises InputError where no live one answers."""
-    told = ask(path, AskState(version=VERSION, do="state")).state
-    assert told is not None  # ask has checked
-    return told
+    answer = ask(path, AskState())
+    assert answer.state is not None  # ask has checked
+    return answer.state
 
 
-def change_all(changes: Sequence[tuple[Path, Change]]) -> list[Answer]:
-    """Change every server, or none: when one fails, or we are stopped, the others are put back.
-
-    Raises as ``ask`` does.
-    """
+def set_all(changes: Sequence[tuple[Path, SetLimits]]) -> list[Answer]:
+    """Set the limits of every server, one after the other. Raises as ``ask`` does, and says which
+    servers were set before."""
     answers: list[Answer] = []
-    with interruption.held(), ExitStack() as undo:  # putting back takes precedence
-        for path, unnamed in changes:
-            change = unnamed.model_copy(update={"id": secrets.token_hex(16)})
-            try:
-                answers.append(ask(path, change))
-            except (TunerError, KeyboardInterrupt, SystemExit) as problem:
-                if not isinstance(problem, GateError | EngineError):  # no answer: it may be done
-                    undo.callback(_put_back_if_done, path, change)
-                if not isinstance(problem, TunerError) or not any(one.changed for one in answers):
-                    raise
-                more = "what was changed before it is put back"
-                raise type(problem)(f"{problem}; {more}", hint=problem.hint) from None
-            if answers[-1].changed:
-                undo.callback(_put_back, path, change)
-        undo.pop_all()
+    for path, change in changes:
+        try:
+            answers.append(ask(path, change))
+        except TunerError as problem:
+            if not answers:
+                raise
+            done = ", ".join(str(one) for one, _ in changes[: len(answers)])
+            raise type(problem)(
+                f"{problem}; already set: {done}", hint=f"{problem.hint} Then run it again."
+            ) from None
     return answers
-
-
-def _put_back_if_done(path: Path, change: Change) -> None:
-    """Undo a change that may have been made. A server that has not made it, or was restarted since,
-    refuses."""
-    with suppress(TunerError):
-        ask(path, _putting_back(change))
-
-
-def _putting_back(change: Change) -> PutBack:
-    assert change.id is not None
-    reason = "another server or rank failed"
-    return PutBack(version=VERSION, do="put_back", of=change.id, reason=reason)
-
-
-def _put_back(path: Path, change: Change) -> None:
-    """Undo this change and nobody else's."""
-    try:
-        ask(path, _putting_back(change))
-    except TunerError as problem:
-        raise EngineError(
-            f"{path}: was changed, and could not be put back: {problem}",
-            hint=f"See what holds: tuner apply --live --socket {path}",
-        ) from None
 
 
 def ask(path: Path, request: Request) -> Answer:
@@ -123,8 +85,8 @@ def ask(path: Path, request: Request) -> Answer:
     """
     line = _exchange(path, line_of(request))
     try:
-        answer = Answer.model_validate(strict_json(line))
-    except (Refused, ValidationError):
+        answer = msgspec.json.decode(line, type=Answer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InputError(
             f"{path}: what listens there does not answer as a live server does",
             hint="Check the path; a server that runs another tuner is asked with that one.",
@@ -160,14 +122,12 @@ def _exchange(path: Path, line: bytes) -> bytes:
 
 
 def _check_server(path: Path, users: set[int]) -> None:
-    """Refuse a socket, or one who listens there, of somebody who has no say in the server.
-
-    Root acts for the user whose folder it is. Raises InputError and OSError.
-    """
+    """Refuse a socket, or one who listens there, of somebody who has no say in the server. Root may
+    ask the user whose folder it is. Raises InputError and OSError."""
     strangers = users - {os.geteuid(), 0}
-    if strangers and os.geteuid() == 0 and (theirs := folders.owner(path.parent)) is not None:
-        folders.safe(path.parent, users={theirs})
-        strangers.discard(theirs)
+    if os.geteuid() == 0:
+        folder = path.parent.stat()
+        strangers -= set() if folder.st_mode & 0o022 else {folder.st_uid}
     if strangers:
         raise InputError(
             f"{path}: is of user {min(strangers)}, who may be anybody",

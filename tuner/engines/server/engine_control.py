@@ -20,7 +20,6 @@ from tuner.engines.seam import (
 )
 from tuner.engines.server import control_client
 from tuner.engines.server.protocol import (
-    VERSION,
     Answer,
     AskState,
     Request,
@@ -83,7 +82,7 @@ class EngineControl:
             await asyncio.sleep(_LOOK_S)
 
     async def state(self) -> State:
-        answer = await self._ask(AskState(version=VERSION, do="state"))
+        answer = await self._ask(AskState())
         assert answer.state is not None  # control_client has checked
         return answer.state
 
@@ -126,11 +125,8 @@ class EngineControl:
                 )
         await self._ask(
             SetLimits(
-                version=VERSION,
-                do="set",
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
-                profile=None,
                 idle=True,
                 reason="tuner measures",
             )
@@ -139,7 +135,7 @@ class EngineControl:
     async def reset_prefix_cache(self) -> None:
         if not self._in_flight:  # else it is refused at once
             await self._drained()
-        await self._ask(ResetPrefixCache(version=VERSION, do="reset_prefix_cache"))
+        await self._ask(ResetPrefixCache())
 
     async def take_log(self) -> tuple[IterationLog, list[Served]]:
         """Return the iterations and the finished requests since the last call.
@@ -157,7 +153,7 @@ class EngineControl:
         async with self._taking:
             before = len(self._rows)
             while True:
-                log = (await self._ask(TakeLog(version=VERSION, do="take_log", go_on=True))).log
+                log = (await self._ask(TakeLog(go_on=True))).log
                 if log is None or log.lost:
                     lost = "its log" if log is None else f"{log.lost} entries of its log"
                     raise EngineError(

@@ -1,22 +1,17 @@
-"""The protocol of a live server's control socket: one line of JSON each way. Types only.
+"""The protocol of a live server's control socket: one line of JSON each way. Types only."""
 
-Both ends read strictly: whoever is at the other end may be anybody.
-"""
-
-import json
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+import msgspec
+from msgspec import Meta, Struct
 
-from tuner.engines.server.cap_schedule import CapSchedule, Digest, MaxNumBatchedTokens, MaxNumSeqs
-
-VERSION: Final = 2
-"""2: revisions are of one start of a server, and what is put back is named."""
+VERSION: Final = 3
 
 MAX_LINE_BYTES = 64 * 2**10
 
-Text = Annotated[str, Field(max_length=500)]
-Name = Annotated[str, Field(min_length=1, max_length=64)]
+LONGEST_REASON = 500
+
+Positive = Annotated[int, Meta(ge=1, le=2**31)]
 Kind = Literal["request", "refused", "failed"]
 """Of a refusal: it is not understood, it must not be done, or it could not be done."""
 
@@ -30,98 +25,53 @@ class Refused(Exception):  # noqa: N818 - an answer, not a fault
         self.kind: Kind = kind
 
 
-class _Said(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-
-class Limits(_Said):
+class Limits(Struct, frozen=True):
     """The limits of a scheduler: sequences at a time, and tokens in one iteration."""
 
-    max_num_seqs: MaxNumSeqs
-    max_num_batched_tokens: MaxNumBatchedTokens
+    max_num_seqs: Positive
+    max_num_batched_tokens: Positive
 
 
-class _Request(_Said):
-    version: Literal[2]
+class AskState(Struct, frozen=True, tag_field="do", tag="state", forbid_unknown_fields=True):
+    version: Literal[3] = VERSION
 
 
-class AskState(_Request):
-    do: Literal["state"]
+class SetLimits(Struct, frozen=True, tag_field="do", tag="set", forbid_unknown_fields=True):
+    max_num_seqs: Positive
+    max_num_batched_tokens: Positive | None = None
+    """None leaves it as it is."""
 
-
-class _Change(_Request):
-    revision: Name | None = None
-    """The state's, as the one who asks has seen it; the change is refused if it is another now."""
-
-    id: Name | None = None
-    """Whatever the one who asks calls it; what has no name cannot be put back."""
-
-    reason: Text = ""
-    override: Annotated[list[Text], Field(max_length=20)] = []
-    """What speaks against it, when it is done all the same."""
-
-
-class SetLimits(_Change):
-    do: Literal["set"]
-    max_num_seqs: MaxNumSeqs
-    max_num_batched_tokens: MaxNumBatchedTokens | None = None
-    profile: Digest | None
-    """None where tuner measures: then no profile says so."""
+    reason: Annotated[str, Meta(max_length=LONGEST_REASON)] = ""
+    """For the server's log."""
 
     idle: bool = False
     """Refuse it unless nothing runs or waits: what is measured has one limit from its start on."""
 
-
-class SetSchedule(_Change):
-    do: Literal["schedule"]
-    schedule: CapSchedule
+    version: Literal[3] = VERSION
 
 
-class ClearSchedule(_Change):
-    do: Literal["clear_schedule"]
-
-
-class RollBack(_Change):
-    do: Literal["rollback"]
-
-
-class PutBack(_Change):
-    """Undo the change just made, be it a roll back: another rank of the same server failed."""
-
-    do: Literal["put_back"]
-    of: Name
-    """Its ``id``: any other change stays."""
-
-
-class ResetPrefixCache(_Request):
+class ResetPrefixCache(
+    Struct, frozen=True, tag_field="do", tag="reset_prefix_cache", forbid_unknown_fields=True
+):
     """Forget every cached prefix; refused unless nothing runs or waits."""
 
-    do: Literal["reset_prefix_cache"]
+    version: Literal[3] = VERSION
 
 
-class TakeLog(_Request):
+class TakeLog(Struct, frozen=True, tag_field="do", tag="take_log", forbid_unknown_fields=True):
     """Return what was logged since the last time, the oldest first, and forget it.
 
     Nothing is logged before the first of these. Without ``go_on`` nothing is from then on.
     """
 
-    do: Literal["take_log"]
     go_on: bool
+    version: Literal[3] = VERSION
 
 
-Change = SetLimits | SetSchedule | ClearSchedule | RollBack | PutBack
-Request = AskState | ResetPrefixCache | TakeLog | Change
-
-_REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="do")])
+Request = AskState | SetLimits | ResetPrefixCache | TakeLog
 
 
-class _Told(BaseModel):
-    """A newer server may say more."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class About(_Told):
+class About(Struct, frozen=True):
     """The server, as it was started."""
 
     pid: int
@@ -135,26 +85,15 @@ class About(_Told):
     device: dict[str, Any] | None
     """``devices.device_facts()`` of the server; None where it cannot tell."""
 
-    kv_blocks: int | None = None
-    """How many the engine has; None from a server that does not say."""
-
-    unmodelled: list[str] = []
+    kv_blocks: int
+    unmodelled: list[str]
     """What it does that the model of vLLM's scheduler does not: see ``engines.scheduler``."""
 
-    cautions: list[str] = []
+    cautions: list[str]
     """What it can do and no replay asks for."""
 
 
-class Ahead(_Told):
-    """The next turn of a schedule."""
-
-    begins: str
-    """ISO 8601, in the schedule's zone."""
-
-    max_num_seqs: int
-
-
-class State(_Told):
+class State(Struct, frozen=True):
     about: About
     built: Limits
     """What the server was started with, and the most that it can be set to."""
@@ -162,23 +101,11 @@ class State(_Told):
     limits: Limits
     running: int
     waiting: int
-    in_flight: int = 0
+    in_flight: int
     """Iterations that were scheduled and are not done."""
 
-    schedule: CapSchedule | None
-    next: Ahead | None
-    revision: str
-    """Another one after every change, and after every start of the server."""
 
-    changes: int
-    """How many can be rolled back."""
-
-    audit: str
-    problem: str | None
-    """What failed since, for a reader of the server's log."""
-
-
-class Served(_Told):
+class Served(Struct, frozen=True):
     """The time at which the engine had finished a request; seconds, monotonic clock."""
 
     request_id: str
@@ -194,7 +121,7 @@ class Served(_Told):
     preemptions: int
 
 
-class Log(_Told):
+class Log(Struct, frozen=True):
     """A part of what was logged."""
 
     rows: str
@@ -208,64 +135,40 @@ class Log(_Told):
     """Whether there is more to take."""
 
 
-class Answer(_Told):
-    """``state`` is as it is now; ``before`` is set where something was to be changed."""
+class Answer(Struct, frozen=True):
+    """``state`` is as it is now; ``before`` is set where limits were to be changed."""
 
     ok: bool
     log: Log | None = None
     state: State | None = None
     before: Limits | None = None
-    changed: bool = False
     kind: Kind = "failed"
     error: str = ""
     hint: str = ""
 
 
+_REQUEST: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+
+
 def parse(line: bytes) -> Request:
-    """Return the request of a line. Raises Refused with what is wrong."""
+    """Return the request of a line. Raises Refused."""
     if len(line) > MAX_LINE_BYTES:
         raise Refused(
             f"the request is longer than {MAX_LINE_BYTES} bytes",
             hint="Send one line.",
             kind="request",
         )
-    said = strict_json(line)
-    version = said.get("version", VERSION) if isinstance(said, dict) else VERSION
-    if version != VERSION:
-        raise Refused(
-            f"the request is of version {ascii(version)[:20]}, and this server speaks {VERSION}",
-            hint="Ask with the tuner that is installed where the server is.",
-            kind="request",
-        )
     try:
-        return _REQUEST.validate_python(said)
-    except ValidationError as problem:
-        first = problem.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"])
+        return _REQUEST.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise Refused(
-            f"the request cannot be used: {place + ': ' if place else ''}{first['msg']}",
-            hint="docs/live.md has the protocol.",
+            f"the request cannot be used: {ascii(str(problem))[1:-1][:200]}",
+            hint="Ask with the tuner that is installed where the server is; docs/live.md has the "
+            "protocol.",
             kind="request",
         ) from None
 
 
-def strict_json(line: bytes) -> object:
-    """Read one JSON value; no key twice. Raises Refused."""
-    try:
-        return json.loads(line.decode("utf-8"), object_pairs_hook=_no_key_twice)
-    except (ValueError, RecursionError) as problem:
-        raise Refused(
-            f"not one line of JSON: {str(problem)[:200]}", hint="Send one object.", kind="request"
-        ) from None
-
-
-def line_of(said: BaseModel) -> bytes:
-    """Return it as it goes over the socket: ASCII, and no line end but the last."""
-    return json.dumps(said.model_dump(mode="json")).encode("ascii") + b"\n"
-
-
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is there twice")
-    return found
+def line_of(message: Struct) -> bytes:
+    """Return a message as it goes over the socket."""
+    return msgspec.json.encode(message) + b"\n"

@@ -31,7 +31,7 @@ _HEALTH_S = 5.0
 _HEALTH_BYTES = 2**16
 _OK = 200
 
-_NOT_FOR_IT = ("VLLM_LOGGING_STREAM", "VLLM_API_KEY", "TUNER_LIVE_AUDIT", "TUNER_LIVE_SOCKET")
+_NOT_FOR_IT = ("VLLM_LOGGING_STREAM", "VLLM_API_KEY", "TUNER_LIVE_SOCKET")
 """Variables that tuner, or a deployment, has set for others: its requests come without a key."""
 
 

@@ -12,7 +12,6 @@ from typing import Self
 
 import pytest
 
-from tests.support.live_servers import audit
 from tests.support.profiles import profile
 from tests.support.vllm_server import CAP, RealServer, gauges, post
 from tuner import cli
@@ -117,12 +116,9 @@ def test_under_load_the_cap_is_obeyed_and_no_request_is_dropped(
     live: RealServer, tuner: Tuner
 ) -> None:
     caps = [3, 8, 1, 6, 8]
-    changes = len(audit(live.socket))
     with Load(live.url) as load:
         for cap in caps:
-            code, out, err = tuner(
-                f"cap-{cap}.yaml", "--socket", live.socket, "--url", live.url, "--reason", "load"
-            )
+            code, out, err = tuner(f"cap-{cap}.yaml", "--socket", live.socket, "--url", live.url)
             assert (code, err) == (0, ""), err
             assert f"-> {cap}; " in out or cap == CAP
             assert watched(load, cap) == cap
@@ -133,9 +129,6 @@ def test_under_load_the_cap_is_obeyed_and_no_request_is_dropped(
     assert {status for status, _, _ in load.answers} == {200}
     assert [one for one in load.answers if one[1] != one[2]] == []
     assert preemptions(live.url) == 0
-    recorded = audit(live.socket)[changes:]
-    assert [one["after"]["max_num_seqs"] for one in recorded] == caps
-    assert [one["before"]["max_num_seqs"] for one in recorded] == [CAP, *caps[:-1]]
 
 
 def test_an_idle_server_is_changed_at_once_and_back(live: RealServer, tuner: Tuner) -> None:
@@ -152,16 +145,6 @@ def test_an_idle_server_is_changed_at_once_and_back(live: RealServer, tuner: Tun
         assert watched(load, CAP) == CAP
 
 
-def test_a_schedule_is_taken_up_by_the_server(live: RealServer, tuner: Tuner) -> None:
-    at = ("--at", "00:00=cap-4.yaml", "--at", "12:00=cap-4.yaml", "--zone", "Europe/Berlin")
-    assert tuner(*at, "--socket", live.socket)[0] == 0
-    assert "by day (Europe/Berlin): 00:00 4, 12:00 4" in tuner("--socket", live.socket)[1]
-    with Load(live.url) as load:
-        assert watched(load, 4) == 4
-    assert tuner("--clear-schedule", "--socket", live.socket)[0] == 0
-    assert tuner(f"cap-{CAP}.yaml", "--socket", live.socket)[0] == 0
-
-
 def test_another_kv_cache_than_the_server_has_is_refused(live: RealServer, tuner: Tuner) -> None:
     engine = {"model": "tuner:tiny", "max_num_seqs": 2, "max_num_batched_tokens": 2048}
     save(profile(engine={**engine, "kv_cache_dtype": "fp8"}), Path("other.yaml"))
@@ -173,7 +156,7 @@ def test_another_kv_cache_than_the_server_has_is_refused(live: RealServer, tuner
 
 def test_the_servers_log_says_what_was_changed(live: RealServer) -> None:
     log = (live.socket.parent / "serve.log").read_text()
-    assert "tuner: live control: set: max_num_seqs 8 -> 3" in log
+    assert "tuner: max_num_seqs 8 -> 3" in log
     assert "live control is off" not in log
 
 

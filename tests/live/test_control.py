@@ -1,0 +1,391 @@
+"""The control socket of a live server: what it does, refuses and survives."""
+
+import json
+import math
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.live_servers import BUILT, Numbers, Server, said, serving
+from tuner.engines.server import control_client
+from tuner.engines.server.peer import Peer, peer_of
+from tuner.engines.server.protocol import (
+    MAX_LINE_BYTES,
+    Answer,
+    ResetPrefixCache,
+    SetLimits,
+    TakeLog,
+    line_of,
+)
+from tuner.errors import GateError, InputError, TargetError, TunerError
+from tuner.live import control
+from tuner.live.control import listen, withdraw
+
+STATE = b'{"version": 3, "do": "state"}\n'
+SET = line_of(SetLimits(8))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with serving(tmp_path / "tuner.sock") as served:
+        yield served
+
+
+def put(server: Server, cap: int, **more: Any) -> Answer:  # noqa: ANN401 - of SetLimits
+    return control_client.ask(server.path, SetLimits(cap, **more))
+
+
+def test_a_change_holds_and_is_in_the_servers_log(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="vllm.tuner")
+    answer = put(server, 16, reason="peak\nis over")
+    assert (answer.before, server.cap) == (BUILT, 16)
+    assert put(server, 16).before == server.state.limits
+    (line,) = [one.getMessage() for one in caplog.records if "max_num_seqs" in one.getMessage()]
+    assert line == (
+        "tuner: max_num_seqs 32 -> 16, max_num_batched_tokens 8192 -> 8192, "
+        f"by pid {os.getpid()} of user {os.geteuid()}: 'peak\\nis over'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"cap": 33}, "max_num_seqs 33 is more than the 32 that the server was built for"),
+        ({"cap": 8, "max_num_batched_tokens": 8193}, "max_num_batched_tokens 8193 is more than"),
+        ({"cap": 8, "max_num_batched_tokens": 7}, "max_num_batched_tokens 7 is less than the 8"),
+    ],
+)
+def test_what_the_server_was_not_built_for_is_refused(
+    server: Server, asked: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(GateError, match=why):
+        put(server, **asked)
+    assert server.cap == 32
+
+
+def test_a_model_that_needs_the_whole_budget_keeps_it(tmp_path: Path) -> None:
+    with serving(tmp_path / "tuner.sock", numbers=Numbers(least_tokens=8192)) as server:
+        with pytest.raises(GateError, match="8192 that this model needs"):
+            put(server, 8, max_num_batched_tokens=4096)
+        put(server, 8)
+        assert server.cap == 8
+
+
+def test_what_is_measured_is_changed_and_forgotten_only_while_nobody_is_served(
+    server: Server,
+) -> None:
+    server.numbers.waiting = 1
+    with pytest.raises(GateError, match="running or waiting"):
+        put(server, 16, idle=True)
+    with pytest.raises(GateError, match="running or waiting"):
+        control_client.ask(server.path, ResetPrefixCache())
+    assert (server.cap, server.numbers.resets) == (32, 0)
+    server.numbers.waiting = 0
+    put(server, 16, idle=True)
+    control_client.ask(server.path, ResetPrefixCache())
+    assert (server.cap, server.numbers.resets) == (16, 1)
+
+
+def test_the_log_is_taken_part_by_part(server: Server) -> None:
+    server.numbers.rows = ["AA==", "Ag=="]
+    logs = [control_client.ask(server.path, TakeLog(go_on=True)).log for _ in range(2)]
+    assert [(one.rows, one.more) for one in logs if one] == [("AA==", True), ("Ag==", False)]
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_socket_is_for_its_owner_alone_and_goes_with_the_server(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with serving(tmp_path / "tuner.sock") as server:
+            assert mode(server.path) == 0o600
+    finally:
+        os.umask(before)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_socket_may_lie_deeper_than_an_address_is_long(tmp_path: Path) -> None:
+    folder = tmp_path.joinpath(*["f" * 50] * 4)
+    folder.mkdir(parents=True)
+    with serving(folder / "tuner.sock") as server:
+        assert server.state.limits.max_num_seqs == 32
+
+
+def test_the_ranks_of_a_server_have_a_socket_each(tmp_path: Path) -> None:
+    path = tmp_path / "tuner.sock"
+    with serving(path), serving(path, rank=1) as one, serving(path, rank=10) as ten:
+        assert [one.path.name, ten.path.name] == ["tuner.sock.dp1", "tuner.sock.dp10"]
+        (tmp_path / "tuner.sock.dp2x").touch()
+        assert control_client.ranks(path) == [path, one.path, ten.path]
+
+
+def test_the_socket_of_a_killed_server_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "tuner.sock"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    with pytest.raises(InputError, match="nobody listens there any more"):
+        control_client.state(path)
+    listening = listen(str(path), rank=0)
+    assert listening.path == path
+    withdraw(listening)
+    assert not path.exists()
+
+
+def test_the_socket_of_a_living_server_is_not(server: Server) -> None:
+    with pytest.raises(TargetError, match="a living server listens there"):
+        listen(str(server.path), rank=0)
+    assert server.state.limits.max_num_seqs == 32
+
+
+def test_a_server_that_ends_leaves_its_successors_socket(tmp_path: Path) -> None:
+    path = tmp_path / "tuner.sock"
+    first = listen(str(path), rank=0)
+    path.unlink()
+    second = listen(str(path), rank=0)
+    withdraw(first)
+    assert path.exists()
+    withdraw(second)
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("tuner.sock", "not the whole path"), ("/", "not the whole path"), ("/" + "x" * 90, "long")],
+)
+def test_paths_that_cannot_be_used_are_refused(path: str, why: str) -> None:
+    with pytest.raises(TargetError, match=why):
+        listen(path, rank=0)
+
+
+@pytest.mark.attack
+def test_what_others_can_replace_or_have_planted_is_not_used(tmp_path: Path) -> None:
+    path = tmp_path / "tuner.sock"
+    path.write_text("mine")
+    with pytest.raises(TargetError, match="is there and is no socket"):
+        listen(str(path), rank=0)
+    path.unlink()
+    path.symlink_to(tmp_path / "theirs")
+    with pytest.raises(TargetError, match="is there and is no socket"):
+        listen(str(path), rank=0)
+    path.unlink()
+    tmp_path.chmod(0o777)
+    with pytest.raises(TargetError, match="others may replace what is in it"):
+        listen(str(path), rank=0)
+    tmp_path.chmod(0o700)
+    if os.geteuid() == 0:
+        os.chown(tmp_path, 1234, 1234)
+        with pytest.raises(TargetError, match="belongs to another user"):
+            listen(str(path), rank=0)
+
+
+def test_the_kernel_says_who_is_there() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        assert peer_of(ours) == Peer(os.getpid(), os.geteuid())
+
+
+def test_a_line_without_end_is_cut_off(server: Server) -> None:
+    answer = said(server.path, b"x" * (MAX_LINE_BYTES + 1))
+    assert "longer than 65536 bytes" in answer["error"]
+    assert server.state.limits.max_num_seqs == 32
+
+
+ODD: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        *(None, True, -1, 2**31 + 1, 10**300, 1e308, math.nan, "", "\ud800", "\x1b[2J", "x" * 600),
+        *([], {}, [[]], {"\ud800": "\ud800"}, ["a"] * 30, "take_log", "set"),
+    ]
+)
+FIELDS = st.sampled_from(
+    ["version", "do", "reason", "idle", "max_num_seqs", "max_num_batched_tokens", "go_on", "x"]
+)
+
+
+@pytest.mark.attack
+def test_whatever_a_line_asks_for_is_answered_in_words_and_changes_nothing(tmp_path: Path) -> None:
+    with serving(tmp_path / "tuner.sock") as server:
+
+        @settings(max_examples=200, deadline=None)
+        @given(
+            do=st.sampled_from(["state", "set", "reset_prefix_cache", "take_log", "\ud800"]),
+            more=st.dictionaries(FIELDS, ODD, max_size=6),
+        )
+        def ask(do: str, more: dict[str, object]) -> None:
+            answer = said(server.path, json.dumps({"do": do, **more}).encode() + b"\n")
+            assert answer["ok"] or answer["kind"] in {"request", "refused"}
+            assert answer["state"] is not None
+
+        ask()
+        assert server.state.limits.max_num_seqs == 32
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"\n",
+        b"\xff\n",
+        b"[1]\n",
+        b'{"do": "fly"}\n',
+        b'{"do": "state", "version": 2}\n',
+        b'{"do": "set", "max_num_seqs": 8, "x": 1}\n',
+        b"[" * 60_000 + b"\n",
+    ],
+)
+def test_what_is_no_request_is_answered_and_changes_nothing(server: Server, line: bytes) -> None:
+    answer = said(server.path, line)
+    assert (answer["ok"], answer["kind"]) == (False, "request")
+    assert server.cap == 32
+
+
+def test_half_closed_and_silent_clients_are_no_trouble(server: Server) -> None:
+    def end(client: socket.socket) -> None:
+        client.shutdown(socket.SHUT_WR)
+
+    assert said(server.path, STATE, then=end)["ok"]
+    assert said(server.path, STATE[:-1], then=end)["ok"]
+    assert said(server.path, b"", then=end) is None
+    for _ in range(20):
+        with socket.socket(socket.AF_UNIX) as gone:
+            gone.connect(str(server.path))
+            gone.sendall(STATE)  # and leaves without reading
+    assert server.state.limits.max_num_seqs == 32
+    assert said(server.path, SET, then=end)["ok"]
+    assert server.cap == 8
+
+
+def test_a_client_that_is_slow_makes_others_wait_for_a_moment_only(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "CLIENT_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as slow:
+        slow.connect(str(server.path))
+        slow.sendall(STATE[:5])
+        assert server.state.limits.max_num_seqs == 32
+
+
+@pytest.mark.parametrize("how", ["closed", "shut down"])
+def test_a_request_whose_sender_gave_up_in_the_queue_is_not_carried_out(
+    server: Server, how: str
+) -> None:
+    with socket.socket(socket.AF_UNIX) as before, socket.socket(socket.AF_UNIX) as client:
+        before.connect(str(server.path))  # is served first, and says nothing yet
+        client.connect(str(server.path))
+        client.sendall(SET)
+        if how == "shut down":
+            client.shutdown(socket.SHUT_RDWR)
+        else:
+            client.close()
+    assert server.state.limits.max_num_seqs == 32
+
+
+@contextmanager
+def answering(path: Path, reply: bytes) -> Iterator[None]:
+    """Listen at a path, and answer one client with this."""
+
+    def serve() -> None:
+        client, _ = listening.accept()
+        with client:
+            client.recv(2**16)
+            client.sendall(reply)
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        thread.join(20)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        *(b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\n", b"{}\n", b'{"ok": true}\n'),
+        b'{"ok": false, "error": "\\ud800", "hint": "\\u001b[2J"}\n',
+    ],
+)
+def test_what_answers_otherwise_is_no_live_server(tmp_path: Path, reply: bytes) -> None:
+    path = tmp_path / "other.sock"
+    with answering(path, reply), pytest.raises(TunerError):
+        control_client.state(path)
+
+
+def test_what_is_asked_of_a_server_that_is_gone_fails_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such socket"):
+        control_client.state(tmp_path / "tuner.sock")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is no socket"):
+        control_client.state(tmp_path / "file")
+
+
+def as_another_user(code: str, *words: object) -> "subprocess.Popen[str]":
+    begin = "import os, socket, sys\nos.setgroups([])\nos.setgid(1234)\nos.setuid(1234)\n"
+    command = [sys.executable, "-I", "-S", "-c", begin + code, *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """Give a folder that others reach; pytest closes its own, also while another pytest runs."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o1777)
+        if not all(above.stat().st_mode & stat.S_IXOTH for above in folder.parents):
+            pytest.skip(f"{folder.parent} is closed to others")
+        yield folder
+
+
+AS_SERVER = """
+listening = socket.socket(socket.AF_UNIX)
+listening.bind(sys.argv[1])
+os.chmod(sys.argv[1], 0o666)
+listening.listen()
+print(flush=True)
+client, _ = listening.accept()
+print(len(client.recv(65536)), flush=True)
+"""
+
+
+@pytest.mark.attack
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+def test_another_user_who_listens_there_is_told_nothing(shared: Path) -> None:
+    path = shared / "tuner.sock"
+    with as_another_user(AS_SERVER, path) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline()
+        os.chown(path, 0, 0)  # whoever has the file, he listens
+        with pytest.raises(InputError, match="is of user 1234, who may be anybody"):
+            control_client.ask(path, SetLimits(8))
+        assert server.stdout.readline() == "0\n"
+
+
+@pytest.mark.attack
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+def test_another_user_cannot_connect(tmp_path: Path) -> None:
+    code = "socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+    with serving(tmp_path / "tuner.sock") as server, as_another_user(code, server.path) as asked:
+        assert asked.wait(20) != 0
+
+
+def test_a_server_loads_nothing_heavy_with_the_control() -> None:
+    code = (
+        "import sys, tuner.live.control; "
+        "print(*{'pandas', 'scipy', 'torch', 'typer', 'rich'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
