@@ -4,8 +4,7 @@ import gzip
 import json
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.outside.conftest import FreeClock
 from tests.outside.machines.swept import HERE, Swept, options
 from tests.outside.table import GATE_FAILED, OK, UNDECIDED, run
 
@@ -147,9 +147,6 @@ def test_compare_serves_the_trace_in_the_order_of_the_article(knee: Path) -> Non
     assert done.json["tuned"]["max_num_seqs"] == 16
 
 
-FreeClock = Callable[[], float]
-
-
 @contextmanager
 def recorded(name: str, now_s: FreeClock) -> Iterator[str]:
     """Serve the /metrics that a simulated server once had, by the clock."""
@@ -174,15 +171,6 @@ def recorded(name: str, now_s: FreeClock) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
-
-
-@pytest.fixture
-def free_clock(monkeypatch: pytest.MonkeyPatch) -> FreeClock:
-    """A clock on which sleeping takes no time."""
-    slept, monotonic = [0.0], time.monotonic
-    monkeypatch.setattr(time, "sleep", lambda length_s: slept.append(slept.pop() + length_s))
-    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + slept[0])
-    return lambda: time.monotonic()  # noqa: PLW0108 - the one that is patched
 
 
 @pytest.mark.parametrize(
