@@ -25,7 +25,7 @@ ROOMS = (
 )
 """In the order of imports: a room imports only those before it."""
 
-UPWARDS = {("tuner.engines.live_scheduler", "tuner.live.control.thread")}
+UPWARDS = {("tuner.engines.live_scheduler", "tuner.live.control")}
 """Servers name this scheduler in their command line, so it stays where it is."""
 
 HEAVY = {"msgspec", "numba", "numpy", "optuna", "pyarrow", "pydantic", "ray", "scipy", "torch"}
