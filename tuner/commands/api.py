@@ -1,4 +1,4 @@
-"""The Python API: what ``import tuner`` offers scripts and notebooks; docs/api.md shows it."""
+"""The Python API: what ``import tuner`` offers scripts and notebooks; docs/more.md shows it."""
 
 import asyncio
 import multiprocessing

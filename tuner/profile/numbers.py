@@ -254,7 +254,7 @@ class Misfit(Section):
 
 
 class StepLawSection(Section):
-    """Seconds of an iteration: f(n) + c P + c2 P^2 + p0 p + d X + e Y; see docs/twin.md."""
+    """Seconds of an iteration: f(n) + c P + c2 P^2 + p0 p + d X + e Y; see docs/deciding.md."""
 
     decode_seqs: list[Count]
     """Batch sizes n between which f is linear."""

@@ -173,7 +173,7 @@ def _schema_fault(root: yaml.Node, problem: ValidationError, *, source: str) -> 
         case "extra_forbidden":
             fault, hint = (
                 "is not in schema version 1",
-                "Remove it; profiles/README.md lists every key.",
+                "Remove it; profiles/profile.schema.json lists every key.",
             )
         case _:
             message = first["msg"]

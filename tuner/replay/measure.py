@@ -1,4 +1,4 @@
-"""Records and iterations → what one or more replays cost. Pure. Definitions: docs/measuring.md."""
+"""Records and iterations → what one or more replays cost. Pure. Definitions: docs/numbers.md."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -2,7 +2,7 @@
 
 It shows how long an iteration takes at every batch size within seconds of each other, so that a
 machine whose speed varies within minutes is compared with itself. A minute of it tells more of
-the step-time law than a minute of replay at every cap (docs/twin.md).
+the step-time law than a minute of replay at every cap (docs/deciding.md).
 """
 
 import asyncio

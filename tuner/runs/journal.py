@@ -70,7 +70,7 @@ STORED_PURPOSES = {
     "tie_break": "again",
 }
 """Purpose → how a journal spells it: as the first version did, so that old runs go on. The words of
-docs/measuring.md say the same."""
+docs/numbers.md say the same."""
 
 _PURPOSES = {stored: purpose for purpose, stored in STORED_PURPOSES.items()}
 

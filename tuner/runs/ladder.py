@@ -17,7 +17,7 @@ still unsure is said to be inconclusive (docs/decisions)."""
 SHORT_REPLAY_S = 5.0
 SHORT_SHARE = 1 / 12
 """A cap that cannot be the answer is replayed for its iterations alone, and seconds hold enough of
-them: five of a step of 60 s, and the same share of a shorter one (docs/measuring.md)."""
+them: five of a step of 60 s, and the same share of a shorter one (docs/numbers.md)."""
 
 STEPS = 20 / 3
 """Steps that a sweep may replay: a ramp, three whole rungs, two confirming replays, and short ones.
@@ -32,7 +32,7 @@ one would show less of that change more surely, and leave less for the rungs."""
 
 MAX_RAMPS = 3
 MAX_FAST_RAMPS = 2
-"""Ramps until the choice is CONFIDENT: on simulated machines it mostly is after one (docs/twin.md).
+"""Ramps until the choice is CONFIDENT: on simulated machines it mostly is after one (docs/deciding.md).
 Each takes the time of a rung; two are what ``FAST_STEPS`` have room for."""
 
 

@@ -1,7 +1,7 @@
 """What draws believe before a run has shown anything: one file, whose hash stands in the evidence.
 
 From `scripts/study_real.py`: eight cases on real servers of tiny models, on a machine that others
-use too. ``docs/promise.md`` shows how often intervals with the constants of seven held the eighth.
+use too. ``docs/deciding.md`` shows how often intervals with the constants of seven held the eighth.
 """
 
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ included. That tests the prediction. *At its own speed*: the twin at the speed t
 in that very replay. What is left is the scheduler model's error.
 
 A check fails when one number is more than ALARM half-widths off, on the side of the miss, or when
-OUTSIDE of them lie outside their 95 %. Honest runs fail in at most one of ten (docs/promise.md).
+OUTSIDE of them lie outside their 95 %. Honest runs fail in at most one of ten (docs/deciding.md).
 """
 
 import math

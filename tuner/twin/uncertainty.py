@@ -19,7 +19,7 @@ PRIOR_SD = {"attainment": 0.01, "goodput_rps": 0.02, "tpot_p95_ms": 0.08, "e2el_
 PRIOR_WEIGHT = 2.0
 """Standard deviations of one block before repeats were seen (attainment absolutely, the others
 relatively), and the degrees of freedom that this belief is worth. Repeats at one cap of a real
-engine on a shared machine vary by 8 to 9 % (docs/experiments.md)."""
+engine on a shared machine vary by 8 to 9 % (docs/deciding.md)."""
 
 DRAWS = 2000
 

@@ -88,7 +88,7 @@ class RefineOptions:
     ray: Annotated[
         str | None,
         typer.Option(
-            metavar="ADDRESS|local", help="Make the trials on a Ray cluster's nodes; docs/ray.md."
+            metavar="ADDRESS|local", help="Make the trials on a Ray cluster's nodes; docs/more.md."
         ),
     ] = None
     ray_engines: Annotated[

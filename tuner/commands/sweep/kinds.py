@@ -288,7 +288,7 @@ def kinds_on(
         raise RunError(
             f"--ray {options.ray}: none of its {len(nodes)} nodes can be used: "
             f"{'; '.join(sorted(set(left_out.values())))}",
-            hint="docs/ray.md says what a node needs.",
+            hint="docs/more.md says what a node needs.",
         )
     return found, list(lines_of(list(nodes.values()), left_out))
 

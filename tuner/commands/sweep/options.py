@@ -112,7 +112,7 @@ class SweepOptions:
         str | None,
         typer.Option(
             metavar="ADDRESS|local",
-            help="A sweep and a profile for each kind of node of a Ray cluster; docs/ray.md.",
+            help="A sweep and a profile for each kind of node of a Ray cluster; docs/more.md.",
         ),
     ] = None
     prices: Annotated[

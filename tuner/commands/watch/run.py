@@ -218,7 +218,7 @@ def _cure(watch: Watch, options: WatchOptions) -> str:
             "The traffic is not why: look for a neighbour, a power or clock limit, or another "
             f"configuration (tuner diff {options.profile} --url {options.url})."
         )
-    again = "Capture today's traffic (docs/capture.md) and run tuner sweep on it."
+    again = "Capture today's traffic (docs/traces.md) and run tuner sweep on it."
     if watch.choice is not None and watch.choice.best_attainment < 0.5:
         return f"No cap serves half of it: tuner plan says how many replicas do. {again}"
     return again

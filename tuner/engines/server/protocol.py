@@ -163,7 +163,7 @@ def parse(line: bytes) -> Request:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise Refused(
             f"the request cannot be used: {ascii(str(problem))[1:-1][:200]}",
-            hint="Ask with the tuner that is installed where the server is; docs/live.md has the "
+            hint="Ask with the tuner that is installed where the server is; docs/operating.md has the "
             "protocol.",
             kind="request",
         ) from None

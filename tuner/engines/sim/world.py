@@ -1,6 +1,6 @@
 """A world: the file that describes the simulated machine of ``--engine sim``.
 
-docs/simulator.md explains the keys. Their names are those of the file; times are seconds.
+docs/engines.md explains the keys. Their names are those of the file; times are seconds.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _INTEGER: Final = re.compile(r"[-+]?\d+")
 _MAX_COUNT: Final = 2**31 - 1
 _MAX_SECONDS: Final = 1e6
-_HINT: Final = "docs/simulator.md lists every key of a world with its meaning and range."
+_HINT: Final = "docs/engines.md lists every key of a world with its meaning and range."
 
 Section = TypeVar("Section")
 

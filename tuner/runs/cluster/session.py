@@ -167,7 +167,7 @@ class RaySession:
         if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":  # Ray sets it where it found one
             return ()
         words = "the Ray cluster asks for no token: whoever reaches its ports runs code as you"
-        return (f"{words}; set RAY_AUTH_MODE=token where it is started, and here (docs/ray.md)",)
+        return (f"{words}; set RAY_AUTH_MODE=token where it is started, and here (docs/more.md)",)
 
     def nodes(self) -> list[Node]:
         """Return the nodes that are alive, in a steady order."""

@@ -1,6 +1,6 @@
 """Replays of several approaches → what each of them does, and how they compare. Pure.
 
-Definitions: docs/journey.md.
+Definitions: docs/more.md.
 """
 
 import math
