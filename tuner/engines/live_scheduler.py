@@ -5,8 +5,8 @@
 
 Runs inside the EngineCore process: vLLM imports this module when it resolves ``scheduler_cls``.
 Without the variable it opens nothing, and is vLLM's own scheduler. It is the one of deployed
-servers (docs/operating.md) and of every engine that tuner measures (docs/engines.md), and logs nothing
-before somebody takes the log. Every vLLM name used here is checked by
+servers (docs/operating.md) and of every engine that tuner measures (docs/engines.md), and logs
+nothing before somebody takes the log. Every vLLM name used here is checked by
 tests/engines/vllm/test_names.py.
 """
 

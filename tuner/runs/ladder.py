@@ -32,8 +32,8 @@ one would show less of that change more surely, and leave less for the rungs."""
 
 MAX_RAMPS = 3
 MAX_FAST_RAMPS = 2
-"""Ramps until the choice is CONFIDENT: on simulated machines it mostly is after one (docs/deciding.md).
-Each takes the time of a rung; two are what ``FAST_STEPS`` have room for."""
+"""Ramps until the choice is CONFIDENT: on simulated machines it mostly is after one
+(docs/deciding.md). Each takes the time of a rung; two are what ``FAST_STEPS`` have room for."""
 
 
 def doubling(ceiling: int) -> tuple[int, ...]:

@@ -157,7 +157,7 @@ def _explained(path: Path, problem: OSError) -> InputError:
     if isinstance(problem, FileNotFoundError | NotADirectoryError):
         return InputError(
             f"{path}: no such socket",
-            hint="Start the server with TUNER_LIVE_SOCKET and --scheduler-cls: see docs/operating.md.",
+            hint="Start the server with TUNER_LIVE_SOCKET and --scheduler-cls (docs/operating.md).",
         )
     if isinstance(problem, PermissionError):
         return InputError(

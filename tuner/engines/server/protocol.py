@@ -163,8 +163,8 @@ def parse(line: bytes) -> Request:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise Refused(
             f"the request cannot be used: {ascii(str(problem))[1:-1][:200]}",
-            hint="Ask with the tuner that is installed where the server is; docs/operating.md has the "
-            "protocol.",
+            hint="Ask with the tuner that is installed where the server is: docs/operating.md has "
+            "the protocol.",
             kind="request",
         ) from None
 
