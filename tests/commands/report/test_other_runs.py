@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("by_few_draws")
 LINKS = {
     "swept": ("profile.yaml", "result.json"),
     "refined": ("profile.yaml", "result.json"),
-    "compared": ("traffic/heavy.jsonl",),
+    "compared": ("result.json",),
     "verified": ("profile.yaml", "result.json"),
 }
 """Folder of a run → what is a link to a file of ours before the run begins: somebody else, who can
@@ -149,8 +149,8 @@ def test_an_interrupted_refinement_is_shown_as_far_as_it_came(folder: Path, tmp_
 def compared(folder: Path) -> dict[str, Any]:
     """What a comparison printed."""
     done = tuner(
-        folder, "compare", *SIM, "--run-dir=compared", "--approaches=worker,tuned",
-        "--loads=heavy", "--repeats=2", "--max-num-seqs=8", "--step=10s", "--json", "-o", "page",
+        folder, "compare", *SIM, "--run-dir=compared", "--approaches=untuned,tuned",
+        "--loads=heavy", "--max-num-seqs=8", "--json",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
@@ -162,9 +162,7 @@ def test_a_comparison_shows_every_approach_at_every_load(
 ) -> None:
     headings, text = report(folder, "compared")
     assert headings[1:3] == ["Heavy, as captured", "Heavy, uniform lengths"]
-    served = [row["measured"]["requests_per_s"] for row in compared["tables"][0]["rows"]]
-    assert [one for one in served if f"<td>{one:.2f}</td>" not in text] == []
-    assert "Heavy, as captured" in outline(folder / "page" / "comparison.html").headings
+    assert all(str(row["title"]) in text for row in compared["tables"][0]["rows"])
     assert "This run has not ended" not in text
     assert answer_on(text) == answer_of(kept_in(folder, "compared")[1])
 
@@ -207,7 +205,7 @@ def test_of_what_only_clients_tell_the_page_shows_no_number_of_the_engine() -> N
     assert isinstance(table, Table)
     row = dict(zip(table.headings, table.rows[0], strict=True))
     assert (row["running"], row["KV peak"], row["preempted"]) == ("-", "-", "-")
-    assert row["in SLO"] == "100 %"
+    assert row["in SLO"] == "100%"
 
 
 @pytest.mark.parametrize("parts", ["kinds"])
@@ -396,8 +394,8 @@ def test_a_pipe_in_place_of_a_runs_file_is_not_waited_for(
 RESUMED: dict[str, tuple[object, ...]] = {
     "refined": ("refine", "profile.yaml", *SIM, "--run-dir=refined", "--json", "--step=20s"),
     "compared": (
-        *("compare", *SIM, "--run-dir=compared", "--approaches=worker,tuned", "--json"),
-        *("--loads=heavy", "--repeats=2", "--max-num-seqs=8", "--step=10s", "-o", "page"),
+        *("compare", *SIM, "--run-dir=compared", "--approaches=untuned,tuned", "--json"),
+        *("--loads=heavy", "--max-num-seqs=8"),
     ),
     "swept": ("sweep", *SIM, "--run-dir=swept", "--step=20s", "--ceiling=16"),
     "verified": (),
@@ -434,5 +432,5 @@ def test_whatever_a_strangers_run_says_each_command_ends_in_order_and_inside_of_
         assert done.returncode in {0, 3, 4, 5, 6}, (what, done.stderr)
         assert not set("\x1b\u202e") & set(done.stdout + done.stderr), what
     made = {one.name for one in tmp_path.iterdir()}
-    known = {"prod.jsonl", "profile.yaml", "report.html", "tables", "page", "refined.yaml"}
+    known = {"prod.jsonl", "profile.yaml", "report.html", "tables", "refined.yaml"}
     assert made <= known | {run_dir}, what

@@ -99,8 +99,8 @@ def test_the_page_of_a_sweep_has_the_answer_first_and_everything_it_rests_on(
 ) -> None:
     found = outline(page)
     assert found.headings == [
-        "at least max_num_seqs 16, not final", "Curve", "Warnings", "Decode time", "Traffic",
-        "Replays over time",
+        "Use at least max_num_seqs 16: 100% of requests meet the SLO", "Curve", "Warnings",
+        "Decode time", "Traffic", "Replays over time",
     ]  # fmt: skip
     charts = [attributes for tag, attributes in found.found if tag == "svg"]
     assert all(one["role"] == "img" and one["aria-label"] for one in charts)

@@ -16,7 +16,7 @@ from tuner.commands.report.drawing.page import (
     Table,
 )
 from tuner.commands.report.replays import Step, replay_section
-from tuner.commands.report.sweep import UNFINISHED
+from tuner.commands.report.sweep import UNFINISHED, said_by
 from tuner.commands.shared.kept_result import block_of_run
 from tuner.commands.shared.run_folder import goes_on
 from tuner.errors import RunError
@@ -52,24 +52,16 @@ def of_run(book: Journal) -> Page:
         tuned=Tuned(cap or UNTUNED, _source(book)),
         facts=comparing.evidence.facts(),
         spent_s=sum(comparing.evidence.starts_s()) + comparing.evidence.replay_s(),
-        next=_next(book, has_ended=has_ended),
+        next="" if has_ended else goes_on(book),
         run_dir=book.run_dir,
         warnings=(),
         said_before=0,
         details=False,
     )
-    return page_of(
-        tables, how, steps=steps_of(comparing),
-        partly="" if has_ended else UNFINISHED,
-    )  # fmt: skip
-
-
-def _next(book: Journal, *, has_ended: bool) -> str:
-    """Return what the comparison said to run, or what goes on with it."""
-    if not has_ended:
-        return goes_on(book)
-    block = block_of_run(book.run_dir)
-    return "" if block is None else block.next
+    partly = "" if has_ended else UNFINISHED
+    page = page_of(tables, how, steps=steps_of(comparing), partly=partly)
+    block = block_of_run(book.run_dir) if has_ended else None
+    return page if block is None else said_by(block, page)
 
 
 def _source(book: Journal) -> str:
