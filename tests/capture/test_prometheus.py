@@ -469,7 +469,9 @@ def test_one_request_between_two_scrapes_has_its_own_lengths() -> None:
 @pytest.mark.attack
 def test_a_model_that_is_named_to_be_pasted_is_one_word_for_a_shell() -> None:
     evil = "m'; touch 0id) \""
-    engines = {(("model_name", name),): scraped_by_hand() for name in (evil, "n")}
+    engines: dict[history.Labels, Series] = {
+        (("model_name", name),): scraped_by_hand() for name in (evil, "n")
+    }
     with pytest.raises(InputError) as refused:
         history.engines_of(engines, HERE)
     pasted = refused.value.hint.partition(": ")[2]

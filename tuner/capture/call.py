@@ -103,7 +103,7 @@ CURRENT: "ContextVar[Exchange | None]" = ContextVar("tuner_exchange", default=No
 
 @dataclass(slots=True)
 class Exchange:
-    """One HTTP request, whose calls are emitted at its end; background calls, at their own."""
+    """One HTTP request. ``emit`` takes each of its calls once it is known how that ended."""
 
     emit: Callable[[Call], None]
     arrival_s: float = field(default_factory=time.monotonic)
@@ -118,16 +118,18 @@ class Exchange:
     is_lost: bool = False
     """Recording it failed: it has no row, and is counted as lost."""
 
+    called_engine: bool = False
+    finished_call: bool = False
     calls: dict[Call, Callable[[], None]] = field(default_factory=dict)
-    """Calls → what enters the number of tokens that they have so far."""
+    """Calls that are not emitted → what enters the number of tokens that they have so far."""
 
-    def call_arrival_s(self) -> float:
-        """Return when a call that begins now arrived: with the request, or after the step before.
-
-        The prompts of a batch arrive together; the steps of a beam search do not.
-        """
-        is_step = any(call.end == "finished" for call in self.calls)
-        return time.monotonic() if is_step else self.arrival_s
+    def begin(self, call: Call, count_tokens: Callable[[], None]) -> None:
+        """Enter a call. It arrived with the request, or after the step before: the prompts of a
+        batch arrive together, the steps of a beam search do not."""
+        self.called_engine = True
+        self.calls[call] = count_tokens
+        if self.finished_call:
+            call.arrival_s = time.monotonic()
 
     def end_call(self, call: Call, how: Literal["finished", "failed", "canceled"]) -> None:
         """Enter that a call ended. The first end counts."""
@@ -136,7 +138,8 @@ class Exchange:
         if how == "canceled" and not self.client_left:
             self.calls[call]()
         call.end, call.end_s = how, time.monotonic()
-        if self.is_over:
+        self.finished_call |= how == "finished"
+        if how == "finished" or self.is_over:  # the answer's status says what a failure means
             self._emit(call)
 
     def disconnect(self) -> None:
@@ -151,11 +154,12 @@ class Exchange:
     def finish(self, *, failed: bool, generates: bool) -> None:
         """End the request: the server is done with it. Open calls then run in the background."""
         refused = failed or self.client_left or (self.http_status or 500) >= 400
-        if generates and refused and not self.calls and self.http_status not in NOT_TRAFFIC:
-            call = Call(self.arrival_s)  # it never reached the engine
-            self.calls[call] = lambda: None
+        is_traffic = generates and self.http_status not in NOT_TRAFFIC
+        if is_traffic and refused and not self.called_engine:
+            call = Call(self.arrival_s)
+            self.begin(call, lambda: None)
             self.end_call(call, "canceled" if self.client_left else "failed")
-        for call in self.calls:
+        for call in list(self.calls):
             if self.client_left or failed:
                 self.end_call(call, "canceled")
             if call.end is not None:
@@ -163,6 +167,7 @@ class Exchange:
         self.is_over = True
 
     def _emit(self, call: Call) -> None:
+        del self.calls[call]
         status = self.http_status
         if call.end == "canceled":  # its client left, or the server dropped it
             call.status = "aborted" if self.client_left else "error"

@@ -339,7 +339,7 @@ def draw(engines: Sequence[Engine], seed: int) -> Trace:
     for engine, replica in zip(engines, replicas, strict=True):
         drawn, open_at_end = _requests(engine, rng)
         unfinished += open_at_end
-        rows += [(at_s, replica, *row) for at_s, *row in drawn]
+        rows += [(at_s, replica, prompt, output, why) for at_s, prompt, output, why in drawn]
     if not rows:
         raise TraceError(
             "no request was in flight or finished in that time",

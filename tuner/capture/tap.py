@@ -48,7 +48,7 @@ def _begin(
     )
     lora, session = kwargs.get("lora_request"), kwargs.get("session_id")
     call = Call(
-        arrival_s=exchange.call_arrival_s(),
+        exchange.arrival_s,
         n=params.n,
         max_tokens=params.max_tokens,
         priority=kwargs.get("priority") or 0,
@@ -65,7 +65,7 @@ def _begin(
         has_media = _part(prompt, "mm_hashes") or _part(prompt, "mm_features")
         if keep and not has_media and _part(prompt, "prompt_embeds") is None:
             call.token_ids = ids
-    exchange.calls[call] = lambda: _count_tokens(engine, str(request_id), call)
+    exchange.begin(call, lambda: _count_tokens(engine, str(request_id), call))
     return call
 
 
