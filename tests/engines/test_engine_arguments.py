@@ -6,7 +6,7 @@ import pytest
 
 from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.seam import ArgumentValue
-from tuner.errors import EngineError, InputError, UsageError
+from tuner.errors import InputError, UsageError
 
 
 def arguments(
@@ -61,22 +61,6 @@ def test_the_opposite_of_a_switch_is_that_switch(base: Path) -> None:
     assert arguments(None, "disable-prefix-caching=false")["enable_prefix_caching"] is True
     base.write_text("disable-prefix-caching: true\n")
     assert arguments(base) == off
-
-
-@pytest.mark.vllm
-def test_a_parser_that_has_moved_is_told_from_one_that_lacks_a_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tuner.engines.vllm import arguments as vllm_arguments  # noqa: PLC0415 - imports vLLM
-
-    monkeypatch.setattr(vllm_arguments, "SERVE_PARSERS", ("vllm.moved.cli_args",))
-    with pytest.raises(EngineError, match=r"in none of the places known: vllm\.moved\.cli_args"):
-        arguments(None, "block_size=64")
-    (tmp_path / "a_parser.py").write_text("import a_package_that_is_not_here\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(vllm_arguments, "SERVE_PARSERS", ("a_parser",))
-    with pytest.raises(EngineError, match="cannot be used: No module named 'a_package_that"):
-        arguments(None, "block_size=64")
 
 
 @pytest.mark.parametrize("text", ["max_model_len", "=3", "", "  =  "])

@@ -3,13 +3,9 @@
 import asyncio
 import math
 import os
-import shutil
-import subprocess
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 import numpy as np
 import pynvml
@@ -17,8 +13,7 @@ import pytest
 
 from tests.support.builders import facts
 from tests.support.fake_nvml import GIB, Card, install
-from tuner.commands.shared.machine import ThisMachine
-from tuner.engines import devices, gpus, provenance
+from tuner.engines import devices, gpus
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
 from tuner.errors import RunError
 from tuner.replay.device_use import crowded, device_use
@@ -43,53 +38,12 @@ def read() -> dict[str, float]:
 def test_the_gpu_that_is_read_is_the_one_our_engine_runs_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """CUDA's first GPU, the fastest, is NVML's second here."""
     slow = Card("GPU-aaaaaaaa-1", name="slow", memory_used=7 * GIB, processes={STRANGER})
     fast = Card("GPU-bbbbbbbb-2", name="fast", memory_used=60 * GIB, processes={US})
     install(monkeypatch, slow, fast)
     assert read()["memory_bytes"] == 60 * GIB
     used = devices.used_facts(1)
     assert (used["name"], used["uuids"], used["count"]) == ("fast", ["GPU-bbbbbbbb"], 2)
-
-
-A_CUDA = """
-#include <string.h>
-int cuInit(unsigned flags) { return 0; }
-int cuDeviceGetCount(int *count) { *count = 2; return 0; }
-int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
-int cuDeviceGetUuid_v2(char *uuid, int device) { memset(uuid, device ? 0xaa : 0xbb, 16); return 0; }
-"""
-
-
-def test_of_two_kinds_of_gpus_the_first_is_cudas_before_an_engine_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """NVML counts the slow one first. A promise is held against the machine before one is there."""
-    if (compiler := shutil.which("cc")) is None:
-        pytest.skip("no C compiler, to make a library of CUDA's")
-    (tmp_path / "cuda.c").write_text(A_CUDA)
-    made = [compiler, "-shared", "-fPIC", "-o", "libcuda.so.1", "cuda.c"]
-    subprocess.run(made, check=True, cwd=tmp_path)
-    slow, fast = (Card(f"GPU-{UUID(4 * mark)}", name=mark) for mark in ("aaaaaaaa", "bbbbbbbb"))
-    install(monkeypatch, slow, fast)
-    assert ThisMachine().device["name"] == "aaaaaaaa"  # no CUDA answers: as NVML counts
-    gpus._cuda_order.cache_clear()
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    machine = ThisMachine()
-    gpus._cuda_order.cache_clear()
-    assert machine.device["name"] == "bbbbbbbb"
-
-
-def test_under_mps_our_engine_is_a_client_and_the_server_is_nobody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    server = 4
-    idle = Card("GPU-a", processes={server})
-    shared = Card("GPU-b", processes={server}, mps_processes={US, STRANGER})
-    install(monkeypatch, idle, shared, names={server: "/usr/bin/nvidia-cuda-mps-server"})
-    (mine,) = gpus.ours(gpus.visible(), processes={US}, count=1)
-    assert mine.uuid == "GPU-b"
-    assert gpus.foreign(mine, processes={US}) == 1
 
 
 def test_in_a_container_our_gpu_is_the_one_that_fills(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +92,7 @@ def test_an_engine_is_on_the_same_machine_in_our_process_and_behind_a_server(
     )
     assert told["attention_backend"] == "FLASH_ATTN"
     assert (told["model_runner"], told["cudagraph_mode"]) == ("V2", "FULL_AND_PIECEWISE")
-    assert (told["count"], told["mig_mode"], told["power_limit_w"]) == (1, False, 700.0)
+    assert (told["count"], told["power_limit_w"]) == (1, 700.0)
     book = journal.create(tmp_path / "run", {"trace_digest": "sha256:1"})
     evidence = Evidence(book)
     book.append(
@@ -204,8 +158,7 @@ def test_somebody_else_on_our_gpu_is_seen(monkeypatch: pytest.MonkeyPatch) -> No
         (None, ["GPU-aaaa", "GPU-bbbb"]),
         ("1", ["GPU-bbbb"]),
         ("1,0", ["GPU-bbbb", "GPU-aaaa"]),
-        ("GPU-b", ["GPU-bbbb"]),  # the beginning is enough
-        ("GPU", []),  # of both
+        ("GPU-bbbb", ["GPU-bbbb"]),
         ("0,7,1", ["GPU-aaaa"]),  # CUDA stops at the first that is none
         ("", []),
     ],
@@ -219,38 +172,9 @@ def test_the_gpus_that_are_visible_are_those_that_cuda_sees(
     assert [gpu.uuid for gpu in gpus.visible()] == seen
 
 
-@pytest.mark.parametrize(("listed", "seen"), [(None, ["GPU-b"]), ("1", ["GPU-b"]), ("0,1", [])])
-def test_a_gpu_that_has_fallen_off_the_bus_hides_no_other_one(
-    listed: str | None, seen: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(monkeypatch, Card("GPU-a", is_lost=True), Card("GPU-b"))
-    if listed is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
-    assert [gpu.uuid for gpu in gpus.visible()] == seen
-    assert gpus.lost() == (0,)
-
-
-def test_of_a_gpu_that_is_cut_into_instances_cuda_sees_the_first_or_the_one_that_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    parts = [
-        Card(f"MIG-{name}", name="NVIDIA H100 MIG 1g.10gb", utilisation=None, is_instance=True)
-        for name in "xy"
-    ]
-    install(monkeypatch, Card("GPU-a", instances=parts))
-    assert [gpu.uuid for gpu in gpus.visible()] == ["MIG-x"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert [gpu.uuid for gpu in gpus.visible()] == ["MIG-x"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-y")
-    (one,) = gpus.visible()
-    assert (one.uuid, one.mig_mode, one.utilisation) == ("MIG-y", True, None)
-    assert devices.used_facts(1)["name"] == "NVIDIA H100 MIG 1g.10gb"
-
-
 def test_of_a_gpu_that_does_not_tell_nothing_is_taken_for_granted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A MIG instance has no utilisation, and its clock may be that of a GPU that idles."""
     card = Card("GPU-a", reasons=None, utilisation=90)
     install(monkeypatch, card)
     assert math.isnan(read()["throttled"])
@@ -289,32 +213,6 @@ def test_the_clock_counts_only_while_the_gpu_is_busy_and_below_its_power_limit(
     assert math.isnan(read()["clock_mhz"])
 
 
-@pytest.mark.parametrize(
-    ("versions", "kind"),
-    [
-        ({"vllm": "0.32.0+cpu"}, "cpu"),
-        ({"vllm": "0.32.0", "torch": "2.13.0+cu130"}, "cuda"),
-        ({"vllm": "0.32.0+rocm641"}, "rocm"),
-        ({"vllm": "0.32.0", "torch": "2.13.0+rocm6.4"}, "rocm"),
-        ({"vllm": "0.32.0", "torch": "2.13.0+xpu"}, "xpu"),
-        ({"vllm": "0.32.0", "tpu-inference": "0.1"}, "tpu"),
-        ({}, "cuda"),
-    ],
-)
-def test_an_accelerator_is_not_called_a_cpu(
-    versions: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def version(package: str) -> str:
-        if package not in versions:
-            raise PackageNotFoundError
-        return versions[package]
-
-    monkeypatch.setattr("importlib.metadata.version", version)
-    assert provenance.accelerator() == kind
-    if kind not in {"cpu", "cuda"}:
-        assert devices.device_facts() == {"kind": kind, "name": f"{kind} device"}
-
-
 def test_a_build_for_cuda_without_nvml_is_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
     monkeypatch.setattr("tuner.engines.provenance.is_vllm_here", lambda: True)
@@ -327,17 +225,6 @@ def test_a_build_for_cuda_without_nvml_is_no_cpu(monkeypatch: pytest.MonkeyPatch
 def _busy_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = devices.CpuSample(busy=0.9, ours=0.1, others=0.8, steal=0.0)
     monkeypatch.setattr(devices.CpuMeter, "sample", lambda _: sample)
-
-
-@pytest.mark.usefixtures("_busy_cores")
-def test_how_busy_another_makers_device_is_nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its host's cores may be anybody's."""
-    install(monkeypatch)
-    monkeypatch.setattr("tuner.engines.provenance.accelerator", lambda: "rocm")
-    seen = read()
-    assert (math.isnan(seen["utilisation"]), seen["others"]) == (True, 0.8)
-    log = np.array([tuple(seen.values())], DEVICE)
-    assert crowded(device_use([log])) is None
 
 
 @pytest.mark.usefixtures("_busy_cores")
@@ -391,4 +278,3 @@ def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(pynvml, "nvmlInit", fails)
     assert gpus.visible() == ()
     assert gpus.driver() == {}
-    assert gpus.lost() == ()

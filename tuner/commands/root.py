@@ -36,7 +36,7 @@ def _print_version(asked: bool) -> None:
     from tuner.engines.vllm import installed, supported  # noqa: PLC0415
 
     typer.echo(f"tuner {version('tuner')}")
-    typer.echo(f"tried with vLLM {supported.statement()}; here is {installed.here_is()}")
+    typer.echo(f"for {supported.statement()}; installed: {installed.here_is()}")
     raise typer.Exit
 
 

@@ -57,14 +57,13 @@ class CpuSample:
 def device_facts() -> dict[str, ArgumentValue]:
     """Return what identifies the hardware that vLLM would run on here, the same for two of a kind.
 
-    Of AMD's, Intel's and Google's accelerators it is only what they are, and so of NVIDIA's where
-    NVML tells nothing.
+    A GPU that NVML does not describe has only its kind.
     """
-    kind = provenance.accelerator()
-    if kind == "cuda" and (seen := gpus.visible()):
-        return _gpu_facts(seen)
-    if kind != "cpu" and (kind != "cuda" or provenance.is_vllm_here()):
-        return {"kind": kind, "name": f"{kind} device"}
+    if provenance.accelerator() == "cuda":
+        if seen := gpus.visible():
+            return _gpu_facts(seen)
+        if provenance.is_vllm_here():
+            return {"kind": "cuda", "name": "cuda device"}
     return {
         "kind": "cpu",
         "name": _cpu_name(),
@@ -91,7 +90,6 @@ def used_facts(count: int) -> dict[str, ArgumentValue]:
         **_gpu_facts(mine),
         "count": len(seen),
         "uuids": [gpu.uuid[:_UUID_PREFIX] for gpu in mine],
-        "mig_mode": mine[0].mig_mode,
     }
 
 

@@ -1,18 +1,15 @@
 """NVIDIA's GPUs as NVML describes them, and those of them that are ours.
 
-NVML counts GPUs in the order of the PCI bus, CUDA by speed. Where GPUs are not all alike, the two
-orders may differ, and CUDA is asked. A GPU is told by its UUID, and ours is one on which a process
-of ours runs.
+NVML counts GPUs in the order of the PCI bus. A host with several kinds of GPU needs
+CUDA_DEVICE_ORDER=PCI_BUS_ID, as vLLM asks for too: CUDA counts by speed. Ours is a GPU on which a
+process of ours runs.
 """
 
 import asyncio
 import os
-import subprocess
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import pynvml
@@ -38,36 +35,16 @@ GIVEN_BACK_S = 30.0
 
 _LOOK_S = 0.2
 
-_ASKS_CUDA = """
-import ctypes, uuid
-cuda, count, device = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_int()
-told = ctypes.create_string_buffer(16)
-failed = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
-for ordinal in range(count.value):
-    failed = failed or cuda.cuDeviceGet(ctypes.byref(device), ordinal)
-    failed = failed or cuda.cuDeviceGetUuid_v2(told, device)
-    print(uuid.UUID(bytes=told.raw))
-raise SystemExit(bool(failed))
-"""
-
-_CUDA_ANSWERS_S = 30.0
-
-_MPS_SERVER = "nvidia-cuda-mps-server"
-"""Stands on every GPU for the processes that share it, and does nothing by itself."""
-
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU, or one MIG instance, as it is now; None where it does not tell."""
+    """One GPU as it is now; None where it does not tell."""
 
     uuid: str
     name: str
     memory_bytes: int | None
     memory_used_bytes: int | None
     compute_capability: str | None
-    mig_mode: bool | None
-    """Whether it is cut into instances, or is one of them."""
-
     power_limit_w: float | None
     power_w: float | None
     utilisation: float | None
@@ -77,9 +54,6 @@ class Gpu:
     at_power_limit: bool | None
     alarms: tuple[str, ...] | None
     """Of ALARMING."""
-
-    uncorrected_errors: int | None
-    """ECC's, since the driver was loaded; None also where ECC is off."""
 
     processes: frozenset[int]
     """Those that compute on it, as the driver numbers them: in a container not as we do."""
@@ -101,14 +75,6 @@ def visible() -> tuple[Gpu, ...]:
     """Read the GPUs that CUDA would see; empty where there is none. Costs some milliseconds."""
     with _nvml() as there:
         return tuple(_read(handle) for handle in _handles()) if there else ()
-
-
-def lost() -> tuple[int, ...]:
-    """Return the numbers of the GPUs, as NVML counts them, that do not answer any more."""
-    with _nvml() as there:
-        if not there:
-            return ()
-        return tuple(index for index, gpu in enumerate(_whole()) if gpu is None)
 
 
 def ours(
@@ -191,65 +157,23 @@ def _nvml() -> Iterator[bool]:
         pynvml.nvmlShutdown()
 
 
-def _whole() -> list[Any]:
-    """Return the handles of all GPUs; None of one that has fallen off the bus."""
-    count = pynvml.nvmlDeviceGetCount()
-    handles = [_ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
-    return [gpu if gpu and _ask(pynvml.nvmlDeviceGetUUID, gpu) else None for gpu in handles]
-
-
 def _handles() -> list[Any]:
-    places = _whole()
-    whole = [gpu for gpu in places if gpu is not None]
+    """Return the handles of the GPUs that CUDA_VISIBLE_DEVICES names by number or UUID, in its
+    order; of all where it is not set."""
+    whole = [
+        pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
+    ]
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    instances = [one for gpu in whole for one in _instances(gpu)]
-    named = {str(_ask(pynvml.nvmlDeviceGetUUID, one)): one for one in (*whole, *instances)}
-    if len({_ask(pynvml.nvmlDeviceGetName, gpu) for gpu in whole}) > 1:
-        order = _cuda_order(tuple(named), listed, os.environ.get("CUDA_DEVICE_ORDER"))
-        if order is not None:
-            bare = {uuid.partition("-")[2]: one for uuid, one in named.items()}
-            return [bare[uuid] for uuid in order if uuid in bare]
     if listed is None:
-        return [_shown(gpu) for gpu in whole]
+        return whole
+    uuids = {str(_ask(pynvml.nvmlDeviceGetUUID, gpu)): gpu for gpu in whole}
     handles = []
     for name in filter(None, (part.strip() for part in listed.split(","))):
-        # CUDA too takes the beginning of a UUID, and stops at the first name that is none.
-        if name.isdecimal():
-            found = [gpu for gpu in places[int(name) : int(name) + 1] if gpu is not None]
-        else:
-            found = [one for uuid, one in named.items() if uuid.startswith(name)]
-        if len(found) != 1:
+        gpus = whole[int(name) : int(name) + 1] if name.isdecimal() else [uuids.get(name)]
+        if not gpus or gpus[0] is None:  # CUDA stops at the first name that is none, too
             break
-        handles.append(_shown(found[0]))
+        handles.append(gpus[0])
     return handles
-
-
-def _shown(gpu: Any) -> Any:  # noqa: ANN401 - NVML handles
-    """Return what CUDA shows of a GPU: of one that is cut into instances the first."""
-    return (_instances(gpu) or [gpu])[0]
-
-
-@cache
-def _cuda_order(*_what_decides_it: object) -> Sequence[str] | None:
-    """Return the UUIDs, without their kind, of the GPUs that CUDA sees, in its order; None where it
-    does not answer. Asked by another process: one that has started CUDA cannot be forked."""
-    asking = [sys.executable, "-I", "-S", "-c", _ASKS_CUDA]
-    try:
-        told = subprocess.run(  # noqa: S603 - Python itself
-            asking, capture_output=True, check=True, text=True, timeout=_CUDA_ANSWERS_S
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return told.stdout.split()
-
-
-def _instances(gpu: Any) -> list[Any]:  # noqa: ANN401 - an NVML handle
-    """Return the MIG instances of a GPU: CUDA sees these, and of several only the first."""
-    if not (_ask(pynvml.nvmlDeviceGetMigMode, gpu) or (0,))[0]:
-        return []
-    most = _ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0
-    found = (_ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, n) for n in range(most))
-    return [one for one in found if one is not None]
 
 
 def _read(gpu: Any) -> Gpu:  # noqa: ANN401 - an NVML handle
@@ -257,15 +181,12 @@ def _read(gpu: Any) -> Gpu:  # noqa: ANN401 - an NVML handle
     memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, gpu)
     reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
     capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, gpu)
-    is_instance = bool(_ask(pynvml.nvmlDeviceIsMigDeviceHandle, gpu))
-    mode = _ask(pynvml.nvmlDeviceGetMigMode, gpu)
     return Gpu(
         uuid=str(_ask(pynvml.nvmlDeviceGetUUID, gpu)),
         name=str(_ask(pynvml.nvmlDeviceGetName, gpu)),
         memory_bytes=None if memory is None else memory.total,
         memory_used_bytes=None if memory is None else memory.used,
         compute_capability=".".join(map(str, capability)) if capability else None,
-        mig_mode=True if is_instance else None if mode is None else bool(mode[0]),
         power_limit_w=_watts(_ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu)),
         power_w=_watts(_ask(pynvml.nvmlDeviceGetPowerUsage, gpu)),
         utilisation=None if rates is None else rates.gpu / 100,
@@ -274,27 +195,10 @@ def _read(gpu: Any) -> Gpu:  # noqa: ANN401 - an NVML handle
         alarms=None
         if reasons is None
         else tuple(text for bit, text in ALARMING.items() if reasons & bit),
-        uncorrected_errors=_ask(
-            pynvml.nvmlDeviceGetTotalEccErrors,
-            gpu,
-            pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-            pynvml.NVML_VOLATILE_ECC,
+        processes=frozenset(
+            process.pid for process in _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()
         ),
-        processes=_processes(gpu),
     )
-
-
-def _processes(gpu: Any) -> frozenset[int]:  # noqa: ANN401 - an NVML handle
-    """Return who computes on a GPU, by itself or through MPS."""
-    listed = (
-        *(_ask(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()),
-        *(_ask(pynvml.nvmlDeviceGetMPSComputeRunningProcesses, gpu) or ()),
-    )
-    pids = {one.pid for one in listed}
-    servers = {
-        pid for pid in pids if _MPS_SERVER in str(_ask(pynvml.nvmlSystemGetProcessName, pid))
-    }
-    return frozenset(pids - servers)
 
 
 def _ask(question: Any, about: Any, *more: int) -> Any:  # noqa: ANN401 - NVML's answers

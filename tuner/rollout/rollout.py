@@ -281,9 +281,8 @@ def _of_platform(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch
     vllm, gpu = _vllm(profile), _gpu(profile)
     found = here.platform.vllm
     if vllm and found and not supported.is_same(vllm, str(found.value)):
-        known = supported.differs(vllm, str(found.value), profile.engine)
         place = _at(here.source, found)
-        yield Mismatch("vllm", f"vLLM {vllm}, {place} has {found.value}{known}")
+        yield Mismatch("vllm", f"vLLM {vllm}, {place} has {found.value}")
     found = here.platform.gpu
     if profile.provenance.device and found and _label(gpu or "") != _label(str(found.value)):
         words = f"{gpu or 'a CPU'}, {_at(here.source, found)} has {found.value}"
@@ -293,8 +292,7 @@ def _of_platform(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch
 def _of_machine(profile: ServingProfile, machine: LocalMachine) -> Iterator[Mismatch]:
     vllm, gpu, device = _vllm(profile), _gpu(profile), profile.provenance.device
     if vllm and machine.vllm and not supported.is_same(vllm, machine.vllm):
-        known = supported.differs(vllm, machine.vllm, profile.engine)
-        yield Mismatch("vllm", f"vLLM {vllm}, here is {machine.vllm}{known}")
+        yield Mismatch("vllm", f"vLLM {vllm}, here is {machine.vllm}")
     if device and gpu != machine.gpu:
         yield Mismatch("gpu", f"{gpu or 'a CPU'}, here is {machine.gpu or 'a CPU'}")
     driver = device.get("driver")

@@ -62,11 +62,8 @@ def check_machine(profile: ServingProfile, here: Here) -> None:
     elif is_simulated and not was_simulated:
         cure = "Drop --engine sim"
     key, was, is_ = found
-    known = ""
-    if key == "vllm" and was and is_:
-        known = supported.differs(str(was), str(is_), profile.engine)
     raise GateError(
-        f"the profile was measured with {key} {was}, here it is {is_}{known}",
+        f"the profile was measured with {key} {was}, here it is {is_}",
         hint=f"{cure}, or hold this machine to the promise all the same: --force.",
     )
 

@@ -204,9 +204,8 @@ def _check_same(
         )
     was = supported.version_in(profile.provenance.versions)
     if was is not None and version is not None and not supported.is_same(was, version):
-        known = supported.differs(was, version, profile.engine)
         raise GateError(
-            f"the profile was measured with vLLM {was}, the server is {version}{known}",
+            f"the profile was measured with vLLM {was}, the server is {version}",
             hint="Sweep with the server's vLLM, or verify it all the same: --force.",
         )
 

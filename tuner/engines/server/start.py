@@ -26,7 +26,7 @@ from tuner.engines.server.serve_process import (
 )
 from tuner.engines.timeouts import started_in_time
 from tuner.engines.vllm.flags import WITHOUT_NEGATIVE, command_line, positional
-from tuner.engines.vllm.installed import cautions, in_one_process
+from tuner.engines.vllm.installed import in_one_process
 from tuner.engines.vllm.log import start_phases_s
 from tuner.engines.vllm.start import Resolved, VllmStarter
 from tuner.errors import EngineError
@@ -260,7 +260,7 @@ def facts_of(
         sampling=resolved.sampling,
         phases_s=start_phases_s(said),
         sends="ids" if launched.words is None else "text",
-        cautions=(*cautions(), *in_one_process(resolved.arguments)),
+        cautions=in_one_process(resolved.arguments),
     )
 
 

@@ -3,20 +3,17 @@
 import contextlib
 import dataclasses
 import difflib
-import importlib
 import json
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import vllm
 from vllm import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.flags import OF_SERVER, Grammar, command_line
-from tuner.engines.vllm.seams import SERVE_PARSERS
-from tuner.errors import EngineError, InputError, TunerError, UsageError
+from tuner.errors import InputError, TunerError, UsageError
 
 if TYPE_CHECKING:
     from tuner.engines.vllm.flags import Setting
@@ -64,19 +61,11 @@ def parse(settings: "Sequence[Setting]") -> dict[str, ArgumentValue]:
 
 
 def _serve_parser() -> Any:  # noqa: ANN401 - vLLM's
-    for name in SERVE_PARSERS:
-        try:
-            module = importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            if not name.startswith(error.name or name):
-                raise  # it is there, and what it needs is not
-            continue
-        return module.make_arg_parser(_Parser())
-    raise EngineError(
-        f"vLLM {vllm.__version__} has the parser of vllm serve in none of the places known: "
-        f"{', '.join(SERVE_PARSERS)}",
-        hint="Install a vLLM that tuner --version names, or leave --set and --base out.",
-    )
+    try:
+        from vllm.entrypoints.common.cli_args import make_arg_parser  # noqa: PLC0415
+    except ModuleNotFoundError:  # before vLLM 0.33
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser  # noqa: PLC0415
+    return make_arg_parser(_Parser())
 
 
 def grammar() -> Grammar:

@@ -23,7 +23,7 @@ from tuner.engines.vllm import failure as vllm_failure
 from tuner.engines.vllm import llm as vllm_llm
 from tuner.engines.vllm.config import Configuration, how, pinned, prompt_vocabulary
 from tuner.engines.vllm.core_process import CoreContext
-from tuner.engines.vllm.installed import cautions, in_one_process
+from tuner.engines.vllm.installed import in_one_process
 from tuner.engines.vllm.llm import Llm
 from tuner.engines.vllm.log import Compiles, said_since, size_of, start_phases_s
 from tuner.errors import EngineError
@@ -239,6 +239,6 @@ def _facts(llm: Llm, configuration: Configuration, *, about: About, log_text: st
         device=devices.device_of(arguments, how(config), log_text),
         environment=provenance.environment(),
         sampling=configuration.sampling,
-        cautions=(*cautions(), *in_one_process(arguments), *about.cautions),
+        cautions=(*in_one_process(arguments), *about.cautions),
         unmodelled=about.unmodelled,
     )

@@ -1,7 +1,4 @@
-"""Tell which vLLM is installed here, and refuse one that cannot work.
-
-vLLM is imported only where its version was not tried.
-"""
+"""Which vLLM is installed here, without importing it; refuses one that cannot work."""
 
 import functools
 import os
@@ -13,21 +10,10 @@ from pathlib import Path, PurePath
 from tuner.engines import provenance
 from tuner.engines.models.shipped import is_shipped
 from tuner.engines.seam import ArgumentValue
-from tuner.engines.vllm.supported import statement, tried
+from tuner.engines.vllm.supported import RELEASES, release, statement
 from tuner.errors import EngineError
 
-_ANY = "TUNER_ANY_VLLM"
 _MODULE = PurePath("vllm/__init__.py")
-
-
-def allow_any(asked: bool) -> None:
-    """Let what starts engines, here or in a child, go on with whatever vLLM: ``--any-vllm``."""
-    if asked:
-        os.environ[_ANY] = "1"
-
-
-def is_any_allowed() -> bool:
-    return os.environ.get(_ANY) == "1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +41,18 @@ class Installed:
     def __str__(self) -> str:
         return f"vLLM {self.version}" if self.version else "a vLLM that does not tell its version"
 
-    def check_alone(self) -> None:
-        """Raise EngineError where two distributions have written into one folder."""
+    def check(self) -> None:
+        """Raise EngineError where two distributions have written into one folder, and for a release
+        that tuner does not support."""
         if len(self.owners) > 1:
             names = " ".join(dict.fromkeys(owner.partition(" ")[0] for owner in self.owners))
             raise EngineError(
-                f"the folder vllm/ is of {' and '.join(self.owners)}: a mixture of both",
+                f"the folder vllm/ belongs to {' and '.join(self.owners)}: a mixture of both",
                 hint=f"Run pip uninstall {names}, then install one of them.",
+            )
+        if self.version and release(self.version) not in RELEASES:
+            raise EngineError(
+                f"{self} is not supported", hint=f"Install one of {statement()} beside tuner."
             )
 
 
@@ -106,27 +97,6 @@ def in_one_process(arguments: Mapping[str, ArgumentValue]) -> tuple[str, ...]:
 
 
 @functools.cache
-def cautions() -> tuple[str, ...]:
-    """Return what to beware of in the vLLM that is installed.
-
-    Raises EngineError for a mixture of two, and for one that was not tried and has not all that
-    tuner needs, unless --any-vllm allows it.
-    """
-    here = Installed.here()
-    here.check_alone()
-    how_far = tried(here.version)
-    if how_far == "tried in full":
-        return ()
-    if how_far == "tried in part":
-        return (f"{here} was tried in part: docs/engines.md says what was",)
-    from tuner.engines.vllm import seams  # noqa: PLC0415 - imports vLLM
-
-    missing = seams.missing()
-    if missing and not is_any_allowed():
-        few = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if missing[3:] else "")
-        raise EngineError(
-            f"{here} was not tried, and has no {few}",
-            hint=f"Install one that was ({statement()}), or go on all the same: --any-vllm.",
-        )
-    names = f"{len(missing)} names that tuner needs are gone" if missing else "all names are there"
-    return (f"{here} was not tried ({statement()}): {names}, how it schedules is not known",)
+def check_installed() -> None:
+    """Raise EngineError for a vLLM that tuner cannot work with."""
+    Installed.here().check()

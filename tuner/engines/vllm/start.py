@@ -15,7 +15,7 @@ from tuner.engines.models import shipped as models
 from tuner.engines.timeouts import started_in_time
 from tuner.engines.vllm import core_process
 from tuner.engines.vllm import log as vllm_log
-from tuner.engines.vllm.installed import Installed, cautions
+from tuner.engines.vllm.installed import Installed, check_installed
 from tuner.engines.vllm.supported import statement
 from tuner.errors import EngineError
 from tuner.system import scratch
@@ -175,20 +175,6 @@ class VllmStarter:
             )
 
 
-def hollow(*, step_s: float) -> VllmStarter:
-    """Return what starts engines with all of vLLM but a model: iterations take ``step_s``."""
-    return VllmStarter(
-        {
-            "model": "tuner:tiny",
-            "enforce_eager": True,
-            "gpu_memory_utilization": 0.1,
-            "max_model_len": 2048,
-            "worker_cls": "tuner.engines.vllm.hollow.HollowWorker",
-            "additional_config": {"tuner_step_s": step_s},
-        }
-    )
-
-
 def parse(settings: "Sequence[Setting]", *, model: str) -> "dict[str, ArgumentValue]":
     """Return the engine arguments that the settings mean to the vLLM that is installed.
 
@@ -206,13 +192,13 @@ def _vllm(log: Path) -> "Iterator[None]":
     """Let vLLM be imported, which then logs to ``log``. Raises EngineError for one that has not
     what tuner needs."""
     with vllm_log.silent(log):
-        cautions()
+        check_installed()
         try:
             yield
         except ImportError as error:
             raise EngineError(
                 f"{Installed.here()} cannot be used: {error}",
-                hint=f"Install a vLLM that was tried: {statement()}.",
+                hint=f"Install one of {statement()}.",
             ) from error
 
 

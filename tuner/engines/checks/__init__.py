@@ -1,1 +1,0 @@
-"""The checks of ``tuner doctor``: can this machine and its engines be measured?"""
