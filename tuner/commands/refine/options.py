@@ -8,7 +8,6 @@ import typer
 
 from tuner.commands.shared.options import (
     IN_PLAN,
-    AnyVllm,
     Budget,
     Confirmed,
     ConfirmedBase,
@@ -101,7 +100,6 @@ class RefineOptions:
     overrides: Confirmed = ()
     base: ConfirmedBase = None
     start_timeout: StartTimeout = None
-    any_vllm: AnyVllm = False
     seed: Annotated[
         int,
         typer.Option(min=0, max=MOST_SEED, help="Of prompts, routing and the sampler."),

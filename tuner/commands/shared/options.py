@@ -18,22 +18,6 @@ IN_PLAN = "measurements rest on it"
 """Marks a field of a command's options that the plan in the journal holds; see ``in_plan``."""
 
 
-def _allow_any(asked: bool) -> None:
-    from tuner.engines.vllm.installed import allow_any  # noqa: PLC0415 - keeps --help light
-
-    allow_any(asked)
-
-
-AnyVllm = Annotated[
-    bool,
-    typer.Option(
-        "--any-vllm",
-        callback=_allow_any,
-        help="Go on with a vLLM that lacks what tuner needs.",
-    ),
-]
-
-
 def _allow_start(asked: str | None) -> None:
     from tuner.engines.timeouts import wait_for_starts  # noqa: PLC0415 - keeps --help light
     from tuner.traffic.window import parse_duration_s  # noqa: PLC0415

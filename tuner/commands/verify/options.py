@@ -7,7 +7,6 @@ from typing import Annotated, Literal
 import typer
 
 from tuner.commands.shared.options import (
-    AnyVllm,
     Confirmed,
     ConfirmedBase,
     DryRun,
@@ -103,7 +102,6 @@ class VerifyOptions:
     overrides: Confirmed = ()
     base: ConfirmedBase = None
     start_timeout: StartTimeout = None
-    any_vllm: AnyVllm = False
     seed: Annotated[int, typer.Option(min=0, help="Of prompts and routing.")] = 0
     junit: Annotated[
         Path | None, typer.Option(help="Write the gates as JUnit XML too, for CI.")

@@ -3,14 +3,13 @@
 import asyncio
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.engines import devices
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
-from tuner.engines.vllm import installed
 from tuner.engines.vllm.start import VllmStarter, default_log
 from tuner.errors import TunerError
 from tuner.replay.live_reading import LiveReading
@@ -37,8 +36,6 @@ class Job:
     simulated: Description | None
     omp_threads: str | None
     """See worker.WorkerConfig."""
-
-    any_vllm: bool = field(default_factory=installed.is_any_allowed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +84,6 @@ class SweepWorker:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        installed.allow_any(job.any_vllm)
         self._description = settled(job.simulated, job.omp_threads)
 
     def describe(self) -> Description:

@@ -7,12 +7,11 @@ import asyncio
 import math
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tuner.engines import devices
 from tuner.engines.sim import virtual_time
-from tuner.engines.vllm import installed
 from tuner.errors import TunerError
 from tuner.replay.live_reading import LiveReading
 from tuner.replay.measure import Measurement
@@ -43,7 +42,6 @@ class WorkerConfig:
     """OMP_NUM_THREADS of the run's own environment, for engines on GPUs: Ray sets it to the few
     CPUs that they take."""
 
-    any_vllm: bool = field(default_factory=installed.is_any_allowed)
     """Whether the run goes on with whatever vLLM a node has."""
 
 
@@ -76,7 +74,6 @@ class TrialWorker:
     """One engine at a time, on an event loop that lasts from call to call."""
 
     def __init__(self, config: WorkerConfig) -> None:
-        installed.allow_any(config.any_vllm)
         self._description = settled(config.simulated, config.omp_threads)
         loop: Callable[[], asyncio.AbstractEventLoop] | None = None
         read = None
