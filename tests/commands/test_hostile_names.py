@@ -13,8 +13,6 @@ HOSTILE = "<script>alert(1)</script>]]>\x1b[31m\u202e|[a](b)"
 pytestmark = pytest.mark.attack
 
 
-
-
 @pytest.mark.parametrize("more", [(), ("--details",)])
 def test_a_terminal_is_not_steered(more: tuple[str, ...], tmp_path: Path) -> None:
     engine = {**ENGINE, "model": HOSTILE, "served_model_name": HOSTILE, "max_num_seqs": 16}
