@@ -247,7 +247,7 @@ def test_resuming_with_other_options_is_refused(swept: Path) -> None:
         (["--slo", "ttft=500"], 2, "--slo: cannot read 'ttft=500'"),
         (["--budget", "soon"], 2, "--budget: 'soon' is not a positive duration"),
         (["--step", "1ms"], 2, "--step 1ms: so short a replay"),
-        (["--budget", "61s"], 2, "--budget leaves 1s for replays"),
+        (["--budget", "61s"], 2, "for replays beside the engine starts"),
         (["--window", "noon"], 2, "--window: cannot read 'noon'"),
         (["--window", "9h+60s"], 3, "no request arrives there"),
         (["--engine", "gpu"], 2, "--engine 'gpu' is not known"),
@@ -275,7 +275,7 @@ def test_what_cannot_be_is_said_in_two_lines_and_nothing_is_left(
 
 def test_a_budget_that_was_too_small_is_raised_and_the_probe_is_kept(folder: Path) -> None:
     first = tune(folder, "--run-dir", "run", "--budget", "61s")
-    assert "--budget leaves 1s" in refused(first, 2)
+    assert "--budget leaves" in refused(first, 2)
     assert "What was measured is kept: --resume --run-dir run." in first.stderr
     said = refused(tune(folder, "--run-dir", "run", "--resume", "--budget", "60s"), 3)
     assert 'budget was "61s", now "60s"' in said
@@ -351,11 +351,9 @@ def test_a_run_that_cannot_decide_ends_with_5_and_a_safe_profile(folder: Path) -
     )
     done = tune(folder, "--json", "--budget", "90s")
     result = json.loads(done.stdout)
-    if result["verdict"] == "inconclusive":
-        assert done.returncode == 5
-        assert result["reason"] in done.stderr
-    else:
-        assert done.returncode == 0
+    is_defended = result["verdict"] != "inconclusive" and result["confidence"] > 0
+    assert done.returncode == (0 if is_defended else 5)
+    assert is_defended or result["reason"] in done.stderr
     assert profile.load(folder / "profile.yaml").decision.verdict == result["verdict"]
 
 

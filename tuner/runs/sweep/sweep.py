@@ -42,6 +42,7 @@ from tuner.trace.trace import TraceRequest
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.window import Window
 from tuner.traffic.workload import (
+    MIN_STEP_S,
     Workload,
     affordable_step_s,
     choose_workload,
@@ -152,6 +153,9 @@ class SweepRun:
         self.thinking_s = 0.0
         """How long it took to weigh the choice last."""
 
+        self.affords_confirming = True
+        """Whether the budget is for the start of an engine that confirms too."""
+
         self.is_confirming = False
 
     @property
@@ -200,12 +204,13 @@ class SweepRun:
         if chosen is not None:
             self.warn(shortened(self.settings.step_s, chosen.step_s))
             return workload_of(requests, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
-        starts_s = self.evidence.facts().start_s + self.confirm_start_s()
+        starts_s = self.evidence.facts().start_s
+        steps, confirm_s = steps_of(self.settings), self.confirm_start_s()
+        budget_s = self.left_s() + self.evidence.spent_s()  # without what else took time so far
+        self.affords_confirming = budget_s - starts_s - confirm_s >= steps * MIN_STEP_S
+        starts_s += confirm_s if self.affords_confirming else 0.0
         step_s = affordable_step_s(
-            self.settings.step_s,
-            steps=steps_of(self.settings),
-            budget_s=self.settings.budget_s,
-            starts_s=starts_s,
+            self.settings.step_s, steps=steps, budget_s=budget_s, starts_s=starts_s
         )
         workload = choose_workload(
             requests, slo, unloaded, asked=self.settings.window, step_s=step_s
@@ -249,7 +254,7 @@ class SweepRun:
 
     def paid_s(self) -> float:
         """Return what the budget leaves for replays before the confirming engine starts."""
-        return self.left_s() - self.confirm_start_s()
+        return self.left_s() - (self.confirm_start_s() if self.affords_confirming else 0.0)
 
     def spare_s(self) -> float:
         """Return what may be spent on measuring something once more: the ladder keeps a rung and
@@ -424,8 +429,9 @@ class SweepRun:
         self.is_confirming = True
         why = "the budget left no room for it"
         try:
-            async with asyncio.timeout(max(0.0, self.left_s())):
-                await self.replay_choice()
+            if self.left_s() > self.evidence.facts().start_s:
+                async with asyncio.timeout(self.left_s()):
+                    await self.replay_choice()
         except RunError:
             raise
         except TimeoutError:
