@@ -1,29 +1,19 @@
-"""Does a real server keep what a sweep promises of it? `vllm serve`, asked by `vllm bench serve`.
+"""Does a real `vllm serve`, measured by `vllm bench serve`, keep what a sweep promises of it?
 
-    python scripts/study_real.py [--folder F] [--cases NAME …] [--short] [--minutes N] [--keep FILE]
-    python scripts/study_real.py --folder F --anew [--keep FILE]
-    python scripts/study_real.py --smoke
+    python scripts/study_real.py --folder F [--cases NAME …] [--budget 4m] [--rounds N]
+    python scripts/study_real.py --folder F --anew
 
 Each case is a model, engine arguments and a trace of 60 s. It is swept once, with the confirming
 replay behind a server; then fresh servers at the choice, at half and at twice of it replay the
-whole trace, as captured and with headroom, two rounds of each, and what clients saw is held against
-the 95 % intervals that the profile's twin promises of that cap and load (*again*: this traffic, a
-fresh engine). Nobody of the twin's family is in it: server and client are vLLM's own, and share the
-machine as sweep and confirming server did.
+whole trace, as recorded and with headroom, --rounds of each, and what clients saw is compared with
+the 95 % intervals that the profile's twin promises of that cap and load. Server and client are
+vLLM's own, and share the machine as sweep and confirming server did. The client goes before the
+server on the cores, where that is allowed, and what it sent late is measured once more.
 
-The client stands for one on another machine: it goes before the server on the cores, where that is
-allowed, and what it sent or read late by its own doing is asked once more. Of a round that was late
-again the numbers are printed, and it is left out of what counts where the client kept up.
-
-Steps are kept in the folder as they end: the same command goes on with what is missing, and
-``--minutes`` ends it before a step that may not fit. All cases' choices come before their
-neighbours. ``--short``: a sweep of four minutes, and of the neighbours one round; a case takes
-eight minutes, and five for its neighbours. ``--anew`` rescores what is in the folder by the tuner
-of now, and asks no server. With --smoke a simulated machine is the server.
-
-Printed, and with ``--keep`` written after every step: how often each number of each case was held,
-how sharp the intervals are, what a choice loses against the best cap that was measured, and how
-long it took against `vllm bench sweep serve`.
+Results are kept in the folder as they come, and the same command continues with what is missing.
+--anew rescores what is in the folder by the tuner of now. Printed: how often each number of each
+case was inside its interval, how wide the intervals are, what a choice loses against the best cap
+that was measured, and how long it took against `vllm bench sweep serve`. All cases take four hours.
 """
 
 import argparse
@@ -33,23 +23,20 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
-from results import keep, parsed, table
+from results import keep, table
 
 from tuner.engines.models import shipped
 from tuner.engines.server.serve_process import FreePort
 from tuner.engines.server.start import words
-from tuner.engines.sim.world import read_world, step_law
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin, restored
@@ -58,19 +45,15 @@ from tuner.trace.trace import Trace, TraceRequest, write
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.slo import Slo
 from tuner.twin import draws
-from tuner.twin.believed import BELIEVED
-from tuner.twin.simulation import Traffic, simulate, traffic_of
+from tuner.twin.simulation import Traffic, traffic_of
 
 LENGTH_S = 60.0
 LOADS = (1.0, 1.25)
-STEP_S = 200.0
-"""What a step may take: the start of a server, and the trace at both loads."""
 
 START_S = 180.0
 BENCH_RUNS = 3
 """Of each cap, by `vllm bench sweep serve`."""
 
-WORLD = Path("examples/worlds/article-quiet.yaml")
 NUMBERS = (
     *("ttft_p50_s", "ttft_p95_s", "ttft_p99_s", "tpot_p50_s", "tpot_p95_s"),
     *("e2el_p95_s", "e2el_p99_s", "attainment"),
@@ -150,51 +133,24 @@ CASES: dict[str, Case] = {
 }
 
 
-@dataclass(frozen=True)
-class Size:
-    """The size of a case: how much of it is asked."""
-
-    budget: str
-    step: str
-    neighbour_rounds: int
-    rounds: int = 2
-
-
-FULL = Size("15m", "15s", 2)
-SHORT = Size("4m", "15s", 1)
-
-
-@dataclass(frozen=True)
-class Step:
-    """A missing part of a case. It takes at most STEP_S, unless it is a sweep."""
-
-    words: str
-    of_choice: bool
-    do: Callable[[], None]
-
-
 class Study:
     """The folder of one case, and what is done in it."""
 
-    def __init__(self, folder: Path, name: str, size: Size, *, smoke: bool) -> None:
-        self.name, self.case, self.size, self.smoke = name, CASES[name], size, smoke
+    def __init__(self, folder: Path, name: str, *, budget: str, rounds: int) -> None:
+        self.name, self.case, self.budget, self.rounds = name, CASES[name], budget, rounds
         self.folder = folder / name
         self.folder.mkdir(parents=True, exist_ok=True)
         self.requests = self.case.requests(list(CASES).index(name))
 
-    def steps(self) -> Iterator[Step]:
-        """Yield what is missing."""
+    def measure(self) -> None:
+        """Do what is missing: the sweep, and every round of every cap."""
         if not self.profile_path.exists():
-            yield Step("sweep", of_choice=True, do=self.sweep)
-            return
-        choice = self.profile.decision.max_num_seqs
-        for round_ in range(self.size.rounds):
+            self.sweep()
+        for round_ in range(self.rounds):
             for cap in self.caps:
-                of_choice = cap == choice
-                missing = not self.result(cap, round_).exists()
-                if missing and (of_choice or round_ < self.size.neighbour_rounds):
-                    what = f"{cap} slots, round {round_}"
-                    yield Step(what, of_choice, partial(self.ask, cap, round_))
+                if not self.result(cap, round_).exists():
+                    print(f"{self.name}: {cap} slots, round {round_}", flush=True)
+                    self.ask(cap, round_)
 
     @property
     def profile_path(self) -> Path:
@@ -240,14 +196,12 @@ class Study:
         usual = {"enforce_eager": True, "dtype": "float32", "load_format": "dummy",
                  "kv_cache_memory_bytes": 2**28, "enable_prefix_caching": False}  # fmt: skip
         settings = {**usual, **self.case.arguments}
-        where = ("--engine", "sim", "--world", str(WORLD)) if self.smoke else (
-            *("--model", self.model, "--confirm", "server"),
-            *(word for name, value in settings.items()
-              for word in ("--set", f"{name}={str(value).lower()}")),
-        )  # fmt: skip
+        where = [word for name, value in settings.items()
+                 for word in ("--set", f"{name}={str(value).lower()}")]  # fmt: skip
         begun = ("--resume",) if (self.folder / "run" / "journal.jsonl").exists() else ()
-        asked = ("sweep", "--trace", trace, "--step", self.size.step, "--budget", self.size.budget,
-                 "--ceiling", "32", "--run-dir", self.folder / "run", *begun, "--force",
+        asked = ("sweep", "--trace", trace, "--step", "15s", "--budget", self.budget,
+                 "--model", self.model, "--ceiling", "32", "--run-dir", self.folder / "run",
+                 *begun, "--force",
                  "-o", self.profile_path.with_suffix(".partial.yaml"))  # fmt: skip
         begin_s = monotonic()
         self.tuned(*asked, *where)
@@ -255,8 +209,7 @@ class Study:
         (self.folder / "times.json").write_text(json.dumps({"sweep_s": took_s}))
 
     def rescore(self) -> None:
-        """Rescore what an older tuner has measured: its intervals are of the twin as it is now, its
-        check of what was foretold then."""
+        """Make the profile anew from what was measured."""
         if self.profile_path.exists():
             self.tuned("sweep", "--rescore", self.folder / "run", "--force",
                        "-o", self.profile_path.with_suffix(".partial.yaml"))  # fmt: skip
@@ -273,11 +226,8 @@ class Study:
     def ask(self, cap: int, round_: int) -> None:
         """Start a server, ask it for the trace at both loads, and keep what clients saw."""
         begin_s = monotonic()
-        if self.smoke:
-            found = [self.simulated(cap, load, round_) for load in LOADS]
-        else:
-            with self.served(cap) as port:
-                found = [self.in_time(port, load, number) for number, load in enumerate(LOADS)]
+        with self.served(cap) as port:
+            found = [self.in_time(port, load, number) for number, load in enumerate(LOADS)]
         kept = {"took_s": monotonic() - begin_s, "loads": list(LOADS), "seen": found}
         unfinished = self.result(cap, round_).with_suffix(".partial")
         unfinished.write_text(json.dumps(kept))
@@ -348,21 +298,6 @@ class Study:
                 said["errors"], strict=True)
         ]  # fmt: skip
 
-    def simulated(self, cap: int, load: float, round_: int) -> list[dict[str, float]]:
-        """Return what the simulated machine, at a start of its own, would have shown."""
-        law = step_law(read_world(WORLD).step, cap)
-        start = math.exp(BELIEVED.start_sd * np.random.default_rng((cap, round_)).standard_normal())
-        traffic = _traffic(self.sent(load), 0.0)
-        replay = simulate(traffic, law.slowed(start), self.twin(self.profile).shape,
-                          max_num_seqs=cap)  # fmt: skip
-        return [
-            {"ttft_s": float(ttft), "decode_s": float(e2el - ttft), "input": int(asked),
-             "output": int(told), "failed": False}
-            for ttft, e2el, asked, told in zip(
-                replay.ttft_s, replay.e2el_s, traffic.input_length, traffic.output_length,
-                strict=True)
-        ]  # fmt: skip
-
     def twin(self, one: ServingProfile) -> StoredTwin:
         if one.twin is None:
             raise LookupError(f"{self.name}: the windows decided, nothing is promised by a twin")
@@ -383,9 +318,6 @@ class Study:
             "choice": one.decision.max_num_seqs,
             "claimed": bool(one.promise.predicted) and one.provenance.confirm == "server",
             "failed": [] if checked is None else list(checked.failed),
-            "misfit": None if one.twin is None or one.twin.misfit is None
-            else one.twin.misfit.model_dump(),
-            "front_end": None if one.front_end is None else one.front_end.model_dump(),
             "client_late_p99_s": max(late_s, default=None),
             "sweep_s": took["sweep_s"],
             "vllm_sweep_s": float(np.mean(run_s)) * BENCH_RUNS * len(one.curve) if run_s else None,
@@ -402,7 +334,7 @@ class Study:
             return
         slo, hits = one.decision.slo.slo, 0.0 if one.twin is None else one.twin.hit_share
         for cap, load in ((cap, load) for cap in self.caps for load in LOADS):
-            seen = [(round_, requests) for round_ in range(self.size.rounds)
+            seen = [(round_, requests) for round_ in range(self.rounds)
                     if (requests := self.seen(cap, round_, load))]  # fmt: skip
             if not seen:
                 continue
@@ -548,7 +480,6 @@ def report(found: Mapping[str, Any]) -> None:
                   "in the worst hundredth of a round")  # fmt: skip
     for name, loss in regrets(cells):
         print(f"regret of {name}: {loss:.3f}")
-    print(f"missing: {', '.join(found['missing']) or 'nothing'}")
 
 
 def regrets(cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
@@ -565,43 +496,23 @@ def regrets(cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, help="where steps are kept; default: a new one")
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--folder", type=Path, required=True, help="where results are kept")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="NAME",
                         help=f"of {', '.join(CASES)}; default: all")  # fmt: skip
-    parser.add_argument("--short", action="store_true", help="as much as eight minutes tell")
-    parser.add_argument("--anew", action="store_true",
-                        help="rescore by the tuner of now; ask nobody")  # fmt: skip
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no step after")
-    options = parsed(parser, smoke="--cases steady --short")
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="study-real-"))
+    parser.add_argument("--budget", default="15m", help="of each sweep")
+    parser.add_argument("--rounds", type=int, default=2, help="servers of each cap")
+    parser.add_argument("--anew", action="store_true", help="rescore; measure nothing")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="write the results as JSON")
+    options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # a server is stopped with it
-    begin_s, done, size = monotonic(), 0, SHORT if options.short else FULL
-    studies = [Study(folder, name, size, smoke="--smoke" in sys.argv) for name in options.cases]
-    if options.anew:
-        for study in studies:
-            study.rescore()
-    cases = {study.name: study.found() for study in studies}
-
-    def so_far() -> dict[str, Any]:
-        missing = [f"{each.name} ({step.words})" for each in studies for step in each.steps()]
-        found = {"missing": missing, "cases": cases}
+    found: dict[str, Any] = {"cases": {}}
+    for name in options.cases:
+        study = Study(options.folder, name, budget=options.budget, rounds=options.rounds)
+        study.rescore() if options.anew else study.measure()
+        found["cases"][name] = study.found()
         keep(options.keep, found)
-        return found
-
-    # what was promised first, then what else there was
-    for of_choice in () if options.anew else (True, False):
-        for study in studies:
-            while step := next((one for one in study.steps() if one.of_choice >= of_choice), None):
-                left_s = 60 * options.minutes - (monotonic() - begin_s)
-                if left_s < STEP_S and done:
-                    break
-                done += 1
-                print(f"{monotonic() - begin_s:5.0f} s  {study.name}: {step.words}", flush=True)
-                step.do()
-                cases[study.name] = study.found()
-                so_far()
-    report(so_far())
+    report(found)
 
 
 if __name__ == "__main__":
