@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import NormalDist, fmean
 
-from tuner.trace.trace import Trace, TraceHeader, TraceRequest, digest, write
+from tuner.trace.trace import Trace, TraceHeader, TraceRequest, write
 
 SEED = 2
 DURATION_S = 300.0
@@ -183,7 +183,7 @@ def save(requests: list[TraceRequest], path: Path, model: str, note: str) -> Non
         rows_kept=len(requests),
         notes=(note,),
     )
-    trace = Trace(header, tuple(requests), digest(requests, header.block_size))
+    trace = Trace.of(header, requests)
     write(trace, path, force=True)
     print(f"{path}: {len(requests)} requests, {trace.digest}")
 

@@ -40,7 +40,7 @@ from tuner.engines.server.start import words
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin, restored
-from tuner.trace.formats.reading.header import TraceHeader
+from tuner.trace.record import TraceHeader
 from tuner.trace.trace import Trace, TraceRequest, write
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.slo import Slo
@@ -192,7 +192,7 @@ class Study:
         trace = self.folder / "trace.jsonl"
         header = TraceHeader(source="study", block_size=16, rows_read=len(self.requests),
                              rows_kept=len(self.requests))  # fmt: skip
-        write(Trace(header, tuple(self.requests), digest=""), trace)
+        write(Trace.of(header, self.requests), trace)
         usual = {"enforce_eager": True, "dtype": "float32", "load_format": "dummy",
                  "kv_cache_memory_bytes": 2**28, "enable_prefix_caching": False}  # fmt: skip
         settings = {**usual, **self.case.arguments}

@@ -34,8 +34,7 @@ from tuner.capture.spool import (
     settings_of,
 )
 from tuner.trace import trace
-from tuner.trace.formats.reading.header import TraceHeader
-from tuner.trace.formats.reading.record import Row
+from tuner.trace.record import Row, TraceHeader
 from tuner.trace.trace import Trace, TraceRequest
 
 KEY = b"k" * 32

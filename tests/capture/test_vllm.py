@@ -287,7 +287,7 @@ def test_replayed_it_gives_the_concurrency_that_the_server_reported(
     arrivals_s = [one.arrival_s for one in recorded.planned]
     begin_s, length_s = min(arrivals_s), max(arrivals_s) - min(arrivals_s) + 0.001
     path = tmp_path / "part.jsonl"
-    part = cut(recorded.trace, tmp_path / "whole.jsonl", start_s=begin_s, length_s=length_s)
+    part = cut(recorded.trace, start_s=begin_s, length_s=length_s)
     trace.write(part, path)
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.replay_trace", str(path), str(CAP)],

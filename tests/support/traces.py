@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.places import ROOT, THIRD_PARTY
-from tuner.trace import stream
-from tuner.trace.trace import Trace, TraceHeader, TraceRequest, digest, write
+from tuner.trace.trace import Trace, TraceHeader, TraceRequest
 
 SAMPLES = ROOT / "traces"
 SLICES = THIRD_PARTY / "traces"
@@ -45,6 +44,10 @@ def write_lines(path: Path, *lines: object) -> Path:
     return path
 
 
+def jsonl(*rows: object) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
 def request(
     row: int = 0,
     arrival_s: float = 0.0,
@@ -57,13 +60,9 @@ def request(
 
 def trace_of(*requests: TraceRequest, block_size: int = 16) -> Trace:
     header = TraceHeader(source="test", block_size=block_size)
-    return Trace(header, requests, digest(requests, block_size))
+    return Trace.of(header, requests)
 
 
-def cut(whole: Trace, path: Path, *, start_s: float, length_s: float) -> Trace:
-    """Return a part of a trace, written to a file and cut as ``tuner trace cut`` does."""
-    write(whole, path)
-    file = stream.Input(path)
-    scanned = stream.scan(file, lambda _: None)
-    found = stream.excerpt(file, scanned, lambda _: None, start_s=start_s, length_s=length_s)
-    return stream.since(found, start_s=start_s, length_s=length_s).trace()
+def cut(whole: Trace, *, start_s: float, length_s: float) -> Trace:
+    """Return a part of a trace as ``tuner trace cut`` does."""
+    return whole.within(start_s, length_s).since(start_s, length_s)

@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.traces import request
-from tuner.trace.columns import NO_AFFINITY, Columns, columns_of, columns_of_batches
-from tuner.trace.formats.columnar.batch import Batch
-from tuner.trace.formats.reading.header import TraceHeader
-from tuner.trace.formats.reading.record import Row
+from tuner.trace.columns import NO_AFFINITY, Columns, columns_of
+from tuner.trace.record import TraceHeader
 from tuner.trace.trace import TraceRequest
 from tuner.traffic import concurrency
 from tuner.traffic.arrivals import (
@@ -57,25 +55,6 @@ def test_what_is_unknown_is_nan_or_minus_one() -> None:
     assert math.isnan(found.e2e_s[0])
     assert found.e2e_s[1] == 2.0
     assert found.replica.tolist() == [-1, 3]
-
-
-def test_rows_and_requests_give_the_same_columns() -> None:
-    rows = [Row(1500, 10, 5, e2e_ms=250), Row(2000, None, None, status="rejected")]
-    of_rows, origin_ms = columns_of_batches([Batch.of(rows)], block_size=16, absolute=False)
-    of_requests = columns(
-        request(0, 1.5, e2e_s=0.25),
-        request(1, 2.0, input_length=0, output_length=0, status="rejected"),
-    )
-    assert origin_ms == 0
-    for name in ("arrival_s", "e2e_s", "input_length", "output_length", "served", "affinity"):
-        np.testing.assert_array_equal(getattr(of_rows, name), getattr(of_requests, name))
-
-
-def test_dates_count_from_the_first_arrival() -> None:
-    rows = [Row(1_700_000_001_500.0, 1, 1), Row(1_700_000_000_250.5, 1, 1)]
-    found, origin_ms = columns_of_batches([Batch.of(rows)], block_size=16, absolute=True)
-    assert origin_ms == 1_700_000_000_250.5
-    assert found.arrival_s.tolist() == [0.0, 1.2495]
 
 
 def test_tokens_that_came_before_are_counted_in_full_blocks() -> None:

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from tuner.capture.spool import BLOCK_SIZE, Settings, breathe
-from tuner.trace.formats.reading.record import MAX_N, Row, Status
+from tuner.trace.record import MAX_N, Row, Status
 
 REFUSED = frozenset({400, 413, 422, 429, 503})
 """HTTP statuses that turn a request away: it is too long, or the server too full."""

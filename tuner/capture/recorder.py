@@ -12,7 +12,7 @@ from tuner.capture import tap
 from tuner.capture.call import CURRENT, Call, Exchange, row_of
 from tuner.capture.spool import Spool, log, open_spool
 from tuner.system.contain_errors import contain_errors
-from tuner.trace.formats.reading.header import TraceHeader
+from tuner.trace.record import TraceHeader
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -22,8 +22,7 @@ import prometheus_client
 
 from tuner.errors import UsageError
 from tuner.system.printable import printable
-from tuner.trace.formats.reading.header import TraceHeader, header_line, row_line
-from tuner.trace.formats.reading.record import Row
+from tuner.trace.record import Row, TraceHeader, header_line, row_line
 
 log = logging.getLogger("vllm.tuner")
 """A child of vLLM's logger: its lines go where the server's own go, in their form."""

@@ -1,28 +1,26 @@
-"""A trace as columns: 20 to 50 bytes a request, so that ten million fit on a laptop. Pure."""
+"""What decides over the traffic of a trace, as arrays: 20 to 50 bytes a request."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
-from itertools import chain, islice
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.trace.formats.columnar.batch import ABSENT, Batch, Lists, Names, names_of
-from tuner.trace.formats.reading.record import SERVED
-from tuner.trace.trace import DECIMALS_MS, TraceRequest
+from tuner.trace.record import SERVED
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tuner.trace.trace import TraceRequest
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-BATCH_ROWS = 2**16
-GROWTH = 2**20
 NO_AFFINITY = -1
-OPTIONAL = frozenset({"e2e_s", "queue_s", "n", "replica", "affinity"})
-
 TRUNK_ROWS = 2000
-"""So many rows show which blocks nearly every prompt begins with."""
+"""So many requests show which blocks nearly every prompt begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class Columns:
     """NaN where production did not record it."""
 
     queue_s: NDArray[np.float32]
-    """Likewise: from arrival to when it was first scheduled."""
+    """From arrival to when it was first scheduled; NaN where production did not record it."""
 
     input_length: NDArray[np.int32]
     output_length: NDArray[np.int32]
@@ -55,7 +53,7 @@ class Columns:
         return len(self.arrival_s)
 
     def of_served(self, column: NDArray[Any]) -> NDArray[Any]:
-        """Return that part of one of the columns that is of requests which were served."""
+        """Return the part of a column that is of requests which were served."""
         return column if self.served.all() else column[self.served]
 
     def tokens(self) -> Ints:
@@ -65,9 +63,7 @@ class Columns:
 
     def tokens_before(self) -> Ints:
         """Return what all earlier requests together ask for, and at the end what all do."""
-        before = np.zeros(len(self) + 1, np.int64)
-        np.cumsum(self.tokens(), out=before[1:])
-        return before
+        return np.concatenate([[0], np.cumsum(self.tokens())])
 
     def outputs(self) -> NDArray[Any]:
         """Return the output tokens of all sequences of each request."""
@@ -84,222 +80,94 @@ class Columns:
         return Columns(**arrays, reused_tokens=None)
 
 
-def columns_of(requests: Iterable[TraceRequest], *, block_size: int) -> Columns:
-    """Return the columns of requests in memory."""
-    iterator = iter(requests)
-    return _collect(_batches(iterator), block_size)
+def columns_of(requests: Sequence["TraceRequest"], *, block_size: int) -> Columns:
+    """Return the columns of requests, in order of arrival."""
+    from tuner.trace.trace import table_of  # noqa: PLC0415 - a trace has columns
+
+    requests = sorted(requests, key=lambda one: one.arrival_s)
+    columns = columns_of_table(table_of(requests), block_size=block_size)
+    arrival_s = np.fromiter((one.arrival_s for one in requests), np.float64, len(requests))
+    return replace(columns, arrival_s=arrival_s)  # to the last bit, and not to the microsecond
 
 
-def columns_of_batches(
-    batches: Iterable[Batch], *, block_size: int, absolute: bool
-) -> tuple[Columns, float]:
-    """Return the columns of rows, taken a batch at a time as they are read, and their origin.
+def columns_of_table(table: "pa.Table", *, block_size: int) -> Columns:
+    """Return the columns of a table with the keys of the canonical record."""
+    size = len(table)
 
-    ``absolute`` as in ``Source``: then the first arrival becomes the origin, else it is 0 ms.
-    """
-    columns = _collect(map(_of_rows, batches), block_size)
-    arrival_s = columns.arrival_s  # in ms so far
-    origin_ms = float(arrival_s[0]) if absolute else 0.0
-    for begin in range(0, len(arrival_s), BATCH_ROWS):  # so many stay in a core's cache
-        some = arrival_s[begin : begin + BATCH_ROWS]
-        some -= origin_ms
-        np.round(some, DECIMALS_MS, out=some)
-        some /= 1000
-    return columns, origin_ms
+    def column(key: str, absent: Any, kind: type[np.generic]) -> NDArray[Any]:  # noqa: ANN401
+        if key not in table.column_names:
+            return np.broadcast_to(np.array(absent, kind), size)  # takes no memory
+        held = table.column(key)
+        held = held.fill_null(absent) if held.null_count else held
+        return np.asarray(held.to_numpy()).astype(kind, copy=False)
 
-
-@dataclass(frozen=True, slots=True)
-class _Some:
-    """Some requests: their columns by name, and what their affinities and prefixes follow from."""
-
-    arrays: Mapping[str, NDArray[Any]]
-    sessions: Names | None
-    hash_ids: Lists | None
-
-
-def _batches(requests: Iterator[TraceRequest]) -> Iterator[_Some]:
-    while batch := tuple(islice(requests, BATCH_ROWS)):
-        size = len(batch)
-        offsets = np.concatenate([[0], np.cumsum([len(one.hash_ids) for one in batch])])
-        blocks = np.fromiter(chain.from_iterable(one.hash_ids for one in batch), np.int64)
-        yield _Some(
-            {
-                "arrival_s": np.fromiter((one.arrival_s for one in batch), np.float64, size),
-                "e2e_s": np.array([one.e2e_s for one in batch], np.float64),  # None becomes NaN
-                "queue_s": np.array([one.queue_s for one in batch], np.float64).astype(np.float32),
-                "input_length": np.array([one.input_length for one in batch], np.int32),
-                "output_length": np.array([one.output_length for one in batch], np.int32),
-                "n": np.array([one.n for one in batch], np.int32),
-                "replica": np.array(
-                    [-1 if one.replica is None else one.replica for one in batch], np.int32
-                ),
-                "served": np.fromiter((one.status in SERVED for one in batch), np.bool_, size),
-            },
-            names_of([one.session_id for one in batch]),
-            (offsets.astype(np.int64), blocks) if len(blocks) else None,
-        )
-
-
-def _of_rows(batch: Batch) -> _Some:
-    size = len(batch)
-
-    def seconds(key: str, kind: type[np.floating[Any]]) -> NDArray[Any]:
-        times_ms = batch.times.get(key)
-        return _all(np.nan, size, kind) if times_ms is None else (times_ms / 1000).astype(kind)
-
-    def counts(key: str, absent: int) -> NDArray[np.int32]:
-        found = batch.counts.get(key)
-        if found is None:
-            return _all(absent, size, np.int32)
-        return np.where(found == ABSENT, absent, found).astype(np.int32)
-
-    served = _all(True, size, np.bool_)
-    if "status" in batch.names:
-        codes, known = batch.names["status"]
-        served = np.array([*(name in SERVED for name in known), True])[codes]
-    return _Some(
-        {
-            "arrival_s": batch.times["timestamp"],
-            "e2e_s": seconds("e2e_ms", np.float64),
-            "queue_s": seconds("queue_ms", np.float32),
-            "input_length": counts("input_length", 0),
-            "output_length": counts("output_length", 0),
-            "n": counts("n", 1),
-            "replica": counts("replica", -1),
-            "served": served,
-        },
-        batch.names.get("session_id"),
-        batch.lists.get("hash_ids"),
+    status = column("status", "ok", np.object_)
+    served = np.broadcast_to(True, size) if status.strides == (0,) else np.isin(status, SERVED)
+    input_length = column("input_length", 0, np.int32)
+    hash_ids = _hash_ids(table)
+    return Columns(
+        arrival_s=column("timestamp", 0.0, np.float64) / 1000,
+        e2e_s=column("e2e_ms", np.nan, np.float64) / 1000,
+        queue_s=(column("queue_ms", np.nan, np.float64) / 1000).astype(np.float32),
+        input_length=input_length,
+        output_length=column("output_length", 0, np.int32),
+        n=column("n", 1, np.int32),
+        replica=column("replica", -1, np.int32),
+        served=served,
+        affinity=_affinities(table, hash_ids),
+        reused_tokens=_reused_tokens(hash_ids, input_length, block_size),
     )
 
 
-def _all(value: float, size: int, kind: type[np.generic]) -> NDArray[Any]:
-    """Return a column of one value, which takes no memory."""
-    return np.broadcast_to(np.array(value, kind), size)
+Lists = tuple[Ints, Ints]
+"""The number of entries of each row, and the entries of all rows."""
 
 
-def _collect(batches: Iterable[_Some], block_size: int) -> Columns:
-    parts: dict[str, _Column] = {}
-    blocks = _Blocks()
-    trunk: Ints | None = None
-    for batch in batches:
-        if trunk is None:
-            trunk = _trunk(batch.hash_ids)
-        found = {**batch.arrays, "affinity": _affinities(batch, trunk)}
-        for name, array in found.items():
-            if name not in parts:
-                parts[name] = _Column(optional=name in OPTIONAL)
-            parts[name].add(array)
-        if batch.hash_ids is not None:
-            blocks.add(_full_blocks(batch.hash_ids, batch.arrays["input_length"], block_size))
-    assert parts, "a trace has at least one request"
-    arrays = {name: column.array() for name, column in parts.items()}
-    arrival_s = arrays["arrival_s"]
-    if (arrival_s[1:] < arrival_s[:-1]).any():
-        order = np.argsort(arrival_s, kind="stable")
-        for name in arrays:
-            arrays[name] = arrays[name][order]
-    repeats = blocks.repeats()
-    return Columns(**arrays, reused_tokens=None if repeats is None else repeats * block_size)
+def _hash_ids(table: "pa.Table") -> Lists | None:
+    if "hash_ids" not in table.column_names:
+        return None
+    chunks = table.column("hash_ids").chunks
+    sizes = [chunk.value_lengths().fill_null(0).to_numpy(zero_copy_only=False) for chunk in chunks]
+    ids = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks]
+    whole = np.concatenate(ids) if ids else np.empty(0, np.int64)
+    return (np.concatenate(sizes).astype(np.int64), whole) if len(whole) else None
 
 
-class _Column:
-    """One column that grows in place; as long as no request says anything it takes no memory."""
-
-    def __init__(self, *, optional: bool) -> None:
-        self._optional = optional
-        self._same: np.generic | None = None
-        """The value of all so far, of an optional column."""
-
-        self._size = 0
-        self._array: NDArray[Any] | None = None
-
-    def add(self, part: NDArray[Any]) -> None:
-        if self._array is None:
-            if self._same is None:
-                self._same = part[0]
-            told = part[:1] if part.strides == (0,) else part
-            if self._optional and np.array_equal(
-                told, np.full_like(told, self._same), equal_nan=True
-            ):
-                self._size += len(part)
-                return
-            self._array = np.full(self._size, self._same, part.dtype)
-        if self._size + len(part) > len(self._array):
-            # Large memory is moved by the system and not copied.
-            self._array.resize(self._size + len(part) + GROWTH, refcheck=False)
-        self._array[self._size : self._size + len(part)] = part
-        self._size += len(part)
-
-    def array(self) -> NDArray[Any]:
-        if self._array is None:
-            return np.broadcast_to(np.asarray(self._same), self._size)
-        self._array.resize(self._size, refcheck=False)
-        return self._array
-
-
-def _full_blocks(hash_ids: Lists, lengths: NDArray[np.int32], block_size: int) -> Ints:
-    """Return the ids of those blocks that their prompts fill."""
-    offsets, ids = hash_ids
-    sizes = np.diff(offsets)
-    within = np.arange(len(ids)) - np.repeat(offsets[:-1], sizes)
-    return ids[within < np.repeat(lengths // block_size, sizes)]
-
-
-def _trunk(hash_ids: Lists | None) -> Ints:
-    """Return the blocks that most prompts begin with, such as a common system prompt."""
+def _reused_tokens(
+    hash_ids: Lists | None, input_length: NDArray[np.int32], block_size: int
+) -> int | None:
+    """Return the tokens of all blocks that prompts fill, less those seen for the first time."""
     if hash_ids is None:
-        return np.empty(0, np.int64)
-    offsets, ids = hash_ids
-    rows = min(TRUNK_ROWS, len(offsets) - 1)
-    seen, counts = np.unique(ids[: offsets[rows]], return_counts=True)
-    return seen[counts > rows / 2]
+        return None
+    sizes, ids = hash_ids
+    within = np.arange(len(ids)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    full = ids[within < np.repeat(input_length // block_size, sizes)]
+    return (len(full) - len(np.unique(full))) * block_size if len(full) else None
 
 
-def _affinities(batch: _Some, trunk: Ints) -> Ints:
-    """Return for each request what sticky routers go by: its session, or else the first block that
-    tells prompts apart."""
-    size = len(batch.arrays["arrival_s"])
-    if batch.hash_ids is None and batch.sessions is None:
-        return _all(NO_AFFINITY, size, np.int64)
+def _affinities(table: "pa.Table", hash_ids: Lists | None) -> Ints:
+    """Return what sticky routers go by: the session, or else the first block that tells prompts
+    apart, such as the one behind a common system prompt."""
+    size = len(table)
+    has_sessions = "session_id" in table.column_names
+    if hash_ids is None and not has_sessions:
+        return np.broadcast_to(np.array(NO_AFFINITY, np.int64), size)
     affinity = np.full(size, NO_AFFINITY, np.int64)
-    if batch.hash_ids is not None:
-        offsets, ids = batch.hash_ids
-        telling = np.flatnonzero(~np.isin(ids, trunk))
-        of = np.searchsorted(offsets, telling, side="right") - 1
-        rows, firsts = np.unique(of, return_index=True)
-        affinity[rows] = ids[telling[firsts]]
-    if batch.sessions is not None:
-        codes, names = batch.sessions
-        keys = np.array([*map(_key, names), 0], np.int64)
+    if hash_ids is not None:
+        sizes, ids = hash_ids
+        rows = min(TRUNK_ROWS, size)
+        seen, counts = np.unique(ids[: sizes[:rows].sum()], return_counts=True)
+        telling = np.flatnonzero(~np.isin(ids, seen[counts > rows / 2]))
+        of = np.searchsorted(np.cumsum(sizes), telling, side="right")
+        first_of, firsts = np.unique(of, return_index=True)
+        affinity[first_of] = ids[telling[firsts]]
+    if has_sessions:
+        coded = table.column("session_id").combine_chunks().dictionary_encode()
+        codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        keys = np.array([*map(_key, coded.dictionary.to_pylist()), 0], np.int64)
         affinity = np.where(codes < 0, affinity, keys[codes])
     return affinity
 
 
 def _key(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
-
-
-class _Blocks:
-    """Counts block ids, in memory for the distinct ones only."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self.known: Ints = np.empty(0, np.int64)
-        self.new: list[Ints] = []
-        self.new_size = 0
-
-    def add(self, batch: Ints) -> None:
-        self.total += len(batch)
-        self.new.append(np.unique(batch))
-        self.new_size += len(self.new[-1])
-        if self.new_size > len(self.known):  # so that each id is sorted a few times only
-            self._merge()
-
-    def repeats(self) -> int | None:
-        self._merge()
-        return self.total - len(self.known) if self.total else None
-
-    def _merge(self) -> None:
-        self.known = np.unique(np.concatenate([self.known, *self.new]))
-        self.new, self.new_size = [], 0

@@ -1,20 +1,30 @@
-"""Requests as production saw them: the trace, read, checked, cut and written."""
+"""Requests as production saw them: a trace, loaded, cut and written."""
 
-import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.errors import TraceError
 from tuner.system.files import whole_file
-from tuner.trace.formats.reading.header import TimeUnit, TraceHeader, header_line, row_line
-from tuner.trace.formats.reading.record import Row, Status, Tally
+from tuner.trace.columns import Columns, columns_of_table
+from tuner.trace.record import FIELDS, Field, Status, TimeUnit, TraceHeader, header_line
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Status", "Trace", "TraceHeader", "TraceRequest", "digest", "load", "write"]
 
 DECIMALS_S, DECIMALS_MS = 6, 3
 """Times are kept to the microsecond: finer than any clock that stamps requests."""
+
+MORE_THAN_ANY = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +32,8 @@ class TraceRequest:
     """One request. Times are seconds from the trace's origin; lengths are tokens."""
 
     row: int
-    """Position among the kept rows of the whole trace, in order of arrival. It seeds the prompt, so
-    that a cut of the trace sends the same prompts as the whole."""
+    """Position among the rows of the whole trace, in order of arrival. It seeds the prompt, so that
+    a cut of the trace sends the same prompts as the whole."""
 
     arrival_s: float
     input_length: int
@@ -42,7 +52,7 @@ class TraceRequest:
     turn: int | None = None
     parent_id: str | None = None
     e2e_s: float | None = None
-    """As production saw it: duration from arrival to the last token, or to the abort."""
+    """As production saw it: from arrival to the last token, or to the abort."""
 
     ttft_s: float | None = None
     queue_s: float | None = None
@@ -50,49 +60,174 @@ class TraceRequest:
     priority: int | None = None
     lora: str | None = None
     model: str | None = None
-    request_class: str | None = None
     replica: int | None = None
     stream: bool | None = None
     cached_tokens: int | None = None
     num_images: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Trace:
-    """A trace in memory: requests in arrival order."""
+    """A trace in memory, in order of arrival.
+
+    ``table`` has a column for each key of the canonical record that any request has, in ms and
+    tokens; null is absent.
+    """
 
     header: TraceHeader
-    requests: tuple[TraceRequest, ...]
-    digest: str
-    """``sha256:…`` of the canonical content of the requests."""
-
+    table: "pa.Table"
     warnings: tuple[str, ...] = ()
+    """What a reader should know of how the file was read."""
 
     @staticmethod
-    def of(header: TraceHeader, requests: Iterable[TraceRequest]) -> "Trace":
+    def of(header: TraceHeader, requests: Sequence[TraceRequest]) -> "Trace":
         """Return a trace of these requests, which are in order of arrival."""
-        kept = tuple(requests)
-        return Trace(header, kept, digest(kept, header.block_size))
+        return Trace(header, table_of(requests))
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @cached_property
+    def requests(self) -> tuple[TraceRequest, ...]:
+        """The requests one by one."""
+        held = {
+            field.attribute: _python(field, self.table.column(field.key).to_pylist())
+            for field in FIELDS
+            if field.key in self.table.column_names
+        }
+        rows = held.pop("row", [None] * len(self))
+        held["row"] = [place if row is None else row for place, row in enumerate(rows)]
+        names = tuple(held)
+        each = zip(*held.values(), strict=True)
+        return tuple(TraceRequest(**dict(zip(names, one, strict=True))) for one in each)
+
+    @cached_property
+    def columns(self) -> Columns:
+        """What decides over the traffic, as arrays."""
+        return columns_of_table(self.table, block_size=self.header.block_size)
+
+    @cached_property
+    def digest(self) -> str:
+        """``sha256:…`` of the canonical rows: the same for one traffic in any format."""
+        return _digest(self.table, self.header.block_size)
+
+    def warned(self, *warnings: str) -> "Trace":
+        """Return the same with further warnings."""
+        return replace(self, warnings=(*self.warnings, *warnings))
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the canonical form, some thousand lines at a time."""
+        from tuner.trace.encode import lines_of  # noqa: PLC0415 - loads pyarrow
+
+        yield header_line(self.header)
+        yield from lines_of(self.table)
+
+    def take(self, chosen: NDArray[np.bool_], header: TraceHeader) -> "Trace":
+        """Return some of the requests, with their row numbers in this trace."""
+        import pyarrow as pa  # noqa: PLC0415 - slow to load
+
+        places = np.flatnonzero(chosen)
+        rows = self._rows()[places]
+        table = self.table.take(pa.array(places))
+        return Trace(header, _with_rows(table, rows), self.warnings)
+
+    def within(self, start_s: float, length_s: float) -> "Trace":
+        """Return the requests that arrive in [start_s, start_s + length_s); their times stay.
+
+        Raises TraceError where there is none.
+        """
+        arrivals_us = np.rint(self.columns.arrival_s * 1e6)
+        first_us, end_us = round(start_s * 1e6), round((start_s + length_s) * 1e6)
+        chosen = (arrivals_us >= first_us) & (arrivals_us < end_us)
+        if not chosen.any():
+            first_s, last_s = self.columns.arrival_s[[0, -1]]
+            raise TraceError(
+                f"no request arrives in {start_s:g}s+{length_s:g}s",
+                hint=f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
+            )
+        return self.take(chosen, self.header)
+
+    def since(self, start_s: float, length_s: float) -> "Trace":
+        """Return a trace of that time with ``start_s`` as its origin."""
+        table = _moved(self.table, -start_s * 1000)
+        header = replace(
+            self.header,
+            time_origin=_later(self.header.time_origin, start_s),
+            rows_read=len(self),
+            rows_kept=len(self),
+            dropped={},
+            notes=(*self.header.notes, f"cut {start_s:g}s+{length_s:g}s"),
+        )
+        return Trace(header, table, self.warnings)
+
+    def of_replica(self, replica: int) -> "Trace":
+        """Return what one of the recorded servers got. Raises TraceError where it got nothing."""
+        numbers = self.columns.replica
+        chosen = numbers == replica
+        if not chosen.any():
+            known = ", ".join(map(str, np.unique(numbers[numbers >= 0])[:20])) or "none"
+            raise TraceError(f"no request of replica {replica}", hint=f"Replicas there: {known}.")
+        count = int(chosen.sum())
+        notes = (*self.header.notes, f"replica {replica}")
+        header = replace(
+            self.header, replicas=1, rows_read=count, rows_kept=count, dropped={}, notes=notes
+        )
+        return self.take(chosen, header)
+
+    def no_longer_than(self, max_model_len: int) -> "Trace":
+        """Return the requests whose prompt and output fit; count the others as dropped.
+
+        Longer ones are never clipped: that would be other traffic. Raises TraceError where none
+        fits.
+        """
+        longest = np.array(
+            [max(one.output_length, *one.output_lengths, 0) for one in self.requests], np.int64
+        )
+        chosen = self.columns.input_length + longest <= max_model_len
+        if not chosen.any():
+            raise TraceError(
+                f"every request is longer than {max_model_len} tokens",
+                hint="Use a model with a longer context.",
+            )
+        if chosen.all():
+            return self
+        over = {"over_max_model_len": int((~chosen).sum())}
+        header = replace(
+            self.header, rows_kept=int(chosen.sum()), dropped=self.header.dropped | over
+        )
+        return self.take(chosen, header)
+
+    def spread(self, tick_ms: float, seed: int) -> "Trace":
+        """Return the requests with arrivals moved within the ticks of a coarse clock, evenly."""
+        import pyarrow as pa  # noqa: PLC0415 - slow to load
+
+        moves_ms = tick_ms * np.random.default_rng(seed).random(len(self))
+        stamps_ms = np.round(self.table.column("timestamp").to_numpy() + moves_ms, DECIMALS_MS)
+        note = f"spread evenly within ticks of {tick_ms:g} ms, seed {seed}"
+        header = replace(self.header, notes=(*self.header.notes, note))
+        table = _stamped(self.table, stamps_ms)
+        order = np.argsort(stamps_ms, kind="stable")
+        return Trace(header, table.take(pa.array(order)), self.warnings)
+
+    def _rows(self) -> NDArray[np.int64]:
+        """Return each request's row number."""
+        places = np.arange(len(self))
+        if "row" not in self.table.column_names:
+            return places
+        rows = self.table.column("row").fill_null(-1).to_numpy().astype(np.int64)
+        return np.where(rows < 0, places, rows)
 
 
 def load(path: Path, *, format_name: str | None = None, time_unit: TimeUnit | None = None) -> Trace:
-    """Read a whole trace into memory, in order of arrival; requests of one time keep their order.
+    """Read a whole trace, in order of arrival; requests of one time keep their order.
 
     Raises TraceError for a file that cannot be read as a trace; rows that cannot be used are
     counted in the header's ``dropped`` and named in the warnings.
     """
-    from tuner.trace.formats.opening import open_trace  # noqa: PLC0415 - not for the types alone
+    from tuner.trace.guess import Asked  # noqa: PLC0415 - loads every format and pyarrow
+    from tuner.trace.reading import read  # noqa: PLC0415
 
-    source, tally = open_trace(path, format_name=format_name, time_unit=time_unit)
-    rows = list(source.rows)
-    rows.sort(key=lambda row: row.timestamp)
-    origin_ms = rows[0].timestamp if source.absolute else None
-    requests = tuple(
-        request_of(row, position, origin_ms=origin_ms or 0) for position, row in enumerate(rows)
-    )
-    header = counted(source.header, tally, origin_ms=None if source.undated else origin_ms)
-    warnings = reading_warnings(source.header, tally)
-    return Trace(header, requests, digest(requests, header.block_size), warnings)
+    return read(path, Asked(format_name=format_name, time_unit=time_unit))
 
 
 def write(trace: Trace, path: Path, *, force: bool = False, mode: int = 0o666) -> None:
@@ -101,162 +236,99 @@ def write(trace: Trace, path: Path, *, force: bool = False, mode: int = 0o666) -
     Raises TargetError where the file cannot be written, or is there and ``force`` is not given.
     """
     with whole_file(path, force=force, mode=mode) as file:
-        file.writelines(lines_of(trace))
+        file.writelines(trace.lines())
 
 
-def lines_of(trace: Trace) -> Iterator[bytes]:
-    """Yield the lines of the canonical form."""
-    yield header_line(trace.header)
-    yield from _lines(trace.requests)
-
-
-def cut_header(header: TraceHeader, rows: int, *, start_s: float, length_s: float) -> TraceHeader:
-    """Return the header of so many rows in [start_s, start_s + length_s)."""
-    return dataclasses.replace(
-        header,
-        time_origin=_later(header.time_origin, start_s),
-        rows_read=rows,
-        rows_kept=rows,
-        dropped={},
-        notes=(*header.notes, f"cut {start_s:g}s+{length_s:g}s"),
-    )
-
-
-def digest(requests: Iterable[TraceRequest], block_size: int) -> str:
+def digest(requests: Sequence[TraceRequest], block_size: int) -> str:
     """Return ``sha256:…`` of the canonical rows: the same for one traffic in any format."""
+    return _digest(table_of(requests), block_size)
+
+
+def table_of(requests: Sequence[TraceRequest]) -> "pa.Table":
+    """Return requests as a table of canonical columns."""
+    import pyarrow as pa  # noqa: PLC0415 - slow to load
+
+    from tuner.trace.encode import TYPES  # noqa: PLC0415
+
+    held: dict[str, Any] = {}
+    for field in FIELDS:
+        values = [getattr(one, field.attribute) for one in requests]
+        if field.key == "row":
+            values = [None if row == place else row for place, row in enumerate(values)]
+        if values.count(field.default) < len(values) or field.key == "timestamp":
+            if field.kind == "time":
+                values = [None if one is None else round(one * 1000, DECIMALS_MS) for one in values]
+            held[field.key] = pa.array(values, TYPES[field.key])
+    return pa.table(held)
+
+
+def sorted_by_arrival(table: "pa.Table", *, absolute: bool) -> tuple["pa.Table", float]:
+    """Return a table in order of arrival, and the first time in ms.
+
+    Requests of one time keep their order. ``absolute``: times then count from the first.
+    """
+    stamps_ms = table.column("timestamp").to_numpy()
+    if len(stamps_ms) and (stamps_ms[1:] < stamps_ms[:-1]).any():
+        table = table.take(np.argsort(stamps_ms, kind="stable"))
+        stamps_ms = table.column("timestamp").to_numpy()
+    origin_ms = float(stamps_ms[0]) if absolute else 0.0
+    return _moved(table, -origin_ms), origin_ms
+
+
+def date_of(origin_ms: float) -> str:
+    """Return ms since 1970 as a date of UTC."""
+    moment = datetime(1970, 1, 1) + timedelta(milliseconds=origin_ms)  # noqa: DTZ001
+    return f"{moment.isoformat()}Z"
+
+
+def _digest(table: "pa.Table", block_size: int) -> str:
+    from tuner.trace.encode import lines_of  # noqa: PLC0415 - loads pyarrow
+
+    for key in ("input_length", "output_length"):
+        if key in table.column_names:
+            place = table.column_names.index(key)
+            table = table.set_column(place, key, table.column(key).fill_null(0))
     found = hashlib.sha256(f"block_size {block_size}\n".encode())
-    for line in _lines(requests):
-        found.update(line)
+    for lines in lines_of(table):
+        found.update(lines)
     return f"sha256:{found.hexdigest()}"
 
 
-def request_of(row: Row, position: int, *, origin_ms: float = 0) -> TraceRequest:
-    """Return a row as a request; ``position`` is its number unless the row has one of its own."""
-    return TraceRequest(
-        row=position if row.row is None else row.row,
-        arrival_s=_seconds(row.timestamp - origin_ms),
-        input_length=row.input_length or 0,
-        output_length=row.output_length or 0,
-        status=row.status,
-        n=row.n,
-        output_lengths=row.output_lengths,
-        max_tokens=row.max_tokens,
-        hash_ids=row.hash_ids,
-        request_id=_text(row.request_id),
-        session_id=_text(row.session_id),
-        turn=row.turn,
-        parent_id=_text(row.parent_id),
-        e2e_s=None if row.e2e_ms is None else _seconds(row.e2e_ms),
-        ttft_s=None if row.ttft_ms is None else _seconds(row.ttft_ms),
-        queue_s=None if row.queue_ms is None else _seconds(row.queue_ms),
-        finish_reason=row.finish_reason,
-        priority=row.priority,
-        lora=row.lora,
-        model=row.model,
-        request_class=row.request_class,
-        replica=row.replica,
-        stream=row.stream,
-        cached_tokens=row.cached_tokens,
-        num_images=row.num_images,
-    )
+def _python(field: Field, values: list[Any]) -> Iterable[Any]:
+    """Return what requests hold of a column: seconds, tuples, and defaults for what is absent."""
+    if field.kind == "time":
+        return [None if one is None else round(one / 1000, DECIMALS_S) for one in values]
+    if field.kind == "list":
+        return [tuple(one or ()) for one in values]
+    default = 0 if field.key in ("input_length", "output_length") else field.default
+    return values if default is None else [default if one is None else one for one in values]
 
 
-def row_of(request: TraceRequest, position: int) -> Row:
-    """Return the canonical row; the inverse of ``request_of``."""
-    return Row(
-        timestamp=whole_ms(request.arrival_s * 1000),
-        input_length=request.input_length,
-        output_length=request.output_length,
-        status=request.status,
-        n=request.n,
-        output_lengths=request.output_lengths,
-        max_tokens=request.max_tokens,
-        hash_ids=request.hash_ids,
-        request_id=request.request_id,
-        session_id=request.session_id,
-        turn=request.turn,
-        parent_id=request.parent_id,
-        e2e_ms=_ms(request.e2e_s),
-        ttft_ms=_ms(request.ttft_s),
-        queue_ms=_ms(request.queue_s),
-        finish_reason=request.finish_reason,
-        priority=request.priority,
-        lora=request.lora,
-        model=request.model,
-        request_class=request.request_class,
-        replica=request.replica,
-        stream=request.stream,
-        cached_tokens=request.cached_tokens,
-        num_images=request.num_images,
-        row=None if request.row == position else request.row,
-    )
+def _with_rows(table: "pa.Table", rows: NDArray[np.int64]) -> "pa.Table":
+    """Return a table with these row numbers, absent where they are the positions."""
+    import pyarrow as pa  # noqa: PLC0415 - slow to load
+
+    column = pa.array(rows, pa.int32(), mask=rows == np.arange(len(rows)))
+    names = table.column_names
+    table = table.drop_columns(["row"]) if "row" in names else table
+    return table.append_column("row", column)
 
 
-def counted(header: TraceHeader, tally: Tally, *, origin_ms: float | None) -> TraceHeader:
-    """Return the header with what this reading found, on top of what earlier ones dropped.
-
-    ``origin_ms`` is in ms since 1970, None where the header's own origin stands.
-    """
-    dropped = dict(header.dropped)
-    for reason, count in tally.dropped.items():
-        dropped[reason] = dropped.get(reason, 0) + count
-    return dataclasses.replace(
-        header,
-        time_origin=header.time_origin if origin_ms is None else _date(origin_ms),
-        rows_read=tally.rows_kept + sum(dropped.values()),
-        rows_kept=tally.rows_kept,
-        dropped=dropped,
-        notes=tuple(dict.fromkeys((*header.notes, *tally.said, *tally.notes))),
-    )
+def _moved(table: "pa.Table", by_ms: float) -> "pa.Table":
+    stamps_ms = table.column("timestamp").to_numpy()
+    return _stamped(table, np.round(stamps_ms + by_ms, DECIMALS_MS))
 
 
-def reading_warnings(header: TraceHeader, tally: Tally) -> tuple[str, ...]:
-    """Return what a reader should know of how the file was read."""
-    found = [*tally.warnings(), *tally.notes]
-    if header.rows_kept and header.rows_kept != tally.rows_read:
-        found.append(
-            f"the header counts {header.rows_kept:,} rows, the file has {tally.rows_read:,}: "
-            f"it was cut off or edited"
-        )
-    return tuple(found)
+def _stamped(table: "pa.Table", stamps_ms: NDArray[np.float64]) -> "pa.Table":
+    import pyarrow as pa  # noqa: PLC0415 - slow to load
 
-
-def _lines(requests: Iterable[TraceRequest]) -> Iterator[bytes]:
-    for position, request in enumerate(requests):
-        yield row_line(row_of(request, position))
-
-
-def _text(value: str | int | None) -> str | None:
-    return None if value is None else str(value)
-
-
-def microseconds(seconds: float) -> int:
-    """Return a time as a whole number, for comparing."""
-    return round(seconds * 1e6)
-
-
-def _seconds(ms: float) -> float:
-    return round(ms / 1000, DECIMALS_S)
-
-
-def _ms(seconds: float | None) -> int | float | None:
-    return None if seconds is None else whole_ms(seconds * 1000)
-
-
-def whole_ms(ms: float) -> int | float:
-    """Return ms as they are written: to the microsecond, and without ``.0``."""
-    ms = round(ms, DECIMALS_MS)
-    return int(ms) if ms == int(ms) else ms
-
-
-def _date(origin_ms: float) -> str:
-    return (datetime(1970, 1, 1) + timedelta(milliseconds=origin_ms)).isoformat()  # noqa: DTZ001
+    place = table.column_names.index("timestamp")
+    return table.set_column(place, "timestamp", pa.array(stamps_ms))
 
 
 def _later(time_origin: str | None, seconds: float) -> str | None:
-    if time_origin is None:
-        return None
     try:
-        return (datetime.fromisoformat(time_origin) + timedelta(seconds=seconds)).isoformat()
+        moment = datetime.fromisoformat(time_origin or "") + timedelta(seconds=seconds)
     except (ValueError, OverflowError):
         return None
+    return moment.isoformat().replace("+00:00", "Z")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.trace.columns import Columns, Floats
-from tuner.trace.formats.concurrency_schedule import Tick
+from tuner.trace.schedule import Tick
 from tuner.traffic.levels import LOOKS, Held, Levels, count_held, count_levels, look_held
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from tuner.trace.columns import Columns
-from tuner.trace.formats.reading.header import TraceHeader
+from tuner.trace.record import TraceHeader
 from tuner.traffic.arrivals import SAMPLE
 from tuner.traffic.summary import TrafficSummary
 

@@ -44,7 +44,7 @@ OPTIONS = SweepOptions(model="tuner:tiny", ceiling=8, router="rr")
 
 def traffic() -> SweptTraffic:
     rows = [request(row, arrival_s=float(row)) for row in range(8)]
-    trace = Trace(TraceHeader(), tuple(rows), "sha256:0", ())
+    trace = Trace.of(TraceHeader(), rows)
     return SweptTraffic(trace, rows, settings_of(OPTIONS, trace), ())
 
 

@@ -378,7 +378,7 @@ def keep_trace(traffic: SweptTraffic, book: journal.Journal) -> None:
     share of the trace."""
     path = book.run_dir / TRACE_COPY
     if not path.exists():
-        write(replace(traffic.trace, requests=tuple(traffic.requests)), path, mode=0o600)
+        write(Trace.of(traffic.trace.header, traffic.requests), path, mode=0o600)
     if not any(book.of("trace")):
         of_copy = digest(traffic.requests, traffic.trace.header.block_size)
         book.append("trace", digest=of_copy)

@@ -1,18 +1,12 @@
 """``tuner trace import`` of what is not one file: a Prometheus, or the files of a recording."""
 
 import os
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tuner.commands.trace import view as trace_view
 from tuner.commands.trace.options import TraceImportOptions
 from tuner.errors import UsageError
-from tuner.system.files import whole_file
-from tuner.trace.columns import columns_of
-from tuner.trace.trace import Trace, lines_of
-from tuner.traffic.summary import describe
-from tuner.traffic.trace_warnings import trace_warnings
+from tuner.trace.trace import Trace
 from tuner.traffic.window import parse_duration_s
 
 CLOCKS_APART_S = 3600.0
@@ -21,32 +15,27 @@ CLOCKS_APART_S = 3600.0
 TOKEN = "TUNER_PROMETHEUS_TOKEN"  # noqa: S105 - the name of the variable
 
 
-def is_address(source: str) -> bool:
-    return "://" in source
-
-
-def import_(options: TraceImportOptions) -> None:
-    """Write the trace of a Prometheus, or of several files. Raises UsageError, InputError."""
-    of_file = (options.format_name, options.time_unit, options.columns, options.delimiter)
-    if any(of_file) or options.spread_ticks or options.lengths:
+def is_wanted(options: TraceImportOptions) -> bool:
+    """Whether the source is a Prometheus, or several files. Raises UsageError."""
+    if len(options.sources) > 1 or "://" in options.sources[0]:
+        return True
+    if options.from_ or options.to or options.selector:
         raise UsageError(
-            "--format, --time-unit, --columns, --delimiter, --spread-ticks and --lengths are for "
-            "one file",
+            "--from, --to and --selector are for a Prometheus",
+            hint="Give its address: tuner trace import http://prometheus:9090 -o trace.jsonl",
+        )
+    return False
+
+
+def read(options: TraceImportOptions) -> Trace:
+    """Return the trace of a Prometheus, or of several files. Raises UsageError, InputError."""
+    of_file = (options.format_name, options.time_unit, options.columns, options.delimiter)
+    if any(of_file) or options.spread_ticks:
+        raise UsageError(
+            "--format, --time-unit, --columns, --delimiter and --spread-ticks are for one file",
             hint="Leave them out.",
         )
-    with whole_file(options.output, force=options.force) as out:
-        trace = _read(options)
-        if options.model is not None:
-            trace = Trace.of(replace(trace.header, model=options.model), trace.requests)
-        out.writelines(lines_of(trace))
-    columns = columns_of(trace.requests, block_size=trace.header.block_size)
-    traffic = describe(columns)
-    warnings = (*trace.warnings, *trace_warnings(columns, traffic, trace.header))
-    trace_view.print_written(options.output, traffic, trace.header, warnings)
-
-
-def _read(options: TraceImportOptions) -> Trace:
-    if not any(map(is_address, options.sources)):
+    if not any("://" in source for source in options.sources):
         from tuner.capture.join import join  # noqa: PLC0415 - loads the recorder
 
         return join([Path(source) for source in options.sources])

@@ -1,4 +1,4 @@
-"""``tuner trace``: look at a trace, bring it into tuner's format or another, cut a part out."""
+"""``tuner trace``: look at a trace, bring it into tuner's own form, cut a part out."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +8,7 @@ import typer
 
 from tuner.commands.shared.options import Json, Router, command
 
-app = typer.Typer(no_args_is_help=True, help="Look at, import, export and cut traces.")
-
+app = typer.Typer(no_args_is_help=True, help="Look at, import and cut traces.")
 
 File = Annotated[
     Path, typer.Argument(help="Trace in any format that tuner knows; - reads standard input.")
@@ -27,11 +26,14 @@ Columns = Annotated[
     typer.Option(
         metavar="ROLE=HEADING,…",
         help="Columns of a table: timestamp=ts,input_length=prompt_tok,output_length=gen; also "
-        "end, duration_ms, ttft_ms, status, model, request_class, …; #3 is the third column.",
+        "end, duration_ms, ttft_ms, status, model, …; #3 is the third column.",
     ),
 ]
 Delimiter = Annotated[
     str | None, typer.Option(help="What parts the columns of a table: ';', tab, …")
+]
+Decimal = Annotated[
+    Literal[".", ","] | None, typer.Option(help="Mark before the fractions of a table's numbers.")
 ]
 Length = Annotated[str | None, typer.Option(help="Length of the busiest part; default: 60s.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.")]
@@ -46,19 +48,32 @@ def _list_formats(asked: bool) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TraceShowOptions:
-    """Say what a trace says, before anything is run.
+class ReadingOptions:
+    """How a trace file is read."""
+
+    format_name: FormatName = None
+    time_unit: Unit = None
+    columns: Columns = None
+    delimiter: Delimiter = None
+    decimal: Decimal = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class FileOptions(ReadingOptions):
+    """A trace file, and how it is read."""
+
+    file: File
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class TraceShowOptions(FileOptions):
+    """Show what a trace holds, before anything is run.
 
     How many requests, how long, how bursty, which lengths, how many at a time, how much of the
     prompts is shared; how its busiest part compares with the whole; what is missing, and whether
     the trace can carry a tuning.
     """
 
-    file: File
-    format_name: FormatName = None
-    time_unit: Unit = None
-    columns: Columns = None
-    delimiter: Delimiter = None
     replicas: Annotated[
         int, typer.Option(min=1, help="Servers that share the trace; show the busiest one's part.")
     ] = 1
@@ -66,14 +81,14 @@ class TraceShowOptions:
     seed: Annotated[int, typer.Option(min=0, help="Of the routing.")] = 0
     window: Annotated[
         str,
-        typer.Option(help="Part to hold against the whole: busiest, or START+LEN (120s+60s)."),
+        typer.Option(help="Part to compare with the whole: busiest, or START+LEN (120s+60s)."),
     ] = "busiest"
     length: Length = None
     json: Json = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TraceImportOptions:
+class TraceImportOptions(ReadingOptions):
     """Write a trace of any known format in tuner's own.
 
     A table (CSV, TSV, JSON lines, Parquet; plain or packed) is read by its headings. Several files
@@ -101,10 +116,6 @@ class TraceImportOptions:
         str | None,
         typer.Option(help="Servers in a Prometheus: label matchers, as 'job=\"vllm\"'."),
     ] = None
-    format_name: FormatName = None
-    time_unit: Unit = None
-    columns: Columns = None
-    delimiter: Delimiter = None
     model: Annotated[
         str | None, typer.Option(help="Model to name in the header; the sweep's default.")
     ] = None
@@ -138,26 +149,12 @@ class TraceImportOptions:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TraceExportOptions:
-    """Write a trace as the input of a tool that replays it."""
-
-    trace: Annotated[Path, typer.Argument(help="Trace in any format that tuner finds out.")]
-    format_name: Annotated[
-        Literal["mooncake", "aiperf", "guidellm", "timed_trace"],
-        typer.Option("--format", help="Tool whose input to write."),
-    ]
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the tool's input goes.")]
-    force: Force = False
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TraceCutOptions:
+class TraceCutOptions(FileOptions):
     """Write a part of a trace, with its gaps and its prompts as they are in the whole.
 
     Without --window all of its time.
     """
 
-    file: File
     output: Output
     window: Annotated[
         str | None,
@@ -171,14 +168,9 @@ class TraceCutOptions:
         str | None,
         typer.Option(help="Keep what one recorded server got: its number, or busiest."),
     ] = None
-    format_name: FormatName = None
-    time_unit: Unit = None
-    columns: Columns = None
-    delimiter: Delimiter = None
     force: Force = False
 
 
 app.command("show")(command(TraceShowOptions, "tuner.commands.trace.run", "show"))
 app.command("import")(command(TraceImportOptions, "tuner.commands.trace.run", "import_"))
-app.command("export")(command(TraceExportOptions, "tuner.commands.trace.run", "export"))
 app.command("cut")(command(TraceCutOptions, "tuner.commands.trace.run", "cut"))

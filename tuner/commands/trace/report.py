@@ -12,7 +12,7 @@ from tuner.commands.shared.console import console_for, shown
 from tuner.commands.trace import plot as trace_plot
 from tuner.commands.trace.view import headline, print_warnings, requests, rows_line
 from tuner.trace.columns import Floats
-from tuner.trace.formats.reading.header import TraceHeader
+from tuner.trace.record import TraceHeader
 from tuner.traffic.levels import Levels
 from tuner.traffic.likeness import UNLIKE, Likeness
 from tuner.traffic.summary import Distribution, TrafficSummary

@@ -1,229 +1,218 @@
 """Run ``tuner trace``, once its options are read."""
 
-import shlex
+import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import numpy as np
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from tuner.commands.shared.console import shown
 from tuner.commands.shared.output import print_json
-from tuner.commands.trace import collected
-from tuner.commands.trace import report as trace_report
-from tuner.commands.trace import view as trace_view
+from tuner.commands.trace import collected, report, view
 from tuner.commands.trace.options import (
+    FileOptions,
     TraceCutOptions,
-    TraceExportOptions,
     TraceImportOptions,
     TraceShowOptions,
 )
 from tuner.errors import TraceError, UsageError
-from tuner.system.files import resolve, whole_file
-from tuner.trace.columns import Columns, columns_of
-from tuner.trace.formats.reading.record import Tally
-from tuner.trace.formats.reading.replayable import Replayable
-from tuner.trace.formats.reading.trace_file import (
-    STDIN,
-    TableOptions,
-    columns_asked,
-    delimiter_asked,
-)
-from tuner.trace.parts import drop_longer, only_replica
-from tuner.trace.stream import (
-    Draft,
-    HeldPart,
-    Input,
-    Tell,
-    TickSpread,
-    convert,
-    excerpt,
-    in_order,
-    scan,
-    since,
-    stdin_input,
-)
-from tuner.trace.trace import Trace, lines_of
+from tuner.system import interruption
+from tuner.system.files import whole_file
+from tuner.trace.columns import Columns
+from tuner.trace.decode import Tally
+from tuner.trace.guess import STDIN, Asked, columns_asked, delimiter_asked
+from tuner.trace.reading import Tell, read
+from tuner.trace.schedule import ticks
+from tuner.trace.trace import Trace, TraceHeader, TraceRequest, load
 from tuner.traffic.arrivals import busiest
+from tuner.traffic.concurrency import holding
 from tuner.traffic.likeness import MIN_PARTS, Likeness, likeness
-from tuner.traffic.routing import assign
+from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN, assign
 from tuner.traffic.summary import TrafficSummary, describe
 from tuner.traffic.trace_warnings import trace_warnings
 from tuner.traffic.window import parse_duration_s
 
 BUSIEST = "60s"
-"""Length of the busiest part, unless the user says it."""
+"""Length of the busiest part, unless the user names one."""
 
 UNKNOWN_REPLICAS = 0.05
 """Share of the served requests that may lack a replica where the others have one."""
 
-
-def _input(options: TraceShowOptions | TraceImportOptions | TraceCutOptions) -> Input:
-    """Return the trace file that the options name, and how it is read. Raises UsageError."""
-    asked = TableOptions(
-        columns={} if options.columns is None else columns_asked(options.columns),
-        delimiter=None if options.delimiter is None else delimiter_asked(options.delimiter),
-    )
-    if asked and options.format_name not in (None, "table"):
-        raise UsageError(
-            f"--columns and --delimiter are of tables, not of --format {options.format_name}",
-            hint="Leave one of them out.",
-        )
-    is_stdin = str(options.file) == "-"
-    return Input(
-        stdin_input() if is_stdin else options.file,
-        options.format_name,
-        options.time_unit,
-        asked=asked,
-        name=STDIN if is_stdin else None,
-    )
+MAX_HOLDERS = 2_000_000
+"""Requests that a concurrency schedule may become."""
 
 
 def show(options: TraceShowOptions) -> None:
-    file = _input(options)
-    asked = _start_and_length(options)
-    with _telling(f"reading {file.name or file.path.name}") as tell:
-        scanned = scan(file, tell)
-    columns = scanned.columns
+    """Show a trace. Raises TraceError, UsageError."""
+    place, part = _place(options), _part(options)
+    trace = _read(options)
+    columns = trace.columns
     traffic = describe(columns)
-    report = trace_report.TraceReport(
-        place=file.place,
-        header=scanned.header,
+    least_s = MIN_PARTS * parse_duration_s(BUSIEST, option="--length")
+    has_parts = traffic.served > 0 and traffic.duration_s >= least_s
+    if part is None and (options.length is not None or has_parts):
+        part = _busiest(columns, options)
+    found = report.TraceReport(
+        place=place,
+        header=trace.header,
         traffic=traffic,
         arrival_s=columns.arrival_s,
-        part=_likeness(columns, asked or _busiest(columns, options), file.place)
-        if asked is not None or options.length is not None or _has_parts(traffic)
-        else None,
-        warnings=(*scanned.warnings, *trace_warnings(columns, traffic, scanned.header)),
+        part=None if part is None else _likeness(columns, part, place),
+        warnings=(*trace.warnings, *trace_warnings(columns, traffic, trace.header)),
         shares=_shares(columns, options),
     )
     if options.json:
-        print_json(trace_report.json_of(report))
+        print_json(report.json_of(found))
     else:
-        trace_report.print_report(report)
+        report.print_report(found)
 
 
 def import_(options: TraceImportOptions) -> None:
-    if len(options.sources) > 1 or collected.is_address(options.sources[0]):
-        collected.import_(options)
-        return
-    if options.from_ or options.to or options.selector:
-        raise UsageError(
-            "--from, --to and --selector are for a Prometheus",
-            hint="Give its address: tuner trace import http://prometheus:9090 -o trace.jsonl",
-        )
-    if options.lengths is not None:
-        _import_schedule(options, options.lengths)
-        return
-    file, output = replace(_input(options), allow_text=options.allow_text), options.output
-    with (
-        whole_file(output, force=options.force) as out,
-        TemporaryFile(dir=resolve(output).parent) as beside,
-    ):
-        draft = Draft(beside)
-        with _telling(f"reading {file.name or file.path.name}") as tell:
-            scanned = scan(file, tell, draft=draft)
+    """Write a trace in tuner's own form. Raises TraceError, TargetError, UsageError."""
+    with whole_file(options.output, force=options.force) as out:
+        if options.lengths is not None:
+            trace = _held(options, options.lengths)
+        elif collected.is_wanted(options):
+            trace = collected.read(options)
+        else:
+            trace = _read(options, allow_text=options.allow_text)
         if options.model is not None:
-            scanned = replace(scanned, header=replace(scanned.header, model=options.model))
-        traffic = describe(scanned.columns)
-        warnings = list(scanned.warnings)
-        spread = None
-        if options.spread_ticks and traffic.tick_ms is None:
-            warnings.append("arrivals lie on no grid: nothing to spread")
-        elif options.spread_ticks and traffic.tick_ms is not None:
-            spread = TickSpread(traffic.tick_ms, options.seed)
-            traffic = replace(traffic, tick_ms=None)
-        with _telling(f"writing {output.name}") as tell:
-            convert(file, scanned, out, tell, spread=spread, draft=draft)
-    warnings += trace_warnings(scanned.columns, traffic, scanned.header)
-    trace_view.print_written(output, traffic, scanned.header, warnings)
-
-
-def _import_schedule(options: TraceImportOptions, lengths: Path) -> None:
-    of_file = (options.format_name, options.time_unit, options.columns, options.delimiter)
-    if any(of_file) or options.spread_ticks:
-        raise UsageError(
-            "--lengths takes no --format, --columns, --delimiter, --time-unit or --spread-ticks",
-            hint="A schedule has one form; leave them out.",
-        )
-    from tuner.commands.trace import schedule  # noqa: PLC0415 - loads what servers record with
-
-    schedule.import_(
-        options.file, lengths, options.output, model=options.model, force=options.force
-    )
-
-
-def export(options: TraceExportOptions) -> None:
-    """Write a trace as a replay tool reads it. Raises TraceError, TargetError."""
-    from tuner.trace.formats.registry import replay_tool  # noqa: PLC0415 - all formats: 50 modules
-
-    trace, output = options.trace, options.output
-    exporter, file = replay_tool(options.format_name), Input(trace)
-    with whole_file(output, force=options.force) as out:
-        with _telling(f"reading {trace.name}") as tell:
-            scanned = scan(file, tell)
-        with _telling(f"writing {output.name}") as tell:
-            found = Replayable(
-                (row for batch in in_order(file, scanned, tell) for row in batch.rows()),
-                block_size=scanned.header.block_size,
-                wanted=exporter.EXPORTED_BLOCK_SIZE,
-            )
-            out.writelines(exporter.export(found))
-        if not found.requests:
-            raise TraceError(
-                f"{trace}: no request was served", hint="There is nothing to replay in it."
-            )
-    usage = exporter.usage(shlex.quote(output.name), found)
-    trace_view.print_exported(output, found, usage, (*scanned.warnings, *found.notes()))
+            trace = replace(trace, header=replace(trace.header, model=options.model))
+        tick_ms = describe(trace.columns).tick_ms if options.spread_ticks else None
+        if tick_ms is not None:
+            trace = trace.spread(tick_ms, options.seed)
+        elif options.spread_ticks:
+            trace = trace.warned("arrivals lie on no grid: nothing to spread")
+        out.writelines(trace.lines())
+    traffic = describe(trace.columns)
+    if tick_ms is not None:
+        traffic = replace(traffic, tick_ms=None)
+    _print_written(options.output, trace, traffic)
 
 
 def cut(options: TraceCutOptions) -> None:
-    file, output = _input(options), options.output
-    asked = _start_and_length(options)
-    held = None if asked is None else HeldPart(*asked)
-    with whole_file(output, force=options.force) as out:
-        with _telling(f"reading {file.name or file.path.name}") as tell:
-            scanned = scan(file, tell, draft=held)
-        start_s, length_s = asked or _wanted(scanned.columns, options)
-        with _telling(f"cutting {file.name or file.path.name}") as tell:
-            found = excerpt(file, scanned, tell, start_s=start_s, length_s=length_s, held=held)
-        if options.window is not None:
-            found = since(found, start_s=start_s, length_s=length_s)
+    """Write a part of a trace. Raises TraceError, TargetError, UsageError."""
+    part = _part(options)
+    if options.window is None:
         if options.replica is None and options.max_model_len is None:
-            header, columns = found.header, found.columns()
-            out.writelines(found.lines())
-        else:
-            trace = _chosen(found.trace(), scanned.columns, options)
-            header = trace.header
-            columns = columns_of(trace.requests, block_size=header.block_size)
-            out.writelines(lines_of(trace))
-    traffic = describe(columns)
-    warnings = (*scanned.warnings, *trace_warnings(columns, traffic, header))
-    trace_view.print_written(output, traffic, header, warnings)
+            raise UsageError("nothing to cut", hint="Give --window, --replica or --max-model-len.")
+        if options.length is not None:
+            raise UsageError("--length is of the busiest part", hint="Add --window busiest.")
+    with whole_file(options.output, force=options.force) as out:
+        trace = _read(options)
+        columns = trace.columns
+        if options.window is not None:
+            start_s, length_s = part or _busiest(columns, options)
+            trace = trace.within(start_s, length_s).since(start_s, length_s)
+        if options.replica is not None:
+            trace = trace.of_replica(_replica(columns, options.replica))
+        if options.max_model_len is not None:
+            trace = trace.no_longer_than(options.max_model_len)
+        out.writelines(trace.lines())
+    _print_written(options.output, trace, describe(trace.columns))
 
 
-def _chosen(trace: Trace, columns: Columns, options: TraceCutOptions) -> Trace:
-    if options.replica is not None:
-        trace = only_replica(trace, _replica(columns, options.replica))
-    if options.max_model_len is not None:
-        trace = drop_longer(trace, max_model_len=options.max_model_len)
-    return trace
+def _print_written(output: Path, trace: Trace, traffic: TrafficSummary) -> None:
+    warnings = (*trace.warnings, *trace_warnings(trace.columns, traffic, trace.header))
+    view.print_written(output, traffic, trace.header, warnings)
 
 
-def _start_and_length(
-    options: TraceShowOptions | TraceCutOptions,
-) -> tuple[float, float] | None:
-    """Return the part in seconds; None for the busiest."""
+def _held(options: TraceImportOptions, lengths: Path) -> Trace:
+    """Return a trace that holds a schedule's concurrency with another trace's lengths."""
+    if any((options.format_name, options.time_unit, options.columns, options.delimiter)):
+        raise UsageError(
+            "--lengths takes no --format, --columns, --delimiter or --time-unit",
+            hint="A schedule has one form; leave them out.",
+        )
+    schedule = ticks(options.file)
+    columns = load(lengths).columns
+    chosen = columns.served & (columns.output_length > 0)
+    pairs = np.column_stack([columns.input_length, columns.output_length])[chosen].tolist()
+    if not pairs:
+        raise TraceError(f"{lengths}: no request was served", hint="Take lengths from another.")
+    holders = list(islice(holding(schedule, [*map(tuple, pairs)]), MAX_HOLDERS + 1))
+    if len(holders) > MAX_HOLDERS:
+        raise TraceError(
+            f"{options.file}: more than {MAX_HOLDERS:,} requests would hold it",
+            hint="Shorten it, or take the lengths of longer requests.",
+        )
+    note = (
+        f"synthetic: lengths of {lengths.name}, arrivals that hold the concurrency of a schedule "
+        f"at {S_PER_OUTPUT_TOKEN * 1000:g} ms an output token and "
+        f"{S_PER_PROMPT_TOKEN * 1000:g} ms a prompt token; with --closed-sessions a slower engine "
+        "holds it too"
+    )
+    header = TraceHeader(
+        source="concurrency_schedule",
+        rows_read=len(holders),
+        rows_kept=len(holders),
+        missing=("aborts", "errors", "prefixes"),
+        notes=(note,),
+    )
+    requests = [
+        TraceRequest(
+            row=row,
+            arrival_s=round(one.at_s, 6),
+            input_length=one.input_length,
+            output_length=one.output_length,
+            e2e_s=round(one.lasts_s, 6),
+            request_id=f"s{one.place}:{one.turn}",
+            session_id=f"s{one.place}",
+            turn=one.turn,
+            parent_id=f"s{one.place}:{one.turn - 1}" if one.turn else None,
+        )
+        for row, one in enumerate(holders)
+    ]
+    return Trace.of(header, requests).warned(note)
+
+
+def _place(options: FileOptions | TraceImportOptions) -> str:
+    return STDIN if str(options.file) == "-" else str(options.file)
+
+
+def _read(options: FileOptions | TraceImportOptions, *, allow_text: bool = False) -> Trace:
+    """Read the trace that the options name."""
+    asked = Asked(
+        format_name=options.format_name,
+        time_unit=options.time_unit,
+        columns={} if options.columns is None else columns_asked(options.columns),
+        delimiter=None if options.delimiter is None else delimiter_asked(options.delimiter),
+        decimal=options.decimal,
+        allow_text=allow_text,
+        name=_place(options),
+    )
+    path = _stdin() if asked.name == STDIN else options.file
+    with _telling(f"reading {options.file.name}") as tell:
+        return read(path, asked, tell)
+
+
+def _stdin() -> Path:
+    """Return a file that holds all of standard input until the process ends."""
+    descriptor, name = tempfile.mkstemp(prefix="tuner-stdin-")
+    path = Path(name)
+    interruption.ends_with_us(partial(path.unlink, missing_ok=True))
+    with os.fdopen(descriptor, "wb") as file:
+        try:
+            shutil.copyfileobj(sys.stdin.buffer, file, 2**20)
+        except OSError as problem:
+            raise TraceError(
+                f"stdin: cannot be kept in {path.parent}: {problem.strerror}",
+                hint="Free some space, or name another folder with TMPDIR.",
+            ) from None
+    return path
+
+
+def _part(options: TraceShowOptions | TraceCutOptions) -> tuple[float, float] | None:
+    """Return the part that is asked for as start and length; None for the busiest."""
     if options.window is None or options.window == "busiest":
         return None
     start, plus, length = options.window.partition("+")
@@ -237,29 +226,9 @@ def _start_and_length(
             f"--window {options.window} has a length, so --length {options.length} means nothing",
             hint="Drop --length, or write --window busiest.",
         )
-    zero = start.strip() in {"0", "0s"}
-    return (
-        0.0 if zero else parse_duration_s(start, option="--window"),
-        parse_duration_s(length, option="--window"),
-    )
-
-
-def _has_parts(traffic: TrafficSummary) -> bool:
-    """Whether the busiest part, unless the user says its length, is no more than one of some."""
-    least_s = MIN_PARTS * parse_duration_s(BUSIEST, option="--length")
-    return traffic.served > 0 and traffic.duration_s >= least_s
-
-
-def _likeness(columns: Columns, start_and_length: tuple[float, float], place: str) -> Likeness:
-    start_s, length_s = start_and_length
-    found = likeness(columns, start_s=start_s, length_s=length_s)
-    if found is None:
-        first_s, last_s = columns.arrival_s[[0, -1]]
-        raise TraceError(
-            f"{place}: no request was served in {start_s:g}s+{length_s:g}s",
-            hint=f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
-        )
-    return found
+    is_zero = start.strip() in {"0", "0s"}
+    start_s = 0.0 if is_zero else parse_duration_s(start, option="--window")
+    return start_s, parse_duration_s(length, option="--window")
 
 
 def _busiest(columns: Columns, options: TraceShowOptions | TraceCutOptions) -> tuple[float, float]:
@@ -268,38 +237,37 @@ def _busiest(columns: Columns, options: TraceShowOptions | TraceCutOptions) -> t
     return start_s, length_s
 
 
-def _wanted(columns: Columns, options: TraceCutOptions) -> tuple[float, float]:
-    """Return the busiest part, or, where none is asked for, all there is."""
-    if options.window is not None:
-        return _busiest(columns, options)
-    if options.replica is None and options.max_model_len is None:
-        raise UsageError("nothing to cut", hint="Give --window, --replica or --max-model-len.")
-    if options.length is not None:
-        raise UsageError("--length is of the busiest part", hint="Add --window busiest.")
-    return 0.0, float(columns.arrival_s[-1]) + 1.0
+def _likeness(columns: Columns, part: tuple[float, float], place: str) -> Likeness:
+    found = likeness(columns, start_s=part[0], length_s=part[1])
+    if found is None:
+        first_s, last_s = columns.arrival_s[[0, -1]]
+        raise TraceError(
+            f"{place}: no request was served in {part[0]:g}s+{part[1]:g}s",
+            hint=f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
+        )
+    return found
 
 
 def _replica(columns: Columns, asked: str) -> int:
     """Return the number of a recorded server; of ``busiest`` that which was asked for most."""
     if asked.isascii() and asked.isdecimal() and len(asked) < 10:
         return int(asked)
+    known = columns.replica >= 0
+    numbers, places = np.unique(columns.replica[known], return_inverse=True)
     if asked != "busiest":
-        numbers = np.unique(columns.replica[columns.replica >= 0])[:20]
-        there = ", ".join(map(str, numbers.tolist())) or "none"
+        there = ", ".join(map(str, numbers[:20].tolist())) or "none"
         raise UsageError(
             f"--replica {asked!r} is no number", hint=f"Write busiest or a number; there: {there}."
         )
-    known = columns.replica >= 0
-    if not known.any():
+    if not len(numbers):
         raise UsageError(
-            "--replica busiest: the trace does not say which server got which request",
+            "--replica busiest: the trace does not show which server got which request",
             hint="Route it: tuner sweep --replicas N --router least.",
         )
-    numbers, places = np.unique(columns.replica[known], return_inverse=True)
     return int(numbers[np.bincount(places, weights=columns.tokens()[known]).argmax()])
 
 
-def _shares(columns: Columns, options: TraceShowOptions) -> trace_report.Shares | None:
+def _shares(columns: Columns, options: TraceShowOptions) -> report.Shares | None:
     """Return what the replicas get, and the traffic of the one that is asked for most tokens.
 
     Where the trace knows its replicas, and none are asked for, its own; None for a single one.
@@ -310,16 +278,14 @@ def _shares(columns: Columns, options: TraceShowOptions) -> trace_report.Shares 
         chosen = assign(columns, replicas=count, router=options.router, seed=options.seed)
     else:
         unknown = int((columns.served & (columns.replica < 0)).sum())
-        if columns.replica.max() < 0 or unknown > UNKNOWN_REPLICAS * columns.served.sum():
+        numbers, chosen = np.unique(columns.replica, return_inverse=True)
+        if len(numbers) == 1 or unknown > UNKNOWN_REPLICAS * columns.served.sum():
             return None
-        names, chosen = np.unique(columns.replica, return_inverse=True)
-        if len(names) == 1:
-            return None
-        router, count = "as recorded", len(names)
+        router, count = "as recorded", len(numbers)
     requests = np.bincount(chosen, minlength=count)
     tokens = np.bincount(chosen, weights=columns.tokens(), minlength=count)
     busiest_one: TrafficSummary = describe(columns.take(chosen == tokens.argmax()))
-    return trace_report.Shares(router, tuple(requests.tolist()), busiest_one)
+    return report.Shares(router, tuple(requests.tolist()), busiest_one)
 
 
 @contextmanager
@@ -329,22 +295,13 @@ def _telling(what: str) -> Iterator[Tell]:
     if not console.is_terminal:
         yield lambda _: None
         return
-    columns = (
-        *(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()),
-        *(TextColumn("{task.fields[rows]}"), TimeRemainingColumn()),
-    )
-    with Progress(*columns, console=console, transient=True) as progress:
+    bars = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    more = (TextColumn("{task.fields[rows]}"), TimeRemainingColumn())
+    with Progress(*bars, *more, console=console, transient=True) as progress:
         task = progress.add_task(shown(what), total=1.0, rows="")
 
         def tell(tally: Tally) -> None:
-            lasted_s = progress.tasks[task].elapsed or 0.0
-            rate = f", {tally.rows_read / lasted_s:,.0f} rows/s" if lasted_s else ""
-            dropped = tally.rows_read - tally.rows_kept
-            progress.update(
-                task,
-                completed=tally.bytes_read / max(1, tally.bytes_total),
-                rows=f"{tally.rows_read:,} rows{rate}"
-                + (f", {dropped:,} dropped" if dropped else ""),
-            )
+            done = tally.bytes_read / max(1, tally.bytes_total)
+            progress.update(task, completed=done, rows=f"{tally.rows_read:,} rows")
 
         yield tell

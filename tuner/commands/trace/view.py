@@ -8,8 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tuner.commands.shared.console import console_for, shown
-from tuner.trace.formats.reading.header import TraceHeader
-from tuner.trace.formats.reading.replayable import Replayable
+from tuner.trace.record import TraceHeader
 from tuner.traffic.summary import TrafficSummary
 
 LIST_WIDTH = 130
@@ -24,18 +23,6 @@ def print_written(
     for note in header.notes:
         if note not in warnings:
             console.print(f"note: {shown(note)}", soft_wrap=True)
-    print_warnings(console, warnings)
-
-
-def print_exported(path: Path, found: Replayable, usage: str, warnings: Sequence[str]) -> None:
-    console = console_for()
-    left_out = ", ".join(f"{count:,} {why}" for why, count in found.left_out.items())
-    console.print(
-        f"{shown(str(path))}: {requests(found.requests)} over {found.lasted_ms / 1000:,.1f}s, "
-        f"block ids of {found.block_size} tokens" + (f"; left out: {left_out}" if left_out else ""),
-        soft_wrap=True,
-    )
-    console.print(f"Replay it: {shown(usage)}", soft_wrap=True)
     print_warnings(console, warnings)
 
 
@@ -68,11 +55,11 @@ def print_warnings(console: Console, warnings: Iterable[str]) -> None:
 
 def print_formats() -> None:
     """Print every format with what marks its files."""
-    from tuner.trace.formats.registry import FORMATS  # noqa: PLC0415 - all formats: 50 modules
+    from tuner.trace.formats import FORMATS, TABLE  # noqa: PLC0415 - loads pyarrow
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("format", "what it is", "known by"):
         table.add_column(heading)
-    for known in FORMATS:
-        table.add_row(known.NAME, shown(known.DESCRIPTION), shown(known.MARK))
+    for known in (*FORMATS, TABLE):
+        table.add_row(known.name, shown(known.says), shown(known.mark))
     console_for(at_least=LIST_WIDTH).print(table)

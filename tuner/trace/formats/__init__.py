@@ -1,1 +1,0 @@
-"""Trace formats: one module each, named in ``registry``; what they share is in ``reading``."""

@@ -1,0 +1,519 @@
+"""Files whose rows are no flat requests: generators that make flat rows of them.
+
+Each takes the objects of a file and yields flat ones, by the keys of the canonical record or by the
+roles of ``formats.FLAT``, which then take the same check as the rows of any table.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any, TypeGuard
+
+from tuner.errors import TraceError
+from tuner.trace.decode import Object, Tally
+from tuner.trace.record import TimeUnit
+from tuner.trace.text import is_text, refuse_text
+from tuner.trace.values import Clock, Counts, as_object, error_in, is_empty, number, status_of
+
+Numbered = Iterator[tuple[int, Object]]
+
+_COUNT, _CLOCK = Counts(), Clock()
+
+
+def first(found: Object, keys: Iterable[str]) -> Any:  # noqa: ANN401 - whatever is there
+    """Return what stands under the first of the keys that says anything."""
+    return next((value for key in keys if not is_empty(value := found.get(key))), None)
+
+
+def _ms(seconds: Any, more: Any = 0) -> Any:  # noqa: ANN401 - what is no number stays what it is
+    """Return ms of a sum of seconds, to the microsecond."""
+    numbers = [number(seconds), number(more)]
+    return seconds if None in numbers else round(sum(filter(None, numbers)) * 1000, 3)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def bailian(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
+    """Yield Bailian's turns with the session of their first: a parent of -1 is none."""
+    del tally, unit
+    roots: dict[int, int] = {}
+    for line, row in rows:
+        chat, parent, turn = (row.get(key) for key in ("chat_id", "parent_chat_id", "turn"))
+        parent = None if parent == -1 else parent
+        session = (
+            chat if parent is None else roots.get(parent, parent) if _is_count(parent) else None
+        )
+        if _is_count(chat) and _is_count(session):
+            roots[chat] = session
+        links = {"request_id": chat, "parent_id": parent, "session_id": session}
+        number_of = turn - 1 if _is_count(turn) and turn else None
+        yield line, {**row, **links, "turn": number_of}
+
+
+DELAYED = (
+    "turns without a stamp are placed a delay after the stamp of the turn before: too early by the "
+    "time that its answer took"
+)
+ACCUMULATED = "prompts of later turns are the earlier prompts and answers and what the row adds"
+
+
+def aiperf(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
+    """Yield aiperf's turns: each holds only what is new in it, and may wait for the one before."""
+    factor = 1000 if unit == "s" else 1
+    names: dict[object, str] = {}
+    last: dict[str, tuple[int, float, int]] = {}  # turn, stamp, tokens that the next begins with
+    for line, row in rows:
+        stamp, delay = (number(row.get(key)) for key in ("timestamp", "delay"))
+        prompt, output, ids = (
+            row.get(key) for key in ("input_length", "output_length", "hash_ids")
+        )
+        at_ms = row.get("timestamp") if stamp is None else stamp * factor
+        name = row.get("session_id")
+        if is_empty(name) or isinstance(name, dict | list):
+            yield (
+                line,
+                {
+                    "timestamp": at_ms,
+                    "input_length": prompt,
+                    "output_length": output,
+                    "hash_ids": ids,
+                },
+            )
+            continue
+        session = names.setdefault(str(name), f"s{len(names)}")
+        turn, before_ms, tokens = last.get(session, (-1, 0.0, 0))
+        if turn >= 0 and at_ms is None and delay is not None:
+            at_ms = before_ms + delay * factor
+            tally.note(DELAYED)
+        if turn >= 0 and _is_count(prompt):
+            prompt, ids = prompt + tokens, None  # whose ids begin at no block
+            tally.note(ACCUMULATED)
+        turn += 1
+        if isinstance(at_ms, int | float) and _is_count(prompt):
+            last[session] = turn, at_ms, prompt + (output if _is_count(output) else 0)
+        found = {
+            "timestamp": at_ms,
+            "input_length": prompt,
+            "output_length": output,
+            "hash_ids": ids,
+        }
+        links = {"session_id": session, "turn": turn, "request_id": f"{session}:{turn}"}
+        yield line, {**found, **links, "parent_id": f"{session}:{turn - 1}" if turn else None}
+
+
+def tracelab(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
+    """Yield TraceLab's rounds: from the last of the inputs to the last that the model wrote."""
+    del tally, unit
+    sessions: dict[str, str] = {}
+    for line, row in rows:
+        events = row.get("timing_events")
+        stamps: dict[bool, list[float]] = {True: [], False: []}
+        for event in events if isinstance(events, list) else ():
+            if isinstance(event, dict):
+                is_input = str(event.get("event_type")) in ("user_message", "tool_result")
+                at_ms = _CLOCK.cell(event.get("timestamp"))
+                stamps[is_input] += [at_ms] if isinstance(at_ms, float) else []
+        inputs, outputs = stamps[True], stamps[False]
+        name = row.get("session_id")
+        yield (
+            line,
+            {
+                "timestamp": _s(max(inputs, default=min(outputs, default=None))),
+                "end": _s(max(outputs, default=None)),
+                "input_length": row.get("input_tokens_total"),
+                "output_length": row.get("output_tokens"),
+                "cached_tokens": row.get("prefix_tokens"),
+                "session_id": None
+                if is_empty(name)
+                else sessions.setdefault(str(name), f"s{len(sessions)}"),
+                "turn": row.get("round_index"),
+                "model": row.get("model"),
+            },
+        )
+
+
+def _s(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1000
+
+
+def llmservingsim(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
+    """Yield LLMServingSim's records. ``arrival_time`` is s since 1970, ``*_ts`` are s of another
+    clock; the request that was queued soonest after it arrived aligns the two."""
+    del tally, unit
+    keys = ("arrival_time", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
+    held = [(line, row, [number(row.get(key)) for key in keys]) for line, row in rows]
+    ahead = [
+        times[1] - times[0] for *_, times in held if times[0] is not None and times[1] is not None
+    ]
+    ahead_s = min(ahead, default=0.0)
+    for line, row, (arrival_s, queued_s, scheduled_s, first_s, last_s) in held:
+        arrived_s = None if arrival_s is None else arrival_s + ahead_s
+        yield (
+            line,
+            {
+                "timestamp": _ms(row.get("arrival_time")),
+                "input_length": row.get("input_toks"),
+                "output_length": row.get("output_toks"),
+                "request_id": row.get("request_id"),
+                "e2e_ms": _between(arrived_s, last_s),
+                "ttft_ms": _between(arrived_s, first_s),
+                "queue_ms": _between(queued_s, scheduled_s),
+            },
+        )
+
+
+def _between(start_s: float | None, end_s: float | None) -> float | None:
+    return None if start_s is None or end_s is None else round((end_s - start_s) * 1000, 3)
+
+
+def vllm_bench(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
+    """Yield the requests of results of ``vllm bench serve``: documents with a list for each column.
+
+    Stamps are s of a monotonic clock. With ``--max-concurrency`` a request waits in the client for
+    ``queue_times`` before it is sent, so that it was due so much earlier.
+    """
+    del unit
+    results = list(rows)
+    if len(results) > 1:
+        raise TraceError(
+            f"{tally.at(results[1][0])}: a second result",
+            hint="One result a file: --append-result writes several, one a line; split them.",
+        )
+    line, result = results[0]
+    columns = {key: held for key, held in result.items() if isinstance(held, list) and held}
+    absent = [key for key in ("start_times", "input_lens", "output_lens") if key not in columns]
+    if absent:
+        raise TraceError(
+            f"{tally.place}: no {', '.join(absent)}: only detailed results have send times",
+            hint="Run vllm bench serve with --save-result --save-detailed; old versions of vLLM, "
+            "and SGLang, never write start_times.",
+        )
+    size = len(columns["start_times"])
+    names = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "queue_times", "errors")
+    for name in (*names, "server_queue_times", "server_ttfts"):
+        if len(columns.get(name, ())) not in (0, size):
+            raise TraceError(
+                f"{tally.place}: {name} has {len(columns[name]):,} entries, start_times {size:,}",
+                hint="Is the file complete?",
+            )
+    if (most := result.get("max_concurrency")) is not None:
+        due = "when requests were due" if "queue_times" in columns else "when it sent them"
+        tally.note(f"the client kept at most {number(most)} requests in flight: arrivals are {due}")
+    _note_ttft(columns, tally)
+    for place in range(size):
+        yield (
+            line,
+            _of_result({key: held[place] for key, held in columns.items() if len(held) == size}),
+        )
+
+
+def _note_ttft(columns: Object, tally: Tally) -> None:
+    """Note how much later than the server the client saw the first token."""
+    pairs = zip(columns.get("ttfts", ()), columns.get("server_ttfts", ()), strict=False)
+    more_s = [
+        a - b for one, other in pairs if (a := number(one)) and (b := number(other)) is not None
+    ]
+    if more_s:
+        median_ms = statistics.median(more_s) * 1000
+        tally.note(
+            f"TTFT is the client's: at the median {median_ms:.3g} ms more than the server's own"
+        )
+
+
+def _of_result(one: Object) -> Object:
+    queue_s = number(one.get("queue_times")) or 0
+    found = {
+        "timestamp": _ms(one["start_times"], -queue_s),
+        "input_length": one["input_lens"],
+        "output_length": one["output_lens"],
+    }
+    if error_in(one.get("errors")) == "error":
+        return {**found, "status": "error"}
+    lasted_s, ttft_s = number(one.get("latencies")), number(one.get("ttfts"))
+    gaps = one.get("itls")
+    if lasted_s is None and isinstance(gaps, list) and ttft_s is not None:
+        lasted_s = ttft_s + math.fsum(gap for gap in gaps if isinstance(gap, int | float))
+    waited_s = number(one.get("server_queue_times"))
+    spans = {"e2e_ms": lasted_s, "ttft_ms": ttft_s, "queue_ms": waited_s}
+    return {
+        **found,
+        **{key: None if one is None else _ms(one, queue_s) for key, one in spans.items()},
+    }
+
+
+# Spans of OpenTelemetry, in every spelling. Whole numbers of 64 bits are text there, or numbers.
+
+REQUEST_NAME = "llm_request"
+"""vLLM's name for the span of a request."""
+
+PROMPT = (
+    *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
+    *("llm.token_count.prompt", "llm.usage.prompt_tokens", "ai.usage.inputTokens"),
+)
+OUTPUT = (
+    *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+    *("llm.token_count.completion", "llm.usage.completion_tokens", "ai.usage.outputTokens"),
+)
+CACHED = (
+    *("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens"),
+    *("gen_ai.usage.cached_input_tokens", "llm.token_count.prompt_details.cache_read"),
+)
+MODEL = (
+    *("gen_ai.response.model", "gen_ai.request.model", "llm.model_name"),
+    "langfuse.observation.model.name",
+)
+SESSION = ("gen_ai.conversation.id", "session.id", "langfuse.session.id")
+N = ("gen_ai.request.choice.count", "gen_ai.request.n")
+STREAM = ("gen_ai.request.stream", "llm.is_streaming")
+FIRST_TOKEN_S = ("gen_ai.latency.time_to_first_token", "gen_ai.response.time_to_first_chunk")
+PARAMETERS = ("llm.invocation_parameters", "langfuse.observation.model.parameters")
+CODE = ("http.response.status_code", "http.status_code", "error.type")
+INSTANCE = ("service.instance.id", "host.name", "k8s.pod.name")
+KIND = (
+    *("gen_ai.operation.name", "openinference.span.kind", "langfuse.observation.type"),
+    *("llm.request.type", "traceloop.span.kind"),
+)
+TEXT = (
+    *("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions"),
+    *("gen_ai.prompt", "gen_ai.completion", "gen_ai.content.prompt", "gen_ai.content.completion"),
+    *("llm.input_messages", "llm.output_messages", "llm.prompts", "llm.completions"),
+    *("input.value", "output.value", "traceloop.entity.input", "traceloop.entity.output"),
+    *("gen_ai.event.content", "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"),
+    *("langfuse.observation.input", "langfuse.observation.output"),
+    *("langfuse.trace.input", "langfuse.trace.output"),
+    *("ai.prompt", "ai.prompt.messages", "ai.response.text", "ai.response.object"),
+    *("ai.response.toolCalls", "ai.response.reasoning", "ai.toolCall.args", "ai.toolCall.result"),
+    *("mlflow.spanInputs", "mlflow.spanOutputs", "all_messages_events", "final_result"),
+    *("pydantic_ai.all_messages", "request_data", "response_data", "embedding.text"),
+    *("llm.prompt_template.variables", "retrieval.documents"),
+)
+_LISTED = tuple(f"{key}.{digit}" for key in TEXT for digit in range(10))
+"""Lists are flattened: ``gen_ai.prompt.0.content``."""
+
+GENERATING = frozenset(
+    {"chat", "text_completion", "generate_content", "completion", "llm", "generation"}
+)
+OTHER_CALLS = frozenset({"embeddings", "embedding", "rerank", "reranker"})
+LINKS = frozenset(
+    {
+        *("invoke_agent", "create_agent", "execute_tool", "invoke_workflow", "retrieval"),
+        *("agent", "chain", "tool", "workflow", "task", "retriever", "guardrail", "evaluator"),
+        *("span", "event"),
+    }
+)
+"""These sum up what the requests beneath them used."""
+
+CLIENTS = "times are the clients': with the network, and with what they tried again"
+
+
+def is_of_vllm(export: Object) -> bool:
+    """Whether spans are vLLM's own."""
+    text = str(export)
+    return any(mark in text for mark in ("'llm_request'", "'vllm.", "'gen_ai.latency."))
+
+
+def vllm_spans(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
+    """Yield vLLM's spans, one a sequence, at its end; a request that did not finish has none."""
+    del unit
+    names, spans, found = _Names(), 0, 0
+    for line, span, attributes, resource in _spans(rows, tally):
+        spans += 1
+        if span.get("name") == REQUEST_NAME:
+            found += 1
+            yield line, _request(span, attributes, resource, names)
+    if not found:
+        raise TraceError(
+            f"{tally.place}: none of its {spans:,} spans is a request's",
+            hint="vLLM sends one a request with --otlp-traces-endpoint; is it sampled away?",
+        )
+
+
+def genai_spans(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
+    """Yield spans of calls to language models, and those that link them."""
+    del unit
+    names, spans, found = _Names(), 0, 0
+    for line, span, attributes, resource in _spans(rows, tally):
+        spans += 1
+        kind = str(first(attributes, KIND)).lower()
+        is_request = kind in GENERATING or span.get("name") == REQUEST_NAME
+        if not is_request and kind not in OTHER_CALLS | LINKS:
+            is_request = _tokens(attributes) != (None, None)
+        found += is_request or kind in OTHER_CALLS
+        row = _request(span, attributes, resource, names)
+        if is_request and not row["links"]["server"]:
+            tally.note(CLIENTS)
+        reason = "not_generation" if kind in OTHER_CALLS else None if is_request else "link"
+        yield line, {**row, "reason": reason}
+    if not found:
+        raise TraceError(
+            f"{tally.place}: none of its {spans:,} spans is a request to a language model",
+            hint="docs/traces.md lists the attributes by which one is known.",
+        )
+
+
+class _Names:
+    """The pseudonyms of one file, by first sight."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, int]] = {}
+
+    def of(self, letter: str, name: object) -> int | None:
+        known = self._known.setdefault(letter, {})
+        return None if is_empty(name) else known.setdefault(str(name), len(known))
+
+
+def _spans(rows: Numbered, tally: Tally) -> Iterator[tuple[int, Object, Object, Object]]:
+    """Yield (line, span, its attributes, its resource's); count what is none.
+
+    Raises TraceError for a span that holds text, unless that was allowed.
+    """
+    for line, export in rows:
+        for of_resource in _dicts(export.get("resourceSpans"), line, tally):
+            held = of_resource.get("resource")
+            resource = _attributes(held.get("attributes") if isinstance(held, dict) else None)
+            for scope in _dicts(of_resource.get("scopeSpans"), line, tally):
+                for span in _dicts(scope.get("spans"), line, tally):
+                    attributes = _attributes(span.get("attributes"))
+                    _look_for_text(attributes, line, tally)
+                    for event in _dicts(span.get("events"), line, tally, count=False):
+                        _look_for_text(
+                            _attributes(event.get("attributes")), line, tally, event=True
+                        )
+                    yield line, span, attributes, resource
+
+
+def _dicts(held: object, line: int, tally: Tally, *, count: bool = True) -> Iterator[Object]:
+    for one in held if isinstance(held, list) else () if held is None else (held,):
+        if isinstance(one, dict) and isinstance(held, list):
+            yield one
+        elif count:
+            tally.lose("malformed", line)
+
+
+def _look_for_text(attributes: Object, line: int, tally: Tally, *, event: bool = False) -> None:
+    for key, value in attributes.items():
+        if (_names_text(key) or (event and key in ("content", "body"))) and is_text(value):
+            refuse_text(tally, line, key)
+
+
+@lru_cache(maxsize=4096)
+def _names_text(key: str) -> bool:
+    return key in TEXT or key.startswith(_LISTED)
+
+
+def _attributes(pairs: object) -> Object:
+    found = {}
+    for pair in pairs if isinstance(pairs, list) else ():
+        if isinstance(pair, dict) and isinstance(key := pair.get("key"), str):
+            found[key] = _value(pair.get("value"))
+    return found
+
+
+def _value(value: object) -> Any:  # noqa: ANN401 - whatever it holds
+    if not isinstance(value, dict) or not value:
+        return None
+    kind, held = next(iter(value.items()))
+    if kind == "arrayValue" and isinstance(held, dict):
+        elements = held.get("values")
+        return [_value(one) for one in elements] if isinstance(elements, list) else []
+    return held
+
+
+def _request(span: Object, attributes: Object, resource: Object, names: _Names) -> Object:
+    start_ms, end_ms = (_span_ms(span.get(f"{side}TimeUnixNano")) for side in ("start", "end"))
+    parameters = as_object(first(attributes, PARAMETERS)) or {}
+    prompt, output = _tokens(attributes)
+    is_server = span.get("kind") in (2, "SPAN_KIND_SERVER")
+    instance = first(resource, INSTANCE)
+    request = attributes.get("gen_ai.request.id")
+    trace_id, span_id, parent = (
+        _id(span.get(key)) for key in ("traceId", "spanId", "parentSpanId")
+    )
+    alone = (trace_id, span_id) if span_id else None
+    session, model = (
+        None if (one := names.of(letter, first(attributes, keys))) is None else f"{letter}{one}"
+        for letter, keys in (("s", SESSION), ("m", MODEL))
+    )
+    return {
+        "timestamp": start_ms,
+        "e2e_ms": _difference(start_ms, end_ms),
+        "input_length": prompt,
+        "output_length": output,
+        "n": first(attributes, N) or parameters.get("n"),
+        "status": _span_status(span, attributes),
+        "ttft_ms": _ttft_ms(attributes, start_ms),
+        "queue_ms": _ms(attributes.get("gen_ai.latency.time_in_queue")),
+        "max_tokens": first(attributes, ("gen_ai.request.max_tokens",))
+        or parameters.get("max_tokens"),
+        "cached_tokens": first(attributes, CACHED),
+        "finish_reason": first(attributes, ("gen_ai.response.finish_reasons",)),
+        "stream": first(attributes, STREAM),
+        "session_id": session,
+        "model": model,
+        "replica": names.of("r", instance) if is_server else None,
+        "links": {
+            "trace": trace_id,
+            "span": span_id,
+            "parent": parent,
+            "server": is_server,
+            "key": alone if request is None else (str(request), str(instance), start_ms),
+        },
+    }
+
+
+def _tokens(attributes: Object) -> tuple[object, object]:
+    """Return the tokens of the prompt and of the output, in whatever spelling; None if unknown."""
+    prompt, output = first(attributes, PROMPT), first(attributes, OUTPUT)
+    if prompt is None and output is None:
+        usage = as_object(attributes.get("langfuse.observation.usage_details")) or {}
+        sums = (
+            [
+                count
+                for key, one in usage.items()
+                if word in key and type(count := _COUNT.cell(one)) is int
+            ]
+            for word in ("input", "output")
+        )
+        prompt, output = (sum(counts) if counts else None for counts in sums)
+    return prompt, output
+
+
+def _ttft_ms(attributes: Object, start_ms: Any) -> Any:  # noqa: ANN401
+    if (seconds := first(attributes, FIRST_TOKEN_S)) is not None:
+        return _ms(seconds)
+    date = attributes.get("langfuse.observation.completion_start_time")
+    at_ms = _CLOCK.cell(date.strip('"') if isinstance(date, str) else date)
+    return _difference(start_ms, at_ms)
+
+
+def _difference(start_ms: Any, end_ms: Any) -> float | None:  # noqa: ANN401
+    both = [one for one in (start_ms, end_ms) if isinstance(one, int | float)]
+    return round(both[1] - both[0], 3) if len(both) == 2 else None
+
+
+def _span_ms(nanoseconds: Any) -> Any:  # noqa: ANN401 - what is no time stays what it is
+    """Return ms, to the microsecond, divided as integers first; 0 is an unknown time."""
+    if nanoseconds in ("", "0", 0, None):
+        return None
+    whole = number(nanoseconds)
+    return nanoseconds if whole is None else round(whole // 1000 / 1000, 3)
+
+
+def _span_status(span: Object, attributes: Object) -> str:
+    held = span.get("status")
+    code = held.get("code") if isinstance(held, dict) else None
+    kind = attributes.get("error.type")
+    if code not in (2, "STATUS_CODE_ERROR") and is_empty(kind):
+        return "ok"
+    http = _COUNT.cell(first(attributes, CODE))
+    if isinstance(http, int) and status_of(http) != "ok":
+        return status_of(http)
+    gone = any(word in str(kind).lower() for word in ("cancel", "disconnect"))
+    return "aborted" if gone else "error"
+
+
+def _id(value: object) -> str:
+    return value if isinstance(value, str) and value.strip("0") else ""

@@ -1,0 +1,333 @@
+"""Read a trace file: bytes to raw columns, raw columns to checked ones, these to a ``Trace``.
+
+``decode`` finds the rows, ``formats`` or ``guess`` say which column is what, ``nested`` makes flat
+rows where they are none, ``check`` reads every cell, ``same`` finds rows that are one request.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from tuner.errors import TraceError, UsageError
+from tuner.trace.check import Checker
+from tuner.trace.decode import ROWS, Object, Opened, Raw, Tally, TraceFile, opened
+from tuner.trace.encode import TYPES
+from tuner.trace.formats import (
+    CANONICAL,
+    TABLE,
+    Format,
+    detected,
+    named,
+    refuse_lookalikes,
+)
+from tuner.trace.guess import Asked, guessed, refused
+from tuner.trace.record import REASONS, VERSION, TraceHeader
+from tuner.trace.same import Row
+from tuner.trace.text import TEXT_KEYS, look_for_text
+from tuner.trace.trace import Trace, date_of, sorted_by_arrival
+from tuner.trace.values import FROM_MS
+
+MOST_ROWS = 10**8
+"""Rows that are read at most: a day of more than a thousand requests a second. Packed, a billion
+equal rows take half a megabyte, and each that is read takes up to 50 bytes of memory."""
+
+SET_BACK_MS = (20 * 60_000.0, 75 * 60_000.0)
+"""Range by which times go back where clocks are set back by an hour, with the gap between rows."""
+
+AN_HOUR_MS = 3_600_000.0
+IN_ORDER = 0.01
+"""Share of the rows that may be far before the row above. A table in no order has more of them, and
+its steps show nothing."""
+
+Tell = Callable[[Tally], None]
+"""Is told now and then how far the reading is."""
+
+
+def read(path: Path, asked: Asked | None = None, tell: Tell = lambda _: None) -> Trace:
+    """Read a whole trace, in order of arrival; requests of one time keep their order.
+
+    Raises TraceError for a file that cannot be read as a trace, UsageError for options that do not
+    fit it. Rows that cannot be used are counted in the header and named in the warnings.
+    """
+    asked = asked or Asked()
+    tally = Tally(asked.name or str(path), allow_text=asked.allow_text)
+    file = TraceFile(path, tally)
+    try:
+        return _read(file, asked, tell)
+    except OSError as error:
+        what = (error.strerror or str(error)).lower()
+        raise TraceError(f"{tally.place}: {what}", hint="Check the file.") from error
+
+
+def _read(file: TraceFile, asked: Asked, tell: Tell) -> Trace:
+    tally = file.tally
+    rows_of = opened(file, delimiter=asked.delimiter, named=tuple(asked.columns.values()))
+    known = _format(file, rows_of, asked)
+    header = _header(known, rows_of, file)
+    known = replace(known, block_size=header.block_size)
+    checker = Checker(known, tally)
+    tables: list[pa.Table] = []
+    lines: list[Any] = []
+    linked: list[Row] = []
+    for raw in _flat(_raws(rows_of, known, tally), known, asked, tally):
+        if tally.rows_read > MOST_ROWS:
+            raise TraceError(
+                f"{tally.place}: more than {MOST_ROWS:,} rows", hint="Cut it to a day."
+            )
+        if known.settle is not None:
+            linked += checker.linked(raw)
+        else:
+            table, kept = checker.checked(raw)
+            _ask_for_unit(table, kept, known, tally)
+            tables.append(table)
+            lines += [kept] if known.clock.zoned is False or known.clock.order == "time" else []
+        tell(tally)
+    if known.settle is not None:
+        tables = [_settled(linked, known, tally)]
+    whole = pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
+    tables.clear()
+    if not len(whole):
+        raise _nothing(known, tally)
+    if lines:
+        _check_clock(whole, np.concatenate(lines), known, tally)
+    if checker.unknown_statuses:
+        tally.note(
+            f"{checker.unknown_statuses:,} statuses are not known: such requests count as served"
+        )
+    return _trace(whole, header, known, tally)
+
+
+def _format(file: TraceFile, rows_of: Opened, asked: Asked) -> Format:
+    """Return how a file is read. Raises TraceError with what would do, UsageError."""
+    place = file.tally.place
+    if asked.is_of_table and asked.format_name not in (None, TABLE.name):
+        raise UsageError(
+            "--columns, --delimiter and --decimal are for tables without a --format",
+            hint="Leave one of them out.",
+        )
+    known = None if asked.format_name is None else named(asked.format_name)
+    if known is None and not asked.is_of_table:
+        known = detected(rows_of, file.head)
+    if known is not None and known is not TABLE:
+        _check_named(known, rows_of, file)
+        return known.of(rows_of, asked.time_unit, file.tally)
+    if known is None and not asked.is_of_table:
+        refuse_lookalikes(place, file.head, rows_of)
+    found = guessed(rows_of, asked) if rows_of.headings else None
+    if isinstance(found, Format):
+        return found
+    if found is not None and (rows_of.sample or found.is_likely or asked.is_of_table or known):
+        raise refused(place, rows_of, found, asked)
+    raise TraceError(
+        f"{place}:1: not a trace format that tuner knows, and no table of requests",
+        hint="Export it as CSV or JSON lines with the time, the prompt's and the output's tokens; "
+        "tuner trace import --list shows what else is read.",
+    )
+
+
+def _check_named(known: Format, rows_of: Opened, file: TraceFile) -> None:
+    """Raise TraceError for a file that has nothing of the format which the user names."""
+    there = {heading.lower() for heading in rows_of.headings}
+    tops = {key.lower() for row in rows_of.objects[:1] for key in row}
+    paths = [column.paths for role, column in known.columns.items() if role in ("timestamp", "end")]
+    has_times = any(
+        path.lower() in there or path.partition(".")[0].lower() in tops
+        for each in paths
+        for path in each
+    )
+    if (known.flatten is None and not has_times and "tuner_trace" not in tops) or (
+        known.flatten is not None and not rows_of.objects
+    ):
+        raise TraceError(
+            f"{file.tally.place}:1: nothing of the format {known.name}: {known.mark}",
+            hint="Leave out --format: then the format is found, or the columns by their headings.",
+        )
+
+
+def _header(known: Format, rows_of: Opened, file: TraceFile) -> TraceHeader:
+    tally, hint = file.tally, "Compare the first line with docs/traces.md."
+    is_headed = b'"tuner_trace"' in file.head.lstrip().partition(b"\n")[0]
+    first = rows_of.objects[0] if rows_of.objects else {}
+    if known.name == CANONICAL.name and "tuner_trace" not in first and is_headed:
+        raise TraceError(f"{tally.place}:1: header: not valid JSON", hint=hint)
+    if known.name != CANONICAL.name or "tuner_trace" not in first:
+        model = first.get("model_id") if known.name == "vllm_bench" else None
+        is_name = isinstance(model, str) and re.fullmatch(r"[\w./:@-]{1,200}", model)
+        header = TraceHeader() if known.name == CANONICAL.name else known.header()
+        return replace(header, model=model if is_name else None)
+    version = first["tuner_trace"]
+    if version != VERSION:
+        shown = version if isinstance(version, int) else "no number"
+        raise TraceError(
+            f"{tally.place}:1: tuner_trace is {shown}, this tuner reads {VERSION}",
+            hint="Write the trace with this version of tuner, or use a newer tuner.",
+        )
+    if first.get("time_unit", "ms") != "ms":
+        raise TraceError(
+            f"{tally.place}:1: time_unit is not ms, which the canonical format is in",
+            hint="Multiply the times; or drop the header and import with --time-unit s.",
+        )
+    try:
+        return msgspec.convert(first, TraceHeader)
+    except msgspec.ValidationError as error:
+        raise TraceError(f"{tally.place}:1: header: {error}", hint=hint) from None
+
+
+def _raws(rows_of: Opened, known: Format, tally: Tally) -> Iterator[Raw]:
+    """Yield the raw columns. Raises TraceError for rows that hold text."""
+    named_text = [one for one in rows_of.headings if one.rpartition(".")[2].lower() in TEXT_KEYS]
+    for place, raw in enumerate(rows_of.raws([*known.paths(), *named_text])):
+        if known.name == CANONICAL.name and raw.objects is not None:
+            raw = _without_header(raw, tally, is_first=place == 0)  # noqa: PLW2901
+        if not known.checks_text:
+            look_for_text(raw, tally)
+        if len(raw):
+            yield raw
+
+
+def _without_header(raw: Raw, tally: Tally, *, is_first: bool) -> Raw:
+    assert raw.objects is not None
+    headers = [place for place, row in enumerate(raw.objects) if "tuner_trace" in row]
+    if not headers:
+        return raw
+    if headers != [0] or not is_first:
+        line = int(raw.lines[headers[-1]])
+        raise TraceError(
+            f"{tally.at(line)}: a second header: two traces with two origins in one file",
+            hint="Split the file at this line and use the parts one by one.",
+        )
+    return Raw(raw.lines[1:], raw.objects[1:])
+
+
+def _flat(raws: Iterator[Raw], known: Format, asked: Asked, tally: Tally) -> Iterator[Raw]:
+    """Yield raw columns of flat rows."""
+    if known.flatten is None:
+        yield from raws
+        return
+    flat = known.flatten(_numbered(raws), tally, asked.time_unit)
+    while some := list(islice(flat, ROWS)):
+        yield Raw(np.array([line for line, _ in some], np.int64), [row for _, row in some])
+
+
+def _numbered(raws: Iterator[Raw]) -> Iterator[tuple[int, Object]]:
+    for raw in raws:
+        yield from zip(raw.lines.tolist(), raw.objects or (), strict=True)
+
+
+def _ask_for_unit(table: pa.Table, lines: Any, known: Format, tally: Tally) -> None:  # noqa: ANN401 - an array
+    """Raise TraceError for the first time with a fraction, which is ms or seconds."""
+    if not known.whole_ms or not len(table):
+        return
+    odd = np.flatnonzero(table.column("timestamp").to_numpy() % 1)
+    if len(odd):
+        raise TraceError(
+            f"{tally.at(int(lines[odd[0]]))}: a timestamp with a fraction may be seconds or ms",
+            hint="tuner trace import --time-unit s (GuideLLM, vLLM) or --time-unit ms (aiperf).",
+        )
+
+
+def _settled(linked: list[Row], known: Format, tally: Tally) -> pa.Table:
+    """Return the requests that there really are."""
+    assert known.settle is not None
+    settled = known.settle(linked)
+    for reason, line in settled.dropped:
+        tally.drop(reason, line)
+    kept = sorted(settled.kept, key=lambda row: row.line)
+    fields = [row.fields for row in kept if row.fields is not None]
+    tally.rows_kept += len(fields)
+    keys = [key for key in TYPES if any(one.get(key) is not None for one in fields)]
+    return pa.table({key: pa.array([one.get(key) for one in fields], TYPES[key]) for key in keys})
+
+
+def _check_clock(table: pa.Table, lines: Any, known: Format, tally: Tally) -> None:  # noqa: ANN401
+    """Raise TraceError where local times show an hour twice, and times of day those of two days."""
+    times_ms = table.column("timestamp").to_numpy()
+    if "timestamp" not in known.columns:
+        times_ms = times_ms + table.column("e2e_ms").to_numpy()
+    steps_ms = np.diff(times_ms)
+    if not len(steps_ms):
+        return
+    title = (known.columns.get("timestamp") or known.columns["end"]).title or "the time"
+    if known.clock.order == "time":
+        forward = int(np.sign(steps_ms[np.abs(steps_ms) < AN_HOUR_MS]).sum())
+        back_ms = np.abs(steps_ms) if forward == 0 else steps_ms if forward < 0 else -steps_ms
+        if back_ms.max() >= AN_HOUR_MS:
+            line = int(lines[int(back_ms.argmax()) + 1])
+            raise TraceError(
+                f"{tally.at(line)}: {title} goes back past midnight, and no column has the day",
+                hint="Export the date too; or sort the rows, if all are of one day.",
+            )
+        return
+    back_ms = steps_ms if int(np.sign(steps_ms).sum()) < 0 else -steps_ms
+    far_back = back_ms >= SET_BACK_MS[0]
+    if far_back.sum() > max(1, IN_ORDER * len(steps_ms)):
+        return
+    for step in np.flatnonzero(far_back & (back_ms <= SET_BACK_MS[1])).tolist():
+        raise TraceError(
+            f"{tally.at(int(lines[step + 1]))}: {title} goes back {back_ms[step] / 6e4:.0f} min: "
+            "where clocks are set back, times without a zone have an hour twice",
+            hint="Export times in UTC or with their zone; or sort the rows, if the times are UTC.",
+        )
+
+
+def _nothing(known: Format, tally: Tally) -> TraceError:
+    """Return why no row can be used."""
+    if not tally.rows_read:
+        return TraceError(f"{tally.place}: no rows", hint="Is the file complete?")
+    if known.without_tokens and "no_tokens" in tally.dropped:
+        what, cure = known.without_tokens
+        return TraceError(f"{tally.first['no_tokens']}: {what}", hint=cure)
+    reason, count = max(tally.dropped.items(), key=lambda item: item[1])
+    return TraceError(
+        f"{tally.first[reason]}: none of {tally.rows_read:,} rows can be used; "
+        f"{count:,} of them {reason}: {REASONS[reason]}",
+        hint="docs/traces.md says what to do; or tuner trace import --format NAME names another.",
+    )
+
+
+def _trace(table: pa.Table, header: TraceHeader, known: Format, tally: Tally) -> Trace:
+    is_canonical = known.name == CANONICAL.name
+    warnings = [*tally.warnings(), *tally.notes]
+    if header.rows_kept and header.rows_kept != tally.rows_read:
+        warnings.append(
+            f"the header counts {header.rows_kept:,} rows, the file has {tally.rows_read:,}: it "
+            "was cut off or edited"
+        )
+    table, origin_ms = sorted_by_arrival(table, absolute=known.absolute)
+    dropped = dict(header.dropped)
+    for reason, count in tally.dropped.items():
+        dropped[reason] = dropped.get(reason, 0) + count
+    missing = header.missing
+    if not is_canonical and "e2e_ms" not in table.column_names and "ends" not in missing:
+        missing = (*missing, "ends")
+    notes = header.notes if is_canonical else (known.how(), *known.notes)
+    dated = known.absolute and (known.clock.dated or origin_ms >= FROM_MS)
+    header = replace(
+        header,
+        time_origin=date_of(origin_ms) if dated else header.time_origin,
+        rows_read=tally.rows_kept + sum(dropped.values()),
+        rows_kept=tally.rows_kept,
+        dropped=dropped,
+        missing=missing,
+        notes=tuple(dict.fromkeys((*notes, *tally.notes))),
+    )
+    return Trace(header, table, tuple(warnings))
+
+
+def origin_of(header: TraceHeader) -> datetime | None:
+    """Return the moment that a trace's times count from; None where it is not known."""
+    if not re.match(r"\d{4}-", header.time_origin or ""):
+        return None
+    try:
+        origin = datetime.fromisoformat(header.time_origin or "")
+    except ValueError:
+        return None
+    return origin if origin.tzinfo else origin.replace(tzinfo=UTC)

@@ -1,0 +1,190 @@
+"""The canonical record: one request, one line of JSON, in milliseconds and tokens.
+
+``Row`` is the table of fields: JSON, columns, limits and the schema follow from it, so that a new
+field is one line here. Servers that are recorded load this module, so it needs msgspec alone.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import inspect
+
+VERSION = 1
+
+Status = Literal["ok", "aborted", "error", "rejected"]
+SERVED: tuple[Status, ...] = ("ok", "aborted")
+"""Statuses of requests that held a slot and are sent again; the others are only counted."""
+
+TimeUnit = Literal["s", "ms", "us", "ns", "dmy", "mdy", "ymd"]
+"""The unit of times that are numbers, or the order of day, month and year in dates."""
+
+Reason = Literal[
+    "line_too_long",
+    "malformed",
+    "no_timestamp",
+    "bad_timestamp",
+    "no_tokens",
+    "not_integer",
+    "negative",
+    "zero_tokens",
+    "out_of_range",
+    "bad_field",
+    "negative_time",
+    "several_requests",
+    "same_request",
+    "retried",
+    "cache_hit",
+    "not_generation",
+]
+
+REASONS: dict[Reason, str] = {
+    "line_too_long": "the line is longer than 64 MiB",
+    "malformed": "the line is not valid JSON, not UTF-8, cut off, or has a wrong number of columns",
+    "no_timestamp": "the arrival time is missing",
+    "bad_timestamp": "the arrival time is not a time, or has another unit, zone or form",
+    "no_tokens": "input_length or output_length is missing",
+    "not_integer": "a count of tokens is not a whole number",
+    "negative": "a count of tokens is negative",
+    "zero_tokens": "a request that was served has no prompt tokens, or no output tokens",
+    "out_of_range": "a number is too large to be true",
+    "bad_field": "an optional field has a value of the wrong kind, or of another unit",
+    "negative_time": "a duration is negative, or the end is before the start",
+    "several_requests": "the row sums up several requests",
+    "same_request": "the row is part of a request that another row stands for",
+    "retried": "an attempt that failed before another attempt of the same request was served",
+    "cache_hit": "a gateway answered from its cache, and no server saw the request",
+    "not_generation": "the row generates no tokens: an embedding, a tool call, a link in a chain",
+}
+"""Why a row is not used. docs/traces.md says what to do about each."""
+
+MAX_TOKENS = 2**31 - 1
+MAX_N = 16_384
+"""vLLM's own limit on n."""
+MAX_MS = 10**14
+"""Three thousand years: larger numbers are not times."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+Ms = Annotated[int, msgspec.Meta(ge=0, le=MAX_MS)] | Annotated[float, msgspec.Meta(ge=0, le=MAX_MS)]
+Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class Row(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """One request as a line of the canonical form has it; null is absent."""
+
+    timestamp: Ms
+    input_length: Count | None = None
+    output_length: Count | None = None
+    status: Status = "ok"
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_N)] = 1
+    output_lengths: tuple[Count, ...] = ()
+    max_tokens: Count | None = None
+    hash_ids: tuple[BlockId, ...] = ()
+    request_id: str | int | None = None
+    session_id: str | int | None = None
+    turn: Count | None = None
+    parent_id: str | int | None = None
+    e2e_ms: Ms | None = None
+    ttft_ms: Ms | None = None
+    queue_ms: Ms | None = None
+    finish_reason: str | None = None
+    priority: Priority | None = None
+    lora: str | None = None
+    model: str | None = None
+    replica: Count | None = None
+    stream: bool | None = None
+    cached_tokens: Count | None = None
+    num_images: Count | None = None
+    row: Count | None = None
+    """Position in the trace that this one was cut from; absent where it is the position here."""
+
+
+Kind = Literal["time", "count", "flag", "name", "list"]
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of the record, as columns and checks need to know it."""
+
+    key: str
+    kind: Kind
+    least: int
+    most: int
+    default: Any
+
+    @property
+    def attribute(self) -> str:
+        """The name of the field of a ``TraceRequest``, whose times are in seconds."""
+        return "arrival_s" if self.key == "timestamp" else self.key.replace("_ms", "_s")
+
+
+def _field(one: inspect.Field) -> Field:
+    held = one.type.types if isinstance(one.type, inspect.UnionType) else (one.type,)
+    kinds: tuple[tuple[Kind, type[inspect.Type]], ...] = (
+        ("time", inspect.FloatType),
+        ("flag", inspect.BoolType),
+        ("name", inspect.StrType),
+        ("name", inspect.LiteralType),
+        ("list", inspect.VarTupleType),
+        ("count", inspect.IntType),
+    )
+    kind = next(kind for kind, known in kinds if any(isinstance(part, known) for part in held))
+    number = next((part for part in held if isinstance(part, inspect.IntType)), None)
+    least, most = (number.ge, number.le) if number is not None else (None, None)
+    default = None if one.default is msgspec.NODEFAULT else one.default
+    return Field(one.encode_name, kind, least or 0, most or MAX_TOKENS, default)
+
+
+def _fields() -> tuple[Field, ...]:
+    row = inspect.type_info(Row)
+    assert isinstance(row, inspect.StructType)
+    return tuple(map(_field, row.fields))
+
+
+FIELDS = _fields()
+
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+Total = Annotated[int, msgspec.Meta(ge=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceHeader:
+    """The header of a trace: the first line of the canonical form."""
+
+    source: str = "unknown"
+    model: str | None = None
+    time_origin: str | None = None
+    time_resolution_ms: float | None = None
+    block_size: Positive = 16
+    """Tokens that one entry of ``hash_ids`` stands for."""
+
+    replicas: Positive = 1
+    rows_read: Total = 0
+    rows_kept: Total = 0
+    dropped: dict[str, Total] = field(default_factory=dict)
+    """Reason → rows; rows_read = rows_kept + the sum of these."""
+
+    missing: tuple[str, ...] = ()
+    """What the source cannot show, such as ``aborts``."""
+
+    notes: tuple[str, ...] = ()
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def header_line(header: TraceHeader) -> bytes:
+    """Return the first line of the canonical form."""
+    fields = {
+        key: value
+        for key, value in dataclasses.asdict(header).items()
+        if value is not None and value != ()
+    }
+    return _encode({"tuner_trace": VERSION, "time_unit": "ms", **fields}) + b"\n"
+
+
+def row_line(row: Row) -> bytes:
+    """Return a row as a line of the canonical form."""
+    return _encode(row) + b"\n"
