@@ -22,7 +22,7 @@ fetch() { # PACKAGE PROGRAM…
 	dpkg -x "$partial/$1"_*.deb "$folder"
 	for program in "${@:2}"; do
 		local place
-		place=$(find "$folder" -type f -name "$program" -path "*/[bc]*/*" | head -n 1)
+		place=$(find "$folder" -type f -name "$program" -path "*/usr/*bin*/*" | head -n 1)
 		# Debian 12's Compose is a Python program that needs two dozen packages more.
 		[ -n "$place" ] && ! head -c 2 "$place" | grep -q '#!' && ln -sf "$place" "$tools/$program"
 	done
