@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from tuner.engines.devices import BY_LOG, PER_CARD
 from tuner.engines.seam import WHICH_DEVICE, EngineFacts
 from tuner.errors import RunError
-from tuner.replay.device_use import device_use, disturbance, share_taken
+from tuner.replay.device_use import device_use, share_taken
 from tuner.replay.records import ProbeResult, Replay
+from tuner.replay.soundness import OURS
 from tuner.runs.journal import NO_SENSE, Event, Journal
-from tuner.runs.rungs import RUNGS, Rung
+from tuner.runs.rungs import RUNGS, Rung, disturbances_of
 from tuner.traffic.slo import Unloaded, fit_unloaded
 from tuner.traffic.window import Part, Window
 from tuner.twin.check import Observed, observed
@@ -201,20 +202,26 @@ class Evidence:
             least[key] = min(taken, least.get(key, 1.0))
         return max(least.values(), default=0.0)
 
-    def flaws(self) -> Iterator[str]:
-        """Yield what shaped the numbers besides the engine, and where, of all that counts: of what
-        was replayed again only the last."""
+    def disturbances(self) -> Iterator[str]:
+        """Yield what else than the engine and its client was at work, and when, of all that counts:
+        of what was replayed again only the last."""
         for event in self.journal.of("probe"):
             yield from (f"{why} while an idle engine was timed" for why in event["flaws"])
+        for replay in self._last():
+            cap = replay.max_num_seqs
+            yield from (f"{why} while {cap} was replayed" for why in disturbances_of(replay))
+
+    def lateness(self) -> str | None:
+        """Say how late our own client was in what counts; None where it was in time."""
+        found = (one for replay in self._last() for one in replay.flaws if one.startswith(OURS))
+        return next(found, None)
+
+    def _last(self) -> Iterator[Replay]:
         last = {
             (event["purpose"] in CONFIRMING, event["max_num_seqs"], event["window"]): event
             for event in self._replays((*RUNGS, "ramp", *CONFIRMING))
         }
-        for event in last.values():
-            replay = self.journal.replay(event)
-            other = disturbance(device_use([replay.device]))
-            for why in replay.flaws or ([] if other is None else [other]):
-                yield f"{why} while {event['max_num_seqs']} was replayed"
+        return map(self.journal.replay, last.values())
 
     def segments(self) -> list[Segment]:
         """Return the iterations of everything but the confirming engine, on one clock."""

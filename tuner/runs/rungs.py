@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tuner.replay.device_use import device_use, disturbance
 from tuner.replay.measure import Measurement, measure
 from tuner.replay.records import Replay
+from tuner.replay.soundness import OURS
 from tuner.traffic.slo import Slo
 from tuner.twin.uncertainty import Block, Purpose, Trial
 
@@ -77,7 +78,14 @@ def disturbed(rungs: Sequence[Rung]) -> set[int]:
 
 
 def is_disturbed(replay: Replay) -> bool:
-    return bool(replay.flaws) or disturbance(device_use([replay.device])) is not None
+    return any(disturbances_of(replay))
+
+
+def disturbances_of(replay: Replay) -> Iterator[str]:
+    """Yield what besides the engine and our own client was at work during a replay."""
+    yield from (one for one in replay.flaws if not one.startswith(OURS))
+    if (other := disturbance(device_use([replay.device]))) is not None:
+        yield other
 
 
 def whole_rung_s(rungs: Sequence[Rung]) -> float | None:

@@ -155,7 +155,7 @@ def check(outcome: SweepOutcome, took_s: float) -> None:
 
 
 CASES = {
-    "late": (Disturbance(lag_s=0.3), "requests left late"),
+    "late": (Disturbance(lag_s=0.3), None),
     "stalled": (Disturbance(noise=WorldNoise(hang_at=130.0, hang_len=20.0)), None),
     "busy": (Disturbance(busy_s=(100.0, 230.0)), "others took"),
     "slower for a while": (
@@ -179,6 +179,7 @@ def test_a_disturbed_sweep_ends_with_an_answer(
     if busy is not None:
         assert busy in str(outcome.busy)
         assert outcome.verdict.confidence <= 0.9
+    assert any("requests left late" in one for one in outcome.warnings) == (what.lag_s > 0)
     is_lost = what.server != "lives" or what.server_starts_s > 300
     assert (outcome.unconfirmed is not None) == is_lost
 

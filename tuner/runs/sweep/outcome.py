@@ -68,6 +68,7 @@ def outcome_of(
         warnings=(
             *facts.cautions,
             *warnings,
+            *([] if (late := evidence.lateness()) is None else [f"{late}: {LATE_IS_COUNTED}"]),
             *of_the_whole_run(conclusion, front_end, basis.settings),
         ),
     )
@@ -88,13 +89,15 @@ def _parts_s(starts: Sequence[EngineStart]) -> dict[str, float]:
     return found
 
 
+LATE_IS_COUNTED = "the times and their intervals have that in them"
+
 SURE_ON_A_BUSY_MACHINE = 0.9
 """Most confidence in what was measured beside others: it is below the 0.95 that counts as sure."""
 
 
 def busy_in_words(evidence: Evidence, view: Forecast | None) -> str | None:
     """Say by what it is seen that the machine was busy during a run; None where it was not."""
-    if (why := next(evidence.flaws(), None)) is not None:
+    if (why := next(evidence.disturbances(), None)) is not None:
         return why
     if view is None:
         return None
