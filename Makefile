@@ -47,8 +47,8 @@ fix: setup-dev  ## Fix what a machine can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: setup-dev  ## Write docs/cli.md anew
-	$(BIN)/python scripts/cli_reference.py
+docs: setup-dev  ## Write the generated parts of the docs
+	$(BIN)/python scripts/reference.py
 
 bench: setup-dev  ## Measure the speed of tuner itself, by ratios
 	$(BIN)/python scripts/bench.py
@@ -71,7 +71,7 @@ static: setup-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python scripts/cli_reference.py --check
+	$(BIN)/python scripts/reference.py --check
 
 plain: setup-dev
 	$(call PYTEST,not vllm and not long,$(PARALLEL))
