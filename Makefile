@@ -17,7 +17,7 @@ PROFILE ?= profile.yaml
 # A GPU starts in minutes, and the model that a CPU serves says nothing about one.
 ON_A_GPU = $(shell grep -s '"engine": "cuda"' .venv/tuner-setup.json)
 SWEEP_ARGS ?= $(if $(ON_A_GPU),--model tuner:1b --budget 15m,--budget 3m)
-COMPARE_ARGS ?= --profile profiles/translation-tiny-cpu.yaml --sweep --budget 14m --repeats 2
+COMPARE_ARGS ?= --profile profiles/translation-tiny-cpu.yaml --budget 14m
 
 # $(call PYTEST,marks,options). Of a part that PYTEST_ARGS asks for, a share may have no test.
 PYTEST = $(BIN)/python -m pytest $(2) -m "$(1)" $(PYTEST_ARGS)$(if $(PYTEST_ARGS), || [ $$? -eq 5 ])
