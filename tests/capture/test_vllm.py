@@ -4,10 +4,7 @@ import contextlib
 import importlib
 import inspect
 import json
-import os
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,12 +15,9 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.support import paced
 from tests.support.places import ROOT
 from tests.support.scraped import can_scrape, prometheus
-from tests.support.traces import cut
 from tests.support.vllm_server import (
-    CAP,
     Gauges,
     Planned,
     RealServer,
@@ -277,30 +271,6 @@ def test_its_intervals_are_the_concurrency_that_the_server_reported(
     record_property("mean_absolute_error", off)
     always_the_mean = np.abs(reported - reported.mean()).mean()
     assert off <= min(1.0, always_the_mean / 2)
-
-
-@pytest.mark.vllm
-@pytest.mark.serve
-def test_replayed_it_gives_the_concurrency_that_the_server_reported(
-    recorded: Recorded, tmp_path: Path, record_property: Note
-) -> None:
-    arrivals_s = [one.arrival_s for one in recorded.planned]
-    begin_s, length_s = min(arrivals_s), max(arrivals_s) - min(arrivals_s) + 0.001
-    path = tmp_path / "part.jsonl"
-    part = cut(recorded.trace, start_s=begin_s, length_s=length_s)
-    trace.write(part, path)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.replay_trace", str(path), str(CAP)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **paced.environment(tmp_path)},
-    )
-    assert done.returncode == 0, done.stderr
-    off = off_by(recorded, json.loads(done.stdout), recorded.origin_s + begin_s)
-    record_property("mean_absolute_error", off)
-    assert off <= 1.0
 
 
 @pytest.mark.vllm

@@ -83,6 +83,9 @@ def observed(source: Path, case: Case, scratch: Path) -> Case:
     done = run(scratch, "trace import", name, *case.get("options", ()), "-o", "out.jsonl")
     assert PRIVATE not in done.stdout + done.stderr
     if done.code == OK:
+        again = run(scratch, "trace import", "out.jsonl", "-o", "again.jsonl")
+        assert again.code == OK, again.stderr
+        assert rows_of(scratch / "again.jsonl") == rows_of(scratch / "out.jsonl")
         return written(scratch / "out.jsonl")
     assert done.code in {USAGE, BAD_INPUT}, done.stderr
     assert done.stdout == ""
@@ -95,8 +98,9 @@ def observed(source: Path, case: Case, scratch: Path) -> Case:
 
 
 def suggestions(done: Done) -> list[str]:
-    """Return the commands that a refusal prints for its user to run."""
-    return re.findall(r"tuner (trace import \S.* -o trace\.jsonl)", done.error)
+    """Return the commands that a refusal prints for its user to run, if they are about files."""
+    found = re.findall(r"tuner (trace import \S.* -o trace\.jsonl)", done.error)
+    return [command for command in found if "://" not in command]
 
 
 def followed(command: str, scratch: Path) -> Case:
@@ -137,6 +141,10 @@ def written(path: Path) -> Case:
     assert header["rows_kept"] == len(rows)
     assert header["rows_read"] == len(rows) + sum(header["dropped"].values())
     return {key: value for key, value in outcome.items() if value or key == "requests"}
+
+
+def rows_of(path: Path) -> list[bytes]:
+    return sorted(path.read_bytes().splitlines()[1:])
 
 
 def names_in(refusal: str, source: Path) -> list[str]:
