@@ -53,6 +53,7 @@ TOKEN_MS = (0.3, 1000.0)
 from the usual and out of this range is of another unit, if that would bring it back."""
 
 MOST_UNKNOWN_KEYS = 20
+LONGEST_NAME = 60
 NAMES: dict[Role, str] = {"session_id": "s", "model": "m"}
 """Roles whose names become pseudonyms, with the letter that these begin with."""
 
@@ -480,10 +481,10 @@ class _Rows:
         """Split the sum of several sequences' outputs evenly: no sequence is known by itself."""
         if not self.format.sums_of_n or self.columns.get("n") is None:
             return
-        n = self.columns["n"].fill_null(1).to_numpy(zero_copy_only=False)
+        n = self.columns.pop("n").fill_null(1).to_numpy(zero_copy_only=False).astype(np.int64)
         output = lengths["output_length"]
         several = (n > 1) & (n <= np.minimum(output, MAX_N))
-        self._put("n", np.where(several, n, ABSENT).astype(np.int64))
+        self._put("n", np.where(several, n, ABSENT))
         if not several.any():
             return
         self.of.tally.note(
@@ -527,14 +528,15 @@ class _Rows:
 
     def _kept_names(self, role: Role, cells: Cells) -> pa.Array:
         if isinstance(cells, pa.Array) and pa.types.is_string(cells.type):
-            return cells
+            return cells if self.format.strict else _without_text(cells)
         wrong = np.array([isinstance(one, dict | list | float | bool) for one in cells], np.bool_)
         self._drop(wrong, "bad_field", role)
         texts = [
             None if one is None or bad or (is_empty(one) and not self.format.strict) else str(one)
             for one, bad in zip(cells, wrong.tolist(), strict=True)
         ]
-        return pa.array(texts, pa.string())
+        names = pa.array(texts, pa.string())
+        return names if self.format.strict else _without_text(names)
 
     def _pseudonyms(self, role: Role, cells: Cells) -> pa.Array:
         """Return names as numbers by first sight; the names themselves are never written."""
@@ -554,6 +556,14 @@ class _Rows:
         used = {*np.unique(codes).tolist()}
         found = [rule(value) if place in used else absent for place, value in enumerate(values)]
         return np.array([*found, absent], kind)[codes]
+
+
+def _without_text(names: pa.Array) -> pa.Array:
+    """Leave out names that are long and have blanks: they may be text of a prompt."""
+    is_text = pc.and_(
+        pc.greater(pc.utf8_length(names), LONGEST_NAME), pc.match_substring(names, " ")
+    )
+    return pc.if_else(is_text, pa.scalar(None, pa.string()), names)
 
 
 def _priority(value: Any) -> int:  # noqa: ANN401 - whatever it holds
