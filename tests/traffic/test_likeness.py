@@ -1,13 +1,9 @@
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.traces import request
 from tuner.trace.columns import Columns, columns_of
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.levels import DENSE
-from tuner.traffic.likeness import Likeness, counted, likeness
+from tuner.traffic.likeness import Likeness, likeness
 
 
 def columns(*requests: TraceRequest) -> Columns:
@@ -73,12 +69,3 @@ def test_a_part_in_which_nothing_was_served_compares_with_nothing() -> None:
 
 def test_requests_of_one_time_have_no_part() -> None:
     assert likeness(columns(request(), request()), start_s=0.0, length_s=1.0) is None
-
-
-@given(numbers=st.lists(st.integers(0, 50), min_size=1), large=st.booleans())
-def test_quantiles_of_counted_numbers_are_those_of_the_numbers(
-    numbers: list[int], *, large: bool
-) -> None:
-    array = np.array(numbers, np.int32) + DENSE * large
-    shares = (0.0, 0.5, 0.9, 0.95, 0.99, 1.0)
-    assert counted(array).quantiles(shares) == pytest.approx(np.quantile(array, shares).tolist())

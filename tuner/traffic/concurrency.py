@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 from tuner.trace.columns import Columns, Floats
 from tuner.trace.schedule import Tick
-from tuner.traffic.levels import LOOKS, Held, Levels, count_held, count_levels, look_held
+from tuner.traffic.levels import Held, Levels, count_held, count_levels
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
 
 BAND_S_PER_TOKEN = (0.010, 0.020, 0.040, 0.080)
 """Times per output token of a fast and of a slow server, for traces whose ends are unknown."""
 
-TELLING = 2**17
-"""Of ten million durations so many tell the p99."""
+MOST_PREVIEWED = 2**20
+"""Requests that are counted for a preview."""
 
 KNOWN_ENDS = 0.95
 """Share of the served requests whose end must be recorded, for the recorded concurrency."""
@@ -39,20 +39,16 @@ def levels(columns: Columns, durations_s: Floats, *, start_s: float, end_s: floa
     return count_levels(*intervals, start_s=start_s, end_s=end_s)
 
 
-def recorded_levels(columns: Columns, *, grain_s: float = 0.0) -> Levels | None:
+def recorded_levels(columns: Columns) -> Levels | None:
     """Return the levels by recorded ends, from when the trace has filled up to the last arrival.
 
     Before the first arrival + the p99 duration the system fills from empty; after the last arrival
-    it drains. Durations of 0 become half of the clock's grain. None where too few ends are
-    recorded.
+    it drains. None where too few ends are recorded.
     """
     if not _mostly_known(columns, columns.e2e_s):
         return None
-    durations_s = columns.e2e_s
-    if grain_s:
-        durations_s = np.where(columns.e2e_s == 0, grain_s / 2, columns.e2e_s)
-    start_s, end_s = _filled(columns, durations_s)
-    return levels(columns, durations_s, start_s=start_s, end_s=end_s)
+    start_s, end_s = _filled(columns, columns.e2e_s)
+    return levels(columns, columns.e2e_s, start_s=start_s, end_s=end_s)
 
 
 def running(columns: Columns, *, start_s: float, end_s: float) -> Held | None:
@@ -77,40 +73,29 @@ def recorded_running(columns: Columns) -> Held | None:
     return running(columns, start_s=start_s, end_s=end_s)
 
 
-def modelled(columns: Columns, *, s_per_token: float) -> Held | None:
-    """Return what would be in flight if each output token took ``s_per_token`` at any load."""
-    if not columns.served.any():
-        return None
-    durations_s = columns.output_length * np.float64(s_per_token)
-    start_s, end_s = _filled(columns, durations_s)
-    durations_s += columns.arrival_s
-    intervals = _intervals(columns, columns.arrival_s, durations_s)
-    return count_held(*intervals, start_s=start_s, end_s=end_s)
-
-
 def modelled_band(columns: Columns) -> dict[float, Held]:
     """Return what would be in flight at each speed of the band.
 
-    No server keeps one speed at any load: this is for a preview, never a target. So a trace with
-    more requests than LOOKS is looked at, and not counted.
+    No server keeps one speed at any load: this is for a preview, never a target. So of a long trace
+    every few requests stand for those between.
     """
-    if len(columns) > LOOKS and columns.served.any():
-        found = _looked(columns)
-    else:
-        found = [modelled(columns, s_per_token=speed) for speed in BAND_S_PER_TOKEN]
-    return {
-        speed: held for speed, held in zip(BAND_S_PER_TOKEN, found, strict=True) if held is not None
-    }
-
-
-def _looked(columns: Columns) -> list[Held | None]:
-    begins_s = columns.of_served(columns.arrival_s)
-    lengths = columns.of_served(columns.output_length)
-    weight = columns.of_served(columns.n) if (columns.n != 1).any() else None
-    p99 = float(np.quantile(lengths[:: max(1, len(lengths) // TELLING)], 0.99))
+    served = columns.served
+    if not served.any():
+        return {}
+    every = -(-len(columns) // MOST_PREVIEWED)
+    begins_s = columns.arrival_s[served][::every]
+    lengths = columns.output_length[served][::every]
+    weight = columns.n[served][::every] * every
     first_s, last_s = float(columns.arrival_s[0]), float(columns.arrival_s[-1])
-    starts_s = {speed: _filled_s(first_s, last_s, p99 * speed) for speed in BAND_S_PER_TOKEN}
-    return look_held(begins_s, lengths, weight, starts_s=starts_s, end_s=last_s)
+    p99 = float(np.quantile(lengths, 0.99))
+    band = {}
+    for speed in BAND_S_PER_TOKEN:
+        start_s = _filled_s(first_s, last_s, p99 * speed)
+        ends_s = begins_s + lengths * speed
+        held = count_held(begins_s, ends_s, weight, start_s=start_s, end_s=last_s)
+        if held is not None:
+            band[speed] = held
+    return band
 
 
 def _intervals(
@@ -138,8 +123,7 @@ def _filled(columns: Columns, durations_s: Floats) -> tuple[float, float]:
     known = columns.served & ~np.isnan(durations_s)
     first_s, last_s = float(columns.arrival_s[0]), float(columns.arrival_s[-1])
     lasted_s = durations_s if known.all() else durations_s[known]
-    some_s = lasted_s[:: max(1, len(lasted_s) // TELLING)]
-    return _filled_s(first_s, last_s, float(np.quantile(some_s, 0.99))), last_s
+    return _filled_s(first_s, last_s, float(np.quantile(lasted_s, 0.99))), last_s
 
 
 def _filled_s(first_s: float, last_s: float, p99_s: float) -> float:

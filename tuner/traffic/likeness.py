@@ -1,15 +1,11 @@
 """Compare a part of a trace with the whole: what a replay of it stands for. Pure."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tuner.trace.columns import Columns, Floats, Ints
-from tuner.traffic.arrivals import SAMPLE
-from tuner.traffic.levels import DENSE
 
 MIN_PARTS = 2.0
 """A part longer than the trace divided by this is hardly a part."""
@@ -89,49 +85,12 @@ def _rank(arrival_s: Floats, before: Ints, asked: int, length_s: float) -> float
 
 
 def _distance(columns: Columns, lengths: NDArray[np.int32], part: slice) -> float:
-    mine = counted(lengths[part][columns.served[part]])
-    all_ = counted(columns.of_served(lengths))
-    return max(
-        float(
-            np.abs(
-                mine.share_upto(mine.numbers, inclusive=inclusive)
-                - all_.share_upto(mine.numbers, inclusive=inclusive)
-            ).max()
-        )
-        for inclusive in (False, True)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """Numbers in order, and how often each is there: ten million lengths need not be sorted."""
-
-    numbers: Ints
-    times: Ints
-
-    def quantiles(self, shares: Sequence[float]) -> list[float]:
-        """Return what ``numpy.quantile`` does, between two numbers in proportion."""
-        upto = np.cumsum(self.times)
-        at = np.array(shares) * (upto[-1] - 1)
-        below = np.floor(at)
-        low = self.numbers[np.searchsorted(upto, below, side="right")]
-        high = self.numbers[np.searchsorted(upto, np.minimum(below + 1, upto[-1] - 1), "right")]
-        return [*map(float, low + (high - low) * (at - below))]
-
-    def share_upto(self, numbers: Ints, *, inclusive: bool) -> Floats:
-        """Return for each number the share of all that are below it, or at it."""
-        before = np.concatenate([[0], np.cumsum(self.times)])
-        side = np.searchsorted(self.numbers, numbers, side="right" if inclusive else "left")
-        shares: Floats = before[side] / before[-1]
-        return shares
-
-
-def counted(numbers: NDArray[Any]) -> Counted:
-    """Count whole numbers from 0, of which there is one at least."""
-    if int(numbers.max()) >= DENSE:
-        return Counted(*np.unique_counts(numbers.astype(np.int64)))
-    times = np.zeros(int(numbers.max()) + 1, np.int64)
-    for begin in range(0, len(numbers), SAMPLE):  # which are copied as integers of 64 bits
-        times += np.bincount(numbers[begin : begin + SAMPLE], minlength=len(times))
-    there = np.flatnonzero(times)
-    return Counted(there, times[there])
+    """Return Kolmogorov's and Smirnov's distance of a part's lengths from all."""
+    mine = np.sort(lengths[part][columns.served[part]])
+    every = np.sort(columns.of_served(lengths))
+    gaps = [
+        np.searchsorted(mine, mine, side) / len(mine)
+        - np.searchsorted(every, mine, side) / len(every)
+        for side in ("left", "right")
+    ]
+    return float(np.abs(gaps).max())

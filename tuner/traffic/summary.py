@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.trace.columns import Columns, Floats
+from tuner.trace.columns import Columns
 from tuner.traffic.arrivals import (
-    SAMPLE,
     arrival_rate_rps,
     dispersion,
     duration_s,
@@ -22,7 +21,6 @@ from tuner.traffic.concurrency import (
     recorded_running,
 )
 from tuner.traffic.levels import Held, Levels
-from tuner.traffic.likeness import counted
 
 PEAK_WINDOWS_S = (1.0, 10.0, 60.0)
 DISPERSION_BINS_S = (1.0, 10.0)
@@ -84,9 +82,6 @@ class TrafficSummary:
     prefix_share: float | None
     """Prompt tokens that an endless prefix cache would know ÷ all; None without hash ids."""
 
-    grain_s: float | None
-    """Whole seconds, tenths, … in which the recorded durations count; None when finer."""
-
 
 def describe(columns: Columns) -> TrafficSummary:
     """Return what the trace says; ``columns`` has at least one request."""
@@ -95,8 +90,7 @@ def describe(columns: Columns) -> TrafficSummary:
     spread = {bin_s: dispersion(arrival_s, bin_s) for bin_s in DISPERSION_BINS_S}
     tokens = int(columns.of_served(columns.outputs()).sum(dtype=np.int64))
     prompt_tokens = int(columns.input_length.sum(dtype=np.int64))
-    grain_s = _grain_s(columns.e2e_s)
-    levels = recorded_levels(columns, grain_s=grain_s or 0.0)
+    levels = recorded_levels(columns)
     recorded = concurrency(None if levels is None else levels.held())
     seen = modelled_band(columns) if recorded is None else {}
     band = {speed: of for speed, held in seen.items() if (of := concurrency(held))}
@@ -121,7 +115,6 @@ def describe(columns: Columns) -> TrafficSummary:
         prefix_share=None
         if columns.reused_tokens is None or not prompt_tokens
         else columns.reused_tokens / prompt_tokens,
-        grain_s=grain_s,
     )
 
 
@@ -140,16 +133,5 @@ def concurrency(held: Held | None) -> Distribution | None:
 def _lengths(tokens: NDArray[np.int32]) -> Distribution | None:
     if not len(tokens):
         return None
-    p50, p90, p95, p99 = counted(tokens).quantiles((0.50, 0.90, 0.95, 0.99))
+    p50, p90, p95, p99 = np.quantile(tokens, (0.50, 0.90, 0.95, 0.99)).tolist()
     return Distribution(float(tokens.mean()), p50, p90, p95, p99, int(tokens.max()))
-
-
-def _grain_s(e2e_s: Floats) -> float | None:
-    """Return the grain of a clock that counts whole seconds or tenths; None for a finer one."""
-    grains_ms, known = [1000, 100], 0
-    for begin in range(0, len(e2e_s), SAMPLE):
-        part_s = e2e_s[begin : begin + SAMPLE]
-        part_ms = np.round(part_s[~np.isnan(part_s)] * 1000).astype(np.int64)
-        known += len(part_ms)
-        grains_ms = [grain for grain in grains_ms if not (part_ms % grain).any()]
-    return grains_ms[0] / 1000 if grains_ms and known >= 10 else None

@@ -21,21 +21,12 @@ EITHER_UNIT = frozenset({"unknown", "mooncake", "aiperf", "guidellm", "timed_tra
 EPOCH_S = (1.0e9, 4.0e9)
 """Seconds since 1970 of the years 2001 to 2096: stamps of now, and hardly of anything else."""
 
-GAP_SHARE = 0.99
-"""One gap that is more of the trace's time than this is a clock's leap, or two traces in one."""
-
-FEW_ROWS, EVEN = 20, 1e-3
-"""Rows from which on gaps with no larger CV show sums over time, and no requests."""
-
 FEW_REQUESTS, SHORT_S = 100, 30.0
 """Of fewer requests one alone is more than the attainment that the choice calls equal
 (``EQUAL_ATTAINMENT``). Higher limits would warn of traces that do carry a tuning."""
 
 UNIFORM_SPREAD = 0.02
 """Standard deviation of lengths as a share of their mean: so little is made up, and no traffic."""
-
-FLAT = 0.9
-"""Ratio of the median of what ran to its highest from which on something held it down."""
 
 ENGINE_BLOCK_SIZE = 16
 """vLLM's default block_size."""
@@ -45,15 +36,13 @@ def trace_warnings(
     columns: Columns, traffic: TrafficSummary, header: TraceHeader
 ) -> tuple[str, ...]:
     found = [
-        _gap(columns, traffic) or _unit(columns, traffic, header),
-        _sums(traffic, header) or _tick(traffic),
+        _unit(columns, traffic, header),
+        _tick(traffic),
         _size(traffic),
         _uniform(columns, traffic),
         _not_served(traffic),
         _ends(traffic),
         _little(traffic),
-        _old_limit(traffic),
-        _grain(traffic),
         _missing(header),
         _replicas(columns),
         _prefixes(traffic, header),
@@ -86,35 +75,6 @@ def _unit(columns: Columns, traffic: TrafficSummary, header: TraceHeader) -> str
             f"in ms, import with --time-unit ms"
         )
     return None
-
-
-def _gap(columns: Columns, traffic: TrafficSummary) -> str | None:
-    arrival_s = columns.arrival_s
-    middle_s = (arrival_s[0] + arrival_s[-1]) / 2  # is within such a gap
-    before = int(np.searchsorted(arrival_s, middle_s, side="right"))
-    after = len(columns) - before
-    if len(columns) < 3 or not after:
-        return None
-    gap_s = arrival_s[before] - arrival_s[before - 1]
-    if gap_s <= GAP_SHARE * traffic.duration_s:
-        return None
-    return (
-        f"{gap_s / traffic.duration_s:.2%} of the time is one gap, with {before:,} "
-        f"requests before it and {after:,} after: a wrong stamp, or two traces in one; take the "
-        f"part that is traffic with tuner trace cut --window START+LEN"
-    )
-
-
-def _sums(traffic: TrafficSummary, header: TraceHeader) -> str | None:
-    cv, rate = traffic.interarrival_cv, traffic.arrival_rate_rps
-    if header.source != "table" or traffic.requests < FEW_ROWS or cv is None or rate is None:
-        return None
-    if cv > EVEN:
-        return None
-    return (
-        f"a row comes exactly every {1 / rate:,.4g}s, as sums over time do and people's requests "
-        f"do not: export the requests themselves"
-    )
 
 
 def _tick(traffic: TrafficSummary) -> str | None:
@@ -179,28 +139,6 @@ def _little(traffic: TrafficSummary) -> str | None:
         f"mean concurrency {mean:,.1f} is far from arrival rate x mean duration {expected:,.1f}: "
         f"the load changes a lot, or stamps and durations are of different clocks or units; look "
         f"at both in the file that was imported"
-    )
-
-
-def _old_limit(traffic: TrafficSummary) -> str | None:
-    running, in_flight = traffic.running, traffic.recorded
-    if running is None or in_flight is None:
-        return None
-    if not running.p50 or running.p50 < FLAT * running.p99 or in_flight.p95 <= running.p95 / FLAT:
-        return None
-    return (
-        f"half of the time {running.p50:,} or more ran and never many more, while up to "
-        f"{in_flight.max:,} were there: the old server's limit shows, not what the traffic needs; "
-        f"sweep with a --ceiling beyond it"
-    )
-
-
-def _grain(traffic: TrafficSummary) -> str | None:
-    if traffic.recorded is None or traffic.grain_s is None or traffic.grain_s < 1:
-        return None
-    return (
-        f"durations are in whole seconds: bursts below {traffic.grain_s:g}s are unknown; export "
-        f"them in ms"
     )
 
 
