@@ -1,8 +1,12 @@
 """The parts of a page: text stays text, lines keep their peaks, axes end where they should."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from tuner.commands.report import drawing
 from tuner.commands.report.drawing import axes
 from tuner.commands.report.drawing.chart import Chart, Line, drawn
 from tuner.commands.report.drawing.html import tag
@@ -13,6 +17,7 @@ from tuner.commands.report.drawing.page import (
 from tuner.commands.report.drawing.thin import steps, thinned
 
 HOSTILE = "<script>alert(1)</script>]]>\x1b[31m\u202eevil\" onload='x'&lt;"
+STYLE = Path(drawing.__file__).with_name("style.css")
 BARE = Page(kind="k", title="t", rows=[], next="", sections=[])
 
 
@@ -104,3 +109,12 @@ def test_the_choice_is_always_named_on_the_axis(caps: list[int]) -> None:
     axis = axes.caps(caps, chosen=caps[-1] + 1, label="")
     assert f"{caps[-1] + 1:,}" in [text for _, text in axis.ticks]
     assert len(axis.ticks) <= 8
+
+
+def test_every_rule_of_the_style_is_closed_before_the_next() -> None:
+    """A rule left open swallows those after it, and charts lose their colors."""
+    depth = 0
+    for mark in re.findall(r"[{}]", STYLE.read_text(encoding="utf-8")):
+        depth += 1 if mark == "{" else -1
+        assert 0 <= depth <= 2
+    assert depth == 0
