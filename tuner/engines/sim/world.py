@@ -86,14 +86,6 @@ class WorldNoise:
 
 
 @dataclass(frozen=True, slots=True)
-class WorldWorkers:
-    """The costs of workers behind queues; for ``tuner compare``."""
-
-    message: float = _number(0.0)
-    switch: float = _number(0.0, high=1e3)
-
-
-@dataclass(frozen=True, slots=True)
 class World:
     """A simulated machine with its engine."""
 
@@ -103,7 +95,6 @@ class World:
     prefill_schedule_interval: int = _count(1, low=1)
     engine_start: float = _number(60.0)
     noise: WorldNoise = field(default_factory=WorldNoise)
-    workers: WorldWorkers = field(default_factory=WorldWorkers)
     seed: int = _count(1)
     name: str = "world"
     """The file's name without its ending; not a key."""
@@ -112,7 +103,7 @@ class World:
     """``sha256:…`` of the file; not a key."""
 
 
-_SECTIONS: Final = {"step": WorldStep, "kv": WorldKv, "noise": WorldNoise, "workers": WorldWorkers}
+_SECTIONS: Final = {"step": WorldStep, "kv": WorldKv, "noise": WorldNoise}
 
 
 def read_world(path: Path) -> World:
