@@ -1,21 +1,15 @@
 """Traces in memory: read, cut and written. Files of all formats are in tests/outside/traces."""
 
 import gzip
-import json
-import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.outside.table import run
 from tests.support.traces import HEADER, SAMPLES, jsonl, request, row, trace_of, write_lines
 from tuner.errors import TraceError
 from tuner.trace.record import FIELDS, Row, TraceHeader, header_line, row_line
 from tuner.trace.trace import Trace, TraceRequest, digest, load, write
-
-FILES = Path(__file__).parents[1] / "outside" / "traces"
-MARK = "Zwolfkampf seven violet herons"
 
 FULL = TraceRequest(
     row=0, arrival_s=0.0015, input_length=40, output_length=9, status="aborted", n=2,
@@ -107,38 +101,6 @@ def test_damaged_files_are_refused_in_one_line(tmp_path: Path, content: bytes) -
         load(tmp_path / "t")
     assert "\n" not in f"{caught.value}"
     assert caught.value.hint
-
-
-def test_no_output_shows_a_text_wherever_it_stands_in_a_file(tmp_path: Path) -> None:
-    """A text is planted into a line, a cell or a value of 200 files."""
-    kinds = (".jsonl", ".csv", ".log")
-    files = [path for path in sorted(FILES.glob("*/*")) if path.suffix in kinds]
-    for number, source in enumerate(random.Random(0).sample(files, 200)):
-        rng = random.Random(number)
-        lines = source.read_bytes().decode(errors="replace").splitlines()
-        place = rng.randrange(max(1, len(lines)))
-        lines[place : place + 1] = [planted(lines[place] if lines else "", rng)]
-        (tmp_path / source.name).write_text("\n".join(lines))
-        for command in ("show", "import"):
-            output = () if command == "show" else ("-o", "out.jsonl", "--force")
-            done = run(tmp_path, f"trace {command}", source.name, *output)
-            assert done.code in (0, 2, 3), done.stderr
-            assert MARK not in done.stdout + done.stderr, source
-
-
-def planted(line: str, rng: random.Random) -> str:
-    try:
-        found = json.loads(line)
-    except ValueError:
-        found = None
-    if isinstance(found, dict) and found and rng.random() < 0.8:
-        found[rng.choice(list(found))] = MARK
-        return json.dumps(found)
-    cells = line.split(",")
-    if rng.random() < 0.7:
-        cells[rng.randrange(len(cells))] = MARK
-        return ",".join(cells)
-    return rng.choice([MARK, f"{MARK}, and more, of it", f"{line} {MARK}"])
 
 
 def test_a_second_header_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tuner.trace.decode import Object, Raw, Tally
-from tuner.trace.formats import Format
+from tuner.trace.encode import TYPES
+from tuner.trace.formats import KEY_OF, ROLE_OF, Format
 from tuner.trace.headings import Role
 from tuner.trace.record import FIELDS, MAX_N, REASONS, SERVED, Reason, Status
 from tuner.trace.same import Row
@@ -22,6 +23,7 @@ from tuner.trace.text import shown_key
 from tuner.trace.values import (
     ABSENT,
     LINKS,
+    TOKEN_MS,
     Cells,
     Reader,
     code_in,
@@ -30,6 +32,8 @@ from tuner.trace.values import (
     from_cache,
     generates,
     is_empty,
+    name_in,
+    str_in,
     word_in,
 )
 
@@ -38,23 +42,18 @@ Floats = NDArray[np.float64]
 Codes = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
 
-
-BY_KEY = {field.key: field for field in FIELDS}
 STATUSES: tuple[Status, ...] = get_args(Status)
-CODES: dict[str, int] = {reason: place for place, reason in enumerate(REASONS, 1)}
+ERROR, ABORTED, UNKNOWN = STATUSES.index("error"), STATUSES.index("aborted"), len(STATUSES)
 REASON_OF: dict[int, Reason] = dict(enumerate(REASONS, 1))
+CODES: dict[str, int] = {reason: code for code, reason in REASON_OF.items()}
 LINK = 255
 """The code of a row that only links others, and is not counted."""
 
-UNKNOWN = len(STATUSES)
 MANY_TOKENS, FAR_OFF = 32, 200.0
-TOKEN_MS = (0.3, 1000.0)
-"""Range of an output token's time on any server, in ms. Of MANY_TOKENS, a duration that is FAR_OFF
-from the usual and out of this range is of another unit, if that would bring it back."""
+"""Of so many tokens, a duration so many times from the usual one is of another unit."""
 
 MOST_UNKNOWN_KEYS = 20
-LONGEST_NAME = 60
-NAMES: dict[Role, str] = {"session_id": "s", "model": "m"}
+LETTERS: dict[Role, str] = {"session_id": "s", "model": "m"}
 """Roles whose names become pseudonyms, with the letter that these begin with."""
 
 
@@ -69,16 +68,15 @@ def uniform(cells: Cells) -> pa.Array | None:
 
 def coded(cells: Cells) -> tuple[NDArray[np.int32], list[Any]]:
     """Return the number of each cell's value, and the distinct values; -1 is nothing."""
-    if isinstance(cells, pa.Array) and not pa.types.is_nested(cells.type):
-        held = cells.dictionary_encode()
+    if (array := uniform(cells)) is not None:
+        held = array.dictionary_encode()
         codes = held.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         return np.asarray(codes, np.int32), held.dictionary.to_pylist()
     known: dict[Any, int] = {}
     values: list[Any] = []
     codes_of: list[int] = []
     for cell in cells if isinstance(cells, list) else cells.to_pylist():
-        is_plain = not isinstance(cell, dict | list)
-        key = (type(cell), cell) if is_plain else ("", len(values))
+        key = ("", len(values)) if isinstance(cell, dict | list) else (type(cell), cell)
         code = -1 if cell is None else known.setdefault(key, len(values))
         if code == len(values):
             values.append(cell)
@@ -94,28 +92,25 @@ def by_value(
     return np.array([*map(rule, values), absent], kind)[codes]
 
 
-def read(reader: Reader, cells: Cells, size: int, *, whole: bool) -> tuple[NDArray[Any], Codes]:
+def read(reader: Reader, cells: Cells) -> tuple[NDArray[Any], Codes]:
     """Return numbers, and codes of reasons for those that are wrong; ABSENT or NaN for nothing."""
+    size, kind = len(cells), reader.kind
+    absent = ABSENT if kind is np.int64 else np.nan
     array = uniform(cells)
     found = None if array is None else reader.plain(array)
+    values, clean = found or (np.full(size, absent, kind), np.zeros(size, np.bool_))
     reasons = np.zeros(size, np.uint8)
-    kind, absent = (np.int64, ABSENT) if whole else (np.float64, np.nan)
-    if found is None:
-        values, clean = np.full(size, absent, kind), np.zeros(size, np.bool_)
-    else:
-        values, clean = found
     odd = np.flatnonzero(~clean)
-    if not len(odd):
-        return values, reasons
-    held = cells if array is None else array
-    some = [held[place] for place in odd] if isinstance(held, list) else held.take(pa.array(odd))
-    codes, distinct = coded(some)
-    read_cells = [reader.cell(value) for value in distinct]
-    numbers = [absent if one is None or isinstance(one, str) else one for one in read_cells]
-    wrong = [CODES[one] if isinstance(one, str) else 0 for one in read_cells]
-    values = values.astype(kind)
-    values[odd] = np.array([*numbers, absent], kind)[codes]
-    reasons[odd] = np.array([*wrong, 0], np.uint8)[codes]
+    if len(odd):
+        held = cells if array is None else array
+        some = [held[place] for place in odd] if isinstance(held, list) else held.take(odd)
+        codes, distinct = coded(some)
+        each = [reader.cell(value) for value in distinct]
+        numbers = [absent if one is None or isinstance(one, str) else one for one in each]
+        wrong = [CODES[one] if isinstance(one, str) else 0 for one in each]
+        values = values.astype(kind)
+        values[odd] = np.array([*numbers, absent], kind)[codes]
+        reasons[odd] = np.array([*wrong, 0], np.uint8)[codes]
     return values, reasons
 
 
@@ -125,63 +120,56 @@ class Checker:
     def __init__(self, known: Format, tally: Tally) -> None:
         self.format, self.tally = known, tally
         self.names: dict[Role, dict[str, int]] = {}
-        self.shapes: dict[tuple[str, ...], frozenset[str]] = {}
         self.unknown_statuses = 0
 
     def checked(self, raw: Raw) -> tuple[pa.Table, Ints]:
         """Return the rows that can be used, and their lines; count the others."""
         rows = self._rows(raw)
         kept = rows.reasons == 0
-        self.tally.rows_read += int((rows.reasons != LINK).sum())
         self.tally.rows_kept += int(kept.sum())
-        self._count_dropped(rows)
-        table = pa.table(
-            {key: column for key, column in rows.columns.items() if column is not None}
-        )
+        table = pa.table(rows.columns)
         return (table if kept.all() else table.filter(pa.array(kept))), raw.lines[kept]
 
     def linked(self, raw: Raw) -> list[Row]:
         """Return the rows with what links them, for a format whose rows may be one request."""
         rows = self._rows(raw)
-        self.tally.rows_read += int((rows.reasons != LINK).sum())
-        self._count_dropped(rows)
-        table = pa.table(rows.columns).to_pylist()
-        roles: tuple[Role, ...] = ("request_id", "parent_id", "flags")
-        ids, parents, traces = (_texts(rows.cells(role), len(raw)) for role in roles)
+        roles = ("request_id", "parent_id", "flags")
+        texts = [texts_of(rows.cells(role), len(raw)) for role in roles]
         links = raw.cells(("links",)) or [None] * len(raw)
+        table = pa.table(rows.columns).drop_columns(sorted({*roles} & rows.columns.keys()))
         found = []
-        for place, (line, fields) in enumerate(zip(raw.lines.tolist(), table, strict=True)):
-            for name in ("request_id", "parent_id"):
-                fields.pop(name, None)
+        for place, (line, fields) in enumerate(
+            zip(raw.lines.tolist(), table.to_pylist(), strict=True)
+        ):
             request = fields if rows.reasons[place] == 0 else None
-            key: Hashable = None
+            span, parent, trace = (texts[role][place] for role in range(3))
+            key: Hashable = (span, fields.get("model")) if span else None
             if isinstance(held := links[place], dict):
                 found.append(Row(line, request, **held))
             elif "parent_id" in self.format.columns:
-                key = (traces[place], ids[place]) if ids[place] else None
-                found.append(Row(line, request, traces[place], ids[place], parents[place], key))
+                key = (trace, span) if span else None
+                found.append(Row(line, request, trace, span, parent, key))
             elif request is not None:
-                key = (ids[place], request.get("model")) if ids[place] else None
                 found.append(Row(line, request, key=key))
         return found
 
     def _rows(self, raw: Raw) -> "_Rows":
         if self.format.strict and raw.objects is not None and self.format.flatten is None:
             self._count_unknown_keys(raw.objects)
-        return _Rows(self, raw).read()
-
-    def _count_dropped(self, rows: "_Rows") -> None:
-        for code in np.unique(rows.reasons[(rows.reasons != 0) & (rows.reasons != LINK)]).tolist():
+        rows = _Rows(self, raw)
+        rows.read()
+        counted = rows.reasons != LINK
+        self.tally.rows_read += int(counted.sum())
+        for code in np.unique(rows.reasons[(rows.reasons != 0) & counted]).tolist():
             places = np.flatnonzero(rows.reasons == code)
-            column = rows.blamed.get(code, "")
-            line = int(rows.raw.lines[places[0]])
+            line, column = int(raw.lines[places[0]]), rows.blamed.get(code, "")
             self.tally.drop(REASON_OF[code], line, column, count=len(places))
+        return rows
 
     def _count_unknown_keys(self, objects: Sequence[Object]) -> None:
-        known = set(self.format.paths())
+        known, counts = set(self.format.paths()), self.tally.unknown_keys
         for shape, count in Counter(map(tuple, objects)).items():
             for key in {*shape} - known:
-                counts = self.tally.unknown_keys
                 name = shown_key(key)
                 if name not in counts and len(counts) >= MOST_UNKNOWN_KEYS:
                     name = "other keys"
@@ -198,51 +186,56 @@ class _Rows:
         self.blamed: dict[int, str] = {}
         """Code of a reason → the column where it showed."""
 
-        self.columns: dict[str, Any] = {}
+        self.columns: dict[str, pa.Array] = {}
 
-    def read(self) -> "_Rows":
+    def read(self) -> None:
+        """Read all columns; rows that cannot be used have a reason then."""
         self._leave_out()
         status = self._status()
-        served, is_ok = status < len(SERVED), status == 0
-        lengths = self._lengths(served, is_ok)
+        prompt, output = self._lengths(status)
+        self._times(output)
+        self._put("input_length", prompt)
+        self._put("output_length", output)
         if self.format.silent_is_error:
-            silent = lengths["output_length"] <= 0
-            status = np.where(silent, STATUSES.index("error"), status)
-        self._times(lengths["output_length"])
-        for key, values in lengths.items():
-            self._put(key, values)
-        if (status != 0).any():
-            names = pa.array(STATUSES).take(pa.array(status))
-            self.columns["status"] = names
-        self._optional_counts()
-        self._lists(lengths)
-        self._split_sums(lengths)
+            status = np.where(output <= 0, ERROR, status)
+        if status.any():
+            self.columns["status"] = pa.array(STATUSES).take(pa.array(status))
+        for field in FIELDS:
+            if field.kind == "count" and not field.key.endswith("put_length"):
+                self._optional(field.key, field.least, field.most)
+        self._hash_ids(prompt)
+        self._output_lengths(output)
         self._words()
-        return self
 
     def cells(self, role: Role) -> Cells | None:
         """Return the cells of a role; None where the format or these rows have none."""
         column = self.format.columns.get(role)
         return None if column is None else self.raw.cells(column.paths)
 
-    def _drop(self, where: Mask | Codes, reason: Reason | None, role: Role | None) -> None:
-        """Give rows a reason, unless they have one; or, without one, the codes of several."""
+    def _drop(self, where: Mask | Codes, reason: Reason | None, role: Role) -> None:
+        """Give rows a reason, unless they have one; without one, the codes of several."""
         codes = where if reason is None else np.where(where, CODES[reason], 0).astype(np.uint8)
         new = (self.reasons == 0) & (codes != 0)
         if not new.any():
             return
         self.reasons[new] = codes[new]
-        column = self.format.columns.get(role) if role else None
-        if column is not None and column.title:
+        if (column := self.format.columns.get(role)) is not None and column.title:
             for code in np.unique(codes[new]).tolist():
                 self.blamed.setdefault(code, column.title)
+
+    def _numbers(self, role: Role) -> tuple[NDArray[Any], Codes] | None:
+        """Return the numbers of a column and what is wrong with them; None without the column."""
+        if (cells := self.cells(role)) is None:
+            return None
+        reader = self.format.columns[role].reader
+        assert reader is not None
+        return read(reader, cells)
 
     def _leave_out(self) -> None:
         """Leave out rows that are no request of a model, or several."""
         if (cells := self.cells("reason")) is not None:
-            codes = by_value(cells, lambda one: CODES.get(one, LINK), 0, np.uint8)
-            self._drop(codes, None, None)
-        if (found := self._numbers("requests", whole=True)) is not None:
+            self._drop(by_value(cells, lambda one: CODES.get(one, LINK), 0, np.uint8), None, "")
+        if (found := self._numbers("requests")) is not None:
             self._drop((found[0] != 1) & (found[0] != ABSENT), "several_requests", "requests")
         rules: tuple[tuple[Role, Callable[[Any], object], Reason], ...] = (
             ("cache_hit", lambda one: from_cache(one) is True, "cache_hit"),
@@ -251,7 +244,7 @@ class _Rows:
         )
         for role, rule, reason in rules:
             if (cells := self.cells(role)) is not None:
-                self._drop(by_value(cells, rule, False, np.bool_), reason, role)
+                self._drop(by_value(cells, rule, 0, np.bool_), reason, role)
 
     def _is_no_call(self, kind: object) -> bool:
         word = str(kind).rpartition(".")[2].strip().lower()
@@ -262,151 +255,127 @@ class _Rows:
     def _status(self) -> Ints:
         """Return each row's status by its number."""
 
-        def code(found: Status | None) -> int:
-            return UNKNOWN if found is None else STATUSES.index(found)
+        def codes_of(role: Role, rule: Callable[[Any], Status | None]) -> Ints | None:
+            def code(value: object) -> int:
+                found = rule(value)
+                return UNKNOWN if found is None else STATUSES.index(found)
 
-        status = np.zeros(self.size, np.int64)
-        if (cells := self.cells("status")) is not None:
-            status = by_value(cells, lambda one: code(self.format.status(one)), 0, np.int64)
-            unknown = status == UNKNOWN
-            if self.format.strict:
-                self._drop(unknown, "bad_field", "status")
-            self.of.unknown_statuses += int(unknown.sum())
-            status[unknown] = 0
-        if (cells := self.cells("error")) is not None:
-            errors = by_value(cells, lambda one: code(error_in(one)), 0, np.int64)
+            cells = self.cells(role)
+            return None if cells is None else by_value(cells, code, 0, np.int64)
+
+        status = codes_of("status", self.format.status)
+        status = np.zeros(self.size, np.int64) if status is None else status
+        unknown = status == UNKNOWN
+        if self.format.strict:
+            self._drop(unknown, "bad_field", "status")
+        self.of.unknown_statuses += int(unknown.sum())
+        status[unknown] = 0
+        if (errors := codes_of("error", error_in)) is not None:
             status = np.where(status == 0, errors, status)
-        if (cells := self.cells("error_code")) is not None:
-            codes = by_value(cells, lambda one: code(code_in(one) or "error"), 2, np.int64)
-            status = np.where(status == STATUSES.index("error"), codes, status)
-        if (cells := self.cells("flags")) is not None and "path" in self.format.columns:
-            gone = by_value(cells, lambda one: "DC" in str(one).split(","), False, np.bool_)
-            status = np.where(gone, STATUSES.index("aborted"), status)
+        if (codes := codes_of("error_code", lambda one: code_in(one) or "error")) is not None:
+            status = np.where((status == ERROR) & (codes != 0), codes, status)
+        if "path" in self.format.columns and (cells := self.cells("flags")) is not None:
+            gone = by_value(cells, lambda one: "DC" in str(one).split(","), 0, np.bool_)
+            status = np.where(gone, ABORTED, status)
         return status
 
-    def _numbers(self, role: Role, *, whole: bool) -> tuple[NDArray[Any], Codes] | None:
-        """Return the numbers of a column and what is wrong with them; None without the column."""
-        column = self.format.columns.get(role)
-        if column is None:
-            return None
-        assert column.reader is not None
-        cells = self.raw.cells(column.paths)
-        if cells is None:
-            absent = np.full(self.size, ABSENT) if whole else np.full(self.size, np.nan)
-            return absent, np.zeros(self.size, np.uint8)
-        return read(column.reader, cells, self.size, whole=whole)
-
-    def _lengths(self, served: Mask, is_ok: Mask) -> dict[str, Ints]:
+    def _lengths(self, status: Ints) -> tuple[Ints, Ints]:
         """Return both lengths. What a request that was never served lacks is absent."""
-        roles: tuple[Role, ...] = ("input_length", "output_length", "total_length")
-        held = {role: self._numbers(role, whole=True) for role in roles}
-        found = {}
-        for role, numbers in held.items():
-            if numbers is not None:
-                found[role], odd = numbers
-                is_record = self.format.strict and self.format.flatten is None
-                needed = np.ones(self.size, np.bool_) if is_record else served
-                self._drop(np.where(needed, odd, 0).astype(np.uint8), None, role)
+        served = status < len(SERVED)
+        is_record = self.format.strict and self.format.flatten is None
+        needed = np.ones(self.size, np.bool_) if is_record else served
+        found: dict[Role, Ints] = {}
+        for role in ("input_length", "output_length", "total_length"):
+            if (numbers := self._numbers(role)) is not None:
+                found[role] = numbers[0]
+                self._drop(np.where(needed, numbers[1], 0).astype(np.uint8), None, role)
+        nothing = np.full(self.size, ABSENT)
+        prompt, output, total = (
+            found.get(role, nothing) for role in ("input_length", "output_length", "total_length")
+        )
         if self.format.prompt_is_sum:
-            more: tuple[Role, ...] = ("cached_tokens", "cache_creation_tokens")
-            for role in more:
-                if (numbers := self._numbers(role, whole=True)) is not None:
-                    known = (found["input_length"] != ABSENT) & (numbers[0] != ABSENT)
-                    found["input_length"] = np.where(
-                        known, found["input_length"] + numbers[0], found["input_length"]
-                    )
-        total = found.pop("total_length", None)
-        for role, other in (("input_length", "output_length"), ("output_length", "input_length")):
-            if role not in found and total is not None:
-                rest = total - found[other]
-                known = (total != ABSENT) & (found[other] != ABSENT)
-                found[role] = np.where(known, rest, ABSENT)
-                self._drop(known & (rest < 0) & served, "negative", role)
-        prompt, output = found["input_length"], found["output_length"]
-        if not self.format.silent_is_error:
-            self._drop(served & (output == ABSENT), "no_tokens", "output_length")
-            self._drop(is_ok & (output == 0), "zero_tokens", "output_length")
-        needs = served & ~((output <= 0) & self.format.silent_is_error)
-        self._drop(needs & (prompt == ABSENT), "no_tokens", "input_length")
-        self._drop(needs & (prompt == 0), "zero_tokens", "input_length")
-        return {"input_length": prompt, "output_length": output}
+            for role in ("cached_tokens", "cache_creation_tokens"):
+                if (numbers := self._numbers(role)) is not None:
+                    known = (prompt != ABSENT) & (numbers[0] != ABSENT)
+                    prompt = np.where(known, prompt + numbers[0], prompt)
+        if "output_length" not in self.format.columns:
+            output = np.where((total == ABSENT) | (prompt == ABSENT), ABSENT, total - prompt)
+        elif "input_length" not in self.format.columns:
+            prompt = np.where((total == ABSENT) | (output == ABSENT), ABSENT, total - output)
+        silent = self.format.silent_is_error & (output <= 0)
+        for role, length in (("output_length", output), ("input_length", prompt)):
+            needs = served & ~silent
+            self._drop(needs & (length == ABSENT), "no_tokens", role)
+            self._drop(needs & (length < 0), "negative", role)
+            if role == "output_length":
+                needs &= status == 0
+            self._drop(needs & (length == 0), "zero_tokens", role)
+        return prompt, output
 
     def _times(self, output: Ints) -> None:
-        arrival, end, lasted = self._arrivals(), self._moments("end"), self._spans("duration")
-        if arrival is None:
-            assert end is not None
-            assert lasted is not None
-            self._drop(np.isnan(end) | np.isnan(lasted), "no_timestamp", "end")
-            arrival = np.maximum(0.0, np.round(end - lasted))  # both are to the ms at best
-        elif end is not None:
-            since = self._since(arrival, end, "end")
-            lasted = since if lasted is None else np.where(np.isnan(since), lasted, since)
+        end, lasted = self._moments("end"), self._moments("duration")
+        if "timestamp" in self.format.columns:
+            arrival = self._arrivals()
+            lasted = self._since(arrival, end, "end", lasted)
+        else:
+            nothing = np.full(self.size, np.nan)
+            lasted = nothing if lasted is None else lasted
+            arrival = np.maximum(0.0, np.round((nothing if end is None else end) - lasted))
+            self._drop(np.isnan(arrival), "no_timestamp", "end")  # both are to the ms at best
         if lasted is not None and self.format.token_ms is not None:
             self._drop(self._is_of_another_unit(lasted, output), "bad_field", "duration")
-        ttft = self._spans("ttft")
-        if (first := self._moments("first_token")) is not None:
-            same = (
-                False if end is None else first == end
-            )  # LiteLLM writes the end where none streamed
-            since = self._since(arrival, np.where(same, np.nan, first), "first_token")
-            ttft = since if ttft is None else np.where(np.isnan(since), ttft, since)
+        first = self._moments("first_token")
+        if first is not None and end is not None:
+            first = np.where(first == end, np.nan, first)  # so LiteLLM writes, where none streamed
+        ttft = self._since(arrival, first, "first_token", self._moments("ttft"))
         self.columns["timestamp"] = pa.array(arrival)
-        self.columns["input_length"] = self.columns["output_length"] = None
-        for key, values in (
-            ("e2e_ms", lasted),
-            ("ttft_ms", ttft),
-            ("queue_ms", self._spans("queue")),
-        ):
+        for role, values in (
+            ("duration", lasted), ("ttft", ttft), ("queue", self._moments("queue")),
+        ):  # fmt: skip
             if values is not None and not np.isnan(values).all():
-                self.columns[key] = pa.array(values, from_pandas=True)
+                self.columns[KEY_OF[role]] = pa.array(values, from_pandas=True)
 
-    def _arrivals(self) -> Floats | None:
-        column = self.format.columns.get("timestamp")
-        if column is None:
-            return None
+    def _arrivals(self) -> Floats:
+        column = self.format.columns["timestamp"]
         cells = self.raw.cells(column.paths)
         if cells is not None and (days := self.cells("day")) is not None:
-            both = zip(_texts(days, self.size), _texts(cells, self.size), strict=True)
+            both = zip(texts_of(days, self.size), texts_of(cells, self.size), strict=True)
             cells = [f"{day} {at}" if at else None for day, at in both]
-        if cells is None:
-            values, odd = np.full(self.size, np.nan), np.zeros(self.size, np.uint8)
-        else:
-            assert column.reader is not None
-            values, odd = read(column.reader, cells, self.size, whole=False)
+        assert column.reader is not None
+        values, odd = read(column.reader, [None] * self.size if cells is None else cells)
         self._drop(odd, None, "timestamp")
         self._drop(np.isnan(values), "no_timestamp", "timestamp")
         return values
 
     def _moments(self, role: Role) -> Floats | None:
-        """Return times that are not arrivals: those that are wrong are fields like any other."""
-        found = self._numbers(role, whole=False)
-        if found is None:
+        """Return times that are no arrivals, or spans of time."""
+        if (found := self._numbers(role)) is None:
             return None
-        if "timestamp" in self.format.columns:
-            self._drop(found[1] != 0, "bad_field", role)
-        else:
-            self._drop(found[1], None, role)
-        return found[0]
-
-    def _spans(self, role: Role) -> Floats | None:
-        found = self._numbers(role, whole=False)
-        if found is None:
-            return None
+        is_field = "timestamp" in self.format.columns
+        bad = found[1] == CODES["bad_timestamp"]
+        self._drop(bad, "bad_field" if is_field else "bad_timestamp", role)
         self._drop(found[1], None, role)
         return found[0]
 
-    def _since(self, arrival: Floats, at: Floats, role: Role) -> Floats:
+    def _since(
+        self, arrival: Floats, at: Floats | None, role: Role, else_: Floats | None
+    ) -> Floats | None:
+        """Return the time up to a moment; where that is unknown, what else is known."""
+        if at is None:
+            return else_
         since: Floats = np.round(at - arrival, 3)
         self._drop(since < 0, "negative_time", role)
-        return since
+        return since if else_ is None else np.where(np.isnan(since), else_, since)
 
     def _is_of_another_unit(self, ms: Floats, output: Ints) -> Mask:
+        """Whether durations of many tokens are out of a token's range, and a thousandfold or a
+        thousandth of them is not."""
         usual, (least, most) = self.format.token_ms or 1.0, TOKEN_MS
-        tokens = np.maximum(output, 1)
-        short, long = min(least, usual / FAR_OFF), max(most, usual * FAR_OFF)
-        too_short = (ms < short * tokens) & (ms * 1000 >= least * tokens)
-        too_long = (ms > long * tokens) & (ms <= 1000 * most * tokens)
-        return (output >= MANY_TOKENS) & (too_short | too_long)
+        each = ms / np.maximum(output, 1)
+        too_short = (each < min(least, usual / FAR_OFF)) & (each * 1000 >= least)
+        too_long = (each > max(most, usual * FAR_OFF)) & (each <= 1000 * most)
+        of_another: Mask = (output >= MANY_TOKENS) & (too_short | too_long)
+        return of_another
 
     def _put(self, key: str, values: Ints) -> None:
         absent = values == ABSENT
@@ -414,82 +383,66 @@ class _Rows:
             bounded = np.where(absent | (self.reasons != 0), 0, values)
             self.columns[key] = pa.array(bounded.astype(np.int32), mask=absent)
 
-    def _optional_counts(self) -> None:
-        roles: tuple[Role, ...] = (
-            *("n", "max_tokens", "turn", "cached_tokens", "num_images", "row"),
-            *(("replica",) if "replica" in self.format.keeps else ()),
-        )
-        for role in roles:
-            if (found := self._numbers_of(role)) is None:
-                continue
-            values, odd = found
-            field = BY_KEY[role]
-            odd = odd != 0
-            odd |= (values != ABSENT) & ((values < field.least) | (values > field.most))
-            if self.format.strict or role == "num_images":
-                self._drop(odd, "bad_field", role)
-            self._put(role, np.where(odd, ABSENT, values))
-        if (cells := self.cells("priority")) is not None:
-            values = by_value(cells, _priority, ABSENT, np.int64)
-            self._drop(values == ABSENT + 1, "bad_field", "priority")
-            self._put("priority", np.where(values == ABSENT + 1, ABSENT, values))
+    def _optional(self, key: str, least: int, most: int) -> None:
+        """Read a count that need not be there; where it is wrong it is absent, or costs the row."""
+        if key == "replica" and key not in self.format.keeps:
+            return
+        if (found := self._numbers(ROLE_OF.get(key, key))) is None:
+            return
+        values, odd = found
+        wrong = (odd != 0) | ((values != ABSENT) & ((values < least) | (values > most)))
+        if self.format.strict or key == "num_images":
+            self._drop(wrong, "bad_field", key)
+        self._put(key, np.where(wrong, ABSENT, values))
 
-    def _numbers_of(self, role: Role) -> tuple[NDArray[Any], Codes] | None:
-        column = self.format.columns.get(role)
-        return None if column is None or column.reader is None else self._numbers(role, whole=True)
-
-    def _lists(self, lengths: dict[str, Ints]) -> None:
-        keys: tuple[Role, ...] = ("output_lengths", "hash_ids")
-        for key in keys:
-            cells = self.cells(key)
-            if cells is None or all(one is None for one in cells):
-                continue
-            cells = [[one] if type(one) is int else one for one in cells]  # see ``decode.only``
-            column = self._whole_lists(cells, key)
+    def _hash_ids(self, prompt: Ints) -> None:
+        if (column := self._lists("hash_ids", 2**63 - 1)) is not None:
             sizes = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-            if key == "hash_ids":
-                size, prompt = self.format.block_size, np.maximum(lengths["input_length"], 0)
-                self._drop((sizes > 0) & (sizes * size >= prompt + size), "bad_field", key)
-            self.columns[key] = column
+            size = self.format.block_size
+            too_many = sizes * size >= np.maximum(prompt, 0) + size
+            self._drop((sizes > 0) & too_many, "bad_field", "hash_ids")
+            self.columns["hash_ids"] = column
 
-    def _whole_lists(self, cells: Cells, key: Role) -> pa.Array:
+    def _lists(self, key: str, most: int) -> pa.Array | None:
         """Return lists of whole numbers; rows that hold something else are dropped."""
-        most = 2**63 - 1 if key == "hash_ids" else BY_KEY["output_length"].most
+        cells = self.cells(key)
+        if cells is None or all(one is None for one in cells):
+            return None
+        kind = pa.list_(pa.int64())
+        cells = [[one] if type(one) is int else one for one in cells]  # see ``decode.only``
         try:
-            column = pa.array(cells, pa.list_(pa.int64()))
+            column = pa.array(cells, kind)
             values = column.flatten()
-            least_most = pc.min_max(values).as_py()
-            if not values.null_count and (
-                not len(values) or (least_most["min"] >= 0 and least_most["max"] <= most)
-            ):
+            bounds = pc.min_max(values).as_py()
+            is_plain = not len(values) or (bounds["min"] >= 0 and bounds["max"] <= most)
+            if is_plain and not values.null_count:
                 return column
         except (pa.ArrowException, OverflowError, ValueError, TypeError):
             pass
         kept: list[list[int] | None] = []
         for cell in cells:
             is_list = isinstance(cell, list) and all(type(one) is int and one >= 0 for one in cell)
-            if (
-                is_list and not self.format.strict
-            ):  # hashes of 64 bits: what tells them apart is left
+            if is_list and not self.format.strict:  # hashes of 64 bits: what is left differs too
                 cell = [one % 2**63 for one in cell]  # noqa: PLW2901
             kept.append(cell if is_list and max(cell, default=0) <= most else None)
         bad = [one is None and cell is not None for one, cell in zip(kept, cells, strict=True)]
         self._drop(np.array(bad, np.bool_), "bad_field", key)
-        return pa.array(kept, pa.list_(pa.int64()))
+        return pa.array(kept, kind)
 
-    def _split_sums(self, lengths: dict[str, Ints]) -> None:
-        """Split the sum of several sequences' outputs evenly: no sequence is known by itself."""
-        if not self.format.sums_of_n or self.columns.get("n") is None:
+    def _output_lengths(self, output: Ints) -> None:
+        """Read the sequences' lengths; where only their sum is known it is split evenly."""
+        if (column := self._lists("output_lengths", 2**31 - 1)) is not None:
+            self.columns["output_lengths"] = column
+        if not self.format.sums_of_n or "n" not in self.columns:
             return
         n = self.columns.pop("n").fill_null(1).to_numpy(zero_copy_only=False).astype(np.int64)
-        output = lengths["output_length"]
         several = (n > 1) & (n <= np.minimum(output, MAX_N))
-        self._put("n", np.where(several, n, ABSENT))
         if not several.any():
             return
         self.of.tally.note(
             "outputs of requests with n > 1 are split evenly: only their sum is known"
         )
+        self._put("n", np.where(several, n, ABSENT))
         lists: list[list[int] | None] = [None] * self.size
         for place in np.flatnonzero(several).tolist():
             each, more = divmod(int(output[place]), int(n[place]))
@@ -499,53 +452,31 @@ class _Rows:
 
     def _words(self) -> None:
         """Read names, words and flags."""
-        roles: tuple[Role, ...] = ("request_id", "session_id", "parent_id", "lora", "model")
-        for role in roles:
-            if (cells := self.cells(role)) is not None:
-                is_kept = role in self.format.keeps or role not in NAMES
-                column = self._kept_names(role, cells) if is_kept else self._pseudonyms(role, cells)
-                if column.null_count < self.size:
-                    self.columns[role] = column
-        if (cells := self.cells("finish_reason")) is not None:
-            rule = (lambda one: one) if "finish_reason" in self.format.keeps else word_in
-            words = by_value(cells, rule, None, np.object_)
-            wrong = np.array(
-                [one is not None and not isinstance(one, str) for one in words], np.bool_
-            )
-            self._drop(wrong, "bad_field", "finish_reason")
-            words[wrong] = None
-            self.columns["finish_reason"] = pa.array(words, pa.string())
-        if (cells := self.cells("stream")) is not None:
-            flags = by_value(cells, flag_in, None, np.object_)
-            self.columns["stream"] = pa.array(flags, pa.bool_())
+        for field in FIELDS:
+            key = field.key
+            if field.kind not in ("name", "flag") or key == "status":
+                continue
+            if (cells := self.cells(key)) is None:
+                continue
+            rule = {"finish_reason": word_in, "stream": flag_in}.get(key) or self._naming(key)
+            column = pa.array(self._of_kept(cells, rule, None, np.object_), TYPES[key])
+            if column.null_count < self.size:
+                self.columns[key] = column
         if "replica" not in self.format.keeps and (cells := self.cells("replica")) is not None:
-            known = self.of.names.setdefault("replica", {})
+            numbers = self._of_kept(cells, self._numbering("replica"), ABSENT, np.int64)
+            self._put("replica", np.where(numbers < 0, ABSENT, numbers))
 
-            def number(name: object) -> int:
-                return ABSENT if is_empty(name) else known.setdefault(str(name), len(known))
+    def _naming(self, role: Role) -> Callable[[Any], str | None]:
+        """Return what makes of a name a pseudonym; names that are kept stay."""
+        if role not in LETTERS or role in self.format.keeps:
+            return str_in if self.format.strict else name_in
+        number = self._numbering(role)
+        return lambda name: None if is_empty(name) else f"{LETTERS[role]}{number(name)}"
 
-            self._put("replica", self._of_kept(cells, number, ABSENT, np.int64))
-
-    def _kept_names(self, role: Role, cells: Cells) -> pa.Array:
-        if isinstance(cells, pa.Array) and pa.types.is_string(cells.type):
-            return cells if self.format.strict else _without_text(cells)
-        wrong = np.array([isinstance(one, dict | list | float | bool) for one in cells], np.bool_)
-        self._drop(wrong, "bad_field", role)
-        texts = [
-            None if one is None or bad or (is_empty(one) and not self.format.strict) else str(one)
-            for one, bad in zip(cells, wrong.tolist(), strict=True)
-        ]
-        names = pa.array(texts, pa.string())
-        return names if self.format.strict else _without_text(names)
-
-    def _pseudonyms(self, role: Role, cells: Cells) -> pa.Array:
-        """Return names as numbers by first sight; the names themselves are never written."""
-        known, letter = self.of.names.setdefault(role, {}), NAMES[role]
-
-        def named(name: object) -> str | None:
-            return None if is_empty(name) else f"{letter}{known.setdefault(str(name), len(known))}"
-
-        return pa.array(self._of_kept(cells, named, None, np.object_), pa.string())
+    def _numbering(self, role: Role) -> Callable[[Any], int]:
+        """Return what numbers names by first sight; the names themselves are never written."""
+        known = self.of.names.setdefault(role, {})
+        return lambda name: -1 if is_empty(name) else known.setdefault(str(name), len(known))
 
     def _of_kept(
         self, cells: Cells, rule: Callable[[Any], Any], absent: object, kind: type[Any]
@@ -558,21 +489,7 @@ class _Rows:
         return np.array([*found, absent], kind)[codes]
 
 
-def _without_text(names: pa.Array) -> pa.Array:
-    """Leave out names that are long and have blanks: they may be text of a prompt."""
-    is_text = pc.and_(
-        pc.greater(pc.utf8_length(names), LONGEST_NAME), pc.match_substring(names, " ")
-    )
-    return pc.if_else(is_text, pa.scalar(None, pa.string()), names)
-
-
-def _priority(value: Any) -> int:  # noqa: ANN401 - whatever it holds
-    field = BY_KEY["priority"]
-    is_one = type(value) is int and field.least <= value <= field.most
-    return int(value) if is_one else ABSENT + 1
-
-
-def _texts(cells: Cells | None, size: int) -> list[str]:
+def texts_of(cells: Cells | None, size: int) -> list[str]:
     """Return cells as texts, an empty one for nothing."""
     held = (
         [None] * size if cells is None else cells if isinstance(cells, list) else cells.to_pylist()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -136,17 +136,24 @@ class Raw:
 
         None where no row has any of them.
         """
-        if self.objects is not None and len(paths) == 1 and "." not in paths[0]:
-            return [only(row.get(paths[0])) for row in self.objects]
         each = [cells for path in paths if (cells := self._at(path)) is not None]
         if len(each) < 2:
             return each[0] if each else None
         lists = [cells if isinstance(cells, list) else cells.to_pylist() for cells in each]
         return [next((one for one in row if not is_empty(one)), None) for row in zip(*lists)]  # noqa: B905
 
+    @cached_property
+    def keys(self) -> frozenset[str]:
+        """The keys that any object has."""
+        return frozenset(chain.from_iterable(self.objects or ()))
+
     def _at(self, path: str) -> Cells | None:
+        if self.objects is not None and path in self.keys:
+            held = [row.get(path) for row in self.objects]
+            return [*map(only, held)] if list in {*map(type, held)} else held
         if self.objects is not None:
-            return [at(row, path) for row in self.objects]
+            within = any(path.startswith(f"{key}.") for key in self.keys)
+            return [at(row, path) for row in self.objects] if within else None
         by_name = {name.lower(): name for name in self.columns}
         if (name := by_name.get(path.lower())) is not None:
             return self.columns[name]

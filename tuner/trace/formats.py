@@ -230,6 +230,7 @@ def _block_size(known: Format, opened: Opened, tally: Tally) -> int:
 
 READERS: dict[str, Reader] = {
     "count": Counts(),
+    "any-count": Counts(least=-(2**31)),
     "date": Clock(),
     "date-zoned": Clock(zoned=True),
     "date-naive": Clock(zoned=False),
@@ -253,7 +254,7 @@ USUAL: dict[Role, str] = {
 }
 """How the cells of a role are read, unless a format reads them otherwise."""
 
-del USUAL["priority"]
+USUAL["priority"] = "any-count"
 BASES: dict[str, dict[Role, list[str]]] = {
     "": {},
     "record": {ROLE_OF.get(one.key, one.key): [one.key] for one in FIELDS},

@@ -43,6 +43,7 @@ from tuner.trace.values import (
     FROM_MS,
     NANOSECONDS,
     TO_MS,
+    TOKEN_MS,
     Clock,
     Counts,
     Order,
@@ -101,10 +102,6 @@ SAME_TIME_MS = 1000
 
 RUNS_ON_MS = 10 * SAME_TIME_MS
 """Growth in a few rows from which on a span counts from some start."""
-
-TOKEN_MS = (0.3, 1000.0)
-"""Range of an output token's time on any server, in ms: it shows the unit of durations, for it is
-somewhat wider than a thousandfold, so that one unit fits, or two do and none is chosen."""
 
 DAYS = (36_526, 73_051)
 """2000 to 2100, as spreadsheets number days."""

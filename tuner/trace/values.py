@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -40,6 +40,10 @@ Plain = tuple[NDArray[Any], NDArray[np.bool_]]
 
 class Reader(Protocol):
     """Reads the cells of a column."""
+
+    @property
+    def kind(self) -> type[np.int64 | np.float64]:
+        """The kind of its numbers."""
 
     def plain(self, cells: pa.Array) -> Plain | None:
         """Return what can be read at once; None where nothing can."""
@@ -98,19 +102,19 @@ class Counts:
     decimal: str = "."
     """Empty where no count had a mark: then three zeros behind one may be thousands."""
 
+    least: int = 0
+    kind: ClassVar = np.int64
+
     def plain(self, cells: pa.Array) -> Plain | None:
         found = numbers(cells, pa.int64())
         if found is None:
             return None
         values, clean = found
         if values.dtype.kind == "f":
-            values = np.where(np.isnan(values), ABSENT, values)
-            clean &= np.floor(values) == values
-            values = np.where(np.abs(values) < 2**53, values, ABSENT).astype(np.int64)
-            return values, clean & ((values == ABSENT) | ((values >= 0) & (values <= MAX_TOKENS)))
-        return values.astype(np.int64), clean & (
-            (values == ABSENT) | ((values >= 0) & (values <= MAX_TOKENS))
-        )
+            clean = clean & ((np.floor(values) == values) | np.isnan(values))
+            values = np.where(np.abs(values) < 2**53, values, ABSENT)
+        values = values.astype(np.int64)
+        return values, clean & ((values == ABSENT) | ((values >= 0) & (values <= MAX_TOKENS)))
 
     def cell(self, value: Any) -> int | Reason | None:  # noqa: ANN401
         if is_empty(value):
@@ -121,7 +125,13 @@ class Counts:
             return "not_integer"
         if isinstance(value, float) and not value.is_integer():
             return "not_integer"
-        return "negative" if value < 0 else int(value) if value <= MAX_TOKENS else "out_of_range"
+        return (
+            "negative"
+            if value < self.least
+            else int(value)
+            if value <= MAX_TOKENS
+            else "out_of_range"
+        )
 
     def _number(self, text: str) -> int | None:
         if self.thousands and GROUPED.fullmatch(text):
@@ -241,6 +251,10 @@ _WITH_UNITS = re.compile(r"(?:\d+(?:\.\d+)?\s*[a-zµμ]+[\s,]*)+")
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµμ]+)")
 _ISO_SPAN = re.compile(r"p(?:(\d+)d)?(?:t(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?)?")
 _ISO_PARTS_MS = (86_400_000.0, 3_600_000.0, 60_000.0, 1000.0)
+TOKEN_MS = (0.3, 1000.0)
+"""Range of an output token's time on any server, in ms: it shows the unit of durations, for it is
+somewhat wider than a thousandfold, so that one unit fits, or two do and none is chosen."""
+
 UNITS: dict[str, Unit] = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "s"),
     **dict.fromkeys(("ms", "msec", "msecs", "milli", "millis"), "ms"),
@@ -262,6 +276,7 @@ class Spans:
 
     unit: Unit | None = "ms"
     decimal: str = "."
+    kind: ClassVar = np.float64
 
     def plain(self, cells: pa.Array) -> Plain | None:
         if self.unit is None or self.decimal != ".":
@@ -368,6 +383,7 @@ class Clock:
     numbers as seconds since 1970."""
 
     decimal: str = "."
+    kind: ClassVar = np.float64
 
     def plain(self, cells: pa.Array) -> Plain | None:
         if self.decimal != ".":
@@ -498,6 +514,9 @@ def shown_date(ms: float) -> str:
 
 # Words: statuses, and whether a row is a request at all.
 
+LONGEST_NAME = 60
+"""Characters of a name that may have blanks."""
+
 _CODE = re.compile(r"(?:http(?:/\d(?:\.\d)?)?[\s:]*)?([1-5]\d\d)(?:[\s:-].*)?")
 """A code of HTTP with words around it: ``HTTP/1.1 429 Too Many Requests``."""
 
@@ -591,6 +610,18 @@ def word_in(value: object) -> str | None:
     if not isinstance(value, str) or len(value) > 32 or is_empty(value):
         return None
     return value if value.replace("_", "").replace("-", "").isalnum() else None
+
+
+def str_in(value: object) -> str | None:
+    """Return a name, which may be a number; nothing for what is none."""
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+
+
+def name_in(value: object) -> str | None:
+    """Return a name as others gave it; nothing that is so long that it may be text."""
+    name = str_in(value)
+    is_none = name is None or is_empty(value) or (len(name) > LONGEST_NAME and " " in name)
+    return None if is_none else name
 
 
 LINKS = frozenset(
