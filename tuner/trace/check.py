@@ -313,9 +313,10 @@ class _Rows:
         return prompt, output
 
     def _times(self, output: Ints) -> None:
+        known = self._arrivals() if "timestamp" in self.format.columns else None
         end, lasted = self._moments("end"), self._moments("duration")
-        if "timestamp" in self.format.columns:
-            arrival = self._arrivals()
+        if known is not None:
+            arrival = known
             lasted = self._since(arrival, end, "end", lasted)
         else:
             nothing = np.full(self.size, np.nan)
