@@ -6,8 +6,7 @@ TunerError
 │   ├── TraceError        the trace
 │   ├── ProfileError      the serving profile
 │   ├── TargetError       the file to write into
-│   │   ├── NotVllmError  shows no server of vLLM's
-│   │   └── ByHandError   starts vLLM in a way that is not edited
+│   │   └── ByHandError   shows no server of vLLM's, or one that is not edited
 │   ├── RunError          the run directory
 │   └── AnswerTooLongError    what a server answers is larger than is read
 ├── EngineError       4   the engine refused, failed or died
@@ -17,8 +16,6 @@ TunerError
 └── Interrupted     130   the user stopped the run
 """
 
-import shlex
-from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 
@@ -60,19 +57,8 @@ class TargetError(InputError):
     """The file to write into cannot be used, or must not be written."""
 
 
-class NotVllmError(TargetError):
-    """The file to write into shows no server of vLLM's."""
-
-
 class ByHandError(TargetError):
-    """The file starts vLLM in a way that is not edited: its flags have to be pasted."""
-
-    def __init__(
-        self, message: str, *, hint: str, paste: Callable[[Sequence[str]], str] = shlex.join
-    ) -> None:
-        super().__init__(message, hint=hint)
-        self.paste = paste
-        """vLLM's flags, a word each → what to put into the file."""
+    """The file shows no server of vLLM's, or one that is not edited: the flags are to be pasted."""
 
 
 class RunError(InputError):

@@ -1,16 +1,12 @@
-"""What was written can be taken back, byte for byte, as often as it was written."""
+"""The last write can be taken back, byte for byte."""
 
-import json
 import stat
 import subprocess
 import sys
-import tempfile
 import textwrap
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tuner.errors import TargetError
 from tuner.rollout import backup
@@ -23,27 +19,6 @@ def names(folder: Path) -> list[str]:
 
 def apply(path: Path, new: bytes) -> Path | None:
     return backup.write(path, new, was=files.content(path))
-
-
-@settings(deadline=None, max_examples=20)
-@given(st.none() | st.binary(max_size=20), st.lists(st.binary(max_size=20), max_size=4))
-def test_as_many_rollbacks_as_writes_give_back_the_original(
-    original: bytes | None, versions: list[bytes]
-) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "serve.yaml"
-        if original is not None:
-            path.write_bytes(original)
-        states = [original]
-        for version in versions:
-            if version != states[-1]:
-                apply(path, version)
-                states.append(version)
-        while len(states) > 1:
-            assert files.content(path) == states.pop()
-            backup.roll_back(path, force=False)
-        assert files.content(path) == original
-        assert names(Path(folder)) == (["serve.yaml"] if original is not None else [])
 
 
 @pytest.fixture
@@ -138,35 +113,39 @@ def in_a_child(code: str, path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_of_many_writes_at_once_every_one_that_was_made_can_be_taken_back(path: Path) -> None:
-    code = """
-        import os, sys
-        from pathlib import Path
-        from tuner.rollout import backup
-        from tuner.system import files
-        from tuner.errors import TargetError
+def test_of_two_writes_the_last_is_taken_back(path: Path) -> None:
+    apply(path, b"first")
+    apply(path, b"second")
+    assert backup.roll_back(path, force=False) == "restored"
+    assert path.read_bytes() == b"first"
+    with pytest.raises(TargetError, match="tuner has no backup of it"):
+        backup.roll_back(path, force=False)
 
-        path, children = Path(sys.argv[1]), []
-        for name in "abcd":
-            if child := os.fork():
-                children.append(child)
-                continue
-            made = 0
-            for number in range(10):
-                try:
-                    backup.write(path, f"{name}{number}".encode(), was=files.content(path))
-                    made += 1
-                except TargetError as problem:
-                    assert "changed while tuner was at work" in str(problem), problem
-            os._exit(made)
-        print(sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+
+def test_a_new_file_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "new.yaml"
+    assert apply(path, b"new") is None
+    assert backup.roll_back(path, force=False) == "removed"
+    assert names(tmp_path) == []
+
+
+def test_a_full_disk_leaves_the_earlier_backup(path: Path) -> None:
+    apply(path, b"first")
+    before = {one.name: one.read_bytes() for one in path.parent.iterdir()}
+    code = """
+        import resource, sys
+        from pathlib import Path
+        from tuner.errors import TargetError
+        from tuner.rollout import backup
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        try:
+            backup.write(Path(sys.argv[1]), b"x" * 2000, was=b"first")
+        except TargetError as problem:
+            print(problem)
     """
-    made = int(in_a_child(code, path).stdout)
-    assert made >= 1
-    for _ in range(made):
-        assert backup.roll_back(path, force=False) == "restored"
-    assert path.read_bytes() == b"original"
-    assert names(path.parent) == ["serve.yaml"]
+    assert "cannot be written" in in_a_child(code, path).stdout
+    assert {one.name: one.read_bytes() for one in path.parent.iterdir()} == before
 
 
 KILLED = """
@@ -196,19 +175,16 @@ KILLED = """
         path = home.parent / str(count) / "serve.yaml"
         path.parent.mkdir()
         path.write_bytes(b"original")
-        backup.write(path, b"first", was=b"original")
         if "ACT" == "write":
-            more = killed_at(count, lambda: backup.write(path, b"second", was=b"first"))
+            more = killed_at(count, lambda: backup.write(path, b"new", was=b"original"))
         else:
-            backup.write(path, b"second", was=b"first")
+            backup.write(path, b"new", was=b"original")
             more = killed_at(count, lambda: backup.roll_back(path, force=False))
         here = path.read_bytes()
-        assert here in (b"first", b"second"), here
-        outcomes = [backup.roll_back(path, force=False)]
-        if here == b"second":
-            assert path.read_bytes() == b"first", count
-            outcomes.append(backup.roll_back(path, force=False))
-        assert path.read_bytes() == b"original", (count, outcomes)
+        assert here in (b"original", b"new"), here
+        if here == b"new" or backup.record_of(path).exists():
+            backup.roll_back(path, force=False)
+        assert path.read_bytes() == b"original", count
         backup.write(path, b"third", was=b"original")
         backup.roll_back(path, force=False)
         left = [one.name for one in path.parent.iterdir() if not one.name.endswith(".tmp")]
@@ -240,19 +216,10 @@ def test_a_stranger_under_the_name_of_the_copy_is_left_alone(path: Path) -> None
     assert path.read_bytes() == b"original"
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        "",
-        "[]",
-        '{"version": 2, "writes": []}',
-        json.dumps({"version": 1, "writes": [{"before": "../../etc/passwd", "after": "x"}]}),
-        '{"version": 1, "writes": [], "more": 1}',
-    ],
-)
+@pytest.mark.parametrize("record", ["", "[]", '{"version": 2}', '{"version": 1, "writes": []}'])
 def test_a_record_that_is_not_ours_is_refused(path: Path, record: str) -> None:
     path.with_name("serve.yaml.tuner-backup.json").write_text(record)
     for attempt in (lambda: apply(path, b"new"), lambda: backup.roll_back(path, force=True)):
-        with pytest.raises(TargetError, match="is not tuner's record of backups"):
+        with pytest.raises(TargetError, match="is not tuner's record of a backup"):
             attempt()
     assert path.read_bytes() == b"original"

@@ -12,8 +12,7 @@ from typing import Any
 from tests.support.profiles import profile
 from tests.support.scraped import open_metrics, write_blocks
 from tuner.profile.schema import ServingProfile
-from tuner.rollout.monitoring import prometheus_rules
-from tuner.rollout.monitoring.promql import BOUNDS_S
+from tuner.rollout import monitor
 
 STEP_S = 60
 MINUTES = 62
@@ -50,9 +49,6 @@ class Server:
             "cache_dtype": "auto",
         }
     )
-    old: bool = False
-    """Speaks with the names of an older vLLM."""
-
     labels: Mapping[str, str] = field(default_factory=lambda: LABELS)
 
 
@@ -69,15 +65,13 @@ def series(server: Server) -> Iterator[tuple[str, float, float]]:
 
     yield named("num_requests_running"), server.running, 0
     yield named("num_requests_waiting"), server.waiting, server.waiting_grows
-    usage = "gpu_cache_usage_perc" if server.old else "kv_cache_usage_perc"
-    yield named(usage), server.kv, 0
+    yield named("kv_cache_usage_perc"), server.kv, 0
     yield named("num_preemptions_total"), 0, server.preemptions
     for reason, share in (("stop", 0.75), ("length", 0.25)):
         yield named("request_success_total", finished_reason=reason), 0, share * server.requests
-    itl = "time_per_output_token_seconds" if server.old else "inter_token_latency_seconds"
     for name, mean_s in (
         ("time_to_first_token_seconds", server.ttft_s),
-        (itl, server.itl_s),
+        ("inter_token_latency_seconds", server.itl_s),
         ("e2e_request_latency_seconds", server.e2el_s),
     ):
         yield named(f"{name}_sum"), 0, mean_s * server.requests
@@ -89,7 +83,9 @@ def series(server: Server) -> Iterator[tuple[str, float, float]]:
         ("ttft", "time_to_first_token_seconds", server.missed_ttft, 0.5),
         ("tpot", "request_time_per_output_token_seconds", server.missed_tpot, 0.05),
     ):
-        for bound in (one for one in BOUNDS_S[limit] if kept_s / 3 < one < kept_s * 3):
+        for bound in (
+            one for one in monitor.template()["buckets_s"][limit] if kept_s / 3 < one < kept_s * 3
+        ):
             share = 0 if bound < kept_s else 1 - missed if bound <= 2 * kept_s else 1
             yield named(f"{name}_bucket", le=str(float(bound))), 0, share * server.requests
         if limit == "tpot":
@@ -167,4 +163,4 @@ def get(url: str, path: str, **query: str) -> Any:  # noqa: ANN401 - JSON
 
 
 def rules(chosen: ServingProfile | None = None, *, matchers: str = "") -> str:
-    return prometheus_rules.render(chosen or profile(), matchers=matchers)
+    return monitor.render(monitor.KINDS[0], chosen or profile(), matchers=matchers)

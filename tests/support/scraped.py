@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.places import ROOT
 from tuner.profile.schema import ServingProfile
-from tuner.rollout.monitoring import prometheus_rules
+from tuner.rollout import monitor
 
 FETCHED = ROOT / ".venv" / "tools"
 
@@ -39,16 +39,10 @@ def binary(name: str) -> str:
     return found
 
 
-OLD_METRICS = {
-    "vllm:gpu_cache_usage_perc",
-    *(f"vllm:time_per_output_token_seconds_{part}" for part in ("sum", "count")),
-}
-
-
 def unserved(watched: ServingProfile, said: str) -> list[str]:
     """Return which metrics the rules of a profile ask for and a server's /metrics has not."""
-    rules = prometheus_rules.render(watched, matchers="")
-    names = set(re.findall(r"vllm:\w+", rules)) - OLD_METRICS
+    rules = monitor.render(monitor.KINDS[0], watched, matchers="")
+    names = set(re.findall(r"vllm:\w+", rules))
     return [name for name in sorted(names) if not re.search(rf"(?m)^{name}\{{", said)]
 
 

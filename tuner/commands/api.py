@@ -21,7 +21,7 @@ from tuner.errors import Interrupted, ProfileError, TunerError, UsageError
 from tuner.profile import profile as profiles
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import block_of
-from tuner.rollout import rollout
+from tuner.rollout import fit
 from tuner.system import interruption
 from tuner.twin.verdict_text import NO_CONFIDENCE
 
@@ -59,7 +59,7 @@ class Profile:
 
         What a profile may not set is left out, as by ``tuner apply``.
         """
-        return rollout.settings(self.sections, live_knob=False)
+        return fit.settings(self.sections)
 
     def curve(self) -> list[Row]:
         """Return a record for each step: ``pandas.DataFrame(profile.curve())``."""

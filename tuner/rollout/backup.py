@@ -1,26 +1,23 @@
 """Writes that can be taken back: each keeps what was there, and ``roll_back`` undoes the last one.
 
-Beside FILE stand ``FILE.tuner-backup.json``, the record of the writes not yet taken back, and one
-copy for each of them: ``FILE.tuner-backup``, ``FILE.tuner-backup-2``, …
+Beside FILE stand ``FILE.tuner-backup``, what it was before the last write, and
+``FILE.tuner-backup.json``, the record of that write.
 """
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import msgspec
 
 from tuner.errors import TargetError
 from tuner.system import files
 
 RolledBack = Literal["restored", "removed", "unchanged"]
-Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
-class Override(BaseModel):
+class Override(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A refusal that was overridden: who did it, and what spoke against it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     who: str
     """User and machine."""
@@ -33,25 +30,16 @@ class Override(BaseModel):
     despite: list[str]
 
 
-class _Write(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+class _Write(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The last write. Digests are of contents; ``before`` is None where there was no file."""
 
-    before: Digest | None
-    """None: there was no file, so there is no copy."""
-
-    after: Digest
+    version: Literal[2]
+    before: str | None
+    after: str
     profile: str | None = None
     """Digest of the profile that was written."""
 
     override: Override | None = None
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    version: Literal[1]
-    writes: list[_Write]
-    """Oldest first."""
 
 
 def write(  # noqa: PLR0913 - what is written, over what, and what stays on record
@@ -67,108 +55,89 @@ def write(  # noqa: PLR0913 - what is written, over what, and what stays on reco
 
     Record and copy are on the disk before the file changes. So a crash at any moment leaves the
     file whole and, once it has changed, something to go back to. A new file gets the mode of
-    ``like``. ``profile``, the digest of what was applied, and ``override`` stay on record until the
-    write is taken back.
-
-    Raises TargetError, and then the file has not changed.
+    ``like``. Raises TargetError, and then the file has not changed.
     """
     files.check_writable(path)
     real = files.resolve(path)
     with files.locked(real.parent):
         if files.content(real) != was:  # another apply's write, too: its record is not ours
             raise files.changed_meanwhile(path)
-        recorded = _load(real)
-        writes = [
-            *_made(recorded, was),
-            _Write(before=_digest(was), after=_sha256(new), profile=profile, override=override),
-        ]
-        copy = _copy(real, len(writes))
+        earlier, copy = _load(real), copy_of(real)
         present = files.content(copy)
-        if present not in (None, was):
+        if present is not None and present != was and earlier is None:
             raise TargetError(
                 f"{copy}: is in the way of the backup", hint="Move it away, then run this again."
             )
+        record = _Write(2, _digest(was), _sha256(new), profile, override)
         try:
-            _save(real, writes)
+            _save(real, record)
             if was is not None:
                 files.write_atomically(copy, was, like=real)
             files.write_if_unchanged(path, new, was=was, like=like)
         except TargetError:
             if files.content(real) != new:  # nothing was written, so there is nothing to take back
-                _save(real, recorded)
-                if present is None:
-                    files.remove(copy)
+                _save(real, earlier)
+                files.remove(copy) if present is None else files.write_atomically(copy, present)
             raise
     return None if was is None else copy
 
 
-def check_can_go_back(path: Path, *, profile: str) -> None:
-    """Raise TargetError where ``roll_back`` would.
-
-    Also where it would undo no write, or another write than that of the profile with this digest.
-    """
-    files.check_writable(path)
-    real = files.resolve(path)
-    recorded, present = _recorded(path), files.content(real)
-    if len(_made(recorded, present)) < len(recorded):
-        raise TargetError(
-            f"{path}: already is what it was before tuner wrote it",
-            hint="There is nothing to roll back.",
-        )
-    last = recorded[-1]
-    _check_unedited(path, last, present, hint="Take the edit back, or roll back by hand.")
-    if last.profile != profile:
-        whose = "nothing says which profile" if last.profile is None else _short(last.profile)
-        raise TargetError(
-            f"{path}: what tuner wrote there last is not this profile, {_short(profile)}: {whose}",
-            hint="Give the profile that was applied there, or roll back by hand: tuner apply "
-            f"--rollback {path}",
-        )
-    if last.before is not None:
-        _original(last, _copy(real, len(recorded)))
-
-
 def roll_back(path: Path, *, force: bool) -> RolledBack:
-    """Undo the last write that is not yet undone; ``unchanged`` if the file already is what it was.
+    """Undo the last write; ``unchanged`` if the file already is what it was before.
 
     Raises TargetError when there is none, when the file was edited since (unless ``force``), and
     when the copy is not what the record says.
     """
     real = files.resolve(path)
     with files.locked(real.parent):
-        recorded, present = _recorded(path), files.content(real)
-        writes = _made(recorded, present)
+        record, present, copy = _recorded(path), files.content(real), copy_of(real)
         outcome: RolledBack = "unchanged"
-        if writes:
-            last = writes.pop()
+        if _digest(present) != record.before:
             if not force:
                 hint = "Pass --force to lose the edit, or take the change back by hand."
-                _check_unedited(path, last, present, hint=hint)
-            outcome = _restore(path, last, _copy(real, len(writes) + 1), present)
-        for number in range(len(writes), len(recorded)):  # first: a copy on no record is in the way
-            files.remove(_copy(real, number + 1))
-        _save(real, writes)
+                _check_unedited(path, record, present, hint=hint)
+            if record.before is None:
+                if files.content(path) != present:
+                    raise files.changed_meanwhile(path)
+                files.remove(real)
+                outcome = "removed"
+            else:
+                original = _original(record, copy)
+                files.write_if_unchanged(path, original, was=present, like=copy)
+                outcome = "restored"
+        files.remove(copy)  # first: a copy on no record is in the way
+        _save(real, None)
     return outcome
 
 
-def _recorded(path: Path) -> list[_Write]:
-    recorded = _load(files.resolve(path))
-    if not recorded:
+def record_of(real: Path) -> Path:
+    """Return where the last write of a file is on record."""
+    return real.with_name(f"{real.name}.tuner-backup.json")
+
+
+def copy_of(real: Path) -> Path:
+    """Return where the copy of what a file was stands."""
+    return real.with_name(f"{real.name}.tuner-backup")
+
+
+def _recorded(path: Path) -> _Write:
+    record = _load(files.resolve(path))
+    if record is None:
         raise TargetError(
             f"{path}: tuner has no backup of it", hint="Only what tuner apply wrote can go back."
         )
-    return recorded
+    return record
 
 
-def _check_unedited(path: Path, last: _Write, present: bytes | None, *, hint: str) -> None:
-    if present is not None and _sha256(present) != last.after:
+def _check_unedited(path: Path, record: _Write, present: bytes | None, *, hint: str) -> None:
+    if present is not None and _sha256(present) != record.after:
         raise TargetError(f"{path}: was edited after tuner wrote it", hint=hint)
 
 
-def _original(last: _Write, copy: Path) -> bytes:
+def _original(record: _Write, copy: Path) -> bytes:
     """Return what was there before. Raises TargetError."""
     original = files.content(copy)
-    if original is None or _sha256(original) != last.before:
+    if original is None or _sha256(original) != record.before:
         raise TargetError(
             f"{copy}: is missing or not the copy that tuner made",
             hint="Restore the file from your own backup or version control.",
@@ -176,58 +145,26 @@ def _original(last: _Write, copy: Path) -> bytes:
     return original
 
 
-def _restore(path: Path, last: _Write, copy: Path, present: bytes | None) -> RolledBack:
-    if last.before is None:
-        if files.content(path) != present:
-            raise files.changed_meanwhile(path)
-        files.remove(files.resolve(path))
-        return "removed"
-    original = _original(last, copy)
-    files.write_if_unchanged(path, original, was=present, like=copy)
-    return "restored"
-
-
-def _made(writes: list[_Write], present: bytes | None) -> list[_Write]:
-    """Leave out a last write that was recorded but, as the file shows, not made, or undone."""
-    if writes and _digest(present) == writes[-1].before:
-        return writes[:-1]
-    return list(writes)
-
-
-def _load(real: Path) -> list[_Write]:
+def _load(real: Path) -> _Write | None:
     record = record_of(real)
     text = files.content(record)
     if text is None:
-        return []
+        return None
     try:
-        return _Record.model_validate_json(text).writes
-    except ValidationError:
+        return msgspec.json.decode(text, type=_Write)
+    except (msgspec.DecodeError, msgspec.ValidationError):
         raise TargetError(
-            f"{record}: is not tuner's record of backups",
-            hint="Move it away; the copies beside it can be restored by hand.",
+            f"{record}: is not tuner's record of a backup",
+            hint="Move it away; the copy beside it can be restored by hand.",
         ) from None
 
 
-def _save(real: Path, writes: list[_Write]) -> None:
-    record = record_of(real)
-    if not writes:
-        files.remove(record)
+def _save(real: Path, record: _Write | None) -> None:
+    if record is None:
+        files.remove(record_of(real))
         return
-    text = _Record(version=1, writes=writes).model_dump_json(indent=2, exclude_defaults=True) + "\n"
-    files.write_atomically(record, text.encode())
-
-
-def record_of(real: Path) -> Path:
-    """Return where the writes of a file are on record."""
-    return real.with_name(f"{real.name}.tuner-backup.json")
-
-
-def _copy(real: Path, number: int) -> Path:
-    return real.with_name(f"{real.name}.tuner-backup" + (f"-{number}" if number > 1 else ""))
-
-
-def _short(digest: str) -> str:
-    return digest[:19]
+    text = msgspec.json.format(msgspec.json.encode(record), indent=2)
+    files.write_atomically(record_of(real), text + b"\n")
 
 
 def _digest(content: bytes | None) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.apply.test_apply import Done, Tuner, names, refused, tuner  # noqa: F401 - a fixture
-from tests.support.deployments import EXAMPLES, Example, deployed
+from tests.support.profiles import ENGINE, profile
 from tuner.commands.apply import view
 from tuner.profile.profile import save
 
@@ -20,7 +20,7 @@ SERVE = "model: acme/translator-7b\nmax-num-seqs: 32\n"
 
 @pytest.fixture
 def run(tuner: Tuner) -> Tuner:  # noqa: F811 - the fixture
-    save(deployed(), Path("profile.yaml"))
+    save(profile(engine={**ENGINE, "model": "acme/translator-7b"}), Path("profile.yaml"))
     return tuner
 
 
@@ -117,14 +117,11 @@ def test_behind_a_linked_folder_the_real_file_changes(run: Tuner) -> None:
         ("large.yaml", "large.yaml: larger than 1 MiB"),
         (
             "configmap.yaml",
-            "configmap.yaml:1: is a ConfigMap of v1, which starts no vLLM that is known",
+            "configmap.yaml: is a Kubernetes manifest, and is not seen to start vLLM",
         ),
         (
             "rules.yaml",
-            (
-                "rules.yaml:1: is no config of vLLM's: groups holds keys of its own, and vLLM has "
-                "no such argument"
-            ),
+            "rules.yaml: is the values of a Helm chart, and is not seen to start vLLM",
         ),
     ],
 )
@@ -140,36 +137,6 @@ def test_what_is_no_file_to_edit_is_said_in_one_line(run: Tuner, name: str, mess
     before = names()
     assert refused(run("apply", "profile.yaml", name), 3) == message
     assert names() == before
-
-
-def written(example: Example, ends: str) -> bytes:
-    text = example.text
-    if ends == "windows":
-        text = "\ufeff" + text.replace("\n", "\r\n")
-    if ends == "open":
-        text = text.rstrip("\n")
-    return text.encode()
-
-
-@pytest.mark.parametrize("ends", ["usual", "windows", "open"])
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.file)
-def test_applying_twice_is_applying_once_and_rolling_back_is_the_identity(
-    run: Tuner, example: Example, ends: str
-) -> None:
-    save(deployed(example), Path("profile.yaml"))
-    file = Path(example.file)
-    file.parent.mkdir(exist_ok=True)
-    original = written(example, ends)
-    file.write_bytes(original)
-    lines_of(run("apply", "profile.yaml", example.file))
-    once = file.read_bytes()
-    assert once != original
-    if ends == "windows":
-        assert once.count(b"\n") == once.count(b"\r\n")
-    assert "nothing to change" in lines_of(run("apply", "profile.yaml", example.file))[0]
-    assert file.read_bytes() == once
-    run("apply", "--rollback", example.file)
-    assert file.read_bytes() == original
 
 
 def test_a_diff_for_a_terminal_moves_no_cursor() -> None:

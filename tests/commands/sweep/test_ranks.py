@@ -31,7 +31,7 @@ from tuner.engines.sim.world import World
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError
 from tuner.profile.profile import load
-from tuner.rollout.rollout import cautions
+from tuner.rollout.fit import cautions
 from tuner.runs import journal
 from tuner.runs.cluster.kinds import Description
 from tuner.runs.cluster.share import Share

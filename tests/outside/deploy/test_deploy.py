@@ -3,20 +3,28 @@
 ``edited/NAME/`` has ``before.*`` and ``after.*``; ``refused/NAME/`` has ``before.*`` and
 ``refused.json``: the exit code, and what the message must name. ``lookalikes/KIND/`` has many files
 with one ``refused.json``. Files beside them are there when the command runs; ``options.json`` holds
-further options, ``profile.yaml`` another profile. A new case is a new folder.
+further options, ``profile.json`` what is other in the profile. A new case is a new folder.
 """
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.outside.table import BAD_INPUT, GATE_FAILED, OK, Done, run
+from tests.outside.table import BAD_INPUT, GATE_FAILED, OK, SHARED, Done, run
+from tests.support.profiles import profile
+from tuner.profile.profile import dump
 
 HERE = Path(__file__).parent
-PROFILE = HERE / "profile.yaml"
-OURS = {"refused.json", "options.json"}
+OURS = {"refused.json", "options.json", "profile.json"}
+ENGINE = {
+    "model": "acme/translator-7b",
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 2048,
+    "enable_prefix_caching": True,
+}
 
 EDITED = sorted(each.name for each in (HERE / "edited").iterdir())
 REFUSED = sorted(each.name for each in (HERE / "refused").iterdir())
@@ -35,16 +43,25 @@ def spelled(text: bytes, ends: str) -> bytes:
     return text.removesuffix(b"\n") if ends == "open" else text
 
 
+@cache
+def profile_of(case: Path) -> str:
+    """Return the profile that a case applies."""
+    other = case / "profile.json"
+    facts = json.loads(other.read_text()) if other.exists() else {}
+    return dump(profile(engine=ENGINE | facts.pop("engine", {}), **facts))
+
+
 def laid_out(case: Path, file: Path, folder: Path, ends: str) -> list[str]:
     """Put a case's file and what is beside it into a folder; return the options of its command."""
-    shutil.copy(PROFILE, folder / "profile.yaml")
+    (folder / "profile.yaml").write_text(profile_of(case))
     beside = [] if case.parent.name == "lookalikes" else [*case.iterdir()]
     for each in beside:
         if each.name not in OURS and each.stem != "after" and each != file:
             shutil.copy(each, folder / each.name)
     (folder / file.name).write_bytes(spelled(file.read_bytes(), ends))
-    options = case / "options.json"
+    options, refused = case / "options.json", case / "refused.json"
     found: list[str] = json.loads(options.read_text()) if options.exists() else []
+    found += json.loads(refused.read_text()).get("options", []) if refused.exists() else []
     return [file.name, *found]
 
 
@@ -103,6 +120,49 @@ def test_what_only_looks_like_it_is_refused(tmp_path: Path, name: str) -> None:
     before = contents(tmp_path)
     done = run(tmp_path, "apply", "profile.yaml", file.name)
     check_refused(tmp_path, done, before, (file.parent / "refused.json").read_text())
+
+
+SHIPPED = HERE.parents[2] / "profiles" / "translation-tiny-cpu.yaml"
+CONTRIBUTED: dict[str, tuple[list[str], list[tuple[str, str]]]] = {
+    "01-compose-anchor.yaml": (
+        ["--container", "chat"], [("CHAT_SLOTS:-64", "CHAT_SLOTS:-8")],
+    ),
+    "01e-compose-extends-own-command.yaml": ([], [("seqs 128", "seqs 8")]),
+    "06-flux-helmrelease.yaml": (
+        [], [("Seqs: 256", "Seqs: 8\n            enablePrefixCaching: true")],
+    ),
+    "13-conf.d/vllm.conf": ([], [("seqs 256", "seqs 8")]),
+    "16-serve.sbatch": ([], [("seqs 256", "seqs 8")]),
+    "23-vllm-docker.service": ([], [("seqs 256", "seqs 8")]),
+    "27-ecs-task.json": ([], [('"256"', '"8"')]),
+    "31-own-chart-values.yaml": (
+        [], [("Seqs: 256", "Seqs: 8"), ("BatchedTokens: 32768", "BatchedTokens: 2048")],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTRIBUTED)
+def test_files_as_people_have_them(tmp_path: Path, name: str) -> None:
+    source = SHARED / "cases" / "deploy" / name
+    if not source.exists():
+        pytest.skip("data of third parties, not here")
+    options, changes = CONTRIBUTED[name]
+    shutil.copy(SHIPPED, tmp_path / "profile.yaml")
+    (tmp_path / source.name).write_bytes(source.read_bytes())
+    done = run(tmp_path, "apply", "profile.yaml", source.name, *options)
+    assert done.code == OK, done.stderr
+    expected = source.read_text()
+    for old, new in changes:
+        expected = expected.replace(old, new)
+    assert (tmp_path / source.name).read_text() == expected
+
+
+def test_two_servers_are_asked_for(tmp_path: Path) -> None:
+    source = HERE / "edited" / "compose-merge" / "before.yaml"
+    (tmp_path / "profile.yaml").write_text(profile_of(HERE))
+    shutil.copy(source, tmp_path)
+    done = run(tmp_path, "apply", "profile.yaml", "before.yaml")
+    assert (done.code, "chat" in done.error, "embed" in done.error) == (2, True, True)
 
 
 def test_the_exit_codes_are_those_of_the_folders() -> None:

@@ -16,8 +16,7 @@ from tuner.errors import GateError, UsageError
 from tuner.live import server as live_server
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
-from tuner.rollout import difference, rollout
-from tuner.rollout.targets.seam import Platform, Stated
+from tuner.rollout import difference, fit
 from tuner.system.printable import printable
 
 
@@ -106,23 +105,23 @@ def _of_profile(
     """Compare a profile with every server, and return what to set, and warnings. Raises what speaks
     against it."""
     chosen = profile.load(path)
-    undecided = rollout.undecided(chosen, source=str(path), force=options.force)
+    undecided = fit.undecided(chosen, source=str(path), force=options.force)
     if undecided is not None:
         raise undecided
-    mismatching: dict[str, rollout.Mismatch] = {}
+    mismatching: dict[str, fit.Mismatch] = {}
     notes: list[str] = []
     for server in servers:
         _check_fits(chosen, path, server, options)
-        mismatching |= {one.words: one for one in rollout.mismatches(chosen, _here(chosen, server))}
+        mismatching |= {one.words: one for one in fit.mismatches(chosen, _here(chosen, server))}
         notes += _other_settings(chosen, server, options)
     if options.url is not None:
         there = live_server.ask(options.url)
-        stated = {name: Stated(value, 0) for name, value in there.arguments.items()}
-        version = Platform(vllm=Stated(there.version, 0) if there.version else None)
-        here = rollout.Deployment(stated, options.url, version, is_new=True)
-        mismatching |= {one.words: one for one in rollout.mismatches(chosen, here)}
+        here = fit.Deployment(
+            told=there.arguments, source=options.url, vllm=there.version or None, is_new=True
+        )
+        mismatching |= {one.words: one for one in fit.mismatches(chosen, here)}
     others = list(mismatching.values())
-    refusal = rollout.refusal(chosen, others)
+    refusal = fit.refusal(chosen, others)
     if refusal is not None and not options.force:
         raise refusal
     reason = "; ".join([f"profile {chosen.digest}", *(one.words for one in others)])
@@ -131,7 +130,7 @@ def _of_profile(
         max_num_batched_tokens=_tokens(chosen, options),
         reason=reason[:LONGEST_REASON],
     )
-    return [change] * len(servers), (*rollout.cautions(chosen, others), *notes)
+    return [change] * len(servers), (*fit.cautions(chosen, others), *notes)
 
 
 def _tokens(chosen: ServingProfile, options: ApplyOptions) -> int | None:
@@ -157,18 +156,22 @@ def _check_fits(
             )
 
 
-def _here(chosen: ServingProfile, server: ControlledServer) -> rollout.Deployment:
+def _here(chosen: ServingProfile, server: ControlledServer) -> fit.Deployment:
     """Return what a server says of itself, as what a profile is compared with."""
     about = server.state.about
     stated = {
-        name: Stated(value, 0)
+        name: value
         for name, value in about.arguments.items()
         if name != "quantization" or name in chosen.engine  # a checkpoint may bring its own
     }
-    platform, machine = Platform(vllm=Stated(about.vllm, 0)), None
-    if about.device is not None:
-        platform, machine = Platform(), rollout.LocalMachine.of(about.vllm, about.device)
-    return rollout.Deployment(stated, str(server.socket), platform, machine, is_new=True)
+    machine = fit.LocalMachine.of(about.vllm, about.device) if about.device is not None else None
+    return fit.Deployment(
+        told=stated,
+        source=str(server.socket),
+        vllm=about.vllm if machine is None else None,
+        machine=machine,
+        is_new=True,
+    )
 
 
 def _other_settings(
@@ -182,7 +185,7 @@ def _other_settings(
     return [
         f"{one.name} was {one.profile} when measured; {server.socket} has {one.other}"
         for one in others
-        if one.section == "engine" and one.name not in ours | rollout.NUMERICS.keys()
+        if one.section == "engine" and one.name not in ours | fit.NUMERICS.keys()
     ]
 
 

@@ -28,9 +28,9 @@ class ApplyOptions:
         typer.Option(
             metavar="KIND",
             help="Kind of FILE; default: found out. One of vllm-config, compose, kubernetes, "
-            "kustomize, kserve, ray-serve, configmap, helm-production-stack, helm-llm-d, "
-            "helm-values, systemd, quadlet, env; or of a file that watches the servers: "
-            "prometheus-rules, prometheus-rule-crd, grafana-dashboard.",
+            "kustomize, helm-values, ray-serve, yaml, systemd, quadlet, supervisor, env, script, "
+            "dockerfile; or of a file that watches the servers: prometheus-rules, "
+            "prometheus-rule-crd, grafana-dashboard.",
         ),
     ] = None
     container: Annotated[
@@ -54,15 +54,6 @@ class ApplyOptions:
             help="The profile's model, where FILE does not say it in these words; on record.",
         ),
     ] = None
-    canary: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=100,
-            metavar="PERCENT",
-            help="Of an InferenceService's traffic, for the revision with the profile.",
-        ),
-    ] = None
     selector: Annotated[
         str | None,
         typer.Option(
@@ -76,6 +67,13 @@ class ApplyOptions:
     ] = None
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the change as a diff; write nothing.")
+    ] = False
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 6 if FILE would change; write nothing.")
+    ] = False
+    pin: Annotated[
+        bool,
+        typer.Option("--pin", help="Write every argument, also those that vLLM takes by itself."),
     ] = False
     exec: Annotated[
         bool, typer.Option("--exec", help="Then become `vllm serve --config FILE`.")

@@ -1,314 +1,360 @@
 """The edit that ``tuner apply`` would make: of which kind of file, and what speaks against it."""
 
-import contextlib
 import getpass
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tuner.commands.apply import generated as apply_generated
 from tuner.commands.apply.options import ApplyOptions
-from tuner.commands.apply.reading import asked_of, read_text
 from tuner.commands.apply.view import Edit
 from tuner.engines import provenance
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import supported
-from tuner.errors import (
-    ByHandError,
-    GateError,
-    ProfileError,
-    TargetError,
-    TunerError,
-    UsageError,
-)
+from tuner.errors import ByHandError, GateError, ProfileError, TargetError, TunerError, UsageError
 from tuner.profile import profile
-from tuner.profile.numbers import Admission
 from tuner.profile.schema import ServingProfile
-from tuner.rollout import rollout
+from tuner.rollout import beside, edit, fit, known, monitor
 from tuner.rollout.backup import Override
-from tuner.rollout.monitoring import registry as monitoring
-from tuner.rollout.targets.kinds import helm_values, kserve, systemd
-from tuner.rollout.targets.kinds import registry as targets
-from tuner.rollout.targets.kinds.detect import detect
-from tuner.rollout.targets.seam import Asked, Overruled
-from tuner.rollout.targets.server import Server, Target
-from tuner.system import files
+from tuner.rollout.find import KINDS, chosen, kind_of, servers
+from tuner.rollout.server import Server
+from tuner.rollout.words import UnreadableError
+from tuner.system import files, yaml_strict
+
+_GPU = re.compile(
+    r"nvidia\.com/gpu\.product[\"']?(?:\s*:\s*[\"']?|[\s\S]{0,80}?values[\"']?:[\s\[\"'-]*)([\w.-]+)"
+)
+DEFAULT_FILE = Path("serve.yaml")
+_MARK = "\ufeff"
+_ON_THIS_MACHINE = {"vllm-config", "systemd", "env", "supervisor"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Places:
-    read_from: Path | None
-    """None: there is no file to begin with."""
+@dataclass(frozen=True)
+class Target:
+    """A file to deploy with, and the server in it that is meant."""
 
     path: Path
-    """What is written."""
+    text: str
+    kind: str
+    at: str = ""
+
+    @property
+    def what(self) -> str:
+        kind = KINDS[self.kind]["is"] if self.kind else "a file of no known kind"
+        patches = beside.patches(self.text) if self.kind == "kustomize" else []
+        named = f" ({', '.join(patches)})" if patches else ""
+        return f"{self.path}: is {kind}{named}"
+
+    def read(self, text: str) -> list[Server]:
+        """Return the servers of the text, as of this file."""
+        near = beside.near(self.path.parent)
+        try:
+            return servers(self.path, text, near, at=self.at, to=self.kind)
+        except UnreadableError as problem:
+            raise ByHandError(f"{self.what}: {problem}", hint="Paste these flags:") from None
+
+    def line(self, server: Server, needle: str) -> int:
+        """Return the line in which an argument, or another part of the text, stands."""
+        value = server.told.get(needle, needle)
+        spelled = str(value[0] if isinstance(value, list) and value else value)
+        spelled = re.sub(r"[^ -~].*", "", spelled, flags=re.DOTALL)
+        for pattern in (edit.flags(needle), re.escape(needle), re.escape(spelled) or "$"):
+            for begin, end in [*server.spans, (0, len(self.text))]:
+                if needle and (found := re.search(pattern, self.text[begin:end])):
+                    return self.text.count("\n", 0, begin + found.start()) + 1
+        begin = server.spans[0][0] if server.spans else 0
+        return self.text.count("\n", 0, begin) + 1
+
+    def deployment(self, server: Server, *, model_is: str | None = None) -> fit.Deployment:
+        """Return what the file says of the server, and what is known of where it runs."""
+        gpus = set(_GPU.findall(self.text))
+        version = known.vllm_version(server.image)
+        names_image = server.image or self.kind in {"compose", "kubernetes", "kustomize"}
+        return fit.Deployment(
+            told=server.told,
+            source=str(self.path),
+            place=lambda needle: f"{self.path}:{self.line(server, needle)}",
+            vllm=version,
+            gpu=gpus.pop() if len(gpus) == 1 else None,
+            image=None if version or not names_image else server.image,
+            machine=_machine() if self.kind in _ON_THIS_MACHINE else None,
+            model_is=model_is,
+        )
+
+
+def target_of(to: str | None, path: Path, text: str, at: str = "") -> Target:
+    """Return the file as its kind has it. Raises UsageError and TargetError."""
+    check_kind(to)
+    if is_profile(text):
+        raise TargetError(
+            f"{path}: is a serving profile, not a file to deploy with",
+            hint="tuner apply PROFILE FILE: the profile comes first.",
+        )
+    return Target(path, text, to or kind_of(path, text), at)
+
+
+def check_kind(to: str | None) -> None:
+    """Raise UsageError for a name that is of no kind of file."""
+    if to is not None and to not in KINDS:
+        names = ", ".join([*KINDS, *(kind.name for kind in monitor.KINDS)])
+        raise UsageError(f"no kind of file {to!r}", hint=f"One of {names}.")
+
+
+def is_profile(text: str) -> bool:
+    """Whether a text is a serving profile."""
+    return all(re.search(rf"(?m)^{key}:", text) for key in ("schema_version", "digest", "engine"))
+
+
+def with_flags(problem: ByHandError, of: ServingProfile) -> ByHandError:
+    """Return a refusal to edit a file with the profile's flags, to be pasted."""
+    return ByHandError(str(problem), hint=f"{problem.hint} {' '.join(fit.to_paste(of))}")
+
+
+def read_text(path: Path) -> str | None:
+    """Return what is in a file; None where there is none. Raises TargetError."""
+    if not files.resolve(path).exists():
+        return None
+    return yaml_strict.read(path, error=TargetError, missing="Run the command again.")
 
 
 def plan(options: ApplyOptions) -> Edit:
     """Return the edit, with what speaks against it. Raises ProfileError, TargetError, UsageError,
     and GateError or UndecidedError where there is no edit to show."""
     assert options.profile is not None
-    chosen = profile.load(options.profile)
-    rollout.check_visible(chosen)
-    if options.model_is is not None and not rollout.is_model_of(chosen, options.model_is):
+    of = profile.load(options.profile)
+    fit.check_visible(of)
+    if options.model_is is not None and not fit.is_model_of(of, options.model_is):
         raise GateError(
-            f"--model-is {options.model_is}: the profile was measured with {chosen.model}",
+            f"--model-is {options.model_is}: the profile was measured with {of.model}",
             hint="Sweep with the model that is deployed.",
         )
-    undecided = rollout.undecided(chosen, source=str(options.profile), force=options.force)
+    undecided = fit.undecided(of, source=str(options.profile), force=options.force)
     text = (read_text(options.file) if options.file is not None else None) or ""
-    kind = monitoring.kind_of(options.to, text)
-    if kind is not None:
+    watching = monitor.kind_of(options.to, text)
+    if watching is not None:
         if undecided is not None:
             raise undecided
-        return apply_generated.plan(
-            chosen,
-            kind,
-            options,
-            warnings=rollout.cautions(chosen, []),
-            override=_override(chosen, _despite(chosen, []), options),
-        )
-    target = _target(options, text)
-    with pasted(chosen, options.profile):
-        return _edit(chosen, target, _places(target, options), options, undecided)
-
-
-def _target(options: ApplyOptions, text: str) -> Target:
-    """Return the kind of file, with which the options agree. Raises UsageError, TargetError."""
-    watching = [one.NAME for one in monitoring.KINDS]
+        return _watching(of, watching, options)
     if options.selector is not None:
-        raise UsageError(
-            "--selector is of what watches servers",
-            hint=f"Use it with --to {' or '.join(watching)}.",
-        )
-    file = options.file or options.output
-    asked = _asked(file or Path(targets.TARGETS[0].DEFAULT_FILE), options)
-    assert options.profile is not None
-    with pasted(profile.load(options.profile), options.profile):
-        target = target_of(options.to, file, text, asked, also=watching)
-    if options.exec and target is not targets.TARGETS[0]:
-        raise UsageError(
-            f"--exec and {target.NAME} exclude each other",
-            hint=f"vLLM is started with a {targets.TARGETS[0].NAME} file.",
-        )
-    if options.canary is not None and target is not kserve:
-        raise UsageError(
-            f"--canary and {target.NAME} exclude each other",
-            hint=f"{kserve.NAME} splits the traffic of a service; leave it out.",
-        )
-    if options.at and target is not helm_values:
-        raise UsageError(
-            f"--at and {target.NAME} exclude each other",
-            hint=f"It says where vLLM's arguments are in {helm_values.NAME}; leave it out.",
-        )
-    return target
-
-
-def _asked(source: Path, options: ApplyOptions) -> Asked:
-    if len(options.at) > 1:
-        raise UsageError("--at twice", hint="Apply the profile to one server at a time.")
-    at = options.at[0] if options.at else None
-    return asked_of(source, container=options.container, at=at, trusted=options.force)
-
-
-def target_of(
-    to: str | None, file: Path | None, text: str, asked: Asked, *, also: Sequence[str] = ()
-) -> Target:
-    """Return the target that is named, or else that a file is of; ``also`` are other names."""
-    if to is not None:
-        return targets.named(to, also=also)
-    return targets.TARGETS[0] if file is None else detect(file, text, asked)
-
-
-@contextlib.contextmanager
-def pasted(chosen: ServingProfile, path: Path) -> Iterator[None]:
-    """Give a refusal to edit a file the profile's flags, to be pasted. Raises ByHandError."""
+        names = " or ".join(kind.name for kind in monitor.KINDS)
+        raise UsageError("--selector is of what watches servers", hint=f"Use it with --to {names}.")
     try:
-        yield
+        return _edit(of, options, undecided)
     except ByHandError as problem:
-        words = rollout.to_paste(chosen, source=str(path))
-        raise ByHandError(
-            str(problem), hint=f"{problem.hint} {problem.paste(words)}", paste=problem.paste
-        ) from None
+        raise with_flags(problem, of) from None
 
 
-def _edit(
-    chosen: ServingProfile,
-    target: Target,
-    places: _Places,
-    options: ApplyOptions,
-    refusal: TunerError | None,
-) -> Edit:
-    path, read_from = places.path, places.read_from
-    source = path if read_from is None else read_from
-    asked = _asked(source, options)
-    old = base = "" if read_from is None else read_text(read_from) or ""
-    server = edited = target.opened(base, asked)
-    if target is systemd and path.suffix == ".conf" and source.suffix == ".service":
-        base, old, read_from = systemd.drop_in(base, asked), "", None
-        edited = target.opened(base, _asked(path, options))
-    here = deployment(target, server, model_is=options.model_is)
-    found = rollout.mismatches(chosen, here)
-    overruled = [one for one in server.overruled if _decides(one, path, source)]
+def _edit(of: ServingProfile, options: ApplyOptions, refusal: TunerError | None) -> Edit:
+    path = options.output or options.file or DEFAULT_FILE
+    source = options.file or path
+    is_there = files.resolve(source).exists()
+    if not is_there:
+        if options.file is not None and options.output is not None:
+            raise TargetError(f"{source}: no such file", hint="With -o, FILE is only read.")
+        return _new(of, path, options, refusal)
+    old = read_text(source) or ""
+    text = old.removeprefix(_MARK)
+    target = target_of(options.to, source, text, options.at[0] if options.at else "")
+    if options.exec and target.kind != "vllm-config":
+        raise UsageError(
+            f"--exec and {target.kind} exclude each other",
+            hint="vLLM is started with a config of vllm serve.",
+        )
+    read_from: Path | None = source
+    server = _chosen(target, options)
+    if source.suffix == ".service" and path.suffix == ".conf":
+        own = text[slice(*server.spans[0])]
+        text, old, read_from = f"[Service]\nExecStart=\nExecStart={own}\n", "", None
+        target = target_of("systemd", path, text)
+        server = _chosen(target, options)
+    here = target.deployment(server, model_is=options.model_is)
+    found = fit.mismatches(of, here)
     if not options.force:
-        refusal = refusal or rollout.refusal(chosen, found) or _refuse_overruled(source, overruled)
-    arguments, reasons = _arguments(chosen, options)
-    for name in rollout.of_the_file(found) & arguments.keys():
-        del arguments[name]
-    refusal = _clash(here, arguments, source) or refusal
-    warnings = [*rollout.cautions(chosen, [] if refusal else found, here), *server.notes]
-    if options.canary is not None:
-        base, beware = kserve.with_canary(base, options.canary, asked)
-        edited = target.opened(base, asked)
-        warnings += beware
-        reasons += (f"--canary: its next revision gets {options.canary} % of the traffic",)
-    new = edited.written(arguments)
+        refusal = refusal or fit.refusal(of, found)
+    wanted = fit.wanted(of, server.told, pin=options.pin, live_knob=options.live_knob)
+    admitted, reasons = _admission(of, options)
+    wanted |= admitted
+    for name in fit.of_the_file(found) & wanted.keys():
+        del wanted[name]
+    new, after = _edited(target, server, wanted)
+    new = old[: old.startswith(_MARK)] + new
+    refusal = fit.clash(here, wanted) or refusal
+    warnings = [*fit.cautions(of, [] if refusal else found, here)]
+    warnings += beside.overruled(source, target.kind, server.name)
     present = old if path == read_from else read_text(path)
-    if path != read_from and present not in (None, new) and not options.force:
+    same = path.exists() and files.resolve(source) == files.resolve(path)
+    if not same and present not in (None, new) and not options.force:
         raise TargetError(
             f"{path}: already there",
             hint=f"Edit it in place: tuner apply PROFILE {path}; or overwrite it with --force.",
         )
-    despite = _despite(chosen, found, server, here, overruled)
-    warnings += [f"{one.place} decides after {source}: it {one.what}" for one in server.overruled]
+    despite = [each.words for each in found] + _despite(of)
+    if not server.proof:
+        despite.append(f"nothing in {source} shows that it starts vLLM")
+    if options.model_is is not None and (words := fit.model_mismatch(of, here)) is not None:
+        despite.append(f"{words}: --model-is {options.model_is}")
     return Edit(
-        path=path,
+        path=source if same else path,
         read_from=read_from,
         old=old,
         new=new,
         was=None if present is None else present.encode(),
-        profile=chosen.digest,
-        max_num_seqs=chosen.decision.max_num_seqs,
-        before={name: one.value for name, one in server.stated.items()},
-        after={name: one.value for name, one in edited.reopened(new).stated.items()},
+        profile=of.digest,
+        max_num_seqs=of.decision.max_num_seqs,
+        before=server.told,
+        after=after.told,
         warnings=tuple(warnings),
         reasons=reasons,
-        kind=target.NAME,
-        next=f"start: {server.rollout.start}",
-        undo=server.rollout.undo,
-        override=_override(chosen, despite, options),
+        kind=target.kind,
+        next=f"start: {KINDS[target.kind]['start']}",
+        override=_override(of, despite, options),
         refused=refusal,
     )
 
 
-def _clash(
-    here: rollout.Deployment, arguments: dict[str, ArgumentValue], source: Path
-) -> TargetError | None:
-    """Return why the file's other arguments would undo those of the profile."""
+def _chosen(target: Target, options: ApplyOptions) -> Server:
+    return chosen(
+        target.read(target.text), target.what, name=options.container, at=target.at,
+        is_trusted=options.force,
+    )  # fmt: skip
+
+
+def _edited(
+    target: Target, server: Server, wanted: Mapping[str, ArgumentValue]
+) -> tuple[str, Server]:
     try:
-        rollout.check_together(here.stated, arguments, source=str(source))
-    except TargetError as problem:
-        return problem
-    return None
+        return edit.edited(target.text, server, wanted, target.read)
+    except UnreadableError as problem:
+        near = problem.near or server.near
+        why = str(problem)
+        variable = edit.variable_of(target.text, server, near)
+        dotenv = beside.near(target.path.parent)(".env") or "" if variable else ""
+        if found := re.search(rf"(?m)^[ \t]*(?:export )?{variable}=", dotenv) if variable else None:
+            why += f": {variable} is set in .env:{dotenv.count(chr(10), 0, found.start()) + 1}"
+        place = f"{target.path}:{target.line(server, near)}"
+        raise ByHandError(
+            f"{place}: {why}, in {KINDS[target.kind]['is']}",
+            hint="Write these flags there by hand:",
+        ) from None
 
 
-def _arguments(
-    chosen: ServingProfile, options: ApplyOptions
-) -> tuple[dict[str, ArgumentValue], tuple[str, ...]]:
-    """Return what is written, and where those values come from that are not in the profile."""
-    arguments = rollout.settings(chosen, live_knob=options.live_knob)
-    if not options.admission_limits:
-        return arguments, ()
-    admitted = _admission(chosen)
-    arguments["max_num_queued_reqs"] = admitted.max_num_queued_reqs
-    arguments["max_num_queued_tokens"] = admitted.max_num_queued_tokens
-    return arguments, tuple(admitted.reasons)
-
-
-def _decides(one: Overruled, path: Path, source: Path) -> bool:
-    """Whether another file decides wherever this one is used; of a unit's drop-ins, the last."""
-    return one.always and (path == source or one.path > str(path))
-
-
-def _refuse_overruled(source: Path, overruled: Sequence[Overruled]) -> TargetError | None:
-    if not overruled:
-        return None
-    first = overruled[0]
-    return TargetError(
-        f"{source}: the arguments are decided elsewhere: {first.place} {first.what}",
-        hint=f"Apply the profile there: tuner apply PROFILE {first.path}; --force writes it here, "
-        "too, on record.",
+def _new(of: ServingProfile, path: Path, options: ApplyOptions, refusal: TunerError | None) -> Edit:
+    """Return the edit that makes a new config of ``vllm serve``, with every argument."""
+    check_kind(options.to)
+    if options.to not in {None, "vllm-config"}:
+        raise UsageError(
+            f"which file? {options.to} is written into one that is there",
+            hint=f"tuner apply PROFILE FILE --to {options.to}",
+        )
+    if path.suffix not in {".yaml", ".yml"}:
+        raise TargetError(
+            f"{path}: no such file, and a new one must end in .yaml or .yml",
+            hint="Check the path.",
+        )
+    admitted, reasons = _admission(of, options)
+    arguments = fit.settings(of, live_knob=options.live_knob) | admitted
+    config = {
+        ("no-" if value is False else "") + name.replace("_", "-"): value is False or value
+        for name, value in arguments.items()
+        if value is not None
+    }
+    here = fit.Deployment(told={}, source=str(path), machine=_machine(), is_new=True)
+    found = fit.mismatches(of, here)
+    refusal = refusal or (None if options.force else fit.refusal(of, found))
+    new = yaml_strict.dump(config)
+    return Edit(
+        path=path,
+        read_from=None,
+        old="",
+        new=new,
+        was=None,
+        profile=of.digest,
+        max_num_seqs=of.decision.max_num_seqs,
+        before={},
+        after=arguments,
+        warnings=fit.cautions(of, [] if refusal else found, here),
+        reasons=reasons,
+        kind="vllm-config",
+        next=f"start: {KINDS['vllm-config']['start']}",
+        override=_override(of, [each.words for each in found] + _despite(of), options),
+        refused=refusal,
     )
 
 
-def _admission(chosen: ServingProfile) -> Admission:
-    if chosen.admission is None:
-        no_limit = chosen.decision.slo.ttft_ms is None
+def _watching(of: ServingProfile, kind: monitor.Kind, options: ApplyOptions) -> Edit:
+    """Return the edit of a file that watches servers: it is tuner's own as a whole."""
+    of_servers = {
+        "--at": options.at,
+        "--container": options.container,
+        "--model-is": options.model_is,
+        "--exec": options.exec,
+        "--pin": options.pin,
+        "--live-knob": options.live_knob,
+        "--admission-limits": options.admission_limits,
+    }
+    for name, given in of_servers.items():
+        if given:
+            raise UsageError(
+                f"{name} and {kind.name} exclude each other",
+                hint=f"{name} is of a server's own file; {kind.name} only watches it.",
+            )
+    if options.file is not None and options.output is not None:
+        raise UsageError(
+            f"-o and FILE exclude each other: {kind.name} is written whole",
+            hint=f"tuner apply PROFILE --to {kind.name} {options.output}",
+        )
+    matchers = "" if options.selector is None else monitor.selector(options.selector)
+    path = options.output or options.file or Path(kind.file)
+    if path.suffix not in kind.suffixes:
+        raise TargetError(
+            f"{path}: a file for {kind.name} must end in {' or '.join(kind.suffixes)}",
+            hint="Rename it, or name another file.",
+        )
+    present = read_text(path)
+    if present is not None:
+        monitor.check_replaceable(present, kind, source=str(path))
+    return Edit(
+        path=path,
+        read_from=None if present is None else path,
+        old=present or "",
+        new=monitor.render(kind, of, matchers=matchers),
+        was=None if present is None else present.encode(),
+        profile=of.digest,
+        max_num_seqs=of.decision.max_num_seqs,
+        before={},
+        after={},
+        warnings=fit.cautions(of, []),
+        reasons=(),
+        kind=kind.name,
+        next=f"next: {kind.next}",
+        override=_override(of, _despite(of), options),
+    )
+
+
+def _admission(
+    of: ServingProfile, options: ApplyOptions
+) -> tuple[dict[str, ArgumentValue], tuple[str, ...]]:
+    """Return vLLM's admission limits where they are asked for, and where they come from."""
+    if not options.admission_limits:
+        return {}, ()
+    if of.admission is None:
+        no_limit = of.decision.slo.ttft_ms is None
         missing = "limit on the TTFT" if no_limit else "law of its step times"
         raise ProfileError(
             f"the profile has no {missing} to derive admission limits from",
             hint="Sweep with --slo ttft=…, on an engine that says how long its iterations take.",
         )
-    return chosen.admission
+    names = ("max_num_queued_reqs", "max_num_queued_tokens")
+    return {name: getattr(of.admission, name) for name in names}, tuple(of.admission.reasons)
 
 
-def deployment(
-    target: Target, server: Server, *, model_is: str | None = None
-) -> rollout.Deployment:
-    """Return what a server's file says, and what is known of the machine that it runs on."""
-    machine = _machine() if target.ON_THIS_MACHINE else None
-    return rollout.Deployment(
-        server.stated,
-        server.asked.source,
-        server.platform,
-        machine,
-        is_new=server.is_new,
-        model_is=model_is,
-    )
+def _despite(of: ServingProfile) -> list[str]:
+    return [fit.verdict(of)] if of.decision.verdict == "inconclusive" else []
 
 
-def _must_exist(target: Target) -> bool:
-    return not target.DEFAULT_FILE
-
-
-def _places(target: Target, options: ApplyOptions) -> _Places:
-    """Return the file to read, if there is one, and the file to write."""
-    if options.file is None and _must_exist(target):
-        raise UsageError(
-            f"which file? {target.NAME} is written into one that is there",
-            hint=f"tuner apply PROFILE FILE --to {target.NAME}",
-        )
-    path = options.output or options.file or Path(target.DEFAULT_FILE)
-    read_from = options.file
-    for one in (path, read_from or path):
-        if target.SUFFIXES and one.suffix not in target.SUFFIXES:
-            raise TargetError(
-                f"{one}: a file for {target.NAME} must end in {' or '.join(target.SUFFIXES)}",
-                hint="Rename it, name another file, or say what it is with --to.",
-            )
-    if options.output is None:
-        return _Places(path if files.resolve(path).exists() else None, path)
-    if read_from is None:
-        return _Places(None, path)
-    if not files.resolve(read_from).exists():
-        raise TargetError(f"{read_from}: no such file", hint="With -o, FILE is only read.")
-    same = files.resolve(read_from) == files.resolve(path)
-    return _Places(read_from, read_from if same else path)
-
-
-def _despite(
-    chosen: ServingProfile,
-    found: Sequence[rollout.Mismatch],
-    server: Server | None = None,
-    here: rollout.Deployment | None = None,
-    overruled: Sequence[Overruled] = (),
-) -> list[str]:
-    """Return what speaks against the edit, in words for the record."""
-    despite = [one.words for one in found]
-    if server is not None and not server.is_new and not server.evidence:
-        despite.append(f"nothing in {server.asked.source} shows that it starts vLLM")
-    if here is not None and here.model_is is not None:
-        words = rollout.model_mismatch(chosen, here)
-        despite += [] if words is None else [f"{words}: --model-is {here.model_is}"]
-    despite += [f"{one.place} {one.what}" for one in overruled]
-    if chosen.decision.verdict == "inconclusive":
-        despite.append(rollout.verdict(chosen))
-    return despite
-
-
-def _override(chosen: ServingProfile, despite: list[str], options: ApplyOptions) -> Override | None:
+def _override(of: ServingProfile, despite: Sequence[str], options: ApplyOptions) -> Override | None:
     """Return what goes on record when something spoke against the edit."""
     if not despite:
         return None
@@ -320,17 +366,16 @@ def _override(chosen: ServingProfile, despite: list[str], options: ApplyOptions)
         who=f"{user}@{platform.node() or 'unknown machine'}",
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         profile=str(options.profile),
-        profile_digest=chosen.digest,
-        despite=despite,
+        profile_digest=of.digest,
+        despite=list(despite),
     )
 
 
-def _machine() -> rollout.LocalMachine:
-    installed = provenance.versions()
-    vllm = supported.version_in(installed)
+def _machine() -> fit.LocalMachine:
+    vllm = supported.version_in(provenance.versions())
     device: Mapping[str, object] = {}
     if vllm:
         from tuner.engines import devices  # noqa: PLC0415 - slow to load
 
         device = devices.device_facts()
-    return rollout.LocalMachine.of(vllm, device)
+    return fit.LocalMachine.of(vllm, device)

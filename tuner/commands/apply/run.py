@@ -10,11 +10,10 @@ from typing import NoReturn
 
 from tuner.commands.apply import view as apply_view
 from tuner.commands.apply.options import ApplyOptions
-from tuner.commands.apply.plan import plan
+from tuner.commands.apply.plan import DEFAULT_FILE, plan
 from tuner.commands.apply.view import Edit
-from tuner.errors import EngineError, TunerError, UsageError
+from tuner.errors import EngineError, GateError, TunerError, UsageError
 from tuner.rollout import backup
-from tuner.rollout.targets.kinds.registry import TARGETS
 from tuner.system import files
 
 
@@ -39,6 +38,9 @@ def run(options: ApplyOptions) -> None:
         if edit.refused is not None:
             raise edit.refused
         return
+    if options.check:
+        _check(edit)
+        return
     copy = None
     if edit.is_needed:
         if others := files.other_names(edit.path):
@@ -58,6 +60,16 @@ def run(options: ApplyOptions) -> None:
         _become(server, edit.path)
 
 
+def _check(edit: Edit) -> None:
+    """Raise GateError where the file is not as the profile has it."""
+    if edit.is_needed:
+        raise GateError(
+            f"{edit.path}: is not as the profile has it",
+            hint="tuner apply without --check writes it; --dry-run shows the change.",
+        )
+    apply_view.show(edit, None, as_json=False, to_stderr=False)
+
+
 def _refuse_others(options: ApplyOptions) -> None:
     """Refuse options that are for the other of the two, a file or a live server."""
     of_live = {
@@ -70,12 +82,13 @@ def _refuse_others(options: ApplyOptions) -> None:
         "--to": options.to,
         "--container": options.container,
         "--model-is": options.model_is,
-        "--canary": options.canary is not None,
         "--selector": options.selector,
         "--output": options.output,
         "--exec": options.exec,
         "--live-knob": options.live_knob,
         "--admission-limits": options.admission_limits,
+        "--check": options.check,
+        "--pin": options.pin,
     }
     others = [name for name, value in (of_file if options.live else of_live).items() if value]
     if others and options.live:
@@ -85,7 +98,12 @@ def _refuse_others(options: ApplyOptions) -> None:
 
 
 def _check_usage(options: ApplyOptions) -> None:
-    alone = {"--rollback": options.rollback, "--exec": options.exec, "--dry-run": options.dry_run}
+    alone = {
+        "--rollback": options.rollback,
+        "--exec": options.exec,
+        "--dry-run": options.dry_run,
+        "--check": options.check,
+    }
     given = [name for name, value in alone.items() if value]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} exclude each other", hint="Use one at a time.")
@@ -99,7 +117,6 @@ def _check_usage(options: ApplyOptions) -> None:
             options.file,
             options.to,
             options.output,
-            options.canary,
             options.container,
             options.selector,
             options.model_is,
@@ -108,6 +125,7 @@ def _check_usage(options: ApplyOptions) -> None:
         if (
             any(other is not None for other in others)
             or options.live_knob
+            or options.pin
             or options.admission_limits
         ):
             raise UsageError(
@@ -127,7 +145,7 @@ def _planned(options: ApplyOptions) -> Edit:
         return plan(options)
     folder = Path(tempfile.mkdtemp(prefix="tuner-"))
     try:
-        edit = plan(replace(options, output=folder / TARGETS[0].DEFAULT_FILE))
+        edit = plan(replace(options, output=folder / DEFAULT_FILE))
     except TunerError:
         folder.rmdir()
         raise

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TunerError
 from tuner.rollout import backup
@@ -50,10 +52,6 @@ class Edit:
 
     next: str
     """What to do with the file, with ``{file}`` for its name."""
-
-    undo: str
-    """What takes the change back where the server runs, once the file is as it was; empty: the
-    same as ``next``."""
 
     override: Override | None
     """What speaks against it, and who wrote it all the same."""
@@ -97,18 +95,14 @@ def show(edit: Edit, copy: Path | None, *, as_json: bool, to_stderr: bool) -> No
         beside = files.resolve(edit.path) if edit.path.is_symlink() else edit.path
         say(f"override: on record in {visible(backup.record_of(beside))}\n")
     if not to_stderr:
-        there = f" && {_command(edit.undo, edit.path)}" if edit.undo else ""
-        say(f"{_command(edit.next, edit.path)}\nundo: tuner apply --rollback {name}{there}\n")
+        say(f"{_command(edit.next, edit.path)}\nundo: tuner apply --rollback {name}\n")
 
 
 def _command(text: str, path: Path) -> str:
-    named = text.replace("{file}", _for_shell(str(path))).replace("{path}", _path(path))
-    return _escaped(named)
-
-
-def _path(path: Path) -> str:
-    """Return the name of a file for a shell that would look for a bare one on its PATH."""
-    return _for_shell(str(path) if "/" in str(path) else f"./{path}")
+    unit = path.parent.name.removesuffix(".d") if path.suffix == ".conf" else f"{path.stem}.service"
+    for name, value in (("file", path), ("path", path if "/" in str(path) else f"./{path}")):
+        text = text.replace(f"{{{name}}}", _for_shell(str(value)))
+    return _escaped(text.replace("{unit}", _for_shell(unit)))
 
 
 def visible(path: Path) -> str:
@@ -195,7 +189,7 @@ def _print_json(edit: Edit, *, dry_run: bool, copy: Path | None) -> None:
         "backup": None if copy is None else str(copy),
         "warnings": list(edit.warnings),
         "reasons": list(edit.reasons),
-        "override": None if edit.override is None else edit.override.model_dump(),
+        "override": None if edit.override is None else msgspec.to_builtins(edit.override),
     }
     if dry_run:
         document["diff"] = diff(edit)

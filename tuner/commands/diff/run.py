@@ -6,18 +6,16 @@ from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
-from tuner.commands.apply.plan import deployment, pasted, target_of
-from tuner.commands.apply.reading import asked_of, read_text
+from tuner.commands.apply.plan import is_profile, read_text, target_of, with_flags
 from tuner.commands.apply.view import shown_value
 from tuner.commands.diff.options import DiffOptions
 from tuner.commands.shared.output import print_json
-from tuner.errors import GateError, TargetError, UsageError
+from tuner.errors import ByHandError, GateError, TargetError, UsageError
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
 from tuner.rollout import difference
 from tuner.rollout.difference import Difference
-from tuner.rollout.targets.yaml import nodes as yaml_nodes
-from tuner.rollout.targets.yaml.file import parse
+from tuner.rollout.find import chosen
 from tuner.system.printable import printable
 
 
@@ -67,21 +65,16 @@ def _differences(one: ServingProfile, other: Path, options: DiffOptions) -> list
     text, source = read_text(other), str(other)
     if text is None:
         raise TargetError(f"{other}: no such file", hint="Check the path.")
-    if options.to is None and _is_profile(other, text):
+    if options.to is None and is_profile(text):
         return difference.of_profiles(one, profile.parse(text, source=source))
-    asked = asked_of(other, container=options.container, at=options.at)
-    with pasted(one, options.profile):
-        target = target_of(options.to, other, text, asked)
-        server = target.opened(text, asked)
-    return difference.of_deployment(one, deployment(target, server), server.overruled)
-
-
-def _is_profile(path: Path, text: str) -> bool:
-    if path.suffix not in (".yaml", ".yml"):
-        return False
-    roots = parse(text, source=str(path)).roots
-    keys = {name for root in roots for name in yaml_nodes.entries(root)}
-    return {"schema_version", "digest"} <= keys
+    target = target_of(options.to, other, text, options.at or "")
+    try:
+        server = chosen(
+            target.read(text), target.what, name=options.container, at=target.at, is_trusted=False
+        )
+    except ByHandError as problem:
+        raise with_flags(problem, one) from None
+    return difference.of_deployment(one, target.deployment(server))
 
 
 def _table(found: Sequence[Difference], one: str, other: str, untold: Sequence[str]) -> str:

@@ -9,15 +9,15 @@ from tuner.commands.show.options import ShowOptions
 from tuner.profile.profile import load
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import block_of, facts_of
-from tuner.rollout import rollout
+from tuner.rollout import fit
 
 
 def run(options: ShowOptions) -> None:
     """Print a profile for people, or its flags for a shell. Raises ProfileError, TargetError."""
     profile = load(options.profile)
     if options.flags:
-        rollout.check_visible(profile)
-        sys.stdout.write(f"{shlex.join(rollout.to_paste(profile, source=str(options.profile)))}\n")
+        fit.check_visible(profile)
+        sys.stdout.write(f"{shlex.join(fit.to_paste(profile, pin=True))}\n")
         return
     console = console_for()
     print_block(console, block_of(profile, next_=_next(profile, options)))

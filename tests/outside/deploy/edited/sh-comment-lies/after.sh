@@ -1,0 +1,2 @@
+# vllm serve acme/translator-7b --max-num-seqs 64 was too slow
+vllm serve acme/translator-7b --max-num-seqs 16

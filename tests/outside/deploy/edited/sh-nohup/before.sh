@@ -1,0 +1,3 @@
+export CUDA_VISIBLE_DEVICES=0
+nohup vllm serve acme/translator-7b --max-num-seqs 64 > vllm.log 2>&1 &
+echo $! > vllm.pid

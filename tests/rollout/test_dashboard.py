@@ -1,0 +1,138 @@
+"""The dashboard for a knee: Grafana's own schema takes it, and each of its queries has an answer.
+
+No real Grafana can be had from PyPI, npm or Debian; its schema can.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from tests.support.monitored import at_knee, get, remembered
+from tests.support.places import ROOT
+from tests.support.profiles import any_profile, profile
+from tests.support.scraped import prometheus
+from tuner.profile.profile import load
+from tuner.profile.schema import ServingProfile
+from tuner.rollout import monitor
+from tuner.rollout.limits import limits
+
+SHIPPED = load(ROOT / "profiles" / "translation-tiny-cpu.yaml")
+
+
+def dashboard(chosen: ServingProfile, *, matchers: str = "") -> dict[str, Any]:
+    text = monitor.render(monitor.KINDS[2], chosen, matchers=matchers)
+    parsed: dict[str, Any] = json.loads(text)
+    return parsed
+
+
+def queries(panels: list[dict[str, Any]]) -> list[str]:
+    return [target["expr"] for panel in panels for target in panel.get("targets", [])]
+
+
+@pytest.mark.parametrize("chosen", [SHIPPED, profile()], ids=["shipped", "without a twin"])
+def test_grafanas_schema_keeps_every_part_of_it(chosen: ServingProfile) -> None:
+    """What Grafana's own types do not know is lost when they read and write it."""
+    pytest.importorskip("grafana_foundation_sdk", reason="part of the dev extra")
+    from grafana_foundation_sdk.cog import encoder, plugins  # noqa: PLC0415
+    from grafana_foundation_sdk.models.dashboard import Dashboard  # noqa: PLC0415
+
+    plugins.register_default_plugins()
+    ours = dashboard(chosen)
+    theirs = json.loads(encoder.JSONEncoder().encode(Dashboard.from_json(dashboard(chosen))))
+    assert list(lost(ours, theirs)) == []
+    ours["panels"][1]["fieldConfig"]["defaults"]["treshold"] = 1
+    theirs = json.loads(encoder.JSONEncoder().encode(Dashboard.from_json(ours)))
+    assert list(lost(ours, theirs)) == ["/panels/1/fieldConfig/defaults/treshold"]
+
+
+def lost(ours: Any, theirs: Any, place: str = "") -> list[str]:  # noqa: ANN401 - JSON
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        pairs = [(key, value, theirs.get(key, "lost")) for key, value in ours.items()]
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        pairs = [(str(at), *both) for at, both in enumerate(zip(ours, theirs, strict=True))]
+    else:
+        return [] if ours == theirs else [place]
+    return [one for key, mine, yours in pairs for one in lost(mine, yours, f"{place}/{key}")]
+
+
+def test_every_query_is_answered_by_a_real_prometheus(tmp_path: Path) -> None:
+    remembered(at_knee(), tmp_path)
+    panels = dashboard(profile())["panels"]
+    with prometheus(tmp_path) as url:
+        empty = []
+        for query in queries(panels):
+            plain = query.replace("$__rate_interval", "5m").replace("$instance", ".*")
+            assert get(url, "/api/v1/format_query", query=plain)
+            empty += [] if get(url, "/api/v1/query", query=plain) else [query]
+    assert empty == []
+
+
+def test_the_knees_lines_are_thresholds() -> None:
+    found = limits(SHIPPED)
+    red = {
+        panel["title"]: [
+            step["value"]
+            for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+            if step["color"] == "red"
+        ]
+        for panel in dashboard(SHIPPED)["panels"]
+        if "fieldConfig" in panel
+    }
+    assert red["Running and waiting"] == [found["cap"]]
+    assert red["In flight"] == [found["in_flight_limit"]]
+    assert red["Requests finished"] == [found["load_limit"]]
+    assert red["Decode time per token"] == [found["itl_limit"]]
+    assert red["Requests that missed the SLO"] == [pytest.approx(1 - found["attainment_limit"])]
+    assert red["KV cache in use"] == [found["kv_limit"]]
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("reason", "written"),
+    [
+        ("<script>alert(1)</script>", "&lt;script&gt;alert(1)&lt;/script&gt;"),
+        ("[x](javascript:a)", "\\[x\\](javascript:a)"),
+        ("![x](http://evil.example/p.png)", "\\!\\[x\\](http://evil.example/p.png)"),
+        ("a | b **c** `d`", "a / b \\*\\*c\\*\\* \\`d\\`"),
+        ("${__user.login} $__rate", "&#36;{\\_\\_user.login} &#36;\\_\\_rate"),
+        ("a\u202eb\x1b[2J", "a\\\\u202eb\\\\x1b\\[2J"),
+    ],
+)
+def test_the_text_of_a_strangers_profile_is_only_text(reason: str, written: str) -> None:
+    about = dashboard(profile(reason=reason))["panels"][0]
+    assert about["options"]["content"].startswith(f"**{written}**\n")
+
+
+def test_the_panels_do_not_cover_each_other() -> None:
+    taken = [
+        (x, y)
+        for panel in dashboard(SHIPPED)["panels"]
+        for place in [panel["gridPos"]]
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(taken) == len(set(taken))
+    assert max(x for x, _ in taken) < 24
+
+
+def test_the_datasource_is_asked_for_and_the_server_chosen() -> None:
+    variables = dashboard(SHIPPED, matchers='job="vllm"')["templating"]["list"]
+    assert [(one["name"], one["type"]) for one in variables] == [
+        ("datasource", "datasource"),
+        ("instance", "query"),
+    ]
+    assert variables[1]["query"]["query"] == (
+        'label_values(vllm:num_requests_running{job="vllm"}, instance)'
+    )
+
+
+@settings(max_examples=50)
+@given(chosen=any_profile())
+def test_any_profile_makes_a_dashboard_that_is_known_again(chosen: ServingProfile) -> None:
+    kind = monitor.KINDS[2]
+    text = monitor.render(kind, chosen, matchers="")
+    assert json.loads(text)["uid"].startswith("tuner-")
+    monitor.check_replaceable(text, kind, source="f")

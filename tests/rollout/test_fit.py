@@ -1,0 +1,184 @@
+"""What a profile means for a deployment, and what speaks against it."""
+
+import pytest
+
+from tests.support.profiles import ENGINE, profile, step
+from tuner.engines.models import shipped as models
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import InputError, ProfileError
+from tuner.profile.schema import ServingProfile
+from tuner.rollout import fit
+from tuner.rollout.fit import Deployment, LocalMachine
+from tuner.rollout.known import vllm_version
+
+GPU = {"kind": "gpu", "name": "NVIDIA H200", "memory_bytes": 150 * 10**9}
+MEASURED = profile(versions={"vllm": "0.32.0"}, device=GPU)
+H200 = LocalMachine(vllm="0.32.0", gpu="NVIDIA H200")
+
+
+def here(machine: LocalMachine | None = None, /, **told: ArgumentValue) -> Deployment:
+    return Deployment(told={"model": "m", **told}, source="f", machine=machine)
+
+
+def words(chosen: ServingProfile, at: Deployment) -> list[str]:
+    return [each.words for each in fit.mismatches(chosen, at)]
+
+
+def wanted(engine: dict[str, object], told: dict[str, ArgumentValue]) -> dict[str, ArgumentValue]:
+    """Return what is written for a profile of these arguments, measured on the H200."""
+    own = {"model": "m", "max_num_seqs": 16, "max_num_batched_tokens": 8192, **engine}
+    return fit.wanted(profile(engine=own, device=GPU), told, pin=False, live_knob=False)
+
+
+CAP = {"max_num_seqs": 16}
+
+
+@pytest.mark.parametrize(
+    ("engine", "told", "more"),
+    [
+        ({}, {}, {}),
+        ({}, {"max_num_batched_tokens": 2048}, {"max_num_batched_tokens": 8192}),
+        ({"max_num_batched_tokens": 4096}, {}, {"max_num_batched_tokens": 4096}),
+        ({"gpu_memory_utilization": 0.92, "seed": 0, "block_size": 16}, {}, {}),
+        ({"gpu_memory_utilization": 0.5}, {}, {"gpu_memory_utilization": 0.5}),
+        ({"enable_prefix_caching": True, "enforce_eager": False}, {}, {}),
+        ({"enforce_eager": True}, {}, {"enforce_eager": True}),
+        ({"enable_prefix_caching": True}, {"enable_prefix_caching": False},
+         {"enable_prefix_caching": True}),
+        ({"trust_remote_code": True, "worker_cls": "a.B"}, {}, {}),
+    ],
+)  # fmt: skip
+def test_what_is_written_is_what_the_server_would_not_take_by_itself(
+    engine: dict[str, object], told: dict[str, ArgumentValue], more: dict[str, ArgumentValue]
+) -> None:
+    assert wanted(engine, told) == CAP | more
+
+
+def test_every_argument_is_pinned_on_request() -> None:
+    pinned = fit.wanted(profile(), {}, pin=True, live_knob=False)
+    assert pinned == {name: value for name, value in ENGINE.items() if name != "model"}
+
+
+def test_what_a_shipped_model_brings_along_is_not_written() -> None:
+    engine = models.with_defaults({"model": "tuner:tiny", **CAP}, on_cpu=True)
+    chosen = profile(engine={**engine, "max_num_batched_tokens": 2048})
+    assert fit.wanted(chosen, {}, pin=False, live_knob=False) == CAP
+    assert fit.settings(chosen)["model"] == models.model_path("tuner:tiny")
+    with pytest.raises(InputError, match="tuner:huge does not ship"):
+        fit.settings(profile(engine={**ENGINE, "model": "tuner:huge"}))
+
+
+def test_the_live_knob_deploys_what_the_ladder_measured() -> None:
+    twin = step(64).model_copy(update={"source": "twin"})
+    for curve, built in (((step(8), step(16), step(32)), 32), ((step(16), twin), 16)):
+        arguments = fit.settings(profile(curve=curve), live_knob=True)
+        assert (arguments["max_num_seqs"], arguments["max_num_active_seqs"]) == (built, 16)
+    with pytest.raises(ProfileError, match="16 is less than"):
+        fit.settings(profile(engine={**ENGINE, "max_num_batched_tokens": 16}), live_knob=True)
+
+
+@pytest.mark.parametrize(
+    ("told", "clashes"),
+    [
+        ({"max_num_active_seqs": 8}, True),
+        ({"max_num_scheduled_tokens": 8}, True),
+        ({"kv_cache_memory_bytes": 1}, True),
+        ({"num_gpu_blocks_override": 1}, True),
+        ({"max_num_active_seqs": 16, "max_num_scheduled_tokens": 8192}, False),
+    ],
+)
+def test_an_argument_that_would_undo_the_choice_is_refused(
+    told: dict[str, ArgumentValue], clashes: bool
+) -> None:
+    assert (fit.clash(here(**told), fit.settings(profile())) is not None) is clashes
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        (here(), []),
+        (here(LocalMachine(None, None)), []),
+        (here(H200), []),
+        (here(LocalMachine("0.32.0+cu130", "NVIDIA H200")), []),
+        (here(LocalMachine("0.32.0", None)), ["NVIDIA H200, here is a CPU"]),
+        (here(LocalMachine("0.31.2", "NVIDIA A10"), model="n"),
+         ["model m, f has n", "vLLM 0.32.0, here is 0.31.2", "NVIDIA H200, here is NVIDIA A10"]),
+        (here(model="$M"), ["model m, f has $M, which is decided elsewhere"]),
+        (Deployment(told={}, source="f"), ["model m, f names none"]),
+        (Deployment(told={}, source="f", is_new=True), []),
+        (Deployment(told={"model": "m"}, source="f", vllm="0.9.1", gpu="NVIDIA-H100"),
+         ["vLLM 0.32.0, f has 0.9.1", "NVIDIA H200, f has NVIDIA-H100"]),
+        (Deployment(told={"model": "m"}, source="f", vllm="0.32.0", gpu="NVIDIA-H200-SHARED"), []),
+        (here(kv_cache_dtype="fp8"), ["kv_cache_dtype auto, f has fp8"]),
+        (here(quantization="awq"), ["quantization none, f has awq"]),
+        (here(tensor_parallel_size=2), ["tensor_parallel_size 1, f has 2"]),
+    ],
+)  # fmt: skip
+def test_what_was_measured_elsewhere_is_named(at: Deployment, said: list[str]) -> None:
+    assert words(MEASURED, at) == said
+    assert (fit.refusal(MEASURED, fit.mismatches(MEASURED, at)) is not None) is bool(said)
+
+
+@pytest.mark.parametrize(
+    ("engine", "told", "said"),
+    [
+        ({"tensor_parallel_size": 2}, {}, "tensor_parallel_size 2, f has 1"),
+        ({"revision": "a"}, {"revision": "b"}, "revision a, f has b"),
+        ({"load_format": "dummy"}, {}, "load_format dummy, f has auto"),
+        ({"tokenizer": "evil/t"}, {}, "tokenizer evil/t, f has none"),
+        ({"runner": "pooling"}, {}, "runner pooling, f has auto"),
+    ],
+)
+def test_what_is_served_and_its_numerics_are_the_deployments_own(
+    engine: dict[str, object], told: dict[str, ArgumentValue], said: str
+) -> None:
+    chosen = profile(engine={**ENGINE, **engine})
+    assert words(chosen, here(**told)) == [said]
+    assert fit.of_the_file(fit.mismatches(chosen, here(**told))) == {said.partition(" ")[0]}
+
+
+@pytest.mark.parametrize(
+    ("facts", "machine", "said"),
+    [
+        ({"device": {**GPU, "driver": "580.1"}}, LocalMachine("0.32.0", "NVIDIA H200", "590.2"),
+         ["driver 580.1, here is 590.2"]),
+        ({"device": {"kind": "gpu"}}, H200, ["an unnamed GPU, here is NVIDIA H200"]),
+        ({"device": {}, "versions": {}}, H200,
+         ["no device and no vLLM: the profile does not say which"]),
+        ({"engine_": "sim", "versions": {"vllm": "0.1"}, "device": {"name": "simulated:x"}},
+         H200, []),
+        ({"versions": {"vllm": "0.32.0+cpu"}}, LocalMachine("0.33.0", None),
+         ["vLLM 0.32.0+cpu, here is 0.33.0"]),
+    ],
+)  # fmt: skip
+def test_where_it_was_measured_counts(
+    facts: dict[str, object], machine: LocalMachine, said: list[str]
+) -> None:
+    assert words(profile(**facts), here(machine)) == said  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("vllm/vllm-openai:v0.32.0-cu129-ubuntu2404", "0.32.0"),
+        ("vllm/vllm-openai:v0.11.0-rc.1", "0.11.0rc1"),
+        ("vllm/vllm-openai:0.11.0.post1", "0.11.0.post1"),
+        ("vllm/vllm-openai:v0.11.1rc2.dev20", "0.11.1rc2.dev20"),
+        ("vllm/vllm-openai:v0.32.0@sha256:0123", "0.32.0"),
+        ("host:5000/mirror/vllm-openai:v0.32.0", "0.32.0"),
+        ("public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v0.32.0", "0.32.0"),
+        ("rocm/vllm:rocm7.0.0_vllm_0.11.2_20251210", "0.11.2"),
+        ("/images/vllm-openai_v0.32.0.sif", "0.32.0"),
+        ("lmcache/vllm-openai:v0.3.9", None),
+        ("vllm/vllm-openai:latest", None),
+        ("vllm/vllm-openai@sha256:0123", None),
+        ("vllm/vllm-openai:v0.32.0.1", None),
+        ("nvcr.io/nvidia/vllm:25.09-py3", None),
+        ("acme/llm:v0.32.0", None),
+        ("", None),
+    ],
+)
+def test_the_tag_of_an_image_tells_the_version_or_nothing_does(
+    image: str, version: str | None
+) -> None:
+    assert vllm_version(image) == version

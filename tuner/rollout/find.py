@@ -1,0 +1,97 @@
+"""Finds the servers of a deployment's file, whatever it is, and the one that is meant."""
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from tuner.errors import ByHandError, UsageError
+from tuner.rollout import known
+from tuner.rollout.in_lines import in_dockerfile, in_shell, in_unit, in_variables
+from tuner.rollout.in_yaml import in_yaml
+from tuner.rollout.server import Near, Server
+
+KINDS: dict[str, dict[str, str]] = known.FACTS["kind"]
+"""Name of a kind of file, as in ``--to`` → what it is, and how it is rolled out."""
+
+_NAMES: tuple[tuple[str, str], ...] = (
+    ("systemd", r".*\.service"),
+    ("quadlet", r".*\.container"),
+    ("env", r".*\.env|\.env(\..*)?"),
+    ("script", r".*\.(sh|bash|zsh|sbatch|slurm)"),
+    ("dockerfile", r".*(dockerfile|containerfile).*"),
+)
+"""What a file is, by the first of these that its name fits."""
+
+_IN_YAML: tuple[tuple[str, str], ...] = (
+    ("ray-serve", r"^applications\s*:"),
+    ("compose", r"^[\"']?services[\"']?\s*:"),
+    ("kustomize", r"^(?:- op|patches|resources|patchesStrategicMerge)\s*:"),
+    ("kubernetes", r"^\s*(?:- )?[\"']?kind[\"']?\s*:"),
+    ("helm-values", r"\b(?:repository|image|\w*Config|servingEngineSpec)\s*:|^\s+\w"),
+    ("vllm-config", ""),
+)
+_IN_OTHERS: tuple[tuple[str, str], ...] = (
+    ("supervisor", r"^\[program:"),
+    ("systemd", r"^\[Service\]"),
+    ("script", r"\A#!.*\b(?:ba|da|z|k)?sh\b"),
+)
+"""What a file is, by the first of these that is in it."""
+
+
+def kind_of(path: PurePath, text: str) -> str:
+    """Return the name of a file's kind, by its name and by what is in it; empty where nobody knows.
+
+    >>> kind_of(PurePath("vllm.service"), "")
+    'systemd'
+    """
+    name = path.name.lower()
+    by_name = (kind for kind, pattern in _NAMES if re.fullmatch(pattern, name))
+    table = _IN_YAML if path.suffix.lower() in {".yaml", ".yml", ".json"} else _IN_OTHERS
+    by_text = (kind for kind, pattern in table if re.search(pattern, text, re.MULTILINE))
+    return next(by_name, None) or next(by_text, "")
+
+
+def servers(
+    path: PurePath, text: str, near: Near, *, at: str = "", to: str | None = None
+) -> list[Server]:
+    """Return the servers of a file. Raises TargetError for what cannot be read at all."""
+    kind = to or kind_of(path, text)
+    if kind in {"systemd", "quadlet", "supervisor"}:
+        return in_unit(text)
+    if kind == "env":
+        return in_variables(text)
+    if kind == "script":
+        return in_shell(text)
+    if kind == "dockerfile":
+        return in_dockerfile(text)
+    if not kind:
+        return []
+    return in_yaml(text, near, at, servers, source=str(path))
+
+
+def chosen(
+    found: Sequence[Server], what: str, *, name: str | None, at: str, is_trusted: bool
+) -> Server:
+    """Return the one server that is meant. ``what``: the file, and what it is.
+
+    Raises UsageError where several may be meant, ByHandError where none is seen to be vLLM.
+    """
+    named = [each for each in found if name in (None, each.name, each.name.rpartition("/")[2])]
+    proven = [each for each in named if each.proof and (not at or each.proof == "--at")]
+    if not proven and name is not None and is_trusted:
+        proven = named
+    if len(proven) > 1:
+        names = ", ".join(each.name for each in proven)
+        raise UsageError(
+            f"{what}: which of its {len(proven)} servers?", hint=f"--container NAME, of {names}."
+        )
+    if proven:
+        return proven[0]
+    unproven = [each for each in found if not each.proof]
+    if named and unproven:
+        hint = f"If it is vLLM: --container {unproven[0].name} --force, on record. Or paste:"
+    else:
+        hint = "Known: vllm serve, python -m vllm.entrypoints.openai.api_server, and images that "
+        hint += "start them. Where you start vLLM, paste:"
+    doubt = unproven[0].doubt if unproven else ""
+    raise ByHandError(f"{what}, and is not seen to start vLLM{doubt}", hint=hint)

@@ -1,0 +1,108 @@
+"""The limits of every alert and panel: where a server leaves what its profile promises. Pure.
+
+Each is the profile's own number, with the tolerance of ``tuner verify`` on top.
+"""
+
+from collections.abc import Sequence
+
+from tuner.profile.numbers import CapNumbers, Predicted
+from tuner.profile.schema import ServingProfile
+from tuner.profile.tolerances import ATTAINMENT_TOLERANCE, SLACK_S, TOLERANCE
+from tuner.traffic.window import parse_window
+
+_PREEMPTIONS_TOLERANCE = 0.01
+"""Preemptions for each request, on top of the share: of none a share is nothing."""
+
+_SETTINGS = {
+    "block_size": "block_size",
+    "enable_prefix_caching": "enable_prefix_caching",
+    "gpu_memory_utilization": "gpu_memory_utilization",
+    "kv_cache_dtype": "cache_dtype",
+    "kv_cache_memory_bytes": "kv_cache_memory_bytes",
+}
+"""Engine arguments that a server tells of → their label in ``vllm:cache_config_info``."""
+
+Limits = dict[str, float]
+
+
+def limits(profile: ServingProfile) -> Limits:
+    """Return the limits by name, up to the load that was validated; those that the profile says
+    nothing of are left out. Means, because of a histogram sum / count is exact and quantiles are
+    not."""
+    promised, validity = profile.promise, profile.validity
+    validated = [one for one in promised.predicted if one.load <= validity.validated_load]
+    found: Limits = {
+        "cap": profile.decision.max_num_seqs,
+        "load_limit": validity.arrival_rate_rps * validity.validated_load,
+    }
+    if validity.peak_concurrency is not None:
+        found["in_flight_limit"] = validity.peak_concurrency
+    every: list[CapNumbers] = [promised, *validated]
+    for name in ("itl", "ttft", "e2el"):
+        spreads = [getattr(one, f"{name}_ms") or (name == "itl" and one.tpot_ms) for one in every]
+        means_s = [spread.mean / 1e3 for spread in spreads if spread]
+        if means_s:
+            found[f"{name}_promised"] = means_s[0]
+            found[f"{name}_limit"] = max(means_s) * (1 + TOLERANCE) + SLACK_S[name]
+    found |= _kv_cache(promised, validated)
+    found |= _preemptions(profile, validated)
+    lowest = min(one.attainment for one in every)
+    lows = (one.on_any_day.get("attainment", (lowest, 0))[0] for one in validated)
+    found["attainment_limit"] = max(0.0, min([lowest, *lows]) - ATTAINMENT_TOLERANCE)
+    return found
+
+
+def _kv_cache(promised: CapNumbers, validated: Sequence[Predicted]) -> Limits:
+    """Return the peak; nothing where all of it was in use, so that no more can be."""
+    peaks = [one.kv_cache_usage.peak for one in (promised, *validated) if one.kv_cache_usage]
+    if not peaks:
+        return {}
+    highs = [one.on_any_day[n][1] for one in validated for n in ["kv_cache_usage_peak"]
+             if n in one.on_any_day]  # fmt: skip
+    limit = max([*peaks, *highs]) * (1 + TOLERANCE)
+    return {"kv_promised": peaks[0], "kv_limit": limit} if limit < 1 else {}
+
+
+def _preemptions(profile: ServingProfile, validated: Sequence[Predicted]) -> Limits:
+    """Return them for each request, of the whole part where the twin tells, else of the windows."""
+    promised, validity = profile.promise, profile.validity
+    seconds = _seconds([validity.window] if validated else validity.windows)
+    counts: list[tuple[float, float]] = [(promised.requests_per_s, promised.preemptions)]
+    if validated:
+        counts = [
+            (
+                validity.arrival_rate_rps * one.load,
+                max(one.preemptions, *one.on_any_day.get("preemptions", (0.0, 0.0))),
+            )
+            for one in validated
+        ]
+    shares = [count / (rate * seconds) for rate, count in counts if rate * seconds > 0]
+    if not shares:
+        return {}
+    limit = max(shares) * (1 + TOLERANCE) + _PREEMPTIONS_TOLERANCE
+    return {"preemptions_promised": shares[0], "preemptions_limit": limit}
+
+
+def _seconds(windows: Sequence[str]) -> float:
+    return sum(parsed[1] for one in windows if (parsed := parse_window(one)) is not None)
+
+
+def slo_s(profile: ServingProfile) -> dict[str, float]:
+    """Return ``ttft``, ``tpot``, ``e2el`` → the SLO's limit. One that grows with the prompt is left
+    out: a histogram does not tell which request had which prompt."""
+    slo = profile.decision.slo
+    limits_ms = {
+        "ttft": None if slo.ttft_ms_per_input_token else slo.ttft_ms,
+        "tpot": slo.tpot_ms,
+        "e2el": slo.e2el_ms,
+    }
+    return {name: ms / 1e3 for name, ms in limits_ms.items() if ms is not None}
+
+
+def settings(profile: ServingProfile) -> dict[str, str]:
+    """Return the settings of the KV cache that a server tells of: label → value."""
+    return {
+        label: str(profile.engine[name])
+        for name, label in _SETTINGS.items()
+        if profile.engine.get(name) is not None
+    }

@@ -1,0 +1,333 @@
+"""Files that watch servers, made whole from a profile: rules for Prometheus, a dashboard. Pure.
+
+What they say is data: ``alerts.yaml`` and ``dashboard.json``.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from tuner.engines.models import shipped as models
+from tuner.errors import TargetError, UsageError
+from tuner.profile.schema import ServingProfile
+from tuner.rollout.limits import limits, settings, slo_s
+from tuner.system import yaml_strict
+from tuner.system.printable import in_markdown
+
+LEAST_MISSED = 5
+"""Requests that must miss for an alert: fewer may do so by chance, at night for example."""
+
+MOST_MISSED = 0.5
+"""An engine that serves fewer than half within the SLO is worth an alert, whatever was promised."""
+
+_COLUMNS, _WIDTH, _HEIGHT = 24, 8, 8
+_PLACEHOLDER = re.compile(r"<(\w+)(?: (\w+))?>")
+_MATCHER = re.compile(r'\s*([A-Za-z_][A-Za-z0-9_]*)\s*(=~|!~|!=|=)\s*("(?:[^"\\\n]|\\.)*")\s*')
+_MARK = re.compile(r"Written by tuner apply --to ([a-z-]+) from profile")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file that is tuner's own from the first byte on."""
+
+    name: str
+    file: str
+    """Written when no file is named."""
+
+    suffixes: Sequence[str]
+    next: str
+    """What to do with it: ``{file}`` is its name."""
+
+
+KINDS = (
+    Kind(
+        "prometheus-rules", "tuner-rules.yaml", (".yaml", ".yml", ".rules"),
+        "promtool check rules {file}, then name it under rule_files in prometheus.yml",
+    ),
+    Kind(
+        "prometheus-rule-crd", "tuner-prometheus-rule.yaml", (".yaml", ".yml"),
+        "kubectl apply -f {file}, with the labels that your Prometheus' ruleSelector asks for",
+    ),
+    Kind(
+        "grafana-dashboard", "tuner-dashboard.json", (".json",),
+        "import {file} in Grafana (Dashboards, New, Import), or provision its folder",
+    ),
+)  # fmt: skip
+
+
+def kind_of(to: str | None, text: str) -> Kind | None:
+    """Return the kind that is named, or that an existing file says it is of; None for another."""
+    found = _MARK.search(text[:4000])
+    name = to if to is not None else found and found[1]
+    return next((kind for kind in KINDS if kind.name == name), None)
+
+
+def check_replaceable(text: str, kind: Kind, *, source: str) -> None:
+    """Raise TargetError for a file that is not of this kind: it is written whole."""
+    found = _MARK.search(text[:4000])
+    if found is None or found[1] != kind.name:
+        raise TargetError(
+            f"{source}: is there already, and not a file of kind {kind.name} that tuner wrote",
+            hint="Name another file: this kind is written whole, and nothing of it would stay.",
+        )
+
+
+def render(kind: Kind, profile: ServingProfile, *, matchers: str) -> str:
+    """Return the file's text. ``matchers`` select the servers in PromQL; empty: by the model."""
+    mark = f"Written by tuner apply --to {kind.name} from profile {profile.digest}"
+    values = _values(profile, matchers or own_matchers(profile))
+    if kind.name == "grafana-dashboard":
+        return json.dumps(_dashboard(profile, values, mark), indent=2, ensure_ascii=False) + "\n"
+    document: dict[str, object] = {"groups": _groups(profile, values)}
+    if kind.name == "prometheus-rule-crd":
+        name = re.sub("[^a-z0-9]+", "-", profile.provenance.model.lower())[-56:].strip("-")
+        labels = {"app.kubernetes.io/managed-by": "tuner", "tuner-profile": short(profile)}
+        document = {
+            "apiVersion": "monitoring.coreos.com/v1",
+            "kind": "PrometheusRule",
+            "metadata": {"name": f"tuner-{name}".strip("-"), "labels": labels},
+            "spec": document,
+        }
+    return (
+        f"# {mark}\n# Every limit is the profile's; the next apply writes the file anew.\n"
+        + yaml_strict.dump(document)
+    )
+
+
+# Names and selectors
+
+
+def text(value: str) -> str:
+    """Return a PromQL string; nothing in it is a variable of Grafana's."""
+    return json.dumps(value, ensure_ascii=False).replace("$", r"\x24").replace("[[", r"\x5b[")
+
+
+def selector(asked: str) -> str:
+    """Return label matchers as they go between braces. Raises UsageError for anything else."""
+    inner = asked.strip()
+    inner = inner[1:-1] if inner.startswith("{") and inner.endswith("}") else inner
+    found, at = list[str](), 0
+    while (one := _MATCHER.match(inner, at)) is not None:
+        found.append(one[1] + one[2] + one[3])
+        at = one.end()
+        if at == len(inner) or inner[at] != ",":
+            break
+        at += 1
+    if not found or at != len(inner):
+        raise UsageError(
+            f"--selector {asked!r}: no label matchers of PromQL",
+            hint="""For example: --selector 'job="vllm",namespace=~"prod.*"'""",
+        )
+    return ",".join(found)
+
+
+def own_matchers(profile: ServingProfile) -> str:
+    """Return what selects the servers of the profile's model: the name that vLLM serves it by."""
+    served = profile.engine.get("served_model_name")
+    first = served[0] if isinstance(served, list) and served else served
+    return f"model_name={text(str(first or models.model_path(profile.model)))}"
+
+
+def short(profile: ServingProfile) -> str:
+    """Return the digest as a label: no reader of YAML takes it for a number, as it would 12e34."""
+    return profile.digest.replace(":", "-")[: len("sha256-") + 12]
+
+
+def literal(words: str) -> str:
+    """Return a text on one line in which Prometheus' templates find nothing to replace."""
+    return " ".join(words.split()).replace("{{", "{ {")
+
+
+# Templates
+
+
+class _MissingError(Exception):
+    """A profile says nothing of what a template asks for."""
+
+
+@cache
+def template() -> dict[str, Any]:
+    """Return the rules' template."""
+    source = resources.files(__package__).joinpath("alerts.yaml").read_text(encoding="utf-8")
+    found: dict[str, Any] = yaml.safe_load(source)
+    return found
+
+
+def filled(node: Any, values: Mapping[str, object]) -> Any:  # noqa: ANN401 - JSON
+    """Return a template with its placeholders filled; of a list, the items that can be.
+
+    Raises _MissingError for a placeholder without a value.
+    """
+    if isinstance(node, dict):
+        return {key: filled(value, values) for key, value in node.items()}
+    if isinstance(node, list):
+        return list(_those_filled(node, values))
+    if not isinstance(node, str):
+        return node
+    whole = _PLACEHOLDER.fullmatch(node)
+    if whole and not isinstance(values.get(whole[1], ""), str):
+        return values[whole[1]]
+    return _PLACEHOLDER.sub(lambda found: _of_placeholder(found, values), node)
+
+
+def _of_placeholder(found: re.Match[str], values: Mapping[str, object]) -> str:
+    name, window = found.groups()
+    inner = {**values, "window": window} if window else values
+    if name in template()["series"]:
+        return str(filled(template()["series"][name], inner))
+    if name not in inner:
+        raise _MissingError(name)
+    value = inner[name]
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _those_filled(nodes: Sequence[object], values: Mapping[str, object]) -> Iterator[object]:
+    for each in nodes:
+        try:
+            yield filled(each, values)
+        except _MissingError:
+            continue
+
+
+def _values(profile: ServingProfile, matchers: str) -> dict[str, object]:
+    """Return what placeholders stand for."""
+    found: dict[str, object] = {"servers": matchers, "profile": short(profile), **limits(profile)}
+    for name in ("itl", "ttft", "e2el"):
+        for part in ("promised", "limit"):
+            seconds = found.get(f"{name}_{part}")
+            if isinstance(seconds, float):
+                found[f"{name}_{part}_ms"] = f"{seconds * 1e3:.4g}"
+    if "kv_promised" in found:
+        found["kv_promised"] = f"{found['kv_promised']:.1%}"
+    if told := settings(profile):
+        running = filled("<running>", found)
+        stated = " or ".join(
+            f'vllm:cache_config_info{{{label}!={text(value)},{label}!=""}}'
+            for label, value in told.items()
+        )
+        found["other_settings"] = f"({stated}) and on (job, instance) {running}"
+        found["settings"] = literal(", ".join(f"{name} {value}" for name, value in told.items()))
+    return found
+
+
+def _groups(profile: ServingProfile, values: Mapping[str, object]) -> list[dict[str, object]]:
+    """Return the groups: what is recorded, and the alerts that rest on it."""
+    name = f"tuner {literal(profile.provenance.model)} {short(profile)}"
+    missed = [
+        filled(template()["missed"], {**values, **each, "window": window})
+        for each in missed_limits(profile)
+        for window in dict.fromkeys(
+            w for burn in template()["burns"] for w in (burn["short"], burn["long"])
+        )
+    ]
+    recorded = [
+        {k: v for k, v in each.items() if k != "needs"}
+        for each in filled(template()["recorded"], values)
+    ]
+    burning = burns(1 - float(str(values["attainment_limit"]))) if missed else []
+    alerts = [
+        *(
+            filled(template()["burning"], {**values, **burn, "window": burn["long"]})
+            for burn in burning
+        ),
+        *filled(template()["alerts"], values),
+    ]
+    for each in alerts:
+        each["labels"]["tuner_profile"] = short(profile)
+        each["annotations"]["profile"] = profile.digest
+    return [
+        {"name": f"{name} recorded", "rules": [*missed, *recorded]},
+        {"name": f"{name} alerts", "rules": alerts},
+    ]
+
+
+def missed_limits(profile: ServingProfile) -> list[dict[str, object]]:
+    """Return the SLO's limits that vLLM's buckets can show missed: those above the next end of a
+    bucket have missed for certain."""
+    found = list[dict[str, object]]()
+    for limit, seconds in slo_s(profile).items():
+        ends = template()["buckets_s"][limit]
+        bound = next((each for each in ends if each >= seconds), None)
+        if bound is not None:
+            whole, _, decimals = f"{bound:g}".partition(".")
+            le = f"{whole}\\\\.{decimals}" if decimals else f"{whole}(\\\\.0)?"
+            histogram = template()["histograms"][limit]
+            found.append({"limit": limit, "bound": f"{bound:g}", "le": le, "histogram": histogram})
+    return found
+
+
+def burns(budget: float) -> list[dict[str, object]]:
+    """Return the windows that can tell, with the share of missed requests that each allows.
+
+    A budget so large that more than half of all requests would have to miss keeps the fastest
+    window with that half.
+    """
+    found = list[dict[str, object]]()
+    for burn in template()["burns"]:
+        threshold = burn["factor"] * budget
+        if threshold < MOST_MISSED or not found:
+            share = min(threshold, MOST_MISSED)
+            found.append({**burn, "share": share, "enough": LEAST_MISSED / share})
+    return found
+
+
+# The dashboard
+
+
+def _dashboard(profile: ServingProfile, values: dict[str, object], mark: str) -> dict[str, object]:
+    source = resources.files(__package__).joinpath("dashboard.json").read_text(encoding="utf-8")
+    servers = f'{values["servers"]},instance=~"$instance"'
+    own = {**values, "servers": servers, "window": "$__rate_interval", "mark": mark}
+    own |= {"matchers": values["servers"], "about": _about(profile)}
+    own |= {"uid": f"tuner-{short(profile)}"}
+    own |= {"title": f"vLLM at its knee: {profile.provenance.model}"[:200]}
+    if told := values.get("other_settings"):
+        own["other_settings"] = str(told).replace(str(values["servers"]), servers)
+    own["budget"] = 1 - float(str(values["attainment_limit"]))
+    own["kv_promised"] = limits(profile).get("kv_promised")
+    own = {name: value for name, value in own.items() if value is not None}
+    for each in missed_limits(profile):
+        own[f"missed_{each['limit']}"] = filled("<missed>", {**own, **each})
+        own[f"bound_{each['limit']}"] = each["bound"]
+    found: dict[str, object] = filled(json.loads(source), own)
+    panels: Any = found["panels"]
+    found["panels"] = list(_arranged([each for each in panels if each.get("targets", True)]))
+    return found
+
+
+def _arranged(panels: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the panels from left to right and from top to bottom; a text has its own line."""
+    x = y = 0
+    for number, panel in enumerate(panels, start=1):
+        width = _WIDTH if panel.get("targets") else _COLUMNS
+        if x + width > _COLUMNS:
+            x, y = 0, y + _HEIGHT
+        yield {"id": number, "gridPos": {"x": x, "y": y, "w": width, "h": _HEIGHT}, **panel}
+        x += width
+
+
+def _about(profile: ServingProfile) -> str:
+    """Say what was decided and why, with the curve, in Markdown."""
+    decided = profile.decision
+    rows = []
+    for step in profile.curve:
+        cap = f"{step.max_num_seqs}"
+        cells = [f"**{cap}**" if step.max_num_seqs == decided.max_num_seqs else cap]
+        cells += [f"{step.attainment:.1%}", f"{step.goodput_rps:.4g}"]
+        cells += [f"{step.tpot_ms.p95:.4g}" if step.tpot_ms else ""]
+        cells += [f"{step.e2el_ms.p99:.4g}" if step.e2el_ms else ""]
+        rows.append(f"| {' | '.join(cells)} |")
+    return (
+        f"**{in_markdown(decided.reason)}**\n\n"
+        f"max_num_seqs **{decided.max_num_seqs}** ({decided.interval[0]}-{decided.interval[1]}), "
+        f"validated to {profile.validity.validated_load:g} times the recorded load. "
+        "Red lines are where the promise ends; the first dashed line is what was promised.\n\n"
+        "| max_num_seqs | met the SLO | goodput/s | p95 TPOT ms | p99 E2EL ms |\n"
+        "|---|---|---|---|---|\n" + "\n".join(rows) + f"\n\n`{profile.digest}`"
+    )

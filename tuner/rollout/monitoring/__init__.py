@@ -1,1 +1,0 @@
-"""Files that a profile makes whole for what watches a server: rules, dashboards."""

@@ -1,1 +1,0 @@
-"""YAML read with the place of every character, and edited a few characters at a time."""
