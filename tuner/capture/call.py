@@ -14,10 +14,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from tuner.capture.spool import BLOCK_SIZE, Settings, breathe
-from tuner.trace.record import MAX_N, Row, Status
-
-REFUSED = frozenset({400, 413, 422, 429, 503})
-"""HTTP statuses that turn a request away: it is too long, or the server too full."""
+from tuner.trace.record import MAX_N, REFUSED, Row, Status
 
 NOT_TRAFFIC = frozenset({401, 403, 404, 405, 415})
 """Wrong keys, routes and models: requests that no setting of the engine would serve."""

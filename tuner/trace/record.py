@@ -17,6 +17,9 @@ Status = Literal["ok", "aborted", "error", "rejected"]
 SERVED: tuple[Status, ...] = ("ok", "aborted")
 """Statuses of requests that held a slot and are sent again; the others are only counted."""
 
+REFUSED = frozenset({400, 413, 422, 429, 503})
+"""HTTP statuses that reject a request: it is too long, or the server too full."""
+
 TimeUnit = Literal["s", "ms", "us", "ns", "dmy", "mdy", "ymd"]
 """The unit of times that are numbers, or the order of day, month and year in dates."""
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tuner.trace.record import MAX_MS, MAX_TOKENS, Reason, Status
+from tuner.trace.record import MAX_MS, MAX_TOKENS, REFUSED, Reason, Status
 
 Unit = Literal["s", "ms", "us", "ns"]
 NANOSECONDS: dict[Unit, int] = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
@@ -534,13 +534,13 @@ WORDS: dict[Status, frozenset[str]] = {
     ),
     "rejected": frozenset(
         {"rejected", "throttled", "rate_limited", "ratelimited", "overloaded", "unavailable",
-         "too_many_requests", "service_unavailable", "resource_exhausted"}
+         "too_many_requests", "service_unavailable", "resource_exhausted", "bad_request",
+         "invalid_argument"}
     ),
     "error": frozenset(
         {"error", "failed", "fail", "failure", "false", "timeout", "timed_out", "exception",
-         "internal_error", "internal_server_error", "no", "status_code_error", "bad_request",
-         "internal", "deadline_exceeded", "invalid_argument", "permission_denied", "not_found",
-         "unauthenticated"}
+         "internal_error", "internal_server_error", "no", "status_code_error", "internal",
+         "deadline_exceeded", "permission_denied", "not_found", "unauthenticated"}
     ),
 }  # fmt: skip
 
@@ -551,7 +551,7 @@ def status_of(code: int) -> Status:
         return "ok"
     if code == 499:  # nginx's code, and others', for a client that went away
         return "aborted"
-    return "rejected" if code in (429, 503) else "error"
+    return "rejected" if code in REFUSED else "error"
 
 
 def status_in(value: object, *, flag: bool = False) -> Status | None:
