@@ -5,6 +5,7 @@ import shlex
 import shutil
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,12 @@ HEADING = re.compile(r"^#+ +(.+)$", flags=re.MULTILINE)
 TARGET = re.compile(r"^([a-z]+):", flags=re.MULTILINE)
 
 SIMULATED = ["--engine", "sim", "--world", str(ROOT / "examples" / "worlds" / "article.yaml")]
+RUN = [["tuner", name] for name in ("sweep", "show", "plan", "report", "export")]
+RUN += [["tuner", "trace", name] for name in ("show", "import", "cut")]
+"""What runs with nothing but a trace, a profile and a run."""
+
+FILE = r"^runs/|\.(csv|jsonl|yaml)$|^http"
+
 MEASURED = ROOT / "profiles" / "translation-tiny-cpu.yaml"
 
 
@@ -75,6 +82,10 @@ def typed(page: Path) -> Iterator[list[str]]:
         yield from filter(None, (shlex.split(line, comments=True) for line in lines))
 
 
+def command_of(line: list[str]) -> str:
+    return max((name for name in commands() if line[: len(name.split())] == name.split()), key=len)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_command_and_option_that_a_page_shows_exists(page: Path) -> None:
     targets = set(TARGET.findall((ROOT / "Makefile").read_text(encoding="utf-8")))
@@ -82,9 +93,8 @@ def test_every_command_and_option_that_a_page_shows_exists(page: Path) -> None:
         if line[0] == "make":
             assert {word for word in line[1:] if "=" not in word} <= targets, line
         if line[0] == "tuner":
-            command = max((c for c in commands() if line[: len(c.split())] == c.split()), key=len)
             options = {word.partition("=")[0] for word in line if re.match("--?[a-z]", word)}
-            assert options <= commands()[command], line
+            assert options <= commands()[command_of(line)], line
 
 
 @pytest.mark.usefixtures("by_few_draws")
@@ -104,3 +114,32 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
             shutil.move(folder / "simulated.yaml", folder / "profile.yaml")
     assert "max-num-seqs: 8 " in (folder / "serve.yaml").read_text(encoding="utf-8")
     assert "--max-num-seqs 256" in (folder / "compose.yaml").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory, by_few_draws: None) -> Path:  # noqa: ARG001
+    """A folder with the files that the pages name, after a sweep of them."""
+    folder = tmp_path_factory.mktemp("docs") / "walk"
+    shutil.copytree(ROOT / "examples" / "walk", folder)
+    for name in ("examples", "traces"):
+        (folder / name).symlink_to(ROOT / name)
+    sweep = ["sweep", "--trace", "prod.jsonl", "--run-dir", "runs/prod-1", *SIMULATED]
+    for words in (["trace", "import", "requests.csv", "-o", "prod.jsonl"], sweep):
+        assert in_process.tuner(folder, *words).returncode == 0
+    return folder
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_what_a_page_does_with_these_files_runs(page: Path, swept: Path) -> None:
+    """A sweep as a dry run. A requirement may be more than the machine keeps."""
+    for line in typed(page):
+        pairs = pairwise(line)
+        read = [one for before, one in pairs if before != "-o" and re.search(FILE, one)]
+        is_here = all((swept / one).exists() for one in read)
+        if not (line[:2] in RUN or line[:3] in RUN) or not is_here or "--ray" in line:
+            continue
+        more = ["--force"] if "--force" in commands()[command_of(line)] else []
+        if line[1] == "sweep" and "--rescore" not in line:
+            more = ["--dry-run", *([] if "--world" in line else SIMULATED)]
+        done = in_process.tuner(swept, *line[1:], *more)
+        assert done.returncode in {0, 6}, f"{line}\n{done.stdout}\n{done.stderr}"
