@@ -400,8 +400,10 @@ def opened(file: TraceFile, *, delimiter: str | None = None, named: Sequence[str
     start = head.lstrip()
     if start.startswith((b"{", b"[{", b"[ ", b"[\n", b"[]", b"[\r")):
         return _document(file) if _is_document(file, start) else _json_lines(file, b"")
+    lines = head.split(b"\n", 50)[:50]
+    if sum(line.startswith(b'{"') for line in lines) * 3 >= len(lines):
+        return _json_lines(file, b"")  # among lines that a program writes of itself
     for prefix in PREFIXES:
-        lines = head.split(b"\n", 50)[:50]
         if sum(re.match(prefix, line) is not None for line in lines if line.strip()) * 2 > len(
             lines
         ):
