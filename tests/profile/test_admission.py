@@ -21,6 +21,7 @@ def with_twin(*, ttft_ms: float | None = 500.0, max_num_seqs: int = 16) -> Servi
             prefill_token_squared_s=0.0,
             prefill_seq_s=0.0,
             context_token_s=0.0,
+            prefill_context_s=0.0,
         ),
         shape=EngineShapeSection(
             max_num_batched_tokens=116,
@@ -29,6 +30,8 @@ def with_twin(*, ttft_ms: float | None = 500.0, max_num_seqs: int = 16) -> Servi
             max_model_len=4096,
             late_release=False,
             prefix_caching=False,
+            reserves_prompts=False,
+            prefill_schedule_interval=1,
         ),
         extrapolated_from=16,
         lag_s=0.0,

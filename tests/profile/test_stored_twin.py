@@ -100,33 +100,6 @@ def test_what_is_stored_is_as_sure_of_the_choice_as_the_sweep_was() -> None:
     assert again.rightness == sweep.rightness
 
 
-def test_a_profile_of_an_older_tuner_knows_nothing_of_the_context_of_prompts() -> None:
-    """Its laws have a coefficient less."""
-    one = stored(view())
-    raw = zlib.decompress(base64.b64decode(one.data))
-    requests, laws, width = np.frombuffer(raw[:12], "<u4").tolist()
-    begin = 12 + 16 * requests
-    values = np.frombuffer(raw[begin : begin + 4 * laws * width], "<f4").reshape(laws, width)
-    head = np.array([requests, laws, width - 1], "<u4").tobytes()
-    rest = raw[begin + values.nbytes :]
-    data = b"".join((head, raw[12:begin], values[:, :-1].tobytes(), rest))
-    before = one.model_dump(mode="json") | {"data": base64.b64encode(zlib.compress(data)).decode()}
-    del before["law"]["prefill_context_s"]
-    again = restored(type(one).model_validate(before), source="p.yaml")
-    for law, same in zip(again.laws, restored(one, source="p.yaml").laws, strict=True):
-        assert law.decode_s.tolist() == same.decode_s.tolist()
-        assert law[1:] == same[1:]
-    assert again.machine.slowdown.tolist() == [1.0, 1.25, 0.5]
-
-
-def test_a_profile_of_an_older_tuner_has_a_machine_of_one_speed() -> None:
-    section = stored(replace(view(), machine=MachineHistory(np.zeros(0))))
-    old = section.model_dump(mode="json") | {"errors": [{"max_num_seqs": 8}]}
-    again = restored(type(section).model_validate(old), source="p.yaml")
-    (draw, *_) = again.draws([again.traffic], 1)
-    assert len(set(draw.slowdown.factors.tolist())) == 1
-
-
 def test_of_long_traffic_the_busiest_stretch_is_stored() -> None:
     one = view(MOST_STORED + 500)
     section = stored(one)
@@ -169,3 +142,15 @@ def test_the_traffic_is_the_same_to_the_millisecond() -> None:
     first_s = one.traffic.arrival_s[0]
     assert np.abs(again.traffic.arrival_s - (one.traffic.arrival_s - first_s)).max() < 1e-3
     assert np.array_equal(again.traffic.output_length, one.traffic.output_length)
+
+
+@pytest.mark.attack
+def test_data_that_unpacks_without_end_and_sizes_out_of_order_are_refused() -> None:
+    section = stored(view())
+    bomb = base64.b64encode(zlib.compress(b"\1" * 2**26)).decode()
+    with pytest.raises(ProfileError, match="makes no sense"):
+        restored(section.model_copy(update={"data": bomb}), source="p.yaml")
+    sizes = section.law.decode_seqs
+    law = section.law.model_copy(update={"decode_seqs": [*sizes[:-2], sizes[-1], sizes[-2]]})
+    with pytest.raises(ProfileError, match="do not fit each other"):
+        restored(section.model_copy(update={"law": law}), source="p.yaml")

@@ -37,28 +37,27 @@ def test_a_requirement_is_read(text: str, name: str, bound: str, *, at_headroom:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("p99 tfft <= 60ms", "character 5: 'tfft' is none of ttft, tpot, itl"),
-        ("p98 ttft <= 60ms", "character 1: 'p98' is none of ttft"),
-        ("p99 ttft 60ms", "character 10: '60' is none of <=, <"),
-        ("p99 ttft >= 60ms", "character 10: '>=' is none of <=, <"),
-        ("p99 ttft <= soon", "character 13: 'soon' is none of a number"),
-        ("p99 ttft <= 60", "character 15: the end is none of ms, s"),
-        ("p99 ttft <= 60ms at noon", "character 21: 'noon' is none of headroom"),
-        ("p99 ttft <= 60ms today", "character 18: 'today' is none of at headroom, the end"),
-        ("", "character 1: the end is none of ttft"),
+        ("p99 tfft <= 60ms", "is not [p50|p90|p95|p99|mean|peak] NAME OP VALUE"),
+        ("p98 ttft <= 60ms", "is not [p50"),
+        ("p99 ttft 60ms", "is not [p50"),
+        ("p99 ttft >= 60ms", "ttft takes <= or <"),
+        ("p99 ttft <= soon", "is not [p50"),
+        ("p99 ttft <= 60", "ttft is in ms or s"),
+        ("p99 ttft <= 60%", "ttft is in ms or s"),
+        ("p99 ttft <= 60ms at noon", "is not [p50"),
+        ("p99 ttft <= 60ms today", "is not [p50"),
+        ("", "is not [p50"),
         ("ttft <= 60ms", "ttft takes mean, p50, p90, p95, p99"),
         ("peak ttft <= 60ms", "ttft takes mean, p50, p90, p95, p99"),
         ("p99 attainment >= 99%", "attainment takes no p99"),
         ("p90 kv_cache_usage <= 90%", "kv_cache_usage takes mean, p99, peak"),
         ("attainment >= 99", "is not a share from 0 to 1, or up to 100 %"),
-        ("p99 ttft <= 0ms", "is not a time above 0"),
+        ("p99 ttft <= 0ms", "is not a number above 0"),
         ("preemptions == 3", "== is for preemptions == 0 alone"),
-        ("preemptions <= 1.2.3", "'1.2.3' is none of a number"),
+        ("preemptions <= 1.2.3", "is not [p50"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_its_place_and_what_may_stand_there(
-    text: str, said: str
-) -> None:
+def test_what_cannot_be_read_is_named_with_what_may_stand_there(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)) as caught:
         parse_requirement(text)
     assert "\n" not in str(caught.value)
@@ -68,7 +67,7 @@ def test_a_load_that_is_not_asked_about_and_a_repetition_are_refused() -> None:
     with pytest.raises(UsageError, match="of a load that is not asked about"):
         parse_requirements(["attainment >= 99% at headroom"], headroom=1.0)
     with pytest.raises(UsageError, match="is given twice"):
-        parse_requirements(["preemptions == 0", "preemptions  == 0"], headroom=1.25)
+        parse_requirements(["preemptions == 0", "preemptions==0"], headroom=1.25)
 
 
 def test_the_bound_lies_on_the_bad_side_of_95_percent_of_the_draws() -> None:

@@ -7,10 +7,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     Strict,
-    model_serializer,
-    model_validator,
 )
 
 
@@ -105,7 +102,7 @@ class CapNumbers(Section):
     recomputed_tokens: Count
     running_peak: Count
     binds: Binds | None = None
-    """What kept requests waiting; None in a profile of an older tuner."""
+    """What kept requests waiting; None where nothing tells."""
 
 
 class MeasuredNumbers(CapNumbers):
@@ -256,8 +253,8 @@ class Misfit(Section):
 class StepLawSection(Section):
     """Seconds of an iteration: f(n) + c P + c2 P^2 + p0 p + d X + e Y; see docs/deciding.md."""
 
-    decode_seqs: list[Count]
-    """Batch sizes n between which f is linear."""
+    decode_seqs: Annotated[list[Annotated[int, Field(ge=0, le=65_536)]], Field(min_length=1)]
+    """Batch sizes n, ascending, between which f is linear."""
 
     decode_s: list[Number]
     """f at those."""
@@ -266,7 +263,7 @@ class StepLawSection(Section):
     prefill_token_squared_s: Number
     prefill_seq_s: Number
     context_token_s: Number
-    prefill_context_s: Number = 0.0
+    prefill_context_s: Number
 
 
 class EngineShapeSection(Section):
@@ -281,16 +278,8 @@ class EngineShapeSection(Section):
     later."""
 
     prefix_caching: bool
-    reserves_prompts: bool = False
-    prefill_schedule_interval: Seqs = 1
-
-    @model_serializer(mode="wrap")
-    def _as_before(self, given: SerializerFunctionWrapHandler) -> dict[str, object]:
-        """Leave out keys that older profiles do not have, where they say nothing new: so their
-        digests hold."""
-        later = {"reserves_prompts": False, "prefill_schedule_interval": 1}
-        found: dict[str, object] = given(self)
-        return {key: value for key, value in found.items() if later.get(key, ...) != value}
+    reserves_prompts: bool
+    prefill_schedule_interval: Seqs
 
 
 class FrontEndSection(Section):
@@ -335,11 +324,3 @@ class Twin(Section):
     data: str
     """Base64 of the compressed traffic, of laws as likely and of the machine's speed; see
     ``profile.stored_twin``."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_errors(cls, given: object) -> object:
-        """Leave out the errors that an older tuner kept: averages that could not fail."""
-        if not isinstance(given, dict):
-            return given
-        return {key: value for key, value in given.items() if key != "errors"}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, JsonValue, model_validator
+from pydantic import AfterValidator, Field, JsonValue
 
 from tuner.engines import sampling as drawing
 from tuner.engines.sampling import GREEDY, Sampling
@@ -85,7 +85,7 @@ class Decision(Section):
     objective: str
     slo: SloSection
     requirements: list[RequirementSection] = Field(default_factory=list)
-    """What was required besides; empty in a profile of an older tuner."""
+    """What was required besides."""
 
     @property
     def broken(self) -> list[RequirementSection]:
@@ -101,7 +101,7 @@ class Validity(Section):
     validated_load: Limit
     headroom_attainment: Fraction | None = None
     """What the choice served within the SLO where windows were replayed with the headroom, at most
-    where that was cut; None where none were, and in a profile of an older tuner."""
+    where that was cut; None where none were."""
 
     trace_digest: str
     window: str
@@ -140,8 +140,7 @@ class Provenance(Section):
     device: dict[str, JsonValue]
     versions: dict[str, str]
     environment: dict[str, str] | None = None
-    """The variables that change how an engine computes; None for a simulation, and for an older
-    tuner."""
+    """The variables that change how an engine computes; None for a simulation."""
 
     model: str
     model_digest: str | None
@@ -159,29 +158,19 @@ class Provenance(Section):
 
     confirm: Literal["inproc", "server"] | None = None
     """Where the engine ran that confirmed the choice: in tuner's process, behind a server, or
-    behind one without tuner's scheduler; None where none did, or an older tuner measured."""
+    behind one without tuner's scheduler; None where none did."""
 
     send: Literal["ids", "text"] | None = None
-    """How that server was sent its prompts; None where none confirmed, or an older tuner did."""
+    """How that server was sent its prompts; None where none confirmed."""
 
     start_parts_s: dict[str, Number] = Field(default_factory=dict)
     """What all starts took to download, load, compile and capture, where the engines told."""
 
     kv_blocks: dict[str, Count] = Field(default_factory=dict)
-    """Of the ladder's engine and of the confirming one, which has fewer slots; empty in a profile
-    of an older tuner."""
+    """Of the ladder's engine and of the confirming one, which has fewer slots."""
 
     sampling: Drawn | None = None
-    """How tokens were drawn, by vLLM's names; None for a simulation, and for an older tuner, which
-    measured greedily."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_error(cls, given: object) -> object:
-        """Leave out the error of an older tuner's twin: an average that could not fail."""
-        if not isinstance(given, dict):
-            return given
-        return {key: value for key, value in given.items() if key != "twin_error"}
+    """How tokens were drawn, by vLLM's names; None for a simulation."""
 
     @property
     def of_ranks(self) -> str | None:
@@ -211,12 +200,12 @@ class ServingProfile(Section):
 
     decision: Decision
     baseline: Baseline | None = None
-    """None where nothing is known of what is set now, and in a profile of an older tuner."""
+    """None where nothing is known of what is set now."""
 
     curve: list[CurveStep]
     promise: Promise
     front_end: FrontEndSection | None = None
-    """None where no server confirmed, or an older tuner measured."""
+    """None where no server confirmed."""
 
     admission: Admission | None
     """None where the SLO has no limit on the TTFT, or the windows alone decided."""

@@ -5,13 +5,14 @@ little-endian, one after the other, compressed (zlib) and written in base64:
 u4 number of requests, u4 number of drawn laws, u4 values a law; then of the requests f4 gaps
 between arrivals in seconds, u4 input, output and cached tokens; then f4 values of the laws; then in
 f4, a NaN between each, of `twin.draws.MachineHistory` the slowdown, the delays of single requests
-and the flicker; profiles of an older tuner end with the first or the second.
+and the flicker.
 """
 
 import base64
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -38,8 +39,8 @@ LEAST_S = 1.0
 
 _HEAD_BYTES = 12
 _COEFFICIENTS = len(StepLaw._fields) - 1
-_COEFFICIENTS_BEFORE = _COEFFICIENTS - 1
-"""Of an older tuner, that knew nothing of the context of prompts."""
+_MOST_BYTES = 16 * 2**20
+"""Of the data when it is unpacked: forty times what a sweep keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,8 @@ def restored(section: Twin, *, source: str, front_end: FrontEndSection | None = 
     """Return the stored twin, behind a front end where one is given. Raises ProfileError when its
     data makes no sense."""
     try:
-        raw = zlib.decompress(base64.b64decode(section.data, validate=True))
+        packed = base64.b64decode(section.data, validate=True)
+        raw = zlib.decompressobj().decompress(packed, _MOST_BYTES)
         requests, laws, width = np.frombuffer(raw[:_HEAD_BYTES], "<u4").tolist()
         columns = np.frombuffer(raw[_HEAD_BYTES:], "<u4")
         lengths = columns[requests : 4 * requests].reshape(3, requests).astype(np.int64)
@@ -178,15 +180,17 @@ def restored(section: Twin, *, source: str, front_end: FrontEndSection | None = 
         raise _senseless(source, str(error)) from error
     sizes = section.law.decode_seqs
     if (
-        width - len(sizes) not in {_COEFFICIENTS, _COEFFICIENTS_BEFORE}
+        width - len(sizes) != _COEFFICIENTS
         or not requests
+        or any(one >= other for one, other in pairwise(sizes))
         or len(sizes) != len(section.law.decode_s)
     ):
         raise _senseless(source, "its parts do not fit each other")
     history = rest[laws * width :]
     ends = np.flatnonzero(np.isnan(history))
-    slowdown, *others = (one[~np.isnan(one)] for one in np.split(history, ends))
-    delays_s, flicker, *_ = (*others, np.zeros(0), np.zeros(0))
+    if len(ends) != 2:
+        raise _senseless(source, "its parts do not fit each other")
+    slowdown, delays_s, flicker = (one[~np.isnan(one)] for one in np.split(history, ends))
     return StoredTwin(
         law=law_of(section.law),
         shape=EngineShape(**section.shape.model_dump(), lag_s=section.lag_s),

@@ -11,8 +11,7 @@ command that takes them. What breaks one is no candidate, however much it serves
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NoReturn
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,14 +32,21 @@ BAD_SIDE = 0.95
 FORM = "[p50|p90|p95|p99|mean|peak] NAME OP VALUE [at headroom]"
 EXAMPLES = "'p99 ttft <= 500ms', 'attainment >= 99% at headroom', 'preemptions == 0'"
 
-_TOKEN = re.compile(r"\d[\d.]*(?:[eE][+-]?\d+)?|[A-Za-z_][\w/]*|<=|>=|==|\S")
+UNITS = {"attainment": ("", "%"), KV: ("", "%"), "goodput": ("", "req/s", "rps")}
+
+_REQUIREMENT = re.compile(
+    rf"(?:(?P<statistic>{'|'.join(STATISTICS)})\s+)?(?P<name>{'|'.join(NAMES)})\s*"
+    r"(?P<operator><=|>=|==|<|>)\s*(?P<number>\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*"
+    r"(?P<unit>ms|s|%|req/s|rps)?(?P<headroom>\s+at\s+headroom)?",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
     """A bound on one number. The limit is in seconds, a share, a count, or requests/s."""
 
-    text: str
+    text: str = field(compare=False)
     """As it was written."""
 
     name: str
@@ -160,98 +166,32 @@ def parse_requirements(texts: Sequence[str], *, headroom: float) -> tuple[Requir
 
 
 def parse_requirement(text: str) -> Requirement:
-    """Read one. Raises UsageError with the place, and what may stand there."""
-    words = _Words(text)
-    statistic = words.take(STATISTICS) or ""
-    name = words.take(NAMES) or words.refuse((*NAMES, *(() if statistic else STATISTICS)))
-    _check_statistic(words, statistic, name)
-    operator = words.take(_operators(name)) or words.refuse(_operators(name))
-    limit = _limit(words, name)
-    at_headroom = words.take(("at",)) is not None
-    if at_headroom and words.take(("headroom",)) is None:
-        words.refuse(("headroom",))
-    if not words.at_end:
-        words.refuse(("the end",) if at_headroom else ("at headroom", "the end"))
-    if operator == "==" and limit != 0:
-        raise UsageError(
-            f"--require: {words.text!r}: == is for {name} == 0 alone", hint="Write <= instead."
-        )
-    return Requirement(words.text, name, statistic, operator, limit, at_headroom)
-
-
-def _operators(name: str) -> tuple[str, ...]:
-    if name in {"attainment", "goodput"}:
-        return AT_LEAST
-    return (*AT_MOST, "==") if name == "preemptions" else AT_MOST
-
-
-def _check_statistic(words: "_Words", statistic: str, name: str) -> None:
-    """Refuse a statistic that this number does not have."""
+    """Read one. Raises UsageError with what is wrong, and what may stand there."""
+    text = " ".join(text.split())
+    match = _REQUIREMENT.fullmatch(text)
+    if match is None:
+        raise _refused(text, f"is not {FORM}")
+    statistic, name = (match["statistic"] or "").lower(), match["name"].lower()
+    operator, unit = match["operator"], (match["unit"] or "").lower()
     may = OF_TIMES if name in TIMES else OF_KV if name == KV else ("",)
     if statistic not in may:
-        why = f"takes {', '.join(may)}" if any(may) else f"takes no {statistic}"
-        raise UsageError(f"--require: {words.text!r}: {name} {why}", hint=f"Such as {EXAMPLES}.")
+        takes = f"takes {', '.join(may)}" if any(may) else f"takes no {statistic}"
+        raise _refused(text, f"{name} {takes}")
+    operators = AT_LEAST if name in {"attainment", "goodput"} else AT_MOST
+    if operator not in (*operators, *(("==",) if name == "preemptions" else ())):
+        raise _refused(text, f"{name} takes {' or '.join(operators)}")
+    units = tuple(SECONDS) if name in TIMES else UNITS.get(name, ("",))
+    if unit not in units:
+        raise _refused(text, f"{name} is in {' or '.join(filter(None, units)) or 'no unit'}")
+    limit = float(match["number"]) * SECONDS.get(unit, 0.01 if unit == "%" else 1.0)
+    if name in {"attainment", KV} and limit > 1:
+        raise _refused(text, "is not a share from 0 to 1, or up to 100 %")
+    if not math.isfinite(limit) or (name in TIMES and limit <= 0):
+        raise _refused(text, "is not a number above 0")
+    if operator == "==" and limit != 0:
+        raise _refused(text, f"== is for {name} == 0 alone")
+    return Requirement(text, name, statistic, operator, limit, match["headroom"] is not None)
 
 
-def _limit(words: "_Words", name: str) -> float:
-    number = words.number()
-    if name in TIMES:
-        unit = words.take(tuple(SECONDS)) or words.refuse(tuple(SECONDS))
-        number *= SECONDS[unit]
-    elif name in {"attainment", KV}:
-        if words.take(("%",)) is not None:
-            number /= 100
-        if number > 1:
-            words.refuse_value("a share from 0 to 1, or up to 100 %")
-    elif name == "goodput":
-        words.take(("req/s", "rps"))
-    if name in TIMES and number <= 0:
-        words.refuse_value("a time above 0")
-    return number
-
-
-class _Words:
-    """The words of a requirement, read one after the other."""
-
-    def __init__(self, text: str) -> None:
-        self.text = " ".join(text.split())
-        self._found = list(_TOKEN.finditer(self.text))
-        self._place = 0
-
-    @property
-    def at_end(self) -> bool:
-        return self._place == len(self._found)
-
-    def take(self, known: Sequence[str]) -> str | None:
-        """Return the next word and go on, if it is one of these."""
-        if self.at_end:
-            return None
-        word = self._found[self._place].group().lower()
-        found = next((one for one in known if one == word), None)
-        self._place += found is not None
-        return found
-
-    def number(self) -> float:
-        try:
-            value = float(self._found[self._place].group())
-        except (IndexError, ValueError):
-            self.refuse(("a number",))
-        if not math.isfinite(value):
-            self.refuse(("a number",))
-        self._place += 1
-        return value
-
-    def refuse(self, known: Sequence[str]) -> NoReturn:
-        """Raise UsageError: at this place one of these is due."""
-        if self.at_end:
-            place, what = len(self.text) + 1, "the end"
-        else:
-            word = self._found[self._place]
-            place, what = word.start() + 1, repr(word.group())
-        raise UsageError(
-            f"--require: {self.text!r}, character {place}: {what} is none of {', '.join(known)}",
-            hint=f"Write {FORM}, such as {EXAMPLES}.",
-        )
-
-    def refuse_value(self, due: str) -> NoReturn:
-        raise UsageError(f"--require: {self.text!r}: is not {due}", hint=f"Such as {EXAMPLES}.")
+def _refused(text: str, why: str) -> UsageError:
+    return UsageError(f"--require: {text!r}: {why}", hint=f"Such as {EXAMPLES}.")

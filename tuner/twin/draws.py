@@ -273,7 +273,8 @@ def promised(
         for number, one in enumerate(draws)
         for traffic in (traffics[number % len(traffics)],)
     ]
-    columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    names = dict.fromkeys(name for row in rows for name in row)  # a day may have no TPOT
+    columns = {name: np.array([row.get(name, np.nan) for row in rows]) for name in names}
     known = {name: column[np.isfinite(column)] for name, column in columns.items()}
     return PredictedRanges(
         {name: float(np.median(column)) for name, column in known.items() if len(column)},
