@@ -99,7 +99,7 @@ def in_yaml(text: str, near: Near, at: str, find: Find, *, source: str) -> list[
 
     Raises TargetError for what is no YAML.
     """
-    roots = yaml_strict.compose_all(text, source=source, error=TargetError, tabs=True)
+    roots = yaml_strict.compose_all(text, source=source, error=TargetError)
     reader = _Reader(text, roots, near, at, find)
     for root in roots:
         reader.document(root)
@@ -172,7 +172,7 @@ class _Reader:
     def elsewhere(self, file: str, name: str) -> Node:
         """Return the service of another file, without its command: that cannot be edited here."""
         text = self.near(file) or ""
-        roots = yaml_strict.compose_all(text, source=file, error=TargetError, tabs=True)
+        roots = yaml_strict.compose_all(text, source=file, error=TargetError)
         service = self.get(roots[0], "services", name) if roots else None
         kept = [
             (key, value)

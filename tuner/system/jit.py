@@ -1,11 +1,9 @@
 """Compile numeric loops to machine code, and keep the code between runs."""
 
-import ast
 import errno
 import hashlib
 import importlib.metadata
 import os
-import pickle
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -19,13 +17,12 @@ from tuner.system.numba_config import refuse_config_of_folder
 refuse_config_of_folder()
 
 import numba  # noqa: E402 - which reads it
-from numba.core.caching import IndexDataCacheFile  # noqa: E402
 from numba.core.options import DefaultOptions  # noqa: E402
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
-OLD_CACHES = 2
-"""Caches of other versions that stay: whoever goes back to one need not compile again."""
+OLD_CACHES = 4
+"""Caches of other sources and versions that stay: going back to one needs no compiling."""
 
 _IN_PLACE = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
 """Numba's option not to count who holds an array; not every version has it (0.65 does)."""
@@ -34,8 +31,8 @@ _IN_PLACE = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
 def compiled(function: Function) -> Function:
     """Compile on the first call.
 
-    The machine code is kept in the user's cache directory until the function, or any module that
-    its own imports, changes; where that cannot be written, every process compiles anew.
+    The machine code is kept in the user's cache directory until a file in the function's folder
+    changes; where that cannot be written, every process compiles anew.
     """
     return _compiled(function, {})
 
@@ -58,9 +55,12 @@ def inlined(function: Function) -> Function:
 def _compiled(function: Function, options: Mapping[str, bool]) -> Function:
     elsewhere = numba.config.CACHE_DIR
     try:
-        numba.config.CACHE_DIR = str(_cache_dir())
-        kept = numba.njit(cache=True, error_model="numpy", **options)(function)
-        _keep_while_sources_stay(kept, function)
+        file = getattr(sys.modules.get(function.__module__), "__file__", None)
+        numba.config.CACHE_DIR = str(_cache_dir(Path(file or __file__).parent))
+        kept: Any = numba.njit(cache=True, error_model="numpy", **options)(function)
+        keeper = getattr(kept, "_cache", None)  # NUMBA_DISABLE_JIT has none
+        if keeper is not None:
+            keeper.save_overload = _on_a_full_disk_too(keeper.save_overload)
     except (RuntimeError, OSError):  # no home, or no directory that it may write to
         kept = numba.njit(error_model="numpy", **options)(function)
     finally:
@@ -68,91 +68,32 @@ def _compiled(function: Function, options: Mapping[str, bool]) -> Function:
     return cast("Function", kept)
 
 
-def _keep_while_sources_stay(kept: Any, function: Callable[..., object]) -> None:  # noqa: ANN401 - of numba
-    """Recompile when anything changes that a function is made of, and go on where the disk is full.
-
-    Numba 0.65 does not see that a function which this one calls has changed, or a constant that it
-    uses, in another file. And it raises what its cache raises: a full disk is to cost time and not
-    the run.
-    """
-    cache_ = getattr(kept, "_cache", None)
-    if cache_ is None:  # NUMBA_DISABLE_JIT
-        return
-    cache_._cache_file = _Index(  # noqa: SLF001 - numba offers no way to say it
-        cache_path=cache_.cache_path,
-        filename_base=cache_._impl.filename_base,  # noqa: SLF001
-        source_stamp=_digest(function.__module__),
-    )
-    save = cache_.save_overload
-
-    def save_if_possible(signature: object, data: object) -> None:
+def _on_a_full_disk_too(save: Callable[..., None]) -> Callable[..., None]:
+    def save_if_possible(*given: object) -> None:
         with suppress(OSError):
-            save(signature, data)
+            save(*given)
 
-    cache_.save_overload = save_if_possible
-
-
-class _Index(IndexDataCacheFile):  # type: ignore[misc]  # numba has no types
-    """Numba's index of kept code; one that names a class which was renamed since is empty.
-
-    Numba 0.65 asks for whose source it is only after it has unpickled all of it.
-    """
-
-    def _load_index(self) -> dict[Any, Any]:
-        try:
-            found: dict[Any, Any] = super()._load_index()
-        except (pickle.UnpicklingError, AttributeError, ImportError, EOFError, IndexError):
-            return {}
-        return found
+    return save_if_possible
 
 
 @cache
-def _digest(module: str) -> str:
-    """Return the digest of a module's source and of all that it imports of its own package."""
-    seen: dict[str, bytes] = {}
-    todo = {module}
-    while todo:
-        name = todo.pop()
-        seen[name], imported = _source(name)
-        todo |= imported - seen.keys()
-    digest = hashlib.sha256()
-    for name, source in sorted(seen.items()):
-        digest.update(f"{name}\0{len(source)}\0".encode() + source)
-    return digest.hexdigest()
-
-
-@cache
-def _source(module: str) -> tuple[bytes, frozenset[str]]:
-    """Return a module's source, and every name of its package that it imports as it loads.
-
-    Empty where it has no file, and of a name that is no module.
-    """
-    file = getattr(sys.modules.get(module), "__file__", None)
-    source = b"" if file is None else Path(file).read_bytes()
-    package, *_ = module.split(".")
-    found: set[str] = set()
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return source, frozenset(name for name in found if name.split(".")[0] == package)
-
-
-@cache
-def _cache_dir() -> Path:
-    """Return this version's own directory, and remove all but the newest of other versions.
+def _cache_dir(sources: Path) -> Path:
+    """Return the directory for code made from these sources, and remove all but the newest others.
 
     Numba unpickles what lies there: of a directory that others can write to, or that lies in such a
     one, nothing is used. Raises OSError for another user's.
     """
+    digest = hashlib.sha256()
+    for path in sorted(sources.glob("*.py")):
+        digest.update(f"{path.name}\0".encode() + path.read_bytes())
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tuner"
+    version = f"{importlib.metadata.version('tuner')}-numba-{numba.__version__}"
+    ours = root / f"{version}-{digest.hexdigest()[:16]}"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     was_open = root.stat().st_mode & 0o022
     _check_own(root)
     if was_open:
         root.chmod(0o700)
-    ours = root / f"{importlib.metadata.version('tuner')}-numba-{numba.__version__}"
     ours.mkdir(mode=0o700, exist_ok=True)
     if was_open or ours.lstat().st_mode & 0o022:
         shutil.rmtree(ours)

@@ -1,6 +1,7 @@
-"""YAML that somebody else wrote: one mapping, every node with its place, nothing surprising.
+"""YAML that somebody else wrote: every node with its place, bounded, and nothing surprising.
 
-PyYAML reads it, because vLLM does: both then agree that ``on`` is a boolean and ``1e5`` is text.
+libyaml reads it where PyYAML was built with it, in a fifth of the time. vLLM reads with PyYAML, so
+both agree that ``on`` is a boolean and ``1e5`` is text.
 """
 
 import contextlib
@@ -11,19 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
 from yaml.constructor import ConstructorError, SafeConstructor
 
 from tuner.errors import InputError
-from tuner.system.yaml_bounded import BoundedLoader, RefusedError, quickly
 
 MAX_BYTES = 1 << 20
-"""A profile has some 20 KB; the pure-Python scanner, which alone takes tabs, is slow."""
+"""A profile has some 20 KB."""
 
-_STR = "tag:yaml.org,2002:str"
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+MAX_VALUES = 50_000
+"""Keys and values of a text, those behind aliases counted each time."""
+
+_MAX_DEPTH = 32
 _MOST_DIGITS = 300
 _NEVER_FOLD = 1 << 20
-_LINE_BREAKS = frozenset("\n\r\x85\u2028\u2029")
+_PLAIN = ("bool", "float", "int", "map", "null", "seq", "str")
+_PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in _PLAIN}
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def read(path: Path, *, error: type[InputError], missing: str) -> str:
@@ -50,11 +56,9 @@ def read(path: Path, *, error: type[InputError], missing: str) -> str:
 def decode(content: bytes, *, source: str, error: type[InputError]) -> str:
     """Return the text of a file. Raises ``error`` above MAX_BYTES, and with the line of what is no
     UTF-8."""
+    hint = "Check that this is the right file"
     if len(content) > MAX_BYTES:
-        raise error(
-            f"{source}: larger than {MAX_BYTES >> 20} MiB",
-            hint="Check that this is the right file.",
-        )
+        raise error(f"{source}: larger than {MAX_BYTES >> 20} MiB", hint=f"{hint}.")
     wrong, text = content.find(b"\0"), ""
     try:
         text = content.decode("utf-8")
@@ -63,8 +67,73 @@ def decode(content: bytes, *, source: str, error: type[InputError]) -> str:
     if wrong < 0:
         return text
     line = content.count(b"\n", 0, wrong) + 1
-    hint = "Check that this is the right file; if it is, save it as UTF-8."
-    raise error(f"{source}:{line}: not UTF-8 text (byte {wrong})", hint=hint)
+    raise error(
+        f"{source}:{line}: not UTF-8 text (byte {wrong})",
+        hint=f"{hint}; if it is, save it as UTF-8.",
+    )
+
+
+class _RefusedError(Exception):
+    """Well-formed, and still not taken; ``mark`` is where."""
+
+    def __init__(self, what: str, at: Any, hint: str) -> None:  # noqa: ANN401 - a node or an event
+        super().__init__(what)
+        self.line = at.start_mark.line + 1
+        self.hint = hint
+
+
+class _Bounded(Composer, _LOADER):  # type: ignore[misc]
+    """Composes nodes within bounds, without keys that are there twice; ``plain``: only what a
+    program writes, without anchors, tags and dates."""
+
+    def __init__(self, text: str, *, plain: bool = False) -> None:
+        _LOADER.__init__(self, text)
+        Composer.__init__(self)
+        self.plain = plain
+        self.depth = self.values = 0
+        self.sizes: dict[int, int] = {}
+        """Of nodes by their ids, aliases followed; of those that are read to their ends."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
+        if self.plain and (anchor or tag):
+            what = f"anchor or alias {anchor!r}" if anchor else f"tag {tag!r}"
+            raise _RefusedError(what, event, "Write the value out: this file takes none.")
+        if self.depth == _MAX_DEPTH:
+            hint = "Use a file that tuner or vLLM could have written."
+            raise _RefusedError(f"nested more than {_MAX_DEPTH} levels deep", event, hint)
+        self.depth += 1
+        before = self.values
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        if isinstance(event, yaml.AliasEvent):
+            if id(node) not in self.sizes:
+                hint = "Write the value out."
+                raise _RefusedError("an alias within what it stands for", event, hint)
+            self.values += self.sizes[id(node)] - 1
+        self.values += 1
+        self.sizes[id(node)] = self.values - before
+        if self.values > MAX_VALUES:
+            what = f"more than {MAX_VALUES} keys and values, those behind aliases counted each time"
+            raise _RefusedError(what, event, "Put what is deployed in a file of its own.")
+        if self.plain and node is not None and node.tag not in _PLAIN_TAGS:
+            what = f"{node.value!r} is read as a {node.tag.rpartition(':')[2]}"
+            raise _RefusedError(what, node, "Put it in quotes if it is text.")
+        if isinstance(node, yaml.MappingNode) and not isinstance(event, yaml.AliasEvent):
+            _refuse_duplicates(node)
+        return node
+
+
+def _refuse_duplicates(node: yaml.MappingNode) -> None:
+    seen: dict[str, int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise _RefusedError("a key that is not text", key, "Use plain keys.")
+        if key.value in seen:
+            what = f"{key.value[:80]!r} is there twice, first in line {seen[key.value]}"
+            raise _RefusedError(what, key, "Remove one of the two.")
+        seen[key.value] = key.start_mark.line + 1
 
 
 def compose(
@@ -72,12 +141,10 @@ def compose(
 ) -> yaml.MappingNode | None:
     """Return the one mapping of the text, or None for a text without content.
 
-    ``plain`` refuses what a file written by a program never has: anchors, aliases, tags, dates,
-    numbers in an odd spelling. Raises ``error`` with the place.
+    ``plain`` refuses what a file written by a program never has. Raises ``error`` with the place.
     """
     with _explained(text, source=source, error=error):
-        node = quickly(text) if plain else None
-        node = node or BoundedLoader(text, plain=plain).get_single_node()
+        node = _Bounded(text, plain=plain).get_single_node()
     if node is None or (node.tag == "tag:yaml.org,2002:null" and not node.value):
         return None
     if not isinstance(node, yaml.MappingNode):
@@ -86,16 +153,11 @@ def compose(
     return node
 
 
-def compose_all(
-    text: str, *, source: str, error: type[InputError], tabs: bool = False
-) -> list[yaml.Node]:
-    """Return the documents of the text, those without content left out. Raises ``error``.
-
-    ``tabs``: between words too, which PyYAML does not take and other readers do.
-    """
+def compose_all(text: str, *, source: str, error: type[InputError]) -> list[yaml.Node]:
+    """Return the documents of the text, those without content left out. Raises ``error``."""
     nodes: list[yaml.Node] = []
     with _explained(text, source=source, error=error):
-        loader = BoundedLoader(text, plain=False, tabs=tabs)
+        loader = _Bounded(text)
         while loader.check_node() and (node := loader.get_node()):
             nodes += [node] if node.tag != "tag:yaml.org,2002:null" else []
     return nodes
@@ -105,8 +167,8 @@ def compose_all(
 def _explained(text: str, *, source: str, error: type[InputError]) -> Iterator[None]:
     try:
         yield
-    except RefusedError as problem:
-        raise error(f"{source}:{problem.line + 1}: {problem}", hint=problem.hint) from None
+    except _RefusedError as problem:
+        raise error(f"{source}:{problem.line}: {problem}", hint=problem.hint) from None
     except yaml.MarkedYAMLError as problem:
         hint = "Check the YAML there: indentation, quotes, a cut file."
         raise error(_at(source, problem), hint=hint) from None
@@ -138,31 +200,28 @@ class _Constructor(SafeConstructor):
     """Refuses numbers that take long to read, or that Python will not spell out again."""
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
-        if node.tag in _NUMBERS and len(node.value) > _MOST_DIGITS:
+        if node.tag.endswith((":int", ":float")) and len(node.value) > _MOST_DIGITS:
             raise ConstructorError(
                 problem=f"a number of {len(node.value)} characters", problem_mark=node.start_mark
             )
         return super().construct_scalar(node)
 
 
-class _Dumper(yaml.SafeDumper):
-    """Escapes every line break: PyYAML's other styles lose some of them (tried with 6.0.3)."""
+class _Dumper(_DUMPER):  # type: ignore[misc]
+    """Escapes every line break, and puts on one line what holds nothing but numbers."""
 
-    def represent_str(self, data: str) -> yaml.ScalarNode:
-        style = '"' if _LINE_BREAKS & set(data) else None
-        return self.represent_scalar(_STR, data, style=style)
+    def text(self, data: str) -> yaml.ScalarNode:
+        style = '"' if re.search("[\n\r\x85\u2028\u2029]", data) else None
+        found: yaml.ScalarNode = self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+        return found
 
-
-class _ReadableDumper(_Dumper):
-    """Puts on one line what holds nothing but numbers."""
-
-    def list_on_one_line(self, data: list[object]) -> yaml.SequenceNode:
-        node = self.represent_list(data)
+    def sequence(self, data: list[object]) -> yaml.Node:
+        node: yaml.SequenceNode = self.represent_list(data)
         node.flow_style = _only_numbers(data)
         return node
 
-    def dict_on_one_line(self, data: Mapping[str, object]) -> yaml.MappingNode:
-        node = self.represent_dict(data)
+    def mapping(self, data: Mapping[str, object]) -> yaml.Node:
+        node: yaml.MappingNode = self.represent_dict(data)
         node.flow_style = _only_numbers(data.values())
         return node
 
@@ -171,60 +230,34 @@ def _only_numbers(values: Collection[object]) -> bool:
     return all(isinstance(value, int | float) for value in values)
 
 
-_Dumper.add_representer(str, _Dumper.represent_str)
-_ReadableDumper.add_representer(list, _ReadableDumper.list_on_one_line)
-_ReadableDumper.add_representer(dict, _ReadableDumper.dict_on_one_line)
-
-_FASTEST: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""libyaml's, where PyYAML was built with it."""
-
-
-class _QuickDumper(_FASTEST):  # type: ignore[misc]
-    """Writes the same, in a fifth of the time, of what ``_is_simple``."""
-
-    yaml_representers = _ReadableDumper.yaml_representers
-
-
-_LONGEST_SIMPLE_KEY = 100
-"""Longer keys, and empty ones, get a question mark from one of the two writers."""
-
-
-def _is_simple(value: object) -> bool:
-    """Whether PyYAML and libyaml write all of it alike: its texts have only printable ASCII, line
-    ends, and no question mark."""
-    if isinstance(value, str):
-        plain = value.replace("\n", "")
-        return plain.isascii() and plain.isprintable() and "?" not in plain
-    if isinstance(value, Mapping):
-        short = all(0 < len(str(key)) <= _LONGEST_SIMPLE_KEY for key in value)
-        return short and all(_is_simple(part) for pair in value.items() for part in pair)
-    return not isinstance(value, list | tuple) or all(map(_is_simple, value))
+_Dumper.add_representer(str, _Dumper.text)
+_Dumper.add_representer(list, _Dumper.sequence)
+_Dumper.add_representer(dict, _Dumper.mapping)
 
 
 def dump(value: object) -> str:
     """Return a document in block style, keys in the order given, no line folded."""
-    return yaml.dump(
-        value,
-        Dumper=_QuickDumper if _is_simple(value) else _ReadableDumper,
-        sort_keys=False,
-        allow_unicode=True,
-        default_flow_style=False,
+    text: str = yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False,
         width=_NEVER_FOLD,
-    )
+    )  # fmt: skip
+    return text
 
 
-def dump_flow(value: object, *, quotes: str | None = None) -> str:
-    """Return a value on one line, fit to stand after a key; ``quotes`` puts a text in them."""
-    text = yaml.dump(
-        [value],
-        Dumper=_Dumper,
-        sort_keys=False,
-        allow_unicode=True,
-        default_flow_style=True,
-        default_style=quotes,
+def dump_flow(value: object) -> str:
+    """Return a value on one line, fit to stand after a key."""
+    text: str = yaml.dump(
+        [value], Dumper=_FlowDumper, sort_keys=False, allow_unicode=True, default_flow_style=True,
         width=_NEVER_FOLD,
-    )
+    )  # fmt: skip
     return text.removeprefix("[").removesuffix("]\n")
+
+
+class _FlowDumper(_DUMPER):  # type: ignore[misc]
+    """Escapes every line break."""
+
+
+_FlowDumper.add_representer(str, _Dumper.text)
 
 
 def find(root: yaml.Node, path: Sequence[str | int]) -> tuple[yaml.Node, tuple[str | int, ...]]:
