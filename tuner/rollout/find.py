@@ -25,7 +25,7 @@ _NAMES: tuple[tuple[str, str], ...] = (
 _IN_YAML: tuple[tuple[str, str], ...] = (
     ("ray-serve", r"^applications\s*:"),
     ("compose", r"^[\"']?services[\"']?\s*:"),
-    ("kustomize", r"^(?:- op|patches|resources|patchesStrategicMerge)\s*:"),
+    ("kustomize", r"^(?:- op|patches\w*)\s*:|^resources:\s*(?:\[|- )"),
     ("kubernetes", r"^\s*(?:- )?[\"']?kind[\"']?\s*:"),
     ("helm-values", r"\b(?:repository|image|\w*Config|servingEngineSpec)\s*:|^\s+\w"),
     ("vllm-config", ""),

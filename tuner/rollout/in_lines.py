@@ -164,7 +164,9 @@ def in_dockerfile(text: str) -> list[Server]:
         if key in said:
             begin, raw = said[key].start(2), said[key][2]
             if not raw.startswith("["):
-                return in_shell(_JOINED.sub(" ", raw)) and []
+                shell = _server("image", [said[key].span(2)], raw, partial(in_script, raw, {}))
+                rest = (text[:begin], text[said[key].end(2) :])
+                return [replace(shell, rest=(rest, shell.rest))] if shell else []
             words += [str(word) for word in json.loads(_JOINED.sub(" ", raw))]
             items = [
                 Item((begin + one.start(), begin + one.end()), '"')

@@ -28,6 +28,7 @@ _DOCKER = {"services", "containerdefinitions"}
 """What is in these hands ``command`` to the image's own program; Kubernetes replaces that."""
 
 _MAY_BE = re.compile(r"vllm['\",\s\\-]+serve\b|vllm\.entrypoints")
+_FLAGS = re.compile(r"(?i)(?:args|arguments|flags|options)$")
 STACK = {
     *("dtype", "enable_chunked_prefill", "enable_prefix_caching", "gpu_memory_utilization"),
     *("max_loras", "max_model_len", "max_num_seqs", "tensor_parallel_size"),
@@ -213,6 +214,7 @@ class _Reader:
                 key=key,
             )
             self.within(value, inner)
+            self.listed(node, key, value, place)
             self.walk(value, inner)
 
     def image_of(self, node: Node) -> str:
@@ -365,6 +367,7 @@ class _Reader:
                 and getattr(node, "style", "") == "|"
             ):
                 raise UnreadableError("Compose joins no lines at a backslash", "\\")
+            text = re.sub(r"\n", " ", text)
             filled_in = filled(text.replace("$$", "\0"), self.env)
             return [word.replace("\0", "$") for word in split(filled_in)]
         else:
@@ -493,6 +496,17 @@ class _Reader:
                     if path[-1:] == [key] and (key != "name" or "model" in path):
                         return {"model": value}
         return {}
+
+    def listed(self, node: Node, key: str, value: Node, place: _Place) -> None:
+        """Look for flags behind a key of a chart's own, such as ``extraArgs``."""
+        is_ours = key.lower() not in _COMMANDS and place.key != "vllmConfig"
+        if not is_ours or not _FLAGS.search(key) or not known.starts_vllm(place.image):
+            return
+        raw = self.text[slice(*span(value))]
+        flags = {canonical(one)[0] for one in re.findall(r"--([a-z][\w-]*)", raw)}
+        if known.proof(flags) and not isinstance(value, yaml.MappingNode):
+            model = place.model or str(self.model_anywhere().get("model", ""))
+            self.command(node, [value], replace(place, model=model), False, f"its {key}")
 
     def pointed_at(self, node: Node, place: _Place) -> None:
         """Take somebody's word that this is vLLM's."""

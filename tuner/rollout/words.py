@@ -174,7 +174,7 @@ def _programs(words: Sequence[str]) -> Iterator[int]:
             is_launched, at = True, at + 2 + (name == "exec")
         elif name in FACTS["launchers"]:
             is_launched, at = True, at + 1
-        elif is_launched and name.startswith("-"):
+        elif is_launched and words[at].startswith("-"):
             at += 1
             if at < len(words) and not words[at].startswith("-"):
                 yield at
