@@ -231,7 +231,7 @@ def test_apply_that_is_killed_leaves_the_old_file_or_the_new_one(
     if command == "rollback":
         assert run(template, *apply).code == OK
     given = words(*(apply if command == "apply" else ("rollback", "serve.yaml")))
-    killer = [sys.executable, Path(__file__).with_name("stopped.py"), template, *given]
+    killer = [sys.executable, str(Path(__file__).with_name("stopped.py")), str(template), *given]
     subprocess.run(killer, check=True, capture_output=True)
     folders = [path for path in tmp_path.iterdir() if path.name.isdecimal()]
     assert len(folders) > 10

@@ -1,6 +1,6 @@
 """The scheduler model beside vLLM's own scheduler, iteration by iteration.
 
-``TUNER_LOCKSTEP_CASES=200000 pytest -m vllm tests/engines/scheduler/test_lockstep.py`` plays as
+``TUNER_LOCKSTEP_CASES=200000 pytest -m vllm tests/outside/engine/test_lockstep.py`` plays as
 many. The smallest traffic that shows a difference is written into the folder ``kept``, whose cases
 are played first ever after: give it a name that says what it shows, and commit it.
 """

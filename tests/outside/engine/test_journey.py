@@ -1,0 +1,92 @@
+"""From a trace to a profile and what follows it, on a real engine."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from tests.outside.table import GATE_FAILED, JOURNAL, OK, ROOT, UNDECIDED, run, start
+
+pytestmark = [pytest.mark.vllm, pytest.mark.alone]
+
+TRACE = ("--trace", str(ROOT / "traces" / "translation.jsonl"), "--window", "47s+3s")
+SWEEP = (
+    *("sweep", *TRACE, "--ceiling", "2", "--step", "6s", "--budget", "5m", "--headroom", "1"),
+    *("--slo", "ttft=20s", "--run-dir", "run"),  # which is met: else nothing is confirmed
+)
+VERDICTS = {"knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"}
+
+
+@dataclass(frozen=True)
+class Swept:
+    """A sweep that was killed after its ramp, and continued to its profile."""
+
+    folder: Path
+    left: list[psutil.Process]
+    """What was still there of the first process a while after it was killed."""
+
+    kept: bytes
+    """The journal when it was killed."""
+
+    result: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    folder = tmp_path_factory.mktemp("journey")
+    process = start(folder, *SWEEP)
+    assert process.stderr is not None
+    assert any("ramp to 2: " in line and "iterations" in line for line in process.stderr)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family
+    process.kill()
+    process.communicate()
+    _, left = psutil.wait_procs(family, timeout=20)
+    kept = (folder / "run" / JOURNAL).read_bytes()
+    done = run(folder, *SWEEP, "--resume", "--json")
+    assert done.code in {OK, UNDECIDED}, done.stderr
+    return Swept(folder, left, kept, done.json)
+
+
+def test_a_killed_sweep_leaves_no_process_and_measures_nothing_twice(swept: Swept) -> None:
+    assert swept.left == []
+    journal = (swept.folder / "run" / JOURNAL).read_bytes()
+    assert journal.startswith(swept.kept)
+    events = map(json.loads, journal.splitlines())
+    replays = [(e["trial"], e["window"], e["purpose"]) for e in events if e["event"] == "replay"]
+    ladder = [one for one in replays if one[2] not in {"confirm", "headroom"}]
+    assert len(set(ladder)) == len(ladder) > 0
+
+
+def test_the_trace_is_tuned_on_a_real_engine_and_confirmed_behind_a_server(swept: Swept) -> None:
+    result = swept.result
+    assert result["verdict"] in VERDICTS
+    assert [step["max_num_seqs"] for step in result["curve"]] == [1, 2]
+    for step in result["curve"]:
+        assert step["running_peak"] <= step["max_num_seqs"]
+        assert step["output_tokens_per_s"] > 0
+    assert result["engine_starts"] <= 3  # that of the process that was killed is one
+    profile = yaml.safe_load((swept.folder / "profile.yaml").read_text())
+    assert profile["engine"]["model"] == "tuner:tiny"
+    assert profile["engine"]["max_num_seqs"] == result["max_num_seqs"]
+    assert profile["provenance"]["confirm"] == "server"
+
+
+def test_the_profile_is_verified_on_a_fresh_engine(swept: Swept) -> None:
+    done = run(swept.folder, "verify", "profile.yaml", *TRACE, "--step", "6s", "--json")
+    assert done.code in {OK, GATE_FAILED}, done.stderr  # the machine may be busy by now
+    gates = {gate["name"] for gate in done.json["gates"]}
+    assert {"attainment", "ttft_p95_ms", "tpot_p95_ms", "e2el_p95_ms"} <= gates
+
+
+def test_the_tuned_engine_serves_more_than_a_worker(swept: Swept) -> None:
+    approaches = ("--approaches", "worker,tuned", "--max-num-seqs", "8", "--loads", "recorded")
+    options = (*TRACE, *approaches, "--step", "6s", "--repeats", "1", "--run-dir", "compare")
+    done = run(swept.folder, "compare", *options, "--json")
+    assert done.code == OK, done.stderr
+    rows = {row["approach"]: row["measured"] for row in done.json["tables"][0]["rows"]}
+    assert rows["tuned"]["output_tokens_per_s"] >= rows["worker"]["output_tokens_per_s"] > 0
