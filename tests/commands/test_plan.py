@@ -14,7 +14,6 @@ from tests.support.traces import beginning
 from tuner.commands.shared.options import times
 from tuner.profile import profile
 from tuner.profile.numbers import FrontEndSection
-from tuner.profile.schema import ServingProfile
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
 
@@ -42,61 +41,6 @@ def planned(folder: Path, *options: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-def test_the_captured_load_gives_what_the_profile_promises(folder: Path) -> None:
-    found = planned(folder, "--replicas", "1")
-    promised = profile.load(folder / "profile.yaml").promise.predicted[0]
-    (chosen,) = [one for one in found["steps"] if one["max_num_seqs"] == 16]
-    assert found["max_num_seqs"] == found["best"] == 16
-    assert chosen["attainment_middle"] == pytest.approx(promised.attainment, abs=0.01)
-    assert 1 <= found["replicas_needed"] <= 2  # in 97.5 % of draws, with its own tail of them
-    assert found["warnings"] == []
-
-
-def test_more_load_needs_more_replicas(folder: Path) -> None:
-    needed = [planned(folder, "--load", load)["replicas_needed"] for load in ("1", "2", "8", "40")]
-    assert needed == sorted(needed)
-    assert 2 <= needed[1] <= 3
-    assert needed[3] == pytest.approx(5 * needed[2], rel=0.15)
-
-
-def test_a_fleet_is_asked_in_requests_per_second(folder: Path) -> None:
-    found = planned(folder, "--rps", "3000", "--replicas", "1000", "--router", "random")
-    assert found["rps"] == pytest.approx(3000)
-    assert 600 < found["replicas_needed"] < 1200
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "said"),
-    [
-        (
-            ["profile.yaml", "--load", "0"],
-            2,
-            "--load 0: cannot be planned for\nGive more than 0, up to 1,000,000 times",
-        ),
-        (["profile.yaml", "--load", "nan"], 2, "--load nan: cannot be planned for"),
-        (["profile.yaml", "--rps", "-3"], 2, "--rps -3: cannot be planned for"),
-        (["profile.yaml", "--load", "1", "--rps", "3"], 2, "--load and --rps say the same"),
-        (["profile.yaml", "--load", "50", "--replicas", "2"], 2, "on one replica is no question"),
-        (["none.yaml"], 3, "none.yaml"),
-        (["windows.yaml"], 3, "windows.yaml: twin: is null"),
-    ],
-)
-def test_what_cannot_be_planned_is_said_in_two_lines(
-    folder: Path, options: list[str], code: int, said: str
-) -> None:
-    _without_twin(folder / "windows.yaml", profile.load(folder / "profile.yaml"))
-    done = plan(folder, *options)
-    assert done.returncode == code
-    assert done.stdout == ""
-    assert said in done.stderr
-    assert len(done.stderr.splitlines()) == 2
-
-
-def _without_twin(path: Path, one: ServingProfile) -> None:
-    names = ("engine", "decision", "curve", "promise", "admission", "validity", "provenance")
-    profile.save(profile.seal(**{name: getattr(one, name) for name in names}, twin=None), path)
 
 
 @pytest.fixture(scope="module")
@@ -157,12 +101,6 @@ def test_a_front_end_that_is_too_busy_is_said_with_its_cure(folder: Path) -> Non
 @pytest.mark.parametrize("load", ["1.5", "1.5x", "150%", " 150 % "])
 def test_a_load_is_spelt_in_three_ways_that_mean_the_same(load: str) -> None:
     assert times(load) == 1.5
-
-
-def test_a_load_that_is_none_is_refused_with_those_there_are(folder: Path) -> None:
-    refused = plan(folder, "profile.yaml", "--load", "half")
-    assert refused.returncode == 2
-    assert "give 1.5, 1.5x or 150%" in refused.stderr
 
 
 def test_what_is_required_is_held_against_every_replica(folder: Path) -> None:

@@ -212,27 +212,6 @@ def test_names_of_others_are_shown_and_never_run(tmp_path: Path) -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;]]&gt;\\x1b[31m\\u202e" in text
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("nowhere", "nowhere: there is no such file or folder"),
-        ("empty", "empty: holds no run: there is no journal.jsonl"),
-        ("foreign", "foreign/journal.jsonl:1: not an event"),
-        ("notes.txt", "notes.txt"),
-    ],
-)
-def test_what_is_no_run_gets_one_line_and_no_page(source: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "foreign").mkdir()
-    (tmp_path / "foreign" / "journal.jsonl").write_text("[]\n")
-    (tmp_path / "notes.txt").write_text("some notes\n")
-    done = tuner(tmp_path, "report", source)
-    assert done.returncode == 3
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 2
-    assert not (tmp_path / "report.html").exists()
-
-
 def test_what_is_no_report_is_not_written_over(tmp_path: Path) -> None:
     save(profile(), tmp_path / "p.yaml")
     (tmp_path / "report.html").write_text("<p>mine</p>")

@@ -38,15 +38,6 @@ def test_what_changes_speed_and_memory_is_taken() -> None:
     check_asked(profile(), Options(), source=SOURCE)
 
 
-def test_what_loads_code_is_named_and_not_taken() -> None:
-    with pytest.raises(ProfileError) as caught:
-        check_asked(EVIL, Options(), source=SOURCE)
-    assert str(caught.value).startswith(
-        "p.yaml: engine: trust_remote_code=true, worker_cls=evil.W: may load code"
-    )
-    assert caught.value.hint.endswith("--set trust_remote_code=true --set worker_cls=evil.W")
-
-
 @pytest.mark.parametrize(
     "asked", [{}, {"trust_remote_code": False, "worker_cls": "other.W"}, {"worker_cls": "evil.W"}]
 )
@@ -54,14 +45,6 @@ def test_only_the_very_same_is_asked_for(asked: dict[str, ArgumentValue]) -> Non
     with pytest.raises(ProfileError, match="trust_remote_code=true"):
         check_arguments(EVIL, asked, source=SOURCE)
     check_arguments(EVIL, {"trust_remote_code": True, "worker_cls": "evil.W"}, source=SOURCE)
-
-
-def test_a_value_moves_no_cursor() -> None:
-    rude = profile(engine={**ENGINE, "api_key": "\x1b[2J\u202e" + 99 * "x"})
-    with pytest.raises(ProfileError) as caught:
-        check_asked(rude, Options(), source=SOURCE)
-    assert (str(caught.value) + caught.value.hint).isprintable()
-    assert len(str(caught.value)) < 250
 
 
 def test_what_a_hint_says_to_paste_is_one_word_for_a_shell() -> None:

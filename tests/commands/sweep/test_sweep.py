@@ -100,12 +100,6 @@ def short(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole_short(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    folder = short(filled(tmp_path_factory.mktemp("short")))
-    return Whole(folder, tune(folder, *SHORT, "--json").stdout)
-
-
-@pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     folder = filled(tmp_path_factory.mktemp("whole"))
     done = program(folder, "--json")
@@ -131,10 +125,6 @@ def refused(done: subprocess.CompletedProcess[str], code: int) -> str:
     return error
 
 
-def files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
-
-
 def test_json_is_the_contracts_object_and_nothing_else_is_on_stdout(whole: Whole) -> None:
     folder, result = whole.folder, whole.result
     assert result.keys() == RESULT_KEYS
@@ -149,18 +139,6 @@ def test_json_is_the_contracts_object_and_nothing_else_is_on_stdout(whole: Whole
     assert (folder / result["run_dir"] / "profile.yaml").read_bytes() == (
         folder / "profile.yaml"
     ).read_bytes()
-
-
-def test_people_get_the_curve_the_verdict_and_the_next_step(swept: Path) -> None:
-    done = tune(swept, "--resume")
-    assert re.search(r"^max_num_seqs 16  +simulated knee, confidence ", done.stdout, re.MULTILINE)
-    assert "> 16" in done.stdout
-    assert "\n  next     tuner show profile.yaml\n" in done.stdout
-    assert "\x1b" not in done.stdout + done.stderr
-
-
-def test_the_same_seed_gives_the_same_answer(whole_short: Whole, folder: Path) -> None:
-    assert tune(short(folder), *SHORT, "--json").stdout == whole_short.out
 
 
 def wait_for(running: subprocess.Popen[str], text: str) -> None:
@@ -181,41 +159,6 @@ def interrupted(running: subprocess.Popen[str], *numbers: signal.Signals) -> Non
     assert "--resume" in told.splitlines()[-1]
 
 
-def test_an_interrupted_run_says_how_to_go_on_and_goes_on(whole_short: Whole, folder: Path) -> None:
-    running = subprocess.Popen(
-        command(*SHORT), cwd=short(folder), stderr=subprocess.PIPE, text=True
-    )
-    wait_for(running, "ladder 4:")
-    interrupted(running, signal.SIGTERM, signal.SIGINT, signal.SIGTERM)
-    done = tune(folder, *SHORT, "--resume", "--json")
-    assert done.returncode == 0, done.stderr
-    assert _trials(folder / "run") == _trials(whole_short.run_dir)
-
-
-def test_kill_9_loses_nothing_that_was_measured(whole_short: Whole, folder: Path) -> None:
-    running = subprocess.Popen(
-        command(*SHORT), cwd=short(folder), stderr=subprocess.PIPE, text=True
-    )
-    wait_for(running, "ladder 4:")
-    running.kill()
-    running.communicate()
-    kept = _trials(folder / "run")
-    assert len(kept) >= 3
-    done = tune(folder, *SHORT, "--resume", "--json")
-    assert done.returncode == 0, done.stderr
-    assert _trials(folder / "run")[: len(kept)] == kept
-    assert json.loads(done.stdout)["curve"] == whole_short.result["curve"]
-    profiles = [
-        profile.load(run_dir / "profile.yaml").model_dump()
-        for run_dir in (folder / "run", whole_short.run_dir)
-    ]
-    for one in profiles:
-        del one["digest"]
-        for name in ("created", "wall_s", "engine_starts", "engine_seconds"):
-            del one["provenance"][name]
-    assert profiles[0] == profiles[1]
-
-
 def _trials(run_dir: Path) -> list[tuple[str, int]]:
     events = map(json.loads, (run_dir / "journal.jsonl").read_text().splitlines())
     return [(e["purpose"], e["max_num_seqs"]) for e in events if e["event"] == "replay"]
@@ -234,43 +177,6 @@ def test_resuming_without_a_name_takes_the_newest_run_of_this_trace(
         again = tune(swept, "--json", "--resume")
     assert json.loads(again.stdout) == whole.result
     assert "starting an engine" not in again.stderr
-
-
-def test_resuming_with_other_options_is_refused(swept: Path) -> None:
-    said = refused(tune(swept, "--resume", "--ceiling", "8"), 3)
-    assert "/journal.jsonl:1: ceiling was 32, now 8" in said
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "said"),
-    [
-        (["--slo", "ttft=500"], 2, "--slo: cannot read 'ttft=500'"),
-        (["--budget", "soon"], 2, "--budget: 'soon' is not a positive duration"),
-        (["--step", "1ms"], 2, "--step 1ms: so short a replay"),
-        (["--budget", "61s"], 2, "for replays beside the engine starts"),
-        (["--window", "noon"], 2, "--window: cannot read 'noon'"),
-        (["--window", "9h+60s"], 3, "no request arrives there"),
-        (["--engine", "gpu"], 2, "--engine 'gpu' is not known"),
-        (["--sampling", "temperature=0.5"], 2, "--sampling is for a real engine"),
-        (["--sampling", "heat=1"], 2, "--sampling: heat is no parameter of sampling"),
-        (["--ceiling", "4096"], 4, "max_num_batched_tokens (2048) is smaller than max_num_seqs"),
-        (["--trace", "nothing.jsonl"], 3, "nothing.jsonl"),
-        (["--world", "nothing.yaml"], 3, "nothing.yaml"),
-        (["-o", "no/such/folder.yaml"], 3, "no/such/folder.yaml"),
-        (["-o", "world.yaml"], 3, "world.yaml: is there already and is no serving profile"),
-        (["-o", "."], 3, ".: is a directory"),
-        (["--resume"], 3, "there is no run to resume"),
-        (["--resume", "--run-dir", "none"], 3, "no run to resume"),
-        (["--engine", "vllm"], 2, "--world is for --engine sim"),
-    ],
-)
-def test_what_cannot_be_is_said_in_two_lines_and_nothing_is_left(
-    folder: Path, options: list[str], code: int, said: str
-) -> None:
-    before = files(folder)
-    assert said in refused(tune(folder, *options), code)
-    left = {name for name in files(folder) - before if not name.startswith("runs")}
-    assert left == set()
 
 
 def test_a_budget_that_was_too_small_is_raised_and_the_probe_is_kept(folder: Path) -> None:
@@ -344,19 +250,6 @@ def test_an_older_profile_may_be_overwritten_because_its_run_still_has_it(
     assert profile.load(swept / "profile.yaml").curve[-1].max_num_seqs == 16
 
 
-def test_a_run_that_cannot_decide_ends_with_5_and_a_safe_profile(folder: Path) -> None:
-    (folder / "world.yaml").write_text(
-        "step: {a: 0.010}\nengine_start: 0\n"
-        "noise: {sigma_iter: 0.3, sigma_drift: 0.6, tau: 20, stall_rate: 0.2, stall_mean: 2.0}\n"
-    )
-    done = tune(folder, "--json", "--budget", "90s")
-    result = json.loads(done.stdout)
-    is_defended = result["verdict"] != "inconclusive" and result["confidence"] > 0
-    assert done.returncode == (0 if is_defended else 5)
-    assert is_defended or result["reason"] in done.stderr
-    assert profile.load(folder / "profile.yaml").decision.verdict == result["verdict"]
-
-
 def test_a_verdict_without_confidence_ends_with_5_whatever_it_is(folder: Path) -> None:
     """Of sessions that wait the windows decide alone, and know no confidence of an overload."""
     done = tune(folder, "--json", "--closed-sessions", "--ceiling", "2")
@@ -382,46 +275,6 @@ def test_metrics_are_served_while_the_run_goes_on(folder: Path) -> None:
     interrupted(running, signal.SIGHUP, signal.SIGHUP)
     assert re.search(r'^tuner_replays_total\{max_num_seqs="\d+"\} 1.0$', text, re.MULTILINE)
     assert "tuner_in_flight" in text
-
-
-def test_a_stored_run_is_rescored_under_another_slo_without_an_engine(
-    whole: Whole, tmp_path: Path
-) -> None:
-    shutil.copytree(whole.run_dir, tmp_path / "run")
-    journal = (tmp_path / "run" / "journal.jsonl").read_bytes()
-    with as_the_program():
-        again = rescored(tmp_path, "--json")
-    assert again.returncode == 0, again.stderr
-    first = profile.load(tmp_path / "run" / "profile.yaml")
-    same = profile.load(tmp_path / "other.yaml")
-    assert same.curve == first.curve
-    assert same.decision == first.decision
-    strict = json.loads(rescored(tmp_path, "--slo", "tpot=24ms", "--json").stdout)
-    assert strict["slo"]["derived"] is False
-    assert strict["max_num_seqs"] < first.decision.max_num_seqs
-    assert (tmp_path / "run" / "journal.jsonl").read_bytes() == journal
-
-
-def test_a_stored_run_whose_trace_was_changed_since_is_not_rescored(
-    whole: Whole, tmp_path: Path
-) -> None:
-    shutil.copytree(whole.run_dir, tmp_path / "run")
-    trace = tmp_path / "run" / "trace.jsonl"
-    *rows, last = trace.read_text().splitlines()
-    longer = json.loads(last) | {"output_length": 1000}
-    trace.write_text("\n".join([*rows, json.dumps(longer)]) + "\n")
-    assert "holds other requests than were replayed" in refused(rescored(tmp_path), 3)
-    assert not (tmp_path / "other.yaml").exists()
-
-
-def test_an_engine_that_could_compute_no_token_is_refused_and_not_simulated(
-    tmp_path: Path, whole: Whole
-) -> None:
-    shutil.copytree(whole.run_dir, tmp_path / "run")
-    journal = tmp_path / "run" / "journal.jsonl"
-    journal.write_text(journal.read_text().replace("max_num_batched_tokens", "max_num_batched_t"))
-    said = refused(rescored(tmp_path), 3)
-    assert "an event makes no sense (ValueError('an engine with max_num_batched_tokens 0'))" in said
 
 
 def test_what_is_required_moves_the_choice_or_ends_with_6_and_what_would_keep_it(
@@ -463,18 +316,6 @@ def test_a_run_goes_on_under_what_was_required_of_it(folder: Path) -> None:
 
 def rescored(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return tuner(folder, "sweep", "--rescore", "run", "-o", "other.yaml", *options)
-
-
-def test_a_run_that_is_none_cannot_be_rescored(folder: Path) -> None:
-    assert "no run to resume" in refused(rescored(folder), 3)
-    (folder / "run").mkdir()
-    (folder / "run" / "journal.jsonl").write_text('{"event": "plan", "format": 2, "plan": {}}\n')
-    assert "the plan makes no sense" in refused(rescored(folder), 3)
-    (folder / "run" / "journal.jsonl").write_text(
-        '{"event": "plan", "format": 2, "plan": {"objective": "goodput"}}\n'
-    )
-    assert "is the run of tuner refine, not of tuner sweep" in refused(rescored(folder), 3)
-    assert "--rescore reads a stored run" in refused(rescored(folder, "--resume"), 2)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -20,7 +19,7 @@ from tuner.commands.verify.options import VerifyOptions
 from tuner.commands.verify.run import _asked, _report, _twin, as_confirmed
 from tuner.errors import GateError, UndecidedError, UsageError
 from tuner.profile.numbers import FrontEndSection
-from tuner.profile.profile import load, save, seal
+from tuner.profile.profile import load, save
 from tuner.profile.schema import ServingProfile
 from tuner.replay.records import DEVICE
 from tuner.runs.verify.gates import Gate
@@ -51,39 +50,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def verify(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     words = ("verify", "profile.yaml", "--trace", "prod.jsonl", "--engine", "sim", *options)
     return tuner(folder, *words)
-
-
-@pytest.mark.parametrize("window", ["all", "busiest", "30s+40s"])
-def test_the_machine_that_was_measured_keeps_its_promise(folder: Path, window: str) -> None:
-    done = verify(folder, "--world", "world.yaml", "--window", window)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "broken" not in done.stdout
-    assert "e2el_p95_ms" in done.stdout
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("verify", "evil.yaml", "--trace", "prod.jsonl"),
-        ("refine", "evil.yaml", "--trace", "prod.jsonl", "--resume", "--force"),
-        pytest.param(
-            ("compare", "--profile", "evil.yaml", "--trace", "prod.jsonl", "--set", "seed=1"),
-            marks=pytest.mark.vllm,  # which reads what --set says
-        ),
-    ],
-    ids=lambda words: words[0],
-)
-@pytest.mark.attack
-def test_a_profile_that_loads_code_starts_no_engine(folder: Path, command: tuple[str, ...]) -> None:
-    one = load(folder / "profile.yaml")
-    engine: Any = {**one.engine, "model": "tuner:tiny", "trust_remote_code": True}
-    named = set(type(one).model_fields) - {"schema_version", "digest", "engine"}
-    save(seal(engine=engine, **{name: getattr(one, name) for name in named}), folder / "evil.yaml")
-    done = tuner(folder, *command)
-    assert done.returncode == 3, done.stderr
-    assert "evil.yaml: engine: trust_remote_code=true: may load code" in done.stderr.replace(
-        "\n", " "
-    )
 
 
 @pytest.mark.parametrize(
@@ -151,20 +117,6 @@ def test_a_server_is_sent_what_it_was_sent_when_it_confirmed_unless_that_is_said
         as_confirmed(VerifyOptions(profile=path, engine="vllm", send="text"), profile)
 
 
-def test_a_slower_machine_breaks_it_and_every_broken_gate_is_named(folder: Path) -> None:
-    done = verify(folder, "--world", "slowest.yaml", "--force", "--json", "--junit", "gates.xml")
-    assert done.returncode == 6
-    result = json.loads(done.stdout)
-    assert result["kept"] is False
-    broken = {gate["name"] for gate in result["gates"] if not gate["kept"]}
-    assert {"attainment", "tpot_p95_ms", "e2el_p95_ms"} <= broken
-    assert "tpot_p95 was" in done.stderr
-    suite = ET.parse(folder / "gates.xml").getroot()
-    assert suite.get("failures") == str(len(broken))
-    failed = {case.get("name") for case in suite if case.find("failure") is not None}
-    assert failed == broken
-
-
 def test_a_promise_that_looks_broken_while_others_take_the_cores_is_not_called_so() -> None:
     """Nine of ten seconds of the CPU were theirs."""
     beside = np.array([(1.0, math.nan, math.nan, 0.9, 0.0, *[math.nan] * 3)], DEVICE)
@@ -178,30 +130,6 @@ def test_a_promise_that_looks_broken_while_others_take_the_cores_is_not_called_s
         _report(options, profile(), replace(found, replays=()))
 
 
-def test_what_is_required_is_gated_in_place_of_what_is_promised(folder: Path) -> None:
-    asked = ("p95 tpot <= 1s", "attainment >= 10%", "attainment >= 99% at headroom")
-    required = [word for text in asked for word in ("--require", text)]
-    done = verify(folder, "--world", "slow.yaml", "--force", "--json", *required)
-    gates = {gate["name"]: gate for gate in json.loads(done.stdout)["gates"]}
-    assert done.returncode == 6  # the promise of the others
-    assert gates["tpot_p95_ms"]["kept"]
-    assert gates["attainment"]["kept"]
-    assert gates["tpot_p95_ms"]["limit_is"] == "required: p95 tpot <= 1s"
-    assert not gates["e2el_p95_ms"]["kept"]
-    assert "not asked: attainment >= 99% at headroom" in done.stderr
-    strict = verify(folder, "--world", "world.yaml", "--require", "p50 ttft <= 1ms")
-    assert strict.returncode == 6
-    assert re.search(r"ttft_p50 was [0-9.]+ ms, required: p50 ttft <= 1ms", strict.stderr)
-
-
-def test_another_machine_is_refused_unless_it_is_wanted(folder: Path) -> None:
-    done = verify(folder, "--world", "slow.yaml")
-    assert done.returncode == 6
-    assert "measured with name simulated:world, here it is simulated:slow" in done.stderr
-    assert "starting the engine" not in done.stderr
-    assert done.stdout == ""
-
-
 def test_a_wider_tolerance_keeps_what_a_narrow_one_breaks(folder: Path) -> None:
     done = verify(folder, "--world", "slow.yaml", "--force", "--tolerance", "10", "--json")
     gates = {gate["name"]: gate["kept"] for gate in json.loads(done.stdout)["gates"]}
@@ -209,40 +137,11 @@ def test_a_wider_tolerance_keeps_what_a_narrow_one_breaks(folder: Path) -> None:
     assert not gates["attainment"]
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "said"),
-    [
-        (["--world", "none.yaml"], 3, "none.yaml"),
-        ([], 2, "--engine sim needs a world"),
-        (["--world", "world.yaml", "--window", "9h+60s"], 3, "no request arrives there"),
-        (["--world", "world.yaml", "--step", "soon"], 2, "--step: 'soon' is not"),
-        (["--world", "world.yaml", "--step", "1ms"], 2, "--step 1ms: so short a replay"),
-        (["--world", "world.yaml", "--junit", "no/such/x.xml"], 3, "no/such"),
-    ],
-)
-def test_what_cannot_be_verified_is_said_in_two_lines(
-    folder: Path, options: list[str], code: int, said: str
-) -> None:
-    done = verify(folder, *options)
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    assert said in done.stderr.splitlines()[-2]
-
-
 def test_the_junit_of_an_earlier_run_does_not_outlive_a_refusal(folder: Path) -> None:
     assert verify(folder, "--world", "world.yaml", "--junit", "gates.xml").returncode == 0
     assert ET.parse(folder / "gates.xml").getroot().get("errors") == "0"
     assert verify(folder, "--world", "slow.yaml", "--junit", "gates.xml").returncode == 6
     assert not (folder / "gates.xml").exists()
-
-
-def test_what_is_no_junit_is_not_overwritten(folder: Path) -> None:
-    for name in ("profile.yaml", "prod.jsonl"):
-        before = (folder / name).read_bytes()
-        done = verify(folder, "--world", "world.yaml", "--junit", name)
-        assert done.returncode == 3
-        assert f"{name}: is there already and is no JUnit file" in done.stderr
-        assert (folder / name).read_bytes() == before
 
 
 def offline(folder: Path, one: ServingProfile, *options: str) -> subprocess.CompletedProcess[str]:

@@ -7,9 +7,6 @@ import pytest
 from tests.support.places import ROOT
 from tuner.engines.sim.world import WorldNoise, padded, read_world, step_law
 from tuner.errors import InputError
-from tuner.trace.trace import load
-from tuner.traffic.slo import Slo
-from tuner.twin.simulation import EngineShape, Traffic, attainment, simulate, tail_s
 
 ARTICLE = """
 step:
@@ -52,12 +49,6 @@ def test_every_key_is_read(tmp_path: Path) -> None:
     assert (world.step.a, world.step.h, world.step.n0, world.step.d) == (0.02, 0.0025, 16, 2e-7)
     assert (world.kv.blocks, world.budget, world.noise.stall_mean) == (1200, 2048, 0.1)
     assert world.name == "mine"
-
-
-def test_what_is_not_in_the_file_is_not_in_the_world(tmp_path: Path) -> None:
-    world = read_world(world_file(tmp_path, ""))
-    assert (world.step.a, world.step.b, world.step.c, world.step.lag) == (0.02, 0, 0, 0)
-    assert world.noise.is_calm
 
 
 def test_numbers_may_be_written_as_people_write_them(tmp_path: Path) -> None:
@@ -108,11 +99,6 @@ def test_what_is_not_a_world_is_refused_in_one_line_with_its_place(
     assert "\n" not in message + refusal.value.hint
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"absent\.yaml: no such file"):
-        read_world(tmp_path / "absent.yaml")
-
-
 def test_the_law_is_the_formula_of_the_world(tmp_path: Path) -> None:
     text = "step: {a: 1, b: 2, n0: 2, h: 10, c: 3, c2: 4, p0: 5, d: 6}"
     law = step_law(read_world(world_file(tmp_path, text)).step, 4)
@@ -131,28 +117,6 @@ def test_a_padded_law_has_steps(tmp_path: Path) -> None:
 
 
 WORLDS = sorted((ROOT / "examples/worlds").iterdir())
-
-
-@pytest.mark.parametrize("path", WORLDS, ids=lambda path: path.stem)
-def test_in_the_articles_worlds_8_is_too_few_16_best_and_32_too_many(path: Path) -> None:
-    world = read_world(path)
-    trace = load(ROOT / "traces/translation.jsonl")
-    traffic = Traffic.of(
-        (one.arrival_s, one.input_length, max(1, one.output_length)) for one in trace.requests
-    )
-    shape = EngineShape(world.budget, world.kv.block_size, world.kv.blocks, 10_000)
-    law = step_law(world.step, 32)
-    replays = {cap: simulate(traffic, law, shape, max_num_seqs=cap) for cap in (8, 16, 32)}
-    slo = Slo(ttft_s=1.16, ttft_s_per_input_token=0.0006, tpot_s=0.041)
-    served = {cap: attainment(traffic, one, slo) for cap, one in replays.items()}
-    assert served[8] == pytest.approx(0.02, abs=0.01)
-    assert served[16] == pytest.approx(0.94, abs=0.01)
-    assert served[32] == pytest.approx(0.68, abs=0.01)
-    rates_rps = {cap: len(traffic) / one.duration_s for cap, one in replays.items()}
-    assert rates_rps[8] < 0.96 * rates_rps[16]
-    assert tail_s(replays[32]) > 1.9 * tail_s(replays[16])
-    tpot_s = {cap: np.nanquantile(one.tpot_s, 0.95) for cap, one in replays.items()}
-    assert tpot_s[32] > 2 * tpot_s[16]
 
 
 def test_the_articles_worlds_differ_in_their_noise_alone() -> None:

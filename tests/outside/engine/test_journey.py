@@ -13,9 +13,11 @@ from tests.outside.table import GATE_FAILED, JOURNAL, OK, ROOT, UNDECIDED, run, 
 
 pytestmark = [pytest.mark.vllm, pytest.mark.alone]
 
-TRACE = ("--trace", str(ROOT / "traces" / "translation.jsonl"), "--window", "47s+3s")
+TRACE = ("--trace", str(ROOT / "traces" / "translation.jsonl"))
+WINDOW = ("--window", "47s+3s")
 SWEEP = (
-    *("sweep", *TRACE, "--ceiling", "2", "--step", "6s", "--budget", "5m", "--headroom", "1"),
+    *("sweep", *TRACE, *WINDOW, "--ceiling", "2", "--step", "6s", "--budget", "5m"),
+    *("--headroom", "1"),
     *("--slo", "ttft=20s", "--run-dir", "run"),  # which is met: else nothing is confirmed
 )
 VERDICTS = {"knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"}
@@ -77,7 +79,7 @@ def test_the_trace_is_tuned_on_a_real_engine_and_confirmed_behind_a_server(swept
 
 
 def test_the_profile_is_verified_on_a_fresh_engine(swept: Swept) -> None:
-    done = run(swept.folder, "verify", "profile.yaml", *TRACE, "--step", "6s", "--json")
+    done = run(swept.folder, "verify", "profile.yaml", *TRACE, *WINDOW, "--step", "6s", "--json")
     assert done.code in {OK, GATE_FAILED}, done.stderr  # the machine may be busy by now
     gates = {gate["name"] for gate in done.json["gates"]}
     assert {"attainment", "ttft_p95_ms", "tpot_p95_ms", "e2el_p95_ms"} <= gates
