@@ -65,7 +65,7 @@ def answering(name: str) -> Iterator[tuple[str, list[str]]]:
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("swept")
-    sim = ("--engine", "sim", "--world", MACHINES / "still" / "world.yaml", "--fast")
+    sim = ("--engine", "sim", "--world", MACHINES / "still" / "world.yaml", "--ceiling", "8")
     assert run(folder, "sweep", *sim, "--trace", MACHINES / "traces" / "light.jsonl").code == OK
     return folder
 
@@ -86,7 +86,7 @@ def test_a_watch_of_a_stranger_ends_with_one_error(swept: Path, answer: str) -> 
 @pytest.mark.parametrize("answer", ["garbage", "a page", "nothing", "failure", "a long line"])
 def test_a_history_of_a_stranger_ends_with_one_error(swept: Path, answer: str) -> None:
     with answering(answer) as (url, _):
-        harmless(run(swept, "history", "--url", url, "-o", "out.jsonl"))
+        harmless(run(swept, "history", url, "-o", "out.jsonl"))
     assert not (swept / "out.jsonl").exists()
 
 
@@ -103,7 +103,7 @@ def test_a_token_goes_to_the_server_that_was_named_and_to_no_other(
     with answering("nothing") as (other, leaked):
         monkeypatch.setitem(STATUS, "elsewhere", (302, other))
         with answering("elsewhere") as (url, asked):
-            done = run(swept, "history", "--url", url, "-o", "out.jsonl")
+            done = run(swept, "history", url, "-o", "out.jsonl")
     harmless(done)
     assert any("secret-token" in line for line in asked)
     assert not any("secret-token" in line for line in leaked)

@@ -34,8 +34,8 @@ SIM = ("--engine", "sim", "--world", str(MACHINES / "still" / "world.yaml"), *TR
 SWEEP = ("sweep", *SIM, "--ceiling", "4", "--step", "20s", "--run-dir", "run")
 REFINE = ("refine", "profile.yaml", *SIM, "--step", "10s", "--budget", "8m", "--run-dir", "run")
 COMPARE = (
-    *("compare", *SIM, "--max-num-seqs", "4", "--loads", "recorded", "--step", "6s"),
-    *("--repeats", "1", "--run-dir", "run"),
+    *("compare", *SIM, "--max-num-seqs", "4", "--approaches", "untuned,tuned"),
+    *("--loads", "recorded", "--run-dir", "run"),
 )
 RUNS = {"sweep": SWEEP, "compare": COMPARE}
 STRIDES = {"sweep": 1, "compare": 7}
@@ -209,7 +209,7 @@ def test_other_options_do_not_continue_a_run(
 ) -> None:
     shutil.copytree(whole["sweep"][0], tmp_path, dirs_exist_ok=True)
     before = (tmp_path / "run" / JOURNAL).read_bytes()
-    for option, value in (("--ceiling", "8"), ("--slo", "ttft=1s"), ("--seed", "3")):
+    for option, value in (("--ceiling", "8"), ("--slo", "ttft=1s"), ("--headroom", "2")):
         done = run(tmp_path, *SWEEP, option, value, "--resume")
         assert done.code == BAD_INPUT
         assert option.strip("-") in done.error

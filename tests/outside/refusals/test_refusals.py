@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("refusals")
     shutil.copy(MACHINES / "still" / "world.yaml", folder)
     shutil.copy(MACHINES / "traces" / "light.jsonl", folder / "prod.jsonl")
-    trace = ("--trace", "prod.jsonl", "--fast", "--run-dir", "run")
+    trace = ("--trace", "prod.jsonl", "--ceiling", "8", "--run-dir", "run")
     assert run(folder, "sweep", *SIM, *trace).code == OK
     (folder / "serve.yaml").write_text("model: tuner:tiny\nmax-num-seqs: 256\n")
     (folder / "folder").mkdir()
