@@ -269,7 +269,7 @@ def test_metrics_are_served_while_the_run_goes_on(folder: Path) -> None:
         command(*SHORT, "--metrics-port", str(port)),
         cwd=short(folder), stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    wait_for(running, "within the SLO")
+    wait_for(running, "tok/s")
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
         text = reply.read().decode()
     interrupted(running, signal.SIGHUP, signal.SIGHUP)
