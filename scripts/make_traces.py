@@ -1,11 +1,11 @@
 """Make the shipped traces: traces/chat.jsonl, traces/translation.jsonl and its uniform twin, and
 the translation service once more as a gateway's export, examples/walk/requests.csv.
 
-A support chat as its server saw it: short questions, answers of 50 to 200 tokens, and every 40 s a
-rush of 6 s. And a translation service: visitors come in calm and in busy spells, a text has 10 to
+A support chat as its server saw it: short questions, answers of 50 to 200 tokens, and every 50 s a
+rush of 5 s. And a translation service: visitors come in calm and in busy spells, a text has 10 to
 200 tokens and its translation about as many. Both servers decode all requests in one batch, so the
 time for one more token each grows with the batch. That gives 2 to 20 requests at a time, and peaks
-of 20 to 25.
+of 25 to 35.
 
 The same bytes on every run: python scripts/make_traces.py [FOLDER]
 """
@@ -40,8 +40,8 @@ ABORTED = 0.03
 
 FIRST_TOKEN_S = 0.06
 
-CHAT_CALM_RPS, CHAT_RUSH_RPS = 1.5, 6.0
-RUSH_S, RUSH_EVERY_S = 6.0, 40.0
+CHAT_CALM_RPS, CHAT_RUSH_RPS = 1.2, 9.5
+RUSH_S, RUSH_EVERY_S = 5.0, 50.0
 QUESTION, ANSWER = (10, 60), (50, 200)  # tokens, shortest and longest
 
 EXPORTED = datetime(2026, 9, 14, 8, tzinfo=UTC)

@@ -141,6 +141,8 @@ def promised(profile: ServingProfile) -> CapNumbers:
     twin's forecast failed, or the windows decided, the confirming replay's; where nothing
     confirmed, the ladder's."""
     promise, record = profile.promise, profile.promise.record
+    if profile.decision.verdict == "overloaded":  # the curve says so: no confirmation is better
+        return chosen_step(profile) or promise
     twin = next((one for one in promise.predicted if one.load == 1.0), None)
     if twin is not None and not (record is not None and "foretold" in record.failed):
         return twin
