@@ -192,7 +192,7 @@ def _value(kind: type, name: str, node: yaml.Node, *, source: str, place: str) -
     each = _keys(kind)[name]
     where = f"{source}:{node.start_mark.line + 1}: {place}{name}"
     text = node.value[:80] if isinstance(node, yaml.ScalarNode) else "a list or a mapping"
-    plain = isinstance(node, yaml.ScalarNode) and node.style is None
+    plain = isinstance(node, yaml.ScalarNode) and not node.style
     if each.type is bool:
         if not plain or node.tag != "tag:yaml.org,2002:bool":
             raise InputError(f"{where}: {text!r} is not true or false", hint=_HINT)
