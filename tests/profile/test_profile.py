@@ -59,10 +59,6 @@ VERDICTS = (
 )
 
 
-def line_of(needle: str, text: str = TEXT) -> int:
-    return text[: text.index(needle)].count("\n") + 1
-
-
 def refused(text: str) -> ProfileError:
     with pytest.raises(ProfileError) as caught:
         parse(text, source="p.yaml")
@@ -143,9 +139,7 @@ def test_no_bytes_bring_anything_but_a_profile_error(content: bytes) -> None:
 
 def test_an_edited_number_is_named_as_an_edit() -> None:
     error = refused(TEXT.replace("gpu_memory_utilization: 0.3", "gpu_memory_utilization: 0.4"))
-    assert str(error) == (
-        f"p.yaml:{line_of('twin: null') - 1}: digest: does not fit the content: a value was edited"
-    )
+    assert str(error) == "p.yaml: digest: does not fit the content: a value was edited"
     assert "tuner sweep" in error.hint
 
 
@@ -184,16 +178,14 @@ def test_an_edited_number_is_named_as_an_edit() -> None:
          "provenance.created: is no time in UTC: '2025-06-01T12:00:00+02:00'"),
     ],
 )  # fmt: skip
-def test_a_wrong_value_is_named_with_line_and_key(old: str, new: str, message: str) -> None:
+def test_a_wrong_value_is_named_with_its_key(old: str, new: str, message: str) -> None:
     text = TEXT.replace(old, new, 1)
-    key = new.replace("\n  max_num_b", "").split("\n")[-1]
-    assert str(refused(text)) == f"p.yaml:{line_of(key, text)}: {message}"
+    assert str(refused(text)) == f"p.yaml: {message}"
 
 
 def test_a_missing_key_is_named_with_its_section() -> None:
     text = TEXT.replace("  objective: goodput_rps\n", "")
-    line = line_of("  verdict: knee", text)
-    assert str(refused(text)) == f"p.yaml:{line}: decision: objective is missing"
+    assert str(refused(text)) == "p.yaml: decision.objective: is missing"
 
 
 @pytest.mark.parametrize(
@@ -202,8 +194,8 @@ def test_a_missing_key_is_named_with_its_section() -> None:
         ("", "p.yaml: not a serving profile: schema_version is missing"),
         ("max-num-seqs: 16\n", "p.yaml: not a serving profile: schema_version is missing"),
         ("- 1\n", "p.yaml:1: not a mapping of keys to values"),
-        ("schema_version: 2\n", "p.yaml:1: schema_version: is 2, this tuner reads 1"),
-        ("schema_version: true\n", "p.yaml:1: schema_version: is True, this tuner reads 1"),
+        ("schema_version: 2\n", "p.yaml: schema_version: is 2, this tuner reads 1"),
+        ("schema_version: true\n", "p.yaml: schema_version: is True, this tuner reads 1"),
         ("schema_version: 1\n", "p.yaml: digest: is missing: the file is cut short or incomplete"),
         ("a: &x [1]\nb: *x\n", "p.yaml:1: anchor or alias 'x'"),
         ("a: !!python/object/apply:os.system [ls]\n",

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
 from pydantic import ValidationError
 
 from tuner.engines.seam import ArgumentValue
@@ -69,7 +68,7 @@ def seal(  # noqa: PLR0913 - one argument a section
     )
     for path, fault in contradictions(profile):
         raise ProfileError(
-            f"serving profile: {_dotted(path)}: {fault}", hint="The sections must agree."
+            f"serving profile: {'.'.join(map(str, path))}: {fault}", hint="The sections must agree."
         )
     return profile.model_copy(update={"digest": _digest(profile.model_dump(mode="json"))})
 
@@ -93,7 +92,6 @@ def parse(text: str, *, source: str) -> ServingProfile:
         )
     if data["schema_version"] != 1 or isinstance(data["schema_version"], bool):
         raise _fault(
-            root,
             ("schema_version",),
             f"is {data['schema_version']!r}, this tuner reads 1",
             source=source,
@@ -106,12 +104,11 @@ def parse(text: str, *, source: str) -> ServingProfile:
     try:
         profile = ServingProfile.model_validate(data)
     except ValidationError as problem:
-        raise _schema_fault(root, problem, source=source) from None
+        raise _schema_fault(problem, source=source) from None
     for path, fault in contradictions(profile):
-        raise _fault(root, path, fault, source=source, hint=_RERUN)
+        raise _fault(path, fault, source=source, hint=_RERUN)
     if profile.digest != _digest(data):
         raise _fault(
-            root,
             ("digest",),
             "does not fit the content: a value was edited",
             source=source,
@@ -162,14 +159,14 @@ def _digest(content: Mapping[str, object]) -> str:
     return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
-def _schema_fault(root: yaml.Node, problem: ValidationError, *, source: str) -> ProfileError:
+def _schema_fault(problem: ValidationError, *, source: str) -> ProfileError:
     faults = problem.errors(include_url=False)
     first = faults[0]
     path = first["loc"]
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     match first["type"]:
         case "missing":
-            fault, hint = f"{path[-1]} is missing", _RERUN
+            fault, hint = "is missing", _RERUN
         case "extra_forbidden":
             fault, hint = (
                 "is not in schema version 1",
@@ -179,7 +176,7 @@ def _schema_fault(root: yaml.Node, problem: ValidationError, *, source: str) -> 
             message = first["msg"]
             fault = f"{message[0].lower()}{message[1:]}, found {_shown(first['input'])}"
             hint = _RERUN
-    return _fault(root, path, fault + more, source=source, hint=hint)
+    return _fault(path, fault + more, source=source, hint=hint)
 
 
 def _shown(value: object) -> str:
@@ -187,15 +184,6 @@ def _shown(value: object) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
-def _fault(
-    root: yaml.Node, path: tuple[str | int, ...], fault: str, *, source: str, hint: str
-) -> ProfileError:
-    """Name the line and the key; of a value that is not there, those of its parent."""
-    node, found = yaml_strict.find(root, path)
-    return ProfileError(
-        f"{source}:{node.start_mark.line + 1}: {_dotted(found) or 'profile'}: {fault}", hint=hint
-    )
-
-
-def _dotted(path: tuple[str | int, ...]) -> str:
-    return ".".join(str(part) for part in path)
+def _fault(path: tuple[str | int, ...], fault: str, *, source: str, hint: str) -> ProfileError:
+    where = ".".join(map(str, path)) or "profile"
+    return ProfileError(f"{source}: {where}: {fault}", hint=hint)

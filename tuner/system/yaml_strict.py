@@ -7,7 +7,7 @@ both agree that ``on`` is a boolean and ``1e5`` is text.
 import contextlib
 import re
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -258,18 +258,3 @@ class _FlowDumper(_DUMPER):  # type: ignore[misc]
 
 
 _FlowDumper.add_representer(str, _Dumper.text)
-
-
-def find(root: yaml.Node, path: Sequence[str | int]) -> tuple[yaml.Node, tuple[str | int, ...]]:
-    """Return the deepest node on the path that exists, and the part of the path that led there."""
-    node, found = root, list[str | int]()
-    for part in path:
-        child: yaml.Node | None = None
-        if isinstance(node, yaml.MappingNode):
-            child = next((value for key, value in node.value if key.value == part), None)
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
-            child = next(iter(node.value[part : part + 1]), None)
-        if child is not None:
-            node = child
-            found.append(part)
-    return node, tuple(found)

@@ -1,11 +1,10 @@
 """``tuner watch``: read its options, watch, and end with a verdict."""
 
-import json
 import math
-import sys
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field
 
+from tuner.commands.shared.output import print_json
 from tuner.commands.shared.promise import twin_of
 from tuner.commands.watch.options import FOREVER, WatchOptions
 from tuner.commands.watch.view import WatchProgress, WatchResult, json_of, next_of, render
@@ -101,7 +100,7 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
             with suppress(RunError):  # a full disk was reported with the windows
                 session.journal.append("end", end | {"next": next_of(result, profile, options)})
     if options.json:
-        sys.stdout.write(json.dumps(json_of(result), allow_nan=False) + "\n")
+        print_json(json_of(result))
     else:
         render(result, profile, options)
     if stopped is not None:
