@@ -39,9 +39,6 @@ KINDS = {
 }
 """Verdict → the same in words."""
 
-UNSURE = {"not_reached": "at least {}, not final", "inconclusive": "{}, not proven"}
-"""Verdict → how its max_num_seqs is told, where that is not the last word."""
-
 
 def first_said(share: float, title: str) -> str:
     """Return the title of an answer, after the share of requests in time where that is too low.

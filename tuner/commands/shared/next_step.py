@@ -1,7 +1,6 @@
 """The command to run next, which works when it is typed."""
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from tuner.commands.shared.options import as_typed
 from tuner.errors import GateError
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import LOW, percent, promised, required
+from tuner.profile.summary import LOW, promised, required
 from tuner.system.passwords import public_words
 
 OPEN = ("inconclusive", "not_reached")
@@ -54,18 +53,6 @@ def check_required(profile: ServingProfile, path: Path, *, cure: str) -> None:
             + (f"; {cure}" if cure else ""),
             hint=f"Add replicas or require less. Next: {after(profile, path)}",
         )
-
-
-def check_served(profiles: Mapping[Path, ServingProfile]) -> None:
-    """Raise GateError where a choice serves too few requests in time."""
-    for path, one in profiles.items():
-        if one.decision.verdict == "overloaded" or promised(one).attainment < LOW:
-            share, cap = percent(promised(one).attainment), one.decision.max_num_seqs
-            raise GateError(
-                f"{path}: only {share} of requests meet the SLO at max_num_seqs {cap}, --check "
-                f"asks for {100 * LOW:.0f} %",
-                hint=f"Add replicas or relax the SLO. Next: {after(one, path)}",
-            )
 
 
 def asked_for(name: str, options: Any, **changes: Any) -> str:  # noqa: ANN401 - any command's
