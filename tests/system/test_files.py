@@ -73,11 +73,6 @@ def test_the_owner_is_kept(tmp_path: Path) -> None:
     assert (path.stat().st_uid, path.stat().st_gid) == (1234, 1235)
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TargetError, match="cannot be read: is a directory"):
-        files.content(tmp_path)
-
-
 def test_a_link_stays_and_the_file_behind_it_changes(tmp_path: Path) -> None:
     real, link = tmp_path / "real.yaml", tmp_path / "link.yaml"
     real.write_bytes(b"old")
@@ -87,52 +82,12 @@ def test_a_link_stays_and_the_file_behind_it_changes(tmp_path: Path) -> None:
     assert real.read_bytes() == b"new"
 
 
-def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
-    link = tmp_path / "link.yaml"
-    link.symlink_to("none.yaml")
-    assert refused(link) == f"{link}: is a link to a file that does not exist"
-    assert not (tmp_path / "none.yaml").exists()
-
-
-def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
-    one, other = tmp_path / "one.yaml", tmp_path / "other.yaml"
-    one.symlink_to(other)
-    other.symlink_to(one)
-    assert refused(one).startswith(f"{one}: cannot be written: ")
-
-
-def test_a_directory_in_the_way_is_named(tmp_path: Path) -> None:
-    assert refused(tmp_path) == f"{tmp_path}: is a directory"
-
-
-def test_a_pipe_is_not_written_to(tmp_path: Path) -> None:
-    pipe = tmp_path / "pipe.yaml"
-    os.mkfifo(pipe)
-    assert refused(pipe) == f"{pipe}: is not a regular file"
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "none" / "a.yaml"
-    assert refused(path) == f"{path}: there is no folder {path.parent}"
-
-
-def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    path = tmp_path / "file" / "a.yaml"
-    assert refused(path) == f"{path}: cannot be written: not a directory"
-
-
 def test_a_read_only_file_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_bytes(b"old")
     path.chmod(0o444)
     assert refused(path) == f"{path}: is read-only"
     assert path.read_bytes() == b"old"
-
-
-def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
-    assert "cannot be written" in refused(tmp_path / ("a" * 300))
-    assert "cannot be written" in refused(tmp_path / "a\x00b")
 
 
 def test_a_file_that_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:
@@ -171,10 +126,6 @@ def test_no_room_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     )
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["a.yaml"]
-
-
-def test_removing_what_is_not_there_is_no_error(tmp_path: Path) -> None:
-    files.remove(tmp_path / "a.yaml")
 
 
 def test_a_directory_is_not_removed(tmp_path: Path) -> None:

@@ -137,30 +137,6 @@ def test_a_name_server_that_is_silent_holds_nobody_up(monkeypatch: pytest.Monkey
     answered.set()
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        OK + b"Content-Length: 2\r\n\r\nhi",
-        OK + b"Content-Length: 2\r\nConnection: keep-alive\r\n\r\nhi",
-        OK + b"Transfer-Encoding: chunked\r\n\r\n1\r\nh\r\n1\r\ni\r\n0\r\n\r\n",
-        b"HTTP/1.0 200 OK\r\n\r\nhi",
-        OK + b"Content-Encoding: identity\r\nContent-Length: 2\r\n\r\nhi",
-    ],
-)
-def test_every_way_to_send_an_answer_is_read(answer: bytes) -> None:
-    with serving(says(answer)) as url:
-        assert got(url) == b"hi"
-
-
-def test_a_server_without_an_older_address_is_asked_too() -> None:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        pytest.skip("no IPv6 here")
-    with serving(says(OK + b"\r\nhi"), family=socket.AF_INET6) as url:
-        assert got(f"{url}/metrics") == b"hi"
-
-
 class Moved(BaseHTTPRequestHandler):
     """Moves a client once, and answers with what it asks then."""
 
@@ -322,16 +298,6 @@ def dead_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_on_this_machine_is_asked_past_a_proxy(host: str) -> None:
     with serving(says(OK + b"\r\nhi")) as url:
         assert got(url.replace("127.0.0.1", host)) == b"hi"
-
-
-@pytest.mark.usefixtures("dead_proxy")
-def test_a_server_elsewhere_is_asked_past_a_proxy_where_that_is_asked_for() -> None:
-    with serving(says(OK + b"\r\nhi")) as url:
-        elsewhere = url.replace("127.0.0.1", "0.0.0.0")
-        with pytest.raises(InputError, match="nobody listens there"):
-            got(elsewhere)
-        question = HttpRequest(elsewhere, 50, direct=True)
-        assert ask(question, timeout_s=20).content == b"hi"
 
 
 def test_what_comes_with_a_refusal_is_read_where_that_is_asked_for() -> None:

@@ -29,31 +29,6 @@ def lines_of(done: Done) -> list[str]:
     return done.out.splitlines()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "-d.yaml", "--help.yaml", "a b.yaml", "q'u\"o.yaml", "$(id);`id`.yaml", "{file}.yaml",
-        "%s.yaml", "a\nb.yaml", "a\r\x1b[31m.yaml", "a\u202eb.yaml", "ü.yaml", "\\.yaml",
-    ],
-)  # fmt: skip
-def test_a_name_is_a_name(run: Tuner, name: str) -> None:
-    """Whatever stands in it: one line each, and the line that takes it back does so in a shell."""
-    Path(name).write_text(SERVE)
-    first, *_, undo = lines_of(run("apply", "profile.yaml", "--", name))
-    assert first.endswith(": changed")
-    assert "\x1b" not in first
-    command, rollback = undo.split(": ", 1)
-    assert (command, rollback[:23]) == ("undo", "tuner apply --rollback ")
-    word = subprocess.run(
-        ["bash", "-c", f"printf %s {rollback[23:]}"],
-        capture_output=True,
-        check=True,
-    ).stdout
-    assert word.decode() == name
-    assert lines_of(run("apply", f"--rollback={name}")) != []
-    assert Path(name).read_text() == SERVE
-
-
 APPLIED_AND_ROLLED_BACK = """
 import sys
 from tuner.cli import main
@@ -95,15 +70,6 @@ def test_hard_links_to_the_old_content_are_said(run: Tuner) -> None:
     assert done.err == "Warning: hard links to the old content of d.yaml remain: 1\n"
     assert Path("other.yaml").read_text() == SERVE
     assert Path("d.yaml").read_text() != SERVE
-
-
-def test_behind_a_linked_folder_the_real_file_changes(run: Tuner) -> None:
-    Path("real").mkdir()
-    Path("real/d.yaml").write_text(SERVE)
-    Path("linked").symlink_to("real")
-    lines_of(run("apply", "profile.yaml", "linked/d.yaml"))
-    assert Path("linked").is_symlink()
-    assert Path("real/d.yaml").read_text() != SERVE
 
 
 @pytest.mark.parametrize(
