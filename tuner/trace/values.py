@@ -613,15 +613,14 @@ def word_in(value: object) -> str | None:
 
 
 def str_in(value: object) -> str | None:
-    """Return a name, which may be a number; nothing for what is none."""
-    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+    """Return a name, which may be a number; nothing that is so long that it may be text."""
+    name = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+    return None if name is None or (len(name) > LONGEST_NAME and " " in name) else name
 
 
 def name_in(value: object) -> str | None:
-    """Return a name as others gave it; nothing that is so long that it may be text."""
-    name = str_in(value)
-    is_none = name is None or is_empty(value) or (len(name) > LONGEST_NAME and " " in name)
-    return None if is_none else name
+    """Return a name as others gave it; nothing for what stands for none."""
+    return None if is_empty(value) else str_in(value)
 
 
 LINKS = frozenset(
