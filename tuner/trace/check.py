@@ -4,8 +4,7 @@ Rules are written once. What is plain is read by whole arrays; other cells go by
 column's reader, each distinct one once.
 """
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any, get_args
 
 import numpy as np
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tuner.trace.decode import Object, Raw, Tally
+from tuner.trace.decode import Raw, Tally
 from tuner.trace.encode import TYPES
 from tuner.trace.formats import KEY_OF, ROLE_OF, Format
 from tuner.trace.headings import Role
@@ -155,7 +154,7 @@ class Checker:
 
     def _rows(self, raw: Raw) -> "_Rows":
         if self.format.strict and raw.objects is not None and self.format.flatten is None:
-            self._count_unknown_keys(raw.objects)
+            self._count_unknown_keys(raw)
         rows = _Rows(self, raw)
         rows.read()
         counted = rows.reasons != LINK
@@ -166,14 +165,13 @@ class Checker:
             self.tally.drop(REASON_OF[code], line, column, count=len(places))
         return rows
 
-    def _count_unknown_keys(self, objects: Sequence[Object]) -> None:
-        known, counts = set(self.format.paths()), self.tally.unknown_keys
-        for shape, count in Counter(map(tuple, objects)).items():
-            for key in {*shape} - known:
-                name = shown_key(key)
-                if name not in counts and len(counts) >= MOST_UNKNOWN_KEYS:
-                    name = "other keys"
-                counts[name] = counts.get(name, 0) + count
+    def _count_unknown_keys(self, raw: Raw) -> None:
+        counts = self.tally.unknown_keys
+        for key in sorted(raw.keys - {*self.format.paths()}):
+            name = shown_key(key)
+            if name not in counts and len(counts) >= MOST_UNKNOWN_KEYS:
+                name = "other keys"
+            counts[name] = counts.get(name, 0) + sum(key in row for row in raw.objects or ())
 
 
 class _Rows:

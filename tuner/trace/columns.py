@@ -101,14 +101,18 @@ def columns_of_table(table: "pa.Table", *, block_size: int) -> Columns:
         held = held.fill_null(absent) if held.null_count else held
         return np.asarray(held.to_numpy()).astype(kind, copy=False)
 
+    def seconds(key: str, kind: type[np.generic]) -> NDArray[Any]:
+        times_ms = column(key, np.nan, kind)
+        return times_ms if times_ms.strides == (0,) else (times_ms / 1000).astype(kind, copy=False)
+
     status = column("status", "ok", np.object_)
     served = np.broadcast_to(True, size) if status.strides == (0,) else np.isin(status, SERVED)
     input_length = column("input_length", 0, np.int32)
     hash_ids = _hash_ids(table)
     return Columns(
         arrival_s=column("timestamp", 0.0, np.float64) / 1000,
-        e2e_s=column("e2e_ms", np.nan, np.float64) / 1000,
-        queue_s=(column("queue_ms", np.nan, np.float64) / 1000).astype(np.float32),
+        e2e_s=seconds("e2e_ms", np.float64),
+        queue_s=seconds("queue_ms", np.float32),
         input_length=input_length,
         output_length=column("output_length", 0, np.int32),
         n=column("n", 1, np.int32),

@@ -5,6 +5,7 @@ decided where two readings are possible: then the refusal has the command that s
 command is tried before it is shown.
 """
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuner.errors import TraceError, UsageError
 from tuner.system.printable import printable
@@ -20,7 +22,6 @@ from tuner.trace.formats import NAMES, TABLE, Column, Format
 from tuner.trace.headings import (
     BEGIN,
     GAPS,
-    MAIN,
     NOT_A_COUNT,
     OUTPUT,
     PROMPT,
@@ -31,6 +32,7 @@ from tuner.trace.headings import (
     WRITTEN_RANK,
     Role,
     in_words,
+    main_roles,
     meanings,
     role_of,
     unit_of,
@@ -53,6 +55,7 @@ from tuner.trace.values import (
     decimal_of,
     error_in,
     from_cache,
+    in_order,
     is_empty,
     number,
     parse,
@@ -60,8 +63,11 @@ from tuner.trace.values import (
     shown_date,
     status_in,
     two_readings,
+    words,
     written_ms,
 )
+
+Floats = NDArray[np.float64]
 
 STDIN = "stdin"
 """The name of standard input in messages."""
@@ -103,8 +109,25 @@ SAME_TIME_MS = 1000
 RUNS_ON_MS = 10 * SAME_TIME_MS
 """Growth in a few rows from which on a span counts from some start."""
 
-DAYS = (36_526, 73_051)
-"""2000 to 2100, as spreadsheets number days."""
+FIRST: dict[Order, str] = {"dmy": "day", "mdy": "month", "ymd": "year"}
+"""Orders of numbers, of which a date such as 10-11-12 may have any."""
+
+FROM_SOME_START = ({"time_unit": "s"}, {"time_unit": "ms"})
+DECIMALS = ({"decimal": ","}, {"decimal": "."})
+"""What would settle times that are too small to be since 1970, and marks in numbers."""
+
+CACHE = ("cached_tokens", "cache_creation_tokens")
+BEGINS = BEGIN | words("created create creation")
+OF_LOGS = words("level severity levelname lvl logger log_type")
+OF_HTTP = words("method uri path status request url request_uri proto")
+PATHS = words("uri path request url request_uri")
+OVER = in_order("complet finish served handled access respon end")
+"""Keys of logs and of what a web server logs, and words of messages that a request is over."""
+
+SUMS = "sums over time are no requests"
+_METHOD = re.compile(r"(?:GET|POST|PUT|HEAD|DELETE) ")
+_CUT_SHORT = re.compile(r"\d(?:[.,]\d{1,8})?[eE]\+?\d{1,2}")
+"""Of a time since 1970 that a spreadsheet cut to ``1.79E+12``."""
 
 SHOWN = 12
 """Headings that a refusal lists."""
@@ -126,6 +149,16 @@ class Asked:
     allow_text: bool = False
     name: str | None = None
     """What messages call the file, if not by its path."""
+
+    def words(self) -> list[str]:
+        """Return this as options of the command line."""
+        columns = ",".join(f"{role}={name}" for role, name in self.columns.items())
+        options = {
+            "--columns": columns, "--time-unit": self.time_unit, "--delimiter": self.delimiter,
+            "--decimal": self.decimal,
+        }  # fmt: skip
+        found = [word for name, value in options.items() if value for word in (name, value)]
+        return [*found, *(["--allow-text"] if self.allow_text else [])]
 
     @property
     def is_of_table(self) -> bool:
@@ -160,119 +193,90 @@ def delimiter_asked(text: str) -> str:
 class UnclearError(Exception):
     """A column that may mean two things, or a table that lacks one; and what would settle it."""
 
-    def __init__(
-        self,
-        what: str,
-        *,
-        columns: Sequence[Mapping[str, str]] = (),
-        time_forms: tuple[TimeUnit, ...] = (),
-        decimals: bool = False,
-    ) -> None:
+    def __init__(self, what: str, *cures: Mapping[str, Any]) -> None:
         super().__init__(what)
-        self.columns, self.time_forms, self.decimals = columns, time_forms, decimals
-        """What would settle it: one of these columns, units or marks."""
+        self.cures = cures
+        """Changes of what the user says, each of which may do."""
+
+        self.taken: dict[Role, str] = {}
+        """Which heading was taken for what."""
+
+        self.options: list[Asked] = []
+        """What the user may say instead: each was tried. Empty where nothing helps."""
+
+        self.is_likely = False
+        """It is a table of requests all the same: two of the three main columns are there."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """The reason why a table cannot be read as it is, and the options that would do."""
+def guessed(opened: Opened, asked: Asked) -> Format:
+    """Return how a table is read, by its columns or else with what their cells hold as JSON.
 
-    what: str
-    taken: Mapping[str, str]
-    """Which heading was taken for what."""
-
-    options: tuple[Asked, ...] = ()
-    """Each of them lets the table be read; empty where nothing helps."""
-
-    is_likely: bool = False
-    """It is a table of requests all the same: two of the three main columns are there."""
-
-
-def guessed(opened: Opened, asked: Asked) -> Format | Refusal:
-    """Return how a table is read, by its columns or else with what their cells hold as JSON."""
-    found = _guessed(opened, asked)
-    if isinstance(found, Format):
-        return found
-    inner = opened.with_inside()
-    if len(inner.headings) > len(opened.headings):
-        within = _guessed(inner, asked)
-        if isinstance(within, Format) or (within.is_likely and not found.is_likely):
-            return within
-    return found
+    Raises UnclearError.
+    """
+    try:
+        return _guessed(opened, asked)
+    except UnclearError as problem:
+        inner = opened.with_inside()
+        if len(inner.headings) == len(opened.headings):
+            raise
+        try:
+            return _guessed(inner, asked)
+        except UnclearError as within:
+            raise within if within.is_likely and not problem.is_likely else problem from None
 
 
-def _guessed(opened: Opened, asked: Asked) -> Format | Refusal:
+def _guessed(opened: Opened, asked: Asked) -> Format:
     guess = _Guess(opened, asked)
     try:
         return guess.format()
     except UnclearError as problem:
-        return Refusal(
-            str(problem), guess.taken(), tuple(_tried(opened, asked, problem)), guess.is_likely()
-        )
+        found = {role: guess.found[role] for role in MAIN_COLUMNS if role in guess.found}
+        problem.taken = {role: guess.name(column) for role, column in found.items()}
+        problem.is_likely = len(main_roles(opened.headings)) >= 2
+        for cure in problem.cures:
+            columns = {**asked.columns, **cure.get("columns", {})}
+            option = replace(asked, **{**cure, "columns": columns})
+            with suppress(UnclearError):
+                _Guess(opened, option).format()
+                problem.options.append(option)
+        raise
 
 
-def _tried(opened: Opened, asked: Asked, problem: UnclearError) -> Iterator[Asked]:
-    """Yield the options that would let the table be read: each is tried."""
-    options = [
-        *(replace(asked, columns={**asked.columns, **columns}) for columns in problem.columns),
-        *(replace(asked, time_unit=form) for form in problem.time_forms),
-        *(replace(asked, decimal=mark) for mark in (",." if problem.decimals else "")),
-    ]
-    for option in options:
-        try:
-            _Guess(opened, option).format()
-        except UnclearError:
-            continue
-        yield option
-
-
-def refused(place: str, opened: Opened, refusal: Refusal, asked: Asked) -> TraceError:
+def refused(place: str, opened: Opened, problem: UnclearError, asked: Asked) -> TraceError:
     """Return the error: what was seen, what was taken for what, and the command that would do."""
-    named = [shown(opened, heading) for heading in opened.headings]
-    seen = ", ".join(named[:SHOWN]) + (", …" if len(named) > SHOWN else "")
-    taken = ", ".join(f"{role}={heading}" for role, heading in refusal.taken.items())
-    line = max(1, opened.first_line - 1)
-    message = f"{place}:{line}: {refusal.what}; columns: {seen}" + (
-        f"; taken: {taken}" if taken else ""
+    seen = ", ".join(shown(opened, heading) for heading in opened.headings[:SHOWN])
+    more = ", …" if len(opened.headings) > SHOWN else ""
+    taken = ", ".join(f"{role}={name}" for role, name in problem.taken.items())
+    message = printable(
+        f"{place}:{max(1, opened.first_line - 1)}: {problem}; columns: {seen}{more}"
+        + (f"; taken: {taken}" if taken else "")
     )
     if any("\ufffd" in heading for heading in opened.headings):
         cure = "Convert it first, with the name of its encoding: iconv -f GB18030 -t UTF-8 FILE."
-        return TraceError(f"{printable(message)}: headings are not UTF-8", hint=cure)
-    if refusal.options:
-        options = [_options(option) for option in refusal.options]
-        command = ["tuner", "trace", "import", "-" if place == STDIN else place, *options[0]]
-        cure = f"Add one of: {'; '.join(map(shlex.join, options))}"
-        cure = shlex.join([*command, "-o", "trace.jsonl"]) if len(options) == 1 else cure
-        return TraceError(printable(message), hint=printable(cure))
+        return TraceError(f"{message}: headings are not UTF-8", hint=cure)
+    options = [option.words() for option in problem.options]
+    if len(options) == 1:
+        file = "-" if place == STDIN else place
+        command = ["tuner", "trace", "import", file, *options[0], "-o", "trace.jsonl"]
+        return TraceError(message, hint=printable(shlex.join(command)))
+    if options:
+        choice = "; ".join(map(shlex.join, options))
+        return TraceError(message, hint=printable(f"Add one of: {choice}"))
     cure = (
         "Export it as CSV or JSON lines with the time, the prompt's and the output's tokens; or "
         "name their columns: --columns timestamp=HEADING,input_length=…,output_length=…"
     )
     if asked.columns:
-        cure = f"--columns ROLE=HEADING takes headings as they stand, or #1 to #{len(named)}."
-    return TraceError(printable(message), hint=cure)
-
-
-def _options(asked: Asked) -> list[str]:
-    options: list[str] = []
-    if asked.columns:
-        options += ["--columns", ",".join(f"{role}={name}" for role, name in asked.columns.items())]
-    for option, value in (
-        ("--time-unit", asked.time_unit),
-        ("--delimiter", asked.delimiter),
-        ("--decimal", asked.decimal),
-    ):
-        options += [option, value] if value else []
-    return [*options, *(["--allow-text"] if asked.allow_text else [])]
+        count = len(opened.headings)
+        cure = f"--columns ROLE=HEADING takes headings as they stand, or #1 to #{count}."
+    return TraceError(message, hint=cure)
 
 
 def shown(opened: Opened, heading: str) -> str:
     """Return a heading for a message: of text only one that is made of known words, for what looks
     like a heading may be a line of somebody's text."""
-    place = f"#{opened.headings.index(heading) + 1}"
-    if opened.is_text:
-        return heading if in_words(heading) and "," not in heading else place
-    return heading if shown_key(heading) == heading else place
+    is_safe = in_words(heading) if opened.is_text else shown_key(heading) == heading
+    return heading if is_safe else f"#{opened.headings.index(heading) + 1}"
 
 
 class _Guess:
@@ -280,31 +284,34 @@ class _Guess:
 
     def __init__(self, opened: Opened, asked: Asked) -> None:
         self.opened, self.asked = opened, asked
-        self.headings = opened.headings
-        self.values = [[row[place] for row in opened.sample] for place in range(len(self.headings))]
+        self.values = {
+            heading: [row[place] for row in opened.sample]
+            for place, heading in enumerate(opened.headings)
+        }
+        self.asked_roles = {role_of(name)[0] for name in asked.columns}
         self.found: dict[Role, Column] = {}
-        self.left_out: list[str] = []
+        self.total: Column | None = None
+        self.notes: list[str] = []
         self.token_ms: float | None = None
 
     def format(self) -> Format:
         """Return the table's format. Raises UnclearError."""
         self._user_columns()
         problems: list[UnclearError] = []
-        asked = {role_of(name)[0] for name in self.asked.columns}
         for role in ROLES:
-            if role not in self.found and role not in asked:
+            if role not in self.found and role not in self.asked_roles:
                 try:
                     self._find(role)
                 except UnclearError as problem:
                     if role in NEEDED:
                         problems.append(problem)
                     elif role not in TIMES:
-                        self.left_out.append(f"{role} is left out: {problem}")
-        if problems:
-            lengths = [role for role in self._missing() if role != "timestamp"]
-            if problems[0].time_forms and lengths and len(problems) == 1:
-                raise self._without(lengths)  # a word on times alone would not do
-            raise problems[0]
+                        self.notes.append(f"{role} is left out: {problem}")
+        missing = self._missing()
+        if problems:  # a word on times alone would not do where lengths are missing too
+            is_of_times = any("time_unit" in cure for cure in problems[0].cures)
+            alone = is_of_times and len(problems) == 1 and {*missing} - {"timestamp"}
+            raise self._without([*alone]) if alone else problems[0]
         self._join_day()
         self._refuse_sums()
         self._combine()
@@ -314,44 +321,34 @@ class _Guess:
 
     def _made(self) -> Format:
         status = self.found.get("status")
-        flag = status is not None and bool({"success", "ok"} & set(words_of(status.paths[0])))
-        keys: dict[Role, Column] = {
-            role: replace(column, title=self._name(column)) for role, column in self.found.items()
-        }
-        notes = list(self.left_out)
+        flag = status is not None and bool({"success", "ok"} & {*words_of(status.paths[0])})
         prompt_is_sum = self._prompt_is_sum()
-        if prompt_is_sum:
-            notes.append("cached prompt tokens are counted apart, and added to the others")
         lengths = [
-            f"{role} from {shown(self.opened, column.paths[0])}"
+            f"{role} from {self.name(column)}"
             + (f", with {reader.thousands!r} between thousands" if reader.thousands else "")
             for role, column in self.found.items()
             if role.endswith("_length") and isinstance(reader := column.reader, Counts)
         ]
+        added = ["cached prompt tokens are counted apart, and added to the others"]
         missing = ["prefixes"]
         missing += [] if {"status", "error"} & self.found.keys() else ["aborts", "errors"]
         missing += [] if "session_id" in self.found else ["sessions"]
         return replace(
             TABLE,
-            columns=keys,
+            columns={
+                role: replace(column, title=self.name(column))
+                for role, column in self.found.items()
+            },
             missing=tuple(missing),
             status=lambda value: status_in(value, flag=flag),
             prompt_is_sum=prompt_is_sum,
             token_ms=self.token_ms,
-            notes=(", ".join(lengths), *notes),
+            notes=(", ".join(lengths), *self.notes, *(added if prompt_is_sum else ())),
         )
 
-    def is_likely(self) -> bool:
-        named = {one.role for heading in self.headings for one in meanings(heading)}
-        return len(MAIN & named) >= 2
-
-    def taken(self) -> dict[str, str]:
-        """Return the main columns that were found."""
-        return {
-            role: shown(self.opened, self.found[role].paths[0])
-            for role in MAIN_COLUMNS
-            if role in self.found
-        }
+    def name(self, column: Column) -> str:
+        """Return what messages call a column."""
+        return shown(self.opened, column.paths[0])
 
     # Columns by their headings.
 
@@ -359,29 +356,25 @@ class _Guess:
         """Take the best of the columns whose heading and values fit a role."""
         fitting: list[tuple[int, Column]] = []
         problems: list[tuple[int, UnclearError]] = []
-        for place, heading in enumerate(self.headings):
+        for heading in self.opened.headings:
             for meaning in meanings(heading):
                 if meaning.role != role:
                     continue
                 try:
-                    column = self._read(role, place, meaning.unit)
+                    column = self._read(role, heading, meaning.unit)
                 except UnclearError as problem:
-                    relative = set(problem.time_forms) == {"s", "ms"}
+                    relative = problem.cures == FROM_SOME_START
                     problems.append((meaning.rank + RELATIVE * relative, problem))
                     continue
                 if column is not None:
-                    reader = column.reader
-                    relative = isinstance(reader, Clock) and not reader.dated
-                    same = role in TIMES and self._is_constant(place)
-                    fitting.append(
-                        (meaning.rank + RELATIVE * relative + SAYS_NOTHING * same, column)
-                    )
+                    relative = isinstance(column.reader, Clock) and not column.reader.dated
+                    same = role in TIMES and self._is_constant(heading)
+                    rank = meaning.rank + RELATIVE * relative + SAYS_NOTHING * same
+                    fitting += [(rank, column)] if role != "end" or not same else []
         if problems:
             least, first = min(problems, key=lambda one: one[0])
             if not any(rank <= least for rank, _ in fitting):
                 raise first
-        if role == "end":
-            fitting = [(rank, column) for rank, column in fitting if rank < SAYS_NOTHING]
         if fitting:
             best = min(rank for rank, _ in fitting)
             self._take(role, [column for rank, column in fitting if rank == best])
@@ -394,112 +387,95 @@ class _Guess:
             namesake = first.paths[0].lower() == other.paths[0].lower().partition("#")[0]
             matters = namesake or (role in COUNTS | TIMES | SPANS and role != "requests")
             if matters and not self._alike(first, other):
-                one, two = self._name(first), self._name(other)
+                names = [self.name(first), self.name(other)]
                 raise UnclearError(
-                    f"both {one} and {two} may be {role}", columns=[{role: one}, {role: two}]
+                    f"both {names[0]} and {names[1]} may be {role}",
+                    *({"columns": {role: name}} for name in names),
                 )
         self.found[role] = first
 
-    def _name(self, column: Column) -> str:
-        return shown(self.opened, column.paths[0])
+    def _known(self, heading: str) -> list[Any]:
+        return [one for one in self.values[heading] if not is_empty(one)]
 
-    def _known(self, place: int) -> list[Any]:
-        return [one for one in self.values[place] if not is_empty(one)]
-
-    def _read(  # noqa: PLR0911 - one kind of role after another
-        self, role: Role, place: int, unit: Unit | None
-    ) -> Column | None:
+    def _read(self, role: Role, heading: str, unit: Unit | None) -> Column | None:
         """Return the column if its values fit the role. Raises UnclearError if they fit twice."""
-        heading, known = self.headings[place], self._known(place)
+        known = self._known(heading)
         if not known and role not in ("error", "finish_reason"):
             return None
         if role in TIMES or role == "day":
-            return self._clock(role, place, known, unit)
+            return self._clock(role, heading, known, unit)
         if role in SPANS:
-            return self._spans(role, place, unit)
+            return self._spans(role, heading, unit)
+        reader: Counts | None = None
+        fits = len(known)
         if role in COUNTS:
             counts = counts_of(known, self.asked.decimal)
             if isinstance(counts, str):
-                raise UnclearError(f"{shown(self.opened, heading)}: {counts}", decimals=True)
-            usable = sum(isinstance(counts.cell(one), int) for one in known)
-            return Column((heading,), counts) if usable >= USABLE * len(known) else None
-        if role == "status":
-            usable = sum(status_in(one, flag=True) is not None for one in known)
-            return Column((heading,)) if usable >= USABLE * len(known) else None
-        if role == "cache_hit" and any(from_cache(one) is None for one in known):
+                raise UnclearError(f"{shown(self.opened, heading)}: {counts}", *DECIMALS)
+            reader = counts
+            fits = sum(isinstance(counts.cell(one), int) for one in known)
+        elif role == "status":
+            fits = sum(status_in(one, flag=True) is not None for one in known)
+        elif (role == "cache_hit" and any(from_cache(one) is None for one in known)) or (
+            role == "error" and all(error_in(one) == "ok" for one in known)
+        ):
             return None
-        if role == "error" and all(error_in(one) == "ok" for one in known):
-            return None
-        return Column((heading,))
+        return Column((heading,), reader) if fits >= USABLE * len(known) else None
 
     def _user_columns(self) -> None:
         """Take what the user names. Counts come first: they show the units of spans."""
-        by_name = {
-            heading.lower(): place for place, heading in reversed([*enumerate(self.headings)])
-        }
-        by_name |= {f"#{place}": place - 1 for place in range(1, len(self.headings) + 1)}
-        for name, heading in sorted(self.asked.columns.items(), key=lambda one: one[0] in SPANS):
-            if not heading:
+        headings = self.opened.headings
+        by_name = {heading.lower(): heading for heading in reversed(headings)}
+        by_name |= {f"#{place}": heading for place, heading in enumerate(headings, 1)}
+        for name, asked in sorted(self.asked.columns.items(), key=lambda one: one[0] in SPANS):
+            if not asked:
                 continue
             role, unit = role_of(name)
+            heading = by_name.get(asked.lower())
             if role is None:
                 raise UnclearError(
                     f"{name!r} is nothing that a column can be (times and spans also with their "
                     f"unit, as duration_ms): {', '.join(ROLES)}"
                 )
-            place = by_name.get(heading.lower())
-            if place is None:
-                raise UnclearError(f"no column is headed {heading!r}")
-            column = self._read(role, place, unit or unit_of(self.headings[place]))
+            if heading is None:
+                raise UnclearError(f"no column is headed {asked!r}")
+            column = self._read(role, heading, unit or unit_of(heading))
             if column is None:
-                raise UnclearError(f"{heading} cannot be {role} by its values")
+                raise UnclearError(f"{asked} cannot be {role} by its values")
             self.found[role] = column
 
     # Times.
 
-    def _clock(self, role: Role, place: int, known: list[Any], unit: Unit | None) -> Column | None:
-        heading = self.headings[place]
-        decimal = self.asked.decimal or decimal_of(
-            [one for one in known if isinstance(one, str) and one.strip("+-0123456789.,") == ""]
-        )
-        numbers = [found for one in known if (found := number(one, decimal[0])) is not None]
+    def _clock(
+        self, role: Role, heading: str, known: list[Any], unit: Unit | None
+    ) -> Column | None:
         texts = [str(one).strip() for one in known]
-        of_digits = all(
-            text.isdecimal() and len(text) in (14, 17, 20) and parse(text, "ymd") for text in texts
+        marked = [text for text in texts if not text.strip("+-0123456789.,")]
+        decimal = self.asked.decimal or decimal_of(marked)
+        of_digits = all(len(text) in (14, 17, 20) and parse(text, "ymd") for text in texts)
+        numbers = [found for one in known if (found := number(one, decimal[0])) is not None]
+        of_digits |= all(
+            isinstance(one, str) and _CUT_SHORT.fullmatch(one.strip()) for one in known
         )
-        if len(numbers) > USABLE * len(known) and not of_digits:
-            if role == "day":
-                return None  # a number of a day or an hour
-            self._refuse_odd_numbers(place, texts, decimal)
-            clock, why = self._clock_of_numbers(place, numbers, unit)
-            clock = replace(
-                clock, decimal=decimal, zoned=False if heading in self.opened.naive else clock.zoned
-            )
-            return Column((heading,), clock, why)
-        dates = self._clock_of_dates(place, texts)
-        if dates is None or (role == "day" and dates.order == "time"):
-            return None
-        return Column((heading,), dates)
-
-    def _refuse_odd_numbers(self, place: int, texts: Sequence[str], decimal: str) -> None:
-        """Raise where a spreadsheet cut digits off, or a mark may mean either."""
-        name = shown(self.opened, self.headings[place])
-        if all(isinstance(one, str) for one in self._known(place)) and all(
-            "e" in text.lower() and len(text) < 13 for text in texts
-        ):
-            raise UnclearError(
-                f"{name}: times lost their last digits in a spreadsheet; show the column "
-                "as whole numbers there, and export it again"
-            )
+        if len(numbers) <= USABLE * len(known) or of_digits:
+            dates = self._clock_of_dates(heading, texts)
+            is_day = dates is not None and dates.order != "time"
+            return Column((heading,), dates) if dates and (is_day or role != "day") else None
+        if role == "day":
+            return None  # a number of a day or an hour
+        name = shown(self.opened, heading)
         if len(decimal) > 1:
             first = next(text for text in texts if "," in text or "." in text)
-            raise UnclearError(f"{name}: {two_readings(first)}", decimals=True)
+            raise UnclearError(f"{name}: {two_readings(first)}", *DECIMALS)
+        clock, why = self._clock_of_numbers(heading, numbers, unit)
+        zoned = False if heading in self.opened.naive else clock.zoned
+        return Column((heading,), replace(clock, decimal=decimal, zoned=zoned), why)
 
     def _clock_of_numbers(
-        self, place: int, values: Sequence[float], heading: Unit | None
+        self, place: str, values: Sequence[float], heading: Unit | None
     ) -> tuple[Clock, str]:
         """Return how numbers count time, and why. ``heading`` is the unit that theirs names."""
-        name, asked = shown(self.opened, self.headings[place]), self.asked.time_unit
+        name, asked = shown(self.opened, place), self.asked.time_unit
         fits = {
             unit: [one for one in values if FROM_MS <= scaled(one, unit) < TO_MS]
             for unit in NANOSECONDS
@@ -510,145 +486,128 @@ class _Guess:
         if len(fits[unit]) >= MOSTLY * len(values):
             if heading is not None and heading != unit:
                 what = f"times since 1970 in {NAMES[unit]}, and the heading says {NAMES[heading]}"
-                raise UnclearError(f"{name}: {what}", time_forms=(unit, heading))
+                raise UnclearError(f"{name}: {what}", {"time_unit": unit}, {"time_unit": heading})
             return Clock(unit), f"the first is {shown_date(scaled(fits[unit][0], unit))}"
         if any(fits.values()):
-            row = next(
-                at for at, one in enumerate(self.values[place], 1) if number(one) not in fits[unit]
-            )
-            what = f"times of several units stand in it, first in row {row}"
+            rows = enumerate(self.values[place], 1)
+            row = next(at for at, one in rows if number(one) not in fits[unit])
             raise UnclearError(
-                f"{name}: {what}; of one unit, the others are dropped", time_forms=(unit,)
+                f"{name}: times of several units stand in it, first in row {row}; of one unit, the "
+                "others are dropped",
+                {"time_unit": unit},
             )
         if heading is not None:
             return Clock(heading, dated=False), "by the heading"
-        least, most = min(values), max(values)
-        what = (
-            f"times from {least:g} to {most:g} count from some start, in seconds or in milliseconds"
+        raise UnclearError(
+            f"{name}: times from {min(values):g} to {max(values):g} count from some start, in "
+            "seconds or in milliseconds (or are a spreadsheet's days: show them as dates there)",
+            *FROM_SOME_START,
         )
-        if DAYS[0] <= least and most < DAYS[1] and any(value % 1 for value in values):
-            what = (
-                f"{least:.12g} may be a spreadsheet's number for a day: show the column as dates "
-                "there, and export it again; or it counts from some start"
-            )
-        raise UnclearError(f"{name}: {what}", time_forms=("s", "ms"))
 
-    def _clock_of_dates(self, place: int | None, texts: Sequence[str]) -> Clock | None:
+    def _clock_of_dates(self, heading: str, texts: Sequence[str]) -> Clock | None:
         """Return how dates are written; None where they are none. Raises UnclearError."""
-        asked = self.asked.time_unit
         read = {order: [parse(text, order) for text in texts] for order in FORMS}
         counts = {order: sum(one is not None for one in done) for order, done in read.items()}
         most = max(counts.values())
         if not most or most < len(texts) / 2:
             return None
         orders: list[Order] = [order for order in FORMS if counts[order] == most]
-        if asked in ("ymd", "dmy", "mdy"):
-            if asked not in orders:
-                return None
-            orders = [asked]
-        several = [order for order in ("dmy", "mdy", "ymd") if order in orders]
+        if (asked := self.asked.time_unit) in FIRST:
+            orders = [order for order in orders if order == asked]
+        several = [order for order in FIRST if order in orders]
         if len(several) > 1:
-            name = "" if place is None else shown(self.opened, self.headings[place])
-            parts = {"dmy": "day", "mdy": "month", "ymd": "year"}
-            what = " or the ".join(parts[order] for order in several)
+            parts = " or the ".join(FIRST[order] for order in several)
             raise UnclearError(
-                f"{name}: dates may have the {what} first", time_forms=tuple(several)
+                f"{shown(self.opened, heading)}: dates may have the {parts} first",
+                *({"time_unit": order} for order in several),
             )
-        order = orders[0]
-        dates = [one for one in read[order] if one is not None]
+        if not orders:
+            return None
+        dates = [one for one in read[orders[0]] if one is not None]
         zoned = sum(zone for _, zone in dates) * 2 > len(dates)
-        return Clock(None, order, dated=order != "time", zoned=zoned)
+        return Clock(None, orders[0], dated=orders[0] != "time", zoned=zoned)
 
     # Spans of time.
 
-    def _spans(self, role: Role, place: int, heading: Unit | None) -> Column | None:
+    def _spans(  # noqa: PLR0911 - one form of spans after another
+        self, role: Role, heading: str, unit: Unit | None
+    ) -> Column | None:
         """Return how spans are written; None where they are none. Raises UnclearError."""
-        name, title = self.headings[place], shown(self.opened, self.headings[place])
-        tokens = self._counts("output_length")
+        name, cells = shown(self.opened, heading), self.values[heading]
         known = [
-            (one, n) for one, n in zip(self.values[place], tokens, strict=True) if not is_empty(one)
+            (one, n)
+            for one, n in zip(cells, self._counts("output_length"), strict=True)
+            if not is_empty(one)
         ]
         texts = [one.strip() for one, _ in known if isinstance(one, str)]
         if texts and sum(written_ms(text) is not None for text in texts) * 2 >= len(known):
-            return Column((name,), Spans(None), "with their units")
+            return Column((heading,), Spans(None), "with their units")
         decimal = self.asked.decimal or decimal_of(texts)
         pairs = [(found, n) for one, n in known if (found := number(one, decimal[0])) is not None]
         if not pairs or len(pairs) * 2 < len(known):
             return None
         if len(decimal) > 1:
             first = next(text for text in texts if "," in text or "." in text)
-            raise UnclearError(f"{title}: {two_readings(first)}", decimals=True)
-        if heading is not None:
-            return Column((name,), Spans(heading, decimal), "by the heading")
+            raise UnclearError(f"{name}: {two_readings(first)}", *DECIMALS)
+        if unit is not None:
+            return Column((heading,), Spans(unit, decimal), "by the heading")
         if role == "duration":
-            return self._spans_by_tokens(place, pairs, decimal)
+            if not any(value for value, _ in pairs):
+                return None
+            unit, why = self._unit_by_tokens(name, pairs)
+            return Column((heading,), Spans(unit, decimal), why)
         if min(value for value, _ in pairs) < FROM_MS / 1000:  # else it is a time
             lasted = self.found.get("duration")
             if lasted is not None and isinstance(lasted.reader, Spans) and lasted.reader.unit:
-                return Column((name,), Spans(lasted.reader.unit, decimal), "as the durations")
-            self.left_out.append(f"{title} is left out, it may be in seconds or in milliseconds")
+                return Column((heading,), Spans(lasted.reader.unit, decimal), "as the durations")
+            self.notes.append(f"{name} is left out, it may be in seconds or in milliseconds")
         return None
 
-    def _spans_by_tokens(
-        self, place: int, pairs: Sequence[tuple[float, int]], decimal: str
-    ) -> Column:
-        """Return the durations whose unit gives an output token a time that some server takes."""
-        name = shown(self.opened, self.headings[place])
+    def _unit_by_tokens(self, name: str, pairs: Sequence[tuple[float, int]]) -> tuple[Unit, str]:
+        """Return the unit that gives an output token a time that some server takes, and why."""
         each = sorted(value / n for value, n in pairs if value > 0 and n > 0)
         if not each:
-            return Column((self.headings[place],), Spans("ms", decimal), "all zero")
-        middle = each[len(each) // 2]
-        least, most = TOKEN_MS
+            return "ms", "no tokens to tell the unit by"
+        middle, (least, most) = each[len(each) // 2], TOKEN_MS
         fitting = [unit for unit in NANOSECONDS if least <= scaled(middle, unit) <= most]
         if len(fitting) != 1:
-            what = " or ".join(NAMES[unit] for unit in fitting or ("s", "ms"))
-            raise UnclearError(
-                f"{name}: it may be in {what}",
-                columns=[{f"duration_{unit}": name} for unit in fitting or ("s", "ms")],
-            )
+            units: Sequence[Unit] = fitting or ("s", "ms")
+            what = " or ".join(NAMES[unit] for unit in units)
+            cures = ({"columns": {f"duration_{unit}": name}} for unit in units)
+            raise UnclearError(f"{name}: it may be in {what}", *cures)
         (unit,) = fitting
         self.token_ms = scaled(middle, unit)
         long_ones = [scaled(value, unit) / n for value, n in pairs if value > 0 and n >= 32]
         odd = [one for one in long_ones if not least / 4 <= one <= most * 4]
         if len(odd) > (1 - MOSTLY) * len(long_ones):
-            raise UnclearError(
-                f"{name}: durations of several units stand in it", columns=[{"duration": ""}]
-            )
-        why = f"an output token then takes {self.token_ms:.3g} ms"
-        return Column((self.headings[place],), Spans(unit, decimal), why)
+            what = f"{name}: durations of several units stand in it"
+            raise UnclearError(what, {"columns": {"duration": ""}})
+        return unit, f"an output token then takes {self.token_ms:.3g} ms"
 
     # What one column shows beside another.
 
-    def _place(self, role: Role) -> int | None:
-        column = self.found.get(role)
-        return None if column is None else self.headings.index(column.paths[0])
-
     def _counts(self, role: Role) -> list[int]:
         """Return a column's counts in the first rows, 0 where there is none."""
-        place = self._place(role)
-        if place is None:
+        column = self.found.get(role)
+        if column is None or column.reader is None:
             return [0] * len(self.opened.sample)
-        reader = self.found[role].reader
-        assert isinstance(reader, Counts)
-        read = [reader.cell(one) for one in self.values[place]]
-        return [one if isinstance(one, int) else 0 for one in read]
+        read = map(column.reader.cell, self.values[column.paths[0]])
+        return [int(one) if isinstance(one, int | float) else 0 for one in read]
 
-    def _ms(self, column: Column) -> list[float]:
+    def _ms(self, column: Column) -> Floats:
         """Return times or spans in the first rows, NaN where there is none."""
-        assert isinstance(column.reader, Clock | Spans)
-        read = [
-            column.reader.cell(one) for one in self.values[self.headings.index(column.paths[0])]
-        ]
-        return [float(one) if isinstance(one, int | float) else np.nan for one in read]
+        assert column.reader is not None
+        read = map(column.reader.cell, self.values[column.paths[0]])
+        return np.array([float(one) if isinstance(one, int | float) else np.nan for one in read])
 
-    def _both(self, one: Column, other: Column) -> tuple[Any, Any]:
+    def _both(self, one: Column, other: Column) -> tuple[Floats, Floats]:
         """Return two columns of times or spans, in rows that have both."""
-        a, b = np.array(self._ms(one)), np.array(self._ms(other))
+        a, b = self._ms(one), self._ms(other)
         known = ~(np.isnan(a) | np.isnan(b))
         return a[known], b[known]
 
-    def _is_constant(self, place: int) -> bool:
-        known = self._known(place)
+    def _is_constant(self, heading: str) -> bool:
+        known = self._known(heading)
         return len(known) >= SOME_ROWS and known.count(known[0]) == len(known)
 
     def _is_whole(self, span: Column, others: Sequence[Column]) -> bool:
@@ -659,27 +618,26 @@ class _Guess:
         """Whether two columns hold the same, up to a second of a time and a ms of a span."""
         if isinstance(one.reader, Clock | Spans) and isinstance(other.reader, Clock | Spans):
             a, b = self._both(one, other)
-            most_ms = 1 if isinstance(one.reader, Spans) else SAME_TIME_MS
-            is_known = isinstance(one.reader, Spans) or len(a) == len(self.opened.sample)
-            return bool(is_known and (np.abs(a - b) <= most_ms).all())
-        places = [self.headings.index(each.paths[0]) for each in (one, other)]
-        return self.values[places[0]] == self.values[places[1]]
+            is_span = isinstance(one.reader, Spans)
+            is_known = is_span or len(a) == len(self.opened.sample)
+            return bool(is_known and (np.abs(a - b) <= (1 if is_span else SAME_TIME_MS)).all())
+        return self.values[one.paths[0]] == self.values[other.paths[0]]
 
     # What follows from all columns together.
 
     def _combine(self) -> None:
         """Find ends, and drop what another column says better."""
         self._begin_when_created()
-        if self._place("timestamp") is not None and self._place("timestamp") == self._place("end"):
-            self.found.pop("timestamp" if "duration" in self.found else "end", None)
+        time, end = self.found.get("timestamp"), self.found.get("end")
+        if time is not None and end is not None and time.paths == end.paths:
+            self.found.pop("timestamp" if "duration" in self.found else "end")
         self._drop_other_clocks()
         self._end_where_logged()
         if {"timestamp", "end"} <= self.found.keys():
             self.found.pop("duration", None)
             self.token_ms = None
-        if {"input_length", "output_length", "total_length"} <= self.found.keys():
-            self._note_total()
-            del self.found["total_length"]
+        if {"input_length", "output_length"} <= self.found.keys():
+            self.total = self.found.pop("total_length", None)
 
     def _end_where_logged(self) -> None:
         """Take the time at which a row was logged for its end, where a duration stands beside it.
@@ -688,43 +646,38 @@ class _Guess:
         order whose ends are in order are arrivals all the same.
         """
         time, lasted = self.found.get("timestamp"), self.found.get("duration")
-        if time is None or lasted is None or self._is_asked("timestamp") or "end" in self.found:
+        if time is None or lasted is None or {"timestamp", "end"} & self.asked_roles:
             return
-        words = set(words_of(time.paths[0].rpartition(".")[2]))
-        if words & (BEGIN | {"created", "create", "creation"}) or not self._is_logged_at_the_end():
+        words = {*words_of(time.paths[0].rpartition(".")[2])}
+        if "end" in self.found or words & BEGINS or not self._is_logged_at_the_end():
             return
         at_ms, lasted_ms = self._both(time, lasted)
-        ends_ms = at_ms + lasted_ms
-        if (np.diff(at_ms) < -1).any() and not (np.diff(ends_ms) < -1).any():
-            return
-        why = "logged when a request ends"
-        self.found["end"] = replace(self.found.pop("timestamp"), why=why)
+        in_order = [not (np.diff(one) < -1).any() for one in (at_ms, at_ms + lasted_ms)]
+        if in_order != [False, True]:
+            why = "logged when a request ends"
+            self.found["end"] = replace(self.found.pop("timestamp"), why=why)
 
     def _is_logged_at_the_end(self) -> bool:
-        names = {heading.lower() for heading in self.headings}
-        leaves = {heading.lower().rpartition(".")[2] for heading in self.headings}
-        if any(name.endswith("$ai_latency") for name in names):  # an event of PostHog
+        leaves = {one.lower().rpartition(".")[2]: one for one in self.opened.headings}
+        if "$ai_latency" in leaves:  # an event of PostHog
             return True
-        is_log = bool(leaves & {"level", "severity", "levelname", "lvl", "logger", "log_type"})
-        of_http = leaves & {
-            "method",
-            "uri",
-            "path",
-            "status",
-            "request",
-            "url",
-            "request_uri",
-            "proto",
-        }
+        if "receivetimestamp" in leaves:  # Google stamps when a request comes
+            return False
+        has_status = any("status" in leaf for leaf in leaves)
+        requests = self._known(leaves["request"]) if "request" in leaves else []
+        has_method = "method" in leaves or (
+            bool(requests) and all(_METHOD.match(str(one)) for one in requests[:20])
+        )
+        if has_status and has_method and leaves.keys() & PATHS:
+            return True
         messages = [
             str(one).lower()
-            for place, heading in enumerate(self.headings)
-            if heading.lower().rpartition(".")[2] in ("msg", "message", "event")
-            for one in self._known(place)[:20]
+            for leaf in ("msg", "message", "event")
+            if leaf in leaves
+            for one in self._known(leaves[leaf])[:20]
         ]
-        over = ("complet", "finish", "served", "handled", "access", "respon", "end")
-        is_over = bool(messages) and all(any(word in one for word in over) for one in messages)
-        return is_log and (bool(of_http) or is_over)
+        is_over = bool(messages) and all(any(word in one for word in OVER) for one in messages)
+        return bool(leaves.keys() & OF_LOGS) and (bool(leaves.keys() & OF_HTTP) or is_over)
 
     def _refuse_sums(self) -> None:
         """Raise where rows are sums over time, and no requests."""
@@ -732,36 +685,21 @@ class _Guess:
         if len(counts) >= SOME_ROWS and {*np.diff(counts).tolist()} == {1}:
             del self.found["requests"]  # which numbers the rows
         elif sum(one > 1 for one in counts) > USABLE * len(counts):
-            name = self._name(self.found["requests"])
-            raise UnclearError(
-                f"{name} counts several requests a row: sums over time are no requests"
-            )
+            name = self.name(self.found["requests"])
+            raise UnclearError(f"{name} counts several requests a row: {SUMS}")
         elif counts:  # a row is a stretch of time that holds one request
             for role in (TIMES | SPANS) - {"timestamp"}:
                 self.found.pop(role, None)
         time, end = self.found.get("timestamp"), self.found.get("end")
         if time is None or not isinstance(time.reader, Clock) or not time.reader.dated:
             return
-        starts_ms = np.unique([ms for ms in self._ms(time) if not np.isnan(ms)])
+        starts_ms = self._ms(time)
+        starts_ms = np.unique(starts_ms[~np.isnan(starts_ms)])
         lasted_ms = np.array([]) if end is None else np.subtract(*self._both(end, time))
         is_even = len(lasted_ms) >= SOME_ROWS and np.ptp(lasted_ms) == 0 and lasted_ms[0] >= 60_000
         if len(starts_ms) >= SOME_ROWS and (is_even or not (starts_ms % 3_600_000).any()):
             what = "stretches of one length" if is_even else "whole hours or days"
-            raise UnclearError(
-                f"{self._name(time)}: the times are {what}: sums over time are no requests"
-            )
-
-    def _note_total(self) -> None:
-        """Say where the total is more than both lengths."""
-        roles: tuple[Role, ...] = ("total_length", "input_length", "output_length")
-        rows = [one for one in zip(*map(self._counts, roles), strict=True) if all(one)]
-        more = sum(total > prompt + output for total, prompt, output in rows)
-        if more > USABLE * len(rows) and not self._prompt_is_sum():
-            name = self._name(self.found["total_length"])
-            self.left_out.append(
-                f"{name} is more than both lengths, so something such as reasoning is left out: "
-                "--columns 'output_length=' takes all of it but the prompt"
-            )
+            raise UnclearError(f"{self.name(time)}: the times are {what}: {SUMS}")
 
     def _prompt_is_sum(self) -> bool:
         """Whether cached prompt tokens are counted beside the others, as Anthropic and Bedrock do.
@@ -769,29 +707,29 @@ class _Guess:
         More of them than the prompt shows it, or a total that is of all; else the headings: inputs
         with reads and writes of a cache, which are no details of the prompt.
         """
-        if not {"input_length", "cached_tokens"} <= self.found.keys():
+        cache = [one for role in CACHE if (one := self.found.get(role)) is not None]
+        if "cached_tokens" not in self.found or "input_length" not in self.found:
             return False
-        cached = [
-            read + written
-            for read, written in zip(
-                self._counts("cached_tokens"), self._counts("cache_creation_tokens"), strict=True
-            )
-        ]
-        prompts, outputs = self._counts("input_length"), self._counts("output_length")
-        rows = [*zip(prompts, outputs, cached, self._counts("total_length"), strict=True)]
-        if any(more > prompt > 0 for prompt, _, more, _ in rows):
+        counted = np.array(
+            [self._counts(role) for role in (*CACHE, "input_length", "output_length")]
+        )
+        cached, prompts = counted[:2].sum(0), counted[2]
+        if ((cached > prompts) & (prompts > 0)).any():
             return True
-        told = [row for row in rows if row[2] and row[3]]
-        if told:
-            return all(prompt + output + more == total for prompt, output, more, total in told)
-        heading = self.found["input_length"].paths[0].rpartition(".")[2]
-        is_input = "input" in words_of(heading) and "prompt" not in words_of(heading)
-        cache = [
-            self.found[role].paths[0]
-            for role in ("cached_tokens", "cache_creation_tokens")
-            if role in self.found
-        ]
-        return is_input and len(cache) == 2 and not any("detail" in path.lower() for path in cache)
+        if self.total is not None:
+            self.found["total_length"] = self.total
+            total = np.array(self._counts("total_length"))
+            del self.found["total_length"]
+            told = (cached > 0) & (total > 0)
+            if told.any() and (cached + prompts + counted[3] == total)[told].all():
+                return True
+        words = words_of(self.found["input_length"].paths[0].rpartition(".")[2])
+        is_input = "input" in words and "prompt" not in words
+        return (
+            is_input
+            and len(cache) == 2
+            and not any("detail" in one.paths[0].lower() for one in cache)
+        )
 
     def _drop_other_clocks(self) -> None:
         """Leave out times that count from another start than the arrivals, and a span that counts
@@ -803,61 +741,50 @@ class _Guess:
             reader = self.found[role].reader
             if isinstance(reader, Clock) and reader.dated != time.reader.dated:
                 del self.found[role]
-        if span is not None and not self._is_asked("duration"):
+        if span is not None and "duration" not in self.asked_roles:
             spans_ms, times_ms = self._both(span, time)
-            if (
-                len(spans_ms) >= SOME_ROWS
-                and np.ptp(spans_ms) >= RUNS_ON_MS
-                and np.ptp(times_ms - spans_ms) < SAME_TIME_MS
-            ):
+            grows = len(spans_ms) >= SOME_ROWS and np.ptp(spans_ms) >= RUNS_ON_MS
+            if grows and np.ptp(times_ms - spans_ms) < SAME_TIME_MS:
                 del self.found["duration"]
 
     def _begin_when_created(self) -> None:
         """Take when a row was created for the arrival where what it stands for began later."""
         started = self.found.get("timestamp")
-        if started is None or self._is_asked("timestamp"):
+        if started is None or "timestamp" in self.asked_roles:
             return
-        for place, heading in enumerate(self.headings):
+        for heading in self.opened.headings:
             for one in meanings(heading):
-                if one.role == "timestamp" and one.rank == WRITTEN_RANK:
-                    with suppress(UnclearError):
-                        created = self._read("timestamp", place, one.unit)
-                        if created is None:
-                            continue
-                        before_ms, after_ms = self._both(created, started)
-                        waits_ms = after_ms - before_ms
-                        if len(waits_ms) and waits_ms.min() >= 0 and waits_ms.max() >= SAME_TIME_MS:
-                            self.found["timestamp"] = created
-
-    def _is_asked(self, role: Role) -> bool:
-        return any(role_of(name)[0] == role for name in self.asked.columns)
+                if one.role != "timestamp" or one.rank != WRITTEN_RANK:
+                    continue
+                with suppress(UnclearError):
+                    if (created := self._read("timestamp", heading, one.unit)) is None:
+                        continue
+                    starts_ms, created_ms = self._both(started, created)
+                    waits_ms = starts_ms - created_ms
+                    if len(waits_ms) and waits_ms.min() >= 0 and waits_ms.max() >= SAME_TIME_MS:
+                        self.found["timestamp"] = created
 
     def _join_day(self) -> None:
+        """Join a day with its time of day."""
         day, time = self.found.pop("day", None), self.found.get("timestamp")
         if day is None or time is None:
             return
         if time.paths == day.paths:
+            known_ms = self._ms(day)
+            is_midnight = not (known_ms[~np.isnan(known_ms)] % 86_400_000).any()
             times = (
-                Column((heading,), clock)
-                for place, heading in enumerate(self.headings)
-                if heading != day.paths[0]
-                and any(one.role == "timestamp" for one in meanings(heading))
-                for clock in [
-                    self._clock_of_dates(place, [str(one).strip() for one in self._known(place)])
-                ]
-                if clock is not None and clock.order == "time"
+                column
+                for heading in self.opened.headings
+                if is_midnight and any(one.role == "timestamp" for one in meanings(heading))
+                if (column := self._read("timestamp", heading, None)) is not None
+                if isinstance(column.reader, Clock) and column.reader.order == "time"
             )
-            is_midnight = all(ms % 86_400_000 == 0 for ms in self._ms(day) if not np.isnan(ms))
-            time = next(times, None) if is_midnight else None
+            time = next(times, None)
         if time is None or not isinstance(time.reader, Clock) or time.reader.order != "time":
             return
-        days, clocks = (self.values[self.headings.index(one.paths[0])] for one in (day, time))
-        joined = [
-            f"{date} {at}"
-            for date, at in zip(days, clocks, strict=True)
-            if not is_empty(date) and not is_empty(at)
-        ]
-        clock = self._clock_of_dates(None, joined)
+        both = zip(*(self.values[one.paths[0]] for one in (day, time)), strict=True)
+        joined = [f"{date} {at}" for date, at in both if not is_empty(date) and not is_empty(at)]
+        clock = self._clock_of_dates(day.paths[0], joined)
         if clock is not None:
             self.found["day"], self.found["timestamp"] = day, Column(time.paths, clock)
 
@@ -865,49 +792,41 @@ class _Guess:
 
     def _missing(self) -> list[Role]:
         found = self.found.keys()
-        missing: list[Role] = []
-        if "timestamp" not in found and not {"end", "duration"} <= found:
-            missing.append("timestamp")
-        lengths: tuple[Role, ...] = ("input_length", "output_length")
-        lacking = [role for role in lengths if role not in found]
-        if len(lacking) == 2 or (lacking and "total_length" not in found):
-            missing += lacking
-        return missing
+        has_times = "timestamp" in found or {"end", "duration"} <= found
+        lacking = [role for role in ("input_length", "output_length") if role not in found]
+        has_lengths = not lacking or (len(lacking) == 1 and "total_length" in found)
+        return [*([] if has_times else ["timestamp"]), *([] if has_lengths else lacking)]
 
     def _without(self, missing: Sequence[Role]) -> UnclearError:
         """Return what to say where roles have no column; a suggestion where only one would do."""
-        free = {role: [self._name(one) for one in self._free(role)] for role in missing}
-        what = f"no column for {', '.join(missing)}{self._why_unread(missing)}"
+        free = {role: [self.name(one) for one in self._free(role)] for role in missing}
+        what = f"no column for {', '.join(missing)}"
+        for heading in self.opened.headings:
+            if {one.role for one in meanings(heading)} & {*missing}:
+                holds = "holds nothing that can be read so" if self._known(heading) else "is empty"
+                what += f": {shown(self.opened, heading)} {holds}"
+                break
         if not self.opened.sample:
             what += ": no rows"
-        elif {"input_length", "output_length"} & {*missing} and not any(
-            free[role] for role in missing if role != "timestamp"
-        ):
+        elif not any(free[role] for role in missing if role != "timestamp") and {*missing} - {
+            "timestamp"
+        }:
             what += "; no column can be counts of tokens"
-        is_clear = all(len(names) == 1 for names in free.values())
-        columns = {role: names[0] for role, names in free.items()} if is_clear else {}
-        is_clear &= len({*columns.values()}) == len(columns)
-        return UnclearError(what, columns=[columns] if is_clear else [])
+        columns = {role: names[0] for role, names in free.items() if len(names) == 1}
+        is_clear = len({*columns.values()}) == len(missing)
+        return UnclearError(what, *([{"columns": columns}] if is_clear else ()))
 
     def _free(self, role: Role) -> Iterator[Column]:
         """Yield the columns without a role that could have this one, by words and by values."""
         taken = {column.paths[0] for column in self.found.values()}
         ours, other = (PROMPT, OUTPUT) if role == "input_length" else (OUTPUT, PROMPT)
-        for place, heading in enumerate(self.headings):
+        for heading in self.opened.headings:
             words = {*words_of(heading)}
             is_count = bool(words & (TOKENS | ours)) and not words & (NOT_A_COUNT | other)
             is_taken = heading in taken or bool(({"id", "ids"} | GAPS) & words)
             if is_taken or (role.endswith("_length") and not is_count):
                 continue
             with suppress(UnclearError):
-                column = self._read(role, place, unit_of(heading))
+                column = self._read(role, heading, unit_of(heading))
                 if column is not None:
                     yield column
-
-    def _why_unread(self, missing: Sequence[Role]) -> str:
-        """Say what stands below a heading that means what is missing, without showing it."""
-        for place, heading in enumerate(self.headings):
-            if {one.role for one in meanings(heading)} & {*missing}:
-                holds = "holds nothing that can be read so" if self._known(place) else "is empty"
-                return f": {shown(self.opened, heading)} {holds}"
-        return ""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tuner.trace.values import UNITS, Unit
+from tuner.trace.values import UNITS, Unit, words
 
 Role = str
 """What a column is."""
@@ -28,11 +28,6 @@ is the date beside a time of day; ``cache_hit`` is whether a gateway answered, a
 
 Formats whose columns are known have more: other fields of the record, and ``path`` and ``flags`` of
 an access log, ``error_code`` within a message, ``reason`` why a row is no request, ``links``."""
-
-
-def words(text: str) -> frozenset[str]:
-    """Return the words of a text."""
-    return frozenset(text.split())
 
 
 TIMES = words("timestamp end first_token")

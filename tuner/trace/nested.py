@@ -14,7 +14,17 @@ from tuner.errors import TraceError
 from tuner.trace.decode import Object, Tally
 from tuner.trace.record import TimeUnit
 from tuner.trace.text import is_text, refuse_text
-from tuner.trace.values import Clock, Counts, as_object, error_in, is_empty, number, status_of
+from tuner.trace.values import (
+    Clock,
+    Counts,
+    as_object,
+    error_in,
+    in_order,
+    is_empty,
+    number,
+    status_of,
+    words,
+)
 
 Numbered = Iterator[tuple[int, Object]]
 
@@ -249,60 +259,52 @@ def _of_result(one: Object) -> Object:
 REQUEST_NAME = "llm_request"
 """vLLM's name for the span of a request."""
 
-PROMPT = (
-    *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
-    *("llm.token_count.prompt", "llm.usage.prompt_tokens", "ai.usage.inputTokens"),
+PROMPT = in_order(
+    "gen_ai.usage.input_tokens gen_ai.usage.prompt_tokens llm.token_count.prompt "
+    "llm.usage.prompt_tokens ai.usage.inputTokens"
 )
-OUTPUT = (
-    *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
-    *("llm.token_count.completion", "llm.usage.completion_tokens", "ai.usage.outputTokens"),
+OUTPUT = in_order(
+    "gen_ai.usage.output_tokens gen_ai.usage.completion_tokens llm.token_count.completion "
+    "llm.usage.completion_tokens ai.usage.outputTokens"
 )
-CACHED = (
-    *("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens"),
-    *("gen_ai.usage.cached_input_tokens", "llm.token_count.prompt_details.cache_read"),
+CACHED = in_order(
+    "gen_ai.usage.cache_read.input_tokens gen_ai.usage.cache_read_input_tokens "
+    "gen_ai.usage.cached_input_tokens llm.token_count.prompt_details.cache_read"
 )
-MODEL = (
-    *("gen_ai.response.model", "gen_ai.request.model", "llm.model_name"),
-    "langfuse.observation.model.name",
+MODEL = in_order(
+    "gen_ai.response.model gen_ai.request.model llm.model_name langfuse.observation.model.name"
 )
-SESSION = ("gen_ai.conversation.id", "session.id", "langfuse.session.id")
-N = ("gen_ai.request.choice.count", "gen_ai.request.n")
-STREAM = ("gen_ai.request.stream", "llm.is_streaming")
-FIRST_TOKEN_S = ("gen_ai.latency.time_to_first_token", "gen_ai.response.time_to_first_chunk")
-PARAMETERS = ("llm.invocation_parameters", "langfuse.observation.model.parameters")
-CODE = ("http.response.status_code", "http.status_code", "error.type")
-INSTANCE = ("service.instance.id", "host.name", "k8s.pod.name")
-KIND = (
-    *("gen_ai.operation.name", "openinference.span.kind", "langfuse.observation.type"),
-    *("llm.request.type", "traceloop.span.kind"),
+SESSION = in_order("gen_ai.conversation.id session.id langfuse.session.id")
+N = in_order("gen_ai.request.choice.count gen_ai.request.n")
+STREAM = in_order("gen_ai.request.stream llm.is_streaming")
+FIRST_TOKEN_S = in_order("gen_ai.latency.time_to_first_token gen_ai.response.time_to_first_chunk")
+PARAMETERS = in_order("llm.invocation_parameters langfuse.observation.model.parameters")
+CODE = in_order("http.response.status_code http.status_code error.type")
+INSTANCE = in_order("service.instance.id host.name k8s.pod.name")
+KIND = in_order(
+    "gen_ai.operation.name openinference.span.kind langfuse.observation.type llm.request.type "
+    "traceloop.span.kind"
 )
-TEXT = (
-    *("gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions"),
-    *("gen_ai.prompt", "gen_ai.completion", "gen_ai.content.prompt", "gen_ai.content.completion"),
-    *("llm.input_messages", "llm.output_messages", "llm.prompts", "llm.completions"),
-    *("input.value", "output.value", "traceloop.entity.input", "traceloop.entity.output"),
-    *("gen_ai.event.content", "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"),
-    *("langfuse.observation.input", "langfuse.observation.output"),
-    *("langfuse.trace.input", "langfuse.trace.output"),
-    *("ai.prompt", "ai.prompt.messages", "ai.response.text", "ai.response.object"),
-    *("ai.response.toolCalls", "ai.response.reasoning", "ai.toolCall.args", "ai.toolCall.result"),
-    *("mlflow.spanInputs", "mlflow.spanOutputs", "all_messages_events", "final_result"),
-    *("pydantic_ai.all_messages", "request_data", "response_data", "embedding.text"),
-    *("llm.prompt_template.variables", "retrieval.documents"),
+TEXT = in_order(
+    "gen_ai.input.messages gen_ai.output.messages gen_ai.system_instructions gen_ai.prompt "
+    "gen_ai.completion gen_ai.content.prompt gen_ai.content.completion llm.input_messages "
+    "llm.output_messages llm.prompts llm.completions input.value output.value "
+    "traceloop.entity.input traceloop.entity.output gen_ai.event.content "
+    "gen_ai.tool.call.arguments gen_ai.tool.call.result langfuse.observation.input "
+    "langfuse.observation.output langfuse.trace.input langfuse.trace.output ai.prompt "
+    "ai.prompt.messages ai.response.text ai.response.object ai.response.toolCalls "
+    "ai.response.reasoning ai.toolCall.args ai.toolCall.result mlflow.spanInputs "
+    "mlflow.spanOutputs all_messages_events final_result pydantic_ai.all_messages request_data "
+    "response_data embedding.text llm.prompt_template.variables retrieval.documents"
 )
 _LISTED = tuple(f"{key}.{digit}" for key in TEXT for digit in range(10))
 """Lists are flattened: ``gen_ai.prompt.0.content``."""
 
-GENERATING = frozenset(
-    {"chat", "text_completion", "generate_content", "completion", "llm", "generation"}
-)
-OTHER_CALLS = frozenset({"embeddings", "embedding", "rerank", "reranker"})
-LINKS = frozenset(
-    {
-        *("invoke_agent", "create_agent", "execute_tool", "invoke_workflow", "retrieval"),
-        *("agent", "chain", "tool", "workflow", "task", "retriever", "guardrail", "evaluator"),
-        *("span", "event"),
-    }
+GENERATING = words("chat text_completion generate_content completion llm generation")
+OTHER_CALLS = words("embeddings embedding rerank reranker")
+LINKS = words(
+    "invoke_agent create_agent execute_tool invoke_workflow retrieval agent chain tool workflow "
+    "task retriever guardrail evaluator span event"
 )
 """These sum up what the requests beneath them used."""
 

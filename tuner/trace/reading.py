@@ -28,7 +28,7 @@ from tuner.trace.formats import (
     named,
     refuse_lookalikes,
 )
-from tuner.trace.guess import Asked, guessed, refused
+from tuner.trace.guess import Asked, UnclearError, guessed, refused
 from tuner.trace.record import REASONS, VERSION, TraceHeader
 from tuner.trace.same import Row
 from tuner.trace.text import TEXT_KEYS, look_for_text
@@ -121,11 +121,12 @@ def _format(file: TraceFile, rows_of: Opened, asked: Asked) -> Format:
         return known.of(rows_of, asked.time_unit, file.tally)
     if known is None and not asked.is_of_table:
         refuse_lookalikes(place, file.head, rows_of)
-    found = guessed(rows_of, asked) if rows_of.headings else None
-    if isinstance(found, Format):
-        return found
-    if found is not None and (rows_of.sample or found.is_likely or asked.is_of_table or known):
-        raise refused(place, rows_of, found, asked)
+    try:
+        if rows_of.headings:
+            return guessed(rows_of, asked)
+    except UnclearError as problem:
+        if rows_of.sample or problem.is_likely or asked.is_of_table or known:
+            raise refused(place, rows_of, problem, asked) from None
     raise TraceError(
         f"{place}:1: not a trace format that tuner knows, and no table of requests",
         hint="Export it as CSV or JSON lines with the time, the prompt's and the output's tokens; "

@@ -10,25 +10,20 @@ from typing import Any
 
 from tuner.errors import TraceError
 from tuner.trace.decode import Object, Raw, Tally
-from tuner.trace.values import as_object, number
+from tuner.trace.values import as_object, number, words
 
-TEXT_KEYS = frozenset(
-    {
-        *("text_input", "text", "texts", "prompt", "prompts", "messages", "content"),
-        *("input", "output", "inputs", "outputs", "completion", "response"),
-        *("generated_text", "generated_texts", "prompt_token_ids", "output_token_ids"),
-        *("system_message", "user_context_message", "payload"),
-        *("proxy_server_request", "request_body", "response_body"),
-    }
+TEXT_KEYS = words(
+    "text_input text texts prompt prompts messages content input output inputs outputs "
+    "completion response generated_text generated_texts prompt_token_ids output_token_ids "
+    "system_message user_context_message payload proxy_server_request request_body "
+    "response_body"
 )
 """Keys under which other tools keep what was said."""
 
 NO_TEXT = ("", "{}", "[]", "null", "None", "redacted-by-litellm")
-NO_TEXT_KEYS = frozenset(
-    {
-        *("role", "type", "object", "finish_reason", "id", "model", "index"),
-        *("inputContentType", "outputContentType", "inputBodyS3Path", "outputBodyS3Path"),
-    }
+NO_TEXT_KEYS = words(
+    "role type object finish_reason id model index inputContentType outputContentType "
+    "inputBodyS3Path outputBodyS3Path"
 )
 """Keys under which messages, and the logs of Bedrock, describe themselves."""
 
@@ -79,7 +74,7 @@ def look_for_text(raw: Raw, tally: Tally) -> None:
 def _in_objects(rows: Sequence[Object], raw: Raw, tally: Tally) -> None:
     """Look at each row; only at its keys where all values are numbers."""
     types = {*map(type, chain.from_iterable(map(dict.values, rows)))}
-    keys = {*chain.from_iterable(rows)} if str in types or dict in types or list in types else set()
+    keys = raw.keys if raw.objects is rows else TEXT_KEYS
     if not types & {dict, list} and not keys & TEXT_KEYS:
         strings = str in types
         if not strings or not any(

@@ -25,9 +25,18 @@ NANOSECONDS: dict[Unit, int] = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 FROM_MS, TO_MS = 1.0e12, 4.0e12
 """2001 to 2096: a number in this range can only be a time since 1970, in one unit."""
 
-NULL = frozenset(
-    {"", "-", "null", "none", "undefined", "nil", r"\n", "nan", "nat", "<na>", "na", "n/a", "#n/a"}
-)
+
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(text.split())
+
+
+def in_order(text: str) -> tuple[str, ...]:
+    """Return the words of a text in their order."""
+    return tuple(text.split())
+
+
+NULL = words(r"- null none undefined nil \n nan nat <na> na n/a #n/a") | {""}
 """Words with which databases, pandas and spreadsheets say that there is nothing."""
 
 ABSENT = np.iinfo(np.int64).min
@@ -255,17 +264,16 @@ TOKEN_MS = (0.3, 1000.0)
 """Range of an output token's time on any server, in ms: it shows the unit of durations, for it is
 somewhat wider than a thousandfold, so that one unit fits, or two do and none is chosen."""
 
-UNITS: dict[str, Unit] = {
-    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "s"),
-    **dict.fromkeys(("ms", "msec", "msecs", "milli", "millis"), "ms"),
-    **dict.fromkeys(("millisecond", "milliseconds"), "ms"),
-    **dict.fromkeys(("us", "µs", "μs", "usec", "micro", "micros"), "us"),
-    **dict.fromkeys(("microsecond", "microseconds"), "us"),
-    **dict.fromkeys(("ns", "nsec", "nano", "nanos", "nanosecond", "nanoseconds"), "ns"),
+_UNIT_WORDS: dict[Unit, str] = {
+    "s": "s sec secs second seconds",
+    "ms": "ms msec msecs milli millis millisecond milliseconds",
+    "us": "us µs μs usec micro micros microsecond microseconds",
+    "ns": "ns nsec nano nanos nanosecond nanoseconds",
 }
+UNITS = {word: unit for unit, names in _UNIT_WORDS.items() for word in names.split()}
 _UNIT_MS: dict[str, float] = {
-    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3_600_000.0),
-    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60_000.0),
+    **dict.fromkeys(words("h hr hrs hour hours"), 3_600_000.0),
+    **dict.fromkeys(words("m min mins minute minutes"), 60_000.0),
     **{word: NANOSECONDS[unit] / 10**6 for word, unit in UNITS.items()},
 }
 
@@ -522,27 +530,25 @@ _CODE = re.compile(r"(?:http(?:/\d(?:\.\d)?)?[\s:]*)?([1-5]\d\d)(?:[\s:-].*)?")
 
 _CODE_WITHIN = re.compile(r"\b(4\d\d|5\d\d)\b")
 WORDS: dict[Status, frozenset[str]] = {
-    "ok": frozenset(
-        {"ok", "success", "succeeded", "successful", "true", "completed", "complete", "done",
-         "finished", "stop", "length", "passed", "end_turn", "eos", "yes", "status_code_ok",
-         "status_code_unset", "unset", "max_tokens", "stop_sequence", "tool_calls", "tool_use",
-         "incomplete", "default"}
+    "ok": words(
+        "ok success succeeded successful true completed complete done finished stop length passed "
+        "end_turn eos yes status_code_ok status_code_unset unset max_tokens stop_sequence "
+        "tool_calls tool_use incomplete default"
     ),
-    "aborted": frozenset(
-        {"aborted", "abort", "cancelled", "canceled", "client_closed", "disconnected",
-         "client_disconnected", "client_closed_request"}
+    "aborted": words(
+        "aborted abort cancelled canceled client_closed disconnected client_disconnected "
+        "client_closed_request"
     ),
-    "rejected": frozenset(
-        {"rejected", "throttled", "rate_limited", "ratelimited", "overloaded", "unavailable",
-         "too_many_requests", "service_unavailable", "resource_exhausted", "bad_request",
-         "invalid_argument"}
+    "rejected": words(
+        "rejected throttled rate_limited ratelimited overloaded unavailable too_many_requests "
+        "service_unavailable resource_exhausted bad_request invalid_argument"
     ),
-    "error": frozenset(
-        {"error", "failed", "fail", "failure", "false", "timeout", "timed_out", "exception",
-         "internal_error", "internal_server_error", "no", "status_code_error", "internal",
-         "deadline_exceeded", "permission_denied", "not_found", "unauthenticated"}
+    "error": words(
+        "error failed fail failure false timeout timed_out exception internal_error no internal "
+        "internal_server_error status_code_error deadline_exceeded permission_denied not_found "
+        "unauthenticated"
     ),
-}  # fmt: skip
+}
 
 
 def status_of(code: int) -> Status:
@@ -594,7 +600,7 @@ def from_cache(value: object) -> bool | None:
     text = str(value).strip().lower()
     if text in ("true", "yes", "1", "hit") or text.endswith((" hit", "_hit")):
         return True
-    no = ("false", "no", "0", "miss", "disabled", "bypass", "refresh", "dynamic", "expired")
+    no = words("false no 0 miss disabled bypass refresh dynamic expired")
     return False if text in no or text.endswith((" miss", "_miss")) or is_empty(value) else None
 
 
@@ -623,18 +629,16 @@ def name_in(value: object) -> str | None:
     return None if is_empty(value) else str_in(value)
 
 
-LINKS = frozenset(
-    {
-        *("chain", "agent", "tool", "retriever", "retrieval", "workflow", "task", "parser"),
-        *("prompt", "guardrail", "reranker", "embedding", "evaluator"),
-    }
+LINKS = words(
+    "chain agent tool retriever retrieval workflow task parser prompt guardrail reranker "
+    "embedding evaluator"
 )
 """Kinds of calls that stand above or beside a model's where each call is a row."""
 
-_NO_GENERATION = (
-    *("/embeddings", "/pooling", "/classify", "/score", "/rerank", "/tokenize", "/detokenize"),
-    *("/models", "/health", "/healthz", "/ping", "/metrics", "/version", "/load", "/ready"),
-    *("/livez", "/readyz", "/docs", "/openapi.json", "/favicon.ico"),
+_NO_GENERATION = in_order(
+    "/embeddings /pooling /classify /score /rerank /tokenize /detokenize /models /health "
+    "/healthz /ping /metrics /version /load /ready /livez /readyz /docs /openapi.json "
+    "/favicon.ico"
 )
 
 
