@@ -103,7 +103,7 @@ def cut_after(whole: Path, count: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_a_run_that_dies_in_any_event_continues_to_the_same_answer(
     name: str, whole: dict[str, tuple[Path, Done]], tmp_path: Path
 ) -> None:
