@@ -13,7 +13,6 @@ import pytest
 from tests.live.watch.test_watch import CAP, CAPS, LAWS, RATE, STORED, STORED_S, WORLD
 from tests.support.in_process import tuner
 from tests.support.live_sim import (
-    OLD_NAMES,
     SimulatedServer,
     exposition,
     poisson,
@@ -126,13 +125,6 @@ def test_an_honest_server_is_still_valid(
         sum(line["finished"] for line in lines[1:-1])
         <= found["times"]["e2el_ms"]["counted"]["count"]
     )
-
-
-def test_a_server_of_years_ago_is_read_too(
-    watch: Callable[..., Watched], honest: SimulatedServer
-) -> None:
-    found, ended = watch(page_of(honest, OLD_NAMES))
-    assert (found["verdict"], ended) == ("still valid", None)
 
 
 def test_scrapes_that_fail_now_and_then_are_counted_and_forgiven(

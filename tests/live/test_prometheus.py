@@ -37,17 +37,6 @@ vllm:cache_config_info{block_size="16",num_gpu_blocks="1000"} 1.0
 python_info{version="3.12"} 1.0
 """
 
-BEFORE = """\
-# TYPE vllm:gpu_cache_usage_perc gauge
-vllm:gpu_cache_usage_perc{model_name="m"} 0.5
-# TYPE vllm:gpu_prefix_cache_hits counter
-vllm:gpu_prefix_cache_hits_total{model_name="m"} 3.0
-# TYPE vllm:time_per_output_token_seconds histogram
-vllm:time_per_output_token_seconds_bucket{le="0.1",model_name="m"} 1.0
-vllm:time_per_output_token_seconds_bucket{le="+Inf",model_name="m"} 1.0
-vllm:time_per_output_token_seconds_sum{model_name="m"} 0.05
-"""
-
 
 def test_todays_names() -> None:
     metrics = parse(TODAY, source="here")
@@ -59,14 +48,6 @@ def test_todays_names() -> None:
     itl = metrics.distributions["itl_s"]
     assert (itl.count, itl.total) == (80, 2.4)
     assert (itl.bounds, itl.counts) == ((0.01, 0.03, math.inf), (20, 60, 80))
-
-
-def test_the_names_of_older_servers_mean_the_same() -> None:
-    metrics = parse(BEFORE, source="here")
-    assert metrics.gauges == {"kv_cache_usage": 0.5}
-    assert metrics.counters == {"prefix_cache_hits": 3}
-    assert metrics.distributions["itl_s"] == Histogram((0.1, math.inf), (1, 1), 0.05)
-    assert "tpot_s" not in metrics.distributions
 
 
 def test_where_a_server_tells_both_names_todays_counts() -> None:

@@ -62,12 +62,6 @@ NAMES: Mapping[str, str] = {
     "output_tokens": "generation_tokens",
 }
 
-OLD_NAMES: Mapping[str, str] = {
-    **NAMES,
-    "itl_s": "time_per_output_token_seconds",
-    "kv_cache_usage": "gpu_cache_usage_perc",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class _Values:

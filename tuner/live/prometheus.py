@@ -36,32 +36,31 @@ LONGEST_LINE = 16_384
 """Characters: prometheus_client (0.26) reads a line in time that grows with the square of its
 length. vLLM's longest, of cache_config_info, has some thousand."""
 
-_GAUGES: Mapping[Gauge, tuple[str, ...]] = {
-    "running": ("num_requests_running",),
-    "waiting": ("num_requests_waiting",),
-    "kv_cache_usage": ("kv_cache_usage_perc", "gpu_cache_usage_perc"),
+_GAUGES: Mapping[Gauge, str] = {
+    "running": "num_requests_running",
+    "waiting": "num_requests_waiting",
+    "kv_cache_usage": "kv_cache_usage_perc",
 }
-_COUNTERS: Mapping[Counter, tuple[str, ...]] = {
-    "preemptions": ("num_preemptions",),
-    "input_tokens": ("prompt_tokens",),
-    "output_tokens": ("generation_tokens",),
-    "requests": ("request_success",),
-    "prefix_cache_queries": ("prefix_cache_queries", "gpu_prefix_cache_queries"),
-    "prefix_cache_hits": ("prefix_cache_hits", "gpu_prefix_cache_hits"),
+_COUNTERS: Mapping[Counter, str] = {
+    "preemptions": "num_preemptions",
+    "input_tokens": "prompt_tokens",
+    "output_tokens": "generation_tokens",
+    "requests": "request_success",
+    "prefix_cache_queries": "prefix_cache_queries",
+    "prefix_cache_hits": "prefix_cache_hits",
 }
-_DISTRIBUTIONS: Mapping[Distribution, tuple[str, ...]] = {
-    "ttft_s": ("time_to_first_token_seconds",),
-    # The older name says TPOT; what it counted was the gap between two tokens.
-    "itl_s": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
-    "tpot_s": ("request_time_per_output_token_seconds",),
-    "e2el_s": ("e2e_request_latency_seconds",),
-    "queue_s": ("request_queue_time_seconds",),
-    "prefill_s": ("request_prefill_time_seconds",),
-    "decode_s": ("request_decode_time_seconds",),
-    "input_length": ("request_prompt_tokens",),
-    "output_length": ("request_generation_tokens",),
+_DISTRIBUTIONS: Mapping[Distribution, str] = {
+    "ttft_s": "time_to_first_token_seconds",
+    "itl_s": "inter_token_latency_seconds",
+    "tpot_s": "request_time_per_output_token_seconds",
+    "e2el_s": "e2e_request_latency_seconds",
+    "queue_s": "request_queue_time_seconds",
+    "prefill_s": "request_prefill_time_seconds",
+    "decode_s": "request_decode_time_seconds",
+    "input_length": "request_prompt_tokens",
+    "output_length": "request_generation_tokens",
 }
-"""Our name → vLLM's without ``vllm:``, today's first. All of a list mean the same."""
+"""Our name → vLLM's without ``vllm:``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,31 +242,26 @@ def _told(infos: Sequence[Mapping[str, str]]) -> dict[str, str]:
     }
 
 
-def _values(samples: _Samples, names: Iterable[str]) -> list[float]:
-    """Return the finite values of the first name that is there, one a label set."""
-    for name in names:
-        found = samples.get(f"{name}_total") or samples.get(name, [])
-        values = [value for _, value in found if math.isfinite(value)]
-        if values:
-            return values
-    return []
+def _values(samples: _Samples, name: str) -> list[float]:
+    """Return the finite values of a metric, one a label set."""
+    found = samples.get(f"{name}_total") or samples.get(name, [])
+    return [value for _, value in found if math.isfinite(value)]
 
 
-def _histogram(samples: _Samples, names: Iterable[str]) -> Histogram | None:
-    """Return the histogram of the first name that is there, added up over its label sets."""
-    for name in names:
-        counts: defaultdict[float, float] = defaultdict(float)
-        for labels, value in samples.get(f"{name}_bucket", []):
-            counts[float(labels["le"])] += value
-        if counts:
-            bounds = tuple(sorted(counts))
-            total = sum(value for _, value in samples.get(f"{name}_sum", []))
-            upto = tuple(counts[bound] for bound in bounds)
-            rises = all(one <= other for one, other in pairwise((0.0, *upto)))
-            if not (rises and math.isinf(bounds[-1]) and math.isfinite(upto[-1] + total)):
-                raise ValueError(f"the buckets of {name} are no distribution")
-            return Histogram(bounds, upto, total)
-    return None
+def _histogram(samples: _Samples, name: str) -> Histogram | None:
+    """Return a histogram, added up over its label sets; None where it is not there."""
+    counts: defaultdict[float, float] = defaultdict(float)
+    for labels, value in samples.get(f"{name}_bucket", []):
+        counts[float(labels["le"])] += value
+    if not counts:
+        return None
+    bounds = tuple(sorted(counts))
+    total = sum(value for _, value in samples.get(f"{name}_sum", []))
+    upto = tuple(counts[bound] for bound in bounds)
+    rises = all(one <= other for one, other in pairwise((0.0, *upto)))
+    if not (rises and math.isinf(bounds[-1]) and math.isfinite(upto[-1] + total)):
+        raise ValueError(f"the buckets of {name} are no distribution")
+    return Histogram(bounds, upto, total)
 
 
 def _by_label(found: Iterable[tuple[dict[str, str], float]], label: str) -> dict[str, float]:
