@@ -50,11 +50,6 @@ def test_todays_names() -> None:
     assert (itl.bounds, itl.counts) == ((0.01, 0.03, math.inf), (20, 60, 80))
 
 
-def test_where_a_server_tells_both_names_todays_counts() -> None:
-    both = BEFORE + "# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc 0.125\n"
-    assert parse(both, source="here").gauges["kv_cache_usage"] == 0.125
-
-
 def test_of_several_models_one_can_be_asked_for() -> None:
     text = """\
 # TYPE vllm:num_requests_running gauge
