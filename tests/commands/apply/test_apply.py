@@ -475,6 +475,7 @@ def test_admission_limits_are_set_when_asked_for_with_their_reason(small: Tuner)
     assert done.exit_code == 0
     assert "max-num-queued-tokens: 2500\n" in Path("serve.yaml").read_text()
     assert "max-num-queued-reqs: 24\n" in Path("serve.yaml").read_text()
+    assert "max-num-active-seqs: 16\n" in Path("serve.yaml").read_text()
     assert "  because max_num_queued_tokens 2500: a TTFT limit of 500 ms x" in done.out
 
 

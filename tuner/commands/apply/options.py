@@ -119,7 +119,8 @@ class ApplyOptions:
         bool,
         typer.Option(
             "--admission-limits",
-            help="Also set max_num_queued_tokens and max_num_queued_reqs, from the SLO's TTFT.",
+            help="Also set max_num_active_seqs, max_num_queued_reqs and max_num_queued_tokens, "
+            "from the cap and the SLO's TTFT.",
         ),
     ] = False
     force: Annotated[

@@ -346,8 +346,13 @@ def _admission(
             f"the profile has no {missing} to derive admission limits from",
             hint="Sweep with --slo ttft=…, on an engine that says how long its iterations take.",
         )
-    names = ("max_num_queued_reqs", "max_num_queued_tokens")
-    return {name: getattr(of.admission, name) for name in names}, tuple(of.admission.reasons)
+    cap = of.decision.max_num_seqs
+    limits: dict[str, ArgumentValue] = {
+        "max_num_active_seqs": cap,
+        "max_num_queued_reqs": of.admission.max_num_queued_reqs,
+        "max_num_queued_tokens": of.admission.max_num_queued_tokens,
+    }
+    return limits, (f"max_num_active_seqs {cap}: the measured cap", *of.admission.reasons)
 
 
 def _despite(of: ServingProfile) -> list[str]:
