@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tuner.trace.decode import Raw, Tally
 from tuner.trace.encode import TYPES
 from tuner.trace.formats import KEY_OF, ROLE_OF, Format
 from tuner.trace.headings import Role
+from tuner.trace.raw import Raw, Tally
 from tuner.trace.record import FIELDS, MAX_N, REASONS, SERVED, Reason, Status
 from tuner.trace.same import Row
 from tuner.trace.text import shown_key

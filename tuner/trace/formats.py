@@ -15,8 +15,8 @@ import msgspec
 
 from tuner.errors import TraceError, UsageError
 from tuner.trace import nested, same
-from tuner.trace.decode import Object, Opened, Tally, first_rows, flattened
 from tuner.trace.headings import Role
+from tuner.trace.raw import Object, Opened, Tally, first_rows, flattened
 from tuner.trace.record import FIELDS, Status, TimeUnit, TraceHeader
 from tuner.trace.values import (
     Clock,

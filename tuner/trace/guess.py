@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from tuner.errors import TraceError, UsageError
 from tuner.system.printable import printable
-from tuner.trace.decode import Opened
 from tuner.trace.formats import NAMES, TABLE, Column, Format
 from tuner.trace.headings import (
     BEGIN,
@@ -38,6 +37,7 @@ from tuner.trace.headings import (
     unit_of,
     words_of,
 )
+from tuner.trace.raw import Opened
 from tuner.trace.record import TimeUnit
 from tuner.trace.text import shown_key
 from tuner.trace.values import (

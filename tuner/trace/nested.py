@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, TypeGuard
 
 from tuner.errors import TraceError
-from tuner.trace.decode import Object, Tally
+from tuner.trace.raw import Object, Tally
 from tuner.trace.record import TimeUnit
 from tuner.trace.text import is_text, refuse_text
 from tuner.trace.values import (

@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from tuner.errors import TraceError, UsageError
 from tuner.trace.check import Checker
-from tuner.trace.decode import ROWS, Object, Opened, Raw, Tally, TraceFile, opened
+from tuner.trace.decode import opened
 from tuner.trace.encode import TYPES
+from tuner.trace.files import TraceFile
 from tuner.trace.formats import (
     CANONICAL,
     TABLE,
@@ -29,6 +30,7 @@ from tuner.trace.formats import (
     refuse_lookalikes,
 )
 from tuner.trace.guess import Asked, UnclearError, guessed, refused
+from tuner.trace.raw import ROWS, Object, Opened, Raw, Tally
 from tuner.trace.record import REASONS, VERSION, TraceHeader
 from tuner.trace.same import Row
 from tuner.trace.text import TEXT_KEYS, look_for_text

@@ -25,7 +25,9 @@ class Tick:
 
 def ticks(path: Path) -> tuple[Tick, ...]:
     """Return the ticks in order. Raises TraceError for a file that is no whole schedule."""
-    from tuner.trace.decode import Tally, TraceFile, opened  # noqa: PLC0415 - loads pyarrow
+    from tuner.trace.decode import opened  # noqa: PLC0415 - loads pyarrow
+    from tuner.trace.files import TraceFile  # noqa: PLC0415 - loads pyarrow
+    from tuner.trace.raw import Tally  # noqa: PLC0415 - loads pyarrow
     from tuner.trace.values import Counts, number  # noqa: PLC0415
 
     tally = Tally(str(path))

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from tuner.errors import TraceError
-from tuner.trace.decode import Object, Raw, Tally
+from tuner.trace.raw import Object, Raw, Tally
 from tuner.trace.values import as_object, number, words
 
 TEXT_KEYS = words(

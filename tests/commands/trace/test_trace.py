@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.traces import HEADER, SAMPLES, SLICES, needs_slices, row, write_lines
 from tuner import cli
-from tuner.trace.decode import CHUNK_BYTES
+from tuner.trace.files import CHUNK_BYTES
 from tuner.trace.nested import DELAYED
 from tuner.trace.trace import load
 

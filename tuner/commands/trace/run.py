@@ -28,8 +28,8 @@ from tuner.errors import TraceError, UsageError
 from tuner.system import interruption
 from tuner.system.files import whole_file
 from tuner.trace.columns import Columns
-from tuner.trace.decode import Tally
 from tuner.trace.guess import STDIN, Asked, columns_asked, delimiter_asked
+from tuner.trace.raw import Tally
 from tuner.trace.reading import Tell, read
 from tuner.trace.schedule import ticks
 from tuner.trace.trace import Trace, TraceHeader, TraceRequest, load
