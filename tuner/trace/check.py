@@ -19,18 +19,14 @@ from tuner.trace.raw import Raw, Tally
 from tuner.trace.record import FIELDS, MAX_N, REASONS, SERVED, Reason, Status
 from tuner.trace.same import Row
 from tuner.trace.text import shown_key
-from tuner.trace.values import (
-    ABSENT,
+from tuner.trace.values import ABSENT, TOKEN_MS, Cells, Reader, is_empty
+from tuner.trace.words import (
     LINKS,
-    TOKEN_MS,
-    Cells,
-    Reader,
     code_in,
     error_in,
     flag_in,
     from_cache,
     generates,
-    is_empty,
     name_in,
     str_in,
     word_in,

@@ -18,17 +18,8 @@ from tuner.trace import nested, same
 from tuner.trace.headings import Role
 from tuner.trace.raw import Object, Opened, Tally, first_rows, flattened
 from tuner.trace.record import FIELDS, Status, TimeUnit, TraceHeader
-from tuner.trace.values import (
-    Clock,
-    Counts,
-    Reader,
-    Spans,
-    Unit,
-    Usage,
-    as_object,
-    status_in,
-    status_of,
-)
+from tuner.trace.values import Clock, Counts, Reader, Spans, Unit, Usage, as_object
+from tuner.trace.words import status_in, status_of
 
 Numbered = Iterator[tuple[int, Object]]
 """Objects, each with the number of its line."""

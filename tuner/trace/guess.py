@@ -53,19 +53,17 @@ from tuner.trace.values import (
     Unit,
     counts_of,
     decimal_of,
-    error_in,
-    from_cache,
     in_order,
     is_empty,
     number,
     parse,
     scaled,
     shown_date,
-    status_in,
     two_readings,
     words,
     written_ms,
 )
+from tuner.trace.words import error_in, from_cache, status_in
 
 Floats = NDArray[np.float64]
 

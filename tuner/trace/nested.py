@@ -14,17 +14,8 @@ from tuner.errors import TraceError
 from tuner.trace.raw import Object, Tally
 from tuner.trace.record import TimeUnit
 from tuner.trace.text import is_text, refuse_text
-from tuner.trace.values import (
-    Clock,
-    Counts,
-    as_object,
-    error_in,
-    in_order,
-    is_empty,
-    number,
-    status_of,
-    words,
-)
+from tuner.trace.values import Clock, Counts, as_object, in_order, is_empty, number, words
+from tuner.trace.words import error_in, status_of
 
 Numbered = Iterator[tuple[int, Object]]
 
