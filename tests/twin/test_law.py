@@ -199,3 +199,27 @@ def test_where_graphs_are_padded_the_law_has_their_stairs() -> None:
     assert f[9:17] == pytest.approx(f[16], rel=0.01)
     assert f[17:25] == pytest.approx(f[24], rel=0.01)
     assert f[17] / f[16] == pytest.approx(0.017 / 0.013, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("factors", "taken", "slowest_to_fastest"),
+    [
+        ((1.0, 1.0, 1.0), 0.0, 1.0),
+        ((1.0, 1.1, 0.95), 0.2, 1.0),  # as any machine varies
+        ((1.0, 2.0, 1.0), 0.0, 2.0),
+        ((1.0, 1.0, 1.0), 0.5, 2.0),  # twice as fast without those who took half of the cores
+        ((1.0, 1.5, 1.0), 0.5, 3.0),
+    ],
+)
+def test_draws_have_the_speeds_between_which_a_busy_machine_moved(
+    factors: tuple[float, ...], taken: float, slowest_to_fastest: float
+) -> None:
+    segments = [
+        Segment(slowed(log_of(number, 8), factor), 1000.0 * number, 0)
+        for number, factor in enumerate(factors)
+    ]
+    fitted = fit_law(segments, max_num_seqs=8, taken=taken)
+    low, high = fitted.speed_range
+    assert high / low == pytest.approx(slowest_to_fastest, rel=0.1)
+    steps_s = [one.decode_s[8] for one in fitted.draws(200)]
+    assert np.quantile(steps_s, 0.975) / np.quantile(steps_s, 0.025) > 0.9 * slowest_to_fastest

@@ -151,7 +151,10 @@ class SweepRun:
         """When a run that nothing interrupted began."""
 
         self.thinking_s = 0.0
-        """How long it took to weigh the choice last."""
+        """How long it took to weigh the choice last; the first time does not count, which compiles
+        the twin."""
+
+        self.has_compiled = False
 
         self.affords_confirming = True
         """Whether the budget is for the start of an engine that confirms too."""
@@ -323,7 +326,9 @@ class SweepRun:
         """Return what the twin says so far, and note how long it took to say it."""
         begun_s = asyncio.get_running_loop().time()
         view = view_of(self.basis)
-        self.thinking_s = asyncio.get_running_loop().time() - begun_s
+        if self.has_compiled:
+            self.thinking_s = asyncio.get_running_loop().time() - begun_s
+        self.has_compiled = view is not None
         return view
 
     async def gather_windows(self) -> bool:
