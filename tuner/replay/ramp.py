@@ -19,6 +19,10 @@ DWELL = 5
 """Iterations at each size: the fewer, the better neighbouring sizes compare; but the first one
 computes the prompt of the request that came new."""
 
+PATIENCE = 20
+"""Times as long at a size, at most, until the prompt of the request that came new is computed: a
+long one takes as much as many iterations, and until then one sequence less is decoded."""
+
 DENSE_SIZES = 32
 """Every size up to it is visited, so that none is left to guess; above it a step is 1/16 of the
 size, or else one way up to a large ceiling would take all of a ramp."""
@@ -62,7 +66,10 @@ async def ramp(  # noqa: PLR0913 - what is sent where, how high and how long
     try:
         for size in cycle([*sizes, *sizes[:0:-1]]):  # at the top for two dwells, as elsewhere
             clients.become(size)
-            await clients.live(dwell_s[size])
+            for _ in range(PATIENCE):
+                await clients.live(dwell_s[size])
+                if not clients.is_newest_waiting or loop.time() - begin_s >= length_s:
+                    break
             if loop.time() - begin_s >= length_s:
                 break
             if size == 1:
@@ -101,13 +108,21 @@ class _Clients:
         self._requests = self._shuffled(requests)
         self._numbers = count()
         self._tasks: list[asyncio.Task[None]] = []
+        self._newest = Reply()
+
+    @property
+    def is_newest_waiting(self) -> bool:
+        """Whether the client that came last has no token yet, so that fewer than that decode."""
+        return bool(self._tasks) and self._newest.first_token_s is None
 
     def become(self, size: int) -> None:
         """Let clients come, or some of them leave at once."""
         while len(self._tasks) < size:
-            self._tasks.append(asyncio.create_task(self._send()))
+            self._newest = Reply()
+            self._tasks.append(asyncio.create_task(self._send(self._newest)))
         while len(self._tasks) > size:
             self._tasks.pop(int(self._rng.integers(len(self._tasks)))).cancel()
+            self._newest = Reply(first_token_s=0.0)  # of those that stay all came before
 
     async def live(self, seconds: float) -> None:
         """Wait; raise what a client fails with."""
@@ -122,20 +137,21 @@ class _Clients:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _send(self) -> None:
+    async def _send(self, reply: Reply) -> None:
         while True:
             request = next(self._requests)
             name = f"ramp-{next(self._numbers)}"
             tokens = max(1, request.output_length)
             asked = EngineRequest(name, self._prompt(request), tokens)
             try:
-                await self._engine.generate(asked, Reply())
+                await self._engine.generate(asked, reply)
             except RequestFailedError as failure:
                 raise EngineError(
                     f"the engine refuses a request of {request.input_length} + {tokens} tokens: "
                     f"{failure}",
                     hint="Try the engine arguments with vllm serve first.",
                 ) from failure
+            reply = Reply()
 
     def _shuffled(self, requests: Sequence[TraceRequest]) -> Iterator[TraceRequest]:
         while True:

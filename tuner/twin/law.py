@@ -201,14 +201,14 @@ def fit_law(segments: Sequence[Segment], *, max_num_seqs: int, taken: float = 0.
 def _speed_range(segments: Sequence[Segment], law: StepLaw, taken: float) -> tuple[float, float]:
     """Return between which factors on the law the machine's speed lay, replay by replay; 1 and 1
     where that is its usual noise. Without the others it might have been faster by their share."""
-    factors = [1.0] + [
+    factors = [
         float(one.log["duration_s"].sum() / law.durations_s(one.log).sum())
         for one in segments
         if one.log["duration_s"].sum() >= LEAST_BUSY_S
     ]
-    low, high = min(factors), max(factors)
-    if high / low < SPEED_MOVED:
-        low = high = 1.0
+    low = high = 1.0
+    if factors and max(factors) > SPEED_MOVED * min(factors):
+        low, high = min(factors), max(factors)
     if taken > OTHERS_LIMIT:
         low = min(low, 1 - taken)
     beyond = (high / low) ** BEYOND
