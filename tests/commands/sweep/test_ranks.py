@@ -33,7 +33,6 @@ from tuner.errors import EngineError
 from tuner.profile.profile import load
 from tuner.rollout.fit import cautions
 from tuner.runs import journal
-from tuner.runs.cluster.kinds import Description
 from tuner.runs.cluster.share import Share
 from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import Trace, TraceHeader
@@ -75,8 +74,7 @@ def test_a_kind_of_node_whose_engine_is_a_rank_says_so_also_when_it_is_rescored(
     from tuner.runs.cluster.sweeps import Kind  # noqa: PLC0415 - imports ray
 
     starter = VllmStarter({"model": "tuner:tiny"}, ranks=2)
-    description = Description({"name": "H100"}, {}, "2.60.0", "c0de")
-    kinds = {"h100": Kind("h100", {}, description, Share(()), starter, is_simulated=False)}
+    kinds = {"h100": Kind("h100", {}, {"name": "H100"}, Share(()), starter)}
     options = replace(OPTIONS, slo="e2el=60s", step="8s", ceiling=2, headroom=1.0)
     part = replace(traffic(), settings=settings_of(options, traffic().trace))
     plan = plans_of(options, part.trace, kinds, {"h100": {"model": "tuner:tiny"}})["h100"]

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +16,9 @@ from tests.support.profiles import profile, resealed
 from tests.support.traces import beginning
 from tuner.commands.verify.options import VerifyOptions
 from tuner.commands.verify.run import _asked, _report, _twin, as_confirmed
-from tuner.errors import GateError, UndecidedError, UsageError
+from tuner.errors import GateError, UndecidedError
 from tuner.profile.numbers import FrontEndSection
-from tuner.profile.profile import load, save
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import load
 from tuner.replay.records import DEVICE
 from tuner.runs.verify.gates import Gate
 from tuner.runs.verify.verify import Verified
@@ -56,7 +54,6 @@ def verify(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     ("confirm", "named", "engine"),
     [
         ("server", None, "serve"),
-        ("plain", None, "serve"),
         ("inproc", None, "vllm"),
         (None, None, "vllm"),
         ("server", "sim", "sim"),
@@ -67,7 +64,7 @@ def test_what_a_server_confirmed_is_verified_behind_one_unless_an_engine_is_name
 ) -> None:
     one = load(folder / "profile.yaml")
     origin = one.provenance.model_copy(update={"confirm": confirm})
-    asked = VerifyOptions(profile=folder / "profile.yaml", engine=named)
+    asked = VerifyOptions(profile=Path("p"), trace=Path("t"), engine=named)
     assert as_confirmed(asked, one.model_copy(update={"provenance": origin})).engine == engine
 
 
@@ -80,10 +77,10 @@ def test_a_servers_front_end_is_in_what_it_is_held_to_and_in_no_engines(folder: 
     path = folder / "profile.yaml"
 
     def held_to(**options: object) -> FrontEnd | None:
-        asked = as_confirmed(VerifyOptions(profile=path, **options), one)  # type: ignore[arg-type]
+        asked = as_confirmed(VerifyOptions(profile=path, trace=path, **options), one)  # type: ignore[arg-type]
         return _twin(asked, one).front_end
 
-    for is_served in ({"engine": "serve"}, {"url": "http://127.0.0.1:1"}, {"offline": True}):
+    for is_served in ({"engine": "serve"}, {"url": "http://127.0.0.1:1"}):
         found = held_to(**is_served)
         assert found is not None
         assert found.contention == 1.5
@@ -102,19 +99,6 @@ def test_a_verification_says_that_its_engine_has_another_environment(folder: Pat
         "beware",
         "the profile was measured in another environment: OMP_NUM_THREADS was 1, now not set",
     ]
-
-
-def test_a_server_is_sent_what_it_was_sent_when_it_confirmed_unless_that_is_said(
-    folder: Path,
-) -> None:
-    path = folder / "profile.yaml"
-    one = load(path)
-    origin = one.provenance.model_copy(update={"confirm": "server", "send": "text"})
-    profile = one.model_copy(update={"provenance": origin})
-    assert as_confirmed(VerifyOptions(profile=path), profile).send == "text"
-    assert as_confirmed(VerifyOptions(profile=path, send="ids"), profile).send == "ids"
-    with pytest.raises(UsageError, match="none is asked here"):
-        as_confirmed(VerifyOptions(profile=path, engine="vllm", send="text"), profile)
 
 
 def test_a_promise_that_looks_broken_while_others_take_the_cores_is_not_called_so() -> None:
@@ -142,54 +126,3 @@ def test_the_junit_of_an_earlier_run_does_not_outlive_a_refusal(folder: Path) ->
     assert ET.parse(folder / "gates.xml").getroot().get("errors") == "0"
     assert verify(folder, "--world", "slow.yaml", "--junit", "gates.xml").returncode == 6
     assert not (folder / "gates.xml").exists()
-
-
-def offline(folder: Path, one: ServingProfile, *options: str) -> subprocess.CompletedProcess[str]:
-    save(one, folder / "asked.yaml")
-    return tuner(folder, "verify", "asked.yaml", "--offline", *options)
-
-
-def test_a_verdict_follows_from_what_its_profile_holds(folder: Path) -> None:
-    done = offline(folder, load(folder / "profile.yaml"))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "max_num_seqs 16 follows from its profile" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
-
-
-def test_a_choice_that_its_own_twin_refutes_does_not(folder: Path) -> None:
-    one = load(folder / "profile.yaml")
-    other = resealed(
-        one,
-        engine={**one.engine, "max_num_seqs": 4},
-        decision=one.decision.model_copy(update={"max_num_seqs": 4, "interval": (4, 4)}),
-    )
-    done = offline(folder, other, "--json")
-    assert done.returncode == 6
-    broken = {gate["name"]: gate for gate in json.loads(done.stdout)["gates"] if not gate["kept"]}
-    assert broken["choice"]["measured"] == 0
-    assert "the choice is right in 0% of the stored draws" in done.stderr
-
-
-def test_nor_a_promise_that_its_own_twin_does_not_give(folder: Path) -> None:
-    one = load(folder / "profile.yaml")
-    slo = one.decision.slo.model_copy(update={"tpot_ms": 15.0})  # an iteration takes 20 ms
-    found = resealed(one, decision=one.decision.model_copy(update={"slo": slo}))
-    done = offline(folder, found)
-    assert done.returncode == 6
-    assert re.search(r"0\.\d% were served within the SLO, promised were 100\.0%", done.stderr)
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (("--offline", "--trace", "prod.jsonl"), 2, "--offline replays nothing"),
-        (("--offline", "--dry-run"), 2, "--offline starts nothing"),
-        ((), 2, "no trace given"),
-    ],
-)
-def test_offline_or_with_a_trace(
-    folder: Path, words: tuple[str, ...], code: int, said: str
-) -> None:
-    done = tuner(folder, "verify", "profile.yaml", *words)
-    assert (done.returncode, len(done.stderr.splitlines())) == (code, 2)
-    assert said in done.stderr

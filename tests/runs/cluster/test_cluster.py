@@ -1,8 +1,7 @@
-"""Refinements on a real Ray cluster of two nodes: what is lost, left, refused and gone on with."""
+"""Sweeps on a real Ray cluster of two kinds of nodes: what is lost, left and refused."""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -41,7 +40,6 @@ noise: {sigma_iter: 0.02, sigma_drift: 0.003, sigma_start: 0.001}
 TRACE = ("--trace", "prod.jsonl", "--step", "20s")
 SIM = ("--engine", "sim", "--world", "world.yaml", *TRACE)
 SLO = ("--slo", "ttft=2s,tpot=50ms")
-FEW = ("--search", "max_num_seqs=10,12,14", "--search", "max_num_batched_tokens=2048")
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 SLOW, FAST = ({**NODE, "labels": {"tuner/kind": kind}} for kind in ("slow", "fast"))
 GONE_S = 20.0
@@ -110,10 +108,6 @@ def started(
     return _STARTED[-1]
 
 
-def refining(folder: Path, address: str, *options: str) -> "subprocess.Popen[str]":
-    return started(folder, "refine", "profile.yaml", *SIM, *FEW, "--ray", address, *options)
-
-
 def wait_for_line(running: "subprocess.Popen[str]", text: str) -> list[str]:
     """Return all that it said until then."""
     assert running.stderr is not None
@@ -125,16 +119,9 @@ def wait_for_line(running: "subprocess.Popen[str]", text: str) -> list[str]:
     pytest.fail(f"never said {text!r}: {''.join(said)}")
 
 
-def events(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "journal.jsonl").read_text().splitlines()]
-
-
-def replays(run_dir: Path) -> list[dict[str, Any]]:
-    return [one for one in events(run_dir) if one["event"] == "replay"]
-
-
 def starts(run_dir: Path) -> list[dict[str, Any]]:
-    return [one for one in events(run_dir) if one["event"] == "start"]
+    lines = (run_dir / "journal.jsonl").read_text().splitlines()
+    return [one for one in map(json.loads, lines) if one["event"] == "start"]
 
 
 def ours(part: str) -> list[psutil.Process]:
@@ -148,8 +135,8 @@ def ours(part: str) -> list[psutil.Process]:
 
 
 def workers() -> list[psutil.Process]:
-    """The processes that trials and sweeps are made in."""
-    return [*ours("ray::TrialWorker"), *ours("ray::SweepWorker")]
+    """The processes that sweeps are made in."""
+    return ours("ray::resumed")
 
 
 def assert_nothing_is_left() -> None:
@@ -160,126 +147,15 @@ def assert_nothing_is_left() -> None:
     assert {one["state"] for one in groups} <= {"REMOVED"}
 
 
-@pytest.fixture(scope="module")
-def died(swept: Path, cluster: Cluster) -> dict[str, Any]:
-    """What a refinement found while one of two nodes died."""
-    running = refining(swept, cluster.address, "--run-dir", "died", "--json", "-o", "died.yaml")
-    wait_for_line(running, "ramp max_num_seqs")
-    cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
-    out, told = running.communicate()
-    assert running.returncode == 0, told
-    assert "Traceback" not in told
-    assert_nothing_is_left()
-    found: dict[str, Any] = json.loads(out)
-    return found
-
-
-def test_a_study_on_two_nodes_ends_well_while_one_of_them_dies(
-    swept: Path, died: dict[str, Any]
-) -> None:
-    assert died["refined"]
-    assert 9 <= died["chosen"]["max_num_seqs"] <= 14
-    assert profile.load(swept / "died.yaml").promise.source == "confirming run"
-
-
-def test_every_place_replays_the_knee_and_one_place_makes_all_pairs(
-    swept: Path, died: dict[str, Any]
-) -> None:
-    assert died["complete"]
-    ends = [one for one in events(swept / "died") if one["event"] == "measured"]
-    trials = [one for one in events(swept / "died") if one["event"] == "trial"]
-    made = list(zip(trials, ends, strict=True))
-    searching = {end["worker"] for trial, end in made if trial["purpose"] == "search"}
-    first: dict[str, int] = {}
-    for trial, end in made:
-        first.setdefault(end["worker"], trial["max_num_seqs"])
-    knee = profile.load(swept / "profile.yaml").decision.max_num_seqs
-    assert {first[worker] for worker in searching} == {knee}
-    assert len({e["worker"] for t, e in made if t["purpose"] in {"refined", "knee"}}) == 1
-
-
-@pytest.mark.long
-def test_workers_killed_at_any_moment_cost_what_they_were_doing_and_no_more(
-    swept: Path, two_nodes: Cluster
-) -> None:
-    running = refining(
-        swept, two_nodes.address, "--run-dir", "killed", "--json", "-o", "killed.yaml"
-    )
-    for moment in ("ramp max_num_seqs", "search max_num_seqs=1", "knee max_num_seqs"):
-        wait_for_line(running, moment)
-        for process in workers()[:1]:
-            process.kill()
-    out, told = running.communicate()
-    assert running.returncode == 0, told
-    assert 9 <= json.loads(out)["chosen"]["max_num_seqs"] <= 14
-    lost = [one for one in events(swept / "killed") if one["event"] == "lost"]
-    assert lost
-    assert all(one["worker"] and one["why"] for one in lost)
-    assert_nothing_is_left()
-
-
-@pytest.mark.long
-def test_a_driver_that_is_killed_leaves_nothing_and_goes_on_without_loss(
-    swept: Path, two_nodes: Cluster
-) -> None:
-    running = refining(swept, two_nodes.address, "--run-dir", "restarted")
-    wait_for_line(running, "comparing")
-    running.kill()
-    running.communicate()
-    assert_nothing_is_left()
-    kept = replays(swept / "restarted")
-    assert len(kept) >= 4
-    again = refining(
-        swept,
-        two_nodes.address,
-        "--run-dir",
-        "restarted",
-        "--resume",
-        "--json",
-        "-o",
-        "restarted.yaml",
-    )
-    out, told = again.communicate()
-    assert again.returncode == 0, told
-    after = replays(swept / "restarted")
-    assert after[: len(kept)] == kept
-    searched = [one["max_num_seqs"] for one in after if one["purpose"] == "search"]
-    assert searched == [one["max_num_seqs"] for one in kept if one["purpose"] == "search"]
-    assert json.loads(out)["complete"]
-    assert_nothing_is_left()
-
-
-def test_a_driver_that_is_stopped_gives_everything_back_and_says_how_to_go_on(
-    swept: Path, two_nodes: Cluster, tmp_path: Path
-) -> None:
-    shutil.copytree(ROOT / "tuner", tmp_path / "tuner")
-    with (tmp_path / "tuner" / "slo.py").open("a") as file:
-        file.write("# of another day\n")
-    other = two_nodes.add_node(**NODE, env_vars={"PYTHONPATH": str(tmp_path)})
-    try:
-        running = refining(swept, two_nodes.address, "--run-dir", "stopped")
-        wait_for_line(running, "the modules of tuner differ from those here")
-        wait_for_line(running, "ramp max_num_seqs")
-        running.terminate()
-        out, told = running.communicate()
-    finally:
-        two_nodes.remove_node(other)
-    assert running.returncode == 130
-    assert out == ""
-    assert "Traceback" not in told
-    assert "--resume" in told.splitlines()[-1]
-    assert_nothing_is_left()
-
-
 @pytest.mark.attack
 def test_a_cluster_of_our_own_lets_nobody_in_without_its_token_and_ends_with_us_when_we_are_killed(
     swept: Path, tmp_path: Path
 ) -> None:
-    words = ["refine", "profile.yaml", *SIM, *FEW, "--ray", "local", "--ray-engines", "1"]
+    words = ["sweep", *SIM, *SLO, "--ray", "local", "-o", "alone.yaml"]
     bare = {name: one for name, one in os.environ.items() if not name.startswith("RAY_AUTH")}
     bare["HOME"] = str(tmp_path)
     running = started(swept, *words, "--run-dir", "alone", env=bare)
-    said = wait_for_line(running, "ramp max_num_seqs")
+    said = wait_for_line(running, "iterations")
     assert not any("asks for no token" in line for line in said)
     (token,) = {one.environ()["RAY_AUTH_TOKEN"] for one in workers()}
     assert len(token) == 64
@@ -344,7 +220,7 @@ def test_each_kind_of_node_has_a_curve_of_its_own_and_a_price(
         process.kill()
     out, told = running.communicate()
     assert running.returncode == 0, told
-    assert "its worker is gone" in told
+    assert "its node is lost" in told
     kinds = json.loads(out)["kinds"]
     assert set(kinds) == {"slow", "fast"}
     kept = json.loads((swept / "kinds" / "result.json").read_text())
@@ -370,36 +246,15 @@ def test_each_kind_of_node_has_a_curve_of_its_own_and_a_price(
         (("--ray", "127.0.0.1:1"), 3, "Connection refused"),
         (("--ray", "nonsense"), 2, "--ray nonsense: is not the address of a cluster"),
         (("--ray", "ray://127.0.0.1:1"), 2, "Ray's client is not supported"),
-        (("--ray-engines", "2"), 2, "--ray-engines is for --ray"),
+        (("--prices", "a=1"), 2, "--prices is for --ray"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line_before_anything_starts(
     swept: Path, options: tuple[str, ...], code: int, said: str
 ) -> None:
-    assert_refused(tuner(swept, *refine("refused", *options)), code, said)
+    words = ("sweep", *SIM, *options, "--run-dir", "refused")
+    assert_refused(tuner(swept, *words), code, said)
     assert not (swept / "refused").exists()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("options", "code", "said"),
-    [
-        (("--ray-cpus", "64"), 3, "an engine takes 64 CPU, more than any of"),
-        (("--world", "fast.yaml"), 6, "the profile was measured with"),
-    ],
-)
-def test_what_a_cluster_cannot_do_is_said_before_anything_starts(
-    swept: Path, cluster: Cluster, options: tuple[str, ...], code: int, said: str
-) -> None:
-    ended = started(swept, *refine("refused", "--ray", cluster.address, *options))
-    out, told = ended.communicate()
-    done = subprocess.CompletedProcess(ended.args, ended.returncode, out, told)
-    assert_refused(done, code, said)
-    assert not (swept / "refused").exists()
-
-
-def refine(run_dir: str, *options: str) -> list[str]:
-    return ["refine", "profile.yaml", *SIM, *options, "--run-dir", run_dir]
 
 
 def assert_refused(done: "subprocess.CompletedProcess[str]", code: int, said: str) -> None:

@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from tuner.commands.refine.ray import largest
 from tuner.commands.sweep.kinds import LABEL, of_worlds, outputs_of
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
-from tuner.runs.cluster.kinds import Description, difference, grouped, most_common
+from tuner.runs.cluster.kinds import Description, named
 from tuner.runs.cluster.prices import check_used, parse_prices, per_million_tokens, price_of
 from tuner.runs.cluster.share import Node, room, share_of, usable
-from tuner.runs.refine.knobs import Knob, Space
 
 H100, A100 = (
     Description({"kind": "gpu", "name": name, "count": 8}, {"vllm": "0.32.0"}, "2.60.0", "c0de")
@@ -38,7 +36,7 @@ def node(name: str, **resources: float) -> Node:
 def test_an_engine_takes_a_gpu_a_rank_on_one_node_and_no_gpu_is_given_twice(
     arguments: dict[str, int], takes: str, engines: int
 ) -> None:
-    share = share_of(arguments, on_gpus=True, cpus=None)
+    share = share_of(arguments, on_gpus=True)
     assert str(share) == takes
     assert room([node("a", CPU=16, GPU=4), node("b", CPU=16, GPU=4)], share) == engines
 
@@ -48,7 +46,7 @@ def test_ranks_of_vllms_own_ray_executor_may_lie_on_several_nodes() -> None:
         "tensor_parallel_size": 8,
         "distributed_executor_backend": "ray",
     }
-    share = share_of(arguments, on_gpus=True, cpus=2)
+    share = share_of(arguments, on_gpus=True)
     assert share.is_spread
     assert (len(share.bundles), share.gpus) == (8, 8)
     both = [node("a", CPU=16, GPU=4), node("b", CPU=16, GPU=4)]
@@ -59,49 +57,26 @@ def test_ranks_of_vllms_own_ray_executor_may_lie_on_several_nodes() -> None:
 
 def test_a_lone_rank_of_that_executor_leaves_the_gpu_to_vllm() -> None:
     """A worker that held it would wait for vLLM, and vLLM for the GPU."""
-    share = share_of({"distributed_executor_backend": "ray"}, on_gpus=True, cpus=None)
+    share = share_of({"distributed_executor_backend": "ray"}, on_gpus=True)
     assert share.is_spread
     assert share.bundles == ({"CPU": 1.0, "GPU": 1.0},)
 
 
-def test_an_engine_is_given_room_for_the_largest_that_is_searched() -> None:
-    knobs = (Knob("tensor_parallel_size", (1, 2), ""), Knob("block_size", (16, 32), ""))
-    found = largest({"pipeline_parallel_size": 2}, Space(knobs, {}, ()))
-    assert str(share_of(found, on_gpus=True, cpus=None)) == "1 CPU and 4 GPU"
-    executor = Knob("distributed_executor_backend", ("mp", "ray"), "")
-    with pytest.raises(UsageError, match="--search distributed_executor_backend beside --ray"):
-        largest({}, Space((executor,), {}, ()))
-
-
 def test_an_engine_that_is_on_one_node_is_on_those_that_hold_it_whole() -> None:
-    share = share_of({"tensor_parallel_size": 4}, on_gpus=True, cpus=None)
+    share = share_of({"tensor_parallel_size": 4}, on_gpus=True)
     small, large = node("a", CPU=16, GPU=2), node("b", CPU=16, GPU=4)
     assert usable([small, small, large], share) == [large]
 
 
 def test_without_gpus_an_engine_takes_cpus() -> None:
-    assert str(share_of({"tensor_parallel_size": 2}, on_gpus=False, cpus=None)) == "2 CPU"
-    assert room([node("a", CPU=7)], share_of({}, on_gpus=False, cpus=3)) == 2
+    assert str(share_of({"tensor_parallel_size": 2}, on_gpus=False)) == "2 CPU"
+    assert room([node("a", CPU=7)], share_of({}, on_gpus=False)) == 7
 
 
 @pytest.mark.parametrize("size", [0, -1, "two", True, 1.5])
 def test_a_parallel_size_that_is_none_is_refused(size: ArgumentValue) -> None:
     with pytest.raises(UsageError, match="tensor_parallel_size"):
-        share_of({"tensor_parallel_size": size}, on_gpus=True, cpus=None)
-
-
-def test_nodes_of_several_kinds_are_never_one_group() -> None:
-    fewer = Description({**H100.device, "count": 4}, H100.versions, H100.ray, H100.code)
-    patched = Description(H100.device, {"vllm": "0.32.1"}, H100.ray, H100.code)
-    said = {"a": H100, "b": A100, "c": fewer, "d": patched}
-    assert grouped(said) == [["a", "c"], ["b"], ["d"]]
-    assert most_common(said, lambda _: None) == (
-        ["a", "c"],
-        {
-            "b": "name is NVIDIA A100-SXM4-80GB, not NVIDIA H100 80GB HBM3",
-            "d": "vllm is 0.32.1, not 0.32.0",
-        },
-    )
+        share_of({"tensor_parallel_size": size}, on_gpus=True)
 
 
 def test_a_world_that_no_node_is_of_is_refused_with_the_kinds_that_there_are() -> None:
@@ -119,12 +94,6 @@ def test_a_world_whose_nodes_cannot_be_used_is_left_out_with_the_reason() -> Non
     left_out = {"b": "tuner does not run there"}
     assert of_worlds(worlds, nodes, {"a": H100}, left_out) == {"x": ["a"]}
     assert left_out == {"b": "tuner does not run there"}
-
-
-def test_workers_with_another_number_of_gpus_differ() -> None:
-    fewer = Description({**H100.device, "count": 4}, H100.versions, H100.ray, H100.code)
-    assert difference(H100, fewer) == "count is 4, not 8"
-    assert difference(H100, H100) is None
 
 
 def test_prices_are_read_and_the_longest_name_counts() -> None:
@@ -152,3 +121,13 @@ def test_a_price_of_no_node_is_refused() -> None:
 def test_profiles_are_called_after_their_kinds() -> None:
     assert outputs_of(Path("out/p.yaml"), ["h100"]) == {"h100": Path("out/p-h100.yaml")}
     assert outputs_of(Path("out"), ["h100"]) == {"h100": Path("out-h100.yaml")}
+
+
+def test_nodes_of_several_kinds_are_never_one_group() -> None:
+    fewer = Description({**H100.device, "count": 4}, H100.versions, H100.ray, H100.code)
+    patched = Description(H100.device, {"vllm": "0.32.1"}, H100.ray, H100.code)
+    assert named({"a": H100, "b": A100, "c": fewer, "d": patched}) == {
+        "nvidia-h100-80gb-hbm3": ["a", "c"],
+        "nvidia-a100-sxm4-80gb": ["b"],
+        "nvidia-h100-80gb-hbm3-2": ["d"],
+    }

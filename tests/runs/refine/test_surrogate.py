@@ -6,11 +6,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.runs.refine.test_balance import KNEE, OTHER, SHAPE, surrogate_of
 from tuner.engines.scheduler.state import StepLaw
-from tuner.runs.refine.knobs import CAP
+from tuner.runs.refine.knobs import CAP, TOKENS, Configuration
+from tuner.runs.refine.objective import GOODPUT
 from tuner.runs.refine.surrogate import Surrogate, slowdowns_of
-from tuner.twin.simulation import simulate
+from tuner.traffic.slo import Slo
+from tuner.twin.simulation import EngineShape, Traffic, simulate
+
+LAW = StepLaw(np.array([0.0, *[0.1] * 4]), 0.01, 0.0, 0.0, 0.0)
+SHAPE = EngineShape(max_num_batched_tokens=64, block_size=16, kv_blocks=100, max_model_len=100)
+KNEE: Configuration = {CAP: 1, TOKENS: 64}
+OTHER: Configuration = {CAP: 4, TOKENS: 64}
+
+
+def surrogate_of(rows: list[tuple[float, int, int]]) -> Surrogate:
+    return Surrogate((LAW, LAW), SHAPE, Slo(ttft_s=1.5), Traffic.of(rows), GOODPUT, KNEE)
+
 
 TWOS = [(float(at_s), 10, 10) for at_s in np.arange(0.0, 600.0, 10.0).repeat(2)]
 """Two requests at a time, of 1 s each: with one slot the second has its first token after 1.1 s,
@@ -31,7 +42,7 @@ def test_what_just_serves_all_at_machine_speed_is_no_match_for_room_to_spare() -
     assert varying.measurement(0, KNEE).attainment == pytest.approx(1 - 0.5 / 6)
     assert varying.measurement(0, OTHER).attainment == 1.0
     gains = [
-        foreseen.gains[0]
+        foreseen.gain
         for one in (steady, varying)
         for foreseen in [one.foresee(OTHER)]
         if foreseen is not None
@@ -77,8 +88,3 @@ def test_a_slowdown_is_the_whole_laws() -> None:
     late = replace(slow, traffic=half).measurement(0, OTHER).e2el_s
     assert late is not None
     assert late.p99 == pytest.approx(2 * float(np.quantile(lawful.e2el_s, 0.99)), rel=0.01)
-
-
-def test_at_machine_speed_nothing_varies() -> None:
-    assert surrogate(SPEED_SD).measurement(0, KNEE).attainment < 1.0
-    assert surrogate(SPEED_SD).at_machine_speed().measurement(0, KNEE).attainment == 1.0

@@ -20,7 +20,7 @@ from tuner.runs import journal
 from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Space
-from tuner.runs.refine.trial_runner import Build, LocalTrialRunner
+from tuner.runs.refine.trials import Build, Trials
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
@@ -52,7 +52,7 @@ def test_limits_change_live_and_a_killed_engine_costs_its_trial_alone(tmp_path: 
         )
 
     book = journal.create(tmp_path / "run", {})
-    runner = LocalTrialRunner(
+    runner = Trials(
         EngineRunner(vary({}), SETTINGS, Evidence(book), RunProgress(SETTINGS.budget_s), None),
         vary,
     )
@@ -85,7 +85,7 @@ def test_limits_change_live_and_a_killed_engine_costs_its_trial_alone(tmp_path: 
 
 
 def space(*search: str) -> Space:
-    options = RefineOptions(profile=PROFILE, traces=(Path(),), search=search)
+    options = RefineOptions(profile=PROFILE, trace=Path(), search=search)
     one = profile.load(PROFILE)
     engines = engines_of(options, one)
     return space_of(options, one, engines.vary, requests=REQUESTS, block_size=16)

@@ -12,7 +12,6 @@ from tuner.commands.shared.options import (
     Confirmed,
     ConfirmedBase,
     Details,
-    DryRun,
     Engine,
     Headroom,
     Json,
@@ -20,14 +19,9 @@ from tuner.commands.shared.options import (
     Require,
     Resume,
     Router,
-    StartTimeout,
     Window,
     World,
 )
-from tuner.errors import UsageError
-
-MOST_SEED = 2**32 - 1
-"""That the sampler takes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -39,12 +33,7 @@ class RefineOptions:
     """
 
     profile: Annotated[Path, typer.Argument(help="Serving profile to refine.")]
-    traces: Annotated[
-        tuple[Path, ...],
-        typer.Option(
-            "--trace", metavar="<path>", help="Trace to replay: the one that was tuned for."
-        ),
-    ]
+    trace: Annotated[Path, typer.Option(help="Trace to replay: the one that was tuned for.")]
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Where the refined profile goes.")
     ] = Path("refined.yaml")
@@ -57,7 +46,7 @@ class RefineOptions:
     ] = ()
     objective: Annotated[
         str,
-        typer.Option(help="goodput, throughput, e2el, tpot or ttft; two with a comma: the front."),
+        typer.Option(help="goodput, throughput, e2el, tpot or ttft."),
         IN_PLAN,
     ] = "goodput"
     engine: Engine = "vllm"
@@ -74,7 +63,7 @@ class RefineOptions:
     storage: Annotated[
         str | None,
         typer.Option(
-            metavar="URL", help="Optuna storage to share; default: a file in the run directory."
+            metavar="URL", help="Optuna storage that keeps the trials: a file, or postgresql://…"
         ),
     ] = None
     resume: Resume = False
@@ -84,38 +73,7 @@ class RefineOptions:
     force: Annotated[
         bool, typer.Option(help="Refine on another machine or vLLM than measured.")
     ] = False
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS|local", help="Make the trials on a Ray cluster's nodes; docs/more.md."
-        ),
-    ] = None
-    ray_engines: Annotated[
-        int | None,
-        typer.Option(min=1, help="Engines at a time there; default: all it has room for."),
-    ] = None
-    ray_cpus: Annotated[
-        int | None, typer.Option(min=1, help="CPUs of an engine there; default: 1, or 1 a rank.")
-    ] = None
     overrides: Confirmed = ()
     base: ConfirmedBase = None
-    start_timeout: StartTimeout = None
-    seed: Annotated[
-        int,
-        typer.Option(min=0, max=MOST_SEED, help="Of prompts, routing and the sampler."),
-        IN_PLAN,
-    ] = 0
-    dry_run: DryRun = False
     details: Details = False
     json: Json = False
-
-    def __post_init__(self) -> None:
-        if len(self.traces) > 1:
-            raise UsageError(
-                f"--trace is there {len(self.traces)} times: one profile is refined for one trace",
-                hint="Tune several together with tuner sweep, and refine each profile by itself.",
-            )
-
-    @property
-    def trace(self) -> Path:
-        return self.traces[0]

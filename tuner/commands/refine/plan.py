@@ -1,9 +1,6 @@
 """The base of a refinement: its engines, the plan in the journal, and the study of its trials."""
 
-import hashlib
-import json
-import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,11 +15,9 @@ from tuner.commands.shared.trust import check_asked
 from tuner.engines.vllm import supported
 from tuner.profile.schema import ServingProfile
 from tuner.runs.refine.knobs import Space
-from tuner.runs.refine.objective import parse_objectives
-from tuner.runs.refine.outcome import curve_of
+from tuner.runs.refine.objective import parse_objective
 from tuner.runs.refine.refinement import RefinePlan
-from tuner.runs.refine.study.study import Study
-from tuner.runs.refine.trial_runner import SimVary, Vary, VllmVary
+from tuner.runs.refine.trials import SimVary, Vary, VllmVary
 from tuner.runs.settings import settings_in
 from tuner.system import interruption
 from tuner.trace.trace import Trace
@@ -82,7 +77,6 @@ def plan_of(
 ) -> RefinePlan:
     measured = profile.provenance
     ceiling = max([profile.decision.max_num_seqs, *(step.max_num_seqs for step in profile.curve)])
-    objectives = parse_objectives(options.objective)
     is_same = profile.validity.trace_digest == trace.digest
     required = options.require or [
         one.text
@@ -92,7 +86,7 @@ def plan_of(
     return RefinePlan(
         profile=profile,
         space=space,
-        objectives=objectives,
+        aim=parse_objective(options.objective),
         settings=settings_in(
             {
                 **in_plan(options),
@@ -103,7 +97,6 @@ def plan_of(
             slo=profile.decision.slo.slo,
         ),
         start_s=measured.engine_seconds.starts / max(1, measured.engine_starts),
-        curve=curve_of(profile, space.knee, objectives) if is_same else [],
         max_model_len=profile.max_model_len,
         is_same_trace=is_same,
         warnings=[
@@ -114,59 +107,14 @@ def plan_of(
     )
 
 
-def rests_on(
-    options: RefineOptions, plan: RefinePlan, trace: Trace, machine: str
-) -> dict[str, Any]:
+def rests_on(options: RefineOptions, plan: RefinePlan, trace: Trace, here: Here) -> dict[str, Any]:
     """Return what every measurement of this run rests on; a resumed run must have the same."""
+    version = supported.version_in(here.versions)
     return {
         "profile_digest": plan.profile.digest,
         "trace_digest": trace.digest,
-        "machine": machine,
+        "machine": [str(here.device.get("name")), here.device.get("digest"), str(version)],
         "space": {knob.name: list(knob.values) for knob in plan.space.knobs},
-        **{name: value for name, value in in_plan(options).items() if name != "require"},
-        # as in the plans of runs that knew nothing of it
-        **({"require": list(options.require)} if options.require else {}),
+        **in_plan(options),
+        "require": list(options.require),
     }
-
-
-def study_name(plan: Mapping[str, Any]) -> str:
-    """Return the name of the study that searches this: those who share it search the same.
-
-    The length of a run, what is validated in the end and the seed are everybody's own affair;
-    except the seed of a router that draws, which says whose requests are replayed. The machine is
-    not in the name: another one is refused, and does not silently begin a study of its own.
-    """
-    own = {"machine", "budget", "headroom"} | ({"seed"} if plan["router"] != "random" else set())
-    text = json.dumps({k: v for k, v in plan.items() if k not in own}, sort_keys=True)
-    return f"tuner-refine-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def machine_of(here: Here) -> str:
-    """Return on what is measured, in a line: what all who share a study must have in common."""
-    device, versions = here.device, here.versions
-    parts = [str(device.get("name"))]
-    parts += [f"{device[key]} {key}" for key in ("cores", "count") if device.get(key)]
-    parts += [f"{key} {device[key]}" for key in ("driver", "digest") if device.get(key)]
-    version = supported.version_in(versions)
-    return ", ".join([*parts, *([f"vLLM {version}"] if version else [])])
-
-
-def study_of(
-    options: RefineOptions,
-    plan: RefinePlan,
-    rests: Mapping[str, Any],
-    *,
-    run_dir: Path,
-    warn: Callable[[str], object],
-) -> Study:
-    """Open what the run tells its trials to. Raises RunError when that cannot be."""
-    return Study(
-        options.storage or str(run_dir / "study.log"),
-        study_name(rests),
-        plan.space,
-        aims=len(plan.objectives),
-        seed=options.seed,
-        run=f"{platform.node()}:{run_dir.resolve()}",
-        machine=rests["machine"],
-        warn=warn,
-    )

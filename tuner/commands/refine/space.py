@@ -11,7 +11,7 @@ from tuner.errors import TraceError, TunerError, UsageError
 from tuner.profile.schema import ServingProfile
 from tuner.runs.refine.knobs import CAP, LIVE, TOKENS, Space, number, parse_search
 from tuner.runs.refine.space import TrafficNeeds, build_space
-from tuner.runs.refine.trial_runner import Vary
+from tuner.runs.refine.trials import Vary
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.summary import describe

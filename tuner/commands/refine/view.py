@@ -25,8 +25,7 @@ from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs.refine.knobs import LIVE, Configuration, Space
 from tuner.runs.refine.objective import Objective
 from tuner.runs.refine.refinement import REFINED, Refinement, RefinePlan, TrialRow
-from tuner.runs.refine.study.importance import FEWEST
-from tuner.runs.refine.trial_runner import told
+from tuner.runs.refine.trials import in_words
 
 
 def said_of_space(space: Space) -> Iterator[str]:
@@ -55,16 +54,9 @@ class RefinePrint:
 def render(found: Refinement, plan: RefinePlan, how: RefinePrint) -> None:
     """Print the trials, the comparison and what it means."""
     console = console_for()
-    space, objectives = plan.space, plan.objectives
-    console.print(trials_table(found.trials, found.chosen, space.knee, objectives))
+    console.print(trials_table(found.trials, found.chosen, plan.space.knee, plan.aim))
     if how.details:
-        _print_details(console, found, plan)
-    for one in found.front:
-        gained = ", ".join(
-            f"{aim.name} {gain}"
-            for aim, gain in zip(objectives, _gains(one, len(objectives)), strict=True)
-        )
-        console.print(f"on the front: {shown(told(one.configuration))}: {gained}")
+        _print_details(console, found)
     for failed in found.failed:
         console.print(f"[yellow]Failed:[/] {shown(failed)}")
     console.print()
@@ -88,7 +80,7 @@ def block_of_refinement(found: Refinement, how: RefinePrint) -> VerdictBlock:
     profile = how.profile
     block = block_of(profile, next_=after(profile, how.path))
     rows = dict(block.rows)
-    count = len(found.trials) - 1 + found.pruned
+    count = len(found.trials) - 1
     spent_s = sum(found.starts_s) + found.replay_s
     rows["checked"] = f"{count} trials, {engine_time(spent_s, simulated=is_simulated(profile))}"
     simulated = "simulated, " * is_simulated(profile)
@@ -102,7 +94,7 @@ def block_of_refinement(found: Refinement, how: RefinePrint) -> VerdictBlock:
     doubt, colon, _ = block.title.rpartition(": ")
     return replace(
         block,
-        title=doubt + colon + told(found.chosen),
+        title=doubt + colon + in_words(found.chosen),
         aside=f"{simulated}better, proven in {found.paired.pairs} pairs",
         rows=[first, ("gains", gains), *rest],
         next=_verifying(profile, how),
@@ -115,62 +107,46 @@ def _verifying(profile: ServingProfile, how: RefinePrint) -> str:
     return command("verify", how.path, "--trace", how.trace)
 
 
-def _print_details(console: Console, found: Refinement, plan: RefinePlan) -> None:
+def _print_details(console: Console, found: Refinement) -> None:
     console.print()
     if found.paired is not None:
-        chosen = shown(told(found.chosen))
+        chosen = shown(in_words(found.chosen))
         console.print(f"{chosen} against the knee, {found.paired.pairs} pairs in turns")
         for ratio in found.paired.ratios.values():
             console.print(f"  {ratio}")
     console.print(shown(found.reason))
-    _print_importances(console, found, plan.space)
-    starts, pruned = len(found.starts_s), found.pruned
+    starts = len(found.starts_s)
     console.print(
         f"{starts} engine start{'s' * (starts != 1)}, {sum(found.starts_s):.0f}s; "
-        f"{found.replay_s:.0f}s of replay; {pruned} trial{'s' * (pruned != 1)} ended early, by the "
-        "twin or a cut"
-        + (f"; {found.of_others} more of others who share the study" if found.of_others else "")
+        f"{found.replay_s:.0f}s of replay"
     )
 
 
 def trials_table(
-    trials: Sequence[TrialRow],
-    chosen: Configuration,
-    knee: Configuration,
-    objectives: Sequence[Objective],
+    trials: Sequence[TrialRow], chosen: Configuration, knee: Configuration, aim: Objective
 ) -> Table:
-    """Return every trial that served, those of one place together and the chosen one marked."""
+    """Return every trial that served, the chosen one marked."""
     table = plain_table(gap=1)
     table.add_column("configuration", overflow="fold")  # what is cut off is lost
     served = [one.measured for one in trials if not one.cut]
     tpot = TimeColumn.of(one.tpot_s.p95 for one in served if one.tpot_s)
     e2el = TimeColumn.of(one.e2el_s.p99 for one in served if one.e2el_s)
-    twin = ",\nwith twin" if any(one.foreseen is not None for one in trials) else ""
     for heading in (
-        *(f"{aim.name}\ngain{twin}" for aim in objectives),
+        f"{aim.name}\ngain",
         "in SLO",
         "goodput\nreq/s",
         f"TPOT\np95 {tpot.unit}",
         f"E2EL\np99 {e2el.unit}",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
-    workers = list(dict.fromkeys(one.worker for one in trials))
-    for worker in workers:
-        if len(workers) > 1:
-            table.add_section()
-            table.add_row(f"on {shown(worker)}", style="dim")
-        for one in trials:
-            if one.worker == worker:
-                style = "bold" if one.configuration == chosen else None
-                words = _words(one, knee)
-                if len(objectives) > 1:  # so narrow that a value is a line's own
-                    words = words.replace("=", "= ")
-                table.add_row(
-                    "\n".join(map(shown, words.splitlines())),
-                    *(_gains(one, len(objectives))),
-                    *_numbers(one, tpot, e2el),
-                    style="dim" if one.cut else style,
-                )
+    for one in trials:
+        style = "bold" if one.configuration == chosen else None
+        table.add_row(
+            "\n".join(map(shown, _words(one, knee).splitlines())),
+            "-" if one.gain is None else f"{math.expm1(one.gain):+.1%}",
+            *_numbers(one, tpot, e2el),
+            style="dim" if one.cut else style,
+        )
     return table
 
 
@@ -180,12 +156,8 @@ def _words(one: TrialRow, knee: Configuration) -> str:
         for name, value in one.configuration.items()
         if value != knee.get(name)
     }
-    words = told(changed) if changed else f"the knee: {told(knee)}"
+    words = in_words(changed) if changed else f"the knee: {in_words(knee)}"
     return f"{words}\nended early in {one.cut}" if one.cut else words
-
-
-def _gains(one: TrialRow, aims: int) -> list[str]:
-    return ["-"] * aims if one.gains is None else [f"{math.expm1(gain):+.1%}" for gain in one.gains]
 
 
 def _numbers(one: TrialRow, tpot: TimeColumn, e2el: TimeColumn) -> list[str]:
@@ -199,25 +171,6 @@ def _numbers(one: TrialRow, tpot: TimeColumn, e2el: TimeColumn) -> list[str]:
         tpot.shown(measured.tpot_s.p95 if measured.tpot_s else None),
         e2el.shown(measured.e2el_s.p99 if measured.e2el_s else None),
     ]
-
-
-def _print_importances(console: Console, found: Refinement, space: Space) -> None:
-    for aim, shares in found.importances:
-        if not shares:
-            console.print(shown(_why_unknown(aim, space)))
-        for one in shares:
-            console.print(
-                f"{one.name} explains {one.share:.0%} of {aim} ({one.low:.0%} to {one.high:.0%})"
-            )
-
-
-def _why_unknown(aim: str, space: Space) -> str:
-    if len(space.knobs) == 1:
-        return f"{space.knobs[0].name} alone was searched: there is nothing to weigh for {aim}"
-    return (
-        f"which argument matters for {aim} cannot be told from these trials: it takes {FEWEST} at "
-        "least, and a share that chance does not explain"
-    )
 
 
 def json_of(
@@ -235,18 +188,17 @@ def json_of(
                 "value": one.value,
                 "low": one.low,
                 "high": one.high,
-                "replayed": one.value,
                 "forecast": one.forecast,
             }
             for name, one in (paired.ratios if paired else {}).items()
         },
         "pairs": paired.pairs if paired else 0,
         "windows": [[str(window) for window in pair] for pair in found.pairs],
-        "objective": [aim.name for aim in plan.objectives],
+        "objective": plan.aim.name,
         "trials": [
             {
                 "configuration": dict(one.configuration),
-                "gains": one.gains,
+                "gain": one.gain,
                 "replayed": one.replayed,
                 "foreseen": one.foreseen,
                 "keeps_slo": one.keeps_slo,
@@ -254,22 +206,14 @@ def json_of(
                 "attainment_bound": one.measured.attainment_bound,
                 "goodput_rps": None if one.cut else one.measured.goodput_rps,
                 "cut": one.cut,
-                "worker": one.worker or None,
             }
             for one in found.trials
         ],
-        "front": [dict(one.configuration) for one in found.front],
-        "importance": {
-            aim: {one.name: [one.share, one.low, one.high] for one in shares} or None
-            for aim, shares in found.importances
-        },
         "space": [
             {"name": knob.name, "values": list(knob.values), "why": knob.why}
             for knob in plan.space.knobs
         ],
         "left_out": list(plan.space.left_out),
-        "pruned": found.pruned,
-        "of_others": found.of_others,
         "failed": list(found.failed),
         "complete": found.complete,
         "engine_starts": len(found.starts_s),

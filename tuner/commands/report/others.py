@@ -16,7 +16,7 @@ from tuner.profile.summary import milliseconds, percent
 from tuner.runs.engine_runner import in_words
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Event, Journal
-from tuner.runs.refine.trial_runner import told
+from tuner.runs.refine.trials import in_words as words_of
 
 
 def of_refinement(book: Journal) -> Page:
@@ -52,7 +52,7 @@ def _trials(book: Journal) -> tuple[list[Step], list[str]]:
         event = trials[number] if number < len(trials) else {}
         replays = read_back(book, events, lost)
         if replays:
-            where = told(event.get("configuration", {}))
+            where = words_of(event.get("configuration", {}))
             title = f"{in_words(str(event.get('purpose', 'trial')))} {where}"
             steps.append(Step(title, replays[0].max_num_seqs, replays))
     return steps, lost
@@ -68,17 +68,15 @@ def _search(result: Mapping[str, Any]) -> PageSection:
         chosen=chosen.index(True) if True in chosen else None,
         text=(0, 4),
     )
-    note = (
-        f"{len(result['trials'])} trials, {result['pruned']} more ended early by the twin or a cut."
-    )
+    note = f"{len(result['trials'])} trials."
     return PageSection("Search", note, [trials])
 
 
 def _trial(one: Mapping[str, Any]) -> list[Cell]:
-    gains, goodput, share = one["gains"], one["goodput_rps"], one["attainment"]
+    gain, goodput, share = one["gain"], one["goodput_rps"], one["attainment"]
     return [
-        told(one["configuration"]),
-        "-" if gains is None else ", ".join(f"{100 * float(gain):+.1f} %" for gain in gains),
+        words_of(one["configuration"]),
+        "-" if gain is None else f"{100 * float(gain):+.1f} %",
         f"at most {percent(one['attainment_bound'])}" if share is None else percent(share),
         "-" if goodput is None else f"{goodput:,.2f}",
         str(one["cut"] or ""),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tuner.commands.shared.console import TimeColumn, console_for, plain_table, print_end, shown
 from tuner.commands.shared.engine import world_of
@@ -38,14 +38,13 @@ from tuner.commands.sweep.view import (
     render,
 )
 from tuner.engines.engine_arguments import engine_arguments
-from tuner.engines.seam import ArgumentValue, Starter
+from tuner.engines.seam import ArgumentValue
 from tuner.errors import EngineError, RunError, TunerError, UndecidedError, UsageError
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import LOW, engine_time, first_said, is_simulated, percent, promised
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.replay.measure import Measurement
-from tuner.runs.cluster.kinds import Description
 from tuner.runs.cluster.prices import check_used, parse_prices, per_million_tokens, price_of
 from tuner.runs.cluster.share import Node, Share, share_of, usable
 from tuner.runs.ladder import doubling
@@ -54,6 +53,7 @@ from tuner.system import interruption
 from tuner.trace.trace import Trace
 
 if TYPE_CHECKING:
+    from tuner.runs.cluster.kinds import Description
     from tuner.runs.cluster.session import RaySession
     from tuner.runs.cluster.sweeps import Kind
 
@@ -109,7 +109,7 @@ def run(options: SweepOptions) -> None:
 def _swept(
     session: "RaySession", options: SweepOptions, prices: Mapping[str, float], stack: ExitStack
 ) -> tuple[list[KindOutcome], Path]:
-    from tuner.runs.cluster.sweeps import Sweep, sweep_all  # noqa: PLC0415 - imports ray
+    from tuner.runs.cluster.sweeps import Job, sweep_all  # noqa: PLC0415 - imports ray
 
     began_s = time.monotonic()
     assert options.trace is not None
@@ -139,19 +139,14 @@ def _swept(
     with kept(book, where, [*books.values()]):
         for name, one in parts.items():
             keep_trace(one, books[name])
-        sweeps = [
-            Sweep(
-                kind,
-                parts[name].requests,
-                traffic.settings,
-                books[name],
-                NamedProgress(progress, name),
-            )
+        jobs = {
+            name: (kind, Job(parts[name].requests, traffic.settings, kind.starter))
             for name, kind in kinds.items()
-        ]
+        }
+        watchers = {name: NamedProgress(progress, name) for name in kinds}
         with progress:
-            outcomes = interruption.run(sweep_all(session, sweeps))
-        stack.close()
+            outcomes = interruption.run(sweep_all(session, jobs, books, watchers))
+    stack.close()
     wall_s = time.monotonic() - began_s
     done = {
         name: done_on(kinds[name], outcome, parts[name], books[name].run_dir, wall_s)
@@ -192,7 +187,7 @@ def _resolved(
     session: "RaySession", kinds: "Mapping[str, Kind]", ceiling: int
 ) -> dict[str, Mapping[str, ArgumentValue]]:
     """Return each kind's engine arguments, as a node of it resolves them."""
-    from tuner.runs.cluster.sweep_worker import resolved  # noqa: PLC0415 - imports ray
+    from tuner.runs.cluster.sweeps import resolved  # noqa: PLC0415 - imports ray
 
     nodes = {node.id: node for node in session.nodes()}
     found: dict[str, Mapping[str, ArgumentValue]] = {}
@@ -216,7 +211,7 @@ def plans_of(
     """Return what each kind's measurements rest on."""
     return {
         name: plan_of(options, trace, arguments[name], ranks=ranks_of(kind.starter))
-        | {"device": dict(kind.description.device)}
+        | {"device": dict(kind.device)}
         for name, kind in kinds.items()
     }
 
@@ -226,7 +221,7 @@ def _plan_of_all(
 ) -> dict[str, Any]:
     first = next(iter(plans.values()))
     common = {k: v for k, v in first.items() if k not in {"engine_arguments", "device"}}
-    return common | {"kinds": {name: dict(one.description.device) for name, one in kinds.items()}}
+    return common | {"kinds": {name: dict(one.device) for name, one in kinds.items()}}
 
 
 def _conclude(options: SweepOptions, found: Sequence[KindOutcome], run_dir: Path) -> None:
@@ -265,8 +260,8 @@ def kinds_on(
 ) -> tuple["dict[str, Kind]", list[str]]:
     """Return the kinds of nodes that can serve, and why others cannot. Raises RunError when there
     is none."""
-    from tuner.runs.cluster.site import described, lines_of  # noqa: PLC0415 - imports ray
-    from tuner.runs.cluster.sweeps import Kind, named  # noqa: PLC0415
+    from tuner.runs.cluster.kinds import described, lines_of, named  # noqa: PLC0415 - imports ray
+    from tuner.runs.cluster.sweeps import Kind  # noqa: PLC0415
 
     nodes = {node.id: node for node in session.nodes()}
     said, left_out = described(session, list(nodes.values()))
@@ -281,9 +276,10 @@ def kinds_on(
             one: f"an engine takes {share}, more than it has" for one in members if one not in here
         }
         if here:
-            description = _as_what(starter, said[members[0]])
-            simulated = options.engine == "sim"
-            found[name] = Kind(name, here, description, share, starter, simulated)
+            device = said[members[0]].device
+            if options.engine == "sim":  # the machine that it simulates
+                device = cast("Any", starter).device
+            found[name] = Kind(name, here, device, share, starter)
     if not found:
         raise RunError(
             f"--ray {options.ray}: none of its {len(nodes)} nodes can be used: "
@@ -318,7 +314,7 @@ def worlds_of(options: SweepOptions) -> dict[str, Path]:
 def of_worlds(
     worlds: Mapping[str, Path],
     nodes: Mapping[str, Node],
-    said: Mapping[str, Description],
+    said: "Mapping[str, Description]",
     left_out: dict[str, str],
 ) -> dict[str, list[str]]:
     """Return world → nodes: by their label, where there are several worlds.
@@ -345,9 +341,9 @@ def of_worlds(
     return {name: found[name] for name in worlds if name in found}
 
 
-def _share(options: SweepOptions, header_model: str | None, node: Description) -> Share:
+def _share(options: SweepOptions, header_model: str | None, node: "Description") -> Share:
     if options.engine == "sim":
-        return share_of({}, on_gpus=False, cpus=None)
+        return share_of({}, on_gpus=False)
     arguments = engine_arguments(
         model=options.model,
         base=options.base,
@@ -357,16 +353,7 @@ def _share(options: SweepOptions, header_model: str | None, node: Description) -
     # of data-parallel ranks one is measured
     one_rank = {k: v for k, v in arguments.items() if not k.startswith("data_parallel_")}
     on_gpus = node.device.get("kind") == "gpu"
-    return share_of(one_rank, on_gpus=on_gpus, cpus=None)
-
-
-def _as_what(starter: Starter, node: Description) -> Description:
-    """Return what a node counts as: the machine that it simulates, if it does."""
-    from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
-
-    if not isinstance(starter, SimStarter):
-        return node
-    return replace(node, device=starter.device, versions=starter.versions)
+    return share_of(one_rank, on_gpus=on_gpus)
 
 
 def json_of(found: Sequence[KindOutcome], run_dir: Path) -> dict[str, Any]:

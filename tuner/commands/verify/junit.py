@@ -1,7 +1,6 @@
-"""The JUnit XML of ``tuner verify`` for CI."""
+"""The JUnit XML of ``tuner verify`` for CI: it never says more than this run found."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -10,43 +9,46 @@ from tuner.runs.verify.gates import Gate
 from tuner.system import files
 from tuner.system.printable import printable
 
-_HEAD_BYTES = 1024
-
-Say = Callable[[Gate], str]
-Write = Callable[[Sequence[Gate]], None]
+HEAD_BYTES = 1024
 
 
-@contextmanager
-def junit(path: Path | None, *, profile: str, said: Say) -> Iterator[Write]:
-    """Yield what writes the gates to ``path``; the file of an earlier verification is removed
-    first. Raises TargetError for a file that is somebody else's."""
-    if path is None:
-        yield lambda _: None
-        return
-    real = _ours(path)
-    real.unlink(missing_ok=True)
-    yield lambda gates: files.write_atomically(real, document(gates, profile, said))
-
-
-def _ours(path: Path) -> Path:
+def check(path: Path) -> None:
+    """Raise TargetError for a file that is there already and is no JUnit file."""
     real = files.resolve(path)
     files.check_writable(real)
     if real.exists():
         with real.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
+            head = file.read(HEAD_BYTES)
         if head.strip() and b"<testsuite" not in head:
             raise TargetError(
                 f"{path}: is there already and is no JUnit file", hint="Choose another --junit."
             )
-    return real
 
 
-def document(gates: Sequence[Gate], profile: str, said: Say) -> bytes:
-    failures = sum(not gate.kept for gate in gates)
-    counts = {"tests": str(len(gates)), "failures": str(failures), "errors": "0"}
-    suite = ET.Element("testsuite", {"name": "tuner verify", **counts})
+def write(path: Path, profile: str, gates: Sequence[Gate], in_words: Callable[[Gate], str]) -> None:
+    """Write a case for each gate. Raises TargetError."""
+    broken = [gate for gate in gates if not gate.kept]
+    suite = _suite(tests=len(gates), failures=len(broken), errors=0)
     for gate in gates:
         case = ET.SubElement(suite, "testcase", classname=printable(profile), name=gate.name)
-        if not gate.kept:
-            ET.SubElement(case, "failure", message=printable(said(gate)))
-    return bytes(ET.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
+        if gate in broken:
+            ET.SubElement(case, "failure", message=printable(in_words(gate)))
+    _write(path, suite)
+
+
+def write_error(path: Path, profile: str, why: str) -> None:
+    """Write that nothing was verified: the file of an earlier run does not stand for this one."""
+    suite = _suite(tests=1, failures=0, errors=1)
+    case = ET.SubElement(suite, "testcase", classname=printable(profile), name="verified")
+    ET.SubElement(case, "error", message=printable(f"not verified: {why}"))
+    _write(path, suite)
+
+
+def _suite(**counts: int) -> ET.Element:
+    numbers = {name: str(count) for name, count in counts.items()}
+    return ET.Element("testsuite", {"name": "tuner verify", **numbers})
+
+
+def _write(path: Path, suite: ET.Element) -> None:
+    content = bytes(ET.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
+    files.write_atomically(files.resolve(path), content)

@@ -2,19 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from tuner.commands.shared.options import (
     Confirmed,
     ConfirmedBase,
-    DryRun,
     Json,
     Replicas,
     Require,
     Router,
-    StartTimeout,
     Window,
     World,
 )
@@ -31,16 +29,7 @@ class VerifyOptions:
     """
 
     profile: Annotated[Path, typer.Argument(help="Serving profile with a twin.")]
-    trace: Annotated[
-        Path | None, typer.Option(help="Trace to replay: the profile's, or today's.")
-    ] = None
-    offline: Annotated[
-        bool,
-        typer.Option(
-            "--offline",
-            help="Replay nothing: ask the profile's own twin whether its verdict follows.",
-        ),
-    ] = False
+    trace: Annotated[Path, typer.Option(help="Trace to replay: the profile's, or today's.")]
     engine: Annotated[
         str | None,
         typer.Option(
@@ -61,31 +50,9 @@ class VerifyOptions:
             "how many.",
         ),
     ] = None
-    max_rps: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001,
-            help="Requests per second that --url gets at most, in the mean of a window; others "
-            "are left out.",
-        ),
-    ] = None
-    beside_traffic: Annotated[bool, typer.Option(help="Ask --url even while it serves others.")] = (
-        False
-    )
     api_key_env: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Variable with the key of --url; none is sent unasked."),
-    ] = None
-    served_model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Which model of --url, where it has several."),
-    ] = None
-    send: Annotated[
-        Literal["ids", "text"] | None,
-        typer.Option(
-            help="A server's prompts: token ids, or text of as many tokens, which it has to read; "
-            "default: as when the profile was confirmed."
-        ),
     ] = None
     window: Window = "all"
     step: Annotated[str, typer.Option(help="How long the replay is: 6s at least.")] = "60s"
@@ -101,13 +68,10 @@ class VerifyOptions:
     ] = False
     overrides: Confirmed = ()
     base: ConfirmedBase = None
-    start_timeout: StartTimeout = None
-    seed: Annotated[int, typer.Option(min=0, help="Of prompts and routing.")] = 0
     junit: Annotated[
         Path | None, typer.Option(help="Write the gates as JUnit XML too, for CI.")
     ] = None
     run_dir: Annotated[
         Path | None, typer.Option(help="Keep the replays and the gates there, for tuner report.")
     ] = None
-    dry_run: DryRun = False
     json: Json = False

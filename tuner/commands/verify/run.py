@@ -5,24 +5,21 @@ import math
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 from rich.console import Console
 
-from tuner.commands.shared import dry_run
 from tuner.commands.shared.console import print_line
-from tuner.commands.shared.dry_run import DryRun, asked_of
 from tuner.commands.shared.engine import OR_SERVED, world_alone
 from tuner.commands.shared.kept_result import keep_result
 from tuner.commands.shared.live_view import LiveView, rows_of
 from tuner.commands.shared.machine import Here, ThisMachine, check_machine
-from tuner.commands.shared.next_step import asked_for
 from tuner.commands.shared.output import print_json
 from tuner.commands.shared.promise import required_of, twin_of
 from tuner.commands.shared.traffic import one_engines, served_in
 from tuner.commands.shared.trust import check_asked
-from tuner.commands.verify import running
-from tuner.commands.verify.junit import junit
+from tuner.commands.verify import junit, running
 from tuner.commands.verify.options import VerifyOptions
 from tuner.commands.verify.view import block_of, render, said
 from tuner.engines.devices import DeviceMeter
@@ -30,7 +27,7 @@ from tuner.engines.seam import Starter
 from tuner.engines.server.running import WARM_UPS, RunningStarter
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
-from tuner.errors import GateError, Interrupted, UndecidedError, UsageError
+from tuner.errors import GateError, Interrupted, TunerError, UndecidedError
 from tuner.profile.profile import keep
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
@@ -38,9 +35,9 @@ from tuner.profile.stored_twin import StoredTwin
 from tuner.profile.summary import minutes, promised
 from tuner.replay.live_reading import LiveReading
 from tuner.replay.readings import Read
+from tuner.replay.records import Replay
 from tuner.runs import journal
 from tuner.runs.journal import Journal
-from tuner.runs.verify.offline import offline_gates
 from tuner.runs.verify.verify import Verification, Verified, verify, windows_of
 from tuner.system import interruption
 from tuner.trace.trace import TraceRequest, load
@@ -51,45 +48,37 @@ from tuner.traffic.workload import keep_what_fits, parse_step_s
 def run(options: VerifyOptions) -> None:
     """Verify and print. Raises GateError when a promise is broken, and other TunerErrors."""
     running.check_options(options)
-    _check_offline(options)
-    if options.dry_run:
-        if options.url is not None:
-            raise UsageError(
-                "--dry-run is of an engine that is started", hint="Leave out --url, or --dry-run."
-            )
-        profile = load_profile(options.profile)
-        dry_run.show(_dry_run(as_confirmed(options, profile), profile), as_json=options.json)
-        return
-    with junit(options.junit, profile=str(options.profile), said=said) as write:
+    if options.junit is not None:
+        junit.check(options.junit)
+        junit.write_error(options.junit, str(options.profile), "the run did not end")
+    try:
         profile = load_profile(options.profile)
         options = as_confirmed(options, profile)
-        if options.offline:
-            gates = offline_gates(profile, _twin(options, profile))
-            found = Verified(gates, 0.0, {}, ())
-        else:
-            asked = _asked(options, profile)
-            with _book(options, profile) as book:
-                found = _verified(asked)
-                if book is not None:
-                    _keep(found, profile, options, book)
-        write(found.gates)
-        _report(options, profile, found)
+        asked = _asked(options, profile)
+        with _book(options, profile) as book:
+            found = _verified(asked, book)
+            if book is not None:
+                keep(profile, book.run_dir)
+                keep_result(
+                    book.run_dir, _result(options, found), block_of(found, profile, options)
+                )
+    except TunerError as problem:
+        if options.junit is not None:
+            junit.write_error(options.junit, str(options.profile), str(problem))
+        raise
+    if options.junit is not None:
+        junit.write(options.junit, str(options.profile), found.gates, said)
+    _report(options, profile, found)
 
 
 def as_confirmed(options: VerifyOptions, profile: ServingProfile) -> VerifyOptions:
-    """Return the options with an engine. Raises UsageError.
+    """Return the options with an engine.
 
     Where none is named, what a server had confirmed is verified behind a server, because its front
-    end is in the promise; it is sent prompts in the same way.
+    end is in the promise.
     """
-    is_served = profile.provenance.confirm in {"server", "plain"}
-    engine = options.engine or ("serve" if is_served else "vllm")
-    if options.send is not None and options.url is None and engine != "serve":
-        raise UsageError(
-            "--send is for a server, and none is asked here",
-            hint="Leave it out, or add --engine serve or --url.",
-        )
-    return replace(options, engine=engine, send=options.send or profile.provenance.send)
+    is_served = profile.provenance.confirm == "server"
+    return replace(options, engine=options.engine or ("serve" if is_served else "vllm"))
 
 
 @contextmanager
@@ -104,19 +93,6 @@ def _book(options: VerifyOptions, profile: ServingProfile) -> Iterator[Journal |
         yield book
 
 
-def _keep(found: Verified, profile: ServingProfile, options: VerifyOptions, book: Journal) -> None:
-    """Keep the gates and what was measured in the run directory. Raises RunError, TargetError."""
-    for replay in found.replays:
-        cap = replay.max_num_seqs
-        took_s = replay.elapsed_s
-        book.append_replay(
-            replay, purpose="verify", max_num_seqs=cap, elapsed_s=took_s, window=0, trial=0,
-            at_s=replay.start_s + took_s,
-        )  # fmt: skip
-    keep(profile, book.run_dir)
-    keep_result(book.run_dir, _result(options, found), block_of(found, profile, options))
-
-
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """A verification as it is asked for: the requests, the question, and where it is replayed."""
@@ -128,27 +104,9 @@ class _Asked:
     view: LiveView
 
 
-def _check_offline(options: VerifyOptions) -> None:
-    """Raise UsageError for options that do not go together."""
-    replayed = (options.trace, options.url, options.run_dir)
-    if options.offline and any(one is not None for one in replayed):
-        raise UsageError(
-            "--offline replays nothing",
-            hint="Leave out --trace, --url and --run-dir, or --offline.",
-        )
-    if options.offline and (options.dry_run or options.engine == "sim"):
-        raise UsageError(
-            "--offline starts nothing", hint="Leave out --dry-run and --engine, or --offline."
-        )
-    if not options.offline and options.trace is None:
-        raise UsageError(
-            "no trace given", hint="Give --trace FILE, or --offline to ask the profile alone."
-        )
-
-
 def _twin(options: VerifyOptions, profile: ServingProfile) -> StoredTwin:
     """Return the profile's twin. Raises ProfileError, and GateError where nothing is promised."""
-    in_between = profile.front_end if options.offline or _is_served(options) else None
+    in_between = profile.front_end if _is_served(options) else None
     cure = "Sweep again; only a twin can say what this trace's windows should give."
     twin = twin_of(profile, options.profile, cure=cure, front_end=in_between)
     if profile.decision.verdict in {"overloaded", "inconclusive"} and not options.force:
@@ -166,7 +124,6 @@ def _is_served(options: VerifyOptions) -> bool:
 
 
 def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
-    assert options.trace is not None
     found = None if options.url is None else running.find(options, options.url, profile)
     twin = _twin(options, profile) if found is None or found.is_vllm else None
     step_s = parse_step_s(options.step)
@@ -188,9 +145,7 @@ def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
         window=options.window,
         step_s=step_s,
         tolerance=options.tolerance,
-        seed=options.seed,
         requirements=required_of(profile, options.require, headroom=math.inf),
-        max_rps=options.max_rps,
         environment=profile.provenance.environment,
     )
     if found is None:
@@ -208,35 +163,7 @@ def _tpot_s(profile: ServingProfile) -> float:
     return 0.0 if spread is None else 1e-3 * spread.p50
 
 
-def _dry_run(options: VerifyOptions, profile: ServingProfile) -> DryRun:
-    """Return what a verification would do."""
-    asked = _asked(options, profile)
-    assert asked.place.starter is not None
-    longest = profile.max_model_len
-    requests, _ = keep_what_fits(asked.requests, max_model_len=longest)
-    windows = [window for window, _ in windows_of(requests, asked.question)]
-    replay_s = sum(window.replay_s for window in windows)
-    cap = profile.decision.max_num_seqs
-    return DryRun(
-        command=asked_for("verify", options, dry_run=False),
-        rows=[
-            ("replays", f"{', '.join(map(str, windows))} at max_num_seqs {cap}"),
-            (
-                "time",
-                (
-                    f"one engine start, {minutes(replay_s)} of replay and what the last requests "
-                    "take; the replay twice where a promise looks broken"
-                ),
-            ),
-        ],
-        arguments=asked_of(asked.place.starter, max_num_seqs=cap),
-        requests=requests,
-        most_seqs=cap,
-        is_simulated=options.engine == "sim",
-    )
-
-
-def _verified(asked: _Asked) -> Verified:
+def _verified(asked: _Asked, book: Journal | None) -> Verified:
     place, view = asked.place, asked.view
     title = f"verifying max_num_seqs {asked.question.max_num_seqs}"
     windows = [one for one, _ in windows_of(asked.requests, asked.question)] if view.is_on else []
@@ -247,6 +174,7 @@ def _verified(asked: _Asked) -> Verified:
         tell=asked.tell,
         read=view.reading(place.read),
         progress=shown_on(view, title, windows) if windows else None,
+        keep=(lambda _: None) if book is None else partial(_kept, book),
     )
     try:
         with view:
@@ -254,6 +182,15 @@ def _verified(asked: _Asked) -> Verified:
             return place.execute(work)
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise Interrupted("nothing was verified", hint="Run the command again.") from None
+
+
+def _kept(book: Journal, replay: Replay) -> None:
+    """Keep a replay the moment it exists."""
+    cap, took_s = replay.max_num_seqs, replay.elapsed_s
+    book.append_replay(
+        replay, purpose="verify", max_num_seqs=cap, elapsed_s=took_s, window=0, trial=0,
+        at_s=replay.start_s + took_s,
+    )  # fmt: skip
 
 
 def shown_on(
@@ -308,7 +245,7 @@ def _place(options: VerifyOptions, profile: ServingProfile) -> _Place:
     arguments = {key: value for key, value in profile.engine.items() if key != "max_num_seqs"}
     starter = VllmStarter(cast("Any", arguments), sampling=profile.sampling)
     if options.engine == "serve":
-        starter = ServerStarter.like(starter, sends=options.send or "ids")
+        starter = ServerStarter.like(starter, sends=profile.provenance.send or "ids")
     return _Place(ThisMachine(), starter, interruption.run, DeviceMeter().read)
 
 
@@ -332,7 +269,7 @@ def _running(  # noqa: PLR0913, PLR0917 - what is asked, of what, and who is tol
     planned = sum(len(sent) for _, sent in windows_of(kept, question))
     most = running.allowed(options, found, planned)
     sampling = profile.sampling
-    server = running.asked(found, options, planned=planned, most=most, sampling=sampling)
+    server = running.asked(found, planned=planned, most=most, sampling=sampling)
     question = replace(
         question,
         place=found.url,
@@ -346,7 +283,7 @@ def _result(options: VerifyOptions, found: Verified) -> dict[str, Any]:
     """Return the object that ``tuner verify --json`` prints."""
     return {
         "profile": str(options.profile),
-        "trace": None if options.trace is None else str(options.trace),
+        "trace": str(options.trace),
         "kept": all(gate.kept for gate in found.gates),
         "gates": [asdict(gate) for gate in found.gates],
         "p95_ms": dict(found.p95_ms),
@@ -372,8 +309,6 @@ def _report(options: VerifyOptions, profile: ServingProfile, found: Verified) ->
 
 
 def _cure(options: VerifyOptions, found: Verified) -> str:
-    if options.offline:
-        return "Do not roll it out: sweep again."
     if options.url is not None and not any(gate.is_promise for gate in found.gates):
-        return "Send it less (--max-rps), or ask less of it (--require)."
+        return "Ask less of it: --require."
     return "Do not roll it out: sweep again on this machine with this trace."

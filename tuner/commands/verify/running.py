@@ -25,7 +25,7 @@ _BLOCK_SIZE, _ANY_LENGTH = 16, 2**31
 _NO_PAGE = frozenset({401, 403, 404, 405, 410, 501})
 """Statuses that servers answer for their metrics where they have none, or none for others."""
 
-_OF_URL = ("send_load", "max_rps", "beside_traffic", "api_key_env", "served_model")
+_OF_URL = ("send_load", "api_key_env")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,11 @@ def find(options: VerifyOptions, url: str, profile: ServingProfile) -> FoundServ
     if is_vllm:
         said = live_server.ask(base, direct=True)
         served, version, arguments = said.served, said.version, said.arguments
-        if not options.beside_traffic:
-            _check_idle(base)
+        _check_idle(base)
     else:
         served, version, arguments = _models(base, key), None, {}
     if not options.force:
-        _check_same(profile, served, version, options.served_model)
+        _check_same(profile, served, version)
     told = {**profile.engine, **arguments}
     lengths = [one.max_model_len for one in served if one.max_model_len is not None]
     facts = EngineFacts(
@@ -86,7 +85,7 @@ def find(options: VerifyOptions, url: str, profile: ServingProfile) -> FoundServ
     )
     is_told = version is not None or not is_vllm
     warnings = (*_differences(profile, arguments), *_untold(profile, version=is_told))
-    return FoundServer(base, _asked_for(served, options, profile), is_vllm, key, facts, warnings)
+    return FoundServer(base, _asked_for(served, profile), is_vllm, key, facts, warnings)
 
 
 def allowed(options: VerifyOptions, found: FoundServer, requests: int) -> int | None:
@@ -107,28 +106,24 @@ def allowed(options: VerifyOptions, found: FoundServer, requests: int) -> int | 
 
 def asked(
     found: FoundServer,
-    options: VerifyOptions,
     *,
     planned: int,
     most: int | None,
     sampling: Sampling,
 ) -> RunningServer:
     """Return how the server is asked: one that is no vLLM knows a part of the parameters."""
-    counts = found.is_vllm and not options.beside_traffic
     return RunningServer(
         url=found.url,
         model=found.model,
         facts=found.facts,
         planned=planned,
         most=most,
-        most_rps=options.max_rps,
         sampling={
             name: value for name, value in sampling.items() if found.is_vllm or name in EVERYWHERE
         },
         key=found.key,
         takes_ignore_eos=found.is_vllm,
-        sends_text=options.send == "text",
-        served=_counter(found.url) if counts else None,
+        served=_counter(found.url) if found.is_vllm else None,
     )
 
 
@@ -186,7 +181,7 @@ def _check_idle(base: str) -> None:
     if busy:
         raise GateError(
             f"{base} is serving {busy} requests: what is measured beside them is theirs too",
-            hint="Wait until it is idle, or measure all the same: --beside-traffic.",
+            hint="Wait until it is idle.",
         )
 
 
@@ -194,9 +189,8 @@ def _check_same(
     profile: ServingProfile,
     served: tuple[ServedModel, ...],
     version: str | None,
-    served_model: str | None,
 ) -> None:
-    mismatch = served_models.model_mismatch(profile, served, model=served_model)
+    mismatch = served_models.model_mismatch(profile, served)
     if mismatch is not None:
         raise GateError(
             f"the server serves {mismatch.words}",
@@ -210,18 +204,8 @@ def _check_same(
         )
 
 
-def _asked_for(
-    served: tuple[ServedModel, ...], options: VerifyOptions, profile: ServingProfile
-) -> str:
+def _asked_for(served: tuple[ServedModel, ...], profile: ServingProfile) -> str:
     """Return the name by which requests ask for the profile's model."""
-    names = [one.name for one in served]
-    if options.served_model is not None:
-        if names and options.served_model not in names:
-            raise UsageError(
-                f"--served-model {options.served_model} is not there",
-                hint=f"It serves {', '.join(names[:5])}.",
-            )
-        return options.served_model
     same = [one for one in served if served_models.model_mismatch(profile, [one]) is None]
     return (same or list(served) or [ServedModel(profile.model)])[0].name
 

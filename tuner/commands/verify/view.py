@@ -23,7 +23,7 @@ from tuner.runs.verify.verify import Verified
 
 TIMES = {"tpot_p95_ms": "p95 TPOT", "ttft_p95_ms": "p95 TTFT", "e2el_p95_ms": "p95 E2EL"}
 SHARES = (
-    "attainment", "headroom", "choice",
+    "attainment",
     "kv_cache_usage_mean", "kv_cache_usage_p99", "kv_cache_usage_peak",
 )  # fmt: skip
 
@@ -36,24 +36,12 @@ def render(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
     print_block(console, block_of(found, profile, options))
 
 
-def block_of(found: Verified, profile: ServingProfile, options: VerifyOptions) -> VerdictBlock:
-    """Return the verdict on a verification."""
-    return (_offline_block if options.offline else _block)(found, profile, options)
-
-
 def said(gate: Gate) -> str:
     """Return a gate that was not kept in words."""
     if not gate.is_promise:
         unit = " ms" if gate.name.endswith("_ms") else ""
         told = f"{gate.measured:.1%}" if gate.name in SHARES else f"{gate.measured:,.1f}{unit}"
         return f"{gate.name.removesuffix('_ms')} was {told}, {gate.limit_is}"
-    if gate.name == "choice":
-        return f"the choice is right in {gate.measured:.0%} of the stored draws: too few"
-    if gate.name == "headroom":
-        return (
-            f"{gate.measured:.1%} are served within the SLO with headroom, promised were "
-            f"{gate.promised:.1%} (at least {gate.limit:.1%})"
-        )
     if gate.name == "attainment":
         return (
             f"{gate.measured:.1%} were served within the SLO, promised were {gate.promised:.1%} "
@@ -83,7 +71,7 @@ def _table(found: Verified) -> Table:
     return table
 
 
-def _block(found: Verified, profile: ServingProfile, options: VerifyOptions) -> VerdictBlock:
+def block_of(found: Verified, profile: ServingProfile, options: VerifyOptions) -> VerdictBlock:
     """Return whether the promise was kept, and by how much."""
     gates = {one.name: one for one in found.gates}
     broken = [one for one in found.gates if not one.kept]
@@ -157,31 +145,6 @@ def _took(found: Verified, options: VerifyOptions) -> str:
     return engine_time(found.engine_s, simulated=options.engine == "sim")
 
 
-def _offline_block(
-    found: Verified, profile: ServingProfile, options: VerifyOptions
-) -> VerdictBlock:
-    """Return whether the verdict follows from what the profile holds."""
-    gates = {one.name: one for one in found.gates}
-    broken, cap = [one for one in found.gates if not one.kept], profile.decision.max_num_seqs
-    choice, share = gates["choice"], gates.get("attainment")
-    right, said = percent(choice.measured), percent(choice.promised)
-    gives = "not asked: the profile keeps the busiest stretch of its traffic alone"
-    if share is not None:
-        gives = f"{percent(share.measured)} in SLO by the profile's twin"
-        gives += f"; promised {percent(share.promised)}, held to {percent(share.limit)}"
-    rows = [
-        ("choice", f"right in {right} of the stored draws ({said} when made)"),
-        ("gives", gives),
-        ("rests on", "the profile alone: nothing was replayed, no engine was started"),
-    ]
-    title = f"max_num_seqs {cap} {'does not follow' if broken else 'follows'} from its profile"
-    aside = "simulated, " * is_simulated(profile) + _gates(found)
-    next_ = command("show", options.profile) if broken else after(profile, options.profile)
-    if share is not None:
-        title = first_said(share.measured, title)
-    return VerdictBlock(title, aside, rows, next_)
-
-
 def _held(gate: Gate, words: str) -> str:
     return f"{words} {milliseconds(gate.measured)} (held to {milliseconds(gate.limit)})"
 
@@ -195,7 +158,6 @@ def _seen(p95_ms: Mapping[str, float], name: str, words: str) -> str:
 def _again(profile: ServingProfile, options: VerifyOptions) -> str:
     """Return the command that tunes anew on this machine with this trace, for the SLO that the user
     gave; one that was derived is derived anew."""
-    assert options.trace is not None
     slo = profile.decision.slo.slo
     as_here = SweepOptions(
         trace=options.trace,

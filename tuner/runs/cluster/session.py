@@ -4,6 +4,7 @@ Workers and the room that they take belong to this process: when it ends, howeve
 both back.
 """
 
+import asyncio
 import atexit
 import logging
 import os
@@ -18,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tuner.errors import EngineError, RunError, UsageError
 from tuner.runs.cluster.share import Node, Share
@@ -48,7 +49,6 @@ try:
     import ray
     from ray.exceptions import RayError, RayTaskError
     from ray.util.placement_group import placement_group, remove_placement_group
-    from ray.util.placement_group import placement_group_table as table_of
     from ray.util.scheduling_strategies import (
         NodeAffinitySchedulingStrategy,
         PlacementGroupSchedulingStrategy,
@@ -59,39 +59,30 @@ except ImportError as missing:
         hint="Run pip install 'tuner[ray]', the version of the cluster.",
     ) from None
 
-Called = TypeVar("Called")
-
 
 class LostError(Exception):
     """A worker is gone, with what it was doing."""
 
 
-class WorkerHandle:
-    """A worker, as soon as the cluster has room for it."""
+class Task:
+    """A task that yields news, as soon as the cluster has room for it."""
 
-    def __init__(self, group: Any, actor: Any) -> None:  # noqa: ANN401 - Ray's
-        self._group, self._actor = group, actor
+    def __init__(self, group: Any, news: Any) -> None:  # noqa: ANN401 - Ray's
+        self._group, self._news = group, news
 
-    async def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 - as the method
-        """Return what a method of the worker returns. Raises LostError."""
+    async def news(self, *, first_within_s: float) -> AsyncIterator[Any]:
+        """Yield what the task yields, the moment it does. Raises LostError where it is gone, and
+        TimeoutError where nothing comes for so long at first."""
         with _as_ours():
-            return await getattr(self._actor, method).remote(*arguments)
-
-    async def stream(self, method: str, *arguments: object) -> AsyncIterator[Any]:
-        """Yield what a generator of the worker yields, the moment it does. Raises LostError."""
-        with _as_ours():
-            made = getattr(self._actor, method).options(num_returns="streaming")
-            async for reference in made.remote(*arguments):
+            async with asyncio.timeout(first_within_s):
+                yield await (await anext(self._news))
+            async for reference in self._news:
                 yield await reference
-
-    def node_id(self) -> str:
-        """Return on which node it is, once it has answered."""
-        return str(table_of(self._group)["bundles_to_node_id"][0])
 
     def dismiss(self) -> None:
         """End it at once, whatever it does, and give back its room."""
         if ray.is_initialized():
-            ray.kill(self._actor)
+            ray.cancel(self._news, force=True)
             remove_placement_group(self._group)
 
 
@@ -202,32 +193,27 @@ class RaySession:
                 found[asked[one]] = LostError(_last_line(error))
         return found
 
-    def start_worker(
-        self, kind: type[Called], arguments: Sequence[object], share: Share, nodes: Sequence[str]
-    ) -> WorkerHandle:
-        """Ask for a worker on one of these nodes; it begins when there is room."""
+    def start(
+        self, function: Callable[..., Any], arguments: Sequence[object], share: Share,
+        nodes: Sequence[str],
+    ) -> Task:  # fmt: skip
+        """Start a generator as a task on one of these nodes; it begins when there is room."""
         where = {_NODE_ID: f"in({','.join(nodes)})"}
         group = placement_group(
             [dict(bundle) for bundle in share.bundles],
             strategy="PACK" if share.is_spread else "STRICT_PACK",
             bundle_label_selector=[where] * len(share.bundles),
         )
-        gpus = 0.0 if share.is_spread else share.bundles[0].get("GPU", 0.0)
-        actor = (
-            ray.remote(kind)
-            .options(
-                num_cpus=share.bundles[0]["CPU"],
-                num_gpus=gpus,
-                max_restarts=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    group,
-                    placement_group_bundle_index=0,
-                    placement_group_capture_child_tasks=share.is_spread,
-                ),
-            )
-            .remote(*arguments)
+        made = ray.remote(num_returns="streaming", max_retries=0, max_calls=1)(function).options(
+            num_cpus=share.bundles[0]["CPU"],
+            num_gpus=0.0 if share.is_spread else share.bundles[0].get("GPU", 0.0),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                group,
+                placement_group_bundle_index=0,
+                placement_group_capture_child_tasks=share.is_spread,
+            ),
         )
-        return WorkerHandle(group, actor)
+        return Task(group, made.remote(*arguments))
 
 
 def _check_answers(address: str) -> None:

@@ -48,12 +48,12 @@ class Share:
         return " and ".join(f"{amount:g} {name}" for name, amount in sorted(total.items()))
 
 
-def share_of(arguments: Mapping[str, ArgumentValue], *, on_gpus: bool, cpus: int | None) -> Share:
+def share_of(arguments: Mapping[str, ArgumentValue], *, on_gpus: bool) -> Share:
     """Return what an engine with these arguments takes.
 
-    On GPUs one for each rank and, unless ``cpus`` says otherwise, one CPU; without any a CPU for
-    each rank. Ranks of vLLM's own Ray executor are placed one by one, all others on one node.
-    Raises UsageError for sizes that are none.
+    On GPUs one for each rank and one CPU; without any a CPU for each rank. Ranks of vLLM's own Ray
+    executor are placed one by one, all others on one node. Raises UsageError for sizes that are
+    none.
     """
     ranks = 1
     for name in RANKS:
@@ -62,8 +62,8 @@ def share_of(arguments: Mapping[str, ArgumentValue], *, on_gpus: bool, cpus: int
             raise UsageError(f"{name} is {size!r}", hint="Give a whole number of at least 1.")
         ranks *= size
     if not on_gpus:
-        return Share(({"CPU": float(cpus or ranks)},))
-    first = {"CPU": float(cpus or 1), "GPU": 1.0}
+        return Share(({"CPU": float(ranks)},))
+    first = {"CPU": 1.0, "GPU": 1.0}
     if arguments.get(EXECUTOR) == "ray":
         others: list[Mapping[str, float]] = [{"GPU": 1.0}] * (ranks - 1)
         return Share((first, *others), is_spread=True)

@@ -1,24 +1,46 @@
-"""One sweep for each kind of node, each with its own journal: curves beside each other, never one
-curve of two machines."""
+"""One sweep for each kind of node, as a Ray task whose run folder travels.
+
+A task writes the files of the run so far into a folder of its own, resumes the run there as on this
+machine, and yields what is new in the folder. When its node is lost, the files go to another node
+of the same kind.
+"""
 
 import asyncio
 import os
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from tuner.engines.seam import Starter
+from tuner.engines import devices
+from tuner.engines.seam import ArgumentValue, Starter
+from tuner.engines.sim import virtual_time
+from tuner.engines.sim.start import SimStarter
+from tuner.engines.vllm.start import VllmStarter, default_log
 from tuner.errors import EngineError, TunerError
-from tuner.runs.cluster.kinds import Description, grouped
-from tuner.runs.cluster.session import LostError, RaySession, WorkerHandle
+from tuner.replay.live_reading import LiveReading
+from tuner.replay.measure import Measurement
+from tuner.runs import journal
+from tuner.runs.cluster.session import LostError, RaySession
 from tuner.runs.cluster.share import Share
-from tuner.runs.cluster.sweep_worker import Job, SweepWorker, WorkerMessage
-from tuner.runs.cluster.worker_pool import MOST_LOSSES, ROOM_TIMEOUT_S, no_room, none_lasts
 from tuner.runs.engine_runner import Watcher
-from tuner.runs.journal import Journal
+from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import TraceRequest
+
+MOST_LOSSES = 3
+"""Nodes that are lost one after the other before anything new was measured: then it is not chance.
+"""
+
+ROOM_TIMEOUT_S = 120.0
+"""How long the cluster may have no room for an engine."""
+
+LOOK_S = 1.0
+"""Seconds between two looks at what is new in a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,113 +51,209 @@ class Kind:
     nodes: Mapping[str, str]
     """Id → name."""
 
-    description: Description
+    device: Mapping[str, ArgumentValue]
     share: Share
     starter: Starter
-    is_simulated: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
-    """A kind's sweep that is about to begin."""
+class Job:
+    """A sweep as it travels."""
 
-    kind: Kind
     requests: Sequence[TraceRequest]
     settings: SweepSettings
-    book: Journal
-    watcher: Watcher
+    starter: Starter
+    omp_threads: str | None = field(default_factory=lambda: os.environ.get("OMP_NUM_THREADS"))
+    """Of the driver's environment, for engines on GPUs: Ray sets it to the few CPUs they take."""
 
 
-def named(said: Mapping[str, Description]) -> dict[str, list[str]]:
-    """Return kinds by short names of their devices: those of one device that differ in something
-    else get numbers.
+@dataclass(frozen=True, slots=True)
+class News:
+    """What is new in a run: the ends of its files, the lines to show, and how it ended."""
 
-    >>> from tuner.runs.cluster.kinds import Description
-    >>> one = Description({"name": "NVIDIA H100 80GB HBM3"}, {}, "2.60", "")
-    >>> named({"a": one, "b": one})
-    {'nvidia-h100-80gb-hbm3': ['a', 'b']}
-    """
-    found: dict[str, list[str]] = {}
-    for group in grouped(said):
-        device = str(said[group[0]].device.get("name"))
-        slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "kind"
-        names = [slug, *(f"{slug}-{number}" for number in range(2, len(found) + 2))]
-        found[next(name for name in names if name not in found)] = group
-    return found
+    files: Mapping[str, bytes]
+    lines: Sequence[tuple[str, str]]
+    """Method of a watcher → text."""
+
+    outcome: SweepOutcome | None = None
+    failure: tuple[str, str] | None = None
+    """Message and hint: an error would lose its hint on the way."""
 
 
 async def sweep_all(
-    session: RaySession, sweeps: Sequence[Sweep]
+    session: RaySession,
+    jobs: Mapping[str, tuple[Kind, Job]],
+    books: Mapping[str, journal.Journal],
+    watchers: Mapping[str, Watcher],
 ) -> dict[str, SweepOutcome | TunerError]:
     """Make every kind's sweep at the same time; return what each found, or what ended it."""
-    tasks = [asyncio.create_task(_sweep(session, one)) for one in sweeps]
-    try:
-        found = await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return {one.kind.name: each for one, each in zip(sweeps, found, strict=True)}
-
-
-async def _sweep(session: RaySession, one: Sweep) -> SweepOutcome | TunerError:
-    """Make one sweep; go on elsewhere on nodes of the same kind when its worker is gone."""
-    kind = one.kind
-    job = Job(
-        one.requests,
-        one.settings,
-        kind.starter,
-        kind.description if kind.is_simulated else None,
-        os.environ.get("OMP_NUM_THREADS"),
+    found = await asyncio.gather(
+        *(
+            _followed(session, kind, job, books[name], watchers[name])
+            for name, (kind, job) in jobs.items()
+        )
     )
+    return dict(zip(jobs, found, strict=True))
+
+
+async def _followed(
+    session: RaySession, kind: Kind, job: Job, book: journal.Journal, watcher: Watcher
+) -> SweepOutcome | TunerError:
+    """Make one sweep; continue on another node of the kind where one is lost."""
     losses = 0
-    while True:
-        known = len(one.book.events)
-        handle = session.start_worker(SweepWorker, (job,), kind.share, list(kind.nodes))
+    while losses < MOST_LOSSES:
+        files = _read(book.run_dir, {})
+        task = session.start(resumed, (files, job), kind.share, list(kind.nodes))
+        known = sum(map(len, files.values()))
         try:
-            return await _followed(handle, one)
+            async for news in task.news(first_within_s=ROOM_TIMEOUT_S):
+                _write(book.run_dir, news.files)
+                known = 0 if news.files else known
+                for method, text in news.lines:
+                    getattr(watcher, method)(text)
+                outcome: SweepOutcome | None = news.outcome
+                if outcome is not None:
+                    return outcome
+                if news.failure is not None:
+                    return EngineError(news.failure[0], hint=news.failure[1])
+        except TimeoutError:
+            return EngineError(
+                f"the cluster has had no room for an engine ({kind.share}) for "
+                f"{ROOM_TIMEOUT_S:.0f}s",
+                hint="Free some of it; --resume continues with what was measured.",
+            )
         except LostError as error:
-            one.watcher.warn(f"its worker is gone: {error}")
-            losses = losses + 1 if len(one.book.events) == known else 1
-            if losses == MOST_LOSSES:
-                return none_lasts(error)
+            watcher.warn(f"its node is lost: {error}")
         except TunerError as error:
             return error
         finally:
-            handle.dismiss()
+            task.dismiss()
+        losses = losses + 1 if known else 1
+    return EngineError(
+        f"{MOST_LOSSES} nodes were lost one after the other",
+        hint="Look into Ray's logs; --resume continues with what was measured.",
+    )
 
 
-async def _followed(handle: WorkerHandle, one: Sweep) -> SweepOutcome:
-    """Keep and tell what a worker measures. Raises LostError, TunerError."""
+def resumed(files: Mapping[str, bytes], job: Job) -> Iterator[News]:
+    """Resume a run on this node; yield what is new until it has ended. A Ray task."""
+    _settle(job.omp_threads)
+    with tempfile.TemporaryDirectory(prefix="tuner-ray-") as place, ThreadPoolExecutor(1) as pool:
+        folder = Path(place) / "run"
+        folder.mkdir(mode=0o700)
+        _write(folder, files)
+        book = journal.resume(folder, journal.read(folder).events[0]["plan"])
+        lines = _Lines()
+        yield News({}, ())  # there was room
+        done, sizes = pool.submit(_sweep, job, book, lines), {k: len(v) for k, v in files.items()}
+        is_done = False
+        while not is_done:
+            try:
+                done.result(timeout=LOOK_S)
+            except TimeoutError:
+                is_done = done.done()
+            except TunerError:
+                is_done = True
+            else:
+                is_done = True
+            told, lines.told = lines.told, []
+            yield News(_read(folder, sizes), told)
+        try:
+            yield News({}, (), outcome=done.result())
+        except TunerError as error:
+            yield News({}, (), failure=(str(error), error.hint))
+
+
+def _sweep(job: Job, book: journal.Journal, lines: "_Lines") -> SweepOutcome:
+    starter, read, loop = job.starter, None, None
+    if isinstance(starter, SimStarter):
+        starter.go_on_after(Evidence(book).engines())
+        begin_s = book.clock_s
+
+        def loop() -> asyncio.AbstractEventLoop:
+            return virtual_time.VirtualTimeLoop(begin_s)
+
+    elif isinstance(starter, VllmStarter):
+        starter.log, read = default_log(), devices.DeviceMeter().read
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(sweep(job.requests, starter, job.settings, book, lines, read_device=read))
+
+
+class _Lines:
+    """Keeps the lines that a watcher is to show. See engine_runner.Watcher."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def stage(self, text: str) -> None:
+        self.told.append(("stage", text))
+
+    def warn(self, text: str) -> None:
+        self.told.append(("warn", text))
+
+    def trial(self, what: str, length_s: float) -> None:
+        self.stage(f"{what}: {length_s:.0f}s")
+
+    def measured(self, what: str, measurement: Measurement) -> None:
+        self.stage(f"{what}: {measurement.attainment_bound:.1%} within the SLO at most")
+
+    def live(self, seen: LiveReading) -> None:
+        """Show nothing: it comes too often to travel."""
+
+    def believed(self, best: int, agreeing: int, draws: int) -> None:
+        self.stage(f"{best} so far, in {agreeing} of {draws} draws")
+
+
+def _settle(omp_threads: str | None) -> None:
+    """Make this process ready for engines: a node serves what is on it, and fetches nothing."""
+    for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        os.environ.setdefault(key, "1")
+    if devices.device_facts().get("kind") == "gpu":
+        os.environ.pop("OMP_NUM_THREADS", None)
+        if omp_threads is not None:
+            os.environ["OMP_NUM_THREADS"] = omp_threads
+
+
+def _read(folder: Path, sizes: Mapping[str, int]) -> dict[str, bytes]:
+    """Return what is beyond these sizes of the run's files, the journal first: the files that its
+    events name were there before it."""
+    found: dict[str, bytes] = {}
+    paths = [folder / "journal.jsonl", *sorted((folder / "replays").glob("*.npz"))]
+    for path in paths:
+        name = str(path.relative_to(folder))
+        content = path.read_bytes()[sizes.get(name, 0) :]
+        if name == "journal.jsonl":
+            content = content[: content.rfind(b"\n") + 1]
+        if content:
+            found[name] = content
+            if isinstance(sizes, dict):
+                sizes[name] = sizes.get(name, 0) + len(content)
+    return found
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Append what is new to a run's files, the journal last."""
+    for name in sorted(files, key=lambda one: one == "journal.jsonl"):
+        path = folder / name
+        if path.resolve().parent not in {folder.resolve(), (folder / "replays").resolve()}:
+            raise LostError(f"it named {name!r} as a file of the run")
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        with os.fdopen(os.open(path, flags, 0o600), "ab") as file:
+            file.write(files[name])
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def resolved(starter: Starter, ceiling: int) -> Any:  # noqa: ANN401 - arguments, or two texts
+    """Return an engine's arguments as a node resolves them, or message and hint of its refusal.
+
+    Called on the node, in a process of its own.
+    """
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides all from who takes none
+    if isinstance(starter, VllmStarter):
+        starter.log = default_log()
     try:
-        async with asyncio.timeout(ROOM_TIMEOUT_S):
-            await handle.call("describe")
-    except TimeoutError:
-        raise no_room(one.kind.share) from None
-    one.watcher.stage(f"on {', '.join(sorted(set(one.kind.nodes.values())))}")
-    book = one.book
-    replays = {event["file"]: book.replay(event) for event in book.of("replay")}
-    told: WorkerMessage | None = None
-    async for told in handle.stream("sweep", book.events, replays):
-        _keep(told, book)
-        for method, arguments in told.said:
-            getattr(one.watcher, method)(*arguments)
-        if told.report.failure is not None:
-            message, hint = told.report.failure
-            raise EngineError(message, hint=hint)
-    if told is None or told.outcome is None:
-        raise LostError("its sweep ended early")
-    return told.outcome
-
-
-def _keep(told: WorkerMessage, book: Journal) -> None:
-    lines, stored = [], 0
-    for event in told.report.events:
-        if "file" in event:
-            file = book.store(told.report.replays[event["file"]], ahead=stored)
-            stored += 1
-            lines.append({**event, "file": file})
-        else:
-            lines.append(event)
-    if lines:
-        book.append_all(lines)
+        return starter.resolve(max_num_seqs=ceiling)
+    except TunerError as error:
+        return str(error), error.hint

@@ -1,7 +1,10 @@
 """The comparison of what was found with the knee, in turns: only a gain proven here replaces it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
+
+import numpy as np
 
 from tuner.replay.measure import Measurement, measure
 from tuner.runs.refine.acceptance import (
@@ -14,8 +17,9 @@ from tuner.runs.refine.acceptance import (
 from tuner.runs.refine.knobs import CAP, LIVE, TOKENS, Configuration, frees, number, restart_key
 from tuner.runs.refine.objective import OBJECTIVES, Objective
 from tuner.runs.refine.scoring import has_room
-from tuner.runs.refine.trial_runner import Build, FinishedTrial, TrialRunner, told
+from tuner.runs.refine.trials import Build, FinishedTrial, Trials, in_words
 from tuner.traffic.slo import Slo
+from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
 
 SIDES = ("refined", "knee", "knee", "refined")
@@ -26,8 +30,32 @@ COMPARING = ("refined", "knee")
 """Purposes of the two halves of a pair."""
 
 
+def windows_of_pairs(workload: Workload, pairs: int) -> tuple[tuple[Window, ...], ...]:
+    """Return the windows of each pair: as many and as long as the search's, evenly spaced over the
+    requests from a random start, so that together they stand for all of the traffic.
+
+    They overlap where the part has no room for all; each pair has the search's where it has none
+    for two of them.
+    """
+    part, own = workload.part, workload.windows
+    count, each_s = pairs * len(own), sum(one.replay_s for one in own)
+    if 2 * each_s > part.length_s:
+        return (own,) * pairs
+    has_room = pairs * each_s <= part.length_s
+    offset = np.random.default_rng(0).uniform()
+    requests, free_s = workload.requests, part.begin_s
+    found: list[list[Window]] = [[] for _ in range(pairs)]
+    for place in range(count):
+        like = own[place // pairs]
+        at_s = requests[int(len(requests) * (place + offset) / count)].arrival_s
+        start_s = min(max(at_s, free_s, part.begin_s + like.run_in_s), part.end_s - like.length_s)
+        free_s = start_s + like.length_s if has_room else part.begin_s
+        found[place % pairs].append(replace(like, start_s=start_s, weight=1.0))
+    return tuple(map(tuple, found))
+
+
 async def compare(  # noqa: PLR0913 - what is compared, on what
-    runner: TrialRunner,
+    trials: Trials,
     one: Configuration,
     knee: Configuration,
     *,
@@ -38,46 +66,32 @@ async def compare(  # noqa: PLR0913 - what is compared, on what
     """Replay both in turns: on one engine whose limits change live, or else on a fresh one each
     time, as no two starts are alike.
 
-    ``workloads`` has what each pair replays. ``forecasts`` (aim → log gain) are the twin's word,
-    which stands beside what the pairs say. Raises EngineError when engines keep failing.
+    ``workloads`` has what each pair replays. ``forecasts`` (aim → log gain) are the twin's, which
+    stand beside what the pairs say. Raises EngineError when engines keep failing.
     """
     slo, pairs = workloads[0].slo, len(workloads)
     windows = {window for workload in workloads for window in workload.windows}
-    runner.watcher.stage(
-        f"comparing {told(one)} with the knee, in turns: {pairs} pairs, "
+    trials.watcher.stage(
+        f"comparing {in_words(one)} with the knee, in turns: {pairs} pairs, "
         f"{len(windows)} windows of the trace"
     )
-
-    def is_futile_now(done: Sequence[FinishedTrial]) -> bool:
-        ratios, less = ratios_of(done, slo, {}), _serves_with_less(done, slo, one, knee)
-        return is_futile(objective, ratios, pairs=pairs, frees_memory=less)
-
     sides = {"refined": one, "knee": knee}
-    while (done := _ended(runner, pairs, is_futile_now)) is None:
-        await runner.settle()
-        place = sum(1 for half in _halves(runner) if runner.is_here(half))
+    while len(done := trials.served(*COMPARING)) < 2 * pairs:
+        less = _serves_with_less(done, slo, one, knee)
+        if len(done) == pairs and is_futile(
+            objective, ratios_of(done, slo, {}), pairs=pairs, frees_memory=less
+        ):
+            break
+        place = len(done)
         side = SIDES[place % len(SIDES)]
         build = _build(one, knee, turn=place, side=sides[side])
-        await runner.trial(side, sides[side], workloads[place // 2], build)
+        await trials.trial(side, sides[side], workloads[place // 2], build)
     ratios = ratios_of(done, slo, forecasts)
     less = _serves_with_less(done, slo, one, knee)
     accepted = None
     if len(done) == 2 * pairs:
         accepted = acceptance(objective, ratios, frees_memory=less)
     return PairedResult(ratios, accepted, len(done) // 2)
-
-
-def _ended(
-    runner: TrialRunner, pairs: int, is_futile_now: Callable[[Sequence[FinishedTrial]], bool]
-) -> list[FinishedTrial] | None:
-    """Return the halves of a comparison that is over in one place, wherever; None while none is."""
-    for worker in {half.worker: None for half in _halves(runner)}:
-        done = [half for half in _halves(runner) if half.worker == worker]
-        if len(done) >= 2 * pairs:
-            return done[: 2 * pairs]
-        if len(done) == pairs and is_futile_now(done):
-            return done
-    return None
 
 
 def ratios_of(
@@ -122,10 +136,6 @@ def _build(one: Configuration, knee: Configuration, *, turn: int, side: Configur
         cap, tokens = (max(number(one[name]), number(knee[name])) for name in LIVE)
         return Build(cap, tokens, turn=1)
     return Build(number(side[CAP]), number(side[TOKENS]), turn=1 + turn)
-
-
-def _halves(runner: TrialRunner) -> list[FinishedTrial]:
-    return runner.served(*COMPARING)
 
 
 def _pairs(done: Sequence[FinishedTrial], slo: Slo) -> list[tuple[Measurement, Measurement]]:

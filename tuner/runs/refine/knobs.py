@@ -69,11 +69,10 @@ class Space:
             value == self.knee[name] or value in values.get(name, ()) for name, value in one.items()
         )
 
-    def most(self, name: str, *others: Configuration) -> int:
+    def most(self, name: str) -> int:
         """Return the largest value that will be asked of an engine for a live knob."""
         values = [value for knob in self.knobs if knob.name == name for value in knob.values]
-        values += [one[name] for one in (self.knee, *others) if name in one]
-        return max(number(value) for value in values)
+        return max(map(number, [*values, self.knee[name]]))
 
 
 def number(value: ArgumentValue) -> int:

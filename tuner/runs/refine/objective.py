@@ -6,9 +6,9 @@ same requests, so that the ratio of goodput is that of attainment.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from tuner.errors import UsageError
 from tuner.replay.measure import Spread
@@ -60,15 +60,14 @@ class Objective:
     time: str | None = None
     """Of which spread of times it is, if of one; as ``AimNumbers`` name it."""
 
-    def log(self, one: AimNumbers, *, control: float = 0.0) -> float | None:
-        """Return the logarithm, so that larger is better, less a control variate; None where
-        nothing was measured."""
+    def log(self, one: AimNumbers) -> float | None:
+        """Return the logarithm, so that larger is better; None where nothing was measured."""
         value = self.of(one)
         if value is not None and self.is_share:
-            return math.log(max(LEAST_ATTAINMENT, min(1.0, value - control)))
+            return math.log(max(LEAST_ATTAINMENT, value))
         if value is None or value <= 0:
             return None
-        return (math.log(value) if self.larger_is_better else -math.log(value)) - control
+        return math.log(value) if self.larger_is_better else -math.log(value)
 
 
 def _tail(name: str, share: Literal["p95", "p99"], prior_sd: float) -> Objective:
@@ -109,47 +108,26 @@ OBJECTIVES: Mapping[str, Objective] = {
 GOODPUT, TAIL = OBJECTIVES["goodput"], OBJECTIVES["e2el"]
 
 
-def parse_objectives(text: str) -> tuple[Objective, ...]:
-    """Read ``goodput`` or ``goodput,tpot``: one aim, or two for a Pareto front.
-
-    Raises UsageError for an aim that is not known, the same one twice, or more than two.
-    """
-    names = [name.strip() for name in text.split(",")]
-    known = ", ".join(OBJECTIVES)
-    for name in names:
-        if name not in OBJECTIVES:
-            raise UsageError(f"--objective {name!r} is not known", hint=f"Choose of {known}.")
-    if len(set(names)) != len(names) or len(names) > 2:
+def parse_objective(text: str) -> Objective:
+    """Read the name of an aim. Raises UsageError for one that is not known."""
+    if text not in OBJECTIVES:
         raise UsageError(
-            f"--objective {text}: one aim, or two that differ", hint=f"Choose of {known}."
+            f"--objective {text!r} is not known", hint=f"Choose of {', '.join(OBJECTIVES)}."
         )
-    return tuple(OBJECTIVES[name] for name in names)
+    return OBJECTIVES[text]
 
 
-def gains(
-    objectives: Sequence[Objective],
-    one: AimNumbers,
-    knee: AimNumbers,
-    controls: Sequence[tuple[float, float]] = (),
-) -> tuple[float, ...] | None:
-    """Return how much better than the knee a measurement is, per aim; None where that is unknown.
-    ``controls`` are the control variates of the knee and of the other, per aim.
+def gain_over(objective: Objective, one: AimNumbers, knee: AimNumbers) -> float | None:
+    """Return how much better than the knee a measurement is; None where that is unknown.
 
     Beside goodput the tail counts a little, so that one number orders configurations as the knee's
     objective does.
     """
-    found = []
-    for objective, control in zip(
-        objectives, controls or [(0.0, 0.0)] * len(objectives), strict=True
-    ):
-        better = gain(objective, one, knee, control)
-        if better is None:
-            return None
-        if objective is GOODPUT:
-            tail = gain(TAIL, one, knee) or 0.0
-            better += max(-TAIL_WORTH, min(TAIL_WORTH, TAIL_PER_LOG * tail))
-        found.append(better)
-    return tuple(found)
+    better = gain(objective, one, knee)
+    if better is not None and objective is GOODPUT:
+        tail = gain(TAIL, one, knee) or 0.0
+        better += max(-TAIL_WORTH, min(TAIL_WORTH, TAIL_PER_LOG * tail))
+    return better
 
 
 def deficit(one: float, knee: float) -> float:
@@ -157,45 +135,7 @@ def deficit(one: float, knee: float) -> float:
     return knee - EQUAL_ATTAINMENT - one
 
 
-def gain(
-    objective: Objective,
-    one: AimNumbers,
-    knee: AimNumbers,
-    control: tuple[float, float] = (0.0, 0.0),
-) -> float | None:
-    """Return how much better one aim is than the knee's, less the control variates (the
-    knee's, its own)."""
-    there, here = (
-        objective.log(each, control=its) for each, its in zip((knee, one), control, strict=True)
-    )
+def gain(objective: Objective, one: AimNumbers, knee: AimNumbers) -> float | None:
+    """Return how much better one aim is than the knee's."""
+    here, there = objective.log(one), objective.log(knee)
     return None if here is None or there is None else here - there
-
-
-@dataclass(frozen=True, slots=True)
-class KnownTrial:
-    """A trial that has ended with numbers."""
-
-    configuration: dict[str, Any]
-    gains: tuple[float, ...]
-    deficit: float
-    source: str
-    """``engine``; ``profile`` where it came from the profile's curve."""
-
-    has_room: bool = True
-    """Whether the KV cache was off its limit, as far as is known."""
-
-
-def front(values: Sequence[Sequence[float]]) -> list[int]:
-    """Return which points no other is better than in every aim.
-
-    >>> front([(1.0, 0.0), (0.0, 1.0), (0.0, 0.5)])
-    [0, 1]
-    """
-    return [
-        i
-        for i, one in enumerate(values)
-        if not any(
-            all(b >= a for a, b in zip(one, other, strict=True)) and tuple(other) != tuple(one)
-            for other in values
-        )
-    ]

@@ -5,17 +5,14 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tuner.engines.seam import EngineFacts
-from tuner.profile.numbers import CurveStep, SpreadSection
 from tuner.profile.schema import ServingProfile
-from tuner.replay.measure import Measurement, Spread, measure
+from tuner.replay.measure import Measurement, measure
 from tuner.replay.records import Replay
 from tuner.runs.ladder import doubling
 from tuner.runs.outcome import Conclusion, CurvePoint, SweepOutcome, predictions_of, with_measured
 from tuner.runs.refine.comparison import is_live
 from tuner.runs.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
-from tuner.runs.refine.objective import KnownTrial, Objective, deficit, gains
-from tuner.runs.refine.surrogate import TwinNumbers
-from tuner.runs.refine.trial_runner import RAMP, SEARCH, Build, FinishedTrial, TrialRunner
+from tuner.runs.refine.trials import RAMP, SEARCH, Build, FinishedTrial, Trials
 from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import Requirement, RequirementCheck
@@ -42,38 +39,6 @@ def unloaded_of(profile: ServingProfile) -> Unloaded:
         ttft_s=0.0 if ttft is None or tpot is None else min(ttft.p50, 5 * tpot.p50) / 1e3,
         ttft_s_per_input_token=0.0,
         tpot_s=0.0 if tpot is None else tpot.p50 / 1e3,
-    )
-
-
-def curve_of(
-    profile: ServingProfile, knee: Configuration, objectives: Sequence[Objective]
-) -> list[KnownTrial]:
-    """Return what the profile's curve says of each cap against its own: a study begins with it."""
-    steps = {step.max_num_seqs: _in_seconds(step) for step in profile.curve if not step.cut}
-    chosen = steps.get(profile.decision.max_num_seqs)
-    if chosen is None:
-        return []
-    found = []
-    for cap, one in steps.items():
-        values = gains(objectives, one, chosen)
-        if values is not None:
-            missing = deficit(one.attainment, chosen.attainment)
-            found.append(KnownTrial({**knee, CAP: cap}, values, missing, source="profile"))
-    return found
-
-
-def _in_seconds(step: CurveStep) -> TwinNumbers:
-    def seconds(one: SpreadSection | None) -> Spread | None:
-        if one is None:
-            return None
-        return Spread(*(ms / 1e3 for ms in (one.mean, one.p50, one.p90, one.p95, one.p99)))
-
-    return TwinNumbers(
-        step.attainment,
-        step.output_tokens_per_s,
-        seconds(step.ttft_ms),
-        seconds(step.tpot_ms),
-        seconds(step.e2el_ms),
     )
 
 
@@ -205,7 +170,7 @@ def _curve(view: Forecast | None, measured: Measurement) -> tuple[CurvePoint, ..
 
 
 async def validate(  # noqa: PLR0913 - the choice, and all that its profile tells
-    runner: TrialRunner,
+    trials: Trials,
     one: Configuration,
     profile: ServingProfile,
     *,
@@ -223,35 +188,35 @@ async def validate(  # noqa: PLR0913 - the choice, and all that its profile tell
     Raises EngineError when such engines keep failing.
     """
     build = Build(number(one[CAP]), number(one[TOKENS]), turn=_turn(one, knee, pairs))
-    while not runner.served(ALONE):  # the runner ends it when too many fail
-        await runner.trial(ALONE, one, workload, build)
-    if settings.headroom > 1 and not runner.served(RAISED):
+    while not trials.served(ALONE):  # the runner ends it when too many fail
+        await trials.trial(ALONE, one, workload, build)
+    if settings.headroom > 1 and not trials.served(RAISED):
         raised = scale_load(workload.requests, settings.headroom, seed=settings.seed)
-        await runner.trial(RAISED, one, replace(workload, requests=tuple(raised)), build)
+        await trials.trial(RAISED, one, replace(workload, requests=tuple(raised)), build)
     if not is_live(one, knee) and not any(
-        is_live(done.configuration, one) for done in runner.served(RAMP)
+        is_live(done.configuration, one) for done in trials.served(RAMP)
     ):  # where it fails, there are the replays
-        await runner.ramp(one, workload, replace(searched, turn=2 * pairs + 1))
+        await trials.ramp(one, workload, replace(searched, turn=2 * pairs + 1))
     tried = {
         number(done.configuration[CAP])
-        for done in runner.served(SEARCH)
+        for done in trials.served(SEARCH)
         if is_live(done.configuration, one)
     }
-    view = twin_of(runner, one, runner.done(), workload, settings, tried=tried, printed=True)
+    view = twin_of(trials, one, trials.done(), workload, settings, tried=tried, printed=True)
     cap = number(one[CAP])
     return outcome_of(
         profile,
         cap=cap,
-        facts=runner.facts_of(restart_key(one), cap=cap, tokens=number(one[TOKENS])),
+        facts=trials.facts_of(restart_key(one), cap=cap, tokens=number(one[TOKENS])),
         view=view,
         workload=workload,
-        confirmed=[replay for done in runner.served(ALONE) for replay in done.replays],
-        with_headroom=[replay for done in runner.served(RAISED) for replay in done.replays],
+        confirmed=[replay for done in trials.served(ALONE) for replay in done.replays],
+        with_headroom=[replay for done in trials.served(RAISED) for replay in done.replays],
         requirements=settings.requirements,
         reason=reason,
         confidence=confidence,
-        starts_s=runner.evidence.starts_s(),
-        replay_s=runner.evidence.replay_s(),
+        starts_s=trials.evidence.starts_s(),
+        replay_s=trials.evidence.replay_s(),
         dropped=dropped,
     )
 
@@ -264,7 +229,7 @@ def _turn(one: Configuration, knee: Configuration, pairs: int) -> int:
 
 
 def twin_of(  # noqa: PLR0913 - what was measured, and what is asked of it
-    runner: TrialRunner,
+    trials: Trials,
     one: Configuration,
     done: Sequence[FinishedTrial],
     workload: Workload,
@@ -292,7 +257,7 @@ def twin_of(  # noqa: PLR0913 - what was measured, and what is asked of it
         sent,
         workload,
         settings=settings,
-        facts=at(runner.facts_of(restart_key(one)), one),
+        facts=at(trials.facts_of(restart_key(one)), one),
         caps=caps_of(settings.ceiling, number(one[CAP]), *tried),
         printed=printed,
     )

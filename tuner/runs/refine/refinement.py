@@ -11,9 +11,8 @@ from tuner.replay.records import Replay
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.refine.acceptance import MEMORY, NOT_LOST, PairedResult, proving
 from tuner.runs.refine.knobs import CAP, Configuration, Space
-from tuner.runs.refine.objective import GOODPUT, KnownTrial, Objective, front
+from tuner.runs.refine.objective import GOODPUT, Objective
 from tuner.runs.refine.scoring import Scoring
-from tuner.runs.refine.study.importance import Importance
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
@@ -35,20 +34,17 @@ class TrialRow:
 
     configuration: Configuration
     measured: Measurement
-    worker: str
-    """Which of several places measured it; empty where there is one."""
-
     cut: str | None
     """Why it was ended early; None when it was not."""
 
-    gains: tuple[float, ...] | None
-    """Over the knee of the same place; 0.01 is 1 %. None of a trial that was ended early."""
+    gain: float | None
+    """Over the knee; 0.01 is 1 %. None of a trial that was ended early."""
 
     deficit: float | None
-    replayed: tuple[float, ...] | None
-    """What of the gains the replays alone showed."""
+    replayed: float | None
+    """The gain that the replays alone showed."""
 
-    foreseen: tuple[float, ...] | None
+    foreseen: float | None
     """What the twin alone says; None where it is not believed or cannot tell."""
 
     @property
@@ -63,13 +59,10 @@ class RefinePlan:
 
     profile: ServingProfile
     space: Space
-    objectives: Sequence[Objective]
+    aim: Objective
     settings: SweepSettings
     start_s: float
     """How long an engine start takes, by the profile."""
-
-    curve: Sequence[KnownTrial]
-    """What the profile has measured already."""
 
     max_model_len: int
     is_same_trace: bool
@@ -95,36 +88,22 @@ class Refinement:
 
     reason: str
     trials: tuple[TrialRow, ...]
-    front: tuple[TrialRow, ...]
-    """Of two aims: what no other trial beats in both."""
-
-    importances: tuple[tuple[str, tuple[Importance, ...]], ...]
-    """Per aim."""
-
     workload: Workload
     complete: bool
     starts_s: tuple[float, ...]
     replay_s: float
-    pruned: int
-    """Trials of this run that the twin or the certified cut ended."""
-
-    of_others: int
-    """Trials that others who share the study have measured."""
-
     failed: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
 def trial_table(scoring: Scoring) -> list[TrialRow]:
-    """Return the trials that served, in the order in which they ended; of several places each has
-    one of the knee."""
+    """Return the trials that served, in the order in which they ended."""
     return [
         TrialRow(
             done.configuration,
             done.measured(scoring.problem.workload),
-            done.worker,
             cut_of(done.replays),
-            gains=None if score is None else score.gains,
+            gain=None if score is None else score.gain,
             deficit=None if score is None else score.deficit,
             replayed=None if score is None else score.replayed,
             foreseen=None if score is None else score.foreseen,
@@ -139,18 +118,6 @@ def cut_of(replays: Sequence[Replay]) -> str | None:
         if replay.cut is not None:
             return f"window {number} of {len(replays)}: {replay.cut}"
     return None
-
-
-def pareto(trials: Sequence[TrialRow], objectives: Sequence[Objective]) -> list[TrialRow]:
-    """Return those that keep the SLO and that no other beats in both aims; of one aim none."""
-    kept: list[tuple[TrialRow, tuple[float, ...]]] = []
-    for one in trials:
-        if one.keeps_slo and one.gains is not None:
-            known = [each.configuration for each, _ in kept]
-            if one.configuration not in known:  # each of several places has the knee
-                kept.append((one, one.gains))
-    best = front([values for _, values in kept]) if len(objectives) > 1 else []
-    return [kept[place][0] for place in best]
 
 
 def reason_of(

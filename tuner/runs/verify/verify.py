@@ -23,7 +23,6 @@ from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.requirements import KV, Requirement
 from tuner.traffic.sampling import sample_windows
-from tuner.traffic.scaling import scale_load
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window, choose_part, in_window
 from tuner.traffic.workload import LOADED, keep_what_fits
@@ -46,7 +45,6 @@ class Verification:
     window: str
     step_s: float
     tolerance: float
-    seed: int
 
     tpot_s: float = 0.0
     """Seconds that a token takes by the promise. Where there is no twin it tells how long the last
@@ -66,9 +64,6 @@ class Verification:
 
     environment: Mapping[str, str] | None = None
     """That the profile was measured in; None where that is not known."""
-
-    max_rps: float | None = None
-    """Requests per second that are sent at most, in the mean of a window: others are left out."""
 
     @property
     def told(self) -> tuple[Requirement, ...]:
@@ -118,8 +113,9 @@ async def verify(  # noqa: PLR0913 - what is held against what, and who is told
     tell: Callable[[str], None],
     read: Read | None,
     progress: Progress | None = None,
+    keep: Callable[[Replay], None] = lambda _: None,
 ) -> Verified:
-    """Start the engine, replay, and return the gates.
+    """Start the engine, replay, and return the gates; ``keep`` is called with each replay.
 
     A broken promise is measured once more, and both replays count, unless ``question`` forbids.
     Raises EngineError; TraceError when nothing can be replayed.
@@ -129,7 +125,7 @@ async def verify(  # noqa: PLR0913 - what is held against what, and who is told
         if question.place
         else f"starting the engine with max_num_seqs={question.max_num_seqs}"
     )
-    return await _verified(requests, starter, question, _Listeners(tell, read, progress))
+    return await _verified(requests, starter, question, _Listeners(tell, read, progress, keep))
 
 
 async def _verified(
@@ -175,6 +171,7 @@ class _Listeners:
     tell: Callable[[str], None]
     read: Read | None
     progress: Progress | None
+    keep: Callable[[Replay], None]
 
 
 async def _step(
@@ -183,6 +180,7 @@ async def _step(
     replays = []
     for window, sent in windows:
         replays.append(await _replayed(engine, window, sent, question, listeners))
+        listeners.keep(replays[-1])
     return replays
 
 
@@ -223,14 +221,7 @@ def windows_of(
     windows = sample_windows(
         requests, part, step_s=question.step_s, drain_s=LOADED * token_s * float(outputs)
     )
-    return [(window, _slowed(in_window(requests, window), window, question)) for window in windows]
-
-
-def _slowed(sent: list[TraceRequest], window: Window, question: Verification) -> list[TraceRequest]:
-    if question.max_rps is None or not sent:
-        return sent
-    most = question.max_rps * window.replay_s / len(sent)
-    return scale_load(sent, most, seed=question.seed) if most < 1 else sent
+    return [(window, in_window(requests, window)) for window in windows]
 
 
 async def _replayed(
@@ -243,7 +234,7 @@ async def _replayed(
     tell = listeners.tell
     prompt = partial(
         prompt_token_ids,
-        seed=question.seed,
+        seed=0,
         vocab_size=engine.facts.vocab_size,
         block_size=question.trace_block_size,
     )
