@@ -62,23 +62,8 @@ _PLAIN = {
 }
 _NEVER = {"an event that is not known"}
 
-STORED_PURPOSES = {
-    "ramp": "climb",
-    "short": "glance",
-    "drift_ramp": "control",
-    "drift_replay": "bracket",
-    "tie_break": "again",
-}
-"""Purpose → how a journal spells it: as the first version did, so that old runs go on. The words of
-docs/numbers.md say the same."""
-
-_PURPOSES = {stored: purpose for purpose, stored in STORED_PURPOSES.items()}
-
 _INTEGERS = {one.name for one in fields(RequestRecord) if one.type in {int, int | None}}
 _SCALARS = [one for one in fields(RequestRecord) if one.name not in {"itl_s", "outcome", "error"}]
-
-_LATER = {"prefill_context"}
-"""Fields of iterations that older tuners did not log."""
 
 NO_SENSE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
@@ -127,10 +112,7 @@ class Journal:
         Raises RunError when they cannot be written.
         """
         assert self._file is not None
-        lines = [
-            json.dumps(_respelled(event, STORED_PURPOSES), allow_nan=False) + "\n"
-            for event in events
-        ]
+        lines = [json.dumps(event, allow_nan=False) + "\n" for event in events]
         try:
             # unbuffered: what could not be written must not be tried again when the file is closed
             rest = memoryview("".join(lines).encode())
@@ -287,6 +269,24 @@ def resume(run_dir: Path, plan: Mapping[str, Any], **told: Any) -> Journal:  # n
     something that was measured under it.
     """
     path = run_dir / "journal.jsonl"
+    _events(run_dir)  # that there is a run
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file = os.fdopen(descriptor, "r+b", buffering=0)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    with ExitStack() as failing:
+        failing.enter_context(file)
+        _lock(run_dir, file)  # before it is read: another tuner may append until then
+        journal = _resumed(run_dir, file, plan, told)
+        failing.pop_all()
+    return journal
+
+
+def _resumed(
+    run_dir: Path, file: IO[bytes], plan: Mapping[str, Any], told: Mapping[str, Any]
+) -> Journal:
+    path = run_dir / "journal.jsonl"
     events, whole_bytes = _events(run_dir)
     before, now = events[0]["plan"], json.loads(json.dumps(dict(plan)))
     raised = _is_raised(before, now.get("budget"))
@@ -297,14 +297,9 @@ def resume(run_dir: Path, plan: Mapping[str, Any], **told: Any) -> Journal:  # n
                 hint="Resume with the options of the run, or start another --run-dir.",
             )
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with ExitStack() as failing:
-            file = failing.enter_context(os.fdopen(descriptor, "r+b", buffering=0))
-            _lock(run_dir, file)
-            file.truncate(whole_bytes)
-            file.seek(0, os.SEEK_END)
-            _remove_partial(run_dir / "replays")
-            failing.pop_all()
+        file.truncate(whole_bytes)
+        file.seek(0, os.SEEK_END)
+        _remove_partial(run_dir / "replays")
     except OSError as error:
         raise _cannot_write(path, error) from error
     journal = Journal(run_dir, events, file)
@@ -316,9 +311,9 @@ def resume(run_dir: Path, plan: Mapping[str, Any], **told: Any) -> Journal:  # n
 
 
 def _is_raised(plan: Mapping[str, Any], now: object) -> bool:
-    """Whether a sweep has more to spend now: what it could not afford is measured then."""
+    """Whether a run has more to spend now: what it could not afford is measured then."""
     before = plan.get("budget")
-    if "ceiling" not in plan or not isinstance(before, str) or not isinstance(now, str):
+    if not isinstance(before, str) or not isinstance(now, str):
         return False
     was_s, is_s = (parse_duration_s(one, option="--budget") for one in (before, now))
     return is_s > was_s
@@ -373,16 +368,8 @@ def _read(path: Path) -> tuple[list[Event], int]:
             raise RunError(
                 f"{path}:{number}: not an event", hint="Start again in another --run-dir."
             )
-        events.append(_respelled(event, _PURPOSES))
+        events.append(event)
     return events, len(whole)
-
-
-def _respelled(event: Event, names: Mapping[str, str]) -> Event:
-    """Return the event with its purpose, where it has one, as ``names`` calls it."""
-    purpose = event.get("purpose")
-    if not isinstance(purpose, str) or purpose not in names:
-        return event
-    return {**event, "purpose": names[purpose]}
 
 
 def _lock(run_dir: Path, file: IO[bytes]) -> None:
@@ -464,10 +451,9 @@ def _slo(stored: Mapping[str, Any]) -> Slo:
 
 
 def _iterations(stored: NDArray[Any]) -> IterationLog:
-    """Return the engine's iterations; 0 for what an older tuner did not log."""
+    """Return the engine's iterations."""
     log = np.zeros(len(stored), ITERATION)
-    unknown = _LATER - set(stored.dtype.names or ())
-    for name in set(ITERATION.names or ()) - unknown:
+    for name in ITERATION.names or ():
         log[name] = stored[name]
     return log
 

@@ -215,7 +215,7 @@ def test_a_full_disk_is_one_error_and_the_run_goes_on_where_there_is_room(folder
         done = tune(folder, "--run-dir", "run")
     assert "cannot be written" in refused(done, 3)
     kept = _trials(folder / "run")
-    assert kept[0] == ("climb", 32)  # as journals spell it
+    assert kept[0] == ("ramp", 32)
     done = tune(folder, "--run-dir", "run", "--resume", "--json")
     assert done.returncode == 0, done.stderr
     again = _trials(folder / "run")
