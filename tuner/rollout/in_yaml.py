@@ -65,6 +65,22 @@ def outline(node: Node, without: dict[int, int]) -> object:
     return node.tag, node.value
 
 
+class _Rest:
+    """All that a file says beside a server's own words; made only where it is compared."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, roots: Sequence[Node], own: Sequence[Node], inner: object) -> None:
+        self.roots, self.own, self.inner = roots, own, inner
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Rest) and self.said() == other.said()
+
+    def said(self) -> object:
+        without = {id(node): 1 for node in self.own}
+        return [outline(root, without) for root in self.roots], self.inner
+
+
 def plain(node: Node) -> ArgumentValue:
     """Return the value behind a key, as vLLM is told it."""
     if isinstance(node, yaml.MappingNode):
@@ -385,8 +401,6 @@ class _Reader:
 
     def add(self, server: Server, nodes: Sequence[Node], place: _Place) -> None:
         """Keep a server, with all that the file says beside its own words."""
-        without = {id(node): 1 for node in nodes}
-        around = [outline(root, without) for root in self.roots]
         said = dict(server.told)
         if place.model and "model" not in said:
             said["model"] = place.model
@@ -397,7 +411,7 @@ class _Reader:
             )
         if tensor:
             said.setdefault("tensor_parallel_size", typed(tensor))
-        self.found.append(replace(server, told=said, rest=(around, server.rest)))
+        self.found.append(replace(server, told=said, rest=_Rest(self.roots, nodes, server.rest)))
 
     # Keys
 
