@@ -22,6 +22,7 @@ from tests.outside.table import (
     JOURNAL,
     OK,
     REPLAYS,
+    UNDECIDED,
     USAGE,
     Done,
     ended,
@@ -310,6 +311,21 @@ def test_a_run_directory_writes_through_no_link(folder: Path) -> None:
     done = run(folder, "sweep", *resume)
     assert done.code in {OK, BAD_INPUT}, done.stderr
     assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", [JOURNAL, REPLAYS, "trace.jsonl", "profile.yaml", "result.json"])
+def test_a_new_run_writes_through_no_link(tmp_path: Path, name: str) -> None:
+    victim, planted = tmp_path / "victim", tmp_path / "run"
+    planted.mkdir()
+    if name == REPLAYS:
+        victim.mkdir()
+    else:
+        victim.write_text("precious")
+    (planted / name).symlink_to(victim)
+    trace = ("--trace", MACHINES / "traces" / "alone.jsonl")
+    done = run(tmp_path, "sweep", *SIM, *trace, "--ceiling", "2", "--run-dir", "run")
+    assert done.code in {OK, UNDECIDED, BAD_INPUT}, done.stderr
+    assert not list(victim.iterdir()) if name == REPLAYS else victim.read_text() == "precious"
 
 
 def test_a_pipe_for_a_journal_is_refused_and_not_waited_for(folder: Path) -> None:

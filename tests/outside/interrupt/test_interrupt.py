@@ -186,21 +186,21 @@ def test_of_two_in_one_folder_one_works_and_the_other_is_refused(tmp_path: Path)
     check_files(tmp_path)
 
 
-def test_a_run_is_not_resumed_while_it_goes_on(swept: Path, tmp_path: Path) -> None:
-    shutil.copytree(swept, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "sweep").rename(tmp_path / "run")
-    process = start(tmp_path, *REFINE[:-1], "other")
-    other = tmp_path / "other" / JOURNAL
-    while not other.exists():
+def test_a_run_is_not_resumed_while_it_goes_on(tmp_path: Path) -> None:
+    process = start(tmp_path, *SWEEP)
+    journal = tmp_path / "run" / JOURNAL
+    while not (journal.exists() and journal.read_bytes().count(b"\n") > 3):
         assert process.poll() is None
         time.sleep(0.001)
     process.send_signal(signal.SIGSTOP)
     try:
-        refused = run(tmp_path, *REFINE[:-1], "other", "--resume")
+        before = journal.read_bytes()
+        refused = run(tmp_path, *SWEEP, "--resume")
+        assert journal.read_bytes() == before
     finally:
         process.send_signal(signal.SIGCONT)
     assert refused.code == BAD_INPUT
-    assert "other" in refused.error
+    assert "run" in refused.error
     assert ended(process).code == OK
 
 

@@ -41,6 +41,8 @@ def test_a_sweep_finds_what_is_known_of_the_machine(
             assert step[key] == pytest.approx(known[key], abs=share), (cap, key)
         for key in TIMES:
             assert step[key] == pytest.approx(known[key], rel=time, abs=0.05), (cap, key)
+        if "e2el_p99_width" in known:
+            assert 1 / 3 < step["e2el_p99_width"] / known["e2el_p99_width"] < 3, cap
         assert bool(step["preemptions"]) == bool(known["preemptions"]), cap
 
 
@@ -54,7 +56,9 @@ def decided(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def of_step(step: dict[str, Any]) -> dict[str, Any]:
+    low, high = step["intervals"]["e2el_p99_ms"]
     return {
+        "e2el_p99_width": (high - low) / step["e2el_ms"]["p99"],
         **{key: step[key] for key in ("attainment", "goodput_rps", "output_tokens_per_s")},
         "kv_cache_usage_peak": step["kv_cache_usage"]["peak"],
         "ttft_p99_ms": step["ttft_ms"]["p99"],
