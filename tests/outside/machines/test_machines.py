@@ -5,6 +5,7 @@ that much, a time or rate by that part. `pytest --update-golden` writes the valu
 """
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -19,15 +20,17 @@ TIMES = ("goodput_rps", "output_tokens_per_s", "ttft_p99_ms", "tpot_p95_ms", "e2
 def test_a_sweep_finds_what_is_known_of_the_machine(
     name: str, swept: Swept, update_golden: bool
 ) -> None:
-    done = swept(name).done
+    sweep = swept(name)
+    done = sweep.done
     path = HERE / name / "expected.json"
     expected = json.loads(path.read_text())
-    found = {"exit": done.code, **decided(done.json)}
+    (digest,) = re.findall(r"trace_digest: (\S+)", (sweep.folder / "profile.yaml").read_text())
+    found = {"exit": done.code, "trace_digest": digest, **decided(done.json)}
     if update_golden:
         path.write_text(json.dumps({"tolerance": expected["tolerance"], **found}, indent=1) + "\n")
         return
     share, time = expected["tolerance"]["share"], expected["tolerance"]["time"]
-    exact = ("exit", "verdict", "max_num_seqs")
+    exact = ("exit", "trace_digest", "verdict", "max_num_seqs")
     assert {key: found[key] for key in exact} == {key: expected[key] for key in exact}
     if found["verdict"] == "inconclusive":  # and so are its numbers
         return
