@@ -61,20 +61,6 @@ def behind(folder: Path) -> str:
     return "behind.yaml"
 
 
-def test_so_many_replicas_are_needed_that_no_front_end_is_too_busy(
-    folder: Path, behind: str
-) -> None:
-    """However few have to be served in time: of a front end that is busy for 96 % nothing is
-    promised."""
-
-    def needed(load: str) -> int:
-        done = plan(folder, behind, "--json", "--load", load, "--attainment", "0.05")
-        found: int = json.loads(done.stdout)["replicas_needed"]
-        return found
-
-    assert [needed("1.1"), needed("1.2")] == [1, 2]
-
-
 def test_what_is_required_is_asked_of_what_comes_through_the_front_end(
     folder: Path, behind: str
 ) -> None:

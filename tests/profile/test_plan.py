@@ -43,7 +43,7 @@ def twin(rate_rps: float = 6.0, length_s: float = 200.0) -> StoredTwin:
 
 
 def fleet(load: float, router: FleetRouter = "least") -> Fleet:
-    return Fleet(twin(), SLO, load, router, seed=0)
+    return Fleet(twin(), SLO, load, router)
 
 
 def test_one_replica_at_the_captured_load_is_what_was_captured() -> None:

@@ -34,11 +34,6 @@ _ASK_S = 1.0
 _START = "TUNER_START_TIMEOUT"
 
 
-def wait_for_starts(seconds: float) -> None:
-    """Let every start, here or in a child, take so long at most: ``--start-timeout``."""
-    os.environ[_START] = f"{seconds:g}"
-
-
 def start_limit_s() -> float:
     """Return how long an engine may take to start. Raises UsageError for a variable that is no
     number of seconds."""
@@ -49,7 +44,8 @@ def start_limit_s() -> float:
         return float(asked)
     except ValueError:
         raise UsageError(
-            f"{_START}: {asked!r} is not a number of seconds", hint="Give --start-timeout 10m."
+            f"{_START}: {asked!r} is not a number of seconds",
+            hint=f"Set it to seconds, as in {_START}=600.",
         ) from None
 
 
@@ -68,12 +64,8 @@ async def started_in_time(log: Path) -> AsyncIterator[None]:
         raise EngineError(
             f"vLLM did not start within {limit_s:g} s; its last words: "
             f"{last_line(said_since(log, said_before))}",
-            hint=f"Read {log}, or give it longer: --start-timeout {_longer(limit_s)}.",
+            hint=f"Read {log}, or give it longer: {_START}={3 * limit_s:.0f}.",
         ) from None
-
-
-def _longer(limit_s: float) -> str:
-    return f"{max(1, round(3 * limit_s / 60))}m"
 
 
 class MoveWatch:

@@ -69,6 +69,10 @@ class CapForecast:
     """Whether batches became larger than any that was measured."""
 
 
+SEED = 0
+"""Of copies and of the routing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fleet:
     """Servers that are alike, and the load that they share."""
@@ -81,7 +85,6 @@ class Fleet:
     """Times the stored traffic."""
 
     router: FleetRouter
-    seed: int
 
     def ask(
         self, caps: Sequence[int], *, replicas: int, promised: int | None = None
@@ -114,7 +117,7 @@ class Fleet:
             return answer.attainment[0] >= attainment
 
         def carries(share: float) -> bool:
-            one = scaled(self.twin.traffic, share, np.random.default_rng(self.seed))
+            one = scaled(self.twin.traffic, share, np.random.default_rng(SEED))
             return Statistics.of(one, self._lawful(cap)(one), self.slo).attainment >= attainment
 
         if not carries(LEAST_LOAD):
@@ -164,7 +167,7 @@ class Fleet:
 
     def parts(self, replicas: int) -> list[Traffic]:
         """Return the traffic of a few of so many replicas."""
-        twin, load, rng = self.twin, self.load, np.random.default_rng(self.seed)
+        twin, load, rng = self.twin, self.load, np.random.default_rng(SEED)
         asked = min(replicas, ASKED_REPLICAS)
         if self.router == "random":  # what each gets is a random share, whatever the others get
             return [scaled(twin.traffic, load / replicas, rng) for _ in range(asked)]

@@ -116,7 +116,7 @@ def test_a_server_that_never_answers_is_given_up_with_its_last_words(
     with pytest.raises(EngineError, match=r"not start within 1 s; its last words: up") as found:
         asyncio.run(start())
     assert str(log) in found.value.hint
-    assert "--start-timeout 1m" in found.value.hint
+    assert "TUNER_START_TIMEOUT=" in found.value.hint
 
 
 def test_it_is_ready_when_health_says_so(tmp_path: Path) -> None:

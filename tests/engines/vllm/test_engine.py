@@ -203,7 +203,7 @@ def test_a_start_that_hangs_is_ended_in_time_with_vllms_last_words(
 
     with pytest.raises(EngineError, match="did not start within 2 s; its last words: ") as caught:
         asyncio.run(main())
-    assert f"Read {log}, or give it longer: --start-timeout" in caught.value.hint
+    assert f"Read {log}, or give it longer: TUNER_START_TIMEOUT=" in caught.value.hint
     assert cores() == before
 
 

@@ -39,15 +39,6 @@ class PlanOptions:
     router: Annotated[
         Literal["least", "rr", "random"], typer.Option(help="How requests reach replicas.")
     ] = "least"
-    attainment: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Share to serve within the SLO; default: what the profile promises.",
-        ),
-    ] = None
     require: Require = ()
-    seed: Annotated[int, typer.Option(min=0, help="Of copies and of the routing.")] = 0
     details: Details = False
     json: Json = False

@@ -42,10 +42,8 @@ def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) ->
     load = _load(options, captured_rps)
     slo = profile.decision.slo.slo
     cap = profile.decision.max_num_seqs
-    target = options.attainment
-    if target is None:
-        target = max(LEAST_TARGET, _promised(profile) - EQUAL_ATTAINMENT)
-    fleet = Fleet(twin, slo, load, options.router, options.seed)
+    target = max(LEAST_TARGET, _promised(profile) - EQUAL_ATTAINMENT)
+    fleet = Fleet(twin, slo, load, options.router)
     caps = sorted({step.max_num_seqs for step in profile.curve} | {cap})
     if options.replicas is not None:
         _check_load(load / options.replicas)
@@ -157,8 +155,7 @@ def _warnings(
         )
     if needed is None:
         said.append(
-            f"{MOST_REPLICAS:,} replicas do not serve the share that is asked for: relax the SLO, "
-            "or ask for less with --attainment"
+            f"{MOST_REPLICAS:,} replicas do not serve what the profile promises: relax the SLO"
         )
     return said
 

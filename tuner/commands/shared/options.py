@@ -18,21 +18,6 @@ IN_PLAN = "measurements rest on it"
 """Marks a field of a command's options that the plan in the journal holds; see ``in_plan``."""
 
 
-def _allow_start(asked: str | None) -> None:
-    from tuner.engines.timeouts import wait_for_starts  # noqa: PLC0415 - keeps --help light
-    from tuner.traffic.window import parse_duration_s  # noqa: PLC0415
-
-    if asked is not None:
-        wait_for_starts(parse_duration_s(asked, option="--start-timeout"))
-
-
-StartTimeout = Annotated[
-    str | None,
-    typer.Option(
-        callback=_allow_start,
-        help="How long an engine may take to start; default: 10m on a CPU, else 30m.",
-    ),
-]
 Confirmed = Annotated[
     tuple[str, ...],
     typer.Option(

@@ -78,7 +78,6 @@ class TraceShowOptions(FileOptions):
         int, typer.Option(min=1, help="Servers that share the trace; show the busiest one's part.")
     ] = 1
     router: Router = "least"
-    seed: Annotated[int, typer.Option(min=0, help="Of the routing.")] = 0
     window: Annotated[
         str,
         typer.Option(help="Part to compare with the whole: busiest, or START+LEN (120s+60s)."),

@@ -275,7 +275,7 @@ def _shares(columns: Columns, options: TraceShowOptions) -> report.Shares | None
     if options.replicas > 1:
         router: str = options.router
         count = options.replicas
-        chosen = assign(columns, replicas=count, router=options.router, seed=options.seed)
+        chosen = assign(columns, replicas=count, router=options.router, seed=0)
     else:
         unknown = int((columns.served & (columns.replica < 0)).sum())
         numbers, chosen = np.unique(columns.replica, return_inverse=True)
