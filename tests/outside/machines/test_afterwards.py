@@ -14,7 +14,7 @@ import pytest
 
 from tests.outside.conftest import FreeClock
 from tests.outside.machines.swept import HERE, Swept, options
-from tests.outside.table import GATE_FAILED, OK, UNDECIDED, run
+from tests.outside.table import BAD_INPUT, GATE_FAILED, OK, UNDECIDED, run
 
 KNEE = ("--trace", HERE / "traces" / "chat.jsonl", "--engine", "sim")
 WORLD = HERE / "knee" / "world.yaml"
@@ -108,6 +108,20 @@ def test_what_was_undecided_is_not_rolled_out(swept: Swept, tmp_path: Path) -> N
     serve = tmp_path / "serve.yaml"
     serve.write_text("model: tuner:tiny\nmax-num-seqs: 256\n")
     assert run(tmp_path, "apply", "profile.yaml", "serve.yaml").code == UNDECIDED
+    assert serve.read_text() == "model: tuner:tiny\nmax-num-seqs: 256\n"
+
+
+def test_a_rollback_loses_no_later_edit(knee: Path) -> None:
+    serve = knee / "serve.yaml"
+    serve.write_text("model: tuner:tiny\nmax-num-seqs: 256\n")
+    assert run(knee, "apply", "profile.yaml", "serve.yaml").code == OK
+    edited = serve.read_text() + "port: 9000\n"
+    serve.write_text(edited)
+    refused = run(knee, "rollback", "serve.yaml")
+    assert refused.code == BAD_INPUT
+    assert "serve.yaml" in refused.error
+    assert serve.read_text() == edited
+    assert run(knee, "rollback", "serve.yaml", "--force").code == OK
     assert serve.read_text() == "model: tuner:tiny\nmax-num-seqs: 256\n"
 
 
