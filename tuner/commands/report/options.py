@@ -26,6 +26,3 @@ class ReportOptions:
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the page goes.")] = Path(
         "report.html"
     )
-    force: Annotated[
-        bool, typer.Option("--force", help="Overwrite the output even if it is no report.")
-    ] = False

@@ -66,8 +66,8 @@ def _check_output(options: ReportOptions) -> None:
     if not os.access(path.parent, os.W_OK):
         raise TargetError(f"{path.parent}: must not be written", hint="Choose another -o.")
     old = files.content(path)
-    if old and not options.force and f'content="{GENERATOR}"'.encode() not in old[:4096]:
+    if old and f'content="{GENERATOR}"'.encode() not in old[:4096]:
         raise TargetError(
             f"{options.output}: is there already and is no report",
-            hint="Choose another -o, or overwrite it with --force.",
+            hint="Choose another -o, or remove it first.",
         )
