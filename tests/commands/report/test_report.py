@@ -217,6 +217,8 @@ def test_what_is_no_report_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("<p>mine</p>")
     assert tuner(tmp_path, "report", "p.yaml").returncode == 3
     assert (tmp_path / "report.html").read_text() == "<p>mine</p>"
+    (tmp_path / "report.html").unlink()
+    assert tuner(tmp_path, "report", "p.yaml").returncode == 0
     assert tuner(tmp_path, "report", "p.yaml").returncode == 0  # an older report is
 
 
