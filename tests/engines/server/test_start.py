@@ -42,7 +42,6 @@ asyncio.run(main())
 @pytest.fixture(autouse=True)
 def _stub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "_VLLM", STUB)
-    monkeypatch.setattr(start, "cautions", tuple)  # of the vLLM that is installed: none is needed
 
 
 class StubStarter(PlainStarter):
