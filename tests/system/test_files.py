@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import TargetError
-from tuner.system import files, folders
+from tuner.system import files
 
 
 def names(folder: Path) -> list[str]:
@@ -95,14 +95,14 @@ def test_a_file_that_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:
     path.write_bytes(b"theirs")
     for was in (b"old", None):
         with pytest.raises(TargetError, match="changed while tuner was at work"):
-            files.write_if_unchanged(path, b"ours", was=was)
+            files.write_atomically(path, b"ours", was=was)
     assert path.read_bytes() == b"theirs"
     assert names(tmp_path) == ["a.yaml"]
 
 
 def test_a_file_that_vanished_meanwhile_does_not_come_back(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="changed while tuner was at work"):
-        files.write_if_unchanged(tmp_path / "a.yaml", b"ours", was=b"old")
+        files.write_atomically(tmp_path / "a.yaml", b"ours", was=b"old")
     assert names(tmp_path) == []
 
 
@@ -196,7 +196,7 @@ def test_neither_a_pipe_nor_more_than_anybody_wrote_is_read(tmp_path: Path) -> N
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").touch()
     os.truncate(tmp_path / "large", files.MOST_READ + 1)
-    for name, why in (("pipe", "no file"), ("large", "larger than 1024 MiB")):
+    for name, why in (("pipe", "not a regular file"), ("large", "larger than 1024 MiB")):
         with pytest.raises(OSError, match=why):
             files.read_regular(tmp_path / name)
     (tmp_path / "mine").write_bytes(b"mine")
@@ -205,9 +205,9 @@ def test_neither_a_pipe_nor_more_than_anybody_wrote_is_read(tmp_path: Path) -> N
 
 @pytest.mark.attack
 def test_a_folder_of_a_run_is_no_link_to_somebody_elses(tmp_path: Path) -> None:
-    folders.make_own(tmp_path / "sweep")
-    folders.make_own(tmp_path / "sweep")
+    files.make_own(tmp_path / "sweep")
+    files.make_own(tmp_path / "sweep")
     assert stat.S_IMODE((tmp_path / "sweep").stat().st_mode) == 0o700
     (tmp_path / "traffic").symlink_to("sweep")
     with pytest.raises(TargetError, match="is a link"):
-        folders.make_own(tmp_path / "traffic")
+        files.make_own(tmp_path / "traffic")

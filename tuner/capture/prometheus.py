@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.errors import AnswerTooLongError, InputError, TraceError, UsageError
-from tuner.system.http import HttpRequest, problem_of, shown
+from tuner.system import http
 from tuner.trace.trace import Status, Trace, TraceHeader, TraceRequest
 
 Floats = NDArray[np.float64]
@@ -94,13 +94,13 @@ def without_login(url: str) -> tuple[str, str]:
         parts = urllib.parse.urlsplit(url)
         login, at, host = parts.netloc.rpartition("@")
         bare = urllib.parse.urlunsplit(parts._replace(netloc=host))
-        problem = problem_of(bare)
+        problem = http.problem_of(bare)
     except ValueError:
         login = at = bare = ""
         problem = "no address"
     if problem is not None:
         raise UsageError(
-            f"{shown(bare)}: {problem}".removeprefix(": "),
+            f"{http.shown(bare)}: {problem}".removeprefix(": "),
             hint="Give the address of the Prometheus: http://prometheus:9090",
         )
     encoded = base64.b64encode(urllib.parse.unquote(login).encode()).decode()
@@ -166,18 +166,16 @@ _ADDRESS = "Give the address of the Prometheus, not of the server that it scrape
 
 
 def _ask(source: Source, query: str, at_s: float, left_s: float) -> bytes:
-    from tuner.system import http_client  # noqa: PLC0415 - slow to load
-
     if left_s <= 0:
         raise source.refuse(f"not all answers within {MOST_S:,.0f} s", _LESS)
-    request = HttpRequest(
+    request = http.HttpRequest(
         f"{source.url.rstrip('/')}/api/v1/query",
         most_bytes=MAX_ANSWER_BYTES,
         form={"query": query, "time": f"{at_s:.3f}"},
         authorization=source.authorization,
         reads_refusals=True,
     )
-    answer = http_client.ask(request, timeout_s=min(TIMEOUT_S, left_s))
+    answer = http.ask(request, timeout_s=min(TIMEOUT_S, left_s))
     if answer.status in {401, 403}:
         raise source.refuse(
             f"refused ({answer.status})",

@@ -85,10 +85,8 @@ def _version(text: str) -> str | None:
 
 def get(url: str, *, timeout_s: float = TIMEOUT_S, direct: bool = False) -> str:
     """Return the text at an address. Raises InputError, of one line, for any status but 200."""
-    from tuner.system import http_client  # noqa: PLC0415 - httpx is slow to load
-
     question = http.HttpRequest(url, MAX_ANSWER_BYTES, direct=direct)
-    answer = http_client.ask(question, timeout_s=timeout_s)
+    answer = http.ask(question, timeout_s=timeout_s)
     return text_of(answer, url)
 
 

@@ -73,7 +73,7 @@ def write(  # noqa: PLR0913 - what is written, over what, and what stays on reco
             _save(real, record)
             if was is not None:
                 files.write_atomically(copy, was, like=real)
-            files.write_if_unchanged(path, new, was=was, like=like)
+            files.write_atomically(path, new, was=was, like=like)
         except TargetError:
             if files.content(real) != new:  # nothing was written, so there is nothing to take back
                 _save(real, earlier)
@@ -103,7 +103,7 @@ def roll_back(path: Path, *, force: bool) -> RolledBack:
                 outcome = "removed"
             else:
                 original = _original(record, copy)
-                files.write_if_unchanged(path, original, was=present, like=copy)
+                files.write_atomically(path, original, was=present, like=copy)
                 outcome = "restored"
         files.remove(copy)  # first: a copy on no record is in the way
         _save(real, None)

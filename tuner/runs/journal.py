@@ -28,7 +28,7 @@ from tuner.engines.seam import ITERATION, IterationLog
 from tuner.errors import RunError
 from tuner.replay.records import DEVICE, Replay, RequestRecord
 from tuner.system import files
-from tuner.system.lock import lock
+from tuner.system.files import lock
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import parse_duration_s
 

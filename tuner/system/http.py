@@ -1,16 +1,28 @@
-"""A question over HTTP, and what may be its address. Asking is ``tuner.system.http_client``'s.
+"""A question over HTTP: one deadline for all of it, a bound on its size, and no other server.
 
 Replay has its own streaming client in ``tuner.engines.server``.
 """
 
+import asyncio
 import ipaddress
 import re
+import socket
+import ssl
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tuner.errors import UsageError
+from tuner.errors import AnswerTooLongError, InputError, UsageError
 
+if TYPE_CHECKING:
+    import aiohttp
+
+_MOST_REDIRECTS = 5
+_REDIRECTS = {301, 302, 303, 307, 308}
+_OK = 200
+_CHECK = "Check the address."
+_PORT = "Is that the server's port? vLLM's is 8000 unless --port says another."
 _ADDRESS = re.compile(
     r"(?:https?://)?(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?(?:/[\w./~%+-]*)?", re.ASCII
 )
@@ -39,11 +51,6 @@ class HttpRequest:
 
     direct: bool = False
     """Past the proxies that the environment names; a server on this machine is always asked so."""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        plain = {"Accept-Encoding": "identity"}
-        return plain | ({"Authorization": self.authorization} if self.authorization else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +115,134 @@ def check_address(url: str, *, option: str) -> str:
             hint=f"Give the server's address: {option} http://localhost:8000",
         )
     return url.rstrip("/")
+
+
+def ask(question: HttpRequest, *, timeout_s: float) -> HttpResponse:
+    """Return the answer.
+
+    ``timeout_s`` is for all of it, from the name of the host to the last byte. Redirects are
+    followed to the same scheme, host and port only, so that ``authorization`` goes nowhere else.
+    Raises InputError, of one line, with the address and nothing that the server said.
+    """
+    loop = asyncio.new_event_loop()  # asyncio.run would wait for a name server
+    try:
+        return loop.run_until_complete(_within(question, timeout_s))
+    finally:
+        for task in (left := asyncio.all_tasks(loop)):
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left))
+        loop.run_until_complete(asyncio.sleep(0))  # in which connections are closed
+        loop.close()
+
+
+async def _within(question: HttpRequest, timeout_s: float) -> HttpResponse:
+    import aiohttp  # noqa: PLC0415 - it takes as long to import as all of a small command
+
+    headers = {"Accept-Encoding": "identity"}
+    if question.authorization:
+        headers["Authorization"] = question.authorization
+    try:
+        async with (
+            asyncio.timeout(timeout_s),
+            aiohttp.ClientSession(
+                headers=headers,
+                auto_decompress=False,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # one for all
+                trust_env=not (question.direct or is_loopback(question.url)),
+            ) as session,
+        ):
+            return await _follow(session, question)
+    except TimeoutError:
+        raise InputError(
+            f"{question.url}: no whole answer within {timeout_s:g} s",
+            hint="Is the server running, and not overloaded? Is something else listening there?",
+        ) from None
+    except (aiohttp.ClientError, OSError, ValueError) as problem:
+        why, hint = _reason(problem)
+        raise InputError(f"{question.url}: {why}", hint=hint) from None
+
+
+async def _follow(session: "aiohttp.ClientSession", question: HttpRequest) -> HttpResponse:
+    url = address = question.url
+    method = "GET" if question.form is None and question.body is None else "POST"
+    # Trust the authorities of the system, or of SSL_CERT_FILE.
+    trusted = ssl.create_default_context() if url.startswith("https:") else True
+    for _ in range(_MOST_REDIRECTS):
+        async with session.request(
+            method, address, data=question.form, json=question.body, ssl=trusted,
+            allow_redirects=False,
+        ) as answer:  # fmt: skip
+            status, target = answer.status, answer.headers.get("Location")
+            if status not in _REDIRECTS or not target:
+                is_read = status == _OK or question.reads_refusals
+                return HttpResponse(status, await _read(question, answer) if is_read else b"")
+        address = urllib.parse.urljoin(address, target)
+        if _server_of(address) != _server_of(url):
+            raise InputError(
+                f"{url}: redirects to another server",
+                hint="Give that server's address, if it is the one to ask.",
+            )
+    raise InputError(f"{url}: redirects again and again", hint=_CHECK)
+
+
+def _server_of(address: str) -> tuple[str, str | None, int | None]:
+    parts = urllib.parse.urlsplit(address)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+
+
+async def _read(question: HttpRequest, answer: "aiohttp.ClientResponse") -> bytes:
+    content = bytearray()
+    if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise InputError(
+            f"{question.url}: answers compressed, which was not asked for",
+            hint="Give the server's own address, not that of what is in front of it.",
+        )
+    async for piece in answer.content.iter_any():
+        content += piece
+        if len(content) > question.most_bytes:
+            raise AnswerTooLongError(f"{question.url}: answers too much", hint=_CHECK)
+    return bytes(content)
+
+
+def _reason(problem: Exception) -> tuple[str, str]:
+    """Return what is wrong and its cure; nothing of it is the server's own words."""
+    import aiohttp  # noqa: PLC0415 - as above
+
+    cause = getattr(problem, "os_error", None) or problem
+    table: tuple[tuple[type[BaseException], str, str], ...] = (
+        (
+            aiohttp.ClientProxyConnectionError,
+            "no answer from the proxy",
+            "Check HTTP_PROXY, HTTPS_PROXY and NO_PROXY.",
+        ),
+        (
+            aiohttp.ClientHttpProxyError,
+            "the proxy does not let it through",
+            "Check HTTP_PROXY, HTTPS_PROXY and NO_PROXY.",
+        ),
+        (
+            ssl.SSLCertVerificationError,
+            "its certificate is not trusted",
+            "SSL_CERT_FILE=FILE names authorities to trust.",
+        ),
+        (ssl.SSLError, "speaks no TLS", "Give http:// in place of https://."),
+        (aiohttp.ClientConnectorDNSError, "no such host", _CHECK),
+        (socket.gaierror, "no such host", _CHECK),
+        (
+            ConnectionRefusedError,
+            "no answer: nobody listens there",
+            "Is the server running, and on that port?",
+        ),
+        (aiohttp.ClientPayloadError, "answers a part only", "Ask again."),
+        (aiohttp.ClientResponseError, "answers, but not as a web server does", _PORT),
+        (aiohttp.ServerDisconnectedError, "no answer: it closes the connection", _PORT),
+        (ConnectionResetError, "no answer: it closes the connection", _PORT),
+        (OSError, "no answer", "Is the server running?"),
+        (Exception, "no address that can be asked", "Check the address, and its redirects."),
+    )
+    return next(
+        (why, hint)
+        for kind, why, hint in table
+        if isinstance(problem, kind) or isinstance(cause, kind)
+    )

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tuner.system.lock import lock
+from tuner.system.files import lock
 
 REMOVAL_S = 60.0
 """How long making a new folder may spend on removing those that were left behind."""

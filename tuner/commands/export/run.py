@@ -14,7 +14,6 @@ from tuner.commands.shared.run_folder import read_run
 from tuner.errors import RunError, TargetError
 from tuner.profile.profile import load as load_profile
 from tuner.system import files
-from tuner.system.folders import make_own
 from tuner.system.printable import in_a_cell, printable
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def run(options: ExportOptions) -> None:
     folder = options.output or options.run_dir / "export"
     paths = {name: folder / f"{name}.{options.to}" for name in names}
     if options.output is None:
-        make_own(folder)
+        files.make_own(folder)
     _check(folder, list(paths.values()), force=options.force)
     put = files.write_own if options.output is None else files.write_atomically
     rows, contents = dict[str, int](), dict[str, bytes]()

@@ -23,7 +23,7 @@ from tuner.errors import (
     UsageError,
 )
 from tuner.runs import journal
-from tuner.system import folders, interruption
+from tuner.system import files, interruption
 from tuner.system.passwords import public_words
 from tuner.system.printable import printable
 
@@ -131,7 +131,7 @@ def open_each(
 
 def open_part(run_dir: Path, plan: Mapping[str, Any], **told: object) -> journal.Journal:
     """Open a journal inside a run's folder: the one that is there, or a new one."""
-    folders.make_own(run_dir)
+    files.make_own(run_dir)
     begun = (run_dir / "journal.jsonl").exists()
     return (journal.resume if begun else journal.create)(run_dir, plan, **told)
 

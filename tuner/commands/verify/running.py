@@ -145,11 +145,9 @@ def _is_vllm(base: str) -> bool:
     Raises InputError for any other answer, and for none: of a vLLM that cannot tell now, neither
     what it serves nor its version would be known.
     """
-    from tuner.system import http_client  # noqa: PLC0415 - httpx is slow to load
-
     url = f"{base}/metrics"
     question = http.HttpRequest(url, live_server.MAX_ANSWER_BYTES, direct=True)
-    answer = http_client.ask(question, timeout_s=live_server.TIMEOUT_S)
+    answer = http.ask(question, timeout_s=live_server.TIMEOUT_S)
     if answer.status in _NO_PAGE:
         return False
     text = live_server.text_of(answer, url)
@@ -160,12 +158,10 @@ def _is_vllm(base: str) -> bool:
 
 
 def _models(base: str, key: str | None) -> tuple[ServedModel, ...]:
-    from tuner.system import http_client  # noqa: PLC0415 - httpx is slow to load
-
     url = f"{base}/v1/models"
     authorization = f"Bearer {key}" if key else ""
     question = http.HttpRequest(url, _MODELS_BYTES, authorization=authorization, direct=True)
-    answer = http_client.ask(question, timeout_s=live_server.TIMEOUT_S)
+    answer = http.ask(question, timeout_s=live_server.TIMEOUT_S)
     served = served_models.listed(answer.content.decode("utf-8", "replace"))
     if not served:
         cure = "Is that an OpenAI-compatible server's address?"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.errors import EngineError
-from tuner.system.http import HttpRequest
+from tuner.system import http
 
 COMMON = [
     "about", "after", "all", "also", "an", "and", "are", "back", "be", "because", "but", "by",
@@ -47,17 +47,16 @@ class Words:
 def learnt(url: str, model: str, *, key: str | None = None) -> Words:
     """Return words that a server reads as one token each. Raises EngineError where it does not
     tell, or too few are."""
-    from tuner.system import http_client  # noqa: PLC0415 - httpx is slow to load
 
     def ask(path: str, body: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON content
-        question = HttpRequest(
+        question = http.HttpRequest(
             f"{url}{path}",
             _ANSWER_BYTES,
             body={"model": model, **body},
             authorization=f"Bearer {key}" if key else "",
             direct=True,  # as its completions are asked for
         )
-        answer = http_client.ask(question, timeout_s=_ANSWER_S)
+        answer = http.ask(question, timeout_s=_ANSWER_S)
         if answer.status != _OK:
             raise _untold(f"{url}{path} answers {answer.status}")
         return json.loads(answer.content)

@@ -15,8 +15,7 @@ from tuner.engines.server.client_messages import BROKEN, NO_CONNECTION
 from tuner.engines.vllm import failure as vllm_failure
 from tuner.engines.vllm.log import Compiles, said_since, size_of
 from tuner.errors import EngineError, InputError
-from tuner.system import files, interruption
-from tuner.system.http import HttpRequest
+from tuner.system import files, http, interruption
 
 HOST = "127.0.0.1"
 
@@ -106,14 +105,12 @@ class ServeProcess:
     async def ready(self, url: str) -> None:
         """Wait until it answers at /health. Raises EngineError with why it never will, and
         PortTakenError."""
-        from tuner.system import http_client  # noqa: PLC0415 - httpx is slow to load
-
-        health = HttpRequest(f"{url}/health", most_bytes=_HEALTH_BYTES)
+        health = http.HttpRequest(f"{url}/health", most_bytes=_HEALTH_BYTES)
         while True:
             if self._guardian.poll() is not None:
                 raise self._did_not_start()
             with contextlib.suppress(InputError):
-                answer = await asyncio.to_thread(http_client.ask, health, timeout_s=_HEALTH_S)
+                answer = await asyncio.to_thread(http.ask, health, timeout_s=_HEALTH_S)
                 if answer.status == _OK:
                     return
             await asyncio.sleep(_LOOK_S)

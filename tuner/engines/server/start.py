@@ -30,8 +30,7 @@ from tuner.engines.vllm.installed import in_one_process
 from tuner.engines.vllm.log import start_phases_s
 from tuner.engines.vllm.start import Resolved, VllmStarter
 from tuner.errors import EngineError
-from tuner.system import scratch
-from tuner.system.http import HttpRequest
+from tuner.system import http, scratch
 
 _PORTS = 3
 """Ports that are tried, should somebody else be faster each time."""
@@ -265,9 +264,7 @@ def facts_of(
 
 
 def _metrics(url: str) -> str:
-    from tuner.system import http_client  # noqa: PLC0415 - httpx is slow to load
-
-    answer = http_client.ask(HttpRequest(f"{url}/metrics", METRICS_BYTES), timeout_s=METRICS_S)
+    answer = http.ask(http.HttpRequest(f"{url}/metrics", METRICS_BYTES), timeout_s=METRICS_S)
     return answer.content.decode(errors="replace")
 
 
