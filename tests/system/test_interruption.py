@@ -90,24 +90,6 @@ def test_an_ending_that_fails_keeps_no_other_from_ending() -> None:
     assert done.stdout == "up\ncleaning\nended\n"
 
 
-def test_what_must_be_put_back_is_put_back_whatever_comes() -> None:
-    done = ended(
-        """
-        with interruption.held():
-            try:
-                print("up", flush=True)
-                signal.pause()
-            except KeyboardInterrupt:
-                print("cleaning", flush=True)
-                sys.stdin.read()
-                print("put back", flush=True)
-        """,
-        [signal.SIGINT, signal.SIGINT],
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "up\ncleaning\nput back\n"
-
-
 def test_a_signal_that_a_finalizer_drops_is_heard_all_the_same() -> None:
     done = ended(
         """

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tuner.system.passwords import passwords_in, public_words, without_passwords
+from tuner.system.passwords import public_words, without_passwords
 
 
 @pytest.mark.parametrize(
@@ -23,11 +23,6 @@ from tuner.system.passwords import passwords_in, public_words, without_passwords
 def test_what_is_secret_is_left_out_and_nothing_else(address: str, shown: str) -> None:
     assert without_passwords(address) == shown
     assert without_passwords(f"--storage={address}") == f"--storage={shown}"
-
-
-def test_a_password_is_known_as_written_and_as_meant() -> None:
-    assert passwords_in("postgresql://u:a%40b@h/x?sslpassword=c") == ["a%40b", "a@b", "c"]
-    assert passwords_in("postgresql://u@h:5432/x") == []
 
 
 @pytest.mark.parametrize("key", ["hf_token", "hf-token", "HF-TOKEN", " hf_token"])

@@ -35,7 +35,7 @@ class _Write(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     version: Literal[2]
     before: str | None
-    after: str
+    after: str | None
     profile: str | None = None
     """Digest of the profile that was written."""
 
@@ -68,7 +68,7 @@ def write(  # noqa: PLR0913 - what is written, over what, and what stays on reco
             raise TargetError(
                 f"{copy}: is in the way of the backup", hint="Move it away, then run this again."
             )
-        record = _Write(2, _digest(was), _sha256(new), profile, override)
+        record = _Write(2, _digest(was), _digest(new), profile, override)
         try:
             _save(real, record)
             if was is not None:
@@ -90,19 +90,27 @@ def roll_back(path: Path, *, force: bool) -> RolledBack:
     """
     real = files.resolve(path)
     with files.locked(real.parent):
-        record, present, copy = _recorded(path), files.content(real), copy_of(real)
+        record, present, copy = _load(real), files.content(real), copy_of(real)
+        if record is None:
+            cure = "Only what tuner apply wrote can go back."
+            raise TargetError(f"{path}: tuner has no backup of it", hint=cure)
         outcome: RolledBack = "unchanged"
         if _digest(present) != record.before:
-            if not force:
-                hint = "Pass --force to lose the edit, or take the change back by hand."
-                _check_unedited(path, record, present, hint=hint)
+            if not force and _digest(present) not in {None, record.after}:
+                cure = "Pass --force to lose the edit, or take the change back by hand."
+                raise TargetError(f"{path}: was edited after tuner wrote it", hint=cure)
             if record.before is None:
                 if files.content(path) != present:
                     raise files.changed_meanwhile(path)
                 files.remove(real)
                 outcome = "removed"
             else:
-                original = _original(record, copy)
+                original = files.content(copy)
+                if original is None or _digest(original) != record.before:
+                    raise TargetError(
+                        f"{copy}: is missing or not the copy that tuner made",
+                        hint="Restore the file from your own backup or version control.",
+                    )
                 files.write_atomically(path, original, was=present, like=copy)
                 outcome = "restored"
         files.remove(copy)  # first: a copy on no record is in the way
@@ -118,31 +126,6 @@ def record_of(real: Path) -> Path:
 def copy_of(real: Path) -> Path:
     """Return where the copy of what a file was stands."""
     return real.with_name(f"{real.name}.tuner-backup")
-
-
-def _recorded(path: Path) -> _Write:
-    record = _load(files.resolve(path))
-    if record is None:
-        raise TargetError(
-            f"{path}: tuner has no backup of it", hint="Only what tuner apply wrote can go back."
-        )
-    return record
-
-
-def _check_unedited(path: Path, record: _Write, present: bytes | None, *, hint: str) -> None:
-    if present is not None and _sha256(present) != record.after:
-        raise TargetError(f"{path}: was edited after tuner wrote it", hint=hint)
-
-
-def _original(record: _Write, copy: Path) -> bytes:
-    """Return what was there before. Raises TargetError."""
-    original = files.content(copy)
-    if original is None or _sha256(original) != record.before:
-        raise TargetError(
-            f"{copy}: is missing or not the copy that tuner made",
-            hint="Restore the file from your own backup or version control.",
-        )
-    return original
 
 
 def _load(real: Path) -> _Write | None:
@@ -168,8 +151,4 @@ def _save(real: Path, record: _Write | None) -> None:
 
 
 def _digest(content: bytes | None) -> str | None:
-    return None if content is None else _sha256(content)
-
-
-def _sha256(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+    return None if content is None else f"sha256:{hashlib.sha256(content).hexdigest()}"

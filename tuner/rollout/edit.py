@@ -61,19 +61,20 @@ def _within(
     """Edit a file within the file."""
     assert server.inner is not None
     (begin, end), indent, inner = server.inner
-    name = inner.name
+
+    def whole(changed: str) -> str:
+        return text[:begin] + re.sub(r"(?m)^(?=[^\r\n])", indent, changed) + text[end:]
 
     def read_inner(changed: str) -> Sequence[Server]:
-        whole = text[:begin] + re.sub(r"(?m)^(?=[^\r\n])", indent, changed) + text[end:]
-        return [each.inner[2] for each in read(whole) if each.inner and each.inner[0][0] == begin]
+        found = [each.inner for each in read(whole(changed)) if each.inner]
+        return [server for (at, _), _, server in found if at == begin]
 
-    raw = re.sub(rf"(?m)^{indent}", "", text[begin:end])
-    changed, _ = edited(raw, inner, wanted, read_inner)
-    whole = text[:begin] + re.sub(r"(?m)^(?=[^\r\n])", indent, changed) + text[end:]
-    after = next(each for each in read(whole) if each.inner and each.inner[2].name == name)
+    changed, _ = edited(re.sub(rf"(?m)^{indent}", "", text[begin:end]), inner, wanted, read_inner)
+    found = read(whole(changed))
+    after = next(each for each in found if each.inner and each.inner[2].name == inner.name)
     if after.rest != server.rest:
         raise UnreadableError("cannot be edited safely")
-    return whole, after
+    return whole(changed), after
 
 
 def _changed(

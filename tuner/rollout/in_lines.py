@@ -60,39 +60,20 @@ def in_unit(text: str) -> list[Server]:
         name = section.rpartition(":")[2] if ":" in section else each["key"]
         server = _server(name, spans, raw, partial(_of_unit, raw, env, image))
         if server is not None:
-            outside = [text[: spans[0][0]], text[spans[0][1] :]]
-            unused = {key: value for key, value in env.items() if f"{key}" not in raw}
-            kept = (server.rest, unused, _without(outside, text, env_spans, spans[0]))
-            found.append(replace(server, rest=kept))
+            unused = {key: value for key, value in env.items() if key not in raw}
+            found.append(replace(server, rest=(server.rest, unused, _without(text, spans))))
     return found
 
 
-def _without(outside: Sequence[str], text: str, env_spans: Sequence[Span], own: Span) -> object:
+def _without(text: str, spans: Sequence[Span]) -> list[str]:
     """Return the text beside a command and the variables that it may use."""
-    if not env_spans:
-        return outside
-    cuts, at = sorted([*env_spans, own]), 0
-    kept = []
-    for begin, end in cuts:
-        kept.append(text[at:begin])
-        at = end
-    return [*kept, text[at:]]
+    ends = [0, *(place for span in sorted(spans) for place in span), len(text)]
+    return [text[ends[n] : ends[n + 1]] for n in range(0, len(ends), 2)]
 
 
 def _of_unit(raw: str, env: Mapping[str, str], image: str) -> Found | None:
-    return vllm_in(_unit_words(raw, env), env, image)
-
-
-def _unit_words(raw: str, env: Mapping[str, str]) -> list[str]:
-    """Return the words of a unit's command; two commands are refused."""
-    lines = [words for words in commands(raw.replace("$$", "\0")) if words]
-    if len(lines) > 1:
-        raise UnreadableError("holds several commands", lines[1][0])
-    return [
-        word.replace("\0", "$").replace("%%", "%")
-        for each in (lines[0] if lines else [])
-        for word in unquoted(each, env)
-    ]
+    words = split(raw.replace("$$", "\0"), env)
+    return vllm_in([word.replace("\0", "$").replace("%%", "%") for word in words], env, image)
 
 
 def _server(
@@ -137,7 +118,7 @@ def in_variables(text: str) -> list[Server]:
                 raise UnreadableError("its quotes or its comment are read differently", value[:9])
             if names.count(name) > 1:
                 raise UnreadableError(f"{name} is set a second time", f"{name}=")
-            words = split(value)
+            words = split(value, {})
             return vllm_in(words, {}) or Found(words, "")
 
         server = _server(name, [span], value, find)

@@ -191,11 +191,8 @@ class _Reader:
         text = self.near(file) or ""
         roots = yaml_strict.compose_all(text, source=file, error=TargetError)
         service = self.get(roots[0], "services", name) if roots else None
-        kept = [
-            (key, value)
-            for key, value in getattr(service, "value", ())
-            if key.value not in _COMMANDS
-        ]
+        pairs = getattr(service, "value", ())
+        kept = [(key, value) for key, value in pairs if key.value not in _COMMANDS]
         return yaml.MappingNode("tag:yaml.org,2002:map", kept)
 
     def walk(self, node: Node, place: _Place) -> None:
@@ -289,20 +286,11 @@ class _Reader:
             self.command(node, [more], place, False, "VLLM_ADDITIONAL_ARGS")
         elif nodes:
             self.command(node, nodes, place, has_program, self.said_by_kind(node, nodes, place))
-        elif (
-            self.image_of(node)
-            and known.starts_vllm(place.image)
-            and (place.is_docker or "ontainers" in place.path)
-        ):
-            self.add(
-                Server(
-                    name=place.full_name,
-                    proof=place.image,
-                    problem="its container has no arguments here",
-                ),
-                [node],
-                place,
-            )
+        elif self.image_of(node) and known.starts_vllm(place.image):
+            problem = "its container has no arguments here"
+            server = Server(name=place.full_name, proof=place.image, problem=problem)
+            if place.is_docker or "ontainers" in place.path:
+                self.add(server, [], place)
 
     def said_by_kind(self, node: Node, nodes: Sequence[Node], place: _Place) -> str:
         """Return what of a mapping beside its command says that it starts vLLM."""
@@ -376,16 +364,11 @@ class _Reader:
             if len(texts) < len(node.value):
                 raise UnreadableError("an argument is no text")
         elif place.is_docker or why:
-            text = node.value
-            if (
-                place.is_docker
-                and re.search(r"\\[ \t]*\n", text)
-                and getattr(node, "style", "") == "|"
-            ):
+            is_joined = re.search(r"\\[ \t]*\n", node.value) and getattr(node, "style", "") == "|"
+            if place.is_docker and is_joined:
                 raise UnreadableError("Compose joins no lines at a backslash", "\\")
-            text = re.sub(r"\n", " ", text)
-            filled_in = filled(text.replace("$$", "\0"), self.env)
-            return [word.replace("\0", "$") for word in split(filled_in)]
+            filled_in = filled(node.value.replace("\n", " ").replace("$$", "\0"), self.env)
+            return [word.replace("\0", "$") for word in split(filled_in, {})]
         else:
             raise UnreadableError("its arguments are no list")
         if place.is_docker:
@@ -404,12 +387,8 @@ class _Reader:
         said = dict(server.told)
         if place.model and "model" not in said:
             said["model"] = place.model
-        tensor = None
-        for root in self.roots:
-            tensor = tensor or self.scalar(
-                root, *place.path.split(".")[:1], "parallelism", "tensor"
-            )
-        if tensor:
+        at = (*place.path.split(".")[:1], "parallelism", "tensor")
+        if tensor := next(filter(None, (self.scalar(root, *at) for root in self.roots)), ""):
             said.setdefault("tensor_parallel_size", typed(tensor))
         self.found.append(replace(server, told=said, rest=_Rest(self.roots, nodes, server.rest)))
 
@@ -424,14 +403,8 @@ class _Reader:
             if known.may_have_vllm(place.image) or image:
                 self.keyed(node, place, "vllmConfig", is_chart=True)
         elif place.key == "engine_kwargs":
-            path = next(
-                (
-                    self.scalar(e, "import_path")
-                    for r in self.roots
-                    for e in items(self.get(r, "applications"))
-                ),
-                "",
-            )
+            applications = [each for r in self.roots for each in items(self.get(r, "applications"))]
+            path = self.scalar(applications[0], "import_path") if applications else ""
             if re.match(r"ray\.(serve\.)?llm[.:]", path):
                 self.keyed(node, place, "engine_kwargs")
         elif flag and image:
@@ -568,11 +541,7 @@ def _has_script(nodes: Sequence[Node]) -> bool:
     """Whether a command line hands a text to a shell."""
     first = nodes[0].value if nodes else ""
     word = first if isinstance(first, str) else first[0].value if first else ""
-    return (
-        word.split(" ")[0].rpartition("/")[2] in known.FACTS["shells"]
-        if isinstance(word, str)
-        else False
-    )
+    return isinstance(word, str) and word.split(" ")[0].rpartition("/")[2] in known.FACTS["shells"]
 
 
 def _scalars(node: Node, path: Sequence[str] = ()) -> Iterator[tuple[list[str], str]]:

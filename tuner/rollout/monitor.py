@@ -26,7 +26,6 @@ LEAST_MISSED = 5
 MOST_MISSED = 0.5
 """An engine that serves fewer than half within the SLO is worth an alert, whatever was promised."""
 
-_COLUMNS, _WIDTH, _HEIGHT = 24, 8, 8
 _PLACEHOLDER = re.compile(r"<(\w+)(?: (\w+))?>")
 _MATCHER = re.compile(r'\s*([A-Za-z_][A-Za-z0-9_]*)\s*(=~|!~|!=|=)\s*("(?:[^"\\\n]|\\.)*")\s*')
 _MARK = re.compile(r"Written by tuner apply --to ([a-z-]+) from profile")
@@ -297,19 +296,13 @@ def _dashboard(profile: ServingProfile, values: dict[str, object], mark: str) ->
         own[f"bound_{each['limit']}"] = each["bound"]
     found: dict[str, object] = filled(json.loads(source), own)
     panels: Any = found["panels"]
-    found["panels"] = list(_arranged([each for each in panels if each.get("targets", True)]))
+    about, *graphs = [each for each in panels if each.get("targets", True)]
+    places = [(0, 0, 3), *((n % 3, 1 + n // 3, 1) for n in range(len(graphs)))]
+    found["panels"] = [
+        {"id": n, "gridPos": {"x": 8 * x, "y": 8 * y, "w": 8 * width, "h": 8}, **panel}
+        for n, ((x, y, width), panel) in enumerate(zip(places, [about, *graphs], strict=True), 1)
+    ]
     return found
-
-
-def _arranged(panels: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the panels from left to right and from top to bottom; a text has its own line."""
-    x = y = 0
-    for number, panel in enumerate(panels, start=1):
-        width = _WIDTH if panel.get("targets") else _COLUMNS
-        if x + width > _COLUMNS:
-            x, y = 0, y + _HEIGHT
-        yield {"id": number, "gridPos": {"x": x, "y": y, "w": width, "h": _HEIGHT}, **panel}
-        x += width
 
 
 def _about(profile: ServingProfile) -> str:

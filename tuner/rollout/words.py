@@ -82,12 +82,12 @@ def commands(text: str) -> Iterator[list[str]]:
     yield words
 
 
-def split(text: str) -> list[str]:
-    """Return the words of a text that is no script: a second command in it is refused."""
+def split(text: str, env: Mapping[str, str]) -> list[str]:
+    """Return the words of a text that is not a script: a second command in it is refused."""
     found = [words for words in commands(text) if words]
     if len(found) > 1:
         raise UnreadableError("holds several commands", found[1][0])
-    return [bare for words in found for word in words for bare in unquoted(word, {})]
+    return [bare for words in found for word in words for bare in unquoted(word, env)]
 
 
 def filled(text: str, env: Mapping[str, str]) -> str:

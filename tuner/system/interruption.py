@@ -12,8 +12,8 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -46,7 +46,6 @@ class _Command:
         self.cancel: Callable[[], object] | None = None
         """How the event loop that runs is told of the first one."""
         self.words: Callable[[], Words] = lambda: _NOTHING_SAID
-        self.is_held = False
         self.exit_code: int | None = None
         """Once it has ended."""
 
@@ -109,16 +108,6 @@ def has_ended(ending: Callable[[], object]) -> None:
         _endings.remove(ending)
 
 
-@contextmanager
-def held() -> Iterator[None]:
-    """Let a clean-up that must not be left out finish: a second signal goes unheard."""
-    before, _command.is_held = _command.is_held, True
-    try:
-        yield
-    finally:
-        _command.is_held = before
-
-
 def run(
     work: Coroutine[Any, Any, Result],
     *,
@@ -167,9 +156,7 @@ def _answer_with(handler: "signal._HANDLER") -> None:
 def _heard(_number: int, _frame: FrameType | None) -> None:
     _command.count += 1
     if _command.count > 1:
-        if not _command.is_held:
-            _end_at_once()
-        return
+        _end_at_once()
     _silence_what_falls_over()
     if _command.cancel is None:
         raise KeyboardInterrupt
@@ -186,7 +173,7 @@ def _silence_what_falls_over() -> None:
 def _dropped(told: "sys.UnraisableHookArgs") -> None:
     """End at once where Python has dropped our interruption, because it was raised in a finalizer:
     then nothing is left that could end in order."""
-    if isinstance(told.exc_value, KeyboardInterrupt) and not _command.is_held:
+    if isinstance(told.exc_value, KeyboardInterrupt):
         _end_at_once()
 
 

@@ -1,4 +1,4 @@
-"""The memory of this process, and a bound on what one step may add to it.
+"""A bound on the memory that one step may add to what this process has.
 
 A file that asks for more ends the step, and neither the machine nor its other processes.
 """
@@ -21,7 +21,8 @@ def at_most(more_bytes: int) -> Iterator[None]:
     if not _HELD.exists():
         yield
         return
-    held, _ = _held_bytes()
+    pages = int(_HELD.read_text(encoding="ascii").split()[0])  # of addresses: proc(5), statm
+    held = pages * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
     bounds = [held + more_bytes, *(one for one in before if one != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_AS, (min(bounds), before[1]))
@@ -29,14 +30,3 @@ def at_most(more_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def resident_bytes() -> int:
-    """Return what the process takes of the machine's memory; 0 where nobody says (not on Linux)."""
-    return _held_bytes()[1] if _HELD.exists() else 0
-
-
-def _held_bytes() -> tuple[int, int]:
-    """Return what the process has of addresses and of the machine's memory (proc(5), statm)."""
-    addresses, resident = map(int, _HELD.read_text(encoding="ascii").split()[:2])
-    return addresses * resource.getpagesize(), resident * resource.getpagesize()

@@ -1,7 +1,6 @@
 """Secrets in commands and addresses: taken out before anything is shown or kept. Pure."""
 
 import re
-import urllib.parse
 from collections.abc import Iterable
 
 _QUERY = re.compile(r"([?&][^=&#]*(?:pass|pwd|secret|token|key)[^=&#]*=)([^&#\s]*)", re.IGNORECASE)
@@ -38,14 +37,6 @@ def public_words(words: Iterable[str]) -> list[str]:
         elif not option and kept and kept[-1] == "--set":
             kept.pop()
     return kept
-
-
-def passwords_in(address: str) -> list[str]:
-    """Return the passwords of an address, as they are written and as they are meant."""
-    found = [_parts(address.partition("://")[2])[1]]
-    found += [value for _, value in _QUERY.findall(address)]
-    meant = [urllib.parse.unquote_plus(one) for one in found]
-    return sorted({one for one in (*found, *meant) if one}, key=len, reverse=True)
 
 
 def _parts(rest: str) -> tuple[str, str, str]:
