@@ -58,7 +58,7 @@ def test_a_run_is_read_back_as_it_was(cells: dict[str, Any], folder: Path) -> No
     assert sum(one["requests"] for one in run.replays()) == len(run.requests())
     assert sum(one["iterations"] for one in run.replays()) == len(run.iterations())
     assert str(run) == str(run.profile)
-    assert str(run).startswith("max_num_seqs 16")
+    assert str(run).startswith("Use max_num_seqs 16")
 
 
 def test_what_a_profile_may_not_set_is_no_engine_argument(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
 import tuner
 
 run = tuner.sweep(
-    "translation.jsonl", engine="sim", world="article.yaml", fast=True, output="profile.yaml"
+    "translation.jsonl", engine="sim", world="article.yaml", output="profile.yaml"
 )
 print(run)
 

@@ -45,8 +45,8 @@ def test_the_article_is_a_knee_at_16() -> None:
     assert (verdict.kind, verdict.max_num_seqs, verdict.interval) == ("knee", 16, (16, 16))
     assert verdict.confidence > 0.95
     assert verdict.reason == (
-        "knee at 16 (95 %: 16-16): 32 gives +0.0% goodput, +50% p95 TPOT, +50% p99 E2EL; "
-        "8 gives -20.0% goodput, +0% p95 TPOT, +50% p99 E2EL"
+        "knee at 16 (95 %: 16-16): with 32: goodput the same, p95 TPOT 50% longer, p99 E2EL 50% "
+        "longer; with 8: goodput 20% less, p95 TPOT the same, p99 E2EL 50% longer"
     )
 
 

@@ -79,7 +79,7 @@ def test_numbers_may_be_written_as_people_write_them(tmp_path: Path) -> None:
         ("step: {a: 0}", "step", "takes no time"),
         ("seed: 1\nseed: 2", ":2", "twice"),
         ("- 1", ":1", "not a mapping"),
-        ("step: {a: 1", ":1", ""),
+        ("step: {a: 1", ":2", ""),
         (b"seed: \xff", ":1", "not UTF-8"),
         (b"seed: \x00", ":1", ""),
         ("a: &a [x]\nb: &b [*a, *a]\nc: [*b, *b]", ":1: a", "unknown key"),

@@ -157,7 +157,9 @@ def test_a_cluster_of_our_own_lets_nobody_in_without_its_token_and_ends_with_us_
     running = started(swept, *words, "--run-dir", "alone", env=bare)
     said = wait_for_line(running, "iterations")
     assert not any("asks for no token" in line for line in said)
-    (token,) = {one.environ()["RAY_AUTH_TOKEN"] for one in workers()}
+    at_work = workers()
+    (token,) = {one.environ()["RAY_AUTH_TOKEN"] for one in at_work}
+    assert {one.nice() for one in at_work} == {os.nice(0)}
     assert len(token) == 64
     with_token = bare | {"RAY_AUTH_MODE": "token"}
     asked = (
@@ -170,7 +172,6 @@ def test_a_cluster_of_our_own_lets_nobody_in_without_its_token_and_ends_with_us_
     assert not any(
         token.encode() in one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()
     )
-    assert {one.nice() for one in workers()} == {os.nice(0)}
     started_by_it = ours("/tuner-ray-")
     assert started_by_it
     folders = [one.parent for one in Path(tempfile.gettempdir()).glob("tuner-ray-*/r")]

@@ -27,7 +27,7 @@ from tuner.engines.seam import Starter
 from tuner.engines.server.running import WARM_UPS, RunningStarter
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
-from tuner.errors import GateError, Interrupted, TunerError, UndecidedError
+from tuner.errors import GateError, Interrupted, UndecidedError
 from tuner.profile.profile import keep
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
@@ -49,23 +49,15 @@ def run(options: VerifyOptions) -> None:
     """Verify and print. Raises GateError when a promise is broken, and other TunerErrors."""
     running.check_options(options)
     if options.junit is not None:
-        junit.check(options.junit)
-        junit.write_error(options.junit, str(options.profile), "the run did not end")
-    try:
-        profile = load_profile(options.profile)
-        options = as_confirmed(options, profile)
-        asked = _asked(options, profile)
-        with _book(options, profile) as book:
-            found = _verified(asked, book)
-            if book is not None:
-                keep(profile, book.run_dir)
-                keep_result(
-                    book.run_dir, _result(options, found), block_of(found, profile, options)
-                )
-    except TunerError as problem:
-        if options.junit is not None:
-            junit.write_error(options.junit, str(options.profile), str(problem))
-        raise
+        junit.prepare(options.junit)
+    profile = load_profile(options.profile)
+    options = as_confirmed(options, profile)
+    asked = _asked(options, profile)
+    with _book(options, profile) as book:
+        found = _verified(asked, book)
+        if book is not None:
+            keep(profile, book.run_dir)
+            keep_result(book.run_dir, _result(options, found), block_of(found, profile, options))
     if options.junit is not None:
         junit.write(options.junit, str(options.profile), found.gates, said)
     _report(options, profile, found)
