@@ -3,9 +3,7 @@
 # %% Tune a simulated machine for a trace: leave out engine and world for a real vLLM.
 import tuner
 
-run = tuner.sweep(
-    "translation.jsonl", engine="sim", world="article.yaml", output="profile.yaml"
-)
+run = tuner.sweep("translation.jsonl", engine="sim", world="article.yaml", output="profile.yaml")
 print(run)
 
 # %% What to start vLLM with.
