@@ -7,7 +7,7 @@ configuration, and what the option says on top.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tuner.engines.seam import ArgumentValue
+from tuner.engines.arguments import ArgumentValue
 from tuner.errors import UsageError
 
 Sampling = Mapping[str, float]

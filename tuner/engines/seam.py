@@ -13,15 +13,10 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-ArgumentValue = str | int | float | bool | None | list[object] | dict[str, object]
+from tuner.engines.arguments import ArgumentValue as ArgumentValue  # noqa: PLC0414 - re-exported
 
 SIMULATED = "simulated:"
 """Beginning of the name of a simulated device."""
-
-WHICH_DEVICE = frozenset(
-    {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
-)
-"""Environment variables by which engines on two devices of one kind differ."""
 
 ITERATION = np.dtype(
     [

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.engines.seam import WHICH_DEVICE, ArgumentValue
+from tuner.engines.arguments import WHICH_DEVICE, ArgumentValue
 from tuner.profile.numbers import CapNumbers
 from tuner.profile.schema import ServingProfile
 from tuner.profile.served_models import ServedModel, model_mismatch

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from tuner.engines.seam import ArgumentValue
+from tuner.engines.arguments import ArgumentValue
 from tuner.engines.vllm.flags import GRAMMAR, SHORT, canonical
 from tuner.engines.vllm.values import same, typed
 from tuner.errors import TunerError

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from tuner.engines.arguments import ArgumentValue
 from tuner.engines.models import shipped as models
-from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import supported
 from tuner.engines.vllm.allowed import not_allowed
 from tuner.errors import GateError, ProfileError, TargetError, UndecidedError

@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 import yaml
 
-from tuner.engines.seam import ArgumentValue
+from tuner.engines.arguments import ArgumentValue
 from tuner.engines.vllm.flags import canonical
 from tuner.engines.vllm.values import typed
 from tuner.errors import TargetError

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tuner.engines.seam import ArgumentValue
+from tuner.engines.arguments import ArgumentValue
 from tuner.engines.vllm.flags import GRAMMAR, LISTS, SHORT, canonical
 from tuner.engines.vllm.values import typed
 from tuner.rollout.known import FACTS, NO_WORD, starts_vllm

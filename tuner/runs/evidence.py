@@ -4,8 +4,9 @@ import json
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+from tuner.engines.arguments import WHICH_DEVICE
 from tuner.engines.devices import BY_LOG, PER_CARD
-from tuner.engines.seam import WHICH_DEVICE, EngineFacts
+from tuner.engines.seam import EngineFacts
 from tuner.errors import RunError
 from tuner.replay.device_use import device_use, share_taken
 from tuner.replay.records import ProbeResult, Replay

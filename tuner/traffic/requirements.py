@@ -13,8 +13,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from tuner.errors import UsageError
 
 TIMES = ("ttft", "tpot", "itl", "e2el", "queue")
@@ -70,6 +68,8 @@ class Requirement:
     def bound_of(self, drawn: Sequence[float]) -> float:
         """Return the number that 95 % of the draws stay on the good side of. A draw in which
         nothing came to that (NaN) has broken it."""
+        import numpy as np  # noqa: PLC0415 - slow to load, and apply only reads requirements
+
         share = 1 - BAD_SIDE if self.operator in AT_LEAST else BAD_SIDE
         return float(np.quantile(drawn, share, method="weibull")) if len(drawn) else math.nan
 

@@ -2,10 +2,9 @@
 
 import math
 import re
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from tuner.errors import UsageError
 
@@ -130,6 +129,8 @@ def fit_unloaded(
     input_lengths: Sequence[int], ttfts_s: Sequence[float], tpots_s: Sequence[float]
 ) -> Unloaded:
     """Fit the unloaded TTFT by prompt length (least squares, no negative slope) and median TPOT."""
+    import numpy as np  # noqa: PLC0415 - slow to load, and apply only reads limits
+
     lengths = np.asarray(input_lengths, float)
     ttfts = np.asarray(ttfts_s, float)
     centred = lengths - lengths.mean()
@@ -164,7 +165,7 @@ def derive_slo(unloaded: Unloaded, lengths: Sequence[tuple[int, int]]) -> Slo:
     """
     e2els = [unloaded.residence_s(*pair) for pair in lengths]
     return Slo(
-        ttft_s=TTFT_SLACK * unloaded.ttft_s + QUEUE_SHARE * float(np.median(e2els)),
+        ttft_s=TTFT_SLACK * unloaded.ttft_s + QUEUE_SHARE * statistics.median(e2els),
         ttft_s_per_input_token=TTFT_SLACK * unloaded.ttft_s_per_input_token,
         tpot_s=TPOT_SLACK * unloaded.tpot_s if unloaded.tpot_s > 0 else None,
         derived=True,

@@ -1,11 +1,15 @@
 """Choose the part of the trace that is replayed. Pure."""
 
 import re
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tuner.errors import TraceError, UsageError
-from tuner.trace.trace import TraceRequest
+
+if TYPE_CHECKING:  # numpy is slow to load, and apply only reads a window
+    from collections.abc import Callable, Sequence
+
+    from tuner.trace.trace import TraceRequest
 
 MAX_RUN_IN_S = 15.0
 RUN_IN_SHARE = 0.25
@@ -87,11 +91,11 @@ def parse_window(asked: str) -> tuple[float, float] | None:
 
 
 def choose_part(
-    requests: Sequence[TraceRequest],
+    requests: "Sequence[TraceRequest]",
     asked: str,
     *,
     length_s: float,
-    busiest: Callable[[Sequence[TraceRequest], float], tuple[float, float]],
+    busiest: "Callable[[Sequence[TraceRequest], float], tuple[float, float]]",
 ) -> Part:
     """Return the part that ``asked`` names: ``all``, ``busiest`` or ``START+LEN``.
 
@@ -123,7 +127,7 @@ def run_in_before_s(length_s: float, *, room_s: float) -> float:
     return min(MAX_RUN_IN_S, RUN_IN_SHARE * length_s, max(0.0, room_s))
 
 
-def in_window(requests: Sequence[TraceRequest], window: Window) -> list[TraceRequest]:
+def in_window(requests: "Sequence[TraceRequest]", window: Window) -> "list[TraceRequest]":
     """Return the requests to send: the window's and its run-in's, recorded errors left out.
 
     What production rejected or failed was never served: it is reported, not replayed.

@@ -11,7 +11,7 @@ from pathlib import Path
 from tuner.commands.apply.options import ApplyOptions
 from tuner.commands.apply.view import Edit
 from tuner.engines import provenance
-from tuner.engines.seam import ArgumentValue
+from tuner.engines.arguments import ArgumentValue
 from tuner.engines.vllm import supported
 from tuner.errors import ByHandError, GateError, ProfileError, TargetError, TunerError, UsageError
 from tuner.profile import profile

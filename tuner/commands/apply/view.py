@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tuner.engines.seam import ArgumentValue
+from tuner.engines.arguments import ArgumentValue
 from tuner.errors import TunerError
 from tuner.rollout import backup
 from tuner.rollout.backup import Override, RolledBack

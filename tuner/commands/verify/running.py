@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tuner.commands.verify.options import VerifyOptions
+from tuner.engines.arguments import WHICH_DEVICE
 from tuner.engines.sampling import EVERYWHERE, Sampling
-from tuner.engines.seam import WHICH_DEVICE, EngineFacts
+from tuner.engines.seam import EngineFacts
 from tuner.engines.server.running import WARM_UPS, RunningServer
 from tuner.engines.vllm import supported
 from tuner.errors import GateError, InputError, UsageError

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from tuner.engines.seam import ArgumentValue
+from tuner.engines.arguments import ArgumentValue
 from tuner.errors import InputError
 
 _PREFIX = "tuner:"

@@ -9,7 +9,7 @@ addresses, sends data, or changes who may ask: that is for the user's own ``--se
 
 from collections.abc import Callable, Mapping
 
-from tuner.engines.seam import ArgumentValue
+from tuner.engines.arguments import ArgumentValue
 
 _SWITCHES = frozenset(
     {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tuner.engines.seam import ArgumentValue
+from tuner.engines.arguments import ArgumentValue
 
 OF_SERVER = frozenset({"api_server_count"})
 """Options of the server, and not of its engine, that its users feel: kept as the engine's arguments

@@ -3,7 +3,7 @@
 import json
 import re
 
-from tuner.engines.seam import ArgumentValue
+from tuner.engines.arguments import ArgumentValue
 
 
 def typed(text: str) -> ArgumentValue:
