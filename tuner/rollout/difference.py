@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.engines.arguments import WHICH_DEVICE, ArgumentValue
-from tuner.profile.numbers import CapNumbers
 from tuner.profile.schema import ServingProfile
 from tuner.profile.served_models import ServedModel, model_mismatch
 from tuner.rollout import fit
@@ -14,11 +13,34 @@ from tuner.rollout.words import is_elsewhere
 
 Arguments = Mapping[str, ArgumentValue]
 
-_TRAFFIC = ("trace_digest", "window", "windows", "arrival_rate_rps", "peak_concurrency")
-_PROMISED = (
-    *("attainment", "goodput_rps", "requests_per_s", "output_tokens_per_s", "preemptions"),
-    *("ttft_ms.p99", "tpot_ms.p95", "e2el_ms.p99", "kv_cache_usage.peak"),
+_COMPARED = (
+    ("engine", "engine", ""),
+    ("decision", "decision.reason", "verdict"),
+    ("decision", "decision.interval", "interval"),
+    *(
+        ("decision", f"decision.slo.{name}", f"slo.{name}")
+        for name in ("ttft_ms", "ttft_ms_per_input_token", "tpot_ms", "e2el_ms", "derived")
+    ),
+    *(
+        ("promise", f"promise.{name}", name)
+        for name in (
+            *("attainment", "goodput_rps", "requests_per_s", "output_tokens_per_s", "preemptions"),
+            *("ttft_ms.p99", "tpot_ms.p95", "e2el_ms.p99", "kv_cache_usage.peak"),
+        )
+    ),
+    ("admission", "admission.max_num_queued_tokens", "max_num_queued_tokens"),
+    ("admission", "admission.max_num_queued_reqs", "max_num_queued_reqs"),
+    ("measured on", "provenance.versions", ""),
+    ("measured on", "provenance.environment", ""),
+    ("measured on", "provenance.device", "device."),
+    ("measured on", "provenance.model_digest", "model_digest"),
+    *(
+        ("traffic", f"validity.{name}", name)
+        for name in ("trace_digest", "window", "windows", "arrival_rate_rps", "peak_concurrency")
+    ),
 )
+"""What of two profiles is compared: its section, where it stands, and its name; of a mapping the
+beginning of its names."""
 
 
 @dataclass(frozen=True)
@@ -92,57 +114,41 @@ def _elsewhere(
 def of_profiles(one: ServingProfile, other: ServingProfile) -> list[Difference]:
     """Return in what they differ, from what to run to what it rests on."""
     ours, theirs = _facts(one), _facts(other)
-    windows = [(p.validity.trace_digest, p.validity.windows) for p in (one, other)]
+    is_same_traffic = all(
+        getattr(one.validity, name) == getattr(other.validity, name)
+        for name in ("trace_digest", "windows")
+    )
+    order = [section for section, _, _ in _COMPARED]
     found = []
-    sections = list(dict.fromkeys(section for section, _ in {**ours, **theirs}))
-    for section, name in sorted({**ours, **theirs}, key=lambda each: sections.index(each[0])):
+    for section, name in sorted(ours | theirs, key=lambda each: order.index(each[0])):
         mine, yours = ours.get((section, name)), theirs.get((section, name))
         if mine == yours and type(mine) is type(yours):
             continue
         evidence = _evidence(one, name, mine, yours) if section == "engine" else ""
         if section == "promise":
-            evidence = "measured in other windows: not comparable"
-            if windows[0] == windows[1]:
-                evidence = _share(mine, yours)
+            incomparable = "measured in other windows: not comparable"
+            evidence = _share(mine, yours) if is_same_traffic else incomparable
         found.append(Difference(section, name, mine, yours, evidence))
     return found
 
 
 def _facts(profile: ServingProfile) -> dict[tuple[str, str], ArgumentValue]:
     """Return what a profile says, by section and name."""
-    decided, admitted, from_ = profile.decision, profile.admission, profile.provenance
-    sections: dict[str, Mapping[str, object]] = {
-        "engine": profile.engine,
-        "decision": {
-            "verdict": decided.reason,
-            "interval": f"{decided.interval[0]}-{decided.interval[1]}",
-            **{f"slo.{name}": value for name, value in dict(decided.slo).items()},
-        },
-        "promise": {name: _number(profile.promise, name) for name in _PROMISED},
-        "admission": {
-            name: getattr(admitted, name, None)
-            for name in ("max_num_queued_tokens", "max_num_queued_reqs")
-        },
-        "measured on": {
-            **from_.versions,
-            **(from_.environment or {}),
-            **{f"device.{name}": value for name, value in from_.device.items()},
-            "model_digest": from_.model_digest,
-        },
-        "traffic": {name: getattr(profile.validity, name) for name in _TRAFFIC},
-    }
-    return {
-        (section, name): _plain(value)
-        for section, values in sections.items()
-        for name, value in values.items()
-    }
+    found: dict[tuple[str, str], ArgumentValue] = {}
+    for section, path, name in _COMPARED:
+        value = _at(profile, path)
+        if isinstance(value, Mapping):
+            found |= {(section, f"{name}{key}"): _plain(each) for key, each in value.items()}
+        else:
+            found[section, name] = _plain(value)
+    return found
 
 
-def _number(numbers: CapNumbers, name: str) -> float | None:
-    value: object = numbers
-    for part in name.split("."):
+def _at(value: object, path: str) -> object:
+    """Return what is at a path of attributes; None where one of them is None."""
+    for part in path.split("."):
         value = getattr(value, part, None)
-    return value if isinstance(value, int | float) else None
+    return value
 
 
 def _evidence(profile: ServingProfile, name: str, one: object, other: object) -> str:
@@ -157,7 +163,7 @@ def _evidence(profile: ServingProfile, name: str, one: object, other: object) ->
             continue
         parts = [f"{cap}: {steps[cap].attainment:.1%} met the SLO"]
         for label, number in (("p95 TPOT", "tpot_ms.p95"), ("p99 E2EL", "e2el_ms.p99")):
-            if (value := _number(steps[cap], number)) is not None:
+            if (value := _at(steps[cap], number)) is not None:
                 parts.append(f"{label} {value:g} ms")
         said.append(", ".join(parts))
     return "; ".join(said)
@@ -172,6 +178,6 @@ def _share(one: ArgumentValue, other: ArgumentValue) -> str:
 def _plain(value: object) -> ArgumentValue:
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return ", ".join(map(str, value))
-    return (
-        value if value is None or isinstance(value, str | int | float | list | dict) else str(value)
-    )
+    if isinstance(value, tuple):
+        return "-".join(map(str, value))
+    return value  # type: ignore[return-value] # of JSON
