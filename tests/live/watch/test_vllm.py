@@ -79,34 +79,28 @@ def traffic(url: str) -> threading.Thread:
 
 @pytest.mark.vllm
 @pytest.mark.serve
-def test_a_real_server_is_watched_and_compared_with_itself(server: tuple[Path, str]) -> None:
+def test_a_real_server_is_watched(server: tuple[Path, str]) -> None:
     folder, url = server
     before = itl(url)
     sending = traffic(url)
     alone = watch(folder, url, "--for", "9s", "--run-dir", "run")
-    beside = watch(folder, url, "--for", "9s", "--canary", url)
     stopped = watch(folder, url, "--for", "forever")
     code, found, said = ended(alone)
     assert code in {0, 5, 6}, said  # how fast this machine is just now is not ours to say
     assert found["windows"] >= 10
-    (counted,) = found["servers"]
-    assert counted["missed_scrapes"] <= 3
-    assert counted["restarts"] == 0
-    assert found["measures"]["slowness"]["windows"] >= 6
+    assert found["missed_scrapes"] <= 3
+    assert found["restarts"] == 0
+    assert found["measures"]["slowness"]["batches"] >= 1
     assert 0.2 < found["measures"]["slowness"]["value"]["value"] < 5
     lines = [json.loads(line) for line in (folder / "run/windows.jsonl").read_text().splitlines()]
     assert len(lines) == found["windows"] + 2  # how it began, and how it ended
-    code, found, said = ended(beside)
-    assert found["verdict"] in {"promote", "undecided"}, said
-    assert code in {0, 5}
-    assert found["measures"]["failed"]["value"]["value"] == 0
     sending.join()
     stopped.send_signal(signal.SIGTERM)
     code, found, said = ended(stopped)
     assert code == 130
     assert "so far" in said
     gaps = itl(url).since(before)
-    times = found["servers"][0]["times"]["itl_ms"]["counted"]
+    times = found["times"]["itl_ms"]["counted"]
     assert times["count"] <= gaps.count
     assert times["mean"] == pytest.approx(1e3 * gaps.total / gaps.count, rel=0.25)
     assert sum(line.get("finished", 0) for line in lines) <= RATE_RPS * LENGTH_S
