@@ -124,7 +124,7 @@ def test_an_event_of_the_wrong_shape_is_refused_with_its_line(tmp_path: Path, li
 @pytest.mark.attack
 def test_a_journal_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "journal.jsonl")
-    with pytest.raises(RunError, match="it is no file"):
+    with pytest.raises(RunError, match="is not a regular file"):
         journal.read(tmp_path)
 
 
