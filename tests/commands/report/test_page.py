@@ -26,7 +26,6 @@ def test_text_of_others_stays_text_wherever_it_stands() -> None:
     page = Page(
         kind=HOSTILE,
         title=HOSTILE,
-        now=HOSTILE,
         aside=HOSTILE,
         rows=[(HOSTILE, HOSTILE)],
         next=HOSTILE,

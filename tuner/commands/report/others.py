@@ -136,6 +136,4 @@ def _answered(page: Page, result: Mapping[str, Any]) -> Page:
     block = block_in(result)
     if block is None:
         return page
-    title, _, now = block.title.partition("  (")
-    now = page.now if now else ""
-    return replace(page, title=title, now=now, aside=block.aside, rows=block.rows, next=block.next)
+    return replace(page, title=block.title, aside=block.aside, rows=block.rows, next=block.next)

@@ -167,11 +167,9 @@ def profile_page(profile: ServingProfile, shown: Shown, *, source: str) -> Page:
         _traffic_section(shown, curves.twin),
         _replays(shown, profile.decision.slo.slo),
     ]
-    title, _, _ = block.title.partition("  (")
     return Page(
         kind=shown.kind,
-        title=title,
-        now=_now(profile),
+        title=block.title,
         aside=block.aside,
         # a page has room for the whole reason
         rows=[
@@ -182,17 +180,6 @@ def profile_page(profile: ServingProfile, shown: Shown, *, source: str) -> Page:
         partly=shown.partly,
         made=f"Made by tuner {profile.provenance.tuner} from {profile.digest}.",
         warnings=profile.provenance.warnings,
-    )
-
-
-def _now(profile: ServingProfile) -> str:
-    now = profile.baseline
-    if now is None:
-        return ""
-    return (
-        f"now {now.max_num_seqs:,}"
-        if now.max_num_seqs != profile.decision.max_num_seqs
-        else "as now"
     )
 
 
@@ -254,11 +241,9 @@ def _of_parts(book: Journal, names: list[str]) -> Page:
 
 def said_by(block: VerdictBlock, page: Page) -> Page:
     """Return the page with the answer that the command gave."""
-    title, _, now = block.title.partition("  (")
     return replace(
         page,
-        title=title,
-        now=page.now if now else "",
+        title=block.title,
         aside=block.aside,
         rows=block.rows,
         next=block.next,

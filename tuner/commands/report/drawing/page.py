@@ -77,9 +77,6 @@ class Page:
     rows: Sequence[tuple[str, str]]
     next: str
     sections: Sequence[PageSection]
-    now: str = ""
-    """What is set now, in a few words; empty where nothing is known."""
-
     aside: str = ""
     partly: str = ""
     """What is missing, where the run has not ended."""
@@ -121,7 +118,7 @@ def _top(page: Page) -> Html:
         "header",
         tag("a", "Skip to the figures", href="#main", class_="skip"),
         tag("p", page.kind, class_="kind"),
-        tag("h1", page.title, " ", tag("span", page.now, class_="now") if page.now else None),
+        tag("h1", page.title),
         tag("p", page.aside, class_="aside") if page.aside else None,
         tag("p", page.partly, class_="partly") if page.partly else None,
         tag("dl", *rows, class_="verdict"),
