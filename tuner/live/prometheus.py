@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Literal
 
 from tuner.errors import InputError
@@ -81,11 +81,16 @@ class Histogram:
         return self.counts[-1] if self.counts else 0.0
 
     def since(self, earlier: "Histogram") -> "Histogram":
-        """Return what came after ``earlier``; all of it if the server was restarted between."""
+        """Return what came after ``earlier``; all of it if the server was restarted between.
+
+        A garbled reading can take counts away from a bucket: it then counts as empty.
+        """
         if earlier.bounds != self.bounds or earlier.count > self.count:
             return self
-        counts = (now - then for now, then in zip(self.counts, earlier.counts, strict=True))
-        return Histogram(self.bounds, tuple(counts), self.total - earlier.total)
+        added = self.count - earlier.count
+        steps = (now - then for now, then in zip(self.counts, earlier.counts, strict=True))
+        counts = accumulate((min(step, added) for step in steps), max, initial=0.0)
+        return Histogram(self.bounds, tuple(counts)[1:], self.total - earlier.total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +257,10 @@ def _histogram(samples: _Samples, name: str) -> Histogram | None:
     """Return a histogram, added up over its label sets; None where it is not there."""
     counts: defaultdict[float, float] = defaultdict(float)
     for labels, value in samples.get(f"{name}_bucket", []):
-        counts[float(labels["le"])] += value
+        bound = float(labels["le"])
+        if math.isnan(bound):
+            raise ValueError("a bucket without a bound")
+        counts[bound] += value
     if not counts:
         return None
     bounds = tuple(sorted(counts))
