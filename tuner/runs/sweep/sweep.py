@@ -60,7 +60,11 @@ take from the ladder what is kept for it; with less the confirming replay may fi
 
 CONCLUDING = 3.0
 """Times as long as weighing the choice once that a run takes for its end: to weigh it with more
-draws, and to work out what is promised of it."""
+draws, and to work out what is promised of it. Counts until the end was worked out once."""
+
+CONCLUDING_AGAIN = 2.0
+"""Times as long as the last conclusion that a run takes for its end: after headroom it is drawn
+once more, after the check of the confirming replay as well."""
 
 ENDING_S = 3.0
 """What the end takes besides: to stop the engine and to write the profile."""
@@ -156,6 +160,9 @@ class SweepRun:
 
         self.has_compiled = False
 
+        self.concluding_s = 0.0
+        """How long the last conclusion took: on a machine that others load, much longer."""
+
         self.affords_confirming = True
         """Whether the budget is for the start of an engine that confirms too."""
 
@@ -177,7 +184,14 @@ class SweepRun:
             self.workload = await self.prepare(requests)
         self.runner.spare_s = self.spare_s
         self.recorder.add_gathered(complete=await self.gather_with_one_death())
-        self.conclusion = await asyncio.to_thread(conclude, self.basis)
+        self.conclusion = await self.concluded()
+
+    async def concluded(self) -> Conclusion:
+        """Return the conclusion from what was measured, and note how long it took."""
+        begun_s = asyncio.get_running_loop().time()
+        conclusion = await asyncio.to_thread(conclude, self.basis)
+        self.concluding_s = asyncio.get_running_loop().time() - begun_s
+        return conclusion
 
     def outcome(self) -> SweepOutcome:
         """Return all that was found, once it is confirmed."""
@@ -252,7 +266,8 @@ class SweepRun:
         spent_s = self.evidence.spent_s()
         if self.began_s is not None:
             spent_s = max(spent_s, asyncio.get_running_loop().time() - self.began_s)
-            spent_s += ENDING_S + CONCLUDING * self.thinking_s
+            ending_s = max(CONCLUDING * self.thinking_s, CONCLUDING_AGAIN * self.concluding_s)
+            spent_s += ENDING_S + ending_s
         return self.settings.budget_s - spent_s
 
     def paid_s(self) -> float:
@@ -415,7 +430,7 @@ class SweepRun:
             self.workload = replace(self.workload, slo=slo_for(self.workload.requests, seen))
         elif not evidence.probed():
             return  # no front end was told
-        self.conclusion = await asyncio.to_thread(conclude, self.basis)
+        self.conclusion = await self.concluded()
 
     def confirming_windows(self) -> Sequence[Window]:
         """Return what the confirming engine replays. What the twin foretells of it is on disk
