@@ -147,6 +147,10 @@ class ServeProcess:
             os.kill(self.group, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._guardian.wait, STOP_S)
+        await self.abandon(device=device)
+
+    async def abandon(self, *, device: Mapping[str, object] | None = None) -> None:
+        """End it at once: a server that has served nobody has nothing to bring to an end."""
         await asyncio.to_thread(self.kill)
         await gpus.given_back(self._memory_before, device=device)
 

@@ -119,7 +119,7 @@ class ServerStarter(VllmStarter):
                     environment=environment,
                     log=self.log,
                 )
-                failing.push_async_callback(process.stop)
+                failing.push_async_callback(process.abandon)
                 client = await StreamingClient.start(url, log=self.log, silence_s=self.silence_s)
                 failing.push_async_callback(client.stop)
                 await process.ready(url)
