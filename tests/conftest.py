@@ -20,8 +20,13 @@ from tuner.engines import gpus
 if TYPE_CHECKING:
     from tests.support.vllm_server import RealServer
 
-# A busy machine is no bug; the next run tries other examples.
-hypothesis.settings.register_profile("tuner", deadline=None, max_examples=50)
+# The same examples every time, so that no change fails on a fault of another.
+# ``pytest --hypothesis-profile=fuzz`` looks for new ones.
+_PHASES = (hypothesis.Phase.explicit, hypothesis.Phase.generate, hypothesis.Phase.shrink)
+hypothesis.settings.register_profile(
+    "tuner", deadline=None, max_examples=50, phases=_PHASES, derandomize=True
+)
+hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=2000, phases=_PHASES)
 hypothesis.settings.load_profile("tuner")
 
 # A shell that starts us in the background switches these off, for what we start as well.

@@ -220,7 +220,7 @@ FIELDS = st.sampled_from(
 def test_whatever_a_line_asks_for_is_answered_in_words_and_changes_nothing(tmp_path: Path) -> None:
     with serving(tmp_path / "tuner.sock") as server:
 
-        @settings(max_examples=200, deadline=None)
+        @settings(max_examples=200)
         @given(
             do=st.sampled_from(["state", "set", "reset_prefix_cache", "take_log", "\ud800"]),
             more=st.dictionaries(FIELDS, ODD, max_size=6),

@@ -67,7 +67,7 @@ def refused(text: str) -> ProfileError:
     return caught.value
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(any_profile())
 def test_what_is_written_reads_back_and_is_written_the_same_again(any_: ServingProfile) -> None:
     text = dump(any_)
@@ -106,7 +106,7 @@ def test_comments_may_be_added() -> None:
     assert parse("# ours\n" + TEXT.replace("curve:", "curve:  # see page 3"), source="m") == PROFILE
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.sampled_from(NUMBERS), st.data())
 def test_an_edit_of_one_character_of_a_number_is_refused_or_changes_no_value(
     place: tuple[int, int], data: st.DataObject
@@ -122,15 +122,14 @@ def test_an_edit_of_one_character_of_a_number_is_refused_or_changes_no_value(
         assert parse(edited, source="p.yaml") == PROFILE
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, len(TEXT) - 1))
-def test_a_file_cut_anywhere_is_refused(length: int) -> None:
-    assume(TEXT[:length].strip() != TEXT.strip())
-    with pytest.raises(ProfileError):
-        parse(TEXT[:length], source="p.yaml")
+def test_a_file_cut_anywhere_is_refused_or_says_the_same(length: int) -> None:
+    with contextlib.suppress(ProfileError):
+        assert parse(TEXT[:length], source="p.yaml") == PROFILE
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.binary(max_size=200))
 def test_no_bytes_bring_anything_but_a_profile_error(content: bytes) -> None:
     with pytest.raises(ProfileError):

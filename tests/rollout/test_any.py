@@ -149,7 +149,6 @@ def apply(file: str, text: str, wanted: dict[str, ArgumentValue]) -> str:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @settings(
-    deadline=None,
     max_examples=10,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a real shell reads each: no shrinking
@@ -167,7 +166,7 @@ def test_the_flags_are_as_wanted_and_nothing_else_changes(
     assert apply(file, result, wanted) == result
 
 
-@settings(deadline=None, max_examples=5, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(words=lines(), wanted=st.fixed_dictionaries(OURS))
 def test_docker_compose_reads_the_edited_file(
     tmp_path: Path, words: list[str], wanted: dict[str, ArgumentValue]
@@ -194,7 +193,7 @@ def has_compose(program: tuple[str, ...]) -> bool:
 
 
 @pytest.mark.vllm
-@settings(deadline=None, max_examples=20, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(
     words=lines(others=["--api-key=s$ cr'et", "--trust-remote-code"]),
     wanted=st.fixed_dictionaries(OURS),

@@ -8,7 +8,7 @@ one on virtual time.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,9 +79,6 @@ class EngineFacts:
     environment: Mapping[str, str] | None = None
     """The variables that change how it computes; None where it does not tell."""
 
-    sends: Literal["ids", "text"] = "ids"
-    """How a server is sent its prompts."""
-
     cautions: Sequence[str] = ()
     """What to beware of in whatever this engine shows."""
 
@@ -101,7 +98,7 @@ class EngineFacts:
     @property
     def is_served(self) -> bool:
         """Whether it is asked over HTTP, through a front end."""
-        return self.engine in {"serve", "plain"}
+        return self.engine == "serve"
 
     @property
     def kv_cache_tokens(self) -> int:

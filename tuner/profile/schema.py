@@ -157,11 +157,8 @@ class Provenance(Section):
     """Of a data-parallel server, of which one was measured: every number is one rank's."""
 
     confirm: Literal["inproc", "server"] | None = None
-    """Where the engine ran that confirmed the choice: in tuner's process, behind a server, or
-    behind one without tuner's scheduler; None where none did."""
-
-    send: Literal["ids", "text"] | None = None
-    """How that server was sent its prompts; None where none confirmed."""
+    """Where the engine ran that confirmed the choice: in tuner's process, or behind a server;
+    None where none did."""
 
     start_parts_s: dict[str, Number] = Field(default_factory=dict)
     """What all starts took to download, load, compile and capture, where the engines told."""

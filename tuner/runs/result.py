@@ -384,7 +384,6 @@ def _provenance(outcome: SweepOutcome, facts: EngineFacts, origin: Mapping[str, 
     return Provenance(
         engine=cast("Any", outcome.ladder_engine),
         confirm=_confirmed_by(outcome),
-        send=facts.sends if facts.is_served and outcome.confirmed is not None else None,
         device=cast("dict[str, JsonValue]", dict(facts.device)),
         versions=dict(facts.versions),
         environment=None if facts.environment is None else dict(facts.environment),

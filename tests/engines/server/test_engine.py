@@ -15,15 +15,14 @@ from tests.support.builders import facts
 from tests.support.completions import Asked, completions
 from tests.support.live_servers import Server, serving
 from tests.support.processes import TIMEOUT_S, family, lives, wait_until
-from tuner.engines.seam import ArgumentValue, EngineFacts, Reply
+from tuner.engines.seam import ArgumentValue, Reply
 from tuner.engines.server.client import StreamingClient
 from tuner.engines.server.engine import ServerEngine
 from tuner.engines.server.engine_control import EngineControl
 from tuner.engines.server.protocol import Served
 from tuner.engines.server.running import WARM_UPS
 from tuner.engines.server.serve_process import ServeProcess
-from tuner.engines.server.start import PlainStarter, ServerStarter, words
-from tuner.engines.vllm.start import Resolved
+from tuner.engines.server.start import ServerStarter, words
 from tuner.errors import EngineError
 
 Answer = Callable[[Asked], Coroutine[Any, Any, None]]
@@ -136,44 +135,6 @@ def test_the_command_says_each_argument_as_vllm_spells_it() -> None:
         '--compilation-config={"mode": 2}',
         *("--host", "127.0.0.1", "--port", "8123"),
     ]
-
-
-def test_a_plain_server_is_started_with_nothing_of_ours(tmp_path: Path) -> None:
-    resolved = Resolved(
-        arguments={},
-        command={"model": "m", "scheduler_cls": "tuner.Scheduler", "max_num_seqs": 4},
-        environment={"HF_TOKEN": "t"},
-        max_model_len=100,
-        vocab_size=100,
-        by_priority=False,
-        how={},
-        sampling={},
-    )
-    command, environment = PlainStarter({"model": "m"}).asked_of(resolved, tmp_path / "socket")
-    assert command == {"model": "m", "max_num_seqs": 4}
-    assert environment == {"HF_TOKEN": "t"}
-
-
-@pytest.mark.vllm
-@pytest.mark.long
-def test_a_plain_server_tells_what_its_clients_see_and_keeps_its_limits(tmp_path: Path) -> None:
-    async def main() -> tuple[EngineFacts, Reply, int]:
-        engine = await PlainStarter(VLLM_CRAMPED, log=tmp_path / "vllm.log").start(max_num_seqs=2)
-        try:
-            await engine.set_limits(
-                max_num_seqs=2, max_num_batched_tokens=engine.facts.max_num_batched_tokens
-            )
-            with pytest.raises(EngineError, match="keeps the limits"):
-                await engine.set_limits(max_num_seqs=3, max_num_batched_tokens=64)
-            reply = Reply()
-            await engine.generate(request(1, prompt=5, output=20), reply)
-            return engine.facts, reply, len(await engine.take_iterations())
-        finally:
-            await engine.stop()
-
-    facts, reply, iterations = asyncio.run(main())
-    assert (facts.engine, facts.kv_blocks, facts.block_size) == ("plain", 12, 32)
-    assert (reply.output_tokens, reply.queued_s, iterations) == (20, None, 0)
 
 
 @pytest.mark.vllm

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +10,7 @@ import pytest
 from tests.engines.conftest import generate, request
 from tests.support.builders import facts
 from tests.support.completions import DONE, HEAD, TOKEN, Asked, completions, usage
-from tuner.engines.models.words import Words
 from tuner.engines.seam import Reply, RequestFailedError
-from tuner.engines.server.client import StreamingClient
 from tuner.engines.server.running import (
     WARM_UPS,
     RunningEngine,
@@ -174,36 +171,6 @@ def test_what_its_clients_do_not_see_is_not_known_and_not_zero() -> None:
     told = (reply.queued_s, reply.queue_s, reply.cached_tokens, reply.preemptions)
     assert told == (None,) * 4
     assert (reply.output_s, iterations) == ([], 0)
-
-
-def test_text_that_is_read_as_another_number_of_tokens_fails_its_request(
-    tmp_path: Path,
-) -> None:
-    """The server says that every prompt had three."""
-    asked: list[Asked] = []
-
-    async def counted(one: Asked) -> None:
-        asked.append(one)
-        await served(one)
-
-    async def main(url: str) -> None:
-        server = RunningServer(
-            url=url, model="m", facts=facts(engine="server"), planned=PLANNED, most=None
-        )
-        client = await StreamingClient.start(url, log=tmp_path / "client.log")
-        engine = RunningEngine(server, client, Words(("one", "two")))
-        try:
-            await generate(engine, request(1, prompt=3, output=4))
-            with pytest.raises(RequestFailedError, match="its prompt came to 3 tokens, not 5"):
-                await generate(engine, ASKED)
-        finally:
-            await engine.stop()
-
-    with completions(counted) as url:
-        asyncio.run(main(url))
-    assert [len(one.body["prompt"].split()) for one in asked] == [3, 5]
-    assert {*asked[1].body["prompt"].split()} <= {"one", "two"}
-    assert not any(one.body["add_special_tokens"] for one in asked)
 
 
 def test_what_it_says_of_its_prefix_cache_is_kept() -> None:

@@ -12,11 +12,10 @@ import pytest
 from tests.engines.conftest import generate, request
 from tests.support.places import ROOT
 from tests.support.processes import family, lives, wait_until
-from tuner.engines.seam import ArgumentValue, Reply
+from tuner.engines.seam import ArgumentValue, EngineRequest, Reply, RequestFailedError
 from tuner.engines.server import start
-from tuner.engines.server.engine import PlainEngine
-from tuner.engines.server.running import WARM_UPS
-from tuner.engines.server.start import PlainStarter
+from tuner.engines.server.running import WARM_UPS, RunningEngine, RunningServer
+from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import Resolved
 from tuner.errors import EngineError
 
@@ -27,7 +26,6 @@ import asyncio, sys
 from pathlib import Path
 from tests.engines.server.test_start import STUB, StubStarter
 from tuner.engines.server import start
-from tuner.engines.server.engine import PlainEngine
 
 async def main():
     engine = await StubStarter(Path(sys.argv[1])).start(max_num_seqs=2)
@@ -44,7 +42,27 @@ def _stub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "_VLLM", STUB)
 
 
-class StubStarter(PlainStarter):
+class StubEngine(RunningEngine):
+    """Behind a stand-in that is ours to end."""
+
+    def __init__(self, server: RunningServer, launched: start.Launched) -> None:
+        super().__init__(server, launched.client)
+        self.process = launched.process
+
+    async def generate(self, request: EngineRequest, reply: Reply) -> None:
+        try:
+            await super().generate(request, reply)
+        except (RequestFailedError, EngineError) as failure:
+            if (death := await self.process.death_by(str(failure))) is not None:
+                raise death from None
+            raise
+
+    async def stop(self) -> None:
+        await super().stop()
+        await self.process.stop(device={})
+
+
+class StubStarter(ServerStarter):
     """Starts the stand-in: what vLLM would resolve is said here."""
 
     def __init__(self, folder: Path, **says: object) -> None:
@@ -64,6 +82,13 @@ class StubStarter(PlainStarter):
             sampling={"temperature": 1.0},
         )
 
+    async def behind(self, launched: start.Launched, resolved: Resolved) -> StubEngine:
+        facts = start.facts_of(resolved, launched, block_size=16, kv_blocks=100)
+        server = RunningServer(
+            url=launched.url, model="m", facts=facts, planned=sys.maxsize, most=None
+        )
+        return StubEngine(server, launched)
+
 
 def taken(folder: Path, times: int) -> StubStarter:
     """Return what starts a server whose port somebody else takes first, so many times."""
@@ -71,15 +96,14 @@ def taken(folder: Path, times: int) -> StubStarter:
 
 
 def test_a_port_that_was_taken_meanwhile_is_given_up_for_another(tmp_path: Path) -> None:
-    async def main() -> tuple[Reply, int]:
+    async def main() -> Reply:
         engine = await taken(tmp_path, 2).start(max_num_seqs=2)
         try:
-            return await generate(engine, request(1, prompt=5, output=9)), engine.facts.kv_blocks
+            return await generate(engine, request(1, prompt=5, output=9))
         finally:
             await engine.stop()
 
-    reply, blocks = asyncio.run(main())
-    assert (reply.output_tokens, blocks) == (9, 100)
+    assert asyncio.run(main()).output_tokens == 9
     assert (tmp_path / "starts").read_text() == "start\n" * 3
 
 
@@ -88,24 +112,6 @@ def test_where_every_port_is_taken_nothing_is_left_and_one_line_says_so(tmp_path
     with pytest.raises(EngineError, match=r"3 free ports of 127\.0\.0\.1 were taken"):
         asyncio.run(taken(tmp_path, 3).start(max_num_seqs=2))
     wait_until(lambda: not any(map(lives, family(os.getpid()) - before)))
-
-
-def test_a_plain_server_that_stops_in_a_stream_is_given_up_as_soon_as_any_that_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its scheduler tells nothing: only its silence says that it is stuck."""
-    monkeypatch.setattr(StubStarter, "silence_s", PlainStarter.silence_s / 60)
-
-    async def main() -> None:
-        engine = await StubStarter(tmp_path, STUB_STOPS=WARM_UPS).start(max_num_seqs=2)
-        try:
-            async with asyncio.timeout(8):
-                await generate(engine, request(1, prompt=5, output=9))
-        finally:
-            await engine.stop()
-
-    with pytest.raises(EngineError, match="the server is stuck: nothing came for"):
-        asyncio.run(main())
 
 
 def test_neither_server_nor_client_survives_a_tuner_that_is_killed(tmp_path: Path) -> None:
@@ -125,8 +131,8 @@ def test_a_request_under_way_is_told_that_its_server_was_killed(tmp_path: Path, 
 
     async def main() -> None:
         engine = await StubStarter(tmp_path, STUB_STOPS=WARM_UPS).start(max_num_seqs=2)
-        assert isinstance(engine, PlainEngine)
-        process, reply = engine._process, Reply()
+        assert isinstance(engine, StubEngine)
+        process, reply = engine.process, Reply()
         try:
             task = asyncio.create_task(engine.generate(request(1, prompt=5, output=9), reply))
             while reply.first_token_s is None:  # noqa: ASYNC110 - a reply tells nobody

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.engines.scheduler.model import advance
@@ -315,7 +315,6 @@ TRAFFIC = st.lists(
 ).map(sorted)
 
 
-@settings(deadline=None)
 @given(traffic=TRAFFIC, max_num_seqs=st.integers(1, 5), late=st.booleans())
 def test_one_by_one_or_all_at_once_the_times_are_the_same(
     traffic: list[tuple[float, int, int]], max_num_seqs: int, late: bool

@@ -237,7 +237,7 @@ def _place(options: VerifyOptions, profile: ServingProfile) -> _Place:
     arguments = {key: value for key, value in profile.engine.items() if key != "max_num_seqs"}
     starter = VllmStarter(cast("Any", arguments), sampling=profile.sampling)
     if options.engine == "serve":
-        starter = ServerStarter.like(starter, sends=profile.provenance.send or "ids")
+        starter = ServerStarter.like(starter)
     return _Place(ThisMachine(), starter, interruption.run, DeviceMeter().read)
 
 

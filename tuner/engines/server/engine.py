@@ -6,7 +6,6 @@ import secrets
 from itertools import count
 from typing import Any
 
-from tuner.engines.models.words import Words
 from tuner.engines.sampling import Sampling
 from tuner.engines.seam import (
     EngineFacts,
@@ -18,14 +17,7 @@ from tuner.engines.seam import (
 from tuner.engines.server.client import StreamingClient
 from tuner.engines.server.engine_control import ControlledEngine, EngineControl
 from tuner.engines.server.protocol import Served
-from tuner.engines.server.running import (
-    WARM_UP_TOKENS,
-    WARM_UPS,
-    RunningEngine,
-    RunningServer,
-    check_prompt,
-    prompt_of,
-)
+from tuner.engines.server.running import WARM_UP_TOKENS, WARM_UPS
 from tuner.engines.server.serve_process import ServeProcess
 from tuner.errors import EngineError
 
@@ -46,12 +38,11 @@ class ServerEngine(ControlledEngine):
         model: str,
         by_priority: bool,
         sampling: Sampling,
-        words: Words | None = None,
     ) -> None:
         super().__init__(control)
         self.facts = facts
         self._process, self._client = process, client
-        self._model, self._by_priority, self._words = model, by_priority, words
+        self._model, self._by_priority = model, by_priority
         self._sampling = sampling
         self._name = secrets.token_hex(4)
         self._numbers = count()
@@ -74,10 +65,9 @@ class ServerEngine(ControlledEngine):
         self._replies[name] = reply
         try:
             with self._control.generating(reply):
-                ended = await self._client.complete(
+                await self._client.complete(
                     self._body(request), reply, request_id=name, outputs=request.output_length
                 )
-            check_prompt(request, ended, self._words)
         except RequestFailedError as failure:
             if await self._is_dead(str(failure)):
                 raise self._dead() from None
@@ -131,7 +121,7 @@ class ServerEngine(ControlledEngine):
         body: dict[str, Any] = {
             **self._sampling,  # first: it sets nothing else
             "model": self._model,
-            **prompt_of(request.prompt_token_ids, self._words),
+            "prompt": request.prompt_token_ids,
             "max_tokens": request.output_length,
             "ignore_eos": True,
             "stream": True,
@@ -183,42 +173,6 @@ class ServerEngine(ControlledEngine):
         return self._process.death() or EngineError(
             "The engine died: its control socket is gone", hint="Read the run's log."
         )
-
-
-class PlainEngine(RunningEngine):
-    """The same without tuner's scheduler: clients alone tell of it, and its limits are those that
-    it was started with."""
-
-    def __init__(
-        self,
-        server: RunningServer,
-        client: StreamingClient,
-        process: ServeProcess,
-        words: Words | None = None,
-    ) -> None:
-        super().__init__(server, client, words)
-        self._process = process
-
-    async def generate(self, request: EngineRequest, reply: Reply) -> None:
-        try:
-            await super().generate(request, reply)
-        except (RequestFailedError, EngineError) as failure:
-            if (death := await self._process.death_by(str(failure))) is not None:
-                raise death from None
-            raise
-
-    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """See the seam: no others than it has. Raises EngineError for any other."""
-        asked = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-        if not asked.items() <= self.facts.arguments.items():
-            raise EngineError(
-                f"a plain server keeps the limits that it was started with ({asked} asked)",
-                hint="Start another one.",
-            )
-
-    async def stop(self) -> None:
-        await super().stop()
-        await self._process.stop(device=self.facts.device)
 
 
 def _name_of(one: Served) -> str:

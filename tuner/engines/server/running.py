@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from tuner.engines.models.words import Words, learnt
 from tuner.engines.sampling import GREEDY, Sampling
 from tuner.engines.seam import (
     ITERATION,
@@ -23,7 +22,6 @@ from tuner.engines.seam import (
     Stalls,
 )
 from tuner.engines.server.client import StreamingClient
-from tuner.engines.server.client_messages import Ended
 from tuner.errors import EngineError
 from tuner.system import scratch
 
@@ -79,25 +77,9 @@ class RunningServer:
     takes_ignore_eos: bool = True
     """Whether a length can be forced; else it is only asked for."""
 
-    sends_text: bool = False
-    """Whether its prompts are text that its own tokenizer reads."""
-
     served: Callable[[], float] | None = None
     """Returns how many requests it has served, by its own counter; None where it does not tell, or
     serves others meanwhile."""
-
-
-def prompt_of(token_ids: Sequence[int], words: Words | None) -> dict[str, Any]:
-    """Return the fields of a request that are its prompt: token ids, or text of as many tokens."""
-    return {"prompt": token_ids} if words is None else words.prompt(token_ids)
-
-
-def check_prompt(request: EngineRequest, ended: Ended, words: Words | None) -> None:
-    """Refuse an answer to text that the server has read as more tokens, or fewer, than was meant.
-    Raises RequestFailedError."""
-    meant = len(request.prompt_token_ids)
-    if words is not None and ended.prompt_tokens not in {None, meant}:
-        raise RequestFailedError(f"its prompt came to {ended.prompt_tokens} tokens, not {meant}")
 
 
 class RunningStarter:
@@ -119,15 +101,12 @@ class RunningStarter:
         """Start the client alone, and see that the server answers as one of completions does."""
         del max_num_seqs
         server, key = self._server, self._server.key
-        words = None
-        if server.sends_text:
-            words = await asyncio.to_thread(learnt, server.url, server.model, key=key)
         client = await StreamingClient.start(
             server.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             log=scratch.own_folder("vllm") / "client.log",
         )
-        engine = RunningEngine(server, client, words)
+        engine = RunningEngine(server, client)
         async with contextlib.AsyncExitStack() as failing:
             failing.push_async_callback(engine.stop)
             await engine.prove()
@@ -138,11 +117,9 @@ class RunningStarter:
 class RunningEngine:
     """See the seam: tuner.engines.seam.Engine. It tells what its clients see, and no iterations."""
 
-    def __init__(
-        self, server: RunningServer, client: StreamingClient, words: Words | None = None
-    ) -> None:
+    def __init__(self, server: RunningServer, client: StreamingClient) -> None:
         self.facts, self.stalls = server.facts, Stalls()
-        self._server, self._client, self._words = server, client, words
+        self._server, self._client = server, client
         self._name = secrets.token_hex(4)
         self._numbers = count()
         self._shift = secrets.randbelow(VOCAB_SIZE)
@@ -168,7 +145,6 @@ class RunningEngine:
                 self._body(request), reply, request_id=name, outputs=request.output_length
             )
             reply.cached_tokens = ended.cached_tokens
-            check_prompt(request, ended, self._words)
             self._check_length(request, reply)
         except RequestFailedError as failure:
             self._count_failure(str(failure))
@@ -251,7 +227,7 @@ class RunningEngine:
         body: dict[str, Any] = {
             **self._server.sampling,  # first: it sets nothing else
             "model": self._server.model,
-            **prompt_of(shifted, self._words),
+            "prompt": shifted,
             "max_tokens": request.output_length,
             "stream": True,
             "stream_options": {"include_usage": True},

@@ -2,22 +2,19 @@
 
 import asyncio
 import contextlib
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Literal, Protocol, Self
+from typing import Protocol, Self
 
 from tuner.engines import devices, provenance
-from tuner.engines.models.words import Words, learnt
 from tuner.engines.seam import ArgumentValue, Engine, EngineFacts
-from tuner.engines.server.client import FIRST_S, SILENCE_S, StreamingClient
-from tuner.engines.server.engine import PlainEngine, ServerEngine
+from tuner.engines.server.client import FIRST_S, StreamingClient
+from tuner.engines.server.engine import ServerEngine
 from tuner.engines.server.engine_control import EngineControl
 from tuner.engines.server.protocol import State
-from tuner.engines.server.running import RunningServer
 from tuner.engines.server.serve_process import (
     HOST,
     FreePort,
@@ -30,7 +27,7 @@ from tuner.engines.vllm.installed import in_one_process
 from tuner.engines.vllm.log import start_phases_s
 from tuner.engines.vllm.start import Resolved, VllmStarter
 from tuner.errors import EngineError
-from tuner.system import http, scratch
+from tuner.system import scratch
 
 _PORTS = 3
 """Ports that are tried, should somebody else be faster each time."""
@@ -39,9 +36,6 @@ _VLLM = (sys.executable, "-P", "-m", "vllm.entrypoints.cli.main")
 """The ``vllm`` command, of this Python and no other."""
 
 _STARTS = count()
-
-METRICS_BYTES = 2**22
-METRICS_S = 5.0
 
 
 class ProvenEngine(Engine, Protocol):
@@ -63,27 +57,16 @@ class Launched:
     begun_s: float
     """When its start began, on the event loop's clock."""
 
-    words: Words | None = None
-    """Of which its prompts are made; None: they are token ids."""
-
 
 class ServerStarter(VllmStarter):
     """Starts the same engines, each behind a ``vllm serve`` of its own."""
 
-    silence_s = FIRST_S
-    """How long its streams may be silent: its iterations tell sooner that it stands still."""
-
-    sends: Literal["ids", "text"] = "ids"
-    """How they are sent their prompts."""
-
     @classmethod
-    def like(cls, starter: VllmStarter, *, sends: Literal["ids", "text"] = "ids") -> Self:
+    def like(cls, starter: VllmStarter) -> Self:
         """Return what starts the starter's engines behind servers."""
-        found = cls(
+        return cls(
             starter.arguments, log=starter.log, ranks=starter.ranks, sampling=starter.sampling
         )
-        found.sends = sends
-        return found
 
     async def start(self, *, max_num_seqs: int) -> Engine:
         """See the seam. A failed or cancelled start leaves nothing behind.
@@ -120,14 +103,11 @@ class ServerStarter(VllmStarter):
                     log=self.log,
                 )
                 failing.push_async_callback(process.abandon)
-                client = await StreamingClient.start(url, log=self.log, silence_s=self.silence_s)
+                # its iterations tell sooner than silence that it stands still
+                client = await StreamingClient.start(url, log=self.log, silence_s=FIRST_S)
                 failing.push_async_callback(client.stop)
                 await process.ready(url)
-            of_prompts = None
-            if self.sends == "text":
-                model = str(resolved.command["model"])
-                of_prompts = await asyncio.to_thread(learnt, url, model)
-            launched = Launched(process, client, url, control_at, begun_s, of_prompts)
+            launched = Launched(process, client, url, control_at, begun_s)
             engine = await self.behind(launched, resolved)
             failing.push_async_callback(engine.stop)
             await engine.prove()
@@ -172,43 +152,7 @@ class ServerStarter(VllmStarter):
             model=str(resolved.command["model"]),
             by_priority=resolved.by_priority,
             sampling=resolved.sampling,
-            words=launched.words,
         )
-
-
-class PlainStarter(ServerStarter):
-    """Starts servers without tuner's scheduler: clients alone tell of them."""
-
-    silence_s = SILENCE_S
-
-    def asked_of(
-        self, resolved: Resolved, control_at: Path
-    ) -> tuple[Mapping[str, ArgumentValue], Mapping[str, str]]:
-        """Return what ``vllm serve`` is started with: nothing of it is tuner's."""
-        del control_at
-        command = {name: one for name, one in resolved.command.items() if name != "scheduler_cls"}
-        return command, resolved.environment
-
-    async def behind(self, launched: Launched, resolved: Resolved) -> ProvenEngine:
-        """Return the engine behind a server that is ready."""
-        metrics = await asyncio.to_thread(_metrics, launched.url)
-        found = {
-            name: re.search(rf'{name}="(\d+)"', metrics)
-            for name in ("block_size", "num_gpu_blocks")
-        }
-        block_size, blocks = (0 if one is None else int(one[1]) for one in found.values())
-        # one block is the null block
-        facts = facts_of(resolved, launched, block_size=block_size, kv_blocks=max(0, blocks - 1))
-        server = RunningServer(
-            url=launched.url,
-            model=str(resolved.command["model"]),
-            facts=replace(facts, engine="plain"),
-            sampling=resolved.sampling,
-            planned=sys.maxsize,  # failed requests are data, unless all of them fail
-            most=None,
-            served=lambda: _served(_metrics(launched.url)),
-        )
-        return PlainEngine(server, launched.client, launched.process, launched.words)
 
 
 def words(arguments: Mapping[str, ArgumentValue], *, port: int) -> list[str]:
@@ -258,22 +202,5 @@ def facts_of(
         environment=provenance.environment(),
         sampling=resolved.sampling,
         phases_s=start_phases_s(said),
-        sends="ids" if launched.words is None else "text",
         cautions=in_one_process(resolved.arguments),
     )
-
-
-def _metrics(url: str) -> str:
-    answer = http.ask(http.HttpRequest(f"{url}/metrics", METRICS_BYTES), timeout_s=METRICS_S)
-    return answer.content.decode(errors="replace")
-
-
-def _served(metrics: str) -> float:
-    """Return how many requests a server has ended, by its own counter.
-
-    >>> _served('vllm:request_success_total{reason="stop"} 1.0\\n'
-    ...         'vllm:request_success_total{reason="length"} 8.0\\n')
-    9.0
-    """
-    found = re.findall(r"^vllm:request_success_total\S* (\S+)$", metrics, re.MULTILINE)
-    return sum(map(float, found))
