@@ -230,8 +230,11 @@ class Baseline(Section):
     """The traffic never fills so many slots: the numbers are those of any cap that it does not
     fill."""
 
+    numbers_at: Seqs
+    """The cap that the numbers are of: the largest tried where it stands for more."""
+
     numbers: CapNumbers | None
-    """None where it is more than was measured, and the traffic may fill it."""
+    """None where nothing is known of so many slots."""
 
 
 class Admission(Section):

@@ -64,16 +64,21 @@ def block_of(profile: ServingProfile, *, next_: str) -> VerdictBlock:
         aside += f", confidence {decision.confidence:.2f}"
     if is_simulated(profile):
         aside += ", simulated"
+    if decision.busy is not None:
+        aside += ", measured on a busy machine"
     rows = [
         ("cost", _cost(profile, given)),
         ("load", _load(profile)),
-        ("why", _HEADLINE.sub("", decision.reason)),
+        ("why", why(profile)),
         ("checked", _checked(profile)),
     ]
     title = _answer(profile, given)
-    if decision.busy is not None:
-        title += "; measured on a busy machine"
     return VerdictBlock(title, aside, [(name, text) for name, text in rows if text], next_)
+
+
+def why(profile: ServingProfile) -> str:
+    """Return the reason of a decision without what the title and the aside already say."""
+    return _HEADLINE.sub("", profile.decision.reason)
 
 
 def _answer(profile: ServingProfile, given: CapNumbers) -> str:
@@ -91,16 +96,39 @@ def _answer(profile: ServingProfile, given: CapNumbers) -> str:
         return f"No sure answer yet: {cap}{beside} is the best so far"
     verb = {"not_reached": "Use at least"}.get(decision.verdict, "Keep" if kept else "Use")
     compared = _compared(profile)
-    gain = share if compared is None else _gain(given, compared)
+    gain = share if compared is None else _gain(given, compared, _standing(profile))
     return f"{verb} {cap}{beside}: {gain}"
 
 
-def _gain(given: CapNumbers, now: CapNumbers) -> str:
+def _standing(profile: ServingProfile) -> str:
+    """Return what to know of the numbers of the cap that is set now: that another one stands for
+    it, or that no replay is behind them."""
+    now = profile.baseline
+    if now is None:
+        return ""
+    if now.numbers_at != now.max_num_seqs:
+        return f" with {now.numbers_at}"
+    return " (predicted)" if now.max_num_seqs in predicted_caps(profile) else ""
+
+
+def predicted_caps(profile: ServingProfile) -> list[int]:
+    """Return the caps of the table that were not replayed, ascending."""
+    now, curve = profile.baseline, profile.curve
+    caps = {step.max_num_seqs for step in curve if step.measured is None}
+    if now is not None and now.numbers is not None and now.max_num_seqs > curve[-1].max_num_seqs:
+        top = curve[-1]
+        is_as_top = top.measured is not None and top.running_peak < top.max_num_seqs
+        if now.numbers_at == now.max_num_seqs and not is_as_top:
+            caps.add(now.max_num_seqs)
+    return sorted(caps)
+
+
+def _gain(given: CapNumbers, now: CapNumbers, standing: str) -> str:
     """Return what the choice gives instead of what is given now."""
     more = given.attainment - now.attainment
     parts = [f"{percent(given.attainment)} of requests meet the SLO"]
     if abs(more) > SAME / 2:
-        parts[0] += f" instead of {percent(now.attainment)}"
+        parts[0] += f" instead of {percent(now.attainment)}{standing}"
     here, there = _time(given, "tpot_ms", "p95"), _time(now, "tpot_ms", "p95")
     if here is not None and there is not None and here < there * (1 - SAME):
         parts.append(f"p95 TPOT {milliseconds(here)} instead of {milliseconds(there)}")
@@ -281,7 +309,7 @@ def _slots(one: CurveStep) -> str:
 
 
 def _worse(given: CapNumbers, other: CapNumbers) -> Iterator[str]:
-    """Yield in what the one is worse than the other, as "9 % more KV cache"."""
+    """Yield in what the first is worse, as "p99 TTFT 2.08 s instead of 135 ms"."""
     lost = other.attainment - given.attainment
     if lost > SAME / 2:
         yield f"{100 * lost:.1f} points fewer meet the SLO"
@@ -292,17 +320,13 @@ def _worse(given: CapNumbers, other: CapNumbers) -> Iterator[str]:
     ):
         here, there = _time(given, name, statistic), _time(other, name, statistic)
         if here is not None and there and here > (1 + SAME) * there:
-            yield f"{label} {_longer(here / there - 1)}"
+            yield f"{label} {milliseconds(here)} instead of {milliseconds(there)}"
     if given.kv_cache_usage is not None and other.kv_cache_usage is not None:
         more = given.kv_cache_usage.peak - other.kv_cache_usage.peak
         if more > SAME:
             yield f"{100 * more:.0f} points more KV cache"
     if given.preemptions > other.preemptions:
         yield f"{given.preemptions - other.preemptions} more preemptions"
-
-
-def _longer(share: float) -> str:
-    return f"{share:.0%} longer" if share < 1 else f"{1 + share:,.1f} times as long"
 
 
 def _load(profile: ServingProfile) -> str:

@@ -133,8 +133,11 @@ class InUse:
     never_filled: bool
     """Whether the traffic never fills so many slots."""
 
+    numbers_at: int
+    """The cap that the numbers are of: the largest tried where it stands for more."""
+
     numbers: Measurement | None
-    """None where it is more than was measured, and the traffic may fill it."""
+    """None where nothing is known of so many slots."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,7 @@ def _baseline(one: InUse | None) -> Baseline | None:
         max_num_seqs=one.max_num_seqs,
         source=one.source,
         never_filled=one.never_filled,
+        numbers_at=one.numbers_at,
         numbers=None if one.numbers is None else CapNumbers(**_numbers(one.numbers)),
     )
 

@@ -32,7 +32,7 @@ from tuner.errors import InputError
 from tuner.profile.profile import load
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin
-from tuner.profile.summary import KINDS, block_of, milliseconds, percent, promised
+from tuner.profile.summary import KINDS, block_of, milliseconds, percent, promised, why
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs.engine_runner import in_words
 from tuner.runs.evidence import CONFIRMING, Evidence
@@ -172,9 +172,7 @@ def profile_page(profile: ServingProfile, shown: Shown, *, source: str) -> Page:
         title=block.title,
         aside=block.aside,
         # a page has room for the whole reason
-        rows=[
-            (name, profile.decision.reason if name == "why" else text) for name, text in block.rows
-        ],
+        rows=[(name, why(profile) if name == "why" else text) for name, text in block.rows],
         next=shown.next,
         sections=[one for one in sections if one is not None],
         partly=shown.partly,

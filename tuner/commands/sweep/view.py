@@ -31,6 +31,7 @@ from tuner.profile.summary import (
     milliseconds,
     minutes,
     percent,
+    predicted_caps,
     promised,
 )
 from tuner.replay.live_reading import LiveReading
@@ -249,12 +250,14 @@ def _confirming(outcome: SweepOutcome) -> str:
 
 
 def curve_table(profile: ServingProfile) -> Table:
-    """Return the curve as a table, one unit a column. The row of the choice is what a fresh server
-    gives, as the verdict has it."""
-    choice = profile.decision.max_num_seqs
-    rows: list[tuple[CurveStep, CapNumbers]] = [
-        (step, promised(profile) if step.max_num_seqs == choice else step) for step in profile.curve
-    ]
+    """Return the curve as a table, one unit a column. The rows of the choice and of the cap that is
+    set now are what a fresh server gives, as the verdict has them."""
+    choice, now = profile.decision.max_num_seqs, profile.baseline
+    by_cap: dict[int, CapNumbers] = {step.max_num_seqs: step for step in profile.curve}
+    if now is not None and now.numbers is not None:
+        by_cap[now.numbers_at] = now.numbers
+    by_cap[choice] = promised(profile)
+    rows = sorted(by_cap.items())
     ttft, tpot, e2el = (
         TimeColumn.of([_seconds(numbers, name, statistic) for _, numbers in rows])
         for name, statistic in TIMES
@@ -264,13 +267,14 @@ def curve_table(profile: ServingProfile) -> Table:
         f"TPOT\np95 {tpot.unit}", f"E2EL\np99 {e2el.unit}", "KV\npeak", "preempted",
         gap=1,
     )  # fmt: skip
-    for step, numbers in rows:
-        chosen, kv = step.max_num_seqs == choice, numbers.kv_cache_usage
-        is_bound = step.cut and numbers is step
+    for cap, numbers in rows:
+        chosen, kv = cap == choice, numbers.kv_cache_usage
+        is_bound = isinstance(numbers, CurveStep) and numbers.cut and numbers.source == "measured"
+        is_now = now is not None and cap == now.max_num_seqs
         table.add_row(
-            f"{'> ' if chosen else ''}{step.max_num_seqs}",
-            f"<={percent(step.intervals['attainment'][1])}"
-            if is_bound
+            f"{'> ' if chosen else ''}{cap}{' (now)' if is_now else ''}",
+            f"<={percent(numbers.intervals['attainment'][1])}"
+            if is_bound and isinstance(numbers, CurveStep)
             else percent(numbers.attainment),
             "cut" if is_bound else f"{numbers.goodput_rps:.2f}",
             f"{numbers.output_tokens_per_s:,.0f}",
@@ -295,7 +299,7 @@ def _seconds(numbers: CapNumbers, name: str, statistic: str) -> float | None:
 
 def _of_predicted(profile: ServingProfile) -> str:
     """Return which rows no replay stands behind."""
-    caps = [str(step.max_num_seqs) for step in profile.curve if step.measured is None]
+    caps = [str(cap) for cap in predicted_caps(profile)]
     return f"predicted from measured step times, not replayed: {', '.join(caps)}" if caps else ""
 
 

@@ -126,16 +126,26 @@ def predictions(conclusion: Conclusion, front_end: FrontEnd | None) -> tuple[Pre
     return tuple(one for one in predictions_of(view, cap) if one.load * busy <= MOST_UTILISATION)
 
 
+LAW_REACH = 2.0
+"""Times the largest batch that was timed, up to which the law is asked about a larger cap: it rises
+there as in its upper half."""
+
+
 def in_use(conclusion: Conclusion, cap: int, source: Literal["base", "default"]) -> InUse:
-    """Return what is set now, and what it gives for the same traffic: as any cap that the traffic
-    never fills, as on the curve, or between its steps by the twin, which says it as of the choice.
-    """
-    last, view = conclusion.curve[-1].numbers, conclusion.view
-    unfilled = never_binds(last) and cap >= last.running_peak
-    asked = last.max_num_seqs if unfilled else cap
-    numbers = {one.numbers.max_num_seqs: one.numbers for one in conclusion.curve}.get(asked)
-    if view is not None and conclusion.by_twin and asked <= last.max_num_seqs:
-        numbers = prediction_of(view, asked).numbers
-    if numbers is not None:
-        numbers = replace(numbers, max_num_seqs=cap)
-    return InUse(cap, source, never_filled=unfilled, numbers=numbers)
+    """Return the cap that is set now with what it gives the same traffic: predicted by the twin, or
+    as replayed. Where neither covers so large a cap, the largest tried stands for it."""
+    top, view = conclusion.curve[-1].numbers, conclusion.view
+    most = top.max_num_seqs
+    unfilled = never_binds(top) and cap >= top.running_peak
+    at, numbers = cap, None
+    if view is not None and conclusion.by_twin:
+        numbers = prediction_of(view, min(cap, most) if unfilled else cap).numbers
+        unfilled = never_binds(numbers) if cap > most else unfilled
+        if cap > most and numbers.running_peak > LAW_REACH * view.fitted.extrapolated_from:
+            at, numbers = most, prediction_of(view, most).numbers
+    else:
+        measured = {step.numbers.max_num_seqs: step.numbers for step in conclusion.curve}
+        numbers = measured.get(most if unfilled else cap)
+        if numbers is None and cap > most and top.cut is None:
+            at, numbers = most, top
+    return InUse(cap, source, never_filled=unfilled, numbers_at=at, numbers=numbers)
