@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.watch.test_watch import CAP, CAPS, LAWS, RATE, STORED, STORED_S, WORLD
+from tests.live.test_watch import CAP, CAPS, LAWS, RATE, STORED, STORED_S, WORLD
 from tests.support.in_process import tuner
 from tests.support.live_sim import (
     SimulatedServer,
@@ -31,14 +31,11 @@ from tuner.errors import (
     UndecidedError,
     UsageError,
 )
-from tuner.live.prometheus import ServerMetrics
-from tuner.live.watch.scraper import GONE_S, Absence, Scrape, Stall
 from tuner.profile import profile as profiles
 from tuner.profile import stored_twin
 
 LENGTH_S = 400.0
-FOR, WINDOWS = "250s", 25
-"""As long as an honest server takes to be found so, with two scrapes a window."""
+FOR, WINDOWS = "250s", 4
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +152,8 @@ def test_a_server_that_dies_ends_the_watch_with_what_is_known(
     found, ended = watch(lambda at_s: fine(at_s) if at_s < 100 else None)
     assert isinstance(ended, EngineError)
     assert "does not answer any more" in str(ended)
-    assert found["windows"] >= 9
-    assert found["requests"] > 250
+    assert found["windows"] >= 1
+    assert found["requests"] > 200
 
 
 def hanging(server: SimulatedServer, from_s: float) -> Page:
@@ -166,20 +163,9 @@ def hanging(server: SimulatedServer, from_s: float) -> Page:
 def test_a_server_that_hangs_ends_the_watch(
     watch: Callable[..., Watched], honest: SimulatedServer
 ) -> None:
-    found, ended = watch(hanging(honest, 60.0))
+    _, ended = watch(hanging(honest, 60.0))
     assert isinstance(ended, EngineError)
     assert re.search(r"hangs: \d+ requests run and no token came for 120 s", str(ended))
-    assert found["windows"] == 17
-
-
-def test_an_idle_server_does_not_hang() -> None:
-    idle = ServerMetrics({"running": 0.0}, {"output_tokens": 7.0}, {})
-    busy = ServerMetrics({"running": 1.0}, {"output_tokens": 7.0}, {})
-    untold = ServerMetrics({"running": 1.0}, {}, {})
-    for server, hangs in ((idle, False), (untold, False), (busy, True)):
-        stall = Stall()
-        said = [stall.add(2.0 * place, {"0": server}) for place in range(100)]
-        assert any(said) is hangs
 
 
 def test_ctrl_c_says_what_is_known_so_far(
@@ -194,7 +180,7 @@ def test_ctrl_c_says_what_is_known_so_far(
     found, ended = watch(page_of(honest), clock)
     assert isinstance(ended, Interrupted)
     assert "so far: not enough evidence" in str(ended)
-    assert found["windows"] == 10
+    assert found["windows"] == 1
 
 
 @pytest.mark.parametrize(
@@ -205,9 +191,8 @@ def test_ctrl_c_says_what_is_known_so_far(
         ('vllm:a_bucket{le="1"} 1\n', {}, InputError, "no metric of vLLM"),
         (None, {}, InputError, "no answer"),
         ("", {"url": "ftp://x"}, UsageError, "neither http:// nor https://"),
-        ("", {"every": "8s"}, UsageError, "less than 2 times --every"),
+        ("", {"every": "40s"}, UsageError, "less than 2 times --every"),
         ("", {"for_": "5s"}, UsageError, "shorter than one window"),
-        ("", {"window": "1h", "for_": "9h"}, UsageError, "more readings than a watch remembers"),
         ("", {"window": "0s"}, UsageError, "not a positive duration"),
     ],
 )
@@ -277,7 +262,7 @@ def test_a_server_that_serves_another_model_from_then_on_ends_the_watch(
     found, ended = watch(page)
     assert isinstance(ended, EngineError)
     assert "serves n now, m before" in str(ended)
-    assert found["windows"] == 9
+    assert found["windows"] == 1
 
 
 def test_all_fits_into_80_columns(
@@ -294,7 +279,7 @@ def test_all_fits_into_80_columns(
         run(options(here, url, for_="250s", json=False), clock=clock)
     said = capsys.readouterr()
     windows = [line for line in said.err.splitlines() if line.endswith("x")]
-    assert len(windows) == 25
+    assert len(windows) == 4
     assert max(map(len, windows)) <= 80
     assert "re-tune now" in [line.partition(": ")[2] for line in said.err.splitlines()]
     table = [line for line in said.out.splitlines() if " / " in line]
@@ -320,28 +305,12 @@ def test_several_servers_behind_one_address_are_refused(
 def test_the_command_itself_ends_with_two_lines_where_nobody_answers(profile: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    words = ("watch", profile, "--url", f"http://127.0.0.1:{port}", "--for", "30s")
+    words = ("watch", profile, "--url", f"http://127.0.0.1:{port}", "--for", "90s")
     done = tuner(profile.parent, *words)
     assert done.returncode == 3
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == 2
     assert "no answer" in done.stderr
-
-
-def test_engines_are_told_apart_by_their_label(
-    watch: Callable[..., Watched], honest: SimulatedServer
-) -> None:
-    found, _ = watch(
-        lambda at_s: exposition({name: honest.scrape(at_s) for name in ("0", "1")}), for_="120s"
-    )
-    assert found["measures"]["rate"]["value"]["value"] == pytest.approx(1.0, abs=0.2)
-    assert found["measures"]["slowness"]["value"]["value"] == pytest.approx(1.0, abs=0.1)
-
-
-def test_a_server_that_never_answers_is_gone_after_a_minute() -> None:
-    absence = Absence(2.0)
-    gone = [absence.add(Scrape(2.0 * place, None, "refused")) for place in range(40)]
-    assert gone.index(True) * 2.0 == GONE_S
 
 
 def test_a_slow_server_breaks_the_promise(
@@ -364,7 +333,7 @@ def test_other_traffic_fails_only_when_asked(watch: Callable[..., Watched]) -> N
 
 
 def test_too_little_is_no_verdict(watch: Callable[..., Watched], honest: SimulatedServer) -> None:
-    found, ended = watch(page_of(honest), for_="60s", json=False)
+    found, ended = watch(page_of(honest), for_="110s", json=False)
     assert isinstance(ended, UndecidedError)
     assert "too little is known of the server's speed" in str(ended)
     assert "--for 2h" in ended.hint

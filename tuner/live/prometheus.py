@@ -3,8 +3,7 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Literal
@@ -13,28 +12,15 @@ from tuner.errors import InputError
 
 Gauge = Literal["running", "waiting", "kv_cache_usage"]
 Counter = Literal[
-    "preemptions",
-    "input_tokens",
-    "output_tokens",
-    "requests",
-    "prefix_cache_queries",
-    "prefix_cache_hits",
-]
+    "preemptions", "input_tokens", "output_tokens", "requests",
+    "prefix_cache_queries", "prefix_cache_hits",
+]  # fmt: skip
 Distribution = Literal[
-    "ttft_s",
-    "itl_s",
-    "tpot_s",
-    "e2el_s",
-    "queue_s",
-    "prefill_s",
-    "decode_s",
-    "input_length",
-    "output_length",
+    "ttft_s", "itl_s", "tpot_s", "e2el_s", "queue_s", "input_length", "output_length"
 ]
 
 LONGEST_LINE = 16_384
-"""Characters: prometheus_client (0.26) reads a line in time that grows with the square of its
-length. vLLM's longest, of cache_config_info, has some thousand."""
+"""prometheus_client (0.26) reads a line in time that grows with the square of its length."""
 
 _GAUGES: Mapping[Gauge, str] = {
     "running": "num_requests_running",
@@ -55,12 +41,13 @@ _DISTRIBUTIONS: Mapping[Distribution, str] = {
     "tpot_s": "request_time_per_output_token_seconds",
     "e2el_s": "e2e_request_latency_seconds",
     "queue_s": "request_queue_time_seconds",
-    "prefill_s": "request_prefill_time_seconds",
-    "decode_s": "request_decode_time_seconds",
     "input_length": "request_prompt_tokens",
     "output_length": "request_generation_tokens",
 }
 """Our name → vLLM's without ``vllm:``."""
+
+_Samples = Mapping[str, list[tuple[dict[str, str], float]]]
+"""Sample name without ``vllm:`` → label sets with their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +55,23 @@ class Histogram:
     """A distribution since the server started."""
 
     bounds: tuple[float, ...]
-    """Upper ends of the buckets, rising, the last one infinite."""
+    """Upper ends of the buckets, ascending, the last one infinite."""
 
     counts: tuple[float, ...]
     """Values up to each bound."""
 
     total: float
-    """Sum of all values."""
 
     @property
     def count(self) -> float:
         return self.counts[-1] if self.counts else 0.0
 
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else math.nan
+
     def since(self, earlier: "Histogram") -> "Histogram":
-        """Return what came after ``earlier``; all of it if the server was restarted between.
+        """Return what came after ``earlier``; all of it if the server restarted in between.
 
         A garbled reading can take counts away from a bucket: it then counts as empty.
         """
@@ -92,10 +82,23 @@ class Histogram:
         counts = accumulate((min(step, added) for step in steps), max, initial=0.0)
         return Histogram(self.bounds, tuple(counts)[1:], self.total - earlier.total)
 
+    def plus(self, other: "Histogram") -> "Histogram":
+        """Return both as one distribution; after a restart with other buckets the newer one."""
+        if other.bounds != self.bounds:
+            return other
+        counts = tuple(map(sum, zip(self.counts, other.counts, strict=True)))
+        return Histogram(self.bounds, counts, self.total + other.total)
+
+    def quantile(self, fraction: float) -> tuple[float, float]:
+        """Return the bounds of the bucket that a quantile lies in."""
+        rank = fraction * self.count
+        place = next(i for i, upto in enumerate(self.counts) if upto >= rank)
+        return (self.bounds[place - 1] if place else 0.0), self.bounds[place]
+
 
 @dataclass(frozen=True, slots=True)
 class ServerMetrics:
-    """One reading of a server. What it does not tell is absent."""
+    """One reading of a server. What it does not export is absent."""
 
     gauges: Mapping[Gauge, float]
     """Summed over the server's engines; ``kv_cache_usage`` is the fullest engine's, 0-1."""
@@ -114,62 +117,50 @@ class ServerMetrics:
 def parse(text: str, *, source: str, model: str | None = None) -> ServerMetrics:
     """Read the text of ``/metrics``; of ``model`` alone if the server has several.
 
-    Raises InputError for text that is no such thing, or not vLLM's.
+    Raises InputError for text that is not Prometheus text, or not vLLM's.
     """
-    with _refusing(source):
-        samples = _samples(text)
-        metrics = _read(samples, model)
-    if not samples:
-        raise _not_vllm(source)
-    _check_served(samples, model, source)
-    return metrics
+    return _parsed(text, source, model)[1]
 
 
 def parse_engines(
     text: str, *, source: str, model: str | None = None
 ) -> Mapping[str, ServerMetrics]:
-    """Read every engine of a server on its own: its label ``engine`` → what it says.
+    """Read every engine of a server by itself: its label ``engine`` → its metrics.
 
-    Old servers have one, without that label. Raises InputError as ``parse`` does.
+    Old servers have one engine, without that label. Raises InputError as ``parse`` does.
     """
-    with _refusing(source):
-        by_engine: defaultdict[str, defaultdict[str, list[_Sample]]]
-        by_engine = defaultdict(lambda: defaultdict(list))
-        every = _samples(text)
-        for name, found in every.items():
-            for labels, value in found:
-                by_engine[labels.get("engine", "0")][name].append((labels, value))
-        started_s = _started_s(text)
-        read = {
-            engine: replace(metrics, started_s=started_s)
-            for engine, samples in sorted(by_engine.items())
-            if (metrics := _read(samples, model)).gauges
-        }
-    _check_served(every, model, source)
-    if not read:
+    samples, _ = _parsed(text, source, model)
+    by_engine: dict[str, dict[str, list[tuple[dict[str, str], float]]]] = {}
+    for name, rows in samples.items():
+        for labels, value in rows:
+            engine = by_engine.setdefault(labels.get("engine", "0"), {})
+            engine.setdefault(name, []).append((labels, value))
+    started = re.search(r"^process_start_time_seconds ([-+.\deE]+)$", text, flags=re.MULTILINE)
+    started_s = float(started.group(1)) if started else None
+    read = {engine: _read(rows, model) for engine, rows in sorted(by_engine.items())}
+    found = {name: replace(one, started_s=started_s) for name, one in read.items() if one.gauges}
+    if not found:
         raise _not_vllm(source)
-    return read
+    return found
 
 
-@contextmanager
-def _refusing(source: str) -> Iterator[None]:
-    """Raise InputError for text that is no metrics."""
+def _parsed(text: str, source: str, model: str | None) -> tuple[_Samples, ServerMetrics]:
     try:
-        yield
+        samples = _samples(text)
+        metrics = _read(samples, model)
     except (ValueError, IndexError, KeyError) as error:
         raise InputError(
             f"{source}: not Prometheus text: {str(error)[:100]}",
             hint="Check that the address is the server's /metrics.",
         ) from error
-
-
-def _check_served(samples: "_Samples", model: str | None, source: str) -> None:
-    served = _models(samples)
-    if model is not None and served and model not in served:
+    if not samples:
+        raise _not_vllm(source)
+    if model is not None and metrics.models and model not in metrics.models:
         raise InputError(
-            f"{source}: serves no model {model[:100]}, but {', '.join(served)[:200]}",
+            f"{source}: serves no model {model[:100]}, but {', '.join(metrics.models)[:200]}",
             hint="Its name is the first of --served-model-name, and in the label model_name there.",
         )
+    return samples, metrics
 
 
 def _not_vllm(source: str) -> InputError:
@@ -177,17 +168,6 @@ def _not_vllm(source: str) -> InputError:
         f"{source}: no metric of vLLM in it",
         hint="Check the address, and that the server runs without --disable-log-stats.",
     )
-
-
-def _started_s(text: str) -> float | None:
-    """Return when the process started; with several processes a server does not tell."""
-    found = re.search(r"^process_start_time_seconds ([-+.\deE]+)$", text, flags=re.MULTILINE)
-    return float(found.group(1)) if found else None
-
-
-_Sample = tuple[dict[str, str], float]
-_Samples = Mapping[str, list[_Sample]]
-"""Sample name without ``vllm:`` → label sets with their values."""
 
 
 def _samples(text: str) -> _Samples:
@@ -198,7 +178,7 @@ def _samples(text: str) -> _Samples:
     longest = max(map(len, text.split("\n")))
     if longest > LONGEST_LINE:
         raise ValueError(f"a line of {longest} characters")
-    samples: defaultdict[str, list[_Sample]] = defaultdict(list)
+    samples: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name.startswith("vllm:"):
@@ -208,38 +188,39 @@ def _samples(text: str) -> _Samples:
 
 def _read(every: _Samples, model: str | None) -> ServerMetrics:
     samples: _Samples = {
-        name: [one for one in found if model is None or one[0].get("model_name", model) == model]
-        for name, found in every.items()
+        name: [row for row in rows if model is None or row[0].get("model_name", model) == model]
+        for name, rows in every.items()
     }
+    gauges: dict[Gauge, float] = {}
+    for gauge, theirs in _GAUGES.items():
+        if values := _values(samples, theirs):
+            gauges[gauge] = max(values) if gauge == "kv_cache_usage" else sum(values)
+    reasons: defaultdict[str, float] = defaultdict(float)
+    for labels, value in samples.get("request_success_total", []):
+        if math.isfinite(value):
+            reasons[labels["finished_reason"]] += value
+    distributions = {
+        ours: _histogram(samples, theirs)
+        for ours, theirs in _DISTRIBUTIONS.items()
+        if samples.get(f"{theirs}_bucket")
+    }
+    every_label = [labels for rows in every.values() for labels, _ in rows]
     return ServerMetrics(
-        gauges={
-            ours: max(values) if ours == "kv_cache_usage" else sum(values)
-            for ours, theirs in _GAUGES.items()
-            if (values := _values(samples, theirs))
-        },
+        gauges=gauges,
         counters={
             ours: sum(values)
             for ours, theirs in _COUNTERS.items()
             if (values := _values(samples, theirs))
         },
-        distributions={
-            ours: histogram
-            for ours, theirs in _DISTRIBUTIONS.items()
-            if (histogram := _histogram(samples, theirs)) is not None
-        },
-        finish_reasons=_by_label(samples.get("request_success_total", []), "finished_reason"),
-        cache_config=_told([labels for labels, _ in samples.get("cache_config_info", [])]),
-        models=_models(every),
+        distributions=distributions,
+        finish_reasons=dict(reasons),
+        cache_config=_joined([labels for labels, _ in samples.get("cache_config_info", [])]),
+        models=tuple(sorted({row["model_name"] for row in every_label if "model_name" in row})),
     )
 
 
-def _models(samples: _Samples) -> tuple[str, ...]:
-    named = (labels.get("model_name") for found in samples.values() for labels, _ in found)
-    return tuple(sorted({name for name in named if name is not None}))
-
-
-def _told(infos: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return what all engines say; where they differ, all that they say."""
+def _joined(infos: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the labels of all engines; where they differ, every value."""
     names = dict.fromkeys(name for labels in infos for name in labels)
     return {
         name: ", ".join(dict.fromkeys(labels[name] for labels in infos if name in labels))
@@ -248,33 +229,23 @@ def _told(infos: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 
 def _values(samples: _Samples, name: str) -> list[float]:
-    """Return the finite values of a metric, one a label set."""
-    found = samples.get(f"{name}_total") or samples.get(name, [])
-    return [value for _, value in found if math.isfinite(value)]
+    """Return the finite values of a metric, one for each label set."""
+    rows = samples.get(f"{name}_total") or samples.get(name, [])
+    return [value for _, value in rows if math.isfinite(value)]
 
 
-def _histogram(samples: _Samples, name: str) -> Histogram | None:
-    """Return a histogram, added up over its label sets; None where it is not there."""
+def _histogram(samples: _Samples, name: str) -> Histogram:
+    """Return a histogram, added up over its label sets."""
     counts: defaultdict[float, float] = defaultdict(float)
-    for labels, value in samples.get(f"{name}_bucket", []):
+    for labels, value in samples[f"{name}_bucket"]:
         bound = float(labels["le"])
         if math.isnan(bound):
             raise ValueError("a bucket without a bound")
         counts[bound] += value
-    if not counts:
-        return None
     bounds = tuple(sorted(counts))
     total = sum(value for _, value in samples.get(f"{name}_sum", []))
     upto = tuple(counts[bound] for bound in bounds)
-    rises = all(one <= other for one, other in pairwise((0.0, *upto)))
+    rises = all(low <= high for low, high in pairwise((0.0, *upto)))
     if not (rises and math.isinf(bounds[-1]) and math.isfinite(upto[-1] + total)):
-        raise ValueError(f"the buckets of {name} are no distribution")
+        raise ValueError(f"the buckets of {name} are not a distribution")
     return Histogram(bounds, upto, total)
-
-
-def _by_label(found: Iterable[tuple[dict[str, str], float]], label: str) -> dict[str, float]:
-    values: defaultdict[str, float] = defaultdict(float)
-    for labels, value in found:
-        if math.isfinite(value):
-            values[labels[label]] += value
-    return dict(values)

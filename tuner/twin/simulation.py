@@ -6,7 +6,7 @@ would have seen at any cap and any load.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -64,6 +64,18 @@ class Traffic:
     def between(self, begin_s: float, end_s: float) -> "Traffic":
         """Return what arrives in [begin_s, end_s)."""
         return self.rows(slice(*np.searchsorted(self.arrival_s, (begin_s, end_s))))
+
+    def followed_by(self, other: "Traffic") -> "Traffic":
+        return Traffic(
+            *(
+                np.concatenate((getattr(self, name), getattr(other, name)))
+                for name in ("arrival_s", "input_length", "output_length", "cached_length")
+            )
+        )
+
+    def from_zero(self) -> "Traffic":
+        """Return the same traffic with its first arrival at 0 s."""
+        return replace(self, arrival_s=self.arrival_s - self.arrival_s[:1])
 
     def busiest(self, most: int) -> "Traffic":
         """Return the stretch of ``most`` sequences with the most tokens a second."""

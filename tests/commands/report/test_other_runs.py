@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import stat
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,7 @@ from tests.support.places import ROOT
 from tests.support.traces import beginning
 from tuner.commands.report.drawing.page import Table
 from tuner.commands.report.replays import Step, replay_section
-from tuner.errors import TargetError
-from tuner.live.watch.journal import WindowJournal
-from tuner.live.watch.seen import WindowSummary
+from tuner.live.watch import WindowSummary
 from tuner.traffic.slo import Slo
 
 SIM = (
@@ -264,8 +261,7 @@ def window(number: int, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any
     """A window of ten seconds with forty requests, as promised."""
     seen = WindowSummary(
         number=number, begin_s=10.0 * number, end_s=10.0 * number + 10, arrived=40, finished=40,
-        failed=0, gap_ms=20.0, promised_gap_ms=20.0, slowness=1.0, ttft_p95_ms=(50.0, None),
-        promised_ttft_p95_ms=60.0, e2el_p95_ms=None, promised_e2el_p95_ms=None, running=4.0,
+        failed=0, gap_ms=20.0, promised_gap_ms=20.0, slowness=1.0, running=4.0,
         promised_running=4.0, waiting=0.0, kv_cache_usage=0.1, preemptions=0.0, restarts=0,
     )  # fmt: skip
     return {**asdict(seen), **changes}
@@ -332,18 +328,6 @@ def test_nothing_is_written_through_links_that_lie_in_the_folder_of_a_run(folder
         for name in names:
             status = (folder / run_dir / name).lstat()
             assert (stat.S_ISREG(status.st_mode), status.st_mode & 0o077) == (True, 0), name
-
-
-@pytest.mark.attack
-def test_the_journal_of_a_watch_is_its_owners_and_no_link(tmp_path: Path) -> None:
-    with closing(WindowJournal(tmp_path / "run")) as book:
-        book.append("begin", {})
-    made = [tmp_path / "run", tmp_path / "run" / "windows.jsonl"]
-    assert [one.stat().st_mode & 0o077 for one in made] == [0, 0]
-    (tmp_path / "windows.jsonl").symlink_to("ours.txt")
-    with pytest.raises(TargetError, match="is a link"):
-        WindowJournal(tmp_path)
-    assert not (tmp_path / "ours.txt").exists()
 
 
 ODD_WINDOWS: dict[str, dict[str, Any]] = {

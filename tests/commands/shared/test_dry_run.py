@@ -88,7 +88,7 @@ def test_more_slots_than_memory_holds_is_a_warning(folder: Path) -> None:
 def test_a_dry_run_is_of_this_machine(folder: Path) -> None:
     done = tuner(folder, "sweep", *SIM, "--ray", "local", "--dry-run")
     assert done.returncode == 2
-    assert "--dry-run and --metrics-port are of a sweep on this machine" in done.stderr
+    assert "--dry-run is of a sweep on this machine" in done.stderr
 
 
 def config(**changes: object) -> dict[str, object]:

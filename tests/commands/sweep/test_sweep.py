@@ -5,10 +5,8 @@ import re
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -258,23 +256,6 @@ def test_a_verdict_without_confidence_ends_with_5_whatever_it_is(folder: Path) -
     assert done.returncode == 5
     assert result["reason"] in done.stderr
     assert done.stderr.splitlines()[-1].startswith("Add replicas")
-
-
-def test_metrics_are_served_while_the_run_goes_on(folder: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-        taken = tune(folder, "--metrics-port", str(port))
-    assert f"--metrics-port {port}" in refused(taken, 2)
-    running = subprocess.Popen(
-        command(*SHORT, "--metrics-port", str(port)),
-        cwd=short(folder), stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    wait_for(running, "tok/s")
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
-        text = reply.read().decode()
-    interrupted(running, signal.SIGHUP, signal.SIGHUP)
-    assert re.search(r'^tuner_replays_total\{max_num_seqs="\d+"\} 1.0$', text, re.MULTILINE)
-    assert "tuner_in_flight" in text
 
 
 def test_what_is_required_moves_the_choice_or_ends_with_6_and_what_would_keep_it(

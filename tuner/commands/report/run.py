@@ -9,8 +9,8 @@ from tuner.commands.report.drawing.page import GENERATOR, Page, written
 from tuner.commands.report.options import ReportOptions
 from tuner.commands.shared.kept_result import making_sense
 from tuner.commands.shared.run_folder import command_of, read_run
+from tuner.commands.watch.run import WINDOWS_FILE as WINDOWS
 from tuner.errors import ProfileError, RunError, TargetError
-from tuner.live.watch.journal import NAME as WINDOWS
 from tuner.system import files
 from tuner.system.printable import printable
 

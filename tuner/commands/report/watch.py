@@ -13,8 +13,8 @@ from tuner.commands.report.drawing.chart import Chart, Item, Line, Mark
 from tuner.commands.report.drawing.page import Cell, Figure, Page, PageSection, Table
 from tuner.commands.report.drawing.thin import MOST_POINTS, thinned
 from tuner.commands.shared.next_step import command
+from tuner.commands.watch.run import WINDOWS_FILE as NAME
 from tuner.errors import RunError
-from tuner.live.watch.journal import NAME
 from tuner.runs.journal import NO_SENSE
 from tuner.system import files
 

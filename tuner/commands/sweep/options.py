@@ -105,9 +105,6 @@ class SweepOptions:
             metavar="RUN_DIR", help="No engine: rescore a stored run under another --slo."
         ),
     ] = None
-    metrics_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Serve tuner's own Prometheus metrics.")
-    ] = None
     ray: Annotated[
         str | None,
         typer.Option(

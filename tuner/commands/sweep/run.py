@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +35,6 @@ from tuner.commands.sweep.options import AUTO, SweepOptions
 from tuner.commands.sweep.view import RunProgress, keep_answer, print_of, render
 from tuner.engines.seam import Starter
 from tuner.errors import UndecidedError, UsageError
-from tuner.live.exporter import Exporter
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
 from tuner.runs import journal
@@ -68,10 +66,8 @@ def _check(options: SweepOptions) -> None:
         )
     if options.ray is None and options.prices is not None:
         raise UsageError("--prices is for --ray", hint="Add --ray ADDRESS.")
-    if options.ray is not None and (options.dry_run or options.metrics_port):
-        raise UsageError(
-            "--dry-run and --metrics-port are of a sweep on this machine", hint="Leave out --ray."
-        )
+    if options.ray is not None and options.dry_run:
+        raise UsageError("--dry-run is of a sweep on this machine", hint="Leave out --ray.")
     if options.ray is not None and options.ceiling == AUTO:
         raise UsageError("--ceiling auto is of this machine", hint="Give a number with --ray.")
 
@@ -116,15 +112,14 @@ def swept(asked: AskedSweep, path: Path) -> FinishedSweep:
     options, traffic, starter = asked.options, asked.traffic, asked.starter
     arguments = starter.resolve(max_num_seqs=options.ceiling)
     plan = plan_of(options, traffic.trace, arguments, ranks=ranks_of(starter))
-    exporter = Exporter(options.metrics_port) if options.metrics_port else None
     where = Where(path, options.run_dir, resume=options.resume, asked=options)
     book = open_run(where, plan)
-    progress = RunProgress(traffic.settings.budget_s, doubling(options.ceiling), exporter)
+    progress = RunProgress(traffic.settings.budget_s, doubling(options.ceiling))
     for warning in traffic.warnings:
         progress.warn(warning)
     for line in [*asked.ceiling, *taken_from_base(options)]:
         progress.stage(line)
-    with closing(exporter) if exporter else nullcontext(), kept(book, where):
+    with kept(book, where):
         keep_trace(traffic, book)
         with progress:
             found = measured(

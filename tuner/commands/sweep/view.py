@@ -23,7 +23,6 @@ from tuner.commands.shared.live_view import IDLE, CommandProgress, rows_of
 from tuner.commands.shared.next_step import after, asked_for
 from tuner.commands.sweep.one_trace import FinishedSweep
 from tuner.commands.sweep.options import SweepOptions
-from tuner.live.exporter import Exporter
 from tuner.profile.numbers import CapNumbers, CurveStep
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import (
@@ -54,12 +53,9 @@ LEAST_US = 0.05
 class RunProgress(CommandProgress):
     ROWS: ClassVar[tuple[str, ...]] = ("ladder", "now", "KV", "device", "belief", "left")
 
-    def __init__(
-        self, budget_s: float, caps: Sequence[int] = (), exporter: Exporter | None = None
-    ) -> None:
+    def __init__(self, budget_s: float, caps: Sequence[int] = ()) -> None:
         """``caps`` are those of the ladder."""
         super().__init__()
-        self.exporter = exporter
         self.budget_s = budget_s
         self.what, self.window_s = "", 0.0
         self.ladder = dict.fromkeys(caps, False)
@@ -79,8 +75,6 @@ class RunProgress(CommandProgress):
         self._show(f"{what}: {length_s:.0f} s", {**self._steps(), **IDLE})
 
     def live(self, seen: LiveReading) -> None:
-        if self.exporter is not None:
-            self.exporter.in_flight.set(seen.in_flight)
         if self.view.is_on:
             title = f"{self.what}: {seen.elapsed_s:.0f} of {self.window_s:.0f} s, {seen.done} done"
             self._show(title, rows_of(seen), at_once=False)
@@ -119,8 +113,6 @@ class RunProgress(CommandProgress):
 
     def measured(self, what: str, measurement: Measurement) -> None:
         one = measurement
-        if self.exporter is not None:
-            self.exporter.measured(one)
         if one.max_num_seqs in self.ladder:
             self.ladder[one.max_num_seqs] = True
         of_several = one.cut is not None and one.blocks > 1  # the bound is over all, the cut is not

@@ -26,7 +26,7 @@ class WatchOptions:
         "30m"
     )
     every: Annotated[str, typer.Option(help="Time between two readings of /metrics.")] = "2s"
-    window: Annotated[str, typer.Option(help="Length of a window.")] = "10s"
+    window: Annotated[str, typer.Option(help="Length of a window.")] = "60s"
     tolerance: Annotated[
         float,
         typer.Option(

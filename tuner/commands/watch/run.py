@@ -1,13 +1,28 @@
 """``tuner watch``: read its options, watch, and end with a verdict."""
 
+import json
 import math
+import os
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
 
+from rich.console import Console
+from rich.table import Table
+
+from tuner.commands.shared.console import (
+    TimeColumn,
+    console_for,
+    plain_table,
+    print_block,
+    print_line,
+    print_warnings,
+)
+from tuner.commands.shared.next_step import asked_for, command
 from tuner.commands.shared.output import print_json
 from tuner.commands.shared.promise import twin_of
 from tuner.commands.watch.options import FOREVER, WatchOptions
-from tuner.commands.watch.view import WatchProgress, WatchResult, json_of, next_of, render
 from tuner.errors import (
     EngineError,
     GateError,
@@ -20,193 +35,318 @@ from tuner.errors import (
 )
 from tuner.live import server as live_server
 from tuner.live.exporter import WatchExporter
-from tuner.live.server import LiveServer
-from tuner.live.watch.journal import WindowJournal
-from tuner.live.watch.scraper import (
-    Absence,
-    Clock,
-    MonotonicClock,
-    Scrape,
-    ScrapedServer,
-    Stall,
-    scrapes,
+from tuner.live.server import Clock, LiveServer, MonotonicClock, Reading
+from tuner.live.watch import (
+    Measure,
+    Promised,
+    Watch,
+    WindowSummary,
+    limits_in_words,
+    reason,
+    value_in_words,
 )
-from tuner.live.watch.traffic import reference
-from tuner.live.watch.verdict import Promised, Watch
-from tuner.live.watch.verdict_text import reason
-from tuner.live.watch.windows import KEPT_STEPS, WindowMaker
+from tuner.live.windows import WindowMaker
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.served_models import model_mismatch
+from tuner.profile.summary import first_said, is_simulated, percent
+from tuner.profile.verdict_block import VerdictBlock
 from tuner.rollout import difference
+from tuner.system import files
 from tuner.traffic.window import parse_duration_s
 
+GONE_S, GONE_READINGS = 60.0, 5
+"""A server that has not answered for so long, and so often, is gone."""
+
+STALLED_S = 120.0
+"""A server in which requests run and no token comes for so long hangs."""
+
 LEAST_STEPS = 2
-RUN_IN_S = 60.0
-"""Of scrapes before a window that the twin is given too, so that it begins as full as the server;
-at least the length of a window."""
+WINDOWS_FILE = "windows.jsonl"
+LONGER = 4
+"""Times as long as the watch that was too short the next one is."""
 
 
 def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
     """Watch and print. Raises GateError, UndecidedError, Interrupted, EngineError and others."""
-    times = times_of(options)
+    every_s, window_s, for_s = _times_s(options)
     profile = load_profile(options.profile)
-    promised = promised_of(profile, options)
-    server = ScrapedServer(options.url, options.served_model)
-    server.read()
-    warnings, untold = beforehand(profile, server, options)
+    watch = Watch(_promised(profile, options))
+    live_server.read_engines(options.url, options.served_model)
+    warnings, hidden = _before(profile, options)
     stopped: TunerError | None = None
     with ExitStack() as stack:
+        exporter = None
+        if options.metrics_port is not None:
+            exporter = stack.enter_context(closing(WatchExporter(options.metrics_port)))
         session = Session(
-            options=options,
-            profile=profile,
-            server=server,
-            watch=Watch(promised),
-            maker=WindowMaker(times.window_s, times.every_s, max(RUN_IN_S, times.window_s)),
-            absence=Absence(times.every_s),
-            progress=stack.enter_context(WatchProgress(times.for_s)),
-            journal=_journal(options, stack),
-            exporter=_exporter(options, stack),
-        )
-        for warning in warnings:
-            session.progress.warn(warning)
-        if untold:
-            session.progress.say(f"{options.url} does not tell {', '.join(untold)}")
-        session.progress.say(
-            "each window, predictions for its load in brackets, 1x is the law's speed:"
-        )
+            options, profile, watch, WindowMaker(window_s, every_s), _journal(options, stack),
+            exporter,
+        )  # fmt: skip
+        for text in (
+            *(f"Warning: {warning}" for warning in warnings),
+            *([f"{options.url} does not export {', '.join(hidden)}"] if hidden else []),
+            "each window, predictions for its load in brackets, 1x is the law's speed:",
+        ):
+            session.say(text)
         try:
-            session.go(times, clock or MonotonicClock())
+            for reading in live_server.readings(
+                options.url, options.served_model, every_s=every_s, for_s=for_s,
+                clock=clock or MonotonicClock(),
+            ):  # fmt: skip
+                session.take(reading)
+            if watch.windows:
+                watch.choose_again()
         except KeyboardInterrupt:
             stopped = Interrupted(
-                f"interrupted; so far: {session.watch.verdict}",
+                f"interrupted; so far: {watch.verdict}",
                 hint="Run the command again; windows that --run-dir has written stay.",
             )
         except TunerError as problem:
             stopped = problem
-        result = WatchResult(
-            profile=str(options.profile),
-            url=options.url,
-            reason=reason(session.watch),
-            watch=session.watch,
-            missed=session.absence.missed,
-            gaps=session.maker.missed,
-            restarts=session.maker.restarts,
-            untold=untold,
-            warnings=warnings,
-        )
-        if session.journal is not None:
-            end = {"verdict": result.watch.verdict, "reason": result.reason}
-            with suppress(RunError):  # a full disk was reported with the windows
-                session.journal.append("end", end | {"next": next_of(result, profile, options)})
+        end = {"verdict": watch.verdict, "reason": reason(watch)}
+        with suppress(RunError):  # a full disk was reported with the windows
+            session.write("end", end | {"next": _next(watch, profile, options)})
     if options.json:
-        print_json(json_of(result))
+        print_json(_json(session, warnings, hidden))
     else:
-        render(result, profile, options)
+        _render(session)
     if stopped is not None:
         raise stopped
-    _raise_for(result, options)
+    _raise_for(watch, options)
 
 
 @dataclass(slots=True)
 class Session:
-    """A watch as it goes on."""
+    """A watch under way."""
 
     options: WatchOptions
     profile: ServingProfile
-    server: ScrapedServer
     watch: Watch
     maker: WindowMaker
-    absence: Absence
-    progress: WatchProgress
-    journal: WindowJournal | None
+    journal: IO[bytes] | None
     exporter: WatchExporter | None
-    stall: Stall = field(default_factory=Stall)
-    models: tuple[str, ...] = ()
-    """The names by which the server counts."""
+    missed: int = 0
+    """Readings without an answer."""
 
-    def go(self, times: "Times", clock: Clock) -> None:
-        """Watch until the time is over. Raises EngineError, InputError, RunError."""
-        for scrape in scrapes(self.server, every_s=times.every_s, for_s=times.for_s, clock=clock):
-            self.take(scrape)
-        if self.watch.windows:
-            self.watch.ask()
+    _missed_in_a_row: int = 0
+    _answered_s: float | None = None
+    _tokens: float | None = None
+    _tokens_s: float = 0.0
+    _models: tuple[str, ...] = ()
+    _verdict: str = ""
+    _console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
 
-    def take(self, scrape: Scrape) -> None:
-        """Take a scrape in. Raises EngineError for a server that is gone, hangs or serves another
-        model, InputError where several servers answer at one address in turn."""
-        url, engines = self.server.url, scrape.engines
-        if self.absence.add(scrape):
-            raise _gone(f"{url} does not answer any more: {self.absence.problem}")
-        if engines is None:
-            self.progress.say(f"no answer from {url}: {scrape.problem}")
+    def say(self, text: str) -> None:
+        print_line(self._console, text)
+
+    def take(self, reading: Reading) -> None:
+        """Take a reading in. Raises EngineError for a server that is gone, hangs or serves another
+        model, InputError where several servers answer at one address in turn, RunError."""
+        url, engines = self.options.url, reading.engines
+        self._check_presence(reading)
+        if not engines:
+            self.say(f"no answer from {url}: {reading.problem}")
             return
-        if problem := self.stall.add(scrape.at_s, engines):
-            raise _gone(f"{url} hangs: {problem}")
         restarts = self.maker.restarts
-        window = self.maker.add(scrape.at_s, engines)
+        window = self.maker.add(reading.at_s, engines)
         if self.maker.is_several:
             raise InputError(
                 f"{url}: several servers answer in turn, each with its own counts",
                 hint="Give the address of one replica, not the one that shares requests out.",
             )
         if self.maker.restarts > restarts:
-            self.progress.say(f"{url} was restarted")
-            check_model(self.profile, self.server, self.options)
-        self._check_names(tuple(sorted({name for one in engines.values() for name in one.models})))
+            self.say(f"{url} was restarted")
+            _check_model(self.profile, self.options, _server(url))
+        self._check_names(tuple(sorted({name for e in engines.values() for name in e.models})))
         if window is None:
             return
-        seen = self.watch.add(window)
-        self.progress.window(seen, self.watch)
-        if self.journal is not None:
-            verdict = {"verdict": self.watch.verdict, "beyond": self.watch.beyond}
-            self.journal.append("window", {**asdict(seen), **verdict})
+        summary, watch = self.watch.add(window), self.watch
+        self.say(_line(summary))
+        if watch.verdict != self._verdict:
+            self._verdict = watch.verdict
+            self.say(f"{watch.windows}: {watch.verdict}")
+        self.write("window", asdict(summary) | {"verdict": watch.verdict, "beyond": watch.beyond})
         if self.exporter is not None:
-            self.exporter.show(self.watch)
+            self.exporter.show(watch)
+
+    def _check_presence(self, reading: Reading) -> None:
+        """Raise EngineError for a server that is gone or hangs."""
+        at_s, engines = reading.at_s, reading.engines
+        hint = "What was known until then stands above. Look at the server's log."
+        if self._answered_s is None or engines:
+            self._answered_s = at_s
+        self.missed += not engines
+        self._missed_in_a_row = 0 if engines else self._missed_in_a_row + 1
+        if self._missed_in_a_row >= GONE_READINGS and at_s - self._answered_s >= GONE_S:
+            raise EngineError(
+                f"{self.options.url} does not answer any more: {reading.problem}", hint=hint
+            )
+        running = sum(engine.gauges.get("running", 0.0) for engine in engines.values())
+        counts = [engine.counters.get("output_tokens") for engine in engines.values()]
+        tokens = sum(count for count in counts if count is not None)
+        if running <= 0 or None in counts or tokens != self._tokens:
+            self._tokens, self._tokens_s = tokens, at_s
+        elif at_s - self._tokens_s >= STALLED_S:
+            raise EngineError(
+                f"{self.options.url} hangs: {running:.0f} requests run and no token came for "
+                f"{at_s - self._tokens_s:.0f} s",
+                hint=hint,
+            )
 
     def _check_names(self, names: tuple[str, ...]) -> None:
-        if self.server.model is None and self.models and names and names != self.models:
+        if self.options.served_model is None and self._models and names not in {(), self._models}:
             raise EngineError(
-                f"{self.server.url}: serves {', '.join(names)} now, {', '.join(self.models)} "
+                f"{self.options.url}: serves {', '.join(names)} now, {', '.join(self._models)} "
                 "before",
                 hint="What was known until then stands above. Watch it with that model's profile.",
             )
-        self.models = self.models or names
+        self._models = self._models or names
+
+    def write(self, event: str, content: dict[str, Any]) -> None:
+        """Append a line to the journal; it is on disk when this returns. Raises RunError."""
+        if self.journal is None:
+            return
+        line = json.dumps(_rounded({"event": event, **content}), allow_nan=False) + "\n"
+        try:
+            _append(self.journal, line.encode())
+        except OSError as problem:
+            raise _cannot_write(self.options, problem) from None
 
 
-def _gone(message: str) -> EngineError:
-    hint = "What was known until then stands above. Look at the server's log."
-    return EngineError(message, hint=hint)
+def _append(file: IO[bytes], content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
+    os.fsync(file.fileno())
 
 
-def _journal(options: WatchOptions, stack: ExitStack) -> WindowJournal | None:
+def _journal(options: WatchOptions, stack: ExitStack) -> IO[bytes] | None:
+    """Open the journal; a watch that continues in a folder writes another ``begin``."""
     if options.run_dir is None:
         return None
-    journal = stack.enter_context(closing(WindowJournal(options.run_dir)))
-    journal.append("begin", {"profile": str(options.profile), "url": options.url})
+    try:
+        options.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # unbuffered: what could not be written must not be tried again at the end
+        path = options.run_dir / WINDOWS_FILE
+        file = open(path, "ab", buffering=0, opener=files.opened_own)  # noqa: SIM115
+        journal: IO[bytes] = stack.enter_context(file)
+        begin = {"event": "begin", "profile": str(options.profile), "url": options.url}
+        _append(journal, json.dumps(begin).encode() + b"\n")
+    except OSError as problem:
+        raise _cannot_write(options, problem) from None
     return journal
 
 
-def _exporter(options: WatchOptions, stack: ExitStack) -> WatchExporter | None:
-    if options.metrics_port is None:
+def _cannot_write(options: WatchOptions, problem: OSError) -> RunError:
+    path = (options.run_dir or Path()) / WINDOWS_FILE
+    return RunError(
+        f"{path}: cannot be written: {(problem.strerror or str(problem)).lower()}",
+        hint="Free some space, or give another --run-dir.",
+    )
+
+
+def _rounded(value: Any) -> Any:  # noqa: ANN401 - JSON content
+    """Return JSON content with six digits, null for what is not a number."""
+    if isinstance(value, dict):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(each) for each in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value
+
+
+def _times_s(options: WatchOptions) -> tuple[float, float, float]:
+    """Return the gap between readings, the window and the length of the watch. Raises
+    UsageError."""
+    every_s = parse_duration_s(options.every, option="--every")
+    window_s = parse_duration_s(options.window, option="--window")
+    for_s = math.inf if options.for_ == FOREVER else parse_duration_s(options.for_, option="--for")
+    if window_s < LEAST_STEPS * every_s:
+        raise UsageError(
+            f"--window {options.window}: less than {LEAST_STEPS} times --every {options.every}",
+            hint="A window needs several readings: --every 2s --window 60s.",
+        )
+    if for_s < window_s:
+        raise UsageError(
+            f"--for {options.for_}: shorter than one window of {options.window}",
+            hint="A verdict takes several windows: --for 30m.",
+        )
+    return every_s, window_s, for_s
+
+
+def _promised(profile: ServingProfile, options: WatchOptions) -> Promised:
+    cure = "Sweep again; only a twin can predict what today's traffic should give."
+    return Promised(
+        twin=twin_of(profile, options.profile, cure=cure, front_end=profile.front_end),
+        slo=profile.decision.slo.slo,
+        max_num_seqs=profile.decision.max_num_seqs,
+        caps=tuple(step.max_num_seqs for step in profile.curve),
+        headroom=profile.promise.headroom,
+        validated_load=profile.validity.validated_load,
+        arrival_rate_rps=profile.validity.arrival_rate_rps,
+        tolerance=options.tolerance,
+    )
+
+
+def _before(profile: ServingProfile, options: WatchOptions) -> tuple[list[str], list[str]]:
+    """Return warnings, and the profile's arguments that the server does not export. Raises
+    InputError where it serves another model."""
+    warnings = []
+    if (ranks := profile.provenance.of_ranks) is not None:
+        warnings.append(f"{ranks}: watch one rank's own address, a server's sum is another load")
+    verdict = profile.decision.verdict
+    if verdict in {"overloaded", "inconclusive"}:
+        warnings.append(f"the profile's verdict is {verdict}: what it promises is little")
+    here = _server(options.url)
+    if here is None:
+        return warnings, []
+    if (doubt := _check_model(profile, options, here)) is not None:
+        warnings.append(doubt)
+    others = difference.of_server(profile, here.arguments, here.version, source=options.url)
+    differing = [
+        f"{one.name} {one.other} and not {one.profile}" if one.section == "engine" else one.evidence
+        for one in others
+    ]
+    if differing:
+        warnings.append(f"{options.url} runs {', '.join(differing)}: tuner diff says more")
+    return warnings, difference.untold(profile, here.arguments, served=here.served)
+
+
+def _check_model(
+    profile: ServingProfile, options: WatchOptions, here: LiveServer | None
+) -> str | None:
+    """Raise InputError where the server was started with another model; return a doubt, in words,
+    where it only gives its model another name."""
+    other = here and model_mismatch(profile, here.served, model=options.served_model)
+    if not other:
         return None
-    return stack.enter_context(closing(WatchExporter(options.metrics_port)))
+    if other.is_sure:
+        raise InputError(
+            f"{options.url}: serves {other.words}",
+            hint=f"Give the profile that was made for {other.found}, or another address.",
+        )
+    return f"{options.url} serves {other.words}"
 
 
-def _raise_for(result: WatchResult, options: WatchOptions) -> None:
-    match result.watch.verdict:
+def _server(url: str) -> LiveServer | None:
+    try:
+        return live_server.ask(url)
+    except InputError:  # a gateway may pass on nothing but /metrics, which was read
+        return None
+
+
+def _raise_for(watch: Watch, options: WatchOptions) -> None:
+    match watch.verdict:
         case "re-tune now":
-            raise GateError(f"re-tune now: {result.reason}", hint=_cure(result.watch, options))
+            raise GateError(f"re-tune now: {reason(watch)}", hint=_cure(watch, options))
         case "drifting" if options.fail_on == "drifting":
-            raise GateError(
-                f"drifting: {result.reason}",
-                hint="The choice still holds as far as the twin can predict; tune again in time.",
-            )
+            hint = "The choice still holds as far as the twin can predict; tune again in time."
+            raise GateError(f"drifting: {reason(watch)}", hint=hint)
         case "not enough evidence":
-            raise UndecidedError(
-                f"not enough evidence: {result.reason}",
-                hint="Watch longer, or at a busier time: --for 2h.",
-            )
+            hint = "Watch longer, or at a busier time: --for 2h."
+            raise UndecidedError(f"not enough evidence: {reason(watch)}", hint=hint)
         case _:
             return
 
@@ -214,7 +354,7 @@ def _raise_for(result: WatchResult, options: WatchOptions) -> None:
 def _cure(watch: Watch, options: WatchOptions) -> str:
     if watch.server_is_why:
         return (
-            "The traffic is not why: look for a neighbour, a power or clock limit, or another "
+            "The traffic is not why: look for a neighbor, a power or clock limit, or another "
             f"configuration (tuner diff {options.profile} --url {options.url})."
         )
     again = "Capture today's traffic (docs/traces.md) and run tuner sweep on it."
@@ -223,110 +363,169 @@ def _cure(watch: Watch, options: WatchOptions) -> str:
     return again
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """The times of a watch, in seconds: its length, the gap between scrapes, the window."""
-
-    for_s: float
-    every_s: float
-    window_s: float
-
-
-def times_of(options: WatchOptions) -> Times:
-    """Return the times of a watch in seconds. Raises UsageError."""
-    every_s = parse_duration_s(options.every, option="--every")
-    window_s = parse_duration_s(options.window, option="--window")
-    for_s = math.inf if options.for_ == FOREVER else parse_duration_s(options.for_, option="--for")
-    if window_s < LEAST_STEPS * every_s:
-        raise UsageError(
-            f"--window {options.window}: less than {LEAST_STEPS} times --every {options.every}",
-            hint="A window needs several readings: --every 2s --window 10s.",
-        )
-    if for_s < window_s:
-        raise UsageError(
-            f"--for {options.for_}: shorter than one window of {options.window}",
-            hint="A verdict takes a dozen windows at least: --for 30m.",
-        )
-    least_s = (max(RUN_IN_S, window_s) + window_s) / (KEPT_STEPS - 1)
-    if every_s < least_s:
-        raise UsageError(
-            f"--every {options.every}: more readings than a watch remembers of --window "
-            f"{options.window}",
-            hint=f"Give --every {math.ceil(least_s)}s, or a shorter --window.",
-        )
-    return Times(for_s, every_s, window_s)
+def _next(watch: Watch, profile: ServingProfile, options: WatchOptions) -> str:
+    """Return what to run: a longer watch where that may show more, else what shows the cause."""
+    path = options.profile
+    match watch.verdict:
+        case "re-tune now" if watch.server_is_why and not is_simulated(profile):
+            return command("diff", path, "--url", options.url)
+        case "re-tune now" | "drifting" if not is_simulated(profile):
+            rate = watch.measures["rate"].interval()
+            load = 1.0 if rate is None or rate.value <= 0 else rate.value
+            return command("plan", path, f"--load={load:.3g}")
+        case "not enough evidence" if options.for_ != FOREVER:
+            length_s = parse_duration_s(options.for_, option="--for")
+            return asked_for("watch", replace(options, for_=f"{LONGER * length_s:g}s"))
+        case _:
+            return command("show", path)
 
 
-def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
-    """Return what is watched. Raises ProfileError for a profile without a twin."""
-    cure = "Sweep again; only a twin can predict what today's traffic should give."
-    twin = twin_of(profile, options.profile, cure=cure, front_end=profile.front_end)
-    return Promised(
-        twin=twin,
-        slo=profile.decision.slo.slo,
-        max_num_seqs=profile.decision.max_num_seqs,
-        caps=tuple(step.max_num_seqs for step in profile.curve),
-        headroom=profile.promise.headroom,
-        reference=reference(
-            twin,
-            captured_rps=profile.validity.arrival_rate_rps,
-            validated_load=profile.validity.validated_load,
-            headroom=profile.promise.headroom,
-        ),
-        tolerance=options.tolerance,
+def _line(summary: WindowSummary) -> str:
+    """Return the line of one window."""
+    seconds = summary.end_s - summary.begin_s
+    gap, promised = (
+        TimeColumn("ms").shown(None if ms is None else ms / 1e3)
+        for ms in (summary.gap_ms, summary.promised_gap_ms)
+    )
+    waiting = f", {summary.waiting:.0f} waiting" if summary.waiting >= 0.5 else ""
+    slowdown = "" if summary.slowness is None else f", {summary.slowness:.2f}x"
+    return (
+        f"{summary.number}: {summary.arrived / seconds:.2f} req/s, {summary.running:.1f} running "
+        f"({summary.promised_running:.1f}){waiting}, {gap} ms/token ({promised}){slowdown}"
     )
 
 
-def beforehand(
-    profile: ServingProfile, server: ScrapedServer, options: WatchOptions
-) -> tuple[list[str], list[str]]:
-    """Return warnings, and the profile's arguments that the server does not tell. Raises InputError
-    where it serves another model."""
-    warnings = []
-    if (ranks := profile.provenance.of_ranks) is not None:
-        warnings.append(f"{ranks}: watch one rank's own address, a server's sum is another load")
-    verdict = profile.decision.verdict
-    if verdict in {"overloaded", "inconclusive"}:
-        warnings.append(f"the profile's verdict is {verdict}: what it promises is little")
-    here = _asked(server)
-    if here is None:
-        return warnings, []
-    if (doubt := check_model(profile, server, options, here)) is not None:
-        warnings.append(doubt)
-    others = difference.of_server(profile, here.arguments, here.version, source=server.url)
-    shown = [
-        f"{one.name} {one.other} and not {one.profile}" if one.section == "engine" else one.evidence
-        for one in others
-    ]
-    if shown:
-        warnings.append(f"{server.url} runs {', '.join(shown)}: tuner diff says more")
-    return warnings, difference.untold(profile, here.arguments, served=here.served)
+def _json(session: Session, warnings: list[str], hidden: list[str]) -> Any:  # noqa: ANN401
+    """Return the object that ``tuner watch --json`` prints."""
+    watch, options = session.watch, session.options
+    measures = {
+        name: {
+            "state": measure.state,
+            "value": (found := measure.interval()) and asdict(found),
+            "low": measure.low,
+            "high": measure.high,
+            "windows": measure.windows,
+        }
+        for name, measure in watch.measures.items()
+    }
+    return _rounded(
+        {
+            "verdict": watch.verdict,
+            "reason": reason(watch),
+            "profile": str(options.profile),
+            "url": options.url,
+            "max_num_seqs": watch.promised.max_num_seqs,
+            "windows": watch.windows,
+            "requests": watch.requests,
+            "finished": watch.finished,
+            "failed": watch.failed,
+            "restarts": session.maker.restarts,
+            "missed_scrapes": session.missed,
+            "gaps": session.maker.missed,
+            "most_running": watch.most_running,
+            "measures": measures,
+            "choice": watch.choice and asdict(watch.choice),
+            "times": watch.times_ms(),
+            "untold": hidden,
+            "warnings": warnings,
+        }
+    )
 
 
-def check_model(
-    profile: ServingProfile,
-    server: ScrapedServer,
-    options: WatchOptions,
-    here: LiveServer | None = None,
-) -> str | None:
-    """Raise InputError where the server was started with another model; return a doubt, in words,
-    where it only gives its model another name."""
-    here = _asked(server) if here is None else here
-    if here is None:
-        return None
-    other = model_mismatch(profile, here.served, model=options.served_model)
-    if other is None:
-        return None
-    if other.is_sure:
-        raise InputError(
-            f"{server.url}: serves {other.words}",
-            hint=f"Give the profile that was made for {other.found}, or another address.",
+def _render(session: Session) -> None:
+    """Print the numbers, then the verdict and why."""
+    console, watch = console_for(), session.watch
+    if watch.windows:
+        for table in (_measure_table(watch.measures), _time_table(watch)):
+            console.print(table)
+            console.print()
+    print_block(console, _block(session))
+    print_warnings(console, _notes(session), all_=True)
+
+
+def _block(session: Session) -> VerdictBlock:
+    """Return whether what runs may go on running, and why."""
+    watch, choice, profile = session.watch, session.watch.choice, session.profile
+    counted = f"{watch.windows} window{'s' * (watch.windows != 1)}"
+    title = f"max_num_seqs {profile.decision.max_num_seqs}: {watch.verdict}"
+    rows = [("why", reason(watch))]
+    if choice is not None:
+        beside = f", {percent(choice.best_attainment)} with {choice.best}" * (not choice.holds)
+        rows.append(("today", f"{percent(choice.attainment)} meet the SLO (predicted){beside}"))
+        title = first_said(choice.attainment, title)
+    rows.append(("seen", f"{watch.requests:,} requests at {session.options.url}, {counted}"))
+    if watch.verdict == "re-tune now":
+        rows.append(("re-tune", "run the command below, then capture a new trace and sweep"))
+    aside = "simulated profile, " * is_simulated(profile) + counted
+    return VerdictBlock(title, aside, rows, _next(watch, profile, session.options))
+
+
+def _notes(session: Session) -> list[str]:
+    url, watch, notes = session.options.url, session.watch, []
+    if watch.failed:
+        share = watch.failed / max(1, watch.finished)
+        notes.append(
+            f"{url}: {watch.failed:,} requests ({share:.1%}) ended with an error or aborted: look "
+            "into its log"
         )
-    return f"{server.url} serves {other.words}"
+    if restarts := session.maker.restarts:
+        times = "once" if restarts == 1 else f"{restarts} times"
+        notes.append(f"{url}: was restarted {times}: look into its log")
+    if session.missed or session.maker.missed:
+        notes.append(
+            f"{url}: {session.missed} readings got no answer; {session.maker.missed} stretches "
+            "are in no window: watch from nearer to it"
+        )
+    return notes
 
 
-def _asked(server: ScrapedServer) -> LiveServer | None:
-    try:
-        return live_server.ask(server.url)
-    except InputError:  # a gateway may pass on nothing but /metrics, which was read
-        return None
+LABELS = {
+    "slowness": "iterations / law",
+    "ttft_excess": "late first tokens",
+    "rate": "rate / profile's",
+    "input_length": "prompts / profile's",
+    "output_length": "outputs / profile's",
+    "prefix_share": "prefix share",
+    "itl_ms": "between tokens",
+    "ttft_ms": "to first token",
+    "e2el_ms": "to last token",
+}
+
+
+def _measure_table(measures: dict[str, Measure]) -> Table:
+    table = plain_table(gap=1)
+    for heading in ("", "mean", "limits", "windows", ""):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for name, measure in measures.items():
+        state = measure.state
+        table.add_row(
+            LABELS[name],
+            value_in_words(name, measure) if measure.windows else "-",
+            limits_in_words(name, measure),
+            str(measure.windows),
+            f"[bold red]{state}[/]" if measure.is_beyond else state,
+        )
+    return table
+
+
+def _time_table(watch: Watch) -> Table:
+    """Return times over the whole watch; a quantile is the range that the buckets leave it."""
+    times: dict[str, dict[str, Any]] = watch.times_ms()
+    table = plain_table(gap=2)
+    for heading in ("ms", "", "mean", "p50", "p95", "p99"):
+        table.add_column(heading, justify="left" if heading in {"ms", ""} else "right")
+    for name, kinds in times.items():
+        for kind, entry in kinds.items():
+            quantiles = (_range(*entry[q]) for q in ("p50", "p95", "p99"))
+            table.add_row(LABELS[name], kind, _shown(entry["mean"]), *quantiles)
+    return table
+
+
+def _shown(ms: float | None) -> str:
+    return TimeColumn("ms").shown(None if ms is None else ms / 1e3)
+
+
+def _range(low_ms: float | None, high_ms: float | None) -> str:
+    if low_ms == high_ms:
+        return _shown(low_ms)
+    return f"> {_shown(low_ms)}" if high_ms is None else f"{_shown(low_ms)}-{_shown(high_ms)}"

@@ -1,24 +1,20 @@
 """Whatever a server writes at /metrics, a watch ends with a verdict or a refusal."""
 
-import json
 import math
 import re
 import warnings
-from dataclasses import asdict
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.live.watch.test_watch import CAP, RATE, WORLD
-from tests.live.watch.test_watch import promised as promised  # noqa: PLC0414 - a fixture
+from tests.live.test_watch import CAP, RATE, WORLD
+from tests.live.test_watch import promised as promised  # noqa: PLC0414 - a fixture
 from tests.support.live_sim import exposition, poisson, simulated
 from tuner.errors import InputError
 from tuner.live.prometheus import parse_engines
-from tuner.live.watch.journal import plain
-from tuner.live.watch.verdict import Promised, Watch
-from tuner.live.watch.verdict_text import reason
-from tuner.live.watch.windows import WindowMaker
+from tuner.live.watch import Promised, Watch, reason
+from tuner.live.windows import WindowMaker
 
 pytestmark = pytest.mark.attack
 
@@ -55,7 +51,7 @@ def damaged(data: st.DataObject, page: str) -> str:
 @settings(max_examples=16)
 @given(data=st.data())
 def test_no_metrics_are_worse_than_refused(promised: Promised, data: st.DataObject) -> None:
-    maker, watch = WindowMaker(10.0, EVERY_S, 20.0), Watch(promised)
+    maker, watch = WindowMaker(10.0, EVERY_S), Watch(promised)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for place, page in enumerate(PAGES):
@@ -68,5 +64,4 @@ def test_no_metrics_are_worse_than_refused(promised: Promised, data: st.DataObje
                 seen = watch.add(window)
                 assert seen.slowness is None or math.isfinite(seen.slowness)
     assert reason(watch)
-    json.dumps(plain(watch.totals.ranges_ms()), allow_nan=False)
-    json.dumps(plain({name: asdict(one) for name, one in watch.measures().items()}))
+    assert watch.times_ms() is not None

@@ -15,7 +15,7 @@ from tests.support.live_sim import poisson, profile_of
 from tests.support.vllm_server import CAP, Planned, RealServer, post, send
 from tuner.engines.sim.world import World, WorldKv, WorldStep
 from tuner.live.prometheus import Histogram
-from tuner.live.watch.scraper import ScrapedServer
+from tuner.live.server import read_engines
 from tuner.profile import profile as profiles
 
 TUNER = str(Path(sys.executable).with_name("tuner"))
@@ -43,7 +43,7 @@ def server(real_server: RealServer, tmp_path_factory: pytest.TempPathFactory) ->
 
 def itl(url: str) -> Histogram:
     """Return the gaps between tokens that the server has counted."""
-    return ScrapedServer(url).read()["0"].distributions["itl_s"]
+    return read_engines(url)["0"].distributions["itl_s"]
 
 
 def watch(folder: Path, url: str, *options: str) -> "subprocess.Popen[str]":
@@ -90,7 +90,7 @@ def test_a_real_server_is_watched(server: tuple[Path, str]) -> None:
     assert found["windows"] >= 10
     assert found["missed_scrapes"] <= 3
     assert found["restarts"] == 0
-    assert found["measures"]["slowness"]["batches"] >= 1
+    assert found["measures"]["slowness"]["windows"] >= 1
     assert 0.2 < found["measures"]["slowness"]["value"]["value"] < 5
     lines = [json.loads(line) for line in (folder / "run/windows.jsonl").read_text().splitlines()]
     assert len(lines) == found["windows"] + 2  # how it began, and how it ended

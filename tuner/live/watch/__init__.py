@@ -1,1 +1,0 @@
-"""A live server held against its profile, window by window. Pure, but for the scraper."""
