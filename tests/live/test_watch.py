@@ -298,12 +298,8 @@ def test_todays_requests_are_as_many_and_as_long_as_were_counted(cap: int) -> No
 def test_an_output_stays_with_its_prompt() -> None:
     inputs = np.array([30, 150] * 200)
     outputs = np.where(inputs == 30, 15, 300)
-    stored = Traffic(
-        np.arange(400) * np.float64(1),
-        inputs,
-        np.where(inputs == 30, 15, 300),
-        np.zeros(400, np.int64),
-    )
+    no_cache = np.zeros(400, np.int64)
+    stored = Traffic(np.arange(400) * np.float64(1), inputs, outputs, no_cache)
     counts = tuple(float((inputs <= bound).sum()) for bound in LENGTHS)
     before = ServerMetrics({}, {}, {"input_length": Histogram(LENGTHS, (0.0,) * 13, 0.0)})
     after = ServerMetrics(
