@@ -1,10 +1,6 @@
-"""Raw columns to canonical columns: every cell is read here, and every row is kept or has a reason.
+"""Raw columns to canonical columns: every cell is read here; a row is kept or has a reason."""
 
-Rules are written once. What is plain is read by whole arrays; other cells go by the rule of their
-column's reader, each distinct one once.
-"""
-
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, get_args
 
 import numpy as np
@@ -14,12 +10,13 @@ from numpy.typing import NDArray
 
 from tuner.trace.encode import TYPES
 from tuner.trace.formats import KEY_OF, ROLE_OF, Format
+from tuner.trace.guess import is_far_off
 from tuner.trace.headings import Role
 from tuner.trace.raw import Raw, Tally
-from tuner.trace.record import FIELDS, MAX_N, REASONS, SERVED, Reason, Status
+from tuner.trace.record import CODES, FIELDS, MAX_N, SERVED, Reason, Status
 from tuner.trace.same import Row
 from tuner.trace.text import shown_key
-from tuner.trace.values import ABSENT, TOKEN_MS, Cells, Reader, is_empty
+from tuner.trace.values import ABSENT, Cells, Codes, Floats, Read, as_array, by_value, is_empty
 from tuner.trace.words import (
     LINKS,
     code_in,
@@ -28,85 +25,24 @@ from tuner.trace.words import (
     from_cache,
     generates,
     name_in,
-    str_in,
     word_in,
 )
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Codes = NDArray[np.uint8]
 Mask = NDArray[np.bool_]
 
 STATUSES: tuple[Status, ...] = get_args(Status)
 ERROR, ABORTED, UNKNOWN = STATUSES.index("error"), STATUSES.index("aborted"), len(STATUSES)
-REASON_OF: dict[int, Reason] = dict(enumerate(REASONS, 1))
-CODES: dict[str, int] = {reason: code for code, reason in REASON_OF.items()}
+REASONS: dict[int, Any] = {code: reason for reason, code in CODES.items()}
 LINK = 255
 """The code of a row that only links others, and is not counted."""
-
-MANY_TOKENS, FAR_OFF = 32, 200.0
-"""Of so many tokens, a duration so many times from the usual one is of another unit."""
 
 MOST_UNKNOWN_KEYS = 20
 LETTERS: dict[Role, str] = {"session_id": "s", "model": "m"}
 """Roles whose names become pseudonyms, with the letter that these begin with."""
 
-
-def uniform(cells: Cells) -> pa.Array | None:
-    """Return cells as one array of Arrow's; None where they are of several kinds."""
-    try:
-        array = cells if isinstance(cells, pa.Array) else pa.array(cells)
-    except (pa.ArrowException, OverflowError, ValueError):
-        return None
-    return None if pa.types.is_nested(array.type) else array
-
-
-def coded(cells: Cells) -> tuple[NDArray[np.int32], list[Any]]:
-    """Return the number of each cell's value, and the distinct values; -1 is nothing."""
-    if (array := uniform(cells)) is not None:
-        held = array.dictionary_encode()
-        codes = held.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        return np.asarray(codes, np.int32), held.dictionary.to_pylist()
-    known: dict[Any, int] = {}
-    values: list[Any] = []
-    codes_of: list[int] = []
-    for cell in cells if isinstance(cells, list) else cells.to_pylist():
-        key = ("", len(values)) if isinstance(cell, dict | list) else (type(cell), cell)
-        code = -1 if cell is None else known.setdefault(key, len(values))
-        if code == len(values):
-            values.append(cell)
-        codes_of.append(code)
-    return np.array(codes_of, np.int32), values
-
-
-def by_value(
-    cells: Cells, rule: Callable[[Any], Any], absent: object, kind: type[Any]
-) -> NDArray[Any]:
-    """Return what a rule makes of each distinct cell."""
-    codes, values = coded(cells)
-    return np.array([*map(rule, values), absent], kind)[codes]
-
-
-def read(reader: Reader, cells: Cells) -> tuple[NDArray[Any], Codes]:
-    """Return numbers, and codes of reasons for those that are wrong; ABSENT or NaN for nothing."""
-    size, kind = len(cells), reader.kind
-    absent = ABSENT if kind is np.int64 else np.nan
-    array = uniform(cells)
-    found = None if array is None else reader.plain(array)
-    values, clean = found or (np.full(size, absent, kind), np.zeros(size, np.bool_))
-    reasons = np.zeros(size, np.uint8)
-    odd = np.flatnonzero(~clean)
-    if len(odd):
-        held = cells if array is None else array
-        some = [held[place] for place in odd] if isinstance(held, list) else held.take(odd)
-        codes, distinct = coded(some)
-        each = [reader.cell(value) for value in distinct]
-        numbers = [absent if one is None or isinstance(one, str) else one for one in each]
-        wrong = [CODES[one] if isinstance(one, str) else 0 for one in each]
-        values = values.astype(kind)
-        values[odd] = np.array([*numbers, absent], kind)[codes]
-        reasons[odd] = np.array([*wrong, 0], np.uint8)[codes]
-    return values, reasons
+SPANS: dict[Role, str] = {"duration": "end", "ttft": "first_token", "queue": ""}
+"""Spans from the arrival, and the role of the moment at which each ends."""
 
 
 class Checker:
@@ -128,37 +64,24 @@ class Checker:
     def linked(self, raw: Raw) -> list[Row]:
         """Return the rows with what links them, for a format whose rows may be one request."""
         rows = self._rows(raw)
-        roles = ("request_id", "parent_id", "flags")
-        texts = [texts_of(rows.cells(role), len(raw)) for role in roles]
-        links = raw.cells(("links",)) or [None] * len(raw)
-        table = pa.table(rows.columns).drop_columns(sorted({*roles} & rows.columns.keys()))
-        found = []
-        for place, (line, fields) in enumerate(
-            zip(raw.lines.tolist(), table.to_pylist(), strict=True)
-        ):
-            request = fields if rows.reasons[place] == 0 else None
-            span, parent, trace = (texts[role][place] for role in range(3))
-            key: Hashable = (span, fields.get("model")) if span else None
-            if isinstance(held := links[place], dict):
-                found.append(Row(line, request, **held))
-            elif "parent_id" in self.format.columns:
-                key = (trace, span) if span else None
-                found.append(Row(line, request, trace, span, parent, key))
-            elif request is not None:
-                found.append(Row(line, request, key=key))
-        return found
+        links = raw.cells(("links",)) or [{}] * len(raw)
+        held = zip(
+            raw.lines.tolist(), pa.table(rows.columns).to_pylist(), rows.reasons, links, strict=True
+        )
+        return [
+            Row(line, None if bad else fields, **(link or {})) for line, fields, bad, link in held
+        ]
 
     def _rows(self, raw: Raw) -> "_Rows":
         if self.format.strict and raw.objects is not None and self.format.flatten is None:
             self._count_unknown_keys(raw)
         rows = _Rows(self, raw)
         rows.read()
-        counted = rows.reasons != LINK
-        self.tally.rows_read += int(counted.sum())
-        for code in np.unique(rows.reasons[(rows.reasons != 0) & counted]).tolist():
+        self.tally.rows_read += int((rows.reasons != LINK).sum())
+        for code in np.unique(rows.reasons[(rows.reasons != 0) & (rows.reasons != LINK)]).tolist():
             places = np.flatnonzero(rows.reasons == code)
             line, column = int(raw.lines[places[0]]), rows.blamed.get(code, "")
-            self.tally.drop(REASON_OF[code], line, column, count=len(places))
+            self.tally.drop(REASONS[code], line, column, count=len(places))
         return rows
 
     def _count_unknown_keys(self, raw: Raw) -> None:
@@ -195,182 +118,154 @@ class _Rows:
         if status.any():
             self.columns["status"] = pa.array(STATUSES).take(pa.array(status))
         for field in FIELDS:
-            if field.kind == "count" and not field.key.endswith("put_length"):
-                self._optional(field.key, field.least, field.most)
-        self._hash_ids(prompt)
-        self._output_lengths(output)
-        self._words()
+            role = ROLE_OF.get(field.key, field.key)
+            is_name = field.kind in ("name", "flag") or role == "replica"
+            if role in ("status", "input_length", "output_length") or field.kind == "time":
+                continue
+            if field.kind == "list":
+                self._list(role, field.most)
+            elif is_name and not (role == "replica" and role in self.format.keeps):
+                self._name(role)
+            else:
+                self._count(role, field.least, field.most)
+        self._check_hash_ids(prompt)
+        self._split_sums(output)
 
     def cells(self, role: Role) -> Cells | None:
         """Return the cells of a role; None where the format or these rows have none."""
         column = self.format.columns.get(role)
         return None if column is None else self.raw.cells(column.paths)
 
-    def _drop(self, where: Mask | Codes, reason: Reason | None, role: Role) -> None:
-        """Give rows a reason, unless they have one; without one, the codes of several."""
-        codes = where if reason is None else np.where(where, CODES[reason], 0).astype(np.uint8)
-        new = (self.reasons == 0) & (codes != 0)
-        if not new.any():
-            return
-        self.reasons[new] = codes[new]
-        if (column := self.format.columns.get(role)) is not None and column.title:
-            for code in np.unique(codes[new]).tolist():
-                self.blamed.setdefault(code, column.title)
-
-    def _numbers(self, role: Role) -> tuple[NDArray[Any], Codes] | None:
+    def _numbers(self, role: Role) -> Read | None:
         """Return the numbers of a column and what is wrong with them; None without the column."""
         if (cells := self.cells(role)) is None:
             return None
         reader = self.format.columns[role].reader
         assert reader is not None
-        return read(reader, cells)
+        return reader.read(cells)
+
+    def _drop(self, where: Mask | Codes, role: Role, reason: Reason | None = None) -> None:
+        """Give rows a reason, unless they have one; without one, the codes of several."""
+        codes = where if reason is None else np.where(where, CODES[reason], 0).astype(np.uint8)
+        new = (self.reasons == 0) & (codes != 0)
+        if new.any():
+            self.reasons[new] = codes[new]
+            column = self.format.columns.get(role)
+            for code in np.unique(codes[new]).tolist() if column and column.title else ():
+                self.blamed.setdefault(code, column.title)  # type: ignore[union-attr]
 
     def _leave_out(self) -> None:
         """Leave out rows that are no request of a model, or several."""
-        if (cells := self.cells("reason")) is not None:
-            self._drop(by_value(cells, lambda one: CODES.get(one, LINK), 0, np.uint8), None, "")
         if (found := self._numbers("requests")) is not None:
-            self._drop((found[0] != 1) & (found[0] != ABSENT), "several_requests", "requests")
-        rules: tuple[tuple[Role, Callable[[Any], object], Reason], ...] = (
-            ("cache_hit", lambda one: from_cache(one) is True, "cache_hit"),
-            ("kind", self._is_no_call, "not_generation"),
-            ("path", lambda one: not generates(one), "not_generation"),
-        )
-        for role, rule, reason in rules:
+            self._drop((found[0] != 1) & (found[0] != ABSENT), "requests", "several_requests")
+        rules: dict[Role, Callable[[Any], int]] = {
+            "reason": lambda one: CODES.get(one, LINK),
+            "cache_hit": lambda one: CODES["cache_hit"] * (from_cache(one) is True),
+            "kind": lambda one: CODES["not_generation"] * self._is_no_call(one),
+            "path": lambda one: CODES["not_generation"] * (not generates(one)),
+        }
+        for role, rule in rules.items():
             if (cells := self.cells(role)) is not None:
-                self._drop(by_value(cells, rule, 0, np.bool_), reason, role)
+                self._drop(by_value(cells, rule, 0, np.uint8), role)
 
     def _is_no_call(self, kind: object) -> bool:
         word = str(kind).rpartition(".")[2].strip().lower()
-        if self.format.generating is not None:
-            return not is_empty(kind) and word not in self.format.generating
-        return word in LINKS
+        generating = self.format.generating
+        return (
+            word in LINKS if generating is None else not is_empty(kind) and word not in generating
+        )
 
     def _status(self) -> Ints:
         """Return each row's status by its number."""
 
-        def codes_of(role: Role, rule: Callable[[Any], Status | None]) -> Ints | None:
-            def code(value: object) -> int:
-                found = rule(value)
-                return UNKNOWN if found is None else STATUSES.index(found)
-
+        def codes_of(role: Role, rule: Callable[[Any], Status | None]) -> Ints:
             cells = self.cells(role)
-            return None if cells is None else by_value(cells, code, 0, np.int64)
+            known: dict[Status | None, int] = {one: code for code, one in enumerate(STATUSES)}
+            none = np.zeros(self.size, np.int64)
+            return (
+                none
+                if cells is None
+                else by_value(cells, lambda one: known.get(rule(one), UNKNOWN), 0, np.int64)
+            )
 
         status = codes_of("status", self.format.status)
-        status = np.zeros(self.size, np.int64) if status is None else status
         unknown = status == UNKNOWN
         if self.format.strict:
-            self._drop(unknown, "bad_field", "status")
+            self._drop(unknown, "status", "bad_field")
         self.of.unknown_statuses += int(unknown.sum())
         status[unknown] = 0
-        if (errors := codes_of("error", error_in)) is not None:
-            status = np.where(status == 0, errors, status)
-        if (codes := codes_of("error_code", lambda one: code_in(one) or "error")) is not None:
-            status = np.where((status == ERROR) & (codes != 0), codes, status)
-        if "path" in self.format.columns and (cells := self.cells("flags")) is not None:
-            gone = by_value(cells, lambda one: "DC" in str(one).split(","), 0, np.bool_)
-            status = np.where(gone, ABORTED, status)
+        status = np.where(status == 0, codes_of("error", error_in), status)
+        code = codes_of("error_code", code_in)
+        status = np.where((status == ERROR) & (code != 0), code, status)
+        if "path" in self.format.columns:  # an access log, whose flags may say that a client left
+            gone = codes_of("flags", lambda one: "aborted" if "DC" in str(one).split(",") else "ok")
+            status = np.where(gone != 0, gone, status)
         return status
 
     def _lengths(self, status: Ints) -> tuple[Ints, Ints]:
         """Return both lengths. What a request that was never served lacks is absent."""
         served = status < len(SERVED)
         is_record = self.format.strict and self.format.flatten is None
-        needed = np.ones(self.size, np.bool_) if is_record else served
         found: dict[Role, Ints] = {}
         for role in ("input_length", "output_length", "total_length"):
+            values, wrong = self._numbers(role) or (np.full(self.size, ABSENT), self.reasons * 0)
+            found[role] = values
+            self._drop(np.where(served | is_record, wrong, 0).astype(np.uint8), role)
+        prompt, output, total = found.values()
+        for role in ("cached_tokens", "cache_creation_tokens") if self.format.prompt_is_sum else ():
             if (numbers := self._numbers(role)) is not None:
-                found[role] = numbers[0]
-                self._drop(np.where(needed, numbers[1], 0).astype(np.uint8), None, role)
-        nothing = np.full(self.size, ABSENT)
-        prompt, output, total = (
-            found.get(role, nothing) for role in ("input_length", "output_length", "total_length")
-        )
-        if self.format.prompt_is_sum:
-            for role in ("cached_tokens", "cache_creation_tokens"):
-                if (numbers := self._numbers(role)) is not None:
-                    known = (prompt != ABSENT) & (numbers[0] != ABSENT)
-                    prompt = np.where(known, prompt + numbers[0], prompt)
+                known = (prompt != ABSENT) & (numbers[0] != ABSENT)
+                prompt = np.where(known, prompt + numbers[0], prompt)
         if "output_length" not in self.format.columns:
             output = np.where((total == ABSENT) | (prompt == ABSENT), ABSENT, total - prompt)
         elif "input_length" not in self.format.columns:
             prompt = np.where((total == ABSENT) | (output == ABSENT), ABSENT, total - output)
-        silent = self.format.silent_is_error & (output <= 0)
+        needs = served & ~(self.format.silent_is_error & (output <= 0))
         for role, length in (("output_length", output), ("input_length", prompt)):
-            needs = served & ~silent
-            self._drop(needs & (length == ABSENT), "no_tokens", role)
-            self._drop(needs & (length < 0), "negative", role)
-            if role == "output_length":
-                needs &= status == 0
-            self._drop(needs & (length == 0), "zero_tokens", role)
+            self._drop(needs & (length == ABSENT), role, "no_tokens")
+            self._drop(needs & (length < 0), role, "negative")
+            may_be_zero = (status != 0) & (role == "output_length")
+            self._drop(needs & (length == 0) & ~may_be_zero, role, "zero_tokens")
         return prompt, output
 
     def _times(self, output: Ints) -> None:
-        known = self._arrivals() if "timestamp" in self.format.columns else None
-        end, lasted = self._moments("end"), self._moments("duration")
-        if known is not None:
-            arrival = known
-            lasted = self._since(arrival, end, "end", lasted)
-        else:
-            nothing = np.full(self.size, np.nan)
-            lasted = nothing if lasted is None else lasted
+        """Read the arrivals, and the spans from there: of an end without them the arrival is what
+        the duration leaves."""
+        nothing = np.full(self.size, np.nan)
+        is_stamped = "timestamp" in self.format.columns
+        arrival, wrong = self._numbers("timestamp") or (nothing, self.reasons * 0)
+        self._drop(wrong, "timestamp")
+        self._drop(is_stamped & np.isnan(arrival), "timestamp", "no_timestamp")
+        moments = {role: self._moments(role) for one in SPANS.items() for role in one}
+        lasted, token_ms = moments["duration"], self.format.token_ms
+        if lasted is not None and token_ms is not None:
+            self._drop(is_far_off(lasted, output, token_ms), "duration", "bad_field")
+        if not is_stamped:
+            end = moments.pop("end")
+            lasted = moments["duration"] = nothing if lasted is None else lasted
             arrival = np.maximum(0.0, np.round((nothing if end is None else end) - lasted))
-            self._drop(np.isnan(arrival), "no_timestamp", "end")  # both are to the ms at best
-        if lasted is not None and self.format.token_ms is not None:
-            self._drop(self._is_of_another_unit(lasted, output), "bad_field", "duration")
-        first = self._moments("first_token")
-        if first is not None and end is not None:
-            first = np.where(first == end, np.nan, first)  # so LiteLLM writes, where none streamed
-        ttft = self._since(arrival, first, "first_token", self._moments("ttft"))
+            self._drop(np.isnan(arrival), "end", "no_timestamp")  # both are to the ms at best
         self.columns["timestamp"] = pa.array(arrival)
-        for role, values in (
-            ("duration", lasted), ("ttft", ttft), ("queue", self._moments("queue")),
-        ):  # fmt: skip
-            if values is not None and not np.isnan(values).all():
-                self.columns[KEY_OF[role]] = pa.array(values, from_pandas=True)
-
-    def _arrivals(self) -> Floats:
-        column = self.format.columns["timestamp"]
-        cells = self.raw.cells(column.paths)
-        if cells is not None and (days := self.cells("day")) is not None:
-            both = zip(texts_of(days, self.size), texts_of(cells, self.size), strict=True)
-            cells = [f"{day} {at}" if at else None for day, at in both]
-        assert column.reader is not None
-        values, odd = read(column.reader, [None] * self.size if cells is None else cells)
-        self._drop(odd, None, "timestamp")
-        self._drop(np.isnan(values), "no_timestamp", "timestamp")
-        return values
+        end, first = moments.get("end"), moments["first_token"]
+        if first is not None and end is not None:
+            moments["first_token"] = np.where(first == end, np.nan, first)  # of LiteLLM: no stream
+        for role, until in SPANS.items():
+            span, at = moments.get(role), moments.get(until)
+            if at is not None:
+                since = np.round(at - arrival, 3)
+                self._drop(since < 0, until, "negative_time")
+                span = since if span is None else np.where(np.isnan(since), span, since)
+            if span is not None and not np.isnan(span).all():
+                self.columns[KEY_OF[role]] = pa.array(span, from_pandas=True)
 
     def _moments(self, role: Role) -> Floats | None:
         """Return times that are no arrivals, or spans of time."""
         if (found := self._numbers(role)) is None:
             return None
-        is_field = "timestamp" in self.format.columns
-        bad = found[1] == CODES["bad_timestamp"]
-        self._drop(bad, "bad_field" if is_field else "bad_timestamp", role)
-        self._drop(found[1], None, role)
+        if "timestamp" in self.format.columns:
+            self._drop(found[1] == CODES["bad_timestamp"], role, "bad_field")
+        self._drop(found[1], role)
         return found[0]
-
-    def _since(
-        self, arrival: Floats, at: Floats | None, role: Role, else_: Floats | None
-    ) -> Floats | None:
-        """Return the time up to a moment; where that is unknown, what else is known."""
-        if at is None:
-            return else_
-        since: Floats = np.round(at - arrival, 3)
-        self._drop(since < 0, "negative_time", role)
-        return since if else_ is None else np.where(np.isnan(since), else_, since)
-
-    def _is_of_another_unit(self, ms: Floats, output: Ints) -> Mask:
-        """Whether durations of many tokens are out of a token's range, and a thousandfold or a
-        thousandth of them is not."""
-        usual, (least, most) = self.format.token_ms or 1.0, TOKEN_MS
-        each = ms / np.maximum(output, 1)
-        too_short = (each < min(least, usual / FAR_OFF)) & (each * 1000 >= least)
-        too_long = (each > max(most, usual * FAR_OFF)) & (each <= 1000 * most)
-        of_another: Mask = (output >= MANY_TOKENS) & (too_short | too_long)
-        return of_another
 
     def _put(self, key: str, values: Ints) -> None:
         absent = values == ABSENT
@@ -378,40 +273,29 @@ class _Rows:
             bounded = np.where(absent | (self.reasons != 0), 0, values)
             self.columns[key] = pa.array(bounded.astype(np.int32), mask=absent)
 
-    def _optional(self, key: str, least: int, most: int) -> None:
+    def _count(self, role: Role, least: int, most: int) -> None:
         """Read a count that need not be there; where it is wrong it is absent, or costs the row."""
-        if key == "replica" and key not in self.format.keeps:
-            return
-        if (found := self._numbers(ROLE_OF.get(key, key))) is None:
-            return
-        values, odd = found
-        wrong = (odd != 0) | ((values != ABSENT) & ((values < least) | (values > most)))
-        if self.format.strict or key == "num_images":
-            self._drop(wrong, "bad_field", key)
-        self._put(key, np.where(wrong, ABSENT, values))
+        if (found := self._numbers(role)) is not None:
+            values, odd = found
+            wrong = (odd != 0) | ((values != ABSENT) & ((values < least) | (values > most)))
+            if self.format.strict:
+                self._drop(wrong, role, "bad_field")
+            self._put(role, np.where(wrong, ABSENT, values))
 
-    def _hash_ids(self, prompt: Ints) -> None:
-        if (column := self._lists("hash_ids", 2**63 - 1)) is not None:
-            sizes = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-            size = self.format.block_size
-            too_many = sizes * size >= np.maximum(prompt, 0) + size
-            self._drop((sizes > 0) & too_many, "bad_field", "hash_ids")
-            self.columns["hash_ids"] = column
-
-    def _lists(self, key: str, most: int) -> pa.Array | None:
-        """Return lists of whole numbers; rows that hold something else are dropped."""
+    def _list(self, key: str, most: int) -> None:
+        """Read lists of whole numbers; rows that hold something else are dropped."""
         cells = self.cells(key)
         if cells is None or all(one is None for one in cells):
-            return None
+            return
         kind = pa.list_(pa.int64())
-        cells = [[one] if type(one) is int else one for one in cells]  # see ``decode.only``
+        cells = [[one] if type(one) is int else one for one in cells]  # see ``raw.only``
         try:
             column = pa.array(cells, kind)
-            values = column.flatten()
-            bounds = pc.min_max(values).as_py()
-            is_plain = not len(values) or (bounds["min"] >= 0 and bounds["max"] <= most)
-            if is_plain and not values.null_count:
-                return column
+            bounds = pc.min_max(column.flatten()).as_py()
+            is_plain = not column.flatten().null_count and (bounds["min"] or 0) >= 0
+            if is_plain and (bounds["max"] or 0) <= most:
+                self.columns[key] = column
+                return
         except (pa.ArrowException, OverflowError, ValueError, TypeError):
             pass
         kept: list[list[int] | None] = []
@@ -421,13 +305,19 @@ class _Rows:
                 cell = [one % 2**63 for one in cell]  # noqa: PLW2901
             kept.append(cell if is_list and max(cell, default=0) <= most else None)
         bad = [one is None and cell is not None for one, cell in zip(kept, cells, strict=True)]
-        self._drop(np.array(bad, np.bool_), "bad_field", key)
-        return pa.array(kept, kind)
+        self._drop(np.array(bad, np.bool_), key, "bad_field")
+        self.columns[key] = pa.array(kept, kind)
 
-    def _output_lengths(self, output: Ints) -> None:
-        """Read the sequences' lengths; where only their sum is known it is split evenly."""
-        if (column := self._lists("output_lengths", 2**31 - 1)) is not None:
-            self.columns["output_lengths"] = column
+    def _check_hash_ids(self, prompt: Ints) -> None:
+        if (column := self.columns.get("hash_ids")) is not None:
+            sizes = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+            least = np.maximum(prompt, 0) + self.format.block_size
+            self._drop(
+                (sizes > 0) & (sizes * self.format.block_size >= least), "hash_ids", "bad_field"
+            )
+
+    def _split_sums(self, output: Ints) -> None:
+        """Split outputs evenly where only the sum of n sequences is known."""
         if not self.format.sums_of_n or "n" not in self.columns:
             return
         n = self.columns.pop("n").fill_null(1).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -445,48 +335,22 @@ class _Rows:
         self.columns["output_lengths"] = pa.array(lists, pa.list_(pa.int64()))
         self._put("output_length", np.where(several, -(-output // np.maximum(n, 1)), output))
 
-    def _words(self) -> None:
-        """Read names, words and flags."""
-        for field in FIELDS:
-            key = field.key
-            if field.kind not in ("name", "flag") or key == "status":
-                continue
-            if (cells := self.cells(key)) is None:
-                continue
-            rule = {"finish_reason": word_in, "stream": flag_in}.get(key) or self._naming(key)
-            column = pa.array(self._of_kept(cells, rule, None, np.object_), TYPES[key])
-            if column.null_count < self.size:
-                self.columns[key] = column
-        if "replica" not in self.format.keeps and (cells := self.cells("replica")) is not None:
-            numbers = self._of_kept(cells, self._numbering("replica"), ABSENT, np.int64)
-            self._put("replica", np.where(numbers < 0, ABSENT, numbers))
-
-    def _naming(self, role: Role) -> Callable[[Any], str | None]:
-        """Return what makes of a name a pseudonym; names that are kept stay."""
-        if role not in LETTERS or role in self.format.keeps:
-            return str_in if self.format.strict else name_in
-        number = self._numbering(role)
-        return lambda name: None if is_empty(name) else f"{LETTERS[role]}{number(name)}"
-
-    def _numbering(self, role: Role) -> Callable[[Any], int]:
-        """Return what numbers names by first sight; the names themselves are never written."""
+    def _name(self, role: Role) -> None:
+        """Read names, words and flags; names are numbered by first sight unless they are kept."""
+        if (cells := self.cells(role)) is None:
+            return
+        rules: dict[Role, Callable[[Any], Any]] = {"finish_reason": word_in, "stream": flag_in}
         known = self.of.names.setdefault(role, {})
-        return lambda name: -1 if is_empty(name) else known.setdefault(str(name), len(known))
 
-    def _of_kept(
-        self, cells: Cells, rule: Callable[[Any], Any], absent: object, kind: type[Any]
-    ) -> NDArray[Any]:
-        """Return what a rule makes of each distinct cell of the rows that are kept so far."""
-        codes, values = coded(cells)
-        codes = np.where(self.reasons == 0, codes, -1)
-        used = {*np.unique(codes).tolist()}
-        found = [rule(value) if place in used else absent for place, value in enumerate(values)]
-        return np.array([*found, absent], kind)[codes]
+        def pseudonym(name: Any) -> Any:  # noqa: ANN401
+            if is_empty(name):
+                return None
+            number = known.setdefault(str(name), len(known))
+            return f"{LETTERS[role]}{number}" if role in LETTERS else number
 
-
-def texts_of(cells: Cells | None, size: int) -> list[str]:
-    """Return cells as texts, an empty one for nothing."""
-    held = (
-        [None] * size if cells is None else cells if isinstance(cells, list) else cells.to_pylist()
-    )
-    return ["" if is_empty(one) else str(one) for one in held]
+        is_numbered = role in {*LETTERS, "replica"} and role not in self.format.keeps
+        rule = pseudonym if is_numbered else rules.get(role, name_in)
+        kept = pc.if_else(pa.array(self.reasons == 0), as_array(cells), None)
+        column = pa.array(by_value(kept, rule, None, np.object_), TYPES[role])
+        if column.null_count < self.size:
+            self.columns[role] = column

@@ -6,7 +6,7 @@ other table becomes a ``Format`` by its headings, in ``guess``.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,10 @@ import msgspec
 from tuner.errors import TraceError, UsageError
 from tuner.trace import nested, same
 from tuner.trace.headings import Role
-from tuner.trace.raw import Object, Opened, Tally, first_rows, flattened
+from tuner.trace.raw import Numbered, Opened, Tally, first_rows, flattened
 from tuner.trace.record import FIELDS, Status, TimeUnit, TraceHeader
-from tuner.trace.values import Clock, Counts, Reader, Spans, Unit, Usage, as_object
+from tuner.trace.values import ORDERS, Clock, Counts, Reader, Spans, Unit, as_object, date_ms
 from tuner.trace.words import status_in, status_of
-
-Numbered = Iterator[tuple[int, Object]]
-"""Objects, each with the number of its line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +102,9 @@ class Format:
     """What to say where no row has tokens, and the cure."""
 
     flatten: Callable[[Numbered, Tally, TimeUnit | None], Numbered] | None = None
+    is_table: bool = True
+    """Its rows have columns of its own; otherwise they are objects in JSON."""
+
     checks_text: bool = False
     """The generator looks for text itself: it stands under keys of its own."""
 
@@ -158,10 +158,8 @@ class Format:
         clock = self.clock
         if clock.unit is not None:
             kind = f"{NAMES[clock.unit]} {'since 1970' if clock.dated else 'from some start'}"
-        elif clock.order == "time":
-            kind = "times of one day"
         else:
-            order = {"dmy": ", day first", "mdy": ", month first"}.get(clock.order, "")
+            order = "" if clock.order == "ymd" else f", {ORDERS[clock.order]} first"
             zone = "dates, UTC where they name no zone"
             zone = zone if clock.zoned is None else "dates with their zone"
             kind = ("dates without a zone, taken for UTC" if clock.zoned is False else zone) + order
@@ -230,9 +228,6 @@ READERS: dict[str, Reader] = {
     "since-s": Clock("s", dated=False),
     "ms": Spans("ms"),
     "s": Spans("s"),
-    "usage-in": Usage(words=("input", "prompt")),
-    "usage-out": Usage(words=("output", "completion")),
-    "usage-cached": Usage(words=("input",), also="cache", never="creation"),
 }
 KEY_OF: dict[Role, str] = {"duration": "e2e_ms", "ttft": "ttft_ms", "queue": "queue_ms"}
 """Roles whose field of the record has another name."""
@@ -259,10 +254,8 @@ def _canonical_status(value: object) -> Status | None:
 
 def _envoy_status(value: object) -> Status | None:
     """Return what Envoy's code means: 0 is no answer at all."""
-    code = Counts().cell(value)
-    if not isinstance(code, int):
-        return "ok"
-    return status_of(code) if code else "error"
+    text = str(value).removesuffix(".0")
+    return "error" if text == "0" else status_of(int(text)) if text.isdecimal() else "ok"
 
 
 STATUSES = {None, "ok", "aborted", "error", "rejected"}
@@ -294,6 +287,7 @@ def _format(row: dict[str, Any]) -> Format:
     base = row.pop("base", "")
     columns = {**BASES[base], **row.pop("columns", {})}
     read = {**USUAL, **({"timestamp": "since-ms"} if base else {}), **row.pop("read", {})}
+    row["is_table"] = not base
     row["columns"] = {
         role: Column(tuple(paths), READERS[read[role]] if role in read else None)
         for role, paths in columns.items()
@@ -343,8 +337,8 @@ def detected(opened: Opened, head: bytes) -> Format | None:
             and all(one & first.keys() for one in known.one_of)
             and (not known.only or first.keys() <= known.only)
             and (not known.holds or any(text.encode() in head for text in known.holds))
-            and (known.flatten is None or opened.objects)
-            and (known.flatten or known is CANONICAL or _fits(known, opened))
+            and (known.is_table or opened.objects)
+            and (not known.is_table or _fits(known, opened))
         ):
             return known
     return None
@@ -354,9 +348,9 @@ def _fits(known: Format, opened: Opened) -> bool:
     """Whether the times of the first rows are written as the format has them."""
     column = known.columns.get("timestamp") or known.columns["end"]
     cells = first_rows(opened, column.paths)
-    dates = (cell for cell in cells if isinstance(Clock().cell(cell), float))
+    dates = (cell for cell in cells if date_ms(cell) is not None)
     first = next(dates, None) if known.clock.unit is None else None
-    return first is None or not isinstance(known.clock.cell(first), str)
+    return first is None or not known.clock.read([first])[1].any()
 
 
 LOG_BYTES = 2**18

@@ -1,13 +1,12 @@
 """A table that no format claims: which column is what, by headings and first rows; or a refusal.
 
-The result is a ``Format`` like any other. What was decided is told with its reason, and nothing is
-decided where two readings are possible: then the refusal has the command that settles it. Such a
-command is tried before it is shown.
+The result is a ``Format`` like any other. Where two readings are possible none is taken: the
+refusal has the command that decides, which is tried before it is shown.
 """
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,14 +19,9 @@ from tuner.system.printable import printable
 from tuner.trace.formats import NAMES, TABLE, Column, Format
 from tuner.trace.headings import (
     BEGIN,
-    GAPS,
-    NOT_A_COUNT,
-    OUTPUT,
-    PROMPT,
     ROLES,
     SPANS,
     TIMES,
-    TOKENS,
     WRITTEN_RANK,
     Role,
     in_words,
@@ -41,90 +35,85 @@ from tuner.trace.raw import Opened
 from tuner.trace.record import TimeUnit
 from tuner.trace.text import shown_key
 from tuner.trace.values import (
-    FORMS,
+    ABSENT,
     FROM_MS,
-    NANOSECONDS,
+    ORDERS,
     TO_MS,
-    TOKEN_MS,
+    UNIT_MS,
     Clock,
     Counts,
+    Floats,
+    Marks,
     Order,
     Spans,
     Unit,
-    counts_of,
-    decimal_of,
-    in_order,
+    as_array,
+    in_ms,
     is_empty,
-    number,
+    marks_of,
+    numbers,
     parse,
-    scaled,
     shown_date,
-    two_readings,
     words,
     written_ms,
 )
 from tuner.trace.words import error_in, from_cache, status_in
 
-Floats = NDArray[np.float64]
-
 STDIN = "stdin"
 """The name of standard input in messages."""
 
-COUNTS = frozenset(
-    {
-        *("input_length", "output_length", "total_length", "cached_tokens", "requests"),
-        *("cache_creation_tokens", "max_tokens", "num_images"),
-    }
+COUNTS = words(
+    "input_length output_length total_length cached_tokens requests cache_creation_tokens "
+    "max_tokens num_images"
 )
-NEEDED = frozenset(
-    {
-        *("timestamp", "day", "input_length", "output_length", "total_length", "duration"),
-        *("requests", "status", "error", "cache_hit", "kind"),
-    }
+NEEDED = words(
+    "timestamp input_length output_length total_length duration requests status error cache_hit "
+    "kind"
 )
-"""Roles of which nothing may be unclear, for they decide over rows: else the table is refused. Of
-other roles the column is left out."""
+"""Roles that decide over rows: a table in which one is unclear is refused. Other columns that are
+unclear are left out."""
 
-MAIN_COLUMNS: tuple[Role, ...] = ("timestamp", "input_length", "output_length", "end", "duration")
+CACHE = ("cached_tokens", "cache_creation_tokens")
 USABLE = 0.5
 """Share of a column's values that must be of its kind; rows with others are judged one by one."""
 
 MOSTLY = 0.8
 """Share of a column's times that must be of one unit; the others are dropped one by one."""
 
-RELATIVE = 3
-"""Rank that a time which counts from some start loses against a date."""
-
-SAYS_NOTHING = 10
-"""Rank that a time loses which is the same in all rows: it is when a report begins or ends."""
+RELATIVE, CONSTANT = 3, 10
+"""Ranks that a time loses which is no date, or the same in all rows."""
 
 SOME_ROWS = 3
 """Fewer rows are alike by chance."""
 
-SAME_TIME_MS = 1000
-"""Two columns of the same time differ by less: one of them may be of whole seconds."""
+ALIKE_MS = {Clock: 1000.0, Spans: 1.0}
+"""Two columns of one time differ by less: one of them may be of whole seconds."""
 
-RUNS_ON_MS = 10 * SAME_TIME_MS
+RUNS_ON_MS = 10_000.0
 """Growth in a few rows from which on a span counts from some start."""
 
-FIRST: dict[Order, str] = {"dmy": "day", "mdy": "month", "ymd": "year"}
-"""Orders of numbers, of which a date such as 10-11-12 may have any."""
+MAX_RELATIVE_MS = 1.0e11
+"""Three years: larger numbers count from no start of a trace."""
+
+TOKEN_MS = (0.3, 1000.0)
+"""Range of an output token's time on any server: it shows the unit of durations, for it is a little
+wider than a thousandfold, so that one unit fits, or two do and none is taken."""
+
+FAR_OFF, MANY_TOKENS = 200.0, 32
+"""Of so many tokens, a time a token so many times from the usual one is of another unit."""
 
 FROM_SOME_START = ({"time_unit": "s"}, {"time_unit": "ms"})
 DECIMALS = ({"decimal": ","}, {"decimal": "."})
-"""What would settle times that are too small to be since 1970, and marks in numbers."""
-
-CACHE = ("cached_tokens", "cache_creation_tokens")
 BEGINS = BEGIN | words("created create creation")
 OF_LOGS = words("level severity levelname lvl logger log_type")
-OF_HTTP = words("method uri path status request url request_uri proto")
 PATHS = words("uri path request url request_uri")
-OVER = in_order("complet finish served handled access respon end")
-"""Keys of logs and of what a web server logs, and words of messages that a request is over."""
+OF_HTTP = PATHS | words("method status proto")
+OVER = words("complet finish served handled access respon end")
+"""Keys of logs, and of what a web server logs; parts of messages that a request is over."""
 
 SUMS = "sums over time are no requests"
 _METHOD = re.compile(r"(?:GET|POST|PUT|HEAD|DELETE) ")
-_CUT_SHORT = re.compile(r"\d(?:[.,]\d{1,8})?[eE]\+?\d{1,2}")
+_CUT_SHORT = re.compile(r"\d([.,]\d{1,8})?[eE]")
 """Of a time since 1970 that a spreadsheet cut to ``1.79E+12``."""
 
 SHOWN = 12
@@ -150,11 +139,12 @@ class Asked:
 
     def words(self) -> list[str]:
         """Return this as options of the command line."""
-        columns = ",".join(f"{role}={name}" for role, name in self.columns.items())
         options = {
-            "--columns": columns, "--time-unit": self.time_unit, "--delimiter": self.delimiter,
+            "--columns": ",".join(f"{role}={name}" for role, name in self.columns.items()),
+            "--time-unit": self.time_unit,
+            "--delimiter": self.delimiter,
             "--decimal": self.decimal,
-        }  # fmt: skip
+        }
         found = [word for name, value in options.items() if value for word in (name, value)]
         return [*found, *(["--allow-text"] if self.allow_text else [])]
 
@@ -189,14 +179,14 @@ def delimiter_asked(text: str) -> str:
 
 
 class UnclearError(Exception):
-    """A column that may mean two things, or a table that lacks one; and what would settle it."""
+    """A column that may mean two things, or a table that lacks one; and what would decide."""
 
     def __init__(self, what: str, *cures: Mapping[str, Any]) -> None:
         super().__init__(what)
         self.cures = cures
         """Changes of what the user says, each of which may do."""
 
-        self.taken: dict[Role, str] = {}
+        self.taken = ""
         """Which heading was taken for what."""
 
         self.options: list[Asked] = []
@@ -228,8 +218,8 @@ def _guessed(opened: Opened, asked: Asked) -> Format:
     try:
         return guess.format()
     except UnclearError as problem:
-        found = {role: guess.found[role] for role in MAIN_COLUMNS if role in guess.found}
-        problem.taken = {role: guess.name(column) for role, column in found.items()}
+        taken = (role for role in ROLES if role in guess.found and role in NEEDED | TIMES)
+        problem.taken = ", ".join(f"{role}={guess.name(role)}" for role in taken)
         problem.is_likely = len(main_roles(opened.headings)) >= 2
         for cure in problem.cures:
             columns = {**asked.columns, **cure.get("columns", {})}
@@ -244,30 +234,25 @@ def refused(place: str, opened: Opened, problem: UnclearError, asked: Asked) -> 
     """Return the error: what was seen, what was taken for what, and the command that would do."""
     seen = ", ".join(shown(opened, heading) for heading in opened.headings[:SHOWN])
     more = ", …" if len(opened.headings) > SHOWN else ""
-    taken = ", ".join(f"{role}={name}" for role, name in problem.taken.items())
-    message = printable(
-        f"{place}:{max(1, opened.first_line - 1)}: {problem}; columns: {seen}{more}"
-        + (f"; taken: {taken}" if taken else "")
-    )
-    if any("\ufffd" in heading for heading in opened.headings):
-        cure = "Convert it first, with the name of its encoding: iconv -f GB18030 -t UTF-8 FILE."
-        return TraceError(f"{message}: headings are not UTF-8", hint=cure)
-    options = [option.words() for option in problem.options]
-    if len(options) == 1:
-        file = "-" if place == STDIN else place
-        command = ["tuner", "trace", "import", file, *options[0], "-o", "trace.jsonl"]
-        return TraceError(message, hint=printable(shlex.join(command)))
-    if options:
-        choice = "; ".join(map(shlex.join, options))
-        return TraceError(message, hint=printable(f"Add one of: {choice}"))
+    taken = f"; taken: {problem.taken}" if problem.taken else ""
+    message = f"{place}:{max(1, opened.first_line - 1)}: {problem}; columns: {seen}{more}{taken}"
+    options = [shlex.join(option.words()) for option in problem.options]
+    count = len(opened.headings)
     cure = (
         "Export it as CSV or JSON lines with the time, the prompt's and the output's tokens; or "
         "name their columns: --columns timestamp=HEADING,input_length=…,output_length=…"
     )
-    if asked.columns:
-        count = len(opened.headings)
+    if any("\ufffd" in heading for heading in opened.headings):
+        message += ": headings are not UTF-8"
+        cure = "Convert it first, with the name of its encoding: iconv -f GB18030 -t UTF-8 FILE."
+    elif len(options) == 1:
+        file = shlex.quote("-" if place == STDIN else place)
+        cure = f"tuner trace import {file} {options[0]} -o trace.jsonl"
+    elif options:
+        cure = f"Add one of: {'; '.join(options)}"
+    elif asked.columns:
         cure = f"--columns ROLE=HEADING takes headings as they stand, or #1 to #{count}."
-    return TraceError(message, hint=cure)
+    return TraceError(printable(message), hint=printable(cure))
 
 
 def shown(opened: Opened, heading: str) -> str:
@@ -288,7 +273,6 @@ class _Guess:
         }
         self.asked_roles = {role_of(name)[0] for name in asked.columns}
         self.found: dict[Role, Column] = {}
-        self.total: Column | None = None
         self.notes: list[str] = []
         self.token_ms: float | None = None
 
@@ -306,11 +290,10 @@ class _Guess:
                     elif role not in TIMES:
                         self.notes.append(f"{role} is left out: {problem}")
         missing = self._missing()
-        if problems:  # a word on times alone would not do where lengths are missing too
+        if problems:  # to say how times are read would not do where lengths are missing too
+            lacking = [role for role in missing if role != "timestamp"]
             is_of_times = any("time_unit" in cure for cure in problems[0].cures)
-            alone = is_of_times and len(problems) == 1 and {*missing} - {"timestamp"}
-            raise self._without([*alone]) if alone else problems[0]
-        self._join_day()
+            raise self._without(lacking) if is_of_times and lacking else problems[0]
         self._refuse_sums()
         self._combine()
         if missing := self._missing():
@@ -321,11 +304,13 @@ class _Guess:
         status = self.found.get("status")
         flag = status is not None and bool({"success", "ok"} & {*words_of(status.paths[0])})
         prompt_is_sum = self._prompt_is_sum()
+        if {"input_length", "output_length"} <= self.found.keys():
+            self.found.pop("total_length", None)
         lengths = [
-            f"{role} from {self.name(column)}"
-            + (f", with {reader.thousands!r} between thousands" if reader.thousands else "")
+            f"{role} from {self.name(role)}"
+            + (f", with {mark!r} between thousands" if (mark := _thousands(column)) else "")
             for role, column in self.found.items()
-            if role.endswith("_length") and isinstance(reader := column.reader, Counts)
+            if role.endswith("_length")
         ]
         added = ["cached prompt tokens are counted apart, and added to the others"]
         missing = ["prefixes"]
@@ -334,19 +319,18 @@ class _Guess:
         return replace(
             TABLE,
             columns={
-                role: replace(column, title=self.name(column))
-                for role, column in self.found.items()
+                role: replace(column, title=self.name(role)) for role, column in self.found.items()
             },
             missing=tuple(missing),
             status=lambda value: status_in(value, flag=flag),
             prompt_is_sum=prompt_is_sum,
-            token_ms=self.token_ms,
+            token_ms=self.token_ms if "duration" in self.found else None,
             notes=(", ".join(lengths), *self.notes, *(added if prompt_is_sum else ())),
         )
 
-    def name(self, column: Column) -> str:
-        """Return what messages call a column."""
-        return shown(self.opened, column.paths[0])
+    def name(self, role: Role) -> str:
+        """Return what messages call the column of a role."""
+        return shown(self.opened, self.found[role].paths[0])
 
     # Columns by their headings.
 
@@ -356,41 +340,59 @@ class _Guess:
         problems: list[tuple[int, UnclearError]] = []
         for heading in self.opened.headings:
             for meaning in meanings(heading):
-                if meaning.role != role:
-                    continue
-                try:
-                    column = self._read(role, heading, meaning.unit)
-                except UnclearError as problem:
-                    relative = problem.cures == FROM_SOME_START
-                    problems.append((meaning.rank + RELATIVE * relative, problem))
-                    continue
-                if column is not None:
-                    relative = isinstance(column.reader, Clock) and not column.reader.dated
-                    same = role in TIMES and self._is_constant(heading)
-                    rank = meaning.rank + RELATIVE * relative + SAYS_NOTHING * same
-                    fitting += [(rank, column)] if role != "end" or not same else []
+                if meaning.role == role:
+                    try:
+                        column = self._read(role, heading, meaning.unit)
+                    except UnclearError as problem:
+                        is_relative = problem.cures == FROM_SOME_START
+                        problems.append((meaning.rank + RELATIVE * is_relative, problem))
+                        continue
+                    loses = 0 if column is None else self._loses(role, column)
+                    if column is not None and (role != "end" or loses < CONSTANT):
+                        fitting.append((meaning.rank + loses, column))
+        best = min((rank for rank, _ in fitting), default=99)
         if problems:
             least, first = min(problems, key=lambda one: one[0])
-            if not any(rank <= least for rank, _ in fitting):
+            if least < best:
                 raise first
         if fitting:
-            best = min(rank for rank, _ in fitting)
             self._take(role, [column for rank, column in fitting if rank == best])
+
+    def _loses(self, role: Role, column: Column) -> int:
+        if role not in TIMES:
+            return 0
+        known = self._known(column.paths[0])
+        is_constant = len(known) >= SOME_ROWS and known.count(known[0]) == len(known)
+        is_relative = isinstance(column.reader, Clock) and not column.reader.dated
+        return RELATIVE * is_relative + CONSTANT * is_constant
 
     def _take(self, role: Role, fitting: Sequence[Column]) -> None:
         """Take one of the columns that fit a role as well as each other."""
-        whole = [one for one in fitting if role == "duration" and self._is_whole(one, fitting)]
-        first, *others = whole or fitting
+        if role == "duration":  # the span that no other exceeds is the whole request's
+            apart_ms = {
+                one: [np.subtract(*self._both(one, other)) for other in fitting] for one in fitting
+            }
+            longest = [one for one in fitting if all((each >= 0).all() for each in apart_ms[one])]
+            fitting = longest or fitting
+        first, *others = fitting
         for other in others:
             namesake = first.paths[0].lower() == other.paths[0].lower().partition("#")[0]
             matters = namesake or (role in COUNTS | TIMES | SPANS and role != "requests")
             if matters and not self._alike(first, other):
-                names = [self.name(first), self.name(other)]
+                names = [shown(self.opened, one.paths[0]) for one in (first, other)]
                 raise UnclearError(
                     f"both {names[0]} and {names[1]} may be {role}",
                     *({"columns": {role: name}} for name in names),
                 )
         self.found[role] = first
+
+    def _alike(self, one: Column, other: Column) -> bool:
+        """Return whether two columns hold the same, up to a second of a time and a ms of a span."""
+        if not isinstance(one.reader, Clock | Spans):
+            return self.values[one.paths[0]] == self.values[other.paths[0]]
+        apart_ms = np.abs(np.subtract(*self._both(one, other)))
+        is_known = isinstance(one.reader, Spans) or len(apart_ms) == len(self.opened.sample)
+        return bool(is_known and (apart_ms <= ALIKE_MS[type(one.reader)]).all())
 
     def _known(self, heading: str) -> list[Any]:
         return [one for one in self.values[heading] if not is_empty(one)]
@@ -400,25 +402,29 @@ class _Guess:
         known = self._known(heading)
         if not known and role not in ("error", "finish_reason"):
             return None
-        if role in TIMES or role == "day":
-            return self._clock(role, heading, known, unit)
+        if role in TIMES:
+            return self._clock(heading, known, unit)
         if role in SPANS:
             return self._spans(role, heading, unit)
-        reader: Counts | None = None
-        fits = len(known)
         if role in COUNTS:
-            counts = counts_of(known, self.asked.decimal)
-            if isinstance(counts, str):
-                raise UnclearError(f"{shown(self.opened, heading)}: {counts}", *DECIMALS)
-            reader = counts
-            fits = sum(isinstance(counts.cell(one), int) for one in known)
-        elif role == "status":
-            fits = sum(status_in(one, flag=True) is not None for one in known)
-        elif (role == "cache_hit" and any(from_cache(one) is None for one in known)) or (
-            role == "error" and all(error_in(one) == "ok" for one in known)
-        ):
-            return None
-        return Column((heading,), reader) if fits >= USABLE * len(known) else None
+            counts = Counts(self._marks(heading, whole=True))
+            fits = (counts.read(known)[1] == 0).sum()
+            return Column((heading,), counts) if fits >= USABLE * len(known) else None
+        if role == "status":
+            is_one = sum(status_in(one, flag=True) is not None for one in known) * 2 >= len(known)
+        elif role == "cache_hit":
+            is_one = all(from_cache(one) is not None for one in known)
+        else:
+            is_one = role != "error" or not known or any(error_in(one) != "ok" for one in known)
+        return Column((heading,)) if is_one else None
+
+    def _marks(self, heading: str, *, whole: bool = False) -> Marks:
+        marks = marks_of(self._known(heading), self.asked.decimal, whole=whole)
+        if isinstance(marks, Marks):
+            return marks
+        mark = "," if "," in marks else "."
+        two = f"{marks} may be {marks.replace(mark, '')} or {marks.replace(mark, '.')}"
+        raise UnclearError(f"{shown(self.opened, heading)}: {two}", *DECIMALS)
 
     def _user_columns(self) -> None:
         """Take what the user names. Counts come first: they show the units of spans."""
@@ -426,8 +432,6 @@ class _Guess:
         by_name = {heading.lower(): heading for heading in reversed(headings)}
         by_name |= {f"#{place}": heading for place, heading in enumerate(headings, 1)}
         for name, asked in sorted(self.asked.columns.items(), key=lambda one: one[0] in SPANS):
-            if not asked:
-                continue
             role, unit = role_of(name)
             heading = by_name.get(asked.lower())
             if role is None:
@@ -435,193 +439,146 @@ class _Guess:
                     f"{name!r} is nothing that a column can be (times and spans also with their "
                     f"unit, as duration_ms): {', '.join(ROLES)}"
                 )
-            if heading is None:
+            if asked and heading is None:
                 raise UnclearError(f"no column is headed {asked!r}")
-            column = self._read(role, heading, unit or unit_of(heading))
-            if column is None:
-                raise UnclearError(f"{asked} cannot be {role} by its values")
-            self.found[role] = column
+            if heading is not None:
+                column = self._read(role, heading, unit or unit_of(heading))
+                if column is None:
+                    raise UnclearError(f"{asked} cannot be {role} by its values")
+                self.found[role] = column
 
-    # Times.
+    # Times and spans.
 
-    def _clock(
-        self, role: Role, heading: str, known: list[Any], unit: Unit | None
-    ) -> Column | None:
-        texts = [str(one).strip() for one in known]
-        marked = [text for text in texts if not text.strip("+-0123456789.,")]
-        decimal = self.asked.decimal or decimal_of(marked)
-        of_digits = all(len(text) in (14, 17, 20) and parse(text, "ymd") for text in texts)
-        numbers = [found for one in known if (found := number(one, decimal[0])) is not None]
-        of_digits |= all(
-            isinstance(one, str) and _CUT_SHORT.fullmatch(one.strip()) for one in known
-        )
-        if len(numbers) <= USABLE * len(known) or of_digits:
-            dates = self._clock_of_dates(heading, texts)
-            is_day = dates is not None and dates.order != "time"
-            return Column((heading,), dates) if dates and (is_day or role != "day") else None
-        if role == "day":
-            return None  # a number of a day or an hour
-        name = shown(self.opened, heading)
-        if len(decimal) > 1:
-            first = next(text for text in texts if "," in text or "." in text)
-            raise UnclearError(f"{name}: {two_readings(first)}", *DECIMALS)
-        clock, why = self._clock_of_numbers(heading, numbers, unit)
+    def _clock(self, heading: str, known: list[Any], unit: Unit | None) -> Column | None:
+        is_cut_short = all(isinstance(one, str) and _CUT_SHORT.match(one) for one in known)
+        odd = numbers(known)[1]
+        if odd.sum() * 2 >= len(known):
+            with suppress(UnclearError):
+                odd = numbers(known, self._marks(heading))[1]
+        if odd.sum() * 2 >= len(known) or is_cut_short:
+            dates = self._dates(heading, [str(one) for one in known])
+            return None if dates is None else Column((heading,), dates)
+        marks = self._marks(heading)
+        clock, why = self._clock_of_numbers(heading, numbers(known, marks)[0], unit)
         zoned = False if heading in self.opened.naive else clock.zoned
-        return Column((heading,), replace(clock, decimal=decimal, zoned=zoned), why)
+        return Column((heading,), replace(clock, marks=marks, zoned=zoned), why)
 
     def _clock_of_numbers(
-        self, place: str, values: Sequence[float], heading: Unit | None
+        self, place: str, values: Floats, heading: Unit | None
     ) -> tuple[Clock, str]:
         """Return how numbers count time, and why. ``heading`` is the unit that theirs names."""
         name, asked = shown(self.opened, place), self.asked.time_unit
+        values = values[~np.isnan(values)]
         fits = {
-            unit: [one for one in values if FROM_MS <= scaled(one, unit) < TO_MS]
-            for unit in NANOSECONDS
+            unit: (in_ms(values, unit) >= FROM_MS) & (in_ms(values, unit) < TO_MS)
+            for unit in UNIT_MS
         }
-        unit = max(fits, key=lambda one: len(fits[one]))
-        if asked in NANOSECONDS:
-            return Clock(asked, dated=bool(fits[asked])), "as you say"
-        if len(fits[unit]) >= MOSTLY * len(values):
+        unit = max(fits, key=lambda one: fits[one].sum())
+        if asked in UNIT_MS:
+            return Clock(asked, dated=bool(fits[asked].any())), "as you say"
+        if fits[unit].mean() >= MOSTLY:
             if heading is not None and heading != unit:
                 what = f"times since 1970 in {NAMES[unit]}, and the heading says {NAMES[heading]}"
                 raise UnclearError(f"{name}: {what}", {"time_unit": unit}, {"time_unit": heading})
-            return Clock(unit), f"the first is {shown_date(scaled(fits[unit][0], unit))}"
-        if any(fits.values()):
-            rows = enumerate(self.values[place], 1)
-            row = next(at for at, one in rows if number(one) not in fits[unit])
-            raise UnclearError(
-                f"{name}: times of several units stand in it, first in row {row}; of one unit, the "
-                "others are dropped",
-                {"time_unit": unit},
-            )
+            first_ms = in_ms(values[fits[unit]][0], unit)
+            return Clock(unit), f"the first is {shown_date(first_ms)}"
+        if fits[unit].any():
+            what = "times of several units stand in it; of one unit, the others are dropped"
+            raise UnclearError(f"{name}: {what}", {"time_unit": unit})
         if heading is not None:
             return Clock(heading, dated=False), "by the heading"
+        if values.max() > MAX_RELATIVE_MS:
+            raise UnclearError(f"{name}: the times are no numbers of seconds: show them as dates")
         raise UnclearError(
-            f"{name}: times from {min(values):g} to {max(values):g} count from some start, in "
+            f"{name}: times from {values.min():g} to {values.max():g} count from some start, in "
             "seconds or in milliseconds (or are a spreadsheet's days: show them as dates there)",
             *FROM_SOME_START,
         )
 
-    def _clock_of_dates(self, heading: str, texts: Sequence[str]) -> Clock | None:
+    def _dates(self, heading: str, texts: Sequence[str]) -> Clock | None:
         """Return how dates are written; None where they are none. Raises UnclearError."""
-        read = {order: [parse(text, order) for text in texts] for order in FORMS}
+        read = {order: [parse(text, order) for text in texts] for order in ORDERS}
         counts = {order: sum(one is not None for one in done) for order, done in read.items()}
         most = max(counts.values())
-        if not most or most < len(texts) / 2:
+        if most * 2 < len(texts):
             return None
-        orders: list[Order] = [order for order in FORMS if counts[order] == most]
-        if (asked := self.asked.time_unit) in FIRST:
-            orders = [order for order in orders if order == asked]
-        several = [order for order in FIRST if order in orders]
-        if len(several) > 1:
-            parts = " or the ".join(FIRST[order] for order in several)
+        orders: list[Order] = [order for order in ORDERS if counts[order] == most]
+        if self.asked.time_unit in ORDERS:
+            orders = [order for order in orders if order == self.asked.time_unit]
+        if len(orders) > 1 and read[orders[0]] != read[orders[1]]:
+            parts = " or the ".join(ORDERS[order] for order in orders)
             raise UnclearError(
                 f"{shown(self.opened, heading)}: dates may have the {parts} first",
-                *({"time_unit": order} for order in several),
+                *({"time_unit": order} for order in orders),
             )
         if not orders:
             return None
-        dates = [one for one in read[orders[0]] if one is not None]
-        zoned = sum(zone for _, zone in dates) * 2 > len(dates)
-        return Clock(None, orders[0], dated=orders[0] != "time", zoned=zoned)
-
-    # Spans of time.
+        zoned = sum(one[1] for one in read[orders[0]] if one is not None) * 2 > most
+        return Clock(order=orders[0], zoned=zoned)
 
     def _spans(  # noqa: PLR0911 - one form of spans after another
         self, role: Role, heading: str, unit: Unit | None
     ) -> Column | None:
         """Return how spans are written; None where they are none. Raises UnclearError."""
-        name, cells = shown(self.opened, heading), self.values[heading]
-        known = [
-            (one, n)
-            for one, n in zip(cells, self._counts("output_length"), strict=True)
-            if not is_empty(one)
-        ]
-        texts = [one.strip() for one, _ in known if isinstance(one, str)]
+        name, cells, known = shown(self.opened, heading), self.values[heading], self._known(heading)
+        texts = [one for one in known if isinstance(one, str)]
         if texts and sum(written_ms(text) is not None for text in texts) * 2 >= len(known):
             return Column((heading,), Spans(None), "with their units")
-        decimal = self.asked.decimal or decimal_of(texts)
-        pairs = [(found, n) for one, n in known if (found := number(one, decimal[0])) is not None]
-        if not pairs or len(pairs) * 2 < len(known):
+        marks = self._marks(heading)
+        values, odd = numbers(as_array(cells), marks)
+        if odd.sum() * 2 > len(known) or not (values >= 0).any():
             return None
-        if len(decimal) > 1:
-            first = next(text for text in texts if "," in text or "." in text)
-            raise UnclearError(f"{name}: {two_readings(first)}", *DECIMALS)
         if unit is not None:
-            return Column((heading,), Spans(unit, decimal), "by the heading")
+            return Column((heading,), Spans(unit, marks), "by the heading")
+        if np.nanmin(values) >= FROM_MS / 1000:
+            return None  # it is a time
         if role == "duration":
-            if not any(value for value, _ in pairs):
-                return None
-            unit, why = self._unit_by_tokens(name, pairs)
-            return Column((heading,), Spans(unit, decimal), why)
-        if min(value for value, _ in pairs) < FROM_MS / 1000:  # else it is a time
-            lasted = self.found.get("duration")
-            if lasted is not None and isinstance(lasted.reader, Spans) and lasted.reader.unit:
-                return Column((heading,), Spans(lasted.reader.unit, decimal), "as the durations")
-            self.notes.append(f"{name} is left out, it may be in seconds or in milliseconds")
+            unit, why = self._unit_by_tokens(name, values)
+            return Column((heading,), Spans(unit, marks), why)
+        lasted = self.found.get("duration")
+        if lasted is not None and isinstance(lasted.reader, Spans) and lasted.reader.unit:
+            return Column((heading,), Spans(lasted.reader.unit, marks), "as the durations")
+        self.notes.append(f"{name} is left out, it may be in seconds or in milliseconds")
         return None
 
-    def _unit_by_tokens(self, name: str, pairs: Sequence[tuple[float, int]]) -> tuple[Unit, str]:
+    def _unit_by_tokens(self, name: str, values: Floats) -> tuple[Unit, str]:
         """Return the unit that gives an output token a time that some server takes, and why."""
-        each = sorted(value / n for value, n in pairs if value > 0 and n > 0)
-        if not each:
+        tokens = self._column("output_length")
+        each = (values / tokens)[(values > 0) & (tokens > 0)]
+        if not len(each):
             return "ms", "no tokens to tell the unit by"
-        middle, (least, most) = each[len(each) // 2], TOKEN_MS
-        fitting = [unit for unit in NANOSECONDS if least <= scaled(middle, unit) <= most]
-        if len(fitting) != 1:
-            units: Sequence[Unit] = fitting or ("s", "ms")
-            what = " or ".join(NAMES[unit] for unit in units)
-            cures = ({"columns": {f"duration_{unit}": name}} for unit in units)
-            raise UnclearError(f"{name}: it may be in {what}", *cures)
-        (unit,) = fitting
-        self.token_ms = scaled(middle, unit)
-        long_ones = [scaled(value, unit) / n for value, n in pairs if value > 0 and n >= 32]
-        odd = [one for one in long_ones if not least / 4 <= one <= most * 4]
-        if len(odd) > (1 - MOSTLY) * len(long_ones):
-            what = f"{name}: durations of several units stand in it"
-            raise UnclearError(what, {"columns": {"duration": ""}})
-        return unit, f"an output token then takes {self.token_ms:.3g} ms"
+        least, most = TOKEN_MS
+        middle = float(np.median(each))
+        fitting = [unit for unit in UNIT_MS if least <= in_ms(middle, unit) <= most]
+        if len(fitting) == 1:
+            self.token_ms = in_ms(middle, fitting[0])
+            if is_far_off(in_ms(values, fitting[0]), tokens, self.token_ms).mean() > 1 - MOSTLY:
+                what = f"{name}: durations of several units stand in it"
+                raise UnclearError(what, {"columns": {"duration": ""}})
+            return fitting[0], f"an output token then takes {in_ms(middle, fitting[0]):.3g} ms"
+        units: Sequence[Unit] = fitting or ("s", "ms")
+        what = " or ".join(NAMES[unit] for unit in units)
+        cures = ({"columns": {f"duration_{unit}": name}} for unit in units)
+        raise UnclearError(f"{name}: it may be in {what}", *cures)
 
     # What one column shows beside another.
 
-    def _counts(self, role: Role) -> list[int]:
-        """Return a column's counts in the first rows, 0 where there is none."""
+    def _column(self, role: Role) -> Floats:
+        """Return a role's numbers in the first rows, NaN where there is none."""
+        nothing = np.full(len(self.opened.sample), np.nan)
         column = self.found.get(role)
-        if column is None or column.reader is None:
-            return [0] * len(self.opened.sample)
-        read = map(column.reader.cell, self.values[column.paths[0]])
-        return [int(one) if isinstance(one, int | float) else 0 for one in read]
+        return nothing if column is None else self._numbers(column)
 
-    def _ms(self, column: Column) -> Floats:
-        """Return times or spans in the first rows, NaN where there is none."""
+    def _numbers(self, column: Column) -> Floats:
         assert column.reader is not None
-        read = map(column.reader.cell, self.values[column.paths[0]])
-        return np.array([float(one) if isinstance(one, int | float) else np.nan for one in read])
+        values, reasons = column.reader.read(self.values[column.paths[0]])
+        return np.where((reasons != 0) | (values == ABSENT), np.nan, values)
 
     def _both(self, one: Column, other: Column) -> tuple[Floats, Floats]:
         """Return two columns of times or spans, in rows that have both."""
-        a, b = self._ms(one), self._ms(other)
-        known = ~(np.isnan(a) | np.isnan(b))
+        a, b = self._numbers(one), self._numbers(other)
+        known = ~np.isnan(a + b)
         return a[known], b[known]
-
-    def _is_constant(self, heading: str) -> bool:
-        known = self._known(heading)
-        return len(known) >= SOME_ROWS and known.count(known[0]) == len(known)
-
-    def _is_whole(self, span: Column, others: Sequence[Column]) -> bool:
-        """Whether no other span is longer in any row: then it is the whole request's."""
-        return all((a >= b).all() for other in others for a, b in [self._both(span, other)])
-
-    def _alike(self, one: Column, other: Column) -> bool:
-        """Whether two columns hold the same, up to a second of a time and a ms of a span."""
-        if isinstance(one.reader, Clock | Spans) and isinstance(other.reader, Clock | Spans):
-            a, b = self._both(one, other)
-            is_span = isinstance(one.reader, Spans)
-            is_known = is_span or len(a) == len(self.opened.sample)
-            return bool(is_known and (np.abs(a - b) <= (1 if is_span else SAME_TIME_MS)).all())
-        return self.values[one.paths[0]] == self.values[other.paths[0]]
-
-    # What follows from all columns together.
 
     def _combine(self) -> None:
         """Find ends, and drop what another column says better."""
@@ -629,13 +586,38 @@ class _Guess:
         time, end = self.found.get("timestamp"), self.found.get("end")
         if time is not None and end is not None and time.paths == end.paths:
             self.found.pop("timestamp" if "duration" in self.found else "end")
-        self._drop_other_clocks()
+        if (time := self.found.get("timestamp")) is not None and isinstance(time.reader, Clock):
+            for role in ("end", "first_token"):  # which count from another start
+                other = self.found.get(role)
+                if (
+                    other
+                    and isinstance(other.reader, Clock)
+                    and other.reader.dated != time.reader.dated
+                ):
+                    del self.found[role]
         self._end_where_logged()
-        if {"timestamp", "end"} <= self.found.keys():
-            self.found.pop("duration", None)
-            self.token_ms = None
-        if {"input_length", "output_length"} <= self.found.keys():
-            self.total = self.found.pop("total_length", None)
+        span, time = self.found.get("duration"), self.found.get("timestamp")
+        if span is not None and time is not None and "duration" not in self.asked_roles:
+            spans_ms, times_ms = self._both(span, time)
+            grows = len(spans_ms) >= SOME_ROWS and np.ptp(spans_ms) >= RUNS_ON_MS
+            if "end" in self.found or (grows and np.ptp(times_ms - spans_ms) < ALIKE_MS[Clock]):
+                del self.found["duration"]  # or it counts from the same start as the times
+
+    def _begin_when_created(self) -> None:
+        """Take when a row was created for the arrival where what it stands for began later."""
+        if "timestamp" not in self.found or "timestamp" in self.asked_roles:
+            return
+        for heading in self.opened.headings:
+            for one in meanings(heading):
+                if one.role == "timestamp" and one.rank == WRITTEN_RANK:
+                    with suppress(UnclearError):
+                        created = self._read("timestamp", heading, one.unit)
+                        if created is not None and self._waits(created):
+                            self.found["timestamp"] = created
+
+    def _waits(self, created: Column) -> bool:
+        waits_ms = np.subtract(*self._both(self.found["timestamp"], created))
+        return bool(len(waits_ms) and waits_ms.min() >= 0 and waits_ms.max() >= ALIKE_MS[Clock])
 
     def _end_where_logged(self) -> None:
         """Take the time at which a row was logged for its end, where a duration stands beside it.
@@ -646,8 +628,8 @@ class _Guess:
         time, lasted = self.found.get("timestamp"), self.found.get("duration")
         if time is None or lasted is None or {"timestamp", "end"} & self.asked_roles:
             return
-        words = {*words_of(time.paths[0].rpartition(".")[2])}
-        if "end" in self.found or words & BEGINS or not self._is_logged_at_the_end():
+        leaf = {*words_of(time.paths[0].rpartition(".")[2])}
+        if "end" in self.found or leaf & BEGINS or not self._is_logged_at_the_end():
             return
         at_ms, lasted_ms = self._both(time, lasted)
         in_order = [not (np.diff(one) < -1).any() for one in (at_ms, at_ms + lasted_ms)]
@@ -657,134 +639,66 @@ class _Guess:
 
     def _is_logged_at_the_end(self) -> bool:
         leaves = {one.lower().rpartition(".")[2]: one for one in self.opened.headings}
-        if "$ai_latency" in leaves:  # an event of PostHog
-            return True
-        if "receivetimestamp" in leaves:  # Google stamps when a request comes
-            return False
-        has_status = any("status" in leaf for leaf in leaves)
+        if "$ai_latency" in leaves or "receivetimestamp" in leaves:  # PostHog's; Google's are not
+            return "$ai_latency" in leaves
         requests = self._known(leaves["request"]) if "request" in leaves else []
         has_method = "method" in leaves or (
             bool(requests) and all(_METHOD.match(str(one)) for one in requests[:20])
         )
-        if has_status and has_method and leaves.keys() & PATHS:
+        if any("status" in leaf for leaf in leaves) and has_method and leaves.keys() & PATHS:
             return True
         messages = [
             str(one).lower()
             for leaf in ("msg", "message", "event")
-            if leaf in leaves
-            for one in self._known(leaves[leaf])[:20]
+            for one in (self._known(leaves[leaf])[:20] if leaf in leaves else ())
         ]
         is_over = bool(messages) and all(any(word in one for word in OVER) for one in messages)
         return bool(leaves.keys() & OF_LOGS) and (bool(leaves.keys() & OF_HTTP) or is_over)
 
     def _refuse_sums(self) -> None:
         """Raise where rows are sums over time, and no requests."""
-        counts = [one for one in self._counts("requests") if one]
+        counts = self._column("requests")
+        counts = counts[counts > 0]
         if len(counts) >= SOME_ROWS and {*np.diff(counts).tolist()} == {1}:
             del self.found["requests"]  # which numbers the rows
-        elif sum(one > 1 for one in counts) > USABLE * len(counts):
-            name = self.name(self.found["requests"])
+        elif len(counts) and (counts > 1).mean() > USABLE:
+            name = self.name("requests")
             raise UnclearError(f"{name} counts several requests a row: {SUMS}")
-        elif counts:  # a row is a stretch of time that holds one request
+        elif len(counts):  # a row is a stretch of time that holds one request
             for role in (TIMES | SPANS) - {"timestamp"}:
                 self.found.pop(role, None)
         time, end = self.found.get("timestamp"), self.found.get("end")
         if time is None or not isinstance(time.reader, Clock) or not time.reader.dated:
             return
-        starts_ms = self._ms(time)
-        starts_ms = np.unique(starts_ms[~np.isnan(starts_ms)])
+        starts_ms = np.unique(self._column("timestamp"))
+        starts_ms = starts_ms[~np.isnan(starts_ms)]
         lasted_ms = np.array([]) if end is None else np.subtract(*self._both(end, time))
+        if len(self.opened.sample) >= SOME_ROWS and not (starts_ms % 86_400_000).any():
+            what = (
+                "the times are whole days: sums are no requests; a time of day in a column of its "
+            )
+            raise UnclearError(f"{self.name('timestamp')}: {what}own belongs beside the date")
         is_even = len(lasted_ms) >= SOME_ROWS and np.ptp(lasted_ms) == 0 and lasted_ms[0] >= 60_000
         if len(starts_ms) >= SOME_ROWS and (is_even or not (starts_ms % 3_600_000).any()):
-            what = "stretches of one length" if is_even else "whole hours or days"
-            raise UnclearError(f"{self.name(time)}: the times are {what}: {SUMS}")
+            what = "stretches of one length" if is_even else "whole hours"
+            raise UnclearError(f"{self.name('timestamp')}: the times are {what}: {SUMS}")
 
     def _prompt_is_sum(self) -> bool:
-        """Whether cached prompt tokens are counted beside the others, as Anthropic and Bedrock do.
+        """Return whether cached prompt tokens are counted beside the others, as Anthropic and
+        Bedrock do.
 
-        More of them than the prompt shows it, or a total that is of all; else the headings: inputs
-        with reads and writes of a cache, which are no details of the prompt.
+        More of them than the prompt shows it; else the headings: inputs with reads and writes of a
+        cache, which are no details of the prompt.
         """
-        cache = [one for role in CACHE if (one := self.found.get(role)) is not None]
-        if "cached_tokens" not in self.found or "input_length" not in self.found:
+        if not {"cached_tokens", "input_length"} <= self.found.keys():
             return False
-        counted = np.array(
-            [self._counts(role) for role in (*CACHE, "input_length", "output_length")]
-        )
-        cached, prompts = counted[:2].sum(0), counted[2]
-        if ((cached > prompts) & (prompts > 0)).any():
+        cached, prompt = (self._column(role) for role in ("cached_tokens", "input_length"))
+        if ((cached > prompt) & (prompt > 0)).any():
             return True
-        if self.total is not None:
-            self.found["total_length"] = self.total
-            total = np.array(self._counts("total_length"))
-            del self.found["total_length"]
-            told = (cached > 0) & (total > 0)
-            if told.any() and (cached + prompts + counted[3] == total)[told].all():
-                return True
-        words = words_of(self.found["input_length"].paths[0].rpartition(".")[2])
-        is_input = "input" in words and "prompt" not in words
-        return (
-            is_input
-            and len(cache) == 2
-            and not any("detail" in one.paths[0].lower() for one in cache)
-        )
-
-    def _drop_other_clocks(self) -> None:
-        """Leave out times that count from another start than the arrivals, and a span that counts
-        from one start."""
-        time, span = self.found.get("timestamp"), self.found.get("duration")
-        if time is None or not isinstance(time.reader, Clock):
-            return
-        for role in TIMES & self.found.keys():
-            reader = self.found[role].reader
-            if isinstance(reader, Clock) and reader.dated != time.reader.dated:
-                del self.found[role]
-        if span is not None and "duration" not in self.asked_roles:
-            spans_ms, times_ms = self._both(span, time)
-            grows = len(spans_ms) >= SOME_ROWS and np.ptp(spans_ms) >= RUNS_ON_MS
-            if grows and np.ptp(times_ms - spans_ms) < SAME_TIME_MS:
-                del self.found["duration"]
-
-    def _begin_when_created(self) -> None:
-        """Take when a row was created for the arrival where what it stands for began later."""
-        started = self.found.get("timestamp")
-        if started is None or "timestamp" in self.asked_roles:
-            return
-        for heading in self.opened.headings:
-            for one in meanings(heading):
-                if one.role != "timestamp" or one.rank != WRITTEN_RANK:
-                    continue
-                with suppress(UnclearError):
-                    if (created := self._read("timestamp", heading, one.unit)) is None:
-                        continue
-                    starts_ms, created_ms = self._both(started, created)
-                    waits_ms = starts_ms - created_ms
-                    if len(waits_ms) and waits_ms.min() >= 0 and waits_ms.max() >= SAME_TIME_MS:
-                        self.found["timestamp"] = created
-
-    def _join_day(self) -> None:
-        """Join a day with its time of day."""
-        day, time = self.found.pop("day", None), self.found.get("timestamp")
-        if day is None or time is None:
-            return
-        if time.paths == day.paths:
-            known_ms = self._ms(day)
-            is_midnight = not (known_ms[~np.isnan(known_ms)] % 86_400_000).any()
-            times = (
-                column
-                for heading in self.opened.headings
-                if is_midnight and any(one.role == "timestamp" for one in meanings(heading))
-                if (column := self._read("timestamp", heading, None)) is not None
-                if isinstance(column.reader, Clock) and column.reader.order == "time"
-            )
-            time = next(times, None)
-        if time is None or not isinstance(time.reader, Clock) or time.reader.order != "time":
-            return
-        both = zip(*(self.values[one.paths[0]] for one in (day, time)), strict=True)
-        joined = [f"{date} {at}" for date, at in both if not is_empty(date) and not is_empty(at)]
-        clock = self._clock_of_dates(day.paths[0], joined)
-        if clock is not None:
-            self.found["day"], self.found["timestamp"] = day, Column(time.paths, clock)
+        leaf = words_of(self.found["input_length"].paths[0].rpartition(".")[2])
+        paths = [self.found[role].paths[0].lower() for role in CACHE if role in self.found]
+        is_apart = len(paths) == 2 and not any("detail" in path for path in paths)
+        return is_apart and "input" in leaf and "prompt" not in leaf
 
     # What is missing.
 
@@ -796,35 +710,24 @@ class _Guess:
         return [*([] if has_times else ["timestamp"]), *([] if has_lengths else lacking)]
 
     def _without(self, missing: Sequence[Role]) -> UnclearError:
-        """Return what to say where roles have no column; a suggestion where only one would do."""
-        free = {role: [self.name(one) for one in self._free(role)] for role in missing}
+        """Return what to say where roles have no column."""
         what = f"no column for {', '.join(missing)}"
         for heading in self.opened.headings:
             if {one.role for one in meanings(heading)} & {*missing}:
                 holds = "holds nothing that can be read so" if self._known(heading) else "is empty"
-                what += f": {shown(self.opened, heading)} {holds}"
-                break
-        if not self.opened.sample:
-            what += ": no rows"
-        elif not any(free[role] for role in missing if role != "timestamp") and {*missing} - {
-            "timestamp"
-        }:
-            what += "; no column can be counts of tokens"
-        columns = {role: names[0] for role, names in free.items() if len(names) == 1}
-        is_clear = len({*columns.values()}) == len(missing)
-        return UnclearError(what, *([{"columns": columns}] if is_clear else ()))
+                return UnclearError(f"{what}: {shown(self.opened, heading)} {holds}")
+        return UnclearError(what if self.opened.sample else f"{what}: no rows")
 
-    def _free(self, role: Role) -> Iterator[Column]:
-        """Yield the columns without a role that could have this one, by words and by values."""
-        taken = {column.paths[0] for column in self.found.values()}
-        ours, other = (PROMPT, OUTPUT) if role == "input_length" else (OUTPUT, PROMPT)
-        for heading in self.opened.headings:
-            words = {*words_of(heading)}
-            is_count = bool(words & (TOKENS | ours)) and not words & (NOT_A_COUNT | other)
-            is_taken = heading in taken or bool(({"id", "ids"} | GAPS) & words)
-            if is_taken or (role.endswith("_length") and not is_count):
-                continue
-            with suppress(UnclearError):
-                column = self._read(role, heading, unit_of(heading))
-                if column is not None:
-                    yield column
+
+def is_far_off(ms: Floats, tokens: Any, token_ms: float) -> NDArray[np.bool_]:  # noqa: ANN401
+    """Return where durations of many tokens are of another unit than those of ``token_ms``."""
+    each, (least, most) = ms / np.maximum(tokens, 1), TOKEN_MS
+    is_long = (each > max(most, token_ms * FAR_OFF)) & (each <= 1000 * most)
+    is_short = (each < min(least, token_ms / FAR_OFF)) & (each * 1000 >= least)
+    found: NDArray[np.bool_] = (tokens >= MANY_TOKENS) & (is_long | is_short)
+    return found
+
+
+def _thousands(column: Column) -> str:
+    marks = column.reader.marks if isinstance(column.reader, Counts) else None
+    return marks.thousands.strip("?") if marks is not None else ""

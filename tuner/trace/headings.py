@@ -16,14 +16,14 @@ Role = str
 """What a column is."""
 
 _ROLES = (
-    "timestamp day end first_token input_length output_length total_length duration ttft queue "
+    "timestamp end first_token input_length output_length total_length duration ttft queue "
     "cached_tokens cache_creation_tokens max_tokens status error finish_reason stream session_id "
     "model replica requests num_images cache_hit kind"
 )
 ROLES: tuple[Role, ...] = (*_ROLES.split(),)
 """Roles that a column of any table can have. ``end`` and ``first_token`` are times; ``duration``,
-``ttft`` and ``queue`` are spans of time; ``requests`` is how many requests a row sums up; ``day``
-is the date beside a time of day; ``cache_hit`` is whether a gateway answered, and no server;
+``ttft`` and ``queue`` are spans of time; ``requests`` is how many requests a row sums up;
+``cache_hit`` is whether a gateway answered, and no server;
 ``kind`` is whether a row is a call of a model, or a link that sums up several.
 
 Formats whose columns are known have more: other fields of the record, and ``path`` and ``flags`` of
@@ -297,7 +297,7 @@ def _counts(has: set[str], depth: int) -> Iterator[Meaning]:
         yield Meaning("total_length", depth)
 
 
-def _times(  # noqa: C901, PLR0912 - one meaning after another
+def _times(  # noqa: C901 - one meaning after another
     words: list[str], has: set[str], unit: Unit | None
 ) -> Iterator[Meaning]:
     rest = has - NOISE
@@ -335,10 +335,6 @@ def _times(  # noqa: C901, PLR0912 - one meaning after another
         yield Meaning("timestamp", WRITTEN_RANK + rank, unit)
     elif has & TIME:
         yield Meaning("timestamp", 2 + 2 * rank, unit)
-        if has & {"date", "day"}:
-            yield Meaning("day", rank, unit)
-    elif has == {"day"}:
-        yield Meaning("day", 0)
 
 
 _PLAIN = re.compile(r"[A-Za-z0-9_ .()/%#@$-]+")

@@ -11,15 +11,15 @@ from functools import lru_cache
 from typing import Any, TypeGuard
 
 from tuner.errors import TraceError
-from tuner.trace.raw import Object, Tally
+from tuner.trace.raw import Numbered, Object, Tally
 from tuner.trace.record import TimeUnit
 from tuner.trace.text import is_text, refuse_text
-from tuner.trace.values import Clock, Counts, as_object, in_order, is_empty, number, words
+from tuner.trace.values import as_object, date_ms, is_empty, number, words
 from tuner.trace.words import error_in, status_of
 
-Numbered = Iterator[tuple[int, Object]]
 
-_COUNT, _CLOCK = Counts(), Clock()
+def _keys(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
 
 
 def first(found: Object, keys: Iterable[str]) -> Any:  # noqa: ANN401 - whatever is there
@@ -52,6 +52,51 @@ def bailian(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
         links = {"request_id": chat, "parent_id": parent, "session_id": session}
         number_of = turn - 1 if _is_count(turn) and turn else None
         yield line, {**row, **links, "turn": number_of}
+
+
+def litellm(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
+    """Yield LiteLLM's rows; attempts of one request have its trace and its model."""
+    del tally, unit
+    for line, row in rows:
+        request = first(row, ("trace_id", "session_id"))
+        model = first(row, ("model_group", "model"))
+        yield line, {**row, "links": {"key": (str(request), str(model)) if request else None}}
+
+
+def langfuse(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
+    """Yield Langfuse's observations, with the sums of what their usage counts."""
+    del tally, unit
+    for line, row in rows:
+        usage = first(row, ("usageDetails", "usage_details", "usage"))
+        counts = as_object(usage) or {}
+        counts = {} if str(counts.get("unit") or "TOKENS") != "TOKENS" else counts
+        trace, span, parent = (
+            _id(first(row, keys))
+            for keys in (
+                ("traceId", "trace_id"),
+                ("id",),
+                ("parentObservationId", "parent_observation_id"),
+            )
+        )
+        found = {
+            "input_length": _sum(counts, ("input", "prompt"), row),
+            "output_length": _sum(counts, ("output", "completion"), row),
+            "cached_tokens": _sum(counts, ("cache",), {}, never="creation"),
+        }
+        key = (trace, span) if span else None
+        links = {"trace": trace, "span": span, "parent": parent, "key": key}
+        yield line, {**row, **found, "links": links}
+
+
+def _sum(counts: Object, words: Iterable[str], row: Object, never: str = "cost") -> Any:  # noqa: ANN401
+    """Return the sum of the counts whose key has one of the words; else what the row has."""
+    for word in words:
+        keys = (key for key in counts if word in key.lower() and never not in key.lower())
+        if held := [counts[key] for key in keys if not is_empty(counts[key])]:
+            known = [number(one) for one in held]
+            return held[0] if None in known else sum(filter(None, known))
+    names = ("{}Tokens", "{}_tokens", "{}Usage", "{}_usage")
+    return first(row, (name.format(word) for word in words for name in names))
 
 
 DELAYED = (
@@ -115,8 +160,8 @@ def tracelab(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
         for event in events if isinstance(events, list) else ():
             if isinstance(event, dict):
                 is_input = str(event.get("event_type")) in ("user_message", "tool_result")
-                at_ms = _CLOCK.cell(event.get("timestamp"))
-                stamps[is_input] += [at_ms] if isinstance(at_ms, float) else []
+                at_ms = date_ms(event.get("timestamp"))
+                stamps[is_input] += [] if at_ms is None else [at_ms]
         inputs, outputs = stamps[True], stamps[False]
         name = row.get("session_id")
         yield (
@@ -250,33 +295,33 @@ def _of_result(one: Object) -> Object:
 REQUEST_NAME = "llm_request"
 """vLLM's name for the span of a request."""
 
-PROMPT = in_order(
+PROMPT = _keys(
     "gen_ai.usage.input_tokens gen_ai.usage.prompt_tokens llm.token_count.prompt "
     "llm.usage.prompt_tokens ai.usage.inputTokens"
 )
-OUTPUT = in_order(
+OUTPUT = _keys(
     "gen_ai.usage.output_tokens gen_ai.usage.completion_tokens llm.token_count.completion "
     "llm.usage.completion_tokens ai.usage.outputTokens"
 )
-CACHED = in_order(
+CACHED = _keys(
     "gen_ai.usage.cache_read.input_tokens gen_ai.usage.cache_read_input_tokens "
     "gen_ai.usage.cached_input_tokens llm.token_count.prompt_details.cache_read"
 )
-MODEL = in_order(
+MODEL = _keys(
     "gen_ai.response.model gen_ai.request.model llm.model_name langfuse.observation.model.name"
 )
-SESSION = in_order("gen_ai.conversation.id session.id langfuse.session.id")
-N = in_order("gen_ai.request.choice.count gen_ai.request.n")
-STREAM = in_order("gen_ai.request.stream llm.is_streaming")
-FIRST_TOKEN_S = in_order("gen_ai.latency.time_to_first_token gen_ai.response.time_to_first_chunk")
-PARAMETERS = in_order("llm.invocation_parameters langfuse.observation.model.parameters")
-CODE = in_order("http.response.status_code http.status_code error.type")
-INSTANCE = in_order("service.instance.id host.name k8s.pod.name")
-KIND = in_order(
+SESSION = _keys("gen_ai.conversation.id session.id langfuse.session.id")
+N = _keys("gen_ai.request.choice.count gen_ai.request.n")
+STREAM = _keys("gen_ai.request.stream llm.is_streaming")
+FIRST_TOKEN_S = _keys("gen_ai.latency.time_to_first_token gen_ai.response.time_to_first_chunk")
+PARAMETERS = _keys("llm.invocation_parameters langfuse.observation.model.parameters")
+CODE = _keys("http.response.status_code http.status_code error.type")
+INSTANCE = _keys("service.instance.id host.name k8s.pod.name")
+KIND = _keys(
     "gen_ai.operation.name openinference.span.kind langfuse.observation.type llm.request.type "
     "traceloop.span.kind"
 )
-TEXT = in_order(
+TEXT = _keys(
     "gen_ai.input.messages gen_ai.output.messages gen_ai.system_instructions gen_ai.prompt "
     "gen_ai.completion gen_ai.content.prompt gen_ai.content.completion llm.input_messages "
     "llm.output_messages llm.prompts llm.completions input.value output.value "
@@ -466,7 +511,7 @@ def _tokens(attributes: Object) -> tuple[object, object]:
             [
                 count
                 for key, one in usage.items()
-                if word in key and type(count := _COUNT.cell(one)) is int
+                if word in key and (count := number(one)) is not None
             ]
             for word in ("input", "output")
         )
@@ -478,7 +523,7 @@ def _ttft_ms(attributes: Object, start_ms: Any) -> Any:  # noqa: ANN401
     if (seconds := first(attributes, FIRST_TOKEN_S)) is not None:
         return _ms(seconds)
     date = attributes.get("langfuse.observation.completion_start_time")
-    at_ms = _CLOCK.cell(date.strip('"') if isinstance(date, str) else date)
+    at_ms = date_ms(date.strip('"') if isinstance(date, str) else date)
     return _difference(start_ms, at_ms)
 
 
@@ -501,9 +546,9 @@ def _span_status(span: Object, attributes: Object) -> str:
     kind = attributes.get("error.type")
     if code not in (2, "STATUS_CODE_ERROR") and is_empty(kind):
         return "ok"
-    http = _COUNT.cell(first(attributes, CODE))
-    if isinstance(http, int) and status_of(http) != "ok":
-        return status_of(http)
+    http = number(first(attributes, CODE))
+    if http is not None and status_of(int(http)) != "ok":
+        return status_of(int(http))
     gone = any(word in str(kind).lower() for word in ("cancel", "disconnect"))
     return "aborted" if gone else "error"
 

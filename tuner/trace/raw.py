@@ -21,6 +21,8 @@ SAMPLE_ROWS, ROWS = 1000, 2**16
 """Rows by which it is found how a file is read, and rows that are read at once at most."""
 
 Object = dict[str, Any]
+Numbered = Iterator[tuple[int, Object]]
+"""Objects, each with the number of its line."""
 
 
 @dataclass(slots=True)

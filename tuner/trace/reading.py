@@ -44,7 +44,6 @@ equal rows take half a megabyte, and each that is read takes up to 50 bytes of m
 SET_BACK_MS = (20 * 60_000.0, 75 * 60_000.0)
 """Range by which times go back where clocks are set back by an hour, with the gap between rows."""
 
-AN_HOUR_MS = 3_600_000.0
 IN_ORDER = 0.01
 """Share of the rows that may be far before the row above. A table in no order has more of them, and
 its steps show nothing."""
@@ -90,7 +89,7 @@ def _read(file: TraceFile, asked: Asked, tell: Tell) -> Trace:
             table, kept = checker.checked(raw)
             _ask_for_unit(table, kept, known, tally)
             tables.append(table)
-            lines += [kept] if known.clock.zoned is False or known.clock.order == "time" else []
+            lines += [kept] if known.clock.zoned is False else []
         tell(tally)
     if known.settle is not None:
         tables = [_settled(linked, known, tally)]
@@ -147,7 +146,7 @@ def _check_named(known: Format, rows_of: Opened, file: TraceFile) -> None:
         for path in each
     )
     if (known.flatten is None and not has_times and "tuner_trace" not in tops) or (
-        known.flatten is not None and not rows_of.objects
+        not known.is_table and not rows_of.objects
     ):
         raise TraceError(
             f"{file.tally.place}:1: nothing of the format {known.name}: {known.mark}",
@@ -187,7 +186,8 @@ def _header(known: Format, rows_of: Opened, file: TraceFile) -> TraceHeader:
 def _raws(rows_of: Opened, known: Format, tally: Tally) -> Iterator[Raw]:
     """Yield the raw columns. Raises TraceError for rows that hold text."""
     named_text = [one for one in rows_of.headings if one.rpartition(".")[2].lower() in TEXT_KEYS]
-    for place, raw in enumerate(rows_of.raws([*known.paths(), *named_text])):
+    wanted = [*known.paths(), *named_text] if known.flatten is None else rows_of.headings
+    for place, raw in enumerate(rows_of.raws(wanted)):
         if known.name == CANONICAL.name and raw.objects is not None:
             raw = _without_header(raw, tally, is_first=place == 0)  # noqa: PLW2901
         if not known.checks_text:
@@ -222,7 +222,8 @@ def _flat(raws: Iterator[Raw], known: Format, asked: Asked, tally: Tally) -> Ite
 
 def _numbered(raws: Iterator[Raw]) -> Iterator[tuple[int, Object]]:
     for raw in raws:
-        yield from zip(raw.lines.tolist(), raw.objects or (), strict=True)
+        rows = pa.table(dict(raw.columns)).to_pylist() if raw.objects is None else raw.objects
+        yield from zip(raw.lines.tolist(), rows, strict=True)
 
 
 def _ask_for_unit(table: pa.Table, lines: Any, known: Format, tally: Tally) -> None:  # noqa: ANN401 - an array
@@ -251,7 +252,7 @@ def _settled(linked: list[Row], known: Format, tally: Tally) -> pa.Table:
 
 
 def _check_clock(table: pa.Table, lines: Any, known: Format, tally: Tally) -> None:  # noqa: ANN401
-    """Raise TraceError where local times show an hour twice, and times of day those of two days."""
+    """Raise TraceError where local times show an hour twice."""
     times_ms = table.column("timestamp").to_numpy()
     if "timestamp" not in known.columns:
         times_ms = times_ms + table.column("e2e_ms").to_numpy()
@@ -259,16 +260,6 @@ def _check_clock(table: pa.Table, lines: Any, known: Format, tally: Tally) -> No
     if not len(steps_ms):
         return
     title = (known.columns.get("timestamp") or known.columns["end"]).title or "the time"
-    if known.clock.order == "time":
-        forward = int(np.sign(steps_ms[np.abs(steps_ms) < AN_HOUR_MS]).sum())
-        back_ms = np.abs(steps_ms) if forward == 0 else steps_ms if forward < 0 else -steps_ms
-        if back_ms.max() >= AN_HOUR_MS:
-            line = int(lines[int(back_ms.argmax()) + 1])
-            raise TraceError(
-                f"{tally.at(line)}: {title} goes back past midnight, and no column has the day",
-                hint="Export the date too; or sort the rows, if all are of one day.",
-            )
-        return
     back_ms = steps_ms if int(np.sign(steps_ms).sum()) < 0 else -steps_ms
     far_back = back_ms >= SET_BACK_MS[0]
     if far_back.sum() > max(1, IN_ORDER * len(steps_ms)):

@@ -62,6 +62,9 @@ REASONS: dict[Reason, str] = {
 }
 """Why a row is not used. docs/traces.md says what to do about each."""
 
+CODES: dict[str, int] = {reason: code for code, reason in enumerate(REASONS, 1)}
+"""The codes of reasons in arrays; 0 is no reason."""
+
 MAX_TOKENS = 2**31 - 1
 MAX_N = 16_384
 """vLLM's own limit on n."""
@@ -134,7 +137,8 @@ def _field(one: inspect.Field) -> Field:
         ("count", inspect.IntType),
     )
     kind = next(kind for kind, known in kinds if any(isinstance(part, known) for part in held))
-    number = next((part for part in held if isinstance(part, inspect.IntType)), None)
+    inner = (*held, *(part.item_type for part in held if isinstance(part, inspect.VarTupleType)))
+    number = next((part for part in inner if isinstance(part, inspect.IntType)), None)
     least, most = (number.ge, number.le) if number is not None else (None, None)
     default = None if one.default is msgspec.NODEFAULT else one.default
     return Field(one.encode_name, kind, least or 0, most or MAX_TOKENS, default)

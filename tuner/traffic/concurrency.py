@@ -1,24 +1,17 @@
-"""Counts the requests in flight, and those running, over time; and makes traffic that holds so
-many. Pure.
+"""Counts the requests in flight, and those running, over time. Pure.
 
 A request is in flight from its arrival to its end, waiting included, and counts n times. The
 distribution is over time and not over arrivals: quantile q is the least level that holds for a
 share q of the time.
 """
 
-import heapq
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import cycle, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tuner.trace.columns import Columns, Floats
-from tuner.trace.schedule import Tick
 from tuner.traffic.levels import Held, Levels, count_held, count_levels
-from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
 
 BAND_S_PER_TOKEN = (0.010, 0.020, 0.040, 0.080)
 """Times per output token of a fast and of a slow server, for traces whose ends are unknown."""
@@ -130,42 +123,3 @@ def _filled_s(first_s: float, last_s: float, p99_s: float) -> float:
     if p99_s >= (last_s - first_s) / 2:
         return first_s  # the trace is shorter than its requests: there is no better part
     return first_s + p99_s
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A request that holds a place."""
-
-    at_s: float
-    lasts_s: float
-    input_length: int
-    output_length: int
-    place: int
-    turn: int
-    """How many came before it in its place."""
-
-
-def holding(ticks: Sequence[Tick], lengths: Sequence[tuple[int, int]]) -> Iterator[Holder]:
-    """Yield requests in order of arrival that hold a given concurrency at an assumed speed.
-
-    Each of the requests in flight is a place, in which one follows the other without a pause; a
-    place that is given up lets its last request end. Their (prompt, output) ``lengths`` are taken
-    in turn, and again.
-    """
-    drawn = cycle(lengths)
-    free_s: list[float] = []
-    turns: list[int] = []
-    for tick, after in pairwise(ticks):
-        more = tick.concurrency - len(free_s)
-        free_s += [tick.at_s] * more
-        turns += [0] * more
-        due = [(max(free_s[place], tick.at_s), place) for place in range(tick.concurrency)]
-        heapq.heapify(due)
-        while due and due[0][0] < after.at_s:
-            at_s, place = due[0]
-            prompt, output = next(drawn)
-            lasts_s = output * S_PER_OUTPUT_TOKEN + prompt * S_PER_PROMPT_TOKEN
-            yield Holder(at_s, lasts_s, prompt, output, place, turns[place])
-            turns[place] += 1
-            free_s[place] = at_s + lasts_s
-            heapq.heapreplace(due, (free_s[place], place))
