@@ -43,7 +43,7 @@ compare: setup  ## Serve the sample trace by one worker, in batches, untuned and
 
 test: static plain engines  ## Everything that a change must pass, real engines included
 
-check: static few  ## The same without vLLM, Ray and PostgreSQL
+check: static few  ## The same without vLLM and Ray
 
 fix: setup-dev  ## Fix what a machine can fix
 	$(BIN)/ruff format .

@@ -120,13 +120,6 @@ def test_of_a_file_what_apply_would_change_is_said_and_what_undoes_it(diff: Diff
     assert err.splitlines()[0] == "Error: serve.yaml: differs from a.yaml in 3 things"
 
 
-def test_another_model_is_measured_elsewhere(diff: Diff) -> None:
-    Path("serve.yaml").write_text("model: n\nmax-num-seqs: 16\nmax-num-batched-tokens: 8192\n")
-    _, out, _ = diff("a.yaml", "serve.yaml", "--json")
-    names = [one["name"] for one in json.loads(out)["differences"]]
-    assert names == ["model"]
-
-
 METRICS = """\
 # TYPE vllm:cache_config_info gauge
 vllm:cache_config_info{block_size="16",cache_dtype="fp8",enable_prefix_caching="True",engine="0",\
@@ -328,19 +321,3 @@ def test_an_address_that_is_no_server_is_said(diff: Diff, server: str) -> None:
         assert diff("a.yaml", "--url", url)[0] == 2
     assert diff("a.yaml")[0] == 2
     assert diff("a.yaml", "b.yaml", "--url", server)[0] == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("a.yaml", "none.yaml"), 3, "Error: none.yaml: no such file"),
-        (("serve.yaml", "a.yaml"), 3,
-         "Error: serve.yaml: not a serving profile: schema_version is missing"),
-        (("a.yaml", "serve.yaml", "--to", "x"), 2, "Error: no kind of file 'x'"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_compared_is_said(
-    diff: Diff, arguments: tuple[str, ...], code: int, message: str
-) -> None:
-    found, out, err = diff(*arguments)
-    assert (found, out, err.splitlines()[0]) == (code, "", message)

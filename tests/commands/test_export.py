@@ -72,29 +72,6 @@ def test_parquet_has_the_same_columns_and_keeps_their_types(folder: Path) -> Non
     assert str(tables["iterations"].schema.field("duration_s").type) == "double"
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        (("none",), 3, "none: holds no run"),
-        (("run", "--to", "xlsx"), 2, "xlsx"),
-        (("run", "-o", "run/profile.yaml"), 3, "cannot be a folder"),
-        (("begun",), 3, "nothing is measured yet"),
-    ],
-)
-def test_what_cannot_be_exported_is_said_and_nothing_is_written(
-    folder: Path, words: tuple[str, ...], code: int, said: str
-) -> None:
-    begun = folder / "begun"
-    begun.mkdir(exist_ok=True)
-    first, _ = (folder / "run" / "journal.jsonl").read_text().split("\n", 1)
-    (begun / "journal.jsonl").write_text(first + "\n")
-    before = sorted(folder.rglob("*"))
-    done = export(folder, *words)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert said in done.stderr
-    assert sorted(folder.rglob("*")) == before
-
-
 def test_tables_that_are_there_are_left_alone(folder: Path) -> None:
     assert export(folder, "run", "-o", "twice").returncode == 0
     done = export(folder, "run", "-o", "twice")

@@ -2,10 +2,9 @@
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
 import pytest
@@ -13,6 +12,9 @@ import pytest
 from tests.support.in_process import tuner
 from tests.support.traces import beginning
 from tuner.profile import profile
+
+if TYPE_CHECKING:
+    import subprocess
 
 pytestmark = pytest.mark.timeout(180)  # the first test waits for a sweep and a refinement
 
@@ -55,10 +57,6 @@ def swept(tmp_path_factory: pytest.TempPathFactory, by_few_draws: None) -> Path:
 def words(*options: str) -> list[str]:
     trace = () if "--trace" in options else TRACE
     return ["refine", "profile.yaml", *MACHINE, *trace, *options]
-
-
-def command(*options: str) -> list[str]:
-    return [TUNER, *words(*options)]
 
 
 def refine(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
@@ -144,36 +142,6 @@ def test_a_budget_without_time_for_engine_starts_searches_what_changes_live(swep
     assert any("block_size was not searched" in one for one in found["warnings"])
 
 
-SMALL = ("--search", "max_num_seqs=12", "--search", "max_num_batched_tokens=2048")
-
-
-@pytest.fixture(scope="module")
-def small(swept: Path) -> dict[str, Any]:
-    done = refine(swept, *SMALL, "--run-dir", "small", "--json", "-o", "small.yaml")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def test_kill_9_loses_nothing_that_was_measured_and_nothing_is_measured_twice(
-    swept: Path, small: dict[str, Any]
-) -> None:
-    asked = (*SMALL, "--run-dir", "killed")
-    running = subprocess.Popen(command(*asked), cwd=swept, stderr=subprocess.PIPE, text=True)
-    assert running.stderr is not None
-    assert any("with the knee, in turns" in line for line in running.stderr)
-    running.kill()
-    running.communicate()
-    kept = replays(swept / "killed")
-    assert len(kept) >= 2
-    done = refine(swept, *asked, "--resume", "--json", "-o", "killed.yaml")
-    assert done.returncode == 0, done.stderr
-    after = replays(swept / "killed")
-    assert after[: len(kept)] == kept
-    assert after == replays(swept / "small")
-    assert json.loads(done.stdout)["chosen"] == small["chosen"]
-
-
 def edited(swept: Path, name: str, *, until: str, **changes: object) -> Path:
     """Return a copy of the whole run whose journal ends with that event of a purpose, changed."""
     folder = swept / name
@@ -234,19 +202,6 @@ def test_a_strangers_run_that_is_resumed_starts_nothing_that_is_not_searched(
     assert "starting an engine" not in done.stderr
 
 
-def test_where_nothing_is_better_the_knee_stays(swept: Path, whole: dict[str, Any]) -> None:
-    best = whole["chosen"]["max_num_seqs"]
-    shutil.copy(swept / "whole.yaml", swept / "best.yaml")
-    options = ("--search", f"max_num_seqs={best},1,2", "--search", "max_num_batched_tokens=2048")
-    done = tuner(swept, "refine", "best.yaml", *SIM, *options, "--json", "-o", "kept.yaml")
-    assert done.returncode == 0, done.stderr
-    assert not json.loads(done.stdout)["refined"]
-    one, other = (profile.load(swept / name) for name in ("best.yaml", "kept.yaml"))
-    assert one.engine == other.engine
-    assert one.promise == other.promise
-    assert "nothing better was found" in other.decision.reason
-
-
 def test_a_real_engine_is_not_started_for_a_simulated_profile(swept: Path) -> None:
     done = tuner(swept, "refine", "profile.yaml", "--trace", "prod.jsonl", "--run-dir", "real")
     assert done.returncode == 6, done.stderr
@@ -254,30 +209,3 @@ def test_a_real_engine_is_not_started_for_a_simulated_profile(swept: Path) -> No
     assert said.startswith("Error: the profile was measured with name simulated:world, here it is ")
     assert cure.startswith("Add --engine sim --world FILE, or ")
     assert not (swept / "real").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "said"),
-    [
-        (("--search", "max_num_batched_tokens=2"), 2, "is less than every max_num_seqs"),
-        (("--search", "enable_prefix_caching=true"), 2, "a simulated engine takes whole numbers"),
-        (("--search", "max_num_seqs=many"), 2, "whole numbers of at least 1"),
-        (("--objective", "speed"), 2, "--objective 'speed' is not known"),
-        (("--budget", "1m"), 2, "--budget 60s is too small"),
-        (("--step", "1ms"), 2, "--step 1ms: so short a replay"),
-        (("--window", "9999s+10s"), 3, "window 9999"),
-        (("--storage", "postgresql://u:secret@127.0.0.1:1/x"), 3, "127.0.0.1:1/x: cannot be used"),
-        (("-o", "prod.jsonl"), 3, "is there already and is no serving profile"),
-    ],
-)
-def test_what_cannot_be_is_said_before_anything_starts(
-    swept: Path, options: tuple[str, ...], code: int, said: str
-) -> None:
-    before = list(swept.glob("runs/*"))
-    done = refine(swept, *options)
-    assert list(swept.glob("runs/*")) == before  # nor will --resume take it for the newest run
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "starting an engine" not in done.stderr
-    assert "secret" not in done.stderr
-    assert said in done.stderr.splitlines()[-2]

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.live.test_watch import CAP, CAPS, LAWS, RATE, STORED, STORED_S, WORLD
-from tests.support.in_process import tuner
 from tests.support.live_sim import (
     SimulatedServer,
     exposition,
@@ -28,8 +27,6 @@ from tuner.errors import (
     InputError,
     Interrupted,
     TunerError,
-    UndecidedError,
-    UsageError,
 )
 from tuner.profile import profile as profiles
 from tuner.profile import stored_twin
@@ -183,28 +180,6 @@ def test_ctrl_c_says_what_is_known_so_far(
     assert found["windows"] == 1
 
 
-@pytest.mark.parametrize(
-    ("page", "changes", "kind", "said"),
-    [
-        ("hello", {}, InputError, "not Prometheus text"),
-        ("vllm:x{ 3", {}, InputError, "not Prometheus text"),
-        ('vllm:a_bucket{le="1"} 1\n', {}, InputError, "no metric of vLLM"),
-        (None, {}, InputError, "no answer"),
-        ("", {"url": "ftp://x"}, UsageError, "neither http:// nor https://"),
-        ("", {"every": "40s"}, UsageError, "less than 2 times --every"),
-        ("", {"for_": "5s"}, UsageError, "shorter than one window"),
-        ("", {"window": "0s"}, UsageError, "not a positive duration"),
-    ],
-)
-def test_what_cannot_be_watched_is_said_at_once(
-    watch: Callable[..., Watched], page: str | None, changes: dict[str, Any], kind: type, said: str
-) -> None:
-    found, ended = watch(lambda _: page, **changes)
-    assert isinstance(ended, kind)
-    assert said in str(ended)
-    assert found == {"text": ""}
-
-
 def test_several_models_are_told_apart(
     watch: Callable[..., Watched], honest: SimulatedServer
 ) -> None:
@@ -265,30 +240,6 @@ def test_a_server_that_serves_another_model_from_then_on_ends_the_watch(
     assert found["windows"] == 1
 
 
-def test_all_fits_into_80_columns(
-    profile: Path,
-    slow: SimulatedServer,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.chdir(profile.parent)
-    here = Path(profile.name)
-    clock = FreeClock()
-    with serving(page_of(slow), clock) as url, pytest.raises(GateError) as ended:
-        run(options(here, url, for_="250s", json=False), clock=clock)
-    said = capsys.readouterr()
-    windows = [line for line in said.err.splitlines() if line.endswith("x")]
-    assert len(windows) == 4
-    assert max(map(len, windows)) <= 80
-    assert "re-tune now" in [line.partition(": ")[2] for line in said.err.splitlines()]
-    table = [line for line in said.out.splitlines() if " / " in line]
-    assert len(table) == 4
-    assert max(map(len, table)) <= 80
-    assert "\N{HORIZONTAL ELLIPSIS}" not in said.out
-    assert "The traffic is not why" in ended.value.hint
-
-
 def test_several_servers_behind_one_address_are_refused(
     watch: Callable[..., Watched], honest: SimulatedServer, slow: SimulatedServer
 ) -> None:
@@ -300,17 +251,6 @@ def test_several_servers_behind_one_address_are_refused(
     assert isinstance(ended, InputError)
     assert "several servers answer in turn" in str(ended)
     assert "one replica" in ended.hint
-
-
-def test_the_command_itself_ends_with_two_lines_where_nobody_answers(profile: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    words = ("watch", profile, "--url", f"http://127.0.0.1:{port}", "--for", "90s")
-    done = tuner(profile.parent, *words)
-    assert done.returncode == 3
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 2
-    assert "no answer" in done.stderr
 
 
 def test_a_slow_server_breaks_the_promise(
@@ -330,15 +270,6 @@ def test_other_traffic_fails_only_when_asked(watch: Callable[..., Watched]) -> N
     found, ended = watch(page_of(heavy), fail_on="drifting", for_="390s")
     assert isinstance(ended, GateError)
     assert "the rate is 1." in str(ended)
-
-
-def test_too_little_is_no_verdict(watch: Callable[..., Watched], honest: SimulatedServer) -> None:
-    found, ended = watch(page_of(honest), for_="110s", json=False)
-    assert isinstance(ended, UndecidedError)
-    assert "too little is known of the server's speed" in str(ended)
-    assert "--for 2h" in ended.hint
-    assert "not enough evidence" in found["text"]
-    assert "between tokens" in found["text"]
 
 
 def test_a_server_of_another_model_is_refused(

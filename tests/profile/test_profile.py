@@ -14,36 +14,18 @@ import pytest
 import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from tests.support import golden
 from tests.support.places import ROOT
 from tests.support.profiles import any_profile, profile, step
 from tuner.errors import InputError, ProfileError
-from tuner.profile.numbers import (
-    Baseline,
-    Binds,
-    CurveStep,
-    KvCacheUsageSection,
-    Promise,
-    SpreadSection,
-)
 from tuner.profile.profile import _digest, dump, load, parse, save
 from tuner.profile.schema import (
-    Decision,
-    EngineSeconds,
-    Provenance,
     ServingProfile,
-    SloSection,
-    Validity,
 )
 from tuner.profile.verdict_block import WIDTH
 from tuner.system import yaml_strict
 
-SECTIONS: list[type[BaseModel]] = [
-    *(ServingProfile, Decision, SloSection, CurveStep, SpreadSection, KvCacheUsageSection),
-    *(Promise, Validity, Provenance, EngineSeconds, Baseline, Binds),
-]
 PROFILE = profile()
 TEXT = dump(PROFILE)
 NUMBERS = [

@@ -1,6 +1,5 @@
 """A known traffic as a real Prometheus remembers it."""
 
-import re
 import shutil
 import socket
 import subprocess
@@ -14,8 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.places import ROOT
-from tuner.profile.schema import ServingProfile
-from tuner.rollout import monitor
 
 FETCHED = ROOT / ".venv" / "tools"
 
@@ -37,13 +34,6 @@ def binary(name: str) -> str:
     if found is None:
         pytest.skip(f"no {name}: scripts/tools.sh fetches it")
     return found
-
-
-def unserved(watched: ServingProfile, said: str) -> list[str]:
-    """Return which metrics the rules of a profile ask for and a server's /metrics has not."""
-    rules = monitor.render(monitor.KINDS[0], watched, matchers="")
-    names = set(re.findall(r"vllm:\w+", rules))
-    return [name for name in sorted(names) if not re.search(rf"(?m)^{name}\{{", said)]
 
 
 @dataclass(frozen=True, slots=True)

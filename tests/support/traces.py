@@ -11,10 +11,8 @@ from tuner.trace.trace import Trace, TraceHeader, TraceRequest
 
 SAMPLES = ROOT / "traces"
 SLICES = THIRD_PARTY / "traces"
-LOGS = SLICES.with_name("logs")
 
 needs_slices = pytest.mark.skipif(not SLICES.is_dir(), reason="the public slices are not here")
-needs_logs = pytest.mark.skipif(not LOGS.is_dir(), reason="the real logs are not here")
 
 HEADER = {"tuner_trace": 1, "time_unit": "ms"}
 

@@ -15,14 +15,11 @@ import pytest
 import yaml
 
 from tests.profile.test_admission import with_twin
-from tests.support.places import ROOT
 from tests.support.profiles import ENGINE, profile
 from tuner import cli
 from tuner.profile.profile import dump, save
-from tuner.rollout.find import KINDS
 from tuner.rollout.fit import SIMULATED
 
-EXAMPLE = ROOT / "examples" / "serve.yaml"
 PRODUCTION = "# prod\nmodel: m\nmax_num_seqs: 256  # why\nhost: 0.0.0.0\n"
 
 
@@ -86,12 +83,6 @@ def test_without_a_file_a_new_one_is_written(tuner: Tuner) -> None:
     assert yaml.safe_load(Path("serve.yaml").read_text())["max-num-seqs"] == 16
 
 
-def test_rolling_back_a_new_file_removes_it(tuner: Tuner) -> None:
-    tuner("apply", "profile.yaml")
-    assert tuner("apply", "--rollback", "serve.yaml").exit_code == 0
-    assert names() == ["prod.yaml", "profile.yaml"]
-
-
 def test_a_dry_run_prints_a_patch_and_writes_nothing(tuner: Tuner) -> None:
     Path("prod.yaml").write_text(PRODUCTION.rstrip("\n"))
     before = names()
@@ -153,13 +144,6 @@ def test_the_result_replaces_another_file_only_when_forced(tuner: Tuner) -> None
     assert Path("new.yaml").read_text() == "precious: 1\n"
 
 
-def test_an_undecided_profile_is_applied_only_when_forced(tuner: Tuner) -> None:
-    save(profile(verdict="inconclusive", reason="8 and 16 tie"), Path("tie.yaml"))
-    assert refused(tuner("apply", "tie.yaml"), 5) == "tie.yaml: inconclusive: 8 and 16 tie"
-    forced = tuner("apply", "tie.yaml", "--force")
-    assert (forced.exit_code, forced.err) == (0, "Warning: inconclusive: 8 and 16 tie\n")
-
-
 @pytest.mark.parametrize(
     ("facts", "warning"),
     [
@@ -174,16 +158,6 @@ def test_what_else_to_know_is_a_warning(tuner: Tuner, facts: dict[str, str], war
     assert (done.exit_code, done.err) == (0, f"Warning: {warning}\n")
 
 
-def test_another_model_is_refused_and_with_force_kept(tuner: Tuner) -> None:
-    save(profile(engine={**ENGINE, "model": "n", "load_format": "dummy"}), Path("other.yaml"))
-    assert refused(tuner("apply", "other.yaml", "prod.yaml"), 6) == (
-        "the profile was measured elsewhere: model n, prod.yaml:2 has m"
-    )
-    assert tuner("apply", "other.yaml", "prod.yaml", "--force").exit_code == 0
-    config = yaml.safe_load(Path("prod.yaml").read_text())
-    assert (config["model"], config["max_num_seqs"], "load-format" in config) == ("m", 16, False)
-
-
 @pytest.mark.parametrize("force", [[], ["--force"]])
 def test_a_limit_that_undoes_the_choice_is_refused_with_the_change_shown(
     tuner: Tuner, force: list[str]
@@ -196,45 +170,6 @@ def test_a_limit_that_undoes_the_choice_is_refused_with_the_change_shown(
     assert Path("prod.yaml").read_text() == text
     assert tuner("apply", "profile.yaml", "prod.yaml", "--live-knob", *force).exit_code == 0
     assert "max-num-active-seqs: 16\n" in Path("prod.yaml").read_text()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "exit_code", "message"),
-    [
-        (["apply"], 2, "which profile?"),
-        (["apply", "profile.yaml", "--to", "x"], 2, "no kind of file 'x'"),
-        (["apply", "profile.yaml", "--exec", "--json"], 2, "--exec and --json exclude each other"),
-        (["apply", "profile.yaml", "--exec", "--dry-run"], 2,
-         "--exec and --dry-run exclude each other"),
-        (["apply", "profile.yaml", "--rollback", "x"], 2,
-         "--rollback takes the file and nothing else"),
-        (["apply", "--rollback", "prod.yaml", "--to", "compose"], 2,
-         "--rollback takes the file and nothing else"),
-        (["apply", "none.yaml"], 3, "none.yaml: no such file"),
-        (["apply", "prod.yaml"], 3,
-         "prod.yaml: not a serving profile: schema_version is missing"),
-        (["apply", "profile.yaml", "profile.yaml"], 3,
-         "profile.yaml: is a serving profile, not a file to deploy with"),
-        (["apply", "profile.yaml", "serve.json"], 3,
-         "serve.json: no such file, and a new one must end in .yaml or .yml"),
-        (["apply", "profile.yaml", "folder.yaml"], 3, "folder.yaml: is a directory"),
-        (["apply", "profile.yaml", "none.yaml", "-o", "x.yaml"], 3, "none.yaml: no such file"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_done_is_said_in_one_line(
-    tuner: Tuner, arguments: list[str], exit_code: int, message: str
-) -> None:
-    Path("folder.yaml").mkdir()
-    before = names()
-    assert refused(tuner(*arguments), exit_code) == message
-    assert names() == before
-
-
-def test_a_read_only_file_is_refused_before_anything_is_written(tuner: Tuner) -> None:
-    Path("prod.yaml").chmod(0o444)
-    before = names()
-    assert refused(tuner("apply", "profile.yaml", "prod.yaml"), 3) == "prod.yaml: is read-only"
-    assert names() == before
 
 
 def test_check_fails_until_the_file_is_as_the_profile_has_it(tuner: Tuner) -> None:
@@ -440,33 +375,6 @@ def test_a_drop_in_is_written_beside_the_unit(small: Tuner) -> None:
     )
     again = small("apply", "profile.yaml", "v.service.d/t.conf")
     assert again.out == "v.service.d/t.conf: nothing to change, max_num_seqs is 16\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "exit_code", "message"),
-    [
-        (["none.yaml", "--to", "compose"], 2,
-         "which file? compose is written into one that is there"),
-        (["prod.yaml", "--to", "kubernetes", "--exec"], 2,
-         "--exec and kubernetes exclude each other"),
-        (["d.yaml", "--exec"], 2, "--exec and kubernetes exclude each other"),
-        (["d.yaml", "--container", "a", "--admission-limits"], 3,
-         "the profile has no law of its step times to derive admission limits from"),
-        (["d.yaml", "--container", "c"], 3,
-         "d.yaml: is a Kubernetes manifest, and is not seen to start vLLM"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_done_with_other_kinds_is_said_in_one_line(
-    small: Tuner, arguments: list[str], exit_code: int, message: str
-) -> None:
-    before = names()
-    assert refused(small("apply", "profile.yaml", *arguments), exit_code) == message
-    assert names() == before
-
-
-def test_the_help_names_every_kind_of_file(tuner: Tuner) -> None:
-    shown = "".join(tuner("apply", "--help").out.split())  # it breaks words at their hyphens
-    assert [kind for kind in KINDS if kind not in shown] == []
 
 
 def test_admission_limits_are_set_when_asked_for_with_their_reason(small: Tuner) -> None:

@@ -54,37 +54,6 @@ def test_a_selector_says_which_servers(run: Tuner) -> None:
     assert 'absent(vllm:num_requests_running{job="llm"})' in [rule["expr"] for rule in rules]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "exit_code", "message"),
-    [
-        (["--to", "prometheus-rules", "own.yaml"], 3,
-         "own.yaml: is there already, and not a file of kind prometheus-rules"),
-        (["own.yaml"], 3, "own.yaml: is a config of vllm serve, and is not seen"),
-        (["--to", "grafana-dashboard", "d.yaml"], 3,
-         "d.yaml: a file for grafana-dashboard must end in .json"),
-        (["--to", "grafana-dashboard", "no/d.json"], 3, "no/d.json: there is no folder"),
-        (["--to", "prometheus-rules", "--container", "a"], 2,
-         "--container and prometheus-rules exclude each other"),
-        (["--to", "prometheus-rules", "--exec"], 2,
-         "--exec and prometheus-rules exclude each other"),
-        (["--to", "prometheus-rules", "a.yaml", "-o", "b.yaml"], 2,
-         "-o and FILE exclude each other: prometheus-rules is written whole"),
-        (["--to", "prometheus-rules", "--selector", "up"], 2,
-         "--selector 'up': no label matchers of PromQL"),
-        (["prod.yaml", "--selector", 'job="a"'], 2, "--selector is of what watches servers"),
-        (["--to", "grafana"], 2, "no kind of file 'grafana'"),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_done_is_said_in_one_line(
-    run: Tuner, arguments: list[str], exit_code: int, message: str
-) -> None:
-    Path("own.yaml").write_text("groups: [{name: mine, rules: []}]\n")
-    before = names()
-    done = run("apply", "profile.yaml", *arguments)
-    assert refused(done, exit_code).startswith(message)
-    assert names() == before
-
-
 def test_an_undecided_profile_sets_no_alarms(run: Tuner) -> None:
     save(profile(verdict="inconclusive", reason="inconclusive: noise"), Path("p.yaml"))
     assert refused(run("apply", "p.yaml", "--to", "prometheus-rules"), 5).startswith("p.yaml: ")
@@ -92,8 +61,3 @@ def test_an_undecided_profile_sets_no_alarms(run: Tuner) -> None:
     assert done.exit_code == 0
     record = json.loads(Path("tuner-rules.yaml.tuner-backup.json").read_text())
     assert record["override"]["despite"] == ["inconclusive: noise"]
-
-
-def test_the_help_names_every_kind(run: Tuner) -> None:
-    shown = "".join(run("apply", "--help").out.split())  # it breaks words at their hyphens
-    assert [name for name in FILES if name not in shown] == []

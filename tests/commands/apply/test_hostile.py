@@ -72,39 +72,6 @@ def test_hard_links_to_the_old_content_are_said(run: Tuner) -> None:
     assert Path("d.yaml").read_text() != SERVE
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("dangling.yaml", "dangling.yaml: is a link to a file that does not exist"),
-        ("loop.yaml", "loop.yaml: cannot be written: symlink loop from 'loop.yaml'"),
-        ("folder", "folder: is a directory"),
-        ("pipe.yaml", "pipe.yaml: is not a regular file"),
-        ("nul.yaml", "nul.yaml:2: not UTF-8 text (byte 9)"),
-        ("large.yaml", "large.yaml: larger than 1 MiB"),
-        (
-            "configmap.yaml",
-            "configmap.yaml: is a Kubernetes manifest, and is not seen to start vLLM",
-        ),
-        (
-            "rules.yaml",
-            "rules.yaml: is the values of a Helm chart, and is not seen to start vLLM",
-        ),
-    ],
-)
-def test_what_is_no_file_to_edit_is_said_in_one_line(run: Tuner, name: str, message: str) -> None:
-    Path("dangling.yaml").symlink_to("nowhere.yaml")
-    Path("loop.yaml").symlink_to("loop.yaml")
-    Path("folder").mkdir()
-    os.mkfifo("pipe.yaml")
-    Path("nul.yaml").write_bytes(b"model: m\n\0\n")
-    Path("large.yaml").write_bytes(b"#" * 2_000_000)
-    Path("configmap.yaml").write_text("apiVersion: v1\nkind: ConfigMap\ndata: {}\n")
-    Path("rules.yaml").write_text("groups:\n- name: mine\n  rules: []\n")
-    before = names()
-    assert refused(run("apply", "profile.yaml", name), 3) == message
-    assert names() == before
-
-
 def test_a_diff_for_a_terminal_moves_no_cursor() -> None:
     """For patch the file's own bytes stand in it; a terminal gets them spelt."""
     text = "--- a\n-\tx: \x1b[2J\u202e\u061c\n+\tx: ü\n"

@@ -180,42 +180,6 @@ def test_servers_built_differently_are_held_each_against_its_own(
         assert f"{other.path}: max_num_seqs is 8 already" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "exit_code", "why"),
-    [
-        ("cap-16.yaml serve.yaml", 2, "FILE is for a file, not for --live"),
-        ("cap-16.yaml --to env", 2, "--to is for a file, not for --live"),
-        ("--force", 2, "--force is for a profile"),
-        ("--dry-run", 2, "--dry-run is for a change"),
-        ("cap-16.yaml --at x", 2, "--at is for a file, not for --live"),
-        ("cap-16.yaml --url ftp://x", 2, "neither http:// nor https://"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_and_changes_nothing(
-    tuner: Tuner, server: Server, words: str, exit_code: int, why: str
-) -> None:
-    of(64)
-    done = tuner(*words.split(), "--socket", server.path)
-    assert why in refused(done, exit_code)
-    assert server.cap == 32
-
-
-def test_which_server_must_be_said(tuner: Tuner) -> None:
-    assert "which server?" in refused(tuner("cap-16.yaml"), 2)
-
-
-def test_options_for_a_live_server_need_live(
-    tuner: Tuner, server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del tuner
-    words = ["tuner", "apply", "cap-16.yaml", "--socket", str(server.path)]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit) as exited:
-        cli.main()
-    assert (exited.value.code, server.cap) == (2, 32)
-    assert not Path("serve.yaml").exists()
-
-
 def test_what_a_server_says_moves_no_cursor(tuner: Tuner, tmp_path: Path) -> None:
     with serving(tmp_path / "t.sock", arguments={"model": "m\x1b[2J\n"}) as server:
         done = tuner("cap-16.yaml", "--socket", server.path)

@@ -1,9 +1,7 @@
 """`tuner compare` on simulated machines, on real engines, and where it is interrupted."""
 
 import json
-import shlex
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +17,7 @@ from tests.support.processes import family, lives, wait_until
 from tests.support.traces import SAMPLES
 from tuner.commands.compare.options import CompareOptions
 from tuner.commands.compare.run import run
-from tuner.errors import GateError, RunError, TunerError
+from tuner.errors import GateError, TunerError
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
 
@@ -102,53 +100,6 @@ def test_the_tuned_engine_serves_more_of_the_heaviest_load_and_as_much_of_the_li
     assert len(set(result["windows"])) == 3
 
 
-@pytest.mark.parametrize("kept", [1, 2, 4, 11])
-def test_a_run_that_was_cut_off_anywhere_ends_as_if_it_had_not_been(
-    whole: tuple[Path, dict[str, Any]], tmp_path: Path, kept: int
-) -> None:
-    """As if the power had failed after so many events."""
-    shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
-    journal = tmp_path / "run" / "journal.jsonl"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    assert len(lines) == 2 + 3 * 2 * (1 + 4)  # plan, choice; sessions of a start and four replays
-    journal.write_bytes(b"".join(lines[:kept]) + lines[kept][:-3])
-    done = tuner(tmp_path, "compare", *WORDS, "--run-dir", "run", "--resume")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["tables"] == whole[1]["tables"]
-
-
-def test_another_question_is_refused_on_resume(whole: tuple[Path, dict[str, Any]]) -> None:
-    other = tuner(whole[0], "compare", *WORDS[:-1], "light", "--run-dir", "run", "--resume")
-    assert other.returncode == 3
-    assert 'loads was "very-heavy,light", now "light"' in other.stderr
-
-
-def test_an_interrupted_command_says_how_to_go_on_and_does(
-    whole: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    for name in ("world.yaml", "prod.jsonl"):
-        shutil.copy(whole[0] / name, tmp_path)
-    journal = tmp_path / "run" / "journal.jsonl"
-    with subprocess.Popen(
-        [TUNER, "compare", *WORDS, "--run-dir", "run"],
-        cwd=tmp_path,
-        stderr=-1,
-        stdout=-1,
-        text=True,
-    ) as process:
-        wait_until(lambda: journal.exists() and b'"start"' in journal.read_bytes())
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate()
-    assert process.returncode == 130
-    name, *words = shlex.split(err.splitlines()[-1].removeprefix("Go on with: "))
-    assert name == "tuner"
-    again = tuner(tmp_path, *words)
-    assert again.returncode == 0, again.stderr
-    assert [one["load"] for one in json.loads(again.stdout)["tables"]] == [
-        one["load"] for one in whole[1]["tables"]
-    ]
-
-
 def test_a_profile_brings_its_value_and_its_whole_configuration(
     compare: Compare, tmp_path: Path
 ) -> None:
@@ -170,31 +121,6 @@ def test_a_given_value_needs_no_sweep_for_the_load_as_recorded(
     assert not (tmp_path / "run" / "sweep").exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"approaches": "worker,magic"}, "--approaches: 'magic' is not known"),
-        ({"approaches": "tuned,tuned"}, "--approaches: a name is there twice"),
-        ({"approaches": "profile"}, "--approaches profile needs a profile"),
-        ({"approaches": "two-workers"}, "--approaches two-workers needs a real engine"),
-        ({"approaches": "server"}, "--approaches server needs a real engine"),
-        ({"loads": "heavy,crushing"}, "--loads: 'crushing' is not known"),
-        ({"budget": "50s", "max_num_seqs": 4, "loads": "recorded"}, "--budget 50s is too little"),
-        ({"budget": "1s"}, "of the 20% of --budget that are for the sweep"),
-        ({"profile": SHIPPED, "model": "acme/other"}, "--model acme/other: "),
-        ({"world": None}, "--engine sim needs a world"),
-        ({"engine": "other"}, "--engine 'other' is not known"),
-    ],
-)
-def test_what_cannot_be_asked_is_refused(
-    compare: Compare, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(TunerError) as refused:
-        compare(**changes)
-    assert message in str(refused.value)
-    assert refused.value.hint
-
-
 def test_a_trace_without_a_rate_is_refused_before_any_engine_starts(
     compare: Compare, tmp_path: Path
 ) -> None:
@@ -202,25 +128,6 @@ def test_a_trace_without_a_rate_is_refused_before_any_engine_starts(
     path.write_text('{"timestamp": 7, "input_length": 9, "output_length": 9}\n' * 3)
     with pytest.raises(TunerError, match="all 3 requests at one time: no traffic"):
         compare(trace=path, engine="vllm", world=None, model="no/such-model")
-
-
-def test_another_world_is_another_run(compare: Compare) -> None:
-    changes: dict[str, Any] = {"loads": "recorded", "max_num_seqs": 4, "approaches": "untuned"}
-    compare(**changes)
-    with pytest.raises(RunError, match="world was"):
-        compare(**changes, world=QUIET, resume=True)
-
-
-def test_tables_fit_a_terminal_of_80_columns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    run(replace(OPTIONS, run_dir=tmp_path / "run", json=False, loads="light"))
-    out = capsys.readouterr().out
-    assert "…" not in out
-    rules = [line for line in out.splitlines() if line.startswith("──")]
-    assert len(rules) == 2
-    assert all(len(line) <= 80 for line in rules)
 
 
 REAL = (

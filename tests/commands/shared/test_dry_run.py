@@ -58,14 +58,6 @@ def test_every_command_that_measures_says_what_it_would_do(
     assert "--dry-run" not in found["next"]
 
 
-def test_people_read_it_in_rows(folder: Path) -> None:
-    done = tuner(folder, "sweep", *SIM, "--dry-run")
-    first, *_ = done.stdout.splitlines()
-    assert first == "dry run: nothing was started"
-    assert "  fits     88 sequences of this trace's mean length" in done.stdout
-    assert max(map(len, done.stdout.splitlines()[:-2])) <= 80
-
-
 def test_of_a_real_engine_it_takes_neither_vllm_nor_torch(folder: Path) -> None:
     code = (
         "import sys; from tuner.commands.sweep.options import SweepOptions; "

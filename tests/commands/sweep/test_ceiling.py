@@ -38,11 +38,6 @@ def test_the_least_counts_rounded_up_and_never_above_the_server(
     assert why in reason
 
 
-def test_what_a_user_has_set_is_not_called_the_servers_own() -> None:
-    found, reason = auto_ceiling(REQUESTS, server=48, kv_tokens=None, is_stated=True)
-    assert (found, reason) == (48, "max_num_seqs 48 is set")
-
-
 def test_a_sweep_says_the_number_and_its_reason_and_keeps_it(tmp_path: Path) -> None:
     """A cache of 100 blocks of 16 tokens holds 7 sequences of the trace's median length."""
     (tmp_path / "world.yaml").write_text(
@@ -72,10 +67,3 @@ def test_a_high_ceiling_costs_no_more_replays_than_a_low_one(tmp_path: Path) -> 
         )  # fmt: skip
         took.append(json.loads(done.stdout)["engine_seconds"]["replay"])
     assert took[1] <= 1.2 * took[0]
-
-
-@pytest.mark.parametrize("text", ["none", "0", "-4", "1.5", ""])
-def test_another_word_is_refused_with_what_there_is(tmp_path: Path, text: str) -> None:
-    refused = tuner(tmp_path, "sweep", "--trace", "t", "--ceiling", text)
-    assert refused.returncode == 2
-    assert "give auto, or a number from 1" in refused.stderr

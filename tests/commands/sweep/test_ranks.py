@@ -6,35 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.sweep.test_sweep import Notes
 from tests.support.builders import request
-from tests.support.places import ROOT
 from tests.support.profiles import profile
-from tuner.commands.sweep.kinds import done_on, plans_of
 from tuner.commands.sweep.one_trace import (
-    FinishedSweep,
     SweptTraffic,
-    keep_trace,
     one_servers,
     plan_of,
     ranks_of,
-    rescored,
-    sealed,
     settings_of,
     starter_of,
 )
 from tuner.commands.sweep.options import SweepOptions
 from tuner.engines.devices import gpus_of
-from tuner.engines.sim.start import SimStarter
-from tuner.engines.sim.virtual_time import run
-from tuner.engines.sim.world import World
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError
-from tuner.profile.profile import load
 from tuner.rollout.fit import cautions
-from tuner.runs import journal
-from tuner.runs.cluster.share import Share
-from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import Trace, TraceHeader
 
 # in turns, so that rank and replica get every other request
@@ -56,37 +42,9 @@ def test_one_rank_gets_its_share_and_everything_is_said_to_be_one_ranks() -> Non
     assert "2 times the slots" in said
 
 
-def test_without_ranks_nothing_is_shared_and_nothing_said() -> None:
-    found = one_servers(traffic(), OPTIONS, VllmStarter({"model": "tuner:tiny"}))
-    assert len(found.requests) == 8
-    assert found.warnings == ()
-
-
 def test_an_engine_takes_as_many_gpus_as_its_parallel_sizes_multiply_to() -> None:
     assert gpus_of({"tensor_parallel_size": 4, "pipeline_parallel_size": 2, "seed": 9}) == 8
     assert gpus_of({"max_num_seqs": 16}) == 1
-
-
-def test_a_kind_of_node_whose_engine_is_a_rank_says_so_also_when_it_is_rescored(
-    tmp_path: Path,
-) -> None:
-    pytest.importorskip("ray")
-    from tuner.runs.cluster.sweeps import Kind  # noqa: PLC0415 - imports ray
-
-    starter = VllmStarter({"model": "tuner:tiny"}, ranks=2)
-    kinds = {"h100": Kind("h100", {}, {"name": "H100"}, Share(()), starter)}
-    options = replace(OPTIONS, slo="e2el=60s", step="8s", ceiling=2, headroom=1.0)
-    part = replace(traffic(), settings=settings_of(options, traffic().trace))
-    plan = plans_of(options, part.trace, kinds, {"h100": {"model": "tuner:tiny"}})["h100"]
-    assert (plan["ranks"], plan["replicas"]) == (2, 2)
-    book = journal.create(tmp_path / "run", plan)
-    keep_trace(part, book)
-    outcome = run(sweep(part.requests, SimStarter(World()), part.settings, book, Notes()))
-    book.close()
-    done = done_on(kinds["h100"], outcome, part, book.run_dir, 1.0)
-    assert isinstance(done, FinishedSweep)
-    again = rescored(options, journal.read(book.run_dir))
-    assert [sealed(one, []).provenance.ranks for one in (done, again)] == [2, 2]
 
 
 @pytest.mark.vllm
@@ -122,8 +80,3 @@ def test_whoever_uses_such_a_profile_is_told() -> None:
     (said,) = [one for one in cautions(one_of_two, []) if "ranks" in one]
     assert said == "max_num_seqs and every number are those of one of 2 data-parallel ranks"
     assert not [one for one in cautions(profile(), []) if "ranks" in one]
-
-
-def test_the_shipped_profile_of_an_older_tuner_is_of_a_whole_server() -> None:
-    shipped = ROOT / "profiles" / "translation-tiny-cpu.yaml"
-    assert load(shipped).provenance.ranks == 1

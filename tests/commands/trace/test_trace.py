@@ -1,10 +1,5 @@
 import dataclasses
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -309,60 +304,6 @@ def test_longer_requests_are_dropped_and_counted(tuner: Run, tmp_path: Path) -> 
     assert [one.row for one in load(tmp_path / "out").requests] == [0, 2]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["show", "{t}/nope"], 3, "nope: no such file or directory"),
-        (["show", "{t}/empty"], 3, "empty: empty"),
-        (["show", "{t}/binary"], 3, "binary: binary, not text"),
-        (["show", "{t}/in_s"], 3, "in_s:2: a timestamp"),
-        (["show", "{t}/good", "--format", "x"], 2, "no trace format 'x'"),
-        (["show", "{t}/good", "--time-unit", "h"], 2, None),
-        (["import", "{t}/good"], 2, None),
-        (["import", "{t}/good", "-o", "{t}/taken"], 3, "taken: already there"),
-        (["import", "{t}/empty", "-o", "{t}/out"], 3, "empty: empty"),
-        (["import", "{t}/in_s", "-o", "{t}/out"], 3, "in_s:2: a timestamp"),
-        (["import", "{t}/good", "-o", "{t}/no/out"], 3, "there is no folder"),
-        (["import", "{t}/good", "-o", "{t}"], 3, "is a directory"),
-        (["cut", "{t}/good", "-o", "{t}/out", "--window", "5"], 2, "--window: cannot read '5'"),
-        (["cut", "{t}/good", "-o", "{t}/out", "--window", "0+0"], 2, "'0' is not a positive"),
-        (
-            ["cut", "{t}/good", "-o", "{t}/out", "--window", "0+9", "--length", "5"],
-            2,
-            "--window 0+9 has a length, so --length 5 means nothing",
-        ),
-        (
-            ["cut", "{t}/good", "-o", "{t}/out", "--window", "9s+9s"],
-            3,
-            "no request arrives in 9s+9s",
-        ),
-        (
-            ["cut", "{t}/good", "-o", "{t}/out", "--window", "0+9", "--max-model-len", "3"],
-            3,
-            "every request is longer than 3 tokens",
-        ),
-    ],
-)
-def test_what_cannot_be_done_is_two_lines_an_exit_code_and_no_file(
-    tuner: Run, tmp_path: Path, arguments: list[str], code: int, message: str | None
-) -> None:
-    write_lines(tmp_path / "good", HEADER, row(0), row(1000))
-    write_lines(tmp_path / "in_s", row(0), row(1.5))
-    (tmp_path / "empty").touch()
-    (tmp_path / "binary").write_bytes(bytes(range(9)))
-    (tmp_path / "taken").write_text("precious")
-    before = sorted(tmp_path.iterdir())
-    ended = tuner("trace", *(argument.format(t=tmp_path) for argument in arguments))
-    assert (ended.code, ended.out) == (code, "")
-    assert "Traceback" not in ended.err
-    if message is not None:
-        first, second = ended.err.splitlines()
-        assert message in first
-        assert second
-    assert sorted(tmp_path.iterdir()) == before
-    assert (tmp_path / "taken").read_text() == "precious"
-
-
 def test_force_overwrites(tuner: Run, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("old")
     assert tuner("trace", "import", SAMPLE, "-o", tmp_path / "out", "--force").code == 0
@@ -374,40 +315,6 @@ def test_a_trace_can_be_imported_over_itself(tuner: Run, tmp_path: Path) -> None
     digest = load(path).digest
     assert tuner("trace", "import", path, "-o", path, "--force").code == 0
     assert load(path).digest == digest
-
-
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_leaves_nothing_half_written(
-    tmp_path: Path, ending: signal.Signals
-) -> None:
-    path = tmp_path / "t"
-    path.write_bytes(b'{"timestamp":1,"input_length":1,"output_length":1}\n' * 1_000_000)
-    program = [sys.executable, "-c", "from tuner.cli import main; main()", "trace", "import"]
-    with subprocess.Popen(
-        [*program, path, "-o", tmp_path / "out"],
-        stderr=subprocess.PIPE,
-        cwd=SAMPLES.parent,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(SAMPLES.parent)},
-    ) as process:
-        while not list(tmp_path.glob(".tuner-*")) and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(ending)
-        _, err = process.communicate()
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    assert [one.name for one in tmp_path.iterdir()] == ["t"]
-
-
-def test_help_needs_no_numbers() -> None:
-    code = (
-        "import sys, tuner.commands.trace.options; "
-        "print({'numpy', 'msgspec', 'rich.table'} & {*sys.modules})"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=SAMPLES.parent
-    )
-    assert result.stdout.strip() == "set()"
 
 
 def test_what_one_recorded_server_got_can_be_cut_out(tuner: Run, tmp_path: Path) -> None:
@@ -424,23 +331,3 @@ def test_what_one_recorded_server_got_can_be_cut_out(tuner: Run, tmp_path: Path)
     assert found.header.rows_kept == 5
     tuner("trace", "cut", path, "-o", tmp_path / "a", "--replica", "0", "--window", "2s+4s")
     assert [one.arrival_s for one in load(tmp_path / "a").requests] == [0.0, 2.0]
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "says"),
-    [
-        ((), 2, "nothing to cut"),
-        (("--replica", "x"), 2, "--replica 'x' is no number"),
-        (("--replica", "busiest"), 2, "does not show which server"),
-        (("--replica", "7"), 3, "no request of replica 7"),
-        (("--replica", "0", "--length", "5s"), 2, "--length is of the busiest part"),
-    ],
-)
-def test_a_cut_that_cannot_be_made_is_refused(
-    tuner: Run, tmp_path: Path, options: tuple[str, ...], code: int, says: str
-) -> None:
-    path = write_lines(tmp_path / "t", HEADER, *(row(i * 1000) for i in range(4)))
-    ended = tuner("trace", "cut", path, "-o", tmp_path / "out", *options)
-    assert ended.code == code
-    assert says in ended.err
-    assert not (tmp_path / "out").exists()

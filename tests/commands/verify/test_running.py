@@ -457,23 +457,6 @@ def test_a_server_that_begins_to_fail_is_left_alone(folder: Path) -> None:
     assert len(asked) <= WARM_UPS + 5
 
 
-@pytest.mark.parametrize(
-    ("url", "options", "said"),
-    [
-        ("http://ann:sesame@127.0.0.1:8000", (), "a login cannot be given in an address"),
-        ("http://127.0.0.1:8000", ("--engine", "serve"), "--url asks a server that runs"),
-        ("http://127.0.0.1:8000", ("--api-key-env", "NO_SUCH_KEY"), "holds no key"),
-    ],
-)
-def test_a_wrong_use_is_refused_and_no_secret_shown(
-    folder: Path, url: str, options: tuple[str, ...], said: str
-) -> None:
-    done = verify(folder, url, *options, *KEPT)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert "sesame" not in done.stdout + done.stderr + written(folder)
-
-
 @pytest.mark.parametrize(("is_vllm", "kept"), [(True, {"top_k": 20}), (False, {})])
 def test_a_server_is_asked_to_draw_as_the_profiles_was_by_what_it_knows(
     kept: dict[str, float], *, is_vllm: bool
@@ -482,9 +465,3 @@ def test_a_server_is_asked_to_draw_as_the_profiles_was_by_what_it_knows(
     drawn = {"temperature": 0.5, "top_k": 20}
     server = running.asked(found, planned=1, most=1, sampling=drawn)
     assert server.sampling == {"temperature": 0.5, **kept}
-
-
-def test_without_an_address_its_options_are_refused(folder: Path) -> None:
-    done = tuner(folder, "verify", "profile.yaml", "--trace", "prod.jsonl", "--send-load", "3")
-    assert done.returncode == 2
-    assert "--send-load is for --url" in done.stderr
