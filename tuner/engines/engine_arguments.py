@@ -56,18 +56,18 @@ def engine_arguments(
     return {"model": chosen, **vllm.parse(list(settings.values()), model=chosen)}
 
 
-def stated_max_num_seqs(base: Path) -> int | None:
-    """Return what the file after ``--base`` sets; None where it says nothing of it. Without vLLM.
+def stated_number(base: Path, name: str) -> int | None:
+    """Return a number that the file after ``--base`` sets; None where it does not. Without vLLM.
 
-    Raises InputError, also for what is no number of sequences.
+    Raises InputError, also for what is not a whole number from 1.
     """
-    found = [setting for setting in _read(base) if setting.name == "max_num_seqs"]
+    found = [setting for setting in _read(base) if setting.name == name]
     if not found:
         return None
     text, place = str(found[-1].value), found[-1].place
     if not (text.isdecimal() and int(text) > 0):
         raise InputError(
-            f"{place}: max_num_seqs: {text!r} is no number of sequences",
+            f"{place}: {name}: {text!r} is not a whole number from 1",
             hint="Give a whole number from 1 up, as vLLM wants it.",
         )
     return int(text)

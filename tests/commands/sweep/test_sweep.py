@@ -318,16 +318,3 @@ def test_odd_traffic_ends_with_a_verdict_and_finite_numbers(
     result = json.loads(done.stdout, parse_constant=pytest.fail)
     assert any(step["output_tokens_per_s"] > 0 for step in result["curve"])
     profile.load(folder / "profile.yaml")
-
-
-def test_of_the_file_that_production_uses_a_simulated_engine_takes_what_is_set_now(
-    folder: Path,
-) -> None:
-    (folder / "serve.yaml").write_text("model: acme/translator\nmax-num-seqs: 8\n")
-    done = tune(folder, "--base", "serve.yaml")
-    assert "from serve.yaml a simulated engine takes max_num_seqs 8, as what is set" in done.stderr
-    assert re.match(r"Use max_num_seqs 16 \(now 8\): [0-9.]+% of requests meet", done.stdout)
-    (folder / "serve.yaml").write_text("max-num-seqs: many\n")
-    refused = tune(folder, "--base", "serve.yaml")
-    assert refused.returncode == 3
-    assert "serve.yaml:1: max_num_seqs: 'many' is no number of sequences" in refused.stderr

@@ -103,6 +103,14 @@ def test_a_finished_run_is_resumed_without_measuring(knee: Path, swept: Swept) -
     assert (knee / "run" / "journal.jsonl").read_bytes() == before
 
 
+def test_whoever_reads_a_profile_of_one_rank_of_two_is_told(swept: Swept, tmp_path: Path) -> None:
+    shutil.copytree(swept("ranks").folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "serve.yaml").write_text("model: tuner:tiny\nmax-num-seqs: 256\n")
+    for command in (("plan", "profile.yaml"), ("apply", "profile.yaml", "serve.yaml")):
+        done = run(tmp_path, *command)
+        assert "data-parallel" in done.stdout + done.stderr, command
+
+
 def test_what_was_undecided_is_not_rolled_out(swept: Swept, tmp_path: Path) -> None:
     shutil.copytree(swept("inconclusive").folder, tmp_path, dirs_exist_ok=True)
     serve = tmp_path / "serve.yaml"

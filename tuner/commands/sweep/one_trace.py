@@ -17,7 +17,7 @@ from tuner.commands.shared.traffic import one_engines, served_in, warnings_about
 from tuner.commands.sweep.options import SweepOptions
 from tuner.engines import provenance
 from tuner.engines.devices import DeviceMeter, at_the_end, gpus_of
-from tuner.engines.engine_arguments import engine_arguments, stated_max_num_seqs
+from tuner.engines.engine_arguments import engine_arguments, stated_number
 from tuner.engines.models import shipped as models
 from tuner.engines.sampling import parse_sampling
 from tuner.engines.seam import ArgumentValue, Starter
@@ -168,11 +168,11 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
             )
         if options.overrides:
             raise UsageError("--set is for a real engine", hint="Write it into the world file.")
-        taken_from_base(options)  # raises for a file that cannot be read
         from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
         from tuner.engines.sim.world import read_world  # noqa: PLC0415
 
-        return SimStarter(read_world(world), model=options.model or header_model)
+        model, ranks = options.model or header_model, _stated(options, "data_parallel_size") or 1
+        return SimStarter(read_world(world), model=model, ranks=ranks)
     arguments = engine_arguments(
         model=options.model,
         base=options.base,
@@ -197,7 +197,7 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
 
 def ranks_of(starter: Starter) -> int:
     """Return how many engines like this one a data-parallel server has."""
-    return starter.ranks if isinstance(starter, VllmStarter) else 1
+    return int(getattr(starter, "ranks", 1))
 
 
 def dry_run_of(
@@ -339,18 +339,21 @@ def taken_from_base(options: SweepOptions) -> list[str]:
     """
     if options.base is None or options.engine != "sim":
         return []
-    cap = stated_max_num_seqs(options.base)
-    taken = "nothing: it sets no max_num_seqs"
-    if cap is not None:
-        taken = f"max_num_seqs {cap}, as what is set now, and nothing else"
-    return [f"from {options.base} a simulated engine takes {taken}"]
+    names = ("max_num_seqs", "data_parallel_size")
+    stated = [f"{name} {n}" for name in names if (n := _stated(options, name)) is not None]
+    taken = " and ".join(stated) or "neither max_num_seqs nor data_parallel_size"
+    return [f"from {options.base} a simulated engine takes {taken}, and nothing else"]
+
+
+def _stated(options: SweepOptions, name: str) -> int | None:
+    return None if options.base is None else stated_number(options.base, name)
 
 
 def beside_now(outcome: SweepOutcome, starter: Starter, options: SweepOptions) -> SweepOutcome:
     """Return the outcome with what is set now: by ``--base`` or ``--set``, or by vLLM itself."""
     if isinstance(starter, VllmStarter):
         cap, stated = starter.server_max_num_seqs()
-    elif options.base is not None and (found := stated_max_num_seqs(options.base)) is not None:
+    elif (found := _stated(options, "max_num_seqs")) is not None:
         cap, stated = found, True
     else:
         return outcome

@@ -39,8 +39,15 @@ class SimStarter:
     """Starts engines on one simulated machine, whose noise goes on from engine to engine."""
 
     def __init__(
-        self, world: World, *, model: str | None = None, line: _Line | None = None
+        self,
+        world: World,
+        *,
+        model: str | None = None,
+        line: _Line | None = None,
+        ranks: int = 1,
     ) -> None:
+        """``ranks``: of a data-parallel server, of which each engine is one."""
+        self.ranks = ranks
         self._world = world
         self._model = model or f"sim:{world.name}"
         self._line = line or _Line(MachineNoise(world))
@@ -95,7 +102,7 @@ class SimStarter:
             prefill_schedule_interval=found["prefill_schedule_interval"]
             or world.prefill_schedule_interval,
         )
-        return SimStarter(changed, model=self._model, line=self._line)
+        return SimStarter(changed, model=self._model, line=self._line, ranks=self.ranks)
 
     def resolve(self, *, max_num_seqs: int) -> Mapping[str, ArgumentValue]:
         """See the seam. Raises EngineError for a cap that is not from 1 to the token budget."""
