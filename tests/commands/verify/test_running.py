@@ -186,7 +186,7 @@ def test_a_running_server_is_held_against_the_promise_by_what_its_clients_see(
     assert [gate["name"] for gate in result["gates"]] == [
         "attainment", "ttft_p95_ms", "tpot_p95_ms", "e2el_p95_ms"
     ]  # fmt: skip
-    assert 1e3 * TOKEN_S < result["p95_ms"]["tpot"]
+    assert result["p95_ms"]["tpot"] > 1e3 * TOKEN_S
     assert len(asked) >= WARM_UPS + 10  # 1 s at 20 a second, less what the draining takes
     assert {one.body["model"] for one in asked} == {MODEL}
     assert all(one.body["ignore_eos"] for one in asked)
