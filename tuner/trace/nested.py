@@ -5,7 +5,6 @@ roles of ``formats.FLAT``, which then take the same check as the rows of any tab
 """
 
 import math
-import statistics
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, TypeGuard
@@ -27,10 +26,10 @@ def first(found: Object, keys: Iterable[str]) -> Any:  # noqa: ANN401 - whatever
     return next((value for key in keys if not is_empty(value := found.get(key))), None)
 
 
-def _ms(seconds: Any, more: Any = 0) -> Any:  # noqa: ANN401 - what is no number stays what it is
-    """Return ms of a sum of seconds, to the microsecond."""
-    numbers = [number(seconds), number(more)]
-    return seconds if None in numbers else round(sum(filter(None, numbers)) * 1000, 3)
+def _ms(value: Any, more: float = 0) -> Any:  # noqa: ANN401 - as it is, if no number
+    """Return ms, to the microsecond, of a number of seconds and more of them."""
+    found = number(value)
+    return value if found is None else round((found + more) * 1000, 3)
 
 
 def _is_count(value: object) -> TypeGuard[int]:
@@ -109,110 +108,68 @@ ACCUMULATED = "prompts of later turns are the earlier prompts and answers and wh
 def aiperf(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
     """Yield aiperf's turns: each holds only what is new in it, and may wait for the one before."""
     factor = 1000 if unit == "s" else 1
-    names: dict[object, str] = {}
+    names: dict[str, str] = {}
     last: dict[str, tuple[int, float, int]] = {}  # turn, stamp, tokens that the next begins with
     for line, row in rows:
+        found = {key: row.get(key) for key in ("input_length", "output_length", "hash_ids")}
         stamp, delay = (number(row.get(key)) for key in ("timestamp", "delay"))
-        prompt, output, ids = (
-            row.get(key) for key in ("input_length", "output_length", "hash_ids")
-        )
-        at_ms = row.get("timestamp") if stamp is None else stamp * factor
+        found["timestamp"] = row.get("timestamp") if stamp is None else stamp * factor
         name = row.get("session_id")
-        if is_empty(name) or isinstance(name, dict | list):
-            yield (
-                line,
-                {
-                    "timestamp": at_ms,
-                    "input_length": prompt,
-                    "output_length": output,
-                    "hash_ids": ids,
-                },
-            )
-            continue
-        session = names.setdefault(str(name), f"s{len(names)}")
-        turn, before_ms, tokens = last.get(session, (-1, 0.0, 0))
-        if turn >= 0 and at_ms is None and delay is not None:
-            at_ms = before_ms + delay * factor
-            tally.note(DELAYED)
-        if turn >= 0 and _is_count(prompt):
-            prompt, ids = prompt + tokens, None  # whose ids begin at no block
-            tally.note(ACCUMULATED)
-        turn += 1
-        if isinstance(at_ms, int | float) and _is_count(prompt):
-            last[session] = turn, at_ms, prompt + (output if _is_count(output) else 0)
-        found = {
-            "timestamp": at_ms,
-            "input_length": prompt,
-            "output_length": output,
-            "hash_ids": ids,
-        }
-        links = {"session_id": session, "turn": turn, "request_id": f"{session}:{turn}"}
-        yield line, {**found, **links, "parent_id": f"{session}:{turn - 1}" if turn else None}
+        if not is_empty(name) and not isinstance(name, dict | list):
+            session = names.setdefault(str(name), f"s{len(names)}")
+            turn, before_ms, tokens = last.get(session, (-1, 0.0, 0))
+            if turn >= 0 and found["timestamp"] is None and delay is not None:
+                found["timestamp"] = before_ms + delay * factor
+                tally.note(DELAYED)
+            if turn >= 0 and _is_count(found["input_length"]):
+                found |= {"input_length": found["input_length"] + tokens, "hash_ids": None}
+                tally.note(ACCUMULATED)  # their ids begin at no block
+            turn += 1
+            if isinstance(found["timestamp"], int | float) and _is_count(found["input_length"]):
+                output = found["output_length"] if _is_count(found["output_length"]) else 0
+                last[session] = turn, found["timestamp"], found["input_length"] + output
+            found |= {"session_id": session, "turn": turn, "request_id": f"{session}:{turn}"}
+            found["parent_id"] = f"{session}:{turn - 1}" if turn else None
+        yield line, found
 
 
 def tracelab(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
     """Yield TraceLab's rounds: from the last of the inputs to the last that the model wrote."""
     del tally, unit
-    sessions: dict[str, str] = {}
     for line, row in rows:
-        events = row.get("timing_events")
         stamps: dict[bool, list[float]] = {True: [], False: []}
-        for event in events if isinstance(events, list) else ():
-            if isinstance(event, dict):
-                is_input = str(event.get("event_type")) in ("user_message", "tool_result")
-                at_ms = date_ms(event.get("timestamp"))
-                stamps[is_input] += [] if at_ms is None else [at_ms]
+        for event in row.get("timing_events") or ():
+            at_ms = date_ms(event.get("timestamp")) if isinstance(event, dict) else None
+            if at_ms is not None:
+                is_input = event.get("event_type") in ("user_message", "tool_result")
+                stamps[is_input].append(at_ms / 1000)
         inputs, outputs = stamps[True], stamps[False]
-        name = row.get("session_id")
-        yield (
-            line,
-            {
-                "timestamp": _s(max(inputs, default=min(outputs, default=None))),
-                "end": _s(max(outputs, default=None)),
-                "input_length": row.get("input_tokens_total"),
-                "output_length": row.get("output_tokens"),
-                "cached_tokens": row.get("prefix_tokens"),
-                "session_id": None
-                if is_empty(name)
-                else sessions.setdefault(str(name), f"s{len(sessions)}"),
-                "turn": row.get("round_index"),
-                "model": row.get("model"),
-            },
-        )
-
-
-def _s(ms: float | None) -> float | None:
-    return None if ms is None else ms / 1000
+        begin_s = max(inputs, default=min(outputs, default=None))
+        yield line, {**row, "timestamp": begin_s, "end": max(outputs, default=None)}
 
 
 def llmservingsim(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
     """Yield LLMServingSim's records. ``arrival_time`` is s since 1970, ``*_ts`` are s of another
     clock; the request that was queued soonest after it arrived aligns the two."""
     del tally, unit
-    keys = ("arrival_time", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
-    held = [(line, row, [number(row.get(key)) for key in keys]) for line, row in rows]
-    ahead = [
-        times[1] - times[0] for *_, times in held if times[0] is not None and times[1] is not None
-    ]
-    ahead_s = min(ahead, default=0.0)
-    for line, row, (arrival_s, queued_s, scheduled_s, first_s, last_s) in held:
-        arrived_s = None if arrival_s is None else arrival_s + ahead_s
-        yield (
-            line,
-            {
-                "timestamp": _ms(row.get("arrival_time")),
-                "input_length": row.get("input_toks"),
-                "output_length": row.get("output_toks"),
-                "request_id": row.get("request_id"),
-                "e2e_ms": _between(arrived_s, last_s),
-                "ttft_ms": _between(arrived_s, first_s),
-                "queue_ms": _between(queued_s, scheduled_s),
-            },
-        )
+    held = list(rows)
+    both = ([number(row.get(key)) for key in ("arrival_time", "queued_ts")] for _, row in held)
+    ahead_s = min((at[1] - at[0] for at in both if None not in at), default=0.0)  # type: ignore[operator]
+    for line, row in held:
+        found = {
+            "timestamp": _ms(row.get("arrival_time")),
+            "e2e_ms": _between(row, "arrival_time", "last_token_ts", ahead_s),
+            "ttft_ms": _between(row, "arrival_time", "first_token_ts", ahead_s),
+            "queue_ms": _between(row, "queued_ts", "scheduled_ts"),
+        }
+        yield line, {**row, **found}
 
 
-def _between(start_s: float | None, end_s: float | None) -> float | None:
-    return None if start_s is None or end_s is None else round((end_s - start_s) * 1000, 3)
+def _between(row: Object, start: str, end: str, ahead_s: float = 0.0) -> float | None:
+    """Return ms between two times of a row in seconds, the first of which is moved on."""
+    start_s, end_s = number(row.get(start)), number(row.get(end))
+    is_known = start_s is not None and end_s is not None
+    return _ms(end_s - (start_s + ahead_s)) if is_known else None  # type: ignore[operator]
 
 
 def vllm_bench(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
@@ -230,65 +187,51 @@ def vllm_bench(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
         )
     line, result = results[0]
     columns = {key: held for key, held in result.items() if isinstance(held, list) and held}
-    absent = [key for key in ("start_times", "input_lens", "output_lens") if key not in columns]
-    if absent:
+    size = len(columns.get("start_times", ()))
+    needed = ("start_times", "input_lens", "output_lens")
+    if absent := [key for key in needed if key not in columns]:
         raise TraceError(
             f"{tally.place}: no {', '.join(absent)}: only detailed results have send times",
             hint="Run vllm bench serve with --save-result --save-detailed; old versions of vLLM, "
             "and SGLang, never write start_times.",
         )
-    size = len(columns["start_times"])
-    names = ("input_lens", "output_lens", "ttfts", "itls", "latencies", "queue_times", "errors")
-    for name in (*names, "server_queue_times", "server_ttfts"):
-        if len(columns.get(name, ())) not in (0, size):
-            raise TraceError(
-                f"{tally.place}: {name} has {len(columns[name]):,} entries, start_times {size:,}",
-                hint="Is the file complete?",
-            )
+    if uneven := [key for key in BENCH if len(columns.get(key, ())) not in (0, size)]:
+        raise TraceError(
+            f"{tally.place}: {uneven[0]} has {len(columns[uneven[0]]):,} entries, start_times "
+            f"{size:,}",
+            hint="Is the file complete?",
+        )
     if (most := result.get("max_concurrency")) is not None:
         due = "when requests were due" if "queue_times" in columns else "when it sent them"
         tally.note(f"the client kept at most {number(most)} requests in flight: arrivals are {due}")
-    _note_ttft(columns, tally)
     for place in range(size):
+        one = {key: columns[key][place] for key in BENCH if key in columns}
+        queue_s = number(one.get("queue_times")) or 0
+        gaps, ttft_s = one.get("itls"), number(one.get("ttfts"))
+        lasted_s = number(one.get("latencies"))
+        if lasted_s is None and isinstance(gaps, list) and ttft_s is not None:
+            lasted_s = ttft_s + math.fsum(filter(None, map(number, gaps)))
+        spans = {"e2e_ms": lasted_s, "ttft_ms": ttft_s, "queue_ms": one.get("server_queue_times")}
+        status = error_in(one.get("errors"))
         yield (
             line,
-            _of_result({key: held[place] for key, held in columns.items() if len(held) == size}),
+            {
+                "timestamp": _ms(one["start_times"], -queue_s),
+                "input_length": one["input_lens"],
+                "output_length": one["output_lens"],
+                "status": status,
+                **{
+                    key: _ms(held, queue_s)
+                    for key, held in spans.items()
+                    if status == "ok" and number(held) is not None
+                },
+            },
         )
 
 
-def _note_ttft(columns: Object, tally: Tally) -> None:
-    """Note how much later than the server the client saw the first token."""
-    pairs = zip(columns.get("ttfts", ()), columns.get("server_ttfts", ()), strict=False)
-    more_s = [
-        a - b for one, other in pairs if (a := number(one)) and (b := number(other)) is not None
-    ]
-    if more_s:
-        median_ms = statistics.median(more_s) * 1000
-        tally.note(
-            f"TTFT is the client's: at the median {median_ms:.3g} ms more than the server's own"
-        )
-
-
-def _of_result(one: Object) -> Object:
-    queue_s = number(one.get("queue_times")) or 0
-    found = {
-        "timestamp": _ms(one["start_times"], -queue_s),
-        "input_length": one["input_lens"],
-        "output_length": one["output_lens"],
-    }
-    if error_in(one.get("errors")) == "error":
-        return {**found, "status": "error"}
-    lasted_s, ttft_s = number(one.get("latencies")), number(one.get("ttfts"))
-    gaps = one.get("itls")
-    if lasted_s is None and isinstance(gaps, list) and ttft_s is not None:
-        lasted_s = ttft_s + math.fsum(gap for gap in gaps if isinstance(gap, int | float))
-    waited_s = number(one.get("server_queue_times"))
-    spans = {"e2e_ms": lasted_s, "ttft_ms": ttft_s, "queue_ms": waited_s}
-    return {
-        **found,
-        **{key: None if one is None else _ms(one, queue_s) for key, one in spans.items()},
-    }
-
+BENCH = _keys(
+    "start_times input_lens output_lens ttfts itls latencies queue_times errors server_queue_times"
+)
 
 # Spans of OpenTelemetry, in every spelling. Whole numbers of 64 bits are text there, or numbers.
 

@@ -1,16 +1,15 @@
 """Rows as they stand in a file: raw columns and objects, by dotted paths, with their lines.
 
-``Opened`` is a file whose rows are found, ``Raw`` some of its rows, ``Tally`` the count of them.
+``Opened`` is a file whose rows are located, ``Raw`` some of its rows, ``Tally`` the count of them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from tuner.trace.record import REASONS, Reason
@@ -18,7 +17,7 @@ from tuner.trace.values import Cells, as_object, is_empty
 
 MOST_COLUMNS = 2000
 SAMPLE_ROWS, ROWS = 1000, 2**16
-"""Rows by which it is found how a file is read, and rows that are read at once at most."""
+"""Rows that show how a file is read, and rows that are read at once at most."""
 
 Object = dict[str, Any]
 Numbered = Iterator[tuple[int, Object]]
@@ -69,16 +68,13 @@ class Tally:
 
     def warnings(self) -> list[str]:
         """Return a line for each reason that cost rows, and one for the unknown keys."""
-        most = sorted(self.dropped.items(), key=lambda item: -item[1])
         found = [
             f"{count:,} of {self.rows_read:,} rows dropped ({reason}: {REASONS[reason]}), "
             f"first at {self.first[reason]}"
-            for reason, count in most
+            for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1])
         ]
-        if self.unknown_keys:
-            names = ", ".join(f"{key} ({count:,})" for key, count in self.unknown_keys.items())
-            found.append(f"unknown keys ignored: {names}")
-        return found
+        names = ", ".join(f"{key} ({count:,})" for key, count in self.unknown_keys.items())
+        return [*found, *([f"unknown keys ignored: {names}"] if names else [])]
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,7 @@ class Raw:
     """The number of each row's line."""
 
     objects: Sequence[Object] | None = None
-    columns: Mapping[str, pa.Array] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -102,8 +98,9 @@ class Raw:
         each = [cells for path in paths if (cells := self._at(path)) is not None]
         if len(each) < 2:
             return each[0] if each else None
-        lists = [cells if isinstance(cells, list) else cells.to_pylist() for cells in each]
-        return [next((one for one in row if not is_empty(one)), None) for row in zip(*lists)]  # noqa: B905
+        lists = (cells if isinstance(cells, list) else cells.to_pylist() for cells in each)
+        rows = zip(*lists, strict=True)
+        return [next((one for one in row if not is_empty(one)), None) for row in rows]
 
     @cached_property
     def keys(self) -> frozenset[str]:
@@ -111,21 +108,18 @@ class Raw:
         return frozenset(chain.from_iterable(self.objects or ()))
 
     def _at(self, path: str) -> Cells | None:
-        if self.objects is not None and path in self.keys:
+        names = self.keys if self.objects is not None else self.columns
+        if self.objects is not None and path in names:
             held = [row.get(path) for row in self.objects]
             return [*map(only, held)] if list in {*map(type, held)} else held
-        if self.objects is not None:
-            within = any(path.startswith(f"{key}.") for key in self.keys)
-            return [at(row, path) for row in self.objects] if within else None
-        by_name = {name.lower(): name for name in self.columns}
-        if (name := by_name.get(path.lower())) is not None:
-            return self.columns[name]
-        for name, column in self.columns.items():
-            if path.startswith(f"{name}."):  # within cells that hold JSON
-                rest = path[len(name) + 1 :]
-                inner = (as_object(cell) for cell in column.to_pylist())
-                return [None if one is None else at(one, rest) for one in inner]
-        return None
+        top = next((one for one in names if one.lower() == path.lower()), None)
+        if self.objects is None and top is not None:
+            return self.columns[top]
+        top = next((one for one in names if path.startswith(f"{one}.")), None)
+        if top is None:
+            return None
+        inner = self.objects or [{top: cell} for cell in self.columns[top].to_pylist()]
+        return [at(row, path) for row in inner]
 
 
 def at(found: Mapping[str, Any], path: str) -> Any:  # noqa: ANN401 - any JSON
@@ -140,9 +134,8 @@ def at(found: Mapping[str, Any], path: str) -> Any:  # noqa: ANN401 - any JSON
 
 def only(held: Any) -> Any:  # noqa: ANN401 - any JSON
     """Return the only value of a list, as search engines give the fields of a row."""
-    if type(held) is list and len(held) == 1 and not isinstance(held[0], dict | list):
-        return held[0]
-    return held
+    is_one = type(held) is list and len(held) == 1 and not isinstance(held[0], dict | list)
+    return held[0] if is_one else held
 
 
 def flattened(
@@ -159,7 +152,7 @@ def flattened(
 
 @dataclass(frozen=True)
 class Opened:
-    """A file whose rows are found: its headings, its first rows, and all of them as raw columns."""
+    """A file whose rows are located: its headings, first rows, and all of them as raw columns."""
 
     headings: tuple[str, ...]
     """Dotted paths, of JSON and of columns that hold others. Each names one column."""
@@ -184,21 +177,18 @@ class Opened:
     def with_inside(self) -> "Opened":
         """Return the same with columns for what cells hold as JSON objects."""
         held = [dict(zip(self.headings, cells, strict=True)) for cells in self.sample]
-        rows = [dict(flattened(row)) for row in held]
-        paths = dict.fromkeys(path for row in rows for path in row if path not in self.headings)
-        inside = tuple(paths)[:MOST_COLUMNS]
-        sample = tuple(
-            (*cells, *map(row.get, inside)) for cells, row in zip(self.sample, rows, strict=True)
-        )
-        headings = (*self.headings, *inside)
-        return Opened(headings, sample, self.raws, (), self.is_text, self.naive, self.first_line)
+        rows = [{**row, **dict(flattened(row))} for row in held]
+        paths = dict.fromkeys([*self.headings, *chain.from_iterable(rows)])
+        headings = tuple(paths)[:MOST_COLUMNS]
+        sample = tuple(tuple(map(row.get, headings)) for row in rows)
+        return replace(self, headings=headings, sample=sample, objects=())
 
 
 def first_rows(opened_file: Opened, paths: Sequence[str]) -> list[Any]:
     """Return the first cells at the first of these paths that is there."""
     by_name = {heading.lower(): place for place, heading in enumerate(opened_file.headings)}
-    place = next((by_name[path.lower()] for path in paths if path.lower() in by_name), None)
-    return [] if place is None else [row[place] for row in islice(opened_file.sample, 100)]
+    places = [by_name[path.lower()] for path in paths if path.lower() in by_name]
+    return [row[places[0]] for row in opened_file.sample[:100]] if places else []
 
 
 def unique_names(headings: Sequence[str]) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Rows that are one request: sequences of n > 1, spans above one another, attempts of a client."""
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,10 +13,10 @@ RETRY_MS = 60_000
 minute, and a later turn of a session is another request."""
 
 MOST_ALIKE = 100
-"""So many clients of one trace with equal counts are looked at for a server without a link."""
+"""So many clients of one trace with equal counts are compared with a server without a link."""
 
-Fields = dict[str, Any]
-"""A request by the keys of the canonical record."""
+HANDED = ("session_id", "model", "finish_reason", "stream", "cached_tokens")
+"""Fields that a client's span may know and the server's does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,8 @@ class Row:
     """A row of a file, and what it is linked by."""
 
     line: int
-    fields: Fields | None
-    """None for a link in a chain, which is no request."""
+    fields: dict[str, Any] | None
+    """The request by the keys of the record; None for a link in a chain."""
 
     trace: str = ""
     span: str = ""
@@ -33,6 +34,21 @@ class Row:
     """Equal for what is one request; None for what stands alone."""
 
     server: bool = False
+
+    @property
+    def is_served(self) -> bool:
+        return ((self.fields or {}).get("status") or "ok") in SERVED
+
+    @property
+    def times_ms(self) -> tuple[float, float]:
+        """When the request came and ended."""
+        fields = self.fields or {}
+        return fields["timestamp"], fields["timestamp"] + (fields.get("e2e_ms") or 0)
+
+    @property
+    def size(self) -> Hashable:
+        fields = self.fields or {}
+        return self.trace, fields.get("input_length"), fields.get("output_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,162 +59,111 @@ class Settled:
     dropped: Sequence[tuple[Reason, int]]
 
 
-def sequences(rows: list[Row]) -> Settled:
+def sequences(rows: Sequence[Row]) -> Settled:
     """Return rows of one key as one request with as many sequences."""
-    found: dict[Hashable, Row] = {}
-    spans: dict[Hashable, set[str]] = {}
+    by_key: dict[Hashable, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.fields is not None:
+            by_key[("alone", row.line, id(row)) if row.key is None else row.key].append(row)
+    kept: list[Row] = []
     dropped: list[tuple[Reason, int]] = []
-    for place, row in enumerate(rows):
-        if row.fields is None:
-            continue
-        key = ("alone", place) if row.key is None else row.key
-        first = found.setdefault(key, row)
-        if first is row:
-            spans[key] = {row.span}
-            continue
-        fields, more = first.fields, row.fields
-        assert fields is not None
-        n = (fields.get("n") or 1) + (more.get("n") or 1)
-        if (row.span and row.span in spans[key]) or n > MAX_N:  # sent twice
-            dropped.append(("same_request" if n <= MAX_N else "bad_field", row.line))
-            continue
-        spans[key].add(row.span)
-        lengths = [*_lengths(fields), *_lengths(more)]
-        together = {"n": n, "output_length": max(lengths, default=None), "output_lengths": lengths}
-        for name, choose in (("e2e_ms", max), ("ttft_ms", min), ("queue_ms", min)):
-            known = [one[name] for one in (fields, more) if one.get(name) is not None]
-            together[name] = choose(known) if known else None
-        found[key] = replace(first, fields={**fields, **together})
-        dropped.append(("same_request", row.line))
-    return Settled([*found.values()], dropped)
+    for first, *others in by_key.values():
+        own = {row.span or place: row for place, row in enumerate([first, *others])}
+        held = [row.fields or {} for row in own.values()][:MAX_N]
+        dropped += [("same_request", row.line) for row in others[: MAX_N - 1]]
+        dropped += [("bad_field", row.line) for row in others[MAX_N - 1 :]]
+        kept.append(first if len(held) == 1 else replace(first, fields=_together(held)))
+    return Settled(kept, dropped)
 
 
-def lowest_spans(rows: list[Row]) -> Settled:
+def _together(held: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return one request of its sequences."""
+    lengths: list[int] = []
+    for one in held:
+        own = [] if one.get("output_length") is None else [one["output_length"]]
+        lengths += one.get("output_lengths") or own
+    found = {**held[0], "n": sum(one.get("n") or 1 for one in held)}
+    for name, choose in (("e2e_ms", max), ("ttft_ms", min), ("queue_ms", min)):
+        found[name] = choose((one[name] for one in held if one.get(name) is not None), default=None)
+    return {**found, "output_length": max(lengths, default=None), "output_lengths": lengths}
+
+
+def lowest_spans(rows: Sequence[Row]) -> Settled:
     """Return the requests; of spans above one another only the lowest, nearest the engine.
 
     What an upper one knows and the lower one does not, such as the session, is handed down.
     """
-    traces: dict[object, list[Row]] = {}
-    for place, row in enumerate(rows):
-        traces.setdefault(row.trace if row.trace and row.span else place, []).append(row)
-    kept: list[Row] = []
+    by_id: dict[tuple[str, str], Row] = {}
     dropped: list[tuple[Reason, int]] = []
-    for trace in traces.values():
-        _lowest(trace, kept, dropped)
-    settled = sequences(sorted(kept, key=lambda row: row.line))
+    for place, row in enumerate(rows):
+        key = (row.trace, row.span) if row.trace and row.span else ("", str(place))
+        known = by_id.setdefault(key, row)
+        if known is not row and known.fields is not None and row.fields is not None:
+            dropped.append(("same_request", row.line))  # sent twice
+        elif known.fields is None:
+            by_id[key] = row
+    requests = [row for row in by_id.values() if row.fields is not None]
+    known_above: dict[tuple[str, str], Row | None] = {}
+    above = {id(row): _request_above(row, by_id, known_above) for row in requests}
+    upper = {id(over) for over in above.values()}
+    clients: dict[Hashable, list[Row]] = defaultdict(list)
+    for row in requests:
+        if not row.server and id(row) not in upper:
+            clients[row.size].append(row)
+    for row in requests:  # whose link was never exported, but whose lengths are a client's
+        if row.server and row.trace and above[id(row)] is None:
+            start_ms, end_ms = row.times_ms
+            for over in clients[row.size][:MOST_ALIKE]:
+                if (
+                    id(over) not in upper
+                    and over.times_ms[0] <= start_ms <= end_ms <= over.times_ms[1]
+                ):
+                    above[id(row)] = over
+                    upper.add(id(over))
+                    break
+    dropped += [("same_request", row.line) for row in requests if id(row) in upper]
+    lowest = [_informed(row, above[id(row)]) for row in requests if id(row) not in upper]
+    settled = sequences(sorted(lowest, key=lambda row: row.line))
     return Settled(settled.kept, [*dropped, *settled.dropped])
 
 
-def final_attempts(rows: list[Row]) -> Settled:
-    """Return the rows without failures soon after which the same key was served."""
-    served: dict[Hashable, list[float]] = {}
-    for row in rows:
-        if row.fields and row.key is not None and _status(row.fields) in SERVED:
-            served.setdefault(row.key, []).append(row.fields["timestamp"])
-    for times_ms in served.values():
-        times_ms.sort()
-    dropped: list[tuple[Reason, int]] = []
-    kept: list[Row] = []
-    for row in rows:
-        if row.fields is None:
-            continue
-        times_ms, at_ms = served.get(row.key, []), row.fields["timestamp"]
-        later = bisect_left(times_ms, at_ms)
-        within_ms = (row.fields.get("e2e_ms") or 0) + RETRY_MS
-        is_retried = later < len(times_ms) and times_ms[later] - at_ms <= within_ms
-        if _status(row.fields) not in SERVED and is_retried:
-            dropped.append(("retried", row.line))
-        else:
-            kept.append(row)
-    return Settled(kept, dropped)
-
-
-def _status(fields: Fields) -> str:
-    return fields.get("status") or "ok"
-
-
-def _lengths(fields: Fields) -> list[int]:
-    several, one = fields.get("output_lengths"), fields.get("output_length")
-    return list(several) if several else [] if one is None else [one]
-
-
-def _lowest(trace: list[Row], kept: list[Row], dropped: list[tuple[Reason, int]]) -> None:
-    by_id: dict[str, Row] = {}
-    for row in trace:
-        known = by_id.get(row.span)
-        if known is None or known.fields is None:
-            by_id[row.span] = row
-        elif row.fields is not None:  # sent twice
-            dropped.append(("same_request", row.line))
-    above: dict[str, Row] = {}
-    ways: dict[str, Row | None] = {}
-    for row in by_id.values():
-        over = None if row.fields is None else _next_above(row, by_id, ways)
-        if over is not None:
-            above[row.span] = over
-    upper = {over.span for over in above.values()}
-    requests = [row for row in by_id.values() if row.fields is not None]
-    _match_unlinked([row for row in requests if row.span not in upper], above, upper)
-    for row in requests:
-        if row.span in upper:
-            dropped.append(("same_request", row.line))
-        else:
-            kept.append(_informed(row, above.get(row.span)))
-
-
-def _next_above(row: Row, by_id: dict[str, Row], known: dict[str, Row | None]) -> Row | None:
+def _request_above(
+    row: Row, by_id: dict[tuple[str, str], Row], known: dict[tuple[str, str], Row | None]
+) -> Row | None:
     """Return the nearest request above, through whatever lies between; spans may form a ring.
 
-    ``known`` keeps what was found for the spans on the way, so that no way is gone twice.
+    ``known`` keeps the result for the spans on the way, so that no way is gone twice.
     """
-    way: list[str] = []
-    seen = {row.span}
-    found: Row | None = None
-    parent = by_id.get(row.parent)
-    while parent is not None and parent.span not in seen:
-        if parent.fields is not None:
-            found = parent
-            break
-        if parent.span in known:
-            found = known[parent.span]
-            break
-        seen.add(parent.span)
-        way.append(parent.span)
-        parent = by_id.get(parent.parent)
-    known.update(dict.fromkeys(way, found))
-    return None if found is row else found
-
-
-def _match_unlinked(requests: list[Row], above: dict[str, Row], upper: set[str]) -> None:
-    """Match clients with servers of one trace between whose spans a link was never exported."""
-    clients: dict[object, list[Row]] = {}
-    for row in requests:
-        if not row.server:
-            clients.setdefault(_size(row), []).append(row)
-    for row in requests:
-        if not row.server or row.span in above:
-            continue
-        for client in clients.get(_size(row), ())[:MOST_ALIKE]:
-            if client.span not in upper and _holds(client.fields or {}, row.fields or {}):
-                above[row.span] = client
-                upper.add(client.span)
-                break
-
-
-def _size(row: Row) -> object:
-    fields = row.fields or {}
-    return fields.get("input_length"), fields.get("output_length")
-
-
-def _holds(outer: Fields, inner: Fields) -> bool:
-    starts_ms = [one["timestamp"] for one in (outer, inner)]
-    ends_ms = [one["timestamp"] + (one.get("e2e_ms") or 0) for one in (outer, inner)]
-    return bool(starts_ms[0] <= starts_ms[1] and ends_ms[0] >= ends_ms[1])
+    key, way = (row.trace, row.parent), dict.fromkeys([(row.trace, row.span)])
+    while key in by_id and by_id[key].fields is None and key not in known and key not in way:
+        way[key] = None
+        key = (row.trace, by_id[key].parent)
+    found = known[key] if key in known else by_id.get(key)
+    found = None if found is None or found.fields is None or found is row else found
+    known.update(dict.fromkeys([*way][1:], found))
+    return found
 
 
 def _informed(row: Row, above: Row | None) -> Row:
-    if above is None or row.fields is None or above.fields is None:
-        return row
-    handed = ("session_id", "model", "finish_reason", "stream", "cached_tokens")
-    more = {key: above.fields.get(key) for key in handed if row.fields.get(key) is None}
-    return replace(row, fields={**row.fields, **more})
+    fields, more = row.fields or {}, (above and above.fields) or {}
+    handed = {key: more[key] for key in HANDED if fields.get(key) is None and key in more}
+    return replace(row, fields={**fields, **handed})
+
+
+def final_attempts(rows: Sequence[Row]) -> Settled:
+    """Return the rows without failures soon after which the same key was served."""
+    served: dict[Hashable, list[float]] = defaultdict(list)
+    requests = [row for row in rows if row.fields is not None]
+    for row in sorted(requests, key=lambda one: one.times_ms):
+        if row.key is not None and row.is_served:
+            served[row.key].append(row.times_ms[0])
+    retried: list[Row] = []
+    for row in requests:
+        times_ms, (at_ms, end_ms) = served.get(row.key, []), row.times_ms
+        later = bisect_left(times_ms, at_ms)
+        if not row.is_served and later < len(times_ms) and times_ms[later] <= end_ms + RETRY_MS:
+            retried.append(row)
+    gone = {id(row) for row in retried}
+    return Settled(
+        [row for row in requests if id(row) not in gone], [("retried", row.line) for row in retried]
+    )
