@@ -30,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help sweep compare test check fix docs bench lock clean setup setup-dev static plain few engines
+.PHONY: help sweep compare test check fix docs bench package lock clean setup setup-dev static plain few engines
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-8s %s\n", $$1, $$2}' Makefile
@@ -54,6 +54,9 @@ docs: setup-dev  ## Write the generated parts of the docs
 
 bench: setup-dev  ## Measure the speed of tuner itself, by ratios
 	$(BIN)/python scripts/bench.py
+
+package: setup-dev  ## Build wheel and sdist, and try both without vLLM
+	$(BIN)/python scripts/package.py
 
 lock: setup-dev  ## Choose every package anew, with its hashes, in requirements/
 	$(SETUP) --extra dev --lock

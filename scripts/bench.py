@@ -4,9 +4,8 @@ help       seconds of `tuner --help`
 apply      seconds of `tuner apply --dry-run` on a Compose file
 trace      seconds and peak memory of `tuner trace import` of --rows rows of CSV
 twin       milliseconds of a replay of 20,000 requests at one cap, compiled
-ladder     six caps on one engine against an engine of its own for every cap: seconds spent on
-           starts and switches, and how far the curves are apart
 generator  lag of the sender, and its share of a core, while 32 streams run at once
+sample     `make sweep` --runs times on a real engine, as a table; only when named
 """
 
 import argparse
@@ -16,10 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -27,6 +25,8 @@ import numpy as np
 from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import Engine, EngineFacts
 from tuner.engines.vllm.start import VllmStarter
+from tuner.profile.profile import load as load_profile
+from tuner.profile.summary import milliseconds, minutes, percent, promised
 from tuner.replay.measure import measure
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.records import Replay
@@ -38,7 +38,6 @@ from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 TUNER = Path(sys.executable).with_name("tuner")
-CAPS = (1, 2, 4, 8, 16, 32)
 TINY = {"model": "tuner:tiny"}
 NEVER_CUT = CutRule(Slo(ttft_s=1e9), floor=0.0)
 
@@ -68,48 +67,8 @@ async def replayed(engine: Engine, plan: Sequence[PlannedRequest], cap: int) -> 
     )
 
 
-async def timed(work: Awaitable[Any]) -> tuple[float, Any]:
-    begin_s = time.monotonic()
-    result = await work
-    return time.monotonic() - begin_s, result
-
-
 def tokens_per_s(result: Replay) -> float:
     return sum(one.output_tokens for one in result.records) / result.elapsed_s
-
-
-async def ladders(requests: Sequence[TraceRequest]) -> dict[str, Any]:
-    """Walk the caps live and fresh in turn, so that both meet the same machine."""
-    starter = VllmStarter(TINY)
-    await (await starter.start(max_num_seqs=1)).stop()  # imports vLLM once, for both ladders
-    live_s, live = await timed(starter.start(max_num_seqs=CAPS[-1]))
-    whole = planned(requests, live.facts, every_s=0.0)
-    await replayed(live, whole[: CAPS[-1]], CAPS[-1])  # the first replay of an engine warms it up
-    fresh_s = switch_s = 0.0
-    ratios = {}
-    for cap in CAPS:
-        plan = whole[: max(4, 2 * cap)]
-        start_s, fresh = await timed(starter.start(max_num_seqs=cap))
-        await replayed(fresh, plan[:cap], cap)
-        fresh_speed = tokens_per_s(await replayed(fresh, plan, cap))
-        stop_s, _ = await timed(fresh.stop())
-        fresh_s += start_s + stop_s
-        tokens = int(str(live.facts.arguments["max_num_batched_tokens"]))
-        one_switch_s, _ = await timed(
-            live.set_limits(max_num_seqs=cap, max_num_batched_tokens=tokens)
-        )
-        switch_s += one_switch_s
-        ratios[cap] = tokens_per_s(await replayed(live, plan, cap)) / fresh_speed
-    stop_s, _ = await timed(live.stop())
-    live_s += stop_s
-    return {
-        "live_overhead_s": live_s + switch_s,
-        "fresh_overhead_s": fresh_s,
-        "fresh_over_live": fresh_s / (live_s + switch_s),
-        "switch_ms": 1e3 * switch_s / len(CAPS),
-        "live_over_fresh_tokens_per_s": ratios,
-        "live_over_fresh_mean": fmean(ratios.values()),
-    }
 
 
 async def generator(requests: Sequence[TraceRequest]) -> dict[str, Any]:
@@ -118,7 +77,9 @@ async def generator(requests: Sequence[TraceRequest]) -> dict[str, Any]:
     plan = planned(requests, engine.facts, every_s=0.1)
     await replayed(engine, plan[:8], 32)
     begin_cpu_s = time.process_time()
-    elapsed_s, result = await timed(replayed(engine, plan, 32))
+    begin_s = time.monotonic()
+    result = await replayed(engine, plan, 32)
+    elapsed_s = time.monotonic() - begin_s
     cpu_s = time.process_time() - begin_cpu_s
     await engine.stop()
     one = measure([result], NEVER_CUT.slo)
@@ -176,10 +137,39 @@ def twin() -> dict[str, Any]:
     return {"milliseconds": 1e3 * min(times_s)}
 
 
+def sample(folder: Path, runs: int) -> int:
+    """Print what `make sweep` answers, a row a run, as Markdown; tell whether a run failed."""
+    head = ("run", "verdict", "max_num_seqs", "met the SLO", "p95 TPOT", "with the default", "took")
+    print(table_row(head), table_row(["---"] * len(head)), sep="\n", flush=True)
+    failed = 0
+    for number in range(1, runs + 1):
+        path, begin_s = folder / f"{number}.yaml", time.monotonic()
+        command = ["make", "-s", "sweep", f"PROFILE={path}"]
+        subprocess.run(command, cwd=ROOT, check=False, capture_output=True)  # noqa: S603
+        took = minutes(time.monotonic() - begin_s)
+        if not path.exists():
+            failed += 1
+            print(table_row([str(number), "failed", *[""] * 4, took]), flush=True)
+            continue
+        profile = load_profile(path)
+        given, now = promised(profile), profile.baseline
+        default = "" if now is None or now.numbers is None else percent(now.numbers.attainment)
+        cap = str(profile.decision.max_num_seqs)
+        tpot = "" if given.tpot_ms is None else milliseconds(given.tpot_ms.p95)
+        answer = [profile.decision.verdict, cap, percent(given.attainment), tpot, default]
+        print(table_row([str(number), *answer, took]), flush=True)
+    return int(failed > 0)
+
+
+def table_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help="default: all")
     parser.add_argument("--rows", type=int, default=1_000_000, help="of the trace that is imported")
+    parser.add_argument("--runs", type=int, default=10, help="of the sample")
     options = parser.parse_args()
     trace = load(ROOT / "traces" / "translation.jsonl")
     requests = [one for one in trace.requests if one.status == "ok"]
@@ -190,20 +180,16 @@ def main() -> int:
             "apply": lambda: apply_once(folder),
             "trace": lambda: import_rows(folder, options.rows),
             "twin": twin,
-            "ladder": lambda: asyncio.run(ladders(requests[:64])),
             "generator": lambda: asyncio.run(generator(requests[:150])),
         }
+        if "sample" in options.parts:
+            return sample(folder, options.runs)
         for part in options.parts or parts:
             print(part, flush=True)
             for key, value in parts[part]().items():
-                print(f"  {key:32} {_shown(value)}", flush=True)
+                shown = f"{value:,.3f}" if isinstance(value, float) else value
+                print(f"  {key:32} {shown}", flush=True)
     return 0
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key}: {number:.2f}" for key, number in value.items())
-    return f"{value:,.3f}" if isinstance(value, float) else str(value)
 
 
 if __name__ == "__main__":

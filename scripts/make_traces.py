@@ -1,5 +1,5 @@
-"""Make the shipped traces: traces/chat.jsonl, traces/translation.jsonl and its uniform twin, and
-the translation service once more as a gateway's export, examples/walk/requests.csv.
+"""Make the shipped traces: traces/chat.jsonl and traces/translation.jsonl, and the translation
+service once more as a gateway's export, examples/walk/requests.csv.
 
 A support chat as its server saw it: short questions, answers of 50 to 200 tokens, and every 50 s a
 rush of 5 s. And a translation service: visitors come in calm and in busy spells, a text has 10 to
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from statistics import NormalDist, fmean
+from statistics import NormalDist
 
 from tuner.trace.trace import Trace, TraceHeader, TraceRequest, write
 
@@ -65,8 +65,6 @@ def main() -> None:
     save(chat, folder / "chat.jsonl", "tuner:small", "a support chat, made")
     requests = serve(list(visits(random.Random(SEED))), step_s)  # noqa: S311 - no secret
     save(requests, folder / "translation.jsonl", "tuner:tiny", "a translation service, made")
-    same = "the same, every length the mean"
-    save(uniform(requests), folder / "translation-uniform.jsonl", "tuner:tiny", same)
     export(requests, walk / "requests.csv")
 
 
@@ -83,26 +81,18 @@ def chat_step_s(batch: int) -> float:
 
 def questions(rng: random.Random) -> Iterator[TraceRequest]:
     """Yield what people ask in the chat; ``output_length`` is what the whole answer would be."""
-    now_s, row = 0.0, 0
+    now_s = 0.0
     while True:
         rush = now_s % RUSH_EVERY_S < RUSH_S
         now_s += exponential(rng, 1 / (CHAT_RUSH_RPS if rush else CHAT_CALM_RPS))
         if now_s > DURATION_S:
             return
-        yield TraceRequest(
-            row=row,
-            arrival_s=round(now_s, 3),
-            input_length=rng.randint(*QUESTION),
-            output_length=rng.randint(*ANSWER),
-            status="aborted" if rng.random() < ABORTED else "ok",
-            max_tokens=MAX_TOKENS,
-        )
-        row += 1
+        yield request(rng, now_s, rng.randint(*QUESTION), rng.randint(*ANSWER))
 
 
 def visits(rng: random.Random) -> Iterator[TraceRequest]:
-    """Yield what clients ask for; ``output_length`` is what the whole answer would be."""
-    now_s, spell_end_s, busy, row = 0.0, 0.0, True, 0
+    """Yield what clients want translated; ``output_length`` is that of the whole translation."""
+    now_s, spell_end_s, busy = 0.0, 0.0, True
     while True:
         now_s += exponential(rng, 1 / (BUSY_RPS if busy else CALM_RPS))
         while now_s > spell_end_s:
@@ -112,22 +102,27 @@ def visits(rng: random.Random) -> Iterator[TraceRequest]:
             return
         size = SHORTEST + (LONGEST - SHORTEST) * rng.random()
         ratio = math.exp(LENGTH_RATIO_SIGMA * NormalDist().inv_cdf(rng.uniform(1e-9, 1 - 1e-9)))
-        yield TraceRequest(
-            row=row,
-            arrival_s=round(now_s, 3),
-            input_length=round(size),
-            output_length=min(LONGEST, max(SHORTEST, round(size * ratio))),
-            status="aborted" if rng.random() < ABORTED else "ok",
-            max_tokens=MAX_TOKENS,
-        )
-        row += 1
+        output = min(LONGEST, max(SHORTEST, round(size * ratio)))
+        yield request(rng, now_s, round(size), output)
+
+
+def request(rng: random.Random, at_s: float, prompt: int, output: int) -> TraceRequest:
+    """Return what one client sends, who may give up before the answer ends."""
+    return TraceRequest(
+        row=0,
+        arrival_s=round(at_s, 3),
+        input_length=prompt,
+        output_length=output,
+        status="aborted" if rng.random() < ABORTED else "ok",
+        max_tokens=MAX_TOKENS,
+    )
 
 
 def serve(asked: list[TraceRequest], batch_step_s: Callable[[int], float]) -> list[TraceRequest]:
     """Return the requests as the server logged them: with their durations and real outputs."""
     rng = random.Random(SEED + 1)  # noqa: S311 - traffic, no secret
     logged: dict[int, TraceRequest] = {}
-    waiting = list(reversed(asked))
+    waiting = [dataclasses.replace(one, row=row) for row, one in enumerate(asked)][::-1]
     running: list[Running] = []
     now_s = 0.0
     while waiting or running:
@@ -155,23 +150,6 @@ def admitted(request: TraceRequest, rng: random.Random) -> Running:
 def ended(request: TraceRequest, now_s: float) -> TraceRequest:
     e2e_s = round(now_s + FIRST_TOKEN_S - request.arrival_s, 3)
     return dataclasses.replace(request, e2e_s=e2e_s)
-
-
-def uniform(requests: list[TraceRequest]) -> list[TraceRequest]:
-    """Return the same arrivals with mean lengths, served by the same server."""
-    served = [request for request in requests if request.status == "ok"]
-    return serve(
-        [
-            dataclasses.replace(
-                request,
-                input_length=round(fmean(one.input_length for one in served)),
-                output_length=round(fmean(one.output_length for one in served)),
-                status="ok",
-            )
-            for request in requests
-        ],
-        step_s,
-    )
 
 
 def save(requests: list[TraceRequest], path: Path, model: str, note: str) -> None:

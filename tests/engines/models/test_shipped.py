@@ -1,6 +1,5 @@
 """The models that ship."""
 
-import importlib.util
 import json
 import subprocess
 from pathlib import Path
@@ -11,9 +10,6 @@ from tests.support.places import ROOT
 from tuner.engines.models.memory import ModelMemory, memory_of
 from tuner.engines.models.shipped import is_shipped, model_path, shipped_models
 from tuner.errors import InputError
-
-SCRIPT = ROOT / "scripts" / "make_tokenizer.py"
-
 
 MODELS = ("tuner:1b", "tuner:small", "tuner:tiny")
 
@@ -57,18 +53,6 @@ def test_make_sweep_takes_that_model_and_more_time_on_a_gpu_alone(
         check=True,
     )
     assert done.stdout.splitlines()[-1].endswith(f" -o profile.yaml {said}")
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_tokenizer_is_what_its_script_writes(name: str) -> None:
-    spec = importlib.util.spec_from_file_location("make_tokenizer", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    folder = Path(model_path(name))
-    for file, content in script.files(folder).items():
-        assert (folder / file).read_text() == content
 
 
 def test_other_models_are_what_they_are_called() -> None:
