@@ -377,7 +377,6 @@ def test_an_hour_that_is_too_much_at_once_is_asked_for_in_parts(
         ("MAX_ANSWER_BYTES", 100, "answers too much"),
         ("MOST_BYTES", 2 * len(of_seconds(3600)) - 1, "answers with more than"),
         ("MOST_S", 0.0, "not all answers within 0 s"),
-        ("MOST_SERIES", 0, "answers with more than 0 series"),
     ],
 )
 def test_a_prometheus_that_never_stops_is_refused(

@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
+
 from tuner.errors import TraceError, UsageError
-from tuner.trace.trace import Trace, TraceHeader, load
+from tuner.trace.trace import Trace, load, moved, sorted_by_arrival
+from tuner.trace.values import date_ms
 
 
 def join(paths: Sequence[Path]) -> Trace:
@@ -20,39 +22,30 @@ def join(paths: Sequence[Path]) -> Trace:
         raise UsageError("a file is named twice", hint="Name each file of the recording once.")
     traces = [load(path) for path in paths]
     headers = [trace.header for trace in traces]
-    begins = [_begin(path, header) for path, header in zip(paths, headers, strict=True)]
-    first, origin = headers[0], min(begins)
-    for path, header in zip(paths, headers, strict=True):
+    first, cure = headers[0], "Join the files of one recording only."
+    begins_ms = [date_ms(header.time_origin) for header in headers]
+    known_ms = [one for one in begins_ms if one is not None]
+    tables = []
+    for path, trace, begin_ms in zip(paths, traces, begins_ms, strict=True):
         for field in ("source", "block_size"):
-            theirs, ours = getattr(header, field), getattr(first, field)
+            theirs, ours = getattr(trace.header, field), getattr(first, field)
             if theirs != ours:
                 raise TraceError(
-                    f"{path}: its {field} is {theirs}, that of {paths[0]} is {ours}",
-                    hint="Join the files of one recording only.",
+                    f"{path}: its {field} is {theirs}, that of {paths[0]} is {ours}", hint=cure
                 )
-    requests = [
-        replace(each, arrival_s=round(each.arrival_s + (begin - origin).total_seconds(), 6))
-        for trace, begin in zip(traces, begins, strict=True)
-        for each in trace.requests
-    ]
-    requests.sort(key=lambda each: each.arrival_s)
+        if begin_ms is None:
+            raise TraceError(f"{path}: no time_origin in its header", hint=cure)
+        tables.append(moved(trace.table, begin_ms - min(known_ms)))
+    whole = pa.concat_tables(tables, promote_options="default")
+    whole = whole.drop_columns([name for name in ("row",) if name in whole.column_names])
+    table, _ = sorted_by_arrival(whole, absolute=False)
     header = replace(
         first,
-        time_origin=origin.isoformat(),
+        time_origin=headers[begins_ms.index(min(known_ms))].time_origin,
         rows_read=sum(header.rows_read for header in headers),
-        rows_kept=len(requests),
+        rows_kept=len(table),
         dropped=dict(sum((Counter(header.dropped) for header in headers), Counter[str]())),
         missing=tuple(dict.fromkeys(name for header in headers for name in header.missing)),
         notes=tuple(dict.fromkeys(note for header in headers for note in header.notes)),
     )
-    return Trace.of(header, [replace(each, row=row) for row, each in enumerate(requests)])
-
-
-def _begin(path: Path, header: TraceHeader) -> datetime:
-    try:
-        begin = datetime.fromisoformat(header.time_origin or "")
-    except ValueError:
-        raise TraceError(
-            f"{path}: no time_origin in its header", hint="Join the files of a recording only."
-        ) from None
-    return begin if begin.tzinfo else begin.replace(tzinfo=UTC)
+    return Trace(header, table)

@@ -9,6 +9,7 @@ length lies, and which output goes with which prompt.
 import base64
 import json
 import math
+import os
 import shlex
 import time
 import urllib.parse
@@ -18,11 +19,14 @@ from datetime import UTC, datetime
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from tuner.errors import AnswerTooLongError, InputError, TraceError, UsageError
 from tuner.system import http
-from tuner.trace.trace import Status, Trace, TraceHeader, TraceRequest
+from tuner.trace.record import TraceHeader
+from tuner.trace.trace import Trace, date_of, sorted_by_arrival
+from tuner.trace.values import written_ms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -48,9 +52,6 @@ TIMEOUT_S, MOST_S = 60.0, 1800.0
 MAX_ANSWER_BYTES, MOST_BYTES = 64 * 2**20, 512 * 2**20
 """Of one answer, and of all: some 20 million samples, five days of twelve engines every 15 s."""
 
-MOST_SERIES = 100_000
-"""A thousand times those of an engine."""
-
 GAP_SCRAPES = 5
 """Scrapes in a row that may be missing; of a longer gap nothing is known."""
 
@@ -60,7 +61,11 @@ MAX_REQUESTS, MAX_TOKENS = 10_000_000, 1e15
 MISSING = ("aborts", "errors", "ends", "hash_ids", "session_id", "n", "max_tokens")
 """Facts that no metric holds. vLLM does not count requests whose client left."""
 
-STATUS: Mapping[str, Status] = {"abort": "aborted", "error": "error"}
+STATUSES = {"abort": "aborted", "error": "error"}
+CLOCKS_APART_S = 3600.0
+"""How far the clock of the Prometheus may be ahead of ours."""
+
+TOKEN = "TUNER_PROMETHEUS_TOKEN"  # noqa: S105 - the name of the variable
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,43 @@ class Source:
 
     def refuse(self, what: str, hint: str) -> InputError:
         return InputError(f"{self.url}: {what}", hint=hint)
+
+
+def source(url: str, from_: str | None, to: str | None, selector: str) -> Source:
+    """Return what the user names. Raises UsageError."""
+    now_s = datetime.now(UTC).timestamp()
+    from_s, to_s = (
+        _moment_s(text, now_s, option)
+        for text, option in ((from_ or "1h", "--from"), (to or "now", "--to"))
+    )
+    if not from_s < to_s:
+        raise UsageError(
+            f"--from {from_} is not before --to {to}", hint="Write how long ago: --from 2h --to 1h"
+        )
+    bare, login = without_login(url)
+    if token := os.environ.get(TOKEN):
+        login = f"Bearer {token}"
+    return Source(bare, from_s, to_s, selector, login)
+
+
+def _moment_s(text: str, now_s: float, option: str) -> float:
+    """Read ``now``, ``2h`` (ago), a date, or seconds since 1970; none of the future."""
+    hint = "Write now, how long ago (2h), a date, or seconds since 1970, not milliseconds."
+    try:
+        if text.replace(".", "", 1).isdecimal() and float(text) > 10**8:
+            time_s = float(text)
+        elif text[:4].isdecimal() and "-" in text:
+            time_s = datetime.fromisoformat(text).astimezone(UTC).timestamp()
+        else:
+            ago_ms = 0.0 if text == "now" else written_ms(text)
+            time_s = math.nan if ago_ms is None else now_s - ago_ms / 1000
+    except (ValueError, OverflowError):
+        time_s = math.nan
+    if math.isnan(time_s):
+        raise UsageError(f"{option}: cannot read {text!r}", hint=hint)
+    if not 0 <= time_s <= now_s + CLOCKS_APART_S:
+        raise UsageError(f"{option} {text}: not a time that can have been recorded", hint=hint)
+    return time_s
 
 
 def read(source: Source, *, seed: int = 0) -> Trace:
@@ -134,7 +176,7 @@ def fetch(source: Source) -> Samples:
     if source.selector:
         matchers += f",{source.selector}"
     samples: dict[Labels, dict[str, dict[str, Floats]]] = {}
-    until_s, left_bytes, count = time.monotonic() + MOST_S, MOST_BYTES, 0
+    until_s, left_bytes = time.monotonic() + MOST_S, MOST_BYTES
     end_s, chunk_s = source.to_s, CHUNK_S
     while end_s > source.from_s:
         length_s = min(chunk_s, end_s - source.from_s)
@@ -152,11 +194,9 @@ def fetch(source: Source) -> Samples:
             name, reason = metric.pop("__name__", "")[5:], metric.pop("finished_reason", "")
             part, engine = metric.pop("le", reason), tuple(sorted(metric.items()))
             rows = samples.setdefault(engine, {}).setdefault(name, {})
-            count += part not in rows
             rows[part] = np.concatenate((rows.get(part, np.zeros((0, 2))), _finite(series, source)))
-        if left_bytes < 0 or count > MOST_SERIES:
-            much = f"{MOST_SERIES:,} series" if left_bytes >= 0 else f"{MOST_BYTES:,} bytes"
-            raise source.refuse(f"answers with more than {much}", _LESS)
+        if left_bytes < 0:
+            raise source.refuse(f"answers with more than {MOST_BYTES:,} bytes", _LESS)
         end_s -= length_s
     return samples
 
@@ -332,40 +372,36 @@ def draw(engines: Sequence[Engine], seed: int) -> Trace:
     """Return the synthetic trace. Raises TraceError where there was no request."""
     rng = np.random.default_rng(seed)
     replicas = _replicas(engines)
-    rows: list[tuple[float, int, int, int, str]] = []
-    unfinished = 0
-    for engine, replica in zip(engines, replicas, strict=True):
-        drawn, open_at_end = _requests(engine, rng)
-        unfinished += open_at_end
-        rows += [(at_s, replica, prompt, output, why) for at_s, prompt, output, why in drawn]
-    if not rows:
+    drawn = [_requests(engine, rng) for engine in engines]
+    times_s = np.concatenate([of[0] for of, _ in drawn])
+    if not len(times_s):
         raise TraceError(
             "no request was in flight or finished in that time",
             hint="Choose a busier time with --from and --to.",
         )
-    rows.sort(key=lambda row: row[0])
-    start_s = rows[0][0]
-    requests = [
-        TraceRequest(
-            row=place,
-            arrival_s=round(at_s - start_s, 6),
-            input_length=input_length,
-            output_length=output_length,
-            status=STATUS.get(reason, "ok"),
-            finish_reason=reason or None,
-            replica=replica if max(replicas) > 0 else None,
-        )
-        for place, (at_s, replica, input_length, output_length, reason) in enumerate(rows)
-    ]
+    reasons = np.concatenate([of[3] for of, _ in drawn])
+    statuses = np.array([STATUSES.get(reason, "ok") for reason in reasons.tolist()])
+    columns = {
+        "timestamp": np.round(times_s * 1000, 3),
+        "input_length": np.concatenate([of[1] for of, _ in drawn]).astype(np.int32),
+        "output_length": np.concatenate([of[2] for of, _ in drawn]).astype(np.int32),
+        "status": pa.array(statuses, pa.string()),
+        "finish_reason": pa.array(reasons, pa.string(), mask=reasons == ""),
+    }
+    if max(replicas) > 0:
+        sizes = [len(of[0]) for of, _ in drawn]
+        columns["replica"] = np.repeat(replicas, sizes).astype(np.int32)
+    table, origin_ms = sorted_by_arrival(pa.table(columns), absolute=True)
     scrape_s = max(engine.scrape_s for engine in engines)
+    unfinished = sum(open_ for _, open_ in drawn)
     header = TraceHeader(
         source="prometheus",
         model=engines[0].labels.get("model_name"),
-        time_origin=datetime.fromtimestamp(start_s, UTC).isoformat(),
+        time_origin=date_of(origin_ms),
         time_resolution_ms=round(scrape_s * 1000, 3),
         replicas=max(replicas) + 1,
-        rows_read=len(requests),
-        rows_kept=len(requests),
+        rows_read=len(table),
+        rows_kept=len(table),
         missing=MISSING,
         notes=(
             f"synthetic: drawn from Prometheus history, seed {seed}",
@@ -373,12 +409,12 @@ def draw(engines: Sequence[Engine], seed: int) -> Trace:
             f"{unfinished} requests were in flight at the end and have other requests' lengths",
         ),
     )
-    return Trace.of(header, requests)
+    return Trace(header, table)
 
 
 def _requests(
     engine: Engine, rng: np.random.Generator
-) -> tuple[list[tuple[float, int, int, str]], int]:
+) -> tuple[tuple[Floats, Ints, Ints, NDArray[np.str_]], int]:
     """Return arrival in seconds since 1970, prompt, output and reason of each request in order of
     arrival, and how many of them were in flight at the last scrape.
 
@@ -410,7 +446,7 @@ def _requests(
     others = rng.integers(0, known, len(times_s) - known) if known else np.zeros(0, np.int64)
     chosen = np.concatenate((np.arange(known), others))
     columns = (times_s[: len(chosen)], inputs[chosen], outputs[chosen], reasons[chosen])
-    return list(zip(*(column.tolist() for column in columns), strict=True)), len(others)
+    return columns, len(others)
 
 
 def _lengths(engine: Engine, name: str, rng: np.random.Generator) -> Ints:

@@ -6,13 +6,12 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from tuner.trace.record import SERVED
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from tuner.trace.trace import TraceRequest
 
 Floats = NDArray[np.float64]
@@ -90,7 +89,7 @@ def columns_of(requests: Sequence["TraceRequest"], *, block_size: int) -> Column
     return replace(columns, arrival_s=arrival_s)  # to the last bit, and not to the microsecond
 
 
-def columns_of_table(table: "pa.Table", *, block_size: int) -> Columns:
+def columns_of_table(table: pa.Table, *, block_size: int) -> Columns:
     """Return the columns of a table with the keys of the canonical record."""
     size = len(table)
 
@@ -127,7 +126,7 @@ Lists = tuple[Ints, Ints]
 """The number of entries of each row, and the entries of all rows."""
 
 
-def _hash_ids(table: "pa.Table") -> Lists | None:
+def _hash_ids(table: pa.Table) -> Lists | None:
     if "hash_ids" not in table.column_names:
         return None
     chunks = table.column("hash_ids").chunks
@@ -149,7 +148,7 @@ def _reused_tokens(
     return (len(full) - len(np.unique(full))) * block_size if len(full) else None
 
 
-def _affinities(table: "pa.Table", hash_ids: Lists | None) -> Ints:
+def _affinities(table: pa.Table, hash_ids: Lists | None) -> Ints:
     """Return what sticky routers go by: the session, or else the first block that tells prompts
     apart, such as the one behind a common system prompt."""
     size = len(table)

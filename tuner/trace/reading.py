@@ -7,7 +7,6 @@ rows where they are none, ``check`` reads every cell, ``same`` finds rows that a
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -314,14 +313,3 @@ def _trace(table: pa.Table, header: TraceHeader, known: Format, tally: Tally) ->
         notes=tuple(dict.fromkeys((*notes, *tally.notes))),
     )
     return Trace(header, table, tuple(warnings))
-
-
-def origin_of(header: TraceHeader) -> datetime | None:
-    """Return the moment that a trace's times count from; None where it is not known."""
-    if not re.match(r"\d{4}-", header.time_origin or ""):
-        return None
-    try:
-        origin = datetime.fromisoformat(header.time_origin or "")
-    except ValueError:
-        return None
-    return origin if origin.tzinfo else origin.replace(tzinfo=UTC)

@@ -6,25 +6,23 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from tuner.errors import TraceError
 from tuner.system.files import whole_file
 from tuner.trace.columns import Columns, columns_of_table
+from tuner.trace.encode import TYPES, lines_of
 from tuner.trace.record import FIELDS, Field, Status, TimeUnit, TraceHeader, header_line
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from tuner.trace.values import date_ms
 
 __all__ = ["Status", "Trace", "TraceHeader", "TraceRequest", "digest", "load", "write"]
 
 DECIMALS_S, DECIMALS_MS = 6, 3
 """Times are kept to the microsecond: finer than any clock that stamps requests."""
-
-MORE_THAN_ANY = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class Trace:
     """
 
     header: TraceHeader
-    table: "pa.Table"
+    table: pa.Table
     warnings: tuple[str, ...] = ()
     """What a reader should know of how the file was read."""
 
@@ -93,13 +91,21 @@ class Trace:
         held = {
             field.attribute: _python(field, self.table.column(field.key).to_pylist())
             for field in FIELDS
-            if field.key in self.table.column_names
+            if field.key in self.table.column_names and field.key != "row"
         }
-        rows = held.pop("row", [None] * len(self))
-        held["row"] = [place if row is None else row for place, row in enumerate(rows)]
+        held["row"] = self.rows.tolist()
         names = tuple(held)
         each = zip(*held.values(), strict=True)
         return tuple(TraceRequest(**dict(zip(names, one, strict=True))) for one in each)
+
+    @cached_property
+    def rows(self) -> NDArray[np.int64]:
+        """Each request's position in the whole trace."""
+        places = np.arange(len(self))
+        if "row" not in self.table.column_names:
+            return places
+        rows = self.table.column("row").fill_null(-1).to_numpy().astype(np.int64)
+        return np.where(rows < 0, places, rows)
 
     @cached_property
     def columns(self) -> Columns:
@@ -109,7 +115,14 @@ class Trace:
     @cached_property
     def digest(self) -> str:
         """``sha256:…`` of the canonical rows: the same for one traffic in any format."""
-        return _digest(self.table, self.header.block_size)
+        table = self.table
+        for key in ("input_length", "output_length"):
+            if key in table.column_names:
+                table = _with(table, key, table.column(key).fill_null(0))
+        found = hashlib.sha256(f"block_size {self.header.block_size}\n".encode())
+        for lines in lines_of(table):
+            found.update(lines)
+        return f"sha256:{found.hexdigest()}"
 
     def warned(self, *warnings: str) -> "Trace":
         """Return the same with further warnings."""
@@ -117,19 +130,8 @@ class Trace:
 
     def lines(self) -> Iterator[bytes]:
         """Yield the canonical form, some thousand lines at a time."""
-        from tuner.trace.encode import lines_of  # noqa: PLC0415 - loads pyarrow
-
         yield header_line(self.header)
         yield from lines_of(self.table)
-
-    def take(self, chosen: NDArray[np.bool_], header: TraceHeader) -> "Trace":
-        """Return some of the requests, with their row numbers in this trace."""
-        import pyarrow as pa  # noqa: PLC0415 - slow to load
-
-        places = np.flatnonzero(chosen)
-        rows = self._rows()[places]
-        table = self.table.take(pa.array(places))
-        return Trace(header, _with_rows(table, rows), self.warnings)
 
     def within(self, start_s: float, length_s: float) -> "Trace":
         """Return the requests that arrive in [start_s, start_s + length_s); their times stay.
@@ -138,41 +140,33 @@ class Trace:
         """
         arrivals_us = np.rint(self.columns.arrival_s * 1e6)
         first_us, end_us = round(start_s * 1e6), round((start_s + length_s) * 1e6)
-        chosen = (arrivals_us >= first_us) & (arrivals_us < end_us)
-        if not chosen.any():
-            first_s, last_s = self.columns.arrival_s[[0, -1]]
-            raise TraceError(
-                f"no request arrives in {start_s:g}s+{length_s:g}s",
-                hint=f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
-            )
-        return self.take(chosen, self.header)
+        first_s, last_s = self.columns.arrival_s[[0, -1]]
+        return self._take(
+            (arrivals_us >= first_us) & (arrivals_us < end_us),
+            f"no request arrives in {start_s:g}s+{length_s:g}s",
+            f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
+        )
 
     def since(self, start_s: float, length_s: float) -> "Trace":
         """Return a trace of that time with ``start_s`` as its origin."""
-        table = _moved(self.table, -start_s * 1000)
-        header = replace(
-            self.header,
-            time_origin=_later(self.header.time_origin, start_s),
-            rows_read=len(self),
-            rows_kept=len(self),
-            dropped={},
-            notes=(*self.header.notes, f"cut {start_s:g}s+{length_s:g}s"),
+        begin_ms = date_ms(self.header.time_origin)
+        origin = None if begin_ms is None else date_of(begin_ms + start_s * 1000)
+        header = replace(self.header, time_origin=origin)
+        return Trace(
+            _counted(header, len(self), f"cut {start_s:g}s+{length_s:g}s"),
+            moved(self.table, -start_s * 1000),
+            self.warnings,
         )
-        return Trace(header, table, self.warnings)
 
     def of_replica(self, replica: int) -> "Trace":
         """Return what one of the recorded servers got. Raises TraceError where it got nothing."""
         numbers = self.columns.replica
-        chosen = numbers == replica
-        if not chosen.any():
-            known = ", ".join(map(str, np.unique(numbers[numbers >= 0])[:20])) or "none"
-            raise TraceError(f"no request of replica {replica}", hint=f"Replicas there: {known}.")
-        count = int(chosen.sum())
-        notes = (*self.header.notes, f"replica {replica}")
-        header = replace(
-            self.header, replicas=1, rows_read=count, rows_kept=count, dropped={}, notes=notes
+        known = ", ".join(map(str, np.unique(numbers[numbers >= 0])[:20])) or "none"
+        found = self._take(
+            numbers == replica, f"no request of replica {replica}", f"Replicas there: {known}."
         )
-        return self.take(chosen, header)
+        header = replace(self.header, replicas=1)
+        return replace(found, header=_counted(header, len(found), f"replica {replica}"))
 
     def no_longer_than(self, max_model_len: int) -> "Trace":
         """Return the requests whose prompt and output fit; count the others as dropped.
@@ -180,42 +174,40 @@ class Trace:
         Longer ones are never clipped: that would be other traffic. Raises TraceError where none
         fits.
         """
-        longest = np.array(
-            [max(one.output_length, *one.output_lengths, 0) for one in self.requests], np.int64
+        longest = self.columns.output_length
+        if "output_lengths" in self.table.column_names:
+            lists = self.table.column("output_lengths").to_pylist()
+            longest = np.maximum(longest, [max(one or (), default=0) for one in lists])
+        found = self._take(
+            self.columns.input_length + longest <= max_model_len,
+            f"every request is longer than {max_model_len} tokens",
+            "Use a model with a longer context.",
         )
-        chosen = self.columns.input_length + longest <= max_model_len
-        if not chosen.any():
-            raise TraceError(
-                f"every request is longer than {max_model_len} tokens",
-                hint="Use a model with a longer context.",
-            )
-        if chosen.all():
+        if len(found) == len(self):
             return self
-        over = {"over_max_model_len": int((~chosen).sum())}
-        header = replace(
-            self.header, rows_kept=int(chosen.sum()), dropped=self.header.dropped | over
-        )
-        return self.take(chosen, header)
+        dropped = {**self.header.dropped, "over_max_model_len": len(self) - len(found)}
+        return replace(found, header=replace(self.header, rows_kept=len(found), dropped=dropped))
 
     def spread(self, tick_ms: float, seed: int) -> "Trace":
         """Return the requests with arrivals moved within the ticks of a coarse clock, evenly."""
-        import pyarrow as pa  # noqa: PLC0415 - slow to load
-
         moves_ms = tick_ms * np.random.default_rng(seed).random(len(self))
-        stamps_ms = np.round(self.table.column("timestamp").to_numpy() + moves_ms, DECIMALS_MS)
         note = f"spread evenly within ticks of {tick_ms:g} ms, seed {seed}"
         header = replace(self.header, notes=(*self.header.notes, note))
-        table = _stamped(self.table, stamps_ms)
-        order = np.argsort(stamps_ms, kind="stable")
-        return Trace(header, table.take(pa.array(order)), self.warnings)
+        table, _ = sorted_by_arrival(moved(self.table, moves_ms), absolute=False)
+        return Trace(header, table, self.warnings)
 
-    def _rows(self) -> NDArray[np.int64]:
-        """Return each request's row number."""
-        places = np.arange(len(self))
-        if "row" not in self.table.column_names:
-            return places
-        rows = self.table.column("row").fill_null(-1).to_numpy().astype(np.int64)
-        return np.where(rows < 0, places, rows)
+    def _take(self, chosen: NDArray[np.bool_], none: str, cure: str) -> "Trace":
+        """Return some of the requests, with their rows in this trace.
+
+        Raises TraceError where there is none.
+        """
+        if not chosen.any():
+            raise TraceError(none, hint=cure)
+        places = np.flatnonzero(chosen)
+        rows = self.rows[places]
+        column = pa.array(rows, pa.int32(), mask=rows == np.arange(len(rows)))
+        table = _with(self.table.take(pa.array(places)), "row", column)
+        return Trace(self.header, table, self.warnings)
 
 
 def load(path: Path, *, format_name: str | None = None, time_unit: TimeUnit | None = None) -> Trace:
@@ -224,7 +216,7 @@ def load(path: Path, *, format_name: str | None = None, time_unit: TimeUnit | No
     Raises TraceError for a file that cannot be read as a trace; rows that cannot be used are
     counted in the header's ``dropped`` and named in the warnings.
     """
-    from tuner.trace.guess import Asked  # noqa: PLC0415 - loads every format and pyarrow
+    from tuner.trace.guess import Asked  # noqa: PLC0415 - these know of traces
     from tuner.trace.reading import read  # noqa: PLC0415
 
     return read(path, Asked(format_name=format_name, time_unit=time_unit))
@@ -241,15 +233,11 @@ def write(trace: Trace, path: Path, *, force: bool = False, mode: int = 0o666) -
 
 def digest(requests: Sequence[TraceRequest], block_size: int) -> str:
     """Return ``sha256:…`` of the canonical rows: the same for one traffic in any format."""
-    return _digest(table_of(requests), block_size)
+    return Trace.of(TraceHeader(block_size=block_size), requests).digest
 
 
-def table_of(requests: Sequence[TraceRequest]) -> "pa.Table":
+def table_of(requests: Sequence[TraceRequest]) -> pa.Table:
     """Return requests as a table of canonical columns."""
-    import pyarrow as pa  # noqa: PLC0415 - slow to load
-
-    from tuner.trace.encode import TYPES  # noqa: PLC0415
-
     held: dict[str, Any] = {}
     for field in FIELDS:
         values = [getattr(one, field.attribute) for one in requests]
@@ -262,7 +250,7 @@ def table_of(requests: Sequence[TraceRequest]) -> "pa.Table":
     return pa.table(held)
 
 
-def sorted_by_arrival(table: "pa.Table", *, absolute: bool) -> tuple["pa.Table", float]:
+def sorted_by_arrival(table: pa.Table, *, absolute: bool) -> tuple[pa.Table, float]:
     """Return a table in order of arrival, and the first time in ms.
 
     Requests of one time keep their order. ``absolute``: times then count from the first.
@@ -270,9 +258,14 @@ def sorted_by_arrival(table: "pa.Table", *, absolute: bool) -> tuple["pa.Table",
     stamps_ms = table.column("timestamp").to_numpy()
     if len(stamps_ms) and (stamps_ms[1:] < stamps_ms[:-1]).any():
         table = table.take(np.argsort(stamps_ms, kind="stable"))
-        stamps_ms = table.column("timestamp").to_numpy()
-    origin_ms = float(stamps_ms[0]) if absolute else 0.0
-    return _moved(table, -origin_ms), origin_ms
+    origin_ms = table.column("timestamp")[0].as_py() if absolute else 0.0
+    return moved(table, -origin_ms), origin_ms
+
+
+def moved(table: pa.Table, by_ms: float | NDArray[np.float64]) -> pa.Table:
+    """Return a table whose arrivals are so much later."""
+    stamps_ms = np.round(table.column("timestamp").to_numpy() + by_ms, DECIMALS_MS)
+    return _with(table, "timestamp", pa.array(stamps_ms))
 
 
 def date_of(origin_ms: float) -> str:
@@ -281,17 +274,10 @@ def date_of(origin_ms: float) -> str:
     return f"{moment.isoformat()}Z"
 
 
-def _digest(table: "pa.Table", block_size: int) -> str:
-    from tuner.trace.encode import lines_of  # noqa: PLC0415 - loads pyarrow
-
-    for key in ("input_length", "output_length"):
-        if key in table.column_names:
-            place = table.column_names.index(key)
-            table = table.set_column(place, key, table.column(key).fill_null(0))
-    found = hashlib.sha256(f"block_size {block_size}\n".encode())
-    for lines in lines_of(table):
-        found.update(lines)
-    return f"sha256:{found.hexdigest()}"
+def _counted(header: TraceHeader, count: int, note: str) -> TraceHeader:
+    """Return the header of a part that is a trace of its own."""
+    notes = (*header.notes, note)
+    return replace(header, rows_read=count, rows_kept=count, dropped={}, notes=notes)
 
 
 def _python(field: Field, values: list[Any]) -> Iterable[Any]:
@@ -304,31 +290,8 @@ def _python(field: Field, values: list[Any]) -> Iterable[Any]:
     return values if default is None else [default if one is None else one for one in values]
 
 
-def _with_rows(table: "pa.Table", rows: NDArray[np.int64]) -> "pa.Table":
-    """Return a table with these row numbers, absent where they are the positions."""
-    import pyarrow as pa  # noqa: PLC0415 - slow to load
-
-    column = pa.array(rows, pa.int32(), mask=rows == np.arange(len(rows)))
-    names = table.column_names
-    table = table.drop_columns(["row"]) if "row" in names else table
-    return table.append_column("row", column)
-
-
-def _moved(table: "pa.Table", by_ms: float) -> "pa.Table":
-    stamps_ms = table.column("timestamp").to_numpy()
-    return _stamped(table, np.round(stamps_ms + by_ms, DECIMALS_MS))
-
-
-def _stamped(table: "pa.Table", stamps_ms: NDArray[np.float64]) -> "pa.Table":
-    import pyarrow as pa  # noqa: PLC0415 - slow to load
-
-    place = table.column_names.index("timestamp")
-    return table.set_column(place, "timestamp", pa.array(stamps_ms))
-
-
-def _later(time_origin: str | None, seconds: float) -> str | None:
-    try:
-        moment = datetime.fromisoformat(time_origin or "") + timedelta(seconds=seconds)
-    except (ValueError, OverflowError):
-        return None
-    return moment.isoformat().replace("+00:00", "Z")
+def _with(table: pa.Table, key: str, column: pa.Array) -> pa.Table:
+    """Return a table with this column."""
+    if key not in table.column_names:
+        return table.append_column(key, column)
+    return table.set_column(table.column_names.index(key), key, column)

@@ -118,7 +118,7 @@ def test_the_report_holds_lengths_concurrency_and_time_above(tuner: Run) -> None
         "input tokens",
         "output tokens",
         "in flight (recorded)",
-        "more than",
+        "with more in flight than",
         "tuner:tiny",
     ):
         assert text in out

@@ -41,9 +41,9 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.")]
 
 def _list_formats(asked: bool) -> None:
     if asked:
-        from tuner.commands.trace import view  # noqa: PLC0415 - keeps --help light
+        from tuner.commands.trace.run import print_formats  # noqa: PLC0415 - keeps --help light
 
-        view.print_formats()
+        print_formats()
         raise typer.Exit
 
 

@@ -14,15 +14,15 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from tuner.commands.shared.console import shown
+from tuner.commands.shared.console import console_for, plain_table, shown
 from tuner.commands.shared.output import print_json
-from tuner.commands.trace import collected, report, view
 from tuner.commands.trace.options import (
     FileOptions,
     TraceCutOptions,
     TraceImportOptions,
     TraceShowOptions,
 )
+from tuner.commands.trace.report import Shares, TraceReport, json_of, print_report, print_written
 from tuner.errors import TraceError, UsageError
 from tuner.system import interruption
 from tuner.system.files import whole_file
@@ -34,49 +34,46 @@ from tuner.trace.trace import Trace
 from tuner.traffic.arrivals import busiest
 from tuner.traffic.likeness import MIN_PARTS, Likeness, likeness
 from tuner.traffic.routing import assign
-from tuner.traffic.summary import TrafficSummary, describe
-from tuner.traffic.trace_warnings import trace_warnings
-from tuner.traffic.window import parse_duration_s
+from tuner.traffic.summary import describe
+from tuner.traffic.window import parse_duration_s, parse_window
 
-BUSIEST = "60s"
+BUSIEST_S = 60.0
 """Length of the busiest part, unless the user names one."""
 
 UNKNOWN_REPLICAS = 0.05
 """Share of the served requests that may lack a replica where the others have one."""
 
+LIST_WIDTH = 130
+
 
 def show(options: TraceShowOptions) -> None:
     """Show a trace. Raises TraceError, UsageError."""
-    place, part = _place(options), _part(options)
+    chosen = _part(options)
     trace = _read(options)
     columns = trace.columns
     traffic = describe(columns)
-    least_s = MIN_PARTS * parse_duration_s(BUSIEST, option="--length")
-    has_parts = traffic.served > 0 and traffic.duration_s >= least_s
-    if part is None and (options.length is not None or has_parts):
-        part = _busiest(columns, options)
-    found = report.TraceReport(
-        place=place,
-        header=trace.header,
-        traffic=traffic,
-        arrival_s=columns.arrival_s,
-        part=None if part is None else _likeness(columns, part, place),
-        warnings=(*trace.warnings, *trace_warnings(columns, traffic, trace.header)),
-        shares=_shares(columns, options),
-    )
+    has_parts = traffic.served > 0 and traffic.duration_s >= MIN_PARTS * BUSIEST_S
+    part: Likeness | None = None
+    if chosen is not None or options.length is not None or has_parts:
+        start_s, length_s = chosen or _busiest(columns, options)
+        part = likeness(columns, start_s=start_s, length_s=length_s)
+        if part is None:
+            first_s, last_s = columns.arrival_s[[0, -1]]
+            raise TraceError(
+                f"{_place(options.file)}: no request was served in {start_s:g}s+{length_s:g}s",
+                hint=f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
+            )
+    report = TraceReport(_place(options.file), trace, traffic, part, _shares(columns, options))
     if options.json:
-        print_json(report.json_of(found))
+        print_json(json_of(report))
     else:
-        report.print_report(found)
+        print_report(report)
 
 
 def import_(options: TraceImportOptions) -> None:
     """Write a trace in tuner's own form. Raises TraceError, TargetError, UsageError."""
     with whole_file(options.output, force=options.force) as out:
-        if collected.is_wanted(options):
-            trace = collected.read(options)
-        else:
-            trace = _read(options, allow_text=options.allow_text)
+        trace = _collected(options)
         if options.model is not None:
             trace = replace(trace, header=replace(trace.header, model=options.model))
         tick_ms = describe(trace.columns).tick_ms if options.spread_ticks else None
@@ -88,12 +85,12 @@ def import_(options: TraceImportOptions) -> None:
     traffic = describe(trace.columns)
     if tick_ms is not None:
         traffic = replace(traffic, tick_ms=None)
-    _print_written(options.output, trace, traffic)
+    print_written(TraceReport(str(options.output), trace, traffic))
 
 
 def cut(options: TraceCutOptions) -> None:
     """Write a part of a trace. Raises TraceError, TargetError, UsageError."""
-    part = _part(options)
+    chosen = _part(options)
     if options.window is None:
         if options.replica is None and options.max_model_len is None:
             raise UsageError("nothing to cut", hint="Give --window, --replica or --max-model-len.")
@@ -103,23 +100,30 @@ def cut(options: TraceCutOptions) -> None:
         trace = _read(options)
         columns = trace.columns
         if options.window is not None:
-            start_s, length_s = part or _busiest(columns, options)
+            start_s, length_s = chosen or _busiest(columns, options)
             trace = trace.within(start_s, length_s).since(start_s, length_s)
         if options.replica is not None:
             trace = trace.of_replica(_replica(columns, options.replica))
         if options.max_model_len is not None:
             trace = trace.no_longer_than(options.max_model_len)
         out.writelines(trace.lines())
-    _print_written(options.output, trace, describe(trace.columns))
+    print_written(TraceReport(str(options.output), trace, describe(trace.columns)))
 
 
-def _print_written(output: Path, trace: Trace, traffic: TrafficSummary) -> None:
-    warnings = (*trace.warnings, *trace_warnings(trace.columns, traffic, trace.header))
-    view.print_written(output, traffic, trace.header, warnings)
+def print_formats() -> None:
+    """Print every format with what marks its files."""
+    from tuner.trace.formats import FORMATS, TABLE  # noqa: PLC0415 - for this alone
+
+    table = plain_table("format", "what it is", "known by", gap=2)
+    for column in table.columns:
+        column.justify = "left"
+    for known in (*FORMATS, TABLE):
+        table.add_row(known.name, shown(known.says), shown(known.mark))
+    console_for(at_least=LIST_WIDTH).print(table)
 
 
-def _place(options: FileOptions | TraceImportOptions) -> str:
-    return STDIN if str(options.file) == "-" else str(options.file)
+def _place(file: Path) -> str:
+    return STDIN if str(file) == "-" else str(file)
 
 
 def _read(options: FileOptions | TraceImportOptions, *, allow_text: bool = False) -> Trace:
@@ -131,7 +135,7 @@ def _read(options: FileOptions | TraceImportOptions, *, allow_text: bool = False
         delimiter=None if options.delimiter is None else delimiter_asked(options.delimiter),
         decimal=options.decimal,
         allow_text=allow_text,
-        name=_place(options),
+        name=_place(options.file),
     )
     path = _stdin() if asked.name == STDIN else options.file
     with _telling(f"reading {options.file.name}") as tell:
@@ -154,45 +158,63 @@ def _stdin() -> Path:
     return path
 
 
-def _part(options: TraceShowOptions | TraceCutOptions) -> tuple[float, float] | None:
-    """Return the part that is asked for as start and length; None for the busiest."""
-    if options.window is None or options.window == "busiest":
-        return None
-    start, plus, length = options.window.partition("+")
-    if not plus:
+def _collected(options: TraceImportOptions) -> Trace:
+    """Return the trace of a file, of the files of a recording, or of a Prometheus.
+
+    Raises UsageError, InputError.
+    """
+    is_address = "://" in options.sources[0]
+    of_history = any((options.from_, options.to, options.selector))
+    if not is_address and of_history:
         raise UsageError(
-            f"--window: cannot read {options.window!r}",
-            hint="Write busiest or START+LEN (120s+60s).",
+            "--from, --to and --selector are for a Prometheus",
+            hint="Give its address: tuner trace import http://prometheus:9090 -o trace.jsonl",
         )
+    if len(options.sources) == 1 and not is_address:
+        return _read(options, allow_text=options.allow_text)
+    of_file = (options.format_name, options.time_unit, options.columns, options.delimiter)
+    if any(of_file) or options.spread_ticks:
+        raise UsageError(
+            "--format, --time-unit, --columns, --delimiter and --spread-ticks are for one file",
+            hint="Leave them out.",
+        )
+    if is_address:
+        from tuner.capture import prometheus  # noqa: PLC0415 - loads the recorder
+
+        if len(options.sources) > 1:
+            raise UsageError(
+                "several sources, one of them an address", hint="Import one at a time."
+            )
+        source = prometheus.source(
+            options.sources[0], options.from_, options.to, options.selector or ""
+        )
+        return prometheus.read(source, seed=options.seed)
+    from tuner.capture.join import join  # noqa: PLC0415 - loads the recorder
+
+    return join([Path(source) for source in options.sources])
+
+
+def _part(options: TraceShowOptions | TraceCutOptions) -> tuple[float, float] | None:
+    """Return the part that the user names as start and length; None for the busiest."""
+    window = options.window
+    if window is None or window == "busiest" or (found := parse_window(window)) is None:
+        return None
     if options.length is not None:
         raise UsageError(
-            f"--window {options.window} has a length, so --length {options.length} means nothing",
+            f"--window {window} has a length, so --length {options.length} means nothing",
             hint="Drop --length, or write --window busiest.",
-        )
-    is_zero = start.strip() in {"0", "0s"}
-    start_s = 0.0 if is_zero else parse_duration_s(start, option="--window")
-    return start_s, parse_duration_s(length, option="--window")
-
-
-def _busiest(columns: Columns, options: TraceShowOptions | TraceCutOptions) -> tuple[float, float]:
-    length_s = parse_duration_s(options.length or BUSIEST, option="--length")
-    start_s, _ = busiest(columns.arrival_s, columns.tokens_before(), length_s)
-    return start_s, length_s
-
-
-def _likeness(columns: Columns, part: tuple[float, float], place: str) -> Likeness:
-    found = likeness(columns, start_s=part[0], length_s=part[1])
-    if found is None:
-        first_s, last_s = columns.arrival_s[[0, -1]]
-        raise TraceError(
-            f"{place}: no request was served in {part[0]:g}s+{part[1]:g}s",
-            hint=f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
         )
     return found
 
 
+def _busiest(columns: Columns, options: TraceShowOptions | TraceCutOptions) -> tuple[float, float]:
+    length = options.length
+    length_s = BUSIEST_S if length is None else parse_duration_s(length, option="--length")
+    return busiest(columns.arrival_s, columns.tokens_before(), length_s)[0], length_s
+
+
 def _replica(columns: Columns, asked: str) -> int:
-    """Return the number of a recorded server; of ``busiest`` that which was asked for most."""
+    """Return the number of a recorded server; of ``busiest`` that with the most tokens."""
     if asked.isascii() and asked.isdecimal() and len(asked) < 10:
         return int(asked)
     known = columns.replica >= 0
@@ -210,8 +232,8 @@ def _replica(columns: Columns, asked: str) -> int:
     return int(numbers[np.bincount(places, weights=columns.tokens()[known]).argmax()])
 
 
-def _shares(columns: Columns, options: TraceShowOptions) -> report.Shares | None:
-    """Return what the replicas get, and the traffic of the one that is asked for most tokens.
+def _shares(columns: Columns, options: TraceShowOptions) -> Shares | None:
+    """Return what the replicas get, and the traffic of the one with the most tokens.
 
     Where the trace knows its replicas, and none are asked for, its own; None for a single one.
     """
@@ -227,24 +249,22 @@ def _shares(columns: Columns, options: TraceShowOptions) -> report.Shares | None
         router, count = "as recorded", len(numbers)
     requests = np.bincount(chosen, minlength=count)
     tokens = np.bincount(chosen, weights=columns.tokens(), minlength=count)
-    busiest_one: TrafficSummary = describe(columns.take(chosen == tokens.argmax()))
-    return report.Shares(router, tuple(requests.tolist()), busiest_one)
+    most = describe(columns.take(chosen == tokens.argmax()))
+    return Shares(router, tuple(requests.tolist()), most)
 
 
 @contextmanager
 def _telling(what: str) -> Iterator[Tell]:
-    """Show how far the reading is, how fast, and what it dropped; on a terminal only."""
+    """Show how far the reading is; on a terminal only."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda _: None
         return
     bars = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    more = (TextColumn("{task.fields[rows]}"), TimeRemainingColumn())
-    with Progress(*bars, *more, console=console, transient=True) as progress:
-        task = progress.add_task(shown(what), total=1.0, rows="")
+    with Progress(*bars, TimeRemainingColumn(), console=console, transient=True) as progress:
+        task = progress.add_task(shown(what), total=1.0)
 
         def tell(tally: Tally) -> None:
-            done = tally.bytes_read / max(1, tally.bytes_total)
-            progress.update(task, completed=done, rows=f"{tally.rows_read:,} rows")
+            progress.update(task, completed=tally.bytes_read / max(1, tally.bytes_total))
 
         yield tell
