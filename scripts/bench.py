@@ -68,7 +68,7 @@ async def replayed(engine: Engine, plan: Sequence[PlannedRequest], cap: int) -> 
 
 
 def tokens_per_s(result: Replay) -> float:
-    return sum(one.output_tokens for one in result.records) / result.elapsed_s
+    return float(result.requests["output_tokens"].sum()) / result.elapsed_s
 
 
 async def generator(requests: Sequence[TraceRequest]) -> dict[str, Any]:
@@ -90,7 +90,9 @@ async def generator(requests: Sequence[TraceRequest]) -> dict[str, Any]:
         "lag_p99_ms": 1e3 * one.lag_p99_s,
         "lag_p99_over_itl_p50": one.lag_p99_s / one.itl_s.p50,
         "cpu_share_of_one_core": cpu_s / elapsed_s,
-        "merged_share": one.merged_share,
+        "joined_share": float(
+            result.requests["joined_tokens"].sum() / result.requests["output_tokens"].sum()
+        ),
     }
 
 

@@ -61,12 +61,14 @@ def simulated(plan: Sequence[tuple[float, int, int]]) -> list[Served]:
         async def one(place: int, at_s: float, prompt: int, output: int) -> None:
             await asyncio.sleep(start_s + at_s - loop.time())
             reply = Reply()
-            await engine.generate(EngineRequest(str(place), [7] * prompt, output), reply)
-            assert reply.last_token_s is not None
-            assert reply.queue_s is not None
+            await engine.generate(EngineRequest([7] * prompt, output), reply)
             reason = "stop" if place % 3 == 0 else "length"
-            end_s = reply.last_token_s - start_s
-            done.append(Served(at_s, at_s + reply.queue_s, end_s, prompt, output, reason))
+            end_s = reply.last_s - start_s
+            done.append(
+                Served(
+                    at_s, at_s + reply.scheduled_s - reply.queued_s, end_s, prompt, output, reason
+                )
+            )
 
         try:
             async with asyncio.TaskGroup() as group:

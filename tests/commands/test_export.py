@@ -55,7 +55,7 @@ def test_every_step_replay_request_and_iteration_is_a_row(folder: Path) -> None:
     for name in ("requests", "iterations"):
         assert len(found[name]) == sum(int(one[name]) for one in found["replays"])
     first = found["requests"][0]
-    taken_s = float(first["first_token_s"]) - float(first["planned_s"])
+    taken_s = float(first["first_s"]) - float(first["planned_s"])
     assert float(first["ttft_s"]) == pytest.approx(taken_s)
 
 

@@ -117,7 +117,7 @@ async def until_it_generates(reply: Reply) -> None:
 
 def request(name: int, *, prompt: int, output: int) -> EngineRequest:
     """Return a request whose prompt shares no block with that of another name."""
-    return EngineRequest(f"r{name}", [3 + (name * 31 + at) % 1000 for at in range(prompt)], output)
+    return EngineRequest([3 + (name * 31 + at) % 1000 for at in range(prompt)], output)
 
 
 async def generate(engine: Engine, one: EngineRequest) -> Reply:

@@ -59,14 +59,14 @@ def test_a_batch_is_answered_when_its_slowest_is_done(batcher: Batcher) -> None:
 
     replies = batcher.runner.run(main())
     assert [reply.output_tokens for reply in replies] == [5, 60, 20]
-    short, slowest, middle = (float(reply.held_s or 0) for reply in replies)
+    short, slowest, middle = (reply.seen_s[-1] - reply.last_s for reply in replies)
     assert slowest < middle < short
     for reply in replies:
-        assert reply.last_token_s == reply.first_token_s
-        assert reply.output_s[0] < reply.output_s[1] < (reply.last_token_s or 0)
+        assert len(reply.seen_s) == 1
+        assert reply.first_s < reply.last_s < reply.seen_s[0]
     log = batcher.runner.run(engine.take_iterations())
     assert log["decode_seqs"].tolist() == [3]
-    assert log["start_s"][0] < replies[1].output_s[0]
+    assert log["start_s"][0] < replies[1].first_s
     assert len(batcher.runner.run(engine.take_iterations())) == 0
 
 
@@ -74,7 +74,7 @@ def test_a_batch_is_answered_when_its_slowest_is_done(batcher: Batcher) -> None:
 def test_a_batch_that_does_not_fill_leaves_after_its_time(batcher: Batcher) -> None:
     async def main() -> float:
         reply = await generate(batcher.engine, request(1, prompt=20, output=5))
-        return (reply.last_token_s or 0) - reply.output_s[-1]
+        return reply.seen_s[-1] - reply.last_s
 
     assert batcher.runner.run(main()) < 0.5
     log = batcher.runner.run(batcher.engine.take_iterations())

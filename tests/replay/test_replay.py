@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support.builders import facts
+from tests.support.builders import facts, rows_of
 from tuner.engines.seam import EngineRequest, Reply, RequestFailedError
 from tuner.engines.sim.engine import SimEngine
 from tuner.engines.sim.start import SimStarter
@@ -55,26 +55,26 @@ def test_ten_thousand_tokens_a_second_of_a_simulated_engine_are_not_refused() ->
     plan = [planned(row, row * 0.001, tokens=300) for row in range(640)]
     found = replayed(*plan, cap=64, world=world)
     busy_s = float(found.iterations["duration_s"].sum())
-    assert sum(one.output_tokens for one in found.records) / busy_s > 9_500
-    assert sum(one.merged_outputs for one in found.records) == 0
+    assert found.requests["output_tokens"].sum() / busy_s > 9_500
+    assert not found.requests["joined_tokens"].any()
     assert not flaws_of(found, facts())
 
 
 def test_a_slow_engine_does_not_delay_the_next_request() -> None:
     """Open loop: the queue shows up in TTFT and not in when requests leave."""
     result = replayed(planned(0, 0.0, tokens=3600), planned(1, 10.0, tokens=1), cap=1)
-    first, second = result.records
+    first, second = rows_of(result)
     assert (first.sent_s, second.sent_s) == (0, 10)
     assert second.ttft_s == pytest.approx(3600 + 1 - 10)
     assert second.queue_s == pytest.approx(3590)
-    assert second.engine_queued_s == pytest.approx(10)
+    assert second.queued_s == pytest.approx(10)
     assert (second.engine_first_s, second.engine_last_s) == (3601, 3601)
 
 
 def test_a_turn_of_a_closed_session_waits_for_the_one_before_it_and_its_think_time() -> None:
     """The first takes 10 s where production took less: the second leaves 2 s after its end."""
     next_turn = replace(planned(1, 5.0, tokens=1), parent=0, think_s=2.0)
-    first, second = replayed(planned(0, 0.0, tokens=10), next_turn).records
+    first, second = rows_of(replayed(planned(0, 0.0, tokens=10), next_turn))
     assert first.end_s == 10.0
     assert (second.planned_s, second.sent_s) == (12.0, 12.0)
     assert second.ttft_s == pytest.approx(1.0)
@@ -84,35 +84,35 @@ def test_a_turn_is_never_sent_before_it_was_recorded_nor_without_its_parent() ->
     early = replace(planned(1, 30.0, tokens=1), parent=0, think_s=2.0)
     orphan = replace(planned(2, 31.0, tokens=1), parent=99, think_s=2.0)
     result = replayed(planned(0, 0.0, tokens=3), early, orphan)
-    assert [one.sent_s for one in result.records] == [0.0, 30.0, 31.0]
+    assert [one.sent_s for one in rows_of(result)] == [0.0, 30.0, 31.0]
 
 
 def test_turns_that_wait_when_a_replay_is_cut_were_not_sent() -> None:
     waiting = replace(planned(1, 1.0, tokens=1), parent=0, think_s=0.0)
     rule = replace(NEVER_CUT, stop_after_s=5.0)
     result = replayed(planned(0, 0.0, tokens=100), waiting, rule=rule)
-    assert [one.row for one in result.records] == [0]
+    assert [one.row for one in rows_of(result)] == [0]
     assert result.unsent == 1
 
 
 def test_every_token_is_timed() -> None:
-    (one,) = replayed(planned(0, 2.0, tokens=4)).records
+    (one,) = rows_of(replayed(planned(0, 2.0, tokens=4)))
     assert (one.planned_s, one.ttft_s, one.e2el_s) == (2.0, 1.0, 4.0)
-    assert one.itl_s == pytest.approx((1.0, 1.0, 1.0))
+    assert one.gaps == 3
     assert (one.tpot_s, one.output_tokens, one.outcome) == (1.0, 4, "ok")
 
 
 def test_an_abort_is_cancelled_when_its_client_gave_up_and_frees_its_slot() -> None:
     gone = replace(planned(0, 0.0, tokens=1000), abort_after_s=5.5)
     result = replayed(gone, planned(1, 1.0, tokens=2), cap=1)
-    aborted, served = result.records
+    aborted, served = rows_of(result)
     assert (aborted.outcome, aborted.end_s, aborted.output_tokens) == ("aborted", 5.5, 5)
     assert served.outcome == "ok"
-    assert served.first_token_s == pytest.approx(7.0, abs=1.0)
+    assert served.first_s == pytest.approx(7.0, abs=1.0)
 
 
 def test_a_request_for_n_sequences_takes_n_slots_and_ends_with_its_last() -> None:
-    (one,) = replayed(replace(planned(0, 0.0, tokens=3), n=3), cap=2).records
+    (one,) = rows_of(replayed(replace(planned(0, 0.0, tokens=3), n=3), cap=2))
     assert one.output_tokens == 9
     assert one.e2el_s == pytest.approx(6.0)
 
@@ -139,13 +139,13 @@ def test_a_hopeless_replay_is_cut_when_too_many_are_certain_to_miss() -> None:
     assert result.cut is not None
     assert result.elapsed_s == pytest.approx(5.25, abs=0.3)
     assert result.attainment_bound == pytest.approx(0.1)
-    assert {one.outcome for one in result.records} == {"cut"}
+    assert {one.outcome for one in rows_of(result)} == {"cut"}
 
 
 def test_what_a_cut_kept_from_being_sent_is_counted() -> None:
     plan = [*(planned(row, 0.0, tokens=100) for row in range(10)), planned(10, 50.0)]
     result = replayed(*plan, cap=1, rule=CutRule(Slo(ttft_s=5.0), floor=0.5))
-    assert (len(result.records), result.unsent) == (10, 1)
+    assert (len(result.requests), result.unsent) == (10, 1)
 
 
 def test_tokens_that_come_too_slowly_are_a_certain_miss_too() -> None:
@@ -164,9 +164,10 @@ def test_a_step_that_arithmetic_has_ruled_out_is_replayed_for_seconds_only() -> 
 
 def test_a_request_that_fails_is_data() -> None:
     tiny = World(step=WorldStep(a=1.0), kv=WorldKv(blocks=2), engine_start=0.0)
-    good, bad = replayed(planned(0, 0.0), planned(1, 1.0, tokens=1000), world=tiny).records
+    found = replayed(planned(0, 0.0), planned(1, 1.0, tokens=1000), world=tiny)
+    good, bad = rows_of(found)
     assert (good.outcome, bad.outcome) == ("ok", "failed")
-    assert bad.error is not None
+    assert len(found.failures) == 1
 
 
 class Mortal:
@@ -178,7 +179,7 @@ class Mortal:
         self.take_iterations = engine.take_iterations
 
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
-        if request.request_id.endswith("-1-0"):
+        if request.output_length == 2:
             raise EngineError("the engine died", hint="Look into its log.")
         await self._engine.generate(request, reply)
 
@@ -188,7 +189,7 @@ def test_an_engine_that_dies_ends_the_replay_with_its_error() -> None:
         engine = await SimStarter(SECOND_A_STEP).start(max_num_seqs=4)
         with pytest.raises(EngineError, match="the engine died"):
             await replay(
-                [planned(0, 0.0), planned(1, 1.0)],
+                [planned(0, 0.0), planned(1, 1.0, tokens=2)],
                 Mortal(engine),  # type: ignore[arg-type]
                 max_num_seqs=4,
                 scored_from_s=0,

@@ -21,7 +21,7 @@ SERVER: dict[str, Any] = {"engine": "serve", "device": {"kind": "gpu"}}
 
 
 def late(lag_s: float, ttft_s: float, limit_s: float | None = None) -> Replay:
-    one = replay_of([record(sent_s=lag_s, first_token_s=ttft_s)])
+    one = replay_of([record(sent_s=lag_s, first_s=ttft_s)])
     return replace(one, slo=None if limit_s is None else Slo(ttft_s=limit_s))
 
 
@@ -45,14 +45,14 @@ def test_requests_are_late_by_a_share_of_what_their_users_wait_for(
 @pytest.mark.parametrize(
     ("tokens", "of_engine", "is_late"),
     [
-        ({"merged_outputs": 10}, GPU, False),
-        ({"merged_outputs": 11}, GPU, True),
-        ({"merged_outputs": 11}, {**GPU, "device": {"kind": "cpu"}}, False),
-        ({"merged_outputs": 11}, {**GPU, "arguments": {"stream_interval": 4}}, False),
-        ({"merged_outputs": 11}, {**GPU, "arguments": {"speculative_config": {}}}, True),
-        ({"merged_outputs": 50, "late_outputs": 10}, SERVER, False),  # the server joins them
-        ({"merged_outputs": 50, "late_outputs": 11}, SERVER, True),
-        ({"late_outputs": 11}, {**SERVER, "device": {}}, False),  # of a server behind a proxy
+        ({"joined_tokens": 10}, GPU, False),
+        ({"joined_tokens": 11}, GPU, True),
+        ({"joined_tokens": 11}, {**GPU, "device": {"kind": "cpu"}}, False),
+        ({"joined_tokens": 11}, {**GPU, "arguments": {"stream_interval": 4}}, False),
+        ({"joined_tokens": 11}, {**GPU, "arguments": {"speculative_config": {}}}, True),
+        ({"joined_tokens": 50, "late_tokens": 10}, SERVER, False),  # the server joins them
+        ({"joined_tokens": 50, "late_tokens": 11}, SERVER, True),
+        ({"late_tokens": 11}, {**SERVER, "device": {}}, False),  # of a server behind a proxy
     ],
 )
 def test_outputs_are_read_late_where_nothing_joins_them_by_nature(
@@ -65,7 +65,7 @@ def test_outputs_are_read_late_where_nothing_joins_them_by_nature(
 
 
 def test_a_replay_in_which_nothing_was_computed_has_a_flaw() -> None:
-    cut = record(outcome="cut", output_tokens=0, first_token_s=None, last_token_s=None)
+    cut = record(outcome="cut", output_tokens=0, first_s=None, last_s=None)
     assert flaws_of(replay_of([cut]), facts()) == ("no iteration ended in 10 s",)
 
 

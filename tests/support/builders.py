@@ -1,14 +1,15 @@
 """Small measurements, records and logs for tests, with numbers that can be checked in the head."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from tuner.engines.seam import ITERATION, EngineFacts, IterationLog
+from tuner.engines.seam import ITERATION, UNKNOWN, EngineFacts, IterationLog
 from tuner.replay.iterations import BatchTime, KvCacheUsage
 from tuner.replay.measure import Measurement, Spread
-from tuner.replay.records import Replay, RequestRecord
+from tuner.replay.records import REQUEST, Replay, Requests, e2el_s, queue_s, ttft_s
 from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
@@ -33,16 +34,16 @@ def flat(seconds: float) -> Spread:
 def measurement(cap: int, **changes: Any) -> Measurement:  # noqa: ANN401 - any field
     """Return what a calm, half-full engine would show at ``cap``."""
     values: dict[str, Any] = {
-        "max_num_seqs": cap, "blocks": 1, "requests": 100, "completed": 100, "aborted": 0,
-        "failed": 0, "attainment": 1.0, "attainment_bound": 1.0, "arrival_rate_rps": 10.0,
+        "max_num_seqs": cap, "blocks": 1, "requests": 100, "attainment": 1.0,
+        "attainment_bound": 1.0, "arrival_rate_rps": 10.0,
         "goodput_rps": 10.0, "offered_tokens_per_s": 1000.0, "requests_per_s": 10.0,
         "output_tokens_per_s": 1000.0, "ttft_s": flat(0.1), "tpot_s": flat(0.02),
         "itl_s": flat(0.02), "e2el_s": flat(2.0), "queue_s": flat(0.0),
         "batch_times": (BatchTime(1, 50, 0.010),),
         "kv_cache_usage": KvCacheUsage(0.2, 0.3, 0.3), "preemptions": 0, "recomputed_tokens": 0,
-        "running_mean": cap / 2, "running_peak": cap, "cap_bound_share": 0.1, "kv_bound_share": 0.0,
+        "running_peak": cap, "cap_bound_share": 0.1, "kv_bound_share": 0.0,
         "token_bound_share": 0.0, "in_flight_peak": cap,
-        "lag_p99_s": 0.0, "merged_share": 0.0, "cut": None, "ruled_out": False, "device": None,
+        "lag_p99_s": 0.0, "cut": None, "ruled_out": False, "device": None,
     }  # fmt: skip
     return Measurement(**{**values, **changes})
 
@@ -66,14 +67,30 @@ def block(one: Measurement, purpose: Purpose = "ladder") -> Block:
     return Block(Trial(one.max_num_seqs, purpose), one)
 
 
-def record(row: int = 0, **changes: Any) -> RequestRecord:  # noqa: ANN401 - any field
+def record(row: int = 0, **changes: Any) -> Requests:  # noqa: ANN401 - any field
     """Return a request of 10 + 5 tokens: first token after 1 s, then one every 0.5 s."""
     values: dict[str, Any] = {
         "row": row, "scored": True, "input_length": 10, "output_length": 5, "planned_s": 0.0,
-        "sent_s": 0.0, "outcome": "ok", "end_s": 3.0, "output_tokens": 5, "first_token_s": 1.0,
-        "last_token_s": 3.0, "tpot_s": 0.5, "itl_s": (0.5,) * 4, "queue_s": 0.25,
+        "sent_s": 0.0, "outcome": "ok", "end_s": 3.0, "output_tokens": 5, "first_s": 1.0,
+        "last_s": 3.0, "tpot_s": 0.5, "queued_s": 0.0, "scheduled_s": 0.25,
+        "engine_first_s": np.nan, "engine_last_s": np.nan, "cached_tokens": UNKNOWN,
+        "preemptions": UNKNOWN, "joined_tokens": 0, "late_tokens": 0, "gaps": 4,
     }  # fmt: skip
-    return RequestRecord(**{**values, **changes})
+    values |= changes
+    assert values.keys() == set(REQUEST.names or ())
+    row_of = (np.nan if (value := values[name]) is None else value for name in REQUEST.names or ())
+    return np.array([tuple(row_of)], REQUEST)
+
+
+def rows_of(replay: Replay) -> list[SimpleNamespace]:
+    """Return the requests of a replay, a name for each column, with what follows from them."""
+    sent = replay.requests
+    derived = {"ttft_s": ttft_s(sent), "e2el_s": e2el_s(sent), "queue_s": queue_s(sent)}
+    columns = {name: sent[name] for name in REQUEST.names or ()} | derived
+    return [
+        SimpleNamespace(**{name: values[i].item() for name, values in columns.items()})
+        for i in range(len(sent))
+    ]
 
 
 def iterations(rows: Sequence[dict[str, float]]) -> IterationLog:
@@ -84,11 +101,13 @@ def iterations(rows: Sequence[dict[str, float]]) -> IterationLog:
     return log
 
 
-def replay_of(records: Sequence[RequestRecord], **changes: Any) -> Replay:  # noqa: ANN401 - any field
+def replay_of(requests: Sequence[Requests], **changes: Any) -> Replay:  # noqa: ANN401 - any field
     """Return a whole replay of a 10 s window, at cap 4, without run-in."""
+    rows = np.concatenate([np.zeros(0, REQUEST), *requests])
     values: dict[str, Any] = {
         "max_num_seqs": 4, "scored_from_s": 0.0, "window_s": 10.0, "elapsed_s": 10.0,
-        "records": tuple(records), "iterations": iterations([]), "kv_blocks": 100,
+        "requests": rows, "gaps_s": np.full(rows["gaps"].sum(), 0.5),
+        "iterations": iterations([]), "kv_blocks": 100,
     }  # fmt: skip
     return Replay(**{**values, **changes})
 

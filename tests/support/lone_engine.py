@@ -40,7 +40,7 @@ async def main(log: Path) -> None:
 
 async def generate(engine: Engine) -> None:
     while True:
-        await engine.generate(EngineRequest("r", [5] * 10, 400), Reply())
+        await engine.generate(EngineRequest([5] * 10, 400), Reply())
 
 
 def say(word: str) -> None:

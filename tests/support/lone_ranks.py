@@ -24,7 +24,7 @@ async def main(log: Path, arguments: dict[str, Any]) -> None:
     engine = await starter.start(max_num_seqs=2)
     try:
         replies = [Reply() for _ in range(REQUESTS)]
-        requests = [EngineRequest(f"r{i}", [5 + i] * PROMPT, OUTPUT) for i in range(REQUESTS)]
+        requests = [EngineRequest([5 + i] * PROMPT, OUTPUT) for i in range(REQUESTS)]
         await asyncio.gather(*map(engine.generate, requests, replies))
         log_ = await engine.take_iterations()
         seen = {
@@ -37,7 +37,7 @@ async def main(log: Path, arguments: dict[str, Any]) -> None:
         }
         print(json.dumps(seen), flush=True)  # noqa: T201 - what the test waits for
         while True:
-            await engine.generate(EngineRequest("more", [5] * 10, 400), Reply())
+            await engine.generate(EngineRequest([5] * 10, 400), Reply())
     finally:
         await engine.stop()
 

@@ -7,9 +7,10 @@ from functools import partial
 import numpy as np
 import pytest
 
+from tests.support.builders import record, replay_of
 from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import ITERATION
-from tuner.replay.records import Replay, RequestRecord
+from tuner.replay.records import Requests
 from tuner.traffic.slo import Slo
 from tuner.twin.check import (
     Check,
@@ -307,37 +308,18 @@ def test_without_a_lag_none_is_found() -> None:
     assert lag_s([], fit(segment).law, SHAPE) == 0
 
 
-def record(row: int, **changes: object) -> RequestRecord:
-    usual = RequestRecord(
-        row=row,
-        scored=True,
-        input_length=10,
-        output_length=5,
-        planned_s=float(row),
-        sent_s=float(row),
-        outcome="ok",
-        end_s=row + 2.0,
-        output_tokens=5,
-        first_token_s=row + 1.0,
-        last_token_s=row + 2.0,
-        tpot_s=0.25,
-    )
-    return replace(usual, **changes)  # type: ignore[arg-type]
-
-
 def test_a_replay_becomes_arrays_in_order_of_its_plan() -> None:
-    replay = Replay(
-        max_num_seqs=4,
-        scored_from_s=0.0,
-        window_s=9.0,
-        elapsed_s=9.0,
-        records=(
-            record(2, outcome="cut", last_token_s=None, end_s=9.0, tpot_s=None, output_tokens=1),
-            record(0, scored=False, cached_tokens=3),
-            record(1, outcome="aborted", output_tokens=3),
-        ),
-        iterations=np.zeros(0, ITERATION),
-        kv_blocks=1,
+    def turn(row: int, **changes: object) -> Requests:
+        at_s = float(row)
+        times = {"planned_s": at_s, "first_s": at_s + 1, "last_s": at_s + 2, "end_s": at_s + 2}
+        return record(row, **{**times, **changes})
+
+    replay = replay_of(
+        [
+            turn(0, scored=False, cached_tokens=3),
+            turn(1, outcome="aborted", output_tokens=3, last_s=None),
+            turn(2, outcome="cut", last_s=None, end_s=9.0, tpot_s=None, output_tokens=1),
+        ]
     )
     window = observed(
         replay,

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.builders import record
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import ITERATION, IterationLog
-from tuner.replay.records import RequestRecord
+from tuner.replay.records import Requests
 from tuner.twin.front_end import (
     FrontEnd,
     Passages,
@@ -206,24 +207,9 @@ def test_fewer_than_five_requests_tell_nothing() -> None:
 # -- what is fitted
 
 
-def record(row: int, **more: object) -> RequestRecord:
-    one = RequestRecord(
-        row=row,
-        scored=True,
-        input_length=7,
-        output_length=3,
-        planned_s=0.0,
-        sent_s=0.5,
-        outcome="ok",
-        end_s=4.0,
-        output_tokens=3,
-        first_token_s=2.25,
-        last_token_s=4.0,
-        engine_queued_s=1.0,
-        engine_first_s=2.0,
-        engine_last_s=3.75,
-    )
-    return replace(one, **more)  # type: ignore[arg-type]
+def sent(row: int = 0, **more: object) -> Requests:
+    of_engine = {"queued_s": 1.0, "engine_first_s": 2.0, "engine_last_s": 3.75}
+    return record(row, **{"sent_s": 0.5, **of_engine, **more})
 
 
 def log(*rows: tuple[float, float]) -> IterationLog:
@@ -234,25 +220,25 @@ def log(*rows: tuple[float, float]) -> IterationLog:
 
 
 def test_a_request_reached_a_busy_engine_within_the_iteration_before_it_was_found() -> None:
-    one = passages_of([record(0, engine_queued_s=1.001)], log((0.2, 0.8), (1.0, 1.0)))
+    one = passages_of(sent(queued_s=1.001), log((0.2, 0.8), (1.0, 1.0)))
     assert one.reached_s.tolist() == [0.2]
     assert one.queued_s.tolist() == [1.001]
 
 
 def test_an_idle_engine_has_a_request_as_soon_as_it_comes() -> None:
-    one = passages_of([record(0, engine_queued_s=1.0)], log((0.2, 0.1), (1.001, 1.0)))
+    one = passages_of(sent(), log((0.2, 0.1), (1.001, 1.0)))
     assert one.reached_s.tolist() == [1.0]
-    assert passages_of([record(0)], log()).reached_s.tolist() == [1.0]
+    assert passages_of(sent(), log()).reached_s.tolist() == [1.0]
 
 
 def test_only_what_was_served_whole_and_told_of_counts_in_the_order_of_sending() -> None:
-    records = [
-        record(0, sent_s=0.75),
-        record(1),
-        record(2, outcome="aborted"),
-        record(3, engine_queued_s=None),
+    every = [
+        sent(0, sent_s=0.75),
+        sent(1),
+        sent(2, outcome="aborted"),
+        sent(3, engine_first_s=None),
     ]
-    assert passages_of(records, log((5.0, 1.0))).sent_s.tolist() == [0.5, 0.75]
+    assert passages_of(np.concatenate(every), log((5.0, 1.0))).sent_s.tolist() == [0.5, 0.75]
 
 
 def test_contention_is_what_the_same_work_took_longer_and_never_shorter() -> None:

@@ -6,6 +6,7 @@ cap then changes live, while it is idle. Every time is in seconds on the running
 one on virtual time.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -36,6 +37,9 @@ ITERATION = np.dtype(
     ]
 )
 """One engine iteration: the raw material of decode time by batch size, and of the step-time law."""
+
+UNKNOWN = -1
+"""Of a count that an engine does not report."""
 
 IterationLog = NDArray[np.void]
 """A one-dimensional array of ITERATION, in order of time. They tile the busy time; idle time has
@@ -109,7 +113,6 @@ class EngineFacts:
 class EngineRequest:
     """A request as an engine takes it: exactly ``output_length`` tokens are generated."""
 
-    request_id: str
     prompt_token_ids: Sequence[int]
     output_length: int
     priority: int = 0
@@ -119,47 +122,33 @@ class EngineRequest:
 class Reply:
     """The part of one answer that has come so far.
 
-    The engine fills it while it generates; what only its log tells, when the iterations are taken.
+    The engine fills it while it generates; what only its log knows, when the iterations are taken.
     """
 
     sent_s: float | None = None
     """When it left, where another process has sent it; None: when ``generate`` was called."""
 
     output_tokens: int = 0
-    first_token_s: float | None = None
-    """When we saw the first token."""
-
-    last_token_s: float | None = None
-    """When we saw the newest token."""
-
     seen_s: list[float] = field(default_factory=list)
-    """When we saw something come, be it the token of one iteration or, read late, of several."""
+    """When the client saw something come: the token of one iteration or, read late, of several."""
 
-    output_s: list[float] = field(default_factory=list)
-    """The engine's own time of each output; of a server's the first and the last only. Empty where
-    it does not tell."""
-
-    merged_outputs: int = 0
-    """Tokens that came together with others because we, or a server, read too late."""
-
-    late_outputs: int = 0
+    late_tokens: int = 0
     """Outputs of a server that came apart, and that its client has read together."""
 
-    queued_s: float | None = None
-    """When its scheduler got the request, by the engine; None where it does not tell."""
+    queued_s: float = math.nan
+    """When its scheduler got the request, and when it was scheduled first; this and the next three
+    by the engine's own clock, NaN where it does not report them."""
 
-    queue_s: float | None = None
-    """First QUEUED to first SCHEDULED, the engine's interval; None where it does not tell."""
+    scheduled_s: float = math.nan
+    first_s: float = math.nan
+    last_s: float = math.nan
+    cached_tokens: int = UNKNOWN
+    preemptions: int = UNKNOWN
 
-    cached_tokens: int | None = None
-    """None where it does not tell."""
-
-    preemptions: int | None = None
-    transfer_s: float | None = None
-    """What a queue between us and the engine took to carry request and reply; None without one."""
-
-    held_s: float | None = None
-    """How long it was kept after its last token, until its whole batch was done; None without."""
+    @property
+    def joined_tokens(self) -> int:
+        """Tokens that came together with others."""
+        return max(0, self.output_tokens - len(self.seen_s))
 
 
 @dataclass(slots=True)

@@ -86,10 +86,10 @@ class Workers:
     async def generate(self, request: seam.EngineRequest, reply: seam.Reply) -> None:
         begun_s, worker = self._loop.time(), self._in_hand.index(min(self._in_hand))
         done = await self._ask(worker, request.prompt_token_ids, request.output_length)
-        reply.first_token_s = reply.last_token_s = self._loop.time()
-        reply.output_tokens, reply.output_s = done.tokens, list(done.output_s)
-        reply.queue_s = done.batch_s[0] - begun_s
-        reply.held_s = max(0.0, done.batch_s[1] - done.output_s[-1])
+        reply.seen_s.append(self._loop.time())
+        reply.output_tokens = done.tokens
+        reply.queued_s, reply.scheduled_s = begun_s, done.batch_s[0]
+        reply.first_s, reply.last_s = done.output_s
 
     async def _ask(self, worker: int, token_ids: Sequence[int], length: int) -> Done:
         if self._error is not None:

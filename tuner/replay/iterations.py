@@ -37,20 +37,18 @@ def joined(logs: Iterable[IterationLog]) -> IterationLog:
 def batch_times(work: IterationLog) -> tuple[BatchTime, ...]:
     """Return the median duration of the iterations that only decoded, by their batch size."""
     pure = work[(work["prefill_tokens"] == 0) & (work["decode_seqs"] > 0)]
-    return tuple(
-        BatchTime(int(size), len(durations), float(np.median(durations)))
+    by_size = [
+        (size, pure["duration_s"][pure["decode_seqs"] == size])
         for size in np.unique(pure["decode_seqs"])
-        if len(durations := pure["duration_s"][pure["decode_seqs"] == size])
-    )
+    ]
+    return tuple(BatchTime(int(size), len(took), float(np.median(took))) for size, took in by_size)
 
 
 def kv_cache_usage(work: IterationLog, kv_blocks: int) -> KvCacheUsage | None:
-    if not len(work) or not kv_blocks:
+    durations = work["duration_s"].astype(float)
+    if not kv_blocks or not durations.sum() > 0:
         return None
     usage = work["kv_blocks_used"] / kv_blocks
-    durations = work["duration_s"].astype(float)
-    if not durations.sum() > 0:
-        return None
     return KvCacheUsage(
         mean=float(np.average(usage, weights=durations)),
         p99=weighted_quantile(usage, durations, 0.99),
@@ -59,29 +57,26 @@ def kv_cache_usage(work: IterationLog, kv_blocks: int) -> KvCacheUsage | None:
 
 
 def time_mean(work: IterationLog, name: str) -> float:
+    """Return the mean of a column over busy time."""
     total = float(work["duration_s"].sum())
     return float(work[name] @ work["duration_s"]) / total if total else 0.0
 
 
 def waiting_share(work: IterationLog, cap: int, *, full: bool) -> float:
-    """Return the share of busy time in which somebody waited with the cap full, or not full."""
-    total = float(work["duration_s"].sum())
-    if not total:
-        return 0.0
-    at_cap = work["running"] >= cap
-    chosen = (work["waiting"] > 0) & (at_cap if full else ~at_cap)
-    return float(work["duration_s"][chosen].sum()) / total
+    """Return the share of busy time in which a request waited with the cap full, or not full."""
+    return _share(work, (work["waiting"] > 0) & ((work["running"] >= cap) == full))
 
 
 def token_bound_share(work: IterationLog, cap: int, budget: int) -> float:
-    """Return the share of busy time in which somebody waited with the cap not full and all of the
+    """Return the share of busy time in which a request waited with the cap not full and all of the
     token budget spent; 0 where the budget is not known."""
+    spent = (work["decode_seqs"] + work["prefill_tokens"] >= budget) & (budget > 0)
+    return _share(work, (work["waiting"] > 0) & (work["running"] < cap) & spent)
+
+
+def _share(work: IterationLog, chosen: NDArray[np.bool_]) -> float:
     total = float(work["duration_s"].sum())
-    if not total or not budget:
-        return 0.0
-    spent = work["decode_seqs"] + work["prefill_tokens"] >= budget
-    chosen = (work["waiting"] > 0) & (work["running"] < cap) & spent
-    return float(work["duration_s"][chosen].sum()) / total
+    return float(work["duration_s"][chosen].sum()) / total if total else 0.0
 
 
 def weighted_quantile(values: Floats, weights: Floats, share: float) -> float:

@@ -1,6 +1,6 @@
 """Reads a replay under way as its clients see it, cheaply enough for four times a second. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -29,8 +29,8 @@ class LiveReading:
 
     kv_cache_usage: float | None
     """Share of the KV cache that those that decode fill, about. It is counted here, because asking
-    the engine would cost it time. Prompts that are not through are left out, and what is only kept
-    for later. None where the engine does not say how large the cache is."""
+    the engine would cost it time. Unfinished prompts and cached prefixes are left out. None where
+    the engine does not report how large the cache is."""
 
     @property
     def waiting(self) -> int:
@@ -38,30 +38,27 @@ class LiveReading:
         return self.in_flight - self.decoding
 
 
-def reading(  # noqa: PLR0913 - what clients see of a replay
+def reading(
     elapsed_s: float,
     *,
     done: int,
-    flying: Iterable[Reply],
-    in_flight: int,
+    flying: Sequence[Reply],
     ttft_s: Sequence[float],
     kv_cache_usage: float | None,
 ) -> LiveReading:
     """Return what a replay shows. ``flying`` are the replies of those in flight, ``ttft_s`` the
     newest times to first token."""
-    decoding, tpots_s = 0, list[float]()
-    for one in flying:
-        if one.first_token_s is None or one.last_token_s is None:
-            continue
-        decoding += 1
-        if one.output_tokens > 1:
-            tpots_s.append((one.last_token_s - one.first_token_s) / (one.output_tokens - 1))
+    tpots_s = [
+        (one.seen_s[-1] - one.seen_s[0]) / (one.output_tokens - 1)
+        for one in flying
+        if one.output_tokens > 1 and one.seen_s
+    ]
     tail = sorted(ttft_s[-RECENT:])
     return LiveReading(
         elapsed_s=elapsed_s,
         done=done,
-        in_flight=in_flight,
-        decoding=min(decoding, in_flight),
+        in_flight=len(flying),
+        decoding=sum(bool(one.seen_s) for one in flying),
         tpot_s=median(tpots_s) if tpots_s else None,
         ttft_tail_s=tail[int(TAIL * (len(tail) - 1))] if tail else None,
         kv_cache_usage=kv_cache_usage,

@@ -1,6 +1,7 @@
 """The probe of an idle engine: a few of the trace's requests, one at a time."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 
 from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError
@@ -33,27 +34,26 @@ async def probe(
     is_compiling = engine.facts.device.get("kind", "cpu") != "cpu"
     warm_ups = chosen if is_compiling else [chosen[PROBES // 2]]
     results = []
-    for number, request in enumerate([*warm_ups, *chosen]):
+    for request in [*warm_ups, *chosen]:
         await engine.reset_prefix_cache()
         token_ids = prompt(request)
         tokens = min(max(2, request.output_length), MAX_PROBE_TOKENS)
         tokens = min(tokens, engine.facts.max_model_len - len(token_ids))
         reply, start_s = Reply(), loop.time()
         try:
-            await engine.generate(EngineRequest(f"probe-{number}", token_ids, tokens), reply)
+            await engine.generate(EngineRequest(token_ids, tokens), reply)
         except RequestFailedError as failure:
             raise EngineError(
                 f"the engine refuses a request of {len(token_ids)} + {tokens} tokens: {failure}",
                 hint="Try the engine arguments with vllm serve first.",
             ) from failure
-        assert reply.first_token_s is not None
-        outputs = reply.seen_s
-        tpot_s = (outputs[-1] - outputs[0]) / (tokens - 1) if tokens > 1 else None
+        seen_s = reply.seen_s
+        tpot_s = (seen_s[-1] - seen_s[0]) / (tokens - 1) if tokens > 1 else None
         await engine.take_iterations()  # which completes the reply
         results.append(
             ProbeResult(
                 request.input_length,
-                reply.first_token_s - start_s,
+                seen_s[0] - start_s,
                 tpot_s,
                 output_tokens=tokens,
                 passage_s=_passage_s(reply, start_s),
@@ -63,10 +63,8 @@ async def probe(
 
 
 def _passage_s(reply: Reply, start_s: float) -> tuple[float, ...]:
-    if reply.queued_s is None or not reply.output_s:
+    if math.isnan(reply.queued_s) or math.isnan(reply.last_s):
         return ()
-    assert reply.first_token_s is not None
-    assert reply.last_token_s is not None
     sent_s = start_s if reply.sent_s is None else reply.sent_s
-    engine = (reply.queued_s, reply.output_s[0], reply.output_s[-1])
-    return (sent_s, *engine, reply.first_token_s, reply.last_token_s)
+    engine_s = (reply.queued_s, reply.first_s, reply.last_s)
+    return (sent_s, *engine_s, reply.seen_s[0], reply.seen_s[-1])

@@ -7,7 +7,7 @@ the step-time law than a minute of replay at every cap (docs/deciding.md).
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from itertools import count, cycle
+from itertools import cycle
 
 import numpy as np
 
@@ -106,14 +106,13 @@ class _Clients:
         self._prompt = prompt
         self._rng = np.random.default_rng(seed)
         self._requests = self._shuffled(requests)
-        self._numbers = count()
         self._tasks: list[asyncio.Task[None]] = []
         self._newest = Reply()
 
     @property
     def is_newest_waiting(self) -> bool:
         """Whether the client that came last has no token yet, so that fewer than that decode."""
-        return bool(self._tasks) and self._newest.first_token_s is None
+        return bool(self._tasks) and not self._newest.seen_s
 
     def become(self, size: int) -> None:
         """Let clients come, or some of them leave at once."""
@@ -122,7 +121,7 @@ class _Clients:
             self._tasks.append(asyncio.create_task(self._send(self._newest)))
         while len(self._tasks) > size:
             self._tasks.pop(int(self._rng.integers(len(self._tasks)))).cancel()
-            self._newest = Reply(first_token_s=0.0)  # of those that stay all came before
+            self._newest = Reply(seen_s=[0.0])  # of those that stay all came before
 
     async def live(self, seconds: float) -> None:
         """Wait; raise what a client fails with."""
@@ -140,9 +139,8 @@ class _Clients:
     async def _send(self, reply: Reply) -> None:
         while True:
             request = next(self._requests)
-            name = f"ramp-{next(self._numbers)}"
             tokens = max(1, request.output_length)
-            asked = EngineRequest(name, self._prompt(request), tokens)
+            asked = EngineRequest(self._prompt(request), tokens)
             try:
                 await self._engine.generate(asked, reply)
             except RequestFailedError as failure:

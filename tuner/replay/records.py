@@ -1,16 +1,42 @@
-"""The records of one whole replay: a row for each request that was sent; and of a probe. Pure.
+"""What one replay showed: an array with a row for each request, and the engine's iterations. Pure.
 
-Times are seconds from the start of the replay on the event loop's clock, unless said otherwise.
+Times are seconds from the start of the replay on the event loop's clock, unless noted otherwise.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tuner.engines.seam import IterationLog
 from tuner.traffic.slo import Slo
+
+REQUEST = np.dtype(
+    [
+        ("row", "i8"),  # of the trace
+        ("scored", "?"),  # False in the run-in: sent, but not counted
+        ("input_length", "i8"),
+        ("output_length", "i8"),  # requested
+        ("planned_s", "f8"),  # when it had to leave: latency counts from here
+        ("sent_s", "f8"),
+        ("first_s", "f8"),  # the client saw the first token
+        ("last_s", "f8"),  # the client saw the last token; NaN unless it finished
+        ("end_s", "f8"),  # it finished, was aborted, failed, or was cut
+        ("outcome", "U7"),  # ok, aborted, failed or cut
+        ("output_tokens", "i8"),  # that came
+        ("tpot_s", "f8"),  # (last - first output) / (tokens - 1) as the client saw them
+        ("queued_s", "f8"),  # the engine's scheduler got it; this and the next three: by the engine
+        ("scheduled_s", "f8"),
+        ("engine_first_s", "f8"),  # this and the next: NaN for several sequences
+        ("engine_last_s", "f8"),
+        ("cached_tokens", "i8"),  # of its prompt; this and the next: or UNKNOWN
+        ("preemptions", "i8"),
+        ("joined_tokens", "i8"),  # came together with others
+        ("late_tokens", "i8"),  # came apart, and were read together
+        ("gaps", "i8"),  # of ``Replay.gaps_s``
+    ]
+)
+"""One request. A time that does not exist, or that nobody reports, is NaN."""
 
 DEVICE = np.dtype(
     [
@@ -24,91 +50,64 @@ DEVICE = np.dtype(
         ("foreign", "f8"),  # share of the GPUs on which processes of others computed
     ]
 )
-"""One reading of the device, over the time since the one before; NaN where it does not tell."""
+"""One reading of the device, over the time since the previous one; NaN where it reports nothing."""
+
+Requests = NDArray[np.void]
+"""A one-dimensional array of REQUEST, by planned time."""
 
 DeviceLog = NDArray[np.void]
-"""A one-dimensional array of DEVICE, in order of time; empty where there is no device."""
+"""A one-dimensional array of DEVICE, in order of time; empty without a device."""
 
-Outcome = Literal["ok", "aborted", "failed", "cut"]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
-    """The record of one request. Seconds from the start of the replay."""
+def ttft_s(requests: Requests) -> Floats:
+    """Return the times to first token; NaN for requests without one."""
+    found: Floats = requests["first_s"] - requests["planned_s"]
+    return found
 
-    row: int
-    scored: bool
-    input_length: int
-    output_length: int
-    planned_s: float
-    sent_s: float
-    outcome: Outcome
-    end_s: float
-    """When it finished, was aborted, failed, or was cut."""
 
-    output_tokens: int = 0
-    first_token_s: float | None = None
-    last_token_s: float | None = None
-    tpot_s: float | None = None
-    """(last - first output) / (tokens - 1) as its client saw them; None below two tokens, and
-    where they came all at once."""
+def e2el_s(requests: Requests) -> Floats:
+    """Return the end-to-end latencies; NaN for requests that did not finish."""
+    found: Floats = requests["last_s"] - requests["planned_s"]
+    return found
 
-    engine_tpot_s: float | None = None
-    """The same by the engine's own times; None where it does not tell them."""
 
-    engine_queued_s: float | None = None
-    """When the engine's scheduler got it. This and the next two by the engine's own times; None
-    where it does not tell them, and of several sequences."""
+def queue_s(requests: Requests) -> Floats:
+    """Return how long the scheduler let requests wait; NaN where the engine does not report it."""
+    found: Floats = requests["scheduled_s"] - requests["queued_s"]
+    return found
 
-    engine_first_s: float | None = None
-    engine_last_s: float | None = None
-    itl_s: tuple[float, ...] = ()
-    """Gaps between successive outputs as the client saw them."""
 
-    queue_s: float | None = None
-    cached_tokens: int | None = None
-    """This and the next: None where the engine does not tell."""
+def met(requests: Requests, slo: Slo) -> Bools:
+    """Return which requests met the SLO.
 
-    preemptions: int | None = None
-    merged_outputs: int = 0
-    late_outputs: int | None = None
-    """None of an older tuner."""
+    A failed or cut request did not. An aborted one did when nothing that its client saw before the
+    abort had broken a limit. A reply of one token has no TPOT to break.
+    """
+    good: Bools = (requests["outcome"] == "ok") | (requests["outcome"] == "aborted")
+    return good & ~broken(requests, slo)
 
-    transfer_s: float | None = None
-    """What a queue to and from the engine took; None without one."""
 
-    held_s: float | None = None
-    """Kept after its last token until its batch was done; None where replies are streamed."""
-
-    error: str | None = None
-
-    @property
-    def lag_s(self) -> float:
-        return self.sent_s - self.planned_s
-
-    @property
-    def ttft_s(self) -> float | None:
-        return None if self.first_token_s is None else self.first_token_s - self.planned_s
-
-    @property
-    def e2el_s(self) -> float | None:
-        return None if self.last_token_s is None else self.last_token_s - self.planned_s
-
-    def meets(self, slo: Slo) -> bool:
-        """Whether it met the SLO. A failed or cut request did not; an aborted one did when nothing
-        that it saw before its abort had broken a limit."""
-        if self.outcome in {"failed", "cut"}:
-            return False
-        e2el_s = self.e2el_s if self.e2el_s is not None else self.end_s - self.planned_s
-        ttft_s = self.ttft_s if self.ttft_s is not None else self.end_s - self.planned_s
-        return slo.met_by(
-            input_length=self.input_length, ttft_s=ttft_s, tpot_s=self.tpot_s, e2el_s=e2el_s
-        )
+def broken(requests: Requests, slo: Slo) -> Bools:
+    """Return which requests had broken a limit by their end, whatever became of them."""
+    spent_s = requests["end_s"] - requests["planned_s"]
+    first_s, whole_s = ttft_s(requests), e2el_s(requests)
+    bad: Bools = np.zeros(len(requests), bool)
+    if slo.ttft_s is not None:
+        limit_s = slo.ttft_s + slo.ttft_s_per_input_token * requests["input_length"]
+        bad |= np.where(np.isnan(first_s), spent_s, first_s) > limit_s
+    if slo.tpot_s is not None:
+        bad |= requests["tpot_s"] > slo.tpot_s  # never where it is NaN
+    if slo.e2el_s is not None:
+        bad |= np.where(np.isnan(whole_s), spent_s, whole_s) > slo.e2el_s
+    return bad
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """One unloaded request; times in seconds."""
+    """One request on an idle engine; times in seconds."""
 
     input_length: int
     ttft_s: float
@@ -116,7 +115,7 @@ class ProbeResult:
     output_tokens: int = 0
     passage_s: tuple[float, ...] = ()
     """When it was sent, reached the engine's scheduler, had its first and its last token in the
-    engine, and its first and its last at its client; empty where the engine does not tell."""
+    engine, and its first and its last at its client; empty where the engine does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +128,23 @@ class Replay:
     """Length of the scored part of the plan."""
 
     elapsed_s: float
-    records: tuple[RequestRecord, ...]
     iterations: IterationLog
-    """Times from the start of the replay, like the records'."""
+    """Times from the start of the replay, as in ``requests``."""
 
     kv_blocks: int
+    requests: Requests = field(default_factory=lambda: np.zeros(0, REQUEST))
+    """Empty for a ramp, which is made for its iterations alone."""
+
+    gaps_s: Floats = field(default_factory=lambda: np.zeros(0))
+    """Gaps between successive outputs as clients saw them, request by request."""
+
     token_budget: int = 0
-    """Tokens that an iteration may compute at most; 0 where an older tuner did not keep it."""
+    """Tokens that an iteration may compute at most; 0 where that is not known."""
 
     device: DeviceLog = field(default_factory=lambda: np.zeros(0, DEVICE))
+    failures: tuple[str, ...] = ()
+    """Why requests failed: each reason once."""
+
     cut: str | None = None
     """Why the rest was not replayed; None when it was."""
 
@@ -152,11 +159,10 @@ class Replay:
     beforehand (``traffic.workload.littles_bound``)."""
 
     slo: Slo | None = None
-    """The SLO by which it was cut, and that its bound is of. None where an older tuner did not keep
-    it."""
+    """The SLO by which it was cut, and that its bound is of."""
 
     flaws: tuple[str, ...] = ()
-    """What else than the engine shaped its numbers, as ``replay.soundness`` saw it."""
+    """What besides the engine shaped its numbers: see ``replay.soundness``."""
 
     start_s: float = 0.0
     """When it began, on the clock of all replays of a run."""

@@ -5,16 +5,17 @@ from that *planned* time: no slow engine hides by delaying the next one (coordin
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError
+from tuner.engines.seam import UNKNOWN, Engine, EngineRequest, Reply, RequestFailedError
 from tuner.replay.live_reading import RECENT, LiveReading, reading
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.priority import sending_priority
-from tuner.replay.records import Outcome, Replay, RequestRecord
+from tuner.replay.records import REQUEST, Replay
 from tuner.traffic.slo import Slo
 
 WATCH_S = 0.25
@@ -29,7 +30,7 @@ EARLY_S = 0.003
 
 @dataclass(frozen=True, slots=True)
 class CutRule:
-    """The rule by which a replay is not worth going on with."""
+    """The rule by which the rest of a replay is not worth its time."""
 
     slo: Slo
     floor: float
@@ -51,15 +52,22 @@ Progress = Callable[[LiveReading], None]
 
 @dataclass(slots=True)
 class _Flight:
+    """A request that was sent. Times from the start of the replay, but for those of replies."""
+
     request: PlannedRequest
     due_s: float
-    """When it had to leave, from the start of the replay."""
-
     sent_s: float
     replies: list[Reply]
-    outcome: Outcome = "failed"
-    error: str | None = None
+    outcome: str = "failed"
     end_s: float = 0.0
+
+    @property
+    def firsts_s(self) -> list[float]:
+        return [reply.seen_s[0] for reply in self.replies if reply.seen_s]
+
+    @property
+    def slowest(self) -> Reply:
+        return max(self.replies, key=lambda one: (one.seen_s[-1:], one.output_tokens))
 
 
 async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watched
@@ -71,64 +79,68 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
     window_s: float,
     cut_rule: CutRule,
     progress: Progress | None = None,
-    name: str = "replay",
 ) -> Replay:
     """Send ``plan`` (in order of planned time) and wait until all of it is done, or cut.
 
     Raises EngineError when the engine dies.
     """
     await engine.take_iterations()
-    run = _Run(plan, engine, name, cut_rule, progress)
+    run = _Run(plan, engine, cut_rule, progress)
     with sending_priority(run.loop):
         await run.go()
     elapsed_s = run.loop.time() - run.start_s
-    iterations = (await engine.take_iterations()).copy()
+    iterations = (await engine.take_iterations()).copy()  # which completes the replies
     iterations["start_s"] -= run.start_s
-    records = [_record(flight, run.start_s) for flight in run.landed]  # now they are complete
+    flights = sorted(run.landed, key=lambda one: (one.due_s, one.request.row))
     return Replay(
         max_num_seqs=max_num_seqs,
         scored_from_s=scored_from_s,
         window_s=window_s,
         elapsed_s=elapsed_s,
-        records=tuple(sorted(records, key=lambda record: (record.planned_s, record.row))),
         iterations=iterations,
         kv_blocks=engine.facts.kv_blocks,
+        requests=np.array([_row(one, run.start_s) for one in flights], REQUEST),
+        gaps_s=np.concatenate([np.zeros(0), *map(_gaps_s, flights)]),
         token_budget=engine.facts.max_num_batched_tokens,
+        failures=tuple(run.failures),
         cut=run.cut,
         attainment_bound=run.bound,
         slo=cut_rule.slo,
-        unsent=run.scored - sum(record.scored for record in records),
+        unsent=run.scored - sum(one.request.scored for one in flights),
         start_s=run.start_s,
     )
 
 
+@dataclass
 class _Run:
     """One replay under way."""
 
-    def __init__(
-        self,
-        plan: Sequence[PlannedRequest],
-        engine: Engine,
-        name: str,
-        cut_rule: CutRule,
-        progress: Progress | None,
-    ) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.plan, self.engine, self.name = plan, engine, name
-        self.cut_rule, self.progress = cut_rule, progress
-        self.scored = sum(request.scored for request in plan)
-        self.drain_timeout_s = DRAIN_FACTOR * plan[-1].planned_s + WATCH_S if plan else 0.0
-        self.flights: dict[int, _Flight] = {}
+    plan: Sequence[PlannedRequest]
+    engine: Engine
+    rule: CutRule
+    progress: Progress | None
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    flights: dict[int, _Flight] = field(default_factory=dict)
+    landed: list[_Flight] = field(default_factory=list)
+    failures: dict[str, None] = field(default_factory=dict)
+    misses: int = 0
+    cut: str | None = None
+    bound: float = 1.0
+    start_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.scored = sum(request.scored for request in self.plan)
+        waited_for = {request.parent for request in self.plan} - {None}
         self.ends: dict[int, asyncio.Future[float]] = {
-            request.row: self.loop.create_future() for request in plan
+            request.row: self.loop.create_future()
+            for request in self.plan
+            if request.row in waited_for
         }
         """Row → when it ended, from the start of the replay: what a next turn waits for."""
 
-        self.landed: list[_Flight] = []
-        self.misses = 0
-        self.cut: str | None = None
-        self.bound = 1.0
-        self.start_s = 0.0
+    @property
+    def now_s(self) -> float:
+        return self.loop.time() - self.start_s
 
     async def go(self) -> None:
         """Send everything and wait for it, or until the watch cuts it."""
@@ -147,18 +159,19 @@ class _Run:
     async def _send_all(self) -> None:
         async with asyncio.TaskGroup() as group:
             for index, request in enumerate(self.plan):
-                await self._until(self.start_s + request.planned_s)
+                await self._until(request.planned_s)
                 group.create_task(self._send(index, request))
 
     async def _until(self, due_s: float) -> None:
         """Wake up early and wait awake: a busy machine may wake a sleeper milliseconds late."""
-        early_s = due_s - EARLY_S - self.loop.time()
+        until_s = self.start_s + due_s
+        early_s = until_s - EARLY_S - self.loop.time()
         if early_s > 0:
             await asyncio.sleep(early_s)
-        while (now_s := self.loop.time()) < due_s:
+        while (now_s := self.loop.time()) < until_s:
             await asyncio.sleep(0)
             if self.loop.time() == now_s:  # on virtual time only a sleep lets time pass
-                await asyncio.sleep(due_s - now_s)
+                await asyncio.sleep(until_s - now_s)
 
     async def _due_s(self, request: PlannedRequest) -> float:
         """Wait until a request is due and return when that was: as planned, or its think time after
@@ -167,71 +180,85 @@ class _Run:
         if ended is None:
             return request.planned_s
         due_s = max(request.planned_s, await asyncio.shield(ended) + request.think_s)
-        await self._until(self.start_s + due_s)
+        await self._until(due_s)
         return due_s
 
     async def _send(self, index: int, request: PlannedRequest) -> None:
         due_s = await self._due_s(request)
-        sent_s = self.loop.time() - self.start_s
-        flight = _Flight(request, due_s, sent_s, [Reply() for _ in range(request.n)])
+        flight = _Flight(request, due_s, self.now_s, [Reply() for _ in range(request.n)])
         self.flights[index] = flight
-        deadline_s = (
-            None if request.abort_after_s is None else self.start_s + due_s + request.abort_after_s
-        )
+        limit_s = math.inf if request.abort_after_s is None else request.abort_after_s
+        until_s = None if math.isinf(limit_s) else self.start_s + due_s + limit_s
         try:
-            async with asyncio.timeout_at(deadline_s):
-                await self._generate(index, flight)
+            async with asyncio.timeout_at(until_s):
+                await self._generate(flight)
             flight.outcome = "ok"
         except TimeoutError:
             flight.outcome = "aborted"
         except RequestFailedError as failure:
-            flight.error = str(failure)
+            self.failures[str(failure)] = None
         except asyncio.CancelledError:
             flight.outcome = "cut"
             raise
         finally:
             del self.flights[index]
-            flight.end_s = self.loop.time() - self.start_s
+            flight.end_s = self.now_s
             self.landed.append(flight)
-            if not self.ends[request.row].done():
-                self.ends[request.row].set_result(flight.end_s)
-            record = _record(flight, self.start_s, whole=False)
-            if record.scored and not record.meets(self.cut_rule.slo):
-                self.misses += 1
+            if (ended := self.ends.get(request.row)) is not None and not ended.done():
+                ended.set_result(flight.end_s)
+            self.misses += request.scored and not _met(flight, self.start_s, self.rule.slo)
 
-    async def _generate(self, index: int, flight: _Flight) -> None:
-        request = flight.request
-        requests = [
-            EngineRequest(
-                f"{self.name}-{index}-{part}",
-                request.prompt_token_ids,
-                request.output_length,
-                request.priority,
-            )
-            for part in range(request.n)
-        ]
-        if len(requests) == 1:
-            await self.engine.generate(requests[0], flight.replies[0])
+    async def _generate(self, flight: _Flight) -> None:
+        one = flight.request
+        asked = EngineRequest(one.prompt_token_ids, one.output_length, one.priority)
+        if one.n == 1:
+            await self.engine.generate(asked, flight.replies[0])
             return
         try:
             async with asyncio.TaskGroup() as group:
-                for one, reply in zip(requests, flight.replies, strict=True):
-                    group.create_task(self.engine.generate(one, reply))
+                for reply in flight.replies:
+                    group.create_task(self.engine.generate(asked, reply))
         except BaseExceptionGroup as failures:
             raise _first(failures) from None
 
-    def _reading(self, now_s: float) -> LiveReading:
+    async def _watch(self) -> None:
+        while self.cut is None:
+            await asyncio.sleep(WATCH_S)
+            if self.progress is not None:
+                self.progress(self._reading())
+            drain_s = self.rule.drain_s
+            if drain_s is not None and self.now_s >= self.plan[-1].planned_s + drain_s:
+                return
+            self.cut = self._why_cut()
+
+    def _why_cut(self) -> str | None:
+        """Return why the rest is not worth its time; None while it is."""
+        now_s, rule = self.now_s, self.rule
+        if rule.budget_s is not None and now_s >= rule.budget_s:
+            return "the budget ended it"
+        if rule.stop_after_s is not None and now_s >= rule.stop_after_s:
+            return "ruled out by Little's law; replayed for its iterations only"
+        lost = sum(_is_lost(one, now_s, self.start_s, rule.slo) for one in self.flights.values())
+        drains_until_s = DRAIN_FACTOR * self.plan[-1].planned_s + WATCH_S
+        if self.flights and lost == len(self.flights) and now_s > drains_until_s:
+            return "the queue does not drain: all that is left came too late long ago"
+        bound = 1 - (self.misses + lost) / max(1, self.scored)
+        if bound >= rule.floor:
+            return None
+        self.bound = bound
+        return f"its attainment is certain to stay below {rule.floor:.2f}"
+
+    def _reading(self) -> LiveReading:
         """Return what the clients see now."""
         recent = [*self.landed[-RECENT:], *self.flights.values()]
         return reading(
-            now_s,
+            self.now_s,
             done=len(self.landed),
             flying=[flight.replies[0] for flight in self.flights.values()],
-            in_flight=len(self.flights),
             ttft_s=[
-                first_s - self.start_s - flight.due_s
-                for flight in recent
-                if (first_s := flight.replies[0].first_token_s) is not None
+                one.replies[0].seen_s[0] - self.start_s - one.due_s
+                for one in recent
+                if one.replies[0].seen_s
             ],
             kv_cache_usage=self._kv_cache_usage(),
         )
@@ -245,110 +272,57 @@ class _Run:
             -(-(len(flight.request.prompt_token_ids) + reply.output_tokens) // facts.block_size)
             for flight in self.flights.values()
             for reply in flight.replies
-            if reply.first_token_s is not None
+            if reply.seen_s
         )
         return min(1.0, blocks / facts.kv_blocks)
 
-    async def _watch(self) -> None:
-        while True:
-            await asyncio.sleep(WATCH_S)
-            now_s = self.loop.time() - self.start_s
-            if self.progress is not None:
-                self.progress(self._reading(now_s))
-            rule = self.cut_rule
-            if rule.drain_s is not None and now_s >= self.plan[-1].planned_s + rule.drain_s:
-                return
-            if rule.budget_s is not None and now_s >= rule.budget_s:
-                self.cut = "the budget ended it"
-                return
-            if rule.stop_after_s is not None and now_s >= rule.stop_after_s:
-                self.cut = "ruled out by Little's law; replayed for its iterations only"
-                return
-            lost = sum(
-                _certain_miss(flight, now_s, self.start_s, rule.slo)
-                for flight in self.flights.values()
-            )
-            if self.flights and lost == len(self.flights) and now_s > self.drain_timeout_s:
-                self.cut = "the queue does not drain: all that is left came too late long ago"
-                return
-            bound = 1 - (self.misses + lost) / max(1, self.scored)
-            if bound < rule.floor:
-                self.cut = f"its attainment is certain to stay below {rule.floor:.2f}"
-                self.bound = bound
-                return
 
-
-def _record(flight: _Flight, start_s: float, *, whole: bool = True) -> RequestRecord:
-    """Return what is known of a request; without ``whole`` all but the gaps between its outputs, of
-    which there may be thousands."""
+def _row(flight: _Flight, start_s: float) -> tuple[object, ...]:
+    """Return a request as a row of REQUEST."""
     request, replies = flight.request, flight.replies
-    slowest = max(replies, key=lambda reply: (reply.last_token_s or 0.0, reply.output_tokens))
-    firsts = [reply.first_token_s for reply in replies if reply.first_token_s is not None]
-    sent = [reply.sent_s - start_s for reply in replies if reply.sent_s is not None]
-    return RequestRecord(
-        row=request.row,
-        scored=request.scored,
-        input_length=len(request.prompt_token_ids),
-        output_length=request.output_length,
-        planned_s=flight.due_s,
-        sent_s=max(sent, default=flight.sent_s),
-        outcome=flight.outcome,
-        end_s=flight.end_s,
-        output_tokens=sum(reply.output_tokens for reply in replies),
-        first_token_s=min(firsts) - start_s if firsts else None,
-        last_token_s=(
-            slowest.last_token_s - start_s
-            if flight.outcome == "ok" and slowest.last_token_s is not None
-            else None
-        ),
-        tpot_s=_per_token_s(slowest.seen_s, slowest.output_tokens),
-        engine_tpot_s=_per_token_s(slowest.output_s, slowest.output_tokens),
-        **_engine_times(replies, start_s),
-        itl_s=_gaps_s(replies) if whole else (),
-        queue_s=replies[0].queue_s,
-        cached_tokens=_sum(reply.cached_tokens for reply in replies),
-        preemptions=_sum(reply.preemptions for reply in replies),
-        merged_outputs=sum(reply.merged_outputs for reply in replies),
-        late_outputs=sum(reply.late_outputs for reply in replies),
-        transfer_s=slowest.transfer_s,
-        held_s=slowest.held_s,
-        error=flight.error,
+    first, slowest = replies[0], flight.slowest
+    sent = [one.sent_s - start_s for one in replies if one.sent_s is not None]
+    single = 0.0 if len(replies) == 1 else math.nan
+    is_done = flight.outcome == "ok" and slowest.seen_s
+    return (
+        request.row,
+        request.scored,
+        len(request.prompt_token_ids),
+        request.output_length,
+        flight.due_s,
+        max(sent, default=flight.sent_s),
+        min(flight.firsts_s, default=math.nan) - start_s,
+        slowest.seen_s[-1] - start_s if is_done else math.nan,
+        flight.end_s,
+        flight.outcome,
+        sum(one.output_tokens for one in replies),
+        _tpot_s(slowest),
+        first.queued_s - start_s,
+        first.scheduled_s - start_s,
+        first.first_s - start_s + single,
+        first.last_s - start_s + single,
+        _sum([one.cached_tokens for one in replies]),
+        _sum([one.preemptions for one in replies]),
+        sum(one.joined_tokens for one in replies),
+        sum(one.late_tokens for one in replies),
+        sum(max(0, len(one.seen_s) - 1) for one in replies),
     )
 
 
-def _gaps_s(replies: Sequence[Reply]) -> tuple[float, ...]:
-    return tuple(
-        gap for reply in replies for gap in np.diff(np.asarray(reply.seen_s, float)).tolist()
-    )
+def _gaps_s(flight: _Flight) -> np.ndarray:
+    return np.concatenate([np.diff(reply.seen_s) for reply in flight.replies])
 
 
-def _per_token_s(times_s: Sequence[float], tokens: int) -> float | None:
-    """Return the time of an output token after the first; None where they came all at once."""
-    if tokens < 2 or len(times_s) < 2:
-        return None
-    return (times_s[-1] - times_s[0]) / (tokens - 1)
+def _tpot_s(reply: Reply) -> float:
+    """Return the time of an output token after the first; NaN where they came all at once."""
+    seen_s, tokens = reply.seen_s, reply.output_tokens
+    if tokens < 2 or len(seen_s) < 2:
+        return math.nan
+    return (seen_s[-1] - seen_s[0]) / (tokens - 1)
 
 
-def _engine_times(replies: Sequence[Reply], start_s: float) -> dict[str, float]:
-    """Return when the engine's scheduler got the one sequence, and its first and last token."""
-    reply = replies[0]
-    if len(replies) > 1 or reply.queued_s is None or not reply.output_s:
-        return {}
-    return {
-        "engine_queued_s": reply.queued_s - start_s,
-        "engine_first_s": reply.output_s[0] - start_s,
-        "engine_last_s": reply.output_s[-1] - start_s,
-    }
-
-
-def _sum(counts: Iterable[int | None]) -> int | None:
-    """Return the sum; None where one is not known."""
-    total = 0
-    for count in counts:
-        if count is None:
-            return None
-        total += count
-    return total
+def _sum(counts: Sequence[int]) -> int:
+    return UNKNOWN if UNKNOWN in counts else sum(counts)
 
 
 def _first(error: BaseException) -> BaseException:
@@ -358,7 +332,21 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-def _certain_miss(flight: _Flight, now_s: float, start_s: float, slo: Slo) -> bool:
+def _met(flight: _Flight, start_s: float, slo: Slo) -> bool:
+    """Whether a request that is over met the SLO; see ``records.met``."""
+    if flight.outcome not in {"ok", "aborted"}:
+        return False
+    first_s = min(flight.firsts_s, default=flight.end_s + start_s) - start_s
+    tpot_s = _tpot_s(flight.slowest)
+    return slo.met_by(
+        input_length=len(flight.request.prompt_token_ids),
+        ttft_s=first_s - flight.due_s,
+        tpot_s=None if math.isnan(tpot_s) else tpot_s,
+        e2el_s=flight.end_s - flight.due_s,
+    )
+
+
+def _is_lost(flight: _Flight, now_s: float, start_s: float, slo: Slo) -> bool:
     """Whether this request must break the SLO however fast the engine is from now on."""
     request = flight.request
     if not request.scored:
@@ -366,10 +354,10 @@ def _certain_miss(flight: _Flight, now_s: float, start_s: float, slo: Slo) -> bo
     waited_s = now_s - flight.due_s
     if slo.e2el_s is not None and waited_s > slo.e2el_s:
         return True
-    firsts = [reply.first_token_s for reply in flight.replies if reply.first_token_s is not None]
-    if not firsts:
+    firsts_s = flight.firsts_s
+    if not firsts_s:
         return waited_s > slo.ttft_limit_s(len(request.prompt_token_ids))
     if slo.tpot_s is None or request.output_length < 2 or request.abort_after_s is not None:
         return False
-    decoding_s = now_s - (max(firsts) - start_s)
+    decoding_s = now_s - (max(firsts_s) - start_s)
     return decoding_s > slo.tpot_s * (request.output_length - 1)

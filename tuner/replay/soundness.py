@@ -16,7 +16,7 @@ from tuner.replay.device_use import crowded, device_use
 from tuner.replay.measure import lag_p99_s
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.readings import Read, while_reading
-from tuner.replay.records import Replay
+from tuner.replay.records import Replay, ttft_s
 from tuner.replay.replay import CutRule, Progress, replay
 from tuner.traffic.window import Window
 
@@ -26,7 +26,7 @@ LEAST_LAG_S = 0.005
 LAG_SHARE = 0.10
 """Share of the median TTFT, or of its limit, that the sender's p99 lag may take."""
 
-MERGED_SHARE = 0.10
+JOINED_SHARE = 0.10
 """Share of the output tokens that may be read together with others: more make the ITL ours."""
 
 OURS = ("requests left late", "outputs were read late")
@@ -72,7 +72,6 @@ async def replay_soundly(  # noqa: PLR0913 - what is sent where, when it is cut,
     read: Read | None,
     begun: Callable[[], None],
     retry: Retry,
-    name: str = "replay",
     progress: Progress | None = None,
 ) -> Replay:
     """Replay a window's plan with an empty prefix cache; see ``better_of_two``.
@@ -92,7 +91,6 @@ async def replay_soundly(  # noqa: PLR0913 - what is sent where, when it is cut,
             window_s=window.length_s,
             cut_rule=rule,
             progress=progress,
-            name=name,
         )
         result, device = await while_reading(replaying, read)
         result = replace(result, device=device, weight=window.weight)
@@ -126,16 +124,18 @@ def stalls_since(engine: Engine, before: tuple[int, int]) -> tuple[str, ...]:
 
 def _nothing(result: Replay) -> str | None:
     """Say that nothing was computed, though some waited for it to the end."""
-    waited = any(one.outcome in {"cut", "aborted"} for one in result.records)
-    if not waited or len(result.iterations) or any(one.output_tokens for one in result.records):
+    outcomes, tokens = result.requests["outcome"], result.requests["output_tokens"]
+    waited = np.isin(outcomes, ("cut", "aborted")).any()
+    if not waited or len(result.iterations) or tokens.any():
         return None
     return f"no iteration ended in {result.elapsed_s:.0f} s"
 
 
 def _lag(result: Replay) -> str | None:
     """Say how late requests left, where that is a share of what their users wait for."""
-    waits_s = [one.ttft_s for one in result.records if one.ttft_s is not None]
-    limits_s = [LAG_SHARE * float(np.median(waits_s))] if waits_s else []
+    waits_s = ttft_s(result.requests)
+    waits_s = waits_s[~np.isnan(waits_s)]
+    limits_s = [LAG_SHARE * float(np.median(waits_s))] if len(waits_s) else []
     if result.slo is not None and result.slo.ttft_s is not None:
         limits_s.append(LAG_SHARE * result.slo.ttft_s)
     lag_s = lag_p99_s([result])
@@ -151,14 +151,13 @@ def _late_reading(result: Replay, facts: EngineFacts) -> str | None:
     ``stream_interval`` join: its users see them so. On a CPU the engine takes the cores that we
     read on, and the times between tokens are its own.
     """
-    tokens = sum(record.output_tokens for record in result.records)
+    tokens = int(result.requests["output_tokens"].sum())
     if facts.device.get("kind", "cpu") == "cpu" or not tokens:
         return None
     arguments = facts.arguments
     joins = arguments.get("speculative_config") or arguments.get("stream_interval") not in {None, 1}
-    late = sum(record.late_outputs or 0 for record in result.records)
-    if facts.engine == "vllm" and not joins:
-        late = sum(record.merged_outputs for record in result.records)
-    if late / tokens <= MERGED_SHARE:
+    of_process = facts.engine == "vllm" and not joins
+    late = int(result.requests["joined_tokens" if of_process else "late_tokens"].sum())
+    if late / tokens <= JOINED_SHARE:
         return None
     return f"{OURS[1]} ({late / tokens:.0%} of them together with others)"

@@ -197,7 +197,6 @@ class EngineRunner:
             scored_from_s=0.0,
             window_s=length_s,
             elapsed_s=max(length_s, float((log["start_s"] + log["duration_s"]).max())),
-            records=(),
             iterations=log,
             kv_blocks=engine.facts.kv_blocks,
             token_budget=engine.facts.max_num_batched_tokens,
@@ -237,7 +236,6 @@ class EngineRunner:
                 read=self.read_device,
                 begun=lambda: self.watcher.trial(what, window.replay_s),
                 retry=partial(self.retry, what),
-                name=f"{purpose}-{cap}-{len(self.evidence.journal.events)}",
                 progress=self.watcher.live,
             )
 

@@ -1,12 +1,11 @@
 """The run directory: everything measured is on disk the moment it exists, and can be read back.
 
 RUN_DIR/journal.jsonl     one event a line, appended and synced
-RUN_DIR/replays/000.npz   records and iterations of one replay, written before its event
+RUN_DIR/replays/000.npz   requests and iterations of one replay, written before its event
 """
 
 import errno
 import json
-import math
 import os
 import secrets
 import stat
@@ -24,9 +23,9 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.engines.seam import ITERATION, IterationLog
+from tuner.engines.seam import ITERATION
 from tuner.errors import RunError
-from tuner.replay.records import DEVICE, Replay, RequestRecord
+from tuner.replay.records import DEVICE, REQUEST, Replay
 from tuner.system import files
 from tuner.system.files import lock
 from tuner.traffic.slo import Slo
@@ -62,8 +61,13 @@ _PLAIN = {
 }
 _NEVER = {"an event that is not known"}
 
-_INTEGERS = {one.name for one in fields(RequestRecord) if one.type in {int, int | None}}
-_SCALARS = [one for one in fields(RequestRecord) if one.name not in {"itl_s", "outcome", "error"}]
+_ARRAYS = {
+    "requests": REQUEST,
+    "gaps_s": np.dtype("f8"),
+    "iterations": ITERATION,
+    "device": DEVICE,
+}
+"""Array of a replay → its type, with which it is written and read back."""
 
 NO_SENSE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
@@ -394,50 +398,25 @@ def _short(value: object) -> str:
 
 
 def _pack(result: Replay) -> dict[str, NDArray[Any]]:
-    records = result.records
-    arrays: dict[str, NDArray[Any]] = {
-        one.name: np.array(
-            [np.nan if (v := getattr(r, one.name)) is None else v for r in records], float
-        )
-        for one in _SCALARS
-    }
-    gaps = [record.itl_s for record in records]
-    arrays["itl_count"] = np.array([len(one) for one in gaps], int)
-    arrays["itl_s"] = np.array([gap for one in gaps for gap in one], float)
-    texts = [[record.outcome, record.error or ""] for record in records]
-    arrays["texts"] = np.array(texts, np.str_).reshape(-1, 2)
-    arrays["iterations"] = result.iterations
-    arrays["device"] = result.device
-    names = (
-        one.name for one in fields(result) if one.name not in {"records", "iterations", "device"}
-    )
-    rest = {name: getattr(result, name) for name in names}
-    arrays["rest"] = np.array(json.dumps(rest, default=asdict))
-    return arrays
+    arrays: dict[str, NDArray[Any]] = {name: getattr(result, name) for name in _ARRAYS}
+    rest = {one.name: getattr(result, one.name) for one in fields(result)}
+    rest = {name: value for name, value in rest.items() if name not in _ARRAYS}
+    return arrays | {"rest": np.array(json.dumps(rest, default=asdict))}
 
 
 def _unpack(data: Mapping[str, NDArray[Any]]) -> Replay:
-    # of an archive: every look at a column unpacks all of it
-    gaps, counts = data["itl_s"], data["itl_count"]
-    nothing = np.full(len(counts), np.nan)  # of what an older tuner did not keep
-    columns = {one.name: data.get(one.name, nothing).tolist() for one in _SCALARS}
-    records = []
-    begin = 0
-    for index, (outcome, error) in enumerate(data["texts"].tolist()):
-        values = {name: column[index] for name, column in columns.items()}
-        end = begin + int(counts[index])
-        itl_s = tuple(gaps[begin:end].tolist())
-        begin = end
-        records.append(
-            RequestRecord(**_typed(values), outcome=outcome, error=error or None, itl_s=itl_s)
-        )
+    """Return a replay. Raises one of ``_DAMAGED``."""
+    arrays: dict[str, Any] = {name: data[name] for name in _ARRAYS}
+    if any(one.dtype != _ARRAYS[name] or one.ndim != 1 for name, one in arrays.items()):
+        raise TypeError
+    if arrays["requests"]["gaps"].sum() != len(arrays["gaps_s"]):
+        raise ValueError
     rest = {**json.loads(str(data["rest"]))}
     if rest.get("slo") is not None:
         rest["slo"] = _slo(rest["slo"])
-    rest["flaws"] = tuple(map(str, rest["flaws"]))
-    device = _readings(data["device"])
-    iterations = _iterations(data["iterations"])
-    return Replay(records=tuple(records), iterations=iterations, device=device, **rest)
+    for name in ("flaws", "failures"):
+        rest[name] = tuple(map(str, rest[name]))
+    return Replay(**arrays, **rest)
 
 
 def _slo(stored: Mapping[str, Any]) -> Slo:
@@ -448,33 +427,3 @@ def _slo(stored: Mapping[str, Any]) -> Slo:
         if name != "derived"
     }
     return Slo(**limits, derived=bool(stored["derived"]))
-
-
-def _iterations(stored: NDArray[Any]) -> IterationLog:
-    """Return the engine's iterations."""
-    log = np.zeros(len(stored), ITERATION)
-    for name in ITERATION.names or ():
-        log[name] = stored[name]
-    return log
-
-
-def _readings(stored: NDArray[Any]) -> NDArray[np.void]:
-    """Return the device's readings; NaN for what an older tuner did not read."""
-    device = np.zeros(len(stored), DEVICE)
-    for name in DEVICE.names or ():
-        device[name] = stored[name] if name in (stored.dtype.names or ()) else math.nan
-    return device
-
-
-def _typed(values: Mapping[str, float]) -> dict[str, Any]:
-    """Return a record's numbers as they were: NaN stands for None."""
-    return {
-        name: None
-        if math.isnan(value)
-        else bool(value)
-        if name == "scored"
-        else int(value)
-        if name in _INTEGERS
-        else value
-        for name, value in values.items()
-    }

@@ -20,7 +20,7 @@ from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import IterationLog
 from tuner.replay.iterations import joined, time_mean
 from tuner.replay.measure import spread
-from tuner.replay.records import Replay, RequestRecord
+from tuner.replay.records import Replay, e2el_s, ttft_s
 from tuner.traffic.slo import Slo
 from tuner.twin import draws as drawn
 from tuner.twin.draws import UNKNOWN, Draw, MachineHistory, draws_of, ends_of, slowdown_of
@@ -163,27 +163,23 @@ class Check:
 
 def observed(replay_: Replay, *, max_num_batched_tokens: int | None = None) -> Observed:
     """Return a replay as arrays. Requests that were cancelled or failed count as cut off there."""
-    records = sorted(replay_.records, key=lambda one: one.planned_s)
-    missing = math.nan
-
-    def column(values: Sequence[float | None]) -> Floats:
-        return np.array([missing if value is None else value for value in values], dtype=float)
-
-    done = [one.outcome == "ok" for one in records]
+    sent = replay_.requests
+    given_up = sent["outcome"] == "aborted"
+    tokens = np.where(given_up, sent["output_tokens"], sent["output_length"])
     return Observed(
         max_num_seqs=replay_.max_num_seqs,
         traffic=Traffic(
-            column([one.planned_s for one in records]),
-            np.array([one.input_length for one in records], np.int64),
-            np.array([max(1, _length(one)) for one in records], np.int64),
-            np.array([one.cached_tokens or 0 for one in records], np.int64),
+            sent["planned_s"].copy(),
+            sent["input_length"].copy(),
+            np.maximum(1, tokens),
+            np.maximum(0, sent["cached_tokens"]),
         ),
-        scored=np.array([one.scored for one in records], bool),
-        ttft_s=column([one.ttft_s for one in records]),
-        tpot_s=column([one.tpot_s for one in records]),
-        e2el_s=np.where(done, column([one.e2el_s for one in records]), missing),
-        output_tokens=sum(one.output_tokens for one in records),
-        end_s=max((one.end_s for one in records), default=0.0),
+        scored=sent["scored"].copy(),
+        ttft_s=ttft_s(sent),
+        tpot_s=sent["tpot_s"].copy(),
+        e2el_s=e2el_s(sent),
+        output_tokens=int(sent["output_tokens"].sum()),
+        end_s=float(sent["end_s"].max(initial=0.0)),
         iterations=replay_.iterations,
         cut=replay_.cut is not None,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -192,11 +188,6 @@ def observed(replay_: Replay, *, max_num_batched_tokens: int | None = None) -> O
         attainment_bound=replay_.attainment_bound,
         cut_by=replay_.slo,
     )
-
-
-def _length(record: RequestRecord) -> int:
-    """Return how many tokens a request was to get; of one that its client gave up, how many."""
-    return record.output_tokens if record.outcome == "aborted" else record.output_length
 
 
 Drive = Callable[[Observed], TwinReplay]

@@ -14,11 +14,10 @@ from tuner.engines.seam import EngineFacts
 from tuner.replay.iterations import (
     batch_times,
     kv_cache_usage,
-    time_mean,
     token_bound_share,
     waiting_share,
 )
-from tuner.replay.measure import Measurement, Spread, spread
+from tuner.replay.measure import Measurement, Spread, most_at_once, spread
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo, Unloaded
@@ -414,9 +413,6 @@ def measurement_of(
         max_num_seqs=cap,
         blocks=0,
         requests=total,
-        completed=int(served.sum()),
-        aborted=0,
-        failed=int((~served).sum()),
         attainment=good / total,
         attainment_bound=good / total,
         arrival_rate_rps=total / span_s,
@@ -433,26 +429,18 @@ def measurement_of(
         kv_cache_usage=kv_cache_usage(work, shape.kv_blocks),
         preemptions=int(replay.preemptions.sum()),
         recomputed_tokens=replay.recomputed_tokens,
-        running_mean=time_mean(work, "running"),
         running_peak=replay.running_peak,
         cap_bound_share=waiting_share(work, cap, full=True),
         kv_bound_share=waiting_share(work, cap, full=False),
         token_bound_share=token_bound_share(work, cap, shape.max_num_batched_tokens),
-        in_flight_peak=_most_at_once(traffic.arrival_s[served], replay.e2el_s[served]),
+        in_flight_peak=most_at_once(
+            traffic.arrival_s[served], traffic.arrival_s[served] + replay.e2el_s[served]
+        ),
         lag_p99_s=0.0,
-        merged_share=0.0,
         cut=None,
         device=None,
         ruled_out=False,
     )
-
-
-def _most_at_once(begin_s: Floats, lasting_s: Floats) -> int:
-    """Return the most that are under way at once; ends before starts."""
-    times = np.concatenate((begin_s, begin_s + lasting_s))
-    changes = np.concatenate((np.ones(len(begin_s), int), -np.ones(len(begin_s), int)))
-    order = np.lexsort((changes, times))
-    return int(np.cumsum(changes[order]).max(initial=0))
 
 
 def _spread(values: Floats) -> Spread | None:

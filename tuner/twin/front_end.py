@@ -18,7 +18,7 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats, Ints, StepLaw
 from tuner.engines.seam import IterationLog
-from tuner.replay.records import ProbeResult, RequestRecord
+from tuner.replay.records import ProbeResult, Requests
 from tuner.twin.simulation import (
     EngineShape,
     MachineClock,
@@ -120,27 +120,20 @@ class Passages:
         return self.sent_s.size
 
 
-def passages_of(records: Sequence[RequestRecord], iterations: IterationLog) -> Passages:
+def passages_of(requests: Requests, iterations: IterationLog) -> Passages:
     """Return the ways of the requests that were served whole, and whose times the engine told."""
-    known = sorted(
-        (one for one in records if one.outcome == "ok" and one.engine_queued_s is not None),
-        key=lambda one: one.sent_s,
-    )
-
-    def column(name: str) -> Floats:
-        return np.array([getattr(one, name) for one in known], dtype=float)
-
-    queued_s = column("engine_queued_s")
+    known = requests[(requests["outcome"] == "ok") & ~np.isnan(requests["engine_first_s"])]
+    known = known[np.argsort(known["sent_s"], kind="stable")]
     return Passages(
-        sent_s=column("sent_s"),
-        input_length=np.array([one.input_length for one in known], np.int64),
-        output_length=np.array([one.output_tokens for one in known], np.int64),
-        reached_s=_reached_s(queued_s, iterations),
-        queued_s=queued_s,
-        engine_first_s=column("engine_first_s"),
-        engine_last_s=column("engine_last_s"),
-        first_s=column("first_token_s"),
-        last_s=column("last_token_s"),
+        sent_s=known["sent_s"].copy(),
+        input_length=known["input_length"].copy(),
+        output_length=known["output_tokens"].copy(),
+        reached_s=_reached_s(known["queued_s"], iterations),
+        queued_s=known["queued_s"].copy(),
+        engine_first_s=known["engine_first_s"].copy(),
+        engine_last_s=known["engine_last_s"].copy(),
+        first_s=known["first_s"].copy(),
+        last_s=known["last_s"].copy(),
     )
 
 

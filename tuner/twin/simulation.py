@@ -271,7 +271,7 @@ def hit_share(
             requests, hash_block_size=hash_block_size, hit_share=1.0, kv_tokens=kv_tokens
         )
         could += int(kept.cached_length.sum())
-        had += sum(record.cached_tokens or 0 for record in replay.records)
+        had += int(np.maximum(0, replay.requests["cached_tokens"]).sum())
     return min(1.0, had / could) if could else 0.0
 
 

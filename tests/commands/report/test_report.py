@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.builders import record
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tests.support.profiles import ENGINE, profile
 from tuner.engines.seam import ITERATION
 from tuner.profile.profile import save
-from tuner.replay.records import Replay, RequestRecord
+from tuner.replay.records import Replay
 from tuner.runs.journal import read, resume
 
 HOSTILE = "<script>alert(1)</script>]]>\x1b[31m\u202e"
@@ -133,21 +134,20 @@ def _enlarge(run_dir: Path, *, requests: int, tokens: int) -> None:
         for row in range(requests)
     )
     (run_dir / "trace.jsonl").write_text("\n".join((header, *rows, "")), encoding="utf-8")
-    records = tuple(
-        RequestRecord(
-            row=row, scored=True, input_length=50, output_length=tokens, planned_s=begin_s,
-            sent_s=begin_s, outcome="ok", end_s=begin_s + 100, output_tokens=tokens,
-            first_token_s=begin_s + 10, last_token_s=begin_s + 100, tpot_s=10.0,
-            itl_s=(10.0,) * (tokens - 1),
-        )
-        for row, begin_s in enumerate(at_s.tolist())
-    )  # fmt: skip
+    sent = np.repeat(record(), requests)
+    sent["row"], sent["planned_s"], sent["sent_s"] = np.arange(requests), at_s, at_s
+    sent["input_length"], sent["output_length"], sent["output_tokens"] = 50, tokens, tokens
+    sent["first_s"], sent["last_s"], sent["end_s"] = at_s + 10, at_s + 100, at_s + 100
+    sent["tpot_s"], sent["gaps"] = 10.0, tokens - 1
     iterations = np.zeros(requests, ITERATION)
     iterations["start_s"], iterations["duration_s"] = at_s, 0.1
     iterations["decode_seqs"] = iterations["running"] = 16
     length_s = requests / 10
     book = resume(run_dir, read(run_dir).events[0]["plan"])
-    whole = Replay(16, 0.0, length_s, length_s + 100, records, iterations, kv_blocks=1200)
+    whole = Replay(
+        16, 0.0, length_s, length_s + 100, iterations, kv_blocks=1200, requests=sent,
+        gaps_s=np.full(requests * (tokens - 1), 10.0),
+    )  # fmt: skip
     book.append_replay(
         whole, purpose="confirm", max_num_seqs=16, elapsed_s=length_s + 100, window=0, trial=999,
         at_s=book.clock_s,

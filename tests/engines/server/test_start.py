@@ -135,7 +135,7 @@ def test_a_request_under_way_is_told_that_its_server_was_killed(tmp_path: Path, 
         process, reply = engine.process, Reply()
         try:
             task = asyncio.create_task(engine.generate(request(1, prompt=5, output=9), reply))
-            while reply.first_token_s is None:  # noqa: ASYNC110 - a reply tells nobody
+            while not reply.seen_s:  # noqa: ASYNC110 - a reply tells nobody
                 await asyncio.sleep(0.01)
             os.kill({"server": process.group, "guardian": process.pid}[part], signal.SIGKILL)
             with pytest.raises(EngineError, match="vllm serve was killed by SIGKILL"):

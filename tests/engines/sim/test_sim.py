@@ -44,7 +44,7 @@ async def served(engine: Engine, prompt: int, output: int, *, after_s: float = 0
     if after_s:
         await asyncio.sleep(after_s)
     reply = Reply()
-    await engine.generate(EngineRequest("r", range(prompt), output), reply)
+    await engine.generate(EngineRequest(range(prompt), output), reply)
     return reply
 
 
@@ -77,9 +77,13 @@ def test_tokens_come_at_the_ends_of_iterations() -> None:
     async def main() -> None:
         engine = await started()
         reply = await served(engine, 10, 3, after_s=5)
-        assert reply.output_s == [66, 67, 68]
-        assert (reply.first_token_s, reply.last_token_s) == (66, 68)
-        assert (reply.output_tokens, reply.queue_s, reply.preemptions) == (3, 0, 0)
+        assert reply.seen_s == [66, 67, 68]
+        assert (reply.first_s, reply.last_s) == (66, 68)
+        assert (reply.output_tokens, reply.scheduled_s - reply.queued_s, reply.preemptions) == (
+            3,
+            0,
+            0,
+        )
         assert asyncio.get_running_loop().time() == 68
 
     run(main())
@@ -89,9 +93,9 @@ def test_a_reply_is_up_to_date_whenever_somebody_looks() -> None:
     async def main() -> None:
         engine = await started()
         reply = Reply()
-        task = asyncio.create_task(engine.generate(EngineRequest("r", range(10), 9), reply))
+        task = asyncio.create_task(engine.generate(EngineRequest(range(10), 9), reply))
         await asyncio.sleep(4.5)
-        assert reply.output_s == [61, 62, 63, 64]
+        assert reply.seen_s == [61, 62, 63, 64]
         assert reply.output_tokens == 4
         await task
 
@@ -102,8 +106,8 @@ def test_requests_wait_for_a_slot_and_say_how_long() -> None:
     async def main() -> None:
         engine = await started(max_num_seqs=1)
         first, second = await served_all(engine, [(0, 1, 3), (0.5, 1, 1)])
-        assert first.queue_s == 0
-        assert second.queue_s == 2.5
+        assert first.scheduled_s == first.queued_s
+        assert second.scheduled_s - second.queued_s == 2.5
 
     run(main())
 
@@ -112,8 +116,8 @@ def test_the_front_end_delays_a_request_by_the_lag() -> None:
     async def main() -> None:
         world = replace(CALM_WORLD, step=WorldStep(a=1.0, lag=0.25))
         reply = await served(await started(world), 1, 1)
-        assert reply.first_token_s == 61.25
-        assert reply.queue_s == 0
+        assert reply.first_s == 61.25
+        assert reply.scheduled_s == reply.queued_s
 
     run(main())
 
@@ -147,14 +151,14 @@ def test_a_cancelled_request_is_aborted_and_leaves_its_slot() -> None:
     async def main() -> None:
         engine = await started(max_num_seqs=1)
         reply = Reply()
-        doomed = asyncio.create_task(engine.generate(EngineRequest("r", range(3), 99), reply))
+        doomed = asyncio.create_task(engine.generate(EngineRequest(range(3), 99), reply))
         waiting = asyncio.create_task(served(engine, 3, 2))
         await asyncio.sleep(2.5)
         doomed.cancel()
         with pytest.raises(asyncio.CancelledError):
             await doomed
         assert reply.output_tokens == 2
-        assert (await waiting).output_s == [64, 65]
+        assert (await waiting).seen_s == [64, 65]
         assert await engine.is_idle()
 
     run(main())
@@ -166,7 +170,7 @@ def test_a_request_can_be_cancelled_while_it_waits() -> None:
         running = asyncio.create_task(served(engine, 3, 5))
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(served(engine, 3, 2), 1.5)
-        assert (await running).last_token_s == 65
+        assert (await running).last_s == 65
         assert await engine.is_idle()
 
     run(main())
@@ -190,7 +194,7 @@ def test_limits_change_while_idle_and_only_then() -> None:
         engine = await started()
         await engine.set_limits(max_num_seqs=1, max_num_batched_tokens=2)
         replies = await served_all(engine, [(0, 4, 1), (0, 2, 1)])
-        assert [reply.last_token_s for reply in replies] == [62, 63]
+        assert [reply.last_s for reply in replies] == [62, 63]
         task = asyncio.create_task(served(engine, 1, 3))
         await asyncio.sleep(1)
         with pytest.raises(EngineError, match="in flight"):
@@ -250,7 +254,7 @@ def test_thousands_of_requests_may_wait() -> None:
     async def main() -> None:
         engine = await started()
         replies = await served_all(engine, [(0, 1, 1)] * 3000)
-        assert replies[-1].last_token_s == 60 + 3000 / 8
+        assert replies[-1].last_s == 60 + 3000 / 8
 
     run(main())
 
@@ -267,8 +271,8 @@ def test_two_engines_share_one_time() -> None:
         first, second = await asyncio.gather(
             served(engines[0], 1, 3), served(engines[1], 1, 2, after_s=0.5)
         )
-        assert first.output_s == [61, 62, 63]
-        assert second.output_s == [61.5, 62.5]
+        assert first.seen_s == [61, 62, 63]
+        assert second.seen_s == [61.5, 62.5]
 
     run(main())
 
@@ -280,7 +284,7 @@ async def replies_of(world: World, starts: int = 1) -> list[list[float]]:
         engine = await starter.start(max_num_seqs=8)
         begin_s = asyncio.get_running_loop().time()
         reply = await served(engine, 1, 300)
-        found.append([at_s - begin_s for at_s in reply.output_s])
+        found.append([at_s - begin_s for at_s in reply.seen_s])
         await engine.stop()
     return found
 
@@ -339,8 +343,6 @@ def test_one_by_one_or_all_at_once_the_times_are_the_same(
     scheduler.state["rows"] = len(traffic)
     advance(scheduler, step_law(step, max_num_seqs), NO_NOISE, np.inf, False)
     replies = run(main())
-    assert [reply.last_token_s for reply in replies] == scheduler.requests["last_token_s"].tolist()
-    assert [reply.first_token_s for reply in replies] == scheduler.requests[
-        "first_token_s"
-    ].tolist()
+    assert [reply.last_s for reply in replies] == scheduler.requests["last_token_s"].tolist()
+    assert [reply.first_s for reply in replies] == scheduler.requests["first_token_s"].tolist()
     assert [reply.preemptions for reply in replies] == scheduler.requests["preemptions"].tolist()

@@ -135,7 +135,7 @@ def test_a_confirming_engine_that_runs_short_of_memory_is_marked_unasked(
 def rungs(folder: Path) -> Evidence:
     """Return a run in which requests of ten tokens after the first held their slots for 2 s, and
     all were in time, at caps of 2 and of 4."""
-    held = {"output_length": 11, "output_tokens": 11, "end_s": 2.25, "last_token_s": 2.25}
+    held = {"output_length": 11, "output_tokens": 11, "end_s": 2.25, "last_s": 2.25}
     seen = [record(row, **held) for row in range(10)]
     book = journal.create(folder, {"trace_digest": "sha256:1", "seed": 0})
     book.append("start", purpose="ladder", max_num_seqs=4, facts=asdict(facts()), at_s=0.0)

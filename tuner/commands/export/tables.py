@@ -1,13 +1,14 @@
 """A run as tables: curve, replays, requests, iterations."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tuner.engines.seam import UNKNOWN
 from tuner.profile.schema import ServingProfile
-from tuner.replay.records import Replay, RequestRecord
+from tuner.replay.records import Replay, e2el_s, ttft_s
 from tuner.runs.journal import Journal
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 """Name of a column → a plain value."""
-
-_OF_REQUEST = [one.name for one in fields(RequestRecord) if one.name != "itl_s"]
 
 
 def curve_rows(profile: ServingProfile) -> list[Row]:
@@ -49,26 +48,51 @@ def replays(book: Journal) -> "pa.Table":
 
 def requests(book: Journal) -> "pa.Table":
     """Return a row for each request that was sent; times in seconds. Raises RunError."""
-    return table_of(
-        [row for number, (_, one) in enumerate(_replays(book)) for row in _of_requests(number, one)]
-    )
+    return _stacked([(one, one.requests) for _, one in _replays(book)], _derived)
 
 
 def iterations(book: Journal) -> "pa.Table":
     """Return a row for each iteration of the engine; times in seconds. Raises RunError."""
+    return _stacked([(one, one.iterations) for _, one in _replays(book)])
+
+
+def _stacked(
+    found: Sequence[tuple[Replay, NDArray[np.void]]],
+    derived: Callable[[NDArray[np.void]], dict[str, NDArray[Any]]] = lambda _: {},
+) -> "pa.Table":
+    """Return the rows of all replays as one table, each with its replay."""
     import pyarrow as pa  # noqa: PLC0415 - slow to load
 
-    found = [(number, one) for number, (_, one) in enumerate(_replays(book))]
-    logs = [one.iterations for _, one in found]
-    if not logs:
+    if not found:
         return pa.table({})
-    counts = [len(one) for one in logs]
-    columns = {
-        "replay": np.repeat([number for number, _ in found], counts),
-        "max_num_seqs": np.repeat([one.max_num_seqs for _, one in found], counts),
+    counts = [len(rows) for _, rows in found]
+    together = np.concatenate([rows for _, rows in found])
+    columns = {name: together[name] for name in together.dtype.names or ()} | derived(together)
+    return pa.table(
+        {
+            "replay": np.repeat(np.arange(len(found)), counts),
+            "max_num_seqs": np.repeat([one.max_num_seqs for one, _ in found], counts),
+            **{name: _column(values) for name, values in columns.items()},
+        }
+    )
+
+
+def _column(values: NDArray[Any]) -> "pa.Array":
+    """Return a column with null for what nobody reports."""
+    import pyarrow as pa  # noqa: PLC0415 - slow to load
+
+    if values.dtype.kind == "U":
+        return pa.array(values.tolist())
+    missing = np.isnan(values) if values.dtype.kind == "f" else values == UNKNOWN
+    return pa.array(values.copy(), mask=missing)
+
+
+def _derived(sent: NDArray[np.void]) -> dict[str, NDArray[Any]]:
+    return {
+        "ttft_s": ttft_s(sent),
+        "e2el_s": e2el_s(sent),
+        "lag_s": sent["sent_s"] - sent["planned_s"],
     }
-    together = np.concatenate(logs)
-    return pa.table(columns | {name: together[name] for name in together.dtype.names or ()})
 
 
 TABLES: Mapping[str, Callable[[Journal], "pa.Table"]] = {
@@ -110,24 +134,14 @@ def _of_replay(number: int, event: Mapping[str, Any], one: Replay) -> Row:
     scalars = {
         key: value for key, value in event.items() if isinstance(value, str | int | float | None)
     }
-    outcomes = [record.outcome for record in one.records]
     return scalars | {
         "replay": number,
         "max_num_seqs": one.max_num_seqs,
         "window_s": one.window_s,
         "elapsed_s": one.elapsed_s,
-        "requests": len(outcomes),
-        "ok": outcomes.count("ok"),
+        "requests": len(one.requests),
+        "ok": int((one.requests["outcome"] == "ok").sum()),
         "kv_blocks": one.kv_blocks,
         "iterations": len(one.iterations),
         "cut": one.cut,
     }
-
-
-def _of_requests(number: int, one: Replay) -> list[Row]:
-    return [
-        {"replay": number, "max_num_seqs": one.max_num_seqs}
-        | {name: getattr(record, name) for name in _OF_REQUEST}
-        | {"ttft_s": record.ttft_s, "e2el_s": record.e2el_s, "lag_s": record.lag_s}
-        for record in one.records
-    ]

@@ -84,7 +84,7 @@ def series_of(replays: Sequence[Replay]) -> list[_Series]:
 
 def _of_replay(one: Replay) -> dict[str, tuple[Floats, Floats]]:
     found: dict[str, tuple[Floats, Floats]] = {}
-    if one.records:
+    if len(one.requests):
         found["in flight"] = _in_flight(one)
     log = one.iterations
     if len(log):
@@ -102,8 +102,7 @@ def _of_replay(one: Replay) -> dict[str, tuple[Floats, Floats]]:
 
 
 def _in_flight(one: Replay) -> tuple[Floats, Floats]:
-    begins = np.array([each.planned_s for each in one.records])
-    ends = np.array([each.end_s for each in one.records])
+    begins, ends = one.requests["planned_s"], one.requests["end_s"]
     t_s = np.concatenate((begins, ends))
     change = np.concatenate((np.ones(len(begins)), -np.ones(len(ends))))
     order = np.lexsort((change, t_s))
@@ -124,9 +123,8 @@ def _tokens(one: Replay) -> tuple[Floats, Floats]:
     """Return output tokens a second: of every sequence that decoded, and every first token."""
     log = one.iterations
     ends_s = log["start_s"] + log["duration_s"]
-    first_s = np.array(
-        [each.first_token_s for each in one.records if each.first_token_s is not None]
-    )
+    first_s = one.requests["first_s"]
+    first_s = first_s[~np.isnan(first_s)]
     width_s = max(0.25, one.elapsed_s / BINS)
     edges = np.arange(0.0, one.elapsed_s + width_s, width_s)
     if len(edges) < 2:
@@ -161,7 +159,7 @@ def _said(one: Step, numbers: Measurement | None) -> str:
     length_s = sum(each.elapsed_s for each in one.replays)
     cut = next((f", cut: {each.cut}" for each in one.replays if each.cut), "")
     served = ""
-    if numbers is not None and any(each.records for each in one.replays):
+    if numbers is not None and any(len(each.requests) for each in one.replays):
         served = f", {attained(numbers)} in SLO"
     return f"{length_s:,.0f} s{served}{cut}"
 
@@ -251,7 +249,7 @@ STEP_HEADINGS = (
 def _step_row(one: Step, numbers: Measurement) -> list[Cell]:
     length_s = f"{sum(each.elapsed_s for each in one.replays):,.0f}"
     running = f"{numbers.running_peak:,}" if numbers.is_logged else "-"
-    if not any(each.records for each in one.replays):
+    if not any(len(each.requests) for each in one.replays):
         return [one.title, length_s, *["-"] * 5, running, "-", _kv(numbers), "-"]
     return [
         one.title,

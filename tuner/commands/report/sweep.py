@@ -138,7 +138,7 @@ def _confirming(steps: Sequence[Step], profile: ServingProfile) -> int | None:
     cap = profile.decision.max_num_seqs
     found = [
         number for number, one in enumerate(steps)
-        if one.max_num_seqs == cap and any(each.records for each in one.replays)
+        if one.max_num_seqs == cap and any(len(each.requests) for each in one.replays)
     ]  # fmt: skip
     confirmed = [number for number in found if steps[number].title.startswith(CONFIRMING[0])]
     return (confirmed or found)[-1] if found else None

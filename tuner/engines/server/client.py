@@ -165,13 +165,12 @@ class StreamingClient:
         reply = flight.reply
         reply.sent_s = report.sent_s
         if isinstance(report, Progress):
-            _see(reply, report.seen_s)
+            reply.seen_s += np.frombuffer(report.seen_s).tolist()
             reply.output_tokens = report.outputs
             return
-        _see(reply, report.last_seen_s)
-        reply.late_outputs = max(0, report.outputs - len(reply.seen_s))
+        reply.seen_s += np.frombuffer(report.last_seen_s).tolist()
+        reply.late_tokens = max(0, report.outputs - len(reply.seen_s))
         reply.output_tokens = report.outputs if report.tokens is None else report.tokens
-        reply.merged_outputs = max(0, reply.output_tokens - len(reply.seen_s))
         if not flight.ended.done():
             flight.ended.set_result(report)
 
@@ -194,12 +193,3 @@ class StreamingClient:
     def _kill(self) -> None:
         interruption.has_ended(self._kill)
         self._process.kill()
-
-
-def _see(reply: Reply, times: bytes) -> None:
-    seen_s = np.frombuffer(times).tolist()
-    if seen_s and reply.first_token_s is None:
-        reply.first_token_s = seen_s[0]
-    reply.seen_s += seen_s
-    if seen_s:
-        reply.last_token_s = seen_s[-1]

@@ -101,7 +101,7 @@ class ServerEngine(ControlledEngine):
         EngineError where somebody else's server answered, or ours served others' requests too.
         """
         length = min(WARM_UP_TOKENS, self.facts.max_model_len // 2)
-        asked = EngineRequest("warm-up", [1] * length, length)
+        asked = EngineRequest([1] * length, length)
         await asyncio.gather(*(self.generate(asked, Reply()) for _ in range(WARM_UPS)))
         while not await self.is_idle():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
@@ -134,9 +134,8 @@ class ServerEngine(ControlledEngine):
     def _complete(self, one: Served) -> None:
         """Add to a reply what the scheduler alone knows."""
         if (reply := self._replies.get(_name_of(one))) is not None:
-            reply.queued_s = one.queued_s
-            reply.queue_s = one.scheduled_s - one.queued_s
-            reply.output_s = sorted({one.first_token_s, one.last_token_s})
+            reply.queued_s, reply.scheduled_s = one.queued_s, one.scheduled_s
+            reply.first_s, reply.last_s = one.first_token_s, one.last_token_s
             reply.cached_tokens, reply.preemptions = one.cached_tokens, one.preemptions
 
     def _check_running(self) -> None:

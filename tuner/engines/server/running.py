@@ -144,7 +144,8 @@ class RunningEngine:
             ended = await self._client.complete(
                 self._body(request), reply, request_id=name, outputs=request.output_length
             )
-            reply.cached_tokens = ended.cached_tokens
+            if ended.cached_tokens is not None:
+                reply.cached_tokens = ended.cached_tokens
             self._check_length(request, reply)
         except RequestFailedError as failure:
             self._count_failure(str(failure))
@@ -181,7 +182,7 @@ class RunningEngine:
         served = self._server.served
         before = await asyncio.to_thread(served) if served is not None else 0.0
         replies = [Reply() for _ in range(WARM_UPS)]
-        asked = EngineRequest("warm-up", list(range(SPECIAL_IDS, 32)), WARM_UP_TOKENS)
+        asked = EngineRequest(list(range(SPECIAL_IDS, 32)), WARM_UP_TOKENS)
         try:
             await self.generate(asked, replies[0])
             await self._warm_up(asked, replies[1:])

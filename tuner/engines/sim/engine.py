@@ -211,19 +211,17 @@ class SimEngine:
         self._state["tokens"] = 0
         for row, at_s in zip(rows, tokens.at_s[:count].tolist(), strict=True):
             if row in self._tickets:
-                reply = self._tickets[row].reply
-                reply.output_s.append(at_s)
-                reply.seen_s.append(at_s)
+                self._tickets[row].reply.seen_s.append(at_s)
         for row in dict.fromkeys(rows):
             if row in self._tickets:
                 self._account(row, self._tickets[row])
 
     def _account(self, row: int, ticket: _Ticket) -> None:
         reply = ticket.reply
-        reply.output_tokens = len(reply.output_s)
-        reply.last_token_s = reply.output_s[-1]
-        if reply.first_token_s is None:
-            reply.first_token_s = reply.output_s[0]
+        is_first = not reply.output_tokens
+        reply.output_tokens = len(reply.seen_s)
+        reply.first_s, reply.last_s = reply.seen_s[0], reply.seen_s[-1]
+        if is_first:
             self._close(row, reply)
         if reply.output_tokens == ticket.output_length and not ticket.done.done():
             ticket.done.set_result(None)
@@ -234,7 +232,7 @@ class SimEngine:
         reply.preemptions, reply.cached_tokens = int(request["preemptions"]), 0
         if request["scheduled_s"] >= 0:
             reply.queued_s = float(request["queued_s"])
-            reply.queue_s = float(request["scheduled_s"] - request["queued_s"])
+            reply.scheduled_s = float(request["scheduled_s"])
 
     async def _settle(self) -> None:
         """Let an iteration end whose requests have all been aborted; then all is as at a start."""

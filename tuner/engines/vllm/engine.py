@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,7 @@ class VllmEngine(ControlledEngine):
         self._context = context
         self._log = log
         self._log_start = log_start
+        self._numbers = count()
         self._compiles = Compiles(log)
         self._cause: EngineError | None = None
         self._sampling: Mapping[str, float] = {}
@@ -143,14 +145,13 @@ class VllmEngine(ControlledEngine):
     async def _read(self, request: EngineRequest, reply: Reply) -> str | None:
         """Fill the reply with the outputs as they come; return why they ended."""
         clock = asyncio.get_running_loop().time
-        output_s = reply.output_s
         metrics: Any = None
         reason: str | None = None
         try:
             async for output in self._llm.generate(
                 tokens_input(list(request.prompt_token_ids)),
                 vllm_llm.exactly(request.output_length, self._sampling),
-                request.request_id,
+                f"tuner-{next(self._numbers)}",
                 priority=request.priority if self._by_priority else 0,
             ):
                 now_s = clock()
@@ -159,16 +160,13 @@ class VllmEngine(ControlledEngine):
                 metrics, reason = output.metrics, completion.finish_reason
                 if not tokens:
                     continue
-                if reply.first_token_s is None:
-                    reply.first_token_s = now_s
-                    reply.queued_s = metrics.queued_ts
-                    reply.queue_s = metrics.scheduled_ts - metrics.queued_ts
+                if not reply.seen_s:
+                    reply.queued_s, reply.scheduled_s = metrics.queued_ts, metrics.scheduled_ts
+                    reply.first_s = metrics.last_token_ts
                     reply.cached_tokens = output.num_cached_tokens or 0
-                reply.last_token_s = now_s
                 reply.output_tokens += tokens
-                reply.merged_outputs += tokens - 1
                 reply.seen_s.append(now_s)
-                output_s.append(metrics.last_token_ts)
+                reply.last_s = metrics.last_token_ts
         finally:
             # Absent before vLLM 0.27; the iteration log has the sum.
             reply.preemptions = getattr(metrics, "num_preemptions", 0)
@@ -195,7 +193,7 @@ class VllmEngine(ControlledEngine):
     async def _warm_up(self) -> None:
         """Pay what only the first request pays, here and in EngineCore, and forget it."""
         length = min(_WARM_UP_TOKENS, self.facts.max_model_len // 2)
-        await self.generate(EngineRequest("warm-up", [1] * length, length), Reply())
+        await self.generate(EngineRequest([1] * length, length), Reply())
         while not await self.is_idle():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
         await self.reset_prefix_cache()

@@ -266,7 +266,6 @@ class Comparison:
             read=self.read,
             begun=lambda: self.watcher.trial(what, window.replay_s),
             retry=retry,
-            name=f"{approach.name}-{block}-{len(journal.events)}",
             progress=self.watcher.live,
         )
         if result.flaws:

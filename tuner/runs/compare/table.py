@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tuner.replay.device_use import IDLE, DeviceUse, device_use
 from tuner.replay.measure import Spread, spread
-from tuner.replay.records import Replay, RequestRecord
+from tuner.replay.records import Floats, Replay, Requests, e2el_s, queue_s, ttft_s
 from tuner.runs.compare.traffic import Lengths, mean_in_flight
 from tuner.twin.uncertainty import t_quantile
 
@@ -145,34 +145,35 @@ class ComparisonTable:
 
 def numbers_of(replays: Sequence[Replay]) -> Numbers:
     """Return what these replays of one traffic by one approach say together."""
-    records = [one for replay in replays for one in replay.records]
-    done = [one for one in records if one.outcome == "ok"]  # the run-in too: of the engine's speed
+    sent = np.concatenate([one.requests for one in replays])
+    done = sent[sent["outcome"] == "ok"]  # the run-in too: of the engine's speed
+    whole = done[(done["gaps"] == 0) & (done["output_tokens"] > 1)]
     span_s = sum(map(span_of, replays))
-    served = [one for replay in replays for one in served_by(replay)]
-    outcomes = Counter(one.outcome for one in records)
-    e2el, e2el_at_least = _waits(replays, lambda one: one.e2el_s)
-    ttft, ttft_at_least = _waits(replays, lambda one: one.ttft_s)
+    served = np.concatenate([served_by(one) for one in replays])
+    outcomes = Counter(sent["outcome"].tolist())
+    e2el, e2el_at_least = _waits(replays, e2el_s)
+    ttft, ttft_at_least = _waits(replays, ttft_s)
     return Numbers(
         blocks=len(replays),
-        requests=len(records),
+        requests=len(sent),
         completed=outcomes["ok"],
         unfinished=outcomes["cut"],
         failed=outcomes["failed"],
-        failures=tuple(dict.fromkeys(one.error for one in records if one.error)),
+        failures=tuple(dict.fromkeys(why for one in replays for why in one.failures)),
         aborted=outcomes["aborted"],
-        offered_rps=(len(records) - outcomes["aborted"]) / span_s,
+        offered_rps=(len(sent) - outcomes["aborted"]) / span_s,
         requests_per_s=len(served) / span_s,
-        output_tokens_per_s=sum(one.output_tokens for one in served) / span_s,
+        output_tokens_per_s=int(served["output_tokens"].sum()) / span_s,
         in_flight_mean=_in_flight(replays),
         e2el_p95_s=e2el.p95 if e2el else None,
         e2el_at_least=e2el_at_least,
         e2el_mean_s=e2el.mean if e2el else None,
         ttft_p95_s=ttft.p95 if ttft else None,
         ttft_at_least=ttft_at_least,
-        tpot_s=spread(told for one in done if (told := _tpot_s(one)) is not None),
+        tpot_s=spread(_known(_tpots_s(done))),
         busy=_busy(replays),
-        held_mean_s=_mean([one.held_s for one in done]),
-        queue_mean_s=_mean([one.queue_s for one in done]),
+        held_mean_s=_mean(whole["last_s"] - whole["engine_last_s"]),
+        queue_mean_s=_mean(queue_s(done)),
         device=device_use([replay.device for replay in replays]),
     )
 
@@ -182,53 +183,50 @@ def span_of(replay: Replay) -> float:
     return replay.scored_from_s + replay.window_s
 
 
-def served_by(replay: Replay) -> list[RequestRecord]:
+def served_by(replay: Replay) -> Requests:
     """Return the requests that were finished while it sent."""
-    span_s = span_of(replay)
-    return [one for one in replay.records if one.outcome == "ok" and one.end_s < span_s]
+    sent = replay.requests
+    served: Requests = sent[(sent["outcome"] == "ok") & (sent["end_s"] < span_of(replay))]
+    return served
 
 
 def _waits(
-    replays: Sequence[Replay], waited_s: Callable[[RequestRecord], float | None]
+    replays: Sequence[Replay], waits_of: Callable[[Requests], Floats]
 ) -> tuple[Spread | None, bool]:
     """Return the distribution of a wait after the run-in, and whether its p95 is a lower bound.
 
     What was unfinished had waited at least until then, and what failed at least until the end.
     """
-    known, unknown = list[float](), list[float]()
+    waits_s, is_over = [np.zeros(0)], [np.zeros(0, bool)]
     for replay in replays:
-        for one in replay.records:
-            if not one.scored or one.outcome == "aborted":
-                continue
-            end_s = replay.elapsed_s if one.outcome == "failed" else one.end_s
-            value = None if one.outcome == "failed" else waited_s(one)
-            if value is None:
-                unknown.append(max(0.0, end_s - one.planned_s))
-            else:
-                known.append(value)
-    found = spread([*known, *unknown])
-    if found is None:
+        sent = replay.requests
+        sent = sent[sent["scored"] & (sent["outcome"] != "aborted")]
+        has_failed = sent["outcome"] == "failed"
+        end_s = np.where(has_failed, replay.elapsed_s, sent["end_s"])
+        known = ~np.isnan(waits_of(sent)) & ~has_failed
+        waits_s.append(np.where(known, waits_of(sent), np.maximum(0.0, end_s - sent["planned_s"])))
+        is_over.append(known)
+    seconds, known = np.concatenate(waits_s), np.concatenate(is_over)
+    found, longer = spread(seconds), spread(np.where(known, seconds, NEVER_S))
+    if found is None or longer is None:
         return None, False
-    longer = spread([*known, *(NEVER_S for _ in unknown)])
-    return found, longer is not None and longer.p95 > found.p95 + 1e-9
+    return found, longer.p95 > found.p95 + 1e-9
 
 
 def _in_flight(replays: Sequence[Replay]) -> float:
     """Return how many requests were in flight after the run-in, by Little's law."""
     windows_s = sum(replay.window_s for replay in replays)
-    return (
-        sum(
-            mean_in_flight(
-                np.array([one.planned_s for one in replay.records]),
-                np.array([one.end_s for one in replay.records]),
-                from_s=replay.scored_from_s,
-                to_s=span_of(replay),
-            )
-            * replay.window_s
-            for replay in replays
+    held_s = sum(
+        mean_in_flight(
+            replay.requests["planned_s"],
+            replay.requests["end_s"],
+            from_s=replay.scored_from_s,
+            to_s=span_of(replay),
         )
-        / windows_s
+        * replay.window_s
+        for replay in replays
     )
+    return held_s / windows_s
 
 
 def compared(
@@ -242,7 +240,7 @@ def compared(
     for name, replays in blocks.items():
         for block, replay in replays.items():
             one = numbers_of([replay])
-            ended = frozenset(each.row for each in served_by(replay))
+            ended = frozenset(served_by(replay)["row"].tolist())
             rates[name][block] = Sample(one.requests_per_s, ended)
             if one.e2el_p95_s is not None and not one.e2el_at_least:
                 e2els[name][block] = Sample(one.e2el_p95_s, ended)
@@ -256,14 +254,23 @@ def compared(
     return found
 
 
-def _tpot_s(one: RequestRecord) -> float | None:
-    """Return the time per token as the client saw it; the engine's own where a reply came whole."""
-    return one.engine_tpot_s if one.tpot_s is None else one.tpot_s
+def _tpots_s(sent: Requests) -> Floats:
+    """Return times per token as clients saw them; the engine's own where replies came whole."""
+    decoded_s = sent["engine_last_s"] - sent["engine_first_s"]
+    tokens = np.where(sent["output_tokens"] > 1, sent["output_tokens"] - 1.0, np.nan)
+    seen_s: Floats = sent["tpot_s"]
+    found: Floats = np.where(np.isnan(seen_s), decoded_s / tokens, seen_s)
+    return found
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+def _known(values: Floats) -> Floats:
+    known: Floats = values[~np.isnan(values)]
+    return known
+
+
+def _mean(values: Floats) -> float | None:
+    known = _known(values)
+    return float(known.mean()) if len(known) else None
 
 
 def _busy(replays: Sequence[Replay]) -> Busy | None:

@@ -68,7 +68,7 @@ def view_of(  # noqa: PLR0913 - what was measured on which engine, and what is a
         [
             observed(replay, max_num_batched_tokens=tokens)
             for replay, _, tokens in replays
-            if replay.records and not replay.ruled_out
+            if len(replay.requests) and not replay.ruled_out
         ],
         requests=workload.twin_requests,
         length_s=workload.twin_length_s,

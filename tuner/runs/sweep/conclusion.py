@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
+
 from tuner.replay.measure import Measurement
-from tuner.replay.records import Replay
+from tuner.replay.records import REQUEST, Replay, e2el_s, queue_s
 from tuner.runs.evidence import Evidence
 from tuner.runs.ladder import doubling
 from tuner.runs.outcome import Conclusion, CurvePoint
@@ -163,14 +165,12 @@ def _with_queue(rung: Rung, workload: Workload) -> Block:
 def slots_held(replays: Iterable[Replay], unloaded: Unloaded) -> float | None:
     """Return for how long requests held their slots, as a multiple of what they do on an idle
     engine; None where the engine does not tell."""
-    done = [
-        (one.e2el_s - one.queue_s, unloaded.residence_s(one.input_length, one.output_tokens))
-        for replay in replays
-        for one in replay.records
-        if one.outcome == "ok" and one.e2el_s is not None and one.queue_s is not None
-    ]
-    alone_s = sum(idle_s for _, idle_s in done)
-    return sum(held_s for held_s, _ in done) / alone_s if alone_s > 0 else None
+    sent = np.concatenate([np.zeros(0, REQUEST), *(one.requests for one in replays)])
+    held_s = e2el_s(sent) - queue_s(sent)
+    told = ~np.isnan(held_s)
+    lengths = zip(sent["input_length"][told], sent["output_tokens"][told], strict=True)
+    alone_s = float(sum(unloaded.residence_s(*one) for one in lengths))
+    return float(held_s[told].sum()) / alone_s if alone_s > 0 else None
 
 
 def _measured_curve(

@@ -27,7 +27,7 @@ def front_end_of(conclusion: Conclusion, evidence: Evidence) -> FrontEnd | None:
         return None if view is None else view.machine.front_end
     logs = [one.iterations for one in replays]
     contention = 1.0 if view is None else contention_of(view.fitted.law, logs)
-    passages = [passages_of(one.records, one.iterations) for one in replays]
+    passages = [passages_of(one.requests, one.iterations) for one in replays]
     parts = [*evidence.probed(), *passages]
     return fit_front_end(parts, contention=contention, processes=facts.api_servers)
 

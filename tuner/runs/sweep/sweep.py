@@ -122,7 +122,6 @@ def unsent(
         scored_from_s=window.run_in_s,
         window_s=window.length_s,
         elapsed_s=0.0,
-        records=(),
         iterations=np.zeros(0, ITERATION),
         kv_blocks=facts.kv_blocks,
         token_budget=facts.max_num_batched_tokens,
