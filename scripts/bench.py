@@ -2,7 +2,8 @@
 
 help       seconds of `tuner --help`
 apply      seconds of `tuner apply --dry-run` on a Compose file
-trace      seconds and peak memory of `tuner trace import` of --rows rows of CSV
+trace      time and peak memory of `tuner trace show` and `import` of --rows rows, CSV and JSON
+           lines, beside pandas, polars and DuckDB where --peers names a Python that has them
 twin       milliseconds of a replay of 20,000 requests at one cap, compiled
 generator  lag of the sender, and its share of a core, while 32 streams run at once
 sample     `make sweep` --runs times on a real engine, as a table; only when named
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from pyarrow import csv
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import Engine, EngineFacts
@@ -31,6 +34,7 @@ from tuner.replay.measure import measure
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule, replay
+from tuner.trace.encode import lines_of
 from tuner.trace.trace import TraceRequest, load
 from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.slo import Slo
@@ -98,12 +102,17 @@ async def generator(requests: Sequence[TraceRequest]) -> dict[str, Any]:
 
 def program(folder: Path, *words: str) -> dict[str, Any]:
     """Run tuner by itself; return its time, and its peak memory."""
+    return measured(folder, [TUNER, *words])
+
+
+def measured(folder: Path, command: Sequence[str | Path]) -> dict[str, Any]:
+    """Run a command; return its time, and its peak memory."""
     begin_s = time.monotonic()
-    with subprocess.Popen([TUNER, *words], cwd=folder, stdout=subprocess.DEVNULL) as process:  # noqa: S603
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL) as process:  # noqa: S603
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = status
     if status:
-        raise RuntimeError(f"tuner {' '.join(words)} failed")
+        raise RuntimeError(f"{command[0]} {command[1]} failed")
     return {"seconds": time.monotonic() - begin_s, "peak_mib": usage.ru_maxrss / 1024}
 
 
@@ -113,14 +122,47 @@ def apply_once(folder: Path) -> dict[str, Any]:
     return program(folder, "apply", str(profile), str(walk / "compose.yaml"), *words)
 
 
-def import_rows(folder: Path, rows: int) -> dict[str, Any]:
+PEERS = {
+    "pandas": (
+        'pandas.read_csv("rows.csv", parse_dates=["timestamp"])',
+        'pandas.read_json("rows.jsonl", lines=True)',
+    ),
+    "polars": (
+        'polars.read_csv("rows.csv", try_parse_dates=True)',
+        'polars.read_ndjson("rows.jsonl")',
+    ),
+    "duckdb": (
+        "duckdb.sql(\"create table t as from 'rows.csv'\")",
+        "duckdb.sql(\"create table t as from 'rows.jsonl'\")",
+    ),
+}
+"""Libraries that read tables, and how they read the two files into memory."""
+
+
+def read_rows(folder: Path, rows: int, peers: str | None) -> dict[str, Any]:
+    """Show and import --rows rows of CSV and of JSON lines in no order, beside other libraries."""
     rng = np.random.default_rng(0)
-    at_ms = 1_700_000_000_000 + np.cumsum(rng.integers(1, 100, rows))
-    columns = [at_ms, rng.integers(10, 2000, rows), rng.integers(1, 500, rows)]
-    with (folder / "rows.csv").open("w") as file:
-        file.write("timestamp_ms,prompt_tokens,completion_tokens\n")
-        np.savetxt(file, np.column_stack(columns), fmt="%d", delimiter=",")
-    return program(folder, "trace", "import", "rows.csv", "-o", "out.jsonl")
+    at_ms = np.cumsum(rng.integers(1, 100, rows))
+    lengths = {
+        "input_length": rng.integers(10, 2000, rows, np.int32),
+        "output_length": rng.integers(1, 500, rows, np.int32),
+    }
+    dates = pa.array(1_700_000_000_000 + at_ms).cast(pa.timestamp("ms"))
+    csv.write_csv(pa.table({"timestamp": dates, **lengths}), folder / "rows.csv")
+    late_ms = at_ms + rng.integers(0, 2000, rows).astype(np.float64)
+    with (folder / "rows.jsonl").open("wb") as file:
+        file.writelines(lines_of(pa.table({"timestamp": late_ms, **lengths})))
+    found: dict[str, Any] = {}
+    for kind in ("csv", "jsonl"):
+        source, more = f"rows.{kind}", ("-o", "out.jsonl", "--force")
+        words = {"show": ("trace", "show", source), "import": ("trace", "import", source, *more)}
+        each: dict[str, Sequence[str | Path]] = {name: [TUNER, *of] for name, of in words.items()}
+        for name, codes in PEERS.items() if peers else ():
+            each[name] = [str(peers), "-c", f"import {name}; {codes[kind == 'jsonl']}"]
+        for name, command in each.items():
+            took = measured(folder, command)
+            found[f"{kind}, {name}"] = f"{took['seconds']:.1f} s, {took['peak_mib']:,.0f} MiB"
+    return found
 
 
 def twin() -> dict[str, Any]:
@@ -170,7 +212,8 @@ def table_row(cells: Sequence[str]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help="default: all")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of the trace that is imported")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of the traces that are read")
+    parser.add_argument("--peers", metavar="PYTHON", help="with pandas, polars and duckdb")
     parser.add_argument("--runs", type=int, default=10, help="of the sample")
     options = parser.parse_args()
     trace = load(ROOT / "traces" / "translation.jsonl")
@@ -180,7 +223,7 @@ def main() -> int:
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "help": lambda: program(folder, "--help"),
             "apply": lambda: apply_once(folder),
-            "trace": lambda: import_rows(folder, options.rows),
+            "trace": lambda: read_rows(folder, options.rows, options.peers),
             "twin": twin,
             "generator": lambda: asyncio.run(generator(requests[:150])),
         }

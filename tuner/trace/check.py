@@ -58,8 +58,8 @@ class Checker:
         rows = self._rows(raw)
         kept = rows.reasons == 0
         self.tally.rows_kept += int(kept.sum())
-        table = pa.table(rows.columns)
-        return (table if kept.all() else table.filter(pa.array(kept))), raw.lines[kept]
+        # Filtered even where all are kept: Arrow's copy is freed as a whole later, numpy's is not.
+        return pa.table(rows.columns).filter(pa.array(kept)), raw.lines[kept]
 
     def linked(self, raw: Raw) -> list[Row]:
         """Return the rows with what links them, for a format whose rows may be one request."""

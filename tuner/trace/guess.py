@@ -44,7 +44,6 @@ from tuner.trace.values import (
     Counts,
     Floats,
     Marks,
-    Order,
     Spans,
     Unit,
     as_array,
@@ -73,6 +72,8 @@ NEEDED = words(
 """Roles that decide over rows: a table in which one is unclear is refused. Other columns that are
 unclear are left out."""
 
+LENGTHS = words("input_length output_length total_length")
+WHOLE_DAYS = "whole days (if the time of day has a column of its own, export both in one)"
 CACHE = ("cached_tokens", "cache_creation_tokens")
 USABLE = 0.5
 """Share of a column's values that must be of its kind; rows with others are judged one by one."""
@@ -107,12 +108,11 @@ DECIMALS = ({"decimal": ","}, {"decimal": "."})
 BEGINS = BEGIN | words("created create creation")
 OF_LOGS = words("level severity levelname lvl logger log_type")
 PATHS = words("uri path request url request_uri")
-OF_HTTP = PATHS | words("method status proto")
 OVER = words("complet finish served handled access respon end")
-"""Keys of logs, and of what a web server logs; parts of messages that a request is over."""
+"""Keys of logs, and of paths that a web server logs; parts of messages that a request is over."""
 
 SUMS = "sums over time are no requests"
-_METHOD = re.compile(r"(?:GET|POST|PUT|HEAD|DELETE) ")
+_METHOD = re.compile(r"(?:GET|POST|PUT|HEAD|DELETE)(?: |$)")
 _CUT_SHORT = re.compile(r"\d([.,]\d{1,8})?[eE]")
 """Of a time since 1970 that a spreadsheet cut to ``1.79E+12``."""
 
@@ -267,13 +267,13 @@ class _Guess:
 
     def __init__(self, opened: Opened, asked: Asked) -> None:
         self.opened, self.asked = opened, asked
-        self.values = {
-            heading: [row[place] for row in opened.sample]
-            for place, heading in enumerate(opened.headings)
-        }
+        self.values = (
+            dict(zip(opened.headings, map(list, zip(*opened.sample, strict=True)), strict=True))
+            if opened.sample
+            else {}
+        )
         self.asked_roles = {role_of(name)[0] for name in asked.columns}
         self.found: dict[Role, Column] = {}
-        self.notes: list[str] = []
         self.token_ms: float | None = None
 
     def format(self) -> Format:
@@ -285,15 +285,13 @@ class _Guess:
                 try:
                     self._find(role)
                 except UnclearError as problem:
-                    if role in NEEDED:
-                        problems.append(problem)
-                    elif role not in TIMES:
-                        self.notes.append(f"{role} is left out: {problem}")
+                    problems += [problem] if role in NEEDED else []
         missing = self._missing()
-        if problems:  # to say how times are read would not do where lengths are missing too
-            lacking = [role for role in missing if role != "timestamp"]
-            is_of_times = any("time_unit" in cure for cure in problems[0].cures)
-            raise self._without(lacking) if is_of_times and lacking else problems[0]
+        lacking = [role for role in missing if role != "timestamp"]
+        if problems and not (lacking and any("time_unit" in cure for cure in problems[0].cures)):
+            raise problems[0]  # to say how times are read would not do without lengths
+        if lacking:
+            raise self._without(lacking)
         self._refuse_sums()
         self._combine()
         if missing := self._missing():
@@ -306,16 +304,19 @@ class _Guess:
         prompt_is_sum = self._prompt_is_sum()
         if {"input_length", "output_length"} <= self.found.keys():
             self.found.pop("total_length", None)
-        lengths = [
-            f"{role} from {self.name(role)}"
-            + (f", with {mark!r} between thousands" if (mark := _thousands(column)) else "")
-            for role, column in self.found.items()
-            if role.endswith("_length")
-        ]
-        added = ["cached prompt tokens are counted apart, and added to the others"]
+        lengths = [f"{role} from {self.name(role)}" for role in self.found if role in LENGTHS]
+        marks = {one.reader.marks for one in self.found.values() if isinstance(one.reader, Counts)}
         missing = ["prefixes"]
         missing += [] if {"status", "error"} & self.found.keys() else ["aborts", "errors"]
         missing += [] if "session_id" in self.found else ["sessions"]
+        notes = [", ".join(lengths)]
+        notes += [
+            f"{one.thousands!r} stands between thousands"
+            for one in marks
+            if one and one.thousands not in ("", "?")
+        ]
+        if prompt_is_sum:
+            notes.append("cached prompt tokens are counted apart, and added to the others")
         return replace(
             TABLE,
             columns={
@@ -325,7 +326,7 @@ class _Guess:
             status=lambda value: status_in(value, flag=flag),
             prompt_is_sum=prompt_is_sum,
             token_ms=self.token_ms if "duration" in self.found else None,
-            notes=(", ".join(lengths), *self.notes, *(added if prompt_is_sum else ())),
+            notes=tuple(notes),
         )
 
     def name(self, role: Role) -> str:
@@ -339,17 +340,16 @@ class _Guess:
         fitting: list[tuple[int, Column]] = []
         problems: list[tuple[int, UnclearError]] = []
         for heading in self.opened.headings:
-            for meaning in meanings(heading):
-                if meaning.role == role:
-                    try:
-                        column = self._read(role, heading, meaning.unit)
-                    except UnclearError as problem:
-                        is_relative = problem.cures == FROM_SOME_START
-                        problems.append((meaning.rank + RELATIVE * is_relative, problem))
-                        continue
-                    loses = 0 if column is None else self._loses(role, column)
-                    if column is not None and (role != "end" or loses < CONSTANT):
-                        fitting.append((meaning.rank + loses, column))
+            for meaning in (one for one in meanings(heading) if one.role == role):
+                try:
+                    column = self._read(role, heading, meaning.unit)
+                except UnclearError as problem:
+                    is_relative = problem.cures == FROM_SOME_START
+                    problems.append((meaning.rank + RELATIVE * is_relative, problem))
+                    continue
+                loses = 0 if column is None or role not in TIMES else self._loses(column)
+                if column is not None and (role != "end" or loses < CONSTANT):
+                    fitting.append((meaning.rank + loses, column))
         best = min((rank for rank, _ in fitting), default=99)
         if problems:
             least, first = min(problems, key=lambda one: one[0])
@@ -358,27 +358,24 @@ class _Guess:
         if fitting:
             self._take(role, [column for rank, column in fitting if rank == best])
 
-    def _loses(self, role: Role, column: Column) -> int:
-        if role not in TIMES:
-            return 0
+    def _loses(self, column: Column) -> int:
+        """Return the ranks that a time loses which is no date, or the same in all rows."""
         known = self._known(column.paths[0])
         is_constant = len(known) >= SOME_ROWS and known.count(known[0]) == len(known)
         is_relative = isinstance(column.reader, Clock) and not column.reader.dated
         return RELATIVE * is_relative + CONSTANT * is_constant
 
     def _take(self, role: Role, fitting: Sequence[Column]) -> None:
-        """Take one of the columns that fit a role as well as each other."""
-        if role == "duration":  # the span that no other exceeds is the whole request's
-            apart_ms = {
-                one: [np.subtract(*self._both(one, other)) for other in fitting] for one in fitting
-            }
-            longest = [one for one in fitting if all((each >= 0).all() for each in apart_ms[one])]
-            fitting = longest or fitting
+        """Take one of the columns that fit a role as well as each other; of spans the longest."""
+        if role == "duration":
+            apart_ms = [[np.subtract(*self._both(a, b)) for b in fitting] for a in fitting]
+            is_longest = [all((each >= 0).all() for each in one) for one in apart_ms]
+            fitting = [fitting[is_longest.index(True)]] if any(is_longest) else fitting
         first, *others = fitting
         for other in others:
             namesake = first.paths[0].lower() == other.paths[0].lower().partition("#")[0]
-            matters = namesake or (role in COUNTS | TIMES | SPANS and role != "requests")
-            if matters and not self._alike(first, other):
+            decides = role in COUNTS | TIMES | SPANS and role != "requests"
+            if (namesake or decides) and not self._alike(first, other):
                 names = [shown(self.opened, one.paths[0]) for one in (first, other)]
                 raise UnclearError(
                     f"both {names[0]} and {names[1]} may be {role}",
@@ -395,7 +392,7 @@ class _Guess:
         return bool(is_known and (apart_ms <= ALIKE_MS[type(one.reader)]).all())
 
     def _known(self, heading: str) -> list[Any]:
-        return [one for one in self.values[heading] if not is_empty(one)]
+        return [one for one in self.values.get(heading, ()) if not is_empty(one)]
 
     def _read(self, role: Role, heading: str, unit: Unit | None) -> Column | None:
         """Return the column if its values fit the role. Raises UnclearError if they fit twice."""
@@ -406,17 +403,16 @@ class _Guess:
             return self._clock(heading, known, unit)
         if role in SPANS:
             return self._spans(role, heading, unit)
-        if role in COUNTS:
-            counts = Counts(self._marks(heading, whole=True))
-            fits = (counts.read(known)[1] == 0).sum()
-            return Column((heading,), counts) if fits >= USABLE * len(known) else None
-        if role == "status":
-            is_one = sum(status_in(one, flag=True) is not None for one in known) * 2 >= len(known)
+        reader = Counts(self._marks(heading, whole=True)) if role in COUNTS else None
+        if reader is not None:
+            fits = (reader.read(known)[1] == 0).mean() >= USABLE
+        elif role == "status":
+            fits = sum(status_in(one, flag=True) is not None for one in known) * 2 >= len(known)
         elif role == "cache_hit":
-            is_one = all(from_cache(one) is not None for one in known)
+            fits = all(from_cache(one) is not None for one in known)
         else:
-            is_one = role != "error" or not known or any(error_in(one) != "ok" for one in known)
-        return Column((heading,)) if is_one else None
+            fits = role != "error" or not known or any(error_in(one) != "ok" for one in known)
+        return Column((heading,), reader) if fits else None
 
     def _marks(self, heading: str, *, whole: bool = False) -> Marks:
         marks = marks_of(self._known(heading), self.asked.decimal, whole=whole)
@@ -477,11 +473,10 @@ class _Guess:
         if asked in UNIT_MS:
             return Clock(asked, dated=bool(fits[asked].any())), "as you say"
         if fits[unit].mean() >= MOSTLY:
-            if heading is not None and heading != unit:
-                what = f"times since 1970 in {NAMES[unit]}, and the heading says {NAMES[heading]}"
+            if heading not in (None, unit):
+                what = f"times since 1970 in {NAMES[unit]}, and the heading says {heading}"
                 raise UnclearError(f"{name}: {what}", {"time_unit": unit}, {"time_unit": heading})
-            first_ms = in_ms(values[fits[unit]][0], unit)
-            return Clock(unit), f"the first is {shown_date(first_ms)}"
+            return Clock(unit), f"the first is {shown_date(in_ms(values[fits[unit]][0], unit))}"
         if fits[unit].any():
             what = "times of several units stand in it; of one unit, the others are dropped"
             raise UnclearError(f"{name}: {what}", {"time_unit": unit})
@@ -500,46 +495,38 @@ class _Guess:
         read = {order: [parse(text, order) for text in texts] for order in ORDERS}
         counts = {order: sum(one is not None for one in done) for order, done in read.items()}
         most = max(counts.values())
-        if most * 2 < len(texts):
+        asked = self.asked.time_unit
+        orders = [order for order in ORDERS if counts[order] == most]
+        orders = [order for order in orders if asked not in ORDERS or order == asked]
+        if most * 2 < len(texts) or not orders:
             return None
-        orders: list[Order] = [order for order in ORDERS if counts[order] == most]
-        if self.asked.time_unit in ORDERS:
-            orders = [order for order in orders if order == self.asked.time_unit]
         if len(orders) > 1 and read[orders[0]] != read[orders[1]]:
             parts = " or the ".join(ORDERS[order] for order in orders)
             raise UnclearError(
                 f"{shown(self.opened, heading)}: dates may have the {parts} first",
                 *({"time_unit": order} for order in orders),
             )
-        if not orders:
-            return None
         zoned = sum(one[1] for one in read[orders[0]] if one is not None) * 2 > most
         return Clock(order=orders[0], zoned=zoned)
 
-    def _spans(  # noqa: PLR0911 - one form of spans after another
-        self, role: Role, heading: str, unit: Unit | None
-    ) -> Column | None:
+    def _spans(self, role: Role, heading: str, unit: Unit | None) -> Column | None:
         """Return how spans are written; None where they are none. Raises UnclearError."""
-        name, cells, known = shown(self.opened, heading), self.values[heading], self._known(heading)
-        texts = [one for one in known if isinstance(one, str)]
-        if texts and sum(written_ms(text) is not None for text in texts) * 2 >= len(known):
+        known = self._known(heading)
+        if sum(isinstance(one, str) and written_ms(one) is not None for one in known) * 2 >= len(
+            known
+        ):
             return Column((heading,), Spans(None), "with their units")
         marks = self._marks(heading)
-        values, odd = numbers(as_array(cells), marks)
-        if odd.sum() * 2 > len(known) or not (values >= 0).any():
+        values, odd = numbers(as_array(self.values[heading]), marks)
+        is_time = unit is None and np.nanmin(values, initial=np.inf) >= FROM_MS / 1000
+        if odd.sum() * 2 > len(known) or not (values >= 0).any() or is_time:
             return None
-        if unit is not None:
-            return Column((heading,), Spans(unit, marks), "by the heading")
-        if np.nanmin(values) >= FROM_MS / 1000:
-            return None  # it is a time
-        if role == "duration":
-            unit, why = self._unit_by_tokens(name, values)
-            return Column((heading,), Spans(unit, marks), why)
-        lasted = self.found.get("duration")
-        if lasted is not None and isinstance(lasted.reader, Spans) and lasted.reader.unit:
-            return Column((heading,), Spans(lasted.reader.unit, marks), "as the durations")
-        self.notes.append(f"{name} is left out, it may be in seconds or in milliseconds")
-        return None
+        why, lasted = "by the heading", self.found.get("duration")
+        if unit is None and role == "duration":
+            unit, why = self._unit_by_tokens(shown(self.opened, heading), values)
+        elif unit is None and lasted is not None and isinstance(lasted.reader, Spans):
+            unit, why = lasted.reader.unit, "as the durations"
+        return None if unit is None else Column((heading,), Spans(unit, marks), why)
 
     def _unit_by_tokens(self, name: str, values: Floats) -> tuple[Unit, str]:
         """Return the unit that gives an output token a time that some server takes, and why."""
@@ -547,27 +534,25 @@ class _Guess:
         each = (values / tokens)[(values > 0) & (tokens > 0)]
         if not len(each):
             return "ms", "no tokens to tell the unit by"
-        least, most = TOKEN_MS
         middle = float(np.median(each))
-        fitting = [unit for unit in UNIT_MS if least <= in_ms(middle, unit) <= most]
-        if len(fitting) == 1:
-            self.token_ms = in_ms(middle, fitting[0])
-            if is_far_off(in_ms(values, fitting[0]), tokens, self.token_ms).mean() > 1 - MOSTLY:
-                what = f"{name}: durations of several units stand in it"
-                raise UnclearError(what, {"columns": {"duration": ""}})
-            return fitting[0], f"an output token then takes {in_ms(middle, fitting[0]):.3g} ms"
-        units: Sequence[Unit] = fitting or ("s", "ms")
-        what = " or ".join(NAMES[unit] for unit in units)
-        cures = ({"columns": {f"duration_{unit}": name}} for unit in units)
-        raise UnclearError(f"{name}: it may be in {what}", *cures)
+        fitting = [unit for unit in UNIT_MS if TOKEN_MS[0] <= in_ms(middle, unit) <= TOKEN_MS[1]]
+        if len(fitting) != 1:
+            units: Sequence[Unit] = fitting or ("s", "ms")
+            what = " or ".join(NAMES[unit] for unit in units)
+            cures = ({"columns": {f"duration_{unit}": name}} for unit in units)
+            raise UnclearError(f"{name}: it may be in {what}", *cures)
+        unit, self.token_ms = fitting[0], in_ms(middle, fitting[0])
+        if is_far_off(in_ms(values, unit), tokens, self.token_ms).mean() > 1 - MOSTLY:
+            what = f"{name}: durations of several units stand in it"
+            raise UnclearError(what, {"columns": {"duration": ""}})
+        return unit, f"an output token then takes {self.token_ms:.3g} ms"
 
     # What one column shows beside another.
 
     def _column(self, role: Role) -> Floats:
         """Return a role's numbers in the first rows, NaN where there is none."""
         nothing = np.full(len(self.opened.sample), np.nan)
-        column = self.found.get(role)
-        return nothing if column is None else self._numbers(column)
+        return self._numbers(self.found[role]) if role in self.found else nothing
 
     def _numbers(self, column: Column) -> Floats:
         assert column.reader is not None
@@ -582,78 +567,76 @@ class _Guess:
 
     def _combine(self) -> None:
         """Find ends, and drop what another column says better."""
-        self._begin_when_created()
-        time, end = self.found.get("timestamp"), self.found.get("end")
-        if time is not None and end is not None and time.paths == end.paths:
-            self.found.pop("timestamp" if "duration" in self.found else "end")
-        if (time := self.found.get("timestamp")) is not None and isinstance(time.reader, Clock):
-            for role in ("end", "first_token"):  # which count from another start
-                other = self.found.get(role)
-                if (
-                    other
-                    and isinstance(other.reader, Clock)
-                    and other.reader.dated != time.reader.dated
-                ):
-                    del self.found[role]
-        self._end_where_logged()
-        span, time = self.found.get("duration"), self.found.get("timestamp")
-        if span is not None and time is not None and "duration" not in self.asked_roles:
-            spans_ms, times_ms = self._both(span, time)
-            grows = len(spans_ms) >= SOME_ROWS and np.ptp(spans_ms) >= RUNS_ON_MS
-            if "end" in self.found or (grows and np.ptp(times_ms - spans_ms) < ALIKE_MS[Clock]):
-                del self.found["duration"]  # or it counts from the same start as the times
+        found = self.found
+        if "timestamp" in found and "timestamp" not in self.asked_roles:
+            self._begin_when_created()
+        if {"timestamp", "end"} <= found.keys() and found["timestamp"].paths == found["end"].paths:
+            del found["timestamp" if "duration" in found else "end"]
+        time = found.get("timestamp")
+        if time is None or not isinstance(time.reader, Clock):
+            return
+        for role in ("end", "first_token"):  # which count from another start
+            reader = found[role].reader if role in found else None
+            if isinstance(reader, Clock) and reader.dated != time.reader.dated:
+                del found[role]
+        if "duration" not in found:
+            return
+        spans_ms, times_ms = self._both(found["duration"], time)
+        if "end" not in found and not {"timestamp", "end"} & self.asked_roles:
+            self._end_where_logged(times_ms, spans_ms)
+        grows = len(spans_ms) >= SOME_ROWS and np.ptp(spans_ms) >= RUNS_ON_MS
+        from_start = grows and np.ptp(times_ms - spans_ms) < ALIKE_MS[Clock]
+        if (
+            "timestamp" in found
+            and ("end" in found or from_start)
+            and "duration" not in self.asked_roles
+        ):
+            del found["duration"]
 
     def _begin_when_created(self) -> None:
         """Take when a row was created for the arrival where what it stands for began later."""
-        if "timestamp" not in self.found or "timestamp" in self.asked_roles:
-            return
         for heading in self.opened.headings:
             for one in meanings(heading):
                 if one.role == "timestamp" and one.rank == WRITTEN_RANK:
                     with suppress(UnclearError):
-                        created = self._read("timestamp", heading, one.unit)
-                        if created is not None and self._waits(created):
+                        created = (
+                            self._read("timestamp", heading, one.unit) or self.found["timestamp"]
+                        )
+                        waits_ms = np.subtract(*self._both(self.found["timestamp"], created))
+                        if (
+                            waits_ms.min(initial=0) >= 0
+                            and waits_ms.max(initial=0) >= ALIKE_MS[Clock]
+                        ):
                             self.found["timestamp"] = created
 
-    def _waits(self, created: Column) -> bool:
-        waits_ms = np.subtract(*self._both(self.found["timestamp"], created))
-        return bool(len(waits_ms) and waits_ms.min() >= 0 and waits_ms.max() >= ALIKE_MS[Clock])
-
-    def _end_where_logged(self) -> None:
+    def _end_where_logged(self, times_ms: Floats, spans_ms: Floats) -> None:
         """Take the time at which a row was logged for its end, where a duration stands beside it.
 
         Access logs, and events that are sent when a call is over, are stamped then. Times in no
         order whose ends are in order are arrivals all the same.
         """
-        time, lasted = self.found.get("timestamp"), self.found.get("duration")
-        if time is None or lasted is None or {"timestamp", "end"} & self.asked_roles:
-            return
-        leaf = {*words_of(time.paths[0].rpartition(".")[2])}
-        if "end" in self.found or leaf & BEGINS or not self._is_logged_at_the_end():
-            return
-        at_ms, lasted_ms = self._both(time, lasted)
-        in_order = [not (np.diff(one) < -1).any() for one in (at_ms, at_ms + lasted_ms)]
-        if in_order != [False, True]:
-            why = "logged when a request ends"
-            self.found["end"] = replace(self.found.pop("timestamp"), why=why)
-
-    def _is_logged_at_the_end(self) -> bool:
         leaves = {one.lower().rpartition(".")[2]: one for one in self.opened.headings}
-        if "$ai_latency" in leaves or "receivetimestamp" in leaves:  # PostHog's; Google's are not
-            return "$ai_latency" in leaves
-        requests = self._known(leaves["request"]) if "request" in leaves else []
-        has_method = "method" in leaves or (
-            bool(requests) and all(_METHOD.match(str(one)) for one in requests[:20])
+        first = {leaf: str(([*self._known(one), ""])[0]) for leaf, one in leaves.items()}
+        is_http = any(map(_METHOD.match, first.values())) and bool(leaves.keys() & PATHS)
+        is_log = bool(leaves.keys() & OF_LOGS)
+        message = next(
+            (first[key].lower() for key in ("msg", "message", "event") if key in first), ""
         )
-        if any("status" in leaf for leaf in leaves) and has_method and leaves.keys() & PATHS:
-            return True
-        messages = [
-            str(one).lower()
-            for leaf in ("msg", "message", "event")
-            for one in (self._known(leaves[leaf])[:20] if leaf in leaves else ())
-        ]
-        is_over = bool(messages) and all(any(word in one for word in OVER) for one in messages)
-        return bool(leaves.keys() & OF_LOGS) and (bool(leaves.keys() & OF_HTTP) or is_over)
+        is_over = is_log and any(word in message for word in OVER)
+        has_status = any("status" in leaf for leaf in leaves)
+        own = {*words_of(self.found["timestamp"].paths[0].rpartition(".")[2])}
+        if own & BEGINS or "receivetimestamp" in leaves:  # Google stamps when a request comes
+            return
+        if (
+            "$ai_latency" in leaves
+            or is_over
+            or (is_http and (has_status or is_log))
+            or (is_log and has_status)
+        ):
+            in_order = [not (np.diff(one) < -1).any() for one in (times_ms, times_ms + spans_ms)]
+            if in_order != [False, True]:
+                why = "logged when a request ends"
+                self.found["end"] = replace(self.found.pop("timestamp"), why=why)
 
     def _refuse_sums(self) -> None:
         """Raise where rows are sums over time, and no requests."""
@@ -662,8 +645,7 @@ class _Guess:
         if len(counts) >= SOME_ROWS and {*np.diff(counts).tolist()} == {1}:
             del self.found["requests"]  # which numbers the rows
         elif len(counts) and (counts > 1).mean() > USABLE:
-            name = self.name("requests")
-            raise UnclearError(f"{name} counts several requests a row: {SUMS}")
+            raise UnclearError(f"{self.name('requests')} counts several requests a row: {SUMS}")
         elif len(counts):  # a row is a stretch of time that holds one request
             for role in (TIMES | SPANS) - {"timestamp"}:
                 self.found.pop(role, None)
@@ -672,16 +654,18 @@ class _Guess:
             return
         starts_ms = np.unique(self._column("timestamp"))
         starts_ms = starts_ms[~np.isnan(starts_ms)]
-        lasted_ms = np.array([]) if end is None else np.subtract(*self._both(end, time))
-        if len(self.opened.sample) >= SOME_ROWS and not (starts_ms % 86_400_000).any():
-            what = (
-                "the times are whole days: sums are no requests; a time of day in a column of its "
-            )
-            raise UnclearError(f"{self.name('timestamp')}: {what}own belongs beside the date")
+        lasted_ms = np.zeros(0) if end is None else np.subtract(*self._both(end, time))
         is_even = len(lasted_ms) >= SOME_ROWS and np.ptp(lasted_ms) == 0 and lasted_ms[0] >= 60_000
-        if len(starts_ms) >= SOME_ROWS and (is_even or not (starts_ms % 3_600_000).any()):
-            what = "stretches of one length" if is_even else "whole hours"
-            raise UnclearError(f"{self.name('timestamp')}: the times are {what}: {SUMS}")
+        for is_sum, what in (
+            (
+                len(self.opened.sample) >= SOME_ROWS and not (starts_ms % 86_400_000).any(),
+                WHOLE_DAYS,
+            ),
+            (len(starts_ms) >= SOME_ROWS and is_even, "stretches of one length"),
+            (len(starts_ms) >= SOME_ROWS and not (starts_ms % 3_600_000).any(), "whole hours"),
+        ):
+            if is_sum:
+                raise UnclearError(f"{self.name('timestamp')}: the times are {what}: {SUMS}")
 
     def _prompt_is_sum(self) -> bool:
         """Return whether cached prompt tokens are counted beside the others, as Anthropic and
@@ -706,7 +690,7 @@ class _Guess:
         found = self.found.keys()
         has_times = "timestamp" in found or {"end", "duration"} <= found
         lacking = [role for role in ("input_length", "output_length") if role not in found]
-        has_lengths = not lacking or (len(lacking) == 1 and "total_length" in found)
+        has_lengths = len(lacking) + ("total_length" not in found) < 2 or not lacking
         return [*([] if has_times else ["timestamp"]), *([] if has_lengths else lacking)]
 
     def _without(self, missing: Sequence[Role]) -> UnclearError:
@@ -726,8 +710,3 @@ def is_far_off(ms: Floats, tokens: Any, token_ms: float) -> NDArray[np.bool_]:  
     is_short = (each < min(least, token_ms / FAR_OFF)) & (each * 1000 >= least)
     found: NDArray[np.bool_] = (tokens >= MANY_TOKENS) & (is_long | is_short)
     return found
-
-
-def _thousands(column: Column) -> str:
-    marks = column.reader.marks if isinstance(column.reader, Counts) else None
-    return marks.thousands.strip("?") if marks is not None else ""

@@ -92,10 +92,10 @@ def _read(file: TraceFile, asked: Asked, tell: Tell) -> Trace:
         tell(tally)
     if known.settle is not None:
         tables = [_settled(linked, known, tally)]
-    whole = pa.concat_tables(tables, promote_options="default") if tables else pa.table({})
-    tables.clear()
-    if not len(whole):
+    if not any(map(len, tables)):
         raise _nothing(known, tally)
+    whole = pa.concat_tables(tables, promote_options="default").combine_chunks()
+    tables.clear()
     if lines:
         _check_clock(whole, np.concatenate(lines), known, tally)
     if checker.unknown_statuses:
