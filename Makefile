@@ -84,9 +84,7 @@ plain: setup-dev
 few: setup-dev
 	$(call PYTEST,not (vllm or services or long),$(PARALLEL))
 
-# What measures an engine has the machine for itself; so have the shared server, and what is killed.
+# What measures an engine has the machine for itself.
 engines: setup-dev
-	$(call PYTEST,vllm and not (alone or serve or faults or long or quiet),$(PARALLEL))
+	$(call PYTEST,vllm and not (alone or long or quiet),$(PARALLEL))
 	$(call PYTEST,alone and not long)
-	$(call PYTEST,serve and not long)
-	$(call PYTEST,faults and not long,$(PARALLEL))

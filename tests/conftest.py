@@ -9,16 +9,12 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
 from tests.support.in_process import environment_as_it_was
 from tuner.engines import gpus
-
-if TYPE_CHECKING:
-    from tests.support.vllm_server import RealServer
 
 # The same examples every time, so that no change fails on a fault of another.
 # ``pytest --hypothesis-profile=fuzz`` looks for new ones.
@@ -33,9 +29,6 @@ hypothesis.settings.load_profile("tuner")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-SHARES = {"alone", "serve", "faults"}
-"""Marks of tests that need vLLM, at most one each: `make test` runs each share by itself."""
-
 VLLM_TIMEOUT_S = 300
 """For a test on a real engine: the first one also waits for the shared engine to start."""
 
@@ -48,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where a mark is asked for, only files that name it are imported: all of them take each of the
     processes of a share some seconds."""
-    asked = re.match(r"(vllm|alone|serve|faults) and ", config.getoption("markexpr"))
+    asked = re.match(r"(vllm|alone) and ", config.getoption("markexpr"))
     if asked is None or not collection_path.match("test_*.py"):
         return None
     return None if f"mark.{asked[1]}" in collection_path.read_text(encoding="utf-8") else True
@@ -62,8 +55,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     has_vllm = importlib.util.find_spec("vllm") is not None
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
-        if (shares := marks & SHARES) and (len(shares) > 1 or "vllm" not in marks):
-            raise pytest.UsageError(f"{item.nodeid}: {shares} is not one share with vllm")
+        if "alone" in marks and "vllm" not in marks:
+            raise pytest.UsageError(f"{item.nodeid} is marked alone, and not vllm")
         gpu = item.get_closest_marker("gpu")
         if gpu is not None and gpu.kwargs.get("only") and not config.getoption("--gpu"):
             item.add_marker(no_gpu)
@@ -114,15 +107,6 @@ def _signals_as_they_were() -> Iterator[None]:
     yield
     for number, was in zip(numbers, were, strict=True):
         signal.signal(number, was)
-
-
-@pytest.fixture(scope="session")
-def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["RealServer"]:
-    """The one ``vllm serve`` that is for all who have no need of another."""
-    from tests.support import vllm_server  # noqa: PLC0415 - for few
-
-    with vllm_server.real_server(tmp_path_factory.mktemp("server")) as one:
-        yield one
 
 
 @pytest.fixture(scope="module")

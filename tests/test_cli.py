@@ -99,7 +99,7 @@ Run the command again.
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_an_interruption_anywhere_is_told(tmp_path: Path, number: signal.Signals) -> None:
     path = tmp_path / "t"
     path.write_bytes(b'{"timestamp":1,"input_length":1,"output_length":1}\n' * 1_000_000)
@@ -116,7 +116,7 @@ def test_an_interruption_anywhere_is_told(tmp_path: Path, number: signal.Signals
     assert (process.returncode, told) == (130, INTERRUPTED)
 
 
-@pytest.mark.parametrize("repeated", [None, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("repeated", [None, signal.SIGTERM])
 def test_an_interruption_during_the_imports_is_told(
     tmp_path: Path, repeated: signal.Signals | None
 ) -> None:

@@ -12,7 +12,7 @@ from tests.support.processes import cores, family, lives, wait_until
 from tests.support.traces import SAMPLES
 from tuner.runs import journal
 
-pytestmark = [pytest.mark.vllm, pytest.mark.faults, pytest.mark.long]
+pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
 
 def test_a_second_signal_ends_the_start_of_an_engine_at_once(tmp_path: Path) -> None:

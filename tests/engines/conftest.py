@@ -20,13 +20,10 @@ VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.alone, pytest.m
 CHEAP = ["sim", VLLM]
 """Engines that start in seconds."""
 
-KINDS = [*CHEAP, pytest.param("serve", marks=[pytest.mark.vllm, pytest.mark.alone])]
-"""A server takes half a minute to start: one serves all tests."""
-
-OF_ITS_OWN = [
+KINDS = [
     *CHEAP, pytest.param("serve", marks=[pytest.mark.vllm, pytest.mark.alone, pytest.mark.long])
 ]  # fmt: skip
-"""The same for tests that need another one than that."""
+"""A server takes half a minute to start, and is the same engine with the same hooks."""
 
 TINY: Mapping[str, ArgumentValue] = {
     "model": "tuner:tiny",
@@ -91,7 +88,7 @@ def roomy(shared: StartedEngine) -> Iterator[StartedEngine]:
     shared.run(restore(shared.engine))
 
 
-@pytest.fixture(scope="session", params=OF_ITS_OWN)
+@pytest.fixture(scope="session", params=KINDS)
 def cramped(request: pytest.FixtureRequest) -> Iterator[StartedEngine]:
     """An engine whose KV cache holds 384 tokens."""
     yield from started(request.param, cramped=True)

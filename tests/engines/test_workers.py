@@ -117,6 +117,7 @@ def test_a_worker_that_is_killed_fails_all_who_wait(batcher: Batcher) -> None:
     assert not lives(batcher.process)
 
 
+@pytest.mark.long
 def test_two_workers_that_do_not_fit_say_why_and_leave_nothing(tmp_path: Path) -> None:
     """One has room for a request of 1,024 tokens (6 MiB), half of it has not."""
     before, log = cores(), tmp_path / "log"

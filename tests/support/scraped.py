@@ -24,10 +24,6 @@ def _find(name: str) -> str | None:
     return shutil.which(name, path=str(FETCHED)) or shutil.which(name)
 
 
-def can_scrape() -> bool:
-    return _find("prometheus") is not None
-
-
 def binary(name: str) -> str:
     """Return the path of ``prometheus`` or ``promtool``; skip the test where it is not."""
     found = _find(name)

@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,10 +27,10 @@ import pytest
 
 from tests.support import paced
 from tuner.engines.models import shipped as models
-from tuner.live import prometheus as metrics_text
 
 BIN = Path(sys.executable).parent
 CAP = 8
+RUNNING = "vllm:num_requests_running{"
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 
 
@@ -233,43 +233,11 @@ def hang_up(url: str, **body: Any) -> None:  # noqa: ANN401 - JSON
         tick.wait(0.02)
 
 
-def gauges(url: str) -> tuple[float, float]:
-    """Return what the server calls running, and waiting."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=20) as answer:
-        found = metrics_text.parse(answer.read().decode(), source=url).gauges
-    return found["running"], found["waiting"]
-
-
 def running(url: str) -> float:
-    return gauges(url)[0]
-
-
-@dataclass(slots=True)
-class Gauges:
-    """What the server says of its concurrency, again and again."""
-
-    url: str
-    every_s: float = 0.1
-    times_s: list[float] = field(default_factory=list)
-    in_flight: list[float] = field(default_factory=list)
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        stop = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(stop,))
-        thread.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            thread.join()
-
-    def _watch(self, stop: threading.Event) -> None:
-        while not stop.wait(self.every_s):
-            begun_s = now_s()
-            in_flight = sum(gauges(self.url))
-            self.times_s.append((begun_s + now_s()) / 2)
-            self.in_flight.append(in_flight)
+    """Return what the server calls running."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=20) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(one.split()[-1]) for one in lines if one.startswith(RUNNING))
 
 
 @dataclass(frozen=True, slots=True)

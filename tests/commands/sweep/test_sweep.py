@@ -88,10 +88,6 @@ class Whole:
         return self.folder / str(self.result["run_dir"])
 
 
-SHORT = ("--run-dir", "run", "--ceiling", "8")
-"""Of 100 requests: a run that is only interrupted and gone on with."""
-
-
 def short(folder: Path) -> Path:
     shorten(folder / "prod.jsonl", rows=100)
     return folder

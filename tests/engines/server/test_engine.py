@@ -138,7 +138,6 @@ def test_the_command_says_each_argument_as_vllm_spells_it() -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.faults
 @pytest.mark.parametrize(
     "part",
     ["core", *(pytest.param(one, marks=pytest.mark.long) for one in ("server", "guardian"))],

@@ -66,7 +66,7 @@ def sockets_in(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_socket()]
 
 
-@pytest.mark.faults
+@pytest.mark.long
 @pytest.mark.gpu
 def test_no_engine_and_no_worker_survives_a_tuner_that_is_killed_while_they_generate_or_start(
     program: subprocess.Popen[str], temporary: Path
@@ -112,8 +112,13 @@ def test_what_vllm_would_refuse_is_refused_before_anything_starts(
     ("arguments", "message", "hint"),
     [
         ({"num_gpu_blocks_override": 1}, "cache blocks", "kv_cache_memory_bytes"),
-        ({"kv_cache_memory_bytes": 1 << 45}, "32768.0 GiB", "kv_cache_memory_bytes"),
-        ({"load_format": "auto"}, "weights", "vllm.log"),
+        pytest.param(
+            {"kv_cache_memory_bytes": 1 << 45},
+            "32768.0 GiB",
+            "kv_cache_memory_bytes",
+            marks=pytest.mark.long,
+        ),
+        pytest.param({"load_format": "auto"}, "weights", "vllm.log", marks=pytest.mark.long),
     ],
 )
 def test_a_failed_start_says_why_and_leaves_nothing(
@@ -184,7 +189,7 @@ def test_the_memory_of_a_start_that_did_not_succeed_is_waited_for(
     assert waited == [before]
 
 
-@pytest.mark.faults
+@pytest.mark.long
 def test_a_start_that_hangs_is_ended_in_time_with_vllms_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,7 +212,6 @@ def test_a_start_that_hangs_is_ended_in_time_with_vllms_last_words(
     assert cores() == before
 
 
-@pytest.mark.faults
 @pytest.mark.gpu
 def test_when_the_engine_is_killed_whoever_asks_is_told(tmp_path: Path) -> None:
     from tuner.engines.vllm.engine import VllmEngine  # noqa: PLC0415 - imports vLLM
@@ -235,9 +239,8 @@ def test_when_the_engine_is_killed_whoever_asks_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone  # it measures how long the engine stood still
-@pytest.mark.parametrize(
-    "starts", [VllmStarter, pytest.param(ServerStarter, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("starts", [VllmStarter, ServerStarter])
 def test_an_engine_that_is_stopped_for_a_while_goes_on_and_for_good_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: type[VllmStarter]
 ) -> None:

@@ -37,8 +37,8 @@ COMPARE = (
     *("compare", *SIM, "--max-num-seqs", "4", "--approaches", "untuned,tuned"),
     *("--loads", "recorded", "--run-dir", "run"),
 )
-RUNS = {"sweep": SWEEP, "compare": COMPARE}
-STRIDES = {"sweep": 1, "compare": 7}
+RUNS = {"sweep": SWEEP, "refine": REFINE, "compare": COMPARE}
+STRIDES = {"sweep": 1, "refine": 1, "compare": 7}
 """After which of the events of a run it is cut."""
 
 

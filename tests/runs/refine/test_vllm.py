@@ -38,7 +38,8 @@ WORKLOAD = workload_of(
 BUILD = Build(4, 256)
 
 
-@pytest.mark.alone  # where vLLM is imported already: a third of the time
+@pytest.mark.alone
+@pytest.mark.long
 def test_limits_change_live_and_a_killed_engine_costs_its_trial_alone(tmp_path: Path) -> None:
     def vary(one: Configuration) -> VllmStarter:
         return VllmStarter(
