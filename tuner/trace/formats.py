@@ -6,7 +6,7 @@ other table becomes a ``Format`` by its headings, in ``guess``.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tuner.trace import nested, same
 from tuner.trace.headings import Role
 from tuner.trace.raw import Numbered, Opened, Tally, first_rows, flattened
 from tuner.trace.record import FIELDS, Status, TimeUnit, TraceHeader
-from tuner.trace.values import ORDERS, Clock, Counts, Reader, Spans, Unit, as_object, date_ms
+from tuner.trace.values import Clock, Counts, Reader, Spans, as_object, date_ms
 from tuner.trace.words import status_in, status_of
 
 
@@ -34,6 +34,13 @@ class Column:
     title: str = ""
     """What messages call it, if not by its first path."""
 
+    @property
+    def name(self) -> str:
+        return self.title or " or ".join(dict.fromkeys(self.paths[:2]))
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.reader}" + (f" ({self.why})" if self.why else "")
+
 
 @dataclass(frozen=True)
 class Format:
@@ -45,17 +52,17 @@ class Format:
     """What a file is known by, for people."""
 
     columns: Mapping[Role, Column]
-    needs: tuple[frozenset[str], ...] = ()
-    one_of: tuple[frozenset[str], ...] = ()
+    needs: Sequence[Sequence[str]] = ()
+    one_of: Sequence[Sequence[str]] = ()
     """Its first object has a key of each of these too."""
 
-    only: frozenset[str] = frozenset()
+    only: Sequence[str] = ()
     """Its first object has no other keys."""
 
-    holds: tuple[str, ...] = ()
+    holds: Sequence[str] = ()
     """One of these stands in its beginning."""
 
-    missing: tuple[str, ...] = ()
+    missing: Sequence[str] = ()
     """What the source cannot show, such as ``aborts``."""
 
     resolution_ms: float | None = None
@@ -63,7 +70,7 @@ class Format:
     any_block_size: bool = False
     """Ids stand for as many tokens as their number shows."""
 
-    units: tuple[TimeUnit, ...] = ()
+    units: Sequence[TimeUnit] = ()
     """Units that the user may name for the times."""
 
     absolute: bool = True
@@ -75,7 +82,7 @@ class Format:
     strict: bool = False
     """A wrong value of an optional field costs the row; else it is absent."""
 
-    keeps: frozenset[str] = frozenset()
+    keeps: Sequence[str] = ()
     """Names that stay as they are, for they are pseudonyms or were published."""
 
     sums_of_n: bool = False
@@ -84,7 +91,7 @@ class Format:
     silent_is_error: bool = False
     """A request without output failed."""
 
-    generating: frozenset[str] | None = None
+    generating: Sequence[str] | None = None
     """Kinds of rows that are requests, in lower case; others are not."""
 
     status: Callable[[object], Status | None] = status_in
@@ -128,7 +135,7 @@ class Format:
             source=self.name,
             time_resolution_ms=self.resolution_ms,
             block_size=self.block_size,
-            missing=self.missing,
+            missing=tuple(self.missing),
         )
 
     def of(self, opened: Opened, unit: TimeUnit | None, tally: Tally) -> "Format":
@@ -141,57 +148,18 @@ class Format:
                     hint="Leave out --time-unit.",
                 )
             assert unit in ("s", "ms")
-            clock = replace(self.clock, unit=unit)
-            found = replace(
-                found, columns={**self.columns, "timestamp": Column(("timestamp",), clock)}
-            )
-            found = replace(found, whole_ms=False)
+            column = Column(("timestamp",), replace(self.clock, unit=unit))
+            found = replace(self, columns={**self.columns, "timestamp": column}, whole_ms=False)
         if self.any_block_size:
             found = replace(found, block_size=_block_size(self, opened, tally))
         return found
 
     def how(self) -> str:
         """Return in one line how times and durations are read."""
-        return self.reads or f"arrivals: {self._arrivals()}; durations: {self._durations()}"
-
-    def _arrivals(self) -> str:
-        clock = self.clock
-        if clock.unit is not None:
-            kind = f"{NAMES[clock.unit]} {'since 1970' if clock.dated else 'from some start'}"
-        else:
-            order = "" if clock.order == "ymd" else f", {ORDERS[clock.order]} first"
-            zone = "dates, UTC where they name no zone"
-            zone = zone if clock.zoned is None else "dates with their zone"
-            kind = ("dates without a zone, taken for UTC" if clock.zoned is False else zone) + order
-        if "timestamp" in self.columns:
-            return (
-                f"{_named(self.columns['timestamp'])}, {kind}{_because(self.columns['timestamp'])}"
-            )
-        end, lasted = self.columns["end"], self.columns["duration"]
-        return f"{_named(end)} minus {_named(lasted)}, {kind}{_because(end)}"
-
-    def _durations(self) -> str:
-        if "timestamp" in self.columns and (end := self.columns.get("end")):
-            return f"up to {_named(end)}"
-        lasted = self.columns.get("duration")
-        if lasted is None:
-            return "none"
-        reader = lasted.reader
-        unit = NAMES[reader.unit] if isinstance(reader, Spans) and reader.unit else "their units"
-        return f"{_named(lasted)} in {unit}{_because(lasted)}"
-
-
-NAMES: dict[Unit, str] = {
-    "s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds",
-}  # fmt: skip
-
-
-def _named(column: Column) -> str:
-    return column.title or " or ".join(dict.fromkeys(column.paths[:2]))
-
-
-def _because(column: Column) -> str:
-    return f" ({column.why})" if column.why else ""
+        time, end, lasted = (self.columns.get(role) for role in ("timestamp", "end", "duration"))
+        arrivals = str(time) if time else f"{end}, less {lasted and lasted.name}"
+        durations = f"up to {end.name}" if time and end else str(lasted or "none")
+        return self.reads or f"arrivals: {arrivals}; durations: {durations}"
 
 
 def _block_size(known: Format, opened: Opened, tally: Tally) -> int:
@@ -200,19 +168,23 @@ def _block_size(known: Format, opened: Opened, tally: Tally) -> int:
     Tools of one format use 16 to 512 tokens, and say so nowhere in the file. It is the usual size,
     unless the first rows do not fit that and fit one other.
     """
-    fitting = {16, 32, 64, 128, 256, 512, 1024, known.block_size}
-    prompts = first_rows(opened, known.columns["input_length"].paths)
-    for tokens, ids in zip(
-        prompts, first_rows(opened, known.columns["hash_ids"].paths), strict=False
-    ):
-        count = len(ids) if isinstance(ids, list) else int(isinstance(ids, int))
-        if count and isinstance(tokens, int):
-            fitting = {one for one in fitting if count in (tokens // one, -(-tokens // one))}
+    prompts, ids = (
+        first_rows(opened, known.columns[role].paths) for role in ("input_length", "hash_ids")
+    )
+    both = [
+        (tokens, len(one) if isinstance(one, list) else 1)
+        for tokens, one in zip(prompts, ids, strict=False)
+        if isinstance(tokens, int) and one
+    ]
+    fitting = [
+        size
+        for size in {16, 32, 64, 128, 256, 512, 1024, known.block_size}
+        if all(count in (tokens // size, -(-tokens // size)) for tokens, count in both)
+    ]
     if known.block_size in fitting or len(fitting) != 1:
         return known.block_size
-    (found,) = fitting
-    tally.note(f"hash_ids are taken for {found} tokens each, by their number")
-    return found
+    tally.note(f"hash_ids are taken for {fitting[0]} tokens each, by their number")
+    return fitting[0]
 
 
 # Formats as they stand in the file beside this one.
@@ -287,22 +259,19 @@ def _format(row: dict[str, Any]) -> Format:
     base = row.pop("base", "")
     columns = {**BASES[base], **row.pop("columns", {})}
     read = {**USUAL, **({"timestamp": "since-ms"} if base else {}), **row.pop("read", {})}
-    row["is_table"] = not base
-    row["columns"] = {
-        role: Column(tuple(paths), READERS[read[role]] if role in read else None)
-        for role, paths in columns.items()
-    }
-    for key in ("needs", "one_of"):
-        row[key] = tuple(map(frozenset, row.get(key, ())))
-    for key in ("only", "keeps", "generating"):
-        if key in row:
-            row[key] = frozenset(row[key])
-    for key in ("missing", "units", "holds"):
-        row[key] = tuple(row.get(key, ()))
-    row["status"] = STATUS[row.get("status", "")]
-    for key, module in (("flatten", nested), ("settle", same)):
-        row[key] = getattr(module, row[key]) if key in row else None
-    return Format(**row)
+    named_ = {"flatten": vars(nested), "settle": vars(same)}
+    return Format(
+        **row
+        | {key: of[row[key]] for key, of in named_.items() if key in row}
+        | {
+            "columns": {
+                role: Column(tuple(paths), READERS[read[role]] if role in read else None)
+                for role, paths in columns.items()
+            },
+            "is_table": not base,
+            "status": STATUS[row.get("status", "")],
+        }
+    )
 
 
 _ROWS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes())
@@ -334,8 +303,8 @@ def detected(opened: Opened, head: bytes) -> Format | None:
     for known in FORMATS:
         if (
             any({key.lower() for key in need} <= keys for need in known.needs)
-            and all(one & first.keys() for one in known.one_of)
-            and (not known.only or first.keys() <= known.only)
+            and all(first.keys() & {*one} for one in known.one_of)
+            and (not known.only or first.keys() <= {*known.only})
             and (not known.holds or any(text.encode() in head for text in known.holds))
             and (known.is_table or opened.objects)
             and (not known.is_table or _fits(known, opened))

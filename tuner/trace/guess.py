@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tuner.errors import TraceError, UsageError
 from tuner.system.printable import printable
-from tuner.trace.formats import NAMES, TABLE, Column, Format
+from tuner.trace.formats import TABLE, Column, Format
 from tuner.trace.headings import (
     BEGIN,
     ROLES,
@@ -37,6 +37,7 @@ from tuner.trace.text import shown_key
 from tuner.trace.values import (
     ABSENT,
     FROM_MS,
+    NAMES,
     ORDERS,
     TO_MS,
     UNIT_MS,

@@ -5,6 +5,7 @@ rows where they are none, ``check`` reads every cell, ``same`` finds rows that a
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -72,8 +73,7 @@ def _read(file: TraceFile, asked: Asked, tell: Tell) -> Trace:
     rows_of = opened(file, delimiter=asked.delimiter, named=tuple(asked.columns.values()))
     known = _format(file, rows_of, asked)
     header = _header(known, rows_of, file)
-    known = replace(known, block_size=header.block_size)
-    checker = Checker(known, tally)
+    checker = Checker(replace(known, block_size=header.block_size), tally)
     tables: list[pa.Table] = []
     lines: list[Any] = []
     linked: list[Row] = []
@@ -99,9 +99,8 @@ def _read(file: TraceFile, asked: Asked, tell: Tell) -> Trace:
     if lines:
         _check_clock(whole, np.concatenate(lines), known, tally)
     if checker.unknown_statuses:
-        tally.note(
-            f"{checker.unknown_statuses:,} statuses are not known: such requests count as served"
-        )
+        count = f"{checker.unknown_statuses:,}"
+        tally.note(f"{count} statuses are not known: such requests count as served")
     return _trace(whole, header, known, tally)
 
 
@@ -117,7 +116,6 @@ def _format(file: TraceFile, rows_of: Opened, asked: Asked) -> Format:
     if known is None and not asked.is_of_table:
         known = detected(rows_of, file.head)
     if known is not None and known is not TABLE:
-        _check_named(known, rows_of, file)
         return known.of(rows_of, asked.time_unit, file.tally)
     if known is None and not asked.is_of_table:
         refuse_lookalikes(place, file.head, rows_of)
@@ -134,79 +132,52 @@ def _format(file: TraceFile, rows_of: Opened, asked: Asked) -> Format:
     )
 
 
-def _check_named(known: Format, rows_of: Opened, file: TraceFile) -> None:
-    """Raise TraceError for a file that has nothing of the format which the user names."""
-    there = {heading.lower() for heading in rows_of.headings}
-    tops = {key.lower() for row in rows_of.objects[:1] for key in row}
-    paths = [column.paths for role, column in known.columns.items() if role in ("timestamp", "end")]
-    has_times = any(
-        path.lower() in there or path.partition(".")[0].lower() in tops
-        for each in paths
-        for path in each
-    )
-    if (known.flatten is None and not has_times and "tuner_trace" not in tops) or (
-        not known.is_table and not rows_of.objects
-    ):
-        raise TraceError(
-            f"{file.tally.place}:1: nothing of the format {known.name}: {known.mark}",
-            hint="Leave out --format: then the format is found, or the columns by their headings.",
-        )
-
-
 def _header(known: Format, rows_of: Opened, file: TraceFile) -> TraceHeader:
-    tally, hint = file.tally, "Compare the first line with docs/traces.md."
-    is_headed = b'"tuner_trace"' in file.head.lstrip().partition(b"\n")[0]
+    """Return the header that the file has, or the one of its format. Raises TraceError."""
     first = rows_of.objects[0] if rows_of.objects else {}
-    if known.name == CANONICAL.name and "tuner_trace" not in first and is_headed:
-        raise TraceError(f"{tally.place}:1: header: not valid JSON", hint=hint)
-    if known.name != CANONICAL.name or "tuner_trace" not in first:
-        model = first.get("model_id") if known.name == "vllm_bench" else None
-        is_name = isinstance(model, str) and re.fullmatch(r"[\w./:@-]{1,200}", model)
-        header = TraceHeader() if known.name == CANONICAL.name else known.header()
-        return replace(header, model=model if is_name else None)
-    version = first["tuner_trace"]
-    if version != VERSION:
-        shown = version if isinstance(version, int) else "no number"
-        raise TraceError(
-            f"{tally.place}:1: tuner_trace is {shown}, this tuner reads {VERSION}",
-            hint="Write the trace with this version of tuner, or use a newer tuner.",
-        )
-    if first.get("time_unit", "ms") != "ms":
-        raise TraceError(
-            f"{tally.place}:1: time_unit is not ms, which the canonical format is in",
-            hint="Multiply the times; or drop the header and import with --time-unit s.",
-        )
-    try:
-        return msgspec.convert(first, TraceHeader)
-    except msgspec.ValidationError as error:
-        raise TraceError(f"{tally.place}:1: header: {error}", hint=hint) from None
+    is_headed = b'"tuner_trace"' in file.head.lstrip().partition(b"\n")[0]
+    if known.name == CANONICAL.name and is_headed:
+        hint, problem = "Compare the first line with docs/traces.md.", ""
+        if "tuner_trace" not in first:
+            problem = "not valid JSON"
+        elif first["tuner_trace"] != VERSION:
+            hint = f"This tuner reads tuner_trace {VERSION}: use a newer one."
+            problem = "another version of tuner_trace"
+        elif first.get("time_unit", "ms") != "ms":
+            hint = "Multiply the times; or drop the header and import with --time-unit s."
+            problem = "time_unit is not ms, which the canonical format is in"
+        if not problem:
+            try:
+                return msgspec.convert(first, TraceHeader)
+            except msgspec.ValidationError as error:
+                problem = str(error)
+        raise TraceError(f"{file.tally.place}:1: header: {problem}", hint=hint)
+    model = first.get("model_id") if known.name == "vllm_bench" else None
+    is_name = isinstance(model, str) and re.fullmatch(r"[\w./:@-]{1,200}", model)
+    header = TraceHeader() if known.name == CANONICAL.name else known.header()
+    return replace(header, model=model if is_name else None)
 
 
 def _raws(rows_of: Opened, known: Format, tally: Tally) -> Iterator[Raw]:
-    """Yield the raw columns. Raises TraceError for rows that hold text."""
+    """Yield the raw columns. Raises TraceError for rows that hold text, and a second header."""
     named_text = [one for one in rows_of.headings if one.rpartition(".")[2].lower() in TEXT_KEYS]
     wanted = [*known.paths(), *named_text] if known.flatten is None else rows_of.headings
-    for place, raw in enumerate(rows_of.raws(wanted)):
-        if known.name == CANONICAL.name and raw.objects is not None:
-            raw = _without_header(raw, tally, is_first=place == 0)  # noqa: PLW2901
+    is_first = True
+    for raw in rows_of.raws(wanted):
+        headers = [place for place, row in enumerate(raw.objects or ()) if "tuner_trace" in row]
+        if known.name == CANONICAL.name and headers:
+            if headers != [0] or not is_first:
+                raise TraceError(
+                    f"{tally.at(int(raw.lines[headers[-1]]))}: a second header: two traces with "
+                    "two origins in one file",
+                    hint="Split the file at this line and use the parts one by one.",
+                )
+            raw = Raw(raw.lines[1:], (raw.objects or ())[1:])  # noqa: PLW2901
+        is_first = False
         if not known.checks_text:
             look_for_text(raw, tally)
         if len(raw):
             yield raw
-
-
-def _without_header(raw: Raw, tally: Tally, *, is_first: bool) -> Raw:
-    assert raw.objects is not None
-    headers = [place for place, row in enumerate(raw.objects) if "tuner_trace" in row]
-    if not headers:
-        return raw
-    if headers != [0] or not is_first:
-        line = int(raw.lines[headers[-1]])
-        raise TraceError(
-            f"{tally.at(line)}: a second header: two traces with two origins in one file",
-            hint="Split the file at this line and use the parts one by one.",
-        )
-    return Raw(raw.lines[1:], raw.objects[1:])
 
 
 def _flat(raws: Iterator[Raw], known: Format, asked: Asked, tally: Tally) -> Iterator[Raw]:
@@ -227,10 +198,7 @@ def _numbered(raws: Iterator[Raw]) -> Iterator[tuple[int, Object]]:
 
 def _ask_for_unit(table: pa.Table, lines: Any, known: Format, tally: Tally) -> None:  # noqa: ANN401 - an array
     """Raise TraceError for the first time with a fraction, which is ms or seconds."""
-    if not known.whole_ms or not len(table):
-        return
-    odd = np.flatnonzero(table.column("timestamp").to_numpy() % 1)
-    if len(odd):
+    if known.whole_ms and len(odd := np.flatnonzero(table.column("timestamp").to_numpy() % 1)):
         raise TraceError(
             f"{tally.at(int(lines[odd[0]]))}: a timestamp with a fraction may be seconds or ms",
             hint="tuner trace import --time-unit s (GuideLLM, vLLM) or --time-unit ms (aiperf).",
@@ -256,17 +224,15 @@ def _check_clock(table: pa.Table, lines: Any, known: Format, tally: Tally) -> No
     if "timestamp" not in known.columns:
         times_ms = times_ms + table.column("e2e_ms").to_numpy()
     steps_ms = np.diff(times_ms)
-    if not len(steps_ms):
-        return
-    title = (known.columns.get("timestamp") or known.columns["end"]).title or "the time"
     back_ms = steps_ms if int(np.sign(steps_ms).sum()) < 0 else -steps_ms
-    far_back = back_ms >= SET_BACK_MS[0]
-    if far_back.sum() > max(1, IN_ORDER * len(steps_ms)):
-        return
-    for step in np.flatnonzero(far_back & (back_ms <= SET_BACK_MS[1])).tolist():
+    far_back = np.flatnonzero(back_ms >= SET_BACK_MS[0])
+    set_back = far_back[back_ms[far_back] <= SET_BACK_MS[1]]
+    if len(set_back) and len(far_back) <= max(1, IN_ORDER * len(steps_ms)):
+        title = (known.columns.get("timestamp") or known.columns["end"]).title or "the time"
         raise TraceError(
-            f"{tally.at(int(lines[step + 1]))}: {title} goes back {back_ms[step] / 6e4:.0f} min: "
-            "where clocks are set back, times without a zone have an hour twice",
+            f"{tally.at(int(lines[set_back[0] + 1]))}: {title} goes back "
+            f"{back_ms[set_back[0]] / 6e4:.0f} min: where clocks are set back, times without a "
+            "zone have an hour twice",
             hint="Export times in UTC or with their zone; or sort the rows, if the times are UTC.",
         )
 
@@ -287,28 +253,25 @@ def _nothing(known: Format, tally: Tally) -> TraceError:
 
 
 def _trace(table: pa.Table, header: TraceHeader, known: Format, tally: Tally) -> Trace:
-    is_canonical = known.name == CANONICAL.name
     warnings = [*tally.warnings(), *tally.notes]
-    if header.rows_kept and header.rows_kept != tally.rows_read:
+    if header.rows_kept not in (0, tally.rows_read):
         warnings.append(
             f"the header counts {header.rows_kept:,} rows, the file has {tally.rows_read:,}: it "
             "was cut off or edited"
         )
     table, origin_ms = sorted_by_arrival(table, absolute=known.absolute)
-    dropped = dict(header.dropped)
-    for reason, count in tally.dropped.items():
-        dropped[reason] = dropped.get(reason, 0) + count
-    missing = header.missing
-    if not is_canonical and "e2e_ms" not in table.column_names and "ends" not in missing:
-        missing = (*missing, "ends")
-    notes = header.notes if is_canonical else (known.how(), *known.notes)
+    dropped = Counter(header.dropped) + Counter(tally.dropped)
+    missing, notes = header.missing, header.notes
+    if known.name != CANONICAL.name:
+        missing += ("ends",) if "e2e_ms" not in table.column_names and "ends" not in missing else ()
+        notes = (known.how(), *known.notes)
     dated = known.absolute and (known.clock.dated or origin_ms >= FROM_MS)
     header = replace(
         header,
         time_origin=date_of(origin_ms) if dated else header.time_origin,
-        rows_read=tally.rows_kept + sum(dropped.values()),
+        rows_read=tally.rows_kept + dropped.total(),
         rows_kept=tally.rows_kept,
-        dropped=dropped,
+        dropped=dict(dropped),
         missing=missing,
         notes=tuple(dict.fromkeys((*notes, *tally.notes))),
     )

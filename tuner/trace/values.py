@@ -25,6 +25,9 @@ UNIT_MS: dict[Unit, float] = {"s": 1000.0, "ms": 1.0, "us": 1e-3, "ns": 1e-6}
 FROM_MS, TO_MS = 1.0e12, 4.0e12
 """2001 to 2096: a number in this range can only be a time since 1970, in one unit."""
 
+NAMES: dict[Unit, str] = {
+    "s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds",
+}  # fmt: skip
 ABSENT = np.iinfo(np.int64).min
 """Stands for nothing among counts; among times it is NaN."""
 
@@ -228,6 +231,9 @@ class Spans:
     unit: Unit | None = "ms"
     marks: Marks | None = None
 
+    def __str__(self) -> str:
+        return "in their units" if self.unit is None else f"in {NAMES[self.unit]}"
+
     def read(self, cells: Cells) -> Read:
         if self.unit is None:
             values = by_value(cells, lambda one: written_ms(str(one)), np.nan, np.float64)
@@ -333,6 +339,13 @@ class Clock:
     numbers as seconds since 1970."""
 
     marks: Marks | None = None
+
+    def __str__(self) -> str:
+        if self.unit is not None:
+            return f"{NAMES[self.unit]} {'since 1970' if self.dated else 'from some start'}"
+        zone = {None: "UTC where they name no zone", False: "taken for UTC"}
+        order = "" if self.order == "ymd" else f", {ORDERS[self.order]} first"
+        return f"dates, {zone.get(self.zoned, 'with their zone')}{order}"
 
     def read(self, cells: Cells) -> Read:
         if self.unit is None and self.zoned is not None:
