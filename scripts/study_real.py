@@ -11,9 +11,8 @@ vLLM's own, and share the machine as sweep and confirming server did. The client
 server on the cores, where that is allowed, and what it sent late is measured once more.
 
 Results are kept in the folder as they come, and the same command continues with what is missing.
---anew rescores what is in the folder by the tuner of now. Printed: how often each number of each
-case was inside its interval, how wide the intervals are, what a choice loses against the best cap
-that was measured, and how long it took against `vllm bench sweep serve`. All cases take four hours.
+--anew rescores what is in the folder. Printed of each case: how many intervals held, how wide they
+are, and what the choice loses against the best cap that was measured. All cases take four hours.
 """
 
 import argparse
@@ -49,17 +48,12 @@ from tuner.twin.simulation import Traffic, traffic_of
 
 LENGTH_S = 60.0
 LOADS = (1.0, 1.25)
-
 START_S = 180.0
-BENCH_RUNS = 3
-"""Of each cap, by `vllm bench sweep serve`."""
 
 NUMBERS = (
     *("ttft_p50_s", "ttft_p95_s", "ttft_p99_s", "tpot_p50_s", "tpot_p95_s"),
     *("e2el_p95_s", "e2el_p99_s", "attainment"),
 )
-MEANS = ("ttft_mean_s", "tpot_mean_s")
-
 LATE_S = 0.05
 """A client that sent its latest hundredth later than this saw itself, and not the server."""
 
@@ -203,10 +197,7 @@ class Study:
                  "--model", self.model, "--ceiling", "32", "--run-dir", self.folder / "run",
                  *begun, "--force",
                  "-o", self.profile_path.with_suffix(".partial.yaml"))  # fmt: skip
-        begin_s = monotonic()
         self.tuned(*asked, *where)
-        took_s = monotonic() - begin_s
-        (self.folder / "times.json").write_text(json.dumps({"sweep_s": took_s}))
 
     def rescore(self) -> None:
         """Make the profile anew from what was measured."""
@@ -225,10 +216,9 @@ class Study:
 
     def ask(self, cap: int, round_: int) -> None:
         """Start a server, ask it for the trace at both loads, and keep what clients saw."""
-        begin_s = monotonic()
         with self.served(cap) as port:
             found = [self.in_time(port, load, number) for number, load in enumerate(LOADS)]
-        kept = {"took_s": monotonic() - begin_s, "loads": list(LOADS), "seen": found}
+        kept = {"loads": list(LOADS), "seen": found}
         unfinished = self.result(cap, round_).with_suffix(".partial")
         unfinished.write_text(json.dumps(kept))
         unfinished.replace(self.result(cap, round_))
@@ -303,29 +293,8 @@ class Study:
             raise LookupError(f"{self.name}: the windows decided, nothing is promised by a twin")
         return restored(one.twin, source=str(self.profile_path), front_end=one.front_end)
 
-    def found(self) -> dict[str, Any]:
-        """Return what is known of the case so far: times, the profile's own check, and cells."""
-        if not self.profile_path.exists():
-            return {}
-        one, took = self.profile, json.loads((self.folder / "times.json").read_text())
-        cells = list(self.cells())
-        late_s = [_late_s(load) for path in self.folder.glob("*-?.json")
-                  for load in json.loads(path.read_text())["seen"]]  # fmt: skip
-        benched = [json.loads(path.read_text()) for path in self.folder.glob("*-?.json")]
-        run_s = [each["took_s"] / len(each["loads"]) for each in benched]
-        checked = one.promise.record
-        return {
-            "choice": one.decision.max_num_seqs,
-            "claimed": bool(one.promise.predicted) and one.provenance.confirm == "server",
-            "failed": [] if checked is None else list(checked.failed),
-            "client_late_p99_s": max(late_s, default=None),
-            "sweep_s": took["sweep_s"],
-            "vllm_sweep_s": float(np.mean(run_s)) * BENCH_RUNS * len(one.curve) if run_s else None,
-            "cells": cells,
-        }  # fmt: skip
-
     def cells(self) -> Iterator[dict[str, Any]]:
-        """Yield each number that was promised and measured, and the means."""
+        """Yield each number that was promised and measured, where the client kept up."""
         one = self.profile
         try:
             twin = self.twin(one)
@@ -334,22 +303,19 @@ class Study:
             return
         slo, hits = one.decision.slo.slo, 0.0 if one.twin is None else one.twin.hit_share
         for cap, load in ((cap, load) for cap in self.caps for load in LOADS):
-            seen = [(round_, requests) for round_ in range(self.rounds)
-                    if (requests := self.seen(cap, round_, load))]  # fmt: skip
-            if not seen:
-                continue
+            rounds = [(number, self.seen(cap, number, load)) for number in range(self.rounds)]
+            seen = [(number, each) for number, each in rounds if each and _late_s(each) < LATE_S]
             traffic = _traffic(self.sent(load), hits)
             drawn = draws.draws_of(twin.laws, twin.machine, [traffic])
             said = draws.promised([traffic], drawn, twin.shape, slo, max_num_seqs=cap)
             for round_, requests in seen:
                 numbers = _numbers(requests, slo)
-                for name in (*NUMBERS, *MEANS):
+                for name in NUMBERS:
                     values = (said.middle[name], *said.ranges[name], numbers[name])
                     rounded = (float(f"{value:.5g}") for value in values)
                     yield {
                         "case": self.name, "cap": cap, "load": load, "round": round_,
                         "number": name, "choice": one.decision.max_num_seqs,
-                        "late": _late_s(requests) > LATE_S,
                         **dict(zip(("predicted", "low", "high", "measured"), rounded, strict=True)),
                     }  # fmt: skip
 
@@ -430,69 +396,32 @@ def _numbers(seen: Sequence[Mapping[str, float]], slo: Slo) -> dict[str, float]:
     return found
 
 
-HEAD = ("", "intervals that held", "missed above, below", "half-width of a time, of attainment")
+HEAD = ("case", "cap", "held", "missed above, below", "half-width: time, share", "regret")
 
 
-def rows(found: Mapping[str, Any]) -> list[list[str]]:
-    """Return how often what was promised was kept: of each case, number and load, and pooled."""
-    cells = [cell for case in found["cases"].values() for cell in case.get("cells", ())
-             if cell["number"] in NUMBERS]  # fmt: skip
-    shown = []
-    for key in ("case", "number", "load"):
-        for value in dict.fromkeys(one[key] for one in cells):
-            name = f"{value:g} times the load" if key == "load" else str(value).removesuffix("_s")
-            claimed = key != "case" or found["cases"][value]["claimed"]
-            mine = _coverage([one for one in cells if one[key] == value])
-            shown.append([name if claimed else f"{name} (not claimed)", *mine])
-    claimed = [one for one in cells if found["cases"][one["case"]]["claimed"]]
-    seen = [one for one in cells if not one.get("late")]
-    both = [one for one in claimed if not one.get("late")]
-    pooled = {
-        "pooled": cells, "pooled, where claimed": claimed,
-        "pooled, where the client kept up": seen, "pooled, where both": both,
-    }  # fmt: skip
-    return [*shown, *([name, *_coverage(mine)] for name, mine in pooled.items())]
-
-
-def _coverage(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    held = [one["low"] <= one["measured"] <= one["high"] for one in cells]
-    if not held:
-        return ["nothing", "", ""]
+def row_of(case: str, cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return how many intervals held, how sharp they were, and what the choice lost at most against
+    the best cap that was measured, mean against mean."""
     times = [one for one in cells if one["number"] != "attainment" and one["predicted"] > 0]
     widths = [(one["high"] - one["low"]) / 2 / one["predicted"] for one in times]
-    shares = [(one["high"] - one["low"]) / 2 for one in cells if one["number"] == "attainment"]
+    shares = [one for one in cells if one["number"] == "attainment"]
+    points = [50 * (one["high"] - one["low"]) for one in shares]
     above = sum(one["measured"] > one["high"] for one in cells)
     below = sum(one["measured"] < one["low"] for one in cells)
-    sharp = [f"{np.median(widths):.0%}" if widths else "",
-             f"{100 * float(np.median(shares)):.1f} points" if shares else ""]  # fmt: skip
-    return [f"{sum(held)} of {len(held)} ({np.mean(held):.2f})", f"{above}, {below}",
-            ", ".join(one for one in sharp if one)]  # fmt: skip
-
-
-def report(found: Mapping[str, Any]) -> None:
-    cells = [cell for case in found["cases"].values() for cell in case.get("cells", ())]
-    print(table(HEAD, rows(found)))
-    for name, case in found["cases"].items():
-        if case and case["vllm_sweep_s"]:
-            print(f"{name}: {case['choice']} slots, check failed: {case['failed'] or 'no'}; sweep "
-                  f"{case['sweep_s']:.0f} s, vllm bench sweep serve {case['vllm_sweep_s']:.0f} s "
-                  f"by the time of a run here; the client {case['client_late_p99_s']:.3f} s late "
-                  "in the worst hundredth of a round")  # fmt: skip
-    for name, loss in regrets(cells):
-        print(f"regret of {name}: {loss:.3f}")
-
-
-def regrets(cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
-    """Yield what each choice loses against the best cap that was measured, mean against mean."""
-    shares = defaultdict(list)
-    for one in cells:
-        if one["number"] == "attainment":
-            shares[one["case"], one["load"], one["choice"], one["cap"]].append(one["measured"])
-    for case, load, choice in dict.fromkeys(key[:3] for key in shares):
-        mine = {key[3]: float(np.mean(v)) for key, v in shares.items()
-                if key[:3] == (case, load, choice)}  # fmt: skip
-        if choice in mine and len(mine) > 1:
-            yield f"{case} at {load:g} times the load", max(mine.values()) - mine[choice]
+    means: dict[tuple[str, float, bool], dict[int, float]] = defaultdict(dict)
+    for key in {(one["case"], one["load"], one["cap"]) for one in shares}:
+        mine = [one for one in shares if (one["case"], one["load"], one["cap"]) == key]
+        is_choice = key[2] == mine[0]["choice"]
+        means[key[0], key[1], is_choice][key[2]] = float(np.mean([one["measured"] for one in mine]))
+    lost = [
+        max(others.values()) - max(means[case_, load, True].values())
+        for (case_, load, is_choice), others in [*means.items()]
+        if not is_choice and means[case_, load, True]
+    ]
+    caps = ", ".join(str(cap) for cap in dict.fromkeys(one["choice"] for one in cells))
+    held = f"{len(cells) - above - below} of {len(cells)}"
+    sharp = f"{np.median(widths):.0%}, {np.median(points):.1f} points"
+    return [case, caps, held, f"{above}, {below}", sharp, f"{max(0.0, *lost, 0.0):.3f}"]
 
 
 def main() -> None:
@@ -506,13 +435,14 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, metavar="FILE", help="write the results as JSON")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # a server is stopped with it
-    found: dict[str, Any] = {"cases": {}}
+    cells: dict[str, list[dict[str, Any]]] = {}
     for name in options.cases:
         study = Study(options.folder, name, budget=options.budget, rounds=options.rounds)
         study.rescore() if options.anew else study.measure()
-        found["cases"][name] = study.found()
-        keep(options.keep, found)
-    report(found)
+        cells[name] = list(study.cells())
+        keep(options.keep, cells)
+    rows = [row_of(name, mine) for name, mine in cells.items() if mine]
+    print(table(HEAD, [*rows, row_of("all", [one for mine in cells.values() for one in mine])]))
 
 
 if __name__ == "__main__":
