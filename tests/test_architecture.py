@@ -21,7 +21,7 @@ MODULES = {
 
 ROOMS = (
     *("errors", "system", "trace", "capture", "engines", "traffic", "replay", "twin", "profile"),
-    *("runs", "rollout", "live", "commands", "cli"),
+    *("runs", "rollout", "live", "views", "commands", "cli"),
 )
 """In the order of imports: a room imports only those before it."""
 

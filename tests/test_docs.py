@@ -28,7 +28,7 @@ SIMULATED = ["--engine", "sim", "--world", str(ROOT / "examples" / "worlds" / "a
 ON_AN_ENGINE = {"sweep", "refine", "verify", "compare"}
 """Commands that start one: here a simulated machine, and the profile of that machine."""
 
-WRITE = {"apply", "diff"}
+WRITE = {"apply"}
 """Commands that want the profile of a real engine."""
 
 MEASURED = ROOT / "profiles" / "translation-tiny-cpu.yaml"
@@ -146,7 +146,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(
         words = line[1:]
         if words[0] not in WRITE:
             words = ["simulated.yaml" if word == "profile.yaml" else word for word in words]
-        if words[0] in ON_AN_ENGINE and not {"--rescore", "--world"} & {*words}:
+        if words[0] in ON_AN_ENGINE and "--world" not in words:
             words += SIMULATED
         if "-o" in words and "--force" in commands()[command_of(line)]:
             words.append("--force")

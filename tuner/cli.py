@@ -43,21 +43,21 @@ def _run() -> int:
     gc.disable()  # imports leave nothing to collect, and to look for it takes a tenth of them
     if "--help" in sys.argv:  # nor to the end; where vLLM is loaded, its libraries would complain
         atexit.register(gc.freeze)
-    from tuner.commands.root import app  # noqa: PLC0415 - see above
+    from tuner.commands.root import USAGE, app  # noqa: PLC0415 - see above
     from tuner.errors import Interrupted, TunerError  # noqa: PLC0415
 
-    code = 0
     try:
         try:
-            app()
-        except SystemExit as ended:  # typer ends in no other way
-            code = int(ended.code or 0)
+            code = int(app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0)
         finally:
             gc.enable()
             sys.stdout.flush()
+    except USAGE as problem:
+        command = problem.ctx.command_path if problem.ctx else "tuner"
+        _report(f"Error: {problem.format_message()}", f"See {command} --help.")
+        return int(problem.exit_code)
     except TunerError as error:
-        message = str(error)
-        label = "Error"
+        label, message = "Error", str(error)
         if isinstance(error, Interrupted):
             label, message = "Interrupted", message.removeprefix("interrupted; ")
         _report(f"{label}: {message}", error.hint)

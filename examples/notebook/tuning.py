@@ -13,7 +13,7 @@ print(arguments["max_num_seqs"], profile.verdict, profile.confidence)
 
 # %% The curve, a record for each step: pandas.DataFrame(profile.curve()) makes a table of it.
 for step in profile.curve():
-    print(step["max_num_seqs"], step["attainment"], step["tpot_p95_ms"], step["chosen"])
+    print(step["max_num_seqs"], step["attainment"], step["tpot_p95_s"], step["chosen"])
 
 # %% Every request that was sent, and how long the slowest of those that were served took.
 served = [one for one in run.requests() if one["outcome"] == "ok"]

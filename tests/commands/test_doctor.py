@@ -15,7 +15,7 @@ IDLE = devices.CpuSample(busy=0.1, ours=0.0, others=0.1, steal=0.0)
 
 @pytest.fixture(autouse=True)
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.commands.doctor.run.WATCHED_S", 0.0)
+    monkeypatch.setattr("tuner.commands.doctor.WATCHED_S", 0.0)
     monkeypatch.setattr(devices.CpuMeter, "sample", lambda _: IDLE)
 
 

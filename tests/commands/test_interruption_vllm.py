@@ -34,7 +34,7 @@ def test_a_second_signal_ends_the_start_of_an_engine_at_once(tmp_path: Path) -> 
     assert running.returncode == 130
     assert told[-2:] == [
         "Interrupted: 0 replays are kept in run",
-        f"Go on with: tuner sweep --trace {trace} --run-dir run --resume",
+        "Continue with: tuner resume run",
     ]
     assert len([line for line in told if not line.startswith("00:")]) == 2
     wait_until(lambda: not any(map(lives, everybody)))

@@ -79,7 +79,7 @@ def whole(swept: Path) -> dict[str, Any]:
 def kept(run_dir: Path) -> dict[str, Any]:
     """Return what a run came to, as ``--json`` prints it."""
     found: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
-    del found["block"]
+    del found["page"]
     return found
 
 

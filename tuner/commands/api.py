@@ -8,14 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import typer
-from typer.main import get_command
-
-from tuner.commands.export.tables import TABLES, Row, curve_rows
-from tuner.commands.root import app
+from tuner.commands.options import SweepOptions
+from tuner.commands.root import parsed
 from tuner.commands.shared.options import as_typed
 from tuner.commands.shared.run_folder import read_run
-from tuner.commands.sweep.options import SweepOptions
 from tuner.commands.sweep.run import prepared, swept, written
 from tuner.errors import Interrupted, ProfileError, TunerError, UsageError
 from tuner.profile import profile as profiles
@@ -24,14 +20,14 @@ from tuner.profile.summary import block_of
 from tuner.rollout import fit
 from tuner.system import interruption
 from tuner.twin.verdict_text import NO_CONFIDENCE
+from tuner.views.profile import curve_table
+from tuner.views.tables import TABLES
 
 Returned = TypeVar("Returned")
+Rows = list[dict[str, Any]]
 
-REFUSED: Any = typer.BadParameter.__mro__[1]
-"""The base of typer's own errors: all that its parser says of wrong usage."""
-
-NOT_HERE = {"trace", "json", "details", "dry_run", "rescore", "ray", "prices"}
-"""Options of ``tuner sweep`` that are not of the API: they print, or are not of one trace here."""
+NOT_HERE = {"trace", "overrides", "json", "details", "dry_run", "ray", "prices"}
+"""Options of ``tuner sweep`` that print, or that have another form here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,58 +35,70 @@ class Profile:
     """A serving profile: what to run, and what that rests on."""
 
     path: Path
-    max_num_seqs: int
-    verdict: str
-    """knee, plateau, kv_bound, not_reached, overloaded or inconclusive."""
-
-    confidence: float
-    """Share of the laws that the measurements allow under which the choice is right."""
-
-    is_defended: bool
-    """Whether it may be acted on; the command ends with exit code 5 where not."""
-
-    reason: str
-    warnings: tuple[str, ...]
     sections: ServingProfile = field(repr=False)
     """All of it, as profiles/README.md lists it."""
 
-    def engine_args(self) -> dict[str, Any]:
-        """Return what vLLM is to be started with: ``AsyncEngineArgs(**profile.engine_args())``.
+    @property
+    def max_num_seqs(self) -> int:
+        return self.sections.decision.max_num_seqs
 
-        What a profile may not set is left out, as by ``tuner apply``.
-        """
+    @property
+    def verdict(self) -> str:
+        """knee, plateau, kv_bound, not_reached, overloaded or inconclusive."""
+        return self.sections.decision.verdict
+
+    @property
+    def confidence(self) -> float:
+        """Share of the laws that the measurements allow under which the choice is right."""
+        return self.sections.decision.confidence
+
+    @property
+    def is_defended(self) -> bool:
+        """Whether it may be acted on; the command ends with exit code 5 where not."""
+        return self.verdict != "inconclusive" and self.confidence >= NO_CONFIDENCE
+
+    @property
+    def reason(self) -> str:
+        return self.sections.decision.reason
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(self.sections.provenance.warnings)
+
+    def engine_args(self) -> dict[str, Any]:
+        """Return what to start vLLM with: ``AsyncEngineArgs(**profile.engine_args())``. Without
+        what a profile may not set."""
         return fit.settings(self.sections)
 
-    def curve(self) -> list[Row]:
+    def curve(self) -> Rows:
         """Return a record for each step: ``pandas.DataFrame(profile.curve())``."""
-        return curve_rows(self.sections)
+        return [dict(row) for row in curve_table(self.sections).records()]
 
     def __str__(self) -> str:
-        """Return the verdict block that the command prints, without its last line."""
         return "\n".join(block_of(self.sections, next_="").lines())
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A finished run: its profile, and everything that was measured."""
+    """A finished run: its profile, and everything that was measured. Times in seconds."""
 
     run_dir: Path
     profile: Profile
 
-    def replays(self) -> list[Row]:
+    def replays(self) -> Rows:
         """Return a record for each window that was replayed."""
         return self._table("replays")
 
-    def requests(self) -> list[Row]:
-        """Return a record for each request that was sent. Times in seconds."""
+    def requests(self) -> Rows:
+        """Return a record for each request that was sent."""
         return self._table("requests")
 
-    def iterations(self) -> list[Row]:
-        """Return a record for each iteration of the engine. Times in seconds."""
+    def iterations(self) -> Rows:
+        """Return a record for each iteration of the engine."""
         return self._table("iterations")
 
-    def _table(self, name: str) -> list[Row]:
-        rows: list[Row] = TABLES[name](read_run(self.run_dir)).to_pylist()
+    def _table(self, name: str) -> Rows:
+        rows: Rows = TABLES[name](read_run(self.run_dir)).to_pylist()
         return rows
 
     def __str__(self) -> str:
@@ -106,36 +114,37 @@ def sweep(
     """Find the right max_num_seqs for a trace, as ``tuner sweep`` does; return the run.
 
     ``options`` are those of the command by their names: ``model``, ``base``, ``budget="10m"``,
-    ``ceiling=64``, ``output="profile.yaml"``, ``engine="sim", world="machine.yaml"``, ``resume``.
-    ``set`` holds vLLM's engine arguments. Progress goes to stderr. Works inside a running event
-    loop. Raises TunerError.
+    ``ceiling=64``, ``output="profile.yaml"``, ``engine="sim", world="machine.yaml"``. ``set`` holds
+    vLLM's engine arguments. With ``resume=True`` the run in ``run_dir`` continues. Progress goes to
+    stderr. Works inside a running event loop. Raises TunerError.
     """
-    unknown = sorted(options.keys() - (_names() - NOT_HERE))
-    if unknown:
+    known = SweepOptions.__dataclass_fields__.keys() - NOT_HERE
+    if unknown := sorted(options.keys() - known):
         raise UsageError(
-            f"tuner.sweep has no option {unknown[0]!r}",
-            hint=f"It has {', '.join(sorted(_names() - NOT_HERE))}.",
+            f"tuner.sweep has no option {unknown[0]!r}", hint=f"It has {', '.join(sorted(known))}."
         )
-    path = Path(trace)
-    asked = _typed(path, options, set or {})
+    arguments = tuple(f"{key}={value}" for key, value in (set or {}).items())
+    lists = {name: tuple(each) for name, each in options.items() if isinstance(each, list)}
+    typed = SweepOptions(trace=Path(trace), overrides=arguments, **{**options, **lists})
+    asked: SweepOptions = parsed(["sweep", *as_typed(typed)])  # which checks every value
     if asked.engine != "sim":
         _check_main()
 
     def work() -> Run:
-        ready = prepared(asked, path)
-        done = swept(ready, path)
-        return Run(done.run_dir, _profile(written(ready.options, done, keep=True), asked.output))
+        ready = prepared(asked)
+        done = swept(ready)
+        return Run(done.run_dir, Profile(asked.output, written(ready.options, done)[0]))
 
     try:
         return _outside_of_loops(work)
-    except Interrupted as told:
+    except Interrupted as problem:
         hint = "Call tuner.sweep again with resume=True, and run_dir as that folder."
-        raise Interrupted(str(told), hint=hint) from None
+        raise Interrupted(str(problem), hint=hint) from None
 
 
 def load_profile(path: str | Path) -> Profile:
     """Read a serving profile. Raises TunerError for one that was edited or cut short."""
-    return _profile(profiles.load(Path(path)), Path(path))
+    return Profile(Path(path), profiles.load(Path(path)))
 
 
 def load_run(run_dir: str | Path) -> Run:
@@ -146,45 +155,9 @@ def load_run(run_dir: str | Path) -> Run:
     if not path.exists():
         raise ProfileError(
             f"{folder}: has no profile: the run was not finished",
-            hint="Go on with it: resume=True, or tuner sweep --resume.",
+            hint="Continue it: tuner resume RUN_DIR.",
         )
     return Run(folder, load_profile(path))
-
-
-def _names() -> frozenset[str]:
-    return frozenset(SweepOptions.__dataclass_fields__) - {"overrides"}
-
-
-def _typed(trace: Path, options: Mapping[str, Any], arguments: Mapping[str, Any]) -> SweepOptions:
-    """Return the options as the command line would, which checks every value. Raises UsageError."""
-    texts = tuple(f"{key}={value}" for key, value in arguments.items())
-    several = {name: tuple(one) for name, one in options.items() if isinstance(one, list)}
-    words = as_typed(SweepOptions(trace=trace, overrides=texts, **{**options, **several}))
-    parser: Any = get_command(app)
-    try:
-        found = parser.commands["sweep"].make_context("sweep", words).params
-    except REFUSED as problem:
-        raise UsageError(
-            f"tuner.sweep: {problem.format_message()}", hint="docs/cli.md says what it may be."
-        ) from None
-    values: dict[str, Any] = {
-        name: tuple(one) if isinstance(one, list) else one for name, one in found.items()
-    }
-    return SweepOptions(**values)
-
-
-def _profile(one: ServingProfile, path: Path) -> Profile:
-    decision = one.decision
-    return Profile(
-        path=path,
-        max_num_seqs=decision.max_num_seqs,
-        verdict=decision.verdict,
-        confidence=decision.confidence,
-        is_defended=decision.verdict != "inconclusive" and decision.confidence >= NO_CONFIDENCE,
-        reason=decision.reason,
-        warnings=tuple(one.provenance.warnings),
-        sections=one,
-    )
 
 
 def _outside_of_loops(work: Callable[[], Returned]) -> Returned:
@@ -195,12 +168,12 @@ def _outside_of_loops(work: Callable[[], Returned]) -> Returned:
     except RuntimeError:
         return work()
     with ThreadPoolExecutor(1, "tuner.sweep") as pool:
-        found = pool.submit(work)
+        result = pool.submit(work)
         try:
-            return found.result()
+            return result.result()
         except KeyboardInterrupt:
             interruption.cancel()
-            return found.result()
+            return result.result()
 
 
 def _check_main() -> None:

@@ -1,30 +1,60 @@
 """The typer app: all commands, and what ``tuner`` says of itself."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from tuner.commands.apply.options import ApplyOptions
-from tuner.commands.compare.options import CompareOptions
-from tuner.commands.diff.options import DiffOptions
-from tuner.commands.doctor.options import DoctorOptions
-from tuner.commands.export.options import ExportOptions
-from tuner.commands.plan.options import PlanOptions
-from tuner.commands.refine.options import RefineOptions
-from tuner.commands.report.options import ReportOptions
+from tuner.commands.options import (
+    CompareOptions,
+    DoctorOptions,
+    LiveOptions,
+    PlanOptions,
+    RefineOptions,
+    ResumeOptions,
+    ShowOptions,
+    SweepOptions,
+    VerifyOptions,
+    WatchOptions,
+)
 from tuner.commands.shared.options import command
-from tuner.commands.show.options import ShowOptions
-from tuner.commands.sweep.options import SweepOptions
 from tuner.commands.trace import options as trace
-from tuner.commands.verify.options import VerifyOptions
-from tuner.commands.watch.options import WatchOptions
+from tuner.errors import UsageError
+
+USAGE: Any = typer.BadParameter.__mro__[1]
+"""The base of all that typer's parser raises."""
+
+TUNE, LOOK, ROLL_OUT = "Tune", "Look", "Roll out"
+COMMANDS: dict[str, tuple[type[Any], str, str]] = {
+    "sweep": (SweepOptions, "tuner.commands.sweep.run", TUNE),
+    "refine": (RefineOptions, "tuner.commands.refine.run", TUNE),
+    "compare": (CompareOptions, "tuner.commands.compare.run", TUNE),
+    "doctor": (DoctorOptions, "tuner.commands.doctor", TUNE),
+    "show": (ShowOptions, "tuner.commands.show", LOOK),
+    "plan": (PlanOptions, "tuner.commands.plan", LOOK),
+    "verify": (VerifyOptions, "tuner.commands.verify.run", ROLL_OUT),
+    "apply": (ApplyOptions, "tuner.commands.apply.run", ROLL_OUT),
+    "live": (LiveOptions, "tuner.commands.live", ROLL_OUT),
+    "watch": (WatchOptions, "tuner.commands.watch", ROLL_OUT),
+    "resume": (ResumeOptions, "tuner.commands.resume", ROLL_OUT),
+}
+"""Name → its options, the module whose ``run`` takes them, and its panel in ``--help``."""
+
+
+class Commands(TyperGroup):
+    """The commands in the order in which they are used: traces first."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - click's context
+        return ["trace", *(name for name in super().list_commands(ctx) if name != "trace")]
+
 
 app = typer.Typer(
     name="tuner",
-    no_args_is_help=True,
+    cls=Commands,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
 
 
@@ -54,16 +84,24 @@ def root(
     del version  # its callback has ended the program
 
 
-app.command("sweep")(command(SweepOptions, "tuner.commands.sweep.run"))
-app.command("refine")(command(RefineOptions, "tuner.commands.refine.run"))
-app.command("show")(command(ShowOptions, "tuner.commands.show.run"))
-app.command("apply")(command(ApplyOptions, "tuner.commands.apply.run"))
-app.command("diff")(command(DiffOptions, "tuner.commands.diff.run"))
-app.command("plan")(command(PlanOptions, "tuner.commands.plan.run"))
-app.command("verify")(command(VerifyOptions, "tuner.commands.verify.run"))
-app.command("watch")(command(WatchOptions, "tuner.commands.watch.run"))
-app.command("report")(command(ReportOptions, "tuner.commands.report.run"))
-app.command("doctor")(command(DoctorOptions, "tuner.commands.doctor.run"))
-app.command("compare")(command(CompareOptions, "tuner.commands.compare.run"))
-app.command("export")(command(ExportOptions, "tuner.commands.export.run"))
-app.add_typer(trace.app, name="trace")
+app.add_typer(trace.app, name="trace", rich_help_panel="Traffic")
+for name, (options, module, panel) in COMMANDS.items():
+    app.command(name, rich_help_panel=panel)(command(options, module))
+
+
+def parsed(words: list[str]) -> Any:  # noqa: ANN401 - the options of that command
+    """Return the options that the words of a command come to. Raises UsageError as the command line
+    does."""
+    from typer.main import get_command  # noqa: PLC0415 - slow to load
+
+    group: Any = get_command(app)
+    try:
+        values = group.commands[words[0]].make_context(words[0], words[1:]).params
+    except USAGE as problem:
+        raise UsageError(
+            f"{words[0]}: {problem.format_message()}", hint="docs/cli.md says what it may be."
+        ) from None
+    values = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
+    }
+    return COMMANDS[words[0]][0](**values)

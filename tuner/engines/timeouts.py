@@ -185,6 +185,6 @@ class MoveWatch:
         return StoodStillError(
             f"The engine stands still: no iteration for {seconds:.0f} s with work waiting"
             f"{self._doing()}",
-            hint="See its log, and what the kernel and the driver say (dmesg); then --resume.",
+            hint="See its log, and what the kernel and the driver say (dmesg); then tuner resume.",
             seconds=seconds,
         )

@@ -192,7 +192,8 @@ def create(run_dir: Path, plan: Mapping[str, Any], **told: Any) -> Journal:  # n
     path = run_dir / "journal.jsonl"
     if path.exists() and path.stat().st_size:
         raise RunError(
-            f"{run_dir}: holds a run already", hint="Give --resume to go on, or another --run-dir."
+            f"{run_dir}: holds a run already",
+            hint="Continue it with tuner resume, or give another --run-dir.",
         )
     try:
         run_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -356,9 +357,7 @@ def _read(path: Path) -> tuple[list[Event], int]:
     try:
         content = files.read_regular(path)
     except FileNotFoundError:
-        raise RunError(
-            f"{path}: no run to resume", hint="Run without --resume, or name its --run-dir."
-        ) from None
+        raise RunError(f"{path}: no run to resume", hint="Name the folder of a run.") from None
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}", hint="Make it readable.") from error
     whole = content[: content.rfind(b"\n") + 1]
@@ -388,7 +387,7 @@ def _lock(run_dir: Path, file: IO[bytes]) -> None:
 def _cannot_write(path: Path, error: OSError) -> RunError:
     return RunError(
         f"{path}: cannot be written ({error.strerror or error})",
-        hint="Make room or choose another --run-dir; with --resume nothing is measured twice.",
+        hint="Make room or choose another --run-dir; a run that is resumed measures nothing twice.",
     )
 
 

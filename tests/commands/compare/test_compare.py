@@ -15,8 +15,8 @@ from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tests.support.processes import family, lives, wait_until
 from tests.support.traces import SAMPLES
-from tuner.commands.compare.options import CompareOptions
 from tuner.commands.compare.run import run
+from tuner.commands.options import CompareOptions
 from tuner.errors import GateError, TunerError
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")

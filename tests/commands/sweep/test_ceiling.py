@@ -9,7 +9,7 @@ from tests.support.builders import request
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tests.support.traces import beginning
-from tuner.commands.sweep.ceiling import auto_ceiling
+from tuner.commands.sweep.forecast import auto_ceiling
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
 
@@ -24,7 +24,7 @@ REQUESTS = [request(row, input_length=60, output_length=40) for row in range(9)]
     [
         (None, None, 256, "256 is rarely worth"),
         (1024, 10**9, 256, "256 is rarely worth"),
-        (128, 10**9, 128, "takes 128 by itself"),
+        (128, 10**9, 128, "takes 128 by default"),
         (128, 5_000, 64, "50 sequences"),  # 5,000 / 100 = 50, and the next power of two
         (48, 4_000, 48, "40 sequences"),  # 64 would be above what the server takes
         (None, 10, 1, "1 sequences"),

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.few_draws import as_the_program
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tuner.profile import profile
@@ -164,19 +163,10 @@ def test_the_kv_pools_of_ladder_and_confirming_engine_stand_side_by_side(whole: 
     assert provenance.sampling is None
 
 
-def test_resuming_without_a_name_takes_the_newest_run_of_this_trace(
-    whole: Whole, swept: Path
-) -> None:
-    with as_the_program():
-        again = tune(swept, "--json", "--resume")
-    assert json.loads(again.stdout) == whole.result
-    assert "starting an engine" not in again.stderr
-
-
 def test_a_budget_that_was_too_small_is_raised_and_the_probe_is_kept(folder: Path) -> None:
     first = tune(folder, "--run-dir", "run", "--budget", "61s")
     assert "--budget leaves" in refused(first, 2)
-    assert "What was measured is kept: --resume --run-dir run." in first.stderr
+    assert "What was measured is kept in run: tuner resume." in first.stderr
     said = refused(tune(folder, "--run-dir", "run", "--resume", "--budget", "60s"), 3)
     assert 'budget was "61s", now "60s"' in said
     done = tune(folder, "--run-dir", "run", "--resume", "--budget", "110s")
@@ -292,7 +282,7 @@ def test_a_run_goes_on_under_what_was_required_of_it(folder: Path) -> None:
 
 
 def rescored(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return tuner(folder, "sweep", "--rescore", "run", "-o", "other.yaml", *options)
+    return tuner(folder, "show", "run", "-o", "other.yaml", *options)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from tests.support.builders import facts
 from tests.support.completions import DONE, HEAD, TOKEN, Asked, completions, usage
 from tests.support.in_process import tuner
 from tests.support.profiles import resealed
+from tuner.commands.options import VerifyOptions
 from tuner.commands.verify import running
-from tuner.commands.verify.options import VerifyOptions
 from tuner.engines.server import running as engines_running
 from tuner.engines.server.running import WARM_UPS
 from tuner.profile.profile import load, save
@@ -260,8 +260,8 @@ def test_a_vllm_that_tells_no_version_is_asked_with_a_warning(folder: Path) -> N
 @pytest.mark.parametrize(
     ("required", "title", "is_kept"),
     [
-        ("10s", "what is asked for was kept", True),
-        ("0.001ms", "what is asked for was not kept", False),
+        ("10s", "the server keeps what is required", True),
+        ("0.001ms", "the server breaks what is required", False),
     ],
 )
 def test_another_server_keeps_no_promise_and_needs_no_twin(
@@ -283,7 +283,7 @@ def test_another_server_keeps_no_promise_and_needs_no_twin(
     assert "its promise" not in done.stdout
     assert "tuner show profile.yaml" in done.stdout
     assert "roll it out" not in done.stderr
-    shown = tuner(tmp_path, "report", "kept", "-o", "page.html")
+    shown = tuner(tmp_path, "show", "kept", "-o", "page.html")
     assert shown.returncode == 0, shown.stderr
     page = (tmp_path / "page.html").read_text()
     assert title in page

@@ -13,7 +13,7 @@ from tests.support.builders import facts, replay_of
 from tests.support.in_process import tuner
 from tests.support.profiles import profile, resealed
 from tests.support.traces import beginning
-from tuner.commands.verify.options import VerifyOptions
+from tuner.commands.options import VerifyOptions
 from tuner.commands.verify.run import _asked, _report, _twin, as_confirmed
 from tuner.errors import GateError, UndecidedError
 from tuner.profile.numbers import FrontEndSection
@@ -109,7 +109,7 @@ def test_a_promise_that_looks_broken_while_others_take_the_cores_is_not_called_s
     with pytest.raises(UndecidedError, match="others took 90% of the CPU cores") as caught:
         _report(options, profile(), found)
     assert "Verify again when nothing else runs" in caught.value.hint
-    with pytest.raises(GateError, match=r"1\.0% were served within the SLO"):
+    with pytest.raises(GateError, match=r"1\.0% met the SLO"):
         _report(options, profile(), replace(found, replays=()))
 
 

@@ -97,7 +97,7 @@ def test_names_of_strangers_steer_no_terminal_and_no_page(tmp_path: Path) -> Non
         run(tmp_path, "sweep", *SIM, "--trace", "prod.jsonl", "--run-dir", "run"),
         run(tmp_path, "show", "profile.yaml", "--details"),
         run(tmp_path, "plan", "profile.yaml"),
-        run(tmp_path, "report", "run", "-o", "page.html"),
+        run(tmp_path, "show", "run", "-o", "page.html"),
     ]
     for done in shown:
         assert done.code == OK, done.stderr
@@ -263,10 +263,9 @@ def test_a_damaged_journal_is_one_error(folder: Path, damage: str) -> None:
     journal = folder / "run" / JOURNAL
     journal.write_bytes(b"".join(DAMAGE[damage](journal.read_bytes().splitlines(keepends=True))))
     before = journal.read_bytes()
-    rescore = ("--rescore", "run", "--slo", "ttft=1s", "-o", "again.yaml")
-    resume = (*SIM, "--trace", "prod.jsonl", "--ceiling", "8", "--run-dir", "run", "--resume")
-    for options in (rescore, resume):
-        done = run(folder, "sweep", *options)
+    again = ("show", "run", "--slo", "ttft=1s", "-o", "again.yaml")
+    for options in (again, ("resume", "run")):
+        done = run(folder, *options)
         assert done.code == BAD_INPUT, (options, done.stderr)
         assert "run" in done.error
         assert journal.read_bytes() == before
@@ -281,7 +280,7 @@ def test_a_damaged_replay_is_one_error(folder: Path, name: str, content: bytes |
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    done = run(folder, "sweep", "--rescore", "run", "--slo", "ttft=1s", "-o", "again.yaml")
+    done = run(folder, "show", "run", "--slo", "ttft=1s", "-o", "again.yaml")
     assert done.code == BAD_INPUT, done.stderr
     assert name in done.error
 
@@ -289,9 +288,36 @@ def test_a_damaged_replay_is_one_error(folder: Path, name: str, content: bytes |
 def test_a_run_whose_trace_was_edited_is_not_rescored(folder: Path) -> None:
     trace = folder / "run" / "trace.jsonl"
     trace.write_text(trace.read_text().replace('"input_length":1', '"input_length":2'))
-    done = run(folder, "sweep", "--rescore", "run", "--slo", "ttft=1s", "-o", "again.yaml")
+    done = run(folder, "show", "run", "--slo", "ttft=1s", "-o", "again.yaml")
     assert done.code == BAD_INPUT
     assert "trace.jsonl" in done.error
+
+
+STRANGE: dict[str, tuple[str, list[object]]] = {
+    "an argument": (
+        "trust_remote_code",
+        ["sweep", "--trace=prod.jsonl", "--set=trust_remote_code=true"],
+    ),
+    "a base": ("worker_cls", ["sweep", "--trace=prod.jsonl", "--base=evil.yaml"]),
+    "a cluster": ("--ray", ["sweep", "--trace=prod.jsonl", "--ray=evil.example:10001"]),
+    "another command": ("command", ["apply", "profile.yaml", "serve.yaml"]),
+    "no words": ("command", ["sweep", 3]),
+    "no such option": ("--no-such", ["sweep", "--trace=prod.jsonl", "--no-such"]),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_a_strangers_journal_asks_for_nothing_that_only_a_user_may(folder: Path, name: str) -> None:
+    named, command = STRANGE[name]
+    (folder / "evil.yaml").write_text("model: m\nworker-cls: evil.Worker\n")
+    journal = folder / "run" / JOURNAL
+    first, *rest = journal.read_text().splitlines(keepends=True)
+    plan = {**json.loads(first), "command": command}
+    journal.write_text("".join([json.dumps(plan) + "\n", *rest]))
+    done = run(folder, "resume", "run")
+    assert done.code in {USAGE, BAD_INPUT}
+    assert named in done.error
+    assert (folder / "serve.yaml").read_text() == SERVE
 
 
 def test_a_run_directory_writes_through_no_link(folder: Path) -> None:
@@ -307,8 +333,7 @@ def test_a_run_directory_writes_through_no_link(folder: Path) -> None:
     for number in range(2, 20):
         for name in (f".{number:03}.npz.partial", f".{number:03}.npz.tmp", f"{number:03}.npz"):
             (replays / name).symlink_to(victim)
-    resume = (*SIM, "--trace", "prod.jsonl", "--ceiling", "8", "--run-dir", "run", "--resume")
-    done = run(folder, "sweep", *resume)
+    done = run(folder, "resume", "run")
     assert done.code in {OK, BAD_INPUT}, done.stderr
     assert victim.read_text() == "precious"
 
@@ -331,6 +356,6 @@ def test_a_new_run_writes_through_no_link(tmp_path: Path, name: str) -> None:
 def test_a_pipe_for_a_journal_is_refused_and_not_waited_for(folder: Path) -> None:
     (folder / "run" / JOURNAL).unlink()
     os.mkfifo(folder / "run" / JOURNAL)
-    for command in (("report", "run", "-o", "page.html"), ("export", "run", "-o", "tables")):
+    for command in (("show", "run", "-o", "page.html"), ("show", "run", "-o", "requests.csv")):
         done = ended(start(folder, *command), timeout_s=20)
         assert done.code == BAD_INPUT

@@ -247,7 +247,7 @@ def test_under_load_the_cap_is_changed_and_back_and_no_request_is_dropped(
         assert load.most_running(cap) == cap
         (state,) = run(folder, "live", *sockets, "--json").json["servers"]
         assert state["limits"]["max_num_seqs"] == cap
-        assert run(folder, "live", "--rollback", server.socket).code == OK
+        assert run(folder, "live", "--reset", "--socket", server.socket).code == OK
         assert load.most_running(CAP) == CAP
     assert len(load.answers) > 3 * CLIENTS
     assert {status for status, _, _ in load.answers} == {200}

@@ -173,9 +173,13 @@ def test_a_signal_ends_a_run_in_order_with_the_command_that_continues_it(
     done = stopped(tmp_path, SWEEP, 8, *signals)
     assert done.code == INTERRUPTED
     assert "Traceback" not in done.stderr
-    assert "run" in done.stderr.splitlines()[-1]
     check_files(tmp_path)
-    assert decided(run(tmp_path, *SWEEP, "--resume", "--json")) == decided(whole["sweep"][1])
+    program, *printed = done.stderr.splitlines()[-1].partition(": ")[2].split()
+    assert program == "tuner"
+    assert run(tmp_path, *printed).code == OK
+    result = (tmp_path / "run" / "result.json").read_text()
+    result = json.dumps({key: value for key, value in json.loads(result).items() if key != "page"})
+    assert decided(Done(OK, result, "")) == decided(whole["sweep"][1])
 
 
 def test_of_two_in_one_folder_one_works_and_the_other_is_refused(tmp_path: Path) -> None:

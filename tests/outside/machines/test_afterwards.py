@@ -85,7 +85,7 @@ def test_verify_refuses_another_machine_and_keeps_what_is_required(knee: Path) -
 
 def test_a_stored_run_is_rescored_under_another_slo(knee: Path) -> None:
     def rescored(slo: str) -> Any:  # noqa: ANN401 - a document
-        done = run(knee, "sweep", "--rescore", "run", "--slo", slo, "-o", "again.yaml", "--json")
+        done = run(knee, "show", "run", "--slo", slo, "-o", "again.yaml", "--json")
         assert done.code in {OK, UNDECIDED}, done.stderr
         return done.json
 

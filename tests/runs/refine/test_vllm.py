@@ -9,10 +9,9 @@ import pytest
 
 from tests.support.builders import settings
 from tests.support.places import ROOT
-from tuner.commands.refine.options import RefineOptions
+from tuner.commands.options import RefineOptions
 from tuner.commands.refine.plan import engines_of
 from tuner.commands.refine.space import space_of
-from tuner.commands.sweep.view import RunProgress
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import UsageError
 from tuner.profile import profile
@@ -25,6 +24,7 @@ from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
 from tuner.traffic.workload import workload_of
+from tuner.views.live import Progress
 
 pytestmark = pytest.mark.vllm
 
@@ -54,7 +54,7 @@ def test_limits_change_live_and_a_killed_engine_costs_its_trial_alone(tmp_path: 
 
     book = journal.create(tmp_path / "run", {})
     runner = Trials(
-        EngineRunner(vary({}), SETTINGS, Evidence(book), RunProgress(SETTINGS.budget_s), None),
+        EngineRunner(vary({}), SETTINGS, Evidence(book), Progress(SETTINGS.budget_s), None),
         vary,
     )
 

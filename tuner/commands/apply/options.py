@@ -82,32 +82,9 @@ class ApplyOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Restore FILE as it was before the last apply; with --live, set the server at "
-            "SOCKET to what it was started with.",
+            help="Restore FILE as it was before the last apply.",
         ),
     ] = None
-    live: Annotated[
-        bool,
-        typer.Option(
-            "--live",
-            help="Change a running server through its control socket, without a restart; without "
-            "a profile, show what holds.",
-        ),
-    ] = False
-    socket: Annotated[
-        tuple[Path, ...],
-        typer.Option(metavar="PATH", help="Its TUNER_LIVE_SOCKET; repeatable."),
-    ] = ()
-    url: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help="Its address: also compare the profile with what it says there."
-        ),
-    ] = None
-    token_budget: Annotated[
-        bool,
-        typer.Option("--token-budget", help="With --live, also set max_num_batched_tokens."),
-    ] = False
     live_knob: Annotated[
         bool,
         typer.Option(

@@ -20,12 +20,6 @@ from tuner.system import files
 def run(options: ApplyOptions) -> None:
     """Plan the edit, write it, and start the server where that is asked for. Raises ProfileError,
     TargetError, GateError, UndecidedError or EngineError; nothing is then half-written."""
-    _refuse_others(options)
-    if options.live:
-        from tuner.commands.apply import live  # noqa: PLC0415 - slow to load, and only for these
-
-        live.run(options)
-        return
     _check_usage(options)
     if options.rollback is not None:
         outcome = backup.roll_back(options.rollback, force=options.force)
@@ -68,33 +62,6 @@ def _check(edit: Edit) -> None:
             hint="tuner apply without --check writes it; --dry-run shows the change.",
         )
     apply_view.show(edit, None, as_json=False, to_stderr=False)
-
-
-def _refuse_others(options: ApplyOptions) -> None:
-    """Refuse options that are for the other of the two, a file or a live server."""
-    of_live = {
-        "--socket": options.socket,
-        "--url": options.url,
-        "--token-budget": options.token_budget,
-    }
-    of_file = {
-        "FILE": options.file,
-        "--to": options.to,
-        "--container": options.container,
-        "--model-is": options.model_is,
-        "--selector": options.selector,
-        "--output": options.output,
-        "--exec": options.exec,
-        "--live-knob": options.live_knob,
-        "--admission-limits": options.admission_limits,
-        "--check": options.check,
-        "--pin": options.pin,
-    }
-    others = [name for name, value in (of_file if options.live else of_live).items() if value]
-    if others and options.live:
-        raise UsageError(f"{others[0]} is for a file, not for --live", hint="Leave it out.")
-    if others:
-        raise UsageError(f"{others[0]} is for a live server", hint="Add --live.")
 
 
 def _check_usage(options: ApplyOptions) -> None:

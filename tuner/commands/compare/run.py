@@ -6,27 +6,17 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.commands.compare.options import CompareOptions
-from tuner.commands.compare.view import (
-    ComparePrint,
-    CompareProgress,
-    block_of,
-    json_object,
-    render,
-    tuned_in,
-)
+from tuner.commands.options import CompareOptions, SweepOptions
 from tuner.commands.shared.engine import world_alone
-from tuner.commands.shared.kept_result import keep_result
 from tuner.commands.shared.machine import Here, ThisMachine, check_machine
 from tuner.commands.shared.next_step import after, command
 from tuner.commands.shared.options import in_plan
-from tuner.commands.shared.output import print_json
 from tuner.commands.shared.promise import twin_of
+from tuner.commands.shared.results import keep_result
 from tuner.commands.shared.run_folder import Where, kept, open_part, open_run
 from tuner.commands.shared.traffic import served_in
 from tuner.commands.shared.trust import check_arguments
 from tuner.commands.sweep.one_trace import finished, measured, plan_of, sealed, traffic_of
-from tuner.commands.sweep.options import SweepOptions
 from tuner.engines.devices import DeviceMeter
 from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.provenance import environment_differs
@@ -48,6 +38,9 @@ from tuner.trace.trace import Trace, TraceRequest, load
 from tuner.traffic.window import Part, parse_duration_s
 from tuner.traffic.workload import keep_what_fits
 from tuner.twin.simulation import traffic_of as twin_traffic
+from tuner.views.compare import compare_json, compare_page, tuned_row
+from tuner.views.live import Progress
+from tuner.views.text import print_json, print_page
 
 SWEEP_SHARE = 0.2
 """Of the budget, for the sweep that finds the tuned value where there is no profile."""
@@ -93,7 +86,7 @@ def run(options: CompareOptions) -> None:
         options.trace, options.run_dir, resume=options.resume, command="compare", asked=options
     )
     book = open_run(where, plan)
-    progress = CompareProgress(parse_duration_s(options.budget, option="--budget"))
+    progress = Progress(parse_duration_s(options.budget, option="--budget"))
     for warning in asked.trace.warnings:
         progress.warn(warning)
     with kept(book, where):
@@ -161,7 +154,7 @@ def _starters(
     return base, of_profile, ThisMachine()
 
 
-def _compared(asked: Asked, book: Journal, progress: CompareProgress) -> tuple[Comparison, Tuned]:
+def _compared(asked: Asked, book: Journal, progress: Progress) -> tuple[Comparison, Tuned]:
     """Measure all that the run does not hold yet."""
     options, comparing, log = asked.options, Comparing(book), book.run_dir / "vllm.log"
     for starter in (asked.base, asked.of_profile):
@@ -240,7 +233,7 @@ def _run(
     virtual_time.run(work, begin_s=comparing.journal.clock_s)
 
 
-def _swept(asked: Asked, book: Journal, progress: CompareProgress) -> tuple[ServingProfile, float]:
+def _swept(asked: Asked, book: Journal, progress: Progress) -> tuple[ServingProfile, float]:
     """Return the profile of a quick sweep of the trace, and the engine time that it took."""
     began_s = time.monotonic()
     progress.stage("a quick sweep finds max_num_seqs and the step-time law")
@@ -311,23 +304,22 @@ def _report(asked: Asked, comparison: Comparison, tuned: Tuned) -> None:
     facts = evidence.facts()
     doubts = [*_doubts(asked, evidence), *comparison.warnings]
     warnings = [*asked.trace.warnings, *doubts]
-    result = json_object(tables, comparison, tuned, facts, warnings)
-    row = tuned_in(tables[0])
-    how = ComparePrint(
-        tuned=tuned,
-        facts=facts,
+    result = compare_json(tables, comparison, tuned, facts, warnings)
+    row = tuned_row(tables[0])
+    page = compare_page(
+        tables,
+        tuned,
+        facts,
         spent_s=sum(evidence.starts_s()) + evidence.replay_s(),
-        next=_next(options, is_measured=row is None or row.numbers is not None),
-        run_dir=comparing.journal.run_dir,
-        warnings=warnings if options.details else doubts,
-        said_before=0 if options.details else len(warnings) - len(doubts),
-        details=options.details,
+        warnings=[*doubts, *asked.trace.warnings],
+        run_dir=str(comparing.journal.run_dir),
+        next_=_next(options, is_measured=row is None or row.numbers is not None),
     )
-    keep_result(how.run_dir, result, block_of(tables[0], how))
+    keep_result(comparing.journal.run_dir, result, page)
     if options.json:
         print_json(result)
     else:
-        render(tables, how)
+        print_page(page)
     if not any(row.numbers for table in tables for row in table.rows):
         errors = [text for table in tables for row in table.rows for text in row.errors]
         raise EngineError(

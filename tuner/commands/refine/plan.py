@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from tuner.commands.refine.options import RefineOptions
+from tuner.commands.options import RefineOptions
 from tuner.commands.shared.engine import Execute, world_alone
 from tuner.commands.shared.machine import Here, ThisMachine
 from tuner.commands.shared.options import in_plan

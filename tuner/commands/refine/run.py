@@ -5,25 +5,16 @@ import time
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tuner.commands.refine.options import RefineOptions
+from tuner.commands.options import RefineOptions
 from tuner.commands.refine.plan import Engines, engines_of, plan_of, rests_on
 from tuner.commands.refine.space import space_of
-from tuner.commands.refine.view import (
-    RefinePrint,
-    block_of_refinement,
-    json_of,
-    render,
-    said_of_space,
-)
-from tuner.commands.shared.kept_result import keep_result
 from tuner.commands.shared.machine import check_machine
-from tuner.commands.shared.next_step import check_required
+from tuner.commands.shared.next_step import after, check_required, command, is_short
 from tuner.commands.shared.options import check_given
-from tuner.commands.shared.output import print_json
+from tuner.commands.shared.results import keep_result
 from tuner.commands.shared.run_folder import Where, kept, open_run
 from tuner.commands.shared.traffic import one_engines, served_in
 from tuner.commands.sweep.one_trace import origin_of
-from tuner.commands.sweep.view import RunProgress
 from tuner.engines.devices import DeviceMeter
 from tuner.profile.profile import check_output, keep, save, seal
 from tuner.profile.profile import load as load_profile
@@ -39,6 +30,9 @@ from tuner.runs.refine.trials import Trials
 from tuner.runs.result import profile_of, required_sections, second_thoughts
 from tuner.trace.trace import Trace, TraceRequest, load
 from tuner.traffic.requirements import RequirementCheck
+from tuner.views.live import Progress
+from tuner.views.refine import refine_json, refine_page, space_lines
+from tuner.views.text import print_json, print_page
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +81,8 @@ def run(options: RefineOptions) -> None:
 
 def _refined(begun: _Begun) -> Refinement:
     plan, book, engines = begun.plan, begun.book, begun.engines
-    progress = RunProgress(plan.settings.budget_s, doubling(plan.settings.ceiling))
-    for line in said_of_space(plan.space):
+    progress = Progress(plan.settings.budget_s, doubling(plan.settings.ceiling))
+    for line in space_lines(plan.space):
         progress.stage(line)
     for warning in plan.warnings:
         progress.warn(warning)
@@ -112,13 +106,17 @@ def _conclude(begun: _Begun, found: Refinement) -> None:
     keep(result, begun.book.run_dir)
     check_output(options.output, force=None)
     save(result, options.output)
-    printed = json_of(found, plan, run_dir=begun.book.run_dir, profile_path=options.output)
-    how = RefinePrint(result, options.output, options.trace, begun.book.run_dir, options.details)
-    keep_result(how.run_dir, printed, block_of_refinement(found, how))
+    run_dir = str(begun.book.run_dir)
+    next_ = after(result, options.output)
+    if found.outcome is not None and result.provenance.engine != "sim" and not is_short(result):
+        next_ = command("verify", options.output, "--trace", options.trace)
+    printed = refine_json(found, plan, run_dir=run_dir, profile=str(options.output))
+    page = refine_page(found, plan, result, run_dir=run_dir, next_=next_)
+    keep_result(begun.book.run_dir, printed, page)
     if options.json:
         print_json(printed)
     else:
-        render(found, plan, how)
+        print_page(page)
     check_required(result, options.output, cure="")
 
 

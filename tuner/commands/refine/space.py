@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tuner.commands.refine.options import RefineOptions
+from tuner.commands.options import RefineOptions
 from tuner.engines.engine_arguments import value_of
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import start as vllm

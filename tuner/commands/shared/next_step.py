@@ -12,29 +12,28 @@ from tuner.profile.summary import LOW, promised, required
 from tuner.system.passwords import public_words
 
 OPEN = ("inconclusive", "not_reached")
-"""Verdicts of which more is to be measured before anything is rolled out."""
+"""Verdicts after which more is to be measured before anything is rolled out."""
 
 
 def after(profile: ServingProfile, path: Path, *, base: Path | None = None) -> str:
     """Return what to do with a profile that was just written to ``path``.
 
-    Of a simulated engine there is nothing to roll out, and of what is not decided nothing yet. A
-    profile does not know what would decide it; its reason says that. Where too few requests are
-    served in time, more servers are the cure, and not another cap. ``base`` is the file that
-    production uses.
+    Of a simulated engine there is nothing to roll out, and of what is not decided nothing yet.
+    Where too few requests meet the SLO, more servers are the cure, and not another cap. ``base`` is
+    the file that production uses.
     """
-    if profile.provenance.engine == "sim":
+    if profile.provenance.engine == "sim" or (
+        not is_short(profile) and profile.decision.verdict in OPEN
+    ):
         return command("show", path)
     if is_short(profile):
-        return command("plan", path) if profile.twin is not None else command("show", path)
-    if profile.decision.verdict in OPEN:
-        return command("show", path)
+        return command("show" if profile.twin is None else "plan", path)
     return command("apply", path, *([] if base is None else [base]), "--dry-run")
 
 
 def is_short(profile: ServingProfile) -> bool:
-    """Whether the choice serves too few requests in time to be rolled out, or breaks what is
-    required of it."""
+    """Whether too few requests meet the SLO for a rollout, or the choice breaks what is
+    required."""
     decision = profile.decision
     return (
         decision.verdict == "overloaded"
@@ -47,17 +46,15 @@ def check_required(profile: ServingProfile, path: Path, *, cure: str) -> None:
     """Raise GateError where the choice breaks what is required of it; ``cure`` says what would keep
     it, where that is known."""
     if broken := profile.decision.broken:
-        told = ", ".join(map(required, broken))
         raise GateError(
-            f"{path}: max_num_seqs {profile.decision.max_num_seqs} does not keep {told}"
-            + (f"; {cure}" if cure else ""),
+            f"{path}: max_num_seqs {profile.decision.max_num_seqs} does not keep "
+            f"{', '.join(map(required, broken))}" + (f"; {cure}" if cure else ""),
             hint=f"Add replicas or require less. Next: {after(profile, path)}",
         )
 
 
-def asked_for(name: str, options: Any, **changes: Any) -> str:  # noqa: ANN401 - any command's
-    """Return the command that is called with these options, but for the changes. It leaves out what
-    others must not read: passwords of addresses, and a hub's token, as HF_TOKEN gives it too."""
+def again(name: str, options: Any, **changes: Any) -> str:  # noqa: ANN401 - any command's
+    """Return the command with these options, but for the changes, without secrets."""
     return command(name, *public_words(as_typed(replace(options, **changes))))
 
 

@@ -1,18 +1,16 @@
 """The folder of a run: made, found again, and removed when the run is refused."""
 
 import asyncio
-import glob
-import shlex
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tuner.commands.shared.next_step import asked_for
+from tuner.commands.shared.next_step import command as command_line
+from tuner.commands.shared.options import as_typed
 from tuner.errors import (
     EngineError,
     GateError,
@@ -26,8 +24,6 @@ from tuner.runs import journal
 from tuner.system import files, interruption
 from tuner.system.passwords import public_words
 from tuner.system.printable import printable
-
-_STAMP = "-" + "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-" + "[0-9]" * 6
 
 _MARKS = {"compare": "compare", "verify": "verify", "refine": "objective", "sweep": "ceiling"}
 """Command → what its plans hold, and those of the commands after it do not."""
@@ -49,22 +45,21 @@ class Where:
     asked: Any = field(default=None, kw_only=True)
     """The command's options; kept with the run, so that its report can say what goes on with it."""
 
-    def told(self) -> dict[str, str]:
-        """Return what is kept beside the plan: the command, without --run-dir and --resume."""
+    def told(self) -> dict[str, list[str]]:
+        """Return what is kept beside the plan: the words of the command, without secrets."""
         if self.asked is None:
             return {}
-        typed = asked_for(self.command, self.asked, resume=False, run_dir=None, json=False)
-        return {"command": typed}
+        options = replace(self.asked, resume=False, run_dir=None)
+        return {"command": [self.command, *public_words(as_typed(options))]}
 
 
 def open_run(where: Where, plan: Mapping[str, Any]) -> journal.Journal:
-    """Open the journal of a new run, or of the one to go on with: by default the newest of its
-    kind and trace. Raises RunError."""
+    """Open the journal of a new run, or of the one to continue. Raises RunError."""
     name = where.trace.stem if where.command == "sweep" else f"{where.command}-{where.trace.stem}"
     if where.run_dir is not None:
         _check_folder(where.run_dir)
     if where.resume:
-        run_dir = where.run_dir or _newest(name)
+        run_dir = where.run_dir or Path("runs")
         check_command(journal.read(run_dir), where.command)
         return journal.resume(run_dir, plan, **where.told())
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
@@ -73,14 +68,9 @@ def open_run(where: Where, plan: Mapping[str, Any]) -> journal.Journal:
 
 
 def goes_on(book: journal.Journal) -> str:
-    """Return the command that goes on with a run; of a part, with the run that it is part of. Empty
-    of an older tuner, which kept none. Raises TypeError for what is no command."""
-    first = book.events[0]
-    command = str.strip(first.get("command", ""))
-    if not command:
-        return ""
-    run_dir = book.run_dir.parent if first.get("is_part") else book.run_dir
-    return f"{command} --resume --run-dir {shlex.quote(str(run_dir))}"
+    """Return the command that continues a run; of a part, the run that it is part of."""
+    is_part = book.events[0].get("is_part")
+    return command_line("resume", book.run_dir.parent if is_part else book.run_dir)
 
 
 def check_command(book: journal.Journal, command: str) -> None:
@@ -146,14 +136,6 @@ def parts_of(book: journal.Journal) -> list[str]:
     return names
 
 
-def _newest(name: str) -> Path:
-    pattern = f"{glob.escape(name)}{_STAMP}/journal.jsonl"
-    found = sorted(path for path in Path("runs").glob(pattern) if path.stat().st_size)
-    if not found:
-        raise RunError(f"runs/{name}-*: there is no run to resume", hint="Name it with --run-dir.")
-    return found[-1].parent
-
-
 @contextmanager
 def making_sense(run_dir: Path, *, is_stored: bool) -> Iterator[None]:
     """Raise RunError for what comes of a stored run that tuner did not write."""
@@ -182,12 +164,9 @@ def kept(
     books = (book, *parts)
 
     def words() -> interruption.Words:
-        command = ["tuner", *public_words(sys.argv[1:])]
-        command += [] if where.resume else ["--resume"]
-        command += [] if where.run_dir is not None else ["--run-dir", str(book.run_dir)]
-        replays = sum(len(list(one.of("replay"))) for one in books)
+        replays = sum(len(list(part.of("replay"))) for part in books)
         kept = f"{replays} replay{' is' if replays == 1 else 's are'} kept in {book.run_dir}"
-        return kept, f"Go on with: {shlex.join(command)}"
+        return kept, f"Continue with: {command_line('resume', book.run_dir)}"
 
     interruption.say_at_the_end(words)
     try:
@@ -202,7 +181,7 @@ def kept(
         if all(event["event"] in _BEFORE_ANY_NUMBER for one in books for event in one.events):
             _remove(books)
         elif isinstance(problem, UsageError) and where.command == "sweep":
-            problem.hint += f" What was measured is kept: --resume --run-dir {book.run_dir}."
+            problem.hint += f" What was measured is kept in {book.run_dir}: tuner resume."
         raise
     finally:
         for one in books:

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from tuner.commands.shared.console import TimeColumn, console_for, plain_table, print_end, shown
+from tuner.commands.options import SweepOptions
 from tuner.commands.shared.engine import world_of
-from tuner.commands.shared.kept_result import keep_result
-from tuner.commands.shared.next_step import after
-from tuner.commands.shared.output import print_json
+from tuner.commands.shared.next_step import after, check_required
+from tuner.commands.shared.results import keep_result
 from tuner.commands.shared.run_folder import Where, kept, making_sense, open_each, open_run
 from tuner.commands.sweep.one_trace import (
     FinishedSweep,
@@ -27,23 +26,12 @@ from tuner.commands.sweep.one_trace import (
     taken_from_base,
     traffic_of,
 )
-from tuner.commands.sweep.options import SweepOptions
-from tuner.commands.sweep.results import KindsResult
-from tuner.commands.sweep.view import (
-    TABLE_WIDTH,
-    NamedProgress,
-    RunProgress,
-    keep_answer,
-    print_of,
-    render,
-)
 from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import EngineError, RunError, TunerError, UndecidedError, UsageError
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import LOW, engine_time, first_said, is_simulated, percent, promised
-from tuner.profile.verdict_block import VerdictBlock
 from tuner.replay.measure import Measurement
 from tuner.runs.cluster.prices import check_used, parse_prices, per_million_tokens, price_of
 from tuner.runs.cluster.share import Node, Share, share_of, usable
@@ -51,13 +39,16 @@ from tuner.runs.ladder import doubling
 from tuner.runs.outcome import SweepOutcome
 from tuner.system import interruption
 from tuner.trace.trace import Trace
+from tuner.views.live import Progress
+from tuner.views.page import Cell, Column, Page, Section, Table
+from tuner.views.profile import curve_table
+from tuner.views.text import print_json, print_page
 
 if TYPE_CHECKING:
     from tuner.runs.cluster.kinds import Description
     from tuner.runs.cluster.session import RaySession
     from tuner.runs.cluster.sweeps import Kind
 
-TIMES = ("TTFT", "TPOT", "E2EL")
 LABEL = "tuner/kind"
 """Label of a node: which of several worlds it simulates."""
 
@@ -91,7 +82,8 @@ class KindOutcome:
         """Return the cost of a million output tokens within the SLO; None without a price."""
         if self.per_hour is None or (one := self.numbers) is None:
             return None
-        return per_million_tokens(self.per_hour, one.output_tokens_per_s * one.attainment)
+        cost = per_million_tokens(self.per_hour, one.output_tokens_per_s * one.attainment)
+        return cost if math.isfinite(cost) else None
 
 
 def run(options: SweepOptions) -> None:
@@ -112,7 +104,6 @@ def _swept(
     from tuner.runs.cluster.sweeps import Job, sweep_all  # noqa: PLC0415 - imports ray
 
     began_s = time.monotonic()
-    assert options.trace is not None
     path = options.trace
     traffic = traffic_of(options, path)
     kinds, left_out = kinds_on(session, options, traffic.trace.header.model)
@@ -124,14 +115,14 @@ def _swept(
     check_used(prices, list(kinds))
     outputs = outputs_of(options.output, list(kinds))
     for output in outputs.values():
-        profile.check_output(output, force=options.force)
+        profile.check_output(output, force=None)
     arguments = _resolved(session, kinds, options.ceiling)
     plans = plans_of(options, traffic.trace, kinds, arguments)
     parts = {name: one_servers(traffic, options, one.starter) for name, one in kinds.items()}
     where = Where(path, options.run_dir, resume=options.resume, asked=options)
     book = open_run(where, _plan_of_all(plans, kinds))
     books = open_each(book, plans)
-    progress = RunProgress(traffic.settings.budget_s, doubling(options.ceiling))
+    progress = Progress(traffic.settings.budget_s, doubling(options.ceiling))
     for warning in (*traffic.warnings, *session.cautions(), *left_out):
         progress.warn(warning)
     for said in taken_from_base(options):
@@ -143,7 +134,7 @@ def _swept(
             name: (kind, Job(parts[name].requests, traffic.settings, kind.starter))
             for name, kind in kinds.items()
         }
-        watchers = {name: NamedProgress(progress, name) for name in kinds}
+        watchers = {name: progress.named(name) for name in kinds}
         with progress:
             outcomes = interruption.run(sweep_all(session, jobs, books, watchers))
     stack.close()
@@ -227,15 +218,19 @@ def _plan_of_all(
 def _conclude(options: SweepOptions, found: Sequence[KindOutcome], run_dir: Path) -> None:
     """Write the profiles and print all. Raises what ended the sweeps where none was ended well."""
     with making_sense(run_dir, is_stored=options.resume):
-        found = [_written(one, options) for one in found]
+        found = [_written(one) for one in found]
     failed = [one.done for one in found if isinstance(one.done, TunerError)]
     if len(failed) == len(found):
         raise failed[0]
-    keep_result(run_dir, json_of(found, run_dir), _block(found, options))
+    page = page_of(found, run_dir, options)
+    keep_result(run_dir, json_of(found, run_dir), page)
     if options.json:
         print_json(json_of(found, run_dir))
     else:
-        render_kinds(found, run_dir, options)
+        print_page(page)
+    for each in found:
+        if each.sealed is not None:
+            check_required(each.sealed, each.profile, cure="")
     done = [one.done.outcome for one in found if isinstance(one.done, FinishedSweep)]
     if not any(outcome.verdict.is_defended for outcome in done):
         raise UndecidedError(
@@ -243,14 +238,13 @@ def _conclude(options: SweepOptions, found: Sequence[KindOutcome], run_dir: Path
         )
 
 
-def _written(one: KindOutcome, options: SweepOptions) -> KindOutcome:
+def _written(one: KindOutcome) -> KindOutcome:
     """Write the profile of a kind that came to one."""
     if isinstance(one.done, TunerError):
         return one
     result = sealed(one.done)
     profile.keep(result, one.done.run_dir)
-    keep_answer(options, one.done, result, one.profile)
-    profile.check_output(one.profile, force=options.force)
+    profile.check_output(one.profile, force=None)
     profile.save(result, one.profile)
     return replace(one, sealed=result)
 
@@ -359,79 +353,75 @@ def _share(options: SweepOptions, header_model: str | None, node: "Description")
 def json_of(found: Sequence[KindOutcome], run_dir: Path) -> dict[str, Any]:
     """Return the object that ``tuner sweep --ray --json`` prints."""
     kinds: dict[str, Any] = {}
-    for one in found:
-        said: dict[str, Any] = {"takes": one.takes, "price_per_hour": one.per_hour}
-        if isinstance(one.done, TunerError):
-            kinds[one.kind] = {**said, "failed": str(one.done)}
-            continue
-        cost = one.per_million
-        said["cost_per_million_output_tokens"] = (
-            cost if cost is not None and math.isfinite(cost) else None
-        )
-        kinds[one.kind] = {**one.done.as_json(one.profile), **said}
-    whole = KindsResult.model_validate({"kinds": kinds, "run_dir": str(run_dir)})
-    return whole.model_dump(mode="json")
+    for each in found:
+        common: dict[str, Any] = {"takes": each.takes, "price_per_hour": each.per_hour}
+        if isinstance(each.done, TunerError):
+            kinds[each.kind] = {**common, "failed": str(each.done)}
+        else:
+            common["cost_per_million_output_tokens"] = each.per_million
+            kinds[each.kind] = {**each.done.as_json(each.profile), **common}
+    return {"kinds": kinds, "run_dir": str(run_dir)}
 
 
-def render_kinds(found: Sequence[KindOutcome], run_dir: Path, options: SweepOptions) -> None:
-    """Print what each kind comes to, then all of them beside each other."""
-    console = console_for(at_least=TABLE_WIDTH)
-    for one in found:
-        console.print(f"[bold]{shown(one.kind)}[/], {one.takes} an engine", soft_wrap=True)
-        if isinstance(one.done, TunerError):
-            console.print(f"[yellow]Failed:[/] {shown(one.done)}", soft_wrap=True)
-        elif one.sealed is not None:
-            how = print_of(options, one.done, one.sealed, one.profile)
-            render(one.done.outcome, one.sealed, how)
-        console.print()
-    columns = {name: TimeColumn.of(_p95_s(one.numbers, name) for one in found) for name in TIMES}
-    table = plain_table(
-        "kind", "verdict", "cap", "in SLO", "goodput\nreq/s",
-        *(f"{name}\np95 {one.unit}" for name, one in columns.items()),
-        "tok/s", "cost per\n1M tokens",
-    )  # fmt: skip
-    for one in found:
-        if isinstance(one.done, FinishedSweep) and (numbers := one.numbers) is not None:
-            verdict = one.done.outcome.verdict
-            table.add_row(
-                shown(one.kind),
-                f" {verdict.kind}",
-                f" {verdict.max_num_seqs}",
-                f" {numbers.attainment:.1%}",
-                f" {numbers.goodput_rps:.2f}",
-                *(f" {one.shown(_p95_s(numbers, name))}" for name, one in columns.items()),
-                f" {numbers.output_tokens_per_s:,.0f}",
-                _cost(one.per_million),
-            )
-    console.print("the same traffic on each kind, at its own cap")
-    console.print(table)
-    if any(one.per_million is not None for one in found):
-        console.print("cost: per million output tokens of requests within the SLO, at this load")
-    print_end(console, run_dir, _block(found, options))
-
-
-def _block(found: Sequence[KindOutcome], options: SweepOptions) -> VerdictBlock:
+def page_of(found: Sequence[KindOutcome], run_dir: Path, options: SweepOptions) -> Page:
     """Return which kind serves this traffic cheapest or, without prices, best."""
     best = min(found, key=_rank)
     assert isinstance(best.done, FinishedSweep)
     assert best.sealed is not None
-    verdict, priced = best.done.outcome.verdict, best.per_million is not None
-    ended = [one.done.outcome for one in found if isinstance(one.done, FinishedSweep)]
-    beside = "; ".join(f"{one.kind}: {_in_words(one)}" for one in found if one is not best)
-    rows = [("gives", _in_words(best, unit=" (in the unit of --prices)")), ("beside", beside)]
-    if not priced:
-        rows.append(("costs", "not known: --prices KIND=PRICE says what each costs"))
-    simulated, alone = is_simulated(best.sealed), len(ended) == 1
-    took = engine_time(sum(sum(one.starts_s) + one.replay_s for one in ended), simulated=simulated)
-    rows.append(("took", f"{took} on {len(ended)} kind{'s' * (not alone)}"))
-    aside = "cheapest" if priced else "serves most in time"
-    title = f"{best.kind} with max_num_seqs {verdict.max_num_seqs}"
-    return VerdictBlock(
-        first_said(promised(best.sealed).attainment, title),
-        "simulated, " * simulated + ("the only kind that ran" if alone else aside),
-        [row for row in rows if row[1]],
-        after(best.sealed, best.profile, base=options.base),
+    ended = [each.done.outcome for each in found if isinstance(each.done, FinishedSweep)]
+    facts = [("gives", _in_words(best))]
+    if beside := "; ".join(f"{each.kind}: {_in_words(each)}" for each in found if each is not best):
+        facts.append(("beside", beside))
+    if best.per_million is None:
+        facts.append(("costs", "not known: --prices KIND=PRICE says what each costs"))
+    simulated = is_simulated(best.sealed)
+    spent_s = sum(sum(each.starts_s) + each.replay_s for each in ended)
+    took = engine_time(spent_s, simulated=simulated)
+    facts.append(("took", f"{took} on {len(ended)} kind{'s' * (len(ended) != 1)}"))
+    aside = "serves most in time" if best.per_million is None else "cheapest"
+    title = f"{best.kind} with max_num_seqs {best.done.outcome.verdict.max_num_seqs}"
+    failed = [
+        f"{each.kind} failed: {each.done}" for each in found if isinstance(each.done, TunerError)
+    ]
+    return Page(
+        subject=f"Sweep {run_dir}",
+        title=first_said(promised(best.sealed).attainment, title),
+        aside="simulated, " * simulated + ("the only kind that ran" if len(ended) == 1 else aside),
+        facts=facts,
+        sections=[
+            Section("The same traffic on each kind, at its own cap", tables=[_table(found, best)]),
+            *(
+                Section(f"Curve of {each.kind}", tables=[curve_table(each.sealed)])
+                for each in found
+                if each.sealed is not None
+            ),
+        ],
+        warnings=[*failed, *(text for each in ended for text in each.warnings)],
+        run_dir=str(run_dir),
+        next=after(best.sealed, best.profile, base=options.base),
     )
+
+
+def _table(found: Sequence[KindOutcome], best: KindOutcome) -> Table:
+    columns = [
+        Column("kind", "kind"), Column("takes", "takes"), Column("verdict", "verdict"),
+        Column("max_num_seqs", "max_num_seqs", "count"), Column("attainment", "met SLO", "share"),
+        Column("goodput_rps", "goodput req/s", "number"), Column("tpot_p95_s", "TPOT p95", "time"),
+        Column("cost", "cost per 1M tokens", "number"),
+    ]  # fmt: skip
+    rows: list[list[Cell]] = []
+    for each in found:
+        numbers, done = each.numbers, each.done
+        if numbers is None or isinstance(done, TunerError):
+            rows.append([each.kind, each.takes, "failed", *[None] * 5])
+            continue
+        verdict = done.outcome.verdict
+        tpot_s = None if numbers.tpot_s is None else float(numbers.tpot_s.p95)
+        rows.append(
+            [each.kind, each.takes, verdict.kind, verdict.max_num_seqs, numbers.attainment,
+             numbers.goodput_rps, tpot_s, each.per_million]
+        )  # fmt: skip
+    return Table(columns, rows, chosen=list(found).index(best))
 
 
 def _rank(one: KindOutcome) -> tuple[bool, bool, float, float]:
@@ -444,22 +434,9 @@ def _rank(one: KindOutcome) -> tuple[bool, bool, float, float]:
     return False, short, math.inf if cost is None else cost, -numbers.attainment
 
 
-def _in_words(one: KindOutcome, *, unit: str = "") -> str:
-    numbers = one.numbers
+def _in_words(one: KindOutcome) -> str:
+    numbers, cost = one.numbers, one.per_million
     if numbers is None:
         return f"failed ({one.done})"
-    cost = one.per_million
-    price = "" if cost is None else f",{_cost(cost)}"
-    unit = f" a million tokens{unit}" if price and cost != math.inf else ""
-    return f"{percent(numbers.attainment)} in SLO{price}{unit}"
-
-
-def _p95_s(numbers: Measurement | None, name: str) -> float | None:
-    spread = getattr(numbers, f"{name.lower()}_s", None)
-    return None if spread is None else float(spread.p95)
-
-
-def _cost(cost: float | None) -> str:
-    if cost is None:
-        return " -"
-    return f" {cost:,.2f}" if math.isfinite(cost) else " none served"
+    price = "" if cost is None else f", {cost:,.2f} a million tokens (in the unit of --prices)"
+    return f"{percent(numbers.attainment)} meet the SLO{price}"

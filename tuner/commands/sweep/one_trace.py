@@ -9,12 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tuner.commands.shared.dry_run import DryRun, asked_of, windows_of
+from tuner.commands.options import SweepOptions
 from tuner.commands.shared.engine import OR_SERVED, Execute, world_of
-from tuner.commands.shared.next_step import asked_for
 from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.traffic import one_engines, served_in, warnings_about
-from tuner.commands.sweep.options import SweepOptions
 from tuner.engines import provenance
 from tuner.engines.devices import DeviceMeter, at_the_end, gpus_of
 from tuner.engines.engine_arguments import engine_arguments, stated_number
@@ -27,25 +25,22 @@ from tuner.errors import ProfileError, RunError, UsageError
 from tuner.profile.numbers import Baseline
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import minutes
 from tuner.replay.readings import Read
 from tuner.runs import journal
 from tuner.runs.engine_runner import Watcher
 from tuner.runs.evidence import Evidence
-from tuner.runs.ladder import doubling
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.result import json_object, profile_of, second_thoughts
 from tuner.runs.settings import Confirm, SweepSettings, settings_in
 from tuner.runs.sweep.outcome import in_use
 from tuner.runs.sweep.rescore import rescore
-from tuner.runs.sweep.sweep import steps_of, sweep
+from tuner.runs.sweep.sweep import sweep
 from tuner.system import interruption
 from tuner.trace.trace import Trace, TraceRequest, digest, load, write
 from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.sessions import turns_of
 from tuner.traffic.slo import Slo, parse_slo
 from tuner.traffic.window import choose_part, parse_window
-from tuner.traffic.workload import MIN_STEP_S, affordable_step_s
 
 TRACE_COPY = "trace.jsonl"
 """In the run directory: the requests that were tuned for, so that the run can be rescored."""
@@ -200,49 +195,7 @@ def ranks_of(starter: Starter) -> int:
     return int(getattr(starter, "ranks", 1))
 
 
-def dry_run_of(
-    options: SweepOptions, traffic: SweptTraffic, starter: Starter, ceiling: Sequence[str]
-) -> DryRun:
-    """Return what a sweep of this traffic would do; ``ceiling`` says how that was found. Raises
-    UsageError for a budget that is too small for any."""
-    settings = traffic.settings
-    starts, steps = 2, steps_of(settings)
-    start_s = _simulated_start_s(options)
-    step_s = affordable_step_s(
-        settings.step_s,
-        steps=steps,
-        budget_s=settings.budget_s,
-        starts_s=starts * (start_s or 0.0),
-    )
-    longest_s = (settings.budget_s - MIN_STEP_S * steps) / starts
-    start = f"at most {minutes(longest_s)}" if start_s is None else minutes(start_s)
-    windows = windows_of(traffic.requests, settings.window, step_s=step_s)
-    caps = ", ".join(map(str, doubling(settings.ceiling)))
-    fresh = "on a fresh one" if settings.confirm == "inproc" else "behind a fresh server"
-    how = f"{caps}, live on one engine, then the choice {fresh}"
-    return DryRun(
-        command=asked_for("sweep", options, dry_run=False),
-        rows=[
-            ("steps", f"max_num_seqs {how}"),
-            *(("ceiling", said) for said in ceiling),
-            ("windows", f"a step replays {windows}"),
-            (
-                "time",
-                (
-                    f"at most {minutes(settings.budget_s)} of engine: {starts} starts of "
-                    f"{start} each, and replays of {steps:.2g} times {minutes(step_s)} at most"
-                ),
-            ),
-        ],
-        arguments=asked_of(starter, max_num_seqs=options.ceiling),
-        requests=traffic.requests,
-        most_seqs=options.ceiling,
-        is_simulated=options.engine == "sim",
-        warnings=[*taken_from_base(options), *traffic.warnings],
-    )
-
-
-def _simulated_start_s(options: SweepOptions) -> float | None:
+def simulated_start_s(options: SweepOptions) -> float | None:
     """Return what a start takes; None of a real engine, which nobody knows before."""
     if (world := world_of(options, real=OR_SERVED)) is None:
         return None
@@ -407,14 +360,17 @@ def device_of(starter: Starter, run_dir: Path) -> Read | None:
     return DeviceMeter(gpus_of(starter.resolve(max_num_seqs=1))).read
 
 
-def rescored(options: SweepOptions, book: journal.Journal) -> FinishedSweep:
-    """Rescore one trace's stored run. Raises RunError, InputError."""
+def rescored(
+    book: journal.Journal, *, slo: str | None = None, require: Sequence[str] = ()
+) -> FinishedSweep:
+    """Decide one trace's stored run again, by default under its own plan. Raises RunError,
+    InputError."""
     began_s = time.monotonic()
     run_dir, plan = book.run_dir, book.events[0]["plan"]
     try:
-        if options.require:
-            plan = {**plan, "require": list(options.require)}
-        settings = settings_in(plan, slo=_slo_in(options.slo or plan["slo"]))
+        if require:
+            plan = {**plan, "require": list(require)}
+        settings = settings_in(plan, slo=_slo_in(slo or plan["slo"]))
         of_trace, ranks = str(plan["trace_digest"]), int(plan.get("ranks", 1))
     except journal.NO_SENSE as error:
         raise RunError(

@@ -4,21 +4,29 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tuner.commands.shared import dry_run
-from tuner.commands.shared.next_step import check_required
+from msgspec.structs import replace
+
+from tuner.commands.options import AUTO, ShowOptions, SweepOptions
+from tuner.commands.shared.next_step import after, again, check_required
 from tuner.commands.shared.options import check_given
-from tuner.commands.shared.output import print_json
-from tuner.commands.shared.run_folder import Where, check_command, kept, making_sense, open_run
-from tuner.commands.sweep import kinds
-from tuner.commands.sweep.ceiling import with_ceiling
+from tuner.commands.shared.results import keep_result
+from tuner.commands.shared.run_folder import (
+    Where,
+    check_command,
+    kept,
+    making_sense,
+    open_run,
+    read_run,
+)
+from tuner.commands.sweep import forecast, kinds
 from tuner.commands.sweep.one_trace import (
     FinishedSweep,
     SweptTraffic,
     beside_now,
     completed,
     confirming_of,
-    dry_run_of,
     finished,
     keep_trace,
     measured,
@@ -31,54 +39,46 @@ from tuner.commands.sweep.one_trace import (
     taken_from_base,
     traffic_of,
 )
-from tuner.commands.sweep.options import AUTO, SweepOptions
-from tuner.commands.sweep.view import RunProgress, keep_answer, print_of, render
 from tuner.engines.seam import Starter
 from tuner.errors import UndecidedError, UsageError
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
-from tuner.runs import journal
 from tuner.runs.ladder import doubling
+from tuner.traffic.window import parse_duration_s
+from tuner.views.live import Progress
+from tuner.views.page import Page
+from tuner.views.profile import profile_page
+from tuner.views.text import print_json, print_page
 
 
 def run(options: SweepOptions) -> None:
     """Run the whole sweep, write its profile and print its result. Raises TunerError."""
     check_given("--ray", options.ray)
     _check(options)
-    if options.rescore is not None:
-        _rescore(options, options.rescore)
-    elif options.ray is not None:
+    if options.ray is not None:
         kinds.run(options)
-    elif options.trace is not None:
-        _run_one(options, options.trace)
+    else:
+        _run_one(options)
 
 
 def _check(options: SweepOptions) -> None:
     """Raise UsageError for options that do not go together."""
-    if options.trace is None and options.rescore is None:
-        raise UsageError("no trace given", hint="Give --trace FILE, or --rescore RUN_DIR.")
-    if options.rescore is not None and (
-        options.trace or options.resume or options.run_dir or options.ray or options.dry_run
-    ):
-        raise UsageError(
-            "--rescore reads a stored run and starts no engine",
-            hint="Leave out --trace, --resume, --run-dir, --ray and --dry-run.",
-        )
     if options.ray is None and options.prices is not None:
         raise UsageError("--prices is for --ray", hint="Add --ray ADDRESS.")
     if options.ray is not None and options.dry_run:
-        raise UsageError("--dry-run is of a sweep on this machine", hint="Leave out --ray.")
+        raise UsageError("--dry-run is for a sweep on this machine", hint="Leave out --ray.")
     if options.ray is not None and options.ceiling == AUTO:
-        raise UsageError("--ceiling auto is of this machine", hint="Give a number with --ray.")
+        raise UsageError("--ceiling auto is for this machine", hint="Give a number with --ray.")
 
 
-def _run_one(options: SweepOptions, path: Path) -> None:
-    asked = prepared(options, path)
+def _run_one(options: SweepOptions) -> None:
+    asked = prepared(options)
     if options.dry_run:
-        run = dry_run_of(asked.options, asked.traffic, asked.starter, asked.ceiling)
-        dry_run.show(run, as_json=options.json)
+        forecast.show(asked.options, asked.traffic, asked.starter, asked.ceiling)
         return
-    _conclude(asked.options, swept(asked, path), keep=True)
+    options, done = asked.options, swept(asked)
+    found, page = written(options, done)
+    _conclude(done, found, options.output, page, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,25 +96,25 @@ class AskedSweep:
     began_s: float
 
 
-def prepared(options: SweepOptions, path: Path) -> AskedSweep:
+def prepared(options: SweepOptions) -> AskedSweep:
     """Read and check all that a sweep needs. Raises TunerError."""
     began_s = time.monotonic()
-    profile.check_output(options.output, force=options.force)
-    traffic = traffic_of(options, path)
+    profile.check_output(options.output, force=None)
+    traffic = traffic_of(options, options.trace)
     starter = starter_of(options, traffic.trace.header.model)
     traffic = one_servers(traffic, options, starter)
-    options, traffic, ceiling = with_ceiling(options, traffic, starter)
+    options, traffic, ceiling = forecast.with_ceiling(options, traffic, starter)
     return AskedSweep(options, traffic, starter, ceiling, began_s)
 
 
-def swept(asked: AskedSweep, path: Path) -> FinishedSweep:
+def swept(asked: AskedSweep) -> FinishedSweep:
     """Measure all that the run does not hold yet, and decide. Raises TunerError."""
     options, traffic, starter = asked.options, asked.traffic, asked.starter
     arguments = starter.resolve(max_num_seqs=options.ceiling)
     plan = plan_of(options, traffic.trace, arguments, ranks=ranks_of(starter))
-    where = Where(path, options.run_dir, resume=options.resume, asked=options)
+    where = Where(options.trace, options.run_dir, resume=options.resume, asked=options)
     book = open_run(where, plan)
-    progress = RunProgress(traffic.settings.budget_s, doubling(options.ceiling))
+    progress = Progress(traffic.settings.budget_s, doubling(options.ceiling))
     for warning in traffic.warnings:
         progress.warn(warning)
     for line in [*asked.ceiling, *taken_from_base(options)]:
@@ -136,37 +136,71 @@ def swept(asked: AskedSweep, path: Path) -> FinishedSweep:
         return finished(outcome, traffic, starter, book.run_dir, wall_s)
 
 
-def _rescore(options: SweepOptions, run_dir: Path) -> None:
-    """Rescore a stored run under another SLO if one is given, else its own. No engine."""
-    book = journal.read(run_dir)
+def decide_again(options: ShowOptions) -> None:
+    """Decide a stored run again, under another SLO or other requirements, without an engine; write
+    its profile to ``-o``. Raises TunerError."""
+    output = options.output
+    if output is not None:
+        profile.check_output(output, force=None)
+    book = read_run(options.source)
     check_command(book, "sweep")
-    with making_sense(run_dir, is_stored=True):
-        profile.check_output(options.output, force=options.force)
-        _conclude(options, rescored(options, book), keep=False)
+    with making_sense(options.source, is_stored=True):
+        done = rescored(book, slo=options.slo, require=options.require)
+        result = sealed(done)
+    if output is not None:
+        profile.save(result, output)
+    path = output or options.source / "profile.yaml"
+    page = page_of(done, result, after(result, path))
+    _conclude(done, result, path, page, options)
 
 
-def written(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> ServingProfile:
-    """Write the profile, into the run directory first if it is to be kept there; return it."""
+def written(options: SweepOptions, done: FinishedSweep) -> tuple[ServingProfile, Page]:
+    """Write the profile, into the run directory first; return it and its page."""
     with making_sense(done.run_dir, is_stored=options.resume):
         found = sealed(done)
-        if keep:
-            profile.keep(found, done.run_dir)
-            keep_answer(options, done, found, options.output)
-    profile.check_output(options.output, force=options.force)
+        page = page_of(done, found, next_command(options, found))
+        profile.keep(found, done.run_dir)
+        keep_result(done.run_dir, done.as_json(options.output), page)
+    profile.check_output(options.output, force=None)
     profile.save(found, options.output)
-    return found
+    return found, page
 
 
-def _conclude(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> None:
-    """Write the profile, into the run directory first if it is to be kept there, and print."""
-    outcome, found = done.outcome, written(options, done, keep=keep)
+def page_of(done: FinishedSweep, found: ServingProfile, next_: str) -> Page:
+    """Return the page of a finished sweep."""
+    page = profile_page(found, subject=f"Sweep {done.run_dir}", next_=next_)
+    return replace(page, run_dir=str(done.run_dir))
+
+
+def next_command(options: SweepOptions, found: ServingProfile) -> str:
+    """Return what to run after a sweep: the same again where that would tell more, or what goes on
+    with the profile."""
+    decision, real = found.decision, found.provenance.engine != "sim"
+    anew: dict[str, Any] = {"resume": False, "run_dir": None, "json": False}
+    if real and decision.verdict == "not_reached":
+        return again("sweep", options, ceiling=2 * found.curve[-1].max_num_seqs, **anew)
+    if real and decision.verdict == "inconclusive":
+        twice = f"{2 * parse_duration_s(options.budget, option='--budget'):g}s"
+        return again("sweep", options, budget=twice, **anew)
+    return after(found, options.output, base=options.base)
+
+
+def _conclude(
+    done: FinishedSweep,
+    found: ServingProfile,
+    path: Path,
+    page: Page,
+    options: SweepOptions | ShowOptions,
+) -> None:
+    """Print the answer. Raises GateError, and UndecidedError where it cannot be defended."""
     if options.json:
-        print_json(done.as_json(options.output))
+        print_json(done.as_json(path))
     else:
-        render(outcome, found, print_of(options, done, found, options.output))
-    check_required(found, options.output, cure=outcome.verdict.cure)
-    if not outcome.verdict.is_defended:
-        hint = f"{options.output} is safe to serve but not defended; give a larger --budget."
-        if outcome.verdict.kind == "overloaded":
+        print_page(page, details=isinstance(options, ShowOptions) and options.details)
+    verdict = done.outcome.verdict
+    check_required(found, path, cure=verdict.cure)
+    if not verdict.is_defended:
+        hint = f"{path} is safe to serve but not defended; give a larger --budget."
+        if verdict.kind == "overloaded":
             hint = "Add replicas or relax the SLO; a larger --budget may make it sure."
-        raise UndecidedError(outcome.verdict.reason, hint=hint)
+        raise UndecidedError(verdict.reason, hint=hint)

@@ -8,7 +8,7 @@ import typer
 
 from tuner.commands.shared.options import Json, Router, command
 
-app = typer.Typer(no_args_is_help=True, help="Look at, import and cut traces.")
+app = typer.Typer(help="Look at, import and cut traces.")
 
 File = Annotated[
     Path, typer.Argument(help="Trace in any format that tuner knows; - reads standard input.")

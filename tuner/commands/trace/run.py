@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from tuner.commands.shared.console import console_for, plain_table, shown
-from tuner.commands.shared.output import print_json
 from tuner.commands.trace.options import (
     FileOptions,
     TraceCutOptions,
@@ -36,6 +35,7 @@ from tuner.traffic.likeness import MIN_PARTS, Likeness, likeness
 from tuner.traffic.routing import assign
 from tuner.traffic.summary import describe
 from tuner.traffic.window import parse_duration_s, parse_window
+from tuner.views.text import print_json
 
 BUSIEST_S = 60.0
 """Length of the busiest part, unless the user names one."""

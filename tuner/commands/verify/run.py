@@ -4,24 +4,19 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
-from rich.console import Console
-
-from tuner.commands.shared.console import print_line
+from tuner.commands.options import SweepOptions, VerifyOptions
 from tuner.commands.shared.engine import OR_SERVED, world_alone
-from tuner.commands.shared.kept_result import keep_result
-from tuner.commands.shared.live_view import LiveView, rows_of
 from tuner.commands.shared.machine import Here, ThisMachine, check_machine
-from tuner.commands.shared.output import print_json
+from tuner.commands.shared.next_step import after, again, command
 from tuner.commands.shared.promise import required_of, twin_of
+from tuner.commands.shared.results import keep_result
 from tuner.commands.shared.traffic import one_engines, served_in
 from tuner.commands.shared.trust import check_asked
 from tuner.commands.verify import junit, running
-from tuner.commands.verify.options import VerifyOptions
-from tuner.commands.verify.view import block_of, render, said
 from tuner.engines.devices import DeviceMeter
 from tuner.engines.seam import Starter
 from tuner.engines.server.running import WARM_UPS, RunningStarter
@@ -43,6 +38,10 @@ from tuner.system import interruption
 from tuner.trace.trace import TraceRequest, load
 from tuner.traffic.window import Window
 from tuner.traffic.workload import keep_what_fits, parse_step_s
+from tuner.views.live import Progress, rows_of
+from tuner.views.page import Page
+from tuner.views.text import print_json, print_page
+from tuner.views.verify import broken_in_words, verify_json, verify_page
 
 
 def run(options: VerifyOptions) -> None:
@@ -57,9 +56,9 @@ def run(options: VerifyOptions) -> None:
         found = _verified(asked, book)
         if book is not None:
             keep(profile, book.run_dir)
-            keep_result(book.run_dir, _result(options, found), block_of(found, profile, options))
+            keep_result(book.run_dir, _result(options, found), _page(options, profile, found))
     if options.junit is not None:
-        junit.write(options.junit, str(options.profile), found.gates, said)
+        junit.write(options.junit, str(options.profile), found.gates, broken_in_words)
     _report(options, profile, found)
 
 
@@ -92,8 +91,7 @@ class _Asked:
     requests: Sequence[TraceRequest]
     question: Verification
     place: "_Place"
-    tell: Callable[[str], None]
-    view: LiveView
+    progress: Progress
 
 
 def _twin(options: VerifyOptions, profile: ServingProfile) -> StoredTwin:
@@ -122,11 +120,7 @@ def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
     trace = load(options.trace)
     served = served_in(trace, options.trace)
     requests = one_engines(served, options, ranks=profile.provenance.ranks)
-    console = Console(stderr=True, highlight=False)
-
-    def tell(text: str) -> None:
-        print_line(console, text)
-
+    progress = Progress()
     question = Verification(
         twin=twin,
         slo=profile.decision.slo.slo,
@@ -145,8 +139,8 @@ def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
         if not options.force and place.here is not None:
             check_machine(profile, place.here)
     else:
-        place, question = _running(options, found, profile, requests, question, tell)
-    return _Asked(requests, question, place, tell, LiveView(console))
+        place, question = _running(options, found, profile, requests, question, progress.say)
+    return _Asked(requests, question, place, progress)
 
 
 def _tpot_s(profile: ServingProfile) -> float:
@@ -156,21 +150,21 @@ def _tpot_s(profile: ServingProfile) -> float:
 
 
 def _verified(asked: _Asked, book: Journal | None) -> Verified:
-    place, view = asked.place, asked.view
+    place, progress = asked.place, asked.progress
     title = f"verifying max_num_seqs {asked.question.max_num_seqs}"
-    windows = [one for one, _ in windows_of(asked.requests, asked.question)] if view.is_on else []
+    windows = [one for one, _ in windows_of(asked.requests, asked.question)]
     work = verify(
         asked.requests,
         place.starter,
         asked.question,
-        tell=asked.tell,
-        read=view.reading(place.read),
-        progress=shown_on(view, title, windows) if windows else None,
+        tell=progress.say,
+        read=progress.reading(place.read),
+        progress=shown_on(progress, title, windows) if windows else None,
         keep=(lambda _: None) if book is None else partial(_kept, book),
     )
     try:
-        with view:
-            view.show(f"{title}: an engine of its own", {}, at_once=True)
+        with progress:
+            progress.show(f"{title}: an engine of its own", {})
             return place.execute(work)
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise Interrupted("nothing was verified", hint="Run the command again.") from None
@@ -186,9 +180,9 @@ def _kept(book: Journal, replay: Replay) -> None:
 
 
 def shown_on(
-    view: LiveView, title: str, windows: Sequence[Window]
+    view: Progress, title: str, windows: Sequence[Window]
 ) -> Callable[[LiveReading], None]:
-    """Return what shows how the replays go: which of the windows runs, and how long they take yet.
+    """Return what shows how the replays go: which of the windows runs, and what is left.
 
     A promise that looks broken is replayed once more: then the windows begin anew.
     """
@@ -199,12 +193,11 @@ def shown_on(
         nonlocal number, before_s
         if seen.elapsed_s < before_s:
             number = (number + 1) % len(lengths_s)
-        before_s = seen.elapsed_s
-        length_s = lengths_s[number]
+        before_s, length_s = seen.elapsed_s, lengths_s[number]
         left_s = max(0.0, sum(lengths_s[number:]) - seen.elapsed_s)
-        said = f"window {number + 1} of {len(lengths_s)}: {seen.elapsed_s:.0f} of {length_s:.0f} s"
-        left = {"left": f"about {minutes(left_s)} of replay"}
-        view.show(f"{title}, {said}, {seen.done} done", {**rows_of(seen), **left})
+        where = f"window {number + 1} of {len(lengths_s)}: {seen.elapsed_s:.0f} of {length_s:.0f} s"
+        rows = {**rows_of(seen), "left": f"about {minutes(left_s)} of replay"}
+        view.show(f"{title}, {where}, {seen.done} done", rows, at_once=False)
 
     return progress
 
@@ -272,14 +265,42 @@ def _running(  # noqa: PLR0913, PLR0917 - what is asked, of what, and who is tol
 
 
 def _result(options: VerifyOptions, found: Verified) -> dict[str, Any]:
-    """Return the object that ``tuner verify --json`` prints."""
-    return {
-        "profile": str(options.profile),
-        "trace": str(options.trace),
-        "kept": all(gate.kept for gate in found.gates),
-        "gates": [asdict(gate) for gate in found.gates],
-        "p95_ms": dict(found.p95_ms),
-    }
+    return verify_json(found, profile=str(options.profile), trace=str(options.trace))
+
+
+def _page(options: VerifyOptions, profile: ServingProfile, found: Verified) -> Page:
+    return verify_page(
+        found,
+        profile,
+        tolerance=options.tolerance,
+        of_server=options.url is not None,
+        run_dir=str(options.run_dir or ""),
+        next_=_next(options, profile, found),
+    )
+
+
+def _next(options: VerifyOptions, profile: ServingProfile, found: Verified) -> str:
+    """Return what to run next. What a server does of which nothing was promised is no reason to
+    roll the profile out, and none to tune again."""
+    broken = any(not gate.kept for gate in found.gates)
+    if options.url is not None and not any(gate.is_promise for gate in found.gates):
+        return command("show", options.profile)
+    if not broken or options.engine == "sim":
+        return after(profile, options.profile)
+    if found.taken is not None:
+        return again("verify", options, json=False, run_dir=None)
+    slo = profile.decision.slo.slo
+    anew = SweepOptions(
+        trace=options.trace,
+        model=profile.model,
+        slo=None if slo.derived else slo.typed(),
+        output=options.profile,
+        base=options.base,
+        overrides=options.overrides,
+        replicas=options.replicas,
+        router=options.router,
+    )
+    return again("sweep", anew)
 
 
 def _report(options: VerifyOptions, profile: ServingProfile, found: Verified) -> None:
@@ -287,15 +308,15 @@ def _report(options: VerifyOptions, profile: ServingProfile, found: Verified) ->
     if options.json:
         print_json(_result(options, found))
     else:
-        render(found, profile, options)
+        print_page(_page(options, profile, found))
     if broken and found.taken is not None:
         raise UndecidedError(
-            f"{found.taken} while it was replayed: {'; '.join(map(said, broken))}",
+            f"{found.taken} while it was replayed: {'; '.join(map(broken_in_words, broken))}",
             hint="Verify again when nothing else runs on this machine.",
         )
     if broken:
         raise GateError(
-            "; ".join(map(said, broken)),
+            "; ".join(map(broken_in_words, broken)),
             hint=_cure(options, found),
         )
 

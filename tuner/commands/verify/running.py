@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from tuner.commands.verify.options import VerifyOptions
+from tuner.commands.options import VerifyOptions
 from tuner.engines.arguments import WHICH_DEVICE
 from tuner.engines.sampling import EVERYWHERE, Sampling
 from tuner.engines.seam import EngineFacts

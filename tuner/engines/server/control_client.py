@@ -171,7 +171,7 @@ def _explained(path: Path, problem: OSError) -> InputError:
     if isinstance(problem, TimeoutError | BlockingIOError):
         return InputError(
             f"{path}: no answer within {ANSWER_S:g} s",
-            hint=f"See what holds: tuner apply --live --socket {path}",
+            hint=f"See what holds: tuner live --socket {path}",
         )
     return InputError(
         f"{path}: {(problem.strerror or str(problem)).lower()}", hint="Is the server running?"

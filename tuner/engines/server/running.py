@@ -159,7 +159,7 @@ class RunningEngine:
         raise EngineError(
             f"the limits of {self._server.url} are not changed ({max_num_seqs}, "
             f"{max_num_batched_tokens} asked)",
-            hint="tuner apply --live changes them.",
+            hint="tuner live changes them.",
         )
 
     async def is_idle(self) -> bool:

@@ -120,7 +120,7 @@ async def _followed(
             return EngineError(
                 f"the cluster has had no room for an engine ({kind.share}) for "
                 f"{ROOM_TIMEOUT_S:.0f}s",
-                hint="Free some of it; --resume continues with what was measured.",
+                hint="Free some of it; tuner resume continues with what was measured.",
             )
         except LostError as error:
             watcher.warn(f"its node is lost: {error}")
@@ -131,7 +131,7 @@ async def _followed(
         losses = losses + 1 if known else 1
     return EngineError(
         f"{MOST_LOSSES} nodes were lost one after the other",
-        hint="Look into Ray's logs; --resume continues with what was measured.",
+        hint="Look into Ray's logs; tuner resume continues with what was measured.",
     )
 
 

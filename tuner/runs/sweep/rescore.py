@@ -28,7 +28,7 @@ def rescore(
     if unloaded is None or choice is None or not evidence.trials():
         raise RunError(
             f"{journal.run_dir}: nothing was measured that could be rescored",
-            hint="Go on with it first: tuner sweep --resume --run-dir ...",
+            hint="Continue it first: tuner resume RUN_DIR.",
         )
     most = evidence.facts().max_model_len
     kept, dropped = keep_what_fits(requests, max_model_len=most)
@@ -40,7 +40,7 @@ def rescore(
     if not conclusion.curve:
         raise RunError(
             f"{journal.run_dir}: no step of the ladder was measured",
-            hint="Go on with it first: tuner sweep --resume --run-dir ...",
+            hint="Continue it first: tuner resume RUN_DIR.",
         )
     counts = {"over_max_model_len": dropped} if dropped else {}
     said = left_out(dropped, of=len(requests), max_model_len=most)

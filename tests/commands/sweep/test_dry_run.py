@@ -1,0 +1,152 @@
+"""`--dry-run`: what would be run and in what memory, said before anything is started."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.builders import request
+from tests.support.fake_nvml import GIB, Card, install
+from tests.support.in_process import tuner
+from tests.support.places import ROOT
+from tuner.commands.sweep.forecast import cache_of
+from tuner.engines.models.memory import ModelMemory, memory_of
+
+pytestmark = pytest.mark.usefixtures("by_few_draws")
+
+SIM = ("--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("dry")
+    shutil.copy(ROOT / "traces" / "translation.jsonl", path / "prod.jsonl")
+    shutil.copy(ROOT / "examples" / "worlds" / "article.yaml", path / "world.yaml")
+    assert tuner(path, "sweep", *SIM).returncode == 0
+    shutil.rmtree(path / "runs")
+    return path
+
+
+def said(folder: Path, *words: str) -> dict[str, Any]:
+    done = tuner(folder, *words, "--dry-run", "--json")
+    assert done.returncode == 0, done.stderr
+    assert not (folder / "runs").exists()
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "row", "holds"),
+    [
+        (("sweep",), "time", "at most 15 min of engine: 2 starts of 1 min each"),
+        (("sweep",), "windows", "than 20 ms an output token"),
+    ],
+)
+def test_every_command_that_measures_says_what_it_would_do(
+    folder: Path, words: tuple[str, ...], row: str, holds: str
+) -> None:
+    found = said(folder, *words, *SIM)
+    assert holds in found["facts"][row]
+    assert found["kv_blocks"] == 1200
+    assert found["longest_fit"] == 48  # of 25 blocks, 400 tokens
+    assert found["next"].startswith(f"tuner {words[0]} ")
+    assert "--dry-run" not in found["next"]
+
+
+def test_of_a_real_engine_it_takes_neither_vllm_nor_torch(folder: Path) -> None:
+    code = (
+        "import sys; from tuner.commands.options import SweepOptions; "
+        "from tuner.commands.sweep.run import run; from pathlib import Path; "
+        "run(SweepOptions(trace=Path('prod.jsonl'), model='tuner:tiny', dry_run=True)); "
+        "assert not {'vllm', 'torch'} & sys.modules.keys()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_more_slots_than_memory_holds_is_a_warning(folder: Path) -> None:
+    (warning,) = [one for one in said(folder, "sweep", *SIM, "--ceiling", "128")["warnings"]
+                  if "more than" in one]  # fmt: skip
+    assert "the 88 sequences that fit into memory" in warning
+
+
+def test_a_dry_run_is_of_this_machine(folder: Path) -> None:
+    done = tuner(folder, "sweep", *SIM, "--ray", "local", "--dry-run")
+    assert done.returncode == 2
+    assert "--dry-run is for a sweep on this machine" in done.stderr
+
+
+def config(**changes: object) -> dict[str, object]:
+    return {
+        "model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 3,
+        "num_key_value_heads": 1, "intermediate_size": 16, "vocab_size": 10,
+        "torch_dtype": "bfloat16", **changes,
+    }  # fmt: skip
+
+
+def of_config(tmp_path: Path, content: object, **arguments: str) -> ModelMemory | str:
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    return memory_of({"model": str(tmp_path), **arguments})
+
+
+def test_weights_and_kv_cache_are_counted_from_the_config(tmp_path: Path) -> None:
+    attention = 8 * 4 * (2 * 2 + 2 * 1)  # queries and outputs of 2 heads, keys and values of 1
+    layer = attention + 3 * 8 * 16 + 2 * 8
+    weights = 3 * layer + 2 * 8 * 10 + 8
+    assert of_config(tmp_path, config()) == ModelMemory(2 * weights, 2 * 3 * 1 * 4 * 2)
+    eight_bits = of_config(tmp_path, config(), kv_cache_dtype="fp8")
+    assert eight_bits == ModelMemory(2 * weights, 2 * 3 * 1 * 4)
+
+
+def test_what_is_not_known_is_said_and_not_guessed(tmp_path: Path) -> None:
+    assert of_config(tmp_path, config(model_type="mamba")) == "not known for mamba"
+    quantized = of_config(tmp_path, config(quantization_config={"bits": 4}))
+    assert quantized == "not known for a quantised llama"
+    assert "hidden_size" in str(of_config(tmp_path, {"model_type": "llama"}))
+    assert "does not tell" in str(of_config(tmp_path, ["no mapping"]))
+    assert "no folder here" in str(memory_of({"model": "acme/translator-7b"}))
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("[" * 100_000, "is no JSON"),
+        (('{"model_type": "llama", "hidden_size": 8, "num_attention_heads": 0, '
+         '"num_hidden_layers": 1}'), "does not tell"),
+        (('{"model_type": "llama", "hidden_size": Infinity, "num_attention_heads": 1, '
+         '"num_hidden_layers": 1}'), "does not tell"),
+        ('{"model_type": []}', "does not tell"),
+    ],
+    ids=["nested", "no heads", "without end", "a list"],
+)  # fmt: skip
+def test_a_strangers_config_is_no_reason_to_fail(tmp_path: Path, config: str, said: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert said in str(memory_of({"model": str(tmp_path)}))
+
+
+@pytest.mark.attack
+def test_a_config_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    assert "no folder here" in str(memory_of({"model": str(tmp_path)}))
+
+
+@pytest.mark.parametrize(
+    ("total", "said"),
+    [(10 * GIB, "92% of 1 x 10.0 GiB less weights"), (None, "no GPU here whose memory")],
+)
+def test_the_cache_of_a_gpu_is_vllms_share_of_its_memory_where_it_tells_that(
+    total: int | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, Card("GPU-a", memory_total=total))
+    monkeypatch.setattr("tuner.engines.provenance.is_cpu_build", lambda: False)
+    model = ModelMemory(weight_bytes=GIB, kv_bytes_per_token=1024)
+    found = cache_of({}, model, [request()])
+    assert said in (found if isinstance(found, str) else found.source)

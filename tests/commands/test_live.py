@@ -1,0 +1,208 @@
+"""`tuner live` as a user meets it, against sockets with numbers behind them."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.live_servers import Numbers, Server, serving
+from tests.support.profiles import ENGINE, profile
+from tuner import cli
+from tuner.engines.server.protocol import Limits
+from tuner.profile.profile import save
+
+Tuner = Callable[..., tuple[int, str, str]]
+
+
+def of(max_num_seqs: int, **more: object) -> None:
+    """Save a profile as ``cap-16.yaml``."""
+    engine = {**ENGINE, "max_num_seqs": max_num_seqs}
+    save(profile(engine=engine, **more), Path(f"cap-{max_num_seqs}.yaml"))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def tuner(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Tuner:
+    """Run the command line in a folder that has cap-16.yaml and cap-8.yaml."""
+    monkeypatch.chdir(tmp_path)
+    of(16)
+    of(8)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tuner", "live", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exited:
+            cli.main()
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        assert isinstance(exited.value.code, int)
+        return exited.value.code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with serving(tmp_path / "t.sock", numbers=Numbers(running=20, waiting=3)) as served:
+        yield served
+
+
+def refused(done: tuple[int, str, str], exit_code: int) -> str:
+    """Return the line that says what is wrong; one more names the cure."""
+    code, out, err = done
+    message, cure = [line for line in err.splitlines() if not line.startswith("Warning: ")]
+    assert (code, out) == (exit_code, "")
+    assert cure
+    return message.removeprefix("Error: ")
+
+
+def test_a_dry_run_asks_and_changes_nothing(tuner: Tuner, server: Server) -> None:
+    code, out, _ = tuner("cap-16.yaml", "--socket", server.path, "--dry-run")
+    assert code == 0
+    assert out.startswith(f"{server.path}: max_num_seqs 32 -> 16 (dry run); 20 running")
+    assert server.cap == 32
+
+
+def test_more_than_the_server_was_built_for_is_refused_with_the_cure(
+    tuner: Tuner, server: Server
+) -> None:
+    of(64)
+    done = tuner("cap-64.yaml", "--socket", server.path, "--force")
+    assert "max_num_seqs 64 is more than the 32" in refused(done, 6)
+    assert "Start the server with --max-num-seqs 64 or more" in done[2]
+    assert server.cap == 32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "differs"),
+    [
+        ({"model": "n"}, "model m, SOCKET has n"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype auto, SOCKET has fp8"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size 1, SOCKET has 2"),
+    ],
+)
+def test_another_server_than_measured_is_refused_and_forced_on_record(
+    tuner: Tuner, tmp_path: Path, arguments: dict[str, object], differs: str
+) -> None:
+    with serving(tmp_path / "t.sock", arguments=arguments) as server:
+        differs = differs.replace("SOCKET", str(server.path))
+        done = tuner("cap-16.yaml", "--socket", server.path)
+        assert refused(done, 6) == f"the profile was measured elsewhere: {differs}"
+        code, _, err = tuner("cap-16.yaml", "--socket", server.path, "--force")
+        assert (code, err) == (0, f"Warning: the profile was measured elsewhere: {differs}\n")
+
+
+def test_another_vllm_than_measured_is_refused(tuner: Tuner, server: Server) -> None:
+    of(4, versions={"vllm": "0.33.0+cu129"})
+    words = refused(tuner("cap-4.yaml", "--socket", server.path), 6)
+    assert words.endswith(f"vLLM 0.33.0+cu129, {server.path} has 0.32.0")
+
+
+def test_a_quantization_that_the_checkpoint_brings_is_no_difference(
+    tuner: Tuner, tmp_path: Path
+) -> None:
+    with serving(tmp_path / "t.sock", arguments={"quantization": "awq"}) as server:
+        assert tuner("cap-16.yaml", "--socket", server.path)[0] == 0
+
+
+def test_other_settings_than_measured_are_said(tuner: Tuner, tmp_path: Path) -> None:
+    numbers = Numbers(set=Limits(max_num_seqs=32, max_num_batched_tokens=2048))
+    with serving(tmp_path / "t.sock", numbers=numbers) as server:
+        _, _, err = tuner("cap-16.yaml", "--socket", server.path)
+        assert err == (
+            f"Warning: max_num_batched_tokens was 8192 when measured; {server.path} has 2048\n"
+        )
+        code, out, err = tuner("cap-16.yaml", "--socket", server.path, "--token-budget")
+        assert (code, err) == (0, "")
+        assert "max_num_batched_tokens 2048 -> 8192" in out
+        assert numbers.set.max_num_batched_tokens == 8192
+
+
+def test_an_undecided_profile_needs_force(tuner: Tuner, server: Server) -> None:
+    of(4, verdict="inconclusive", reason="the intervals overlap")
+    assert "the intervals overlap" in refused(tuner("cap-4.yaml", "--socket", server.path), 5)
+    assert tuner("cap-4.yaml", "--socket", server.path, "--force")[0] == 0
+
+
+def test_a_rank_that_is_gone_stops_all(tuner: Tuner, tmp_path: Path) -> None:
+    path = tmp_path / "t.sock"
+    with serving(path) as zero:
+        words = refused(tuner("cap-16.yaml", "--socket", path, "--socket", tmp_path / "u.sock"), 3)
+        assert words == f"{tmp_path / 'u.sock'}: no such socket"
+        assert zero.cap == 32
+
+
+def test_servers_built_differently_are_held_each_against_its_own(
+    tuner: Tuner, tmp_path: Path
+) -> None:
+    small = Limits(max_num_seqs=8, max_num_batched_tokens=8192)
+    with (
+        serving(tmp_path / "t.sock") as large,
+        serving(tmp_path / "u.sock", numbers=Numbers(built=small, set=small)) as other,
+    ):
+        both = ("--socket", large.path, "--socket", other.path)
+        assert f"the 8 that the server at {other.path}" in refused(tuner("cap-16.yaml", *both), 6)
+        code, out, _ = tuner("cap-8.yaml", *both)
+        assert (code, large.cap, other.cap) == (0, 8, 8)
+        assert f"{other.path}: max_num_seqs is 8 already" in out
+
+
+def test_what_a_server_says_moves_no_cursor(tuner: Tuner, tmp_path: Path) -> None:
+    with serving(tmp_path / "t.sock", arguments={"model": "m\x1b[2J\n"}) as server:
+        done = tuner("cap-16.yaml", "--socket", server.path)
+        assert "\x1b" not in done[2]
+        assert refused(done, 6)
+
+
+def test_the_cap_is_changed_and_what_that_means_now_is_said(tuner: Tuner, server: Server) -> None:
+    code, out, err = tuner("cap-16.yaml", "--socket", server.path)
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        f"{server.path}: max_num_seqs 32 -> 16; 20 running, 3 waiting",
+        "  4 of the running finish before another one begins",
+    ]
+    assert server.cap == 16
+    again = tuner("cap-16.yaml", "--socket", server.path)
+    assert again == (0, f"{server.path}: max_num_seqs is 16 already\n", "")
+
+
+def test_json_is_one_document(tuner: Tuner, server: Server) -> None:
+    document = json.loads(tuner("cap-16.yaml", "--socket", server.path, "--json")[1])
+    (one,) = document["servers"]
+    assert (one["changed"], one["before"]["max_num_seqs"]) == (True, 32)
+    assert one["limits"]["max_num_seqs"] == 16
+    assert (one["running"], one["waiting"], one["built"]["max_num_seqs"]) == (20, 3, 32)
+    (state,) = json.loads(tuner("--socket", server.path, "--json")[1])["servers"]
+    assert state["limits"] == one["limits"]
+
+
+def test_without_a_profile_what_holds_is_shown(tuner: Tuner, server: Server) -> None:
+    tuner("cap-16.yaml", "--socket", server.path)
+    code, out, err = tuner("--socket", server.path)
+    limits = "max_num_seqs 16 of 32, max_num_batched_tokens 8192 of 8192"
+    assert (code, out, err) == (0, f"{server.path}: {limits}; 20 running, 3 waiting\n", "")
+
+
+def test_rolled_back_a_server_is_as_it_was_started(tuner: Tuner, server: Server) -> None:
+    tuner("cap-16.yaml", "--socket", server.path)
+    code, out, _ = tuner("--reset", "--socket", server.path, "--dry-run")
+    assert (code, server.cap) == (0, 16)
+    assert "max_num_seqs 16 -> 32 (dry run)" in out
+    code, out, _ = tuner("--reset", "--socket", server.path)
+    assert (code, server.cap) == (0, 32)
+    assert out == f"{server.path}: max_num_seqs 16 -> 32; 20 running, 3 waiting\n"
+
+
+def test_all_ranks_are_changed_and_where_one_fails_that_is_said(
+    tuner: Tuner, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.sock"
+    with serving(path) as zero, serving(path, rank=1) as one, serving(path, rank=2) as two:
+        two.numbers.busy = True
+        done = tuner("cap-16.yaml", "--socket", path)
+        assert refused(done, 4).endswith(f"busy; already set: {zero.path}, {one.path}")
+        two.numbers.busy = False
+        assert tuner("cap-16.yaml", "--socket", path)[0] == 0
+        assert (zero.cap, one.cap, two.cap) == (16, 16, 16)

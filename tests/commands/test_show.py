@@ -1,0 +1,398 @@
+"""`tuner show`: profiles, runs in any state, tables in files, and differences."""
+
+import csv
+import html
+import json
+import random
+import re
+import shlex
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support import strange_runs
+from tests.support.builders import record
+from tests.support.in_process import tuner
+from tests.support.places import ROOT
+from tests.support.profiles import ENGINE, profile
+from tests.support.traces import beginning
+from tuner.engines.seam import ITERATION
+from tuner.profile.profile import load, save
+from tuner.replay.records import Replay
+from tuner.runs.journal import read, resume
+
+HOSTILE = "<script>alert(1)</script>]]>\x1b[31m\u202e"
+SIM = (
+    *("--trace", "prod.jsonl", "--engine=sim"),
+    *("--world", ROOT / "examples" / "worlds" / "article-quiet.yaml"),
+)
+RUNS = {
+    "swept": ("sweep", *SIM, "--step=20s", "--ceiling=16"),
+    "refined": ("refine", "profile.yaml", *SIM, "--step=20s"),
+    "compared": (
+        *("compare", *SIM, "--approaches=untuned,tuned", "--loads=heavy", "--max-num-seqs=8"),
+    ),
+    "verified": ("verify", "profile.yaml", *SIM),
+}
+pytestmark = pytest.mark.usefixtures("by_few_draws")
+
+
+class Outline(HTMLParser):
+    """Checks that elements nest, and gathers headings."""
+
+    VOID = frozenset({"meta", "path", "rect", "circle"})
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.headings: list[str] = []
+        self.charts = 0
+        self.text = path.read_text(encoding="utf-8")
+        self.feed(self.text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "svg":
+            self.charts += 1
+            assert dict(attrs)["aria-label"]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in {"h1", "h2"}:
+            self.headings.append(data)
+
+    @property
+    def next(self) -> list[str]:
+        (command,) = re.findall(r"<code>(tuner [^<]*)</code>", self.text)
+        return shlex.split(html.unescape(command))
+
+
+def page_of(folder: Path, source: str) -> Outline:
+    path = folder / "page.html"
+    path.unlink(missing_ok=True)
+    done = tuner(folder, "show", source, "-o", path)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    return Outline(path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a profile, and a run of each command that somebody had planted links in."""
+    folder = tmp_path_factory.mktemp("runs")
+    beginning(folder / "prod.jsonl", 360)
+    (folder / "ours.txt").write_text("ours")
+    for name, words in RUNS.items():
+        (folder / name).mkdir()
+        (folder / name / "result.json").symlink_to(folder / "ours.txt")
+        done = tuner(folder, *words, f"--run-dir={name}")
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_is_shown_as_its_command_ended(name: str, folder: Path) -> None:
+    result = json.loads((folder / name / "result.json").read_text())["page"]
+    done = tuner(folder, "show", name)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[0] in result["title"]
+    assert result["next"] in done.stdout
+    assert json.loads(tuner(folder, "show", name, "--json").stdout) == result
+    page = page_of(folder, name)
+    assert page.headings[0] == result["title"]
+    assert page.next == shlex.split(result["next"])
+    assert {section["title"] for section in result["sections"]} <= set(page.headings)
+    assert "Steps over time" in page.headings
+    assert not re.search(r"\bnan\b", page.text.lower())
+    assert len(page.text) < 1_500_000
+    assert (folder / "ours.txt").read_text() == "ours"
+    if name == "swept":
+        assert page.headings[1:] == ["Curve", "Traffic", "Steps over time", "Details"]
+        assert page.charts > 6
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("swept", 1), ("swept", 4), ("swept", 9), ("refined", 4), ("compared", 20)]
+)
+def test_a_run_that_has_not_ended_is_shown_as_far_as_it_came(
+    name: str, count: int, folder: Path, tmp_path: Path
+) -> None:
+    lines = (folder / name / "journal.jsonl").read_text().splitlines(keepends=True)
+    begun = tmp_path / "begun"
+    shutil.copytree(folder, begun, ignore=lambda *_: [each for each in RUNS if each != name])
+    for left in ("profile.yaml", "result.json", "study.log"):
+        (begun / name / left).unlink(missing_ok=True)
+    (begun / name / "journal.jsonl").write_text("".join(lines[:count]) + '{"event": "rep')
+    page = page_of(begun, name)
+    assert "This run has not ended" in page.text
+    assert page.next == ["tuner", "resume", name]
+    if count < 4:
+        return
+    done = tuner(begun, *page.next[1:])
+    assert done.returncode == 0, done.stderr
+    assert "This run has not ended" not in page_of(begun, name).text
+
+
+def test_what_cannot_be_read_back_is_named_and_the_rest_is_shown(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder / "swept", tmp_path / "run")
+    (tmp_path / "run" / "replays" / "001.npz").write_bytes(b"no array")
+    text = page_of(tmp_path, "run").text
+    assert "A part of this run cannot be read back: run/replays/001.npz" in text
+
+
+def test_a_run_of_many_requests_has_a_small_page_in_seconds(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "swept", tmp_path / "large")
+    _enlarge(tmp_path / "large", requests=30_000)
+    before_s = time.process_time()
+    text = page_of(tmp_path, "large").text
+    assert time.process_time() - before_s < 10  # it takes some 1.5
+    assert "30,000 requests in" in text
+    assert len(text) <= 1_500_000
+
+
+def _enlarge(run_dir: Path, *, requests: int) -> None:
+    """Give a run a trace of so many requests, ten a second, and a replay of all of them: each
+    takes 100 s, so that 1,000 are in flight."""
+    at_s = np.arange(requests) / 10
+    header, *_ = (run_dir / "trace.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = (
+        f'{{"timestamp":{100 * row},"input_length":50,"output_length":10}}'
+        for row in range(requests)
+    )
+    (run_dir / "trace.jsonl").write_text("\n".join((header, *rows, "")), encoding="utf-8")
+    sent = np.repeat(record(), requests)
+    sent["row"], sent["planned_s"], sent["sent_s"] = np.arange(requests), at_s, at_s
+    sent["input_length"], sent["output_length"], sent["output_tokens"] = 50, 10, 10
+    sent["first_s"], sent["last_s"], sent["end_s"] = at_s + 10, at_s + 100, at_s + 100
+    sent["tpot_s"], sent["gaps"] = 10.0, 9
+    iterations = np.zeros(requests, ITERATION)
+    iterations["start_s"], iterations["duration_s"] = at_s, 0.1
+    iterations["decode_seqs"] = iterations["running"] = 16
+    length_s = requests / 10
+    book = resume(run_dir, read(run_dir).events[0]["plan"])
+    replay = Replay(
+        16, 0.0, length_s, length_s + 100, iterations, kv_blocks=1200, requests=sent,
+        gaps_s=np.full(requests * 9, 10.0),
+    )  # fmt: skip
+    book.append_replay(
+        replay, purpose="confirm", max_num_seqs=16, elapsed_s=length_s + 100, window=0, trial=999,
+        at_s=book.clock_s,
+    )  # fmt: skip
+    book.close()
+
+
+def test_a_profile_alone_has_a_page_and_names_of_others_never_run(tmp_path: Path) -> None:
+    engine = {**ENGINE, "model": HOSTILE, "max_num_seqs": 16}
+    save(profile(engine=engine, reason=HOSTILE), tmp_path / "p.yaml")
+    page = page_of(tmp_path, "p.yaml")
+    assert page.headings[1:] == ["Curve", "Details"]
+    assert "<script" not in page.text
+    assert not set("\x1b\u202e") & set(page.text)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;]]&gt;\\x1b[31m\\u202e" in page.text
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "code"),
+    [("page.html", "<p>mine</p>", 3), ("curve.csv", "mine", 3), ("page.pdf", "", 2), ("p", "", 2)],
+)
+def test_what_is_not_ours_is_not_written_over(
+    name: str, old: str, code: int, tmp_path: Path
+) -> None:
+    save(profile(), tmp_path / "p.yaml")
+    (tmp_path / name).write_text(old)
+    assert tuner(tmp_path, "show", "p.yaml", "-o", name).returncode == code
+    assert (tmp_path / name).read_text() == old
+
+
+# Tables
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_name_of_a_file_says_which_table_it_holds(folder: Path, tmp_path: Path) -> None:
+    names = ("curve", "replays", "requests", "iterations")
+    for name in names:
+        for suffix in ("csv", "parquet", "json"):
+            path = tmp_path / f"{name}.{suffix}"
+            assert tuner(folder, "show", "swept", "-o", path).returncode == 0
+    found = {name: rows(tmp_path / f"{name}.csv") for name in names}
+    curve = load(folder / "swept" / "profile.yaml").curve
+    assert [int(row["max_num_seqs"]) for row in found["curve"]] == [s.max_num_seqs for s in curve]
+    for name in ("requests", "iterations"):
+        assert len(found[name]) == sum(int(row[name]) for row in found["replays"])
+    first = found["requests"][0]
+    taken_s = float(first["first_s"]) - float(first["planned_s"])
+    assert float(first["ttft_s"]) == pytest.approx(taken_s)
+    for name in names:
+        table = pq.read_table(tmp_path / f"{name}.parquet")
+        assert (table.column_names, table.num_rows) == (list(found[name][0]), len(found[name]))
+        assert len(json.loads((tmp_path / f"{name}.json").read_text())) == table.num_rows
+
+
+@pytest.mark.attack
+def test_no_cell_of_a_strangers_run_is_a_formula(folder: Path, tmp_path: Path) -> None:
+    formula = "=HYPERLINK(A1)"
+    shutil.copytree(folder / "swept", tmp_path / "run")
+    journal = tmp_path / "run" / "journal.jsonl"
+    events = map(json.loads, journal.read_text().splitlines())
+    odd = {"worker": formula, formula: "+1"}
+    journal.write_text("".join(
+        json.dumps(event | (odd if event["event"] == "replay" else {})) + "\n" for event in events
+    ))  # fmt: skip
+    assert tuner(tmp_path, "show", "run", "-o", "replays.csv").returncode == 0
+    first, *_ = rows(tmp_path / "replays.csv")
+    assert (first["worker"], first[f"'{formula}"]) == (f"'{formula}", "'+1")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", ["swept", "refined", "compared"])
+def test_a_run_that_was_edited_is_shown_and_resumed_or_refused_in_one_line(
+    name: str, seed: int, folder: Path, tmp_path: Path
+) -> None:
+    for each in (name, "prod.jsonl", "profile.yaml"):
+        copy = shutil.copytree if (folder / each).is_dir() else shutil.copy
+        copy(folder / each, tmp_path / each)
+    what = strange_runs.change(tmp_path / name, random.Random(f"{name} {seed}"))
+    for words in (("show", name, "-o", "page.html"), ("show", name), ("resume", name)):
+        done = tuner(tmp_path, *words)
+        assert done.returncode in {0, 2, 3, 4, 5, 6}, (what, done.stderr)
+        assert not set("\x1b\u202e") & set(done.stdout + done.stderr), what
+
+
+# Differences
+
+FEW = {name: ENGINE[name] for name in ("model", "max_num_seqs", "max_num_batched_tokens")}
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """A folder with two profiles and a deployment file."""
+    save(profile(engine=FEW), tmp_path / "a.yaml")
+    other = profile(
+        engine={**FEW, "max_num_seqs": 8, "seed": 1}, reason="8 is enough",
+        versions={"vllm": "0.31.0"}, device={"name": "NVIDIA A10"},
+    )  # fmt: skip
+    save(other, tmp_path / "b.yaml")
+    serve = "model: m\nmax-num-seqs: 32\nmax-num-active-seqs: 4\nport: 8000\n"
+    (tmp_path / "serve.yaml").write_text(serve)
+    return tmp_path
+
+
+def differences(folder: Path, other: str) -> list[tuple[Any, ...]]:
+    done = tuner(folder, "show", "a.yaml", other, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    tables = [
+        table for section in json.loads(done.stdout)["sections"] for table in section["tables"]
+    ]
+    return [tuple(row) for table in tables for row in table["rows"]]
+
+
+def test_of_two_profiles_everything_that_differs_is_shown(two: Path) -> None:
+    assert differences(two, "a.yaml") == []
+    found = differences(two, "b.yaml")
+    step = "99.5% met the SLO, p95 TPOT 48.5 ms, p99 E2EL 60.25 ms"
+    assert found[0] == ("engine", "max_num_seqs", "16", "8", f"16: {step}; 8: {step}")
+    assert [row[1] for row in found] == [
+        *("max_num_seqs", "seed", "verdict", "interval", "vllm", "device.kind", "device.name"),
+    ]
+    shown = tuner(two, "show", "a.yaml", "b.yaml").stdout
+    assert shown.startswith("7 differences\n")
+
+
+def test_of_a_file_what_apply_would_change_is_shown_and_what_undoes_it(two: Path) -> None:
+    found = differences(two, "serve.yaml")
+    assert [row[1:4] for row in found] == [
+        ("max_num_seqs", "16", "32"),
+        ("max_num_batched_tokens", "8192", "-"),
+        ("max_num_active_seqs", "-", "4"),
+    ]
+    assert found[2][4] == "undoes max_num_seqs"
+
+
+@contextmanager
+def serving(answers: dict[str, str]) -> Iterator[str]:
+    """Serve texts as vLLM does."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = answers.get(self.path)
+            self.send_response(404 if body is None else 200)
+            self.end_headers()
+            self.wfile.write((body or "").encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+METRICS = (
+    'vllm:cache_config_info{block_size="16",cache_dtype="%s",engine="0",'
+    'gpu_memory_utilization="0.9"} 1.0\n'
+)
+
+
+def test_a_running_server_is_compared_as_far_as_it_reports(two: Path) -> None:
+    engine = {**FEW, "gpu_memory_utilization": 0.3, "kv_cache_dtype": "auto", "block_size": 16}
+    save(profile(engine=engine, versions={"vllm": "0.32.0"}), two / "a.yaml")
+    with serving({"/metrics": METRICS % "fp8", "/version": '{"version": "0.9.1"}'}) as url:
+        assert [row[1:4] for row in differences(two, url)] == [
+            ("gpu_memory_utilization", "0.3", "0.9"),
+            ("kv_cache_dtype", "auto", "fp8"),
+            ("vllm", "-", "-"),
+        ]
+        shown = tuner(two, "show", "a.yaml", url).stdout
+    assert "the server does not report model, max_num_seqs" in shown
+
+
+@pytest.mark.attack
+def test_a_server_that_says_odd_things_moves_no_cursor(two: Path) -> None:
+    answers = {"/metrics": METRICS % "\x1b[2J", "/version": '{"version": "\\u001b[2J"}'}
+    save(profile(engine={**FEW, "kv_cache_dtype": "auto"}), two / "a.yaml")
+    with serving(answers) as url:
+        done = tuner(two, "show", "a.yaml", url)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("a.yaml", "none.yaml"), 3, "none.yaml: no such file"),
+        (("serve.yaml", "a.yaml"), 3, "serve.yaml: not a serving profile"),
+        (("a.yaml", "http://127.0.0.1:1"), 3, "127.0.0.1:1"),
+        (("a.yaml", "http://[::1"), 2, "address"),
+        (("none",), 3, "none: there is no such file or folder"),
+        ((".",), 3, "holds no run"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(
+    words: tuple[str, ...], code: int, message: str, two: Path
+) -> None:
+    done = tuner(two, "show", *words)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr.splitlines()[0]

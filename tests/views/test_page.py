@@ -1,0 +1,112 @@
+"""The forms of a page: text stays text, lines keep their peaks, numbers have one form."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.places import ROOT
+from tuner.views.html import page_html, tag
+from tuner.views.page import Chart, Column, Mark, Page, Section, Series, Table, headed, texts
+from tuner.views.svg import figure, thinned
+from tuner.views.text import print_page
+
+HOSTILE = "<script>alert(1)</script>]]>\x1b[31m\u202eevil\" onload='x'&lt;[bold]\\"
+STYLE = ROOT / "tuner" / "views" / "style.css"
+TABLE = Table([Column(HOSTILE, HOSTILE), Column("n", "n", "count")], [[HOSTILE, HOSTILE]], HOSTILE)
+CHART = Chart(HOSTILE, [Series([1.0], [2.0], HOSTILE)], marks=[Mark(1.0, HOSTILE)], note=HOSTILE)
+PAGE = Page(
+    subject=HOSTILE,
+    title=HOSTILE,
+    aside=HOSTILE,
+    facts=[(HOSTILE, HOSTILE)],
+    sections=[Section(HOSTILE, HOSTILE, [CHART], [TABLE]), Section(HOSTILE, is_folded=True)],
+    details=[HOSTILE],
+    warnings=[HOSTILE],
+    run_dir=HOSTILE,
+    next=HOSTILE,
+    missing=HOSTILE,
+)
+
+
+@pytest.mark.attack
+def test_text_of_others_stays_text_on_a_page() -> None:
+    html = page_html(PAGE)
+    assert "<script" not in html
+    assert not set("\x1b\u202e") & set(html)
+    assert html.count("&lt;script&gt;alert(1)&lt;/script&gt;]]&gt;\\x1b[31m\\u202eevil&quot;") > 18
+    assert tag("a", href='"><script>') == '<a href="&quot;&gt;&lt;script&gt;"></a>'
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("columns", ["40", "200"])
+def test_text_of_others_stays_text_on_a_terminal(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    print_page(PAGE, details=True)
+    printed = capsys.readouterr().out
+    assert "[bold]" in printed
+    assert not re.findall("\x1b\\[31m|\u202e", printed)
+
+
+def test_a_page_fetches_nothing_and_runs_nothing() -> None:
+    html = page_html(Page(subject="s", title="t")).replace("&#x27;", "'")
+    assert "default-src 'none'; style-src 'sha256-" in html
+    assert not re.search("<script|style=|src=", html.replace("default-src=", ""))
+    assert "http" not in html.replace("http-equiv", "")
+
+
+def test_all_times_of_a_column_have_one_unit() -> None:
+    column = Column("ttft_s", "TTFT p99", "time")
+    assert (headed(column, [0.5, 12.0]), texts("time", [0.5, 12.0])) == (
+        "TTFT p99 s", ["0.500", "12.0"],
+    )  # fmt: skip
+    assert (headed(column, [0.5, None]), texts("time", [0.5, None])) == (
+        "TTFT p99 ms", ["500", "-"],
+    )  # fmt: skip
+
+
+def test_a_thinned_line_keeps_its_peaks_and_its_ends() -> None:
+    x, y = np.linspace(0.0, 99_999.0, 100_000), np.zeros(100_000)
+    y[54_321], y[77_777], y[5] = 9.0, -9.0, np.nan
+    few_x, few_y = thinned(x, y, 2000)
+    assert len(few_x) <= 2000
+    assert (few_y.max(), few_y.min()) == (9.0, -9.0)
+    assert (few_x[0], few_x[-1]) == (0.0, 99_999.0)
+
+
+@pytest.mark.parametrize(
+    ("series", "ticks"),
+    [
+        (Series([1.0, 2.0], [0.02, 0.06]), ["0", "20 ms", "40 ms", "60 ms"]),
+        (Series([1.0, 2.0], [0.02, 1900.0]), ["10 ms", "100 ms", "1 s", "10 s", "1,000 s"]),
+        (Series([1.0], [None]), ["0"]),
+        (Series([], []), ["0"]),
+    ],
+)
+def test_times_that_differ_by_orders_have_a_logarithmic_axis(
+    series: Series, ticks: list[str]
+) -> None:
+    drawn = re.findall(r">([^<>]*)</text>", figure(Chart("t", [series], "time", by_cap=True)))
+    assert set(ticks) <= set(drawn)
+
+
+def test_a_line_is_parted_where_a_value_is_missing_and_every_cap_is_a_tick() -> None:
+    caps = [float(2**n) for n in range(11)]
+    y: list[float | None] = [1.0] * 11
+    y[4] = None
+    drawn = figure(Chart("t", [Series(caps, y)], by_cap=True, marks=[Mark(1024.0, "1,024")]))
+    (line,) = re.findall(r'class="line plain" d="([^"]*)"', drawn)
+    assert line.count("M") == 2
+    assert ">1,024</text>" in drawn
+
+
+def test_every_rule_of_the_style_is_closed_before_the_next() -> None:
+    depth = 0
+    for mark in re.findall(r"[{}]", Path(STYLE).read_text(encoding="utf-8")):
+        depth += 1 if mark == "{" else -1
+        assert 0 <= depth <= 2
+    assert depth == 0

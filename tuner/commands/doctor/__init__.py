@@ -1,1 +1,0 @@
-"""``tuner doctor``: can this machine and its engines be measured?"""

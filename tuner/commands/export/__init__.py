@@ -1,1 +1,0 @@
-"""``tuner export``: a run's measurements for other programs."""

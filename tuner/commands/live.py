@@ -1,0 +1,186 @@
+"""``tuner live``: show and set the limits of servers that run, over their control sockets."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tuner.commands.options import LiveOptions
+from tuner.engines.server import control_client
+from tuner.engines.server.protocol import LONGEST_REASON, Limits, SetLimits, State
+from tuner.errors import GateError, UsageError
+from tuner.profile import profile as profiles
+from tuner.profile.schema import ServingProfile
+from tuner.rollout import difference, fit
+from tuner.system.printable import printable
+from tuner.views.text import print_json
+
+
+class Server(NamedTuple):
+    """A server's socket, and the state that it reports."""
+
+    socket: Path
+    state: State
+
+    def after(self, change: SetLimits) -> "Server":
+        """Return the server as a change would leave it."""
+        tokens = change.max_num_batched_tokens or self.state.limits.max_num_batched_tokens
+        limits = Limits(change.max_num_seqs, tokens)
+        return Server(self.socket, msgspec.structs.replace(self.state, limits=limits))
+
+    def document(self) -> dict[str, Any]:
+        return {"socket": str(self.socket), **msgspec.to_builtins(self.state)}
+
+
+def run(options: LiveOptions) -> None:
+    """Show the limits of every server, or set them. Raises TunerError."""
+    if options.profile is not None and options.reset:
+        raise UsageError("PROFILE and --reset exclude each other", hint="Use one at a time.")
+    sockets = dict.fromkeys(rank for each in options.socket for rank in control_client.ranks(each))
+    servers = [Server(socket, control_client.state(socket)) for socket in sockets]
+    warnings: Sequence[str] = ()
+    if options.profile is not None:
+        changes, warnings = _of_profile(options.profile, servers, options)
+    elif options.reset:
+        changes = [_as_started(server) for server in servers]
+    else:
+        _show_states(servers, as_json=options.json)
+        return
+    before = [server.state.limits for server in servers]
+    if options.dry_run:
+        after = [server.after(change) for server, change in zip(servers, changes, strict=True)]
+    else:
+        answers = control_client.set_all(
+            [(server.socket, change) for server, change in zip(servers, changes, strict=True)]
+        )
+        before = [answer.before or old for answer, old in zip(answers, before, strict=True)]
+        after = [
+            Server(server.socket, answer.state or server.state)
+            for server, answer in zip(servers, answers, strict=True)
+        ]
+    for warning in warnings:
+        sys.stderr.write(f"Warning: {printable(warning)}\n")
+    if options.json:
+        documents = [
+            server.document()
+            | {"changed": server.state.limits != old, "before": msgspec.structs.asdict(old)}
+            for server, old in zip(after, before, strict=True)
+        ]
+        print_json({"dry_run": options.dry_run, "servers": documents, "warnings": list(warnings)})
+        return
+    for server, old in zip(after, before, strict=True):
+        _show_change(server, old, is_dry_run=options.dry_run)
+
+
+def _as_started(server: Server) -> SetLimits:
+    built = server.state.built
+    reason = "as the server was started"
+    return SetLimits(built.max_num_seqs, built.max_num_batched_tokens, reason)
+
+
+def _of_profile(
+    path: Path, servers: Sequence[Server], options: LiveOptions
+) -> tuple[list[SetLimits], Sequence[str]]:
+    """Compare a profile with every server, and return what to set, and warnings. Raises what speaks
+    against it."""
+    profile = profiles.load(path)
+    undecided = fit.undecided(profile, source=str(path), force=options.force)
+    if undecided is not None:
+        raise undecided
+    tokens = profile.engine.get("max_num_batched_tokens")
+    change = SetLimits(
+        max_num_seqs=profile.decision.max_num_seqs,
+        max_num_batched_tokens=tokens if options.token_budget and isinstance(tokens, int) else None,
+        reason="",
+    )
+    mismatching: dict[str, fit.Mismatch] = {}
+    notes: list[str] = []
+    for server in servers:
+        _check_built(change, path, server)
+        here = _deployment(profile, server)
+        mismatching |= {each.words: each for each in fit.mismatches(profile, here)}
+        notes += _other_settings(profile, server, change)
+    others = list(mismatching.values())
+    refusal = fit.refusal(profile, others)
+    if refusal is not None and not options.force:
+        raise refusal
+    reason = "; ".join([f"profile {profile.digest}", *(each.words for each in others)])
+    change = msgspec.structs.replace(change, reason=reason[:LONGEST_REASON])
+    return [change] * len(servers), (*fit.cautions(profile, others), *notes)
+
+
+def _check_built(change: SetLimits, path: Path, server: Server) -> None:
+    """Raise GateError for more than a server was built for."""
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        wanted, most = getattr(change, name), getattr(server.state.built, name)
+        if wanted is not None and wanted > most:
+            raise GateError(
+                f"{path}: {name} {wanted} is more than the {most} that the server at "
+                f"{server.socket} was built for",
+                hint=f"Start the server with --{name.replace('_', '-')} {wanted} or more: its "
+                "buffers, graphs and KV cache are made for that when it starts.",
+            )
+
+
+def _deployment(profile: ServingProfile, server: Server) -> fit.Deployment:
+    """Return what a server reports, as what a profile is compared with."""
+    about = server.state.about
+    machine = None if about.device is None else fit.LocalMachine.of(about.vllm, about.device)
+    return fit.Deployment(
+        told={
+            name: value
+            for name, value in about.arguments.items()
+            if name != "quantization" or name in profile.engine  # a checkpoint may bring its own
+        },
+        source=str(server.socket),
+        vllm=about.vllm if machine is None else None,
+        machine=machine,
+        is_new=True,
+    )
+
+
+def _other_settings(profile: ServingProfile, server: Server, change: SetLimits) -> list[str]:
+    """Return which of the profile's other arguments the server does not have."""
+    state = server.state
+    present = {**state.about.arguments, **msgspec.structs.asdict(state.limits)}
+    ours = {"max_num_seqs", "model"}
+    if change.max_num_batched_tokens is not None:
+        ours.add("max_num_batched_tokens")
+    return [
+        f"{each.name} was {each.profile} when measured; {server.socket} has {each.other}"
+        for each in difference.of_server(profile, present, None, source=str(server.socket))
+        if each.section == "engine" and each.name not in ours | fit.NUMERICS.keys()
+    ]
+
+
+def _show_change(server: Server, old: Limits, *, is_dry_run: bool) -> None:
+    new, line = server.state.limits, f"{printable(str(server.socket))}: max_num_seqs "
+    if new == old:
+        sys.stdout.write(f"{line}is {new.max_num_seqs} already\n")
+        return
+    line += f"{old.max_num_seqs} -> {new.max_num_seqs}"
+    if old.max_num_batched_tokens != new.max_num_batched_tokens:
+        tokens = f"{old.max_num_batched_tokens} -> {new.max_num_batched_tokens}"
+        line += f", max_num_batched_tokens {tokens}"
+    sys.stdout.write(f"{line}{' (dry run)' * is_dry_run}; {_load(server.state)}\n")
+    if (above := server.state.running - new.max_num_seqs) > 0:
+        sys.stdout.write(f"  {above} of the running finish before another one begins\n")
+
+
+def _show_states(servers: Sequence[Server], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"servers": [server.document() for server in servers]})
+        return
+    for server in servers:
+        limits, built = server.state.limits, server.state.built
+        sys.stdout.write(
+            f"{printable(str(server.socket))}: max_num_seqs {limits.max_num_seqs} of "
+            f"{built.max_num_seqs}, max_num_batched_tokens {limits.max_num_batched_tokens} of "
+            f"{built.max_num_batched_tokens}; {_load(server.state)}\n"
+        )
+
+
+def _load(state: State) -> str:
+    return f"{state.running} running, {state.waiting} waiting"

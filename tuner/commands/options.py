@@ -1,0 +1,481 @@
+"""The options of all commands but ``apply`` and ``trace``: a frozen dataclass for each."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tuner.commands.shared.options import IN_PLAN, Json, Router, headroom, option, times
+from tuner.profile.tolerances import TOLERANCE
+
+AUTO = 0
+"""The ceiling that is found by the traffic, the memory and the server's default."""
+
+FOREVER = "forever"
+
+
+def ceiling_in(text: str | int) -> int:
+    """Return the ceiling that is written; AUTO for ``auto``. Raises typer.BadParameter.
+
+    >>> ceiling_in("64"), ceiling_in("auto") == AUTO
+    (64, True)
+    """
+    if str(text).strip().lower() == "auto":
+        return AUTO
+    if not str(text).isdecimal() or int(text) < 1:
+        raise typer.BadParameter(f"{text!r} is no ceiling: give auto, or a number from 1")
+    return int(text)
+
+
+Profile = Annotated[Path, typer.Argument(help="Serving profile.")]
+Trace = Annotated[Path, option("Trace to replay; see `tuner trace import`.")]
+Output = Annotated[Path, option("Where the serving profile goes.", "-o", "--output")]
+Model = Annotated[
+    str | None, option("Model; default: that of --base, else of the trace.", panel="Engine")
+]
+Base = Annotated[
+    Path | None, option("The `vllm serve --config` YAML that production uses.", panel="Engine")
+]
+Overrides = Annotated[
+    tuple[str, ...],
+    option("Any vLLM engine argument; repeatable.", "--set", metavar="KEY=VALUE", panel="Engine"),
+]
+Confirmed = Annotated[
+    tuple[str, ...],
+    option(
+        "Confirm an argument that a profile may not set by itself; repeatable.",
+        "--set",
+        metavar="KEY=VALUE",
+        panel="Engine",
+    ),
+]
+ConfirmedBase = Annotated[
+    Path | None, option("A `vllm serve --config` YAML that confirms the same.", panel="Engine")
+]
+Engine = Annotated[str, option("vllm, or sim with --world.", panel="Engine"), IN_PLAN]
+ServedEngine = Annotated[
+    str, option("vllm, serve (behind vllm serve), or sim with --world.", panel="Engine"), IN_PLAN
+]
+World = Annotated[Path | None, option("The machine that --engine sim simulates.", panel="Engine")]
+Sampling = Annotated[
+    str | None,
+    option(
+        "How production draws tokens; default: the model's generation configuration.",
+        metavar="temperature=0.7,top_p=0.9",
+        panel="Engine",
+    ),
+    IN_PLAN,
+]
+Window = Annotated[
+    str,
+    option("Part of the trace: all, busiest or START+LEN (120s+60s).", panel="Traffic"),
+    IN_PLAN,
+]
+Step = Annotated[str, option("How long a step replays: 6s at least.", panel="Traffic"), IN_PLAN]
+Replicas = Annotated[
+    int,
+    option("Servers that shared the trace; one server's part is sent.", min=1, panel="Traffic"),
+    IN_PLAN,
+]
+Headroom = Annotated[
+    float,
+    option(
+        "Load that the choice must hold: 1.25, 1.25x or 125% of the recorded one.",
+        parser=headroom,
+        metavar="TIMES",
+        panel="Decision",
+    ),
+    IN_PLAN,
+]
+Require = Annotated[
+    tuple[str, ...],
+    option(
+        "What must hold: 'p99 ttft <= 500ms', 'attainment >= 99% at headroom'; repeatable.",
+        "--require",
+        metavar="BOUND",
+        panel="Decision",
+    ),
+    IN_PLAN,
+]
+Budget = Annotated[str, option("Engine time to spend, starts included.", panel="Run"), IN_PLAN]
+RunDir = Annotated[
+    Path | None, option("Where measurements are kept; default: runs/TRACE-TIME.", panel="Run")
+]
+Resume = Annotated[bool, option("Continue the run in --run-dir.", "--resume", hidden=True)]
+DryRun = Annotated[bool, option("Print what would run; start nothing.", "--dry-run", panel="Run")]
+Details = Annotated[bool, option("Print everything.", "--details", panel="Output")]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class SweepOptions:
+    """Find the right max_num_seqs for a trace and write a serving profile.
+
+    One engine walks the caps 1, 2, 4, ... live; a fresh one confirms the choice. Everything
+    measured is kept in the run directory.
+
+    Example: tuner sweep --trace prod.jsonl --slo ttft=2s,tpot=50ms
+    """
+
+    trace: Trace
+    output: Output = Path("profile.yaml")
+    window: Window = "all"
+    step: Step = "60s"
+    replicas: Replicas = 1
+    router: Router = "least"
+    closed_sessions: Annotated[
+        bool,
+        option(
+            "A session's turn waits for the one before it and its think time.",
+            "--closed-sessions",
+            panel="Traffic",
+        ),
+        IN_PLAN,
+    ] = False
+    model: Model = None
+    base: Base = None
+    overrides: Overrides = ()
+    sampling: Sampling = None
+    engine: ServedEngine = "vllm"
+    world: World = None
+    ray: Annotated[
+        str | None,
+        option(
+            "A sweep and a profile for each kind of node of a Ray cluster.",
+            metavar="ADDRESS|local",
+            panel="Engine",
+        ),
+    ] = None
+    ceiling: Annotated[
+        int,
+        option(
+            "Largest max_num_seqs to try; auto: by the traffic, the KV cache and the server.",
+            parser=ceiling_in,
+            metavar="N|auto",
+            panel="Decision",
+        ),
+        IN_PLAN,
+    ] = 32
+    slo: Annotated[
+        str | None,
+        option("ttft=500ms,tpot=50ms,e2el=10s; default: derived on the engine.", panel="Decision"),
+        IN_PLAN,
+    ] = None
+    require: Require = ()
+    headroom: Headroom = 1.25
+    prices: Annotated[
+        str | None,
+        option("With --ray: a price per GPU and hour.", metavar="KIND=PRICE,…", panel="Decision"),
+    ] = None
+    budget: Budget = "15m"
+    run_dir: RunDir = None
+    resume: Resume = False
+    dry_run: DryRun = False
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class RefineOptions:
+    """Search engine arguments around a profile, and keep what is proven to be better.
+
+    max_num_seqs and the token budget change live; other arguments take engines of their own. The
+    profile's choice stays where no gain is proven.
+
+    Example: tuner refine profile.yaml --trace prod.jsonl
+    """
+
+    profile: Profile
+    trace: Trace
+    output: Output = Path("refined.yaml")
+    step: Step = "60s"
+    window: Window = "all"
+    replicas: Replicas = 1
+    router: Router = "least"
+    search: Annotated[
+        tuple[str, ...],
+        option(
+            "Engine argument to search: a,b,c or low:high[:log|:step]; repeatable.",
+            metavar="KEY=VALUES",
+            panel="Decision",
+        ),
+    ] = ()
+    objective: Annotated[
+        str, option("goodput, throughput, e2el, tpot or ttft.", panel="Decision"), IN_PLAN
+    ] = "goodput"
+    require: Require = ()
+    headroom: Headroom = 1.25
+    engine: Engine = "vllm"
+    world: World = None
+    overrides: Confirmed = ()
+    base: ConfirmedBase = None
+    force: Annotated[
+        bool, option("Refine on another machine or vLLM than measured.", "--force", panel="Engine")
+    ] = False
+    storage: Annotated[
+        str | None,
+        option("Optuna storage for the trials: a file, or postgresql://…", metavar="URL",
+               panel="Run"),
+    ] = None  # fmt: skip
+    budget: Budget = "20m"
+    run_dir: RunDir = None
+    resume: Resume = False
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class CompareOptions:
+    """Serve a trace in six ways, from one worker behind queues to a tuned engine.
+
+    Every way is started for real and replays the same requests, in blocks of random order. Without
+    --profile a sweep comes first.
+
+    Example: tuner compare --trace prod.jsonl --profile profile.yaml
+    """
+
+    trace: Trace
+    profile: Annotated[
+        Path | None, option("Serving profile: its max_num_seqs, and all of it as a way to serve.")
+    ] = None
+    max_num_seqs: Annotated[
+        int | None,
+        option("The tuned value; default: the profile's, or a sweep's.", min=1),
+        IN_PLAN,
+    ] = None
+    approaches: Annotated[
+        str | None,
+        option(
+            "worker, two-workers, static, untuned, tuned, server (tuned, behind vllm serve), "
+            "profile; default: all but server."
+        ),
+        IN_PLAN,
+    ] = None
+    loads: Annotated[
+        str | None,
+        option(
+            "light, medium, heavy, very-heavy (2, 8, 16, 25 in flight untuned), recorded; "
+            "default: very-heavy, with a profile recorded too.",
+            panel="Traffic",
+        ),
+        IN_PLAN,
+    ] = None
+    engine: Engine = "vllm"
+    world: World = None
+    model: Model = None
+    base: Base = None
+    overrides: Overrides = ()
+    force: Annotated[
+        bool, option("Take a profile of another machine.", "--force", panel="Engine")
+    ] = False
+    budget: Budget = "1h"
+    run_dir: RunDir = None
+    resume: Resume = False
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class DoctorOptions:
+    """Check that this machine and its vLLM can be measured on, a line for each check.
+
+    PASS, FAIL with its cure, or SKIP with its reason. Exits with 6 when one fails.
+
+    Example: tuner doctor
+    """
+
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ShowOptions:
+    """Show a profile or a run, or in what a profile differs from something else.
+
+    Example: tuner show profile.yaml -o page.html
+    """
+
+    source: Annotated[
+        Path, typer.Argument(metavar="PROFILE|RUN_DIR", help="Serving profile, or folder of a run.")
+    ]
+    other: Annotated[
+        str | None,
+        typer.Argument(
+            help="Show the differences instead: from another profile, a file to deploy with, or "
+            "the server at an address."
+        ),
+    ] = None
+    output: Annotated[
+        Path | None,
+        option(
+            "Write page.html, or a table: curve, replays, requests or iterations as .csv, "
+            ".parquet or .json.",
+            "-o",
+            "--output",
+        ),
+    ] = None
+    slo: Annotated[
+        str | None, option("Decide a sweep's run again under this SLO; -o writes the profile.")
+    ] = None
+    require: Require = ()
+    flags: Annotated[
+        bool, option("Print only vLLM's flags, to paste behind the model.", "--flags")
+    ] = False
+    details: Details = False
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PlanOptions:
+    """Predict another load, other caps or a fleet from a profile; nothing is run.
+
+    Example: tuner plan profile.yaml --load 3x
+    """
+
+    profile: Profile
+    load: Annotated[
+        float | None,
+        option(
+            "All of the traffic, as a multiple of the profile's: 1.5, 1.5x or 150%; default: 1.",
+            parser=times,
+            metavar="TIMES",
+        ),
+    ] = None
+    rps: Annotated[float | None, option("The same in requests per second.")] = None
+    replicas: Annotated[
+        int | None,
+        option("Servers that share the traffic; default: what it needs.", min=1, max=100_000),
+    ] = None
+    router: Annotated[Literal["least", "rr", "random"], option("How requests reach replicas.")] = (
+        "least"
+    )
+    require: Require = ()
+    details: Details = False
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class VerifyOptions:
+    """Replay a trace on a fresh engine with a profile's arguments, and gate on its promise.
+
+    With --url a running server gets the load instead, and nothing is started. Exits with 6 when a
+    promise is broken.
+
+    Example: tuner verify profile.yaml --trace prod.jsonl --junit verify.xml
+    """
+
+    profile: Profile
+    trace: Trace
+    window: Window = "all"
+    step: Step = "60s"
+    replicas: Replicas = 1
+    router: Router = "least"
+    require: Require = ()
+    tolerance: Annotated[
+        float,
+        option(
+            "How much worse than promised is kept: 0.1 is 10%.", min=0.0, max=10.0,
+            panel="Decision",
+        ),
+    ] = TOLERANCE  # fmt: skip
+    engine: Annotated[
+        str | None,
+        option(
+            "vllm, serve (behind vllm serve), or sim with --world; default: as confirmed.",
+            panel="Engine",
+        ),
+    ] = None
+    world: World = None
+    overrides: Confirmed = ()
+    base: ConfirmedBase = None
+    force: Annotated[
+        bool, option("Verify on another machine or vLLM than measured.", "--force", panel="Engine")
+    ] = False
+    url: Annotated[
+        str | None,
+        option("A running server: it gets the trace's load.", panel="Running server"),
+    ] = None
+    send_load: Annotated[
+        int | None,
+        option(
+            "Requests that --url may get, where it is not on this machine.",
+            min=1,
+            metavar="N",
+            panel="Running server",
+        ),
+    ] = None
+    api_key_env: Annotated[
+        str | None,
+        option("Variable with the key of --url.", metavar="NAME", panel="Running server"),
+    ] = None
+    junit: Annotated[
+        Path | None, option("Write the gates as JUnit XML too, for CI.", panel="Output")
+    ] = None
+    run_dir: Annotated[
+        Path | None, option("Keep the replays and the gates there.", panel="Run")
+    ] = None
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LiveOptions:
+    """Change a running server's max_num_seqs without a restart; without a profile, show it.
+
+    Example: tuner live profile.yaml --socket /var/lib/vllm/tuner.sock
+    """
+
+    profile: Annotated[Path | None, typer.Argument(help="Serving profile.")] = None
+    socket: Annotated[
+        tuple[Path, ...], option("TUNER_LIVE_SOCKET of the server; repeatable.", metavar="PATH")
+    ]
+    reset: Annotated[bool, option("Set what the server was started with.", "--reset")] = False
+    token_budget: Annotated[bool, option("Also set max_num_batched_tokens.", "--token-budget")] = (
+        False
+    )
+    force: Annotated[
+        bool, option("Set what was measured elsewhere or is undecided, on record.", "--force")
+    ] = False
+    dry_run: Annotated[bool, option("Print the change; set nothing.", "--dry-run")] = False
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class WatchOptions:
+    """Compare a live server with a profile's promise, and today's traffic with the profile's.
+
+    Prints still valid, drifting, re-tune now or not enough evidence, and why. Exits with 6 for
+    re-tune now, with 5 for not enough evidence, with 4 when the server is gone; else with 0.
+
+    Example: tuner watch profile.yaml --url http://localhost:8000 --for 2h
+    """
+
+    profile: Profile
+    url: Annotated[str, option("The live server.")]
+    for_: Annotated[str, option("How long to watch: 30m, 2h, or forever.", "--for")] = "30m"
+    every: Annotated[str, option("Time between two readings of /metrics.")] = "2s"
+    window: Annotated[str, option("Length of a window.")] = "60s"
+    tolerance: Annotated[
+        float,
+        option("How much slower than its law a server may be: 0.1 is 10%.", min=0.0, max=10.0),
+    ] = 0.10
+    served_model: Annotated[
+        str | None, option("Which model, where the server has several.", metavar="NAME")
+    ] = None
+    fail_on: Annotated[
+        Literal["re-tune", "drifting"], option("The mildest verdict that exits with 6.")
+    ] = "re-tune"
+    run_dir: Annotated[
+        Path | None, option("Append every window to windows.jsonl there.", panel="Output")
+    ] = None
+    metrics_port: Annotated[
+        int | None,
+        option("Serve the verdict to Prometheus.", min=1, max=65535, panel="Output"),
+    ] = None
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ResumeOptions:
+    """Continue an interrupted sweep, refinement or comparison with the options that it had.
+
+    Example: tuner resume runs/prod-20260102-030405
+    """
+
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of the run.")]
+    budget: Annotated[str | None, option("Engine time to spend in all; default: as before.")] = None

@@ -1,0 +1,184 @@
+"""``tuner plan``: from its options to the printed result."""
+
+import math
+from dataclasses import replace
+
+from tuner.commands.options import PlanOptions
+from tuner.commands.shared.next_step import again, command
+from tuner.commands.shared.promise import required_of, twin_of
+from tuner.errors import GateError, UsageError
+from tuner.profile.plan import MOST_REPLICAS, CapForecast, Fleet
+from tuner.profile.profile import load as load_profile
+from tuner.profile.schema import ServingProfile
+from tuner.profile.stored_twin import StoredTwin
+from tuner.profile.summary import confirmed_text
+from tuner.twin.front_end import strain
+from tuner.twin.objective import EQUAL_ATTAINMENT, NOT_ASKED, choose
+from tuner.views.plan import FleetPlan, plan_json, plan_page, replicas_in_words
+from tuner.views.text import print_json, print_page
+
+MOST_LOAD = 16.0
+MOST_TIMES = 1e6
+LEAST_TARGET = 0.9
+"""Share in time that is planned for where the profile itself promises less: nobody wants more of
+that."""
+
+
+def run(options: PlanOptions) -> None:
+    """Ask and print. Raises ProfileError and UsageError."""
+    profile = load_profile(options.profile)
+    cure = "Sweep on a quieter machine or longer, so that the twin is believed."
+    twin = twin_of(profile, options.profile, cure=cure, front_end=profile.front_end)
+    found = _planned(options, profile, twin)
+    if options.json:
+        print_json(plan_json(found))
+    else:
+        next_ = _next(found, profile, options)
+        page = plan_page(found, profile, subject=f"Plan for {options.profile}", next_=next_)
+        print_page(page, details=options.details)
+    if found.broken:
+        _refuse(found)
+
+
+def _next(found: FleetPlan, profile: ServingProfile, options: PlanOptions) -> str:
+    """Return what to run: the rollout where that many replicas do, else the same question with as
+    many as it takes, or the curves where no number does."""
+    if profile.provenance.engine == "sim":
+        return command("show", options.profile)
+    if found.chosen.attainment[0] >= found.attainment and not found.broken:
+        return command("apply", options.profile, "--dry-run")
+    needed = found.replicas_that_keep if found.broken else found.replicas_needed
+    if needed is None or needed == found.replicas:
+        return command("show", options.profile, "-o", "page.html")
+    return again("plan", options, replicas=needed, json=False)
+
+
+def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) -> FleetPlan:
+    captured_rps = len(twin.traffic) / twin.length_s
+    load = _load(options, captured_rps)
+    slo = profile.decision.slo.slo
+    cap = profile.decision.max_num_seqs
+    target = max(LEAST_TARGET, _promised(profile) - EQUAL_ATTAINMENT)
+    fleet = Fleet(twin, slo, load, options.router)
+    caps = sorted({step.max_num_seqs for step in profile.curve} | {cap})
+    if options.replicas is not None:
+        _check_load(load / options.replicas)
+    needed = fleet.replicas_for(cap, attainment=target)
+    replicas = options.replicas or needed or max(1, math.ceil(load))
+    _check_load(load / replicas)
+    steps = fleet.ask(caps, replicas=replicas, promised=cap)
+    headroom = profile.promise.headroom
+    requirements = required_of(profile, options.require, headroom=headroom)
+    bounds = fleet.bounds(caps, requirements, headroom=headroom, replicas=replicas)
+    keeping = None
+    if bounds.of_cap and bounds.broken(cap):
+        keeping = fleet.replicas_that_keep(cap, requirements, headroom=headroom, guess=replicas)
+    raised = NOT_ASKED
+    if headroom > 1:
+        raised = replace(fleet, load=headroom * load).attained(caps, replicas=replicas)
+    return FleetPlan(
+        load=load,
+        rps=load * captured_rps,
+        replicas=replicas,
+        router=options.router,
+        max_num_seqs=cap,
+        best=choose(bounds.eligible({one.max_num_seqs: _value(one) for one in steps}), raised),
+        attainment=target,
+        replicas_needed=needed,
+        stored_requests=len(twin.traffic),
+        steps=steps,
+        required=[str(one) for one in bounds.checks(cap)] if bounds.of_cap else [],
+        broken=[str(one) for one in bounds.checks(cap) if not one.is_kept] if bounds.of_cap else [],
+        replicas_that_keep=keeping,
+        checked=_checked(profile),
+        warnings=[
+            *_warnings(profile, load / replicas, steps, needed),
+            *_strain(twin, load / replicas),
+        ],
+    )
+
+
+def _check_load(of_one: float) -> None:
+    if of_one > MOST_LOAD:
+        raise UsageError(
+            f"{of_one:,.0f} times the profile's traffic on one replica is no question",
+            hint="Leave out --replicas to find out how many the load needs.",
+        )
+
+
+def _refuse(found: FleetPlan) -> None:
+    """Raise GateError where the profile's cap breaks what is required of it at this load."""
+    cure = "No number of replicas keeps it: require less."
+    if found.replicas_that_keep is not None:
+        cure = f"On {replicas_in_words(found.replicas_that_keep)} it keeps all."
+    raise GateError(
+        f"max_num_seqs {found.max_num_seqs} on {replicas_in_words(found.replicas)} does not keep "
+        f"{', '.join(found.broken)}",
+        hint=cure,
+    )
+
+
+def _checked(profile: ServingProfile) -> str:
+    """Say what the twin was held against."""
+    record = profile.promise.record
+    return "never checked by a replay" if record is None else f"checked: {confirmed_text(record)}"
+
+
+def _promised(profile: ServingProfile) -> float:
+    """Return the attainment that the twin is sure of as captured."""
+    for one in profile.promise.predicted:
+        if one.load == 1.0 and "attainment" in one.intervals:
+            return min(one.attainment, one.intervals["attainment"][0])
+    return profile.promise.attainment
+
+
+def _load(options: PlanOptions, captured_rps: float) -> float:
+    if options.load is not None and options.rps is not None:
+        raise UsageError("--load and --rps say the same thing", hint="Give one of them.")
+    load = options.load if options.load is not None else 1.0
+    asked, unit, most = f"--load {load:g}", "times the traffic, such as 1.5", MOST_TIMES
+    if options.rps is not None:
+        load = options.rps / captured_rps
+        asked, unit, most = f"--rps {options.rps:g}", "requests a second", MOST_TIMES * captured_rps
+    if not (math.isfinite(load) and 0 < load <= MOST_TIMES):
+        raise UsageError(
+            f"{asked}: cannot be planned for", hint=f"Give more than 0, up to {most:,.0f} {unit}."
+        )
+    return load
+
+
+def _value(one: CapForecast) -> tuple[float, float]:
+    tail_ms = one.e2el_p99_ms
+    return one.attainment_middle, math.inf if tail_ms is None else math.log(tail_ms)
+
+
+def _warnings(
+    profile: ServingProfile, load: float, steps: list[CapForecast], needed: int | None
+) -> list[str]:
+    said = []
+    if (one := profile.provenance.of_ranks) is not None:
+        said.append(f"{one}; a replica here is such a rank")
+    if load > profile.validity.validated_load * 1.001:
+        said.append(
+            f"{load:.2f} times the load on a replica is more than the "
+            f"{profile.validity.validated_load:g} that was validated: a forecast; tuner sweep with "
+            "a larger --headroom measures it"
+        )
+    if guessed := [str(one.max_num_seqs) for one in steps if one.is_guess]:
+        said.append(
+            f"batches larger than any that was measured: what is said of {', '.join(guessed)} is "
+            "a guess; tuner sweep with a larger --ceiling measures them"
+        )
+    if needed is None:
+        said.append(
+            f"{MOST_REPLICAS:,} replicas do not serve what the profile promises: relax the SLO"
+        )
+    return said
+
+
+def _strain(twin: StoredTwin, load: float) -> list[str]:
+    """Say where the front end of a replica is too busy for what is said behind it."""
+    if twin.front_end is None:
+        return []
+    said = strain(twin.busy(load), load=load, processes=twin.front_end.processes)
+    return [] if said is None else [said]

@@ -1,1 +1,0 @@
-"""``tuner report``: what a run or a profile says, as one page."""

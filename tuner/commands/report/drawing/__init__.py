@@ -1,1 +1,0 @@
-"""The parts of a page: HTML, charts, and their sheet of styles."""

@@ -1,0 +1,57 @@
+"""Runs ``tuner resume``: the options come from the run's journal, which may be a stranger's."""
+
+import importlib
+from typing import Any
+
+from tuner.commands.options import ResumeOptions
+from tuner.commands.root import COMMANDS, parsed
+from tuner.commands.shared.next_step import command
+from tuner.commands.shared.run_folder import read_run
+from tuner.engines.engine_arguments import engine_arguments
+from tuner.engines.vllm.allowed import not_allowed
+from tuner.errors import ProfileError, RunError
+from tuner.trace.trace import load
+
+RESUMED = ("sweep", "refine", "compare")
+
+
+def run(options: ResumeOptions) -> None:
+    """Continue the run. Raises TunerError."""
+    words = read_run(options.run_dir).events[0].get("command")
+    if (
+        not isinstance(words, list)
+        or not all(isinstance(word, str) and word.isprintable() for word in words)
+        or words[:1] not in [[name] for name in RESUMED]
+    ):
+        raise RunError(
+            f"{options.run_dir}/journal.jsonl:1: command: is no sweep, refine or compare",
+            hint="Give the folder of a run as tuner wrote it.",
+        )
+    words = [*words, f"--run-dir={options.run_dir}", "--resume"]
+    words += [] if options.budget is None else [f"--budget={options.budget}"]
+    again = parsed(words)
+    if risks := _risks(again):
+        raise ProfileError(
+            f"{options.run_dir}: {', '.join(risks)}: may load code, open files or addresses, or "
+            "send data, and whoever made the run wrote it",
+            hint=f"If you trust it, run: {command(*words)}",
+        )
+    importlib.import_module(COMMANDS[words[0]][1]).run(again)
+
+
+def _risks(options: Any) -> list[str]:  # noqa: ANN401 - of any command in RESUMED
+    """Return what only a user may ask for, and a stranger's journal does."""
+    risks = [
+        f"--{name}"
+        for name in ("ray", "storage")
+        if "://" in str(value := getattr(options, name, None) or "") or (name == "ray" and value)
+    ]
+    if options.engine != "sim" and hasattr(options, "model"):
+        arguments = engine_arguments(
+            model=options.model,
+            base=options.base,
+            header_model=load(options.trace).header.model,
+            overrides=options.overrides,
+        )
+        risks += not_allowed(arguments)
+    return risks

@@ -1,0 +1,51 @@
+"""The result of a command, kept in its run's folder: the object of ``--json``, and its page."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tuner.errors import RunError
+from tuner.runs.journal import NO_SENSE
+from tuner.system import files
+from tuner.views.page import Page
+
+NAME = "result.json"
+
+
+class _Result(msgspec.Struct):
+    page: Page
+
+
+@contextmanager
+def making_sense(path: Path) -> Iterator[None]:
+    """Raise RunError for what comes of events that tuner did not write."""
+    try:
+        yield
+    except NO_SENSE as problem:
+        raise RunError(
+            f"{path}: an event makes no sense ({repr(problem)[:200]})",
+            hint="Give the folder of a run as tuner wrote it.",
+        ) from problem
+
+
+def keep_result(run_dir: Path, result: Mapping[str, Any], page: Page) -> None:
+    """Write the result of a run and its page. Raises TargetError."""
+    content = msgspec.json.encode({**result, "page": page})
+    files.write_own(run_dir / NAME, msgspec.json.format(content, indent=1) + b"\n")
+
+
+def kept_page(run_dir: Path) -> Page | None:
+    """Return the page that a command ended with; None of a run that has not ended. Raises
+    RunError."""
+    path = run_dir / NAME
+    try:
+        return msgspec.json.decode(files.read_regular(path), type=_Result).page
+    except FileNotFoundError:
+        return None
+    except (OSError, *NO_SENSE) as problem:
+        raise RunError(
+            f"{path}: makes no sense ({str(problem)[:200]})", hint="Run the command again."
+        ) from None

@@ -1,1 +1,0 @@
-"""``tuner show``: a serving profile in twelve lines."""

@@ -1,1 +1,0 @@
-"""``tuner watch``: does a live server still keep what its profile promises?"""

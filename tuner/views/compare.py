@@ -1,0 +1,151 @@
+"""The page and the JSON of a comparison. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tuner.engines.seam import EngineFacts
+from tuner.profile.summary import engine_time, milliseconds
+from tuner.runs.compare.compare import Comparison
+from tuner.runs.compare.table import ComparisonRow, ComparisonTable, Tuned, shown_ratio
+from tuner.views.page import Cell, Column, Page, Section, Table
+
+SHOWN = ("profile", "tuned", "untuned", "worker")
+"""Approaches among the facts, the one to take first."""
+
+
+def compare_page(  # noqa: PLR0913 - all that is printed
+    tables: Sequence[ComparisonTable],
+    tuned: Tuned,
+    facts: EngineFacts,
+    *,
+    spent_s: float,
+    warnings: Sequence[str],
+    run_dir: str,
+    next_: str,
+) -> Page:
+    """Return what tuning was good for: the tuned engine beside the first way of serving and beside
+    the default. The first table is the heaviest load with lengths as recorded."""
+    rows = {row.approach: row for row in tables[0].rows}
+    every = [row for table in tables for row in table.rows]
+    best, first = tuned_row(tables[0]), tables[0].rows[0]
+    title, aside = f"max_num_seqs {tuned.max_num_seqs}", "compared"
+    if best is not None and best.numbers is None:
+        title, aside = f"{title} was not measured", "failed"
+    elif best is not None and best is not first and "requests_per_s" in best.ratios:
+        ratio = shown_ratio(best.ratios["requests_per_s"])
+        title = f"{title} serves {ratio} the requests of {first.title}"
+    is_simulated = facts.engine == "sim"
+    took = engine_time(spent_s, simulated=is_simulated)
+    return Page(
+        subject=f"Comparison {run_dir}",
+        title=title,
+        aside="simulated, " * is_simulated + aside,
+        facts=[
+            *((name, _in_words(rows[name])) for name in SHOWN if name in rows),
+            ("from", f"{tuned.source}; {took}"),
+        ],
+        sections=[Section(title_of(table), tables=[_table(table, facts)]) for table in tables],
+        details=[f"{row.title}: {note}" for row in every for note in row.notes],
+        warnings=[*(f"{row.title}: {text}" for row in every for text in row.errors), *warnings],
+        run_dir=run_dir,
+        next=next_,
+    )
+
+
+def tuned_row(table: ComparisonTable) -> ComparisonRow | None:
+    """Return the tuned engine's row; None where it was not compared."""
+    rows = {row.approach: row for row in table.rows}
+    return rows.get("profile") or rows.get("tuned")
+
+
+def _in_words(row: ComparisonRow) -> str:
+    numbers = row.numbers
+    if numbers is None:
+        return f"failed: {row.errors[0]}" if row.errors else "failed"
+    parts = [f"{numbers.requests_per_s:.2f} req/s"]
+    if numbers.e2el_p95_s is not None:
+        more = "more than " * numbers.e2el_at_least
+        parts.append(f"p95 E2EL {more}{milliseconds(numbers.e2el_p95_s * 1e3)}")
+    if numbers.tpot_s is not None:
+        parts.append(f"p95 TPOT {milliseconds(numbers.tpot_s.p95 * 1e3)}")
+    return ", ".join(parts)
+
+
+def title_of(table: ComparisonTable) -> str:
+    """Return load, lengths and rate of a table in words."""
+    lengths = "recorded lengths" if table.lengths == "captured" else "uniform lengths"
+    seen = {row.approach: row.numbers for row in table.rows if row.numbers}
+    level = f"{table.load} load"
+    if table.in_flight is not None:
+        level += f" ({table.in_flight} in flight)"
+    if "untuned" in seen:
+        level += f", {seen['untuned'].in_flight_mean:.0f} in flight when untuned"
+    rates = [numbers.offered_rps for numbers in seen.values()]
+    return f"{level}, {lengths}" + (f", {max(rates):.2f} req/s offered" if rates else "")
+
+
+def _table(table: ComparisonTable, facts: EngineFacts) -> Table:
+    what = "GPU" if facts.device.get("kind") == "gpu" else "engine"
+    columns = [
+        Column("approach", "approach"),
+        Column("requests_per_s", "req/s", "number"),
+        Column("ratio", "vs first", "number"),
+        Column("e2el_p95_s", "E2EL p95", "time"),
+        Column("tpot_p95_s", "TPOT p95", "time"),
+        Column("busy", f"{what} busy", "share"),
+        Column("idle", f"{what} idle", "share"),
+    ]
+    rows = [_row(row, of_gpu=what == "GPU") for row in table.rows]
+    return Table(columns, rows, title_of(table))
+
+
+def _row(row: ComparisonRow, *, of_gpu: bool) -> list[Cell]:
+    title = row.title
+    if row.max_num_seqs is not None and row.approach in {"untuned", "tuned", "profile"}:
+        title += f" ({row.max_num_seqs})"
+    numbers = row.numbers
+    if numbers is None:
+        return [title, "failed", *[None] * 5]
+    e2el: Cell = numbers.e2el_p95_s
+    if numbers.e2el_p95_s is not None and numbers.e2el_at_least:
+        e2el = f"> {milliseconds(1e3 * numbers.e2el_p95_s)}"
+    busy = idle = None
+    if of_gpu and numbers.device is not None:
+        busy, idle = numbers.device.utilisation_mean, numbers.device.idle_share
+    elif not of_gpu and numbers.busy is not None:
+        busy, idle = numbers.busy.mean, numbers.busy.idle_share
+    return [
+        title,
+        numbers.requests_per_s,
+        shown_ratio(row.ratios["requests_per_s"]) if "requests_per_s" in row.ratios else None,
+        e2el,
+        None if numbers.tpot_s is None else float(numbers.tpot_s.p95),
+        busy,
+        idle,
+    ]
+
+
+def compare_json(
+    tables: Sequence[ComparisonTable],
+    comparison: Comparison,
+    tuned: Tuned,
+    facts: EngineFacts,
+    warnings: Sequence[str],
+) -> dict[str, Any]:
+    """Return what ``tuner compare --json`` prints. Times in seconds."""
+    comparing, workload = comparison.comparing, comparison.workload
+    starts_s = comparing.evidence.starts_s()
+    rates = workload.rates_rps
+    return {
+        "device": dict(facts.device),
+        "versions": dict(facts.versions),
+        "tuned": asdict(tuned),
+        "rates_rps": {level: sum(each) / len(each) for level, each in rates.items()},
+        "windows": [str(window) for window in workload.windows],
+        "engine_starts": len(starts_s),
+        "engine_seconds": {"starts": sum(starts_s), "replay": comparing.evidence.replay_s()},
+        "run_dir": str(comparing.journal.run_dir),
+        "warnings": list(warnings),
+        "tables": [asdict(table) for table in tables],
+    }

@@ -1,0 +1,163 @@
+"""A page: what a command found, before it is printed, drawn or written. Pure.
+
+Times are in seconds and shares from 0 to 1 in every table and chart; ``texts`` alone decides how
+people read them.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct, field
+
+from tuner.profile.summary import milliseconds, percent
+
+Kind = Literal["text", "count", "number", "share", "time", "change"]
+Cell = str | int | float | bool | None
+LONG_S = 10.0
+"""A column with a time from here on is in seconds, others are in milliseconds."""
+
+
+class Column(Struct, frozen=True):
+    name: str
+    """In CSV, Parquet and JSON."""
+    heading: str = ""
+    """For people; a column without one is only in files."""
+    kind: Kind = "text"
+
+
+class Table(Struct, frozen=True):
+    """Rows of plain values. Text in a column of numbers is shown as it is."""
+
+    columns: list[Column]
+    rows: list[list[Cell]]
+    caption: str = ""
+    chosen: int | None = None
+    """The row that is the answer."""
+    is_detail: bool = False
+    """Whether a terminal shows it only with ``--details``."""
+
+    def records(self) -> list[dict[str, Cell]]:
+        names = [column.name for column in self.columns]
+        return [dict(zip(names, row, strict=True)) for row in self.rows]
+
+
+class Series(Struct, frozen=True):
+    """One line of a chart; a gap where y is None."""
+
+    x: list[float]
+    y: list[float | None]
+    name: str = ""
+    low: list[float | None] = field(default_factory=list)
+    high: list[float | None] = field(default_factory=list)
+    """The ends of its interval, a band behind the line."""
+    is_accent: bool = False
+    is_dashed: bool = False
+    has_dots: bool = False
+    has_line: bool = True
+
+
+class Mark(Struct, frozen=True):
+    """A line across a chart at one value of an axis."""
+
+    at: float
+    label: str = ""
+    axis: Literal["x", "y"] = "x"
+    is_accent: bool = False
+
+
+class Chart(Struct, frozen=True):
+    title: str
+    series: list[Series]
+    kind: Kind = "number"
+    """Of the y axis."""
+    x_label: str = ""
+    by_cap: bool = False
+    """Whether x is a ``max_num_seqs``: logarithmic, with a tick at each."""
+    marks: list[Mark] = field(default_factory=list)
+    shades: list[tuple[float, float]] = field(default_factory=list)
+    """Parts of the x axis that are set off."""
+    note: str = ""
+
+
+class Section(Struct, frozen=True):
+    title: str
+    note: str = ""
+    charts: list[Chart] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    is_folded: bool = False
+
+
+class Page(Struct, frozen=True, kw_only=True):
+    """An answer and what it rests on; kept in a run's result.json."""
+
+    subject: str
+    """What the page is about, such as ``Sweep runs/prod``."""
+    title: str
+    """The answer, in a sentence."""
+    aside: str = ""
+    """What sort of answer it is, and how sure."""
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    """Name and sentence of each, the most important first."""
+    sections: list[Section] = field(default_factory=list)
+    details: list[str] = field(default_factory=list)
+    """Sentences for those who want to know more."""
+    warnings: list[str] = field(default_factory=list)
+    """The one that matters most first."""
+    run_dir: str = ""
+    next: str = ""
+    """The command to run, as a shell takes it."""
+    missing: str = ""
+    """What is not there yet, where a run has not ended."""
+
+    @property
+    def tables(self) -> list[Table]:
+        return [table for section in self.sections for table in section.tables]
+
+
+def headed(column: Column, cells: Sequence[Cell]) -> str:
+    """Return the heading of a column, with the unit of its times."""
+    return f"{column.heading} {_unit(cells)}" if column.kind == "time" else column.heading
+
+
+def texts(kind: Kind, cells: Sequence[Cell]) -> list[str]:
+    """Return the cells of a column for people, with three digits and in one unit.
+
+    >>> texts("time", [0.0951, 0.03, None, "cut"])
+    ['95.1', '30.0', '-', 'cut']
+    >>> texts("share", [0.972, 1.0]), texts("number", [0.4567, 1234.5]), texts("change", [0.12])
+    (['97.2%', '100%'], ['0.457', '1,234'], ['+12.0%'])
+    """
+    times = 1.0 if _unit(cells) == "s" else 1e3
+    return [_text(kind, cell, times) for cell in cells]
+
+
+def text(kind: Kind, value: float) -> str:
+    """Return one value with its unit.
+
+    >>> text("time", 0.0312), text("share", 0.5), text("count", 1200)
+    ('31.2 ms', '50.0%', '1,200')
+    """
+    return milliseconds(1e3 * value) if kind == "time" else _text(kind, value, 1.0)
+
+
+def _unit(cells: Sequence[Cell]) -> str:
+    times = [cell for cell in cells if isinstance(cell, int | float)]
+    return "s" if max(times, default=0.0) >= LONG_S else "ms"
+
+
+def _text(kind: Kind, cell: Cell, times: float) -> str:
+    if cell is None or (isinstance(cell, float) and not math.isfinite(cell)):
+        return "-"
+    if isinstance(cell, str | bool) or kind == "text":
+        return str(cell)
+    match kind:
+        case "count":
+            return f"{cell:,.0f}"
+        case "share":
+            return percent(cell)
+        case "change":
+            return f"{100 * cell:+.1f}%"
+        case _:
+            value = cell * times if kind == "time" else cell
+            return f"{value:,.0f}" if abs(value) >= 100 or value == 0 else f"{value:#.3g}"

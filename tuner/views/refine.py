@@ -1,0 +1,143 @@
+"""The page and the JSON of a refinement. Pure."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from tuner.profile.schema import ServingProfile
+from tuner.profile.summary import engine_time, is_simulated
+from tuner.runs.refine.knobs import LIVE, Configuration, Space
+from tuner.runs.refine.refinement import REFINED, Refinement, RefinePlan, TrialRow
+from tuner.runs.refine.trials import in_words
+from tuner.views.page import Cell, Column, Page, Section, Table
+from tuner.views.profile import profile_page
+
+
+def refine_page(
+    found: Refinement, plan: RefinePlan, profile: ServingProfile, *, run_dir: str, next_: str
+) -> Page:
+    """Return what is better and by how much, or that nothing is, above the refined profile's."""
+    page = profile_page(profile, subject=f"Refinement {run_dir}", next_=next_)
+    facts = dict(page.facts)
+    spent_s = sum(found.starts_s) + found.replay_s
+    took = engine_time(spent_s, simulated=is_simulated(profile))
+    facts["checked"] = f"{len(found.trials) - 1} trials, {took}"
+    title, aside = page.title, "the knee stays"
+    if found.outcome is None:
+        facts["why"] = found.reason.rpartition(REFINED)[2]
+    elif found.paired is not None:
+        facts.pop("why", None)
+        gains = "; ".join(map(str, found.paired.ratios.values()))
+        facts = {"set": in_words(found.chosen), "gains": gains, **facts}
+        aside = f"better, proven in {found.paired.pairs} pairs"
+    trials = Section("Search", f"{len(found.trials)} trials.", tables=[_trials(found, plan)])
+    curve = Section(
+        page.sections[0].title, page.sections[0].note, page.sections[0].charts,
+        [Table(each.columns, each.rows, each.caption, each.chosen, is_detail=True)
+         for each in page.sections[0].tables],
+    )  # fmt: skip
+    return Page(
+        subject=page.subject,
+        title=title,
+        aside="simulated, " * is_simulated(profile) + aside,
+        facts=list(facts.items()),
+        sections=[trials, curve],
+        details=[*(f"failed: {each}" for each in found.failed), found.reason, *page.details],
+        warnings=list(found.warnings),
+        run_dir=run_dir,
+        next=next_,
+    )
+
+
+def _trials(found: Refinement, plan: RefinePlan) -> Table:
+    columns = [
+        Column("configuration", "configuration"),
+        Column("gain", f"{plan.aim.name} gain", "change"),
+        Column("attainment", "met SLO", "share"),
+        Column("goodput_rps", "goodput req/s", "number"),
+        Column("tpot_p95_s", "TPOT p95", "time"),
+        Column("e2el_p99_s", "E2EL p99", "time"),
+    ]
+    rows = [_row(trial, plan.space.knee) for trial in found.trials]
+    chosen = [trial.configuration == found.chosen for trial in found.trials]
+    return Table(columns, rows, chosen=chosen.index(True) if True in chosen else None)
+
+
+def _row(trial: TrialRow, knee: Configuration) -> list[Cell]:
+    """Return a trial; of one that ended early only the most that it could attain."""
+    changed = {k: v for k, v in trial.configuration.items() if v != knee.get(k)}
+    words = in_words(changed) if changed else f"the knee: {in_words(knee)}"
+    gain = None if trial.gain is None else math.expm1(trial.gain)
+    numbers = trial.measured
+    if trial.cut:
+        bound = f"<={100 * numbers.attainment_bound:.1f}%"
+        return [f"{words}, ended early in {trial.cut}", gain, bound, None, None, None]
+    return [
+        words,
+        gain,
+        numbers.attainment,
+        numbers.goodput_rps,
+        None if numbers.tpot_s is None else float(numbers.tpot_s.p95),
+        None if numbers.e2el_s is None else float(numbers.e2el_s.p99),
+    ]
+
+
+def refine_json(
+    found: Refinement, plan: RefinePlan, *, run_dir: str, profile: str
+) -> dict[str, Any]:
+    """Return the object that ``tuner refine --json`` prints."""
+    paired = found.paired
+    return {
+        "refined": found.outcome is not None,
+        "reason": found.reason,
+        "chosen": dict(found.chosen),
+        "knee": dict(plan.space.knee),
+        "ratios": {
+            name: {
+                "value": ratio.value,
+                "low": ratio.low,
+                "high": ratio.high,
+                "forecast": ratio.forecast,
+            }
+            for name, ratio in (paired.ratios if paired else {}).items()
+        },
+        "pairs": paired.pairs if paired else 0,
+        "windows": [[str(window) for window in pair] for pair in found.pairs],
+        "objective": plan.aim.name,
+        "trials": [
+            {
+                "configuration": dict(trial.configuration),
+                "gain": trial.gain,
+                "replayed": trial.replayed,
+                "foreseen": trial.foreseen,
+                "keeps_slo": trial.keeps_slo,
+                "attainment": None if trial.cut else trial.measured.attainment,
+                "attainment_bound": trial.measured.attainment_bound,
+                "goodput_rps": None if trial.cut else trial.measured.goodput_rps,
+                "cut": trial.cut,
+            }
+            for trial in found.trials
+        ],
+        "space": [
+            {"name": knob.name, "values": list(knob.values), "why": knob.why}
+            for knob in plan.space.knobs
+        ],
+        "left_out": list(plan.space.left_out),
+        "failed": list(found.failed),
+        "complete": found.complete,
+        "engine_starts": len(found.starts_s),
+        "engine_seconds": {"starts": sum(found.starts_s), "replay": found.replay_s},
+        "run_dir": run_dir,
+        "profile": profile,
+        "warnings": list(found.warnings),
+    }
+
+
+def space_lines(space: Space) -> Iterator[str]:
+    """Yield a line for everything that is searched, and for what is not."""
+    for knob in space.knobs:
+        values = ", ".join("default" if value is None else str(value) for value in knob.values)
+        how = "live" if knob.name in LIVE else "an engine each"
+        yield f"searching {knob.name} ({how}): {values}; {knob.why}"
+    for line in space.left_out:
+        yield f"not searching {line}"

@@ -1,0 +1,114 @@
+"""A page on a terminal: results on stdout, progress on stderr."""
+
+import json
+import math
+import shlex
+import sys
+import textwrap
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from tuner.profile.verdict_block import WIDTH, wrapped
+from tuner.system.printable import printable
+from tuner.views.page import Page, Table, headed, texts
+
+PLAIN_WIDTH = 100
+"""Columns where stdout is not a terminal, so that a log has the same lines everywhere."""
+MOST_WARNINGS = 3
+MOST_LINES = 2
+"""Of a fact, unless all is asked for."""
+NAMES = 11
+"""Columns of the name of a fact, with the space on both sides."""
+
+
+def print_page(page: Page, *, details: bool = False) -> None:
+    """Print the answer, the tables, what the answer rests on, warnings, and the next command."""
+    console = _console()
+    most = None if details else MOST_LINES + 1
+    for line in textwrap.wrap(page.title, WIDTH, max_lines=most, placeholder=" …"):
+        _put(console, line, style="bold")
+    if page.missing:
+        _put(console, page.missing, style="yellow")
+    for table in page.tables:
+        if table.rows and (details or not table.is_detail):
+            console.print()
+            if table.caption:
+                _put(console, table.caption)
+            console.print(_table(table))
+    console.print()
+    for name, words in [("verdict", page.aside), *page.facts, ("run", page.run_dir)]:
+        _print_fact(console, name, words, most=None if details or name == "run" else MOST_LINES)
+    for line in page.details if details else []:
+        _put(console, line)
+    _print_warnings(console, page, most=None if details else MOST_WARNINGS)
+    if page.next:
+        _put(console, f"  {'next':<{NAMES - 2}}{page.next}")
+
+
+def _print_fact(console: Console, name: str, words: str, *, most: int | None) -> None:
+    for number, line in enumerate(wrapped(words, most=most) if words else []):
+        _put(console, f"  {'' if number else name:<{NAMES - 2}}{line}")
+
+
+def print_json(document: object) -> None:
+    """Print one JSON document on a line; what is not a number becomes null."""
+    sys.stdout.write(json.dumps(_finite(document), allow_nan=False) + "\n")
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        return Console(highlight=False, width=PLAIN_WIDTH, color_system=None)
+    return console if console.width >= WIDTH else Console(highlight=False, width=WIDTH)
+
+
+def _put(console: Console, line: str, style: str | None = None) -> None:
+    """Print a line of any text: it shows, and does nothing else."""
+    console.print(printable(line), style=style, soft_wrap=True, markup=False, emoji=False)
+
+
+def _print_warnings(console: Console, page: Page, most: int | None) -> None:
+    label = "Warning: "
+    warnings = list(dict.fromkeys(page.warnings))
+    for warning in warnings[:most]:
+        lines = textwrap.wrap(printable(warning), WIDTH - len(label), break_on_hyphens=False)
+        first = Text.assemble((label, "yellow"), lines[0] if lines else "")
+        console.print(first, soft_wrap=True)
+        for line in lines[1:]:
+            _put(console, " " * len(label) + line)
+    if left := len(warnings[most:] if most else []):
+        more = f"tuner show {shlex.quote(page.run_dir)} --details" if page.run_dir else "--details"
+        _put(console, f"{left} more warning{'s' * (left != 1)}: {more}")
+
+
+def _table(table: Table) -> RichTable:
+    """Return a table whose columns are as narrow as they can be."""
+    printed = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    columns = []
+    for place, column in enumerate(table.columns):
+        if column.heading:
+            cells = [row[place] for row in table.rows]
+            is_text, heading = column.kind == "text", printable(headed(column, cells))
+            printed.add_column(
+                Text(heading if is_text else heading.replace(" ", "\n", 1)),
+                justify="left" if is_text else "right",
+                no_wrap=not is_text,
+                overflow="fold",
+            )
+            columns.append(texts(column.kind, cells))
+    for number, (first, *rest) in enumerate(zip(*columns, strict=True)):
+        is_chosen = number == table.chosen
+        words = (Text(printable(cell)) for cell in (f"{'> ' * is_chosen}{first}", *rest))
+        printed.add_row(*words, style="bold" if is_chosen else None)
+    return printed
