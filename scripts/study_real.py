@@ -180,7 +180,7 @@ class Study:
         partial = self.path.with_suffix(".partial.yaml")
         command: list[object] = ["tuner", "sweep", "--trace", trace, "--step", "15s"]
         command += ["--budget", self.budget, "--model", self.model, "--ceiling", "32"]
-        command += ["--force", "-o", partial]
+        command += ["-o", partial]
         command += ["--run-dir", self.folder / "run", *(word for pair in given for word in pair)]
         if (self.folder / "run" / "journal.jsonl").exists():
             command.append("--resume")
