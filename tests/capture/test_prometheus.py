@@ -231,10 +231,6 @@ def test_a_server_that_took_the_place_of_another_is_the_same_replica(url: str) -
     assert {request.replica for request in made.requests} == {None}
 
 
-def test_names_with_an_underscore_are_read_too(url: str) -> None:
-    assert len(read(url, "underscore").requests) == 29
-
-
 def test_a_seed_gives_one_trace_and_another_seed_another(url: str) -> None:
     assert read(url, "busy", 3).digest == read(url, "busy", 3).digest
     assert read(url, "busy", 3).digest != read(url, "busy", 4).digest
@@ -356,22 +352,6 @@ def lying(answer: Callable[[int], bytes]) -> Iterator[history.Source]:
         yield history.Source(url, EPOCH_S, EPOCH_S + 7200)
 
 
-def test_an_hour_that_is_too_much_at_once_is_asked_for_in_parts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(history, "MAX_ANSWER_BYTES", len(of_seconds(1000)))
-    lengths_s = list[int]()
-
-    def answer(length_s: int) -> bytes:
-        lengths_s.append(length_s)
-        return of_seconds(length_s)
-
-    with lying(answer) as place:
-        ((series,),) = ([*found.values()] for found in history.fetch(place)[()].values())
-    assert lengths_s == [3600, 1800, *[900] * 8]
-    assert len(np.unique(series, axis=0)) == 900
-
-
 @pytest.mark.attack
 @pytest.mark.parametrize(
     ("limit", "value", "message"),
@@ -457,14 +437,6 @@ def scraped_by_hand(**changes: dict[str, NDArray[np.float64]]) -> Series:
 
 def drawn(series: Series) -> Trace:
     return history.draw(history.engines_of({(): series}, HERE), 0)
-
-
-def test_one_request_between_two_scrapes_has_its_own_lengths() -> None:
-    found = drawn(scraped_by_hand()).requests
-    assert [(one.input_length, one.output_length, one.finish_reason) for one in found] == [
-        (3, 5, "stop"),
-        (3, 5, "stop"),  # the one in flight at the end: like the others
-    ]
 
 
 @pytest.mark.attack

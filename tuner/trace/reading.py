@@ -88,7 +88,7 @@ def _read(file: TraceFile, asked: Asked, tell: Tell) -> Trace:
             table, kept = checker.checked(raw)
             _ask_for_unit(table, kept, known, tally)
             tables.append(table)
-            lines += [kept] if known.clock.zoned is False else []
+            lines += [kept.astype(np.int32)] if known.clock.zoned is False else []
         tell(tally)
     if known.settle is not None:
         tables = [_settled(linked, known, tally)]
@@ -96,6 +96,7 @@ def _read(file: TraceFile, asked: Asked, tell: Tell) -> Trace:
         raise _nothing(known, tally)
     whole = pa.concat_tables(tables, promote_options="default").combine_chunks()
     tables.clear()
+    pa.default_memory_pool().release_unused()
     if lines:
         _check_clock(whole, np.concatenate(lines), known, tally)
     if checker.unknown_statuses:
@@ -224,7 +225,8 @@ def _check_clock(table: pa.Table, lines: Any, known: Format, tally: Tally) -> No
     if "timestamp" not in known.columns:
         times_ms = times_ms + table.column("e2e_ms").to_numpy()
     steps_ms = np.diff(times_ms)
-    back_ms = steps_ms if int(np.sign(steps_ms).sum()) < 0 else -steps_ms
+    newest_first = (steps_ms < 0).sum() > (steps_ms > 0).sum()
+    back_ms = steps_ms if newest_first else np.negative(steps_ms, out=steps_ms)
     far_back = np.flatnonzero(back_ms >= SET_BACK_MS[0])
     set_back = far_back[back_ms[far_back] <= SET_BACK_MS[1]]
     if len(set_back) and len(far_back) <= max(1, IN_ORDER * len(steps_ms)):

@@ -21,7 +21,7 @@ DELIMITERS = (",", ";", "\t", "|")
 HEADINGS_WITHIN = 25
 """Lines among which the headings stand: titles and comments may stand above."""
 
-BLOCK_BYTES = 2**23
+BLOCK_BYTES = 2**22
 """Of the table that are parsed at once; no row is longer."""
 
 _VALUE = re.compile(r"[+-]?[\d.,]+$|\[?\d{1,4}[-/.]\d\d?[-/.]\d")

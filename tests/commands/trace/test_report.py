@@ -9,12 +9,11 @@ import pytest
 
 from tests.commands.trace.test_trace import Run
 from tests.support.traces import HEADER, SLICES, needs_slices, request, row, write_lines
-from tuner.trace.columns import Columns, columns_of
+from tuner.trace.columns import columns_of
 from tuner.trace.trace import load
 from tuner.traffic.arrivals import dispersion, same_time_share
-from tuner.traffic.concurrency import levels, recorded_running
+from tuner.traffic.concurrency import levels
 from tuner.traffic.levels import count_levels
-from tuner.traffic.summary import describe
 
 
 @pytest.fixture
@@ -58,27 +57,6 @@ def test_a_part_of_one_request_is_not_called_like_the_whole(tuner: Run, tmp_path
     assert "too few requests to compare" in out
 
 
-def test_running_is_unknown_where_waits_are_not_recorded() -> None:
-    def table(unknown: int) -> Columns:
-        waits = [None if i < unknown else 2.0 for i in range(100)]
-        return columns_of(
-            [request(i, float(i), e2e_s=5.0, queue_s=wait) for i, wait in enumerate(waits)],
-            block_size=16,
-        )
-
-    assert recorded_running(table(6)) is None
-    assert recorded_running(table(5)) is not None
-
-
-def test_a_wait_beyond_the_end_ran_for_no_time() -> None:
-    table = columns_of(
-        [request(i, float(i), e2e_s=1.0, queue_s=2.0) for i in range(9)], block_size=1
-    )
-    found = recorded_running(table)
-    assert found is not None
-    assert found.max() == 0
-
-
 def test_the_most_in_flight_of_each_stretch_of_time() -> None:
     table = columns_of([request(0, 1.0, e2e_s=2.0), request(1, 2.0, e2e_s=0.5)], block_size=1)
     found = levels(table, table.e2e_s, start_s=1.0, end_s=4.0)
@@ -117,15 +95,6 @@ def test_intervals_reproduce_what_a_real_engine_counted(name: str, within: float
     assert min(error(shift / 20) for shift in range(-20, 20)) <= within
 
 
-@needs_slices
-def test_a_server_that_was_full_is_no_measure_of_what_the_traffic_needs() -> None:
-    trace = load(SLICES / "vllmbench_RTXPRO6000_Llama-3.1-8B_requests.jsonl")
-    table = columns_of(trace.requests, block_size=16)
-    found = describe(table)
-    assert found.running is not None
-    assert found.running.p95 == 128  # its max_num_seqs
-
-
 # -- burstiness
 
 
@@ -133,10 +102,6 @@ def test_counts_of_even_arrivals_do_not_vary_and_bursts_do() -> None:
     assert dispersion(np.array([i / 2 for i in range(100)]), 1.0) == 0.0
     bursts = np.array([10.0 * (i // 10) + 0.5 for i in range(100)])
     assert dispersion(bursts, 1.0) == pytest.approx(9, rel=0.1)  # 10 in one of ten seconds
-
-
-def test_a_few_bins_say_nothing_of_variance() -> None:
-    assert dispersion(np.array([float(i) for i in range(9)]), 1.0) is None
 
 
 def test_arrivals_over_ages_need_no_memory() -> None:
@@ -213,26 +178,12 @@ def test_replicas_that_the_trace_knows_are_shown(tuner: Run, tmp_path: Path) -> 
     assert "2 replicas, router as recorded" in tuner("trace", "show", path).out
 
 
-def test_bars_show_arrivals_and_what_was_in_flight(tuner: Run, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", HEADER, *queued())
-    out = tuner("trace", "show", path).out
-    assert "arrivals a second" in out
-    assert "most in flight" in out
-    assert "█" in out
-
-
 def test_a_trace_of_failures_is_shown(tuner: Run, tmp_path: Path) -> None:
     lines = [{"timestamp": i * 1000, "status": "rejected", "replica": i % 2} for i in range(300)]
     path = write_lines(tmp_path / "t", HEADER, *lines)
     found = json.loads(tuner("trace", "show", path, "--json").out)
     assert found["window"] is found["running"] is found["in_flight"] is None
     assert tuner("trace", "show", path).code == 0
-
-
-def test_requests_of_one_time_are_shown(tuner: Run, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", HEADER, row(5), row(5))
-    assert tuner("trace", "show", path).code == 0
-    assert json.loads(tuner("trace", "show", path, "--json").out)["same_time_share"] == 0.5
 
 
 def test_shared_beginnings_and_a_single_replica_are_told_apart_from_many(

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.traces import HEADER, SAMPLES, SLICES, needs_slices, row, write_lines
+from tests.support.traces import HEADER, SAMPLES, row, write_lines
 from tuner import cli
 from tuner.trace.files import CHUNK_BYTES
-from tuner.trace.nested import DELAYED
 from tuner.trace.trace import load
 
 SAMPLE = SAMPLES / "translation.jsonl"
@@ -112,31 +111,6 @@ def test_the_report_says_at_once_if_a_unit_is_wrong(tuner: Run, tmp_path: Path) 
     assert "3,600 requests over 1.999 h (7,198.0s), 0.5 req/s, tick 2,000 ms" in as_s.out
 
 
-def test_the_report_holds_lengths_concurrency_and_time_above(tuner: Run) -> None:
-    out = tuner("trace", "show", SAMPLE).out
-    for text in (
-        "input tokens",
-        "output tokens",
-        "in flight (recorded)",
-        "with more in flight than",
-        "tuner:tiny",
-    ):
-        assert text in out
-
-
-def test_what_was_assumed_is_said_once_at_the_import_and_ever_after(
-    tuner: Run, tmp_path: Path
-) -> None:
-    turns = [
-        {"session_id": "a", "timestamp": 0, "input_length": 5, "output_length": 5},
-        {"session_id": "a", "delay": 9, "input_length": 5, "output_length": 5},
-    ]
-    path, out = write_lines(tmp_path / "t", *turns), tmp_path / "out"
-    assert tuner("trace", "import", path, "-o", out).out.count(DELAYED) == 1
-    assert json.loads(tuner("trace", "show", path, "--json").out)["warnings"].count(DELAYED) == 1
-    assert tuner("trace", "show", out).out.count(f"note: {DELAYED}") == 1
-
-
 def test_replicas_are_shown_by_the_busiest(tuner: Run) -> None:
     ended = tuner("trace", "show", SAMPLE, "--replicas", 2, "--router", "rr", "--json")
     found = json.loads(ended.out)
@@ -170,28 +144,6 @@ def test_an_import_is_the_same_traffic_with_a_header(tuner: Run, tmp_path: Path)
     assert after.digest == before.digest
     assert (after.header.model, after.header.source) == ("m", "mooncake")
     assert after.header.block_size == 512
-
-
-@needs_slices
-@pytest.mark.parametrize("name", ["azure2023_conv.csv", "mooncake_synthetic.jsonl"])
-def test_public_slices_are_imported(tuner: Run, tmp_path: Path, name: str) -> None:
-    assert tuner("trace", "import", SLICES / name, "-o", tmp_path / "out").code == 0
-    before, after = load(SLICES / name), load(tmp_path / "out")
-    assert after.digest == before.digest
-    assert after.header == before.header
-
-
-def test_dates_out_of_order_count_from_the_first(tuner: Run, tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 00:00:01.5,20,2\n2023-11-16 00:00:00.25,10,1\n"
-    )
-    tuner("trace", "import", path, "-o", tmp_path / "out")
-    lines = (tmp_path / "out").read_text().splitlines()
-    stamps = [json.loads(line).get("timestamp") for line in lines]
-    assert stamps == [None, 0, 1250]
-    assert load(tmp_path / "out").digest == load(path).digest
 
 
 def test_ticks_are_spread_evenly_and_the_result_says_so(tuner: Run, tmp_path: Path) -> None:
@@ -241,13 +193,6 @@ def test_a_cut_of_an_unsorted_file_numbers_rows_by_arrival(tuner: Run, tmp_path:
     ]
 
 
-def test_a_cut_of_a_cut_keeps_the_first_numbers(tuner: Run, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", HEADER, *(row(i * 1000) for i in range(10)))
-    tuner("trace", "cut", path, "-o", tmp_path / "a", "--window", "4+5")
-    tuner("trace", "cut", tmp_path / "a", "-o", tmp_path / "b", "--window", "2s+2s")
-    assert [one.row for one in load(tmp_path / "b").requests] == [6, 7]
-
-
 @pytest.mark.parametrize("first", [0, 6000], ids=["in order", "the end first"])
 def test_a_part_of_a_file_of_several_chunks_is_cut_as_its_requests_are(
     tuner: Run, tmp_path: Path, first: int
@@ -267,23 +212,6 @@ def test_a_part_of_a_file_of_several_chunks_is_cut_as_its_requests_are(
     ]
 
 
-@pytest.mark.parametrize("first_comes", ["first", "last"])
-def test_a_part_counts_from_the_first_arrival_wherever_that_stands(
-    tuner: Run, tmp_path: Path, first_comes: str
-) -> None:
-    first, *others = [
-        f"{1_795_255_200 + second}.000000,{second % 500 + 1},5,{'x' * 60}\n"
-        for second in range(60_000)
-    ]
-    ordered = [first, *others] if first_comes == "first" else [*others, first]
-    path = tmp_path / "t"
-    path.write_text("ts,prompt_tokens,completion_tokens,note\n" + "".join(ordered))
-    assert path.stat().st_size > CHUNK_BYTES
-    tuner("trace", "cut", path, "-o", tmp_path / "out", "--window", "100+50")
-    part = load(tmp_path / "out").requests
-    assert [one.input_length for one in part] == [*range(101, 151)]
-
-
 def test_the_busiest_part_has_the_length_asked_for(tuner: Run, tmp_path: Path) -> None:
     quiet = [row(i * 10_000) for i in range(50)]
     burst = [row(200_000 + i, output_length=100) for i in range(50)]
@@ -293,15 +221,6 @@ def test_the_busiest_part_has_the_length_asked_for(tuner: Run, tmp_path: Path) -
     )
     assert ended.code == 0
     assert len(load(tmp_path / "out").requests) == 52
-
-
-def test_longer_requests_are_dropped_and_counted(tuner: Run, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", HEADER, row(0), row(1, input_length=100), row(2))
-    ended = tuner(
-        "trace", "cut", path, "-o", tmp_path / "out", "--window", "0+1", "--max-model-len", 50
-    )
-    assert "rows: 3 read, 2 kept, dropped: 1 over_max_model_len" in ended.out
-    assert [one.row for one in load(tmp_path / "out").requests] == [0, 2]
 
 
 def test_force_overwrites(tuner: Run, tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def print_formats() -> None:
 
     table = plain_table("format", "what it is", "known by", gap=2)
     for column in table.columns:
-        column.justify = "left"
+        column.justify, column.no_wrap = "left", False
     for known in (*FORMATS, TABLE):
         table.add_row(known.name, shown(known.says), shown(known.mark))
     console_for(at_least=LIST_WIDTH).print(table)
@@ -241,6 +241,8 @@ def _shares(columns: Columns, options: TraceShowOptions) -> Shares | None:
         router: str = options.router
         count = options.replicas
         chosen = assign(columns, replicas=count, router=options.router, seed=0)
+    elif columns.replica.strides == (0,):  # nothing knows its replica
+        return None
     else:
         unknown = int((columns.served & (columns.replica < 0)).sum())
         numbers, chosen = np.unique(columns.replica, return_inverse=True)
