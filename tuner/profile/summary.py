@@ -40,10 +40,10 @@ KINDS = {
 """Verdict → the same in words."""
 
 
-def first_said(share: float, title: str) -> str:
+def with_share(share: float, title: str) -> str:
     """Return the title of an answer, after the share of requests in time where that is too low.
 
-    >>> first_said(0.71, "max_num_seqs 16 breaks its promise"), first_said(0.99, "max_num_seqs 16")
+    >>> with_share(0.71, "max_num_seqs 16 breaks its promise"), with_share(0.99, "max_num_seqs 16")
     ('only 71.0% meet the SLO: max_num_seqs 16 breaks its promise', 'max_num_seqs 16')
     """
     return f"only {percent(share)} meet the SLO: {title}" if share < LOW else title
@@ -168,7 +168,7 @@ def promised(profile: ServingProfile) -> CapNumbers:
     promise, record = profile.promise, profile.promise.record
     if profile.decision.verdict == "overloaded":  # the curve says so: no confirmation is better
         return chosen_step(profile) or promise
-    twin = next((one for one in promise.predicted if one.load == 1.0), None)
+    twin = next((numbers for numbers in promise.predicted if numbers.load == 1.0), None)
     if twin is not None and not (record is not None and "foretold" in record.failed):
         return twin
     confirmed = twin is not None or promise.source == "confirming run"
@@ -177,9 +177,8 @@ def promised(profile: ServingProfile) -> CapNumbers:
 
 def chosen_step(profile: ServingProfile) -> CurveStep | None:
     """Return the step of the curve that was chosen; None where the choice is not on it."""
-    return next(
-        (one for one in profile.curve if one.max_num_seqs == profile.decision.max_num_seqs), None
-    )
+    cap = profile.decision.max_num_seqs
+    return next((step for step in profile.curve if step.max_num_seqs == cap), None)
 
 
 LEAST_SHARE = 0.005
@@ -192,11 +191,11 @@ def waits_for(binds: Binds | None, front_end: FrontEndSection | None) -> tuple[s
     For a front end that is busy for a share u of its time somebody waits for 1 - (1 - u) e^u of
     it: the time in which an M/D/1 queue holds more than the one that it serves.
     """
-    found = [] if binds is None or binds.most is None else [binds.most]
+    waits = [] if binds is None or binds.most is None else [binds.most]
     if front_end is not None:
         busy = min(1.0, front_end.utilisation)
-        found.append(("front end", 1 - (1 - busy) * math.exp(busy)))
-    most = max(found, key=lambda one: one[1], default=None)
+        waits.append(("front end", 1 - (1 - busy) * math.exp(busy)))
+    most = max(waits, key=lambda wait: wait[1], default=None)
     return None if most is None or most[1] < LEAST_SHARE else most
 
 
@@ -237,8 +236,8 @@ def minutes(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min".removesuffix(" 0 min")
 
 
-def required(one: RequirementSection) -> str:
-    """Say what was required and what is known of it.
+def required(section: RequirementSection) -> str:
+    """Return what was required and what it comes to.
 
     >>> section = RequirementSection(
     ...     text="p99 ttft <= 500ms", at_worst=0.612, measured=None, kept=False
@@ -246,15 +245,13 @@ def required(one: RequirementSection) -> str:
     >>> required(section)
     'p99 ttft <= 500ms (at worst 612 ms)'
     """
-    return str(RequirementCheck(parse_requirement(one.text), one.at_worst, one.measured))
+    requirement = parse_requirement(section.text)
+    return str(RequirementCheck(requirement, section.at_worst, section.measured))
 
 
 def _compared(profile: ServingProfile) -> CapNumbers | None:
-    """Return what is given now, where that is another cap, is known, and is told in the same way as
-    the choice.
-
-    What a replay behind a server measured has no other cap beside it.
-    """
+    """Return the numbers of the cap that is set now, where it is another one and they can be
+    compared: a replay behind a server has no other cap beside it."""
     now = profile.baseline
     if now is None or now.max_num_seqs == profile.decision.max_num_seqs:
         return None
@@ -262,8 +259,8 @@ def _compared(profile: ServingProfile) -> CapNumbers | None:
     return None if alone else now.numbers
 
 
-def _time(one: CapNumbers, name: str, statistic: str) -> float | None:
-    spread: SpreadSection | None = getattr(one, name)
+def _time(numbers: CapNumbers, name: str, statistic: str) -> float | None:
+    spread: SpreadSection | None = getattr(numbers, name)
     return None if spread is None else float(getattr(spread, statistic))
 
 
@@ -275,37 +272,32 @@ def _cost(profile: ServingProfile, given: CapNumbers) -> str:
     if below is None or _is_part(below) or profile.decision.verdict == "overloaded":
         return ""
     worse = list(_worse(chosen_step(profile) or given, below))
-    slots = _slots(below)
-    return f"compared with {slots}: {', '.join(worse)}" if worse else ""
+    return f"compared with {below.max_num_seqs}: {', '.join(worse)}" if worse else ""
 
 
 def _against_now(profile: ServingProfile, now: Baseline, given: CapNumbers) -> str:
     compared = _compared(profile)
     if now.numbers is None:
         top = max((step.max_num_seqs for step in profile.curve), default=0)
-        return f"not measured: {now.max_num_seqs} slots are more than the {top} tried"
+        return f"not measured: {now.max_num_seqs} is above {top}, the largest tried"
     if compared is None:
         return "not measured: only the choice ran behind a server"
     if worse := list(_worse(given, compared)):
         return f"compared with now: {', '.join(worse)}"
     if now.never_filled:
-        return f"none: the traffic never fills the {now.max_num_seqs} slots of now"
+        return f"none: the traffic never fills the {now.max_num_seqs} of now"
     return "none compared with now"
 
 
 def _below(profile: ServingProfile) -> CurveStep | None:
     """Return the next smaller step; None where the choice is the smallest."""
     cap = profile.decision.max_num_seqs
-    return next((one for one in reversed(profile.curve) if one.max_num_seqs < cap), None)
+    return next((step for step in reversed(profile.curve) if step.max_num_seqs < cap), None)
 
 
-def _is_part(one: CurveStep) -> bool:
+def _is_part(step: CurveStep) -> bool:
     """Whether a step's numbers are those of a replay that was cut."""
-    return one.cut and one.source == "measured"
-
-
-def _slots(one: CurveStep) -> str:
-    return f"{one.max_num_seqs} slot{'s' * (one.max_num_seqs != 1)}"
+    return step.cut and step.source == "measured"
 
 
 def _worse(given: CapNumbers, other: CapNumbers) -> Iterator[str]:
@@ -330,9 +322,10 @@ def _worse(given: CapNumbers, other: CapNumbers) -> Iterator[str]:
 
 
 def _load(profile: ServingProfile) -> str:
-    """Return which requirements hold, and what more load than was recorded gives."""
-    kept = [required(one) for one in profile.decision.requirements if one.kept]
-    broken = [f"breaks {required(one)}" for one in profile.decision.requirements if not one.kept]
+    """Return which requirements hold, and what a higher load gives."""
+    requirements = profile.decision.requirements
+    kept = [required(section) for section in requirements if section.kept]
+    broken = [f"breaks {required(section)}" for section in requirements if not section.kept]
     return "; ".join([*broken, *(f"keeps {text}" for text in kept), _headroom(profile)])
 
 
@@ -353,8 +346,8 @@ def _headroom(profile: ServingProfile) -> str:
     return f"at {load} {', '.join(shares)}" if shares else "more load was not tried"
 
 
-def _by_load(one: Predicted) -> float:
-    return one.load
+def _by_load(numbers: Predicted) -> float:
+    return numbers.load
 
 
 def confirmed_text(record: CheckSection) -> str:

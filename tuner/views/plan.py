@@ -6,7 +6,7 @@ from typing import Any
 from tuner.profile.plan import CapForecast
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import MOST_STORED
-from tuner.profile.summary import LOW, first_said, is_simulated, percent
+from tuner.profile.summary import LOW, is_simulated, percent, with_share
 from tuner.twin.objective import EQUAL_ATTAINMENT
 from tuner.views.page import Column, Page, Section, Table
 
@@ -65,7 +65,7 @@ def plan_page(plan: FleetPlan, profile: ServingProfile, *, subject: str, next_: 
         title = f"no number of replicas serves {percent(plan.attainment)} within the SLO"
     elif chosen.attainment_middle < LOW:
         title = f"max_num_seqs {cap} on {plan.replicas:,} of {replicas_in_words(needed)}"
-        title = first_said(chosen.attainment_middle, title)
+        title = with_share(chosen.attainment_middle, title)
     times = "the profile's own traffic"
     if f"{plan.load:g}" != "1":
         times = f"{plan.load:g} times the profile's traffic"

@@ -7,11 +7,11 @@ from typing import Any
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import (
     engine_time,
-    first_said,
     is_simulated,
     milliseconds,
     minutes,
     percent,
+    with_share,
 )
 from tuner.runs.verify.gates import Gate
 from tuner.runs.verify.verify import Verified
@@ -64,7 +64,7 @@ def verify_page(  # noqa: PLR0913 - all that is printed
     if broken and found.taken is not None:
         title, aside = f"nothing can be concluded about max_num_seqs {cap}", found.taken
     elif share is not None:
-        title = first_said(share.measured, title)
+        title = with_share(share.measured, title)
     facts = {"gives": given, "times": ", ".join(filter(None, times)), "limits": "; ".join(limits)}
     return Page(
         subject=f"Verification {run_dir}".strip(),

@@ -13,7 +13,7 @@ from tuner.live.watch import (
     value_in_words,
 )
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import first_said, is_simulated, milliseconds, percent
+from tuner.profile.summary import is_simulated, milliseconds, percent, with_share
 from tuner.views.page import Cell, Chart, Column, Kind, Page, Section, Series, Table
 
 LABELS = {
@@ -71,7 +71,7 @@ def watch_page(result: WatchResult, profile: ServingProfile, *, run_dir: str, ne
     if choice is not None:
         best = f", {percent(choice.best_attainment)} with {choice.best}" * (not choice.holds)
         facts.append(("today", f"{percent(choice.attainment)} meet the SLO (predicted){best}"))
-        title = first_said(choice.attainment, title)
+        title = with_share(choice.attainment, title)
     facts.append(("seen", f"{watch.requests:,} requests at {result.url}, {windows}"))
     if watch.verdict == "re-tune now":
         facts.append(("re-tune", "run the command below, then capture a new trace and sweep"))

@@ -31,7 +31,7 @@ from tuner.engines.seam import ArgumentValue
 from tuner.errors import EngineError, RunError, TunerError, UndecidedError, UsageError
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import LOW, engine_time, first_said, is_simulated, percent, promised
+from tuner.profile.summary import LOW, engine_time, is_simulated, percent, promised, with_share
 from tuner.replay.measure import Measurement
 from tuner.runs.cluster.prices import check_used, parse_prices, per_million_tokens, price_of
 from tuner.runs.cluster.share import Node, Share, share_of, usable
@@ -385,7 +385,7 @@ def page_of(found: Sequence[KindOutcome], run_dir: Path, options: SweepOptions) 
     ]
     return Page(
         subject=f"Sweep {run_dir}",
-        title=first_said(promised(best.sealed).attainment, title),
+        title=with_share(promised(best.sealed).attainment, title),
         aside="simulated, " * simulated + ("the only kind that ran" if len(ended) == 1 else aside),
         facts=facts,
         sections=[
