@@ -174,16 +174,15 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
         header_model=header_model,
         overrides=options.overrides,
     )
-    ranks = arguments.get("data_parallel_size") or 1
-    if isinstance(ranks, int) and ranks > 1:
+    given = arguments.get("data_parallel_size")
+    ranks = given if isinstance(given, int) else 1
+    if ranks > 1:
         # how ranks find each other is nothing to one of them
         arguments = {
             name: value
             for name, value in arguments.items()
             if not name.startswith("data_parallel_")
         }
-    else:
-        ranks = 1
     starter = VllmStarter(arguments, ranks=ranks, sampling=sampling)
     if options.engine == "serve":
         return ServerStarter.like(starter)
