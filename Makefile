@@ -19,7 +19,7 @@ ON_A_GPU = $(shell grep -s '"engine": "cuda"' .venv/tuner-setup.json)
 # What people who wait in the chat need: the first words in 4 s, then 31 tokens a second.
 ON_CPU := --slo ttft=4s,tpot=32ms --budget 3m
 SWEEP_ARGS ?= $(if $(ON_A_GPU),--model tuner:1b --budget 15m,$(ON_CPU))
-COMPARE_ARGS ?= --profile profiles/translation-tiny-cpu.yaml --budget 14m
+COMPARE_ARGS ?= --loads recorded --budget $(if $(ON_A_GPU),1h,12m)
 
 # $(call PYTEST,marks,options). Of a part that PYTEST_ARGS asks for, a share may have no test.
 PYTEST = $(BIN)/python -m pytest $(2) -m "$(1)" $(PYTEST_ARGS)$(if $(PYTEST_ARGS), || [ $$? -eq 5 ])
@@ -38,8 +38,11 @@ help:  ## Say what can be made
 sweep: setup  ## Tune the sample trace on a real engine, from trace to profile
 	$(BIN)/tuner sweep --trace $(TRACE) -o $(PROFILE) $(SWEEP_ARGS)
 
-compare: setup  ## Serve the sample trace by one worker, in batches, untuned and tuned
-	$(BIN)/tuner compare --trace $(TRACE) $(COMPARE_ARGS)
+compare: setup $(PROFILE)  ## Serve the sample trace by one worker, in batches, untuned and tuned
+	$(BIN)/tuner compare --trace $(TRACE) --profile $(PROFILE) $(COMPARE_ARGS)
+
+$(PROFILE):
+	@$(MAKE) --no-print-directory sweep
 
 test: static plain engines  ## Everything that a change must pass, real engines included
 
