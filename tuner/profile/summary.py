@@ -382,7 +382,7 @@ def _interval(given: CapNumbers) -> str:
     if not isinstance(given, Predicted):
         return ""
     low, high = given.intervals["attainment"]
-    return f" (95% interval {percent(low)} to {percent(high)})"
+    return f"; {percent(low)} to {percent(high)} meet the SLO in 95% of cases"
 
 
 def engine_time(spent_s: float, *, simulated: bool) -> str:
