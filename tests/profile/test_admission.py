@@ -31,7 +31,6 @@ def with_twin(*, ttft_ms: float | None = 500.0, max_num_seqs: int = 16) -> Servi
             late_release=False,
             prefix_caching=False,
             reserves_prompts=False,
-            prefill_schedule_interval=1,
         ),
         extrapolated_from=16,
         lag_s=0.0,

@@ -68,7 +68,6 @@ def test_the_shape_of_an_engine_is_in_its_facts() -> None:
             "max_num_batched_tokens": 2048,
             "async_scheduling": True,
             "enable_prefix_caching": False,
-            "prefill_schedule_interval": 4,
         },
         max_model_len=4096,
         vocab_size=9,
@@ -79,7 +78,7 @@ def test_the_shape_of_an_engine_is_in_its_facts() -> None:
         device={},
     )
     assert shape_of(facts, lag_s=0.1) == EngineShape(
-        2048, 16, 500, 4096, True, False, 0.1, reserves_prompts=True, prefill_schedule_interval=4
+        2048, 16, 500, 4096, True, False, 0.1, reserves_prompts=True
     )
 
 

@@ -282,7 +282,6 @@ class EngineShapeSection(Section):
 
     prefix_caching: bool
     reserves_prompts: bool
-    prefill_schedule_interval: Seqs
 
 
 class FrontEndSection(Section):

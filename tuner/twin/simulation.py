@@ -168,7 +168,6 @@ class EngineShape:
     reserves_prompts: bool = False
     """A request is let in where the KV cache has room for all of its prompt, as vLLM does."""
 
-    prefill_schedule_interval: int = 1
     """While something decodes, one iteration in so many carries prefill (vLLM 0.33)."""
 
     @property
@@ -217,7 +216,6 @@ def shape_of(facts: EngineFacts, *, lag_s: float = 0.0) -> EngineShape:
         prefix_caching=bool(facts.arguments.get("enable_prefix_caching")),
         reserves_prompts=facts.engine != "sim"
         and facts.arguments.get("scheduler_reserve_full_isl") is not False,
-        prefill_schedule_interval=int(str(facts.arguments.get("prefill_schedule_interval") or 1)),
         lag_s=lag_s,
     )
 
@@ -349,7 +347,6 @@ def _loaded(
         async_scheduling=shape.late_release,
         prefix_caching=shape.prefix_caching,
         reserves_prompts=shape.reserves_prompts,
-        prefill_schedule_interval=shape.prefill_schedule_interval,
         rows=len(traffic),
         log_length=log_length,
     )

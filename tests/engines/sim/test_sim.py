@@ -259,12 +259,6 @@ def test_thousands_of_requests_may_wait() -> None:
     run(main())
 
 
-def test_an_engine_lets_prompts_in_as_often_as_it_is_told() -> None:
-    starter = SimStarter(CALM_WORLD).varied({"prefill_schedule_interval": 4})
-    assert starter.resolve(max_num_seqs=1)["prefill_schedule_interval"] == 4
-    assert SimStarter(CALM_WORLD).resolve(max_num_seqs=1)["prefill_schedule_interval"] == 1
-
-
 def test_two_engines_share_one_time() -> None:
     async def main() -> None:
         engines = await asyncio.gather(started(), started())

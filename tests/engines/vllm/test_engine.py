@@ -27,9 +27,7 @@ from tests.support.processes import TIMEOUT_S, cores, family, lives, wait_until
 from tuner.engines import timeouts
 from tuner.engines.seam import ArgumentValue, Reply, RequestFailedError
 from tuner.engines.server.start import ServerStarter
-from tuner.engines.vllm.installed import version
 from tuner.engines.vllm.start import VllmStarter
-from tuner.engines.vllm.supported import release
 from tuner.errors import EngineError, StoodStillError
 from tuner.system import scratch
 
@@ -338,14 +336,6 @@ def test_what_nobody_asked_for_is_left_to_vllm() -> None:
     asked = VllmStarter({"model": "tuner:tiny", "block_size": 64})
     assert asked.resolve(max_num_seqs=2)["block_size"] == 64
     assert asked.llm_arguments(max_num_seqs=2, share=0.5)["block_size"] == 64
-
-
-def test_an_interval_that_this_vllm_does_not_keep_to_is_none() -> None:
-    asked = VllmStarter({"model": "tuner:tiny", "prefill_schedule_interval": 4})
-    works = release(version() or "") == "0.33"
-    assert asked.resolve(max_num_seqs=2)["prefill_schedule_interval"] == (4 if works else 1)
-    left = VllmStarter({"model": "tuner:tiny"}).resolve(max_num_seqs=2)
-    assert "prefill_schedule_interval" not in left
 
 
 def test_a_cap_for_which_the_drafts_have_no_room_is_refused() -> None:

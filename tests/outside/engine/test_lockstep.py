@@ -57,9 +57,6 @@ class Case:
     """``max_num_batched_tokens``."""
 
     blocks: int = ROOMY
-    interval: int = 1
-    """``prefill_schedule_interval``."""
-
     token_s: float = 0.0
     """An iteration takes a second, and so much more for each token."""
 
@@ -82,7 +79,6 @@ def cases(*, is_async: bool) -> st.SearchStrategy[Case]:
         slots=st.integers(1, SLOTS),
         tokens=st.sampled_from([128, 16, 64]),
         blocks=st.sampled_from([ROOMY, 30, 24, 18]),
-        interval=st.sampled_from([1, 1, 2, 8]),
         token_s=st.sampled_from([0.0, 0.013]),
     )
 
@@ -105,28 +101,20 @@ class Vllm:
 
     def __init__(self) -> None:
         self.lone: Any = importlib.import_module("tests.support.lone_scheduler")
-        self._configs: dict[tuple[int, bool], Any] = {}
+        self._configs: dict[bool, Any] = {}
 
-    def config(self, interval: int, *, is_async: bool) -> Any:
-        if (interval, is_async) not in self._configs:
-            config = self.lone.configured(
-                max_num_seqs=SLOTS, max_num_batched_tokens=128, prefill_schedule_interval=interval
-            )
+    def config(self, *, is_async: bool) -> Any:
+        if is_async not in self._configs:
+            config = self.lone.configured(max_num_seqs=SLOTS, max_num_batched_tokens=128)
             config.scheduler_config.async_scheduling = is_async
-            self._configs[interval, is_async] = config
-        return self._configs[interval, is_async]
-
-    def interval(self, asked: int) -> int:
-        """Return the interval that this vLLM keeps to."""
-        from tuner.engines.vllm.config import prefill_interval  # noqa: PLC0415 - imports vLLM
-
-        return prefill_interval(self.config(asked, is_async=False))
+            self._configs[is_async] = config
+        return self._configs[is_async]
 
     def play(self, case: Case, durations_s: list[float]) -> Played:
         """Run the traffic in the order of vLLM's EngineCore: with asynchronous scheduling it
         schedules a second batch before it waits for the first. Batches take what the model says,
         which decides when requests arrive."""
-        lone, config = self.lone, self.config(case.interval, is_async=case.is_async)
+        lone, config = self.lone, self.config(is_async=case.is_async)
         scheduler = lone.scheduler_of(lone.live.LiveScheduler, config, blocks=case.blocks)
         scheduler.max_num_active_reqs = case.slots
         scheduler.max_num_scheduled_tokens = case.tokens
@@ -171,7 +159,7 @@ def vllm() -> Iterator[Vllm]:
         yield Vllm()
 
 
-def model(case: Case, *, interval: int) -> tuple[Played, list[set[int]]]:
+def model(case: Case) -> tuple[Played, list[set[int]]]:
     """Play the same in the model, an iteration at a time; return besides who had finished when each
     was scheduled. vLLM keeps one block for itself."""
     arrivals, prompts, tokens = (np.array(column) for column in zip(*case.traffic, strict=True))
@@ -182,7 +170,6 @@ def model(case: Case, *, interval: int) -> tuple[Played, list[set[int]]]:
         kv_blocks=case.blocks - 1,
         async_scheduling=case.is_async,
         reserves_prompts=True,
-        prefill_schedule_interval=interval,
         rows=len(case.traffic),
         log_length=20_000,
     )
@@ -203,7 +190,7 @@ def model(case: Case, *, interval: int) -> tuple[Played, list[set[int]]]:
 
 
 def in_lockstep(vllm: Vllm, case: Case) -> None:
-    ours, finished = model(case, interval=vllm.interval(case.interval))
+    ours, finished = model(case)
     here = vllm.play(case, ours.log["duration_s"].tolist())
     assert ours.scheduled == here.scheduled
     still = [each - gone for each, gone in zip(here.preempted, finished, strict=True)]

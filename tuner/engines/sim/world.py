@@ -92,7 +92,6 @@ class World:
     step: WorldStep = field(default_factory=WorldStep)
     kv: WorldKv = field(default_factory=WorldKv)
     budget: int = _count(2048, low=1)
-    prefill_schedule_interval: int = _count(1, low=1)
     engine_start: float = _number(60.0)
     noise: WorldNoise = field(default_factory=WorldNoise)
     seed: int = _count(1)

@@ -11,7 +11,6 @@ from typing import Any
 from vllm import AsyncEngineArgs, EngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
-from vllm.v1.core.sched.scheduler import Scheduler
 
 from tuner.engines.models import shipped as models
 from tuner.engines.sampling import sampled
@@ -355,8 +354,6 @@ def pinned(
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
         "seed": model.seed,
     }
-    if "prefill_schedule_interval" in arguments:
-        resolved["prefill_schedule_interval"] = prefill_interval(config)
     if not is_started and not cache.user_specified_block_size:
         del resolved["block_size"]
     if cache.kv_cache_memory_bytes is not None:
@@ -367,13 +364,3 @@ def pinned(
         if name not in resolved and name not in _TUNER_SETS and name not in _PRIVATE
     }
     return {name: value for name, value in (resolved | also).items() if value is not None}
-
-
-def prefill_interval(config: Any) -> int:
-    """Return in how many iterations one may carry prefill while something decodes.
-
-    Before 0.33 vLLM keeps to the argument between data-parallel ranks only, which are not measured.
-    """
-    if "local_prefill_interval" not in Scheduler.__init__.__code__.co_names:
-        return 1
-    return int(config.scheduler_config.prefill_schedule_interval)

@@ -53,7 +53,6 @@ class TrafficNeeds:
     """Of the trace."""
 
     on_gpu: bool
-    on_vllm: bool
 
 
 Search = Mapping[str, tuple[ArgumentValue, ...]]
@@ -89,11 +88,6 @@ def default_knobs(
     else:
         left["enable_prefix_caching"] = "no prompts of this trace are known to begin alike"
     found["async_scheduling"] = ((False, True), "the next iteration is scheduled while one runs")
-    if demand.on_vllm:
-        found["prefill_schedule_interval"] = (
-            (None, 4, 16),
-            "prompts let in less often: shorter TPOT, longer TTFT",
-        )
     if demand.longest_prompt > LONG_PROMPT * tokens:
         found["long_prefill_token_threshold"] = (
             (None, max(1, tokens // 4), max(1, tokens // 2)),

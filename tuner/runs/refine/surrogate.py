@@ -30,7 +30,6 @@ ALIKE = 0.002
 """Gains so close by the twin are those of configurations between which nothing is to choose."""
 
 BLOCKS = "num_gpu_blocks_override"
-INTERVAL = "prefill_schedule_interval"
 
 Slowdowns = Sequence[tuple[float, float]]
 """Slowdowns of a machine as factors on its law, each with its share of the time."""
@@ -118,12 +117,10 @@ class Surrogate:
 
     def _shape_at(self, one: Configuration) -> EngineShape:
         blocks = one.get(BLOCKS) or self.shape.kv_blocks
-        interval = (one[INTERVAL] or 1) if INTERVAL in one else self.shape.prefill_schedule_interval
         return replace(
             self.shape,
             max_num_batched_tokens=number(one[TOKENS]),
             kv_blocks=number(blocks),
-            prefill_schedule_interval=number(interval),
         )
 
     def are_alike(self, one: Configuration, other: Configuration, *, within: float) -> bool:
@@ -145,7 +142,7 @@ class Surrogate:
 
     def tells(self, one: Configuration) -> bool:
         """Whether the configuration differs from the knee in nothing that the twin cannot tell."""
-        told = {*LIVE, BLOCKS, INTERVAL}
+        told = {*LIVE, BLOCKS}
         return all(one[name] == self.knee.get(name) for name in one.keys() - told)
 
     def measurement(self, law: int, one: Configuration) -> TwinNumbers:
