@@ -89,5 +89,5 @@ few: setup-dev
 
 # What measures an engine has the machine for itself.
 engines: setup-dev
-	$(call PYTEST,vllm and not (alone or long or quiet),$(PARALLEL))
+	$(call PYTEST,vllm and not (alone or long),$(PARALLEL))
 	$(call PYTEST,alone and not long)
