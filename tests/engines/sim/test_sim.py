@@ -135,47 +135,6 @@ def test_preemptions_are_in_the_reply_and_in_the_log() -> None:
     run(main())
 
 
-def test_iterations_are_taken_once() -> None:
-    async def main() -> None:
-        engine = await started()
-        await served(engine, 10, 3)
-        log = await engine.take_iterations()
-        assert log["start_s"].tolist() == [60, 61, 62]
-        assert log["duration_s"].tolist() == [1, 1, 1]
-        assert (await engine.take_iterations()).size == 0
-
-    run(main())
-
-
-def test_a_cancelled_request_is_aborted_and_leaves_its_slot() -> None:
-    async def main() -> None:
-        engine = await started(max_num_seqs=1)
-        reply = Reply()
-        doomed = asyncio.create_task(engine.generate(EngineRequest(range(3), 99), reply))
-        waiting = asyncio.create_task(served(engine, 3, 2))
-        await asyncio.sleep(2.5)
-        doomed.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await doomed
-        assert reply.output_tokens == 2
-        assert (await waiting).seen_s == [64, 65]
-        assert await engine.is_idle()
-
-    run(main())
-
-
-def test_a_request_can_be_cancelled_while_it_waits() -> None:
-    async def main() -> None:
-        engine = await started(max_num_seqs=1)
-        running = asyncio.create_task(served(engine, 3, 5))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(served(engine, 3, 2), 1.5)
-        assert (await running).last_s == 65
-        assert await engine.is_idle()
-
-    run(main())
-
-
 @pytest.mark.parametrize(("prompt", "output"), [(0, 1), (1, 0), (1, -1), (390, 11)])
 def test_a_request_that_can_never_run_is_refused_and_the_engine_lives_on(
     prompt: int, output: int
@@ -185,34 +144,6 @@ def test_a_request_that_can_never_run_is_refused_and_the_engine_lives_on(
         with pytest.raises(RequestFailedError):
             await served(engine, prompt, output)
         assert (await served(engine, 390, 10)).output_tokens == 10
-
-    run(main())
-
-
-def test_limits_change_while_idle_and_only_then() -> None:
-    async def main() -> None:
-        engine = await started()
-        await engine.set_limits(max_num_seqs=1, max_num_batched_tokens=2)
-        replies = await served_all(engine, [(0, 4, 1), (0, 2, 1)])
-        assert [reply.last_s for reply in replies] == [62, 63]
-        task = asyncio.create_task(served(engine, 1, 3))
-        await asyncio.sleep(1)
-        with pytest.raises(EngineError, match="in flight"):
-            await engine.set_limits(max_num_seqs=2, max_num_batched_tokens=2)
-        with pytest.raises(EngineError, match="in flight"):
-            await engine.reset_prefix_cache()
-        await task
-        await engine.reset_prefix_cache()
-
-    run(main())
-
-
-@pytest.mark.parametrize(("seqs", "tokens"), [(0, 1), (9, 1), (1, 0), (1, 51)])
-def test_limits_out_of_range_are_refused(seqs: int, tokens: int) -> None:
-    async def main() -> None:
-        engine = await started()
-        with pytest.raises(EngineError, match="is not between"):
-            await engine.set_limits(max_num_seqs=seqs, max_num_batched_tokens=tokens)
 
     run(main())
 
@@ -248,15 +179,6 @@ def test_it_refuses_to_live_on_real_time() -> None:
 def test_the_model_is_the_traces_where_there_is_one() -> None:
     arguments = SimStarter(CALM_WORLD, model="tuner:tiny").resolve(max_num_seqs=1)
     assert arguments["model"] == "tuner:tiny"
-
-
-def test_thousands_of_requests_may_wait() -> None:
-    async def main() -> None:
-        engine = await started()
-        replies = await served_all(engine, [(0, 1, 1)] * 3000)
-        assert replies[-1].last_s == 60 + 3000 / 8
-
-    run(main())
 
 
 def test_two_engines_share_one_time() -> None:

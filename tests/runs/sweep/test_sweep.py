@@ -1,6 +1,5 @@
 """The whole run on the simulated engine: what is measured, kept, resumed and confirmed."""
 
-import json
 import re
 from collections.abc import Sequence
 from contextlib import closing
@@ -24,7 +23,6 @@ from tuner.runs.outcome import Conclusion, SweepOutcome
 from tuner.runs.result import second_thoughts
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.outcome import predictions
-from tuner.runs.sweep.rescore import rescore
 from tuner.runs.sweep.sweep import SweepRun, sweep
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import parse_requirement
@@ -170,20 +168,6 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return _run(run_dir, settings=settings, traffic=HALF, confirming=BEHIND)
 
 
-def test_the_articles_machine_has_its_knee_at_16(calm: Run) -> None:
-    outcome = calm.outcome
-    assert (outcome.verdict.kind, outcome.verdict.max_num_seqs) == ("knee", 16)
-    assert len(outcome.starts_s) == 2
-    assert [step.numbers.max_num_seqs for step in outcome.curve] == [1, 2, 4, 8, 16, 32]
-    by_cap = {step.numbers.max_num_seqs: step for step in outcome.curve}
-    assert by_cap[8].numbers.attainment < 0.9
-    assert by_cap[16].source == "both"
-    assert by_cap[16].numbers.attainment > 0.99
-    assert by_cap[32].changes["goodput_rps"].high < 0
-    assert outcome.confirmed is not None
-    assert outcome.confirmed.attainment == pytest.approx(by_cap[16].numbers.attainment, abs=0.02)
-
-
 def test_a_whole_sweep_replays_less_than_seven_steps(calm: Run) -> None:
     assert calm.outcome.replay_s <= 400
 
@@ -233,59 +217,6 @@ def test_the_twin_promises_at_the_captured_load_and_with_headroom(calm: Run) -> 
     assert 0.95 * low <= captured.numbers.e2el_s.p99 * 1e3 <= 1.05 * high
 
 
-def test_a_run_that_is_interrupted_again_and_again_measures_nothing_twice_and_ends_alike(
-    noisy: Run, tmp_path: Path
-) -> None:
-    """Before the ramp and a short one, the second of the windows at 4, the drift ramp, a
-    confirmation, with headroom; and where a ramp only lacks its end."""
-    whole = noisy.outcome
-
-    def cut_off(*, resume: bool = True, **where: Any) -> None:  # noqa: ANN401 - as Notes has it
-        notes = Notes()
-        for name, value in where.items():
-            setattr(notes, name, value)
-        with pytest.raises(KeyboardInterrupt):
-            swept(tmp_path, NOISY, UP_TO_8, notes=notes, resume=resume, traffic=LONG_HALF)
-
-    cut_off(stop_at=0, resume=False)
-    cut_off(stop_on="iterations")
-    assert [one["event"] for one in _events(tmp_path)][-1] == "replay"
-    made = 1
-    for before in (1, 4, 9, 12, 15):
-        cut_off(stop_at=before - made)
-        made = len(_trials(_events(tmp_path)))
-        assert made == before
-    resumed = swept(tmp_path, NOISY, UP_TO_8, resume=True, traffic=LONG_HALF)
-    events = _events(tmp_path)
-    assert _trials(events) == _trials(_events(noisy.run_dir))
-    assert sum(event["event"] == "probe" for event in events) == 1
-    assert resumed.verdict == whole.verdict
-    assert resumed.curve == whole.curve
-    assert (resumed.confirmed, resumed.with_headroom) == (whole.confirmed, whole.with_headroom)
-    assert resumed.predictions == whole.predictions
-
-
-def test_a_finished_run_resumes_without_an_engine(alone: Run) -> None:
-    notes = Notes()
-    again = swept(alone.run_dir, settings=UP_TO_8, traffic=HALF, resume=True, notes=notes)
-    assert again.verdict == alone.outcome.verdict
-    assert again.starts_s == alone.outcome.starts_s
-    assert not any("starting" in told for told in notes.told)
-
-
-def test_slots_that_only_the_headroom_needs_are_chosen_and_named(tmp_path: Path) -> None:
-    """And where no headroom is asked for, the one slot that serves today's traffic."""
-    # a slot gives 1 / 4 ms = 250 tokens/s, of which an eighth of the traffic wants 50: one at a
-    # time today; at 1.25 times the load two come at once now and then
-    traffic = TRAFFIC[::8]
-    verdict = swept(tmp_path, World(step=WorldStep(a=0.004)), UP_TO_8, traffic=traffic).verdict
-    assert (verdict.kind, verdict.max_num_seqs) == ("plateau", 2)
-    assert "1 would fall to 96%" in verdict.reason
-    today = rescore(traffic, replace(UP_TO_8, headroom=1.0), journal.read(tmp_path)).verdict
-    assert (today.kind, today.max_num_seqs) == ("plateau", 1)
-    assert "the fewest slots that serve your traffic as well as any;" in today.reason
-
-
 # Of HALF, 200 output tokens/s, 8 slots of the ladder's machine serve 250 too: they give 323. Those
 # of a confirming one that is slower give 8 / 36.8 ms = 217, and 16 give 16 / 41.6 ms = 384.
 SLOWER = World(step=replace(SLOTS_COST_LATE.step, a=0.032))
@@ -316,37 +247,6 @@ def test_a_window_that_arithmetic_rules_out_counts_without_being_replayed(tmp_pa
     assert all(one.unsent > 0 and one.attainment_bound < 0.5 for one in others)
 
 
-def test_a_machine_that_cannot_serve_the_load_is_overloaded(tmp_path: Path) -> None:
-    # each further sequence costs nearly as much as an engine of its own: 5 tokens/s at most
-    slow = World(step=WorldStep(a=0.05, b=0.2))
-    outcome = swept(tmp_path, slow, FAST, traffic=HALF)
-    assert outcome.verdict.kind == "overloaded"
-    assert outcome.confirmed is not None  # a verdict of overload is confirmed too
-
-
-def test_a_ceiling_that_is_too_low_is_not_blamed_on_the_load(tmp_path: Path) -> None:
-    slow = World(step=WorldStep(a=0.2))
-    verdict = swept(tmp_path, slow, replace(FAST, ceiling=4), traffic=HALF).verdict
-    assert (verdict.kind, verdict.max_num_seqs) == ("not_reached", 4)
-    assert "--ceiling 8" in verdict.reason
-
-
-def test_memory_that_binds_before_the_cap_is_said(tmp_path: Path) -> None:
-    # 200 tokens/s at 20 ms a step need 4 slots; each takes about 7 blocks, and 35 hold 5.
-    small = World(step=WorldStep(a=0.020), kv=WorldKv(blocks=35))
-    settings = replace(UP_TO_8, slo=Slo(ttft_s=10.0))
-    outcome = swept(tmp_path, small, settings, traffic=HALF)
-    assert outcome.verdict.kind == "kv_bound"
-    assert max(step.numbers.running_peak for step in outcome.curve) < 8
-
-
-def test_a_slow_neighbour_changes_the_confidence_and_not_the_run(noisy: Run) -> None:
-    outcome = noisy.outcome
-    assert 0.0 <= outcome.verdict.confidence <= 1.0
-    low, high = outcome.verdict.interval
-    assert low <= outcome.verdict.max_num_seqs <= high
-
-
 def test_a_small_budget_shortens_the_window_and_a_smaller_one_is_refused(tmp_path: Path) -> None:
     short = replace(UP_TO_8, budget_s=300)
     outcome = swept(tmp_path / "short", settings=short, traffic=HALF)
@@ -371,18 +271,6 @@ def test_a_trace_that_fits_nowhere_is_refused(tmp_path: Path) -> None:
     narrow = World(kv=WorldKv(blocks=4, block_size=4))
     with pytest.raises(TraceError, match="longer than max_model_len=16"):
         swept(tmp_path, narrow)
-
-
-def test_the_cost_is_told_before_the_ladder(calm: Run) -> None:
-    (told,) = [text for text in calm.told if "expect up to" in text]
-    expected_s = float(told.split("expect up to ")[1].split("s of replay")[0])
-    assert 0.5 * expected_s < calm.outcome.replay_s <= expected_s
-    first = next(text for text in calm.told if text.startswith("ramp "))
-    assert calm.told.index(told) < calm.told.index(first)
-
-
-def _events(run_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run_dir / "journal.jsonl").read_text().splitlines()]
 
 
 def _trials(events: list[dict[str, Any]]) -> list[tuple[str, int]]:
