@@ -213,11 +213,14 @@ USUAL: dict[Role, str] = {
 """How the cells of a role are read, unless a format reads them otherwise."""
 
 USUAL["priority"] = "any-count"
+_ROWS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes())
+_RECORD = {ROLE_OF.get(one.key, one.key): [one.key] for one in FIELDS}
 BASES: dict[str, dict[Role, list[str]]] = {
     "": {},
-    "record": {ROLE_OF.get(one.key, one.key): [one.key] for one in FIELDS},
+    "record": _RECORD,
+    "flat": {**_RECORD, **{key: [key] for key in ("end", "first_token", "reason")}},
+    **_ROWS["base"],
 }
-BASES["flat"] = {**BASES["record"], **{key: [key] for key in ("end", "first_token", "reason")}}
 
 
 def _canonical_status(value: object) -> Status | None:
@@ -274,7 +277,6 @@ def _format(row: dict[str, Any]) -> Format:
     )
 
 
-_ROWS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes())
 FORMATS: tuple[Format, ...] = tuple(map(_format, _ROWS["format"]))
 LOOKALIKES = msgspec.convert(_ROWS["lookalike"], list[Lookalike])
 CANONICAL = FORMATS[0]

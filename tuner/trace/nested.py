@@ -128,7 +128,11 @@ def aiperf(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
             if isinstance(found["timestamp"], int | float) and _is_count(found["input_length"]):
                 output = found["output_length"] if _is_count(found["output_length"]) else 0
                 last[session] = turn, found["timestamp"], found["input_length"] + output
-            found |= {"session_id": session, "turn": turn, "request_id": f"{session}:{turn}"}
+            found |= {
+                "session_id": session,
+                "turn": turn,
+                "request_id": f"{session}:{turn}",
+            }
             found["parent_id"] = f"{session}:{turn - 1}" if turn else None
         yield line, found
 
@@ -238,26 +242,15 @@ BENCH = _keys(
 REQUEST_NAME = "llm_request"
 """vLLM's name for the span of a request."""
 
-PROMPT = _keys(
+TOKENS = _keys(
     "gen_ai.usage.input_tokens gen_ai.usage.prompt_tokens llm.token_count.prompt "
-    "llm.usage.prompt_tokens ai.usage.inputTokens"
-)
-OUTPUT = _keys(
+    "llm.usage.prompt_tokens ai.usage.inputTokens langfuse.observation.usage_details "
     "gen_ai.usage.output_tokens gen_ai.usage.completion_tokens llm.token_count.completion "
     "llm.usage.completion_tokens ai.usage.outputTokens"
 )
-CACHED = _keys(
-    "gen_ai.usage.cache_read.input_tokens gen_ai.usage.cache_read_input_tokens "
-    "gen_ai.usage.cached_input_tokens llm.token_count.prompt_details.cache_read"
-)
-MODEL = _keys(
-    "gen_ai.response.model gen_ai.request.model llm.model_name langfuse.observation.model.name"
-)
-SESSION = _keys("gen_ai.conversation.id session.id langfuse.session.id")
-N = _keys("gen_ai.request.choice.count gen_ai.request.n")
-STREAM = _keys("gen_ai.request.stream llm.is_streaming")
-FIRST_TOKEN_S = _keys("gen_ai.latency.time_to_first_token gen_ai.response.time_to_first_chunk")
-PARAMETERS = _keys("llm.invocation_parameters langfuse.observation.model.parameters")
+"""Attributes that only a call of a model has."""
+
+COMPLETION_START = "langfuse.observation.completion_start_time"
 CODE = _keys("http.response.status_code http.status_code error.type")
 INSTANCE = _keys("service.instance.id host.name k8s.pod.name")
 KIND = _keys(
@@ -290,40 +283,18 @@ LINKS = words(
 CLIENTS = "times are the clients': with the network, and with what they tried again"
 
 
-def is_of_vllm(export: Object) -> bool:
-    """Whether spans are vLLM's own."""
-    text = str(export)
-    return any(mark in text for mark in ("'llm_request'", "'vllm.", "'gen_ai.latency."))
-
-
-def vllm_spans(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
-    """Yield vLLM's spans, one a sequence, at its end; a request that did not finish has none."""
-    del unit
-    names, spans, found = _Names(), 0, 0
-    for line, span, attributes, resource in _spans(rows, tally):
-        spans += 1
-        if span.get("name") == REQUEST_NAME:
-            found += 1
-            yield line, _request(span, attributes, resource, names)
-    if not found:
-        raise TraceError(
-            f"{tally.place}: none of its {spans:,} spans is a request's",
-            hint="vLLM sends one a request with --otlp-traces-endpoint; is it sampled away?",
-        )
-
-
 def genai_spans(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
     """Yield spans of calls to language models, and those that link them."""
     del unit
-    names, spans, found = _Names(), 0, 0
+    spans = found = 0
     for line, span, attributes, resource in _spans(rows, tally):
         spans += 1
         kind = str(first(attributes, KIND)).lower()
         is_request = kind in GENERATING or span.get("name") == REQUEST_NAME
         if not is_request and kind not in OTHER_CALLS | LINKS:
-            is_request = _tokens(attributes) != (None, None)
+            is_request = first(attributes, TOKENS) is not None
         found += is_request or kind in OTHER_CALLS
-        row = _request(span, attributes, resource, names)
+        row = _request(span, attributes, resource)
         if is_request and not row["links"]["server"]:
             tally.note(CLIENTS)
         reason = "not_generation" if kind in OTHER_CALLS else None if is_request else "link"
@@ -333,17 +304,6 @@ def genai_spans(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered
             f"{tally.place}: none of its {spans:,} spans is a request to a language model",
             hint="docs/traces.md lists the attributes by which one is known.",
         )
-
-
-class _Names:
-    """The pseudonyms of one file, by first sight."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, dict[str, int]] = {}
-
-    def of(self, letter: str, name: object) -> int | None:
-        known = self._known.setdefault(letter, {})
-        return None if is_empty(name) else known.setdefault(str(name), len(known))
 
 
 def _spans(rows: Numbered, tally: Tally) -> Iterator[tuple[int, Object, Object, Object]]:
@@ -403,76 +363,29 @@ def _value(value: object) -> Any:  # noqa: ANN401 - whatever it holds
     return held
 
 
-def _request(span: Object, attributes: Object, resource: Object, names: _Names) -> Object:
+def _request(span: Object, attributes: Object, resource: Object) -> Object:
+    """Return the attributes of a span, its times, and what it is linked by."""
     start_ms, end_ms = (_span_ms(span.get(f"{side}TimeUnixNano")) for side in ("start", "end"))
-    parameters = as_object(first(attributes, PARAMETERS)) or {}
-    prompt, output = _tokens(attributes)
     is_server = span.get("kind") in (2, "SPAN_KIND_SERVER")
-    instance = first(resource, INSTANCE)
-    request = attributes.get("gen_ai.request.id")
-    trace_id, span_id, parent = (
-        _id(span.get(key)) for key in ("traceId", "spanId", "parentSpanId")
+    instance, request = first(resource, INSTANCE), attributes.get("gen_ai.request.id")
+    ids = [_id(span.get(key)) for key in ("traceId", "spanId", "parentSpanId")]
+    alone = (ids[0], ids[1]) if ids[1] else None
+    key = alone if request is None else (str(request), str(instance), start_ms)
+    links = dict(
+        zip(("trace", "span", "parent", "server", "key"), (*ids, is_server, key), strict=True)
     )
-    alone = (trace_id, span_id) if span_id else None
-    session, model = (
-        None if (one := names.of(letter, first(attributes, keys))) is None else f"{letter}{one}"
-        for letter, keys in (("s", SESSION), ("m", MODEL))
-    )
+    usage = as_object(attributes.get("langfuse.observation.usage_details")) or {}
     return {
+        **attributes,
         "timestamp": start_ms,
-        "e2e_ms": _difference(start_ms, end_ms),
-        "input_length": prompt,
-        "output_length": output,
-        "n": first(attributes, N) or parameters.get("n"),
+        "end": end_ms,
+        "input_length": _sum(usage, ("input",), {}),
+        "output_length": _sum(usage, ("output",), {}),
+        "first_token": str(attributes.get(COMPLETION_START, "")).strip('"'),
         "status": _span_status(span, attributes),
-        "ttft_ms": _ttft_ms(attributes, start_ms),
-        "queue_ms": _ms(attributes.get("gen_ai.latency.time_in_queue")),
-        "max_tokens": first(attributes, ("gen_ai.request.max_tokens",))
-        or parameters.get("max_tokens"),
-        "cached_tokens": first(attributes, CACHED),
-        "finish_reason": first(attributes, ("gen_ai.response.finish_reasons",)),
-        "stream": first(attributes, STREAM),
-        "session_id": session,
-        "model": model,
-        "replica": names.of("r", instance) if is_server else None,
-        "links": {
-            "trace": trace_id,
-            "span": span_id,
-            "parent": parent,
-            "server": is_server,
-            "key": alone if request is None else (str(request), str(instance), start_ms),
-        },
+        "replica": instance if is_server else None,
+        "links": links,
     }
-
-
-def _tokens(attributes: Object) -> tuple[object, object]:
-    """Return the tokens of the prompt and of the output, in whatever spelling; None if unknown."""
-    prompt, output = first(attributes, PROMPT), first(attributes, OUTPUT)
-    if prompt is None and output is None:
-        usage = as_object(attributes.get("langfuse.observation.usage_details")) or {}
-        sums = (
-            [
-                count
-                for key, one in usage.items()
-                if word in key and (count := number(one)) is not None
-            ]
-            for word in ("input", "output")
-        )
-        prompt, output = (sum(counts) if counts else None for counts in sums)
-    return prompt, output
-
-
-def _ttft_ms(attributes: Object, start_ms: Any) -> Any:  # noqa: ANN401
-    if (seconds := first(attributes, FIRST_TOKEN_S)) is not None:
-        return _ms(seconds)
-    date = attributes.get("langfuse.observation.completion_start_time")
-    at_ms = date_ms(date.strip('"') if isinstance(date, str) else date)
-    return _difference(start_ms, at_ms)
-
-
-def _difference(start_ms: Any, end_ms: Any) -> float | None:  # noqa: ANN401
-    both = [one for one in (start_ms, end_ms) if isinstance(one, int | float)]
-    return round(both[1] - both[0], 3) if len(both) == 2 else None
 
 
 def _span_ms(nanoseconds: Any) -> Any:  # noqa: ANN401 - what is no time stays what it is
