@@ -10,8 +10,8 @@ import msgspec
 from tuner.commands.apply.plan import is_profile, read_text, target_of, with_flags
 from tuner.commands.options import ShowOptions
 from tuner.commands.shared.next_step import after, command
-from tuner.commands.shared.results import kept_page, making_sense
-from tuner.commands.shared.run_folder import command_of, goes_on, read_run
+from tuner.commands.shared.results import kept_page
+from tuner.commands.shared.run_folder import command_of, goes_on, making_sense, read_run
 from tuner.errors import ByHandError, InputError, ProfileError, RunError, TargetError, UsageError
 from tuner.profile import profile as profiles
 from tuner.profile.schema import ServingProfile
@@ -71,7 +71,7 @@ def _page(options: ShowOptions, *, of_file: bool = False) -> Page:
     if options.other is not None:
         return _differences(profiles.load(source), options)
     if source.is_dir():
-        with making_sense(source):
+        with making_sense(source, is_stored=True):
             return _run_page(source, over_time=of_file)
     profile = profiles.load(source)
     next_ = after(profile, source)
@@ -229,5 +229,5 @@ def _table(options: ShowOptions, name: str) -> "pa.Table":
     book = read_run(options.source)
     if not any(book.of("replay")):
         raise RunError(f"{options.source}: nothing is measured yet", hint=GO_ON)
-    with making_sense(options.source / "journal.jsonl"):
+    with making_sense(options.source, is_stored=True):
         return make(book)

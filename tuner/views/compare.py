@@ -76,7 +76,7 @@ def title_of(table: ComparisonTable) -> str:
     """Return load, lengths and rate of a table in words."""
     lengths = "recorded lengths" if table.lengths == "captured" else "uniform lengths"
     seen = {row.approach: row.numbers for row in table.rows if row.numbers}
-    level = f"{table.load} load"
+    level = f"{table.load.capitalize()} load"
     if table.in_flight is not None:
         level += f" ({table.in_flight} in flight)"
     if "untuned" in seen:
@@ -94,10 +94,9 @@ def _table(table: ComparisonTable, facts: EngineFacts) -> Table:
         Column("e2el_p95_s", "E2EL p95", "time"),
         Column("tpot_p95_s", "TPOT p95", "time"),
         Column("busy", f"{what} busy", "share"),
-        Column("idle", f"{what} idle", "share"),
     ]
     rows = [_row(row, of_gpu=what == "GPU") for row in table.rows]
-    return Table(columns, rows, title_of(table))
+    return Table(columns, rows)
 
 
 def _row(row: ComparisonRow, *, of_gpu: bool) -> list[Cell]:
@@ -106,15 +105,13 @@ def _row(row: ComparisonRow, *, of_gpu: bool) -> list[Cell]:
         title += f" ({row.max_num_seqs})"
     numbers = row.numbers
     if numbers is None:
-        return [title, "failed", *[None] * 5]
+        return [title, "failed", *[None] * 4]
     e2el: Cell = numbers.e2el_p95_s
     if numbers.e2el_p95_s is not None and numbers.e2el_at_least:
         e2el = f"> {milliseconds(1e3 * numbers.e2el_p95_s)}"
-    busy = idle = None
-    if of_gpu and numbers.device is not None:
-        busy, idle = numbers.device.utilisation_mean, numbers.device.idle_share
-    elif not of_gpu and numbers.busy is not None:
-        busy, idle = numbers.busy.mean, numbers.busy.idle_share
+    busy = numbers.busy and numbers.busy.mean
+    if of_gpu:
+        busy = numbers.device and numbers.device.utilisation_mean
     return [
         title,
         numbers.requests_per_s,
@@ -122,7 +119,6 @@ def _row(row: ComparisonRow, *, of_gpu: bool) -> list[Cell]:
         e2el,
         None if numbers.tpot_s is None else float(numbers.tpot_s.p95),
         busy,
-        idle,
     ]
 
 

@@ -32,12 +32,17 @@ def print_page(page: Page, *, details: bool = False) -> None:
         _put(console, line, style="bold")
     if page.missing:
         _put(console, page.missing, style="yellow")
-    for table in page.tables:
-        if table.rows and (details or not table.is_detail):
-            console.print()
-            if table.caption:
-                _put(console, table.caption)
-            console.print(_table(table))
+    shown = [
+        (section.title, table)
+        for section in page.sections
+        for table in section.tables
+        if table.rows and (details or not table.is_detail)
+    ]
+    for title, table in shown:
+        console.print()
+        if caption := table.caption or title * (len(shown) > 1):
+            _put(console, caption)
+        console.print(_table(table))
     console.print()
     for name, words in [("verdict", page.aside), *page.facts, ("run", page.run_dir)]:
         _print_fact(console, name, words, most=None if details or name == "run" else MOST_LINES)

@@ -1,7 +1,6 @@
 """The result of a command, kept in its run's folder: the object of ``--json``, and its page."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,6 @@ NAME = "result.json"
 
 class _Result(msgspec.Struct):
     page: Page
-
-
-@contextmanager
-def making_sense(path: Path) -> Iterator[None]:
-    """Raise RunError for what comes of events that tuner did not write."""
-    try:
-        yield
-    except NO_SENSE as problem:
-        raise RunError(
-            f"{path}: an event makes no sense ({repr(problem)[:200]})",
-            hint="Give the folder of a run as tuner wrote it.",
-        ) from problem
 
 
 def keep_result(run_dir: Path, result: Mapping[str, Any], page: Page) -> None:

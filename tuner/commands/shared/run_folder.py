@@ -87,7 +87,7 @@ def read_run(run_dir: Path) -> journal.Journal:
     if not (run_dir / "journal.jsonl").exists():
         raise RunError(
             f"{run_dir}: holds no run: there is no journal.jsonl",
-            hint="Give the folder that a command named behind measurements:, such as runs/...",
+            hint="Give the folder of a run, such as runs/prod-1.",
         )
     return journal.read(run_dir)
 
@@ -126,16 +126,6 @@ def open_part(run_dir: Path, plan: Mapping[str, Any], **told: object) -> journal
     return (journal.resume if begun else journal.create)(run_dir, plan, **told)
 
 
-def parts_of(book: journal.Journal) -> list[str]:
-    """Return the names of a run's parts, each a run in a folder of its own; none of a run that is
-    one by itself. Raises TypeError, ValueError for what names no folders."""
-    plan = book.events[0]["plan"]
-    names = [str(one) for one in plan.get("kinds") or ()]
-    if any(Path(one).name != one or one == ".." for one in names):
-        raise ValueError(f"{names} name no folders")
-    return names
-
-
 @contextmanager
 def making_sense(run_dir: Path, *, is_stored: bool) -> Iterator[None]:
     """Raise RunError for what comes of a stored run that tuner did not write."""
@@ -146,7 +136,7 @@ def making_sense(run_dir: Path, *, is_stored: bool) -> Iterator[None]:
             raise
         raise RunError(
             f"{run_dir}: what it holds makes no sense ({printable(repr(problem))[:200]})",
-            hint="Start again in another --run-dir; if tuner alone has written there, report it.",
+            hint="Start again in another --run-dir.",
         ) from problem
 
 
@@ -156,10 +146,9 @@ def kept(
 ) -> Iterator[None]:
     """Close the journal, and those of the run's parts, in the end.
 
-    A run that was refused before anything was measured leaves no folder that a later --resume would
-    take for the newest run. Raises Interrupted, with the command that goes on, where the user or a
-    signal ended the run. Raises RunError for what comes of a resumed run's events that tuner did
-    not write.
+    A run that was refused before anything was measured leaves no folder. Raises Interrupted, with
+    the command that continues, where the user or a signal ended the run, and RunError for what
+    comes of a resumed run's events that tuner did not write.
     """
     books = (book, *parts)
 
