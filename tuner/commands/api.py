@@ -126,14 +126,14 @@ def sweep(
     arguments = tuple(f"{key}={value}" for key, value in (set or {}).items())
     lists = {name: tuple(each) for name, each in options.items() if isinstance(each, list)}
     typed = SweepOptions(trace=Path(trace), overrides=arguments, **{**options, **lists})
-    asked: SweepOptions = parsed(["sweep", *as_typed(typed)])  # which checks every value
-    if asked.engine != "sim":
+    wanted: SweepOptions = parsed(["sweep", *as_typed(typed)])  # which checks every value
+    if wanted.engine != "sim":
         _check_main()
 
     def work() -> Run:
-        ready = prepared(asked)
+        ready = prepared(wanted)
         done = swept(ready)
-        return Run(done.run_dir, Profile(asked.output, written(ready.options, done)[0]))
+        return Run(done.run_dir, Profile(wanted.output, written(ready.options, done)[0]))
 
     try:
         return _outside_of_loops(work)

@@ -52,14 +52,13 @@ class Commands(TyperGroup):
 app = typer.Typer(
     name="tuner",
     cls=Commands,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 
 
-def _print_version(asked: bool) -> None:
-    if not asked:
+def _print_version(is_wanted: bool) -> None:
+    if not is_wanted:
         return
     from importlib.metadata import version  # noqa: PLC0415 - keeps --help light
 

@@ -145,13 +145,13 @@ def _differences(profile: ServingProfile, options: ShowOptions) -> Page:
         from tuner.live import server as live_server  # noqa: PLC0415 - slow to load
 
         server = live_server.ask(other)
-        found = difference.of_server(
+        result = difference.of_server(
             profile, server.arguments, server.version, source=other, served=server.served
         )
         untold = difference.untold(profile, server.arguments, served=server.served)
     else:
-        found = _from_file(profile, Path(other))
-    count = len(found)
+        result = _from_file(profile, Path(other))
+    count = len(result)
     columns = [
         Column("section", "section"), Column("name", "name"),
         Column("profile", str(options.source)),
@@ -159,7 +159,7 @@ def _differences(profile: ServingProfile, options: ShowOptions) -> Page:
     ]  # fmt: skip
     rows: list[list[Cell]] = [
         [each.section, each.name, _shown(each.profile), _shown(each.other), each.evidence]
-        for each in found
+        for each in result
     ]
     return Page(
         subject=f"{options.source} and {other}",
@@ -222,10 +222,10 @@ def _table(options: ShowOptions, name: str) -> "pa.Table":
     """Return the table that a file of this name holds. Raises RunError."""
     make = tables.TABLES.get(name)
     if make is None:
-        found = _page(options).tables
-        if not found:
+        result = _page(options).tables
+        if not result:
             raise RunError(f"{options.source}: has no table yet", hint=GO_ON)
-        return tables.of_page(found[0])
+        return tables.of_page(result[0])
     book = read_run(options.source)
     if not any(book.of("replay")):
         raise RunError(f"{options.source}: nothing is measured yet", hint=GO_ON)

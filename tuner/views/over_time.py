@@ -47,11 +47,11 @@ class Steps:
 
     @classmethod
     def of(cls, book: Journal) -> "Steps":
-        found = cls()
+        result = cls()
         for (title, cap), events in groupby(book.of("replay"), _kind):
-            if replays := list(found._read(book, events)):
-                found.steps.append(Step(title, cap, replays))
-        return found
+            if replays := list(result._read(book, events)):
+                result.steps.append(Step(title, cap, replays))
+        return result
 
     def _read(self, book: Journal, events: Iterable[Event]) -> Iterable[Replay]:
         for event in events:
@@ -70,12 +70,12 @@ def _kind(event: Event) -> tuple[str, int]:
     return f"{in_words(purpose)} {'to ' * purpose.endswith('ramp')}{cap}", cap
 
 
-def steps_sections(found: Steps, slo: Slo | None) -> list[Section]:
+def steps_sections(run_steps: Steps, slo: Slo | None) -> list[Section]:
     """Return a table of every step, and a folded section of charts for each."""
-    if not found.steps:
+    if not run_steps.steps:
         return []
-    points = max(24, min(MOST_POINTS, POINTS // (5 * len(found.steps))))
-    tables = [] if slo is None else [_table(found.steps, slo)]
+    points = max(24, min(MOST_POINTS, POINTS // (5 * len(run_steps.steps))))
+    tables = [] if slo is None else [_table(run_steps.steps, slo)]
     note = "In flight: between arrival and last token. Running and waiting: in the scheduler."
     return [
         Section("Steps over time", note, tables=tables),
@@ -87,7 +87,7 @@ def steps_sections(found: Steps, slo: Slo | None) -> list[Section]:
                 charts=_charts(step, points),
                 is_folded=True,
             )
-            for step in found.steps
+            for step in run_steps.steps
         ),
     ]
 
@@ -141,25 +141,25 @@ def _series(name: str, parts: Sequence[Line], *, is_alone: bool) -> Series:
 
 def _lines(replay: Replay) -> dict[str, Line]:
     """Return name → times and values of one replay."""
-    found: dict[str, Line] = {}
+    result: dict[str, Line] = {}
     begins, ends = replay.requests["planned_s"], replay.requests["end_s"]
     if len(begins):
         at_s = np.concatenate((begins, ends))
         change = np.repeat((1.0, -1.0), len(begins))
         order = np.lexsort((change, at_s))
-        found["in flight"] = at_s[order], np.cumsum(change[order])
+        result["in flight"] = at_s[order], np.cumsum(change[order])
     log = replay.iterations
     if len(log):
         for name in ("running", "waiting"):
-            found[name] = log["start_s"], log[name].astype(float)
+            result[name] = log["start_s"], log[name].astype(float)
         if replay.kv_blocks:
-            found["KV cache"] = log["start_s"], log["kv_blocks_used"] / replay.kv_blocks
+            result["KV cache"] = log["start_s"], log["kv_blocks_used"] / replay.kv_blocks
         ends_s = log["start_s"] + log["duration_s"]
-        found["tokens/s"] = per_second(ends_s, log["decode_seqs"], replay.elapsed_s)
+        result["tokens/s"] = per_second(ends_s, log["decode_seqs"], replay.elapsed_s)
     if len(replay.device):
         seconds = np.arange(1, len(replay.device) + 1, dtype=float)
-        found["device"] = seconds, replay.device["utilisation"].astype(float)
-    return found
+        result["device"] = seconds, replay.device["utilisation"].astype(float)
+    return result
 
 
 def per_second(at_s: Floats, amount: NDArray[np.number] | None, end_s: float) -> Line:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 from tuner.profile.numbers import CapNumbers, ChangeSection, CurveStep
@@ -40,20 +41,20 @@ def _ttft_limit_s(slo: Slo) -> float | None:
 
 
 STATISTICS = (
-    Statistic("attainment", "met SLO", "share", lambda one: one.attainment, "attainment"),
-    Statistic("goodput_rps", "goodput req/s", "number", lambda one: one.goodput_rps, "goodput_rps"),
-    Statistic("output_tokens_per_s", "output tok/s", "count", lambda one: one.output_tokens_per_s),
+    Statistic("attainment", "met SLO", "share", attrgetter("attainment"), "attainment"),
+    Statistic("goodput_rps", "goodput req/s", "number", attrgetter("goodput_rps"), "goodput_rps"),
+    Statistic("output_tokens_per_s", "output tok/s", "count", attrgetter("output_tokens_per_s")),
     Statistic("ttft_p99_s", "TTFT p99", "time", _quantile("ttft_ms", "p99"), "", _ttft_limit_s),
     Statistic(
         "tpot_p95_s", "TPOT p95", "time", _quantile("tpot_ms", "p95"), "tpot_p95_ms",
-        lambda slo: slo.tpot_s,
+        attrgetter("tpot_s"),
     ),
     Statistic(
         "e2el_p99_s", "E2EL p99", "time", _quantile("e2el_ms", "p99"), "e2el_p99_ms",
-        lambda slo: slo.e2el_s,
+        attrgetter("e2el_s"),
     ),
     Statistic("kv_peak", "KV peak", "share", _kv_peak),
-    Statistic("preemptions", "preempted", "count", lambda one: one.preemptions),
+    Statistic("preemptions", "preempted", "count", attrgetter("preemptions")),
 )  # fmt: skip
 DRAWN = ("goodput_rps", "ttft_p99_s", "tpot_p95_s", "e2el_p99_s")
 CHANGES = {

@@ -14,23 +14,25 @@ from tuner.views.profile import profile_page
 
 
 def refine_page(
-    found: Refinement, plan: RefinePlan, profile: ServingProfile, *, run_dir: str, next_: str
+    refinement: Refinement, plan: RefinePlan, profile: ServingProfile, *, run_dir: str, next_: str
 ) -> Page:
     """Return what is better and by how much, or that nothing is, above the refined profile's."""
     page = profile_page(profile, subject=f"Refinement {run_dir}", next_=next_)
     facts = dict(page.facts)
-    spent_s = sum(found.starts_s) + found.replay_s
+    spent_s = sum(refinement.starts_s) + refinement.replay_s
     took = engine_time(spent_s, simulated=is_simulated(profile))
-    facts["checked"] = f"{len(found.trials) - 1} trials, {took}"
+    facts["checked"] = f"{len(refinement.trials) - 1} trials, {took}"
     title, aside = page.title, "the knee stays"
-    if found.outcome is None:
-        facts["why"] = found.reason.rpartition(REFINED)[2]
-    elif found.paired is not None:
+    if refinement.outcome is None:
+        facts["why"] = refinement.reason.rpartition(REFINED)[2]
+    elif refinement.paired is not None:
         facts.pop("why", None)
-        gains = "; ".join(map(str, found.paired.ratios.values()))
-        facts = {"set": in_words(found.chosen), "gains": gains, **facts}
-        aside = f"better, proven in {found.paired.pairs} pairs"
-    trials = Section("Search", f"{len(found.trials)} trials.", tables=[_trials(found, plan)])
+        gains = "; ".join(map(str, refinement.paired.ratios.values()))
+        facts = {"set": in_words(refinement.chosen), "gains": gains, **facts}
+        aside = f"better, proven in {refinement.paired.pairs} pairs"
+    trials = Section(
+        "Search", f"{len(refinement.trials)} trials.", tables=[_trials(refinement, plan)]
+    )
     curve = Section(
         page.sections[0].title, page.sections[0].note, page.sections[0].charts,
         [Table(each.columns, each.rows, each.caption, each.chosen, is_detail=True)
@@ -42,14 +44,18 @@ def refine_page(
         aside="simulated, " * is_simulated(profile) + aside,
         facts=list(facts.items()),
         sections=[trials, curve],
-        details=[*(f"failed: {each}" for each in found.failed), found.reason, *page.details],
-        warnings=list(found.warnings),
+        details=[
+            *(f"failed: {each}" for each in refinement.failed),
+            refinement.reason,
+            *page.details,
+        ],
+        warnings=list(refinement.warnings),
         run_dir=run_dir,
         next=next_,
     )
 
 
-def _trials(found: Refinement, plan: RefinePlan) -> Table:
+def _trials(refinement: Refinement, plan: RefinePlan) -> Table:
     columns = [
         Column("configuration", "configuration"),
         Column("gain", f"{plan.aim.name} gain", "change"),
@@ -58,8 +64,8 @@ def _trials(found: Refinement, plan: RefinePlan) -> Table:
         Column("tpot_p95_s", "TPOT p95", "time"),
         Column("e2el_p99_s", "E2EL p99", "time"),
     ]
-    rows = [_row(trial, plan.space.knee) for trial in found.trials]
-    chosen = [trial.configuration == found.chosen for trial in found.trials]
+    rows = [_row(trial, plan.space.knee) for trial in refinement.trials]
+    chosen = [trial.configuration == refinement.chosen for trial in refinement.trials]
     return Table(columns, rows, chosen=chosen.index(True) if True in chosen else None)
 
 
@@ -83,14 +89,14 @@ def _row(trial: TrialRow, knee: Configuration) -> list[Cell]:
 
 
 def refine_json(
-    found: Refinement, plan: RefinePlan, *, run_dir: str, profile: str
+    refinement: Refinement, plan: RefinePlan, *, run_dir: str, profile: str
 ) -> dict[str, Any]:
     """Return the object that ``tuner refine --json`` prints."""
-    paired = found.paired
+    paired = refinement.paired
     return {
-        "refined": found.outcome is not None,
-        "reason": found.reason,
-        "chosen": dict(found.chosen),
+        "refined": refinement.outcome is not None,
+        "reason": refinement.reason,
+        "chosen": dict(refinement.chosen),
         "knee": dict(plan.space.knee),
         "ratios": {
             name: {
@@ -102,7 +108,7 @@ def refine_json(
             for name, ratio in (paired.ratios if paired else {}).items()
         },
         "pairs": paired.pairs if paired else 0,
-        "windows": [[str(window) for window in pair] for pair in found.pairs],
+        "windows": [[str(window) for window in pair] for pair in refinement.pairs],
         "objective": plan.aim.name,
         "trials": [
             {
@@ -116,20 +122,20 @@ def refine_json(
                 "goodput_rps": None if trial.cut else trial.measured.goodput_rps,
                 "cut": trial.cut,
             }
-            for trial in found.trials
+            for trial in refinement.trials
         ],
         "space": [
             {"name": knob.name, "values": list(knob.values), "why": knob.why}
             for knob in plan.space.knobs
         ],
         "left_out": list(plan.space.left_out),
-        "failed": list(found.failed),
-        "complete": found.complete,
-        "engine_starts": len(found.starts_s),
-        "engine_seconds": {"starts": sum(found.starts_s), "replay": found.replay_s},
+        "failed": list(refinement.failed),
+        "complete": refinement.complete,
+        "engine_starts": len(refinement.starts_s),
+        "engine_seconds": {"starts": sum(refinement.starts_s), "replay": refinement.replay_s},
         "run_dir": run_dir,
         "profile": profile,
-        "warnings": list(found.warnings),
+        "warnings": list(refinement.warnings),
     }
 
 

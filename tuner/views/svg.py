@@ -133,8 +133,8 @@ def _svg(chart: Chart) -> Html:
     for each in chart.series:
         parts += _line(chart, each, x, y)
     parts += _names(chart, x, y)
-    said = "; ".join(f"{each.name or 'line'} {_range(chart, each)}" for each in chart.series)
-    label = f"{chart.title}: {said}"
+    text = "; ".join(f"{each.name or 'line'} {_range(chart, each)}" for each in chart.series)
+    label = f"{chart.title}: {text}"
     return tag("svg", *parts, viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}", role="img", aria_label=label)
 
 

@@ -24,8 +24,11 @@ NAMES = 11
 """Columns of the name of a fact, with the space on both sides."""
 
 
-def print_page(page: Page, *, details: bool = False) -> None:
-    """Print the answer, the tables, what the answer rests on, warnings, and the next command."""
+def print_page(page: Page, *, details: bool | None = None) -> None:
+    """Print the answer, the tables, what the answer rests on, warnings, and the next command.
+
+    ``details`` is None for a command without ``--details``.
+    """
     console = _console()
     most = None if details else MOST_LINES + 1
     for line in textwrap.wrap(page.title, WIDTH, max_lines=most, placeholder=" …"):
@@ -48,7 +51,8 @@ def print_page(page: Page, *, details: bool = False) -> None:
         _print_fact(console, name, words, most=None if details or name == "run" else MOST_LINES)
     for line in page.details if details else []:
         _put(console, line)
-    _print_warnings(console, page, most=None if details else MOST_WARNINGS)
+    is_all = details or (details is None and not page.run_dir)
+    _print_warnings(console, page, most=None if is_all else MOST_WARNINGS)
     if page.next:
         _put(console, f"  {'next':<{NAMES - 2}}{page.next}")
 

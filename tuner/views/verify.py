@@ -25,7 +25,7 @@ SHARES = (
 
 
 def verify_page(  # noqa: PLR0913 - all that is printed
-    found: Verified,
+    verified: Verified,
     profile: ServingProfile,
     *,
     tolerance: float,
@@ -34,16 +34,16 @@ def verify_page(  # noqa: PLR0913 - all that is printed
     next_: str,
 ) -> Page:
     """Return whether the promise was kept, and by how much. ``of_server``: nothing was started."""
-    gates = {gate.name: gate for gate in found.gates}
-    broken = [gate for gate in found.gates if not gate.kept]
+    gates = {gate.name: gate for gate in verified.gates}
+    broken = [gate for gate in verified.gates if not gate.kept]
     times = [
         f"{words} {milliseconds(gates[name].measured)} (limit {milliseconds(gates[name].limit)})"
         if name in gates
-        else _seen(found.p95_ms, name, words)
+        else _seen(verified.p95_ms, name, words)
         for name, words in TIMES.items()
     ]
-    is_promise = any(gate.is_promise for gate in found.gates)
-    limits = [gate.limit_is for gate in found.gates if not gate.is_promise]
+    is_promise = any(gate.is_promise for gate in verified.gates)
+    limits = [gate.limit_is for gate in verified.gates if not gate.is_promise]
     if is_promise:
         limits.append(
             "the lowest prediction of the profile for these windows; times may be "
@@ -54,15 +54,15 @@ def verify_page(  # noqa: PLR0913 - all that is printed
     if share is not None:
         promised = f"; promised {percent(share.promised)}" if share.is_promise else ""
         given = f"{percent(share.measured)} met the SLO{promised}, limit {percent(share.limit)}"
-    took = f"{minutes(found.engine_s)} of server time"
+    took = f"{minutes(verified.engine_s)} of server time"
     if not of_server:
-        took = engine_time(found.engine_s, simulated=is_simulated(profile))
+        took = engine_time(verified.engine_s, simulated=is_simulated(profile))
     cap = profile.decision.max_num_seqs
     title = verdict_of(cap, kept=not broken, is_promise=is_promise)
-    aside = f"{len(broken) or len(found.gates)} of {len(found.gates)} gates "
+    aside = f"{len(broken) or len(verified.gates)} of {len(verified.gates)} gates "
     aside += "broken" if broken else "kept"
-    if broken and found.taken is not None:
-        title, aside = f"nothing can be concluded about max_num_seqs {cap}", found.taken
+    if broken and verified.taken is not None:
+        title, aside = f"nothing can be concluded about max_num_seqs {cap}", verified.taken
     elif share is not None:
         title = with_share(share.measured, title)
     facts = {"gives": given, "times": ", ".join(filter(None, times)), "limits": "; ".join(limits)}
@@ -71,15 +71,15 @@ def verify_page(  # noqa: PLR0913 - all that is printed
         title=title,
         aside="simulated, " * is_simulated(profile) + aside,
         facts=[(name, words) for name, words in (*facts.items(), ("took", took)) if words],
-        sections=[Section("Gates", tables=[_table(found)])],
+        sections=[Section("Gates", tables=[_table(verified)])],
         run_dir=run_dir,
         next=next_,
     )
 
 
 def verdict_of(cap: int, *, kept: bool, is_promise: bool) -> str:
-    """Return what a verification found: of a server of which the profile promises nothing, whether
-    it does what is required."""
+    """Return the verdict in words: of a server of which the profile promises nothing, whether it
+    does what is required."""
     if is_promise:
         return f"max_num_seqs {cap} {'keeps' if kept else 'breaks'} its promise"
     return f"the server {'keeps' if kept else 'breaks'} what is required"
@@ -99,18 +99,18 @@ def broken_in_words(gate: Gate) -> str:
     return f"{name} was {measured}, promised {promised} (at most {limit})"
 
 
-def verify_json(found: Verified, *, profile: str, trace: str) -> dict[str, Any]:
+def verify_json(verified: Verified, *, profile: str, trace: str) -> dict[str, Any]:
     """Return the object that ``tuner verify --json`` prints."""
     return {
         "profile": profile,
         "trace": trace,
-        "kept": all(gate.kept for gate in found.gates),
-        "gates": [asdict(gate) for gate in found.gates],
-        "p95_ms": dict(found.p95_ms),
+        "kept": all(gate.kept for gate in verified.gates),
+        "gates": [asdict(gate) for gate in verified.gates],
+        "p95_ms": dict(verified.p95_ms),
     }
 
 
-def _table(found: Verified) -> Table:
+def _table(verified: Verified) -> Table:
     columns = [
         Column("gate", "gate"),
         Column("promised", "promised", "number"),
@@ -130,7 +130,7 @@ def _table(found: Verified) -> Table:
                 "kept" if gate.kept else "BROKEN",
                 gate.limit_is,
             ]
-            for gate in found.gates
+            for gate in verified.gates
         ],
     )
 

@@ -111,7 +111,7 @@ def watch_json(result: WatchResult) -> Any:  # noqa: ANN401 - JSON content
     measures = {
         name: {
             "state": measure.state,
-            "value": (found := measure.interval()) and asdict(found),
+            "value": (results := measure.interval()) and asdict(results),
             "low": measure.low,
             "high": measure.high,
             "windows": measure.windows,

@@ -52,7 +52,7 @@ def check_machine(profile: ServingProfile, here: Here) -> None:
     is_simulated = _is_simulated(here.device.get("name"))
     if not was_simulated and not is_simulated and supported.version_in(here.versions) is None:
         return  # no engine will start, which says how vLLM is installed
-    if (found := differs(profile, here)) is None:
+    if (result := differs(profile, here)) is None:
         if not is_simulated:
             _check_model(profile)
         return
@@ -61,7 +61,7 @@ def check_machine(profile: ServingProfile, here: Here) -> None:
         cure = "Add --engine sim --world FILE"
     elif is_simulated and not was_simulated:
         cure = "Drop --engine sim"
-    key, was, is_ = found
+    key, was, is_ = result
     raise GateError(
         f"the profile was measured with {key} {was}, here it is {is_}",
         hint=f"{cure}, or hold this machine to the promise all the same: --force.",

@@ -26,5 +26,5 @@ def required_of(
 ) -> tuple[Requirement, ...]:
     """Return what ``--require`` says, or else what was required of the profile. Raises
     UsageError."""
-    before = [one.text for one in profile.decision.requirements]
+    before = [each.text for each in profile.decision.requirements]
     return parse_requirements(require or before, headroom=headroom)

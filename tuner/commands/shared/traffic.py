@@ -23,7 +23,7 @@ class RoutingOptions(Protocol):
 
 def served_in(trace: Trace, path: Path) -> list[TraceRequest]:
     """Return the requests that were served. Raises TraceError when there is none."""
-    served = [one for one in trace.requests if one.status in {"ok", "aborted"}]
+    served = [each for each in trace.requests if each.status in {"ok", "aborted"}]
     if not served:
         raise TraceError(f"{path}: no request that was served", hint="Capture some traffic first.")
     return served

@@ -24,10 +24,10 @@ def check_asked(profile: ServingProfile, options: ArgumentOptions, *, source: Pa
 
     Raises ProfileError for that, and UsageError for a --set that says something else.
     """
-    asked: Mapping[str, ArgumentValue] = {}
+    wanted: Mapping[str, ArgumentValue] = {}
     if options.overrides:
-        asked = _asked(profile, None, options.overrides)
-        for name, value in asked.items():
+        wanted = _asked(profile, None, options.overrides)
+        for name, value in wanted.items():
             if name != "model" and not _has(profile.engine, name, value):
                 has = _shown(profile.engine[name]) if name in profile.engine else "nothing"
                 raise UsageError(
@@ -35,8 +35,8 @@ def check_asked(profile: ServingProfile, options: ArgumentOptions, *, source: Pa
                     hint="Leave it out, or sweep with it for a profile of its own.",
                 )
     if options.base is not None:
-        asked = {**_asked(profile, options.base, ()), **asked}
-    check_arguments(profile, asked, source=source)
+        wanted = {**_asked(profile, options.base, ()), **wanted}
+    check_arguments(profile, wanted, source=source)
 
 
 def check_arguments(
@@ -47,11 +47,11 @@ def check_arguments(
     Raises ProfileError.
     """
     engine = cast("Mapping[str, Any]", profile.engine)
-    found = [name for name in not_allowed(engine) if not _has(asked, name, engine[name])]
-    if found:
-        words = [f"{name}={_shown(engine[name])}" for name in found]
-        same_words = " ".join(f"--set {shlex.quote(one)}" for one in words)  # to be pasted
-        if any(_shown(engine[name]) != _text(engine[name]) for name in found):
+    result = [name for name in not_allowed(engine) if not _has(asked, name, engine[name])]
+    if result:
+        words = [f"{name}={_shown(engine[name])}" for name in result]
+        same_words = " ".join(f"--set {shlex.quote(each)}" for each in words)  # to be pasted
+        if any(_shown(engine[name]) != _text(engine[name]) for name in result):
             same_words = "with --base FILE, which states it in full"
         raise ProfileError(
             f"{source}: engine: {', '.join(words)}: may load code, open files or addresses, or "

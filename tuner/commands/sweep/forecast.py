@@ -79,10 +79,10 @@ def cache_of(
     elif isinstance(memory, str):
         return memory
     else:
-        found = _cache_bytes(arguments, memory, on_cpu=on_cpu)
-        if isinstance(found, str):
-            return found
-        size, source = found
+        result = _cache_bytes(arguments, memory, on_cpu=on_cpu)
+        if isinstance(result, str):
+            return result
+        size, source = result
         blocks = memory.kv_blocks(size, block_size)
     held = [math.ceil((each.input_length + each.output_length) / block_size) for each in requests]
     mean_fit, longest_fit = int(blocks / float(np.mean(held))), blocks // max(held)
@@ -276,16 +276,16 @@ def _json(
     cache: CacheForecast | str,
 ) -> dict[str, Any]:
     model = None if isinstance(memory, str) else memory
-    found = None if isinstance(cache, str) else cache
+    result = None if isinstance(cache, str) else cache
     return {
         "dry_run": True,
         "facts": dict(facts),
         "engine_arguments": dict(arguments),
         "weight_bytes": model and model.weight_bytes,
         "kv_bytes_per_token": model and model.kv_bytes_per_token,
-        "kv_blocks": found and found.blocks,
-        "mean_fit": found and found.mean_fit,
-        "longest_fit": found and found.longest_fit,
+        "kv_blocks": result and result.blocks,
+        "mean_fit": result and result.mean_fit,
+        "longest_fit": result and result.longest_fit,
     }
 
 

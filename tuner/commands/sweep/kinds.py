@@ -80,9 +80,9 @@ class KindOutcome:
     @property
     def per_million(self) -> float | None:
         """Return the cost of a million output tokens within the SLO; None without a price."""
-        if self.per_hour is None or (one := self.numbers) is None:
+        if self.per_hour is None or (each := self.numbers) is None:
             return None
-        cost = per_million_tokens(self.per_hour, one.output_tokens_per_s * one.attainment)
+        cost = per_million_tokens(self.per_hour, each.output_tokens_per_s * each.attainment)
         return cost if math.isfinite(cost) else None
 
 
@@ -94,8 +94,8 @@ def run(options: SweepOptions) -> None:
     prices = parse_prices(options.prices)
     with ExitStack() as stack:
         session = stack.enter_context(joined(options.ray))
-        found, run_dir = _swept(session, options, prices, stack)
-    _conclude(options, found, run_dir)
+        result, run_dir = _swept(session, options, prices, stack)
+    _conclude(options, result, run_dir)
 
 
 def _swept(
@@ -118,18 +118,18 @@ def _swept(
         profile.check_output(output, force=None)
     arguments = _resolved(session, kinds, options.ceiling)
     plans = plans_of(options, traffic.trace, kinds, arguments)
-    parts = {name: one_servers(traffic, options, one.starter) for name, one in kinds.items()}
+    parts = {name: one_servers(traffic, options, each.starter) for name, each in kinds.items()}
     where = Where(path, options.run_dir, resume=options.resume, asked=options)
     book = open_run(where, _plan_of_all(plans, kinds))
     books = open_each(book, plans)
     progress = Progress(traffic.settings.budget_s, doubling(options.ceiling))
     for warning in (*traffic.warnings, *session.cautions(), *left_out):
         progress.warn(warning)
-    for said in taken_from_base(options):
-        progress.stage(said)
+    for text in taken_from_base(options):
+        progress.stage(text)
     with kept(book, where, [*books.values()]):
-        for name, one in parts.items():
-            keep_trace(one, books[name])
+        for name, each in parts.items():
+            keep_trace(each, books[name])
         jobs = {
             name: (kind, Job(parts[name].requests, traffic.settings, kind.starter))
             for name, kind in kinds.items()
@@ -181,7 +181,7 @@ def _resolved(
     from tuner.runs.cluster.sweeps import resolved  # noqa: PLC0415 - imports ray
 
     nodes = {node.id: node for node in session.nodes()}
-    found: dict[str, Mapping[str, ArgumentValue]] = {}
+    result: dict[str, Mapping[str, ArgumentValue]] = {}
     for name, kind in kinds.items():
         first = next(iter(kind.nodes))
         answer = session.ask(resolved, [nodes[first]], kind.starter, ceiling)[first]
@@ -189,8 +189,8 @@ def _resolved(
             answer = (str(answer), "Look into Ray's logs of that node.")
         if isinstance(answer, tuple):
             raise EngineError(f"{name}: {answer[0]}", hint=answer[1])
-        found[name] = answer
-    return found
+        result[name] = answer
+    return result
 
 
 def plans_of(
@@ -212,41 +212,41 @@ def _plan_of_all(
 ) -> dict[str, Any]:
     first = next(iter(plans.values()))
     common = {k: v for k, v in first.items() if k not in {"engine_arguments", "device"}}
-    return common | {"kinds": {name: dict(one.device) for name, one in kinds.items()}}
+    return common | {"kinds": {name: dict(each.device) for name, each in kinds.items()}}
 
 
-def _conclude(options: SweepOptions, found: Sequence[KindOutcome], run_dir: Path) -> None:
+def _conclude(options: SweepOptions, outcomes: Sequence[KindOutcome], run_dir: Path) -> None:
     """Write the profiles and print all. Raises what ended the sweeps where none was ended well."""
     with making_sense(run_dir, is_stored=options.resume):
-        found = [_written(one) for one in found]
-    failed = [one.done for one in found if isinstance(one.done, TunerError)]
-    if len(failed) == len(found):
+        outcomes = [_written(item) for item in outcomes]
+    failed = [item.done for item in outcomes if isinstance(item.done, TunerError)]
+    if len(failed) == len(outcomes):
         raise failed[0]
-    page = page_of(found, run_dir, options)
-    keep_result(run_dir, json_of(found, run_dir), page)
+    page = page_of(outcomes, run_dir, options)
+    keep_result(run_dir, json_of(outcomes, run_dir), page)
     if options.json:
-        print_json(json_of(found, run_dir))
+        print_json(json_of(outcomes, run_dir))
     else:
         print_page(page)
-    for each in found:
+    for each in outcomes:
         if each.sealed is not None:
             check_required(each.sealed, each.profile, cure="")
-    done = [one.done.outcome for one in found if isinstance(one.done, FinishedSweep)]
+    done = [item.done.outcome for item in outcomes if isinstance(item.done, FinishedSweep)]
     if not any(outcome.verdict.is_defended for outcome in done):
         raise UndecidedError(
             done[0].verdict.reason, hint="The profiles are safe to serve; give a larger --budget."
         )
 
 
-def _written(one: KindOutcome) -> KindOutcome:
-    """Write the profile of a kind that came to one."""
-    if isinstance(one.done, TunerError):
-        return one
-    result = sealed(one.done)
-    profile.keep(result, one.done.run_dir)
-    profile.check_output(one.profile, force=None)
-    profile.save(result, one.profile)
-    return replace(one, sealed=result)
+def _written(outcome: KindOutcome) -> KindOutcome:
+    """Write the profile of a kind whose sweep ended."""
+    if isinstance(outcome.done, TunerError):
+        return outcome
+    result = sealed(outcome.done)
+    profile.keep(result, outcome.done.run_dir)
+    profile.check_output(outcome.profile, force=None)
+    profile.save(result, outcome.profile)
+    return replace(outcome, sealed=result)
 
 
 def kinds_on(
@@ -258,29 +258,31 @@ def kinds_on(
     from tuner.runs.cluster.sweeps import Kind  # noqa: PLC0415
 
     nodes = {node.id: node for node in session.nodes()}
-    said, left_out = described(session, list(nodes.values()))
+    text, left_out = described(session, list(nodes.values()))
     worlds = worlds_of(options)
-    groups = named(said) if options.engine != "sim" else of_worlds(worlds, nodes, said, left_out)
-    found: dict[str, Kind] = {}
+    groups = named(text) if options.engine != "sim" else of_worlds(worlds, nodes, text, left_out)
+    result: dict[str, Kind] = {}
     for name, members in groups.items():
         starter = starter_of(replace(options, world=worlds.get(name)), header_model)
-        share = _share(options, header_model, said[members[0]])
-        here = {node.id: node.name for node in usable([nodes[one] for one in members], share)}
+        share = _share(options, header_model, text[members[0]])
+        here = {node.id: node.name for node in usable([nodes[each] for each in members], share)}
         left_out |= {
-            one: f"an engine takes {share}, more than it has" for one in members if one not in here
+            each: f"an engine takes {share}, more than it has"
+            for each in members
+            if each not in here
         }
         if here:
-            device = said[members[0]].device
+            device = text[members[0]].device
             if options.engine == "sim":  # the machine that it simulates
                 device = cast("Any", starter).device
-            found[name] = Kind(name, here, device, share, starter)
-    if not found:
+            result[name] = Kind(name, here, device, share, starter)
+    if not result:
         raise RunError(
             f"--ray {options.ray}: none of its {len(nodes)} nodes can be used: "
             f"{'; '.join(sorted(set(left_out.values())))}",
             hint="docs/more.md says what a node needs.",
         )
-    return found, list(lines_of(list(nodes.values()), left_out))
+    return result, list(lines_of(list(nodes.values()), left_out))
 
 
 def worlds_of(options: SweepOptions) -> dict[str, Path]:
@@ -291,24 +293,24 @@ def worlds_of(options: SweepOptions) -> dict[str, Path]:
     worlds = world_of(options)
     if worlds is None:
         return {}
-    found: dict[str, Path] = {}
+    result: dict[str, Path] = {}
     for part in str(worlds).split(","):
         name, equals, path = part.partition("=")
         world = Path(path if equals else name)
         kind = name if equals else world.stem
-        if not kind or kind in found:
+        if not kind or kind in result:
             raise UsageError(
                 f"--world {part}: names no kind, or one that has a world already",
                 hint="As in --world fast=a.yaml,slow=b.yaml.",
             )
-        found[kind] = world
-    return found
+        result[kind] = world
+    return result
 
 
 def of_worlds(
     worlds: Mapping[str, Path],
     nodes: Mapping[str, Node],
-    said: "Mapping[str, Description]",
+    descriptions: "Mapping[str, Description]",
     left_out: dict[str, str],
 ) -> dict[str, list[str]]:
     """Return world → nodes: by their label, where there are several worlds.
@@ -316,7 +318,7 @@ def of_worlds(
     Raises UsageError for a world that no node is of.
     """
     if len(worlds) == 1:
-        return {name: list(said) for name in worlds if said}
+        return {name: list(descriptions) for name in worlds if descriptions}
     there = {label for node in nodes.values() if (label := node.labels.get(LABEL)) is not None}
     for name in worlds:
         if name not in there:
@@ -325,14 +327,14 @@ def of_worlds(
                 f"there are: {', '.join(sorted(there)) or 'none'}",
                 hint=f"Leave it out, or start a node with --labels {LABEL}={name}.",
             )
-    found: dict[str, list[str]] = {}
-    for one in said:
-        label = nodes[one].labels.get(LABEL, "none")
+    result: dict[str, list[str]] = {}
+    for each in descriptions:
+        label = nodes[each].labels.get(LABEL, "none")
         if label in worlds:
-            found.setdefault(label, []).append(one)
+            result.setdefault(label, []).append(each)
         else:
-            left_out[one] = f"its label {LABEL} is {label}, which names no --world"
-    return {name: found[name] for name in worlds if name in found}
+            left_out[each] = f"its label {LABEL} is {label}, which names no --world"
+    return {name: result[name] for name in worlds if name in result}
 
 
 def _share(options: SweepOptions, header_model: str | None, node: "Description") -> Share:
@@ -350,10 +352,10 @@ def _share(options: SweepOptions, header_model: str | None, node: "Description")
     return share_of(one_rank, on_gpus=on_gpus)
 
 
-def json_of(found: Sequence[KindOutcome], run_dir: Path) -> dict[str, Any]:
+def json_of(outcomes: Sequence[KindOutcome], run_dir: Path) -> dict[str, Any]:
     """Return the object that ``tuner sweep --ray --json`` prints."""
     kinds: dict[str, Any] = {}
-    for each in found:
+    for each in outcomes:
         common: dict[str, Any] = {"takes": each.takes, "price_per_hour": each.per_hour}
         if isinstance(each.done, TunerError):
             kinds[each.kind] = {**common, "failed": str(each.done)}
@@ -363,14 +365,16 @@ def json_of(found: Sequence[KindOutcome], run_dir: Path) -> dict[str, Any]:
     return {"kinds": kinds, "run_dir": str(run_dir)}
 
 
-def page_of(found: Sequence[KindOutcome], run_dir: Path, options: SweepOptions) -> Page:
+def page_of(outcomes: Sequence[KindOutcome], run_dir: Path, options: SweepOptions) -> Page:
     """Return which kind serves this traffic cheapest or, without prices, best."""
-    best = min(found, key=_rank)
+    best = min(outcomes, key=_rank)
     assert isinstance(best.done, FinishedSweep)
     assert best.sealed is not None
-    ended = [each.done.outcome for each in found if isinstance(each.done, FinishedSweep)]
+    ended = [each.done.outcome for each in outcomes if isinstance(each.done, FinishedSweep)]
     facts = [("gives", _in_words(best))]
-    if beside := "; ".join(f"{each.kind}: {_in_words(each)}" for each in found if each is not best):
+    if beside := "; ".join(
+        f"{each.kind}: {_in_words(each)}" for each in outcomes if each is not best
+    ):
         facts.append(("beside", beside))
     if best.per_million is None:
         facts.append(("costs", "not known: --prices KIND=PRICE says what each costs"))
@@ -381,7 +385,7 @@ def page_of(found: Sequence[KindOutcome], run_dir: Path, options: SweepOptions) 
     aside = "serves most in time" if best.per_million is None else "cheapest"
     title = f"{best.kind} with max_num_seqs {best.done.outcome.verdict.max_num_seqs}"
     failed = [
-        f"{each.kind} failed: {each.done}" for each in found if isinstance(each.done, TunerError)
+        f"{each.kind} failed: {each.done}" for each in outcomes if isinstance(each.done, TunerError)
     ]
     return Page(
         subject=f"Sweep {run_dir}",
@@ -389,10 +393,12 @@ def page_of(found: Sequence[KindOutcome], run_dir: Path, options: SweepOptions) 
         aside="simulated, " * simulated + ("the only kind that ran" if len(ended) == 1 else aside),
         facts=facts,
         sections=[
-            Section("The same traffic on each kind, at its own cap", tables=[_table(found, best)]),
+            Section(
+                "The same traffic on each kind, at its own cap", tables=[_table(outcomes, best)]
+            ),
             *(
                 Section(f"Curve of {each.kind}", tables=[curve_table(each.sealed)])
-                for each in found
+                for each in outcomes
                 if each.sealed is not None
             ),
         ],
@@ -402,7 +408,7 @@ def page_of(found: Sequence[KindOutcome], run_dir: Path, options: SweepOptions) 
     )
 
 
-def _table(found: Sequence[KindOutcome], best: KindOutcome) -> Table:
+def _table(outcomes: Sequence[KindOutcome], best: KindOutcome) -> Table:
     columns = [
         Column("kind", "kind"), Column("takes", "takes"), Column("verdict", "verdict"),
         Column("max_num_seqs", "max_num_seqs", "count"), Column("attainment", "met SLO", "share"),
@@ -410,7 +416,7 @@ def _table(found: Sequence[KindOutcome], best: KindOutcome) -> Table:
         Column("cost", "cost per 1M tokens", "number"),
     ]  # fmt: skip
     rows: list[list[Cell]] = []
-    for each in found:
+    for each in outcomes:
         numbers, done = each.numbers, each.done
         if numbers is None or isinstance(done, TunerError):
             rows.append([each.kind, each.takes, "failed", *[None] * 5])
@@ -421,22 +427,22 @@ def _table(found: Sequence[KindOutcome], best: KindOutcome) -> Table:
             [each.kind, each.takes, verdict.kind, verdict.max_num_seqs, numbers.attainment,
              numbers.goodput_rps, tpot_s, each.per_million]
         )  # fmt: skip
-    return Table(columns, rows, chosen=list(found).index(best))
+    return Table(columns, rows, chosen=list(outcomes).index(best))
 
 
-def _rank(one: KindOutcome) -> tuple[bool, bool, float, float]:
+def _rank(outcome: KindOutcome) -> tuple[bool, bool, float, float]:
     """Return what sorts kinds: those that serve enough in time first, then by price or share."""
-    numbers = one.numbers
+    numbers = outcome.numbers
     if numbers is None:
         return True, True, math.inf, math.inf
-    cost = one.per_million
+    cost = outcome.per_million
     short = numbers.attainment < LOW
     return False, short, math.inf if cost is None else cost, -numbers.attainment
 
 
-def _in_words(one: KindOutcome) -> str:
-    numbers, cost = one.numbers, one.per_million
+def _in_words(outcome: KindOutcome) -> str:
+    numbers, cost = outcome.numbers, outcome.per_million
     if numbers is None:
-        return f"failed ({one.done})"
+        return f"failed ({outcome.done})"
     price = "" if cost is None else f", {cost:,.2f} a million tokens (in the unit of --prices)"
     return f"{percent(numbers.attainment)} meet the SLO{price}"

@@ -196,7 +196,7 @@ def _conclude(
     if options.json:
         print_json(done.as_json(path))
     else:
-        print_page(page, details=isinstance(options, ShowOptions) and options.details)
+        print_page(page, details=options.details if isinstance(options, ShowOptions) else None)
     verdict = done.outcome.verdict
     check_required(found, path, cure=verdict.cure)
     if not verdict.is_defended:
