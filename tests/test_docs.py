@@ -13,6 +13,7 @@ import typer.main
 from tests.support import in_process
 from tests.support.places import ROOT
 from tuner.commands.root import app
+from tuner.profile.profile import load
 
 PAGES = sorted(
     path
@@ -154,6 +155,11 @@ def test_the_commands_of_a_page_run_one_after_the_other(
     if page.name == "tutorial.md":
         assert "max-num-seqs: 8 " in (folder / "serve.yaml").read_text(encoding="utf-8")
         assert "--max-num-seqs 256" in (folder / "compose.yaml").read_text(encoding="utf-8")
+        swept = load(folder / "simulated.yaml")
+        assert swept.baseline is not None
+        assert swept.baseline.max_num_seqs == swept.baseline.numbers_at == 256
+        assert swept.baseline.numbers is not None
+        assert swept.baseline.numbers.attainment < 0.8 < swept.promise.attainment
 
 
 def test_what_is_not_run_is_on_a_page() -> None:
