@@ -156,7 +156,6 @@ def save(requests: list[TraceRequest], path: Path, model: str, note: str) -> Non
     header = TraceHeader(
         source="scripts/make_traces.py",
         model=model,
-        time_resolution_ms=1,
         rows_read=len(requests),
         rows_kept=len(requests),
         notes=(note,),

@@ -221,13 +221,11 @@ def test_a_finish_reason_that_appears_late_costs_no_history(url: str) -> None:
 
 def test_engines_of_one_model_are_its_replicas(url: str) -> None:
     made = read(url, "two")
-    assert made.header.replicas == 2
     assert Counter(request.replica for request in made.requests) == {0: 360, 1: 360}
 
 
 def test_a_server_that_took_the_place_of_another_is_the_same_replica(url: str) -> None:
     made = read(url, "moved")
-    assert made.header.replicas == 1
     assert {request.replica for request in made.requests} == {None}
 
 
@@ -246,7 +244,6 @@ def test_the_program_writes_a_trace_that_says_that_it_is_synthetic(
     assert (loaded.header.source, loaded.header.model) == ("prometheus", "m")
     assert loaded.header.notes[0] == "synthetic: drawn from Prometheus history, seed 5"
     assert {"aborts", "ends", "hash_ids"} <= set(loaded.header.missing)
-    assert loaded.header.time_resolution_ms == 15_000
 
 
 @pytest.mark.parametrize(

@@ -398,8 +398,6 @@ def draw(engines: Sequence[Engine], seed: int) -> Trace:
         source="prometheus",
         model=engines[0].labels.get("model_name"),
         time_origin=date_of(origin_ms),
-        time_resolution_ms=round(scrape_s * 1000, 3),
-        replicas=max(replicas) + 1,
         rows_read=len(table),
         rows_kept=len(table),
         missing=MISSING,

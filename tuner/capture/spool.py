@@ -208,7 +208,6 @@ class Spool(Generic[Item]):
             replace(
                 self._header(),
                 time_origin=origin,
-                time_resolution_ms=0.001,
                 block_size=BLOCK_SIZE,
             )
         )

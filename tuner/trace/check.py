@@ -13,9 +13,8 @@ from tuner.trace.formats import KEY_OF, ROLE_OF, Format
 from tuner.trace.guess import is_far_off
 from tuner.trace.headings import Role
 from tuner.trace.raw import Raw, Tally
-from tuner.trace.record import CODES, FIELDS, MAX_N, SERVED, Reason, Status
+from tuner.trace.record import CODES, FIELDS, SERVED, Reason, Status
 from tuner.trace.same import Row
-from tuner.trace.text import shown_key
 from tuner.trace.values import ABSENT, Cells, Codes, Floats, Read, as_array, by_value, is_empty
 from tuner.trace.words import (
     LINKS,
@@ -37,7 +36,6 @@ REASONS: dict[int, Any] = {code: reason for reason, code in CODES.items()}
 LINK = 255
 """The code of a row that only links others, and is not counted."""
 
-MOST_UNKNOWN_KEYS = 20
 LETTERS: dict[Role, str] = {"session_id": "s", "model": "m"}
 """Roles whose names become pseudonyms, with the letter that these begin with."""
 
@@ -73,8 +71,6 @@ class Checker:
         ]
 
     def _rows(self, raw: Raw) -> "_Rows":
-        if self.format.strict and raw.objects is not None and self.format.flatten is None:
-            self._count_unknown_keys(raw)
         rows = _Rows(self, raw)
         rows.read()
         self.tally.rows_read += int((rows.reasons != LINK).sum())
@@ -83,14 +79,6 @@ class Checker:
             line, column = int(raw.lines[places[0]]), rows.blamed.get(code, "")
             self.tally.drop(REASONS[code], line, column, count=len(places))
         return rows
-
-    def _count_unknown_keys(self, raw: Raw) -> None:
-        counts = self.tally.unknown_keys
-        for key in sorted(raw.keys - {*self.format.paths()}):
-            name = shown_key(key)
-            if name not in counts and len(counts) >= MOST_UNKNOWN_KEYS:
-                name = "other keys"
-            counts[name] = counts.get(name, 0) + sum(key in row for row in raw.objects or ())
 
 
 class _Rows:
@@ -129,7 +117,7 @@ class _Rows:
             else:
                 self._count(role, field.least, field.most)
         self._check_hash_ids(prompt)
-        self._split_sums(output)
+        self._drop_sums()
 
     def cells(self, role: Role) -> Cells | None:
         """Return the cells of a role; None where the format or these rows have none."""
@@ -316,24 +304,11 @@ class _Rows:
                 (sizes > 0) & (sizes * self.format.block_size >= least), "hash_ids", "bad_field"
             )
 
-    def _split_sums(self, output: Ints) -> None:
-        """Split outputs evenly where only the sum of n sequences is known."""
-        if not self.format.sums_of_n or "n" not in self.columns:
-            return
-        n = self.columns.pop("n").fill_null(1).to_numpy(zero_copy_only=False).astype(np.int64)
-        several = (n > 1) & (n <= np.minimum(output, MAX_N))
-        if not several.any():
-            return
-        self.of.tally.note(
-            "outputs of requests with n > 1 are split evenly: only their sum is known"
-        )
-        self._put("n", np.where(several, n, ABSENT))
-        lists: list[list[int] | None] = [None] * self.size
-        for place in np.flatnonzero(several).tolist():
-            each, more = divmod(int(output[place]), int(n[place]))
-            lists[place] = [each + 1] * more + [each] * (int(n[place]) - more)
-        self.columns["output_lengths"] = pa.array(lists, pa.list_(pa.int64()))
-        self._put("output_length", np.where(several, -(-output // np.maximum(n, 1)), output))
+    def _drop_sums(self) -> None:
+        """Drop requests of several sequences of which only the sum is known."""
+        if self.format.sums_of_n and "n" in self.columns:
+            n = self.columns.pop("n").fill_null(1).to_numpy(zero_copy_only=False)
+            self._drop(n > 1, "n", "several_requests")
 
     def _name(self, role: Role) -> None:
         """Read names, words and flags; names are numbered by first sight unless they are kept."""

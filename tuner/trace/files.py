@@ -83,21 +83,17 @@ class TraceFile:
         yield from self._pieces()
 
     def blocks(self) -> Iterator[tuple[int, bytes]]:
-        """Yield (number of the first line, whole lines); count lines that are too long."""
-        number, rest, skipping = 1, b"", False
+        """Yield (number of the first line, whole lines). Raises TraceError for an endless one."""
+        number, rest = 1, b""
         for chunk in self.chunks():
-            if skipping:
-                _, end, chunk = chunk.partition(b"\n")  # noqa: PLW2901 - what is left of it
-                skipping = not end
-            whole, end, rest_ = chunk.rpartition(b"\n")
+            whole, end, more = chunk.rpartition(b"\n")
             if end:
                 yield number, rest + whole
                 number += rest.count(b"\n") + whole.count(b"\n") + 1
-                rest = b""
-            rest += rest_
+            rest = more if end else rest + more
             if len(rest) > MAX_LINE_BYTES:
-                self.tally.lose("line_too_long", number)
-                number, rest, skipping = number + 1, b"", True
+                much = f"a line of more than {MAX_LINE_BYTES >> 20} MiB"
+                raise TraceError(f"{self.tally.place}:{number}: {much}", hint="Cut it out.")
         if rest.strip():
             yield number, rest
 

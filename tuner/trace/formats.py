@@ -65,7 +65,6 @@ class Format:
     missing: Sequence[str] = ()
     """What the source cannot show, such as ``aborts``."""
 
-    resolution_ms: float | None = None
     block_size: int = 16
     any_block_size: bool = False
     """Ids stand for as many tokens as their number shows."""
@@ -133,7 +132,6 @@ class Format:
         """Return the header of a trace of this format."""
         return TraceHeader(
             source=self.name,
-            time_resolution_ms=self.resolution_ms,
             block_size=self.block_size,
             missing=tuple(self.missing),
         )

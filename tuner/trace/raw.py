@@ -45,7 +45,6 @@ class Tally:
     first: dict[Reason, str] = field(default_factory=dict)
     """Where each reason first showed."""
 
-    unknown_keys: dict[str, int] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
     """What the reading assumed, in order."""
 
@@ -67,14 +66,12 @@ class Tally:
         self.drop(reason, number)
 
     def warnings(self) -> list[str]:
-        """Return a line for each reason that cost rows, and one for the unknown keys."""
-        found = [
+        """Return a line for each reason that cost rows."""
+        return [
             f"{count:,} of {self.rows_read:,} rows dropped ({reason}: {REASONS[reason]}), "
             f"first at {self.first[reason]}"
             for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1])
         ]
-        names = ", ".join(f"{key} ({count:,})" for key, count in self.unknown_keys.items())
-        return [*found, *([f"unknown keys ignored: {names}"] if names else [])]
 
 
 @dataclass(frozen=True)

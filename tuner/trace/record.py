@@ -24,7 +24,6 @@ TimeUnit = Literal["s", "ms", "us", "ns", "dmy", "mdy", "ymd"]
 """The unit of times that are numbers, or the order of day, month and year in dates."""
 
 Reason = Literal[
-    "line_too_long",
     "malformed",
     "no_timestamp",
     "bad_timestamp",
@@ -43,7 +42,6 @@ Reason = Literal[
 ]
 
 REASONS: dict[Reason, str] = {
-    "line_too_long": "the line is longer than 64 MiB",
     "malformed": "the line is not valid JSON, not UTF-8, cut off, or has a wrong number of columns",
     "no_timestamp": "the arrival time is missing",
     "bad_timestamp": "the arrival time is not a time, or has another unit, zone or form",
@@ -54,7 +52,7 @@ REASONS: dict[Reason, str] = {
     "out_of_range": "a number is too large to be true",
     "bad_field": "an optional field has a value of the wrong kind, or of another unit",
     "negative_time": "a duration is negative, or the end is before the start",
-    "several_requests": "the row sums up several requests",
+    "several_requests": "the row sums up several requests, or sequences of n > 1",
     "same_request": "the row is part of a request that another row stands for",
     "retried": "an attempt that failed before another attempt of the same request was served",
     "cache_hit": "a gateway answered from its cache, and no server saw the request",
@@ -163,11 +161,9 @@ class TraceHeader:
     source: str = "unknown"
     model: str | None = None
     time_origin: str | None = None
-    time_resolution_ms: float | None = None
     block_size: Positive = 16
     """Tokens that one entry of ``hash_ids`` stands for."""
 
-    replicas: Positive = 1
     rows_read: Total = 0
     rows_kept: Total = 0
     dropped: dict[str, Total] = field(default_factory=dict)

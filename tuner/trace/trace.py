@@ -165,8 +165,8 @@ class Trace:
         found = self._take(
             numbers == replica, f"no request of replica {replica}", f"Replicas there: {known}."
         )
-        header = replace(self.header, replicas=1)
-        return replace(found, header=_counted(header, len(found), f"replica {replica}"))
+        header = _counted(self.header, len(found), f"replica {replica}")
+        return replace(found, header=header)
 
     def no_longer_than(self, max_model_len: int) -> "Trace":
         """Return the requests whose prompt and output fit; count the others as dropped.
