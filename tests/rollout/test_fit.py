@@ -24,34 +24,25 @@ def words(chosen: ServingProfile, at: Deployment) -> list[str]:
     return [each.words for each in fit.mismatches(chosen, at)]
 
 
-def wanted(engine: dict[str, object], told: dict[str, ArgumentValue]) -> dict[str, ArgumentValue]:
-    """Return what is written for a profile of these arguments, measured on the H200."""
-    own = {"model": "m", "max_num_seqs": 16, "max_num_batched_tokens": 8192, **engine}
-    return fit.wanted(profile(engine=own, device=GPU), told, pin=False, live_knob=False)
-
-
 CAP = {"max_num_seqs": 16}
 
 
 @pytest.mark.parametrize(
-    ("engine", "told", "more"),
+    ("given", "told", "more"),
     [
-        ({}, {}, {}),
-        ({}, {"max_num_batched_tokens": 2048}, {"max_num_batched_tokens": 8192}),
-        ({"max_num_batched_tokens": 4096}, {}, {"max_num_batched_tokens": 4096}),
-        ({"gpu_memory_utilization": 0.92, "seed": 0, "block_size": 16}, {}, {}),
-        ({"gpu_memory_utilization": 0.5}, {}, {"gpu_memory_utilization": 0.5}),
-        ({"enable_prefix_caching": True, "enforce_eager": False}, {}, {}),
-        ({"enforce_eager": True}, {}, {"enforce_eager": True}),
-        ({"enable_prefix_caching": True}, {"enable_prefix_caching": False},
-         {"enable_prefix_caching": True}),
-        ({"trust_remote_code": True, "worker_cls": "a.B"}, {}, {}),
+        ([], {}, {}),
+        ([], {"max_num_batched_tokens": 2048}, {"max_num_batched_tokens": 8192}),
+        (["max_num_batched_tokens", "model"], {}, {"max_num_batched_tokens": 8192}),
+        ([], {"enable_prefix_caching": False}, {"enable_prefix_caching": True}),
+        (["trust_remote_code", "worker_cls"], {}, {}),
     ],
 )  # fmt: skip
-def test_what_is_written_is_what_the_server_would_not_take_by_itself(
-    engine: dict[str, object], told: dict[str, ArgumentValue], more: dict[str, ArgumentValue]
+def test_what_is_written_is_what_was_chosen_and_what_the_file_says_otherwise(
+    given: list[str], told: dict[str, ArgumentValue], more: dict[str, ArgumentValue]
 ) -> None:
-    assert wanted(engine, told) == CAP | more
+    unsafe = {"trust_remote_code": True, "worker_cls": "a.B"}
+    chosen = profile(engine={**ENGINE, **unsafe}, given=given)
+    assert fit.wanted(chosen, told, pin=False, live_knob=False) == CAP | more
 
 
 def test_every_argument_is_pinned_on_request() -> None:
@@ -59,10 +50,8 @@ def test_every_argument_is_pinned_on_request() -> None:
     assert pinned == {name: value for name, value in ENGINE.items() if name != "model"}
 
 
-def test_what_a_shipped_model_brings_along_is_not_written() -> None:
-    engine = models.with_defaults({"model": "tuner:tiny", **CAP}, on_cpu=True)
-    chosen = profile(engine={**engine, "max_num_batched_tokens": 2048})
-    assert fit.wanted(chosen, {}, pin=False, live_knob=False) == CAP
+def test_a_shipped_model_is_written_by_its_path() -> None:
+    chosen = profile(engine={**ENGINE, "model": "tuner:tiny"})
     assert fit.settings(chosen)["model"] == models.model_path("tuner:tiny")
     with pytest.raises(InputError, match="tuner:huge does not ship"):
         fit.settings(profile(engine={**ENGINE, "model": "tuner:huge"}))

@@ -68,6 +68,13 @@ def _numbers(running_peak: int, goodput_rps: float) -> dict[str, Any]:
     }
 
 
+_BY_ITSELF = {
+    *("model", "max_num_batched_tokens", "enable_prefix_caching", "enforce_eager"),
+    *("kv_cache_dtype", "compilation_config"),
+}
+"""The arguments that vLLM came to in a profile for tests."""
+
+
 def profile(
     *,
     engine: Mapping[str, object] | None = None,
@@ -85,6 +92,7 @@ def profile(
         "versions": {"vllm": "0.32.0"},
         "model": arguments["model"],
         "model_digest": None,
+        "given": [name for name in arguments if name not in _BY_ITSELF],
         "tuner": "0.1.0",
         "seed": 0,
         "created": "2025-06-01T12:00:00Z",

@@ -70,25 +70,6 @@ def test_the_first_signal_cleans_up_and_the_second_does_not_wait_for_that(
     assert done.stdout == "up\ncleaning\nthe engine is ended\n"
 
 
-def test_an_ending_that_fails_keeps_no_other_from_ending() -> None:
-    done = ended(
-        """
-        def fails(): raise RuntimeError
-        interruption.ends_with_us(lambda: print("ended", flush=True))
-        interruption.ends_with_us(fails)
-        try:
-            print("up", flush=True)
-            signal.pause()
-        except KeyboardInterrupt:
-            print("cleaning", flush=True)
-            signal.pause()
-        """,
-        [signal.SIGTERM, signal.SIGTERM],
-    )
-    assert (done.returncode, done.stderr) == (130, TOLD)
-    assert done.stdout == "up\ncleaning\nended\n"
-
-
 def test_a_signal_that_a_finalizer_drops_is_heard_all_the_same() -> None:
     done = ended(
         """
@@ -133,25 +114,6 @@ def test_what_falls_over_on_the_way_out_is_not_told() -> None:
         [signal.SIGTERM],
     )
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "up\nended in order\n")
-
-
-def test_nothing_half_written_stays_when_a_command_ends_at_once(tmp_path: Path) -> None:
-    done = ended(
-        """
-        from tuner.system.files import whole_file
-        with whole_file(Path(sys.argv[1])) as file:
-            try:
-                print("up", flush=True)
-                signal.pause()
-            except KeyboardInterrupt:
-                print(*(path.name[:6] for path in Path(sys.argv[1]).parent.iterdir()), flush=True)
-                signal.pause()
-        """,
-        [signal.SIGINT, signal.SIGTERM],
-        tmp_path / "profile.yaml",
-    )
-    assert (done.returncode, done.stderr, done.stdout) == (130, TOLD, "up\n.tuner\n")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_last_words_are_said_also_while_an_engines_process_is_being_started(

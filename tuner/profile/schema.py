@@ -144,6 +144,9 @@ class Provenance(Section):
 
     model: str
     model_digest: str | None
+    given: list[str] = Field(default_factory=list)
+    """The engine arguments that the user or ``tuner refine`` chose; vLLM came to all others."""
+
     tuner: str
     seed: int
     created: str

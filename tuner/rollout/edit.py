@@ -240,7 +240,7 @@ def _added_to_list(text: str, server: Server, name: str, value: ArgumentValue) -
 def _quoted(word: str, style: str) -> str:
     if style and style not in word and "\\" not in word:
         return style + word + style
-    return yaml_strict.dump_flow(word)
+    return yaml_strict.dump(word, is_flow=True)
 
 
 def _added_to_text(text: str, server: Server, name: str, value: ArgumentValue) -> Iterator[str]:
@@ -267,7 +267,7 @@ def _added_to_text(text: str, server: Server, name: str, value: ArgumentValue) -
 
 
 def _in_keys(text: str, server: Server, name: str, value: ArgumentValue) -> Iterator[str]:
-    shown = yaml_strict.dump_flow(value)
+    shown = yaml_strict.dump(value, is_flow=True)
     if server.is_chart and isinstance(value, int) and value >= _LARGEST_PLAIN:
         shown = f'"{value}"'
     is_there = False
@@ -279,7 +279,7 @@ def _in_keys(text: str, server: Server, name: str, value: ArgumentValue) -> Iter
         if isinstance(value, bool) and not server.is_chart:
             yield _put(_put(text, item.span, "true"), item.key, _key(name, item.name, is_on=value))
         new = f"{item.style}{shown}{item.style}" if item.style and shown.isalnum() else shown
-        yield _put(text, item.span, yaml_strict.dump_flow(not value) if is_off else new)
+        yield _put(text, item.span, yaml_strict.dump(not value, is_flow=True) if is_off else new)
     knows = server.proof == "vllmConfig" and name in STACK if server.is_chart else True
     if not is_there and server.items and knows:
         yield from _added_key(text, server, name, value, shown)

@@ -12,7 +12,6 @@ from tuner.engines.vllm.allowed import not_allowed
 from tuner.errors import GateError, ProfileError, TargetError, UndecidedError
 from tuner.profile.schema import ServingProfile
 from tuner.rollout.edit import alike, spelled
-from tuner.rollout.known import FACTS
 from tuner.rollout.words import is_elsewhere
 
 OF_THE_MODEL = {
@@ -52,8 +51,6 @@ _SERVED: dict[str, ArgumentValue] = {
     "tokenizer_revision": None,
 }
 """Arguments that say what is served: whoever made a profile may not choose weights or tokenizer."""
-
-_LARGE_GPU_BYTES = 70 * 2**30
 
 SIMULATED = (
     "the profile was measured on a simulated engine: good for trying out how a rollout goes, not "
@@ -151,8 +148,8 @@ def wanted(
 ) -> dict[str, ArgumentValue]:
     """Return what is written into a file that says ``told``.
 
-    That is the cap, what the file says otherwise, and what its server would not get by itself;
-    with ``pin`` every argument. The model is the file's own.
+    That is the cap, what the file says otherwise, and what the user or ``tuner refine`` chose; with
+    ``pin`` every argument. The model is the file's own.
     """
     every = settings(profile, live_knob=live_knob)
     every.pop("model", None)
@@ -162,25 +159,8 @@ def wanted(
     return {
         name: value
         for name, value in every.items()
-        if name in cap or (name in told or not _comes_by_itself(profile, name, value))
+        if name in cap or name in told or name in profile.provenance.given
     }
-
-
-def _comes_by_itself(profile: ServingProfile, name: str, value: ArgumentValue) -> bool:
-    """Whether vLLM takes this value where a file does not say it."""
-    if value is None or value is False or name in FACTS["worked_out"]:
-        return True
-    device = profile.provenance.device
-    if name == "max_num_batched_tokens":
-        memory = device.get("memory_bytes")
-        is_large = isinstance(memory, int) and memory >= _LARGE_GPU_BYTES
-        is_large &= device.get("kind") == "gpu" and "a100" not in str(device.get("name")).lower()
-        return value == max(8192 if is_large else 2048, profile.decision.max_num_seqs)
-    if models.is_shipped(profile.model):
-        own = models.with_defaults({"model": profile.model}, on_cpu=device.get("kind") != "gpu")
-        if own.get(name) == value:
-            return True
-    return value in FACTS["by_itself"].get(name, ())
 
 
 def to_paste(profile: ServingProfile, *, pin: bool = False) -> list[str]:

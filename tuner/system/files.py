@@ -1,73 +1,58 @@
-"""Files written whole or not at all, folders of our own, and locks that end with the process."""
+"""Files written completely or not at all, folders of our own, and locks that end with a process."""
 
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import secrets
+import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tuner.errors import TargetError
+from tuner.errors import InputError, TargetError
 from tuner.system import interruption
-
-_NO_ROOM = "Free some space, or write elsewhere."
-_NOT_ALLOWED = "Check the folder's permissions, or write elsewhere."
-_CURES = {
-    errno.ENOSPC: _NO_ROOM,
-    errno.EDQUOT: _NO_ROOM,
-    errno.EFBIG: "Raise the limit on file sizes (ulimit -f), or write elsewhere.",
-    errno.EROFS: "The file system is mounted read-only; write elsewhere.",
-    errno.EACCES: _NOT_ALLOWED,
-    errno.EPERM: _NOT_ALLOWED,
-    errno.ENOTDIR: "A part of the path is a file, not a folder; check the path.",
-    errno.ENAMETOOLONG: "Use a shorter name.",
-}
-
-_LOCK_WAIT_S = 10.0
-_PAUSE_S = 0.05
 
 MOST_READ = 1 << 30
 """Bytes of a run's file: the journal of a comparison has some million."""
 
+NUMBAS_OWN = Path(".numba_config.yaml")
+"""Numba obeys it wherever it is run: in a stranger's folder it could have any file written over."""
+
+_LOCK_WAIT_S = 10.0
+_PAUSE_S = 0.05
 _ANYTHING = b"\0anything"
-"""Stands for whatever is in a file: it is replaced unseen."""
+"""Stands for any content: the file is replaced unseen."""
 
 
 # Read
 
 
 def resolve(path: Path) -> Path:
-    """Return the file that a symbolic link stands for: the link stays, the file is written.
+    """Return the file behind a symbolic link: the link stays, the file is written.
 
-    A deployment's file is often a link into a checkout; replacing the link would part the two.
     Raises TargetError for what cannot be written as a file.
     """
     try:
         real = path.resolve(strict=path.is_symlink())
         status = real.stat() if real.exists() else None
-    except FileNotFoundError:
-        raise TargetError(
-            f"{path}: is a link to a file that does not exist",
-            hint="Fix the link, or name another file.",
-        ) from None
     except (OSError, RuntimeError, ValueError) as problem:  # a loop of links, a NUL in the name
         raise _explained(path, problem) from None
-    if status is None:
-        if not real.parent.is_dir():
-            cure = f"Create it: mkdir -p {real.parent}"
-            raise TargetError(f"{path}: there is no folder {real.parent}", hint=cure)
-    elif not stat.S_ISREG(status.st_mode):
+    if status is None and not real.parent.is_dir():
+        cure = f"Create it: mkdir -p {real.parent}"
+        raise TargetError(f"{path}: there is no folder {real.parent}", hint=cure)
+    if status is not None and not stat.S_ISREG(status.st_mode):
         kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
         raise TargetError(f"{path}: is {kind}", hint="Name a regular file.")
     return real
 
 
 def read_regular(path: Path) -> bytes:
-    """Return what is in a file that somebody else may have put there.
+    """Return the content of a file that somebody else may have put there.
 
     Raises OSError, also for what is not a regular file (reading it might never end) and for more
     than MOST_READ bytes.
@@ -82,7 +67,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def content(path: Path) -> bytes | None:
-    """Return what is in the file; None when there is none. Raises TargetError."""
+    """Return the content of the file; None when there is none. Raises TargetError."""
     try:
         return read_regular(path)
     except FileNotFoundError:
@@ -91,32 +76,20 @@ def content(path: Path) -> bytes | None:
         raise _explained(path, problem, "read") from None
 
 
-def other_names(path: Path) -> int:
-    """Return how many hard links the file has beside this one; they keep the old content."""
-    real = resolve(path)
-    return real.stat().st_nlink - 1 if real.exists() else 0
-
-
 # Write
 
 
 def write_atomically(
-    path: Path,
-    new: bytes,
-    *,
-    was: bytes | None = _ANYTHING,
-    like: Path | None = None,
-    mode: int = 0o666,
+    path: Path, new: bytes, *, was: bytes | None = _ANYTHING, like: Path | None = None
 ) -> None:
-    """Replace the file by ``new``; after a crash it is the old one or the new one, whole.
+    """Replace the file by ``new``; after a crash it is the old one or the new one.
 
     With ``was`` only where that is still its content (None: no file). Mode and owner of an existing
-    file are kept; a new file takes those of ``like``, else ``mode`` as far as the umask lets it.
-    Raises TargetError, and then nothing has changed.
+    file are kept; a new file takes those of ``like``. Raises TargetError, and then nothing changes.
     """
     real = _writable(path)
     model = next((each for each in (real, like) if each is not None and each.exists()), None)
-    with _replacing(path, real, mode=mode, model=model, was=was) as file:
+    with _replacing(path, real, model=model, was=was) as file:
         file.write(new)
 
 
@@ -130,9 +103,6 @@ def write_own(path: Path, new: bytes) -> None:
 @contextlib.contextmanager
 def whole_file(path: Path, *, force: bool = False, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Write to a file beside ``path`` that takes its name when the block ends without an error.
-
-    An existing file is replaced only with ``force``. That is checked before the block and again at
-    the end, in one step with the naming. ``mode`` is the new file's, as far as the umask lets it.
 
     Raises TargetError for an existing file without ``force``, and where nothing can be written.
     """
@@ -148,7 +118,7 @@ def _replacing(  # noqa: PLR0913 - what is written, where, as whose, and over wh
     path: Path,
     real: Path,
     *,
-    mode: int,
+    mode: int = 0o666,
     model: Path | None = None,
     was: bytes | None = _ANYTHING,
     is_new: bool = False,
@@ -170,7 +140,10 @@ def _replacing(  # noqa: PLR0913 - what is written, where, as whose, and over wh
         descriptor = os.open(temporary, flags, mode if model is None else 0o600)
         with os.fdopen(descriptor, "wb") as file:
             if model is not None:
-                _take_over(descriptor, model.stat())
+                old = model.stat()
+                if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
+                    os.fchown(descriptor, old.st_uid, old.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
             yield file
             file.flush()
             os.fsync(descriptor)
@@ -188,13 +161,6 @@ def _replacing(  # noqa: PLR0913 - what is written, where, as whose, and over wh
     finally:
         unlink()
         interruption.has_ended(unlink)
-
-
-def _take_over(descriptor: int, old: os.stat_result) -> None:
-    """Give a new file the mode and the owner of another."""
-    if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
-        os.fchown(descriptor, old.st_uid, old.st_gid)
-    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
 
 
 def _sync_directory(directory: Path) -> None:
@@ -247,8 +213,7 @@ def check_writable(path: Path) -> None:
 
 
 def _writable(path: Path) -> Path:
-    """Return the file to write. One that its owner protects is refused: replacing it would get
-    round that."""
+    """Return the file to write. A read-only file is refused: replacing it would get round that."""
     real = resolve(path)
     if real.exists() and not real.stat().st_mode & stat.S_IWUSR:
         raise TargetError(f"{path}: is read-only", hint=f"If it may change: chmod u+w {path}")
@@ -264,15 +229,14 @@ def _in_the_way(path: Path) -> TargetError:
 
 
 def _explained(path: Path, problem: Exception, verb: str = "written") -> TargetError:
-    number = getattr(problem, "errno", None)
     why = getattr(problem, "strerror", None) or str(problem) or "no reason given"
     return TargetError(
         f"{path}: cannot be {verb}: {why[0].lower()}{why[1:]}",
-        hint=_CURES.get(number or 0, "Check path and permissions, or write elsewhere."),
+        hint="Check path, permissions and free space, or write elsewhere.",
     )
 
 
-# Folders
+# Folders and locks
 
 
 def make_own(folder: Path) -> None:
@@ -287,7 +251,34 @@ def make_own(folder: Path) -> None:
         raise TargetError(f"{folder}: {why}", hint="Choose another --run-dir.")
 
 
-# Locks
+def refuse_config_of_folder() -> None:
+    """Raise InputError where numba would obey the folder that tuner is run in."""
+    if NUMBAS_OWN.exists():
+        raise InputError(
+            f"{NUMBAS_OWN}: would be obeyed by numba, which compiles for tuner",
+            hint="Remove it if it is not yours, or set its values as NUMBA_… in the environment.",
+        )
+
+
+def new_folder(kind: str, place: str | None = None) -> Path:
+    """Make a folder in ``place``, by default the one for temporary files.
+
+    It is removed at the end of the process, unless there is a log in it.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=f"tuner-{kind}-", dir=place))
+
+    def clear() -> None:
+        if not any(folder.glob("*.log")):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    interruption.ends_with_us(clear)
+    return folder
+
+
+@functools.cache
+def own_folder(kind: str) -> Path:
+    """Return the one temporary folder of this process for this kind."""
+    return new_folder(kind)
 
 
 def lock(descriptor: int, *, wait_s: float = 0.0) -> bool:

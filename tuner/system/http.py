@@ -1,4 +1,4 @@
-"""A question over HTTP: one deadline for all of it, a bound on its size, and no other server.
+"""A request over HTTP: one deadline for all of it, a bound on its size, and no other server.
 
 Replay has its own streaming client in ``tuner.engines.server``.
 """
@@ -6,7 +6,6 @@ Replay has its own streaming client in ``tuner.engines.server``.
 import asyncio
 import ipaddress
 import re
-import socket
 import ssl
 import urllib.parse
 from collections.abc import Mapping
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 _MOST_REDIRECTS = 5
 _REDIRECTS = {301, 302, 303, 307, 308}
 _OK = 200
-_CHECK = "Check the address."
-_PORT = "Is that the server's port? vLLM's is 8000 unless --port says another."
+_CHECK = "Is the server running? Check the address and the port (vLLM's is 8000)."
 _ADDRESS = re.compile(
     r"(?:https?://)?(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?(?:/[\w./~%+-]*)?", re.ASCII
 )
@@ -31,7 +29,7 @@ _ADDRESS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A question to a server: GET, or POST with a form or with JSON."""
+    """A request to a server: GET, or POST with a form or with JSON."""
 
     url: str
     """With no secret in it: errors show it."""
@@ -47,7 +45,7 @@ class HttpRequest:
     """The header of that name."""
 
     reads_refusals: bool = False
-    """Read the content of answers whose status is not 200, too."""
+    """Read the content also where the status is not 200."""
 
     direct: bool = False
     """Past the proxies that the environment names; a server on this machine is always asked so."""
@@ -61,7 +59,7 @@ class HttpResponse:
     """Any but a redirect that was followed."""
 
     content: bytes
-    """Empty where the status is not 200, unless that was asked for."""
+    """Empty where the status is not 200, without ``reads_refusals``."""
 
 
 def shown(url: str) -> str:
@@ -98,10 +96,8 @@ def is_loopback(url: str) -> bool:
     (True, True, False)
     """
     host = urllib.parse.urlsplit(url).hostname or ""
-    if host == "localhost":
-        return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
@@ -117,16 +113,16 @@ def check_address(url: str, *, option: str) -> str:
     return url.rstrip("/")
 
 
-def ask(question: HttpRequest, *, timeout_s: float) -> HttpResponse:
-    """Return the answer.
+def ask(request: HttpRequest, *, timeout_s: float) -> HttpResponse:
+    """Send a request and return the response.
 
     ``timeout_s`` is for all of it, from the name of the host to the last byte. Redirects are
     followed to the same scheme, host and port only, so that ``authorization`` goes nowhere else.
-    Raises InputError, of one line, with the address and nothing that the server said.
+    Raises InputError, of one line, with the address and nothing that the server sent.
     """
     loop = asyncio.new_event_loop()  # asyncio.run would wait for a name server
     try:
-        return loop.run_until_complete(_within(question, timeout_s))
+        return loop.run_until_complete(_within(request, timeout_s))
     finally:
         for task in (left := asyncio.all_tasks(loop)):
             task.cancel()
@@ -136,12 +132,12 @@ def ask(question: HttpRequest, *, timeout_s: float) -> HttpResponse:
         loop.close()
 
 
-async def _within(question: HttpRequest, timeout_s: float) -> HttpResponse:
+async def _within(request: HttpRequest, timeout_s: float) -> HttpResponse:
     import aiohttp  # noqa: PLC0415 - it takes as long to import as all of a small command
 
     headers = {"Accept-Encoding": "identity"}
-    if question.authorization:
-        headers["Authorization"] = question.authorization
+    if request.authorization:
+        headers["Authorization"] = request.authorization
     try:
         async with (
             asyncio.timeout(timeout_s),
@@ -149,39 +145,58 @@ async def _within(question: HttpRequest, timeout_s: float) -> HttpResponse:
                 headers=headers,
                 auto_decompress=False,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # one for all
-                trust_env=not (question.direct or is_loopback(question.url)),
+                trust_env=not (request.direct or is_loopback(request.url)),
             ) as session,
         ):
-            return await _follow(session, question)
+            return await _follow(session, request)
     except TimeoutError:
         raise InputError(
-            f"{question.url}: no whole answer within {timeout_s:g} s",
+            f"{request.url}: no complete answer within {timeout_s:g} s",
             hint="Is the server running, and not overloaded? Is something else listening there?",
         ) from None
     except (aiohttp.ClientError, OSError, ValueError) as problem:
-        why, hint = _reason(problem)
-        raise InputError(f"{question.url}: {why}", hint=hint) from None
+        causes = (problem, getattr(problem, "os_error", None))
+        kinds = {kind.__name__ for each in causes for kind in type(each).__mro__}
+        why = next((why for name, why in _REASONS.items() if name in kinds), "no answer")
+        raise InputError(f"{request.url}: {why}", hint=_CHECK) from None
 
 
-async def _follow(session: "aiohttp.ClientSession", question: HttpRequest) -> HttpResponse:
-    url = address = question.url
-    method = "GET" if question.form is None and question.body is None else "POST"
+_REASONS = {
+    "ClientProxyConnectionError": "no answer from the proxy (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)",
+    "ClientHttpProxyError": "the proxy does not let it through",
+    "SSLCertVerificationError": "its certificate is not trusted (SSL_CERT_FILE names authorities)",
+    "SSLError": "speaks no TLS; give http:// instead of https://",
+    "gaierror": "no such host",
+    "ClientConnectorDNSError": "no such host",
+    "ConnectionRefusedError": "no answer: nobody listens there",
+    "ClientPayloadError": "the answer is cut short",
+    "ClientResponseError": "answers, but not as a web server does",
+    "ServerDisconnectedError": "no answer: it closes the connection",
+    "ConnectionResetError": "no answer: it closes the connection",
+    "ValueError": "no address that can be asked",
+}
+"""Name of an exception → what it means; nothing of it is the server's own words."""
+
+
+async def _follow(session: "aiohttp.ClientSession", request: HttpRequest) -> HttpResponse:
+    url = address = request.url
+    method = "GET" if request.form is None and request.body is None else "POST"
     # Trust the authorities of the system, or of SSL_CERT_FILE.
     trusted = ssl.create_default_context() if url.startswith("https:") else True
     for _ in range(_MOST_REDIRECTS):
         async with session.request(
-            method, address, data=question.form, json=question.body, ssl=trusted,
+            method, address, data=request.form, json=request.body, ssl=trusted,
             allow_redirects=False,
         ) as answer:  # fmt: skip
             status, target = answer.status, answer.headers.get("Location")
             if status not in _REDIRECTS or not target:
-                is_read = status == _OK or question.reads_refusals
-                return HttpResponse(status, await _read(question, answer) if is_read else b"")
+                is_read = status == _OK or request.reads_refusals
+                return HttpResponse(status, await _read(request, answer) if is_read else b"")
         address = urllib.parse.urljoin(address, target)
         if _server_of(address) != _server_of(url):
             raise InputError(
                 f"{url}: redirects to another server",
-                hint="Give that server's address, if it is the one to ask.",
+                hint="Give that server's address, if it is the right one.",
             )
     raise InputError(f"{url}: redirects again and again", hint=_CHECK)
 
@@ -191,58 +206,15 @@ def _server_of(address: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
-async def _read(question: HttpRequest, answer: "aiohttp.ClientResponse") -> bytes:
+async def _read(request: HttpRequest, answer: "aiohttp.ClientResponse") -> bytes:
     content = bytearray()
     if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise InputError(
-            f"{question.url}: answers compressed, which was not asked for",
+            f"{request.url}: answers compressed, which was not asked for",
             hint="Give the server's own address, not that of what is in front of it.",
         )
     async for piece in answer.content.iter_any():
         content += piece
-        if len(content) > question.most_bytes:
-            raise AnswerTooLongError(f"{question.url}: answers too much", hint=_CHECK)
+        if len(content) > request.most_bytes:
+            raise AnswerTooLongError(f"{request.url}: answers too much", hint=_CHECK)
     return bytes(content)
-
-
-def _reason(problem: Exception) -> tuple[str, str]:
-    """Return what is wrong and its cure; nothing of it is the server's own words."""
-    import aiohttp  # noqa: PLC0415 - as above
-
-    cause = getattr(problem, "os_error", None) or problem
-    table: tuple[tuple[type[BaseException], str, str], ...] = (
-        (
-            aiohttp.ClientProxyConnectionError,
-            "no answer from the proxy",
-            "Check HTTP_PROXY, HTTPS_PROXY and NO_PROXY.",
-        ),
-        (
-            aiohttp.ClientHttpProxyError,
-            "the proxy does not let it through",
-            "Check HTTP_PROXY, HTTPS_PROXY and NO_PROXY.",
-        ),
-        (
-            ssl.SSLCertVerificationError,
-            "its certificate is not trusted",
-            "SSL_CERT_FILE=FILE names authorities to trust.",
-        ),
-        (ssl.SSLError, "speaks no TLS", "Give http:// in place of https://."),
-        (aiohttp.ClientConnectorDNSError, "no such host", _CHECK),
-        (socket.gaierror, "no such host", _CHECK),
-        (
-            ConnectionRefusedError,
-            "no answer: nobody listens there",
-            "Is the server running, and on that port?",
-        ),
-        (aiohttp.ClientPayloadError, "answers a part only", "Ask again."),
-        (aiohttp.ClientResponseError, "answers, but not as a web server does", _PORT),
-        (aiohttp.ServerDisconnectedError, "no answer: it closes the connection", _PORT),
-        (ConnectionResetError, "no answer: it closes the connection", _PORT),
-        (OSError, "no answer", "Is the server running?"),
-        (Exception, "no address that can be asked", "Check the address, and its redirects."),
-    )
-    return next(
-        (why, hint)
-        for kind, why, hint in table
-        if isinstance(problem, kind) or isinstance(cause, kind)
-    )

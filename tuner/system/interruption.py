@@ -157,23 +157,19 @@ def _heard(_number: int, _frame: FrameType | None) -> None:
     _command.count += 1
     if _command.count > 1:
         _end_at_once()
-    _silence_what_falls_over()
+    # what falls over on the way out is nothing that anybody needs to read
+    warnings.simplefilter("ignore")
+    threading.excepthook = lambda _: None
+    sys.unraisablehook = _dropped
     if _command.cancel is None:
         raise KeyboardInterrupt
     _command.cancel()
 
 
-def _silence_what_falls_over() -> None:
-    """Silence what falls over on the way out: nobody needs to read it."""
-    warnings.simplefilter("ignore")
-    threading.excepthook = lambda _: None
-    sys.unraisablehook = _dropped
-
-
-def _dropped(told: "sys.UnraisableHookArgs") -> None:
+def _dropped(problem: "sys.UnraisableHookArgs") -> None:
     """End at once where Python has dropped our interruption, because it was raised in a finalizer:
     then nothing is left that could end in order."""
-    if isinstance(told.exc_value, KeyboardInterrupt):
+    if isinstance(problem.exc_value, KeyboardInterrupt):
         _end_at_once()
 
 
@@ -181,9 +177,9 @@ def _end_at_once() -> NoReturn:
     hear_nothing()
     _end_what_is_ours()
     kept, cure = words()
-    told = in_two_lines(f"Interrupted: {kept}", cure).encode(errors="backslashreplace")
+    text = in_two_lines(f"Interrupted: {kept}", cure).encode(errors="backslashreplace")
     with suppress(OSError):  # not sys.stderr, in the midst of whose work we may be
-        os.write(2, _LINE_AND_CURSOR_BACK + told if os.isatty(2) else told)
+        os.write(2, _LINE_AND_CURSOR_BACK + text if os.isatty(2) else text)
     os._exit(EXIT_CODE)
 
 

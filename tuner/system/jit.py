@@ -2,9 +2,7 @@
 
 import errno
 import hashlib
-import importlib.metadata
 import os
-import shutil
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from tuner.system.numba_config import refuse_config_of_folder
+from tuner.system.files import refuse_config_of_folder
 
 refuse_config_of_folder()
 
@@ -20,9 +18,6 @@ import numba  # noqa: E402 - which reads it
 from numba.core.options import DefaultOptions  # noqa: E402
 
 Function = TypeVar("Function", bound=Callable[..., object])
-
-OLD_CACHES = 4
-"""Caches of other sources and versions that stay: going back to one needs no compiling."""
 
 _IN_PLACE = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
 """Numba's option not to count who holds an array; not every version has it (0.65 does)."""
@@ -40,8 +35,8 @@ def compiled(function: Function) -> Function:
 def compiled_in_place(function: Function) -> Function:
     """Compile in place: the function makes no array and only changes those that its caller holds.
 
-    Counting who else holds an array, whenever one is looked at, takes more than half the time of a
-    small loop. Here nobody counts.
+    Counting who else holds an array takes more than half the time of a small loop. Here nobody
+    counts.
     """
     return _compiled(function, _IN_PLACE)
 
@@ -53,7 +48,7 @@ def inlined(function: Function) -> Function:
 
 
 def _compiled(function: Function, options: Mapping[str, bool]) -> Function:
-    elsewhere = numba.config.CACHE_DIR
+    before = numba.config.CACHE_DIR
     try:
         file = getattr(sys.modules.get(function.__module__), "__file__", None)
         numba.config.CACHE_DIR = str(_cache_dir(Path(file or __file__).parent))
@@ -64,51 +59,36 @@ def _compiled(function: Function, options: Mapping[str, bool]) -> Function:
     except (RuntimeError, OSError):  # no home, or no directory that it may write to
         kept = numba.njit(error_model="numpy", **options)(function)
     finally:
-        numba.config.CACHE_DIR = elsewhere
+        numba.config.CACHE_DIR = before
     return cast("Function", kept)
 
 
 def _on_a_full_disk_too(save: Callable[..., None]) -> Callable[..., None]:
-    def save_if_possible(*given: object) -> None:
+    def save_if_possible(*arguments: object) -> None:
         with suppress(OSError):
-            save(*given)
+            save(*arguments)
 
     return save_if_possible
 
 
 @cache
 def _cache_dir(sources: Path) -> Path:
-    """Return the directory for code made from these sources, and remove all but the newest others.
+    """Return the directory for code made from these sources.
 
-    Numba unpickles what lies there: of a directory that others can write to, or that lies in such a
-    one, nothing is used. Raises OSError for another user's.
+    Numba unpickles what lies there, so nothing is used of a directory that is another user's or
+    that others can write to. Raises OSError for one.
     """
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(numba.__version__.encode())
     for path in sorted(sources.glob("*.py")):
         digest.update(f"{path.name}\0".encode() + path.read_bytes())
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tuner"
-    version = f"{importlib.metadata.version('tuner')}-numba-{numba.__version__}"
-    ours = root / f"{version}-{digest.hexdigest()[:16]}"
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    was_open = root.stat().st_mode & 0o022
-    _check_own(root)
-    if was_open:
-        root.chmod(0o700)
-    ours.mkdir(mode=0o700, exist_ok=True)
-    if was_open or ours.lstat().st_mode & 0o022:
-        shutil.rmtree(ours)
-        ours.mkdir(mode=0o700)
-    _check_own(ours)
-    os.utime(ours)
-    others = [(path.stat().st_mtime, path) for path in root.iterdir() if path != ours]
-    for _, path in sorted(others, reverse=True)[OLD_CACHES:]:
-        shutil.rmtree(path, ignore_errors=True)
-    return ours
-
-
-def _check_own(folder: Path) -> None:
-    if folder.stat().st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, "belongs to another user", str(folder))
+    folder = root / f"numba-{digest.hexdigest()[:16]}"
+    for each in (root, folder):
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = each.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+            raise PermissionError(errno.EPERM, "others can write to it", str(each))
+    return folder
 
 
 def _make_up_no_names() -> None:

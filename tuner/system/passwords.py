@@ -3,7 +3,11 @@
 import re
 from collections.abc import Iterable
 
-_QUERY = re.compile(r"([?&][^=&#]*(?:pass|pwd|secret|token|key)[^=&#]*=)([^&#\s]*)", re.IGNORECASE)
+_SECRETS = (
+    (re.compile(r"(://[^\s:@]*):\S*@"), r"\1@"),
+    (re.compile(r"(://[^\s:/@\[]+):(?!\d*(?:[/?#\s]|$))\S*"), r"\1"),  # no host: no port either
+    (re.compile(r"(?i)([?&][^=&#\s]*(?:pass|pwd|secret|token|key)[^=&#\s]*=)[^&#\s]*"), r"\1"),
+)
 
 
 def without_passwords(text: str) -> str:
@@ -12,11 +16,8 @@ def without_passwords(text: str) -> str:
     >>> without_passwords("--storage=postgresql://ann:secret@db/studies?sslpassword=other")
     '--storage=postgresql://ann@db/studies?sslpassword='
     """
-    for word in re.findall(r"\S+://\S+", text):
-        scheme, _, rest = word.partition("://")
-        login, password, host = _parts(rest)
-        kept = f"{scheme}://{login}{host}" if password else word
-        text = text.replace(word, _QUERY.sub(r"\1", kept))
+    for pattern, kept in _SECRETS:
+        text = pattern.sub(kept, text)
     return text
 
 
@@ -37,14 +38,3 @@ def public_words(words: Iterable[str]) -> list[str]:
         elif not option and kept and kept[-1] == "--set":
             kept.pop()
     return kept
-
-
-def _parts(rest: str) -> tuple[str, str, str]:
-    """Return user, password and host; without a host, what can be no port is taken for one."""
-    login, at, host = rest.rpartition("@")
-    if at:
-        user, _, password = login.partition(":")
-        return user, password, at + host
-    user, _, password = rest.partition(":")
-    is_port = re.match(r"\d*([/?#]|$)", password) is not None or user.startswith("[")
-    return ("", "", rest) if is_port else (user, password, "")

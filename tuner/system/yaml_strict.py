@@ -6,8 +6,7 @@ both agree that ``on`` is a boolean and ``1e5`` is text.
 
 import contextlib
 import re
-import stat
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from yaml.composer import Composer
 from yaml.constructor import ConstructorError, SafeConstructor
 
 from tuner.errors import InputError
+from tuner.system import files
 
 MAX_BYTES = 1 << 20
 """A profile has some 20 KB."""
@@ -25,9 +25,12 @@ MAX_VALUES = 50_000
 
 _MAX_DEPTH = 32
 _MOST_DIGITS = 300
+"""Of a number: Python does not spell out again what is much longer."""
+
 _NEVER_FOLD = 1 << 20
 _PLAIN = ("bool", "float", "int", "map", "null", "seq", "str")
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in _PLAIN}
+_NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -38,27 +41,22 @@ def read(path: Path, *, error: type[InputError], missing: str) -> str:
     Raises ``error``; ``missing`` is the cure when there is no such file.
     """
     try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # to open a FIFO is to wait
-            raise error(f"{path}: is not a regular file", hint="Write it to a file first.")
-        with path.open("rb") as stream:
-            content = stream.read(MAX_BYTES + 1)
+        content = files.read_regular(path)
     except FileNotFoundError:
         raise error(f"{path}: no such file", hint=missing) from None
-    except IsADirectoryError:
-        raise error(f"{path}: is a directory", hint="Name the file inside it.") from None
     except (OSError, ValueError) as problem:
         why = getattr(problem, "strerror", None) or problem
-        raise error(f"{path}: cannot be read: {why}", hint="Check path and permissions.") from None
+        hint = "Name a regular file that can be read."
+        raise error(f"{path}: cannot be read: {why}", hint=hint) from None
     return decode(content, source=str(path), error=error)
 
 
 def decode(content: bytes, *, source: str, error: type[InputError]) -> str:
     """Return the text of a file. Raises ``error`` above MAX_BYTES, and with the line of what is no
     UTF-8."""
-    hint = "Check that this is the right file"
+    hint = "Check that this is the right file, and save it as UTF-8."
     if len(content) > MAX_BYTES:
-        raise error(f"{source}: larger than {MAX_BYTES >> 20} MiB", hint=f"{hint}.")
+        raise error(f"{source}: larger than {MAX_BYTES >> 20} MiB", hint=hint)
     wrong, text = content.find(b"\0"), ""
     try:
         text = content.decode("utf-8")
@@ -67,10 +65,7 @@ def decode(content: bytes, *, source: str, error: type[InputError]) -> str:
     if wrong < 0:
         return text
     line = content.count(b"\n", 0, wrong) + 1
-    raise error(
-        f"{source}:{line}: not UTF-8 text (byte {wrong})",
-        hint=f"{hint}; if it is, save it as UTF-8.",
-    )
+    raise error(f"{source}:{line}: not UTF-8 text (byte {wrong})", hint=hint)
 
 
 class _RefusedError(Exception):
@@ -120,6 +115,9 @@ class _Bounded(Composer, _LOADER):  # type: ignore[misc]
         if self.plain and node is not None and node.tag not in _PLAIN_TAGS:
             what = f"{node.value!r} is read as a {node.tag.rpartition(':')[2]}"
             raise _RefusedError(what, node, "Put it in quotes if it is text.")
+        if node is not None and node.tag in _NUMBERS and len(node.value) > _MOST_DIGITS:
+            what = f"a number of {len(node.value)} characters"
+            raise _RefusedError(what, node, "Use plain YAML values.")
         if isinstance(node, yaml.MappingNode) and not isinstance(event, yaml.AliasEvent):
             _refuse_duplicates(node)
         return node
@@ -129,7 +127,8 @@ def _refuse_duplicates(node: yaml.MappingNode) -> None:
     seen: dict[str, int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise _RefusedError("a key that is not text", key, "Use plain keys.")
+            hint = "Use plain keys; a template in {{ }} goes in quotes, or render the file first."
+            raise _RefusedError("a key that is not text", key, hint)
         if key.value in seen:
             what = f"{key.value[:80]!r} is there twice, first in line {seen[key.value]}"
             raise _RefusedError(what, key, "Remove one of the two.")
@@ -188,73 +187,47 @@ def _at(source: str, problem: yaml.MarkedYAMLError) -> str:
 def construct(node: yaml.Node, *, source: str, error: type[InputError]) -> object:
     """Return the plain data of a composed node. Raises ``error`` for tags that are not data."""
     try:
-        return _Constructor().construct_document(node)
+        return SafeConstructor().construct_document(node)
     except ConstructorError as problem:
         raise error(_at(source, problem), hint="Use plain YAML values.") from None
-    except ValueError as problem:
+    except ValueError as problem:  # a number of too many digits, a date that there is not
         place = f"{source}:{node.start_mark.line + 1}"
-        raise error(f"{place}: {problem}", hint="Use plain YAML values.") from None
-
-
-class _Constructor(SafeConstructor):
-    """Refuses numbers that take long to read, or that Python will not spell out again."""
-
-    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
-        if node.tag.endswith((":int", ":float")) and len(node.value) > _MOST_DIGITS:
-            raise ConstructorError(
-                problem=f"a number of {len(node.value)} characters", problem_mark=node.start_mark
-            )
-        return super().construct_scalar(node)
+        raise error(f"{place}: {str(problem)[:80]}", hint="Use plain YAML values.") from None
 
 
 class _Dumper(_DUMPER):  # type: ignore[misc]
     """Escapes every line break, and puts on one line what holds nothing but numbers."""
 
-    def text(self, data: str) -> yaml.ScalarNode:
+    def represent_text(self, data: str) -> yaml.ScalarNode:
         style = '"' if re.search("[\n\r\x85\u2028\u2029]", data) else None
-        found: yaml.ScalarNode = self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
-        return found
-
-    def sequence(self, data: list[object]) -> yaml.Node:
-        node: yaml.SequenceNode = self.represent_list(data)
-        node.flow_style = _only_numbers(data)
+        node: yaml.ScalarNode = self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
         return node
 
-    def mapping(self, data: Mapping[str, object]) -> yaml.Node:
-        node: yaml.MappingNode = self.represent_dict(data)
-        node.flow_style = _only_numbers(data.values())
+    def represent_collection(self, data: list[object] | dict[str, object]) -> yaml.Node:
+        is_list = isinstance(data, list)
+        node: yaml.CollectionNode = (self.represent_list if is_list else self.represent_dict)(data)
+        values = data if isinstance(data, list) else data.values()
+        node.flow_style = all(isinstance(value, int | float) for value in values)
         return node
 
 
-def _only_numbers(values: Collection[object]) -> bool:
-    return all(isinstance(value, int | float) for value in values)
-
-
-_Dumper.add_representer(str, _Dumper.text)
-_Dumper.add_representer(list, _Dumper.sequence)
-_Dumper.add_representer(dict, _Dumper.mapping)
-
-
-def dump(value: object) -> str:
-    """Return a document in block style, keys in the order given, no line folded."""
-    text: str = yaml.dump(
-        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False,
-        width=_NEVER_FOLD,
-    )  # fmt: skip
-    return text
-
-
-def dump_flow(value: object) -> str:
-    """Return a value on one line, fit to stand after a key."""
-    text: str = yaml.dump(
-        [value], Dumper=_FlowDumper, sort_keys=False, allow_unicode=True, default_flow_style=True,
-        width=_NEVER_FOLD,
-    )  # fmt: skip
-    return text.removeprefix("[").removesuffix("]\n")
+_Dumper.add_representer(str, _Dumper.represent_text)
+_Dumper.add_representer(list, _Dumper.represent_collection)
+_Dumper.add_representer(dict, _Dumper.represent_collection)
 
 
 class _FlowDumper(_DUMPER):  # type: ignore[misc]
     """Escapes every line break."""
 
 
-_FlowDumper.add_representer(str, _Dumper.text)
+_FlowDumper.add_representer(str, _Dumper.represent_text)
+
+
+def dump(value: object, *, is_flow: bool = False) -> str:
+    """Return a document in block style, keys in the order given, no line folded; with ``is_flow`` a
+    value on one line, fit to stand after a key."""
+    text: str = yaml.dump(
+        [value] if is_flow else value, Dumper=_FlowDumper if is_flow else _Dumper, sort_keys=False,
+        allow_unicode=True, default_flow_style=is_flow, width=_NEVER_FOLD,
+    )  # fmt: skip
+    return text.removeprefix("[").removesuffix("]\n") if is_flow else text

@@ -26,7 +26,7 @@ from tuner.engines.scheduler.state import (
 )
 from tuner.engines.seam import EngineFacts, IterationLog
 from tuner.replay.records import Replay
-from tuner.system.numba_config import refuse_config_of_folder
+from tuner.system.files import refuse_config_of_folder
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_rows
 from tuner.traffic.slo import Slo

@@ -29,7 +29,6 @@ from tuner.engines.seam import ArgumentValue, Reply, RequestFailedError
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError, StoodStillError
-from tuner.system import scratch
 
 pytestmark = pytest.mark.vllm
 
@@ -60,14 +59,10 @@ def program(tmp_path: Path, temporary: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def sockets_in(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_socket()]
-
-
 @pytest.mark.long
 @pytest.mark.gpu
 def test_no_engine_and_no_worker_survives_a_tuner_that_is_killed_while_they_generate_or_start(
-    program: subprocess.Popen[str], temporary: Path
+    program: subprocess.Popen[str],
 ) -> None:
     assert program.stdout is not None
     assert program.stdout.readline() == "generating\n"
@@ -76,9 +71,6 @@ def test_no_engine_and_no_worker_survives_a_tuner_that_is_killed_while_they_gene
     program.kill()
     assert program.stdout.read() == ""
     wait_until(lambda: not any(map(lives, everybody)))
-    assert sockets_in(temporary)
-    scratch.new_folder("vllm", str(temporary))  # as the next run does
-    assert not sockets_in(temporary)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ def run(options: ApplyOptions) -> None:
         return
     copy = None
     if edit.is_needed:
-        if others := files.other_names(edit.path):
+        real = files.resolve(edit.path)
+        if real.exists() and (others := real.stat().st_nlink - 1):
             apply_view.warn(f"hard links to the old content of {edit.path} remain: {others}")
         copy = backup.write(
             edit.path,

@@ -250,7 +250,7 @@ def _swept(asked: Asked, book: Journal, progress: Progress) -> tuple[ServingProf
     quick = replace(traffic.settings, fast=True, confirm="inproc")
     traffic = replace(traffic, settings=quick)
     arguments = asked.base.resolve(max_num_seqs=UNTUNED)
-    part = open_part(book.run_dir / "sweep", plan_of(options, asked.trace, arguments, ranks=1))
+    part = open_part(book.run_dir / "sweep", plan_of(options, asked.trace, arguments, asked.base))
     try:
         outcome = measured(
             traffic, asked.base, part, progress, began_s=began_s, shown=progress.reading

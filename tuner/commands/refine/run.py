@@ -2,6 +2,7 @@
 
 import platform
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,6 +16,7 @@ from tuner.commands.shared.results import keep_result
 from tuner.commands.shared.run_folder import Where, kept, open_run
 from tuner.commands.shared.traffic import one_engines, served_in
 from tuner.commands.sweep.one_trace import origin_of
+from tuner.engines.arguments import ArgumentValue
 from tuner.engines.devices import DeviceMeter
 from tuner.profile.profile import check_output, keep, save, seal
 from tuner.profile.profile import load as load_profile
@@ -137,6 +139,14 @@ def _of_knee(begun: _Begun, found: Refinement) -> list[RequirementSection]:
     )
 
 
+def _given(begun: _Begun, arguments: Mapping[str, ArgumentValue]) -> list[str]:
+    """Return the arguments that were chosen: those of the profile, and what was changed here."""
+    profile = begun.plan.profile
+    knobs = {knob.name for knob in begun.plan.space.knobs}
+    changed = {name for name in knobs if arguments.get(name) != profile.engine.get(name)}
+    return sorted({*profile.provenance.given, *changed})
+
+
 def _profile(begun: _Begun, found: Refinement, wall_s: float) -> ServingProfile:
     profile = begun.plan.profile
     if found.outcome is None:
@@ -154,6 +164,11 @@ def _profile(begun: _Begun, found: Refinement, wall_s: float) -> ServingProfile:
         headroom=begun.options.headroom,
         trace_digest=begun.trace.digest,
         origin=origin_of(
-            found.outcome, found.warnings, seed=0, wall_s=wall_s, ranks=profile.provenance.ranks
+            found.outcome,
+            found.warnings,
+            seed=0,
+            wall_s=wall_s,
+            ranks=profile.provenance.ranks,
+            given=_given(begun, found.outcome.facts.arguments),
         ),
     )

@@ -20,7 +20,6 @@ from tuner.commands.sweep.one_trace import (
     keep_trace,
     one_servers,
     plan_of,
-    ranks_of,
     sealed,
     starter_of,
     taken_from_base,
@@ -201,8 +200,7 @@ def plans_of(
 ) -> dict[str, dict[str, Any]]:
     """Return what each kind's measurements rest on."""
     return {
-        name: plan_of(options, trace, arguments[name], ranks=ranks_of(kind.starter))
-        | {"device": dict(kind.device)}
+        name: plan_of(options, trace, arguments[name], kind.starter) | {"device": dict(kind.device)}
         for name, kind in kinds.items()
     }
 

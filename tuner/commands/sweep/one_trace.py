@@ -73,6 +73,9 @@ class FinishedSweep:
     ranks: int
     """Of a data-parallel server, of which one was measured."""
 
+    given: Sequence[str]
+    """The engine arguments that the user chose."""
+
     @property
     def doubts(self) -> list[str]:
         """Warnings about what was found, the one that changes most first."""
@@ -110,6 +113,7 @@ def finished(
         traffic.trace.digest,
         wall_s,
         ranks_of(starter),
+        given_to(starter),
     )
 
 
@@ -189,6 +193,11 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
     return starter
 
 
+def given_to(starter: Starter) -> list[str]:
+    """Return the engine arguments that the user chose; a simulated engine has none."""
+    return sorted(starter.arguments) if isinstance(starter, VllmStarter) else []
+
+
 def ranks_of(starter: Starter) -> int:
     """Return how many engines like this one a data-parallel server has."""
     return int(getattr(starter, "ranks", 1))
@@ -204,15 +213,20 @@ def simulated_start_s(options: SweepOptions) -> float | None:
 
 
 def plan_of(
-    options: SweepOptions, trace: Trace, arguments: Mapping[str, ArgumentValue], *, ranks: int
+    options: SweepOptions,
+    trace: Trace,
+    arguments: Mapping[str, ArgumentValue],
+    starter: Starter,
 ) -> dict[str, Any]:
     """Return what every measurement of this run rests on; a resumed run must have the same.
 
     ``arguments`` are the engine's at the ceiling, resolved.
     """
+    ranks = ranks_of(starter)
     return {
         "trace_digest": trace.digest,
         "engine_arguments": dict(arguments),
+        "given": given_to(starter),
         **_of_trace(options, trace),
         "replicas": options.replicas * ranks,
     } | ({"ranks": ranks} if ranks > 1 else {})
@@ -371,6 +385,7 @@ def rescored(
             plan = {**plan, "require": list(require)}
         settings = settings_in(plan, slo=_slo_in(slo or plan["slo"]))
         of_trace, ranks = str(plan["trace_digest"]), int(plan.get("ranks", 1))
+        given = [str(name) for name in plan["given"]]
     except journal.NO_SENSE as error:
         raise RunError(
             f"{run_dir}/journal.jsonl:1: the plan makes no sense ({repr(error)[:200]})",
@@ -383,7 +398,7 @@ def rescored(
         outcome = replace(outcome, in_use=found)
     said = (*trace.warnings, *warnings_about(trace))
     wall_s = time.monotonic() - began_s
-    return FinishedSweep(outcome, settings, said, run_dir, of_trace, wall_s, ranks)
+    return FinishedSweep(outcome, settings, said, run_dir, of_trace, wall_s, ranks, given)
 
 
 def _baseline(run_dir: Path) -> Baseline | None:
@@ -402,12 +417,20 @@ def sealed(done: FinishedSweep, warnings: Sequence[str] | None = None) -> Servin
         done.outcome,
         headroom=done.settings.headroom,
         trace_digest=done.trace_digest,
-        origin=origin_of(done.outcome, said, seed=seed, wall_s=done.wall_s, ranks=done.ranks),
+        origin=origin_of(
+            done.outcome, said, seed=seed, wall_s=done.wall_s, ranks=done.ranks, given=done.given
+        ),
     )
 
 
-def origin_of(
-    outcome: SweepOutcome, warnings: Sequence[str], *, seed: int, wall_s: float, ranks: int
+def origin_of(  # noqa: PLR0913 - what a command knows of its run
+    outcome: SweepOutcome,
+    warnings: Sequence[str],
+    *,
+    seed: int,
+    wall_s: float,
+    ranks: int,
+    given: Sequence[str],
 ) -> dict[str, Any]:
     """Return what of a profile's provenance only a command knows; see ``profile_of``."""
     digest = None  # of a model that is simulated, as of one on a hub
@@ -422,4 +445,5 @@ def origin_of(
         "warnings": list(warnings),
         "model_digest": digest,
         "ranks": ranks,
+        "given": list(given),
     }

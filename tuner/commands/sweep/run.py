@@ -32,7 +32,6 @@ from tuner.commands.sweep.one_trace import (
     measured,
     one_servers,
     plan_of,
-    ranks_of,
     rescored,
     sealed,
     starter_of,
@@ -111,7 +110,7 @@ def swept(asked: AskedSweep) -> FinishedSweep:
     """Measure all that the run does not hold yet, and decide. Raises TunerError."""
     options, traffic, starter = asked.options, asked.traffic, asked.starter
     arguments = starter.resolve(max_num_seqs=options.ceiling)
-    plan = plan_of(options, traffic.trace, arguments, ranks=ranks_of(starter))
+    plan = plan_of(options, traffic.trace, arguments, starter)
     where = Where(options.trace, options.run_dir, resume=options.resume, asked=options)
     book = open_run(where, plan)
     progress = Progress(traffic.settings.budget_s, doubling(options.ceiling))

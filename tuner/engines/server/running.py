@@ -23,7 +23,7 @@ from tuner.engines.seam import (
 )
 from tuner.engines.server.client import StreamingClient
 from tuner.errors import EngineError
-from tuner.system import scratch
+from tuner.system import files
 
 WARM_UPS = 8
 """Requests that are sent before the others, and whose number the server itself must confirm."""
@@ -104,7 +104,7 @@ class RunningStarter:
         client = await StreamingClient.start(
             server.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            log=scratch.own_folder("vllm") / "client.log",
+            log=files.own_folder("vllm") / "client.log",
         )
         engine = RunningEngine(server, client)
         async with contextlib.AsyncExitStack() as failing:

@@ -27,7 +27,7 @@ from tuner.engines.vllm.installed import in_one_process
 from tuner.engines.vllm.log import start_phases_s
 from tuner.engines.vllm.start import Resolved, VllmStarter
 from tuner.errors import EngineError
-from tuner.system import scratch
+from tuner.system import files
 
 _PORTS = 3
 """Ports that are tried, should somebody else be faster each time."""
@@ -90,7 +90,7 @@ class ServerStarter(VllmStarter):
         raise AssertionError
 
     async def _start(self, resolved: Resolved, begun_s: float) -> Engine:
-        control_at = scratch.own_folder("vllm") / f"serve-{next(_STARTS)}.sock"
+        control_at = files.own_folder("vllm") / f"serve-{next(_STARTS)}.sock"
         command, environment = self.asked_of(resolved, control_at)
         async with contextlib.AsyncExitStack() as failing:
             port = FreePort()

@@ -18,7 +18,7 @@ from tuner.engines.vllm import log as vllm_log
 from tuner.engines.vllm.installed import Installed, check_installed
 from tuner.engines.vllm.supported import statement
 from tuner.errors import EngineError
-from tuner.system import scratch
+from tuner.system import files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,7 +107,7 @@ class VllmStarter:
         with _vllm(self.log):
             from tuner.engines.vllm.engine import VllmEngine  # noqa: PLC0415 - imports vLLM
 
-        control = scratch.own_folder("vllm") / f"control-{next(_STARTS)}.sock"
+        control = files.own_folder("vllm") / f"control-{next(_STARTS)}.sock"
         context = core_process.CoreContext(self.log, control=control)
         async with started_in_time(self.log):
             return await VllmEngine.start(configuration, context, control, self.log, begun_s)
@@ -203,7 +203,7 @@ def _vllm(log: Path) -> "Iterator[None]":
 
 
 def default_log() -> Path:
-    return scratch.own_folder("vllm") / "vllm.log"
+    return files.own_folder("vllm") / "vllm.log"
 
 
 def _prepare(model: str, log: Path) -> None:
@@ -219,7 +219,7 @@ def _prepare(model: str, log: Path) -> None:
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     # As ``vllm serve`` does (cli_env_setup); else vLLM forks a process that has threads.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    own = scratch.own_folder(
+    own = files.own_folder(
         "vllm"
     )  # for sockets, which would stay behind when a process of ours is killed
     multiprocessing.current_process()._config["tempdir"] = str(own)  # type: ignore[attr-defined]  # noqa: SLF001 - no other way

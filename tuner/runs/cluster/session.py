@@ -23,7 +23,7 @@ from typing import Any
 
 from tuner.errors import EngineError, RunError, UsageError
 from tuner.runs.cluster.share import Node, Share
-from tuner.system import scratch
+from tuner.system import files
 
 LOCAL = "local"
 STORE_BYTES = 100 << 20
@@ -274,7 +274,7 @@ def _new_folder() -> str:
     """Make a folder for a cluster of our own; paths of its sockets must not be long."""
     place = tempfile.gettempdir()
     short = place if len(place) <= LONGEST_FOLDER else "/tmp"  # noqa: S108 - of our name in it
-    return str(scratch.new_folder("ray", short))
+    return str(files.new_folder("ray", short))
 
 
 @contextmanager
