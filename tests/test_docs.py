@@ -36,7 +36,7 @@ MEASURED = ROOT / "profiles" / "translation-tiny-cpu.yaml"
 
 NOT_RUN = {
     r"^(make|pip) ": "installs packages",
-    r"^python scripts/study_": "takes hours",
+    r"^python scripts/": "takes hours",
     r"^export |=\S+ vllm |^vllm ": "starts a server of vLLM",
     r"--ray": "needs a cluster",
     r"--url|--live|tuner live|http://": "needs a running server",
