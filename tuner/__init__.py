@@ -1,6 +1,6 @@
 """Find the right max_num_seqs for a vLLM server from the traffic that it really gets.
 
-Twelve rooms (the packages here), in the order of imports: a room imports only what stands above it,
+Thirteen rooms (the packages here), in the order of imports: a room imports only those above it,
 with one exception, ``UPWARDS`` in tests/test_architecture.py. Each room's docstring says what comes
 in, what goes out, and what it may touch.
 
@@ -14,16 +14,17 @@ in, what goes out, and what it may touch.
     profile   the serving profile: what to run, and all that it rests on
     runs      the long work: sweep, refine, compare, verify, on one machine or a cluster
     rollout   a profile put where it is deployed, and nothing else touched
-    live      servers that are running: asked, watched, and their limits changed
-    commands  the command line: a folder for each command
+    live      servers that are running: read, watched, and their limits changed
+    views     what people see: a page of each result, on a terminal, as HTML, CSV or JSON
+    commands  the command line: options, and what each command does with them
 
 One walk through them. A row of a trace (trace/formats) becomes a request (trace/trace.py); a window
 of requests (traffic/window.py) becomes a plan (replay/plan.py) that is replayed on an engine
 (replay/replay.py, engines/seam.py). The engine's iterations become a step-time law (twin/law.py),
 the law and vLLM's scheduler a twin that replays the whole trace at every cap (twin/simulation.py),
 the twin a verdict (twin/knee.py), the verdict a profile (profile/profile.py), and the profile a few
-changed words in what is deployed (rollout/targets). runs/sweep/sweep.py is where all of that is
-called, commands/sweep where it is asked for.
+changed words in what is deployed (rollout/edit.py). runs/sweep/sweep.py is where all of that is
+called, commands/sweep what calls it, and views/profile.py what is shown of it.
 
 ``cli.py`` is the entry and the one error boundary, ``errors.py`` all that is raised on purpose.
 

@@ -217,7 +217,7 @@ def test_each_kind_of_node_has_a_curve_of_its_own_and_a_price(
     swept: Path, two_nodes: Cluster
 ) -> None:
     worlds = ("--engine", "sim", "--world", "slow=world.yaml,fast=fast.yaml")
-    options = ("--prices", "slow=1.8,fast=3.6", "--json", "-o", "kinds.yaml", "--force")
+    options = ("--prices", "slow=1.8,fast=3.6", "--json", "-o", "kinds.yaml")
     words = ("sweep", *worlds, *TRACE, *SLO, "--ray", two_nodes.address, *options)
     running = started(swept, *words, "--run-dir", "kinds")
     wait_for_line(running, "iterations")
@@ -229,7 +229,7 @@ def test_each_kind_of_node_has_a_curve_of_its_own_and_a_price(
     kinds = json.loads(out)["kinds"]
     assert set(kinds) == {"slow", "fast"}
     kept = json.loads((swept / "kinds" / "result.json").read_text())
-    assert (kept["kinds"], kept["block"]["aside"]) == (kinds, "simulated, cheapest")
+    assert (kept["kinds"], kept["page"]["aside"]) == (kinds, "simulated, cheapest")
     here, there = (profile.load(swept / name) for name in ("profile.yaml", "kinds-slow.yaml"))
     assert there.curve == here.curve
     assert there.decision == here.decision
