@@ -6,15 +6,15 @@ So no guess has to be right: one that is not is thrown away.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from tuner.engines.arguments import ArgumentValue
 from tuner.engines.vllm.flags import GRAMMAR, SHORT, canonical
 from tuner.engines.vllm.values import same, typed
 from tuner.errors import TunerError
-from tuner.rollout.in_yaml import STACK, argument_of
+from tuner.rollout.in_yaml import STACK
 from tuner.rollout.known import NO_WORD
-from tuner.rollout.server import Server, Span
+from tuner.rollout.server import Arguments, End, Server, Span
 from tuner.rollout.words import UnreadableError, is_elsewhere
 from tuner.system import yaml_strict
 
@@ -25,10 +25,8 @@ _LARGEST_PLAIN = 10**6
 """Helm writes numbers from here on with an exponent, which vLLM does not read."""
 
 
-def edited(
-    text: str, server: Server, wanted: Mapping[str, ArgumentValue], read: Read
-) -> tuple[str, Server]:
-    """Return the text in which the server is told these values, and the server as it is then.
+def edited(text: str, server: Server, wanted: Arguments, read: Read) -> tuple[str, Server]:
+    """Return the text in which the server has these arguments, and the server as it is then.
 
     Raises UnreadableError for what cannot be put in.
     """
@@ -37,8 +35,8 @@ def edited(
     if server.inner is not None:
         return _within(text, server, wanted, read)
     for name, value in wanted.items():
-        old = server.told.get(name)
-        if name in server.told and alike(old, value):
+        old = server.arguments.get(name)
+        if name in server.arguments and alike(old, value):
             continue
         if is_elsewhere(old):
             raise UnreadableError(f"{name} is decided elsewhere: {old}", str(old))
@@ -55,117 +53,120 @@ def alike(one: object, other: object) -> bool:
     return same(one, other)
 
 
-def _within(
-    text: str, server: Server, wanted: Mapping[str, ArgumentValue], read: Read
-) -> tuple[str, Server]:
+def _within(text: str, server: Server, wanted: Arguments, read: Read) -> tuple[str, Server]:
     """Edit a file within the file."""
     assert server.inner is not None
     (begin, end), indent, inner = server.inner
 
-    def whole(changed: str) -> str:
+    def outer(changed: str) -> str:
         return text[:begin] + re.sub(r"(?m)^(?=[^\r\n])", indent, changed) + text[end:]
 
     def read_inner(changed: str) -> Sequence[Server]:
-        found = [each.inner for each in read(whole(changed)) if each.inner]
-        return [server for (at, _), _, server in found if at == begin]
+        blocks = [each.inner for each in read(outer(changed)) if each.inner]
+        return [server for (at, _), _, server in blocks if at == begin]
 
     changed, _ = edited(re.sub(rf"(?m)^{indent}", "", text[begin:end]), inner, wanted, read_inner)
-    found = read(whole(changed))
-    after = next(each for each in found if each.inner and each.inner[2].name == inner.name)
-    if after.rest != server.rest:
+    every = read(outer(changed))
+    after = next(each for each in every if each.inner and each.inner[2].name == inner.name)
+    if after.rest() != server.rest():
         raise UnreadableError("cannot be edited safely")
-    return whole(changed), after
+    return outer(changed), after
 
 
 def _changed(
     text: str, server: Server, name: str, value: ArgumentValue, read: Read
 ) -> tuple[str, Server]:
-    wanted = {**server.told, name: value}
+    """Return the first guess that changes this argument and nothing else."""
+    wanted = {**server.arguments, name: value}
     if value is None:
         del wanted[name]
     others = _others(read(text), server)
     for guess in _guesses(text, server, name, value):
-        if guess == text:
-            continue
         try:
-            found = read(guess)
+            every = read(guess)
         except (TunerError, UnreadableError, ValueError):
             continue
-        after = next((each for each in found if each.name == server.name), None)
-        if after is None or after.problem or after.rest != server.rest:
+        after = next((each for each in every if each.name == server.name), None)
+        if after is None or after.problem or after.arguments.keys() != wanted.keys():
             continue
-        if _says(after.told, wanted) and _others(found, after) == others:
+        is_wanted = all(alike(after.arguments[n], wanted[n]) for n in wanted)
+        if is_wanted and _others(every, after) == others and after.rest() == server.rest():
             return guess, after
     raise UnreadableError(f"{name} cannot be edited safely", name)
 
 
-def _others(found: Sequence[Server], server: Server) -> list[object]:
-    return [(each.name, each.told) for each in found if each.name != server.name]
-
-
-def _says(told: Mapping[str, ArgumentValue], wanted: Mapping[str, ArgumentValue]) -> bool:
-    return told.keys() == wanted.keys() and all(alike(told[n], wanted[n]) for n in wanted)
+def _others(every: Sequence[Server], server: Server) -> list[object]:
+    return [(each.name, each.arguments) for each in every if each.name != server.name]
 
 
 def _guesses(text: str, server: Server, name: str, value: ArgumentValue) -> Iterator[str]:
     """Yield texts with the value in it, the most likely first."""
-    if server.form == "keys":
-        yield from _in_keys(text, server, name, value)
-        if server.extra is not None:
-            yield from _replaced(text, server.extra, name, value)
-            yield from _added_to_list(text, server.extra, name, value)
-        return
-    yield from _replaced(text, server, name, value)
-    if name not in server.told and value is not None:
-        if server.form == "list":
-            yield from _added_to_list(text, server, name, value)
+    for span in server.spans:
+        if isinstance(value, bool):
+            yield from _switched(text, span, name, to=value)
         else:
-            yield from _added_to_text(text, server, name, value)
+            yield from _replaced(text, span, server, name, value)
+    if value is None or (name in server.arguments and not server.is_chart):
+        return
+    for end in server.ends:
+        if end.form == "keys":
+            yield from _added_key(text, end, server, name, value)
+            continue
+        words = spelled(name, value, by_blank=_is_apart(server.words))
+        if end.form == "list":
+            yield _added_to_list(text, end, words)
+        elif all(_PLAIN.fullmatch(word.replace("=", "", 1)) for word in words):
+            yield from _added_to_text(text, end.span, server, " ".join(words))
 
 
 def _put(text: str, span: Span, new: str) -> str:
     return text[: span[0]] + new + text[span[1] :]
 
 
-# A flag that is there
+# What is there
 
 
 def flags(name: str) -> str:
-    """Return a pattern for all spellings of an argument's flag."""
-    long = rf"--{re.escape(name).replace('_', '[-_]')}"
-    others = [flag for flag, meaning in SHORT.items() if meaning == name]
-    others += [flag for flag, meaning in GRAMMAR.also.items() if meaning == name]
-    return "|".join([rf"{long}(?![\w.-])", *(rf"(?<!\S){re.escape(f)}(?![\w-])" for f in others)])
+    """Return a pattern for all spellings of an argument: as a flag, as a key, short."""
+    long = rf"(?i:(?:--)?{re.escape(name).replace('_', '[-_]?')})(?![\w.-])"
+    others = [flag for flag, meaning in (SHORT | GRAMMAR.also).items() if meaning == name]
+    return "|".join([long, *(rf"(?<!\S){re.escape(f)}(?![\w-])" for f in others)])
 
 
-_BEHIND = r"(?:=|(?:[\s\"',\\]|- |#[^\n]*\n)+)[\"']?(?P<old>\$?[({]?[^\s\"',\\\]]+)"
-"""What stands between a flag and its value, in whatever list or text, and the value."""
+_BEHIND = r"""(?:["']?\s*[:=]\s*|(?:[\s"',\\]|-\ |\#[^\n]*\n)+)["']?
+    (?P<old>\$\{[^}\n]*\}[^\s"',]*|\$?\(?[^\s"',\\\]}]+)"""
+"""What stands between a flag or a key and its value, in whatever list or text, and the value."""
+
+
+def _values(text: str, span: Span, name: str) -> Iterator[tuple[str, Span]]:
+    """Yield each value of an argument, and where it stands."""
+    pattern = re.compile(rf"(?<![\w-])(?:{flags(name)}){_BEHIND}", re.VERBOSE)
+    for found in pattern.finditer(text[slice(*span)]):
+        begin, end = found.span("old")
+        yield found["old"], (span[0] + begin, span[0] + end)
 
 
 def variable_of(text: str, server: Server, name: str) -> str:
     """Return the variable that an argument's value comes from; empty where it is none."""
-    for begin, end in server.spans:
-        for found in re.finditer(rf"(?:{flags(name)}){_BEHIND}", text[begin:end]):
-            if variable := re.match(r"\$[({]?(\w+)", found["old"]):
-                return variable[1]
-    return ""
+    values = (old for span in server.spans for old, _ in _values(text, span, name))
+    variables = (re.match(r"\$[({]?(\w+)", old) for old in values)
+    return next((each[1] for each in variables if each), "")
 
 
-def _replaced(text: str, server: Server, name: str, value: ArgumentValue) -> Iterator[str]:
-    for begin, end in server.spans:
-        raw = text[begin:end]
-        if isinstance(value, bool):
-            yield from _switched(text, (begin, end), name, to=value)
-            continue
-        new = _word(value)
-        if new is None:
-            return
-        for found in re.finditer(rf"(?:{flags(name)}){_BEHIND}", raw):
-            old, (at, to) = found["old"], (begin + found.start("old"), begin + found.end("old"))
-            inner = re.fullmatch(r"(\$\{\w+:?-)[^}]*(\}.*)", old)
-            yield _put(text, (at, to), inner[1] + new + inner[2] if inner else new)
-            if variable := re.match(r"\$[({]?(\w+)", old):
-                yield from _set(text, server, variable[1], new)
+def _replaced(
+    text: str, span: Span, server: Server, name: str, value: ArgumentValue
+) -> Iterator[str]:
+    """Yield texts with another value; it is a word that no shell, list or unit needs quotes for."""
+    new = str(value)
+    if isinstance(value, list | dict) or value is None or not _PLAIN.fullmatch(new):
+        return
+    for old, place in _values(text, span, name):
+        if server.is_chart and isinstance(value, int) and value >= _LARGEST_PLAIN:
+            new = f'"{value}"'
+        default = re.fullmatch(r"(\$\{\w+:?-)[^}]*(\}.*)", old)
+        yield _put(text, place, default[1] + new + default[2] if default else new)
+        if variable := re.match(r"\$[({]?(\w+)", old):
+            yield from _set(text, server, variable[1], new)
 
 
 def _set(text: str, server: Server, name: str, new: str) -> Iterator[str]:
@@ -180,26 +181,29 @@ def _set(text: str, server: Server, name: str, new: str) -> Iterator[str]:
 
 
 def _switched(text: str, span: Span, name: str, *, to: bool) -> Iterator[str]:
-    for found in re.finditer(r"--[a-z][\w-]*", text[slice(*span)]):
-        if canonical(found[0][2:])[0] != name:
+    """Yield texts with a flag swapped for its opposite, or with another word behind a key."""
+    key = r"--[a-z][\w-]*|[\w-]+(?=[\"']?\s*:\s*[\"']?(\w+))"
+    for found in re.finditer(key, text[slice(*span)]):
+        is_flag = found[0].startswith("--")
+        argument, is_off = canonical(re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", found[0]).lower())
+        if argument != name and canonical(found[0][2:])[0] != name:
             continue
-        flag = f"--{name}" if to else f"--no_{name}"
-        new = flag if "_" in found[0] else flag.replace("_", "-")
-        yield _put(text, (span[0] + found.start(), span[0] + found.end()), new)
+        swapped = name if to else f"no_{name}"
+        swapped = swapped if "_" in found[0] else swapped.replace("_", "-")
+        place = (span[0] + found.start(), span[0] + found.end())
+        if is_flag:
+            yield _put(text, place, f"--{swapped}")
+        elif found[1]:
+            value = (span[0] + found.start(1), span[0] + found.end(1))
+            yield _put(_put(text, value, "true"), place, swapped)
+            yield _put(text, value, str(to is not is_off).lower())
 
 
-def _word(value: ArgumentValue) -> str | None:
-    """Return a value as a word that no shell, list or unit needs quotes for; None for others."""
-    if isinstance(value, list | dict) or value is None:
-        return None
-    return str(value) if _PLAIN.fullmatch(str(value)) else None
-
-
-# A flag that is not there yet
+# What is not there yet
 
 
 def spelled(name: str, value: ArgumentValue, *, by_blank: bool = False) -> list[str]:
-    """Return the words with which ``vllm serve`` is told one argument.
+    """Return the words with which ``vllm serve`` is given one argument.
 
     >>> spelled("max_num_seqs", 8), spelled("enforce_eager", False)
     (['--max-num-seqs=8'], ['--no-enforce-eager'])
@@ -219,89 +223,72 @@ def _is_apart(words: Sequence[str]) -> bool:
     return 2 * sum("=" in word for word in valued) < len(valued)
 
 
-def _added_to_list(text: str, server: Server, name: str, value: ArgumentValue) -> Iterator[str]:
-    words = spelled(name, value, by_blank=_is_apart(server.words))
-    if not server.items:
-        return
-    last, end = server.items[-1], server.items[-1].span[1]
-    before = text[: last.span[0]]
-    if server.is_flow:
-        gap = ", "
-        if len(server.items) > 1:
-            gap = text[server.items[-2].span[1] : last.span[0]]
-        yield _put(text, (end, end), "".join(gap + _quoted(word, last.style) for word in words))
-        return
-    margin = before[before.rfind("\n") + 1 :]
-    end = _end_of_line(text, end)
-    new = "".join(_line_end(text) + margin + _quoted(word, last.style) for word in words)
-    yield _put(text, (end, end), new)
+def _added_to_list(text: str, end: End, words: Sequence[str]) -> str:
+    begin, raw = end.span[0], text[slice(*end.span)]
+    raw = raw[:-1].rstrip(" \t\r\n,") if end.is_flow else raw.rstrip()
+    quote = raw[-1:] if raw[-1:] in {"'", '"'} else ""
+    new = [
+        quote + word + quote
+        if quote and quote not in word and "\\" not in word
+        else yaml_strict.dump(word, is_flow=True)
+        for word in words
+    ]
+    at = begin + len(raw)
+    if end.is_flow:
+        gap = ([", ", *re.findall(r",\s*(?=\S)", raw)])[-1]
+        return _put(text, (at, at), "".join(gap + word for word in new))
+    dash = re.match(r"-[ \t]*", raw)
+    gap = _line_end(text) + _margin(text, begin) + (dash[0] if dash else "")
+    at = _end_of_line(text, at)
+    return _put(text, (at, at), "".join(gap + word for word in new))
 
 
-def _quoted(word: str, style: str) -> str:
-    if style and style not in word and "\\" not in word:
-        return style + word + style
-    return yaml_strict.dump(word, is_flow=True)
-
-
-def _added_to_text(text: str, server: Server, name: str, value: ArgumentValue) -> Iterator[str]:
-    words = spelled(name, value, by_blank=_is_apart(server.words))
-    if any(not _PLAIN.fullmatch(word.replace("=", "", 1)) for word in words):
-        return
-    for begin, end in server.spans:
-        for word in reversed(server.words):
-            if len(word) < 2 and not word.isalnum():
-                continue
-            places = re.finditer(rf"(?<![\w./-]){re.escape(word)}(?![\w./-])", text[begin:end])
-            for found in reversed(list(places)):
-                at = begin + found.end()
-                gaps = re.findall(r"((?:[ \t\r\n]|\\\r?\n)+)(?=-)", text[begin:at])
-                gap = gaps[-1] if gaps else " "
-                yield _put(text, (at, at), gap + " ".join(words))
-                yield _put(text, (at, at), " " + " ".join(words))
-        last = re.search(r"[\]\"'\s]*$", text[begin:end])
-        at = begin + (last.start() if last else 0)
-        yield _put(text, (at, at), " " + " ".join(words))
-
-
-# Keys
-
-
-def _in_keys(text: str, server: Server, name: str, value: ArgumentValue) -> Iterator[str]:
-    shown = yaml_strict.dump(value, is_flow=True)
-    if server.is_chart and isinstance(value, int) and value >= _LARGEST_PLAIN:
-        shown = f'"{value}"'
-    is_there = False
-    for item in server.items:
-        argument, is_off = argument_of(item.name)
-        if argument != name:
+def _added_to_text(text: str, span: Span, server: Server, new: str) -> Iterator[str]:
+    """Yield texts with new words behind each of the server's own, the last one first."""
+    begin, end = span
+    for word in reversed(server.words):
+        if len(word) < 2 and not word.isalnum():
             continue
-        is_there = True
-        if isinstance(value, bool) and not server.is_chart:
-            yield _put(_put(text, item.span, "true"), item.key, _key(name, item.name, is_on=value))
-        new = f"{item.style}{shown}{item.style}" if item.style and shown.isalnum() else shown
-        yield _put(text, item.span, yaml_strict.dump(not value, is_flow=True) if is_off else new)
-    knows = server.proof == "vllmConfig" and name in STACK if server.is_chart else True
-    if not is_there and server.items and knows:
-        yield from _added_key(text, server, name, value, shown)
+        places = re.finditer(rf"(?<![\w./-]){re.escape(word)}(?![\w./-])", text[begin:end])
+        for found in reversed(list(places)):
+            at = begin + found.end()
+            gaps = re.findall(r"((?:[ \t\r\n]|\\\r?\n)+)(?=-)", text[begin:at])
+            yield _put(text, (at, at), (gaps[-1] if gaps else " ") + new)
+            yield _put(text, (at, at), f" {new}")
+    last = re.search(r"[\]\"'\s]*$", text[begin:end])
+    at = begin + (last.start() if last else 0)
+    yield _put(text, (at, at), f" {new}")
 
 
 def _added_key(
-    text: str, server: Server, name: str, value: ArgumentValue, shown: str
+    text: str, end: End, server: Server, name: str, value: ArgumentValue
 ) -> Iterator[str]:
-    key = _key(name, server.items[0].name, is_on=value is not False)
+    if server.is_chart and not (server.proof == "vllmConfig" and name in STACK):
+        return
+    begin, raw = end.span[0], text[slice(*end.span)]
+    first = re.match(r"[{\s]*([\"']?)([\w-]+)", raw)
+    if first is None:
+        return
+    key = name if server.is_chart or value is not False else f"no_{name}"
+    shown = yaml_strict.dump(value, is_flow=True)
     if server.is_chart:
         key = re.sub(r"_(\w)", lambda one: one[1].upper(), name)
-    elif isinstance(value, bool):
-        shown = "true"
-    if server.is_flow:
-        end = server.items[-1].span[1]
-        yield _put(text, (end, end), f", {key}: {shown}")
-        return
-    begin = server.items[0].key[0]
-    margin = text[text.rfind("\n", 0, begin) + 1 : begin].replace("-", " ")
-    for each in reversed(server.items):
-        end = _end_of_line(text, each.span[1])
-        yield _put(text, (end, end), f"{_line_end(text)}{margin}{key}: {shown}")
+        shown = f'"{value}"' if isinstance(value, int) and value >= _LARGEST_PLAIN else shown
+    else:
+        key = key if "_" in first[2] else key.replace("_", "-")
+        shown = "true" if isinstance(value, bool) else shown
+    new = f"{first[1]}{key}{first[1]}: {shown}"
+    if end.is_flow:
+        at = begin + len(raw[:-1].rstrip(" \t\r\n,"))
+        yield _put(text, (at, at), f", {new}")
+    else:
+        at = _end_of_line(text, begin + len(raw.rstrip()))
+        yield _put(text, (at, at), _line_end(text) + _margin(text, begin) + new)
+
+
+def _margin(text: str, begin: int) -> str:
+    """Return what stands before a block in its line, without the dashes of lists around it."""
+    return re.sub(r"\S", " ", text[text.rfind("\n", 0, begin) + 1 : begin])
 
 
 def _end_of_line(text: str, at: int) -> int:
@@ -312,8 +299,3 @@ def _end_of_line(text: str, at: int) -> int:
 
 def _line_end(text: str) -> str:
     return "\r\n" if "\r\n" in text else "\n"
-
-
-def _key(name: str, like: str, *, is_on: bool) -> str:
-    key = name if is_on else f"no_{name}"
-    return key if "_" in like else key.replace("_", "-")

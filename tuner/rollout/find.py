@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 from tuner.errors import ByHandError, UsageError
 from tuner.rollout import known
-from tuner.rollout.in_lines import in_dockerfile, in_shell, in_unit, in_variables
+from tuner.rollout.in_lines import in_shell, in_unit, in_variables
 from tuner.rollout.in_yaml import in_yaml
 from tuner.rollout.server import Near, Server
 
@@ -18,7 +18,6 @@ _NAMES: tuple[tuple[str, str], ...] = (
     ("quadlet", r".*\.container"),
     ("env", r".*\.env|\.env(\..*)?"),
     ("script", r".*\.(sh|bash|zsh|sbatch|slurm)"),
-    ("dockerfile", r".*(dockerfile|containerfile).*"),
 )
 """What a file is, by the first of these that its name fits."""
 
@@ -56,17 +55,16 @@ def servers(
 ) -> list[Server]:
     """Return the servers of a file. Raises TargetError for what cannot be read at all."""
     kind = to or kind_of(path, text)
-    if kind in {"systemd", "quadlet", "supervisor"}:
-        return in_unit(text)
-    if kind == "env":
-        return in_variables(text)
-    if kind == "script":
-        return in_shell(text)
-    if kind == "dockerfile":
-        return in_dockerfile(text)
-    if not kind:
-        return []
-    return in_yaml(text, near, at, servers, source=str(path))
+    if (read := _OF_LINES.get(kind)) is not None:
+        return read(text)
+    return in_yaml(text, near, at, servers, source=str(path)) if kind else []
+
+
+_OF_LINES = {
+    **dict.fromkeys(("systemd", "quadlet", "supervisor"), in_unit),
+    "env": in_variables,
+    "script": in_shell,
+}
 
 
 def chosen(

@@ -1,20 +1,19 @@
-"""Servers in files of lines: units, supervisor's programs, variables, scripts, Dockerfiles."""
+"""Servers in files of lines: units, supervisor's programs, variables, scripts."""
 
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from tuner.rollout import known
-from tuner.rollout.server import Item, Server, Span
+from tuner.rollout.server import End, Server, Span
 from tuner.rollout.words import (
     Found,
     UnreadableError,
     commands,
     in_script,
+    read_flags,
     split,
-    told,
     unquoted,
     vllm_in,
 )
@@ -35,34 +34,67 @@ _MAY_BE = re.compile(r"vllm[\"',\s]+serve\b|vllm\.entrypoints|--max[-_]num[-_]se
 
 def in_unit(text: str) -> list[Server]:
     """Return the servers of a systemd unit, a quadlet, or a config of supervisor."""
-    found = list[Server]()
-    section, image, env, env_spans = "", "", dict[str, str](), list[Span]()
+    servers, section, image = list[Server](), "", ""
+    env, env_spans = dict[str, str](), list[Span]()
     settings = list(_SETTING.finditer(text))
     for each in settings:
-        key, value = each["key"], _JOINED.sub(" ", each["value"] or "")
-        if key in {"Environment", "environment"}:
-            pairs = [word for raw in commands(value) for one in raw for word in unquoted(one, {})]
-            env |= {name: v for name, _, v in (pair.partition("=") for pair in pairs)}
+        value = _JOINED.sub(" ", each["value"] or "")
+        if each["key"] in {"Environment", "environment"}:
+            words = [bare for raw in commands(value) for one in raw for bare in unquoted(one, {})]
+            env |= {name: v for name, _, v in (pair.partition("=") for pair in words)}
             env_spans.append(each.span("value"))
-        elif key == "Image":
+        elif each["key"] == "Image":
             image = value
     for each in settings:
         section = each["section"] or section
         if each["key"] not in _STARTS:
             continue
         if not each["value"]:
-            found.clear()  # an empty one takes back those above it
+            servers.clear()  # an empty one takes back those above it
             continue
-        spans = [each.span("value"), *env_spans]
         raw = _JOINED.sub(" ", each["value"])
-        if each["key"] == "ExecStart":
-            raw = raw.lstrip("-@:+!|")
+        raw = raw.lstrip("-@:+!|") if each["key"] == "ExecStart" else raw
         name = section.rpartition(":")[2] if ":" in section else each["key"]
-        server = _server(name, spans, raw, partial(_of_unit, raw, env, image))
-        if server is not None:
-            unused = {key: value for key, value in env.items() if key not in raw}
-            found.append(replace(server, rest=(server.rest, unused, _without(text, spans))))
-    return found
+        unused = {key: value for key, value in env.items() if key not in raw}
+        spans = [each.span("value"), *env_spans]
+        servers += _server(name, text, spans, raw, partial(_of_unit, raw, env, image), unused)
+    return servers
+
+
+def _of_unit(raw: str, env: dict[str, str], image: str) -> Found | None:
+    words = split(raw.replace("$$", "\0"), env)
+    return vllm_in([word.replace("\0", "$").replace("%%", "%") for word in words], env, image)
+
+
+def _server(  # noqa: PLR0913, PLR0917 - what is read, and how
+    name: str,
+    text: str,
+    spans: Sequence[Span],
+    raw: str,
+    find: Callable[[], Found | None],
+    more: object = None,
+) -> list[Server]:
+    """Return the server that a part of the text starts; none where that is nothing of vLLM's."""
+    server = Server(name=name, spans=spans, ends=[End("text", each) for each in spans])
+    try:
+        found = find()
+        arguments = read_flags(found.words) if found else {}
+    except UnreadableError as problem:
+        unread = replace(server, proof="vllm", problem=str(problem), near=problem.near)
+        return [unread] if _MAY_BE.search(raw) else []
+    if found is None:
+        return []
+    flag = known.proof(arguments)
+    return [
+        replace(
+            server,
+            arguments=arguments,
+            proof=found.proof or (flag and f"its flag {flag}"),
+            words=found.words,
+            image=found.image,
+            rest=lambda: (found.rest, more, _without(text, spans)),
+        )
+    ]
 
 
 def _without(text: str, spans: Sequence[Span]) -> list[str]:
@@ -71,104 +103,30 @@ def _without(text: str, spans: Sequence[Span]) -> list[str]:
     return [text[ends[n] : ends[n + 1]] for n in range(0, len(ends), 2)]
 
 
-def _of_unit(raw: str, env: Mapping[str, str], image: str) -> Found | None:
-    words = split(raw.replace("$$", "\0"), env)
-    return vllm_in([word.replace("\0", "$").replace("%%", "%") for word in words], env, image)
-
-
-def _server(
-    name: str, spans: Sequence[Span], raw: str, find: Callable[[], Found | None]
-) -> Server | None:
-    """Return the server that a text starts; None where it starts none, or nothing of vLLM's."""
-    try:
-        found = find()
-        if found is None:
-            return None
-        said = told(found.words)
-    except UnreadableError as problem:
-        if not _MAY_BE.search(raw):
-            return None
-        why, near = str(problem), problem.near
-        return Server(name=name, proof="vllm", spans=spans, problem=why, near=near)
-    return Server(
-        name=name,
-        told=said,
-        proof=found.proof or (known.proof(said) and f"its flag {known.proof(said)}"),
-        spans=spans,
-        words=found.words,
-        rest=found.rest,
-        image=found.image,
-    )
-
-
 def in_variables(text: str) -> list[Server]:
     """Return the servers whose flags a file of variables holds."""
-    found, each_line = list[Server](), list(_VARIABLE.finditer(text))
-    names = [each["name"] for each in each_line]
-    for each in each_line:
+    servers, lines = list[Server](), list(_VARIABLE.finditer(text))
+    names = [each["name"] for each in lines]
+    for each in lines:
         name, (begin, end) = each["name"], each.span("value")
         is_quoted = _QUOTED.fullmatch(each["value"]) is not None
         span = (begin + is_quoted, end - is_quoted)
         value = text[slice(*span)]
-        if not re.search(r"--[a-z]|vllm serve", value):
-            continue
+        if re.search(r"--[a-z]|vllm serve", value):
+            is_odd = not is_quoted and re.search(r"['\"]|\s#", value) is not None
+            why = "its quotes or its comment are read differently" if is_odd else ""
+            why = why or (f"{name} is set a second time" if names.count(name) > 1 else "")
+            servers += _server(name, text, [span], value, partial(_of_variable, value, why, name))
+    return [each for each in servers if each.proof]
 
-        def find(value: str = value, name: str = name, *, is_quoted: bool = is_quoted) -> Found:
-            if not is_quoted and re.search(r"['\"]|\s#", value):
-                raise UnreadableError("its quotes or its comment are read differently", value[:9])
-            if names.count(name) > 1:
-                raise UnreadableError(f"{name} is set a second time", f"{name}=")
-            words = split(value, {})
-            return vllm_in(words, {}) or Found(words, "")
 
-        server = _server(name, [span], value, find)
-        if server is not None and server.proof:
-            rest = (text[: span[0]], text[span[1] :], server.rest)
-            found.append(replace(server, rest=rest))
-    return found
+def _of_variable(value: str, why: str, name: str) -> Found:
+    if why:
+        raise UnreadableError(why, f"{name}=")
+    words = split(value, {})
+    return vllm_in(words, {}) or Found(words, "")
 
 
 def in_shell(text: str) -> list[Server]:
     """Return the server that a script starts."""
-    server = _server("script", [(0, len(text))], text, lambda: in_script(text, {}))
-    return [server] if server else []
-
-
-def in_dockerfile(text: str) -> list[Server]:
-    """Return the server that a Dockerfile's image starts."""
-    image = (re.findall(r"(?mi)^FROM\s+(\S+)", text) or [""])[-1]
-    said = dict[str, re.Match[str]]()
-    for each in re.finditer(r"(?mi)^(ENTRYPOINT|CMD)[ \t]+((?:\\\r?\n|[^\n])*?)[ \t\r]*$", text):
-        said[each[1].upper()] = each
-    words, items = list[str](), list[Item]()
-    for key in ("ENTRYPOINT", "CMD"):
-        if key in said:
-            begin, raw = said[key].start(2), said[key][2]
-            if not raw.startswith("["):
-                shell = _server("image", [said[key].span(2)], raw, partial(in_script, raw, {}))
-                rest = (text[:begin], text[said[key].end(2) :])
-                return [replace(shell, rest=(rest, shell.rest))] if shell else []
-            words += [str(word) for word in json.loads(_JOINED.sub(" ", raw))]
-            items = [
-                Item((begin + one.start(), begin + one.end()), '"')
-                for one in re.finditer(r'"(?:\\.|[^"\\])*"', raw)
-            ]
-    found = vllm_in(words, {}, "" if "ENTRYPOINT" in said else image)
-    if found is None or not items:
-        return []
-    spans = [said[key].span(2) for key in ("CMD", "ENTRYPOINT") if key in said]
-    outside = (text[: min(spans)[0]], text[max(spans)[1] :])
-    return [
-        Server(
-            name="image",
-            told=told(found.words),
-            proof=found.proof,
-            spans=spans,
-            form="list",
-            words=found.words,
-            items=items,
-            is_flow=True,
-            rest=(outside, found.rest),
-            image=image,
-        )
-    ]
+    return _server("script", text, [(0, len(text))], text, partial(in_script, text, {}))

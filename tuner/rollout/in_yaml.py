@@ -7,6 +7,7 @@ alone or within another object.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import PurePath
 
 import yaml
@@ -16,8 +17,8 @@ from tuner.engines.vllm.flags import canonical
 from tuner.engines.vllm.values import typed
 from tuner.errors import TargetError
 from tuner.rollout import known
-from tuner.rollout.server import Item, Near, Server, Span
-from tuner.rollout.words import Found, Told, UnreadableError, filled, split, told, vllm_in
+from tuner.rollout.server import Arguments, End, Near, Server, Span
+from tuner.rollout.words import Found, UnreadableError, filled, read_flags, split, vllm_in
 from tuner.system import yaml_strict
 
 Node = yaml.Node
@@ -36,6 +37,9 @@ STACK = {
 """Arguments for which vLLM's production stack has keys of its own."""
 
 
+# Nodes
+
+
 def items(node: Node | None) -> list[Node]:
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
@@ -52,6 +56,14 @@ def span(node: Node) -> Span:
     return int(node.start_mark.index), end_of(node)
 
 
+def end(node: Node) -> End:
+    """Return how arguments are added to a list, a mapping, or a text."""
+    if isinstance(node, yaml.ScalarNode):
+        return End("text", span(node))
+    form = "keys" if isinstance(node, yaml.MappingNode) else "list"
+    return End(form, span(node), bool(getattr(node, "flow_style", False)))
+
+
 def outline(node: Node, without: dict[int, int]) -> object:
     """Return what a document says beside these nodes. Each is left out once: in a second place,
     behind an anchor, it would be seen to change."""
@@ -65,24 +77,8 @@ def outline(node: Node, without: dict[int, int]) -> object:
     return node.tag, node.value
 
 
-class _Rest:
-    """All that a file says beside a server's own words; made only where it is compared."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, roots: Sequence[Node], own: Sequence[Node], inner: object) -> None:
-        self.roots, self.own, self.inner = roots, own, inner
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Rest) and self.said() == other.said()
-
-    def said(self) -> object:
-        without = {id(node): 1 for node in self.own}
-        return [outline(root, without) for root in self.roots], self.inner
-
-
 def plain(node: Node) -> ArgumentValue:
-    """Return the value behind a key, as vLLM is told it."""
+    """Return the value behind a key, as vLLM is given it."""
     if isinstance(node, yaml.MappingNode):
         return {str(key.value): plain(value) for key, value in node.value}
     if isinstance(node, yaml.SequenceNode):
@@ -93,18 +89,43 @@ def plain(node: Node) -> ArgumentValue:
     return None if kind == "null" else typed(node.value)
 
 
+def scalars(node: Node, path: Sequence[str] = ()) -> Iterator[tuple[Sequence[str], str]]:
+    """Yield every text, with the keys that lead to it."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from scalars(value, [*path, str(key.value)])
+    for each in items(node):
+        yield from scalars(each, path)
+    if node.tag.endswith(":str") and node.value:
+        yield path, str(node.value)
+
+
+def argument_of(key: str) -> tuple[str, bool]:
+    """Return the argument that a key names, in snake, kebab or camel case.
+
+    >>> argument_of("maxNumSeqs"), argument_of("no-enable-prefix-caching")
+    (('max_num_seqs', False), ('enable_prefix_caching', True))
+    """
+    return canonical(re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", key).lower())
+
+
+def proof_in(text: str) -> str:
+    """Return a flag in a text that is nobody's but vLLM's, or nothing."""
+    return known.proof({canonical(flag)[0] for flag in re.findall(r"--([a-z][\w-]*)", text)})
+
+
 @dataclass(frozen=True)
 class _Place:
     """Where a mapping is, and what is said around it."""
 
     path: str = ""
+    key: str = ""
     name: str = ""
     workload: str = ""
     image: str = ""
     model: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     is_docker: bool = False
-    key: str = ""
 
     @property
     def full_name(self) -> str:
@@ -132,7 +153,8 @@ class _Reader:
         self.bases: dict[int, Node] = {}
         self.env: dict[str, str] = {}
 
-    # Nodes
+    def raw(self, *nodes: Node) -> str:
+        return " ".join(self.text[slice(*span(each))] for each in nodes)
 
     def pairs(self, node: Node | None) -> Iterator[tuple[str, Node]]:
         """Yield a mapping's keys: its own, those merged in (``<<``), those of what it extends."""
@@ -148,56 +170,51 @@ class _Reader:
     def get(self, node: Node | None, *path: str) -> Node | None:
         """Return what is behind keys, in whatever case."""
         for part in path:
-            node = next(
-                (value for key, value in self.pairs(node) if key.lower() == part.lower()), None
-            )
+            behind = (value for key, value in self.pairs(node) if key.lower() == part.lower())
+            node = next(behind, None)
         return node
 
     def scalar(self, node: Node | None, *path: str) -> str:
-        found = self.get(node, *path)
-        return filled(found.value, self.env) if isinstance(found, yaml.ScalarNode) else ""
+        value = self.get(node, *path)
+        return filled(value.value, self.env) if isinstance(value, yaml.ScalarNode) else ""
 
     # Documents
 
     def document(self, root: Node) -> None:
         """Find the servers of one document."""
         services = self.get(root, "services")
-        place = _Place()
         if self.get(root, "kind") is None and isinstance(services, yaml.MappingNode):
             self.env = _dotenv(self.near(".env") or "")
-            self.compose(services, replace(place, path="services", is_docker=True))
-            return
-        self.walk(root, place)
+            self.compose(services)
+        else:
+            self.walk(root, _Place())
 
-    def compose(self, services: Node, place: _Place) -> None:
+    def compose(self, services: Node) -> None:
         """Find the servers of a Compose file; a service may extend another one."""
-        of_name = dict(self.pairs(services))
-        extended = set()
+        of_name, extended = dict(self.pairs(services)), set()
         for service in of_name.values():
             base = self.scalar(service, "extends", "service") or self.scalar(service, "extends")
             file = self.scalar(service, "extends", "file")
             if base and file:
-                self.bases[id(service)] = self.elsewhere(file, base)
+                # without its command, which cannot be edited here
+                content = self.near(file) or ""
+                roots = yaml_strict.compose_all(content, source=file, error=TargetError)
+                kept = self.get(roots[0], "services", base) if roots else None
+                pairs = [p for p in getattr(kept, "value", ()) if p[0].value not in _COMMANDS]
+                self.bases[id(service)] = yaml.MappingNode("tag:yaml.org,2002:map", pairs)
             elif base in of_name:
                 self.bases[id(service)] = of_name[base]
                 extended.add(base)
         for name, service in of_name.items():
-            if name in extended and self.get(service, "profiles") is not None:
-                continue  # a template that nothing starts
-            self.mapping(service, replace(place, path=f"services.{name}", name=name))
-
-    def elsewhere(self, file: str, name: str) -> Node:
-        """Return the service of another file, without its command: that cannot be edited here."""
-        text = self.near(file) or ""
-        roots = yaml_strict.compose_all(text, source=file, error=TargetError)
-        service = self.get(roots[0], "services", name) if roots else None
-        pairs = getattr(service, "value", ())
-        kept = [(key, value) for key, value in pairs if key.value not in _COMMANDS]
-        return yaml.MappingNode("tag:yaml.org,2002:map", kept)
+            if name not in extended or self.get(service, "profiles") is None:  # nothing starts it
+                self.mapping(service, _Place(path=f"services.{name}", name=name, is_docker=True))
 
     def walk(self, node: Node, place: _Place) -> None:
         if place.path == self.at != "":
-            self.pointed_at(node, place)
+            if isinstance(node, yaml.MappingNode):
+                self.keyed(node, place, "--at", is_chart=True)
+            else:
+                self.command(node, [node], place, "--at")
         elif isinstance(node, yaml.MappingNode):
             self.mapping(node, place)
         for n, each in enumerate(items(node)):
@@ -222,12 +239,12 @@ class _Reader:
             inner = replace(
                 place,
                 path=f"{place.path}.{key}" if place.path else key,
+                key=key,
                 name=place.name if is_own or isinstance(value, yaml.SequenceNode) else key,
                 is_docker=place.is_docker or key.lower() in _DOCKER,
-                key=key,
             )
             self.within(value, inner)
-            self.listed(node, key, value, place)
+            self.listed(node, value, replace(place, key=key), is_stack=place.key == "vllmConfig")
             self.walk(value, inner)
 
     def image_of(self, node: Node) -> str:
@@ -241,16 +258,20 @@ class _Reader:
 
     def model_in(self, node: Node) -> str:
         """Return the model that a mapping names beside vLLM's own words."""
-        for where, keys in (
-            (node, ("modelURL",)),
-            (self.get(node, "model_loading_config"), ("model_source",)),
-            (self.get(node, "modelArtifacts"), ("uri",)),
-            (self.get(node, "spec", "model"), ("uri",)),
-            (self.get(node, "predictor", "model"), ("storageUri",)),
-        ):
-            if name := self.scalar(where, *keys):
+        for path in known.FACTS["model_paths"]:
+            where = self.get(node, *path[:-1])
+            if name := self.scalar(where, path[-1]):
                 own = self.scalar(where, "name")
-                return re.sub(r"\{\{.*?\}\}", lambda _: own, name).removeprefix("hf://")  # noqa: B023
+                return re.sub(r"\{\{.*?\}\}", own.replace("\\", ""), name).removeprefix("hf://")
+        return ""
+
+    def model_anywhere(self) -> str:
+        """Return the model that the values of a chart name somewhere."""
+        every = [each for root in self.roots for each in scalars(root)]
+        for key in known.FACTS["model_keys"]:
+            for path, value in every:
+                if path[-1:] == [key] and (key != "name" or "model" in path):
+                    return value
         return ""
 
     def variables_of(self, node: Node) -> tuple[dict[str, str], dict[str, Node]]:
@@ -273,132 +294,130 @@ class _Reader:
 
     def container(self, node: Node, place: _Place) -> None:
         """Look for a command line in a mapping."""
-        nodes = [found for key in _COMMANDS if (found := self.get(node, key)) is not None]
-        nodes = [each for each in nodes if not isinstance(each, yaml.MappingNode)]
-        has_program = self.get(node, "entrypoint") is not None
-        has_program |= self.get(node, "command") is not None and not place.is_docker
+        parts = {key: each for key in _COMMANDS if (each := self.get(node, key)) is not None}
         patched = self.scalar(node, "path").rpartition("/")[2]
         if self.get(node, "op") is not None and patched in _COMMANDS:
-            nodes = [each for each in [self.get(node, "value")] if each is not None]
-            has_program = patched == "command"
-        env_nodes = self.variables_of(node)[1]
-        if (more := env_nodes.get("VLLM_ADDITIONAL_ARGS")) is not None:
-            self.command(node, [more], place, False, "VLLM_ADDITIONAL_ARGS")
+            value = self.get(node, "value")
+            parts = {} if value is None else {patched: value}
+        more = self.variables_of(node)[1].get("VLLM_ADDITIONAL_ARGS")
+        nodes = [each for each in parts.values() if not isinstance(each, yaml.MappingNode)]
+        if more is not None:
+            self.command(node, [more], place, "VLLM_ADDITIONAL_ARGS")
         elif nodes:
-            self.command(node, nodes, place, has_program, self.said_by_kind(node, nodes, place))
-        elif self.image_of(node) and known.starts_vllm(place.image):
-            problem = "its container has no arguments here"
-            server = Server(name=place.full_name, proof=place.image, problem=problem)
-            if place.is_docker or "ontainers" in place.path:
-                self.add(server, [], place)
+            has_program = "entrypoint" in parts or ("command" in parts and not place.is_docker)
+            why = self.proof_beside(node, nodes, place)
+            self.command(node, nodes, place, why, has_program=has_program)
 
-    def said_by_kind(self, node: Node, nodes: Sequence[Node], place: _Place) -> str:
+    def proof_beside(self, node: Node, nodes: Sequence[Node], place: _Place) -> str:
         """Return what of a mapping beside its command says that it starts vLLM."""
         format_ = self.scalar(node, "modelFormat", "name").lower()
-        raw = "".join(self.text[slice(*span(each))] for each in nodes)
-        if format_ in {"vllm", "huggingface"} and "--backend" not in raw:
+        if format_ in {"vllm", "huggingface"} and "--backend" not in self.raw(*nodes):
             return f"modelFormat {format_}"
         command = self.scalar(node, "modelCommand")
         if command == "vllmServe" and known.may_have_vllm(place.image):
             return "modelCommand vllmServe"
         is_patch = self.get(node, "image") is None and self.get(node, "command") is None
         if is_patch and ("containers[" in place.path or self.get(node, "op") is not None):
-            flags = {canonical(one)[0] for one in re.findall(r"--([a-z][\w-]*)", raw)}
-            return f"its flag {flag}" if (flag := known.proof(flags)) else ""
+            flag = proof_in(self.raw(*nodes))
+            return flag and f"its flag {flag}"
         return ""
 
+    def listed(self, node: Node, value: Node, place: _Place, *, is_stack: bool) -> None:
+        """Look for flags behind a key of a chart's own, such as ``extraArgs``."""
+        is_ours = place.key.lower() not in _COMMANDS and _FLAGS.search(place.key) and not is_stack
+        if not is_ours or isinstance(value, yaml.MappingNode):
+            return
+        if known.starts_vllm(place.image) and proof_in(self.raw(value)):
+            model = place.model or self.model_anywhere()
+            self.command(node, [value], replace(place, model=model), f"its {place.key}")
+
     def command(
-        self, node: Node, nodes: Sequence[Node], place: _Place, has_program: bool, why: str
+        self,
+        node: Node,
+        nodes: Sequence[Node],
+        place: _Place,
+        why: str,
+        *,
+        has_program: bool = False,
     ) -> None:
         """Keep the server that a command line starts, or why it cannot be read."""
-        raw = " ".join(self.text[slice(*span(each))] for each in nodes)
-        last = nodes[-1]
+        raw, last = self.raw(*nodes), nodes[-1]
         mentioned = {
             name: each
             for name, each in self.variables_of(node)[1].items()
             if re.search(rf"\$[({{]?{re.escape(name)}\b", raw)
         }
+        own = [*reversed(nodes), *mentioned.values()]
         server = Server(
             name=place.full_name,
-            spans=[span(last), *map(span, nodes[:-1]), *map(span, mentioned.values())],
+            spans=[span(each) for each in own],
             variables={name: span(each) for name, each in mentioned.items()},
             image=place.image,
         )
         image = "" if has_program else place.image
+        is_script = _is_script(nodes)
         try:
-            words = [word for each in nodes for word in self.words(each, place, why)]
+            words = [w for each in nodes for w in self.words(each, place, why, is_script=is_script)]
             if has_program and words and words[0].startswith("-"):
                 image = place.image
-            found = vllm_in(words, place.env, image)
-            if found is None and why:
-                found = Found(words, why)
-            is_proven = found is not None
+            found = vllm_in(words, place.env, image) or (Found(words, why) if why else None)
             if found is None:
                 begin = next((n for n, one in enumerate(words) if one[:1] == "-"), len(words))
                 found = Found(words[begin:], "", tuple(words[:begin]))
-            said = told(found.words)
+            arguments = read_flags(found.words)
         except UnreadableError as problem:
             if why or known.starts_vllm(image) or _MAY_BE.search(raw):
                 unread = replace(server, proof=why or "vllm", problem=str(problem))
-                self.add(replace(unread, near=problem.near), nodes, place)
+                self.add(replace(unread, near=problem.near), own, place)
             return
-        listed = isinstance(last, yaml.SequenceNode) and not _has_script(nodes)
+        ends = [End("text", each) for each in server.spans] if is_script else [end(last)]
         server = replace(
             server,
-            told=said,
-            proof=found.proof if is_proven else "",
+            arguments=arguments,
+            proof=found.proof,
             words=found.words,
-            rest=found.rest,
             image=found.image or place.image,
-            form="list" if listed else "text",
-            items=[self.item(each) for each in items(last)] if listed else (),
-            is_flow=listed and bool(getattr(last, "flow_style", False)),
+            ends=ends,
         )
-        if is_proven or known.proof(said):
-            self.add(server, [*nodes, *mentioned.values()], place)
+        if found.proof or known.proof(arguments):
+            self.add(server, own, place, found.rest)
 
-    def words(self, node: Node, place: _Place, why: str) -> list[str]:
+    def words(self, node: Node, place: _Place, why: str, *, is_script: bool) -> list[str]:
         """Return the words of one part of a command line, its variables filled in."""
-        if isinstance(node, yaml.SequenceNode):
-            texts = [each.value for each in node.value if isinstance(each, yaml.ScalarNode)]
-            if len(texts) < len(node.value):
-                raise UnreadableError("an argument is no text")
-        elif place.is_docker or why:
-            is_joined = re.search(r"\\[ \t]*\n", node.value) and getattr(node, "style", "") == "|"
+        texts = [each.value for each in items(node) if isinstance(each, yaml.ScalarNode)]
+        if len(texts) < len(items(node)):
+            raise UnreadableError("an argument is no text")
+        if isinstance(node, yaml.ScalarNode) and not (place.is_docker or why):
+            raise UnreadableError("its arguments are no list")
+        if isinstance(node, yaml.ScalarNode):
+            is_joined = re.search(r"\\[ \t]*\n", node.value) and node.style == "|"
             if place.is_docker and is_joined:
                 raise UnreadableError("Compose joins no lines at a backslash", "\\")
-            filled_in = filled(node.value.replace("\n", " ").replace("$$", "\0"), self.env)
-            return [word.replace("\0", "$") for word in split(filled_in, {})]
-        else:
-            raise UnreadableError("its arguments are no list")
+            one_line = node.value.replace("\n", " ").replace("$$", "\0")
+            return [word.replace("\0", "$") for word in split(filled(one_line, self.env), {})]
         if place.is_docker:
             return [filled(each.replace("$$", "\0"), self.env).replace("\0", "$") for each in texts]
-        if _has_script([node]):
+        if is_script:
             return texts
         return [re.sub(r"\$\((\w+)\)", lambda m: place.env.get(m[1], m[0]), each) for each in texts]
 
-    def item(self, node: Node, key: Node | None = None) -> Item:
-        style = getattr(node, "style", None) or ""
-        name = str(key.value) if key is not None else ""
-        return Item(span(node), style if style in "'\"" else "", name, span(key) if key else (0, 0))
-
-    def add(self, server: Server, nodes: Sequence[Node], place: _Place) -> None:
-        """Keep a server, with all that the file says beside its own words."""
-        said = dict(server.told)
-        if place.model and "model" not in said:
-            said["model"] = place.model
+    def add(self, server: Server, own: Sequence[Node], place: _Place, rest: object = ()) -> None:
+        """Keep a server, with all that the file says beside its own nodes."""
+        arguments = dict(server.arguments)
+        if place.model:
+            arguments.setdefault("model", place.model)
         at = (*place.path.split(".")[:1], "parallelism", "tensor")
         if tensor := next(filter(None, (self.scalar(root, *at) for root in self.roots)), ""):
-            said.setdefault("tensor_parallel_size", typed(tensor))
-        self.found.append(replace(server, told=said, rest=_Rest(self.roots, nodes, server.rest)))
+            arguments.setdefault("tensor_parallel_size", typed(tensor))
+        beside = partial(_beside, self.roots, own, rest)
+        self.found.append(replace(server, arguments=arguments, rest=beside))
 
     # Keys
 
     def by_keys(self, node: Node, place: _Place) -> None:
         """Look for vLLM's arguments as the keys of a mapping."""
         names = {argument_of(key)[0] for key, _ in self.pairs(node)}
-        flag = known.proof(names)
-        image = known.starts_vllm(place.image)
+        flag, image = known.proof(names), known.starts_vllm(place.image)
         if place.key == "vllmConfig":
             if known.may_have_vllm(place.image) or image:
                 self.keyed(node, place, "vllmConfig", is_chart=True)
@@ -418,143 +437,86 @@ class _Reader:
         self, node: Node, place: _Place, why: str, *, is_chart: bool = False, doubt: str = ""
     ) -> None:
         """Keep the server whose arguments are the keys of a mapping."""
-        said: Told = {}
-        dropped, own, extra = list[object](), list[Item](), None
-        for key_node, value in node.value:
-            key = str(key_node.value)
-            if is_chart and key in {"extraArgs", "extra_args"} and items(value):
-                extra = value
-                continue
-            name, is_off = argument_of(key)
-            found = plain(value)
-            if not is_chart and not place.key and (found is False or found is None):
-                dropped.append((key, found))  # vllm serve --config leaves these out
-                continue
-            said[name] = found is not True if is_off else found
-            own.append(self.item(value, key_node))
-        said, problem = self.of_chart(said, extra, place) if is_chart else (said, "")
-        inner = None
-        if extra is not None:
-            listed = [self.item(each) for each in items(extra)]
-            inner = Server(
-                name="",
-                form="list",
-                items=listed,
-                is_flow=bool(getattr(extra, "flow_style", False)),
-                spans=[span(extra)],
-                words=[str(e.value) for e in items(extra)],
-            )
+        arguments, dropped, extra = dict[str, ArgumentValue](), list[object](), None
+        keys = end(node)
+        for key_node, value_node in node.value:
+            key, value = str(key_node.value), plain(value_node)
+            if is_chart and key in {"extraArgs", "extra_args"} and items(value_node):
+                extra = value_node
+            elif not is_chart and not place.key and (value is False or value is None):
+                dropped.append((key, value))  # vllm serve --config leaves these out
+            else:
+                name, is_off = argument_of(key)
+                arguments[name] = value is not True if is_off else value
+                if is_chart and not keys.is_flow:  # new keys go before extraArgs
+                    keys = End("keys", (keys.span[0], end_of(value_node)))
+        ends = ([keys] if arguments else []) + ([] if extra is None else [end(extra)])
+        problem, words = "", [str(each.value) for each in items(extra)]
+        if is_chart:
+            try:
+                arguments, problem = self.of_chart(arguments, read_flags(words), place)
+            except UnreadableError as error:
+                problem = str(error)
         server = Server(
             name=place.full_name or "config",
-            told=said,
+            arguments=arguments,
             proof=why,
             spans=[span(node)],
-            rest=dropped,
-            form="keys",
-            items=own,
-            is_flow=bool(getattr(node, "flow_style", False)),
-            extra=inner,
+            ends=ends,
+            words=words,
             image=place.image,
             is_chart=is_chart,
             problem=problem,
             doubt=doubt,
         )
-        self.add(server, [node], place)
+        self.add(server, [node], place, dropped)
 
-    def of_chart(self, said: Told, extra: Node | None, place: _Place) -> tuple[Told, str]:
+    def of_chart(
+        self, keys: dict[str, ArgumentValue], flags: Arguments, place: _Place
+    ) -> tuple[dict[str, ArgumentValue], str]:
         """Return what a chart makes of its keys, and why that cannot be edited."""
-        more: Told = {}
-        try:
-            more = told([str(each.value) for each in items(extra)])
-        except UnreadableError as problem:
-            return said, str(problem)
-        both = sorted(more.keys() & said.keys())
+        both = sorted(flags.keys() & keys.keys())
         if place.key == "vllmConfig":
-            said = {"enable_prefix_caching": False} | said
-        elif "model" not in said and not place.model:
-            said |= self.model_anywhere()
-        return said | more, f"{both[0]} is also among its extraArgs, which win" if both else ""
+            keys = {"enable_prefix_caching": False} | keys
+        elif not place.model and (model := self.model_anywhere()):
+            keys.setdefault("model", model)
+        problem = f"{both[0]} is also among its extraArgs, which win" if both else ""
+        return {**keys, **flags}, problem
 
-    def model_anywhere(self) -> Told:
-        """Return the model that the values of a chart name somewhere."""
-        for key in known.FACTS["model_keys"]:
-            for root in self.roots:
-                for path, value in _scalars(root):
-                    if path[-1:] == [key] and (key != "name" or "model" in path):
-                        return {"model": value}
-        return {}
-
-    def listed(self, node: Node, key: str, value: Node, place: _Place) -> None:
-        """Look for flags behind a key of a chart's own, such as ``extraArgs``."""
-        is_ours = key.lower() not in _COMMANDS and place.key != "vllmConfig"
-        if not is_ours or not _FLAGS.search(key) or not known.starts_vllm(place.image):
-            return
-        raw = self.text[slice(*span(value))]
-        flags = {canonical(one)[0] for one in re.findall(r"--([a-z][\w-]*)", raw)}
-        if known.proof(flags) and not isinstance(value, yaml.MappingNode):
-            model = place.model or str(self.model_anywhere().get("model", ""))
-            self.command(node, [value], replace(place, model=model), False, f"its {key}")
-
-    def pointed_at(self, node: Node, place: _Place) -> None:
-        """Take somebody's word that this is vLLM's."""
-        if isinstance(node, yaml.MappingNode):
-            self.keyed(node, place, "--at", is_chart=True)
-        else:
-            self.command(node, [node], place, False, "--at")
+    # Files within the file
 
     def within(self, node: Node, place: _Place) -> None:
         """Look into a block that is a file of its own."""
-        suffix = PurePath(place.key).suffix
-        is_file = suffix in known.FACTS["nested_suffixes"]
+        is_file = PurePath(place.key).suffix in known.FACTS["nested_suffixes"]
         if not is_file and place.key not in known.FACTS["nested_keys"]:
             return
         if not isinstance(node, yaml.ScalarNode) or node.style != "|":
             return
         begin = self.text.index("\n", node.start_mark.index) + 1
         raw = self.text[begin : node.end_mark.index]
-        indent = re.match(r"(?:[ \t]*\r?\n)*([ ]*)", raw)[1]  # type: ignore[index]
-        inner = re.sub(rf"(?m)^{indent}", "", raw)
+        margin = re.match(r"(?:[ \t]*\r?\n)*([ ]*)", raw)
+        indent = margin[1] if margin else ""
         path = PurePath(place.key if is_file else "values.yaml")
-        for each in self.find(path, inner, self.near):
-            whole = replace(
-                each,
-                spans=[(begin, node.end_mark.index)],
-                items=(),
-                variables={},
-                extra=None,
-                inner=((begin, node.end_mark.index), indent, each),
-                name="/".join(filter(None, (place.workload, each.name))),
-            )
-            self.add(whole, [node], place)
+        for each in self.find(path, re.sub(rf"(?m)^{indent}", "", raw), self.near):
+            block = (begin, node.end_mark.index)
+            name = "/".join(filter(None, (place.workload, each.name)))
+            outer = replace(each, name=name, spans=[block], inner=(block, indent, each))
+            self.add(outer, [node], place)
 
 
-def argument_of(key: str) -> tuple[str, bool]:
-    """Return the argument that a key names, in snake, kebab or camel case.
-
-    >>> argument_of("maxNumSeqs"), argument_of("no-enable-prefix-caching")
-    (('max_num_seqs', False), ('enable_prefix_caching', True))
-    """
-    return canonical(re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", key).lower())
+def _beside(roots: Sequence[Node], own: Sequence[Node], rest: object) -> object:
+    """Return all that a file says beside a server's own nodes."""
+    without = {id(node): 1 for node in own}
+    return [outline(root, without) for root in roots], rest
 
 
-def _has_script(nodes: Sequence[Node]) -> bool:
+def _is_script(nodes: Sequence[Node]) -> bool:
     """Whether a command line hands a text to a shell."""
-    first = nodes[0].value if nodes else ""
-    word = first if isinstance(first, str) else first[0].value if first else ""
-    return isinstance(word, str) and word.split(" ")[0].rpartition("/")[2] in known.FACTS["shells"]
-
-
-def _scalars(node: Node, path: Sequence[str] = ()) -> Iterator[tuple[list[str], str]]:
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield from _scalars(value, [*path, str(key.value)])
-    elif isinstance(node, yaml.SequenceNode):
-        for each in node.value:
-            yield from _scalars(each, path)
-    elif node.tag.endswith(":str") and node.value:
-        yield list(path), str(node.value)
+    first = (items(nodes[0]) or nodes)[0]
+    word = first.value if isinstance(first, yaml.ScalarNode) else ""
+    return word.split(" ")[0].rpartition("/")[2] in known.FACTS["shells"]
 
 
 def _dotenv(text: str) -> dict[str, str]:
-    found = re.finditer(r"(?m)^[ \t]*(?:export[ \t]+)?(\w+)=(['\"]?)(.*?)\2[ \t]*\r?$", text)
-    return {each[1]: each[3] for each in found}
+    lines = re.finditer(r"(?m)^[ \t]*(?:export[ \t]+)?(\w+)=(['\"]?)(.*?)\2[ \t]*\r?$", text)
+    return {each[1]: each[3] for each in lines}

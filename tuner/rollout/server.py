@@ -1,26 +1,26 @@
-"""A server of vLLM's in a file: what it is told, and where in the text that stands. Types only."""
+"""A server of vLLM's in a file: its arguments, and where in the text they stand. Types only."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from tuner.rollout.words import Told
+from tuner.engines.arguments import ArgumentValue
+
+Arguments = Mapping[str, ArgumentValue]
+"""Arguments by vLLM's names; one that is not known keeps its own spelling."""
 
 Span = tuple[int, int]
 Near = Callable[[str], str | None]
-"""What is in the file of this name in the same folder; None where there is none."""
+"""Returns the content of the file of this name in the same folder; None where there is none."""
 
 
-class Item(NamedTuple):
-    """A word of a list, or the value behind a key."""
+class End(NamedTuple):
+    """A text, a list or a mapping to which arguments may be added."""
 
+    form: Literal["text", "list", "keys"]
     span: Span
-    style: str
-    """Its quotes; empty for none."""
-
-    name: str = ""
-    key: Span = (0, 0)
-    """Where the key stands."""
+    is_flow: bool = False
+    """In brackets."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Server:
     name: str
     """For ``--container``."""
 
-    told: Told = field(default_factory=dict)
+    arguments: Arguments = field(default_factory=dict)
     proof: str = ""
     """What shows that it is vLLM; empty where nothing does."""
 
@@ -38,19 +38,15 @@ class Server:
     """What speaks against it."""
 
     spans: Sequence[Span] = ()
-    """Where in the text its words or keys stand; the first is where new ones go."""
+    """Where in the text its words, keys and variables stand."""
 
-    rest: object = None
-    """All else that the file says: an edit must leave it alone."""
+    ends: Sequence[End] = ()
+    rest: Callable[[], object] = lambda: None
+    """Returns all else that the file says: an edit must leave it alone."""
 
-    form: Literal["text", "list", "keys"] = "text"
     words: Sequence[str] = ()
-    items: Sequence[Item] = ()
-    is_flow: bool = False
-    """Whether the list or the keys stand in brackets."""
-
     variables: Mapping[str, Span] = field(default_factory=dict)
-    """Variables that the file sets for it → where their values stand."""
+    """Variables that a YAML file sets for it → where their values stand."""
 
     problem: str = ""
     """Why it cannot be read or edited."""
@@ -61,9 +57,6 @@ class Server:
     image: str = ""
     is_chart: bool = False
     """Whether a chart decides what its keys mean."""
-
-    extra: "Server | None" = None
-    """Of a chart: the list for flags that have no key."""
 
     inner: "tuple[Span, str, Server] | None" = None
     """A file within the file: its block, its indentation, and the server in it."""

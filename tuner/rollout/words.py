@@ -1,4 +1,4 @@
-"""Command lines: their words, the variables in them, where vLLM begins, and what its flags say.
+"""Command lines: their words, the variables in them, where vLLM begins, and its flags.
 
 Reading must be right, because every edit is read again (``tuner.rollout.edit``). Nothing here
 knows where in a file a word stands.
@@ -6,7 +6,7 @@ knows where in a file a word stands.
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -14,9 +14,6 @@ from tuner.engines.arguments import ArgumentValue
 from tuner.engines.vllm.flags import GRAMMAR, LISTS, SHORT, canonical
 from tuner.engines.vllm.values import typed
 from tuner.rollout.known import FACTS, NO_WORD, starts_vllm
-
-Told = dict[str, ArgumentValue]
-"""What a server is told, by vLLM's names; of an argument that is not known, its own spelling."""
 
 
 class UnreadableError(Exception):
@@ -84,10 +81,10 @@ def commands(text: str) -> Iterator[list[str]]:
 
 def split(text: str, env: Mapping[str, str]) -> list[str]:
     """Return the words of a text that is not a script: a second command in it is refused."""
-    found = [words for words in commands(text) if words]
-    if len(found) > 1:
-        raise UnreadableError("holds several commands", found[1][0])
-    return [bare for words in found for word in words for bare in unquoted(word, env)]
+    every = [words for words in commands(text) if words]
+    if len(every) > 1:
+        raise UnreadableError("holds several commands", every[1][0])
+    return [bare for words in every for word in words for bare in unquoted(word, env)]
 
 
 def filled(text: str, env: Mapping[str, str]) -> str:
@@ -139,7 +136,14 @@ class Found:
     image: str = ""
 
 
-_MODULE = re.compile(r"vllm\.entrypoints\.(?:openai\.)?api_server|vllm\.entrypoints\.cli\.main")
+_SERVER = re.compile(
+    r"(?:\S*/)?vllm serve|(?:\S*/)?python[\d.]* (?:-[^\sm]\S* )*"
+    r"(?:-m (?:vllm serve|vllm\.entrypoints\.(?:(?:openai\.)?api_server|cli\.main serve))"
+    r"|(?:\S*/)?vllm serve|\S*vllm/entrypoints/(?:(?:openai/)?api_server\.py|cli/main\.py serve))"
+)
+"""The words that start a server, joined by blanks."""
+
+_LONGEST_START = 9
 _AMOUNT = re.compile(r"(?:0x[\da-f]+|\d[\d.,:-]*)[smhd]?")
 
 
@@ -152,9 +156,9 @@ def vllm_in(words: Sequence[str], env: Mapping[str, str], image: str = "") -> Fo
     True
     """
     for at in _programs(words):
-        found = _started(words, at, env)
+        found = _started(words[at:], env)
         if found is not None:
-            return replace(found, rest=(tuple(words[:at]), *found.rest))
+            return replace(found, rest=(*words[:at], *found.rest))
     if why := starts_vllm(image):
         own = int(words[:1] == ["serve"])
         return Found(words[own:], why, tuple(words[:own]), image)
@@ -186,41 +190,27 @@ def _programs(words: Sequence[str]) -> Iterator[int]:
             return
 
 
-def _started(words: Sequence[str], at: int, env: Mapping[str, str]) -> Found | None:
-    """Return the server, should this word be the program."""
-    name, behind = words[at].rpartition("/")[2], words[at + 1 :]
-    read = next((read for is_program, read in _PROGRAMS if is_program(name)), None)
-    return read(behind, env) if read else None
-
-
-def _in_vllm(words: Sequence[str], _env: Mapping[str, str]) -> Found | None:
-    is_served = words[:1] == ["serve"]
-    return Found(words[1:], "vllm serve", ("vllm", "serve")) if is_served else None
-
-
-def _in_python(words: Sequence[str], env: Mapping[str, str]) -> Found | None:
-    at = next((n for n, word in enumerate(words) if word == "-m" or word[:1] != "-"), len(words))
-    at += words[at : at + 1] == ["-m"]
-    program = words[at] if at < len(words) else ""
-    if program.rpartition("/")[2] == "vllm":
-        return _in_vllm(words[at + 1 :], env)
-    found = _MODULE.search(program.replace("/", ".").removesuffix(".py"))
-    if found is None or (found[0].endswith("main") and words[at + 1 : at + 2] != ["serve"]):
-        return None
-    at += 1 + found[0].endswith("main")
-    return Found(words[at:], f"python -m {found[0]}", tuple(words[:at]))
-
-
-def _in_shell(words: Sequence[str], env: Mapping[str, str]) -> Found | None:
-    """Return the server of ``sh -c TEXT``."""
-    texts = (text for option, text in pairwise(words) if re.fullmatch(r"-\w*c", option))
-    return next((in_script(text, env) for text in texts), None)
-
-
-def _in_texts(words: Sequence[str], env: Mapping[str, str]) -> Found | None:
-    """Return the server of a text that is handed to a shell, or of the words behind options."""
-    texts = (in_script(word, env) for word in words if " " in word)
-    return next((found for found in texts if found), None)
+def _started(words: Sequence[str], env: Mapping[str, str]) -> Found | None:
+    """Return the server, should the first word be the program."""
+    for length in range(2, min(_LONGEST_START, len(words)) + 1):
+        start = words[:length]
+        if not any(" " in word for word in start) and _SERVER.fullmatch(" ".join(start)):
+            return Found(words[length:], " ".join(start), tuple(start))
+    name = words[0].rpartition("/")[2]
+    if name in FACTS["shells"] or name in FACTS["take_scripts"]:
+        is_shell = name in FACTS["shells"]
+        texts = [b for a, b in pairwise(words) if re.fullmatch(r"-\w*c", a) or not is_shell]
+        return next(filter(None, (in_script(text, env) for text in texts if " " in text)), None)
+    if name in FACTS["engines"]:
+        return _in_container(words, env)
+    if name in FACTS["images_of_clusters"]:  # options that nobody lists, an image, a program
+        for at in range(2, len(words)):
+            image = words[at - 1] if starts_vllm(words[at - 1]) else ""
+            if image or re.fullmatch(r"(?:.*/)?(?:vllm|python[\d.]*|ba?sh)", words[at]):
+                found = vllm_in(words[at:], env, image)
+                if found:
+                    return replace(found, rest=(*words[:at], *found.rest), image=found.image)
+    return None
 
 
 def _in_container(words: Sequence[str], env: Mapping[str, str]) -> Found | None:
@@ -239,129 +229,80 @@ def _in_container(words: Sequence[str], env: Mapping[str, str]) -> Found | None:
     if at >= len(words):
         return None
     found = vllm_in([*entrypoint, *words[at + 1 :]], env, "" if entrypoint else words[at])
-    return found and _behind(found, words[: at + 1], found.image or words[at])
-
-
-def _in_cluster(words: Sequence[str], env: Mapping[str, str]) -> Found | None:
-    """Return the server behind the options and the image of ``apptainer`` and its like."""
-    for at in range(1, len(words)):
-        if re.fullmatch(r"(?:.*/)?(?:vllm|python[\d.]*|ba?sh)", words[at]):
-            found = vllm_in(words[at:], env)
-        else:
-            image = words[at] if starts_vllm(words[at]) else ""
-            found = vllm_in(words[at + 1 :], env, image) if image else None
-        if found:
-            return _behind(found, words[: at + 1], found.image)
-    return None
-
-
-def _behind(found: Found, words: Sequence[str], image: str) -> Found:
-    return replace(found, rest=(tuple(words), *found.rest), image=image)
-
-
-_PROGRAMS: tuple[tuple[Callable[[str], object], Callable[..., Found | None]], ...] = (
-    ("vllm".__eq__, _in_vllm),
-    (re.compile(r"python[\d.]*").fullmatch, _in_python),
-    (FACTS["shells"].__contains__, _in_shell),
-    (FACTS["take_scripts"].__contains__, _in_texts),
-    (FACTS["engines"].__contains__, _in_container),
-    (FACTS["images_of_clusters"].__contains__, _in_cluster),
-)
-"""Which programs start a server, and how it is found in the words behind them."""
+    image = found.image if found and found.image else words[at]
+    return found and replace(found, rest=(*words[: at + 1], *found.rest), image=image)
 
 
 def in_script(text: str, env: Mapping[str, str]) -> Found | None:
     """Return the one server that a shell's script starts. Raises UnreadableError for several."""
-    known, found, others = dict(env), list[tuple[Found, str]](), list[tuple[object, ...]]()
+    known, starts, rest = dict(env), list[tuple[Found, list[str]]](), list[object]()
     for raw in commands(text):
-        for word in raw:
-            if not (one := _ASSIGNMENT.fullmatch(word)):
-                if word in {"export", "readonly", "local", "declare"} or word.startswith("-"):
-                    continue
-                break
-            name, adds, value = one.groups()
-            if value.startswith("("):
-                name, value = f"{name}[@]", value[1:-1]
-            else:
-                value = " ".join(unquoted(value, known))
-            known[name] = (
-                f"{known.get(name, '')}{' ' if '[' in name else ''}{value}" if adds else value
-            )
-        words = [each for word in raw for each in unquoted(word, known)]
-        server = vllm_in(words, known)
-        if server is None:
-            others.append(tuple(words))
-            continue
-        if "<<" in raw:
-            raise UnreadableError("it reads a here-document", "<<")
-        found.append((server, " ".join(raw)))
-        others.append(server.rest)
-    if len(found) > 1:
-        raise UnreadableError(f"it starts {len(found)} servers of vLLM", found[1][1][:20])
-    if not found:
-        return None
-    server, raw_text = found[0]
-    used = _closure(raw_text, known)
-    kept = [each for each in others if not _sets(each, used)]
-    return replace(server, rest=tuple(kept))
+        assigned = _assign(raw, known)
+        words = [bare for word in raw for bare in unquoted(word, known)]
+        found = vllm_in(words, known)
+        if found is not None:
+            if "<<" in raw:
+                raise UnreadableError("it reads a here-document", "<<")
+            starts.append((found, raw))
+            rest.append(found.rest)
+        elif assigned < len(raw):
+            rest.append(tuple(raw))
+    if len(starts) > 1:
+        raise UnreadableError(f"it starts {len(starts)} servers of vLLM", starts[1][1][0])
+    return replace(starts[0][0], rest=tuple(rest)) if starts else None
 
 
-def _closure(text: str, known: Mapping[str, str]) -> set[str]:
-    """Return the variables that a text refers to, also by way of others."""
-    used: set[str] = set()
-    todo = [text]
-    while todo:
-        for name in re.findall(r"\$\{?(\w+)", todo.pop()):
-            for each in (name, f"{name}[@]"):
-                if each not in used:
-                    used.add(each)
-                    todo.append(known.get(each, ""))
-    return used
+def _assign(raw: Sequence[str], known: dict[str, str]) -> int:
+    """Set the variables that a command begins with, and return how many words that takes."""
+    for at, word in enumerate(raw):
+        one = _ASSIGNMENT.fullmatch(word)
+        if one is None:
+            if word in {"export", "readonly", "local", "declare"} or word.startswith("-"):
+                continue
+            return at
+        name, adds, value = one.groups()
+        is_list = value.startswith("(")
+        name = f"{name}[@]" if is_list else name
+        value = value[1:-1] if is_list else " ".join(unquoted(value, known))
+        known[name] = known.get(name, "") + " " * is_list + value if adds else value
+    return len(raw)
 
 
-def _sets(words: Sequence[object], used: set[str]) -> bool:
-    """Whether a command does nothing but set variables that the server uses."""
-    texts = [str(word) for word in words if word not in {"export", "readonly"}]
-    names = [found[1] for text in texts if (found := _ASSIGNMENT.fullmatch(text))]
-    return len(names) == len(texts) and bool(names) and used >= set(names)
+# Flags
 
 
-# What vLLM's flags say
+def read_flags(words: Sequence[str]) -> dict[str, ArgumentValue]:
+    """Return the arguments that vLLM's own words set; one that is not known keeps its spelling.
 
+    Raises UnreadableError for what may hold more flags.
 
-def told(words: Sequence[str]) -> Told:
-    """Return what vLLM's own words say. Raises UnreadableError for what may hold more flags.
-
-    >>> told(["acme/m", "--max-num-seqs", "8", "--no-enable-prefix-caching"])
+    >>> read_flags(["acme/m", "--max-num-seqs", "8", "--no-enable-prefix-caching"])
     {'max_num_seqs': 8, 'enable_prefix_caching': False, 'model': 'acme/m'}
     """
-    said: Told = {}
-    free: list[str] = []
-    rest = deque(words)
+    arguments, free, rest = dict[str, ArgumentValue](), list[str](), deque(words)
     while rest:
         word = rest.popleft()
         name, is_off, inline = _flag(word)
         if not name:
             free.append(word)
             continue
-        values = [] if inline is None else [inline]
-        while inline is None and rest and name not in NO_WORD and not is_off:
-            if _is_flag(rest[0]) or (values and name not in LISTS):
-                break
-            values.append(rest.popleft())
-        _put(said, name, _value(name, values, is_off=is_off, word=word))
-    if "model" not in said and "model_id" in said:
-        said["model"] = said["model_id"]
-    begin = 0 if "model" in said else 1
+        is_switch = name in NO_WORD or is_off
+        value = not is_off if is_switch else _value(word, name, inline, rest)
+        # what is there twice is kept as both, so that neither can change unseen
+        arguments[name] = [arguments[name], value] if name in arguments else value
+    if "model" not in arguments and "model_id" in arguments:
+        arguments["model"] = arguments["model_id"]
+    begin = 0 if "model" in arguments else 1
     for word in free[begin:]:
-        if is_elsewhere(word):
-            raise UnreadableError(f"{word} may hold more flags", word)
-        raise UnreadableError(f"{word[:40]!r} is neither a flag nor a flag's value", word)
+        may = (
+            "may hold more flags" if is_elsewhere(word) else "is neither a flag nor a flag's value"
+        )
+        raise UnreadableError(f"{word[:40]} {may}", word)
     if begin and free:
-        said["model"] = free[0]
-    if "config" in said:
+        arguments["model"] = free[0]
+    if "config" in arguments:
         raise UnreadableError("another file decides: --config", "config")
-    return said
+    return arguments
 
 
 def _flag(word: str) -> tuple[str, bool, str | None]:
@@ -370,30 +311,23 @@ def _flag(word: str) -> tuple[str, bool, str | None]:
     flag, equals, inline = word.partition("=")
     if flag in SHORT:
         return SHORT[flag], False, inline if equals else None
-    if found := re.fullmatch(r"-O([^.=].*)", word):
-        return "optimization_level", False, found[1]
+    if level := re.fullmatch(r"-O([^.=].*)", word):
+        return "optimization_level", False, level[1]
     if re.fullmatch(r"-[a-zA-Z]+", word):
         raise UnreadableError(f"{word} is no flag of vLLM", word)
     name, is_off = canonical(flag[2:]) if re.match(r"--.|-O.", word) else ("", False)
     return name, is_off, inline if equals else None
 
 
-def _is_flag(word: str) -> bool:
-    return word.startswith("-") and not re.fullmatch(r"-\d[\d.]*", word)
-
-
-def _value(name: str, values: Sequence[str], *, is_off: bool, word: str) -> ArgumentValue:
-    if name in NO_WORD or is_off:
-        return not is_off
+def _value(word: str, name: str, inline: str | None, rest: deque[str]) -> ArgumentValue:
+    """Return the value of a flag, and take it from the words behind where it is not in the flag."""
+    values = [] if inline is None else [inline]
+    while inline is None and rest and (name in LISTS or not values):
+        if rest[0].startswith("-") and not re.fullmatch(r"-\d[\d.]*", rest[0]):
+            break
+        values.append(rest.popleft())
     if name in LISTS:
         return [typed(each) for each in values]
-    if not values:
-        if name in GRAMMAR.words and name not in GRAMMAR.optional:
-            raise UnreadableError(f"{word} has no value", word)
-        return None
-    return typed(values[0])
-
-
-def _put(said: Told, name: str, value: ArgumentValue) -> None:
-    """Keep what is said twice as both, so that neither of the two can change unseen."""
-    said[name] = [said[name], value] if name in said else value
+    if not values and name in GRAMMAR.words and name not in GRAMMAR.optional:
+        raise UnreadableError(f"{word} has no value", word)
+    return typed(values[0]) if values else None

@@ -28,8 +28,8 @@ class ApplyOptions:
         typer.Option(
             metavar="KIND",
             help="Kind of FILE; default: found out. One of vllm-config, compose, kubernetes, "
-            "kustomize, helm-values, ray-serve, yaml, systemd, quadlet, supervisor, env, script, "
-            "dockerfile; or of a file that watches the servers: prometheus-rules, "
+            "kustomize, helm-values, ray-serve, yaml, systemd, quadlet, supervisor, env, script; "
+            "or of a file that watches the servers: prometheus-rules, "
             "prometheus-rule-crd, grafana-dashboard.",
         ),
     ] = None

@@ -57,7 +57,7 @@ class Target:
 
     def line(self, server: Server, needle: str) -> int:
         """Return the line in which an argument, or another part of the text, stands."""
-        value = server.told.get(needle, needle)
+        value = server.arguments.get(needle, needle)
         spelled = str(value[0] if isinstance(value, list) and value else value)
         spelled = re.sub(r"[^ -~].*", "", spelled, flags=re.DOTALL)
         for pattern in (edit.flags(needle), re.escape(needle), re.escape(spelled) or "$"):
@@ -73,7 +73,7 @@ class Target:
         version = known.vllm_version(server.image)
         names_image = server.image or self.kind in {"compose", "kubernetes", "kustomize"}
         return fit.Deployment(
-            told=server.told,
+            told=server.arguments,
             source=str(self.path),
             place=lambda needle: f"{self.path}:{self.line(server, needle)}",
             vllm=version,
@@ -173,7 +173,7 @@ def _edit(of: ServingProfile, options: ApplyOptions, refusal: TunerError | None)
     found = fit.mismatches(of, here)
     if not options.force:
         refusal = refusal or fit.refusal(of, found)
-    wanted = fit.wanted(of, server.told, pin=options.pin, live_knob=options.live_knob)
+    wanted = fit.wanted(of, server.arguments, pin=options.pin, live_knob=options.live_knob)
     admitted, reasons = _admission(of, options)
     wanted |= admitted
     for name in fit.of_the_file(found) & wanted.keys():
@@ -203,8 +203,8 @@ def _edit(of: ServingProfile, options: ApplyOptions, refusal: TunerError | None)
         was=None if present is None else present.encode(),
         profile=of.digest,
         max_num_seqs=of.decision.max_num_seqs,
-        before=server.told,
-        after=after.told,
+        before=server.arguments,
+        after=after.arguments,
         warnings=tuple(warnings),
         reasons=reasons,
         kind=target.kind,
