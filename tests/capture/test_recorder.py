@@ -356,6 +356,13 @@ def test_what_the_writer_cannot_keep_up_with_is_counted(tmp_path: Path) -> None:
     assert written.has_room_for(MAX_PENDING_TOKENS)
 
 
+def test_what_comes_after_the_end_is_counted(tmp_path: Path) -> None:
+    written, before = spool_in(tmp_path), lost("not_written")
+    fill(written, 1)
+    written.put(1)
+    assert lost("not_written") - before == 1
+
+
 @pytest.mark.attack
 def test_an_item_that_makes_no_row_costs_that_item_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -268,11 +268,10 @@ class _Guess:
 
     def __init__(self, opened: Opened, asked: Asked) -> None:
         self.opened, self.asked = opened, asked
-        self.values = (
-            dict(zip(opened.headings, map(list, zip(*opened.sample, strict=True)), strict=True))
-            if opened.sample
-            else {}
-        )
+        self.values = {
+            heading: [row[place] for row in opened.sample]
+            for place, heading in enumerate(opened.headings)
+        }
         self.asked_roles = {role_of(name)[0] for name in asked.columns}
         self.found: dict[Role, Column] = {}
         self.token_ms: float | None = None
@@ -393,7 +392,7 @@ class _Guess:
         return bool(is_known and (apart_ms <= ALIKE_MS[type(one.reader)]).all())
 
     def _known(self, heading: str) -> list[Any]:
-        return [one for one in self.values.get(heading, ()) if not is_empty(one)]
+        return [one for one in self.values[heading] if not is_empty(one)]
 
     def _read(self, role: Role, heading: str, unit: Unit | None) -> Column | None:
         """Return the column if its values fit the role. Raises UnclearError if they fit twice."""
