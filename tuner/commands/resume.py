@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from tuner.commands.options import ResumeOptions
+from tuner.commands.options import RefineOptions, ResumeOptions
 from tuner.commands.root import COMMANDS, parsed
 from tuner.commands.shared.next_step import command
 from tuner.commands.shared.run_folder import read_run
@@ -41,12 +41,11 @@ def run(options: ResumeOptions) -> None:
 
 def _risks(options: Any) -> list[str]:  # noqa: ANN401 - of any command in RESUMED
     """Return what only a user may ask for, and a stranger's journal does."""
-    risks = [
-        f"--{name}"
-        for name in ("ray", "storage")
-        if "://" in str(value := getattr(options, name, None) or "") or (name == "ray" and value)
-    ]
-    if options.engine != "sim" and hasattr(options, "model"):
+    risks = [f"--{name}" for name in ("ray", "storage") if getattr(options, name, None)]
+    if isinstance(options, RefineOptions):
+        # there both confirm what a profile may not set
+        return risks + ["--set"] * bool(options.overrides) + ["--base"] * bool(options.base)
+    if options.engine != "sim":
         arguments = engine_arguments(
             model=options.model,
             base=options.base,

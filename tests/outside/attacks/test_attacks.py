@@ -307,6 +307,14 @@ STRANGE: dict[str, tuple[str, list[object]]] = {
     ),
     "a base": ("worker_cls", ["sweep", "--trace=prod.jsonl", "--base=evil.yaml"]),
     "a cluster": ("--ray", ["sweep", "--trace=prod.jsonl", "--ray=evil.example:10001"]),
+    "a file to write": (
+        "--storage",
+        ["refine", "profile.yaml", "--trace=prod.jsonl", "--storage=serve.yaml"],
+    ),
+    "a confirmation": (
+        "--set",
+        ["refine", "profile.yaml", "--trace=prod.jsonl", "--set=worker_cls=evil.W"],
+    ),
     "another command": ("command", ["apply", "profile.yaml", "serve.yaml"]),
     "no words": ("command", ["sweep", 3]),
     "no such option": ("--no-such", ["sweep", "--trace=prod.jsonl", "--no-such"]),
