@@ -129,7 +129,7 @@ def _put(text: str, span: Span, new: str) -> str:
 def flags(name: str) -> str:
     """Return a pattern for all spellings of an argument: as a flag, as a key, short."""
     long = rf"(?i:(?:--)?{re.escape(name).replace('_', '[-_]?')})(?![\w.-])"
-    others = [flag for flag, meaning in (SHORT | GRAMMAR.also).items() if meaning == name]
+    others = [flag for flag, meaning in ({**SHORT, **GRAMMAR.also}).items() if meaning == name]
     return "|".join([long, *(rf"(?<!\S){re.escape(f)}(?![\w-])" for f in others)])
 
 

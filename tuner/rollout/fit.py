@@ -52,6 +52,9 @@ _SERVED: dict[str, ArgumentValue] = {
 }
 """Arguments that say what is served: whoever made a profile may not choose weights or tokenizer."""
 
+LOW_CONFIDENCE = 0.8
+"""Below this, applying a profile warns: one answer in five would be another one."""
+
 SIMULATED = (
     "the profile was measured on a simulated engine: good for trying out how a rollout goes, not "
     "for a server"
@@ -338,8 +341,11 @@ def cautions(
         warnings.append(f"not a profile's to set, and left as the file has it: {', '.join(left)}")
     if is_simulated:
         warnings.append(SIMULATED)
+    confidence = profile.decision.confidence
     if profile.decision.verdict in {"overloaded", "inconclusive"}:
         warnings.append(verdict(profile))
+    elif confidence < LOW_CONFIDENCE:
+        warnings.append(f"the confidence in {profile.decision.max_num_seqs} is {confidence:.2f}")
     return tuple(warnings)
 
 

@@ -60,8 +60,8 @@ def end(node: Node) -> End:
     """Return how arguments are added to a list, a mapping, or a text."""
     if isinstance(node, yaml.ScalarNode):
         return End("text", span(node))
-    form = "keys" if isinstance(node, yaml.MappingNode) else "list"
-    return End(form, span(node), bool(getattr(node, "flow_style", False)))
+    is_flow = bool(getattr(node, "flow_style", False))
+    return End("keys" if isinstance(node, yaml.MappingNode) else "list", span(node), is_flow)
 
 
 def outline(node: Node, without: dict[int, int]) -> object:
