@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.errors import RunError
-from tuner.replay.measure import Measurement, Spread, measure
+from tuner.replay.measure import measure
 from tuner.replay.records import Replay
 from tuner.runs.engine_runner import in_words
 from tuner.runs.journal import Event, Journal
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
+from tuner.views.numbers import COLUMNS, cells
 from tuner.views.page import Cell, Chart, Column, Kind, Mark, Section, Series, Table
 from tuner.views.svg import thinned
 
@@ -170,41 +171,25 @@ def per_second(at_s: Floats, amount: NDArray[np.number] | None, end_s: float) ->
     return (edges[:-1] + edges[1:]) / 2, count / width_s
 
 
+MEASURED = (
+    *("attainment", "goodput_rps", "ttft_p99_s", "tpot_p95_s", "e2el_p99_s", "running_peak"),
+    *("in_flight_peak", "kv_peak", "preemptions"),
+)
+OF_ENGINE = {"running_peak", "kv_peak"}
+"""What is known of a ramp too, which has no clients."""
+
+
 def _table(steps: Sequence[Step], slo: Slo) -> Table:
-    columns = [
-        Column("step", "step"), Column("elapsed_s", "seconds", "count"),
-        Column("attainment", "met SLO", "share"), Column("goodput_rps", "goodput req/s", "number"),
-        Column("ttft_p99_s", "TTFT p99", "time"), Column("tpot_p95_s", "TPOT p95", "time"),
-        Column("e2el_p99_s", "E2EL p99", "time"), Column("running_peak", "running peak", "count"),
-        Column("in_flight_peak", "in flight", "count"), Column("kv_peak", "KV peak", "share"),
-        Column("preemptions", "preempted", "count"),
-    ]  # fmt: skip
-    return Table(columns, [_row(step, measure(step.replays, slo)) for step in steps])
-
-
-def _row(step: Step, numbers: Measurement) -> list[Cell]:
-    elapsed_s = sum(replay.elapsed_s for replay in step.replays)
-    running = numbers.running_peak if numbers.is_logged else None
-    kv = None if numbers.kv_cache_usage is None else float(numbers.kv_cache_usage.peak)
-    if not any(len(replay.requests) for replay in step.replays):  # a ramp, which has no clients
-        return [step.title, elapsed_s, *[None] * 5, running, None, kv, None]
-    return [
-        step.title,
-        elapsed_s,
-        f"<={100 * numbers.attainment_bound:.1f}%" if numbers.cut else numbers.attainment,
-        "cut" if numbers.cut else numbers.goodput_rps,
-        _quantile(numbers.ttft_s, "p99"),
-        _quantile(numbers.tpot_s, "p95"),
-        _quantile(numbers.e2el_s, "p99"),
-        running,
-        numbers.in_flight_peak,
-        kv,
-        numbers.preemptions if numbers.is_logged else None,
-    ]
-
-
-def _quantile(spread: Spread | None, name: str) -> float | None:
-    return None if spread is None else float(getattr(spread, name))
+    columns = [Column("step", "step"), Column("elapsed_s", "seconds", "count")]
+    rows: list[list[Cell]] = []
+    for step in steps:
+        numbers = measure(step.replays, slo)
+        values = dict(zip(MEASURED, cells(numbers, *MEASURED), strict=True))
+        if not any(len(replay.requests) for replay in step.replays):
+            values = {name: values[name] if name in OF_ENGINE else None for name in MEASURED}
+        elapsed_s = sum(replay.elapsed_s for replay in step.replays)
+        rows.append([step.title, elapsed_s, *values.values()])
+    return Table([*columns, *(COLUMNS[name] for name in MEASURED)], rows)
 
 
 def traffic_section(requests: Sequence[TraceRequest], windows: Sequence[Window] = ()) -> Section:

@@ -8,6 +8,7 @@ from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import MOST_STORED
 from tuner.profile.summary import LOW, is_simulated, percent, with_share
 from tuner.twin.objective import EQUAL_ATTAINMENT
+from tuner.views.numbers import COLUMNS
 from tuner.views.page import Column, Page, Section, Table
 
 
@@ -106,12 +107,12 @@ def replicas_in_words(count: int) -> str:
 def _table(plan: FleetPlan) -> Table:
     """Return what every cap gives a replica: likely, and at worst in 39 of 40 draws."""
     columns = [
-        Column("max_num_seqs", "max_num_seqs", "count"), Column("met", "met SLO", "share"),
-        Column("met_least", "met least", "share"), Column("goodput_rps", "goodput req/s", "number"),
-        Column("tpot_p95_s", "TPOT p95", "time"), Column("e2el_p99_s", "E2EL p99", "time"),
-        Column("e2el_most_s", "E2EL worst", "time"), Column("queue_p95_s", "queue p95", "time"),
-        Column("kv_peak", "KV peak", "share"),
-    ]  # fmt: skip
+        *(COLUMNS[name] for name in ("max_num_seqs", "attainment")),
+        Column("attainment_least", "met least", "share"),
+        *(COLUMNS[name] for name in ("goodput_rps", "tpot_p95_s", "e2el_p99_s")),
+        Column("e2el_most_s", "E2EL worst", "time"),
+        *(COLUMNS[name] for name in ("queue_p95_s", "kv_peak")),
+    ]
     return Table(
         columns,
         [

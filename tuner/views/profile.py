@@ -9,15 +9,16 @@ from tuner.profile.numbers import CapNumbers, ChangeSection, CurveStep
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import block_of, facts_of, predicted_caps, promised
 from tuner.traffic.slo import Slo
-from tuner.views.page import Cell, Chart, Column, Kind, Mark, Page, Section, Series, Table
+from tuner.views.numbers import COLUMNS
+from tuner.views.page import Cell, Chart, Column, Mark, Page, Section, Series, Table
 
 
 class Statistic(NamedTuple):
     """One number of a cap: its column, its chart, and where the profile has it."""
 
     name: str
-    heading: str
-    kind: Kind
+    """In COLUMNS."""
+
     of: Callable[[CapNumbers], float | None]
     interval: str = ""
     """Its name among the intervals of a step."""
@@ -41,21 +42,15 @@ def _ttft_limit_s(slo: Slo) -> float | None:
 
 
 STATISTICS = (
-    Statistic("attainment", "met SLO", "share", attrgetter("attainment"), "attainment"),
-    Statistic("goodput_rps", "goodput req/s", "number", attrgetter("goodput_rps"), "goodput_rps"),
-    Statistic("output_tokens_per_s", "output tok/s", "count", attrgetter("output_tokens_per_s")),
-    Statistic("ttft_p99_s", "TTFT p99", "time", _quantile("ttft_ms", "p99"), "", _ttft_limit_s),
-    Statistic(
-        "tpot_p95_s", "TPOT p95", "time", _quantile("tpot_ms", "p95"), "tpot_p95_ms",
-        attrgetter("tpot_s"),
-    ),
-    Statistic(
-        "e2el_p99_s", "E2EL p99", "time", _quantile("e2el_ms", "p99"), "e2el_p99_ms",
-        attrgetter("e2el_s"),
-    ),
-    Statistic("kv_peak", "KV peak", "share", _kv_peak),
-    Statistic("preemptions", "preempted", "count", attrgetter("preemptions")),
-)  # fmt: skip
+    Statistic("attainment", attrgetter("attainment"), "attainment"),
+    Statistic("goodput_rps", attrgetter("goodput_rps"), "goodput_rps"),
+    Statistic("output_tokens_per_s", attrgetter("output_tokens_per_s")),
+    Statistic("ttft_p99_s", _quantile("ttft_ms", "p99"), "", _ttft_limit_s),
+    Statistic("tpot_p95_s", _quantile("tpot_ms", "p95"), "tpot_p95_ms", attrgetter("tpot_s")),
+    Statistic("e2el_p99_s", _quantile("e2el_ms", "p99"), "e2el_p99_ms", attrgetter("e2el_s")),
+    Statistic("kv_peak", _kv_peak),
+    Statistic("preemptions", attrgetter("preemptions")),
+)
 DRAWN = ("goodput_rps", "ttft_p99_s", "tpot_p95_s", "e2el_p99_s")
 CHANGES = {
     "goodput_rps": "goodput",
@@ -90,11 +85,11 @@ def profile_page(profile: ServingProfile, *, subject: str, next_: str) -> Page:
 def curve_table(profile: ServingProfile) -> Table:
     """Return the curve, a row a step. The row of the choice is what a fresh server gives, as the
     verdict has it."""
-    columns = [Column("max_num_seqs", "max_num_seqs", "count")]
+    columns = [COLUMNS["max_num_seqs"]]
     for each in STATISTICS:
-        columns.append(Column(each.name, each.heading, each.kind))
+        columns.append(COLUMNS[each.name])
         if each.interval:
-            columns += [Column(f"{each.name}_{end}", kind=each.kind) for end in ("low", "high")]
+            columns += [Column(f"{each.name}_{end}") for end in ("low", "high")]
     choice, now = profile.decision.max_num_seqs, profile.baseline
     steps = {step.max_num_seqs: step for step in profile.curve}
     by_cap: dict[int, CapNumbers] = {**steps}
@@ -134,7 +129,7 @@ def _row(cap: int, numbers: CapNumbers, step: CurveStep | None) -> list[Cell]:
 
 
 def _ends(step: CurveStep, statistic: Statistic) -> tuple[float | None, float | None]:
-    scale = 1e-3 if statistic.kind == "time" else 1.0
+    scale = 1e-3 if COLUMNS[statistic.name].kind == "time" else 1.0
     ends = step.intervals.get(statistic.interval)
     return (None, None) if ends is None else (round(scale * ends[0], 9), round(scale * ends[1], 9))
 
@@ -168,9 +163,9 @@ def _chart(profile: ServingProfile, what: Statistic) -> Chart:
         marks.append(Mark(limit_s, "SLO", axis="y"))
     low, high = profile.decision.interval
     return Chart(
-        what.heading,
+        COLUMNS[what.name].heading,
         series,
-        what.kind,
+        COLUMNS[what.name].kind,
         x_label="max_num_seqs",
         by_cap=True,
         marks=marks,

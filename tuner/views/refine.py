@@ -9,6 +9,7 @@ from tuner.profile.summary import engine_time, is_simulated
 from tuner.runs.refine.knobs import LIVE, Configuration, Space
 from tuner.runs.refine.refinement import REFINED, Refinement, RefinePlan, TrialRow
 from tuner.runs.refine.trials import in_words
+from tuner.views.numbers import COLUMNS, cells
 from tuner.views.page import Cell, Column, Page, Section, Table
 from tuner.views.profile import profile_page
 
@@ -55,14 +56,14 @@ def refine_page(
     )
 
 
+MEASURED = ("attainment", "goodput_rps", "tpot_p95_s", "e2el_p99_s")
+
+
 def _trials(refinement: Refinement, plan: RefinePlan) -> Table:
     columns = [
         Column("configuration", "configuration"),
         Column("gain", f"{plan.aim.name} gain", "change"),
-        Column("attainment", "met SLO", "share"),
-        Column("goodput_rps", "goodput req/s", "number"),
-        Column("tpot_p95_s", "TPOT p95", "time"),
-        Column("e2el_p99_s", "E2EL p99", "time"),
+        *(COLUMNS[name] for name in MEASURED),
     ]
     rows = [_row(trial, plan.space.knee) for trial in refinement.trials]
     chosen = [trial.configuration == refinement.chosen for trial in refinement.trials]
@@ -73,19 +74,14 @@ def _row(trial: TrialRow, knee: Configuration) -> list[Cell]:
     """Return a trial; of one that ended early only the most that it could attain."""
     changed = {k: v for k, v in trial.configuration.items() if v != knee.get(k)}
     words = in_words(changed) if changed else f"the knee: {in_words(knee)}"
-    gain = None if trial.gain is None else math.expm1(trial.gain)
-    numbers = trial.measured
     if trial.cut:
-        bound = f"<={100 * numbers.attainment_bound:.1f}%"
-        return [f"{words}, ended early in {trial.cut}", gain, bound, None, None, None]
-    return [
-        words,
-        gain,
-        numbers.attainment,
-        numbers.goodput_rps,
-        None if numbers.tpot_s is None else float(numbers.tpot_s.p95),
-        None if numbers.e2el_s is None else float(numbers.e2el_s.p99),
-    ]
+        words += f", ended early in {trial.cut}"
+    gain = None if trial.gain is None else math.expm1(trial.gain)
+    attainment, *others = cells(trial.measured, *MEASURED)
+    if trial.cut:
+        attainment = f"<={100 * trial.measured.attainment_bound:.1f}%"
+        others = [None] * len(others)
+    return [words, gain, attainment, *others]
 
 
 def refine_json(

@@ -39,6 +39,7 @@ from tuner.runs.outcome import SweepOutcome
 from tuner.system import interruption
 from tuner.trace.trace import Trace
 from tuner.views.live import Progress
+from tuner.views.numbers import COLUMNS, cells
 from tuner.views.page import Cell, Column, Page, Section, Table
 from tuner.views.profile import curve_table
 from tuner.views.text import print_json, print_page
@@ -406,11 +407,13 @@ def page_of(outcomes: Sequence[KindOutcome], run_dir: Path, options: SweepOption
     )
 
 
+MEASURED = ("attainment", "goodput_rps", "tpot_p95_s")
+
+
 def _table(outcomes: Sequence[KindOutcome], best: KindOutcome) -> Table:
     columns = [
         Column("kind", "kind"), Column("takes", "takes"), Column("verdict", "verdict"),
-        Column("max_num_seqs", "max_num_seqs", "count"), Column("attainment", "met SLO", "share"),
-        Column("goodput_rps", "goodput req/s", "number"), Column("tpot_p95_s", "TPOT p95", "time"),
+        *(COLUMNS[name] for name in ("max_num_seqs", *MEASURED)),
         Column("cost", "cost per 1M tokens", "number"),
     ]  # fmt: skip
     rows: list[list[Cell]] = []
@@ -420,11 +423,8 @@ def _table(outcomes: Sequence[KindOutcome], best: KindOutcome) -> Table:
             rows.append([each.kind, each.takes, "failed", *[None] * 5])
             continue
         verdict = done.outcome.verdict
-        tpot_s = None if numbers.tpot_s is None else float(numbers.tpot_s.p95)
-        rows.append(
-            [each.kind, each.takes, verdict.kind, verdict.max_num_seqs, numbers.attainment,
-             numbers.goodput_rps, tpot_s, each.per_million]
-        )  # fmt: skip
+        row: list[Cell] = [each.kind, each.takes, verdict.kind, verdict.max_num_seqs]
+        rows.append([*row, *cells(numbers, *MEASURED), each.per_million])
     return Table(columns, rows, chosen=list(outcomes).index(best))
 
 
