@@ -10,12 +10,14 @@ import base64
 import json
 import math
 import os
+import re
 import shlex
 import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import reduce
 
 import msgspec
 import numpy as np
@@ -289,74 +291,57 @@ def engines_of(samples: Samples, source: Source) -> list[Engine]:
 def _engine(
     labels: dict[str, str], series: Mapping[str, Mapping[str, Floats]], source: Source
 ) -> Engine:
-    for name in METRICS:
-        if name not in series:
-            raise source.refuse(
-                f"{labels.get('instance', 'the engine')} has no vllm:{name}",
-                "Scrape all of /metrics: a relabelling rule may drop it.",
-            )
+    if absent := [name for name in METRICS if name not in series]:
+        raise source.refuse(
+            f"{labels.get('instance', 'the engine')} has no vllm:{absent[0]}",
+            "Scrape all of /metrics: a relabelling rule may drop it.",
+        )
     # A bucket or reason appears when it first counts, so any of a metric's shows its scrapes.
     scrapes = [np.concatenate([rows[:, 0] for rows in series[name].values()]) for name in METRICS]
-    times_s = np.unique(scrapes[0])
-    for some in scrapes[1:]:
-        times_s = np.intersect1d(times_s, some)
+    times_s = reduce(np.intersect1d, scrapes)
     if len(times_s) < 2:
         raise source.refuse("fewer than two scrapes in that time", "Widen --from and --to.")
 
-    def at_scrapes(rows: Floats) -> Floats:
-        values = np.zeros(len(times_s))
-        _, places, chosen = np.intersect1d(times_s, rows[:, 0], return_indices=True)
-        values[places] = rows[chosen, 1]
-        return values
+    def at_scrapes(name: str) -> dict[str, Floats]:
+        found = {}
+        for part, rows in series[name].items():
+            found[part] = values = np.zeros(len(times_s))
+            _, places, chosen = np.intersect1d(times_s, rows[:, 0], return_indices=True)
+            values[places] = rows[chosen, 1]
+        return found
 
-    values = {
-        name: {part: at_scrapes(rows) for part, rows in series[name].items()} for name in METRICS
+    gauges = [one for name in (RUNNING, WAITING) for one in at_scrapes(name).values()]
+    counters = {name: at_scrapes(name) for name in METRICS if name not in (RUNNING, WAITING)}
+    steps = [np.diff(one) for parts in counters.values() for one in parts.values()]
+    restarted = np.any([one < 0 for one in steps], axis=0)
+    counted = {  # from 0, after a restart
+        name: {part: np.where(restarted, one[1:], np.diff(one)) for part, one in parts.items()}
+        for name, parts in counters.items()
     }
-    gauges = [*values.pop(RUNNING).values(), *values.pop(WAITING).values()]
-    counters = [each for counter in values.values() for each in counter.values()]
-    restarted = np.any([np.diff(each) < 0 for each in counters], axis=0)
-    return Engine(
-        labels=labels,
-        times_s=times_s,
-        in_flight=np.sum(gauges, axis=0),
-        counted={  # from 0, after a restart
-            name: {
-                part: np.where(restarted, each[1:], np.diff(each)) for part, each in counter.items()
-            }
-            for name, counter in values.items()
-        },
-        restarted=restarted,
-    )
+    return Engine(labels, times_s, np.sum(gauges, axis=0), counted, restarted)
 
 
 def _check(engine: Engine, source: Source) -> None:
     """Raise InputError for buckets and numbers that cannot be true, and for gaps in the scrapes."""
     for name in (INPUT, OUTPUT):
-        bounds = list(engine.counted[f"{name}_bucket"])
-        try:
-            is_whole = len(bounds) > 1 and min(map(float, bounds)) >= 0 and "+Inf" in bounds
-        except ValueError:
-            is_whole = False
-        if not is_whole:
+        bounds = sorted(engine.counted[f"{name}_bucket"])
+        numbers = [float(one) for one in bounds if re.fullmatch(r"[\d.e+]+|\+Inf", one)]
+        if len(bounds) < 2 or "+Inf" not in bounds or len(numbers) < len(bounds):
             raise source.refuse(
-                f"the buckets of vllm:{name} are {', '.join(sorted(bounds))[:100]}",
+                f"the buckets of vllm:{name} are {', '.join(bounds)[:100]}",
                 "vLLM's last bucket is +Inf: keep the label le as it is.",
             )
-    counters = engine.counted.items()
-    everything = [engine.in_flight, *(each for _, parts in counters for each in parts.values())]
-    if min(float(each.min()) for each in everything) < 0:
+    counts = {name: np.array([*parts.values()]) for name, parts in engine.counted.items()}
+    if min(engine.in_flight.min(), *(float(one.min()) for one in counts.values())) < 0:
         raise source.refuse(
             "a counter of requests is below zero", "Is another program's metric called vllm:?"
         )
-    most = {name: max(float(each.sum()) for each in parts.values()) for name, parts in counters}
+    most = {name: float(one.sum(axis=1).max()) for name, one in counts.items()}
     tokens = max(most.pop(f"{name}_sum") for name in (INPUT, OUTPUT))
     requests = max(float(engine.in_flight.max()), *most.values())
     if requests > MAX_REQUESTS or tokens > MAX_TOKENS:
-        raise source.refuse(
-            f"{requests:,.0f} requests in that time, more than can be drawn here "
-            f"({MAX_REQUESTS:,})",
-            _LESS,
-        )
+        much = f"{requests:,.0f} requests in that time, more than can be drawn here"
+        raise source.refuse(f"{much} ({MAX_REQUESTS:,})", _LESS)
     spacing_s = np.where(engine.restarted, 0, np.diff(engine.times_s))
     gaps = np.flatnonzero(spacing_s > GAP_SCRAPES * engine.scrape_s)
     if len(gaps):
