@@ -118,17 +118,6 @@ def test_the_panels_do_not_cover_each_other() -> None:
     assert max(x for x, _ in taken) < 24
 
 
-def test_the_datasource_is_asked_for_and_the_server_chosen() -> None:
-    variables = dashboard(SHIPPED, matchers='job="vllm"')["templating"]["list"]
-    assert [(one["name"], one["type"]) for one in variables] == [
-        ("datasource", "datasource"),
-        ("instance", "query"),
-    ]
-    assert variables[1]["query"]["query"] == (
-        'label_values(vllm:num_requests_running{job="vllm"}, instance)'
-    )
-
-
 @settings(max_examples=50)
 @given(chosen=any_profile())
 def test_any_profile_makes_a_dashboard_that_is_known_again(chosen: ServingProfile) -> None:

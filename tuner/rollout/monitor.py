@@ -39,22 +39,21 @@ class Kind:
     file: str
     """Written when no file is named."""
 
-    suffixes: Sequence[str]
     next: str
     """What to do with it: ``{file}`` is its name."""
 
 
 KINDS = (
     Kind(
-        "prometheus-rules", "tuner-rules.yaml", (".yaml", ".yml", ".rules"),
+        "prometheus-rules", "tuner-rules.yaml",
         "promtool check rules {file}, then name it under rule_files in prometheus.yml",
     ),
     Kind(
-        "prometheus-rule-crd", "tuner-prometheus-rule.yaml", (".yaml", ".yml"),
+        "prometheus-rule-crd", "tuner-prometheus-rule.yaml",
         "kubectl apply -f {file}, with the labels that your Prometheus' ruleSelector asks for",
     ),
     Kind(
-        "grafana-dashboard", "tuner-dashboard.json", (".json",),
+        "grafana-dashboard", "tuner-dashboard.json",
         "import {file} in Grafana (Dashboards, New, Import), or provision its folder",
     ),
 )  # fmt: skip
@@ -306,21 +305,12 @@ def _dashboard(profile: ServingProfile, values: dict[str, object], mark: str) ->
 
 
 def _about(profile: ServingProfile) -> str:
-    """Say what was decided and why, with the curve, in Markdown."""
+    """Say what was decided and why, in Markdown."""
     decided = profile.decision
-    rows = []
-    for step in profile.curve:
-        cap = f"{step.max_num_seqs}"
-        cells = [f"**{cap}**" if step.max_num_seqs == decided.max_num_seqs else cap]
-        cells += [f"{step.attainment:.1%}", f"{step.goodput_rps:.4g}"]
-        cells += [f"{step.tpot_ms.p95:.4g}" if step.tpot_ms else ""]
-        cells += [f"{step.e2el_ms.p99:.4g}" if step.e2el_ms else ""]
-        rows.append(f"| {' | '.join(cells)} |")
     return (
         f"**{in_markdown(decided.reason)}**\n\n"
         f"max_num_seqs **{decided.max_num_seqs}** ({decided.interval[0]}-{decided.interval[1]}), "
-        f"validated to {profile.validity.validated_load:g} times the recorded load. "
+        f"OK up to {profile.validity.validated_load:g}x the recorded load. "
         "Red lines are where the promise ends; the first dashed line is what was promised.\n\n"
-        "| max_num_seqs | met the SLO | goodput/s | p95 TPOT ms | p99 E2EL ms |\n"
-        "|---|---|---|---|---|\n" + "\n".join(rows) + f"\n\n`{profile.digest}`"
+        f"`{profile.digest}`"
     )

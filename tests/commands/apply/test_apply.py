@@ -292,7 +292,7 @@ def test_exec_without_vllm_changes_nothing(tuner: Tuner, only: Path) -> None:
         ("image: vllm/vllm-openai:v0.32.0rc1", 6, None),
         ("image: vllm/vllm-openai:latest", 0, "c.yaml:3: vllm/vllm-openai:latest does not tell"),
         ("image: acme/llm@sha256:01", 0, "c.yaml:3: acme/llm@sha256:01 does not tell"),
-        ('image: "vllm/a\\e[2J\\nb"', 0, "c.yaml:3: vllm/a\\x1b[2J\\x0ab does not tell"),
+        ('image: "vllm/a\\e[2J\\nb"', 0, "c.yaml:3: vllm/a\\x1b[2J\\nb does not tell"),
         ("build: .", 0, "c.yaml: no image tells"),
     ],
 )

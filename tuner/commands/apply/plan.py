@@ -4,12 +4,11 @@ import getpass
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from tuner.commands.apply.options import ApplyOptions
-from tuner.commands.apply.view import Edit
 from tuner.engines import provenance
 from tuner.engines.arguments import ArgumentValue
 from tuner.engines.vllm import supported
@@ -19,7 +18,7 @@ from tuner.profile.schema import ServingProfile
 from tuner.rollout import beside, edit, fit, known, monitor
 from tuner.rollout.backup import Override
 from tuner.rollout.find import KINDS, chosen, kind_of, servers
-from tuner.rollout.server import Server
+from tuner.rollout.server import Arguments, Server
 from tuner.rollout.words import UnreadableError
 from tuner.system import files, yaml_strict
 
@@ -29,6 +28,53 @@ _GPU = re.compile(
 DEFAULT_FILE = Path("serve.yaml")
 _MARK = "\ufeff"
 _ON_THIS_MACHINE = {"vllm-config", "systemd", "env", "supervisor"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edit:
+    """An edit of one file, and what that changes."""
+
+    of: ServingProfile
+    path: Path
+    new: str
+    kind: str
+    """Of the file, as in ``--to``."""
+
+    next: str
+    """What to do with the file, with ``{file}`` for its name."""
+
+    read_from: Path | None = None
+    """None: the file is new."""
+
+    old: str = ""
+    was: bytes | None = None
+    """What is at ``path`` now; None: nothing."""
+
+    before: Arguments = field(default_factory=dict)
+    after: Arguments = field(default_factory=dict)
+    warnings: Sequence[str] = ()
+    reasons: Sequence[str] = ()
+    """Where values come from that are not in the profile."""
+
+    override: Override | None = None
+    """What speaks against it, and who wrote it all the same."""
+
+    refused: TunerError | None = None
+    """Why it is not written, be it without ``--force`` or at all."""
+
+    @property
+    def is_needed(self) -> bool:
+        return self.was != self.new.encode()
+
+
+def given(options: ApplyOptions, names: str) -> list[str]:
+    """Return which of these options are set, as the user spells them."""
+    flags = {"file": "FILE", "profile": "PROFILE"}
+    return [
+        flags.get(name, f"--{name.replace('_', '-')}")
+        for name in names.split()
+        if getattr(options, name)
+    ]
 
 
 @dataclass(frozen=True)
@@ -149,14 +195,12 @@ def plan(options: ApplyOptions) -> Edit:
 def _edit(of: ServingProfile, options: ApplyOptions, refusal: TunerError | None) -> Edit:
     path = options.output or options.file or DEFAULT_FILE
     source = options.file or path
-    is_there = files.resolve(source).exists()
-    if not is_there:
+    if not files.resolve(source).exists():
         if options.file is not None and options.output is not None:
             raise TargetError(f"{source}: no such file", hint="With -o, FILE is only read.")
         return _new(of, path, options, refusal)
     old = read_text(source) or ""
-    text = old.removeprefix(_MARK)
-    target = target_of(options.to, source, text, options.at[0] if options.at else "")
+    target = target_of(options.to, source, old.removeprefix(_MARK), *options.at[:1])
     if options.exec and target.kind != "vllm-config":
         raise UsageError(
             f"--exec and {target.kind} exclude each other",
@@ -165,9 +209,9 @@ def _edit(of: ServingProfile, options: ApplyOptions, refusal: TunerError | None)
     read_from: Path | None = source
     server = _chosen(target, options)
     if source.suffix == ".service" and path.suffix == ".conf":
-        own = text[slice(*server.spans[0])]
-        text, old, read_from = f"[Service]\nExecStart=\nExecStart={own}\n", "", None
-        target = target_of("systemd", path, text)
+        own = target.text[slice(*server.spans[0])]
+        old, read_from = "", None
+        target = target_of("systemd", path, f"[Service]\nExecStart=\nExecStart={own}\n")
         server = _chosen(target, options)
     here = target.deployment(server, model_is=options.model_is)
     found = fit.mismatches(of, here)
@@ -175,14 +219,11 @@ def _edit(of: ServingProfile, options: ApplyOptions, refusal: TunerError | None)
         refusal = refusal or fit.refusal(of, found)
     wanted = fit.wanted(of, server.arguments, pin=options.pin, live_knob=options.live_knob)
     admitted, reasons = _admission(of, options)
-    wanted |= admitted
-    for name in fit.of_the_file(found) & wanted.keys():
-        del wanted[name]
+    left = fit.of_the_file(found)
+    wanted = {name: value for name, value in (wanted | admitted).items() if name not in left}
     new, after = _edited(target, server, wanted)
     new = old[: old.startswith(_MARK)] + new
     refusal = fit.clash(here, wanted) or refusal
-    warnings = [*fit.cautions(of, [] if refusal else found, here)]
-    warnings += beside.overruled(source, target.kind, server.name)
     present = old if path == read_from else read_text(path)
     same = path.exists() and files.resolve(source) == files.resolve(path)
     if not same and present not in (None, new) and not options.force:
@@ -190,25 +231,27 @@ def _edit(of: ServingProfile, options: ApplyOptions, refusal: TunerError | None)
             f"{path}: already there",
             hint=f"Edit it in place: tuner apply PROFILE {path}; or overwrite it with --force.",
         )
-    despite = [each.words for each in found] + _despite(of)
+    despite = [each.words for each in found]
     if not server.proof:
         despite.append(f"nothing in {source} shows that it starts vLLM")
     if options.model_is is not None and (words := fit.model_mismatch(of, here)) is not None:
         despite.append(f"{words}: --model-is {options.model_is}")
     return Edit(
+        of=of,
         path=source if same else path,
-        read_from=read_from,
-        old=old,
         new=new,
-        was=None if present is None else present.encode(),
-        profile=of.digest,
-        max_num_seqs=of.decision.max_num_seqs,
-        before=server.arguments,
-        after=after.arguments,
-        warnings=tuple(warnings),
-        reasons=reasons,
         kind=target.kind,
         next=f"start: {KINDS[target.kind]['start']}",
+        read_from=read_from,
+        old=old,
+        was=None if present is None else present.encode(),
+        before=server.arguments,
+        after=after.arguments,
+        warnings=[
+            *fit.cautions(of, [] if refusal else found, here),
+            *beside.overruled(source, target.kind, server.name),
+        ],
+        reasons=reasons,
         override=_override(of, despite, options),
         refused=refusal,
     )
@@ -221,18 +264,15 @@ def _chosen(target: Target, options: ApplyOptions) -> Server:
     )  # fmt: skip
 
 
-def _edited(
-    target: Target, server: Server, wanted: Mapping[str, ArgumentValue]
-) -> tuple[str, Server]:
+def _edited(target: Target, server: Server, wanted: Arguments) -> tuple[str, Server]:
     try:
         return edit.edited(target.text, server, wanted, target.read)
     except UnreadableError as problem:
-        near = problem.near or server.near
-        why = str(problem)
+        near, why = problem.near or server.near, str(problem)
         variable = edit.variable_of(target.text, server, near)
         dotenv = beside.near(target.path.parent)(".env") or "" if variable else ""
-        if found := re.search(rf"(?m)^[ \t]*(?:export )?{variable}=", dotenv) if variable else None:
-            why += f": {variable} is set in .env:{dotenv.count(chr(10), 0, found.start()) + 1}"
+        if line := re.search(rf"(?m)^[ \t]*(?:export )?{variable}=", dotenv) if variable else None:
+            why += f": {variable} is set in .env:{dotenv.count(chr(10), 0, line.start()) + 1}"
         place = f"{target.path}:{target.line(server, near)}"
         raise ByHandError(
             f"{place}: {why}, in {KINDS[target.kind]['is']}",
@@ -263,43 +303,27 @@ def _new(of: ServingProfile, path: Path, options: ApplyOptions, refusal: TunerEr
     here = fit.Deployment(told={}, source=str(path), machine=_machine(), is_new=True)
     found = fit.mismatches(of, here)
     refusal = refusal or (None if options.force else fit.refusal(of, found))
-    new = yaml_strict.dump(config)
     return Edit(
+        of=of,
         path=path,
-        read_from=None,
-        old="",
-        new=new,
-        was=None,
-        profile=of.digest,
-        max_num_seqs=of.decision.max_num_seqs,
-        before={},
-        after=arguments,
-        warnings=fit.cautions(of, [] if refusal else found, here),
-        reasons=reasons,
+        new=yaml_strict.dump(config),
         kind="vllm-config",
         next=f"start: {KINDS['vllm-config']['start']}",
-        override=_override(of, [each.words for each in found] + _despite(of), options),
+        after=arguments,
+        warnings=fit.cautions(of, [] if refusal else found),
+        reasons=reasons,
+        override=_override(of, [each.words for each in found], options),
         refused=refusal,
     )
 
 
 def _watching(of: ServingProfile, kind: monitor.Kind, options: ApplyOptions) -> Edit:
     """Return the edit of a file that watches servers: it is tuner's own as a whole."""
-    of_servers = {
-        "--at": options.at,
-        "--container": options.container,
-        "--model-is": options.model_is,
-        "--exec": options.exec,
-        "--pin": options.pin,
-        "--live-knob": options.live_knob,
-        "--admission-limits": options.admission_limits,
-    }
-    for name, given in of_servers.items():
-        if given:
-            raise UsageError(
-                f"{name} and {kind.name} exclude each other",
-                hint=f"{name} is of a server's own file; {kind.name} only watches it.",
-            )
+    for name in given(options, "at container model_is exec pin live_knob admission_limits"):
+        raise UsageError(
+            f"{name} and {kind.name} exclude each other",
+            hint=f"{name} is of a server's own file; {kind.name} only watches it.",
+        )
     if options.file is not None and options.output is not None:
         raise UsageError(
             f"-o and FILE exclude each other: {kind.name} is written whole",
@@ -307,35 +331,26 @@ def _watching(of: ServingProfile, kind: monitor.Kind, options: ApplyOptions) -> 
         )
     matchers = "" if options.selector is None else monitor.selector(options.selector)
     path = options.output or options.file or Path(kind.file)
-    if path.suffix not in kind.suffixes:
-        raise TargetError(
-            f"{path}: a file for {kind.name} must end in {' or '.join(kind.suffixes)}",
-            hint="Rename it, or name another file.",
-        )
     present = read_text(path)
     if present is not None:
         monitor.check_replaceable(present, kind, source=str(path))
     return Edit(
+        of=of,
         path=path,
-        read_from=None if present is None else path,
-        old=present or "",
         new=monitor.render(kind, of, matchers=matchers),
-        was=None if present is None else present.encode(),
-        profile=of.digest,
-        max_num_seqs=of.decision.max_num_seqs,
-        before={},
-        after={},
-        warnings=fit.cautions(of, []),
-        reasons=(),
         kind=kind.name,
         next=f"next: {kind.next}",
-        override=_override(of, _despite(of), options),
+        read_from=None if present is None else path,
+        old=present or "",
+        was=None if present is None else present.encode(),
+        warnings=fit.cautions(of, []),
+        override=_override(of, [], options),
     )
 
 
 def _admission(
     of: ServingProfile, options: ApplyOptions
-) -> tuple[dict[str, ArgumentValue], tuple[str, ...]]:
+) -> tuple[dict[str, ArgumentValue], Sequence[str]]:
     """Return vLLM's admission limits where they are asked for, and where they come from."""
     if not options.admission_limits:
         return {}, ()
@@ -355,12 +370,10 @@ def _admission(
     return limits, (f"max_num_active_seqs {cap}: the measured cap", *of.admission.reasons)
 
 
-def _despite(of: ServingProfile) -> list[str]:
-    return [fit.verdict(of)] if of.decision.verdict == "inconclusive" else []
-
-
 def _override(of: ServingProfile, despite: Sequence[str], options: ApplyOptions) -> Override | None:
     """Return what goes on record when something spoke against the edit."""
+    if of.decision.verdict == "inconclusive":
+        despite = [*despite, fit.verdict(of)]
     if not despite:
         return None
     try:

@@ -10,8 +10,7 @@ from typing import NoReturn
 
 from tuner.commands.apply import view as apply_view
 from tuner.commands.apply.options import ApplyOptions
-from tuner.commands.apply.plan import DEFAULT_FILE, plan
-from tuner.commands.apply.view import Edit
+from tuner.commands.apply.plan import DEFAULT_FILE, Edit, given, plan
 from tuner.errors import EngineError, GateError, TunerError, UsageError
 from tuner.rollout import backup
 from tuner.system import files
@@ -45,7 +44,7 @@ def run(options: ApplyOptions) -> None:
             edit.new.encode(),
             was=edit.was,
             like=edit.read_from,
-            profile=edit.profile,
+            profile=edit.of.digest,
             override=edit.override,
         )
     if copy is not None and not edit.path.is_symlink():
@@ -66,41 +65,20 @@ def _check(edit: Edit) -> None:
 
 
 def _check_usage(options: ApplyOptions) -> None:
-    alone = {
-        "--rollback": options.rollback,
-        "--exec": options.exec,
-        "--dry-run": options.dry_run,
-        "--check": options.check,
-    }
-    given = [name for name, value in alone.items() if value]
-    if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} exclude each other", hint="Use one at a time.")
+    modes = given(options, "rollback exec dry_run check")
+    if len(modes) > 1:
+        raise UsageError(f"{' and '.join(modes)} exclude each other", hint="Use one at a time.")
     if options.exec and options.json:
         raise UsageError(
             "--exec and --json exclude each other", hint="vLLM takes over the output; drop --json."
         )
-    if options.rollback is not None:
-        others = (
-            options.profile,
-            options.file,
-            options.to,
-            options.output,
-            options.container,
-            options.selector,
-            options.model_is,
-            options.at or None,
+    others = "profile file to output container selector model_is at live_knob pin admission_limits"
+    if options.rollback is not None and given(options, others):
+        raise UsageError(
+            "--rollback takes the file and nothing else",
+            hint=f"tuner apply --rollback {options.rollback}",
         )
-        if (
-            any(other is not None for other in others)
-            or options.live_knob
-            or options.pin
-            or options.admission_limits
-        ):
-            raise UsageError(
-                "--rollback takes the file and nothing else",
-                hint=f"tuner apply --rollback {options.rollback}",
-            )
-    elif options.profile is None:
+    if options.rollback is None and options.profile is None:
         raise UsageError(
             "which profile?", hint="tuner apply profile.yaml [FILE]; tuner sweep writes one."
         )
