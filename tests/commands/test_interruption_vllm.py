@@ -11,6 +11,7 @@ import pytest
 from tests.support.processes import cores, family, lives, wait_until
 from tests.support.traces import SAMPLES
 from tuner.runs import journal
+from tuner.runs.events import Planned, TraceKept
 
 pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
@@ -38,4 +39,4 @@ def test_a_second_signal_ends_the_start_of_an_engine_at_once(tmp_path: Path) -> 
     ]
     assert len([line for line in told if not line.startswith("00:")]) == 2
     wait_until(lambda: not any(map(lives, everybody)))
-    assert [event["event"] for event in journal.read(tmp_path / "run").events] == ["plan", "trace"]
+    assert list(map(type, journal.read(tmp_path / "run").events)) == [Planned, TraceKept]

@@ -171,16 +171,6 @@ def test_a_promise_whose_engine_died_is_measured_again(swept: Path) -> None:
     assert profile.load(swept / "died.yaml").promise.source == "confirming run"
 
 
-@pytest.mark.parametrize("pairs", [8, [[{"start_s": 0.0}]], None], ids=str)
-@pytest.mark.usefixtures("whole")
-def test_a_journal_that_makes_no_sense_is_refused(swept: Path, pairs: object) -> None:
-    folder = edited(swept, f"torn {pairs}", until="gathered", pairs=pairs)
-    done = refine(swept, "--run-dir", folder.name, "--resume", *SHARED)
-    assert done.returncode == 3, done.stderr
-    assert "journal.jsonl: an event makes no sense" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.attack
 @pytest.mark.parametrize(("event", "key"), [("gathered", "chosen"), ("trial", "configuration")])
 @pytest.mark.parametrize("planted", [{"trust_remote_code": True}, {"max_num_seqs": 5000}], ids=str)

@@ -185,15 +185,12 @@ def _enlarge(run_dir: Path, *, requests: int) -> None:
     iterations["start_s"], iterations["duration_s"] = at_s, 0.1
     iterations["decode_seqs"] = iterations["running"] = 16
     length_s = requests / 10
-    book = resume(run_dir, read(run_dir).events[0]["plan"])
+    book = resume(run_dir, read(run_dir).plan)
     replay = Replay(
         16, 0.0, length_s, length_s + 100, iterations, kv_blocks=1200, requests=sent,
         gaps_s=np.full(requests * 9, 10.0),
     )  # fmt: skip
-    book.append_replay(
-        replay, purpose="confirm", max_num_seqs=16, elapsed_s=length_s + 100, window=0, trial=999,
-        at_s=book.clock_s,
-    )  # fmt: skip
+    book.add_replay(replay, "confirm", trial=999)
     book.close()
 
 

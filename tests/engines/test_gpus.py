@@ -3,7 +3,6 @@
 import asyncio
 import math
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from tuner.errors import RunError
 from tuner.replay.device_use import crowded, device_use
 from tuner.replay.records import DEVICE
 from tuner.runs import journal
+from tuner.runs.events import EngineStart
 from tuner.runs.evidence import Evidence
 
 if TYPE_CHECKING:
@@ -95,9 +95,7 @@ def test_an_engine_is_on_the_same_machine_in_our_process_and_behind_a_server(
     assert (told["count"], told["power_limit_w"]) == (1, 700.0)
     book = journal.create(tmp_path / "run", {"trace_digest": "sha256:1"})
     evidence = Evidence(book)
-    book.append(
-        "start", purpose="ladder", max_num_seqs=8, facts=asdict(facts(device=told)), at_s=0.0
-    )
+    book.add(EngineStart(purpose="ladder", max_num_seqs=8, facts=facts(device=told)))
     evidence.check_machine(facts(device=silent))
     with pytest.raises(RunError, match="attention_backend=FLASH_ATTN, here it is FLASHINFER"):
         evidence.check_machine(facts(device=other))

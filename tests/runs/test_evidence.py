@@ -1,6 +1,5 @@
 """What the replays of a run say of each cap."""
 
-import asyncio
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -9,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.builders import facts, record, replay_of
-from tuner.engines.seam import EngineFacts
 from tuner.errors import RunError
 from tuner.replay.records import Replay
 from tuner.runs import journal
+from tuner.runs.events import EngineStart, TrialBegun, TrialEnded
 from tuner.runs.evidence import Evidence
-from tuner.runs.recorder import Recorder
 from tuner.runs.rungs import cut_under_another, measured
 from tuner.traffic.slo import Slo
 
@@ -28,11 +26,10 @@ def evidence_of(folder: Path, *rungs: Mapping[int, Replay]) -> Evidence:
     """Return a run of these rungs at cap 4, each number of a window → its replay."""
     book = journal.create(folder, PLAN)
     for number, windows in enumerate(rungs):
-        book.append("trial", purpose="ladder", max_num_seqs=4, at_s=0.0)
+        book.add(TrialBegun(purpose="ladder", max_num_seqs=4))
         for window, replay in windows.items():
-            place = {"purpose": "ladder", "window": window, "trial": number}
-            book.append_replay(replay, max_num_seqs=4, elapsed_s=10.0, at_s=0.0, **place)
-        book.append("measured", at_s=0.0)
+            book.add_replay(replay, "ladder", window=window, trial=number)
+        book.add(TrialEnded())
     book.close()
     return Evidence(journal.read(folder))
 
@@ -72,10 +69,6 @@ def test_engines_of_another_environment_are_not_of_the_same_run(tmp_path: Path) 
         for like in (None, one_thread, {**one_thread, "CUDA_VISIBLE_DEVICES": "3"}, None):
             found = facts(environment=like)
             evidence.check_machine(found)
-            asyncio.run(_started(book, found))
+            book.add(EngineStart(purpose="server", max_num_seqs=8, facts=found))
         with pytest.raises(RunError, match="with environment OMP_NUM_THREADS=1, here it is 2"):
             evidence.check_machine(facts(environment={**one_thread, "OMP_NUM_THREADS": "2"}))
-
-
-async def _started(book: journal.Journal, found: EngineFacts) -> None:
-    Recorder(book).add_start(found, purpose="server", max_num_seqs=8)

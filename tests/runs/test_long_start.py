@@ -4,16 +4,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from tests.support.builders import settings
 from tuner.engines.seam import Engine
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World
 from tuner.engines.vllm.start import VllmStarter
 from tuner.runs import journal
-from tuner.runs.engine_runner import EngineRunner
-from tuner.runs.evidence import Evidence
-from tuner.traffic.slo import Slo
+from tuner.runs.bench import Bench, Build
 
 
 class Starting(VllmStarter):
@@ -49,9 +46,9 @@ def told(folder: Path, each_s: float) -> list[str]:
 
     async def main() -> None:
         seen: Any = watcher
-        runner = EngineRunner(starter, settings(Slo(), ceiling=8), Evidence(book), seen, None)
-        await runner.engine_for(8, "ladder")
-        await runner.stop()
+        bench = Bench(book, seen, None, block_size=16)
+        await bench.up(Build("ladder", 8, starter))
+        await bench.stop()
 
     run(main())
     book.close()

@@ -226,8 +226,7 @@ class RefineOptions:
 class CompareOptions:
     """Serve a trace in six ways, from one worker behind queues to a tuned engine.
 
-    Every way is started for real and replays the same requests, in blocks of random order. Without
-    --profile a sweep comes first.
+    Every way is started for real and replays the same requests, in blocks of random order.
 
     Example: tuner compare --trace prod.jsonl --profile profile.yaml
     """
@@ -238,7 +237,7 @@ class CompareOptions:
     ] = None
     max_num_seqs: Annotated[
         int | None,
-        option("The tuned value; default: the profile's, or a sweep's.", min=1),
+        option("The tuned value; default: the profile's.", min=1),
         IN_PLAN,
     ] = None
     approaches: Annotated[
@@ -253,7 +252,7 @@ class CompareOptions:
         str | None,
         option(
             "light, medium, heavy, very-heavy (2, 8, 16, 25 in flight untuned), recorded; "
-            "default: very-heavy, with a profile recorded too.",
+            "default: recorded, with a profile very-heavy too.",
             panel="Traffic",
         ),
         IN_PLAN,
@@ -410,6 +409,7 @@ class VerifyOptions:
     run_dir: Annotated[
         Path | None, option("Keep the replays and the gates there.", panel="Run")
     ] = None
+    resume: Resume = False
     json: Json = False
 
 

@@ -12,23 +12,20 @@ from tuner.engines.vllm.allowed import not_allowed
 from tuner.errors import ProfileError, RunError
 from tuner.trace.trace import load
 
-RESUMED = ("sweep", "refine", "compare")
+RESUMED = ("sweep", "refine", "compare", "verify")
 
 
 def run(options: ResumeOptions) -> None:
     """Continue the run. Raises TunerError."""
-    words = read_run(options.run_dir).events[0].get("command")
-    if (
-        not isinstance(words, list)
-        or not all(isinstance(word, str) and word.isprintable() for word in words)
-        or words[:1] not in [[name] for name in RESUMED]
-    ):
+    words = [*read_run(options.run_dir).planned.command]
+    if words[:1] not in [[name] for name in RESUMED] or not "".join(words).isprintable():
         raise RunError(
-            f"{options.run_dir}/journal.jsonl:1: command: is no sweep, refine or compare",
+            f"{options.run_dir}/journal.jsonl:1: command: is none that can be resumed",
             hint="Give the folder of a run as tuner wrote it.",
         )
     words = [*words, f"--run-dir={options.run_dir}", "--resume"]
-    words += [] if options.budget is None else [f"--budget={options.budget}"]
+    if options.budget is not None and words[0] != "verify":
+        words.append(f"--budget={options.budget}")
     again = parsed(words)
     if risks := _risks(again):
         raise ProfileError(

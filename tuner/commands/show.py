@@ -17,6 +17,7 @@ from tuner.profile import profile as profiles
 from tuner.profile.schema import ServingProfile
 from tuner.rollout import difference, fit
 from tuner.rollout.find import chosen
+from tuner.runs.events import Replayed
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
 from tuner.system import files
@@ -110,7 +111,7 @@ def _slo(run_dir: Path) -> Slo | None:
 
 def _unfinished(book: Journal, steps: Steps) -> Page:
     """Return a run that has not ended: a sweep as if it ended now, others by what was measured."""
-    plan, missing = book.events[0]["plan"], UNFINISHED
+    plan, missing = book.plan, UNFINISHED
     Evidence(book).check()
     if command_of(book) == "sweep" and "kinds" not in plan:
         from tuner.commands.sweep.one_trace import rescored, sealed  # noqa: PLC0415 - numba
@@ -227,7 +228,7 @@ def _table(options: ShowOptions, name: str) -> "pa.Table":
             raise RunError(f"{options.source}: has no table yet", hint=GO_ON)
         return tables.of_page(result[0])
     book = read_run(options.source)
-    if not any(book.of("replay")):
+    if not any(book.of(Replayed)):
         raise RunError(f"{options.source}: nothing is measured yet", hint=GO_ON)
     with making_sense(options.source, is_stored=True):
         return make(book)

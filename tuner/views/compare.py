@@ -95,11 +95,11 @@ def _table(table: ComparisonTable, facts: EngineFacts) -> Table:
         Column("tpot_p95_s", "TPOT p95", "time"),
         Column("busy", f"{what} busy", "share"),
     ]
-    rows = [_row(row, of_gpu=what == "GPU") for row in table.rows]
+    rows = [_row(row) for row in table.rows]
     return Table(columns, rows)
 
 
-def _row(row: ComparisonRow, *, of_gpu: bool) -> list[Cell]:
+def _row(row: ComparisonRow) -> list[Cell]:
     title = row.title
     if row.max_num_seqs is not None and row.approach in {"untuned", "tuned", "profile"}:
         title += f" ({row.max_num_seqs})"
@@ -109,39 +109,36 @@ def _row(row: ComparisonRow, *, of_gpu: bool) -> list[Cell]:
     e2el: Cell = numbers.e2el_p95_s
     if numbers.e2el_p95_s is not None and numbers.e2el_at_least:
         e2el = f"> {milliseconds(1e3 * numbers.e2el_p95_s)}"
-    busy = numbers.busy and numbers.busy.mean
-    if of_gpu:
-        busy = numbers.device and numbers.device.utilisation_mean
+    busy = numbers.busy
     return [
         title,
         numbers.requests_per_s,
         shown_ratio(row.ratios["requests_per_s"]) if "requests_per_s" in row.ratios else None,
         e2el,
         None if numbers.tpot_s is None else float(numbers.tpot_s.p95),
-        busy,
+        None if busy is None else busy.mean,
     ]
 
 
 def compare_json(
     tables: Sequence[ComparisonTable],
     comparison: Comparison,
-    tuned: Tuned,
     facts: EngineFacts,
     warnings: Sequence[str],
 ) -> dict[str, Any]:
     """Return what ``tuner compare --json`` prints. Times in seconds."""
-    comparing, workload = comparison.comparing, comparison.workload
-    starts_s = comparing.evidence.starts_s()
+    evidence, workload = comparison.evidence, comparison.workload
+    starts_s = evidence.starts_s()
     rates = workload.rates_rps
     return {
         "device": dict(facts.device),
         "versions": dict(facts.versions),
-        "tuned": asdict(tuned),
+        "tuned": asdict(comparison.tuned),
         "rates_rps": {level: sum(each) / len(each) for level, each in rates.items()},
         "windows": [str(window) for window in workload.windows],
         "engine_starts": len(starts_s),
-        "engine_seconds": {"starts": sum(starts_s), "replay": comparing.evidence.replay_s()},
-        "run_dir": str(comparing.journal.run_dir),
+        "engine_seconds": {"starts": sum(starts_s), "replay": evidence.replay_s()},
+        "run_dir": str(comparison.journal.run_dir),
         "warnings": list(warnings),
         "tables": [asdict(table) for table in tables],
     }

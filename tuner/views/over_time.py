@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from tuner.errors import RunError
 from tuner.replay.measure import measure
 from tuner.replay.records import Replay
-from tuner.runs.engine_runner import in_words
-from tuner.runs.journal import Event, Journal
+from tuner.runs.bench import in_words
+from tuner.runs.events import Replayed
+from tuner.runs.journal import Journal
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
@@ -49,12 +50,12 @@ class Steps:
     @classmethod
     def of(cls, book: Journal) -> "Steps":
         result = cls()
-        for (title, cap), events in groupby(book.of("replay"), _kind):
+        for (title, cap), events in groupby(book.of(Replayed), _kind):
             if replays := list(result._read(book, events)):
                 result.steps.append(Step(title, cap, replays))
         return result
 
-    def _read(self, book: Journal, events: Iterable[Event]) -> Iterable[Replay]:
+    def _read(self, book: Journal, events: Iterable[Replayed]) -> Iterable[Replay]:
         for event in events:
             try:
                 yield book.replay(event)
@@ -62,12 +63,9 @@ class Steps:
                 self.lost.append(str(problem))
 
 
-def _kind(event: Event) -> tuple[str, int]:
+def _kind(event: Replayed) -> tuple[str, int]:
     """Return the title of the step that a replay belongs to, and its max_num_seqs."""
-    cap = int(event["max_num_seqs"])
-    if "approach" in event:
-        return ", ".join(str(event[name]) for name in ("approach", "load", "lengths")), cap
-    purpose = str(event["purpose"])
+    purpose, cap = event.purpose, event.max_num_seqs
     return f"{in_words(purpose)} {'to ' * purpose.endswith('ramp')}{cap}", cap
 
 

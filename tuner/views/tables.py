@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from tuner.engines.seam import UNKNOWN
 from tuner.replay.records import Replay, e2el_s, ttft_s
-from tuner.runs.journal import Event, Journal
+from tuner.runs.events import Replayed
+from tuner.runs.journal import Journal
 from tuner.system.printable import in_a_cell
 from tuner.views.page import Table
 
@@ -46,18 +47,18 @@ def of_page(table: Table) -> "pa.Table":
 
 def replays(book: Journal) -> "pa.Table":
     """Return a row for each replay. Raises RunError, ValueError."""
-    events = enumerate(book.of("replay"))
+    events = enumerate(book.of(Replayed))
     return table_of([_of_replay(number, event, book.replay(event)) for number, event in events])
 
 
 def requests(book: Journal) -> "pa.Table":
     """Return a row for each request that was sent; times in seconds. Raises RunError."""
-    return _stacked([(each, each.requests) for each in map(book.replay, book.of("replay"))])
+    return _stacked([(each, each.requests) for each in map(book.replay, book.of(Replayed))])
 
 
 def iterations(book: Journal) -> "pa.Table":
     """Return a row for each iteration of the engine; times in seconds. Raises RunError."""
-    return _stacked([(each, each.iterations) for each in map(book.replay, book.of("replay"))])
+    return _stacked([(each, each.iterations) for each in map(book.replay, book.of(Replayed))])
 
 
 def _stacked(found: Sequence[tuple[Replay, NDArray[np.void]]]) -> "pa.Table":
@@ -99,9 +100,8 @@ TABLES: Mapping[str, Callable[[Journal], "pa.Table"]] = {
 """Stem of a file → what it holds; of any other it is the first table of the run's page."""
 
 
-def _of_replay(number: int, event: Event, replay: Replay) -> Row:
-    plain = {key: value for key, value in event.items() if isinstance(value, str | int | float)}
-    return plain | {
+def _of_replay(number: int, event: Replayed, replay: Replay) -> Row:
+    return msgspec.structs.asdict(event) | {
         "replay": number,
         "max_num_seqs": replay.max_num_seqs,
         "window_s": replay.window_s,

@@ -13,8 +13,7 @@ from tuner.profile.summary import (
     percent,
     with_share,
 )
-from tuner.runs.verify.gates import Gate
-from tuner.runs.verify.verify import Verified
+from tuner.runs.verify import Gate, Verified
 from tuner.views.page import Column, Page, Section, Table
 
 TIMES = {"tpot_p95_ms": "p95 TPOT", "ttft_p95_ms": "p95 TTFT", "e2el_p95_ms": "p95 E2EL"}

@@ -57,6 +57,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     folder = tmp_path_factory.mktemp("whole")
     shutil.copy(QUIET, folder / "world.yaml")
     shutil.copy(OPTIONS.trace, folder / "prod.jsonl")
+    assert tuner(folder, "sweep", *WORDS[:6]).returncode == 0
     done = tuner(folder, "compare", *WORDS, "--run-dir", "run")
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout)
@@ -64,7 +65,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 WORDS = (
     *("--trace", "prod.jsonl", "--engine", "sim", "--world", "world.yaml", "--json"),
-    *("--loads", "light,very-heavy"),
+    *("--profile", "profile.yaml", "--loads", "light,very-heavy"),
 )
 
 
@@ -84,7 +85,7 @@ def test_the_tuned_engine_serves_more_of_the_heaviest_load_and_as_much_of_the_li
     whole: tuple[Path, dict[str, Any]],
 ) -> None:
     result = whole[1]
-    assert result["tuned"]["max_num_seqs"] in {16, 32}
+    assert result["tuned"]["max_num_seqs"] in {8, 16, 32}
     light = rows(result, "light")["tuned"]["ratios"]["requests_per_s"]
     assert light["value"] == pytest.approx(1.0, abs=0.02)
     assert light["low"] < 1 < light["high"]
@@ -113,12 +114,9 @@ def test_a_profile_brings_its_value_and_its_whole_configuration(
     assert any("takes of a profile's arguments only" in one for one in result["warnings"])
 
 
-def test_a_given_value_needs_no_sweep_for_the_load_as_recorded(
-    compare: Compare, tmp_path: Path
-) -> None:
+def test_a_given_value_needs_no_profile_for_the_load_as_recorded(compare: Compare) -> None:
     result = compare(max_num_seqs=4, loads="recorded", approaches="tuned")
     assert [row["max_num_seqs"] for row in rows(result, "recorded").values()] == [4]
-    assert not (tmp_path / "run" / "sweep").exists()
 
 
 def test_a_trace_without_a_rate_is_refused_before_any_engine_starts(

@@ -12,6 +12,7 @@ from tuner.commands.shared.run_folder import (
 )
 from tuner.errors import EngineError, Interrupted, TunerError, UsageError
 from tuner.runs import journal
+from tuner.runs.events import Probed
 
 
 def where(run_dir: Path, *, resume: bool = False) -> Where:
@@ -65,13 +66,10 @@ def test_what_others_keep_in_the_folder_of_a_refused_run_stays(tmp_path: Path) -
     assert sorted(one.name for one in tmp_path.iterdir()) == ["notes.txt", "trace.jsonl"]
 
 
-@pytest.mark.parametrize("event", ["replay", "probe", "calibrated", "late"])
-def test_a_run_that_has_measured_something_stays_whatever_ends_it(
-    tmp_path: Path, event: str
-) -> None:
+def test_a_run_that_has_measured_something_stays_whatever_ends_it(tmp_path: Path) -> None:
     book = open_run(where(tmp_path / "run"), {})
     parts = open_each(book, {"day": {}})
-    parts["day"].append(event)
+    parts["day"].add(Probed(purpose="ladder", results=()))
     refused(book, tmp_path / "run", parts["day"], error=TOO_SMALL)
     assert (tmp_path / "run" / "journal.jsonl").exists()
     assert (tmp_path / "run" / "day" / "journal.jsonl").exists()

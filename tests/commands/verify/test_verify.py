@@ -9,18 +9,17 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from tests.support.builders import facts, replay_of
+from tests.support.builders import replay_of
 from tests.support.in_process import tuner
 from tests.support.profiles import profile, resealed
 from tests.support.traces import beginning
 from tuner.commands.options import VerifyOptions
-from tuner.commands.verify.run import _asked, _report, _twin, as_confirmed
+from tuner.commands.verify.run import _report, _twin, as_confirmed
 from tuner.errors import GateError, UndecidedError
 from tuner.profile.numbers import FrontEndSection
 from tuner.profile.profile import load
 from tuner.replay.records import DEVICE
-from tuner.runs.verify.gates import Gate
-from tuner.runs.verify.verify import Verified
+from tuner.runs.verify import Gate, Verified
 from tuner.twin.front_end import FrontEnd
 
 WORLD = """\
@@ -85,19 +84,6 @@ def test_a_servers_front_end_is_in_what_it_is_held_to_and_in_no_engines(folder: 
         assert found.contention == 1.5
     assert held_to(engine="vllm") is None
     assert held_to(engine="sim") is None
-
-
-def test_a_verification_says_that_its_engine_has_another_environment(folder: Path) -> None:
-    path, trace, world = (folder / name for name in ("profile.yaml", "prod.jsonl", "world.yaml"))
-    one = load(path)
-    origin = one.provenance.model_copy(update={"environment": {"OMP_NUM_THREADS": "1"}})
-    options = VerifyOptions(profile=path, trace=trace, engine="sim", world=world)
-    question = _asked(options, resealed(one, provenance=origin)).question
-    assert question.cautions(facts(environment={"OMP_NUM_THREADS": "1"})) == []
-    assert question.cautions(facts(environment={}, cautions=["beware"])) == [
-        "beware",
-        "the profile was measured in another environment: OMP_NUM_THREADS was 1, now not set",
-    ]
 
 
 def test_a_promise_that_looks_broken_while_others_take_the_cores_is_not_called_so() -> None:

@@ -16,8 +16,7 @@ from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import UsageError
 from tuner.profile import profile
 from tuner.runs import journal
-from tuner.runs.engine_runner import EngineRunner
-from tuner.runs.evidence import Evidence
+from tuner.runs.bench import Bench
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Space
 from tuner.runs.refine.trials import Build, Trials
 from tuner.trace.trace import TraceRequest
@@ -54,12 +53,12 @@ def test_limits_change_live_and_a_killed_engine_costs_its_trial_alone(tmp_path: 
 
     book = journal.create(tmp_path / "run", {})
     runner = Trials(
-        EngineRunner(vary({}), SETTINGS, Evidence(book), Progress(SETTINGS.budget_s), None),
+        Bench(book, Progress(SETTINGS.budget_s), None, block_size=16),
         vary,
     )
 
     async def kill() -> None:
-        engine = runner.engines.engine
+        engine = runner.bench.engine
         while not engine._control._in_flight:  # type: ignore[union-attr]  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.001)
         core = engine._context.processes[0].pid  # type: ignore[union-attr]

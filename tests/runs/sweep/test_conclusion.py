@@ -1,6 +1,6 @@
 """What is concluded before windows were replayed, as with --fast."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from tuner.engines.scheduler.state import StepLaw
 from tuner.replay.iterations import KvCacheUsage
 from tuner.replay.records import Replay
 from tuner.runs import journal
+from tuner.runs.events import EngineStart, Gathered, TrialBegun, TrialEnded
 from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import Conclusion
 from tuner.runs.result import memory_marks
@@ -41,17 +42,15 @@ def ramped(
     law = StepLaw(np.full(9, 0.010), 1e-5, 0.0, 0.0, 0.0)
     log = simulate(busy, law, shape_of(one), max_num_seqs=8, log=True).iterations
     book = journal.create(folder, {"trace_digest": "sha256:1", "seed": 0})
-    book.append("start", purpose="ladder", max_num_seqs=8, facts=asdict(one), at_s=0.0)
-    book.append("trial", purpose="ramp", max_num_seqs=8, at_s=0.0)
-    place = {"purpose": "ramp", "max_num_seqs": 8, "window": 0, "trial": 0}
-    book.append_replay(replay_of([], iterations=log), elapsed_s=10.0, at_s=0.0, **place)
-    book.append("measured", at_s=0.0)
+    book.add(EngineStart(purpose="ladder", max_num_seqs=8, facts=one))
+    book.add(TrialBegun(purpose="ramp", max_num_seqs=8))
+    book.add_replay(replay_of([], max_num_seqs=8, iterations=log), "ramp")
+    book.add(TrialEnded())
     if rung is not None:
-        place = {"purpose": "ladder", "max_num_seqs": rung.max_num_seqs}
-        book.append("trial", **place, at_s=0.0)
-        book.append_replay(rung, **place, window=0, trial=1, elapsed_s=5.0, at_s=20.0)
-        book.append("measured", at_s=25.0)
-    book.append("gathered", complete=True, at_s=25.0)
+        book.add(TrialBegun(purpose="ladder", max_num_seqs=rung.max_num_seqs))
+        book.add_replay(rung, "ladder", trial=1)
+        book.add(TrialEnded())
+    book.add(Gathered(complete=True))
     book.close()
     unloaded = Unloaded(ttft_s=0.01, ttft_s_per_input_token=0.0, tpot_s=0.01)
     part, window = Part(0.0, 100.0), Window(0.0, 10.0, 0.0)
@@ -138,14 +137,12 @@ def rungs(folder: Path) -> Evidence:
     held = {"output_length": 11, "output_tokens": 11, "end_s": 2.25, "last_s": 2.25}
     seen = [record(row, **held) for row in range(10)]
     book = journal.create(folder, {"trace_digest": "sha256:1", "seed": 0})
-    book.append("start", purpose="ladder", max_num_seqs=4, facts=asdict(facts()), at_s=0.0)
+    book.add(EngineStart(purpose="ladder", max_num_seqs=4, facts=facts()))
     for number, cap in enumerate((2, 4)):
-        place = {"purpose": "ladder", "max_num_seqs": cap}
-        book.append("trial", **place, at_s=0.0)
-        one = replay_of(seen, max_num_seqs=cap)
-        book.append_replay(one, **place, window=0, trial=number, elapsed_s=10.0, at_s=0.0)
-        book.append("measured", at_s=0.0)
-    book.append("gathered", complete=True, at_s=0.0)
+        book.add(TrialBegun(purpose="ladder", max_num_seqs=cap))
+        book.add_replay(replay_of(seen, max_num_seqs=cap), "ladder", trial=number)
+        book.add(TrialEnded())
+    book.add(Gathered(complete=True))
     book.close()
     return Evidence(journal.read(folder))
 

@@ -9,6 +9,7 @@ import pytest
 from tests.runs.sweep.test_sweep import HALF, SLOTS_COST_LATE, UP_TO_8, Notes, swept
 from tuner.engines.sim.world import World, WorldNoise
 from tuner.runs import journal
+from tuner.runs.events import Repeated, Replayed, Stalled
 from tuner.runs.outcome import SweepOutcome
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
@@ -20,14 +21,14 @@ def standing(at_s: float, seconds: float) -> World:
     return replace(SLOTS_COST_LATE, noise=WorldNoise(hang_at=at_s, hang_len=seconds))
 
 
-def events(run_dir: Path, name: str) -> list[str]:
-    return [one["what"] for one in journal.read(run_dir).of(name)]
+def events(run_dir: Path, kind: type[Repeated | Stalled]) -> list[str]:
+    return [event.what for event in journal.read(run_dir).of(kind)]
 
 
 def longest_iteration_s(run_dir: Path) -> float:
     """Return the longest iteration of all that was kept."""
     book = journal.read(run_dir)
-    logs = [book.replay(event).iterations for event in book.of("replay")]
+    logs = [book.replay(event).iterations for event in book.of(Replayed)]
     return max(float(one["duration_s"].max()) for one in logs)
 
 
@@ -60,7 +61,8 @@ def test_what_was_measured_while_the_engine_stood_still_is_measured_again(
         re.fullmatch(f"{what}: the engine has not moved for [34] s with work waiting", said)
         for said in notes.told
     )
-    assert set(events(tmp_path / "run", "stall")) == set(events(tmp_path / "run", "late")) == {what}
+    for kind in (Stalled, Repeated):
+        assert set(events(tmp_path / "run", kind)) == {what}
     assert longest_iteration_s(tmp_path / "run") < 1.0
     assert (found.slo, found.verdict.kind) == (calm.slo, calm.verdict.kind)
     assert found.verdict.max_num_seqs == calm.verdict.max_num_seqs == 8

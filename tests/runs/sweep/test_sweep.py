@@ -17,7 +17,7 @@ from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep
 from tuner.errors import EngineError, RunError, TraceError, UsageError
 from tuner.replay.measure import Measurement
 from tuner.runs import journal
-from tuner.runs.engine_runner import EngineRunner
+from tuner.runs.bench import Bench
 from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import Conclusion, SweepOutcome
 from tuner.runs.result import second_thoughts
@@ -191,7 +191,7 @@ def test_the_twin_is_held_against_every_window_that_was_replayed(calm: Run) -> N
 
 
 def test_what_the_confirming_engine_shows_is_foretold_before_it_begins(calm: Run) -> None:
-    events = journal.read(calm.run_dir).events
+    events = _events(calm.run_dir)
     (said,) = (one for one in events if one["event"] == "foretold")
     first = next(one for one in events if one.get("purpose") == "confirm" and "file" in one)
     assert events.index(said) < events.index(first)
@@ -375,8 +375,8 @@ def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: P
     ladder, server = SimStarter(SLOTS_COST_LATE), Served(BEHIND)
 
     async def main(book: journal.Journal) -> tuple[Conclusion, Conclusion, SweepOutcome]:
-        runner = EngineRunner(ladder, settings, Evidence(book), Notes(), None, confirming=server)
-        whole = SweepRun(runner)
+        bench = Bench(book, Notes(), None, block_size=16)
+        whole = SweepRun(bench, settings, ladder, server)
         try:
             await whole.conclude(HALF)
             alone = whole.conclusion
@@ -384,7 +384,7 @@ def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: P
             probed = whole.conclusion
             await whole.confirm()
         finally:
-            await runner.stop()
+            await bench.stop()
         return alone, probed, whole.outcome()
 
     with closing(journal.create(tmp_path / "run", {})) as book:

@@ -21,7 +21,7 @@ from tuner.engines.devices import DeviceMeter
 from tuner.profile.profile import check_output, keep, save, seal
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import RequirementSection, ServingProfile
-from tuner.runs.engine_runner import EngineRunner
+from tuner.runs.bench import Bench
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
 from tuner.runs.ladder import doubling
@@ -93,8 +93,10 @@ def _refined(begun: _Begun) -> Refinement:
     )
     evidence = Evidence(book)
     read = progress.reading(None if engines.is_simulated else DeviceMeter().read)
-    runner = EngineRunner(engines.vary({}), plan.settings, evidence, progress, read)
-    trials = Trials(runner, engines.vary)
+    settings = plan.settings
+    bench = Bench(book, progress, read, block_size=settings.trace_block_size, seed=settings.seed)
+    bench.spare_s = lambda: settings.budget_s - evidence.spent_s()
+    trials = Trials(bench, engines.vary)
     evidence.check(partial(trials.check, plan.space))
     with progress:
         return engines.execute(book.clock_s)(refine(begun.requests, plan, trials, study))

@@ -21,6 +21,7 @@ from tuner.errors import (
     UsageError,
 )
 from tuner.runs import journal
+from tuner.runs.events import EngineStart, Planned, Replayed, Selection, TraceKept, TrialBegun
 from tuner.system import files, interruption
 from tuner.system.passwords import public_words
 from tuner.system.printable import printable
@@ -28,7 +29,7 @@ from tuner.system.printable import printable
 _MARKS = {"compare": "compare", "verify": "verify", "refine": "objective", "sweep": "ceiling"}
 """Command → what its plans hold, and those of the commands after it do not."""
 
-_BEFORE_ANY_NUMBER = {"plan", "trace", "start", "choice", "trial"}
+_BEFORE_ANY_NUMBER = (Planned, TraceKept, EngineStart, Selection, TrialBegun)
 """Events of a run in which nothing has been measured."""
 
 _OURS = ("journal.jsonl", "trace.jsonl", "study.log*", "vllm.log*", "replays", "traffic")
@@ -69,7 +70,7 @@ def open_run(where: Where, plan: Mapping[str, Any]) -> journal.Journal:
 
 def goes_on(book: journal.Journal) -> str:
     """Return the command that continues a run; of a part, the run that it is part of."""
-    is_part = book.events[0].get("is_part")
+    is_part = book.planned.is_part
     return command_line("resume", book.run_dir.parent if is_part else book.run_dir)
 
 
@@ -94,7 +95,7 @@ def read_run(run_dir: Path) -> journal.Journal:
 
 def command_of(book: journal.Journal) -> str | None:
     """Return the command whose run this is; None where its plan does not tell."""
-    plan = book.events[0]["plan"]
+    plan = book.plan
     return next((name for name, mark in _MARKS.items() if mark in plan), None)
 
 
@@ -114,8 +115,7 @@ def open_each(
     book: journal.Journal, plans: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, journal.Journal]:
     """Open each part's journal inside the run's folder: the one that is there, or a new one."""
-    command = book.events[0].get("command")
-    told = {} if command is None else {"command": command, "is_part": True}
+    told = {"command": book.planned.command, "is_part": True}
     return {name: open_part(book.run_dir / name, plan, **told) for name, plan in plans.items()}
 
 
@@ -153,7 +153,7 @@ def kept(
     books = (book, *parts)
 
     def words() -> interruption.Words:
-        replays = sum(len(list(part.of("replay"))) for part in books)
+        replays = sum(len(list(part.of(Replayed))) for part in books)
         kept = f"{replays} replay{' is' if replays == 1 else 's are'} kept in {book.run_dir}"
         return kept, f"Continue with: {command_line('resume', book.run_dir)}"
 
@@ -167,7 +167,7 @@ def kept(
         said, hint = words()
         raise Interrupted(said, hint=hint) from None
     except (UsageError, TraceError, ProfileError, GateError) as problem:  # not of a full disk
-        if all(event["event"] in _BEFORE_ANY_NUMBER for one in books for event in one.events):
+        if all(isinstance(event, _BEFORE_ANY_NUMBER) for one in books for event in one.events):
             _remove(books)
         elif isinstance(problem, UsageError) and where.command == "sweep":
             problem.hint += f" What was measured is kept in {book.run_dir}: tuner resume."

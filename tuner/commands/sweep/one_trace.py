@@ -4,13 +4,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from tuner.commands.options import SweepOptions
-from tuner.commands.shared.engine import OR_SERVED, Execute, world_of
+from tuner.commands.shared.engine import OR_SERVED, world_of
 from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.traffic import one_engines, served_in, warnings_about
 from tuner.engines import provenance
@@ -27,15 +26,15 @@ from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.replay.readings import Read
 from tuner.runs import journal
-from tuner.runs.engine_runner import Watcher
-from tuner.runs.evidence import Evidence
+from tuner.runs.bench import Watcher
+from tuner.runs.events import TraceKept
+from tuner.runs.execute import execute
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.result import json_object, profile_of, second_thoughts
 from tuner.runs.settings import Confirm, SweepSettings, settings_in
 from tuner.runs.sweep.outcome import in_use
 from tuner.runs.sweep.rescore import rescore
 from tuner.runs.sweep.sweep import sweep
-from tuner.system import interruption
 from tuner.trace.trace import Trace, TraceRequest, digest, load, write
 from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.sessions import turns_of
@@ -170,8 +169,8 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
         from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
         from tuner.engines.sim.world import read_world  # noqa: PLC0415
 
-        model, ranks = options.model or header_model, _stated(options, "data_parallel_size") or 1
-        return SimStarter(read_world(world), model=model, ranks=ranks)
+        model, stated = options.model or header_model, _stated(options, "data_parallel_size")
+        return SimStarter(read_world(world), model=model, ranks=stated or 1)
     arguments = engine_arguments(
         model=options.model,
         base=options.base,
@@ -241,18 +240,6 @@ def _slo_in(text: str | None) -> Slo | None:
     return None if text is None else parse_slo(text)
 
 
-def execute_on(starter: Starter, book: journal.Journal) -> Execute:
-    """Return the loop that runs a sweep: real time, or virtual time from where the journal ends."""
-    if isinstance(starter, VllmStarter):
-        return interruption.run
-    from tuner.engines.sim import virtual_time  # noqa: PLC0415 - for sim alone
-    from tuner.engines.sim.start import SimStarter  # noqa: PLC0415
-
-    assert isinstance(starter, SimStarter)
-    starter.go_on_after(Evidence(book).engines())
-    return partial(virtual_time.run, begin_s=book.clock_s)
-
-
 def confirm_of(options: SweepOptions) -> Confirm:
     """Return where the choice is confirmed: a real engine of this machine behind a server."""
     return "server" if options.engine != "sim" and options.ray is None else "inproc"
@@ -280,22 +267,20 @@ def measured(  # noqa: PLR0913 - what is swept, on what, and who is told
     ``began_s`` is when the command began; ``shown`` wraps what reads the device, so that somebody
     is told besides.
     """
-    execute = execute_on(starter, book)
     read_device = shown(device_of(starter, book.run_dir))
     if isinstance(starter, VllmStarter) and isinstance(confirming, VllmStarter):
         confirming.log = starter.log
-    return execute(
-        sweep(
-            traffic.requests,
-            starter,
-            traffic.settings,
-            book,
-            watcher,
-            read_device=read_device,
-            confirming=confirming,
-            began_s=began_s if isinstance(starter, VllmStarter) else None,  # else time is virtual
-        )
+    work = sweep(
+        traffic.requests,
+        starter,
+        traffic.settings,
+        book,
+        watcher,
+        read_device=read_device,
+        confirming=confirming,
+        began_s=began_s if isinstance(starter, VllmStarter) else None,  # else time is virtual
     )
+    return execute(work, starter, book)
 
 
 def taken_from_base(options: SweepOptions) -> list[str]:
@@ -348,16 +333,16 @@ def keep_trace(traffic: SweptTraffic, book: journal.Journal) -> None:
     path = book.run_dir / TRACE_COPY
     if not path.exists():
         write(Trace.of(traffic.trace.header, traffic.requests), path, mode=0o600)
-    if not any(book.of("trace")):
+    if not any(book.of(TraceKept)):
         of_copy = digest(traffic.requests, traffic.trace.header.block_size)
-        book.append("trace", digest=of_copy)
+        book.add(TraceKept(digest=of_copy))
 
 
 def _kept_trace(book: journal.Journal) -> Trace:
     """Return what keep_trace kept. Raises RunError where it was changed since, TraceError."""
     path = book.run_dir / TRACE_COPY
     trace = load(path)
-    if any(event["digest"] != trace.digest for event in book.of("trace")):
+    if any(event.digest != trace.digest for event in book.of(TraceKept)):
         raise RunError(
             f"{path}: holds other requests than were replayed: it was changed since",
             hint="Restore the file as tuner wrote it, or sweep the trace again.",
@@ -379,7 +364,7 @@ def rescored(
     """Decide one trace's stored run again, by default under its own plan. Raises RunError,
     InputError."""
     began_s = time.monotonic()
-    run_dir, plan = book.run_dir, book.events[0]["plan"]
+    run_dir, plan = book.run_dir, book.plan
     try:
         if require:
             plan = {**plan, "require": list(require)}

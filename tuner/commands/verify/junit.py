@@ -5,7 +5,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from tuner.errors import TargetError
-from tuner.runs.verify.gates import Gate
+from tuner.runs.verify import Gate
 from tuner.system import files
 from tuner.system.printable import printable
 

@@ -2,18 +2,21 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from tuner.commands.options import SweepOptions, VerifyOptions
 from tuner.commands.shared.engine import OR_SERVED, world_alone
 from tuner.commands.shared.machine import Here, ThisMachine, check_machine
 from tuner.commands.shared.next_step import after, again, command
+from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.promise import required_of, twin_of
 from tuner.commands.shared.results import keep_result
+from tuner.commands.shared.run_folder import Where, kept, open_run
 from tuner.commands.shared.traffic import one_engines, served_in
 from tuner.commands.shared.trust import check_asked
 from tuner.commands.verify import junit, running
@@ -27,18 +30,14 @@ from tuner.profile.profile import keep
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin
-from tuner.profile.summary import minutes, promised
-from tuner.replay.live_reading import LiveReading
+from tuner.profile.summary import promised
 from tuner.replay.readings import Read
-from tuner.replay.records import Replay
 from tuner.runs import journal
 from tuner.runs.journal import Journal
-from tuner.runs.verify.verify import Verification, Verified, verify, windows_of
-from tuner.system import interruption
+from tuner.runs.verify import Verification, Verified, verify, windows_of
 from tuner.trace.trace import TraceRequest, load
-from tuner.traffic.window import Window
 from tuner.traffic.workload import keep_what_fits, parse_step_s
-from tuner.views.live import Progress, rows_of
+from tuner.views.live import Progress
 from tuner.views.page import Page
 from tuner.views.text import print_json, print_page
 from tuner.views.verify import broken_in_words, verify_json, verify_page
@@ -54,7 +53,7 @@ def run(options: VerifyOptions) -> None:
     asked = _asked(options, profile)
     with _book(options, profile) as book:
         found = _verified(asked, book)
-        if book is not None:
+        if options.run_dir is not None:
             keep(profile, book.run_dir)
             keep_result(book.run_dir, _result(options, found), _page(options, profile, found))
     if options.junit is not None:
@@ -73,14 +72,27 @@ def as_confirmed(options: VerifyOptions, profile: ServingProfile) -> VerifyOptio
 
 
 @contextmanager
-def _book(options: VerifyOptions, profile: ServingProfile) -> Iterator[Journal | None]:
-    """Begin the folder of this verification, before an engine is started; None where none is to be
-    kept. Raises RunError."""
+def _book(options: VerifyOptions, profile: ServingProfile) -> Iterator[Journal]:
+    """Begin the folder of this verification, before an engine is started; one that does not stay
+    where none is named. Raises RunError."""
+    plan = {"verify": True, "profile_digest": profile.digest, **in_plan(options)}
+    plan |= {"trace": str(options.trace), "engine": options.engine, "step": options.step}
     if options.run_dir is None:
-        yield None
+        with (
+            TemporaryDirectory(prefix="tuner-verify-") as folder,
+            closing(journal.create(Path(folder), plan)) as book,
+        ):
+            try:
+                yield book
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                hint = "Run the command again."
+                raise Interrupted("nothing was verified", hint=hint) from None
         return
-    plan = {"verify": True, "profile_digest": profile.digest, "trace": str(options.trace)}
-    with closing(journal.create(options.run_dir, plan)) as book:
+    where = Where(
+        options.trace, options.run_dir, resume=options.resume, command="verify", asked=options
+    )
+    book = open_run(where, plan)
+    with kept(book, where):
         yield book
 
 
@@ -139,7 +151,7 @@ def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
         if not options.force and place.here is not None:
             check_machine(profile, place.here)
     else:
-        place, question = _running(options, found, profile, requests, question, progress.say)
+        place, question = _running(options, found, profile, requests, question, progress.warn)
     return _Asked(requests, question, place, progress)
 
 
@@ -149,60 +161,11 @@ def _tpot_s(profile: ServingProfile) -> float:
     return 0.0 if spread is None else 1e-3 * spread.p50
 
 
-def _verified(asked: _Asked, book: Journal | None) -> Verified:
-    place, progress = asked.place, asked.progress
-    title = f"verifying max_num_seqs {asked.question.max_num_seqs}"
-    windows = [one for one, _ in windows_of(asked.requests, asked.question)]
-    work = verify(
-        asked.requests,
-        place.starter,
-        asked.question,
-        tell=progress.say,
-        read=progress.reading(place.read),
-        progress=shown_on(progress, title, windows) if windows else None,
-        keep=(lambda _: None) if book is None else partial(_kept, book),
-    )
-    try:
-        with progress:
-            progress.show(f"{title}: an engine of its own", {})
-            return place.execute(work)
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        raise Interrupted("nothing was verified", hint="Run the command again.") from None
-
-
-def _kept(book: Journal, replay: Replay) -> None:
-    """Keep a replay the moment it exists."""
-    cap, took_s = replay.max_num_seqs, replay.elapsed_s
-    book.append_replay(
-        replay, purpose="verify", max_num_seqs=cap, elapsed_s=took_s, window=0, trial=0,
-        at_s=replay.start_s + took_s,
-    )  # fmt: skip
-
-
-def shown_on(
-    view: Progress, title: str, windows: Sequence[Window]
-) -> Callable[[LiveReading], None]:
-    """Return what shows how the replays go: which of the windows runs, and what is left.
-
-    A promise that looks broken is replayed once more: then the windows begin anew.
-    """
-    lengths_s = [window.replay_s for window in windows]
-    number, before_s = 0, 0.0
-
-    def progress(seen: LiveReading) -> None:
-        nonlocal number, before_s
-        if seen.elapsed_s < before_s:
-            number = (number + 1) % len(lengths_s)
-        before_s, length_s = seen.elapsed_s, lengths_s[number]
-        left_s = max(0.0, sum(lengths_s[number:]) - seen.elapsed_s)
-        where = f"window {number + 1} of {len(lengths_s)}: {seen.elapsed_s:.0f} of {length_s:.0f} s"
-        rows = {**rows_of(seen), "left": f"about {minutes(left_s)} of replay"}
-        view.show(f"{title}, {where}, {seen.done} done", rows, at_once=False)
-
-    return progress
-
-
-Verify = Coroutine[Any, Any, Verified]
+def _verified(asked: _Asked, book: Journal) -> Verified:
+    progress, place = asked.progress, asked.place
+    read = progress.reading(place.read)
+    with progress:
+        return verify(asked.requests, place.starter, asked.question, book, progress, read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,25 +176,23 @@ class _Place:
     """None where nothing is started."""
 
     starter: Starter
-    execute: Callable[[Verify], Verified]
     read: Read | None
 
 
 def _place(options: VerifyOptions, profile: ServingProfile) -> _Place:
     """Return where engines with the profile's arguments run."""
     if (world := world_alone(options, real=OR_SERVED)) is not None:
-        from tuner.engines.sim import virtual_time  # noqa: PLC0415 - numba, for sim alone
         from tuner.engines.sim.start import SimStarter  # noqa: PLC0415
         from tuner.engines.sim.world import read_world  # noqa: PLC0415
 
         simulated = SimStarter(read_world(world), model=profile.model)
-        return _Place(simulated, simulated, virtual_time.run, None)
+        return _Place(simulated, simulated, None)
     check_asked(profile, options, source=options.profile)
     arguments = {key: value for key, value in profile.engine.items() if key != "max_num_seqs"}
     starter = VllmStarter(cast("Any", arguments), sampling=profile.sampling)
     if options.engine == "serve":
         starter = ServerStarter.like(starter)
-    return _Place(ThisMachine(), starter, interruption.run, DeviceMeter().read)
+    return _Place(ThisMachine(), starter, DeviceMeter().read)
 
 
 def _running(  # noqa: PLR0913, PLR0917 - what is asked, of what, and who is told
@@ -257,11 +218,10 @@ def _running(  # noqa: PLR0913, PLR0917 - what is asked, of what, and who is tol
     server = running.asked(found, planned=planned, most=most, sampling=sampling)
     question = replace(
         question,
-        place=found.url,
-        is_vllm=found.is_vllm,
+        url=found.url,
         repeats=most is None or most >= 2 * planned + WARM_UPS,
     )
-    return _Place(None, RunningStarter(server), interruption.run, None), question
+    return _Place(None, RunningStarter(server), None), question
 
 
 def _result(options: VerifyOptions, found: Verified) -> dict[str, Any]:

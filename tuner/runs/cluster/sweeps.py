@@ -16,17 +16,15 @@ from typing import Any
 
 from tuner.engines import devices
 from tuner.engines.seam import ArgumentValue, Starter
-from tuner.engines.sim import virtual_time
-from tuner.engines.sim.start import SimStarter
 from tuner.engines.vllm.start import VllmStarter, default_log
 from tuner.errors import EngineError, TunerError
 from tuner.replay.live_reading import LiveReading
 from tuner.replay.measure import Measurement
 from tuner.runs import journal
+from tuner.runs.bench import Watcher
 from tuner.runs.cluster.session import LostError, RaySession
 from tuner.runs.cluster.share import Share
-from tuner.runs.engine_runner import Watcher
-from tuner.runs.evidence import Evidence
+from tuner.runs.execute import execute
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.sweep import sweep
@@ -142,7 +140,7 @@ def resumed(files: Mapping[str, bytes], job: Job) -> Iterator[News]:
         folder = Path(place) / "run"
         folder.mkdir(mode=0o700)
         _write(folder, files)
-        book = journal.resume(folder, journal.read(folder).events[0]["plan"])
+        book = journal.resume(folder, journal.read(folder).plan)
         lines = _Lines()
         yield News({}, ())  # there was room
         done, sizes = pool.submit(_sweep, job, book, lines), {k: len(v) for k, v in files.items()}
@@ -165,18 +163,11 @@ def resumed(files: Mapping[str, bytes], job: Job) -> Iterator[News]:
 
 
 def _sweep(job: Job, book: journal.Journal, lines: "_Lines") -> SweepOutcome:
-    starter, read, loop = job.starter, None, None
-    if isinstance(starter, SimStarter):
-        starter.go_on_after(Evidence(book).engines())
-        begin_s = book.clock_s
-
-        def loop() -> asyncio.AbstractEventLoop:
-            return virtual_time.VirtualTimeLoop(begin_s)
-
-    elif isinstance(starter, VllmStarter):
+    starter, read = job.starter, None
+    if isinstance(starter, VllmStarter):
         starter.log, read = default_log(), devices.DeviceMeter().read
-    with asyncio.Runner(loop_factory=loop) as runner:
-        return runner.run(sweep(job.requests, starter, job.settings, book, lines, read_device=read))
+    work = sweep(job.requests, starter, job.settings, book, lines, read_device=read)
+    return execute(work, starter, book)
 
 
 class _Lines:

@@ -2,40 +2,43 @@
 
 One engine lives at a time, so that none that idles disturbs the others. Every approach of a block
 replays the same requests; another block replays others, so that intervals know of traffic too.
-Everything measured is in the journal when a call returns.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tuner.engines.seam import Engine
-from tuner.errors import EngineError, UsageError
-from tuner.replay.plan import plan_requests
+from tuner.engines.seam import ArgumentValue, Engine, Starter
+from tuner.engines.server.start import ServerStarter
+from tuner.engines.vllm.start import VllmStarter
+from tuner.engines.workers import start_workers
+from tuner.errors import UsageError
+from tuner.profile.schema import ServingProfile
+from tuner.profile.stored_twin import restored
 from tuner.replay.readings import Read
-from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
-from tuner.replay.soundness import replay_soundly
-from tuner.runs.compare.approaches import Approach, Testbed
-from tuner.runs.compare.table import (
-    ComparisonRow,
-    ComparisonTable,
-    compared,
-    note_against,
-    notes_on,
-    numbers_of,
+from tuner.runs.bench import Bench, Build, Watcher
+from tuner.runs.compare.table import ComparisonTable, Tuned, made_in, tables_of
+from tuner.runs.compare.ways import (
+    LEVELS,
+    OF_PROFILE,
+    SERVER,
+    UNTUNED,
+    Approach,
+    Workload,
+    windows_of,
 )
-from tuner.runs.compare.traffic import LENGTHS, LEVELS, Cell, Lengths, Workload
-from tuner.runs.engine_runner import Watcher
+from tuner.runs.events import EngineStart, Replayed, Selection
 from tuner.runs.evidence import Evidence
-from tuner.runs.journal import Event, Journal
-from tuner.runs.recorder import Recorder, now_s
-from tuner.traffic.prompts import prompt_token_ids
+from tuner.runs.execute import execute
+from tuner.runs.journal import Journal
+from tuner.runs.measure import Trial, measure
+from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
-from tuner.traffic.window import RUN_IN_SHARE
+from tuner.traffic.window import RUN_IN_SHARE, Part
+from tuner.traffic.workload import keep_what_fits
 
 REPEATS = 3
 """Blocks: each measures everything once."""
@@ -54,14 +57,238 @@ WINDOWS = 1 + RUN_IN_SHARE + DRAIN_SHARE
 """Windows' time that a replay takes at most."""
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is compared, checked; nothing has been started for it."""
+
+    requests: Sequence[TraceRequest]
+    block_size: int
+    approaches: Sequence[Approach]
+    levels: Sequence[str]
+    budget_s: float
+    max_num_seqs: int | None
+    """The tuned value that was given."""
+
+    profile: ServingProfile | None
+    source: str
+    """Where the profile lies."""
+
+    base: Starter
+    of_profile: Starter | None
+    """With every argument of the profile."""
+
+    @property
+    def max_model_len(self) -> int:
+        return int(str(self.base.resolve(max_num_seqs=UNTUNED)["max_model_len"]))
+
+
+@dataclass(frozen=True, slots=True)
+class _WorkersStarter:
+    """See Starter: workers behind queues."""
+
+    base: VllmStarter
+    approach: Approach
+
+    def resolve(self, *, max_num_seqs: int) -> Mapping[str, ArgumentValue]:
+        return self.base.resolve(max_num_seqs=max_num_seqs)
+
+    async def start(self, *, max_num_seqs: int) -> Engine:
+        assert max_num_seqs == self.approach.batching.size
+        workers, batching = self.approach.workers, self.approach.batching
+        return await start_workers(self.base, workers, batching, log=self.base.log)
+
+    def doing(self) -> Callable[[], str]:
+        return self.base.doing()
+
+
+@dataclass(slots=True)
+class Comparison:
+    """A comparison, as far as its journal has come."""
+
+    question: Question
+    journal: Journal
+    workload: Workload
+    tuned: Tuned
+    dropped: int
+
+    @property
+    def evidence(self) -> Evidence:
+        return Evidence(self.journal)
+
+    def tables(self) -> list[ComparisonTable]:
+        return tables_of(self.journal, self.question.levels, self.question.approaches)
+
+    def warnings(self) -> list[str]:
+        """Return what to beware of in what was compared, and how far it came."""
+        requests, evidence = len(self.question.requests), self.evidence
+        too_long = (
+            f"{self.dropped} of {requests} requests are longer than max_model_len="
+            f"{self.question.max_model_len} and were left out: raise it to compare with them"
+        )
+        too_short = (
+            "the trace is too short for another part of it in every block: the intervals know "
+            "more of the machine's noise than of other traffic; compare with a longer trace"
+        )
+        is_short = len(set(self.workload.windows)) < REPEATS
+        warnings = [*([too_long] if self.dropped else []), *([too_short] if is_short else [])]
+        warnings += [text for start in evidence.starts() for text in start.facts.cautions]
+        warnings += [
+            f"{one.title}: {'; '.join(one.replay.flaws)}"
+            for one in made_in(self.journal)
+            if one.replay is not None and one.replay.flaws
+        ]
+        if (left := next(self._left(), None)) is not None:
+            warnings.append(
+                f"the budget ended it after {left[1]} of {REPEATS} blocks: give a larger --budget"
+            )
+        return list(dict.fromkeys(warnings))
+
+    def next_trial(self) -> Trial | None:
+        """Return the next replay; None when all were made, or the budget has no time for a block
+        more."""
+        left = next(self._left(), None)
+        if left is None:
+            return None
+        approach, block, load, lengths = left
+        before_s = self.evidence.spent_s() - self.block_s(block)
+        if block and before_s + max(map(self.block_s, range(block))) > self.question.budget_s:
+            return None
+        window = self.workload.windows[block]
+        rule = CutRule(Slo(), 0.0, drain_s=DRAIN_SHARE * window.length_s)
+        total = REPEATS * len(self.question.approaches) * len(self.workload.cells)
+        build = self._build(approach, block)
+        return Trial(
+            purpose=build.purpose,
+            build=build,
+            cap=build.max_num_seqs,
+            windows=(window,),
+            sent=lambda _: self.workload.sent(load, lengths, block),  # type: ignore[arg-type]
+            rule=lambda *_: (rule, None),
+            approach=approach.name,
+            load=load,
+            lengths=lengths,
+            title=(f"{self.evidence.count() + 1} of {total}: {approach.title}, {load}, {lengths}"),
+        )
+
+    def block_s(self, block: int) -> float:
+        """Return what a block has taken, engine starts included."""
+        ending = f" {block}"
+        starts = {
+            one.purpose: one.facts.start_s
+            for one in self.journal.of(EngineStart)
+            if one.purpose.endswith(ending)
+        }
+        replays = self.journal.of(Replayed)
+        return sum(starts.values()) + sum(
+            one.elapsed_s for one in replays if one.purpose.endswith(ending)
+        )
+
+    def _left(self) -> Iterator[tuple[Approach, int, str, str]]:
+        """Yield (approach, block, load, lengths) of what is still to be replayed, in order: random
+        and the same in a resumed run. What never served is not tried again."""
+        made = made_in(self.journal)
+        done = {(one.approach, one.block, one.load, one.lengths) for one in made}
+        failed = {(one.approach, one.block) for one in made if one.replay is None}
+        served = {one.approach for one in made if one.replay is not None}
+        approaches, cells = self.question.approaches, self.workload.cells
+        for block in range(REPEATS):
+            for place in np.random.default_rng(block).permutation(len(approaches)).tolist():
+                name = approaches[place].name
+                is_dead = any(each == name for each, _ in failed) and name not in served
+                if is_dead or (name, block) in failed:
+                    continue
+                rng = np.random.default_rng([block, place])
+                for load, lengths in (cells[i] for i in rng.permutation(len(cells)).tolist()):
+                    if (name, block, load, lengths) not in done:
+                        yield approaches[place], block, load, lengths
+
+    def _build(self, approach: Approach, block: int) -> Build:
+        """Return an engine that has the whole device to itself."""
+        question, base, size = self.question, self.question.base, self.tuned.max_num_seqs
+        starter = base
+        if approach.name == "untuned":
+            size = UNTUNED
+        elif approach.name == OF_PROFILE:
+            assert question.of_profile is not None  # or it is not chosen
+            assert question.profile is not None
+            starter, size = question.of_profile, question.profile.decision.max_num_seqs
+        elif isinstance(base, VllmStarter) and approach.workers:
+            starter, size = _WorkersStarter(base, approach), approach.batching.size
+        elif isinstance(base, VllmStarter) and approach.name == SERVER:
+            starter = ServerStarter.like(base)
+        purpose = f"{approach.name} {block}"
+        return Build(purpose, size, starter, title=f"block {block + 1}: starting {approach.title}")
+
+
+def compare(
+    question: Question, journal: Journal, watcher: Watcher, read: Read | None
+) -> Comparison:
+    """Measure all that the journal does not hold yet.
+
+    Raises RunError, ProfileError for a twin that makes no sense, and UsageError when the budget is
+    too small or nothing says what is compared; an approach's failures are its result.
+    """
+    profile, twin, start_s = question.profile, None, 0.0
+    if profile is not None:
+        starts = profile.provenance
+        start_s = starts.engine_seconds.starts / max(1, starts.engine_starts)
+    if any(LEVELS[level] for level in question.levels):
+        if profile is None or profile.twin is None:
+            raise UsageError(
+                "a load by requests in flight needs the twin of a profile",
+                hint="Give --profile (tuner sweep makes one), or compare with --loads recorded.",
+            )
+        twin = restored(profile.twin, source=question.source)
+    tuned = _tuned(question)
+    kept, dropped = keep_what_fits(question.requests, max_model_len=question.max_model_len)
+    workload = Workload(kept, (), question.levels, twin, question.block_size)
+    choice = Evidence(journal).selection()
+    if choice is None:
+        cells = len(workload.cells)
+        step_s = affordable_s(question.budget_s, question.approaches, cells=cells, start_s=start_s)
+        windows = windows_of(kept, step_s=step_s, blocks=REPEATS)
+        part = Part(kept[0].arrival_s, kept[-1].arrival_s)
+        choice = Selection(part=part, windows=windows, step_s=step_s)
+        journal.add(choice)
+    workload = replace(workload, windows=choice.windows)
+    comparison = Comparison(question, journal, workload, tuned, dropped)
+    trial, started = comparison.next_trial(), Evidence(journal).starts()
+    lost = trial is not None and bool(started) and started[-1].purpose == trial.purpose
+
+    async def work() -> None:
+        bench = Bench(journal, watcher, read, block_size=question.block_size)
+        try:
+            await measure(comparison.next_trial, bench, most_failures=math.inf)
+        finally:
+            await bench.stop()
+
+    execute(work(), question.base, journal, lost=lost)
+    return comparison
+
+
+def _tuned(question: Question) -> Tuned:
+    """Return the tuned value: as given, or the profile's. Raises UsageError where it is needed and
+    nothing says it."""
+    if question.max_num_seqs is not None:
+        return Tuned(question.max_num_seqs, "--max-num-seqs")
+    if question.profile is not None:
+        return Tuned(question.profile.decision.max_num_seqs, question.source)
+    if any(one.name in {"tuned", SERVER} for one in question.approaches):
+        raise UsageError(
+            "nothing says which max_num_seqs is the tuned one",
+            hint="Give --profile (tuner sweep makes one), or --max-num-seqs N.",
+        )
+    return Tuned(UNTUNED, "no approach needs it")
+
+
 def affordable_s(
     budget_s: float, approaches: Sequence[Approach], *, cells: int, start_s: float
 ) -> float:
     """Return how long each window can be. Raises UsageError when that is too short."""
     starts = REPEATS * sum(max(1, one.workers) for one in approaches)
     replays = REPEATS * len(approaches) * cells
-    found_s = (1 - SLACK) * (budget_s - starts * start_s) / replays / WINDOWS
-    if found_s < MIN_STEP_S:
+    window_s = (1 - SLACK) * (budget_s - starts * start_s) / replays / WINDOWS
+    if window_s < MIN_STEP_S:
         needed_s = starts * start_s + replays * WINDOWS * MIN_STEP_S / (1 - SLACK)
         raise UsageError(
             f"--budget {budget_s:.0f}s is too little for {starts} engine starts of {start_s:.0f}s "
@@ -69,231 +296,4 @@ def affordable_s(
             hint=f"Give at least --budget {math.ceil(needed_s)}s, or fewer --approaches or "
             "--loads.",
         )
-    return min(STEP_S, found_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Comparing:
-    """The journal, read as a comparison."""
-
-    journal: Journal
-
-    @property
-    def evidence(self) -> Evidence:
-        return Evidence(self.journal)
-
-    def never_started(self, approach: str) -> bool:
-        return any(one["load"] is None for one in self._failed(approach))
-
-    def left(self, approach: str, block: int, cells: Sequence[Cell]) -> list[Cell]:
-        """Return the replays of a session that neither were made nor failed."""
-        done = {
-            (event["load"], event["lengths"])
-            for event in [*self._replayed(approach), *self._failed(approach)]
-            if event.get("block", event.get("trial")) == block
-        }
-        return [cell for cell in cells if (cell.load, cell.lengths) not in done]
-
-    def ended(self) -> int:
-        """Return how many replays were made or failed."""
-        return sum(event["event"] in {"replay", "failed"} for event in self.journal.events)
-
-    def sessions(self) -> list[str]:
-        """Return the sessions whose engines were started, in order, each once."""
-        return list(dict.fromkeys(one["purpose"] for one in self.journal.of("start")))
-
-    def block_s(self, block: int) -> float:
-        """Return what a block has taken, engine starts included."""
-        starts = {
-            one["purpose"]: one["facts"]["start_s"]
-            for one in self.journal.of("start")
-            if one["purpose"].endswith(f" {block}")
-        }
-        replays = (one["elapsed_s"] for one in self.journal.of("replay") if one["trial"] == block)
-        return float(sum(starts.values()) + sum(replays))
-
-    def tables(
-        self, levels: Sequence[str], approaches: Sequence[Approach]
-    ) -> list[ComparisonTable]:
-        """Return one table for each load and kind of lengths."""
-        return [self._table(level, kind, approaches) for level in levels for kind in LENGTHS]
-
-    def _table(
-        self, level: str, lengths: Lengths, approaches: Sequence[Approach]
-    ) -> ComparisonTable:
-        blocks = {one.name: self._blocks(one.name, Cell(level, lengths)) for one in approaches}
-        numbers = {
-            name: numbers_of(list(found.values())) for name, found in blocks.items() if found
-        }
-        against_first = compared(blocks, approaches[0].name)
-        against_untuned = compared(blocks, "untuned")
-        rows = []
-        for one in approaches:
-            seen, notes = numbers.get(one.name), tuple[str, ...]()
-            if seen is not None:
-                alone = numbers.get("worker") if one.name == "two-workers" else None
-                notes = notes_on(seen, alone=alone)
-                if one.name in {"tuned", "profile"}:
-                    notes += note_against(against_untuned[one.name], "untuned")
-            rows.append(
-                ComparisonRow(
-                    approach=one.name,
-                    title=one.title,
-                    max_num_seqs=next(
-                        (each.max_num_seqs for each in blocks[one.name].values()), None
-                    ),
-                    numbers=seen,
-                    ratios=against_first[one.name],
-                    notes=notes,
-                    errors=self._errors(one.name, Cell(level, lengths)),
-                )
-            )
-        return ComparisonTable(level, LEVELS[level], lengths, tuple(rows))
-
-    def _errors(self, approach: str, cell: Cell) -> tuple[str, ...]:
-        """Return what went wrong with an approach and this traffic, each text once."""
-        return tuple(
-            dict.fromkeys(
-                f"{one['why']}. {one['hint']}"
-                for one in self._failed(approach)
-                if one["load"] is None or (one["load"], one["lengths"]) == (cell.load, cell.lengths)
-            )
-        )
-
-    def _blocks(self, approach: str, cell: Cell) -> dict[int, Replay]:
-        return {
-            event["trial"]: self.journal.replay(event)
-            for event in self._replayed(approach)
-            if (event["load"], event["lengths"]) == (cell.load, cell.lengths)
-        }
-
-    def _replayed(self, approach: str) -> Iterator[Event]:
-        return (one for one in self.journal.of("replay") if one["approach"] == approach)
-
-    def _failed(self, approach: str) -> Iterator[Event]:
-        return (one for one in self.journal.of("failed") if one["approach"] == approach)
-
-
-@dataclass(slots=True)
-class Comparison:
-    """A comparison under way."""
-
-    workload: Workload
-    approaches: Sequence[Approach]
-    budget_s: float
-    testbed: Testbed
-    comparing: Comparing
-    watcher: Watcher
-    read: Read | None
-    warnings: list[str]
-
-    async def run(self) -> None:
-        """Measure what is left of the budget. Raises RunError; an approach's failures are its
-        result."""
-        taken_s, comparing = 0.0, self.comparing
-        for block in range(REPEATS):
-            spent_s = comparing.evidence.spent_s()
-            if block and spent_s + taken_s - comparing.block_s(block) > self.budget_s:
-                self.warnings.append(
-                    f"the budget ended it after {block} of {REPEATS} blocks: give a larger --budget"
-                )
-                return
-            # at random, the same in a resumed run
-            rng = np.random.default_rng(block)
-            for place in rng.permutation(len(self.approaches)):
-                await self._session(self.approaches[place], block)
-            taken_s = max(taken_s, comparing.block_s(block))
-
-    async def _session(self, approach: Approach, block: int) -> None:
-        """Start an approach, replay what is left of a block on it, and stop it."""
-        rng = np.random.default_rng([block, self.approaches.index(approach)])
-        cells = [self.workload.cells[i] for i in rng.permutation(len(self.workload.cells))]
-        left = self.comparing.left(approach.name, block, cells)
-        if not left or self.comparing.never_started(approach.name):
-            return
-        self.watcher.stage(f"block {block + 1}: starting {approach.title}")
-        try:
-            engine = await self.testbed.start(approach)
-        except EngineError as error:
-            self._failed(error, approach, block, None)
-            return
-        try:
-            self.comparing.evidence.check_machine(engine.facts)
-            size = int(str(engine.facts.arguments["max_num_seqs"]))
-            Recorder(self.comparing.journal).add_start(
-                engine.facts, purpose=f"{approach.name} {block}", max_num_seqs=size
-            )
-            self.warnings += [one for one in engine.facts.cautions if one not in self.warnings]
-            while left:
-                await self._cell(engine, approach, block, left[0])
-                left.pop(0)
-        except EngineError as error:
-            for cell in left:
-                self._failed(error, approach, block, cell)
-        finally:
-            await engine.stop()
-
-    async def _cell(self, engine: Engine, approach: Approach, block: int, cell: Cell) -> None:
-        """Make one replay and keep it. Raises EngineError when the approach died of it."""
-        facts, window, journal = engine.facts, self.workload.windows[block], self.comparing.journal
-        of = REPEATS * len(self.approaches) * len(self.workload.cells)
-        what = (
-            f"{self.comparing.ended() + 1} of {of}: {approach.title}, {cell.load}, {cell.lengths}"
-        )
-        plan = plan_requests(
-            self.workload.sent(cell, block),
-            window,
-            max_model_len=facts.max_model_len,
-            prompt=partial(
-                prompt_token_ids,
-                seed=0,
-                vocab_size=facts.vocab_size,
-                block_size=self.workload.block_size,
-            ),
-        )
-
-        def retry(flaws: Sequence[str], elapsed_s: float) -> bool:
-            Recorder(journal).add_late(what, "; ".join(flaws), elapsed_s)
-            self.watcher.warn(f"{what}: {'; '.join(flaws)}: measured once more")
-            return True
-
-        result = await replay_soundly(
-            plan,
-            engine,
-            window,
-            max_num_seqs=int(str(facts.arguments["max_num_seqs"])),
-            rule=CutRule(Slo(), floor=0.0, drain_s=DRAIN_SHARE * window.length_s),
-            read=self.read,
-            begun=lambda: self.watcher.trial(what, window.replay_s),
-            retry=retry,
-            progress=self.watcher.live,
-        )
-        if result.flaws:
-            self.warnings.append(f"{what}: {'; '.join(result.flaws)}")
-        journal.append_replay(
-            result,
-            purpose=f"{approach.name} {block}",
-            max_num_seqs=result.max_num_seqs,
-            elapsed_s=result.elapsed_s,
-            window=block,
-            trial=block,
-            approach=approach.name,
-            load=cell.load,
-            lengths=cell.lengths,
-            at_s=now_s(),
-        )
-
-    def _failed(
-        self, error: EngineError, approach: Approach, block: int, cell: Cell | None
-    ) -> None:
-        """Keep a failure as the approach's result: of one replay, or of its start."""
-        Recorder(self.comparing.journal).append(
-            "failed",
-            approach=approach.name,
-            block=block,
-            load=cell.load if cell else None,
-            lengths=cell.lengths if cell else None,
-            why=str(error),
-            hint=error.hint,
-        )
-        self.watcher.warn(f"{approach.title}: {error}")
+    return min(STEP_S, window_s)

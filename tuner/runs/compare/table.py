@@ -11,10 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.replay.device_use import IDLE, DeviceUse, device_use
+from tuner.replay.device_use import IDLE, device_use
 from tuner.replay.measure import Spread, spread
-from tuner.replay.records import Floats, Replay, Requests, e2el_s, queue_s, ttft_s
-from tuner.runs.compare.traffic import Lengths, mean_in_flight
+from tuner.replay.records import Floats, Replay, Requests, e2el_s
+from tuner.runs.compare.ways import LENGTHS, LEVELS, Approach, Lengths, mean_in_flight
+from tuner.runs.events import Replayed, TrialEnded
+from tuner.runs.evidence import Evidence
+from tuner.runs.journal import Journal
 from tuner.twin.uncertainty import t_quantile
 
 BIN_S = 0.1
@@ -22,18 +25,93 @@ BIN_S = 0.1
 between two others."""
 
 NEVER_S = 1e12
+"""Longer than any wait."""
 
-FEW = 20
-"""With fewer finished requests than these a ratio has no interval."""
+LEAST_FREEDOM = 2
+"""Degrees of freedom below which the noise is not known."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One number of one approach in one block, and the requests that it is of."""
+class Made:
+    """A replay that was made, or that failed."""
 
-    value: float
-    finished: frozenset[int]
-    """Rows of the requests; the same in every approach's replay of a block."""
+    approach: str
+    block: int
+    load: str
+    lengths: str
+    replay: Replay | None
+    error: str
+    """Why there is none, and the cure."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.approach}, {self.load}, {self.lengths}"
+
+
+def made_in(journal: Journal) -> list[Made]:
+    """Return all that a comparison has made so far, in order."""
+    files = {event.trial: event for event in journal.of(Replayed)}
+    return [
+        Made(
+            begun.approach,
+            int(begun.purpose.rpartition(" ")[2]),
+            begun.load,
+            begun.lengths,
+            journal.replay(files[number]) if ended.failed is None else None,
+            f"{ended.failed}. {ended.hint}",
+        )
+        for number, (begun, ended) in enumerate(
+            zip(Evidence(journal).begun(), journal.of(TrialEnded), strict=False)
+        )
+    ]
+
+
+def tables_of(
+    journal: Journal, levels: Sequence[str], approaches: Sequence[Approach]
+) -> list["ComparisonTable"]:
+    """Return one table for each load and kind of lengths."""
+    made = made_in(journal)
+    tables = []
+    for level in levels:
+        for lengths in LENGTHS:
+            blocks: dict[str, dict[int, Replay]] = {one.name: {} for one in approaches}
+            for one in made:
+                if one.replay is not None and (one.load, one.lengths) == (level, lengths):
+                    blocks[one.approach][one.block] = one.replay
+            rows = _rows(approaches, blocks, made)
+            tables.append(ComparisonTable(level, LEVELS[level], lengths, rows))
+    return tables
+
+
+def _rows(
+    approaches: Sequence[Approach],
+    blocks: Mapping[str, Mapping[int, Replay]],
+    made: Sequence[Made],
+) -> tuple["ComparisonRow", ...]:
+    numbers = {name: numbers_of(list(seen.values())) for name, seen in blocks.items() if seen}
+    against_first = compared(blocks, approaches[0].name)
+    against_untuned = compared(blocks, "untuned")
+    rows = []
+    for one in approaches:
+        seen, notes = numbers.get(one.name), tuple[str, ...]()
+        if seen is not None:
+            notes = notes_on(seen, alone=numbers.get("worker") if one.workers > 1 else None)
+            if one.name in {"tuned", "profile"}:
+                notes += note_against(against_untuned[one.name], "untuned")
+        caps = [replay.max_num_seqs for replay in blocks[one.name].values()]
+        errors = (each.error for each in made if each.approach == one.name and not each.replay)
+        rows.append(
+            ComparisonRow(
+                approach=one.name,
+                title=one.title,
+                max_num_seqs=caps[0] if caps else None,
+                numbers=seen,
+                ratios=against_first[one.name],
+                notes=notes,
+                errors=tuple(dict.fromkeys(errors)),
+            )
+        )
+    return tuple(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +125,8 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """Share of time in which the engine had an iteration in hand, over stretches of 0.1 s."""
+    """Share of time in which the engine had an iteration in hand, over stretches of 0.1 s; of a GPU
+    its own utilization."""
 
     mean: float
     sd: float
@@ -73,18 +152,13 @@ class Numbers:
 
     failed: int
     failures: tuple[str, ...]
-    """What the failed ones were told, each text once."""
-
-    aborted: int
-    """Given up by their clients, as in the trace; neither offered nor served."""
-
     offered_rps: float
+    """Without what its clients gave up, as in the trace."""
+
     requests_per_s: float
     """Finished before the last one was due."""
 
     output_tokens_per_s: float
-    """Of these."""
-
     in_flight_mean: float
     """After the run-in, over time."""
 
@@ -92,18 +166,12 @@ class Numbers:
     e2el_at_least: bool
     """Whether the truth is longer, because of requests that were unfinished or failed."""
 
-    e2el_mean_s: float | None
-    ttft_p95_s: float | None
-    ttft_at_least: bool
     tpot_s: Spread | None
-    """Of the finished requests."""
+    """Of the finished requests; the engine's own where a reply came whole."""
 
     busy: Busy | None
     held_mean_s: float | None
-    queue_mean_s: float | None
-    """These two of the finished requests."""
-
-    device: DeviceUse | None
+    """How long a finished request waited for its batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +187,8 @@ class ComparisonRow:
     """None where nothing was measured."""
 
     ratios: Mapping[str, Ratio]
-    """Of throughput (``requests_per_s``), ``e2el_p95`` and ``tpot_p95`` against the first approach;
-    one that cannot be told is left out."""
+    """Of ``requests_per_s``, ``e2el_p95`` and ``tpot_p95`` against the first approach; one that
+    cannot be told is left out."""
 
     notes: tuple[str, ...]
     errors: tuple[str, ...]
@@ -130,7 +198,7 @@ class ComparisonRow:
 class Tuned:
     max_num_seqs: int
     source: str
-    """Where it comes from: a profile, an option, or a sweep."""
+    """Where it comes from: a profile or an option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,121 +213,39 @@ class ComparisonTable:
 
 def numbers_of(replays: Sequence[Replay]) -> Numbers:
     """Return what these replays of one traffic by one approach say together."""
-    sent = np.concatenate([one.requests for one in replays])
+    sent = np.concatenate([replay.requests for replay in replays])
     done = sent[sent["outcome"] == "ok"]  # the run-in too: of the engine's speed
     whole = done[(done["gaps"] == 0) & (done["output_tokens"] > 1)]
-    span_s = sum(map(span_of, replays))
-    served = np.concatenate([served_by(one) for one in replays])
+    spans_s = [replay.scored_from_s + replay.window_s for replay in replays]
+    ends_s = np.repeat(spans_s, [len(replay.requests) for replay in replays])
+    served = sent[(sent["outcome"] == "ok") & (sent["end_s"] < ends_s)]
     outcomes = Counter(sent["outcome"].tolist())
-    e2el, e2el_at_least = _waits(replays, e2el_s)
-    ttft, ttft_at_least = _waits(replays, ttft_s)
+    e2el_p95_s, e2el_at_least = _e2el(replays)
+    held_s = _known(whole["last_s"] - whole["engine_last_s"])
     return Numbers(
         blocks=len(replays),
         requests=len(sent),
         completed=outcomes["ok"],
         unfinished=outcomes["cut"],
         failed=outcomes["failed"],
-        failures=tuple(dict.fromkeys(why for one in replays for why in one.failures)),
-        aborted=outcomes["aborted"],
-        offered_rps=(len(sent) - outcomes["aborted"]) / span_s,
-        requests_per_s=len(served) / span_s,
-        output_tokens_per_s=int(served["output_tokens"].sum()) / span_s,
-        in_flight_mean=_in_flight(replays),
-        e2el_p95_s=e2el.p95 if e2el else None,
+        failures=tuple(dict.fromkeys(why for replay in replays for why in replay.failures)),
+        offered_rps=(len(sent) - outcomes["aborted"]) / sum(spans_s),
+        requests_per_s=len(served) / sum(spans_s),
+        output_tokens_per_s=int(served["output_tokens"].sum()) / sum(spans_s),
+        in_flight_mean=sum(map(_in_flight_s, replays)) / sum(one.window_s for one in replays),
+        e2el_p95_s=e2el_p95_s,
         e2el_at_least=e2el_at_least,
-        e2el_mean_s=e2el.mean if e2el else None,
-        ttft_p95_s=ttft.p95 if ttft else None,
-        ttft_at_least=ttft_at_least,
         tpot_s=spread(_known(_tpots_s(done))),
         busy=_busy(replays),
-        held_mean_s=_mean(whole["last_s"] - whole["engine_last_s"]),
-        queue_mean_s=_mean(queue_s(done)),
-        device=device_use([replay.device for replay in replays]),
+        held_mean_s=float(held_s.mean()) if len(held_s) else None,
     )
-
-
-def span_of(replay: Replay) -> float:
-    """Return how long a replay sends, in seconds: its run-in and its window."""
-    return replay.scored_from_s + replay.window_s
-
-
-def served_by(replay: Replay) -> Requests:
-    """Return the requests that were finished while it sent."""
-    sent = replay.requests
-    served: Requests = sent[(sent["outcome"] == "ok") & (sent["end_s"] < span_of(replay))]
-    return served
-
-
-def _waits(
-    replays: Sequence[Replay], waits_of: Callable[[Requests], Floats]
-) -> tuple[Spread | None, bool]:
-    """Return the distribution of a wait after the run-in, and whether its p95 is a lower bound.
-
-    What was unfinished had waited at least until then, and what failed at least until the end.
-    """
-    waits_s, is_over = [np.zeros(0)], [np.zeros(0, bool)]
-    for replay in replays:
-        sent = replay.requests
-        sent = sent[sent["scored"] & (sent["outcome"] != "aborted")]
-        has_failed = sent["outcome"] == "failed"
-        end_s = np.where(has_failed, replay.elapsed_s, sent["end_s"])
-        known = ~np.isnan(waits_of(sent)) & ~has_failed
-        waits_s.append(np.where(known, waits_of(sent), np.maximum(0.0, end_s - sent["planned_s"])))
-        is_over.append(known)
-    seconds, known = np.concatenate(waits_s), np.concatenate(is_over)
-    found, longer = spread(seconds), spread(np.where(known, seconds, NEVER_S))
-    if found is None or longer is None:
-        return None, False
-    return found, longer.p95 > found.p95 + 1e-9
-
-
-def _in_flight(replays: Sequence[Replay]) -> float:
-    """Return how many requests were in flight after the run-in, by Little's law."""
-    windows_s = sum(replay.window_s for replay in replays)
-    held_s = sum(
-        mean_in_flight(
-            replay.requests["planned_s"],
-            replay.requests["end_s"],
-            from_s=replay.scored_from_s,
-            to_s=span_of(replay),
-        )
-        * replay.window_s
-        for replay in replays
-    )
-    return held_s / windows_s
-
-
-def compared(
-    blocks: Mapping[str, Mapping[int, Replay]], baseline: str
-) -> dict[str, dict[str, Ratio]]:
-    """Return approach → name of a number → its ratio to the baseline's.
-
-    A tail that is only known to be longer has no ratio.
-    """
-    rates, e2els, tpots = ({name: dict[int, Sample]() for name in blocks} for _ in range(3))
-    for name, replays in blocks.items():
-        for block, replay in replays.items():
-            one = numbers_of([replay])
-            ended = frozenset(served_by(replay)["row"].tolist())
-            rates[name][block] = Sample(one.requests_per_s, ended)
-            if one.e2el_p95_s is not None and not one.e2el_at_least:
-                e2els[name][block] = Sample(one.e2el_p95_s, ended)
-            if one.tpot_s is not None:
-                tpots[name][block] = Sample(one.tpot_s.p95, ended)
-    found: dict[str, dict[str, Ratio]] = {name: {} for name in blocks}
-    for what, samples in (("requests_per_s", rates), ("e2el_p95", e2els), ("tpot_p95", tpots)):
-        whole = {name: seen for name, seen in samples.items() if len(seen) == len(blocks[name])}
-        for name, ratio in ratios(whole, baseline, counted=what == "requests_per_s").items():
-            found[name][what] = ratio
-    return found
 
 
 def _tpots_s(sent: Requests) -> Floats:
     """Return times per token as clients saw them; the engine's own where replies came whole."""
     decoded_s = sent["engine_last_s"] - sent["engine_first_s"]
     tokens = np.where(sent["output_tokens"] > 1, sent["output_tokens"] - 1.0, np.nan)
-    seen_s: Floats = sent["tpot_s"]
-    found: Floats = np.where(np.isnan(seen_s), decoded_s / tokens, seen_s)
+    found: Floats = np.where(np.isnan(sent["tpot_s"]), decoded_s / tokens, sent["tpot_s"])
     return found
 
 
@@ -268,12 +254,41 @@ def _known(values: Floats) -> Floats:
     return known
 
 
-def _mean(values: Floats) -> float | None:
-    known = _known(values)
-    return float(known.mean()) if len(known) else None
+def _e2el(replays: Sequence[Replay]) -> tuple[float | None, bool]:
+    """Return the p95 E2EL after the run-in, and whether it is a lower bound.
+
+    What was unfinished had waited at least until then, and what failed at least until the end.
+    """
+    waits_s, is_known = [np.zeros(0)], [np.zeros(0, bool)]
+    for replay in replays:
+        sent = replay.requests
+        sent = sent[sent["scored"] & (sent["outcome"] != "aborted")]
+        has_failed = sent["outcome"] == "failed"
+        end_s = np.where(has_failed, replay.elapsed_s, sent["end_s"])
+        known = ~np.isnan(e2el_s(sent)) & ~has_failed
+        waits_s.append(np.where(known, e2el_s(sent), np.maximum(0.0, end_s - sent["planned_s"])))
+        is_known.append(known)
+    seconds, known = np.concatenate(waits_s), np.concatenate(is_known)
+    if not len(seconds):
+        return None, False
+    p95_s = float(np.percentile(seconds, 95))
+    longer_s = float(np.percentile(np.where(known, seconds, NEVER_S), 95))
+    return p95_s, longer_s > p95_s + 1e-9
+
+
+def _in_flight_s(replay: Replay) -> float:
+    """Return the seconds that requests were in flight after the run-in."""
+    sent, from_s = replay.requests, replay.scored_from_s
+    to_s = from_s + replay.window_s
+    in_flight = mean_in_flight(sent["planned_s"], sent["end_s"], from_s=from_s, to_s=to_s)
+    return replay.window_s * in_flight
 
 
 def _busy(replays: Sequence[Replay]) -> Busy | None:
+    device = device_use([replay.device for replay in replays])
+    if device and device.memory_peak_bytes is not None and device.utilisation_mean is not None:
+        sd, idle = device.utilisation_sd or 0.0, device.idle_share or 0.0
+        return Busy(device.utilisation_mean, sd, idle)
     shares = np.concatenate([_busy_shares(replay) for replay in replays])
     if not len(shares):
         return None
@@ -283,10 +298,9 @@ def _busy(replays: Sequence[Replay]) -> Busy | None:
 def _busy_shares(replay: Replay) -> NDArray[np.float64]:
     """Return the share of each stretch of the window in which some iteration ran; several engines'
     iterations may overlap."""
-    begin_s = replay.iterations["start_s"]
-    order = np.argsort(begin_s, kind="stable")
-    begin_s = begin_s[order]
-    end_s = np.maximum.accumulate(begin_s + replay.iterations["duration_s"][order])
+    log = np.sort(replay.iterations, order="start_s")
+    begin_s = log["start_s"]
+    end_s = np.maximum.accumulate(begin_s + log["duration_s"])
     begin_s = np.maximum(begin_s, np.concatenate(([-np.inf], end_s[:-1])))
     busy_s = np.concatenate(([0.0], np.cumsum(np.maximum(0.0, end_s - begin_s))))
     edges = replay.scored_from_s + BIN_S * np.arange(int(replay.window_s / BIN_S + 1e-9) + 1)
@@ -298,67 +312,84 @@ def _busy_shares(replay: Replay) -> NDArray[np.float64]:
     return np.diff(np.interp(edges, times, so_far)) / BIN_S
 
 
-def ratios(
-    samples: Mapping[str, Mapping[int, Sample]], baseline: str, *, counted: bool = False
-) -> dict[str, Ratio]:
+def compared(
+    blocks: Mapping[str, Mapping[int, Replay]], baseline: str
+) -> dict[str, dict[str, Ratio]]:
+    """Return approach → name of a number → its ratio to the baseline's.
+
+    A tail that is only known to be longer has no ratio.
+    """
+    numbers = {
+        name: {block: numbers_of([replay]) for block, replay in seen.items()}
+        for name, seen in blocks.items()
+    }
+    of_number: dict[str, Callable[[Numbers], float | None]] = {
+        "requests_per_s": lambda one: one.requests_per_s,
+        "e2el_p95": lambda one: None if one.e2el_at_least else one.e2el_p95_s,
+        "tpot_p95": lambda one: None if one.tpot_s is None else one.tpot_s.p95,
+    }
+    result: dict[str, dict[str, Ratio]] = {name: {} for name in blocks}
+    for what, value_of in of_number.items():
+        values = {
+            name: {block: value_of(one) for block, one in seen.items()}
+            for name, seen in numbers.items()
+        }
+        known = {
+            name: {block: value for block, value in seen.items() if value is not None}
+            for name, seen in values.items()
+            if None not in seen.values()
+        }
+        for name, ratio in ratios(known, baseline).items():
+            result[name][what] = ratio
+    return result
+
+
+def ratios(values: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str, Ratio]:
     """Return approach → its number over the baseline's, the geometric mean of the blocks' ratios.
 
     Blocks and approaches are taken out of the logarithms (two-way layout); the noise s of what is
     left is pooled over all of them, and the interval of a ratio over B blocks reaches
-    t·sqrt(2 s²/B), by Student's t. A count cannot be surer than counting allows: where the numbers
-    are ``counted``, the variance is no less than that of a ratio of paired proportions,
-    (requests that only one of the two finished) / (finished by one · by the other).
-
-    Empty where the baseline has nothing.
+    t·sqrt(2 s²/B), by Student's t. Empty where the baseline has nothing.
     """
-    base = samples.get(baseline, {})
-    s2, freedom = _noise(samples)
+    base = values.get(baseline, {})
+    s2, freedom = _noise(values)
     found = {}
-    for name, blocks in samples.items():
-        both = sorted(blocks.keys() & base.keys())
-        total = sum(base[block].value for block in both)
-        if total <= 0:
+    for name, blocks in values.items():
+        pairs = [(blocks[block], base[block]) for block in sorted(blocks.keys() & base.keys())]
+        if not sum(other for _, other in pairs):
             continue
-        pairs = [(blocks[block].value, base[block].value) for block in both]
         if not all(one > 0 and other > 0 for one, other in pairs):
-            found[name] = Ratio(sum(one for one, _ in pairs) / total, None, None)
+            total = sum(one for one, _ in pairs) / sum(other for _, other in pairs)
+            found[name] = Ratio(total, None, None)
             continue
         middle = sum(math.log(one / other) for one, other in pairs) / len(pairs)
         low = high = None
-        mine = {(block, row) for block in both for row in blocks[block].finished}
-        its = {(block, row) for block in both for row in base[block].finished}
-        if name != baseline and freedom >= 2 and min(len(mine), len(its)) >= FEW:
-            variance = 2 * s2 / len(both)
-            if counted:
-                variance = max(variance, max(1, len(mine ^ its)) / (len(mine) * len(its)))
-            reach = t_quantile(freedom) * math.sqrt(variance)
+        if name != baseline and freedom >= LEAST_FREEDOM:
+            reach = t_quantile(freedom) * math.sqrt(2 * s2 / len(pairs))
             low, high = math.exp(middle - reach), math.exp(middle + reach)
         found[name] = Ratio(math.exp(middle), low, high)
     return found
 
 
-def _noise(samples: Mapping[str, Mapping[int, Sample]]) -> tuple[float, int]:
+def _noise(values: Mapping[str, Mapping[int, float]]) -> tuple[float, int]:
     """Return the variance of the logarithms around approach and block, and its degrees of freedom.
 
     Cells may be missing.
     """
     cells = [
-        (name, block, math.log(sample.value))
-        for name, blocks in samples.items()
-        for block, sample in blocks.items()
-        if sample.value > 0
+        (name, block, math.log(value))
+        for name, blocks in values.items()
+        for block, value in blocks.items()
+        if value > 0
     ]
     if not cells:
         return 0.0, 0
     names, numbers = ({cell[i]: None for cell in cells} for i in (0, 1))
-    design = np.array(
-        [
-            [name == one for one in names] + [block == one for one in numbers]
-            for name, block, _ in cells
-        ],
-        dtype=float,
-    )
-    logs = np.array([cell[2] for cell in cells])
+    rows = [
+        [name == one for one in names] + [block == one for one in numbers]
+        for name, block, _ in cells
+    ]
+    design, logs = np.array(rows, dtype=float), np.array([cell[2] for cell in cells])
     fitted, _, rank, _ = np.linalg.lstsq(design, logs, rcond=None)
     freedom = len(logs) - int(rank)
     squares = float(((logs - design @ fitted) ** 2).sum())
@@ -386,28 +417,19 @@ def shown_number(value: float) -> str:
 
 def notes_on(one: Numbers, *, alone: Numbers | None) -> tuple[str, ...]:
     """Return what was seen of an approach; ``alone`` is one worker, where this is two of them."""
-    found = []
+    notes = []
     if one.unfinished:
-        found.append(
+        notes.append(
             f"served {one.requests_per_s:.2f} of {one.offered_rps:.2f} req/s: "
             f"{one.unfinished} of {one.requests} unfinished at the end"
         )
     if one.failed:
-        found.append(f"{one.failed} of {one.requests} failed: {'; '.join(one.failures)}")
-    if one.held_mean_s and one.e2el_mean_s and one.held_mean_s >= 0.01 * one.e2el_mean_s:
-        found.append(
-            f"head of line: finished requests waited {_time(one.held_mean_s)} for their batch"
-        )
+        notes.append(f"{one.failed} of {one.requests} failed: {'; '.join(one.failures)}")
+    if one.held_mean_s:
+        notes.append(f"head of line: a reply waited {one.held_mean_s:.2g} s for its batch")
     if alone is not None and one.tpot_s and alone.tpot_s:
-        found.append(
+        notes.append(
             f"contention: a token took {one.tpot_s.p50 / alone.tpot_s.p50:.2f} times as long as "
             "with one worker"
         )
-    waited_s = one.queue_mean_s
-    if waited_s is not None and one.e2el_mean_s and waited_s >= 0.05 * one.e2el_mean_s:
-        found.append(f"finished requests waited {_time(waited_s)} before the engine began")
-    return tuple(found)
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    return tuple(notes)

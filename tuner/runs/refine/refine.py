@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tuner.profile.stored_twin import restored
+from tuner.runs.events import Gathered
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.refine.acceptance import PAIRS, PairedResult, affordable
 from tuner.runs.refine.comparison import compare, half_s, is_live, windows_of_pairs
@@ -33,7 +34,6 @@ from tuner.runs.refine.trials import (
     RAMP,
     SEARCH,
     Build,
-    Chosen,
     FinishedTrial,
     Trials,
     is_knee,
@@ -81,7 +81,7 @@ class _Run:
         self.workload = self._workload(requests)
         search = Search(self.trials, self.study, await self._problem())
         chosen = await self._searched(search)
-        one = chosen.configuration
+        one = chosen.chosen
         paired = await self._paired(chosen, search.problem.surrogate)
         reason = reason_of(self.plan.profile, one, self.space.knee, paired, self.plan.aim)
         outcome = await self._validated(chosen, paired, reason)
@@ -121,15 +121,16 @@ class _Run:
         )
         return replace(space, knobs=live)
 
-    async def _searched(self, search: Search) -> Chosen:
+    async def _searched(self, search: Search) -> Gathered:
         """Return how the search ended; what the journal says where it knows."""
         chosen = self.trials.chosen()
         if chosen is None:
             complete = await search.gather()
             search.problem = search.scoring.problem = self._with_all(search.problem)
             one = dict(search.answer())
-            chosen = Chosen(one, complete, self._pairs_of(one, search.problem))
-            self.trials.choose(chosen)
+            pairs = self._pairs_of(one, search.problem)
+            chosen = Gathered(complete=complete, chosen=one, pairs=pairs)
+            self.trials.journal.add(chosen)
         else:
             search.problem = search.scoring.problem = self._with_all(search.problem)
         search.tell()
@@ -153,9 +154,9 @@ class _Run:
         pairs = affordable(left_s, step_s=step_s, start_s=0.0 if live else start_s)
         return windows_of_pairs(self.workload, pairs)
 
-    async def _paired(self, chosen: Chosen, surrogate: Surrogate | None) -> PairedResult | None:
+    async def _paired(self, chosen: Gathered, surrogate: Surrogate | None) -> PairedResult | None:
         """Compare with the knee in turns; None where the knee itself seemed best."""
-        one = chosen.configuration
+        one = chosen.chosen
         if one == dict(self.space.knee):
             return None
         forecasts = {
@@ -173,14 +174,14 @@ class _Run:
         )
 
     async def _validated(
-        self, chosen: Chosen, paired: PairedResult | None, reason: str
+        self, chosen: Gathered, paired: PairedResult | None, reason: str
     ) -> SweepOutcome | None:
         """Measure what a profile of the refined engine needs; None where the knee is kept."""
         if paired is None or paired.accepted is None:
             return None
         return await validate(
             self.trials,
-            chosen.configuration,
+            chosen.chosen,
             self.plan.profile,
             knee=self.space.knee,
             pairs=len(chosen.pairs),

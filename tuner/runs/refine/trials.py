@@ -4,21 +4,22 @@ Everything measured is in the journal when a call returns. A trial that an inter
 done is continued with the windows that it lacks.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.engines.sampling import Sampling
-from tuner.engines.seam import ArgumentValue, Engine, EngineFacts, Starter
+from tuner.engines.seam import ArgumentValue, EngineFacts, Starter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError
 from tuner.replay.measure import Measurement, measure
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
-from tuner.runs.engine_runner import EngineRunner
-from tuner.runs.evidence import Selection
-from tuner.runs.recorder import Recorder
+from tuner.runs import bench
+from tuner.runs.bench import Bench
+from tuner.runs.events import Gathered, Replayed, Selection, TrialEnded
+from tuner.runs.measure import Trial, make
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Space, number, restart_key
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
@@ -100,18 +101,6 @@ class FinishedTrial:
         return measure(self.replays, workload.slo)
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """The end of a search."""
-
-    configuration: dict[str, Any]
-    complete: bool
-    """Whether nothing but itself ended it."""
-
-    pairs: tuple[tuple[Window, ...], ...]
-    """What it is to be compared with the knee in, pair by pair."""
-
-
 def in_words(one: Configuration) -> str:
     """Return a configuration in words."""
     return ", ".join(f"{name}={value}" for name, value in one.items() if value is not None)
@@ -120,29 +109,28 @@ def in_words(one: Configuration) -> str:
 class Trials:
     """Makes trials on the engine that is up, restarted where a configuration needs it."""
 
-    def __init__(self, engines: EngineRunner, vary: Vary) -> None:
-        self.engines, self.evidence, self.watcher = engines, engines.evidence, engines.watcher
-        self.recorder = Recorder(self.evidence.journal)
+    def __init__(self, bench: Bench, vary: Vary) -> None:
+        self.bench, self.evidence, self.watcher = bench, bench.evidence, bench.watcher
+        self.journal = bench.journal
         self._vary, self._failures = vary, 0
-        self._built: tuple[object, ...] | None = None
 
     def done(self) -> list[FinishedTrial]:
         """Return every trial that has ended, in order."""
-        journal = self.evidence.journal
-        ends = list(journal.of("measured"))
         replays: dict[int, list[Replay]] = {}
-        for event in journal.of("replay"):
-            replays.setdefault(event["trial"], []).append(journal.replay(event))
+        for event in self.journal.of(Replayed):
+            replays.setdefault(event.trial, []).append(self.journal.replay(event))
         return [
             FinishedTrial(
-                begun["purpose"],
-                begun["configuration"],
+                begun.purpose,
+                begun.configuration,
                 tuple(replays.get(place, ())),
-                end.get("failed"),
-                end.get("engine", 0),
-                tuple(Window(**window) for window in begun.get("windows", ())),
+                end.failed,
+                end.engine,
+                begun.windows,
             )
-            for place, (begun, end) in enumerate(zip(journal.of("trial"), ends, strict=False))
+            for place, (begun, end) in enumerate(
+                zip(self.evidence.begun(), self.journal.of(TrialEnded), strict=False)
+            )
         ]
 
     def served(self, *purposes: str) -> list[FinishedTrial]:
@@ -151,22 +139,12 @@ class Trials:
 
     def under_way(self) -> dict[str, Any] | None:
         """Return the configuration of a trial that an interruption left half done."""
-        begun = list(self.evidence.journal.of("trial"))
-        ended = sum(1 for _ in self.evidence.journal.of("measured"))
-        return begun[ended]["configuration"] if len(begun) > ended else None
+        half = self.evidence.under_way()
+        return None if half is None else half.configuration
 
-    def chosen(self) -> Chosen | None:
+    def chosen(self) -> Gathered | None:
         """Return how the search ended; None before it has."""
-        for event in self.evidence.journal.of("gathered"):
-            pairs = (tuple(Window(**one) for one in pair) for pair in event["pairs"])
-            return Chosen(dict(event["chosen"]), bool(event["complete"]), tuple(pairs))
-        return None
-
-    def choose(self, chosen: Chosen) -> None:
-        """Keep it: a resumed run continues with the same."""
-        pairs = [[asdict(window) for window in pair] for pair in chosen.pairs]
-        one = dict(chosen.configuration)
-        self.recorder.append("gathered", complete=chosen.complete, chosen=one, pairs=pairs)
+        return next(self.journal.of(Gathered), None)
 
     def check(self, space: Space) -> None:
         """Read what the journal says of trials. Raises ValueError for one of a configuration that
@@ -175,7 +153,7 @@ class Trials:
         chosen, half_done = self.chosen(), self.under_way()
         found = [one.configuration for one in self.done()]
         found += [half_done] if half_done is not None else []
-        found += [chosen.configuration] if chosen is not None else []
+        found += [chosen.chosen] if chosen is not None else []
         for one in found:
             if not space.holds(one):
                 raise ValueError(f"{in_words(one)} is not searched")
@@ -185,20 +163,22 @@ class Trials:
     ) -> EngineFacts:
         """Return the facts of the newest engine of these arguments that was built for these limits;
         of any such engine where none was."""
-        starts = [one for one in self.evidence.journal.of("start") if one["key"] == repr(key)]
+        starts = [one for one in self.evidence.starts() if one.key.endswith(repr(key))]
         exact = [
             one
             for one in starts
-            if one["max_num_seqs"] == cap and one["facts"]["arguments"][TOKENS] == tokens
+            if one.max_num_seqs == cap and one.facts.max_num_batched_tokens == tokens
         ]
-        return EngineFacts(**(exact or starts)[-1]["facts"])
+        return (exact or starts)[-1].facts
 
     def keep_workload(self, workload: Workload) -> None:
-        self.recorder.add_selection(Selection(workload.part, workload.windows, workload.step_s))
+        self.journal.add(
+            Selection(part=workload.part, windows=workload.windows, step_s=workload.step_s)
+        )
 
     def is_up_for(self, one: Configuration, build: Build) -> bool:
         """Whether the engine that is up serves this without a restart."""
-        return self.engines.engine is not None and self._built == (build, restart_key(one))
+        return self.bench.build == self._build(one, build)
 
     async def trial(
         self,
@@ -213,91 +193,65 @@ class Trials:
 
         A failing engine fails the trial. Raises EngineError when it is one too many.
         """
-        if self.under_way() is None:
-            self.recorder.append(
-                "trial",
-                purpose=purpose,
-                max_num_seqs=one[CAP],
-                configuration=dict(one),
-                windows=[asdict(window) for window in workload.windows],
-            )
-
-        async def replay() -> None:
-            before = self.evidence.replayed()
-            for place, window in enumerate(workload.windows):
-                if place in before:
-                    continue
-                engine = await self._engine_for(one, build)
-                rule = CutRule(workload.slo, floors[place] if floors else 0.0)
-                sent, cap = workload.sent_in(window), number(one[CAP])
-                replay = await self.engines.replay(engine, purpose, cap, sent, window, rule)
-                self.recorder.add_replay(replay, purpose, window=place)
-
-        await self._attempt(replay)
-        done = self.done()[-1]
-        if done.failed is None:
-            self.watcher.measured(f"{purpose} {in_words(one)}", done.measured(workload))
-        return done
+        trial = Trial(
+            purpose=purpose,
+            build=self._build(one, build),
+            cap=number(one[CAP]),
+            tokens=number(one[TOKENS]),
+            windows=workload.windows,
+            sent=workload.sent_in,
+            rule=lambda place, _: (CutRule(workload.slo, floors[place] if floors else 0.0), None),
+            slo=workload.slo,
+            configuration=dict(one),
+            title=f"{purpose} {in_words(one)}",
+        )
+        await self._attempt(trial)
+        return self.done()[-1]
 
     async def ramp(self, one: Configuration, workload: Workload, build: Build) -> None:
         """Time every batch size up to what the engine is built for. Fails as a trial does."""
-        if self.under_way() is None:
-            self.recorder.append(
-                "trial", purpose=RAMP, max_num_seqs=build.cap, configuration=dict(one)
-            )
-
-        async def ramp() -> None:
-            if not self.evidence.replayed():
-                engine = await self._engine_for({**one, CAP: build.cap}, build)
-                await self.engines.ramp(engine, RAMP, build.cap, workload, workload.step_s)
-
-        await self._attempt(ramp)
+        trial = Trial(
+            purpose=RAMP,
+            build=self._build({**one, CAP: build.cap}, build),
+            cap=build.cap,
+            workload=workload,
+            ramp_s=workload.step_s,
+            configuration=dict(one),
+        )
+        await self._attempt(trial)
 
     async def stop(self) -> None:
         """Stop the engine. Stopping twice is allowed."""
-        self._built = None
-        await self.engines.stop()
+        await self.bench.stop()
 
-    async def _engine_for(self, one: Configuration, build: Build) -> Engine:
-        """Return an engine with the configuration's limits set. Raises EngineError."""
-        if self.engines.engine is None or not self.is_up_for(one, build):
-            await self.stop()
-            built_for = in_words({**one, CAP: build.cap, TOKENS: build.tokens})
-            self.watcher.stage(f"starting an engine with {built_for}")
-            starter = self._vary({**one, TOKENS: build.tokens})
-            self.engines.engine = await starter.start(max_num_seqs=build.cap)
-            self._built = build, restart_key(one)
-            facts = self.engines.engine.facts
-            self.evidence.check_machine(facts)
-            self.recorder.append(
-                "start",
-                purpose=f"{build.tokens} {build.turn} {restart_key(one)}",
-                max_num_seqs=build.cap,
-                key=repr(restart_key(one)),
-                facts=asdict(facts),
-            )
-        await self.engines.engine.set_limits(
-            max_num_seqs=number(one[CAP]), max_num_batched_tokens=number(one[TOKENS])
+    def _build(self, one: Configuration, build: Build) -> bench.Build:
+        """Return the engine of a configuration that is built for these limits."""
+        key = f"{build.tokens} {build.turn} {restart_key(one)}"
+        built_for = in_words({k: v for k, v in one.items() if k != CAP} | {TOKENS: build.tokens})
+        return bench.Build(
+            key,
+            build.cap,
+            self._vary({**one, TOKENS: build.tokens}),
+            key,
+            f"starting an engine for {built_for}",
         )
-        return self.engines.engine
 
-    async def _attempt(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Do what a trial consists of, and note how it ended."""
-        failed, hint = None, ""
+    async def _attempt(self, trial: Trial) -> None:
+        """Make a trial, and note how it ended."""
         try:
-            await work()
+            await make(trial, self.bench)
         except EngineError as error:
             await self.stop()
-            failed, hint = str(error), error.hint
-        self._failures = 0 if failed is None else self._failures + 1
-        if failed is not None:
-            self.watcher.warn(f"a trial failed: {failed}")
-        if self._failures >= MOST_FAILURES:
-            raise EngineError(
-                f"{self._failures} trials failed one after the other: {failed}", hint=hint
-            )
-        number = len(self.evidence.starts_s())
-        self.recorder.append("measured", failed=failed, engine=number)
+            self._failures += 1
+            self.watcher.warn(f"a trial failed: {error}")
+            if self._failures >= MOST_FAILURES:
+                raise EngineError(
+                    f"{self._failures} trials failed one after the other: {error}", hint=error.hint
+                ) from error
+            engine = len(self.evidence.starts())
+            self.journal.add(TrialEnded(failed=str(error), hint=error.hint, engine=engine))
+        else:
+            self._failures = 0
 
 
 def is_knee(done: FinishedTrial, knee: Configuration) -> bool:

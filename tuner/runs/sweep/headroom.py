@@ -11,8 +11,7 @@ from tuner.runs.outcome import Conclusion
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Basis
 from tuner.runs.sweep.confirmation import front_end_of
-from tuner.runs.sweep.prediction import planned_window
-from tuner.traffic.scaling import scale_load
+from tuner.runs.sweep.prediction import planned_for
 from tuner.twin.check import least_attainment
 from tuner.twin.draws import PRINTED
 from tuner.twin.forecast import Forecast
@@ -64,10 +63,7 @@ def least_expected(view: Forecast, basis: Basis, cap: int, front_end: FrontEnd |
     It is the end of a 95 % interval behind the front end that they come through, for an engine
     start that nobody has seen.
     """
-    workload, settings, windows = basis.workload, basis.settings, []
-    for window in workload.windows:
-        sent = scale_load(workload.sent_in(window), settings.headroom, seed=settings.seed)
-        windows.append(planned_window(window, sent, view, settings.trace_block_size))
+    windows = planned_for(view, basis, basis.workload.windows, basis.settings.headroom)
     machine = replace(view.machine, front_end=front_end)
     laws = view.fitted.draws(PRINTED)
     return least_attainment(windows, laws, machine, view.shape, view.slo, max_num_seqs=cap)

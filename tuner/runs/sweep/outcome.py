@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Literal
 
 from tuner.replay.measure import Measurement, measure
-from tuner.runs.evidence import EngineStart, Evidence
+from tuner.runs.events import EngineStart
+from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import (
     Conclusion,
     InUse,

@@ -1,53 +1,22 @@
 """The confirming replay as the twin foretells it before it begins."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from tuner.runs.events import ForetoldReplay
 from tuner.runs.evidence import Evidence
 from tuner.runs.sweep.conclusion import Basis
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.sampling import unseen_windows
-from tuner.traffic.slo import Slo
+from tuner.traffic.scaling import scale_load
 from tuner.traffic.window import Window
+from tuner.traffic.workload import Workload
 from tuner.twin.check import Foretold, PlannedWindow, foretell
 from tuner.twin.draws import PRINTED
 from tuner.twin.forecast import Forecast
 from tuner.twin.simulation import traffic_of
-
-
-@dataclass(frozen=True, slots=True)
-class ForetoldReplay:
-    """The confirming replay as it was foretold; the journal keeps it from before its begin."""
-
-    max_num_seqs: int
-    windows: tuple[Window, ...]
-    unseen: bool
-    """Whether the ladder replayed none of them."""
-
-    slo: Slo
-    numbers: Mapping[str, Foretold]
-    means: Sequence[tuple[float, float]]
-    """Of each window the mean TTFT and TPOT in seconds."""
-
-    def as_event(self) -> dict[str, Any]:
-        """Return what the journal keeps."""
-        return asdict(self)
-
-    @classmethod
-    def of_event(cls, event: Mapping[str, Any]) -> "ForetoldReplay":
-        """Return what the journal kept. Raises KeyError, TypeError for anything else."""
-        return cls(
-            max_num_seqs=event["max_num_seqs"],
-            windows=tuple(Window(**one) for one in event["windows"]),
-            unseen=event["unseen"],
-            slo=Slo(**event["slo"]),
-            numbers={name: Foretold(**one) for name, one in event["numbers"].items()},
-            means=[(ttft, tpot) for ttft, tpot in event["means"]],
-        )
-
 
 DRAIN_SHARE = 0.1
 """Of the time of a replay, for what is unfinished when the last request was sent."""
@@ -66,7 +35,10 @@ def foretold_replay(basis: Basis, view: Forecast, cap: int, *, most_s: float) ->
         windows, unseen = others or windows, others is not None
     windows = tuple(_affordable(windows, (1 - DRAIN_SHARE) * most_s))
     numbers, means = foretold_numbers(basis, view, windows, cap) if windows else ({}, [])
-    return ForetoldReplay(cap, windows, unseen, workload.slo, numbers, means)
+    return ForetoldReplay(
+        max_num_seqs=cap, windows=windows, unseen=unseen, slo=workload.slo, numbers=numbers,
+        means=tuple(means),
+    )  # fmt: skip
 
 
 def _affordable(windows: Sequence[Window], most_s: float) -> Iterator[Window]:
@@ -81,10 +53,8 @@ def _affordable(windows: Sequence[Window], most_s: float) -> Iterator[Window]:
 
 def foretold_in(evidence: Evidence, cap: int) -> ForetoldReplay | None:
     """Return what was foretold of the replay at a cap; None where nothing was."""
-    for event in evidence.journal.of("foretold"):
-        if event["max_num_seqs"] == cap:
-            return ForetoldReplay.of_event(event)
-    return None
+    events = evidence.journal.of(ForetoldReplay)
+    return next((one for one in events if one.max_num_seqs == cap), None)
 
 
 def foretold_numbers(
@@ -92,23 +62,46 @@ def foretold_numbers(
 ) -> tuple[dict[str, Foretold], list[tuple[float, float]]]:
     """Return what the twin says of a replay of these windows, and of each the mean TTFT and TPOT in
     seconds."""
-    workload, block_size = basis.workload, basis.settings.trace_block_size
-    planned = [planned_window(one, workload.sent_in(one), view, block_size) for one in windows]
-    laws = view.fitted.draws(PRINTED)
-    return foretell(planned, laws, view.machine, view.shape, workload.slo, max_num_seqs=cap)
+    planned, laws = planned_for(view, basis, windows), view.fitted.draws(PRINTED)
+    return foretell(planned, laws, view.machine, view.shape, basis.workload.slo, max_num_seqs=cap)
 
 
 def planned_window(
-    window: Window, sent: Sequence[TraceRequest], view: Forecast, hash_block_size: int
+    window: Window,
+    sent: Sequence[TraceRequest],
+    *,
+    hash_block_size: int,
+    hit_share: float,
+    kv_tokens: int,
 ) -> PlannedWindow:
     """Return a window as it is sent, for the twin to foretell."""
     traffic = traffic_of(
-        sent,
-        hash_block_size=hash_block_size,
-        hit_share=view.hit_share,
-        kv_tokens=view.shape.kv_tokens,
+        sent, hash_block_size=hash_block_size, hit_share=hit_share, kv_tokens=kv_tokens
     )
     aborted_s = [one.arrival_s for one in sent if one.status == "aborted"]
     counted = (traffic.arrival_s >= window.start_s) & ~np.isin(traffic.arrival_s, aborted_s)
     span_s = (window.start_s, window.start_s + window.length_s)
     return PlannedWindow(traffic, counted, span_s, window.weight)
+
+
+def raised(workload: Workload, window: Window, load: float, seed: int) -> list[TraceRequest]:
+    """Return what a window sends at so many times the load."""
+    sent = workload.sent_in(window)
+    return sent if load == 1.0 else scale_load(sent, load, seed=seed)
+
+
+def planned_for(
+    view: Forecast, basis: Basis, windows: Sequence[Window], load: float = 1.0
+) -> list[PlannedWindow]:
+    """Return windows as they are sent at so many times the load, for the twin to foretell."""
+    workload, settings = basis.workload, basis.settings
+    return [
+        planned_window(
+            window,
+            raised(workload, window, load, settings.seed),
+            hash_block_size=settings.trace_block_size,
+            hit_share=view.hit_share,
+            kv_tokens=view.shape.kv_tokens,
+        )
+        for window in windows
+    ]

@@ -1,24 +1,20 @@
-"""The run: engine → ramp → ladder → journal → knee, then the confirming engine.
+"""The run: engine → ramp → ladder → knee, then the confirming engine.
 
 One engine is started at the ceiling and its cap changes live; one fresh engine at the chosen value
-confirms it, because KV pool and graph sizes follow ``max_num_seqs``. Everything measured is in the
-journal before the next step begins, so that a resumed run measures only the rest.
+confirms it, because KV pool and graph sizes follow ``max_num_seqs``.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from tuner.engines.seam import ITERATION, Engine, EngineFacts, Starter
+from tuner.engines.seam import EngineFacts, Starter
 from tuner.errors import EngineError, InputError, RunError
-from tuner.replay.measure import measure
 from tuner.replay.readings import Read
-from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
-from tuner.runs.engine_runner import EngineRunner, Watcher, in_words
-from tuner.runs.evidence import Evidence, Selection
+from tuner.runs.bench import Bench, Build, Watcher, in_words
+from tuner.runs.events import Gathered, Selection
+from tuner.runs.evidence import CONFIRMING
 from tuner.runs.journal import Journal
 from tuner.runs.ladder import (
     DRIFT_RAMP_SHARE,
@@ -29,17 +25,16 @@ from tuner.runs.ladder import (
     next_trial,
     short_s,
 )
+from tuner.runs.measure import Trial, measure
 from tuner.runs.outcome import Conclusion, SweepOutcome
-from tuner.runs.recorder import now_s
 from tuner.runs.rungs import RUNGS, best_attainments, disturbed, whole_rung_s
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Basis, conclude, view_of, window_blocks
 from tuner.runs.sweep.headroom import after_headroom
 from tuner.runs.sweep.outcome import outcome_of
-from tuner.runs.sweep.prediction import foretold_in, foretold_replay
+from tuner.runs.sweep.prediction import foretold_in, foretold_replay, raised
 from tuner.runs.sweep.sweep_warnings import left_out, no_room_for, shortened
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.scaling import scale_load
 from tuner.traffic.window import Window
 from tuner.traffic.workload import (
     MIN_STEP_S,
@@ -50,9 +45,7 @@ from tuner.traffic.workload import (
     slo_for,
     workload_of,
 )
-from tuner.twin.forecast import Forecast
 from tuner.twin.objective import HALF
-from tuner.twin.uncertainty import Trial
 
 SERVER_START_S = 30.0
 """Seconds that a server takes longer to start than its engine alone, on a small machine. More would
@@ -92,16 +85,22 @@ async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told
     Raises EngineError where the engine could not be measured at all, RunError; TraceError when
     nothing can be replayed; UsageError when the budget is too small.
     """
-    evidence = Evidence(journal)
-    runner = EngineRunner(starter, settings, evidence, watcher, read_device, confirming=confirming)
-    run = SweepRun(runner)
-    if not evidence.starts():
-        run.began_s = asyncio.get_running_loop().time() if began_s is None else began_s
+    bench = Bench(
+        journal,
+        watcher,
+        read_device,
+        block_size=settings.trace_block_size,
+        seed=settings.seed,
+        closed_sessions=settings.closed_sessions,
+    )
+    run = SweepRun(bench, settings, starter, confirming)
+    if not run.evidence.starts():
+        run.began_s = run.now_s() if began_s is None else began_s
     try:
         await run.conclude(requests)
         await run.confirm()
     finally:
-        await runner.stop()
+        await bench.stop()
     return run.outcome()
 
 
@@ -110,41 +109,23 @@ def steps_of(settings: SweepSettings) -> float:
     return FAST_STEPS if settings.fast else STEPS
 
 
-def unsent(
-    facts: EngineFacts, cap: int, window: Window, workload: Workload, bound: float
-) -> Replay:
-    """Return the replay of a window that arithmetic rules out: all of it counts, and none is sent.
-
-    Left out it would count for nothing, and the windows that a cap can serve would stand for all.
-    """
-    return Replay(
-        max_num_seqs=cap,
-        scored_from_s=window.run_in_s,
-        window_s=window.length_s,
-        elapsed_s=0.0,
-        iterations=np.zeros(0, ITERATION),
-        kv_blocks=facts.kv_blocks,
-        token_budget=facts.max_num_batched_tokens,
-        cut="ruled out by Little's law",
-        ruled_out=True,
-        unsent=sum(one.arrival_s >= window.start_s for one in workload.sent_in(window)),
-        attainment_bound=bound,
-        slo=workload.slo,
-        start_s=now_s(),
-        weight=window.weight,
-    )
-
-
 class SweepRun:
-    """A run under way: first concluded, then confirmed. Whoever has made the runner stops it."""
+    """A run under way: first concluded, then confirmed. Whoever has made the bench stops it."""
 
     conclusion: Conclusion
     workload: Workload
 
-    def __init__(self, runner: EngineRunner) -> None:
-        self.runner = runner
-        self.settings, self.watcher = runner.settings, runner.watcher
-        self.evidence, self.recorder = runner.evidence, runner.recorder
+    def __init__(
+        self,
+        bench: Bench,
+        settings: SweepSettings,
+        starter: Starter,
+        confirming: Starter | None = None,
+    ) -> None:
+        self.bench, self.settings, self.starter = bench, settings, starter
+        self.confirming = confirming or starter
+        self.journal, self.evidence, self.watcher = bench.journal, bench.evidence, bench.watcher
+        self.now_s: Callable[[], float] = asyncio.get_running_loop().time
         self.dropped: dict[str, int] = {}
         self.warnings: list[str] = []
         self.unconfirmed: str | None = None
@@ -157,10 +138,15 @@ class SweepRun:
         """How long it took to weigh the choice last; the first time does not count, which compiles
         the twin."""
 
-        self.has_compiled = False
-
         self.concluding_s = 0.0
         """How long the last conclusion took: on a machine that others load, much longer."""
+
+        self.has_compiled = False
+        self.is_doubted = False
+        """Whether the windows decide, because the twin is not believed."""
+
+        self.is_complete = False
+        """Whether the budget had time for all that the decision asks for."""
 
         self.affords_confirming = True
         """Whether the budget is for the start of an engine that confirms too."""
@@ -171,25 +157,40 @@ class SweepRun:
     def basis(self) -> Basis:
         return Basis(self.evidence, self.workload, self.settings)
 
+    @property
+    def ladder(self) -> Build:
+        return Build("ladder", self.settings.ceiling, self.starter)
+
+    @property
+    def fresh(self) -> Build:
+        """The engine that confirms the choice."""
+        is_like = self.confirming is self.starter
+        title = "starting the engine" if is_like else "starting the server that confirms"
+        cap = self.conclusion.verdict.max_num_seqs
+        return Build("confirm", cap, self.confirming, title=title)
+
     async def conclude(self, requests: Sequence[TraceRequest]) -> None:
         """Measure all that the decision asks for, and decide."""
         try:
             self.workload = await self.prepare(requests)
         except EngineError as error:
-            if self.runner.engine is None or self.paid_s() < self.evidence.facts().start_s:
+            if self.bench.engine is None or self.paid_s() < self.evidence.facts().start_s:
                 raise  # it did not start, or there is no time for another
             self.watcher.warn(f"{error}; going on with a new engine")
-            await self.runner.stop()
+            await self.bench.stop()
             self.workload = await self.prepare(requests)
-        self.runner.spare_s = self.spare_s
-        self.recorder.add_gathered(complete=await self.gather_with_one_death())
+        self.bench.spare_s = self.spare_s
+        await self.gather_with_one_death()
+        # once, and once more where a larger budget then had room for all
+        if not any(one.complete >= self.is_complete for one in self.journal.of(Gathered)):
+            self.journal.add(Gathered(complete=self.is_complete))
         self.conclusion = await self.concluded()
 
     async def concluded(self) -> Conclusion:
         """Return the conclusion from what was measured, and note how long it took."""
-        begun_s = asyncio.get_running_loop().time()
+        begun_s = self.now_s()
         conclusion = await asyncio.to_thread(conclude, self.basis)
-        self.concluding_s = asyncio.get_running_loop().time() - begun_s
+        self.concluding_s = self.now_s() - begun_s
         return conclusion
 
     def outcome(self) -> SweepOutcome:
@@ -205,45 +206,44 @@ class SweepRun:
     async def prepare(self, all_requests: Sequence[TraceRequest]) -> Workload:
         """Probe the idle engine and choose what to replay; or read both back."""
         self.evidence.check()
-        unloaded = self.evidence.unloaded()
+        settings, unloaded = self.settings, self.evidence.unloaded()
         if unloaded is None:
-            engine = await self.runner.engine_for(self.settings.ceiling, "ladder")
+            engine = await self.bench.up(self.ladder)
             requests = self.fitting(all_requests, engine.facts)
             self.watcher.stage("measuring requests one at a time, for what an idle engine does")
-            await self.runner.probe(engine, requests, "ladder")
+            await self.bench.probe(engine, requests, "ladder")
             unloaded = self.evidence.unloaded()
             assert unloaded is not None
         else:
             requests = self.fitting(all_requests, self.evidence.facts())
-        slo = self.settings.slo or slo_for(requests, unloaded)
+        slo = settings.slo or slo_for(requests, unloaded)
         chosen = self.evidence.selection()
         if chosen is not None:
-            self.warn(shortened(self.settings.step_s, chosen.step_s))
+            self.warn(shortened(settings.step_s, chosen.step_s))
             return workload_of(requests, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
         starts_s = self.evidence.facts().start_s
-        steps, confirm_s = steps_of(self.settings), self.confirm_start_s()
+        steps, confirm_s = steps_of(settings), self.confirm_start_s()
         budget_s = self.left_s() + self.evidence.spent_s()  # without what else took time so far
         self.affords_confirming = budget_s - starts_s - confirm_s >= steps * MIN_STEP_S
         starts_s += confirm_s if self.affords_confirming else 0.0
         step_s = affordable_step_s(
-            self.settings.step_s, steps=steps, budget_s=budget_s, starts_s=starts_s
+            settings.step_s, steps=steps, budget_s=budget_s, starts_s=starts_s
         )
-        workload = choose_workload(
-            requests, slo, unloaded, asked=self.settings.window, step_s=step_s
+        workload = choose_workload(requests, slo, unloaded, asked=settings.window, step_s=step_s)
+        self.journal.add(
+            Selection(part=workload.part, windows=workload.windows, step_s=workload.step_s)
         )
-        self.recorder.add_selection(Selection(workload.part, workload.windows, workload.step_s))
-        self.warn(shortened(self.settings.step_s, workload.step_s))
+        self.warn(shortened(settings.step_s, workload.step_s))
         windows = ", ".join(map(str, workload.windows))
-        most_s = steps_of(self.settings) * workload.step_s
         self.watcher.stage(
-            f"a step replays {windows} of the trace; expect up to {most_s:.0f}s of replay and "
-            f"{starts_s:.0f}s of engine starts"
+            f"a step replays {windows} of the trace; expect up to {steps * workload.step_s:.0f}s "
+            f"of replay and {starts_s:.0f}s of engine starts"
         )
         return workload
 
-    def warn(self, said: str | None) -> None:
-        if said is not None:
-            self.warnings.append(said)
+    def warn(self, text: str | None) -> None:
+        if text is not None:
+            self.warnings.append(text)
 
     def fitting(self, requests: Sequence[TraceRequest], facts: EngineFacts) -> list[TraceRequest]:
         """Return the requests that this engine can take; count and tell the others."""
@@ -253,10 +253,12 @@ class SweepRun:
         self.warn(left_out(dropped, of=len(requests), max_model_len=facts.max_model_len))
         return kept
 
+    # What there is time for
+
     def confirm_start_s(self) -> float:
         """Return how long the confirming engine is expected to take to start."""
-        newest, confirm = self.evidence.facts(), self.settings.confirm
-        is_first_server = confirm != "inproc" and not newest.is_served
+        newest = self.evidence.facts()
+        is_first_server = self.settings.confirm != "inproc" and not newest.is_served
         return newest.start_s + (SERVER_START_S if is_first_server else 0.0)
 
     def left_s(self) -> float:
@@ -264,7 +266,7 @@ class SweepRun:
         interrupted has spent what it measured, and no time in between."""
         spent_s = self.evidence.spent_s()
         if self.began_s is not None:
-            spent_s = max(spent_s, asyncio.get_running_loop().time() - self.began_s)
+            spent_s = max(spent_s, self.now_s() - self.began_s)
             ending_s = max(CONCLUDING * self.thinking_s, CONCLUDING_AGAIN * self.concluding_s)
             spent_s += ENDING_S + ending_s
         return self.settings.budget_s - spent_s
@@ -288,125 +290,127 @@ class SweepRun:
         planned_s = steps_of(settings) * planned_step_s - self.evidence.replay_s()
         return min(planned_s, self.paid_s()) / step_s - confirming
 
-    async def gather_with_one_death(self) -> bool:
-        """Gather; where the engine dies of it, go on with a new one if the budget allows it, once.
-        What was measured by then decides. Raises EngineError where that is nothing."""
+    # The ladder
+
+    async def gather_with_one_death(self) -> None:
+        """Measure what the decision asks for; where the engine dies of it, go on with a new one if
+        the budget allows it, once. What was measured by then decides. Raises EngineError where that
+        is nothing."""
         for is_last in (False, True):
             try:
-                return await self.gather()
+                await measure(self.next_on_ladder, self.bench)
             except EngineError as error:
-                await self.runner.stop()
+                await self.bench.stop()
                 need_s = self.evidence.facts().start_s + self.workload.step_s
-                is_affordable = self.paid_s() > need_s
-                if not is_last and is_affordable:
+                if not is_last and self.paid_s() > need_s:
                     self.watcher.warn(f"{error}; going on with a new engine")
                 elif self.evidence.segments():
                     self.warn(f"the ladder ended early: {error}")
-                    return False
+                    self.is_complete = False
+                    return
                 else:
                     raise
-        raise AssertionError
+            else:
+                return
 
-    async def gather(self) -> bool:
-        """Measure what the decision asks for; return False when the budget ended it early."""
-        if (trial := self.evidence.under_way()) is not None:
-            await self.make(trial)
-        if self.settings.closed_sessions:
-            return await self.gather_windows()
-        while True:
-            view = await self.weighed()
-            if view is not None:
-                weighed = view.weighed
-                self.watcher.believed(weighed.best, weighed.agreeing, weighed.draws)
-            if view is not None and not view.is_believed:
-                self.watcher.warn(f"{view.doubt}: the windows must decide")
-                return await self.gather_windows()
-            trial = next_for_twin(
-                self.evidence.trials(),
-                view,
-                ceiling=self.settings.ceiling,
-                fast=self.settings.fast,
-                steps_left=self.steps_left(),
-                disturbed=disturbed(self.evidence.rungs()),
-            )
-            if trial is None:
-                return True
-            if view is not None and self.paid_s() < self.workload.step_s:
-                return False
-            self.recorder.begin(trial)
-            await self.make(trial)
-
-    async def weighed(self) -> Forecast | None:
-        """Return what the twin says so far, and note how long it took to say it."""
-        begun_s = asyncio.get_running_loop().time()
+    def next_on_ladder(self) -> Trial | None:
+        """Return what to measure next; None when the decision can be taken, or there is no time."""
+        evidence, settings = self.evidence, self.settings
+        if (half := evidence.under_way()) is not None:
+            return self.trial(half.max_num_seqs, half.purpose)
+        if settings.closed_sessions or self.is_doubted:
+            return self._next_for_windows()
+        begun_s = self.now_s()
         view = view_of(self.basis)
         if self.has_compiled:
-            self.thinking_s = asyncio.get_running_loop().time() - begun_s
+            self.thinking_s = self.now_s() - begun_s
         self.has_compiled = view is not None
-        return view
+        if view is not None:
+            weighed = view.weighed
+            self.watcher.believed(weighed.best, weighed.agreeing, weighed.draws)
+            if not view.is_believed:
+                self.is_doubted = True
+                self.watcher.warn(f"{view.doubt}: the windows must decide")
+                return self._next_for_windows()
+        trial = next_for_twin(
+            evidence.trials(),
+            view,
+            ceiling=settings.ceiling,
+            fast=settings.fast,
+            steps_left=self.steps_left(),
+            disturbed=disturbed(evidence.rungs()),
+        )
+        is_poor = view is not None and self.paid_s() < self.workload.step_s
+        self.is_complete = trial is None
+        return None if trial is None or is_poor else self.trial(trial.max_num_seqs, trial.purpose)
 
-    async def gather_windows(self) -> bool:
-        """Measure what the windows need to decide alone."""
-        ceiling, step_s = self.settings.ceiling, self.workload.step_s
+    def _next_for_windows(self) -> Trial | None:
+        """Return what the windows need to decide alone."""
         blocks = window_blocks(self.basis)
-        while (trial := next_trial(blocks, ceiling=ceiling)) is not None:
-            needed_s = self.evidence.spent_s() + 2 * step_s + self.confirm_start_s()
-            if blocks and needed_s > self.settings.budget_s:
-                if trial.purpose != "tie_break":
-                    step = f"{in_words(trial.purpose)} {trial.max_num_seqs}"
-                    self.warn(no_room_for(step))
-                return trial.purpose != "ladder"
-            self.recorder.begin(trial)
-            await self.make(trial)
-            blocks = window_blocks(self.basis)
-        return True
+        trial = next_trial(blocks, ceiling=self.settings.ceiling)
+        self.is_complete = trial is None
+        if trial is None:
+            return None
+        needed_s = self.evidence.spent_s() + 2 * self.workload.step_s + self.confirm_start_s()
+        if blocks and needed_s > self.settings.budget_s:
+            if trial.purpose != "tie_break":
+                self.warn(no_room_for(f"{in_words(trial.purpose)} {trial.max_num_seqs}"))
+            self.is_complete = trial.purpose != "ladder"
+            return None
+        return self.trial(trial.max_num_seqs, trial.purpose)
 
-    async def make(self, trial: Trial) -> None:
-        """Measure one trial, or what an interruption left of it."""
-        workload, cap, purpose = self.workload, trial.max_num_seqs, trial.purpose
-        engine = await self.runner.engine_for(cap, "ladder")
-        if purpose in RUNGS:
-            await self.rung(trial, engine)
-        elif self.evidence.replayed():
-            pass  # all but its end was written down
-        elif purpose == "ramp":
-            await self.runner.ramp(engine, purpose, cap, workload, workload.step_s)
-        elif purpose == "drift_ramp":
-            await self.runner.ramp(
-                engine, purpose, cap, workload, DRIFT_RAMP_SHARE * workload.step_s
+    def trial(self, cap: int, purpose: str) -> Trial:
+        """Return a step of the ladder."""
+        workload, step_s = self.workload, self.workload.step_s
+        if purpose in {"ramp", "drift_ramp"}:
+            length_s = step_s if purpose == "ramp" else DRIFT_RAMP_SHARE * step_s
+            return Trial(
+                purpose=purpose, build=self.ladder, cap=cap, workload=workload, ramp_s=length_s
             )
-        else:
-            window, rule = workload.windows[0], CutRule(workload.slo, 0.0, short_s(workload.step_s))
-            sent = workload.sent_in(window)
-            result = await self.runner.replay(engine, purpose, cap, sent, window, rule)
-            self.recorder.add_replay(result, purpose)
-        self.recorder.end()
-
-    async def rung(self, trial: Trial, engine: Engine) -> None:
-        """Replay every window of the step that was not replayed before an interruption."""
-        workload, cap, purpose = self.workload, trial.max_num_seqs, trial.purpose
-        done = self.evidence.replayed()
         best = best_attainments(self.evidence.rungs(under_way=True), workload.slo)
-        for number, window in enumerate(workload.windows):
-            floor = cut_floor(best.get(number, 0.0))
-            bound = workload.bound(window, cap)
+
+        def rule(number: int, window: Window) -> tuple[CutRule, float | None]:
+            if purpose not in RUNGS:
+                return CutRule(workload.slo, 0.0, short_s(step_s)), None
+            floor, bound = cut_floor(best.get(number, 0.0)), workload.bound(window, cap)
             # the ceiling is always tried: that nothing helps must be seen and not only computed
-            ruled_out = bound < floor and cap != self.settings.ceiling
-            if number in done:
-                continue
-            sent = workload.sent_in(window)
-            if ruled_out and number:  # the first is replayed for its iterations
-                result = unsent(engine.facts, cap, window, workload, bound)
-                self.recorder.add_replay(result, purpose, window=number)
-                continue
-            rule = CutRule(workload.slo, floor, short_s(workload.step_s) if ruled_out else None)
-            result = await self.runner.replay(engine, purpose, cap, sent, window, rule)
-            if ruled_out:
-                bound = min(bound, result.attainment_bound)
-                result = replace(result, attainment_bound=bound, ruled_out=result.cut is not None)
-            self.recorder.add_replay(result, purpose, window=number)
-        replays = list(self.evidence.replayed().values())
-        self.watcher.measured(f"{in_words(purpose)} {cap}", measure(replays, workload.slo))
+            if bound >= floor or cap == self.settings.ceiling:
+                return CutRule(workload.slo, floor), None
+            return CutRule(workload.slo, floor, short_s(step_s)), bound
+
+        return Trial(
+            purpose=purpose,
+            build=self.ladder,
+            cap=cap,
+            windows=workload.windows if purpose in RUNGS else workload.windows[:1],
+            sent=workload.sent_in,
+            rule=rule,
+            slo=workload.slo,
+        )
+
+    # The confirming engine
+
+    async def confirm(self) -> None:
+        """Measure the choice on an engine of its own, as far as the budget goes. An engine that
+        does not start, dies or takes too long costs this measurement, and never the answer."""
+        self.is_confirming = True
+        why = "the budget left no room for it"
+        try:
+            if self.left_s() > self.evidence.facts().start_s:
+                async with asyncio.timeout(self.left_s()):
+                    await self.conclude_for_users()
+                    await measure(self.next_confirming, self.bench)
+                    self.conclusion = await asyncio.to_thread(
+                        after_headroom, self.conclusion, self.basis
+                    )
+        except RunError:
+            raise
+        except TimeoutError:
+            why = "the budget ended before it was done"
+        except (EngineError, InputError, OSError) as error:
+            why = str(error)
+        if not self.evidence.confirming("confirm", self.conclusion.verdict.max_num_seqs):
+            self.unconfirmed = why
 
     async def conclude_for_users(self) -> None:
         """Probe the server that confirms while it is idle, then conclude again.
@@ -419,10 +423,9 @@ class SweepRun:
         if settings.confirm == "inproc":
             return
         if evidence.unloaded("confirm") is None:
-            cap = self.conclusion.verdict.max_num_seqs
-            engine = await self.runner.engine_for(cap, "confirm")
+            engine = await self.bench.up(self.fresh)
             self.watcher.stage("measuring requests one at a time, as users see an idle server")
-            await self.runner.probe(engine, self.workload.requests, "confirm")
+            await self.bench.probe(engine, self.workload.requests, "confirm")
         if settings.slo is None:
             seen = evidence.unloaded("confirm")
             assert seen is not None
@@ -431,65 +434,51 @@ class SweepRun:
             return  # no front end was told
         self.conclusion = await self.concluded()
 
-    def confirming_windows(self) -> Sequence[Window]:
+    def next_confirming(self) -> Trial | None:
+        """Return the next window of the choice: at the recorded load those that the ladder did not
+        replay, with headroom those that it did; as far as the budget goes."""
+        settings, workload, verdict = self.settings, self.workload, self.conclusion.verdict
+        cap, is_overloaded = verdict.max_num_seqs, verdict.kind == "overloaded"
+        for purpose, load in zip(CONFIRMING, (1.0, settings.headroom), strict=True):
+            is_raised = purpose == "headroom"
+            if is_raised and (settings.fast or load <= 1.0 or is_overloaded):
+                return None
+            windows = workload.windows if is_raised else self.confirming_windows()
+            number = len(self.evidence.confirming(purpose, cap))
+            if number == len(windows):
+                continue
+            if is_raised and not number and self.steps_left() < -OVERDRAWN:
+                return None  # the twin says what it would be
+            if self.confirming_left_s() < windows[number].replay_s:
+                return None
+            return Trial(
+                purpose=purpose,
+                build=self.fresh,
+                cap=cap,
+                windows=windows[number : number + 1],
+                first=number,
+                sent=lambda window, load=load: raised(workload, window, load, settings.seed),  # type: ignore[misc]
+                rule=self._confirming_rule,
+                slo=workload.slo,
+            )
+        return None
+
+    def _confirming_rule(self, *_: object) -> tuple[CutRule, None]:
+        floor = 0.0 if self.conclusion.verdict.kind == "overloaded" else HALF
+        return CutRule(self.workload.slo, floor, budget_s=self.left_s()), None
+
+    def confirming_left_s(self) -> float:
+        """Return what is left of the budget for replays once the confirming engine is up."""
+        start_s = 0.0 if self.bench.build == self.fresh else self.evidence.facts().start_s
+        return self.left_s() - start_s
+
+    def confirming_windows(self) -> tuple[Window, ...]:
         """Return what the confirming engine replays. What the twin foretells of it is on disk
         before the replay begins."""
         workload, view = self.workload, self.conclusion.view
         cap = self.conclusion.verdict.max_num_seqs
         said = foretold_in(self.evidence, cap)
         if said is None and view is not None and self.conclusion.by_twin:
-            said = foretold_replay(self.basis, view, cap, most_s=self.left_s())
-            self.recorder.append("foretold", **said.as_event())
+            said = foretold_replay(self.basis, view, cap, most_s=self.confirming_left_s())
+            self.journal.add(said)
         return workload.windows if said is None else said.windows
-
-    async def confirm(self) -> None:
-        """Measure the choice on an engine of its own, as far as the budget goes. An engine that
-        does not start, dies or takes too long costs this measurement, and never the answer."""
-        self.is_confirming = True
-        why = "the budget left no room for it"
-        try:
-            if self.left_s() > self.evidence.facts().start_s:
-                async with asyncio.timeout(self.left_s()):
-                    await self.replay_choice()
-        except RunError:
-            raise
-        except TimeoutError:
-            why = "the budget ended before it was done"
-        except (EngineError, InputError, OSError) as error:
-            why = str(error)
-        if not self.evidence.confirming("confirm", self.conclusion.verdict.max_num_seqs):
-            self.unconfirmed = why
-
-    async def replay_choice(self) -> None:
-        """Replay the choice on an engine of its own, as recorded and with headroom."""
-        await self.conclude_for_users()
-        settings, verdict = self.settings, self.conclusion.verdict
-        loads = {"confirm": 1.0, "headroom": settings.headroom}
-        if settings.fast or settings.headroom <= 1.0 or verdict.kind == "overloaded":
-            del loads["headroom"]
-        await self.replay_at(verdict.max_num_seqs, loads)
-        self.conclusion = await asyncio.to_thread(after_headroom, self.conclusion, self.basis)
-
-    async def replay_at(self, cap: int, loads: Mapping[str, float]) -> None:
-        """Replay windows on an engine of this cap at these loads, as far as the budget goes and
-        none twice: as captured those that the ladder did not replay, with headroom those that it
-        did."""
-        settings, workload = self.settings, self.workload
-        is_overloaded = self.conclusion.verdict.kind == "overloaded"
-        for purpose, load in loads.items():
-            windows = self.confirming_windows() if purpose == "confirm" else workload.windows
-            done = len(self.evidence.confirming(purpose, cap))
-            if purpose == "headroom" and not done and self.steps_left() < -OVERDRAWN:
-                return  # the twin says what it would be
-            for number, window in enumerate(windows[done:], done):
-                engine = await self.runner.engine_for(cap, "confirm")
-                if self.left_s() < window.replay_s:
-                    return
-                raised = scale_load(workload.sent_in(window), load, seed=settings.seed)
-                floor = 0.0 if is_overloaded else HALF
-                rule = CutRule(workload.slo, floor, budget_s=self.left_s())
-                result = await self.runner.replay(engine, purpose, cap, raised, window, rule)
-                self.recorder.add_replay(result, purpose, window=number)
-            replays = self.evidence.confirming(purpose, cap)
-            if len(replays) > done:
-                self.watcher.measured(f"{in_words(purpose)} {cap}", measure(replays, workload.slo))

@@ -1,11 +1,10 @@
-"""The traffic of a comparison: a window of the trace for each block, at each load, with lengths as
-captured and uniform. Pure.
+"""The ways of serving that are compared, and the traffic that each is sent: rows of data.
 
-A level is a mean number of requests in flight, open loop, at the untuned engine, by the twin. The
+A load is a mean number of requests in flight, open loop, at the untuned engine, by the twin. The
 requests of a window are thinned out, or copied, until there are so many; time is never stretched.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
@@ -13,25 +12,47 @@ from typing import Literal, get_args
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats
-from tuner.errors import TraceError
+from tuner.engines.workers import Batching
+from tuner.errors import TraceError, UsageError
 from tuner.profile.stored_twin import StoredTwin
-from tuner.runs.compare.approaches import UNTUNED, names_in
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.window import RUN_IN_SHARE, Window, in_window
 from tuner.twin.simulation import simulate, traffic_of
 
-LEVELS: dict[str, int | None] = {
-    "light": 2,
-    "medium": 8,
-    "heavy": 16,
-    "very-heavy": 25,
-    "recorded": None,
-}
-"""Name → requests in flight; None is the trace as it is."""
+UNTUNED = 64
+"""``max_num_seqs`` that nobody measured."""
+
+ONE = Batching()
+OF_PROFILE, SERVER = "profile", "server"
+
+
+@dataclass(frozen=True, slots=True)
+class Approach:
+    name: str
+    title: str
+    workers: int = 0
+    """Worker processes behind queues, on one device; 0 batches continuously."""
+
+    batching: Batching = ONE
+
+
+APPROACHES = (
+    Approach("worker", "one worker", 1),
+    Approach("two-workers", "two workers", 2),
+    Approach("static", "static batching", 1, Batching(16, 0.05)),
+    Approach("untuned", "continuous, untuned"),
+    Approach("tuned", "continuous, tuned"),
+    Approach(SERVER, "the same behind a server"),
+    Approach(OF_PROFILE, "the whole profile"),
+)
+"""In the order of the story."""
 
 STORY = "very-heavy"
-"""The load of the story: 25 in flight."""
+LEVELS: dict[str, int | None] = {
+    "light": 2, "medium": 8, "heavy": 16, STORY: 25, "recorded": None,
+}  # fmt: skip
+"""Name → requests in flight; None is the trace as it is."""
 
 Lengths = Literal["captured", "uniform"]
 LENGTHS: tuple[Lengths, ...] = get_args(Lengths)
@@ -42,15 +63,29 @@ EXACT = 0.01
 MOST = 1_000_000
 """Requests in one window beyond which no level is looked for."""
 
-MANY_COPIES = 2.0
 
+def chosen(names: str | None, *, has_profile: bool, simulated: bool) -> tuple[Approach, ...]:
+    """Return the approaches of a list such as ``worker,tuned``, in the order of the story.
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One replay to make within a block and an approach: which traffic."""
-
-    load: str
-    lengths: Lengths
+    None is all that there can be but the server, which takes half a minute to start. Raises
+    UsageError for a name that is unknown or there twice, or needs what is not there.
+    """
+    possible = {
+        one.name: one
+        for one in APPROACHES
+        if (has_profile or one.name != OF_PROFILE)
+        and not (simulated and (one.workers or one.name == SERVER))
+    }
+    if names is None:
+        return tuple(one for name, one in possible.items() if name != SERVER)
+    named = names_in(names, [one.name for one in APPROACHES], option="--approaches")
+    for name in named:
+        if name not in possible:
+            needs = "a profile" if name == OF_PROFILE else "a real engine"
+            raise UsageError(
+                f"--approaches {name} needs {needs}", hint=f"Choose of {', '.join(possible)}."
+            )
+    return tuple(one for name, one in possible.items() if name in named)
 
 
 def parse_levels(text: str) -> list[str]:
@@ -62,6 +97,19 @@ def parse_levels(text: str) -> list[str]:
     return sorted(names, key=lambda name: LEVELS[name] or MOST, reverse=True)
 
 
+def names_in(text: str, known: Collection[str], *, option: str) -> list[str]:
+    """Read a list of names. Raises UsageError for one that is unknown or there twice."""
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"{option}: {name!r} is not known", hint=f"Choose of {', '.join(known)}."
+            )
+    if len(set(names)) < len(names):
+        raise UsageError(f"{option}: a name is there twice", hint="Give each once.")
+    return names
+
+
 def windows_of(
     requests: Sequence[TraceRequest], *, step_s: float, blocks: int
 ) -> tuple[Window, ...]:
@@ -71,24 +119,17 @@ def windows_of(
     They overlap, or are the same, where the trace is too short.
     """
     first_s, last_s = requests[0].arrival_s, requests[-1].arrival_s
-    run_in_s = RUN_IN_SHARE * step_s
-    if last_s - first_s <= step_s + run_in_s:
-        run_in_s = (last_s - first_s) * RUN_IN_SHARE / (1 + RUN_IN_SHARE)
-        return (Window(first_s + run_in_s, last_s - first_s - run_in_s, run_in_s),) * blocks
-    found = []
-    for block in range(blocks):
-        at_s = requests[len(requests) * (2 * block + 1) // (2 * blocks)].arrival_s
-        start_s = min(max(at_s, first_s + run_in_s), last_s - step_s)
-        found.append(Window(start_s, step_s, run_in_s))
-    return tuple(found)
+    run_in_s, length_s = RUN_IN_SHARE * step_s, last_s - first_s
+    if length_s <= step_s + run_in_s:
+        run_in_s = length_s * RUN_IN_SHARE / (1 + RUN_IN_SHARE)
+        return (Window(first_s + run_in_s, length_s - run_in_s, run_in_s),) * blocks
+    places = [len(requests) * (2 * block + 1) // (2 * blocks) for block in range(blocks)]
+    starts_s = [max(requests[place].arrival_s, first_s + run_in_s) for place in places]
+    return tuple(Window(min(at_s, last_s - step_s), step_s, run_in_s) for at_s in starts_s)
 
 
 def mean_in_flight(begin_s: Floats, end_s: Floats, *, from_s: float, to_s: float) -> float:
-    """Return the mean over time of how many requests are in flight in [from_s, to_s).
-
-    By Little's law the rate of arrivals times the time that each stays; here each one's stay within
-    the window is summed, so that nothing needs to be steady.
-    """
+    """Return the mean over time of how many requests are in flight in [from_s, to_s)."""
     stay_s = np.minimum(end_s, to_s) - np.maximum(begin_s, from_s)
     return float(np.maximum(0.0, stay_s).sum() / (to_s - from_s))
 
@@ -118,43 +159,24 @@ class Workload:
         }
 
     @property
-    def cells(self) -> list[Cell]:
-        return [Cell(level, lengths) for level in self.levels for lengths in LENGTHS]
+    def cells(self) -> list[tuple[str, Lengths]]:
+        return [(level, lengths) for level in self.levels for lengths in LENGTHS]
 
-    def sent(self, cell: Cell, block: int) -> list[TraceRequest]:
-        """Return what a cell sends in a block, the same to every approach."""
-        window, rates = self.windows[block], self.rates_rps.get(cell.load)
+    def sent(self, level: str, lengths: Lengths, block: int) -> list[TraceRequest]:
+        """Return what is sent in a block, the same to every approach."""
+        window, rates = self.windows[block], self.rates_rps.get(level)
         sent = in_window(self.requests, window)
         if rates is not None:
             sent = self._at(rates[block], window, block)
-        return sent if cell.lengths == "captured" else uniform(sent, self.requests)
-
-    def warnings(self) -> list[str]:
-        """Return what the windows and loads of this trace cannot show."""
-        found = []
-        if len(set(self.windows)) < len(self.windows):
-            found.append(
-                "the trace is too short for another part of it in every block: the intervals know "
-                "more of the machine's noise than of other traffic; compare with a longer trace"
-            )
-        recorded = sum(len(in_window(self.requests, window)) for window in self.windows)
-        for level, rates in self.rates_rps.items():
-            sent = sum(rate * one.replay_s for rate, one in zip(rates, self.windows, strict=True))
-            if sent > MANY_COPIES * recorded:
-                found.append(
-                    f"{level}: {sent / recorded:.1f} times what was recorded there: most of its "
-                    "requests are copies of others, some seconds apart; leave it out (--loads) or "
-                    "compare with a busier trace"
-                )
-        return found
+        return sent if lengths == "captured" else uniform(sent, self.requests)
 
     def in_flight(self, sent: Sequence[TraceRequest], window: Window) -> float:
         """Return how many of these requests are in flight on average at the untuned engine."""
         assert self.twin is not None
         traffic = traffic_of(sent, hash_block_size=self.block_size)
         slots = min(UNTUNED, len(self.twin.law.decode_s) - 1)
-        found = simulate(traffic, self.twin.law, self.twin.shape, max_num_seqs=slots)
-        end_s = traffic.arrival_s + np.nan_to_num(found.e2el_s)  # a refused one does not stay
+        replay = simulate(traffic, self.twin.law, self.twin.shape, max_num_seqs=slots)
+        end_s = traffic.arrival_s + np.nan_to_num(replay.e2el_s)  # a refused one does not stay
         to_s = window.start_s + window.length_s
         return mean_in_flight(traffic.arrival_s, end_s, from_s=window.start_s, to_s=to_s)
 
@@ -190,13 +212,8 @@ def uniform(sent: Sequence[TraceRequest], like: Sequence[TraceRequest]) -> list[
     output_length = max(1, round(sum(one.output_length for one in like) / len(like)))
     return [
         replace(
-            one,
-            input_length=input_length,
-            output_length=output_length,
-            status="ok",
-            n=1,
-            output_lengths=(),
-            hash_ids=(),
+            one, input_length=input_length, output_length=output_length, status="ok", n=1,
+            output_lengths=(), hash_ids=(),
         )
         for one in sent
-    ]
+    ]  # fmt: skip

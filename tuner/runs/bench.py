@@ -1,12 +1,13 @@
-"""The engine under test: started when it is needed, replayed on, ramped.
+"""The engine under test: at most one is up; started when needed, probed, ramped, replayed on.
 
-Everything measured is in the journal when a call returns.
+Everything measured is in the journal when a call returns, but for replays: whoever asked for one
+adds it, with its place in the run.
 """
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Protocol, TypeVar
@@ -24,9 +25,9 @@ from tuner.replay.readings import Read, while_reading
 from tuner.replay.records import DeviceLog, ProbeResult, Replay
 from tuner.replay.replay import CutRule
 from tuner.replay.soundness import Attempt, better_of_two, replay_soundly, stalls_since
+from tuner.runs.events import EngineStart, Probed, Repeated, Stalled
 from tuner.runs.evidence import Evidence
-from tuner.runs.recorder import Recorder
-from tuner.runs.settings import SweepSettings
+from tuner.runs.journal import Journal
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.sessions import turns_of
@@ -54,12 +55,6 @@ def in_words(purpose: str) -> str:
     return purpose.replace("_", " ")
 
 
-def start_in_words(facts: EngineFacts) -> str:
-    """Return what a start took its time for; nothing where that is not worth a line."""
-    phases = [f"{name} {took_s:.0f} s" for name, took_s in facts.phases_s.items() if took_s >= 1.0]
-    return f"started in {facts.start_s:.0f} s: {', '.join(phases)}" if phases else ""
-
-
 class Watcher(Protocol):
     """The listener that is told how the run goes."""
 
@@ -71,94 +66,109 @@ class Watcher(Protocol):
     def warn(self, text: str) -> None: ...
 
 
-class EngineRunner:
-    """The engine that is up, if one is, and where what it shows is kept."""
+@dataclass(frozen=True, slots=True)
+class Build:
+    """An engine to build. Trials of equal builds share one engine."""
 
-    def __init__(  # noqa: PLR0913 - what it runs, and who is told
+    purpose: str
+    max_num_seqs: int
+    """The most that will be asked of it."""
+
+    starter: Starter = field(compare=False)
+    key: str = ""
+    """See ``EngineStart.key``."""
+
+    title: str = field(default="starting the engine", compare=False)
+
+
+class Bench:
+    """The engine that is up, if one is."""
+
+    def __init__(  # noqa: PLR0913 - what is sent, and who is told
         self,
-        starter: Starter,
-        settings: SweepSettings,
-        evidence: Evidence,
+        journal: Journal,
         watcher: Watcher,
         read_device: Read | None,
         *,
-        confirming: Starter | None = None,
+        block_size: int,
+        seed: int = 0,
+        closed_sessions: bool = False,
     ) -> None:
-        """``confirming`` starts the engine that confirms, if ``starter`` does not."""
-        self.starter, self.settings = starter, settings
-        self.confirming = confirming or starter
-        self.evidence, self.watcher = evidence, watcher
-        self.recorder = Recorder(evidence.journal)
-        self.read_device = read_device
+        """``block_size``: tokens that one hash id of the trace stands for."""
+        self.journal, self.watcher, self.read_device = journal, watcher, read_device
+        self.evidence = Evidence(journal)
+        self.seed, self.block_size, self.closed_sessions = seed, block_size, closed_sessions
         self.engine: Engine | None = None
-        self.built_for = ""
-        self.spare_s: Callable[[], float] = lambda: settings.budget_s - evidence.spent_s()
+        self.build: Build | None = None
+        self.limits = (0, 0)
+        self.spare_s: Callable[[], float] = lambda: float("inf")
         """Returns the seconds that may be spent on measuring something once more."""
 
-    async def engine_for(self, max_num_seqs: int, purpose: str) -> Engine:
-        """Return the engine for this purpose with the cap set.
+    async def up(self, build: Build, *, cap: int = 0, tokens: int = 0) -> Engine:
+        """Return the engine of this build, its limits set: by default to what it was built for.
 
         It is started only when it is needed: a resumed run with nothing left to measure starts
-        none.
+        none. Raises EngineError, RunError.
         """
-        live = purpose == "ladder"
-        built_for = "ladder" if live else f"{purpose} {max_num_seqs}"
-        size = self.settings.ceiling if live else max_num_seqs
-        if self.built_for != built_for:
+        if self.engine is None or self.build != build:
             await self.stop()
-        if self.engine is None:
-            self.built_for = built_for
-            self.engine = await self._started(size, purpose)
-            self.evidence.check_machine(self.engine.facts)
-            self.recorder.add_start(self.engine.facts, purpose=purpose, max_num_seqs=size)
-            if took := start_in_words(self.engine.facts):
-                self.watcher.stage(took)
-        tokens = self.engine.facts.max_num_batched_tokens
-        await self.engine.set_limits(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens)
+            self.watcher.stage(f"{build.title} with max_num_seqs={build.max_num_seqs}")
+            self.engine, self.build = await self._started(build), build
+            facts = self.engine.facts
+            self.limits = (build.max_num_seqs, facts.max_num_batched_tokens)
+            self.evidence.check_machine(facts)
+            start = EngineStart(
+                purpose=build.purpose, max_num_seqs=build.max_num_seqs, facts=facts, key=build.key
+            )
+            self.journal.add(start)
+            long = [f"{name} {s:.0f} s" for name, s in facts.phases_s.items() if s >= 1.0]
+            if long:
+                self.watcher.stage(f"started in {facts.start_s:.0f} s: {', '.join(long)}")
+        budget = self.engine.facts.max_num_batched_tokens
+        limits = (cap or build.max_num_seqs, tokens or budget)
+        if limits != self.limits:
+            await self.engine.set_limits(max_num_seqs=limits[0], max_num_batched_tokens=limits[1])
+            self.limits = limits
         return self.engine
 
-    async def _started(self, max_num_seqs: int, purpose: str) -> Engine:
-        """Start the engine of a purpose."""
-        is_server = purpose == "confirm" and self.confirming is not self.starter
-        what = "the server that confirms" if is_server else "the engine"
-        self.watcher.stage(f"starting {what} with max_num_seqs={max_num_seqs}")
-        return await self._saying(self.confirming if is_server else self.starter, max_num_seqs)
-
-    async def _saying(self, starter: Starter, max_num_seqs: int) -> Engine:
+    async def _started(self, build: Build) -> Engine:
         """Start an engine, and say what it does where that takes long."""
-        saying = asyncio.ensure_future(self._say_parts(starter.doing()))
+        saying = asyncio.ensure_future(self._say_parts(build.starter.doing()))
         try:
-            return await starter.start(max_num_seqs=max_num_seqs)
+            return await build.starter.start(max_num_seqs=build.max_num_seqs)
         finally:
             saying.cancel()
 
     async def _say_parts(self, doing: Callable[[], str]) -> None:
-        told = ""
+        before = ""
         await asyncio.sleep(LONG_START_S)
         while True:
-            if (part := doing()) not in {told, ""}:
-                told = part
+            if (part := doing()) not in {before, ""}:
+                before = part
                 self.watcher.stage(f"the engine is {part}")
             await asyncio.sleep(LOOK_S)
 
     async def stop(self) -> None:
+        """Stop the engine. Stopping twice is allowed."""
         if self.engine is not None:
-            engine, self.engine = self.engine, None
+            engine, self.engine, self.build = self.engine, None, None
             await engine.stop()
 
     async def probe(self, engine: Engine, requests: Sequence[TraceRequest], purpose: str) -> None:
         """Time some requests one at a time on an idle engine, and keep that."""
-        what, prompt = "one at a time", self.prompts(engine.facts)
-
-        now_s = asyncio.get_running_loop().time
+        prompt, now_s = self.prompts(engine.facts), asyncio.get_running_loop().time
 
         async def work() -> tuple[list[ProbeResult], float]:
             begun_s = now_s()
             return await probe(requests, engine, prompt=prompt), now_s() - begun_s
 
-        found = await self._soundly(what, engine, work)
-        results, elapsed_s = found.result[0]
-        self.recorder.add_probes(results, found.flaws, elapsed_s, purpose=purpose)
+        attempt = await self._soundly("one at a time", engine, work)
+        results, elapsed_s = attempt.result[0]
+        self.journal.add(
+            Probed(
+                purpose=purpose, results=tuple(results), flaws=attempt.flaws, elapsed_s=elapsed_s
+            )
+        )
 
     async def ramp(
         self, engine: Engine, purpose: str, ceiling: int, workload: Workload, length_s: float
@@ -167,12 +177,10 @@ class EngineRunner:
 
         Raises EngineError when no iteration ends in time.
         """
-        what = f"{in_words(purpose)} to {ceiling}"
+        what, trial = f"{in_words(purpose)} to {ceiling}", self.evidence.count()
         self.watcher.trial(what, length_s)
         await engine.reset_prefix_cache()
-        number = len(self.evidence.trials())
-        rows = count(FRESH_PROMPTS * (1 + number))
-        prompt = self.prompts(engine.facts)
+        rows, prompt = count(FRESH_PROMPTS * (1 + trial)), self.prompts(engine.facts)
 
         async def work() -> tuple[IterationLog, float]:
             return await ramp(
@@ -182,11 +190,11 @@ class EngineRunner:
                 length_s=length_s,
                 tpot_s=workload.unloaded.tpot_s or workload.unloaded.ttft_s,
                 prompt=lambda one: prompt(replace(one, row=next(rows), hash_ids=())),
-                seed=self.settings.seed + number,
+                seed=self.seed + trial,
             )
 
-        found = await self._soundly(what, engine, work)
-        (log, begin_s), device = found.result
+        attempt = await self._soundly(what, engine, work)
+        (log, begin_s), device = attempt.result
         if not len(log):
             raise EngineError(
                 f"no iteration ended within {length_s:.0f}s of {ceiling} requests at a time",
@@ -201,31 +209,29 @@ class EngineRunner:
             kv_blocks=engine.facts.kv_blocks,
             token_budget=engine.facts.max_num_batched_tokens,
             device=device,
-            flaws=found.flaws,
+            flaws=attempt.flaws,
             start_s=begin_s,
         )
-        self.recorder.add_replay(result, purpose)
+        self.journal.add_replay(result, purpose, trial=trial)
         self.watcher.stage(f"{what}: {len(log):,} iterations")
 
     async def replay(  # noqa: PLR0913, PLR0917 - what is sent where, and when it is cut
         self,
         engine: Engine,
-        purpose: str,
+        what: str,
         cap: int,
         requests: Sequence[TraceRequest],
         window: Window,
         rule: CutRule,
     ) -> Replay:
-        """Replay these requests of a window; see ``replay_soundly``."""
-        what = f"{in_words(purpose)} {cap}"
+        """Replay these requests of a window; see ``replay_soundly``. ``what`` names it."""
         plan = plan_requests(
             requests,
             window,
             max_model_len=engine.facts.max_model_len,
             prompt=self.prompts(engine.facts),
-            turns=turns_of(requests) if self.settings.closed_sessions else None,
+            turns=turns_of(requests) if self.closed_sessions else None,
         )
-
         async with self.watched(what, engine):
             return await replay_soundly(
                 plan,
@@ -246,7 +252,7 @@ class EngineRunner:
         if elapsed_s > self.spare_s():
             self.watcher.warn(f"{what}: {why}; there is no time to measure it again")
             return False
-        self.recorder.add_late(what, why, elapsed_s)
+        self.journal.add(Repeated(what=what, why=why, elapsed_s=elapsed_s))
         self.watcher.warn(f"{what}: {why}; measuring it once more")
         return True
 
@@ -261,18 +267,18 @@ class EngineRunner:
             yield
         except StoodStillError as error:
             if engine.stalls.now_s:  # that has ended it
-                self.recorder.add_late(what, str(error), error.seconds)
+                self.journal.add(Repeated(what=what, why=str(error), elapsed_s=error.seconds))
             raise
         finally:
             saying.cancel()
 
     async def _say_stalls(self, what: str, stalls: Stalls) -> None:
-        said = False
+        is_said = False
         while True:
             await asyncio.sleep(LOOK_S)
-            said, before = stalls.now_s >= STALL_S, said
-            if said and not before:
-                self.recorder.add_stall(what)
+            is_said, before = stalls.now_s >= STALL_S, is_said
+            if is_said and not before:
+                self.journal.add(Stalled(what=what))
                 self.watcher.warn(
                     f"{what}: the engine has not moved for {stalls.now_s:.0f} s with work waiting"
                 )
@@ -284,10 +290,10 @@ class EngineRunner:
 
         async def attempt() -> Attempt[tuple[Result, DeviceLog]]:
             before = engine.stalls.count
-            found, device = await while_reading(work(), self.read_device)
+            result, device = await while_reading(work(), self.read_device)
             taken = crowded(device_use([device]))
             flaws = (*stalls_since(engine, before), *([] if taken is None else [taken]))
-            return Attempt((found, device), flaws)
+            return Attempt((result, device), flaws)
 
         async with self.watched(what, engine):
             return await better_of_two(attempt, partial(self.retry, what))
@@ -295,7 +301,7 @@ class EngineRunner:
     def prompts(self, facts: EngineFacts) -> Callable[[TraceRequest], list[int]]:
         return partial(
             prompt_token_ids,
-            seed=self.settings.seed,
+            seed=self.seed,
             vocab_size=facts.vocab_size,
-            block_size=self.settings.trace_block_size,
+            block_size=self.block_size,
         )

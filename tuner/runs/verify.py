@@ -1,0 +1,293 @@
+"""The run of ``tuner verify``: a fresh engine, one step of replay, then a gate for each promise.
+
+The promise is what the twin in the profile predicts for the very windows that are replayed, because
+the trace may be another than the one that was tuned for, and the windows are only a part of it. A
+limit is the end of its 95 % interval, with a tolerance for changes of the machine's speed on top.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.engines.provenance import environment_differs
+from tuner.engines.seam import Starter
+from tuner.profile.stored_twin import StoredTwin
+from tuner.profile.summary import LOW
+from tuner.profile.tolerances import ATTAINMENT_TOLERANCE, SLACK_S
+from tuner.replay.device_use import crowded, device_use
+from tuner.replay.measure import Measurement, Spread
+from tuner.replay.measure import measure as measurement_of
+from tuner.replay.readings import Read
+from tuner.replay.records import Replay
+from tuner.replay.replay import CutRule
+from tuner.runs.bench import Bench, Build, Watcher
+from tuner.runs.evidence import Evidence
+from tuner.runs.execute import execute
+from tuner.runs.journal import Journal
+from tuner.runs.measure import Trial, measure
+from tuner.runs.sweep.prediction import planned_window
+from tuner.trace.trace import TraceRequest
+from tuner.traffic.arrivals import busiest_window
+from tuner.traffic.requirements import KV, TIMES, Requirement
+from tuner.traffic.sampling import sample_windows
+from tuner.traffic.slo import Slo
+from tuner.traffic.window import Window, choose_part, in_window
+from tuner.traffic.workload import LOADED, keep_what_fits
+from tuner.twin.check import Foretold, foretell
+
+ENGINES_OWN = ("queue", "preemptions", KV)
+"""Numbers that only the engine knows, and not its clients."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One promise, and whether it was kept. Times in milliseconds, shares from 0 to 1."""
+
+    name: str
+    measured: float
+    promised: float
+    limit: float
+    """The worst that still counts as kept: a lower bound of the attainment, else an upper one."""
+
+    kept: bool
+    limit_is: str
+    """Where the limit is from, in words."""
+
+    is_promise: bool = True
+    """Whether the limit is what the profile promises; otherwise it is what was required."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The two sides of a verification."""
+
+    twin: StoredTwin | None
+    """None where the server is no vLLM: then only its clients' numbers are gated."""
+
+    slo: Slo
+    max_num_seqs: int
+    hit_share: float
+    trace_block_size: int
+    window: str
+    step_s: float
+    tolerance: float
+
+    tpot_s: float = 0.0
+    """Seconds that a token takes by the promise. Where there is no twin it tells how long the last
+    requests of a window take."""
+
+    url: str = ""
+    """Of a server that runs already; empty: an engine is started."""
+
+    repeats: bool = True
+    """Whether a broken promise is measured once more."""
+
+    requirements: tuple[Requirement, ...] = ()
+    """What is held to these is not held to the promise as well."""
+
+    environment: Mapping[str, str] | None = None
+    """That the profile was measured in; None where that is not known."""
+
+    def why_not(self, one: Requirement) -> str | None:
+        """Say why a requirement is not held against this replay; None where it is."""
+        if one.at_headroom:
+            return "the captured load is replayed"
+        if self.url and one.name in ENGINES_OWN:
+            return "a server that runs does not tell it of a replay"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """The outcome of a verification."""
+
+    gates: Sequence[Gate]
+    engine_s: float
+    """Of starts and replays."""
+
+    p95_ms: Mapping[str, float]
+    """What clients saw, by name: TTFT, TPOT, E2EL."""
+
+    replays: Sequence[Replay]
+
+    @property
+    def taken(self) -> str | None:
+        """Say how much of the cores others took meanwhile, where that was so much that a promise
+        which looks broken may be kept."""
+        logs = [one.device for one in self.replays]
+        return crowded(device_use(logs)) if logs else None
+
+
+Sent = Sequence[tuple[Window, Sequence[TraceRequest]]]
+
+
+def verify(  # noqa: PLR0913, PLR0917 - what is held against what, and who is told
+    requests: Sequence[TraceRequest],
+    starter: Starter,
+    question: Verification,
+    journal: Journal,
+    watcher: Watcher,
+    read: Read | None,
+) -> Verified:
+    """Start the engine, replay what the journal does not hold yet, and return the gates.
+
+    A broken promise is measured once more, and both replays count, unless ``question`` forbids.
+    Raises EngineError; TraceError when nothing can be replayed.
+    """
+
+    async def work() -> Sent:
+        bench = Bench(journal, watcher, read, block_size=question.trace_block_size)
+        title = f"asking {question.url}" if question.url else "starting the engine"
+        build = Build("verify", question.max_num_seqs, starter, title=title)
+        try:
+            engine = await bench.up(build)
+            for one in question.requirements:
+                if (why := question.why_not(one)) is not None:
+                    watcher.stage(f"not checked: {one}: {why}")
+            differs = environment_differs(question.environment, engine.facts.environment)
+            for caution in engine.facts.cautions:
+                watcher.warn(caution)
+            if differs is not None:
+                watcher.warn(f"the profile was {differs}")
+            kept, dropped = keep_what_fits(requests, max_model_len=engine.facts.max_model_len)
+            if dropped:
+                watcher.warn(f"{dropped} requests are longer than the engine takes: left out")
+            sent = windows_of(kept, question)
+            await measure(lambda: _next_trial(bench, build, question, sent), bench)
+        finally:
+            await bench.stop()
+        return sent
+
+    sent = execute(work(), starter, journal)
+    replays = _replays(journal)
+    seen = measurement_of(replays, question.slo)
+    times = {"ttft": seen.ttft_s, "tpot": seen.tpot_s, "e2el": seen.e2el_s}
+    return Verified(
+        gates=gates(replays, sent, question),
+        engine_s=Evidence(journal).spent_s(),
+        p95_ms={name: 1e3 * one.p95 for name, one in times.items() if one is not None},
+        replays=replays,
+    )
+
+
+def _replays(journal: Journal) -> list[Replay]:
+    return journal.replays(lambda _: True)
+
+
+def _next_trial(bench: Bench, build: Build, question: Verification, sent: Sent) -> Trial | None:
+    """Return all windows, and all of them once more where a promise looks broken."""
+    done = bench.evidence.count()
+    if done == 2 or (done == 1 and not question.repeats):
+        return None
+    if done == 1:
+        if all(gate.kept for gate in gates(_replays(bench.journal), sent, question)):
+            return None
+        bench.watcher.stage("a promise looks broken: measuring once more")
+    of_window = dict(sent)
+    rule = CutRule(question.slo, floor=0.0)
+    return Trial(
+        purpose="verify",
+        build=build,
+        cap=build.max_num_seqs,
+        windows=tuple(of_window),
+        sent=lambda window: of_window[window],
+        rule=lambda *_: (rule, None),
+        slo=question.slo,
+    )
+
+
+def windows_of(
+    requests: Sequence[TraceRequest], question: Verification
+) -> list[tuple[Window, list[TraceRequest]]]:
+    """Return the windows that are replayed, each with the requests that it sends."""
+    part = choose_part(requests, question.window, length_s=question.step_s, busiest=busiest_window)
+    token_s = question.tpot_s
+    if question.twin is not None:
+        law = question.twin.law
+        token_s = float(law.decode_s[min(question.max_num_seqs, len(law.decode_s) - 1)])
+    outputs = np.percentile([one.output_length for one in requests], 95)
+    windows = sample_windows(
+        requests, part, step_s=question.step_s, drain_s=LOADED * token_s * float(outputs)
+    )
+    return [(window, in_window(requests, window)) for window in windows]
+
+
+def gates(replays: Sequence[Replay], sent: Sent, question: Verification) -> list[Gate]:
+    """Return every gate; ``replays`` are one or more of each window that was ``sent``."""
+    measured = measurement_of(replays, question.slo)
+    required = _required(question, measured)
+    if question.twin is None:
+        return required or [_least(measured)]
+    twin = question.twin
+    planned = [
+        planned_window(
+            window,
+            requests,
+            hash_block_size=question.trace_block_size,
+            hit_share=question.hit_share,
+            kv_tokens=twin.shape.kv_tokens,
+        )
+        for window, requests in sent
+    ]
+    foretold, _ = foretell(
+        planned, twin.laws, twin.machine, twin.shape, question.slo,
+        max_num_seqs=question.max_num_seqs,
+    )  # fmt: skip
+    # a server that runs does not tell its preemptions a replay
+    held = {gate.name for gate in required} | ({"preemptions"} if question.url else set())
+    promised = _promised(foretold, measured, question.tolerance, len(replays) // len(sent))
+    return [*required, *(gate for gate in promised if gate.name not in held)]
+
+
+def _promised(
+    foretold: Mapping[str, Foretold], measured: Measurement, tolerance: float, repeats: int
+) -> list[Gate]:
+    share, share_of = foretold["attainment"], measured.attainment_bound
+    floor = max(0.0, share.low - ATTAINMENT_TOLERANCE)
+    points = f"its 95 % bound less {100 * ATTAINMENT_TOLERANCE:g} points"
+    found = [Gate("attainment", share_of, share.middle, floor, share_of >= floor, points)]
+    seen: dict[str, tuple[float, float]] = {}
+    for name in ("ttft", "tpot", "e2el"):
+        spread: Spread | None = getattr(measured, f"{name}_s")
+        if spread is not None:
+            seen[f"{name}_p95_ms"] = spread.p95 * 1e3, SLACK_S[name] * 1e3
+    seen["preemptions"] = measured.preemptions / repeats, 0.0
+    bound = f"its 95 % bound plus {100 * tolerance:g} %"
+    for name, (value, slack) in seen.items():
+        if name in foretold:
+            one = foretold[name]
+            limit = one.high * (1 + tolerance) + slack
+            found.append(Gate(name, value, one.middle, limit, value <= limit, bound))
+    return found
+
+
+def _required(question: Verification, measured: Measurement) -> list[Gate]:
+    """Return a gate for each requirement of the captured load that the engine's clients, or the
+    engine itself, tell of."""
+    found = []
+    for one in question.requirements:
+        value = None if question.why_not(one) else one.value_in(measured)
+        if value is not None:
+            is_time = one.name in TIMES
+            name = f"{one.name}_{one.statistic}" if one.statistic else one.name
+            limit = one.limit * (1e3 if is_time else 1.0)
+            found.append(
+                Gate(
+                    name=f"{name}_ms" if is_time else name,
+                    measured=value * (1e3 if is_time else 1.0),
+                    promised=limit,
+                    limit=limit,
+                    kept=one.is_met_by(value),
+                    limit_is=f"required: {one}",
+                    is_promise=False,
+                )
+            )
+    return found
+
+
+def _least(measured: Measurement) -> Gate:
+    """Return the gate of a server of which nothing is promised, and nothing is required."""
+    share = measured.attainment_bound
+    words = "what is expected of any server; --require says otherwise"
+    return Gate("attainment", share, LOW, LOW, share >= LOW, words, is_promise=False)
