@@ -1,5 +1,6 @@
 """The whole run on the simulated engine: what is measured, kept, resumed and confirmed."""
 
+import json
 import re
 from collections.abc import Sequence
 from contextlib import closing
@@ -191,7 +192,8 @@ def test_the_twin_is_held_against_every_window_that_was_replayed(calm: Run) -> N
 
 
 def test_what_the_confirming_engine_shows_is_foretold_before_it_begins(calm: Run) -> None:
-    events = _events(calm.run_dir)
+    lines = (calm.run_dir / "journal.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
     (said,) = (one for one in events if one["event"] == "foretold")
     first = next(one for one in events if one.get("purpose") == "confirm" and "file" in one)
     assert events.index(said) < events.index(first)
