@@ -171,7 +171,7 @@ def _sweep(job: Job, book: journal.Journal, lines: "_Lines") -> SweepOutcome:
 
 
 class _Lines:
-    """Keeps the lines that a watcher is to show. See engine_runner.Watcher."""
+    """Keeps the lines that a watcher is to show. See bench.Watcher."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
