@@ -86,7 +86,9 @@ def _header(page: Page) -> Html:
     rows = [joined((tag("dt", name), tag("dd", words))) for name, words in facts]
     if page.next:
         rows.append(joined((tag("dt", "next"), tag("dd", tag("code", page.next)))))
-    warnings = [tag("li", warning) for warning in page.warnings]
+    if page.warnings:
+        warnings = tag("ul", *(tag("li", each) for each in page.warnings), class_="warnings")
+        rows.append(joined((tag("dt", "warnings"), tag("dd", warnings))))
     return tag(
         "header",
         tag("p", page.subject, class_="subject"),
@@ -94,7 +96,6 @@ def _header(page: Page) -> Html:
         tag("p", page.aside, class_="aside") if page.aside else None,
         tag("p", page.missing, class_="missing") if page.missing else None,
         tag("dl", *rows),
-        tag("ul", *warnings, class_="warnings") if warnings else None,
     )
 
 
