@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -197,89 +196,6 @@ def test_a_file_beside_that_decides_is_warned_of(tuner: Tuner) -> None:
     ):
         done = tuner("apply", "profile.yaml", file)
         assert (done.exit_code, f"Warning: {place} " in done.err) == (0, True), done.err
-
-
-# --exec ends this process, so it needs one of its own, with a vllm of its own.
-
-SAY_ARGUMENTS = '#!/bin/sh\necho "pid $$"\nfor one in "$@"; do echo "<$one>"; done\ncat "$3"\n'
-RUN = "import sys; sys.executable = sys.argv.pop(1); from tuner.cli import main; main()"
-
-
-def become(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], str, str]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", RUN, str(folder / "python"), *arguments],
-        env={**os.environ, "PATH": str(folder), "TMPDIR": str(folder)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    out, err = process.communicate(timeout=30)
-    return process, out, err
-
-
-@pytest.fixture
-def vllm(tuner: Tuner, tmp_path: Path) -> Path:
-    del tuner  # its files are what is started
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    for tool in ("sh", "cat"):
-        (folder / tool).symlink_to(shutil.which(tool) or f"/bin/{tool}")
-    command = folder / "vllm"
-    command.write_text(SAY_ARGUMENTS)
-    command.chmod(0o755)
-    return folder
-
-
-def test_exec_turns_this_process_into_the_server(vllm: Path) -> None:
-    name = "odd; name $(touch hacked).yaml"
-    Path("prod.yaml").rename(name)
-    process, out, err = become(vllm, "apply", "profile.yaml", name, "--exec")
-    assert process.returncode == 0
-    assert out.splitlines()[:4] == [f"pid {process.pid}", "<serve>", "<--config>", f"<{name}>"]
-    assert "max_num_seqs: 16  # why" in out
-    assert err.startswith(f"{name}: changed\n")
-    assert not Path("hacked").exists()
-
-
-def test_exec_without_a_file_warns_of_what_is_overridden_and_puts_it_on_record(vllm: Path) -> None:
-    save(profile(verdict="inconclusive", reason="too short"), Path("profile.yaml"))
-    process, out, err = become(vllm, "apply", "profile.yaml", "--exec", "--force")
-    assert process.returncode == 0
-    assert "Warning: inconclusive: too short" in err
-    (record,) = vllm.glob("tuner-*/serve.yaml.tuner-backup.json")
-    assert f"override: on record in {record}\n" in err
-    written = json.loads(record.read_text())
-    assert written["override"]["despite"] == ["inconclusive: too short"]
-    assert f"<{record.with_name('serve.yaml')}>" in out
-
-
-def test_exec_without_a_file_leaves_this_folder_alone_and_the_one_of_that_name_here(
-    vllm: Path,
-) -> None:
-    Path("serve.yaml").write_text("model: other\n")
-    before = names()
-    process, out, _ = become(vllm, "apply", "profile.yaml", "--exec")
-    assert process.returncode == 0
-    assert "max-num-seqs: 16" in out
-    assert Path("serve.yaml").read_text() == "model: other\n"
-    assert names() == before
-
-
-@pytest.fixture
-def only(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same for what starts nothing, in this process."""
-    monkeypatch.setattr(sys, "executable", str(vllm / "python"))
-    monkeypatch.setenv("PATH", str(vllm))
-    monkeypatch.setattr(tempfile, "tempdir", str(vllm))
-    return vllm
-
-
-def test_exec_without_vllm_changes_nothing(tuner: Tuner, only: Path) -> None:
-    (only / "vllm").unlink()
-    done = tuner("apply", "profile.yaml", "prod.yaml", "--exec")
-    assert (done.exit_code, done.out) == (4, "")
-    assert done.err.splitlines()[0] == "Error: there is no vllm command here"
-    assert Path("prod.yaml").read_text() == PRODUCTION
 
 
 # What a file does not tell of its vLLM cannot be compared, and that is said.

@@ -11,7 +11,7 @@ from tuner.commands.shared.options import Json
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ApplyOptions:
-    """Write a serving profile into a deployment's file, with a backup, or start vLLM with it.
+    """Write a serving profile into a deployment's file, with a backup.
 
     Only the engine arguments of the profile are touched, and only where the file shows that it
     starts vLLM with the profile's model; comments, order and everything else stay.
@@ -74,9 +74,6 @@ class ApplyOptions:
     pin: Annotated[
         bool,
         typer.Option("--pin", help="Write every argument, also those that vLLM takes by itself."),
-    ] = False
-    exec: Annotated[
-        bool, typer.Option("--exec", help="Then become `vllm serve --config FILE`.")
     ] = False
     rollback: Annotated[
         Path | None,

@@ -201,11 +201,6 @@ def _edit(of: ServingProfile, options: ApplyOptions, refusal: TunerError | None)
         return _new(of, path, options, refusal)
     old = read_text(source) or ""
     target = target_of(options.to, source, old.removeprefix(_MARK), *options.at[:1])
-    if options.exec and target.kind != "vllm-config":
-        raise UsageError(
-            f"--exec and {target.kind} exclude each other",
-            hint="vLLM is started with a config of vllm serve.",
-        )
     read_from: Path | None = source
     server = _chosen(target, options)
     if source.suffix == ".service" and path.suffix == ".conf":
@@ -319,7 +314,7 @@ def _new(of: ServingProfile, path: Path, options: ApplyOptions, refusal: TunerEr
 
 def _watching(of: ServingProfile, kind: monitor.Kind, options: ApplyOptions) -> Edit:
     """Return the edit of a file that watches servers: it is tuner's own as a whole."""
-    for name in given(options, "at container model_is exec pin live_knob admission_limits"):
+    for name in given(options, "at container model_is pin live_knob admission_limits"):
         raise UsageError(
             f"{name} and {kind.name} exclude each other",
             hint=f"{name} is of a server's own file; {kind.name} only watches it.",

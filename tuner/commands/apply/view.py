@@ -20,16 +20,15 @@ _LONGEST = 60
 """Of a value that is shown."""
 
 
-def show(edit: Edit, copy: Path | None, *, as_json: bool, to_stderr: bool) -> None:
+def show(edit: Edit, copy: Path | None, *, as_json: bool) -> None:
     """Print what was written; ``copy`` is the backup."""
     if as_json:
         _print_json(edit, dry_run=False, copy=copy)
         return
     warn(*edit.warnings)
-    say = sys.stderr.write if to_stderr else _print
     path = visible(edit.path)
     if not edit.is_needed:
-        say(f"{path}: nothing to change, max_num_seqs is {edit.of.decision.max_num_seqs}\n")
+        _print(f"{path}: nothing to change, max_num_seqs is {edit.of.decision.max_num_seqs}\n")
         return
     lines = [f"{path}: {'written' if edit.was is None else 'changed'}"]
     for change in changes(edit):
@@ -41,10 +40,11 @@ def show(edit: Edit, copy: Path | None, *, as_json: bool, to_stderr: bool) -> No
     if edit.override is not None:
         beside = files.resolve(edit.path) if edit.path.is_symlink() else edit.path
         lines.append(f"override: on record in {visible(backup.record_of(beside))}")
-    if not to_stderr:
-        undo = f"undo: tuner apply --rollback {_for_shell(edit.path)}"
-        lines += [_command(edit.next, edit.path), undo]
-    say("\n".join(lines) + "\n")
+    lines += [
+        _command(edit.next, edit.path),
+        f"undo: tuner apply --rollback {_for_shell(edit.path)}",
+    ]
+    _print("\n".join(lines) + "\n")
 
 
 def changes(edit: Edit) -> list[dict[str, Any]]:
