@@ -3,9 +3,6 @@
 Each is the profile's own number, with the tolerance of ``tuner verify`` on top.
 """
 
-from collections.abc import Sequence
-
-from tuner.profile.numbers import CapNumbers, Predicted
 from tuner.profile.schema import ServingProfile
 from tuner.profile.tolerances import ATTAINMENT_TOLERANCE, SLACK_S, TOLERANCE
 from tuner.traffic.window import parse_window
@@ -22,69 +19,48 @@ _SETTINGS = {
 }
 """Engine arguments that a server tells of → their label in ``vllm:cache_config_info``."""
 
-Limits = dict[str, float]
 
-
-def limits(profile: ServingProfile) -> Limits:
+def limits(profile: ServingProfile) -> dict[str, float]:
     """Return the limits by name, up to the load that was validated; those that the profile says
     nothing of are left out. Means, because of a histogram sum / count is exact and quantiles are
     not."""
     promised, validity = profile.promise, profile.validity
     validated = [one for one in promised.predicted if one.load <= validity.validated_load]
-    found: Limits = {
+    every = [promised, *validated]
+    result: dict[str, float] = {
         "cap": profile.decision.max_num_seqs,
         "load_limit": validity.arrival_rate_rps * validity.validated_load,
     }
     if validity.peak_concurrency is not None:
-        found["in_flight_limit"] = validity.peak_concurrency
-    every: list[CapNumbers] = [promised, *validated]
+        result["in_flight_limit"] = validity.peak_concurrency
     for name in ("itl", "ttft", "e2el"):
         spreads = [getattr(one, f"{name}_ms") or (name == "itl" and one.tpot_ms) for one in every]
         means_s = [spread.mean / 1e3 for spread in spreads if spread]
         if means_s:
-            found[f"{name}_promised"] = means_s[0]
-            found[f"{name}_limit"] = max(means_s) * (1 + TOLERANCE) + SLACK_S[name]
-    found |= _kv_cache(promised, validated)
-    found |= _preemptions(profile, validated)
+            result[f"{name}_promised"] = means_s[0]
+            result[f"{name}_limit"] = max(means_s) * (1 + TOLERANCE) + SLACK_S[name]
     lowest = min(one.attainment for one in every)
     lows = (one.on_any_day.get("attainment", (lowest, 0))[0] for one in validated)
-    found["attainment_limit"] = max(0.0, min([lowest, *lows]) - ATTAINMENT_TOLERANCE)
-    return found
+    result["attainment_limit"] = max(0.0, min([lowest, *lows]) - ATTAINMENT_TOLERANCE)
 
+    peaks = [one.kv_cache_usage.peak for one in every if one.kv_cache_usage]
+    highs = [one.on_any_day.get("kv_cache_usage_peak", (0, 0))[1] for one in validated]
+    if peaks and (limit := max([*peaks, *highs]) * (1 + TOLERANCE)) < 1:  # no more can be in use
+        result |= {"kv_promised": peaks[0], "kv_limit": limit}
 
-def _kv_cache(promised: CapNumbers, validated: Sequence[Predicted]) -> Limits:
-    """Return the peak; nothing where all of it was in use, so that no more can be."""
-    peaks = [one.kv_cache_usage.peak for one in (promised, *validated) if one.kv_cache_usage]
-    if not peaks:
-        return {}
-    highs = [one.on_any_day[n][1] for one in validated for n in ["kv_cache_usage_peak"]
-             if n in one.on_any_day]  # fmt: skip
-    limit = max([*peaks, *highs]) * (1 + TOLERANCE)
-    return {"kv_promised": peaks[0], "kv_limit": limit} if limit < 1 else {}
-
-
-def _preemptions(profile: ServingProfile, validated: Sequence[Predicted]) -> Limits:
-    """Return them for each request, of the whole part where the twin tells, else of the windows."""
-    promised, validity = profile.promise, profile.validity
-    seconds = _seconds([validity.window] if validated else validity.windows)
-    counts: list[tuple[float, float]] = [(promised.requests_per_s, promised.preemptions)]
-    if validated:
-        counts = [
-            (
-                validity.arrival_rate_rps * one.load,
-                max(one.preemptions, *one.on_any_day.get("preemptions", (0.0, 0.0))),
-            )
-            for one in validated
-        ]
+    # for each request: of the part that was tuned for where the twin predicts, else of the windows
+    windows = [validity.window] if validated else validity.windows
+    seconds = sum(parsed[1] for one in windows if (parsed := parse_window(one)) is not None)
+    counts = [
+        (validity.arrival_rate_rps * one.load,
+         max(one.preemptions, *one.on_any_day.get("preemptions", (0.0, 0.0))))
+        for one in validated
+    ] or [(promised.requests_per_s, float(promised.preemptions))]  # fmt: skip
     shares = [count / (rate * seconds) for rate, count in counts if rate * seconds > 0]
-    if not shares:
-        return {}
-    limit = max(shares) * (1 + TOLERANCE) + _PREEMPTIONS_TOLERANCE
-    return {"preemptions_promised": shares[0], "preemptions_limit": limit}
-
-
-def _seconds(windows: Sequence[str]) -> float:
-    return sum(parsed[1] for one in windows if (parsed := parse_window(one)) is not None)
+    if shares:
+        result["preemptions_promised"] = shares[0]
+        result["preemptions_limit"] = max(shares) * (1 + TOLERANCE) + _PREEMPTIONS_TOLERANCE
+    return result
 
 
 def slo_s(profile: ServingProfile) -> dict[str, float]:

@@ -5,7 +5,8 @@ What they say is data: ``alerts.yaml`` and ``dashboard.json``.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -153,8 +154,8 @@ class _MissingError(Exception):
 def template() -> dict[str, Any]:
     """Return the rules' template."""
     source = resources.files(__package__).joinpath("alerts.yaml").read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(source)
-    return found
+    parsed: dict[str, Any] = yaml.safe_load(source)
+    return parsed
 
 
 def filled(node: Any, values: Mapping[str, object]) -> Any:  # noqa: ANN401 - JSON
@@ -165,77 +166,69 @@ def filled(node: Any, values: Mapping[str, object]) -> Any:  # noqa: ANN401 - JS
     if isinstance(node, dict):
         return {key: filled(value, values) for key, value in node.items()}
     if isinstance(node, list):
-        return list(_those_filled(node, values))
+        items = []
+        for each in node:
+            with suppress(_MissingError):
+                items.append(filled(each, values))
+        return items
     if not isinstance(node, str):
         return node
     whole = _PLACEHOLDER.fullmatch(node)
     if whole and not isinstance(values.get(whole[1], ""), str):
         return values[whole[1]]
-    return _PLACEHOLDER.sub(lambda found: _of_placeholder(found, values), node)
 
+    def value_of(found: re.Match[str]) -> str:
+        name, window = found.groups()
+        inner = {**values, "window": window} if window else values
+        if name in template()["series"]:
+            return str(filled(template()["series"][name], inner))
+        if name not in inner:
+            raise _MissingError(name)
+        value = inner[name]
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
 
-def _of_placeholder(found: re.Match[str], values: Mapping[str, object]) -> str:
-    name, window = found.groups()
-    inner = {**values, "window": window} if window else values
-    if name in template()["series"]:
-        return str(filled(template()["series"][name], inner))
-    if name not in inner:
-        raise _MissingError(name)
-    value = inner[name]
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _those_filled(nodes: Sequence[object], values: Mapping[str, object]) -> Iterator[object]:
-    for each in nodes:
-        try:
-            yield filled(each, values)
-        except _MissingError:
-            continue
+    return _PLACEHOLDER.sub(value_of, node)
 
 
 def _values(profile: ServingProfile, matchers: str) -> dict[str, object]:
     """Return what placeholders stand for."""
-    found: dict[str, object] = {"servers": matchers, "profile": short(profile), **limits(profile)}
-    for name in ("itl", "ttft", "e2el"):
-        for part in ("promised", "limit"):
-            seconds = found.get(f"{name}_{part}")
-            if isinstance(seconds, float):
-                found[f"{name}_{part}_ms"] = f"{seconds * 1e3:.4g}"
-    if "kv_promised" in found:
-        found["kv_promised"] = f"{found['kv_promised']:.1%}"
-    if told := settings(profile):
-        running = filled("<running>", found)
-        stated = " or ".join(
+    values: dict[str, object] = {"servers": matchers, "profile": short(profile), **limits(profile)}
+    for name in [*values]:
+        seconds = values[name]
+        if name.startswith(("itl", "ttft", "e2el")) and isinstance(seconds, float):
+            values[f"{name}_ms"] = f"{seconds * 1e3:.4g}"
+    if "kv_promised" in values:
+        values["kv_promised"] = f"{values['kv_promised']:.1%}"
+    if stated := settings(profile):
+        others = " or ".join(
             f'vllm:cache_config_info{{{label}!={text(value)},{label}!=""}}'
-            for label, value in told.items()
+            for label, value in stated.items()
         )
-        found["other_settings"] = f"({stated}) and on (job, instance) {running}"
-        found["settings"] = literal(", ".join(f"{name} {value}" for name, value in told.items()))
-    return found
+        values["other_settings"] = (
+            f"({others}) and on (job, instance) {filled('<running>', values)}"
+        )
+        values["settings"] = literal(", ".join(f"{name} {v}" for name, v in stated.items()))
+    return values
 
 
 def _groups(profile: ServingProfile, values: Mapping[str, object]) -> list[dict[str, object]]:
     """Return the groups: what is recorded, and the alerts that rest on it."""
     name = f"tuner {literal(profile.provenance.model)} {short(profile)}"
+    windows = dict.fromkeys(burn[end] for burn in template()["burns"] for end in ("short", "long"))
     missed = [
         filled(template()["missed"], {**values, **each, "window": window})
         for each in missed_limits(profile)
-        for window in dict.fromkeys(
-            w for burn in template()["burns"] for w in (burn["short"], burn["long"])
-        )
+        for window in windows
     ]
-    recorded = [
-        {k: v for k, v in each.items() if k != "needs"}
-        for each in filled(template()["recorded"], values)
-    ]
-    burning = burns(1 - float(str(values["attainment_limit"]))) if missed else []
-    alerts = [
-        *(
+    recorded = filled(template()["recorded"], values)
+    alerts = filled(template()["alerts"], values)
+    if missed:
+        alerts = [
             filled(template()["burning"], {**values, **burn, "window": burn["long"]})
-            for burn in burning
-        ),
-        *filled(template()["alerts"], values),
-    ]
+            for burn in burns(1 - float(str(values["attainment_limit"])))
+        ] + alerts
+    for each in recorded:
+        each.pop("needs", None)
     for each in alerts:
         each["labels"]["tuner_profile"] = short(profile)
         each["annotations"]["profile"] = profile.digest
@@ -248,16 +241,15 @@ def _groups(profile: ServingProfile, values: Mapping[str, object]) -> list[dict[
 def missed_limits(profile: ServingProfile) -> list[dict[str, object]]:
     """Return the SLO's limits that vLLM's buckets can show missed: those above the next end of a
     bucket have missed for certain."""
-    found = list[dict[str, object]]()
+    result = list[dict[str, object]]()
     for limit, seconds in slo_s(profile).items():
-        ends = template()["buckets_s"][limit]
-        bound = next((each for each in ends if each >= seconds), None)
+        bound = next((each for each in template()["buckets_s"][limit] if each >= seconds), None)
         if bound is not None:
             whole, _, decimals = f"{bound:g}".partition(".")
             le = f"{whole}\\\\.{decimals}" if decimals else f"{whole}(\\\\.0)?"
             histogram = template()["histograms"][limit]
-            found.append({"limit": limit, "bound": f"{bound:g}", "le": le, "histogram": histogram})
-    return found
+            result.append({"limit": limit, "bound": f"{bound:g}", "le": le, "histogram": histogram})
+    return result
 
 
 def burns(budget: float) -> list[dict[str, object]]:
@@ -266,13 +258,13 @@ def burns(budget: float) -> list[dict[str, object]]:
     A budget so large that more than half of all requests would have to miss keeps the fastest
     window with that half.
     """
-    found = list[dict[str, object]]()
+    result = list[dict[str, object]]()
     for burn in template()["burns"]:
         threshold = burn["factor"] * budget
-        if threshold < MOST_MISSED or not found:
+        if threshold < MOST_MISSED or not result:
             share = min(threshold, MOST_MISSED)
-            found.append({**burn, "share": share, "enough": LEAST_MISSED / share})
-    return found
+            result.append({**burn, "share": share, "enough": LEAST_MISSED / share})
+    return result
 
 
 # The dashboard
@@ -280,37 +272,37 @@ def burns(budget: float) -> list[dict[str, object]]:
 
 def _dashboard(profile: ServingProfile, values: dict[str, object], mark: str) -> dict[str, object]:
     source = resources.files(__package__).joinpath("dashboard.json").read_text(encoding="utf-8")
-    servers = f'{values["servers"]},instance=~"$instance"'
-    own = {**values, "servers": servers, "window": "$__rate_interval", "mark": mark}
-    own |= {"matchers": values["servers"], "about": _about(profile)}
-    own |= {"uid": f"tuner-{short(profile)}"}
-    own |= {"title": f"vLLM at its knee: {profile.provenance.model}"[:200]}
-    if told := values.get("other_settings"):
-        own["other_settings"] = str(told).replace(str(values["servers"]), servers)
-    own["budget"] = 1 - float(str(values["attainment_limit"]))
-    own["kv_promised"] = limits(profile).get("kv_promised")
-    own = {name: value for name, value in own.items() if value is not None}
-    for each in missed_limits(profile):
-        own[f"missed_{each['limit']}"] = filled("<missed>", {**own, **each})
-        own[f"bound_{each['limit']}"] = each["bound"]
-    found: dict[str, object] = filled(json.loads(source), own)
-    panels: Any = found["panels"]
-    about, *graphs = [each for each in panels if each.get("targets", True)]
-    places = [(0, 0, 3), *((n % 3, 1 + n // 3, 1) for n in range(len(graphs)))]
-    found["panels"] = [
-        {"id": n, "gridPos": {"x": 8 * x, "y": 8 * y, "w": 8 * width, "h": 8}, **panel}
-        for n, ((x, y, width), panel) in enumerate(zip(places, [about, *graphs], strict=True), 1)
-    ]
-    return found
-
-
-def _about(profile: ServingProfile) -> str:
-    """Say what was decided and why, in Markdown."""
-    decided = profile.decision
-    return (
+    decided, matchers = profile.decision, str(values["servers"])
+    servers = f'{matchers},instance=~"$instance"'
+    about = (
         f"**{in_markdown(decided.reason)}**\n\n"
         f"max_num_seqs **{decided.max_num_seqs}** ({decided.interval[0]}-{decided.interval[1]}), "
         f"OK up to {profile.validity.validated_load:g}x the recorded load. "
         "Red lines are where the promise ends; the first dashed line is what was promised.\n\n"
         f"`{profile.digest}`"
     )
+    own = {
+        **values,
+        **limits(profile),
+        "servers": servers,
+        "window": "$__rate_interval",
+        "mark": mark,
+        "matchers": matchers,
+        "about": about,
+        "uid": f"tuner-{short(profile)}",
+        "title": f"vLLM at its knee: {profile.provenance.model}"[:200],
+        "budget": 1 - float(str(values["attainment_limit"])),
+    }
+    if "other_settings" in own:
+        own["other_settings"] = str(own["other_settings"]).replace(matchers, servers)
+    for each in missed_limits(profile):
+        own[f"missed_{each['limit']}"] = filled("<missed>", {**own, **each})
+        own[f"bound_{each['limit']}"] = each["bound"]
+    dashboard: dict[str, Any] = filled(json.loads(source), own)
+    first, *graphs = [each for each in dashboard["panels"] if each.get("targets", True)]
+    places = [(0, 0, 3), *((n % 3, 1 + n // 3, 1) for n in range(len(graphs)))]
+    dashboard["panels"] = [
+        {"id": n, "gridPos": {"x": 8 * x, "y": 8 * y, "w": 8 * width, "h": 8}, **panel}
+        for n, ((x, y, width), panel) in enumerate(zip(places, [first, *graphs], strict=True), 1)
+    ]
+    return dashboard
