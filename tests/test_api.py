@@ -114,8 +114,3 @@ def test_importing_tuner_imports_nothing_else() -> None:
     code = "import sys, tuner; print(*[m for m in sys.modules if m.startswith(('tuner', 'numpy'))])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["tuner"]
-
-
-def test_what_is_not_there_is_said_as_of_any_module() -> None:
-    with pytest.raises(AttributeError, match="module 'tuner' has no attribute 'swep'"):
-        _ = tuner.swep

@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 import shlex
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -213,12 +212,6 @@ def test_a_restart_is_not_taken_for_lost_requests(url: str) -> None:
     assert max(after - before for before, after in pairwise(stamps)) > 900
 
 
-def test_a_finish_reason_that_appears_late_costs_no_history(url: str) -> None:
-    made = read(url, "late")
-    assert len(made.requests) == 29
-    assert begin_s(made) <= 0
-
-
 def test_engines_of_one_model_are_its_replicas(url: str) -> None:
     made = read(url, "two")
     assert Counter(request.replica for request in made.requests) == {0: 360, 1: 360}
@@ -227,11 +220,6 @@ def test_engines_of_one_model_are_its_replicas(url: str) -> None:
 def test_a_server_that_took_the_place_of_another_is_the_same_replica(url: str) -> None:
     made = read(url, "moved")
     assert {request.replica for request in made.requests} == {None}
-
-
-def test_a_seed_gives_one_trace_and_another_seed_another(url: str) -> None:
-    assert read(url, "busy", 3).digest == read(url, "busy", 3).digest
-    assert read(url, "busy", 3).digest != read(url, "busy", 4).digest
 
 
 def test_the_program_writes_a_trace_that_says_that_it_is_synthetic(
@@ -268,19 +256,6 @@ def test_a_history_that_cannot_be_used_is_explained(
     assert message in done.error
     assert cure in done.error
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_address_where_nobody_listens_is_named_without_its_login(tmp_path: Path) -> None:
-    assert history.without_login("https://eve:p%40ss@host:9/x") == (
-        "https://host:9/x",
-        "Basic ZXZlOnBAc3M=",
-    )
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    done = import_(tmp_path, f"http://eve:s3cr3t@{address}", "busy")
-    assert done.code == BAD_INPUT
-    assert address in done.error
-    assert "s3cr3t" not in done.stderr
 
 
 @contextmanager
@@ -367,13 +342,6 @@ def test_a_prometheus_that_never_stops_is_refused(
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("content", [b"<html>", b'{"status":"success"}', b"[" * 100_000, b"\xff"])
-def test_what_is_not_a_prometheus_is_refused(content: bytes) -> None:
-    with lying(lambda _: content) as place, pytest.raises(InputError, match="Prometheus"):
-        history.fetch(place)
-
-
-@pytest.mark.attack
 @pytest.mark.parametrize(
     "url",
     [
@@ -390,27 +358,6 @@ def test_no_part_of_an_address_that_may_be_a_secret_is_printed(tmp_path: Path, u
     done = run_tuner(tmp_path, "trace import", url, "-o", "out.jsonl")
     assert done.code == USAGE
     assert "s3cr3t" not in done.error
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--from", "1h", "--to", "2h"), "--from 1h is not before --to 2h"),
-        (("--from", "soon"), "--from: cannot read 'soon'"),
-        (("--from", "0001-01-01"), "--from: cannot read '0001-01-01'"),
-        (("--to", "9998-12-31"), "not a time that can have been recorded"),
-        (("--to", "1700000000000"), "not a time that can have been recorded"),
-        (("--from", "900000h"), "not a time that can have been recorded"),
-        (("--format", "table"), "for one file"),
-        (("x.jsonl",), "several sources"),
-    ],
-)
-def test_options_are_checked_before_anything_is_asked(
-    tmp_path: Path, words: tuple[str, ...], message: str
-) -> None:
-    done = run_tuner(tmp_path, "trace import", "http://x", *words, "-o", "out.jsonl")
-    assert done.code == USAGE
-    assert message in done.error
 
 
 HERE = history.Source("here", 0, 10)
@@ -446,19 +393,6 @@ def test_a_model_that_is_named_to_be_pasted_is_one_word_for_a_shell() -> None:
         history.engines_of(engines, HERE)
     pasted = refused.value.hint.partition(": ")[2]
     assert shlex.split(pasted) == ["--selector", f"model_name={json.dumps(evil)}"]
-
-
-def test_what_cannot_be_true_is_refused() -> None:
-    bucket = f"{history.INPUT}_bucket"
-    for changes, message in (
-        ({history.SUCCESS: {"": at(0, 1e12)}}, "1,000,000,000,000 requests"),
-        ({history.RUNNING: {"": at(-1, 1)}}, "below zero"),
-        ({bucket: {"x": at(0, 1)}}, "are x"),
-        ({bucket: {"9": at(0, 1)}}, "are 9"),
-        ({history.WAITING: {"": at(0)}}, "fewer than two scrapes"),
-    ):
-        with pytest.raises(InputError, match=message):
-            drawn(scraped_by_hand(**changes))
 
 
 NUMBERS = st.one_of(

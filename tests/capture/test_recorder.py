@@ -117,22 +117,6 @@ def test_a_request_is_recorded_as_the_engine_saw_it(folder: Path) -> None:
     assert (header.source, header.model, header.missing) == ("vllm-middleware", "toy", ())
 
 
-def test_a_stream_is_recorded_with_its_first_token(folder: Path) -> None:
-    with served(application(ToyEngine())) as url:
-        assert ask(url, stream=True).count(b"data") == 4
-    found = only(folder)
-    assert (found.output_length, found.finish_reason, found.stream) == (4, "stop", True)
-    assert 0 <= (found.ttft_s or -1) <= (found.e2e_s or -1)
-
-
-def test_the_steps_of_a_beam_search_come_one_after_the_other(folder: Path) -> None:
-    with served(application(ToyEngine())) as url:
-        ask(url, steps_before=2)
-    first, second, third = recorded(folder).requests
-    assert second.arrival_s > first.arrival_s + (first.e2e_s or 9) - 1e-5  # rounded
-    assert third.arrival_s > second.arrival_s + (second.e2e_s or 9) - 1e-5
-
-
 @pytest.mark.parametrize(("stream", "tokens"), [(False, 3), (True, 2)])
 def test_a_client_that_hangs_up_is_an_abort_with_the_tokens_so_far(
     folder: Path, *, stream: bool, tokens: int
@@ -172,12 +156,6 @@ def test_a_refusal_is_recorded_when_it_is_traffic(
     ]
 
 
-def test_a_failure_of_the_engine_is_an_error(folder: Path) -> None:
-    with served(application(ToyEngine())) as url:
-        ask(url, prompt=[666, 1, 2])
-    assert [row["status"] for row in rows(folder)] == ["error"]
-
-
 def test_without_a_vllm_engine_the_log_says_so_and_nothing_is_recorded(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,13 +168,6 @@ def test_without_a_vllm_engine_the_log_says_so_and_nothing_is_recorded(
     ]
 
 
-def test_what_generates_nothing_is_not_a_request(folder: Path) -> None:
-    with served(application(ToyEngine())) as url:
-        ask(url, "/v1/embeddings", refuse=400)
-        ask(url, "/v1/nothing")
-    assert files(folder) == []
-
-
 def test_no_text_and_no_token_id_is_in_the_file(folder: Path) -> None:
     prompt = [91919191 + place for place in range(40)]
     with served(application(ToyEngine())) as url:
@@ -206,14 +177,6 @@ def test_no_text_and_no_token_id_is_in_the_file(folder: Path) -> None:
     text = path.read_text()
     assert "secret" not in text
     assert not any(str(token) in text for token in prompt)
-
-
-def test_prefix_ids_can_be_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TUNER_TRACE_PREFIX_IDS", "0")
-    with served(application(ToyEngine())) as url:
-        ask(url)
-    assert only(folder).hash_ids == ()
-    assert recorded(folder).header.missing == ("hash_ids",)
 
 
 @pytest.mark.parametrize(

@@ -50,17 +50,6 @@ def test_todays_names() -> None:
     assert (itl.bounds, itl.counts) == ((0.01, 0.03, math.inf), (20, 60, 80))
 
 
-def test_of_several_models_one_can_be_asked_for() -> None:
-    text = """\
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{model_name="a"} 5.0
-vllm:num_requests_running{model_name="b"} 3.0
-"""
-    assert parse(text, source="here").models == ("a", "b")
-    assert parse(text, source="here").gauges == {"running": 8}
-    assert parse(text, source="here", model="b").gauges == {"running": 3}
-
-
 @pytest.mark.parametrize("read", [parse, parse_engines])
 def test_a_model_that_is_not_served_is_said_with_those_that_are(
     read: Callable[..., object],
@@ -75,11 +64,6 @@ def test_what_the_engines_of_a_server_say_of_their_cache_is_told_of_all() -> Non
     line = 'vllm:cache_config_info{{block_size="16",engine="{0}",num_gpu_blocks="{0}00"}} 1.0\n'
     told = parse("".join(map(line.format, (1, 2))), source="here").cache_config
     assert told == {"block_size": "16", "engine": "1, 2", "num_gpu_blocks": "100, 200"}
-
-
-def test_what_is_not_a_number_is_not_told() -> None:
-    text = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running NaN\n"
-    assert parse(text, source="here").gauges == {}
 
 
 @pytest.mark.parametrize(
@@ -113,14 +97,6 @@ def test_a_line_that_takes_seconds_to_read_is_refused_at_once(line: str) -> None
         with pytest.raises(InputError, match=r"^x: not Prometheus text: a line of \d+ characters$"):
             read(line, source="x")
     assert time.process_time() - begun < 1
-
-
-def test_many_lines_of_the_longest_length_are_read_in_seconds() -> None:
-    most = "".join(f'm{n}{{a="' + r"\"" * 8_000 + '"} 1\n' for n in range(64))
-    begun = time.process_time()
-    with pytest.raises(InputError, match="no metric of vLLM in it"):
-        parse(most, source="x")
-    assert time.process_time() - begun < 10
 
 
 def test_what_came_between_two_readings_is_their_difference() -> None:

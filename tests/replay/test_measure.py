@@ -9,7 +9,7 @@ import pytest
 from tests.support.builders import iterations, record, replay_of
 from tuner.replay.device_use import DeviceUse
 from tuner.replay.iterations import batch_times, weighted_quantile
-from tuner.replay.measure import measure, most_at_once, spread
+from tuner.replay.measure import measure, spread
 from tuner.replay.records import DEVICE
 from tuner.traffic.slo import Slo
 
@@ -62,11 +62,6 @@ def test_of_a_cut_replay_both_bounds_of_the_attainment_are_told() -> None:
     assert (one.requests, one.attainment, one.attainment_bound) == (4, 0.25, 0.75)
 
 
-def test_arithmetic_can_bound_a_cut_replay_further() -> None:
-    one = measure([replay_of([], cut="ruled out", unsent=4, attainment_bound=0.3)], LAX)
-    assert one.attainment_bound == 0.3
-
-
 def test_of_another_slo_than_it_was_cut_by_a_replay_tells_what_its_requests_leave_open() -> None:
     """Its bound was of that one; nor is a cap then ruled out by arithmetic."""
     late, cut = Slo(ttft_s=0.5), {"cut": "ruled out", "ruled_out": True, "attainment_bound": 0.3}
@@ -92,13 +87,6 @@ def test_throughput_counts_what_came_out_in_the_window_whoever_asked() -> None:
     one = measure([replay_of([run_in, inside, after], iterations=log)], LAX)
     assert one.requests_per_s == 2 / 10
     assert one.output_tokens_per_s == (2 + 2) / 10  # two decoded, two first tokens
-
-
-def test_where_clients_alone_tell_tokens_come_evenly_between_the_first_and_the_last() -> None:
-    half = record(end_s=15.0, first_s=5.0, last_s=15.0, output_tokens=20)
-    whole = record(row=1, end_s=9.0, first_s=9.0, last_s=9.0, output_tokens=30)
-    one = measure([replay_of([half, whole])], LAX)
-    assert one.output_tokens_per_s == (10 + 30) / 10
 
 
 def test_decode_time_is_told_by_the_batch_that_really_ran() -> None:
@@ -144,18 +132,9 @@ def test_waiting_is_told_apart_by_what_binds() -> None:
     assert one.token_bound_share == 0.5
 
 
-def test_in_flight_ends_before_it_starts_at_equal_times() -> None:
-    assert most_at_once(np.array([0.0, 3.0]), np.array([3.0, 4.0])) == 1
-
-
 def test_a_weighted_quantile_is_the_least_value_with_that_share() -> None:
     values, weights = np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 2.0])
     assert [weighted_quantile(values, weights, share) for share in (0.25, 0.75, 1.0)] == [1, 2, 3]
-
-
-def test_nothing_replayed_has_no_latencies_and_no_rates() -> None:
-    one = measure([replay_of([])], LAX)
-    assert (one.ttft_s, one.requests_per_s, one.batch_times) == (None, 0.0, ())
 
 
 def test_readings_of_the_device_are_told_and_what_it_does_not_tell_is_none() -> None:

@@ -28,12 +28,6 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_copy_holds_the_original(path: Path) -> None:
-    copy = apply(path, b"new")
-    assert copy == path.with_name("serve.yaml.tuner-backup")
-    assert copy.read_bytes() == b"original"
-
-
 def test_a_secret_file_has_a_secret_copy(path: Path) -> None:
     path.chmod(0o600)
     copy = apply(path, b"new")
@@ -52,21 +46,6 @@ def test_behind_a_link_the_copy_stands_beside_the_real_file(path: Path, tmp_path
     assert link.is_symlink()
 
 
-def test_without_a_backup_there_is_nothing_to_roll_back(path: Path) -> None:
-    with pytest.raises(TargetError, match="tuner has no backup of it"):
-        backup.roll_back(path, force=False)
-
-
-def test_a_later_edit_is_not_lost_unless_forced(path: Path) -> None:
-    apply(path, b"new")
-    path.write_bytes(b"new and edited")
-    with pytest.raises(TargetError, match="was edited after tuner wrote it"):
-        backup.roll_back(path, force=False)
-    assert path.read_bytes() == b"new and edited"
-    assert backup.roll_back(path, force=True) == "restored"
-    assert path.read_bytes() == b"original"
-
-
 def test_a_deleted_file_comes_back(path: Path) -> None:
     path.chmod(0o640)
     apply(path, b"new")
@@ -83,15 +62,6 @@ def test_a_damaged_copy_is_not_restored(path: Path) -> None:
     with pytest.raises(TargetError, match="is missing or not the copy that tuner made"):
         backup.roll_back(path, force=True)
     assert path.read_bytes() == b"new"
-
-
-def test_a_write_that_was_refused_leaves_nothing_behind(path: Path) -> None:
-    apply(path, b"new")
-    path.write_bytes(b"edited")
-    before = {one.name: one.read_bytes() for one in path.parent.iterdir()}
-    with pytest.raises(TargetError, match="changed while tuner was at work"):
-        backup.write(path, b"newer", was=b"new")
-    assert {one.name: one.read_bytes() for one in path.parent.iterdir()} == before
 
 
 def test_the_later_of_two_writes_of_the_same_file_leaves_the_other_ones_backup(path: Path) -> None:
@@ -122,13 +92,6 @@ def test_of_two_writes_the_last_is_taken_back(path: Path) -> None:
         backup.roll_back(path, force=False)
 
 
-def test_a_new_file_is_removed(tmp_path: Path) -> None:
-    path = tmp_path / "new.yaml"
-    assert apply(path, b"new") is None
-    assert backup.roll_back(path, force=False) == "removed"
-    assert names(tmp_path) == []
-
-
 def test_a_full_disk_leaves_the_earlier_backup(path: Path) -> None:
     apply(path, b"first")
     before = {one.name: one.read_bytes() for one in path.parent.iterdir()}
@@ -146,58 +109,6 @@ def test_a_full_disk_leaves_the_earlier_backup(path: Path) -> None:
     """
     assert "cannot be written" in in_a_child(code, path).stdout
     assert {one.name: one.read_bytes() for one in path.parent.iterdir()} == before
-
-
-KILLED = """
-    import os, shutil, signal, sys
-    from pathlib import Path
-    from tuner.rollout import backup
-    from tuner.system import files
-
-    def killed_at(count, act):
-        # Return whether ``act`` was killed at its count-th look at the file system.
-        if not (child := os.fork()):
-            left = count
-            def hook(event, _):
-                nonlocal left
-                if event in ("open", "os.rename", "os.remove", "os.chmod"):
-                    left -= 1
-                    if not left:
-                        os.kill(os.getpid(), signal.SIGKILL)
-            sys.addaudithook(hook)
-            act()
-            os._exit(0)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
-
-    home, count = Path(sys.argv[1]), 0
-    while True:
-        count += 1
-        path = home.parent / str(count) / "serve.yaml"
-        path.parent.mkdir()
-        path.write_bytes(b"original")
-        if "ACT" == "write":
-            more = killed_at(count, lambda: backup.write(path, b"new", was=b"original"))
-        else:
-            backup.write(path, b"new", was=b"original")
-            more = killed_at(count, lambda: backup.roll_back(path, force=False))
-        here = path.read_bytes()
-        assert here in (b"original", b"new"), here
-        if here == b"new" or backup.record_of(path).exists():
-            backup.roll_back(path, force=False)
-        assert path.read_bytes() == b"original", count
-        backup.write(path, b"third", was=b"original")
-        backup.roll_back(path, force=False)
-        left = [one.name for one in path.parent.iterdir() if not one.name.endswith(".tmp")]
-        assert left == ["serve.yaml"], (count, left)
-        if not more:
-            break
-    print(count)
-"""
-
-
-@pytest.mark.parametrize("act", ["write", "roll_back"])
-def test_killed_at_any_moment_everything_can_be_taken_back(path: Path, act: str) -> None:
-    assert int(in_a_child(KILLED.replace("ACT", act), path).stdout) > 10
 
 
 def test_what_was_taken_back_by_hand_counts_as_taken_back(path: Path) -> None:

@@ -55,39 +55,12 @@ def test_equal_ids_give_equal_tokens_and_what_follows_is_the_rows_own(
     assert first[covered] != second[covered]
 
 
-def test_prompts_without_ids_share_no_first_token() -> None:
-    assert len({prompt(row, 1)[0] for row in range(5000)}) == 5000
-
-
-def test_siblings_differ_from_their_first_token_on() -> None:
-    children = [prompt(0, 2 * BLOCK, (7, child)) for child in range(8, 5000)]
-    assert len({tuple(child[:BLOCK]) for child in children}) == 1
-    assert len({child[BLOCK] for child in children}) == len(children)
-
-
-def test_another_seed_gives_other_prompts() -> None:
-    assert prompt(seed=1) != prompt(seed=2)
-    assert prompt(hash_ids=(1, 2), seed=1)[:32] != prompt(hash_ids=(1, 2), seed=2)[:32]
-
-
-def test_the_number_of_a_block_and_of_a_row_are_different_things() -> None:
-    assert prompt(5, BLOCK)[1:] != prompt(0, BLOCK, (5,))[1:]
-
-
 @pytest.mark.parametrize("length", [2 * BLOCK, 2 * BLOCK + 1, 3 * BLOCK - 1])
 def test_an_id_may_stand_for_the_partial_last_block_or_not(length: int) -> None:
     floor = prompt(0, length, (1, 2))
     ceiling = prompt(0, length, (1, 2, 3)[: -(-length // BLOCK)])
     assert floor[: 2 * BLOCK] == ceiling[: 2 * BLOCK]
     assert len(floor) == len(ceiling) == length
-
-
-def test_a_partial_block_begins_like_the_whole_one() -> None:
-    assert prompt(0, BLOCK + 3, (1, 2)) == prompt(9, 2 * BLOCK, (1, 2))[: BLOCK + 3]
-
-
-def test_the_ids_of_the_trace_stand_for_the_blocks_of_the_trace() -> None:
-    assert prompt(1, 600, (4,), block_size=512)[:512] == prompt(2, 600, (4,), block_size=512)[:512]
 
 
 def test_tokens_use_the_whole_vocabulary_evenly() -> None:

@@ -1,4 +1,3 @@
-from collections import Counter
 from typing import get_args
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import strategies as st
 from tests.support.traces import request
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.routing import Router, busiest_part, route
+from tuner.traffic.routing import Router, route
 from tuner.traffic.scaling import JITTER_S, scale_load
 
 REQUESTS = [request(i, i / 10, e2e_s=1.0, session_id=f"s{i % 7}") for i in range(200)]
@@ -28,22 +27,6 @@ def test_every_request_goes_to_one_replica_at_its_own_time(router: Router) -> No
 def test_the_same_seed_routes_the_same_way(router: Router) -> None:
     again = [route(REQUESTS, replicas=3, router=router, seed=5) for _ in range(2)]
     assert again[0] == again[1]
-
-
-@routers
-def test_one_replica_gets_everything(router: Router) -> None:
-    assert route(REQUESTS, replicas=1, router=router, seed=0) == [REQUESTS]
-
-
-def test_round_robin_takes_turns() -> None:
-    parts = route(REQUESTS[:5], replicas=2, router="rr", seed=0)
-    assert [[one.row for one in part] for part in parts] == [[0, 2, 4], [1, 3]]
-
-
-def test_random_is_about_even_and_depends_on_the_seed() -> None:
-    parts = route(REQUESTS, replicas=2, router="random", seed=0)
-    assert 70 < len(parts[0]) < 130
-    assert parts != route(REQUESTS, replicas=2, router="random", seed=1)
 
 
 def test_a_session_stays_where_it_began() -> None:
@@ -80,16 +63,7 @@ def test_least_guesses_how_long_requests_last_where_nobody_knows() -> None:
     assert [[one.row for one in part] for part in parts] == [[0], [1, 2]]
 
 
-def test_the_busiest_part_is_asked_for_the_most_tokens() -> None:
-    assert busiest_part([[request()] * 3, [request(input_length=100)], []]) == 1
-
-
 # -- more and less load
-
-
-@pytest.mark.parametrize(("factor", "count"), [(0.5, 100), (1.0, 200), (1.25, 250), (3.1, 620)])
-def test_load_grows_by_requests(factor: float, count: int) -> None:
-    assert len(scale_load(REQUESTS, factor, seed=0)) == count
 
 
 @given(factor=st.floats(0.1, 3.0), seed=st.integers(0, 9))
@@ -112,14 +86,6 @@ def test_added_requests_come_near_the_ones_they_copy_with_prompts_of_their_own()
     assert len({one.row for one in scaled}) == 75
     for one in added:
         assert abs(one.arrival_s - (one.input_length - 100) * 100.0) <= JITTER_S
-
-
-def test_added_requests_share_what_others_share_and_no_more() -> None:
-    requests = [request(i, float(i), input_length=48, hash_ids=(1, 10 + i)) for i in range(10)]
-    scaled = scale_load(requests, 2.0, seed=0)
-    seen = Counter(block for one in scaled for block in one.hash_ids)
-    assert seen.pop(1) == 20
-    assert set(seen.values()) == {1}
 
 
 def test_prefix_sharing_is_about_the_same_under_more_load() -> None:

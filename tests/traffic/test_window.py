@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.builders import request
-from tuner.errors import TraceError, UsageError
+from tuner.errors import TraceError
 from tuner.replay.plan import plan_requests
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.window import Part, Window, choose_part, in_window, parse_duration_s
@@ -20,12 +20,6 @@ def busiest(_: object, length_s: float) -> tuple[float, float]:
 def test_durations_are_read_in_their_units() -> None:
     texts = ("90", "90s", "1.5m", "2h", "500ms")
     assert [parse_duration_s(text, option="--x") for text in texts] == [90, 90, 90, 7200, 0.5]
-
-
-@pytest.mark.parametrize("text", ["", "0", "-5s", "5d", "nan", "1e9999", "s"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--budget"):
-        parse_duration_s(text, option="--budget")
 
 
 def part(requests: list[TraceRequest], asked: str, length_s: float = 60.0) -> Part:
@@ -47,21 +41,10 @@ def test_a_part_can_be_named_by_its_start_and_length() -> None:
     assert part(HOUR, "2m+60s") == Part(120.0, 180.0)
 
 
-def test_one_request_or_one_burst_is_a_part_too() -> None:
-    for requests in (HOUR[:1], [request(row, arrival_s=5.0) for row in range(9)]):
-        found = part(requests, "all")
-        assert all(found.begin_s <= one.arrival_s < found.end_s for one in requests)
-
-
 def test_a_part_without_requests_is_refused_with_the_traces_span() -> None:
     with pytest.raises(TraceError, match="no request arrives there") as caught:
         part(HOUR, "2h+60s")
     assert "0.0s to 3599.0s" in caught.value.hint
-
-
-def test_a_part_that_cannot_be_read_is_refused() -> None:
-    with pytest.raises(UsageError, match="cannot read 'noon'"):
-        part(HOUR, "noon")
 
 
 def prompt(one: TraceRequest) -> list[int]:
@@ -73,11 +56,6 @@ def test_the_plan_starts_with_the_run_in_and_scores_the_window() -> None:
     plan = plan_requests(in_window(HOUR, window), window, max_model_len=100, prompt=prompt)
     assert [(one.planned_s, one.scored) for one in plan] == [(0, False), (1, True), (2, True)]
     assert plan[0].prompt_token_ids == [9] * 10
-
-
-def test_what_production_refused_is_not_sent() -> None:
-    requests = [request(0, status="rejected"), request(1, status="error"), request(2)]
-    assert [one.row for one in in_window(requests, Window(0, 10, 0))] == [2]
 
 
 def test_an_abort_keeps_asking_until_its_client_gave_up() -> None:

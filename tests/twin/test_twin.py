@@ -7,7 +7,6 @@ import pytest
 
 from tests.support.builders import request
 from tuner.engines.scheduler.state import StepLaw
-from tuner.engines.seam import EngineFacts
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
 from tuner.twin.simulation import (
@@ -16,7 +15,6 @@ from tuner.twin.simulation import (
     Traffic,
     attainment,
     met,
-    shape_of,
     simulate,
     tail_s,
     traffic_of,
@@ -59,27 +57,6 @@ def test_no_traffic_meets_everything() -> None:
     replay = simulate(traffic, SECOND, SHAPE, max_num_seqs=4)
     assert attainment(traffic, replay, Slo(e2el_s=1.0)) == 1
     assert math.isinf(tail_s(replay))
-
-
-def test_the_shape_of_an_engine_is_in_its_facts() -> None:
-    facts = EngineFacts(
-        engine="vllm",
-        arguments={
-            "max_num_batched_tokens": 2048,
-            "async_scheduling": True,
-            "enable_prefix_caching": False,
-        },
-        max_model_len=4096,
-        vocab_size=9,
-        block_size=16,
-        kv_blocks=500,
-        start_s=1.0,
-        versions={},
-        device={},
-    )
-    assert shape_of(facts, lag_s=0.1) == EngineShape(
-        2048, 16, 500, 4096, True, False, 0.1, reserves_prompts=True
-    )
 
 
 def test_traffic_is_what_production_served() -> None:

@@ -11,7 +11,6 @@ from tuner.engines.scheduler.model import abort, advance
 from tuner.engines.scheduler.queue import let_go
 from tuner.engines.scheduler.state import (
     ABORTED,
-    DONE,
     FINISHED,
     FULL,
     NO_NOISE,
@@ -103,16 +102,6 @@ def test_the_cap_makes_requests_wait_in_order_of_arrival() -> None:
     assert log["running"].tolist() == [2, 2, 1, 1]
 
 
-def test_a_request_that_arrives_when_an_iteration_ends_is_in_the_next_one() -> None:
-    requests, _ = play(scheduler_of([(0, 1, 3), (1, 1, 1), (1.5, 1, 1)]))
-    assert requests["scheduled_s"].tolist() == [0, 1, 2]
-
-
-def test_idle_time_is_jumped_over_and_not_logged() -> None:
-    _, log = play(scheduler_of([(0, 1, 1), (100, 1, 1)]))
-    assert log["start_s"].tolist() == [0, 100]
-
-
 def test_the_last_running_request_is_preempted_when_blocks_run_out() -> None:
     """Two requests of 3 prompt tokens fill 6 blocks; the first one's next token takes them all."""
     requests, log = play(scheduler_of([(0, 3, 3), (0, 3, 3)], kv_blocks=6))
@@ -124,26 +113,6 @@ def test_the_last_running_request_is_preempted_when_blocks_run_out() -> None:
     assert log["prefill_tokens"].tolist() == [6, 0, 0, 4, 0]
     assert requests["last_token_s"].tolist() == [3, 5]
     assert requests["scheduled_s"].tolist() == [0, 0]
-
-
-def test_a_preempted_request_goes_before_those_that_wait() -> None:
-    requests, _ = play(
-        scheduler_of([(0, 3, 3), (0, 3, 3), (0.5, 1, 1)], kv_blocks=6, max_num_seqs=2)
-    )
-    # It would have fitted beside the first one from 2 on.
-    assert requests["scheduled_s"].tolist() == [0, 0, 3]
-
-
-def test_nothing_is_admitted_in_an_iteration_that_preempts() -> None:
-    """The third would fit into the block that the preempted one leaves."""
-    requests, _ = play(scheduler_of([(0, 3, 3), (0, 2, 3), (0.5, 1, 1)], kv_blocks=5))
-    assert requests["scheduled_s"].tolist() == [0, 0, 3]
-
-
-def test_a_prompt_waits_until_its_blocks_are_free() -> None:
-    requests, _ = play(scheduler_of([(0, 33, 3), (0, 33, 1)], kv_blocks=5, block_size=16))
-    assert requests["scheduled_s"].tolist() == [0, 3]
-    assert requests["preemptions"].tolist() == [0, 0]
 
 
 def test_a_prompt_waits_until_all_of_it_has_room_where_prompts_are_reserved() -> None:
@@ -164,28 +133,6 @@ def test_a_slot_comes_free_one_iteration_later_with_async_scheduling() -> None:
     late, _ = play(scheduler_of(same, max_num_seqs=2, async_scheduling=True))
     assert early["scheduled_s"].tolist() == [0, 0, 1]
     assert late["scheduled_s"].tolist() == [0, 0, 2]
-
-
-def test_async_scheduling_costs_nothing_when_nothing_else_could_run() -> None:
-    requests, _ = play(scheduler_of([(0, 1, 1), (0, 1, 1)], max_num_seqs=1, async_scheduling=True))
-    assert requests["last_token_s"].tolist() == [1, 2]
-
-
-def test_an_iteration_that_ends_too_late_stays_in_flight() -> None:
-    scheduler = scheduler_of([(0, 1, 2)])
-    assert advance(scheduler, SECOND, NO_NOISE, 1.5, False) == REACHED
-    assert scheduler.requests["generated"].tolist() == [1]
-    assert scheduler.state["end"] == 2
-    assert advance(scheduler, SECOND, NO_NOISE, 2.0, False) == REACHED
-    assert scheduler.requests["status"].tolist() == [FINISHED]
-
-
-def test_time_stands_still_where_a_request_finished() -> None:
-    scheduler = scheduler_of([(0, 1, 1), (0, 1, 2)])
-    assert advance(scheduler, SECOND, NO_NOISE, np.inf, True) == DONE
-    assert scheduler.state["now"] == 1
-    assert advance(scheduler, SECOND, NO_NOISE, np.inf, True) == DONE
-    assert scheduler.state["now"] == 2
 
 
 def test_a_full_log_interrupts_and_loses_nothing() -> None:
@@ -314,12 +261,3 @@ def test_fast_forwarding_over_iterations_gives_the_times_of_one_by_one(
         assert slow[total] == fast[total]
     assert fast["busy_s"] == pytest.approx(slow["busy_s"])
     assert fast["running_s"] == pytest.approx(slow["running_s"])
-
-
-def test_totals_say_what_the_engine_did() -> None:
-    scheduler = scheduler_of([(0, 3, 3), (0, 3, 3), (50, 1, 1)], kv_blocks=6, log_length=0)
-    play(scheduler)
-    state = scheduler.state[0]
-    assert (state["iterations"], state["preemptions"], state["recomputed_tokens"]) == (6, 1, 3)
-    assert (state["busy_s"], state["running_s"]) == (6, 7)
-    assert (state["most_running"], state["most_blocks"]) == (2, 6)

@@ -41,27 +41,6 @@ def test_a_deadlock_is_an_error_that_names_the_task_that_waits() -> None:
         run(main())
 
 
-def test_a_timeout_ends_a_wait_that_would_never_end() -> None:
-    async def main() -> float:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.Event().wait(), 5)
-        return asyncio.get_running_loop().time()
-
-    assert run(main()) == 5
-
-
-def test_a_cancelled_sleep_does_not_let_its_time_pass() -> None:
-    async def main() -> float:
-        sleep = asyncio.create_task(asyncio.sleep(100))
-        await asyncio.sleep(1)
-        sleep.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await sleep
-        return asyncio.get_running_loop().time()
-
-    assert run(main()) == 1
-
-
 def test_ctrl_c_cancels_the_program_and_is_raised() -> None:
     cleaned_up = []
 
@@ -129,16 +108,3 @@ def test_a_process_advances_up_to_the_next_timer() -> None:
         return news
 
     assert run(main()) == [2, 4]
-
-
-def test_several_processes_share_one_time() -> None:
-    async def main() -> list[float]:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualTimeLoop)
-        news = list[float]()
-        for period_s in (2.0, 3.0):
-            loop.attach(Ticker(period_s, news))
-        await asyncio.sleep(7)
-        return news
-
-    assert run(main()) == [2, 3, 4, 6, 6]

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tuner.commands.sweep.kinds import LABEL, of_worlds, outputs_of
+from tuner.commands.sweep.kinds import LABEL, of_worlds
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
 from tuner.runs.cluster.kinds import Description, named
-from tuner.runs.cluster.prices import check_used, parse_prices, per_million_tokens, price_of
+from tuner.runs.cluster.prices import parse_prices
 from tuner.runs.cluster.share import Node, room, share_of, usable
 
 H100, A100 = (
@@ -55,22 +55,10 @@ def test_ranks_of_vllms_own_ray_executor_may_lie_on_several_nodes() -> None:
     assert usable(both[:1], share) == []
 
 
-def test_a_lone_rank_of_that_executor_leaves_the_gpu_to_vllm() -> None:
-    """A worker that held it would wait for vLLM, and vLLM for the GPU."""
-    share = share_of({"distributed_executor_backend": "ray"}, on_gpus=True)
-    assert share.is_spread
-    assert share.bundles == ({"CPU": 1.0, "GPU": 1.0},)
-
-
 def test_an_engine_that_is_on_one_node_is_on_those_that_hold_it_whole() -> None:
     share = share_of({"tensor_parallel_size": 4}, on_gpus=True)
     small, large = node("a", CPU=16, GPU=2), node("b", CPU=16, GPU=4)
     assert usable([small, small, large], share) == [large]
-
-
-def test_without_gpus_an_engine_takes_cpus() -> None:
-    assert str(share_of({"tensor_parallel_size": 2}, on_gpus=False)) == "2 CPU"
-    assert room([node("a", CPU=7)], share_of({}, on_gpus=False)) == 7
 
 
 @pytest.mark.parametrize("size", [0, -1, "two", True, 1.5])
@@ -88,39 +76,12 @@ def test_a_world_that_no_node_is_of_is_refused_with_the_kinds_that_there_are() -
         of_worlds(worlds, {"c": node("c")}, {"c": H100}, {})
 
 
-def test_a_world_whose_nodes_cannot_be_used_is_left_out_with_the_reason() -> None:
-    nodes = {name: Node(name, name, {}, {LABEL: kind}) for name, kind in (("a", "x"), ("b", "y"))}
-    worlds = {name: Path(f"{name}.yaml") for name in ("x", "y")}
-    left_out = {"b": "tuner does not run there"}
-    assert of_worlds(worlds, nodes, {"a": H100}, left_out) == {"x": ["a"]}
-    assert left_out == {"b": "tuner does not run there"}
-
-
-def test_prices_are_read_and_the_longest_name_counts() -> None:
-    prices = parse_prices("A100=2.2, a100-80gb=2.9,h100=4.1")
-    assert price_of(prices, "nvidia-a100-80gb-pcie") == 2.9
-    assert price_of(prices, "nvidia-a100-40gb") == 2.2
-    assert price_of(prices, "nvidia-l4") is None
-    assert per_million_tokens(3.6, 1000.0) == 1.0
-    assert per_million_tokens(3.6, 0.0) == float("inf")
-
-
 @pytest.mark.parametrize(
     "text", ["", "h100", "h100=", "=4", "h100=free", "h100=-1", "h100=nan", "h100=1,H100=2", "a=1,"]
 )
 def test_what_is_no_price_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--prices"):
         parse_prices(text)
-
-
-def test_a_price_of_no_node_is_refused() -> None:
-    with pytest.raises(UsageError, match="--prices b200: no node is called so: nvidia-h100"):
-        check_used({"b200": 5.0}, ["nvidia-h100"])
-
-
-def test_profiles_are_called_after_their_kinds() -> None:
-    assert outputs_of(Path("out/p.yaml"), ["h100"]) == {"h100": Path("out/p-h100.yaml")}
-    assert outputs_of(Path("out"), ["h100"]) == {"h100": Path("out-h100.yaml")}
 
 
 def test_nodes_of_several_kinds_are_never_one_group() -> None:

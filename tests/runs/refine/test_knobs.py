@@ -9,7 +9,6 @@ from tuner.errors import UsageError
 from tuner.runs.refine.knobs import (
     CAP,
     TOKENS,
-    fails_like,
     frees,
     parse_search,
     restart_key,
@@ -80,13 +79,6 @@ def test_what_the_engine_does_not_take_is_left_out_by_default_and_refused_when_n
         build_space(ENGINE, PLAIN, {"async_scheduling": (True,)}, refusal)
 
 
-def test_the_profiles_own_value_is_always_among_those_that_are_named() -> None:
-    space = build_space(ENGINE, PLAIN, {CAP: (20, 12), TOKENS: (2048,)}, takes_all)
-    values = {knob.name: knob.values for knob in space.knobs}
-    assert values[CAP] == (12, 16, 20)
-    assert TOKENS not in values  # one value is nothing to search
-
-
 def test_what_is_named_is_searched_or_said_to_have_one_value_and_never_both() -> None:
     blocks = {**ENGINE, "num_gpu_blocks_override": 900}
     named = {"num_gpu_blocks_override": (700, 900), "block_size": (8,), TOKENS: (2048,)}
@@ -100,40 +92,6 @@ def test_what_is_named_is_searched_or_said_to_have_one_value_and_never_both() ->
     assert f"{TOKENS}: the profile's own value alone was named" in space.left_out
 
 
-def test_a_budget_below_every_cap_is_refused() -> None:
-    with pytest.raises(UsageError, match="max_num_batched_tokens=4 is less than every max_num"):
-        build_space(ENGINE, PLAIN, {CAP: (8, 32), TOKENS: (4, 64)}, takes_all)
-
-
-@pytest.mark.parametrize(
-    ("named", "said"),
-    [
-        (
-            {CAP: (64, 80), TOKENS: (20, 32)},
-            r"every --search max_num_seqs \(64 and more\) is above",
-        ),
-        ({CAP: (64,), TOKENS: (32, 128)}, None),
-        ({CAP: (101,)}, "max_num_seqs=101: the trace has 100 requests in all"),
-        ({TOKENS: (10**12,)}, "32 sequences of max_model_len=4096 are 131072 tokens"),
-    ],
-)
-def test_what_no_iteration_could_hold_is_refused(
-    named: dict[str, tuple[ArgumentValue, ...]], said: str | None
-) -> None:
-    if said is None:
-        assert build_space(ENGINE, PLAIN, named, takes_all).knobs
-        return
-    with pytest.raises(UsageError, match=said):
-        build_space(ENGINE, PLAIN, named, takes_all)
-
-
-def test_a_cap_above_every_budget_is_refused_with_the_budget_that_it_needs() -> None:
-    small = {**ENGINE, CAP: 8, TOKENS: 16}
-    with pytest.raises(UsageError, match="max_num_seqs=64 is more than every max_num_") as caught:
-        build_space(small, PLAIN, {CAP: (12, 64), TOKENS: (16,)}, takes_all)
-    assert caught.value.hint == "Add --search max_num_batched_tokens=64, or leave 64 out."
-
-
 def test_less_memory_is_tried_by_default_where_a_gpu_is_shared_out_by_it() -> None:
     gpu = {**ENGINE, "gpu_memory_utilization": 0.92}
     space = build_space(gpu, replace(PLAIN, on_gpu=True), {}, takes_all)
@@ -145,31 +103,6 @@ def test_less_memory_is_tried_by_default_where_a_gpu_is_shared_out_by_it() -> No
     assert values["gpu_memory_utilization"] == (0.46, 0.69, 0.92)
     full = build_space(gpu, replace(FULL, on_gpu=True), {}, takes_all)
     assert "gpu_memory_utilization: at most 99% of the KV cache was used" in full.left_out
-
-
-def test_elsewhere_the_memory_that_would_do_is_said() -> None:
-    host = {**ENGINE, "kv_cache_memory_bytes": 8000}
-    space = build_space(host, PLAIN, {}, takes_all)
-    assert any("--search kv_cache_memory_bytes=1000 is the least" in one for one in space.left_out)
-
-
-def test_memory_that_another_argument_sizes_is_refused() -> None:
-    host = {**ENGINE, "kv_cache_memory_bytes": 8000}
-    with pytest.raises(UsageError, match="kv_cache_memory_bytes=8000 of the profile sizes the KV"):
-        build_space(host, PLAIN, {"gpu_memory_utilization": (0.3, 0.5)}, takes_all)
-
-
-def test_an_engine_that_did_not_start_does_not_with_less_memory_either() -> None:
-    failed = {CAP: 8, TOKENS: 512, "gpu_memory_utilization": 0.5, "block_size": 16}
-    assert fails_like({**failed, CAP: 4}, failed)
-    assert fails_like({**failed, "gpu_memory_utilization": 0.3}, failed)
-    assert not fails_like({**failed, "gpu_memory_utilization": 0.6}, failed)
-    assert not fails_like({**failed, "block_size": 32}, failed)
-
-
-def test_a_space_that_differs_in_nothing_is_refused() -> None:
-    with pytest.raises(UsageError, match="the space is empty"):
-        build_space(ENGINE, PLAIN, {CAP: (16,), TOKENS: (2048,), "async_scheduling": ()}, takes_all)
 
 
 def test_the_least_memory_comes_first_and_a_fifth_less_is_worth_a_restart() -> None:
@@ -208,34 +141,3 @@ def test_only_cap_and_budget_change_without_a_restart() -> None:
 )
 def test_values_and_ranges_are_read(text: str, values: list[str]) -> None:
     assert list(parse_search([text]).values()) == [values]
-
-
-def test_one_key_of_a_mapping_is_refused_with_what_can_be_named() -> None:
-    for words, value in (("0,2", "0"), ("eager,inductor", '"eager"')):
-        with pytest.raises(UsageError) as caught:
-            parse_search([f"a_config.mode={words}"])
-        whole = f'a_config={{"mode": {value}}}'
-        assert caught.value.hint == f"Name all of it: --search '{whole}'."
-        assert parse_search([whole])
-
-
-@pytest.mark.parametrize(
-    ("texts", "said"),
-    [
-        (["block_size"], "is not KEY=VALUES"),
-        (["block_size="], "is not KEY=VALUES"),
-        (["block_size=16,,32"], "has an empty value"),
-        (["a=1", "a=2"], "is there twice"),
-        (["a=9:1"], "is an empty range"),
-        (["a=nan:1"], "is an empty range"),
-        (["a=one:two"], "is no range of numbers"),
-        (["a=0:9:log"], "has no such steps"),
-        (["a=1:9:0"], "has no such steps"),
-        (["a=1:1000000:1"], "has more than 64 values"),
-        (["a=1:2:3:4"], "has too many parts"),
-        (["a_config.mode=0,2"], "one key of a_config alone is not searched"),
-    ],
-)
-def test_what_is_no_search_is_refused(texts: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        parse_search(texts)
