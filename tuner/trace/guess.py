@@ -340,16 +340,19 @@ class _Guess:
         fitting: list[tuple[int, Column]] = []
         problems: list[tuple[int, UnclearError]] = []
         for heading in self.opened.headings:
-            for meaning in (one for one in meanings(heading) if one.role == role):
-                try:
-                    column = self._read(role, heading, meaning.unit)
-                except UnclearError as problem:
-                    is_relative = problem.cures == FROM_SOME_START
-                    problems.append((meaning.rank + RELATIVE * is_relative, problem))
-                    continue
-                loses = 0 if column is None or role not in TIMES else self._loses(column)
-                if column is not None and (role != "end" or loses < CONSTANT):
-                    fitting.append((meaning.rank + loses, column))
+            own = [one for one in meanings(heading) if one.role == role]
+            if not own:
+                continue
+            meaning = min(own, key=lambda one: one.rank)
+            try:
+                column = self._read(role, heading, meaning.unit)
+            except UnclearError as problem:
+                is_relative = problem.cures == FROM_SOME_START
+                problems.append((meaning.rank + RELATIVE * is_relative, problem))
+                continue
+            loses = 0 if column is None or role not in TIMES else self._loses(column)
+            if column is not None and (role != "end" or loses < CONSTANT):
+                fitting.append((meaning.rank + loses, column))
         best = min((rank for rank, _ in fitting), default=99)
         if problems:
             least, first = min(problems, key=lambda one: one[0])

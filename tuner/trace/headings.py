@@ -1,7 +1,7 @@
 """The meaning of a table's headings: one table of synonyms, by words and not by whole names. Pure.
 
 ``promptTokens``, ``usage.prompt_tokens``, ``Prompt Tokens`` and ``num_prompt_toks`` are the same
-words, so a heading is cut into words first; what a word may mean stands in the sets below. Several
+words, so a heading is cut into words first; what words mean stands in ``headings.toml``. Several
 columns may fit one role: the one with the fewest words beside those that count is taken first.
 """
 
@@ -9,6 +9,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+
+import msgspec
 
 from tuner.trace.values import UNITS, Unit, words
 
@@ -23,8 +26,8 @@ _ROLES = (
 ROLES: tuple[Role, ...] = (*_ROLES.split(),)
 """Roles that a column of any table can have. ``end`` and ``first_token`` are times; ``duration``,
 ``ttft`` and ``queue`` are spans of time; ``requests`` is how many requests a row sums up;
-``cache_hit`` is whether a gateway answered, and no server;
-``kind`` is whether a row is a call of a model, or a link that sums up several.
+``cache_hit`` is whether a gateway answered, and no server; ``kind`` is whether a row is a call of a
+model, or a link that sums up several.
 
 Formats whose columns are known have more: other fields of the record, and ``path`` and ``flags`` of
 an access log, ``error_code`` within a message, ``reason`` why a row is no request, ``links``."""
@@ -33,118 +36,41 @@ an access log, ``error_code`` within a message, ``reason`` why a row is no reque
 TIMES = words("timestamp end first_token")
 SPANS = words("duration ttft queue")
 
-# Prompts and outputs, by words that need no "tokens" beside them, and by words that do.
-PROMPT = words("prompt prompts input inputs in prefill isl")
-PROMPT_IF_TOKENS = PROMPT | words("context request req query question sent ingress evaluated")
-OUTPUT = words(
-    "completion completions compl output outputs out generated generation generate gen decode "
-    "decoded candidates predicted sampled osl eval"
-)
-OUTPUT_IF_TOKENS = OUTPUT | words("response resp reply answer result received egress")
-TOKENS = words("token tokens tok toks tkn tkns")
-COUNTS = TOKENS | words("length lengths len size count n num")
-NOT_A_COUNT = words(
-    "cost costs price usd eur dollars credits spend rate per reasoning thinking audio image "
-    "images video text tool accepted rejected prediction max maximum min limit budget remaining "
-    "id ids hash char chars character characters bytes words file url uncached k thousand "
-    "thousands million millions time latency duration avg average mean median throughput window "
-    "cumulative embedding details billed truncated left"
-)
-"""Words that make of a count of tokens something else, or a part of one."""
 
-CACHED = words("cached cache hit hits")
-MISSED = words("miss misses missed")
-CREATED_IN_CACHE = words("creation write written create")
+class _Rule(msgspec.Struct, frozen=True):
+    """When a heading has a role; see ``headings.toml``."""
 
-# Times. A word for a beginning or an end, or one that only says that it is a time.
-TIME = words(
-    "time timestamp timestamps ts date datetime at stamp t asctime messagetime tstamp dt epoch unix"
-)
-BEGIN = words(
-    "start started starts begin began begun arrival arrived arrive received submit submitted "
-    "requested request sent send"
-)
-WRITTEN = words(
-    "created create creation logged log event recorded inserted generated ingested observed "
-    "event entry receive"
-)
-"""Words for the time when a row was written: taken where nothing says when the request came."""
+    role: Role
+    all: tuple[str, ...]
+    none: str = ""
+    beside: str = ""
+    rank: int = 0
+    weight: int = 1
+    most: int = 99
+    deep: bool = False
+    stop: bool = False
 
-WRITTEN_RANK = 4
 
-END = words(
-    "end ended ends finish finished complete completed completion done stop stopped response "
-    "responded closed last"
-)
-AMBIGUOUS = words("request response completion generation total")
-"""``response_time`` is when it came, or how long it took: its values tell."""
+_TABLE = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes())
 
-SPAN = words(
-    "duration latency elapsed took taken e2e e2el runtime rt lat processing execution inference "
-    "service wall lasted dur durations latencies timings"
-)
-NOT_A_TIME = words(
-    "total generation updated update modified expires expiry deleted processed ingestion "
-    "exported zone timezone birth ttl paid"
-)
-GAPS = words("inter delta deltas gap gaps diff difference")
-"""Words for a gap since the row above. It is no time, though it may be called an arrival."""
 
-NOT_A_SPAN = words(
-    "tpot itl inter per avg mean first ttft queue queued wait waiting load prefill decode "
-    "network overhead budget timeout limit max min cached tokenization scheduling connect dns "
-    "minute minutes mins hour hours hrs days"
-)
+@lru_cache(maxsize=256)
+def _set(text: str) -> frozenset[str]:
+    """Return the words of a text of a rule."""
+    named = (_set(_TABLE["words"][word[1:]]) for word in text.split() if word[0] == "@")
+    return frozenset(word for word in text.split() if word[0] != "@").union(*named)
 
-NOISE = words(
-    "usage llm ai num number no nr n count counts total sum of the attributes metadata body "
-    "data fields value unix epoch utc gmt request req native log api source iso invocation de "
-    "du des del la d et y und der"
-)
-"""Words that say nothing more of what a column is."""
 
+_COUNT_RULES, _TIME_RULES = (msgspec.convert(_TABLE[key], list[_Rule]) for key in ("count", "time"))
 WHOLE: dict[Role, frozenset[str]] = {
-    role: frozenset(names.split(", "))
-    for role, names in {
-        "end": "time local, time iso8",
-        "status": (
-            "status, status code, http status, http status code, response code, code, http code, "
-            "state, outcome, response status, result, success, succeeded, is success, ok"
-        ),
-        "error": (
-            "error, errors, is error, has error, error type, error code, exception, error "
-            "message, failed, failure"
-        ),
-        "finish_reason": "finish reason, stop reason, finished reason",
-        "stream": "stream, streaming, streamed, is stream, is streaming",
-        "session_id": (
-            "session, session id, conversation, conversation id, chat id, thread id, dialog id, "
-            "dialogue id"
-        ),
-        "model": (
-            "model, model name, model id, model group, model used, llm, llm model, request model, "
-            "response model, provider model, deployment, deployment name"
-        ),
-        "replica": (
-            "replica, instance, instance id, host, hostname, pod, pod name, backend, node, "
-            "upstream, upstream addr, upstream host, worker, server, server id"
-        ),
-        "cache_hit": (
-            "cache hit, cached, is cached, cache status, from cache, served from cache, cached "
-            "response, cache result"
-        ),
-        "kind": "kind, run type, span kind, openinference span kind",
-        "num_images": "num images, images, image count, n images",
-        "input_length": "req units",
-        "output_length": "res units",
-        "requests": (
-            "requests, request count, num requests, n requests, requests count, number of "
-            "requests, num model requests, total requests, calls, call count, api requests, "
-            "successful requests, count, invocations, invocation count"
-        ),
-    }.items()
+    role: frozenset(" ".join(names.split()).split(", ")) for role, names in _TABLE["whole"].items()
 }
-"""Roles that a few whole headings name, in their order; the words of the last one come last."""
+PROMPT, TOKENS, COUNTS, TIME, BEGIN, NOISE, NOT_A_COUNT = (
+    _set(f"@{name}")
+    for name in ("prompt", "tokens", "counts", "time", "begin", "noise", "not_a_count")
+)
+WRITTEN_RANK = 4
+"""Of the time when a row was written: taken where nothing says when the request came."""
 
 MAIN = words("timestamp input_length output_length")
 
@@ -157,9 +83,8 @@ MONGODB = frozenset(
 )
 """Names of types, which stand around values."""
 
-VOCABULARY = frozenset().union(
-    *(PROMPT_IF_TOKENS, OUTPUT_IF_TOKENS, COUNTS, NOT_A_COUNT, CACHED, CREATED_IN_CACHE, TIME),
-    *(BEGIN, WRITTEN, END, SPAN, NOT_A_TIME, GAPS, NOT_A_SPAN, NOISE, UNITS),
+VOCABULARY = frozenset(UNITS).union(
+    *map(_set, (f"@{name}" for name in _TABLE["words"])),
     *(name.split() for names in WHOLE.values() for name in names),
 )
 _PARTS = frozenset(
@@ -246,95 +171,40 @@ def _meanings(heading: str) -> Iterator[Meaning]:
         or (TOKENS & set(path[-2]) and not TOKENS & set(leaf))
     ):
         leaf = path[-2] + leaf  # timings.prompt.n, tokens.input
-    behind = [*leaf[1:], ""]
-    leaf = [one for one, after in zip(leaf, behind, strict=True) if not _says_unit(one, after)]
+    behind = [*leaf[1:], ""]  # in latencyInMillis, "in" is no prompt
+    both = zip(leaf, behind, strict=True)
+    leaf = [one for one, after in both if one != "in" or after not in UNITS]
     unit = next((UNITS[word] for word in reversed(leaf) if word in UNITS and len(leaf) > 1), None)
     words = [word for word in leaf if word not in UNITS or len(leaf) == 1]
-    has = set(words)
-    yield from _whole(leaf, len(path), is_of_request="request" in parts[:-1])
-    above = {word for words in path[:-1] for word in words}
-    yield from _counts(has, len(path) + 3 * bool(above & NOT_A_COUNT))
-    if not has & PROMPT and (not has & TOKENS or has & {"first", "last"}):
-        yield from _times(words, has - TOKENS, unit)
-
-
-def _says_unit(word: str, after: str) -> bool:
-    """Whether "in" stands before a unit, and means no prompt: ``latencyInMillis``."""
-    return word == "in" and after in UNITS
-
-
-def _whole(words: list[str], depth: int, *, is_of_request: bool) -> Iterator[Meaning]:
-    name = " ".join(words[words[0] == "ai" and len(words) > 1 :])  # PostHog's $ai_model
+    has = frozenset(words)
+    name = " ".join(leaf[leaf[0] == "ai" and len(leaf) > 1 :])  # PostHog's $ai_model
     for role, names in WHOLE.items():
-        if name in names and not (role == "replica" and is_of_request):  # the host that is asked
-            yield Meaning(role, depth)
+        if name in names and not (role == "replica" and "request" in parts[:-1]):  # the asked host
+            yield Meaning(role, len(path))
+    above = {word for words in path[:-1] for word in words}
+    depth = len(path) + 3 * bool(above & NOT_A_COUNT)
+    yield from _by_rules(_COUNT_RULES, has, has, depth, None)
+    if words and not has & PROMPT and (not has & TOKENS or has & {"first", "last"}):
+        marks = {f"^{words[0]}", "<time>" if unit else ""}
+        yield from _by_rules(_TIME_RULES, has - TOKENS, has - TOKENS | marks, 0, unit)
 
 
-def _counts(has: set[str], depth: int) -> Iterator[Meaning]:
-    prompt, output = has & PROMPT_IF_TOKENS, has & OUTPUT_IF_TOKENS
-    if has & {"max", "maximum"} and has & TOKENS and not has & PROMPT:
-        yield Meaning("max_tokens", len(has))
-    if has & CACHED and has & TOKENS and not (output or has & MISSED):
-        role: Role = "cache_creation_tokens" if has & CREATED_IN_CACHE else "cached_tokens"
-        yield Meaning(role, len(has) + depth)
-        return
-    if has & NOT_A_COUNT or has & CACHED:
-        return
-    rank = depth - ("native" in has)
-    if not has & TOKENS:
-        prompt, output = has & PROMPT, has & OUTPUT
-        rank += 1 if has & COUNTS or has & {"isl", "osl"} else 4
-    if prompt and output:
-        prompt, output = prompt & PROMPT, output & OUTPUT  # request_completion_tokens
-    if prompt and output and "eval" in output:
-        output = set()  # prompt_eval_count beside eval_count
-    beside = has - NOISE - COUNTS - prompt - output
-    if prompt and not output:
-        yield Meaning("input_length", rank + 2 * len(beside))
-    elif output and not prompt:
-        yield Meaning("output_length", rank + 2 * len(beside))
-    elif has & TOKENS and not (beside - {"all", "tokens"}):
-        yield Meaning("total_length", depth)
-
-
-def _times(  # noqa: C901 - one meaning after another
-    words: list[str], has: set[str], unit: Unit | None
+def _by_rules(
+    rules: Iterable[_Rule],
+    has: frozenset[str],
+    marks: frozenset[str],
+    depth: int,
+    unit: Unit | None,
 ) -> Iterator[Meaning]:
-    rest = has - NOISE
-    is_time = bool(has & TIME) or unit is not None
-    first = bool(has & {"first", "ttft", "ttfb", "ttfc"}) or (
-        bool(has & {"completion", "generation"}) and bool(has & {"start", "started"})
-    )
-    if first:
-        is_span = bool(has & {"ttft", "ttfb", "ttfc", "latency", "duration"}) or "to" in has
-        yield Meaning("ttft" if is_span else "first_token", len(rest), unit)
-        if not is_span:
-            yield Meaning("ttft", len(rest) + 1, unit)
-        return
-    if "to" in has and has & END:  # time_to_last_token, msToFinish
-        yield Meaning("duration", 1, unit)
-        return
-    if has & {"queue", "queued", "queueing", "wait", "waiting"}:
-        yield Meaning("queue", len(rest), unit)
-        return
-    if has & SPAN and not has & NOT_A_SPAN:
-        yield Meaning("duration", len(rest - SPAN - TIME) + (not has & {"total", "e2e"}), unit)
-        return
-    if is_time and has & AMBIGUOUS and not has & NOT_A_SPAN:
-        rank = 1 if "generation" in has or has == {"total", "time"} else 4
-        yield Meaning("duration", rank + len(rest - AMBIGUOUS - TIME), unit)
-    rank = len(rest - TIME - BEGIN - END - WRITTEN)
-    if rank > 1 or has & (NOT_A_TIME | GAPS):
-        return
-    if has & END:
-        if is_time or rest <= {"end", "ended", "finish", "finished", "stop", "stopped"}:
-            yield Meaning("end", rank + (0 if has & {"end", "ended", "finished"} else 1), unit)
-    elif has & (BEGIN - {"request"}) and (is_time or rest <= BEGIN):
-        yield Meaning("timestamp", rank, unit)
-    elif has & WRITTEN and (is_time or words[0] in WRITTEN):
-        yield Meaning("timestamp", WRITTEN_RANK + rank, unit)
-    elif has & TIME:
-        yield Meaning("timestamp", 2 + 2 * rank, unit)
+    """Yield what words mean by rules, which see ``marks`` as well."""
+    for rule in rules:
+        beside = len(has - NOISE - _set(rule.beside))
+        is_met = beside <= rule.most and not marks & _set(rule.none)
+        if is_met and all(marks & _set(one) for one in rule.all):
+            rank = rule.rank + rule.weight * beside + depth * rule.deep
+            yield Meaning(rule.role, rank, unit)
+            if rule.stop:
+                return
 
 
 _PLAIN = re.compile(r"[A-Za-z0-9_ .()/%#@$-]+")
