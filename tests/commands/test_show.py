@@ -3,7 +3,6 @@
 import csv
 import html
 import json
-import random
 import re
 import shlex
 import shutil
@@ -20,7 +19,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support import strange_runs
 from tests.support.builders import record
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
@@ -243,22 +241,6 @@ def test_the_name_of_a_file_says_which_table_it_holds(folder: Path, tmp_path: Pa
         table = pq.read_table(tmp_path / f"{name}.parquet")
         assert (table.column_names, table.num_rows) == (list(found[name][0]), len(found[name]))
         assert len(json.loads((tmp_path / f"{name}.json").read_text())) == table.num_rows
-
-
-@pytest.mark.attack
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("name", ["swept", "refined", "compared"])
-def test_a_run_that_was_edited_is_shown_and_resumed_or_refused_in_one_line(
-    name: str, seed: int, folder: Path, tmp_path: Path
-) -> None:
-    for each in (name, "prod.jsonl", "profile.yaml"):
-        copy = shutil.copytree if (folder / each).is_dir() else shutil.copy
-        copy(folder / each, tmp_path / each)
-    what = strange_runs.change(tmp_path / name, random.Random(f"{name} {seed}"))
-    for words in (("show", name, "-o", "page.html"), ("show", name), ("resume", name)):
-        done = tuner(tmp_path, *words)
-        assert done.returncode in {0, 2, 3, 4, 5, 6}, (what, done.stderr)
-        assert not set("\x1b\u202e") & set(done.stdout + done.stderr), what
 
 
 # Differences

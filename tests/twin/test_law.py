@@ -6,7 +6,7 @@ import pytest
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import ITERATION, IterationLog
 from tuner.engines.sim.world import WorldStep, step_law
-from tuner.twin.law import MIN_ITERATIONS, Segment, centre, fit_law, knots_of
+from tuner.twin.law import MIN_ITERATIONS, Segment, fit_law, knots_of
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 SIZES = np.arange(17)
@@ -159,12 +159,6 @@ def test_one_iteration_is_enough_for_a_law() -> None:
     assert np.isfinite(fitted.law.decode_s).all()
 
 
-def test_empty_logs_are_passed_over() -> None:
-    empty = np.zeros(0, ITERATION)
-    fitted = fit_law([Segment(empty, 0.0, 0), Segment(log_of(1, 8), 0.0, 0)], max_num_seqs=8)
-    assert relative_error(fitted.law, upto=8) < 0.002
-
-
 def test_batch_sizes_seen_too_rarely_are_no_knots() -> None:
     seen = np.array([1] * 50 + [2] * (MIN_ITERATIONS - 1) + [3] * MIN_ITERATIONS)
     assert knots_of(seen).tolist() == [1, 3]
@@ -178,14 +172,6 @@ def test_sizes_that_are_each_seen_seldom_tell_together_of_a_bend() -> None:
     )
     assert fitted.knots.tolist() == [1, 4, 7, 10, 13, 16]
     assert relative_error(fitted.law) < 0.10  # at the bend, which lies between two knots
-
-
-def test_large_batch_sizes_share_knots() -> None:
-    assert knots_of(np.repeat(np.arange(1, 257), 50)).tolist()[30:36] == [31, 32, 34, 37, 40, 43]
-
-
-def test_the_centre_is_where_most_agree() -> None:
-    assert centre(np.array([0.0, 0.01, -0.01, 0.02, -0.02, 0.5, 0.5])) == pytest.approx(0, abs=0.01)
 
 
 def test_where_graphs_are_padded_the_law_has_their_stairs() -> None:

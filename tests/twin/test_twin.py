@@ -35,28 +35,12 @@ def test_every_request_gets_its_times() -> None:
     assert (replay.duration_s, replay.output_tokens, replay.running_peak) == (4, 4, 1)
 
 
-def test_traffic_is_sorted_by_arrival() -> None:
-    assert Traffic.of([(2, 1, 1), (1, 5, 1)]).input_length.tolist() == [5, 1]
-
-
-def test_a_part_of_the_traffic_keeps_its_times() -> None:
-    traffic = Traffic.of([(0, 1, 1), (1, 2, 1), (2, 3, 1)])
-    assert traffic.between(1, 2).input_length.tolist() == [2]
-
-
 def test_what_the_engine_would_refuse_is_a_miss_and_blocks_nobody() -> None:
     traffic = Traffic.of([(0, 399, 2), (0, 500, 1), (0, 10, 1)])
     replay = simulate(traffic, SECOND, SHAPE, max_num_seqs=4)
     assert np.isnan(replay.e2el_s).tolist() == [False, True, True]
     assert attainment(traffic, replay, Slo(e2el_s=99.0)) == pytest.approx(1 / 3)
     assert tail_s(replay) == 1
-
-
-def test_no_traffic_meets_everything() -> None:
-    traffic = Traffic.of([])
-    replay = simulate(traffic, SECOND, SHAPE, max_num_seqs=4)
-    assert attainment(traffic, replay, Slo(e2el_s=1.0)) == 1
-    assert math.isinf(tail_s(replay))
 
 
 def test_traffic_is_what_production_served() -> None:

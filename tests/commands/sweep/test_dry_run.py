@@ -70,12 +70,6 @@ def test_of_a_real_engine_it_takes_neither_vllm_nor_torch(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_more_slots_than_memory_holds_is_a_warning(folder: Path) -> None:
-    (warning,) = [one for one in said(folder, "sweep", *SIM, "--ceiling", "128")["warnings"]
-                  if "more than" in one]  # fmt: skip
-    assert "the 88 sequences that fit into memory" in warning
-
-
 def config(**changes: object) -> dict[str, object]:
     return {
         "model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 3,

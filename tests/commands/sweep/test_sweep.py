@@ -157,12 +157,6 @@ def _trials(run_dir: Path) -> list[tuple[str, int]]:
     return [(e["purpose"], e["max_num_seqs"]) for e in events if e["event"] == "replay"]
 
 
-def test_the_kv_pools_of_ladder_and_confirming_engine_stand_side_by_side(whole: Whole) -> None:
-    provenance = profile.load(whole.folder / "profile.yaml").provenance
-    assert provenance.kv_blocks == {"ladder": 1200, "confirm": 1200}  # what a world has by default
-    assert provenance.sampling is None
-
-
 def test_a_budget_that_was_too_small_is_raised_and_the_probe_is_kept(folder: Path) -> None:
     first = tune(folder, "--run-dir", "run", "--budget", "61s")
     assert "--budget leaves" in refused(first, 2)
@@ -223,15 +217,6 @@ def test_a_disk_without_room_for_the_trace_is_one_error_and_can_be_gone_on_from(
 def shorten(trace: Path, *, rows: int) -> None:
     lines = trace.read_text().splitlines(keepends=True)
     trace.write_text("".join(lines[: rows + 1]))
-
-
-def test_an_older_profile_may_be_overwritten_because_its_run_still_has_it(
-    whole: Whole, swept: Path
-) -> None:
-    done = tune(swept, "--json", "--ceiling", "16")
-    assert done.returncode == 0, done.stderr
-    profile.load(swept / str(whole.result["run_dir"]) / "profile.yaml")
-    assert profile.load(swept / "profile.yaml").curve[-1].max_num_seqs == 16
 
 
 def test_a_verdict_without_confidence_ends_with_5_whatever_it_is(folder: Path) -> None:

