@@ -23,7 +23,6 @@ REFUSED = (
     ("the value is in a variable or a template that the file does not set", r"decided elsewhere"),
     ("the file starts several servers in one script", r"it starts \d servers"),
     ("two servers could be meant (`--container` chooses)", r"which of its"),
-    ("the container has no arguments to edit", r"has no arguments"),
     ("the value is behind an anchor or a service that others use", r"cannot be edited safely"),
     ("quotes or here-documents that cannot be read", r"nothing closes|here-document|quotes"),
     ("nothing in it starts vLLM", r"is not seen to start vLLM"),

@@ -1,6 +1,5 @@
 """The last write can be taken back, byte for byte."""
 
-import stat
 import subprocess
 import sys
 import textwrap
@@ -28,13 +27,6 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_secret_file_has_a_secret_copy(path: Path) -> None:
-    path.chmod(0o600)
-    copy = apply(path, b"new")
-    assert copy is not None
-    assert stat.S_IMODE(copy.stat().st_mode) == 0o600
-
-
 def test_behind_a_link_the_copy_stands_beside_the_real_file(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
@@ -46,15 +38,6 @@ def test_behind_a_link_the_copy_stands_beside_the_real_file(path: Path, tmp_path
     assert link.is_symlink()
 
 
-def test_a_deleted_file_comes_back(path: Path) -> None:
-    path.chmod(0o640)
-    apply(path, b"new")
-    path.unlink()
-    assert backup.roll_back(path, force=False) == "restored"
-    assert path.read_bytes() == b"original"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-
-
 def test_a_damaged_copy_is_not_restored(path: Path) -> None:
     copy = apply(path, b"new")
     assert copy is not None
@@ -62,16 +45,6 @@ def test_a_damaged_copy_is_not_restored(path: Path) -> None:
     with pytest.raises(TargetError, match="is missing or not the copy that tuner made"):
         backup.roll_back(path, force=True)
     assert path.read_bytes() == b"new"
-
-
-def test_the_later_of_two_writes_of_the_same_file_leaves_the_other_ones_backup(path: Path) -> None:
-    """Both read the file; one writes; the other then knows an old content."""
-    apply(path, b"first")
-    with pytest.raises(TargetError, match="changed while tuner was at work"):
-        backup.write(path, b"second", was=b"original")
-    assert path.read_bytes() == b"first"
-    assert backup.roll_back(path, force=False) == "restored"
-    assert path.read_bytes() == b"original"
 
 
 def in_a_child(code: str, path: Path) -> subprocess.CompletedProcess[str]:
@@ -109,13 +82,6 @@ def test_a_full_disk_leaves_the_earlier_backup(path: Path) -> None:
     """
     assert "cannot be written" in in_a_child(code, path).stdout
     assert {one.name: one.read_bytes() for one in path.parent.iterdir()} == before
-
-
-def test_what_was_taken_back_by_hand_counts_as_taken_back(path: Path) -> None:
-    apply(path, b"new")
-    path.write_bytes(b"original")
-    assert backup.roll_back(path, force=False) == "unchanged"
-    assert names(path.parent) == ["serve.yaml"]
 
 
 def test_a_stranger_under_the_name_of_the_copy_is_left_alone(path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tuner.errors import InputError, UsageError
 from tuner.system import http
-from tuner.system.http import HttpRequest, HttpResponse, ask
+from tuner.system.http import HttpRequest, ask
 
 OK = b"HTTP/1.1 200 OK\r\n"
 Behaviour = Callable[[socket.socket, threading.Event], object]
@@ -255,13 +255,6 @@ def dead_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_on_this_machine_is_asked_past_a_proxy(host: str) -> None:
     with serving(says(OK + b"\r\nhi")) as url:
         assert got(url.replace("127.0.0.1", host)) == b"hi"
-
-
-def test_what_comes_with_a_refusal_is_read_where_that_is_asked_for() -> None:
-    with serving(says(b"HTTP/1.1 400 No\r\nContent-Length: 3\r\n\r\nwhy")) as url:
-        assert ask(HttpRequest(url, 50), timeout_s=20) == HttpResponse(400, b"")
-        question = HttpRequest(url, 50, reads_refusals=True)
-        assert ask(question, timeout_s=20) == HttpResponse(400, b"why")
 
 
 @pytest.mark.attack
