@@ -4,16 +4,13 @@ No real Grafana can be had from PyPI, npm or Debian; its schema can.
 """
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 
-from tests.support.monitored import at_knee, get, remembered
 from tests.support.places import ROOT
 from tests.support.profiles import any_profile, profile
-from tests.support.scraped import prometheus
 from tuner.profile.profile import load
 from tuner.profile.schema import ServingProfile
 from tuner.rollout import monitor
@@ -58,18 +55,6 @@ def lost(ours: Any, theirs: Any, place: str = "") -> list[str]:  # noqa: ANN401 
     return [one for key, mine, yours in pairs for one in lost(mine, yours, f"{place}/{key}")]
 
 
-def test_every_query_is_answered_by_a_real_prometheus(tmp_path: Path) -> None:
-    remembered(at_knee(), tmp_path)
-    panels = dashboard(profile())["panels"]
-    with prometheus(tmp_path) as url:
-        empty = []
-        for query in queries(panels):
-            plain = query.replace("$__rate_interval", "5m").replace("$instance", ".*")
-            assert get(url, "/api/v1/format_query", query=plain)
-            empty += [] if get(url, "/api/v1/query", query=plain) else [query]
-    assert empty == []
-
-
 def test_the_knees_lines_are_thresholds() -> None:
     found = limits(SHIPPED)
     red = {
@@ -104,18 +89,6 @@ def test_the_knees_lines_are_thresholds() -> None:
 def test_the_text_of_a_strangers_profile_is_only_text(reason: str, written: str) -> None:
     about = dashboard(profile(reason=reason))["panels"][0]
     assert about["options"]["content"].startswith(f"**{written}**\n")
-
-
-def test_the_panels_do_not_cover_each_other() -> None:
-    taken = [
-        (x, y)
-        for panel in dashboard(SHIPPED)["panels"]
-        for place in [panel["gridPos"]]
-        for x in range(place["x"], place["x"] + place["w"])
-        for y in range(place["y"], place["y"] + place["h"])
-    ]
-    assert len(taken) == len(set(taken))
-    assert max(x for x, _ in taken) < 24
 
 
 @settings(max_examples=50)

@@ -1,11 +1,9 @@
 """Alert rules for a knee, read and run by Prometheus' own programs."""
 
-import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -13,19 +11,16 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.support.monitored import (
     LABELS,
-    NOBODY,
     Firing,
     Server,
     at_knee,
     case,
-    get,
-    remembered,
     rules,
     unit_test,
 )
 from tests.support.places import ROOT
-from tests.support.profiles import any_profile, profile
-from tests.support.scraped import binary, prometheus
+from tests.support.profiles import any_profile
+from tests.support.scraped import binary
 from tuner.errors import UsageError
 from tuner.profile.profile import load
 from tuner.profile.schema import ServingProfile
@@ -137,88 +132,6 @@ def test_of_servers_side_by_side_each_broken_promise_is_said_and_nothing_else(
         replace(one.server, labels={**LABELS, "instance": name}) for name, one in cases.items()
     ]
     fire_of(tmp_path, rules(), servers, {name: one.firing for name, one in cases.items()})
-
-
-def test_of_several_servers_only_those_that_are_meant_are_watched(tmp_path: Path) -> None:
-    ours, theirs = LABELS["instance"], "gpu2:8000"
-    slow = at_knee(itl_s=9.0, labels={**LABELS, "model_name": "other", "instance": theirs})
-    both = (at_knee(), slow)
-    fire_of(tmp_path, rules(), both, {ours: ()})
-    slower = [("TunerDecodeSlower", "ticket", "")]
-    fire_of(tmp_path, rules(matchers='job="vllm"'), both, {theirs: slower})
-    nothing = [("TunerNothingWatched", "ticket", "")]
-    fire_of(tmp_path, rules(matchers='job="another"'), both, {NOBODY: nothing})
-
-
-def test_profiles_of_two_models_do_not_mix(tmp_path: Path) -> None:
-    """The series that both record have one name; each alert looks at its own profile's."""
-    other = profile(engine={"model": "n", "max_num_seqs": 16, "max_num_batched_tokens": 8192})
-    theirs = "gpu2:8000"
-    missing = at_knee(missed_ttft=0.4, labels={**LABELS, "model_name": "n", "instance": theirs})
-    both = rules() + rules(other).partition("groups:\n")[2]
-    fire_of(tmp_path, both, (at_knee(), missing), {theirs: BURNS})
-    assert alerting(both, BURN)[0]["expr"] != alerting(rules(other), BURN)[0]["expr"]
-
-
-def alerting(text: str, name: str) -> list[dict[str, Any]]:
-    return [
-        rule
-        for group in yaml.safe_load(text)["groups"]
-        for rule in group["rules"]
-        if rule.get("alert") == name
-    ]
-
-
-def test_a_real_prometheus_loads_the_rules_and_their_expressions_return_data(
-    tmp_path: Path,
-) -> None:
-    """A server that breaks every promise: each recorded series and each template has a value."""
-    broken = at_knee(
-        running=20, waiting=1, waiting_grows=5, requests=700, ttft_s=1, itl_s=1, e2el_s=1, kv=0.9,
-        preemptions=90, missed_tpot=0.6, missed_ttft=0.6,
-        settings=OTHER,
-    )  # fmt: skip
-    (tmp_path / "rules.yaml").write_text(rules())
-    remembered(broken, tmp_path)
-    config = "global: {evaluation_interval: 1s}\nrule_files: [rules.yaml]\n"
-    every_alert = set(re.findall(r"alert: (\w+)", rules()))
-    expected = every_alert - {"TunerNothingWatched"}
-    with prometheus(tmp_path, config) as url:
-        said: dict[str, str] = {}
-        every: list[dict[str, Any]] = []
-        while said.keys() != expected:  # some rest on what was recorded a second before
-            found = get(url, "/api/v1/rules")["groups"]
-            every = [rule for group in found for rule in group["rules"]]
-            assert not [rule["lastError"] for rule in every if rule.get("lastError")]
-            pending = get(url, "/api/v1/alerts")["alerts"]
-            said = {one["labels"]["alertname"]: one["annotations"]["summary"] for one in pending}
-        silent = [
-            rule["name"] for rule in every if get(url, "/api/v1/query", query=rule["query"]) == []
-        ]
-    assert {name for name in silent if name != "TunerNothingWatched"} == set()
-    assert said["TunerKvCacheFuller"] == (
-        "gpu1:8000 (m, engine 0): 90% of the KV cache is in use, the promised peak is 62.5%"
-    )
-    assert "mean decode time per token is 1s, promised 40 ms" in said["TunerDecodeSlower"]
-    assert [words for words in said.values() if "error" in words or "<no value>" in words] == []
-
-
-def test_a_budget_beyond_reach_still_pages_when_half_of_all_miss() -> None:
-    assert [(burn["long"], burn["share"]) for burn in monitor.burns(0.42)] == [
-        ("1h", 0.5),
-        ("3d", pytest.approx(0.42)),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("ttft_ms", "bound"), [(500.0, "0.5"), (510.0, "0.75"), (9_000_000.0, None)]
-)
-def test_a_miss_is_counted_from_the_next_end_of_a_bucket(ttft_ms: float, bound: str | None) -> None:
-    decided = profile().decision
-    slo = decided.slo.model_copy(update={"ttft_ms": ttft_ms})
-    chosen = profile().model_copy(update={"decision": decided.model_copy(update={"slo": slo})})
-    found = {one["limit"]: one["bound"] for one in monitor.missed_limits(chosen)}
-    assert found.get("ttft") == bound
 
 
 @pytest.mark.parametrize(

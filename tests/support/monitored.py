@@ -5,12 +5,9 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from tests.support.profiles import profile
-from tests.support.scraped import open_metrics, write_blocks
 from tuner.profile.schema import ServingProfile
 from tuner.rollout import monitor
 
@@ -111,10 +108,6 @@ def case(server: Server, firing: Iterable[Firing] = ()) -> Case:
     return Case(server, frozenset(firing))
 
 
-NOBODY = ""
-"""The instance of an alert that is about no server."""
-
-
 def unit_test(rules: str, servers: Iterable[Server], firing: Mapping[str, Iterable[Firing]]) -> str:
     """Return a file for ``promtool test rules``: these servers side by side, and exactly the alerts
     that fire in the end, by instance."""
@@ -142,17 +135,6 @@ def _labels(instance: str, name: str, severity: str, window: str) -> str:
     labels = {"instance": instance, "alertname": name, "severity": severity, "window": window}
     pairs = ",".join(f'{key}="{value}"' for key, value in labels.items() if value)
     return "{" + pairs + "}"
-
-
-def remembered(server: Server, folder: Path) -> None:
-    """Write four hours of the server, up to now, as a Prometheus would have kept them."""
-    since_s = datetime.now(UTC).timestamp() - 240 * STEP_S
-    samples = (
-        (name, first + step * minute, since_s + STEP_S * minute)
-        for name, first, step in series(server)
-        for minute in range(240)
-    )
-    write_blocks(open_metrics(samples, epoch_s=0.0), folder)
 
 
 def get(url: str, path: str, **query: str) -> Any:  # noqa: ANN401 - JSON
