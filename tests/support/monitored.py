@@ -1,8 +1,6 @@
 """A server whose every number can be set, as promtool and Prometheus get to see it."""
 
 import json
-import urllib.parse
-import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -135,13 +133,6 @@ def _labels(instance: str, name: str, severity: str, window: str) -> str:
     labels = {"instance": instance, "alertname": name, "severity": severity, "window": window}
     pairs = ",".join(f'{key}="{value}"' for key, value in labels.items() if value)
     return "{" + pairs + "}"
-
-
-def get(url: str, path: str, **query: str) -> Any:  # noqa: ANN401 - JSON
-    """Return what a Prometheus answers."""
-    with urllib.request.urlopen(f"{url}{path}?{urllib.parse.urlencode(query)}") as answer:
-        data = json.load(answer)["data"]
-    return data.get("result", data) if isinstance(data, dict) else data
 
 
 def rules(chosen: ServingProfile | None = None, *, matchers: str = "") -> str:
