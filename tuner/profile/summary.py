@@ -255,7 +255,9 @@ def _compared(profile: ServingProfile) -> CapNumbers | None:
     now = profile.baseline
     if now is None or now.max_num_seqs == profile.decision.max_num_seqs:
         return None
-    alone = promised(profile) is profile.promise and profile.provenance.confirm in SERVED
+    given, served = promised(profile), profile.provenance.confirm in SERVED
+    by_twin = profile.twin is not None and profile.decision.verdict != "overloaded"
+    alone = not isinstance(given, Predicted) if by_twin else given is profile.promise and served
     return None if alone else now.numbers
 
 

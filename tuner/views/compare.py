@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tuner.engines.seam import EngineFacts
-from tuner.profile.summary import engine_time, milliseconds
+from tuner.profile.summary import engine_time, milliseconds, percent
 from tuner.runs.compare.compare import Comparison
 from tuner.runs.compare.table import ComparisonRow, ComparisonTable, Tuned, shown_ratio
 from tuner.views.page import Cell, Column, Page, Section, Table
@@ -29,12 +29,19 @@ def compare_page(  # noqa: PLR0913 - all that is printed
     rows = {row.approach: row for row in tables[0].rows}
     every = [row for table in tables for row in table.rows]
     best, first = tuned_row(tables[0]), tables[0].rows[0]
-    title, aside = f"max_num_seqs {tuned.max_num_seqs}", "compared"
+    title, aside, gains = f"max_num_seqs {tuned.max_num_seqs}", "compared", list[str]()
     if best is not None and best.numbers is None:
         title, aside = f"{title} was not measured", "failed"
-    elif best is not None and best is not first and "requests_per_s" in best.ratios:
-        ratio = shown_ratio(best.ratios["requests_per_s"])
-        title = f"{title} serves {ratio} the requests of {first.title}"
+    elif best is not None and best.numbers is not None:
+        if best.numbers.attainment is not None:
+            gains.append(f"{percent(best.numbers.attainment)} of requests meet the SLO")
+            default = rows["untuned"].numbers if "untuned" in rows else None
+            if default is not None and default.attainment is not None:
+                gains[0] += f" instead of {percent(default.attainment)} untuned"
+        if best is not first and "requests_per_s" in best.ratios:
+            ratio = shown_ratio(best.ratios["requests_per_s"])
+            gains.append(f"{ratio} the throughput of {first.title}")
+    title = f"{title}: {', '.join(gains)}" if gains else title
     is_simulated = facts.engine == "sim"
     took = engine_time(spent_s, simulated=is_simulated)
     return Page(
@@ -64,6 +71,8 @@ def _in_words(row: ComparisonRow) -> str:
     if numbers is None:
         return f"failed: {row.errors[0]}" if row.errors else "failed"
     parts = [f"{numbers.requests_per_s:.2f} req/s"]
+    if numbers.attainment is not None:
+        parts.append(f"{percent(numbers.attainment)} meet the SLO")
     if numbers.e2el_p95_s is not None:
         more = "more than " * numbers.e2el_at_least
         parts.append(f"p95 E2EL {more}{milliseconds(numbers.e2el_p95_s * 1e3)}")
@@ -91,6 +100,7 @@ def _table(table: ComparisonTable, facts: EngineFacts) -> Table:
         Column("approach", "approach"),
         Column("requests_per_s", "req/s", "number"),
         Column("ratio", "vs first", "number"),
+        Column("attainment", "met SLO", "share"),
         Column("e2el_p95_s", "E2EL p95", "time"),
         Column("tpot_p95_s", "TPOT p95", "time"),
         Column("busy", f"{what} busy", "share"),
@@ -105,7 +115,7 @@ def _row(row: ComparisonRow) -> list[Cell]:
         title += f" ({row.max_num_seqs})"
     numbers = row.numbers
     if numbers is None:
-        return [title, "failed", *[None] * 4]
+        return [title, "failed", *[None] * 5]
     e2el: Cell = numbers.e2el_p95_s
     if numbers.e2el_p95_s is not None and numbers.e2el_at_least:
         e2el = f"> {milliseconds(1e3 * numbers.e2el_p95_s)}"
@@ -114,6 +124,7 @@ def _row(row: ComparisonRow) -> list[Cell]:
         title,
         numbers.requests_per_s,
         shown_ratio(row.ratios["requests_per_s"]) if "requests_per_s" in row.ratios else None,
+        numbers.attainment,
         e2el,
         None if numbers.tpot_s is None else float(numbers.tpot_s.p95),
         None if busy is None else busy.mean,

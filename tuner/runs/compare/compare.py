@@ -116,7 +116,9 @@ class Comparison:
         return Evidence(self.journal)
 
     def tables(self) -> list[ComparisonTable]:
-        return tables_of(self.journal, self.question.levels, self.question.approaches)
+        profile = self.question.profile
+        slo = None if profile is None else profile.decision.slo.slo
+        return tables_of(self.journal, self.question.levels, self.question.approaches, slo)
 
     def warnings(self) -> list[str]:
         """Return what to beware of in what was compared, and how far it came."""

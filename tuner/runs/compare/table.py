@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.replay.device_use import IDLE, device_use
-from tuner.replay.measure import Spread, spread
+from tuner.replay.measure import Spread, measure, spread
 from tuner.replay.records import Floats, Replay, Requests, e2el_s
 from tuner.runs.compare.ways import LENGTHS, LEVELS, Approach, Lengths, mean_in_flight
 from tuner.runs.events import Replayed, TrialEnded
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
+from tuner.traffic.slo import Slo
 from tuner.twin.uncertainty import t_quantile
 
 BIN_S = 0.1
@@ -67,7 +68,7 @@ def made_in(journal: Journal) -> list[Made]:
 
 
 def tables_of(
-    journal: Journal, levels: Sequence[str], approaches: Sequence[Approach]
+    journal: Journal, levels: Sequence[str], approaches: Sequence[Approach], slo: Slo | None
 ) -> list["ComparisonTable"]:
     """Return one table for each load and kind of lengths."""
     made = made_in(journal)
@@ -78,7 +79,7 @@ def tables_of(
             for one in made:
                 if one.replay is not None and (one.load, one.lengths) == (level, lengths):
                     blocks[one.approach][one.block] = one.replay
-            rows = _rows(approaches, blocks, made)
+            rows = _rows(approaches, blocks, made, slo)
             tables.append(ComparisonTable(level, LEVELS[level], lengths, rows))
     return tables
 
@@ -87,8 +88,9 @@ def _rows(
     approaches: Sequence[Approach],
     blocks: Mapping[str, Mapping[int, Replay]],
     made: Sequence[Made],
+    slo: Slo | None,
 ) -> tuple["ComparisonRow", ...]:
-    numbers = {name: numbers_of(list(seen.values())) for name, seen in blocks.items() if seen}
+    numbers = {name: numbers_of(list(seen.values()), slo) for name, seen in blocks.items() if seen}
     against_first = compared(blocks, approaches[0].name)
     against_untuned = compared(blocks, "untuned")
     rows = []
@@ -162,6 +164,9 @@ class Numbers:
     in_flight_mean: float
     """After the run-in, over time."""
 
+    attainment: float | None
+    """Share of the requests after the run-in that met the SLO; None without an SLO."""
+
     e2el_p95_s: float | None
     e2el_at_least: bool
     """Whether the truth is longer, because of requests that were unfinished or failed."""
@@ -211,7 +216,7 @@ class ComparisonTable:
     rows: tuple[ComparisonRow, ...]
 
 
-def numbers_of(replays: Sequence[Replay]) -> Numbers:
+def numbers_of(replays: Sequence[Replay], slo: Slo | None = None) -> Numbers:
     """Return what these replays of one traffic by one approach say together."""
     sent = np.concatenate([replay.requests for replay in replays])
     done = sent[sent["outcome"] == "ok"]  # the run-in too: of the engine's speed
@@ -233,6 +238,7 @@ def numbers_of(replays: Sequence[Replay]) -> Numbers:
         requests_per_s=len(served) / sum(spans_s),
         output_tokens_per_s=int(served["output_tokens"].sum()) / sum(spans_s),
         in_flight_mean=sum(map(_in_flight_s, replays)) / sum(one.window_s for one in replays),
+        attainment=None if slo is None else measure(replays, slo).attainment,
         e2el_p95_s=e2el_p95_s,
         e2el_at_least=e2el_at_least,
         tpot_s=spread(_known(_tpots_s(done))),

@@ -41,9 +41,9 @@ APPROACHES = (
     Approach("worker", "one worker", 1),
     Approach("two-workers", "two workers", 2),
     Approach("static", "static batching", 1, Batching(16, 0.05)),
-    Approach("untuned", "continuous, untuned"),
-    Approach("tuned", "continuous, tuned"),
-    Approach(SERVER, "the same behind a server"),
+    Approach("untuned", "untuned"),
+    Approach("tuned", "tuned"),
+    Approach(SERVER, "tuned, behind a server"),
     Approach(OF_PROFILE, "the whole profile"),
 )
 """In the order of the story."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 from tuner.replay.measure import Measurement, measure
@@ -140,13 +141,22 @@ def in_use(conclusion: Conclusion, cap: int, source: Literal["base", "default"])
     unfilled = never_binds(top) and cap >= top.running_peak
     at, numbers = cap, None
     if view is not None and conclusion.by_twin:
-        numbers = prediction_of(view, min(cap, most) if unfilled else cap).numbers
+        # as the choice itself, of which an overloaded server's profile shows the curve
+        if conclusion.verdict.kind == "overloaded":
+            predicted = view.measurement
+        else:
+            predicted = partial(_promised, view)
+        numbers = predicted(min(cap, most) if unfilled else cap)
         unfilled = never_binds(numbers) if cap > most else unfilled
         if cap > most and numbers.running_peak > LAW_REACH * view.fitted.extrapolated_from:
-            at, numbers = most, prediction_of(view, most).numbers
+            at, numbers = most, predicted(most)
     else:
         measured = {step.numbers.max_num_seqs: step.numbers for step in conclusion.curve}
         numbers = measured.get(most if unfilled else cap)
         if numbers is None and cap > most and top.cut is None:
             at, numbers = most, top
     return InUse(cap, source, never_filled=unfilled, numbers_at=at, numbers=numbers)
+
+
+def _promised(view: Forecast, cap: int) -> Measurement:
+    return prediction_of(view, cap).numbers
