@@ -11,30 +11,7 @@ from tuner.rollout.in_yaml import in_yaml
 from tuner.rollout.server import Near, Server
 
 KINDS: dict[str, dict[str, str]] = known.FACTS["kind"]
-"""Name of a kind of file, as in ``--to`` → what it is, and how it is rolled out."""
-
-_NAMES: tuple[tuple[str, str], ...] = (
-    ("systemd", r".*\.service"),
-    ("quadlet", r".*\.container"),
-    ("env", r".*\.env|\.env(\..*)?"),
-    ("script", r".*\.(sh|bash|zsh|sbatch|slurm)"),
-)
-"""What a file is, by the first of these that its name fits."""
-
-_IN_YAML: tuple[tuple[str, str], ...] = (
-    ("ray-serve", r"^applications\s*:"),
-    ("compose", r"^[\"']?services[\"']?\s*:"),
-    ("kustomize", r"^(?:- op|patches\w*)\s*:|^resources:\s*(?:\[|- )"),
-    ("kubernetes", r"^\s*(?:- )?[\"']?kind[\"']?\s*:"),
-    ("helm-values", r"\b(?:repository|image|\w*Config|servingEngineSpec)\s*:|^\s+\w"),
-    ("vllm-config", ""),
-)
-_IN_OTHERS: tuple[tuple[str, str], ...] = (
-    ("supervisor", r"^\[program:"),
-    ("systemd", r"^\[Service\]"),
-    ("script", r"\A#!.*\b(?:ba|da|z|k)?sh\b"),
-)
-"""What a file is, by the first of these that is in it."""
+"""Name of a kind of file, as in ``--to`` → what it is, how it is rolled out and recognized."""
 
 
 def kind_of(path: PurePath, text: str) -> str:
@@ -43,11 +20,15 @@ def kind_of(path: PurePath, text: str) -> str:
     >>> kind_of(PurePath("vllm.service"), "")
     'systemd'
     """
-    name = path.name.lower()
-    by_name = (kind for kind, pattern in _NAMES if re.fullmatch(pattern, name))
-    table = _IN_YAML if path.suffix.lower() in {".yaml", ".yml", ".json"} else _IN_OTHERS
-    by_text = (kind for kind, pattern in table if re.search(pattern, text, re.MULTILINE))
-    return next(by_name, None) or next(by_text, "")
+    within = "yaml" if path.suffix.lower() in {".yaml", ".yml", ".json"} else "text"
+    for where, value, match in (
+        ("name", path.name.lower(), re.fullmatch),
+        (within, text, re.search),
+    ):
+        for kind, about in KINDS.items():
+            if where in about and match(about[where], value, re.MULTILINE):
+                return kind
+    return ""
 
 
 def servers(
