@@ -17,7 +17,7 @@ H200 = LocalMachine(vllm="0.32.0", gpu="NVIDIA H200")
 
 
 def here(machine: LocalMachine | None = None, /, **told: ArgumentValue) -> Deployment:
-    return Deployment(told={"model": "m", **told}, source="f", machine=machine)
+    return Deployment(arguments={"model": "m", **told}, source="f", machine=machine)
 
 
 def words(chosen: ServingProfile, at: Deployment) -> list[str]:
@@ -93,11 +93,11 @@ def test_an_argument_that_would_undo_the_choice_is_refused(
         (here(LocalMachine("0.31.2", "NVIDIA A10"), model="n"),
          ["model m, f has n", "vLLM 0.32.0, here is 0.31.2", "NVIDIA H200, here is NVIDIA A10"]),
         (here(model="$M"), ["model m, f has $M, which is decided elsewhere"]),
-        (Deployment(told={}, source="f"), ["model m, f names none"]),
-        (Deployment(told={}, source="f", is_new=True), []),
-        (Deployment(told={"model": "m"}, source="f", vllm="0.9.1", gpu="NVIDIA-H100"),
+        (Deployment(arguments={}, source="f"), ["model m, f names none"]),
+        (Deployment(arguments={}, source="f", is_new=True), []),
+        (Deployment(arguments={"model": "m"}, source="f", vllm="0.9.1", gpu="NVIDIA-H100"),
          ["vLLM 0.32.0, f has 0.9.1", "NVIDIA H200, f has NVIDIA-H100"]),
-        (Deployment(told={"model": "m"}, source="f", vllm="0.32.0", gpu="NVIDIA-H200-SHARED"), []),
+        (Deployment(arguments={"model": "m"}, source="f", gpu="NVIDIA-H200-SHARED"), []),
         (here(kv_cache_dtype="fp8"), ["kv_cache_dtype auto, f has fp8"]),
         (here(quantization="awq"), ["quantization none, f has awq"]),
         (here(tensor_parallel_size=2), ["tensor_parallel_size 1, f has 2"]),

@@ -129,7 +129,7 @@ def _deployment(profile: ServingProfile, server: Server) -> fit.Deployment:
     about = server.state.about
     machine = None if about.device is None else fit.LocalMachine.of(about.vllm, about.device)
     return fit.Deployment(
-        told={
+        arguments={
             name: value
             for name, value in about.arguments.items()
             if name != "quantization" or name in profile.engine  # a checkpoint may bring its own

@@ -49,11 +49,13 @@ class Difference:
 
 def of_deployment(profile: ServingProfile, here: Deployment) -> list[Difference]:
     """Return what applying the profile would change, and what was measured elsewhere."""
-    wanted = fit.wanted(profile, here.told, pin=False, live_knob=False)
+    wanted = fit.wanted(profile, here.arguments, pin=False, live_knob=False)
     changes = list(_of_arguments(profile, here, wanted))
     for name, undone in fit.UNDONE_BY.items():
-        if name in here.told and name not in profile.engine:
-            changes.append(Difference("engine", name, None, here.told[name], f"undoes {undone}"))
+        if name in here.arguments and name not in profile.engine:
+            changes.append(
+                Difference("engine", name, None, here.arguments[name], f"undoes {undone}")
+            )
     return [*changes, *_elsewhere(profile, here, changes)]
 
 
@@ -66,7 +68,7 @@ def of_server(
     served: Sequence[ServedModel] = (),
 ) -> list[Difference]:
     """Return in what a running server differs, as far as it tells: see ``untold``."""
-    here = Deployment(told=arguments, source=source, vllm=version, is_new=True)
+    here = Deployment(arguments=arguments, source=source, vllm=version, is_new=True)
     wanted = {n: v for n, v in fit.settings(profile).items() if n in arguments and n != "model"}
     changes = list(_of_arguments(profile, here, wanted))
     if (other := model_mismatch(profile, served)) is not None:
@@ -87,8 +89,8 @@ def _of_arguments(
     profile: ServingProfile, here: Deployment, wanted: Arguments
 ) -> Iterator[Difference]:
     for name, value in wanted.items():
-        other = here.told.get(name)
-        if name not in here.told or not alike(other, value):
+        other = here.arguments.get(name)
+        if name not in here.arguments or not alike(other, value):
             evidence = _evidence(profile, name, value, other)
             evidence = "decided elsewhere" if is_elsewhere(other) else evidence
             yield Difference("engine", name, value, other, evidence)

@@ -12,6 +12,7 @@ from tuner.engines.vllm.allowed import not_allowed
 from tuner.errors import GateError, ProfileError, TargetError, UndecidedError
 from tuner.profile.schema import ServingProfile
 from tuner.rollout.edit import alike, spelled
+from tuner.rollout.server import Arguments
 from tuner.rollout.words import is_elsewhere
 
 OF_THE_MODEL = {
@@ -86,7 +87,7 @@ class LocalMachine:
 class Deployment:
     """What a file or a server says of itself, and where it runs; None where it says nothing."""
 
-    told: Mapping[str, ArgumentValue]
+    arguments: Arguments
     source: str
     place: Callable[[str], str] | None = None
     """Returns where something of it stands: ``serve.yaml:7``."""
@@ -147,9 +148,9 @@ def settings(profile: ServingProfile, *, live_knob: bool = False) -> dict[str, A
 
 
 def wanted(
-    profile: ServingProfile, told: Mapping[str, ArgumentValue], *, pin: bool, live_knob: bool
+    profile: ServingProfile, present: Arguments, *, pin: bool, live_knob: bool
 ) -> dict[str, ArgumentValue]:
-    """Return what is written into a file that says ``told``.
+    """Return what is written into a file with these arguments.
 
     That is the cap, what the file says otherwise, and what the user or ``tuner refine`` chose; with
     ``pin`` every argument. The model is the file's own.
@@ -162,7 +163,7 @@ def wanted(
     return {
         name: value
         for name, value in every.items()
-        if name in cap or name in told or name in profile.provenance.given
+        if name in cap or name in present or name in profile.provenance.given
     }
 
 
@@ -172,18 +173,16 @@ def to_paste(profile: ServingProfile, *, pin: bool = False) -> list[str]:
     return [word for name, value in arguments.items() for word in spelled(name, value)]
 
 
-def left_out(profile: ServingProfile) -> dict[str, str]:
-    """Return the arguments of a profile that are written nowhere, and why.
+def left_out(profile: ServingProfile) -> set[str]:
+    """Return the arguments of a profile that are written nowhere.
 
     A profile may be somebody else's: what loads code, opens files, ports or addresses is not its to
     set. A simulated engine tells of the cap, and of nothing else.
     """
-    engine: dict[str, ArgumentValue] = dict(profile.engine)  # type: ignore[arg-type]
-    found = dict.fromkeys(not_allowed(engine), "is not a profile's to set")
     if profile.provenance.engine == "sim":
         kept = {"max_num_seqs"} if models.is_shipped(profile.model) else {"max_num_seqs", "model"}
-        found |= dict.fromkeys(engine.keys() - kept, "was simulated")
-    return found
+        return profile.engine.keys() - kept
+    return set(not_allowed(dict(profile.engine)))  # type: ignore[arg-type]
 
 
 def check_visible(profile: ServingProfile) -> None:
@@ -202,10 +201,10 @@ def check_visible(profile: ServingProfile) -> None:
 # What speaks against it
 
 
-def clash(here: Deployment, written: Mapping[str, ArgumentValue]) -> TargetError | None:
+def clash(here: Deployment, written: Arguments) -> TargetError | None:
     """Return why the file's other arguments would undo those of the profile, even if forced."""
     for name, undone in UNDONE_BY.items():
-        has, wants = here.told.get(name), written.get(undone)
+        has, wants = here.arguments.get(name), written.get(undone)
         if has is None or name in written or wants is None or alike(has, wants):
             continue
         what = "vLLM would then ignore" if name in _MEMORY else "that lowers"
@@ -214,7 +213,7 @@ def clash(here: Deployment, written: Mapping[str, ArgumentValue]) -> TargetError
             hint=f"Remove {name} from the file"
             + (", or pass --live-knob." if name == "max_num_active_seqs" else "."),
         )
-    tokens, cap = here.told.get("max_num_batched_tokens"), written.get("max_num_seqs")
+    tokens, cap = here.arguments.get("max_num_batched_tokens"), written.get("max_num_seqs")
     is_left = "max_num_batched_tokens" not in written
     if is_left and isinstance(tokens, int) and isinstance(cap, int) and tokens < cap:
         return TargetError(
@@ -226,11 +225,11 @@ def clash(here: Deployment, written: Mapping[str, ArgumentValue]) -> TargetError
 
 
 def model_mismatch(profile: ServingProfile, here: Deployment) -> str | None:
-    """Return that the deployment serves another model, or that its model cannot be told.
+    """Return that the deployment serves another model, or that its model is unknown.
 
     None where it is the profile's, or where there is no file yet.
     """
-    found = here.told.get("model")
+    found = here.arguments.get("model")
     if found is None:
         return None if here.is_new else f"model {profile.model}, {here.source} names none"
     if is_model_of(profile, str(found)):
@@ -253,37 +252,32 @@ def mismatches(profile: ServingProfile, here: Deployment) -> list[Mismatch]:
 
 
 def _of_arguments(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch]:
-    """Yield what the deployment is told otherwise, of what it serves and of its numerics."""
-    other_model = model_mismatch(profile, here)
-    if other_model is not None and here.model_is is None:
+    """Yield where the deployment sets otherwise what it serves, or its numerics."""
+    other_model = model_mismatch(profile, here) if here.model_is is None else None
+    if other_model is not None:
         yield Mismatch("model", other_model)
-    written = profile.engine.keys() - left_out(profile).keys()
-    is_needed = {"load_format"} if models.is_shipped(profile.model) else set()
+    written = profile.engine.keys() - left_out(profile)
+    if models.is_shipped(profile.model):
+        written -= {"load_format"}
     for name, default in (NUMERICS | _SERVED).items():
-        is_said = name in here.told
-        wants = profile.engine.get(name, default)
-        if name not in NUMERICS or (not is_said and name not in _SPREADS):
-            of_another = other_model is not None and here.model_is is None
-            if of_another or name not in written or name in is_needed or name not in _SERVED:
-                continue
-        if not is_said and here.is_new:
+        is_there = name in here.arguments
+        is_compared = name in NUMERICS and (is_there or name in _SPREADS)
+        is_compared |= name in _SERVED and name in written and other_model is None
+        if not is_compared or (here.is_new and not is_there):
             continue
-        has = here.told.get(name, default)
+        has, wants = here.arguments.get(name, default), profile.engine.get(name, default)
         wants = default if wants is None else wants
         if is_elsewhere(has) or not alike(has, wants):
-            place = here.at(name) if is_said else here.source
-            yield Mismatch(name, f"{name} {_shown(wants)}, {place} has {_shown(has)}")
-
-
-def _shown(value: object) -> object:
-    return "none" if value is None else value
+            shown = ["none" if value is None else value for value in (wants, has)]
+            place = here.at(name) if is_there else here.source
+            yield Mismatch(name, f"{name} {shown[0]}, {place} has {shown[1]}")
 
 
 def _of_origin(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch]:
     """Yield where another vLLM or another device will serve. A profile that does not say what it
     was measured on cannot be compared with anything."""
-    device, versions = profile.provenance.device, profile.provenance.versions
-    vllm = supported.version_in(versions)
+    device = profile.provenance.device
+    vllm = supported.version_in(profile.provenance.versions)
     gpu = str(device.get("name", "an unnamed GPU")) if device.get("kind") == "gpu" else None
     silent = [what for what, facts in (("device", device), ("vLLM", vllm)) if not facts]
     if silent:
@@ -323,7 +317,7 @@ def refusal(profile: ServingProfile, found: Sequence[Mismatch]) -> GateError | N
 def cautions(
     profile: ServingProfile, found: Sequence[Mismatch], here: Deployment | None = None
 ) -> tuple[str, ...]:
-    """Return what to beware of when the profile is rolled out all the same."""
+    """Return the warnings for when the profile is rolled out all the same."""
     warnings = [ranks] if (ranks := profile.provenance.of_ranks) is not None else []
     if found:
         what = "; ".join(each.words for each in found)
@@ -336,8 +330,7 @@ def cautions(
             f"{here.at(here.image)}: {which} which vLLM will serve; the profile was measured with "
             f"{vllm}"
         )
-    left = sorted(n for n, why in left_out(profile).items() if why != "was simulated")
-    if here is not None and left:
+    if here is not None and not is_simulated and (left := sorted(left_out(profile))):
         warnings.append(f"not a profile's to set, and left as the file has it: {', '.join(left)}")
     if is_simulated:
         warnings.append(SIMULATED)

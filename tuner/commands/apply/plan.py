@@ -119,7 +119,7 @@ class Target:
         version = known.vllm_version(server.image)
         names_image = server.image or self.kind in {"compose", "kubernetes", "kustomize"}
         return fit.Deployment(
-            told=server.arguments,
+            arguments=server.arguments,
             source=str(self.path),
             place=lambda needle: f"{self.path}:{self.line(server, needle)}",
             vllm=version,
@@ -295,7 +295,7 @@ def _new(of: ServingProfile, path: Path, options: ApplyOptions, refusal: TunerEr
         for name, value in arguments.items()
         if value is not None
     }
-    here = fit.Deployment(told={}, source=str(path), machine=_machine(), is_new=True)
+    here = fit.Deployment(arguments={}, source=str(path), machine=_machine(), is_new=True)
     found = fit.mismatches(of, here)
     refusal = refusal or (None if options.force else fit.refusal(of, found))
     return Edit(
