@@ -2,7 +2,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,17 +53,3 @@ def test_what_holds_is_what_is_counted_at_every_moment(
 def longest(counted: list[int], above: int) -> int:
     runs = "".join("x" if level > above else " " for level in counted).split()
     return max(map(len, runs), default=0)
-
-
-def test_an_empty_time_holds_nothing() -> None:
-    begins_s, ends_s = np.array([0.0]), np.array([1.0])
-    assert count_levels(begins_s, ends_s, None, start_s=1.0, end_s=1.0) is None
-    assert count_held(begins_s, ends_s, None, start_s=1.0, end_s=1.0) is None
-
-
-@pytest.mark.parametrize("end_s", [1.0, np.nextafter(1.0, 2.0)])
-def test_what_begins_at_the_end_holds_for_no_time(end_s: float) -> None:
-    begins_s, ends_s = np.array([0.0, end_s]), np.array([9.0, 9.0])
-    found = count_held(begins_s, ends_s, None, start_s=0.0, end_s=end_s)
-    assert found is not None
-    assert found.level.tolist() == [1]

@@ -29,13 +29,6 @@ def test_a_part_of_steady_traffic_is_like_the_whole() -> None:
     assert found.is_like
 
 
-def test_the_load_is_in_tokens_a_second() -> None:
-    burst = [request(200 + i, 50.0, input_length=100, output_length=0) for i in range(1)]
-    table = columns(*sorted([*steady(), *burst], key=lambda one: one.arrival_s))
-    found = part(table, 50.0, 1.0)
-    assert found.load == pytest.approx(115 / ((101 * 15 + 100) / 100))
-
-
 def test_the_rank_says_how_many_parts_of_that_length_ask_for_less() -> None:
     rising = [request(i, float(i), input_length=1 + i) for i in range(101)]
     table = columns(*rising)
@@ -59,13 +52,3 @@ def test_few_requests_may_differ_by_chance() -> None:
     assert found.output_distance == 0.5
     assert found.distance_by_chance == pytest.approx(1.36 / 5**0.5, rel=0.01)
     assert found.is_like
-
-
-def test_a_part_in_which_nothing_was_served_compares_with_nothing() -> None:
-    failed = request(200, 50.5, status="error")
-    table = columns(*steady(10), request(11, 100.0), failed)
-    assert likeness(table, start_s=50.0, length_s=1.0) is None
-
-
-def test_requests_of_one_time_have_no_part() -> None:
-    assert likeness(columns(request(), request()), start_s=0.0, length_s=1.0) is None

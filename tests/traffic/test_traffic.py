@@ -67,10 +67,6 @@ def test_tokens_that_came_before_are_counted_in_full_blocks() -> None:
     assert describe(found).prefix_share == 48 / 120
 
 
-def test_without_ids_sharing_is_unknown_and_not_zero() -> None:
-    assert describe(columns(request())).prefix_share is None
-
-
 def test_sticky_routers_go_by_session_or_by_what_tells_prompts_apart() -> None:
     system_prompt, alice, bob = 1, 2, 3
     found = columns(
@@ -95,16 +91,6 @@ def test_the_rate_is_one_over_the_mean_gap() -> None:
     assert interarrival_cv(table.arrival_s) == pytest.approx(math.sqrt(2 / 9) / (4 / 3))
 
 
-def test_even_gaps_have_no_variation() -> None:
-    assert interarrival_cv(columns(*arrivals(0, 1, 2)).arrival_s) == 0
-
-
-def test_requests_of_one_time_have_no_rate() -> None:
-    found = describe(columns(*arrivals(5, 5, 5)))
-    assert (found.arrival_rate_rps, found.interarrival_cv, found.tick_ms) == (None, None, None)
-    assert found.duration_s == 0
-
-
 def test_the_peak_is_over_any_window_wherever_it_begins() -> None:
     table = columns(*arrivals(0, 0.9, 1.0, 1.1, 1.9, 5))
     assert peak_arrivals(table.arrival_s, 1.0) == 3
@@ -115,21 +101,6 @@ def test_the_peak_is_over_any_window_wherever_it_begins() -> None:
 def test_a_grid_is_found(tick: int) -> None:
     at_s = [i * tick / 1000 for i in (0, 1, 1, 2, 4, 5, 7, 7, 8, 9, 10, 12, 13, 14, 17)]
     assert tick_ms(columns(*arrivals(*at_s)).arrival_s) == tick
-
-
-def test_a_grid_may_jitter_by_a_millisecond() -> None:
-    at_s = [i * 3 + (i % 3 - 1) / 1000 for i in range(1, 60)]
-    assert tick_ms(columns(*arrivals(*at_s)).arrival_s) == 3000
-
-
-def test_a_clock_that_counts_ms_is_no_grid() -> None:
-    rng = np.random.default_rng(1)
-    at_s = np.sort(rng.integers(0, 100_000, 500)) / 1000
-    assert tick_ms(at_s) is None
-
-
-def test_any_few_times_are_on_a_grid_and_say_nothing() -> None:
-    assert tick_ms(columns(*arrivals(0, 5, 10, 15)).arrival_s) is None
 
 
 def test_the_busiest_window_has_the_most_tokens_not_the_most_requests() -> None:
@@ -152,57 +123,7 @@ def test_what_was_not_served_is_not_load() -> None:
     assert busiest_window([failed, *served], 5.0)[0] == 50.0
 
 
-def test_the_busiest_window_does_not_reach_past_the_end() -> None:
-    start_s, end_s = busiest_window([*arrivals(0, 8), request(9, 10.0, output_length=1000)], 4.0)
-    assert 10.0 < end_s < 10.001
-    assert end_s - start_s == pytest.approx(4.0)
-
-
-def test_a_window_longer_than_the_trace_begins_with_it() -> None:
-    assert busiest_window(arrivals(3, 4), 60.0) == (3.0, 63.0)
-
-
 # -- concurrency
-
-
-def test_levels_hold_for_as_long_as_they_hold() -> None:
-    found = in_flight([request(0, 0.0, e2e_s=4.0), request(1, 1.0, e2e_s=1.0)], 0.0, 4.0)
-    assert found.level.tolist() == [1, 2, 1]
-    assert found.duration_s.tolist() == [1.0, 1.0, 2.0]
-    assert found.held().mean() == 5 / 4
-    assert found.held().quantiles(0.5, 0.75, 0.76, 1.0) == (1, 1, 2, 2)
-    assert found.held().max() == 2
-    assert found.held().share_above(1) == 0.25
-    assert found.longest_above_s(0) == 4.0
-    assert found.longest_above_s(2) == 0.0
-
-
-def test_the_longest_time_above_has_no_break_in_it() -> None:
-    found = in_flight(
-        [request(0, 0.0, e2e_s=1.0), request(1, 2.0, e2e_s=2.0), request(2, 3.0, e2e_s=4.0)],
-        0.0,
-        10.0,
-    )
-    assert found.longest_above_s(0) == 5.0
-
-
-def test_one_that_ends_makes_room_for_one_that_begins() -> None:
-    found = in_flight([request(0, 0.0, e2e_s=1.0), request(1, 1.0, e2e_s=1.0)], 0.0, 2.0)
-    assert found.held().max() == 1
-
-
-def test_a_request_of_n_counts_n_times() -> None:
-    assert in_flight([request(0, 0.0, e2e_s=1.0, n=3)], 0.0, 2.0).held().mean() == 1.5
-
-
-def test_what_was_not_served_held_no_slot() -> None:
-    both = [request(0, 0.0, e2e_s=1.0, status="rejected"), request(1, 0.0, e2e_s=1.0)]
-    assert in_flight(both, 0.0, 1.0).held().max() == 1
-
-
-def test_an_empty_time_has_no_levels() -> None:
-    table = columns(request(e2e_s=1.0))
-    assert levels(table, table.e2e_s, start_s=1.0, end_s=1.0) is None
 
 
 def test_the_time_in_which_the_trace_fills_up_does_not_count() -> None:
@@ -290,10 +211,6 @@ def healthy(count: int = 200, gap_s: float = 0.5) -> list[TraceRequest]:
     ]
 
 
-def test_a_healthy_trace_has_nothing_to_beware_of() -> None:
-    assert told(*healthy()) == ""
-
-
 @pytest.mark.parametrize(
     ("requests", "text"),
     [
@@ -321,17 +238,6 @@ def test_what_the_source_cannot_show_is_told() -> None:
     assert "cannot show aborted" in told(*healthy(), header=TraceHeader(missing=("aborts",)))
     assert "understated" in told(*healthy(), header=TraceHeader(block_size=512))
     assert "understated" not in told(*healthy(), header=TraceHeader(block_size=16))
-
-
-def test_dates_are_not_said_to_be_of_another_unit() -> None:
-    said = told(*healthy(gap_s=0.0005), header=TraceHeader(source="litellm"))
-    assert "look at the stamps" in said
-    assert "--time-unit" not in said
-
-
-def test_a_server_that_mostly_idles_shows_no_limit() -> None:
-    idle = [request(i, i * 1.0, e2e_s=0.1 if i % 50 else 3.0, queue_s=0.0) for i in range(200)]
-    assert "the old server's limit" not in told(*idle)
 
 
 def test_of_a_long_trace_some_requests_stand_for_all_in_its_band(

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -182,37 +182,3 @@ def test_a_disturbed_sweep_ends_with_an_answer(
     assert any("requests left late" in one for one in outcome.warnings) == (what.lag_s > 0)
     is_lost = what.server != "lives" or what.server_starts_s > 300
     assert (outcome.unconfirmed is not None) == is_lost
-
-
-def at_random(seed: int) -> Disturbance:
-    rng = np.random.default_rng(seed)
-    begin_s = float(rng.uniform(0, 400))
-    choices: list[Callable[[], dict[str, object]]] = [
-        lambda: {"lag_s": float(rng.choice([0.005, 0.05, 0.5]))},
-        lambda: {"dies_at_s": float(rng.uniform(60, 400))},
-        lambda: {"server_starts_s": float(rng.uniform(60, 600))},
-        lambda: {"server": str(rng.choice(["refuses", "dies"]))},
-        lambda: {"busy_s": (begin_s, begin_s + float(rng.uniform(10, 200)))},
-        lambda: {
-            "noise": WorldNoise(
-                sigma_iter=0.15, sigma_drift=0.06, tau=60.0, sigma_start=0.04, stall_rate=0.033,
-                stall_mean=0.4, episode_rate=0.01, episode_len=45.0,
-                episode_mult=float(rng.uniform(1.5, 4)),
-            )
-        },
-        lambda: {
-            "noise": WorldNoise(
-                hang_at=float(rng.uniform(60, 400)), hang_len=float(rng.uniform(3, 100))
-            )
-        },
-    ]  # fmt: skip
-    found: dict[str, object] = {}
-    for number in rng.choice(len(choices), int(rng.integers(1, 4)), replace=False):
-        found |= choices[int(number)]()
-    return Disturbance(**found)  # type: ignore[arg-type]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(100))
-def test_a_hundred_disturbed_sweeps_end_with_an_answer(tmp_path: Path, seed: int) -> None:
-    check(*disturbed(tmp_path / "run", at_random(seed)))
