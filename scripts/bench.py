@@ -59,8 +59,7 @@ def planned(
 
 async def replayed(engine: Engine, plan: Sequence[PlannedRequest], cap: int) -> Replay:
     tokens = int(str(engine.facts.arguments["max_num_batched_tokens"]))
-    await engine.set_limits(max_num_seqs=cap, max_num_batched_tokens=tokens)
-    await engine.reset_prefix_cache()
+    await engine.prepare(max_num_seqs=cap, max_num_batched_tokens=tokens)
     return await replay(
         plan,
         engine,

@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 
 from tests.support.in_process import environment_as_it_was
-from tuner.engines import gpus
+from tuner.engines import devices
 
 # The same examples every time, so that no change fails on a fault of another.
 # ``pytest --hypothesis-profile=fuzz`` looks for new ones.
@@ -48,7 +48,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--gpu") and not gpus.visible():
+    if config.getoption("--gpu") and not devices.gpus():
         raise pytest.UsageError("--gpu: the driver shows no CUDA device here")
     no_gpu = pytest.mark.skip(reason="needs a CUDA device, and --gpu")
     no_vllm = pytest.mark.skip(reason="vllm is not installed")

@@ -10,7 +10,7 @@ import pytest
 from tests.support.live_servers import Numbers, Server, serving
 from tests.support.profiles import ENGINE, profile
 from tuner import cli
-from tuner.engines.server.protocol import Limits
+from tuner.live.protocol import Limits
 from tuner.profile.profile import save
 
 Tuner = Callable[..., tuple[int, str, str]]

@@ -85,26 +85,14 @@ def shared(request: pytest.FixtureRequest) -> Iterator[StartedEngine]:
 def roomy(shared: StartedEngine) -> Iterator[StartedEngine]:
     """An idle engine with KV cache enough for everything, its limits and caches as at its start."""
     yield shared
-    shared.run(restore(shared.engine))
+    shared.run(shared.engine.prepare(max_num_seqs=CEILING, max_num_batched_tokens=512))
+    shared.engine.compiled.clear()
 
 
 @pytest.fixture(scope="session", params=KINDS)
 def cramped(request: pytest.FixtureRequest) -> Iterator[StartedEngine]:
     """An engine whose KV cache holds 384 tokens."""
     yield from started(request.param, cramped=True)
-
-
-async def restore(engine: Engine) -> None:
-    await idle(engine)
-    await engine.set_limits(max_num_seqs=CEILING, max_num_batched_tokens=512)
-    await engine.reset_prefix_cache()
-    await engine.take_iterations()
-
-
-async def idle(engine: Engine) -> None:
-    async with asyncio.timeout(30):
-        while not await engine.is_idle():  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.001)
 
 
 async def until_it_generates(reply: Reply) -> None:

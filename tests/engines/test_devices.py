@@ -1,14 +1,36 @@
-"""What the hardware is, and who is busy on it."""
+"""What the hardware is, and who is busy on it: GPUs on a fake driver, for few machines have one."""
 
+import asyncio
 import json
+import math
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psutil
+import pynvml
 import pytest
 
+from tests.support.fake_nvml import GIB, Card, install
 from tuner.engines import devices
+from tuner.engines.sim.virtual_time import VirtualTimeLoop
+from tuner.replay.records import DEVICE
+
+if TYPE_CHECKING:
+    from tuner.engines.seam import ArgumentValue
+
+US = os.getpid()
+STRANGER = 1
+POWER_CAP = pynvml.nvmlClocksThrottleReasonSwPowerCap
+
+
+def read() -> dict[str, float]:
+    """Return one reading of the device by the names of its fields."""
+    row = devices.DeviceMeter(1).read()
+    assert row is not None
+    return dict(zip(DEVICE.names or (), row, strict=True))
 
 
 def test_the_device_is_named_and_json_can_carry_it() -> None:
@@ -25,32 +47,148 @@ def test_our_own_work_and_that_of_our_children_is_ours() -> None:
     subprocess.run([sys.executable, "-c", busy], check=True)
     sample = meter.sample()
     assert sample is not None
-    assert 0.1 < sample.ours <= sample.busy <= 1
+    assert 0.0 < sample.ours <= sample.busy <= 1
     assert sample.others == pytest.approx(sample.busy - sample.ours)
     assert 0 <= sample.steal <= 1
 
 
-def test_what_is_busy_and_not_ours_is_others() -> None:
-    before = devices.CpuTimes(total=10.0, busy=1.0, ours=0.5, steal=0.0)
-    now = devices.CpuTimes(total=20.0, busy=9.0, ours=3.5, steal=1.0)
-    assert now.since(before) == devices.CpuSample(busy=0.8, ours=0.3, others=0.5, steal=0.1)
+@pytest.mark.parametrize(
+    ("before", "now", "sample"),
+    [
+        ((10.0, 1.0, 0.5, 0.0), (20.0, 9.0, 3.5, 1.0), (0.8, 0.3, 0.5, 0.1)),
+        # a child that has ended: its time may be seen nowhere for a moment
+        ((10.0, 5.0, 5.0, 0.0), (20.0, 10.0, 2.0, 0.0), (0.5, 0.0, 0.5, 0.0)),
+    ],
+)
+def test_what_is_busy_and_not_ours_is_others(
+    before: devices.CpuTimes, now: devices.CpuTimes, sample: devices.CpuTimes
+) -> None:
+    assert devices.cpu_sample(before, now) == devices.CpuSample(*sample)
 
 
-def test_no_time_and_no_share() -> None:
-    now = devices.CpuTimes(total=10.0, busy=1.0, ours=0.5, steal=0.0)
-    assert now.since(now) is None
-
-
-def test_a_child_that_ended_takes_nothing_from_our_share() -> None:
-    """Its time moves from it to its parent, and may be seen in neither for a moment."""
-    before = devices.CpuTimes(total=10.0, busy=5.0, ours=5.0, steal=0.0)
-    now = devices.CpuTimes(total=20.0, busy=10.0, ours=2.0, steal=0.0)
-    assert now.since(before) == devices.CpuSample(busy=0.5, ours=0.0, others=0.5, steal=0.0)
-
-
-def test_without_proc_the_meter_tells_nothing(
+def test_without_proc_the_meter_reports_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "none"))
     assert devices.CpuMeter().sample() is None
     assert devices.device_facts()["name"]
+
+
+@pytest.mark.parametrize(
+    ("card", "field", "value"),
+    [
+        ({"processes": {US}}, "foreign", 0.0),
+        ({"processes": {US, STRANGER}}, "foreign", 1.0),
+        ({"processes": {900001}}, "foreign", math.nan),  # in a container it may be us
+        ({"memory_used": 60 * GIB}, "memory_bytes", 60.0 * GIB),
+        ({"reasons": 0}, "throttled", 0.0),
+        ({"reasons": POWER_CAP}, "throttled", 0.0),  # at full load it is normal
+        ({"reasons": pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown}, "throttled", 1.0),
+        ({"reasons": pynvml.nvmlClocksThrottleReasonSwThermalSlowdown}, "throttled", 1.0),
+        ({"reasons": None}, "throttled", math.nan),
+        ({"utilisation": 90}, "clock_mhz", 1980.0),
+        ({"utilisation": 10}, "clock_mhz", math.nan),
+        ({"utilisation": None}, "clock_mhz", math.nan),
+        ({"utilisation": 90, "reasons": POWER_CAP}, "clock_mhz", math.nan),
+        ({"utilisation": 90, "reasons": None}, "clock_mhz", math.nan),
+    ],
+    ids=range(14),
+)
+def test_a_gpu_is_read_as_nvml_reports_it(
+    monkeypatch: pytest.MonkeyPatch, card: dict[str, Any], field: str, value: float
+) -> None:
+    install(monkeypatch, Card("GPU-a", **card), Card("GPU-b", memory_used=1))
+    assert read()[field] == pytest.approx(value, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("listed", "seen"),
+    [
+        (None, ["GPU-aaaa", "GPU-bbbb"]),
+        ("1,0", ["GPU-bbbb", "GPU-aaaa"]),
+        ("GPU-bbbb", ["GPU-bbbb"]),
+        ("0,7,1", ["GPU-aaaa"]),  # CUDA stops at the first that is none
+        ("", []),
+    ],
+)
+def test_the_gpus_that_are_visible_are_those_that_cuda_sees(
+    listed: str | None, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, Card("GPU-aaaa"), Card("GPU-bbbb"))
+    if listed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert [gpu.uuid for gpu in devices.gpus()] == seen
+
+
+@pytest.mark.parametrize(
+    ("log_text", "backend", "mode"),
+    [
+        ("", None, "FULL"),
+        ("Using FLASH_ATTN attention backend out of", "FLASH_ATTN", "FULL"),
+        ("Using AttentionBackendEnum.FLASHINFER backend.", "FLASHINFER", "FULL"),
+        ("Overriding cudagraph_mode from FULL to PIECEWISE for reliability.", None, "PIECEWISE"),
+        ("; setting cudagraph_mode=NONE because", None, "NONE"),
+    ],
+)
+def test_an_engines_device_is_its_first_gpus_and_what_its_log_says(
+    monkeypatch: pytest.MonkeyPatch, log_text: str, backend: str | None, mode: str
+) -> None:
+    install(monkeypatch, Card("GPU-aaaaaaaa-1"), Card("GPU-bbbbbbbb-2"))
+    how: dict[str, ArgumentValue] = {"cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1]}
+    found = devices.device_of({"tensor_parallel_size": 1}, how, log_text)
+    assert (found["kind"], found["count"], found["uuids"]) == ("gpu", 2, ["GPU-aaaaaaaa"])
+    assert (found.get("attention_backend"), found["cudagraph_mode"]) == (backend, mode)
+    assert "cudagraph_capture_sizes" not in found
+
+
+def test_a_build_for_cuda_without_nvml_is_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    monkeypatch.setattr("tuner.engines.provenance.is_vllm_here", lambda: True)
+    assert devices.device_facts() == {"kind": "cuda", "name": "cuda device"}
+
+
+def test_an_engine_on_the_cpu_of_a_host_with_gpus_has_nothing_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, Card("GPU-a", memory_used=60 * GIB, processes={STRANGER}))
+    monkeypatch.setattr("tuner.engines.provenance.accelerator", lambda: "cpu")
+    sample = devices.CpuSample(busy=0.9, ours=0.1, others=0.8, steal=0.0)
+    monkeypatch.setattr(devices.CpuMeter, "sample", lambda _: sample)
+    seen = read()
+    assert (seen["utilisation"], math.isnan(seen["memory_bytes"])) == (0.9, True)
+    assert devices.memory_used() == {}
+
+
+@pytest.mark.parametrize(
+    ("device", "is_back"),
+    [
+        ({"uuids": ["GPU-aaaaaaaa"]}, True),
+        ({"uuids": ["GPU-bbbbbbbb"]}, False),  # whose memory stays taken
+        (None, False),
+    ],
+)
+def test_the_memory_of_an_engines_own_gpus_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, device: dict[str, object] | None, *, is_back: bool
+) -> None:
+    """The driver frees it some looks after the process has ended."""
+    install(monkeypatch, Card("GPU-aaaaaaaa-1", memory_used=3 * GIB), Card("GPU-bbbbbbbb-2"))
+    before = devices.memory_used()
+    held = [60 * GIB, 30 * GIB, 3 * GIB]
+
+    def looked() -> dict[str, int]:
+        first = held.pop(0) if len(held) > 1 else held[0]
+        return {"GPU-aaaaaaaa-1": first, "GPU-bbbbbbbb-2": 60 * GIB}
+
+    monkeypatch.setattr(devices, "memory_used", looked)
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        assert runner.run(devices.given_back(before, device=device)) is is_back
+
+
+def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fails)
+    assert devices.gpus() == ()
+    assert devices.driver() == {}
+    assert asyncio.run(devices.given_back({}))

@@ -2,11 +2,11 @@
 
 # ruff: noqa: ANN401 - vLLM's objects, and modules that import it
 
-import base64
 import importlib
 import itertools
 import threading
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.engines.seam import ITERATION, IterationLog
-from tuner.engines.server import control_client, scheduler_log
-from tuner.engines.server.protocol import Limits, Log, Refused, SetLimits
+from tuner.engines.page import Page, name_of
+from tuner.engines.seam import UNKNOWN
+from tuner.errors import EngineError
+from tuner.live import control_client
+from tuner.live.protocol import Limits, Refused, SetLimits
 
 pytestmark = pytest.mark.vllm
 
@@ -200,77 +202,56 @@ def test_a_prompt_that_cannot_be_split_keeps_the_whole_budget(
     )
 
 
-def test_nothing_is_logged_before_the_log_is_taken_and_nothing_after_the_last_time(
-    lone: Any, scheduler: Any
+@pytest.fixture
+def page(lone: Any, scheduler: Any) -> Iterator[Page]:
+    with lone.logged(scheduler) as made:
+        yield made
+
+
+def test_a_measured_scheduler_reports_every_request_with_its_times_in_order(
+    lone: Any, scheduler: Any, page: Page
 ) -> None:
-    lone.add(scheduler, "a", prompt=10, tokens=9)
+    assert page.about().kv_blocks == lone.BLOCKS - 1
+    first = lone.add(scheduler, f"cmpl-{name_of(1)}-0-abcd", prompt=10, tokens=2)
     lone.step(scheduler)
-    assert rows(scheduler.take_log()).size == 0
+    lone.add(scheduler, f"{name_of(2)}-abcd", prompt=10, tokens=1)
+    lone.add(scheduler, "somebody", prompt=10, tokens=5)
+    assert not page.is_idle
     lone.step(scheduler)
-    lone.step(scheduler)
-    assert rows(scheduler.take_log(go_on=False))["decode_seqs"].tolist() == [1, 1]
-    lone.step(scheduler)
-    assert rows(scheduler.take_log()).size == 0
+    log, served = page.take()
+    assert served["number"].tolist() == [1, 2]
+    ends = (log["start_s"] + log["duration_s"]).tolist()
+    one, two = served
+    assert one["queued_s"] <= one["scheduled_s"] == log["start_s"][0]
+    assert [one["first_s"], one["last_s"]] == pytest.approx(ends, abs=1e-3)
+    assert two["first_s"] == two["last_s"]
+    assert (one["preemptions"], one["cached_tokens"]) == (first.num_preemptions, 0)
+    scheduler.finish_requests("somebody", lone.ABORTED)
+    (left,) = page.take()[1]
+    assert (left["number"], np.isnan(left["last_s"]), page.is_idle) == (UNKNOWN, True, True)
 
 
-def test_a_finished_request_is_told_with_its_times_in_order(lone: Any, scheduler: Any) -> None:
-    scheduler.take_log()
-    first = lone.add(scheduler, "first", prompt=10, tokens=2)
-    lone.step(scheduler)
-    lone.add(scheduler, "second", prompt=10, tokens=1)
-    lone.add(scheduler, "left", prompt=10, tokens=5)
-    lone.step(scheduler)
-    log = scheduler.take_log()
-    assert [one.request_id for one in log.served] == ["first", "second"]
-    iterations = rows(log)
-    ends = (iterations["start_s"] + iterations["duration_s"]).tolist()
-    served = log.served[0]
-    assert served.queued_s <= served.scheduled_s == iterations["start_s"][0]
-    assert [served.first_token_s, served.last_token_s] == pytest.approx(ends, abs=1e-3)
-    assert log.served[1].first_token_s == log.served[1].last_token_s
-    assert (served.preemptions, served.cached_tokens) == (first.num_preemptions, 0)
-
-
-def test_a_long_log_is_taken_in_parts(
-    lone: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_measured_scheduler_takes_its_limits_before_it_schedules(
+    lone: Any, scheduler: Any, page: Page
 ) -> None:
-    monkeypatch.setattr(scheduler_log, "ROWS_AT_ONCE", 2)
-    scheduler.take_log()
-    lone.add(scheduler, "a", prompt=10, tokens=5)
+    page.set(2, 16)
+    for number in range(4):
+        lone.add(scheduler, name_of(number), prompt=20, tokens=2)
     while scheduler.has_requests():
         lone.step(scheduler)
-    parts = [scheduler.take_log() for _ in range(3)]
-    assert [rows(one).size for one in parts] == [2, 2, 1]
-    assert [one.more for one in parts] == [True, True, False]
+    log, served = page.take()
+    assert (log["running"].max(), log["prefill_tokens"].max(), len(served)) == (2, 16, 4)
+    assert page.iterations == len(log)
 
 
-def test_what_nobody_takes_is_lost_from_its_beginning_and_counted(
-    lone: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_log_that_cannot_be_written_is_not_taken_for_whole(
+    lone: Any, scheduler: Any, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_log, "MOST_ROWS", 3)
-    scheduler.take_log()
-    lone.add(scheduler, "a", prompt=10, tokens=5)
-    while scheduler.has_requests():
-        lone.step(scheduler)
-    log = scheduler.take_log()
-    assert (rows(log)["context_tokens"].tolist(), log.lost) == ([11, 12, 13], 2)
-
-
-def test_limits_that_need_an_idle_engine_and_a_cache_are_left_alone_while_somebody_is_served(
-    lone: Any, scheduler: Any
-) -> None:
-    knobs = lone.live._Knobs(scheduler)
-    lone.add(scheduler, "a", prompt=10, tokens=2)
-    iteration = lone.schedule(scheduler)
-    for refused in (lambda: knobs.set_limits(cap(4), idle=True), knobs.reset_prefix_cache):
-        with pytest.raises(Refused, match="running or waiting"):
-            refused()
-    lone.compute(scheduler, iteration)
+    monkeypatch.setattr("os.write", lambda *_: 3)
+    lone.add(scheduler, name_of(1), prompt=20, tokens=1)
     lone.step(scheduler)
-    assert knobs.load() == (0, 0, 0)
-    knobs.set_limits(cap(4), idle=True)
-    knobs.reset_prefix_cache()
-    assert knobs.limits() == cap(4)
+    with pytest.raises(EngineError, match="lost a part of its log"):
+        page.take()
 
 
 def test_where_vllm_knows_one_limit_it_is_never_below_what_runs(
@@ -294,10 +275,6 @@ def test_where_vllm_knows_one_limit_it_is_never_below_what_runs(
     lone.step(scheduler)  # three of them have ended after this
     lone.step(scheduler)
     assert (seen, scheduler.max_num_running_reqs) == ([8, 6, 4], 8)
-
-
-def rows(log: Log) -> IterationLog:
-    return np.frombuffer(base64.b64decode(log.rows), dtype=ITERATION)
 
 
 def test_diffusion_models_are_refused(lone: Any) -> None:
@@ -355,23 +332,6 @@ def test_a_control_that_cannot_be_leaves_the_server_as_it_is(
         lone.step(made)
     assert request.num_output_tokens == 3
     made.shutdown()
-
-
-def test_a_vllm_that_cannot_be_changed_live_serves_all_the_same(
-    lone: Any,
-    config: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def without(scheduler: object) -> None:
-        raise Refused("one limit for both", hint=str(scheduler))
-
-    monkeypatch.setenv("TUNER_LIVE_SOCKET", str(tmp_path / "tuner.sock"))
-    monkeypatch.setattr(lone.live, "_Knobs", without)
-    made = lone.scheduler_of(lone.live.LiveScheduler, config)
-    assert made._live is None
-    assert "live control is off: Refused: one limit for both" in caplog.text
 
 
 def wait_for(path: Path) -> None:

@@ -64,10 +64,10 @@ def test_a_batch_is_answered_when_its_slowest_is_done(batcher: Batcher) -> None:
     for reply in replies:
         assert len(reply.seen_s) == 1
         assert reply.first_s < reply.last_s < reply.seen_s[0]
-    log = batcher.runner.run(engine.take_iterations())
+    log = batcher.runner.run(engine.iterations())
     assert log["decode_seqs"].tolist() == [3]
     assert log["start_s"][0] < replies[1].first_s
-    assert len(batcher.runner.run(engine.take_iterations())) == 0
+    assert len(batcher.runner.run(engine.iterations())) == 0
 
 
 @pytest.mark.alone
@@ -77,7 +77,7 @@ def test_a_batch_that_does_not_fill_leaves_after_its_time(batcher: Batcher) -> N
         return reply.seen_s[-1] - reply.last_s
 
     assert batcher.runner.run(main()) < 0.5
-    log = batcher.runner.run(batcher.engine.take_iterations())
+    log = batcher.runner.run(batcher.engine.iterations())
     assert log["decode_seqs"].tolist() == [1]
 
 
@@ -92,9 +92,8 @@ def test_what_nobody_waits_for_any_more_is_not_served(batcher: Batcher) -> None:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        await engine.reset_prefix_cache()
-        assert await engine.is_idle()
-        return await engine.take_iterations()
+        await engine.prepare()
+        return await engine.iterations()
 
     assert batcher.runner.run(main())["decode_seqs"].sum() < 30
 
@@ -110,7 +109,7 @@ def test_a_worker_that_is_killed_fails_all_who_wait(batcher: Batcher) -> None:
         with pytest.raises(EngineError, match="SIGKILL"):
             await waiting
         with pytest.raises(EngineError, match="SIGKILL"):
-            await engine.is_idle()
+            await engine.prepare()
 
     batcher.runner.run(main())
     batcher.runner.run(engine.stop())

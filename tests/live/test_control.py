@@ -19,19 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.live_servers import BUILT, Numbers, Server, said, serving
-from tuner.engines.server import control_client
-from tuner.engines.server.peer import Peer, peer_of
-from tuner.engines.server.protocol import (
+from tuner.errors import GateError, InputError, TargetError, TunerError
+from tuner.live import control, control_client
+from tuner.live.control import listen, withdraw
+from tuner.live.peer import Peer, peer_of
+from tuner.live.protocol import (
     MAX_LINE_BYTES,
     Answer,
-    ResetPrefixCache,
     SetLimits,
-    TakeLog,
     line_of,
 )
-from tuner.errors import GateError, InputError, TargetError, TunerError
-from tuner.live import control
-from tuner.live.control import listen, withdraw
 
 STATE = b'{"version": 3, "do": "state"}\n'
 SET = line_of(SetLimits(8))
@@ -83,27 +80,6 @@ def test_a_model_that_needs_the_whole_budget_keeps_it(tmp_path: Path) -> None:
             put(server, 8, max_num_batched_tokens=4096)
         put(server, 8)
         assert server.cap == 8
-
-
-def test_what_is_measured_is_changed_and_forgotten_only_while_nobody_is_served(
-    server: Server,
-) -> None:
-    server.numbers.waiting = 1
-    with pytest.raises(GateError, match="running or waiting"):
-        put(server, 16, idle=True)
-    with pytest.raises(GateError, match="running or waiting"):
-        control_client.ask(server.path, ResetPrefixCache())
-    assert (server.cap, server.numbers.resets) == (32, 0)
-    server.numbers.waiting = 0
-    put(server, 16, idle=True)
-    control_client.ask(server.path, ResetPrefixCache())
-    assert (server.cap, server.numbers.resets) == (16, 1)
-
-
-def test_the_log_is_taken_part_by_part(server: Server) -> None:
-    server.numbers.rows = ["AA==", "Ag=="]
-    logs = [control_client.ask(server.path, TakeLog(go_on=True)).log for _ in range(2)]
-    assert [(one.rows, one.more) for one in logs if one] == [("AA==", True), ("Ag==", False)]
 
 
 def mode(path: Path) -> int:
@@ -208,12 +184,10 @@ def test_a_line_without_end_is_cut_off(server: Server) -> None:
 ODD: st.SearchStrategy[Any] = st.sampled_from(
     [
         *(None, True, -1, 2**31 + 1, 10**300, 1e308, math.nan, "", "\ud800", "\x1b[2J", "x" * 600),
-        *([], {}, [[]], {"\ud800": "\ud800"}, ["a"] * 30, "take_log", "set"),
+        *([], {}, [[]], {"\ud800": "\ud800"}, ["a"] * 30, "set"),
     ]
 )
-FIELDS = st.sampled_from(
-    ["version", "do", "reason", "idle", "max_num_seqs", "max_num_batched_tokens", "go_on", "x"]
-)
+FIELDS = st.sampled_from(["version", "do", "reason", "max_num_seqs", "max_num_batched_tokens", "x"])
 
 
 @pytest.mark.attack
@@ -222,7 +196,7 @@ def test_whatever_a_line_asks_for_is_answered_in_words_and_changes_nothing(tmp_p
 
         @settings(max_examples=200)
         @given(
-            do=st.sampled_from(["state", "set", "reset_prefix_cache", "take_log", "\ud800"]),
+            do=st.sampled_from(["state", "set", "\ud800"]),
             more=st.dictionaries(FIELDS, ODD, max_size=6),
         )
         def ask(do: str, more: dict[str, object]) -> None:

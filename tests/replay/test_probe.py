@@ -20,13 +20,14 @@ def test_an_accelerator_gets_every_length_twice_and_the_second_time_counts(
 
     async def main() -> int:
         engine = await SimStarter(World(step=WorldStep(a=1.0))).start(max_num_seqs=4)
-        engine._facts = replace(engine._facts, device={"kind": kind})
+        engine.facts = replace(engine.facts, device={"kind": kind})
 
         def prompt(one: TraceRequest) -> list[int]:
             sent.append(one.row)
             return [7] * 10
 
-        return len(await probe([request(row) for row in range(PROBES)], engine, prompt=prompt))
+        found, _ = await probe([request(row) for row in range(PROBES)], engine, prompt=prompt)
+        return len(found)
 
     assert run(main()) == PROBES
     assert sent[-PROBES:] == list(range(PROBES))

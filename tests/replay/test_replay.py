@@ -176,7 +176,7 @@ class Mortal:
     def __init__(self, engine: SimEngine) -> None:
         self._engine = engine
         self.facts = engine.facts
-        self.take_iterations = engine.take_iterations
+        self.iterations = engine.iterations
 
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
         if request.output_length == 2:

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from tests.replay.test_replay import NEVER_CUT, SECOND_A_STEP, planned
-from tests.support.builders import facts, record, replay_of
+from tests.support.builders import facts, iterations, record, replay_of
 from tuner.engines.seam import IterationLog
 from tuner.engines.sim.engine import SimEngine
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.replay.records import Replay
-from tuner.replay.soundness import flaws_of, replay_soundly
+from tuner.replay.soundness import flaws_of, replay_soundly, stalls_s
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 
@@ -69,15 +69,35 @@ def test_a_replay_in_which_nothing_was_computed_has_a_flaw() -> None:
     assert flaws_of(replay_of([cut]), facts()) == ("no iteration ended in 10 s",)
 
 
+@pytest.mark.parametrize(
+    ("durations_s", "stalls"),
+    [
+        ([], []),
+        ([0.02] * 9, []),
+        ([0.02] * 9 + [2.9], []),
+        ([0.02] * 9 + [3.1], [3.1]),
+        ([0.02] * 9 + [4.0, 7.0], [7.0, 4.0]),
+        ([2.0] * 9 + [5.9], []),  # a slow machine's own
+        ([2.0] * 9 + [6.1], [6.1]),
+        ([0.02] * 9 + [4.0] * 6, []),  # so many are no stalls
+    ],
+)
+def test_an_engine_that_stood_still_has_an_iteration_of_three_times_the_others(
+    durations_s: list[float], stalls: list[float]
+) -> None:
+    assert stalls_s(iterations([{"duration_s": one} for one in durations_s])) == stalls
+
+
 class Compiling(SimEngine):
     """Compiles a kernel in each of its first ``shapes`` replays."""
 
-    shapes = 0
+    shapes = times = 0
 
-    async def take_iterations(self) -> IterationLog:
-        log = await super().take_iterations()
-        if len(log) and len(self.stalls.compiled) < self.shapes:
-            self.stalls.compiled.append("a kernel")
+    async def iterations(self) -> IterationLog:
+        log = await super().iterations()
+        if len(log) and self.times < self.shapes:
+            self.times += 1
+            self.compiled.append("a kernel")
         return log
 
 

@@ -4,17 +4,16 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.processes import wait_until
-from tuner.engines.server import control_client
-from tuner.engines.server.protocol import Limits, Log, Refused, Served, State
-from tuner.live import control
+from tuner.live import control, control_client
 from tuner.live.control import LiveThread, about_server
+from tuner.live.protocol import Limits, Refused, State
 
 BUILT = Limits(max_num_seqs=32, max_num_batched_tokens=8192)
 ARGUMENTS: dict[str, Any] = {"model": "m", "kv_cache_dtype": "auto", "tensor_parallel_size": 1}
@@ -30,37 +29,17 @@ class Numbers:
     waiting: int = 0
     least_tokens: int = 1
     busy: bool = False
-    resets: int = 0
-    rows: list[str] = field(default_factory=list)
-    """Base64, a part each."""
-
-    served: list[Served] = field(default_factory=list)
 
     def limits(self) -> Limits:
         return self.set
 
-    def load(self) -> tuple[int, int, int]:
-        return self.running, self.waiting, 0
+    def load(self) -> tuple[int, int]:
+        return self.running, self.waiting
 
-    def set_limits(self, limits: Limits, *, idle: bool = False) -> None:
+    def set_limits(self, limits: Limits) -> None:
         if self.busy:
             raise Refused("the engine is busy", hint="Wait.", kind="failed")
-        if idle:
-            self._check_idle()
         self.set = limits
-
-    def reset_prefix_cache(self) -> None:
-        self._check_idle()
-        self.resets += 1
-
-    def take_log(self, *, go_on: bool) -> Log:
-        rows, self.rows = self.rows[:1], self.rows[1:] if go_on else []
-        served, self.served = self.served, []
-        return Log(rows="".join(rows), served=served, lost=0, more=bool(self.rows))
-
-    def _check_idle(self) -> None:
-        if self.running or self.waiting:
-            raise Refused("requests are running or waiting", hint="Wait.")
 
 
 @dataclass
@@ -88,10 +67,7 @@ def serving(
 ) -> Iterator[Server]:
     """Answer at a socket, as the thread in a server does."""
     numbers = numbers or Numbers()
-    about = about_server(
-        rank=rank, vllm=vllm, arguments={**ARGUMENTS, **(arguments or {})},
-        kv_blocks=100, unmodelled=[], cautions=[],
-    )  # fmt: skip
+    about = about_server(rank=rank, vllm=vllm, arguments={**ARGUMENTS, **(arguments or {})})
     with pytest.MonkeyPatch.context() as unknown:
         unknown.setattr(control, "_device_facts", lambda: None)
         thread = LiveThread(numbers, str(path), about)

@@ -26,7 +26,7 @@ async def main(log: Path, arguments: dict[str, Any]) -> None:
         replies = [Reply() for _ in range(REQUESTS)]
         requests = [EngineRequest([5 + i] * PROMPT, OUTPUT) for i in range(REQUESTS)]
         await asyncio.gather(*map(engine.generate, requests, replies))
-        log_ = await engine.take_iterations()
+        log_ = await engine.iterations()
         seen = {
             "arguments": dict(engine.facts.arguments),
             "output_tokens": [one.output_tokens for one in replies],

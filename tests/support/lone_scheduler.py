@@ -5,21 +5,37 @@ Imports vLLM, so that only what a ``vllm`` test or a benchmark runs may import i
 
 # ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from tuner.engines import live_scheduler as live
 from tuner.engines.models import shipped as models
+from tuner.engines.page import Page, SchedulerLog
 
-__all__ = ["add", "compute", "configured", "live", "schedule", "scheduler_of", "step"]
+__all__ = [
+    "ABORTED",
+    "add",
+    "compute",
+    "configured",
+    "live",
+    "logged",
+    "schedule",
+    "scheduler_of",
+    "step",
+]
 
+ABORTED = RequestStatus.FINISHED_ABORTED
 BLOCKS = 4000
 BLOCK_TOKENS = 16
 
@@ -62,6 +78,17 @@ def scheduler_of(kind: Any, config: Any, *, blocks: int = BLOCKS) -> Any:
         hash_block_size=BLOCK_TOKENS,
         log_stats=True,
     )
+
+
+@contextmanager
+def logged(scheduler: Any) -> Iterator[Page]:
+    """Let a scheduler log as if it were measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = Page(Path(folder) / "page")
+        scheduler._log = SchedulerLog(scheduler, page.folder, live._about(scheduler))
+        yield page
+        scheduler._log.close()
+        scheduler._log = None
 
 
 def add(scheduler: Any, name: str, *, prompt: int, tokens: int) -> Any:

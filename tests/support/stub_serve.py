@@ -1,24 +1,29 @@
 """A stand-in for ``vllm serve`` without an engine: python -m tests.support.stub_serve … --port N.
 
-What it does otherwise than a server is well, the environment says: STUB_TAKEN of its starts find
-the port taken (counted in the file STUB_STARTS); after STUB_STOPS requests it stops in the middle
-of a stream.
+Instead of a scheduler it writes the page of one. What it does otherwise than a server that is well,
+the environment says: STUB_TAKEN of its starts find the port taken by somebody else (counted in the
+file STUB_STARTS); after STUB_STOPS requests it stops in the middle of a stream; of STUB_SHARE
+requests it logs one; STUB_STRANGER is the name of a request of somebody else.
 """
 
 import asyncio
 import os
+import socket
 import sys
 import threading
+import time
 from pathlib import Path
 
+import msgspec
+import numpy as np
+
 from tests.support.completions import DONE, HEAD, TOKEN, Asked, completions, usage
+from tuner.engines.page import SERVED, VARIABLE, About
 
 TOKEN_S = 0.002
 
-METRICS = """\
-vllm:cache_config_info{block_size="16",num_gpu_blocks="101"} 1.0
-vllm:request_success_total{finished_reason="length"} %d
-"""
+FOLDER = Path(os.environ[VARIABLE])
+ABOUT = About(arguments={"block_size": 16}, kv_blocks=100, unmodelled=[], cautions=[])
 
 
 class StubServer:
@@ -27,8 +32,9 @@ class StubServer:
     def __init__(self) -> None:
         self.served = 0
         self.stops = int(os.environ.get("STUB_STOPS", sys.maxsize))
-        self.pages = {"/health": b""}
-        self._tell()
+        self.share = int(os.environ.get("STUB_SHARE", "1"))
+        if stranger := os.environ.get("STUB_STRANGER"):
+            self._log(stranger)
 
     async def answer(self, asked: Asked) -> None:
         tokens = asked.body["max_tokens"]
@@ -40,24 +46,46 @@ class StubServer:
                 return
             await asyncio.sleep(TOKEN_S)
         self.served += 1
-        self._tell()
+        if self.served % self.share == 0:
+            self._log(asked.headers["X-Request-Id"])
         await asked.event(usage(tokens), DONE)
         await asked.end()
 
-    def _tell(self) -> None:
-        self.pages["/metrics"] = (METRICS % self.served).encode()
+    def _log(self, name: str) -> None:
+        number = int(name.removeprefix("tuner-"))
+        row = np.array([(number, *[time.monotonic()] * 4, 0, 0)], SERVED)
+        with (FOLDER / "served").open("ab") as file:
+            row.tofile(file)
+
+
+def _give_away(port: int) -> None:
+    """Let somebody else listen at the port, who outlives us for a moment."""
+    other = socket.socket()
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    other.bind(("127.0.0.1", port))
+    other.listen()
+    apart, tells = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        os.write(tells, b".")
+        time.sleep(8)
+        os._exit(0)
+    os.read(apart, 1)
+    raise OSError(98, "Address already in use")
 
 
 def main() -> None:
+    port = int(sys.argv[sys.argv.index("--port") + 1])
     if starts := os.environ.get("STUB_STARTS"):
         with Path(starts).open("a+") as file:
             file.write("start\n")
             file.seek(0)
             if len(file.readlines()) <= int(os.environ["STUB_TAKEN"]):
-                raise OSError(98, "Address already in use")
+                _give_away(port)
+    (FOLDER / "about.json").write_bytes(msgspec.json.encode(ABOUT))
     server = StubServer()
-    port = int(sys.argv[sys.argv.index("--port") + 1])
-    with completions(server.answer, get=server.pages, port=port):
+    with completions(server.answer, get={"/health": b""}, port=port):
         threading.Event().wait()
 
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tuner.commands.options import LiveOptions
-from tuner.engines.server import control_client
-from tuner.engines.server.protocol import LONGEST_REASON, Limits, SetLimits, State
 from tuner.errors import GateError, UsageError
+from tuner.live import control_client
+from tuner.live.protocol import LONGEST_REASON, Limits, SetLimits, State
 from tuner.profile import profile as profiles
 from tuner.profile.schema import ServingProfile
 from tuner.rollout import difference, fit

@@ -1,13 +1,11 @@
 """The checks of ``tuner doctor``: whether an engine can be measured on this machine."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner.engines import devices, gpus, provenance
-from tuner.engines.vllm import supported
-from tuner.engines.vllm.installed import Installed
+from tuner.engines import devices, provenance
+from tuner.engines.vllm import installed, supported
 from tuner.errors import EngineError
 
 CUDA = 13
@@ -38,87 +36,85 @@ class Check:
 
 def checks(cpu: devices.CpuSample | None) -> list[Check]:
     """Check the vLLM and the devices of this machine. ``cpu`` is what its cores did just now."""
-    accelerator = provenance.accelerator()
-    seen = gpus.visible() if accelerator == "cuda" else ()
+    on_gpu = provenance.accelerator() == "cuda"
     return [
         _vllm(),
-        _device(accelerator, seen),
-        _driver(seen),
-        _throttling(seen),
-        _other_processes(seen),
-        _memory(seen),
+        *_of_gpus(devices.gpus() if on_gpu else (), on_gpu=on_gpu),
         _cores(cpu),
         _shared_memory(),
     ]
 
 
-def _check(name: str, result: str, *, ok: bool, cure: str) -> Check:
-    return Check(name, "PASS", result) if ok else Check(name, "FAIL", result, cure)
+def _check(name: str, result: str, cure: str, *, ok: bool | None) -> Check:
+    """Return a check; ``ok`` None skips it."""
+    if ok is None or ok:
+        return Check(name, "SKIP" if ok is None else "PASS", result)
+    return Check(name, "FAIL", result, cure)
 
 
 def _vllm() -> Check:
-    install = "Install one: pip install 'tuner[vllm]' (NVIDIA) or 'tuner[cpu]'."
-    here = Installed.here()
     try:
-        here.check()
+        installed.check()
     except EngineError as problem:
         return Check("vllm", "FAIL", str(problem), problem.hint)
-    found = here.version is not None
-    supports = f"tuner supports {supported.statement()}"
-    return _check("vllm", f"{here}, {supports}" if found else supports, ok=found, cure=install)
-
-
-def _device(accelerator: str, seen: Sequence[gpus.Gpu]) -> Check:
-    if accelerator == "cpu":
-        facts = devices.device_facts()
-        return Check("device", "PASS", f"{facts['name']}, {facts['cores']} cores, no GPU")
-    names = ", ".join(f"{gpu.name} {(gpu.memory_bytes or 0) / _GIB:.0f} GiB" for gpu in seen)
-    cure = "See nvidia-smi and CUDA_VISIBLE_DEVICES, or install the CPU build: tuner[cpu]."
-    return _check("device", names or "NVML shows no GPU", ok=bool(seen), cure=cure)
-
-
-def _driver(seen: Sequence[gpus.Gpu]) -> Check:
-    if not seen:
-        return Check("driver", "SKIP", "no GPU")
-    driver = gpus.driver()
+    version, supports = installed.version(), f"tuner supports {supported.statement()}"
     return _check(
-        "driver",
-        f"{driver['driver']}, CUDA {driver['cuda']}",
-        ok=int(driver["cuda"].partition(".")[0]) >= CUDA,
-        cure=f"Install a driver for CUDA {CUDA}, unless your vLLM is built for an older one.",
+        "vllm",
+        f"vLLM {version}, {supports}" if version else supports,
+        "Install one: pip install 'tuner[vllm]' (NVIDIA) or 'tuner[cpu]'.",
+        ok=version is not None,
     )
 
 
-def _throttling(seen: Sequence[gpus.Gpu]) -> Check:
+def _of_gpus(seen: tuple[devices.Gpu, ...], *, on_gpu: bool) -> list[Check]:
+    """Return the device, its driver, throttling, other processes and memory."""
+    driver = devices.driver() if seen else {"driver": "no GPU", "cuda": "0.0"}
     alarms = sorted({alarm for gpu in seen for alarm in gpu.alarms or ()})
-    if not seen:
-        return Check("throttling", "SKIP", "no GPU")
-    cure = "Check cooling and power: nvidia-smi -q -d PERFORMANCE."
-    return _check("throttling", ", ".join(alarms) or "none", ok=not alarms, cure=cure)
-
-
-def _other_processes(seen: Sequence[gpus.Gpu]) -> Check:
-    if not seen:
-        return Check("processes on the GPU", "SKIP", "no GPU")
     count = sum(len(gpu.processes) for gpu in seen)
-    cure = "End them (nvidia-smi), or choose another GPU: CUDA_VISIBLE_DEVICES."
-    return _check("processes on the GPU", str(count or "none"), ok=not count, cure=cure)
-
-
-def _memory(seen: Sequence[gpus.Gpu]) -> Check:
     used = [
         gpu.memory_used_bytes / gpu.memory_bytes
         for gpu in seen
         if gpu.memory_bytes and gpu.memory_used_bytes is not None
     ]
-    if not used:
-        return Check("GPU memory", "SKIP", "no GPU")
-    return _check(
-        "GPU memory",
-        f"{1 - max(used):.0%} free",
-        ok=max(used) <= MAX_MEMORY_USED,
-        cure="End the process that holds it, or lower gpu_memory_utilization.",
-    )
+    facts = devices.device_facts()
+    names = ", ".join(f"{gpu.name} {(gpu.memory_bytes or 0) / _GIB:.0f} GiB" for gpu in seen)
+    here = f"{facts['name']}, {facts.get('cores')} cores, no GPU"
+
+    def of_gpu(name: str, result: str, cure: str, *, ok: bool) -> Check:
+        return _check(name, result if seen else "no GPU", cure, ok=ok if seen else None)
+
+    return [
+        _check(
+            "device",
+            (names or "NVML shows no GPU") if on_gpu else here,
+            "See nvidia-smi and CUDA_VISIBLE_DEVICES, or install the CPU build: tuner[cpu].",
+            ok=bool(seen) or not on_gpu,
+        ),
+        of_gpu(
+            "driver",
+            f"{driver['driver']}, CUDA {driver['cuda']}",
+            f"Install a driver for CUDA {CUDA}, unless your vLLM is built for an older one.",
+            ok=int(driver["cuda"].partition(".")[0]) >= CUDA,
+        ),
+        of_gpu(
+            "throttling",
+            ", ".join(alarms) or "none",
+            "Check cooling and power: nvidia-smi -q -d PERFORMANCE.",
+            ok=not alarms,
+        ),
+        of_gpu(
+            "processes on the GPU",
+            str(count or "none"),
+            "End them (nvidia-smi), or choose another GPU: CUDA_VISIBLE_DEVICES.",
+            ok=not count,
+        ),
+        _check(
+            "GPU memory",
+            f"{1 - max(used):.0%} free" if used else "no GPU",
+            "End the process that holds it, or lower gpu_memory_utilization.",
+            ok=max(used) <= MAX_MEMORY_USED if used else None,
+        ),
+    ]
 
 
 def _cores(cpu: devices.CpuSample | None) -> Check:
@@ -128,8 +124,8 @@ def _cores(cpu: devices.CpuSample | None) -> Check:
     return _check(
         "cores",
         f"{others:.0%} taken by other processes",
+        "Stop them, or measure when nothing else runs.",
         ok=others <= MAX_OTHERS,
-        cure="Stop them, or measure when nothing else runs.",
     )
 
 
@@ -142,6 +138,6 @@ def _shared_memory() -> Check:
     return _check(
         "shared memory",
         f"{free_bytes / _GIB:.1f} GiB free",
+        "Give the container more: docker run --shm-size 8g, or an emptyDir of medium Memory.",
         ok=free_bytes >= MIN_SHARED_BYTES,
-        cure="Give the container more: docker run --shm-size 8g, or an emptyDir of medium Memory.",
     )

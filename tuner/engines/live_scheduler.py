@@ -5,9 +5,8 @@
 
 Runs inside the EngineCore process: vLLM imports this module when it resolves ``scheduler_cls``.
 Without the variable it opens nothing, and is vLLM's own scheduler. It is the one of deployed
-servers (docs/operating.md) and of every engine that tuner measures (docs/engines.md), and logs
-nothing before somebody takes the log. Every vLLM name used here is checked by
-tests/engines/vllm/test_names.py.
+servers (docs/operating.md) and of every engine that tuner measures (docs/engines.md), which gets
+its limits from a page of memory and writes its log beside it.
 """
 
 # mypy: allow-subclassing-any
@@ -18,19 +17,18 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from tuner.engines import page
 from tuner.engines.scheduler.unmodelled import unasked, unmodelled
-from tuner.engines.server.protocol import Limits, Log, Refused
-from tuner.engines.server.scheduler_log import SchedulerLog
 from tuner.live.control import LiveThread, about_server, switched_off
+from tuner.live.protocol import Limits, Refused
 from tuner.system.contain_errors import contain_errors
-
-SOCKET = "TUNER_LIVE_SOCKET"
 
 BOUNDARY_S = 2.0
 """Longest wait of a change for the end of one ``schedule()``, which takes milliseconds."""
@@ -72,20 +70,22 @@ class LiveScheduler(Scheduler):
         if not self._knows_active:
             self.max_num_active_reqs = self.max_num_running_reqs
         self._boundary = threading.Lock()
-        self._log: SchedulerLog | None = None
-        self._under_way = 0
-        path = os.environ.get(SOCKET)
+        folder = os.environ.get(page.VARIABLE)
+        self._log = page.SchedulerLog(self, Path(folder), _about(self)) if folder else None
+        path = os.environ.get(page.SOCKET)
         self._live = contain_errors(switched_off, _control, self, path) if path else None
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         with self._boundary:
             begun_s, log = time.monotonic(), self._log
+            if log is not None:
+                seqs, tokens = log.limits()
+                self.max_num_active_reqs = seqs or self.max_num_active_reqs
+                self.max_num_scheduled_tokens = tokens or self.max_num_scheduled_tokens
             with self._letting_in():
                 output = super().schedule(*args, **kwargs)
-            if output.total_num_scheduled_tokens:
-                self._under_way += 1
-                if log is not None:
-                    log.scheduled(output, begun_s)
+            if log is not None and output.total_num_scheduled_tokens:
+                log.scheduled(output, begun_s)
         return output
 
     @contextmanager
@@ -103,8 +103,6 @@ class LiveScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: Any, *args: Any) -> Any:
         result = super().update_from_output(scheduler_output, *args)
-        if scheduler_output.total_num_scheduled_tokens:
-            self._under_way -= 1
         if self._log is not None:
             self._log.computed(scheduler_output, result)
         return result
@@ -119,11 +117,14 @@ class LiveScheduler(Scheduler):
             self._log.preempted(request)
         super()._preempt_request(request, *args, **kwargs)
 
-    def take_log(self, *, go_on: bool = True) -> Log:
-        """See ``protocol.TakeLog``. Any thread may."""
-        log = self._log or SchedulerLog(self)
-        self._log = log if go_on else None
-        return log.take()
+    def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        result = super().finish_requests(request_ids, *args, **kwargs)
+        if self._log is not None:
+            named = [request_ids] if isinstance(request_ids, str) else list(request_ids or ())
+            for request_id in named:
+                self._log.ended(request_id)
+            self._log.counted()
+        return result
 
     @property
     def kv_blocks(self) -> int:
@@ -132,6 +133,8 @@ class LiveScheduler(Scheduler):
     def shutdown(self) -> None:
         if self._live is not None:
             contain_errors(switched_off, self._live.stop)
+        if self._log is not None:
+            self._log.close()
         super().shutdown()
 
 
@@ -139,14 +142,21 @@ class LiveAsyncScheduler(LiveScheduler, AsyncScheduler):
     """LiveScheduler where async scheduling is on."""
 
 
+def _about(scheduler: LiveScheduler) -> page.About:
+    config = scheduler.vllm_config
+    return page.About(
+        arguments=arguments_of(config),
+        kv_blocks=scheduler.kv_blocks,
+        unmodelled=unmodelled(config, scheduler.kv_cache_config.kv_cache_groups),
+        cautions=unasked(config),
+    )
+
+
 def _control(scheduler: LiveScheduler, path: str) -> LiveThread:
     about = about_server(
         rank=int(scheduler.vllm_config.parallel_config.data_parallel_index),
         vllm=vllm.__version__,
         arguments=arguments_of(scheduler.vllm_config),
-        kv_blocks=scheduler.kv_blocks,
-        unmodelled=unmodelled(scheduler.vllm_config, scheduler.kv_cache_config.kv_cache_groups),
-        cautions=unasked(scheduler.vllm_config),
     )
     thread = LiveThread(_Knobs(scheduler), path, about)
     thread.start()
@@ -177,34 +187,13 @@ class _Knobs:
             max_num_batched_tokens=self._scheduler.max_num_scheduled_tokens,
         )
 
-    def load(self) -> tuple[int, int, int]:
-        running, waiting = self._scheduler.get_request_counts()
-        return running, waiting, self._scheduler._under_way  # noqa: SLF001 - one class in two
+    def load(self) -> tuple[int, int]:
+        return self._scheduler.get_request_counts()
 
-    def set_limits(self, limits: Limits, *, idle: bool = False) -> None:
+    def set_limits(self, limits: Limits) -> None:
         """Set both limits. The lock is held for two assignments; while the engine idles it is
         free."""
-        with self._between(idle=idle):
-            self._scheduler.max_num_active_reqs = limits.max_num_seqs
-            self._scheduler.max_num_scheduled_tokens = limits.max_num_batched_tokens
-
-    def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix. An idle engine touches its blocks in ``schedule()`` alone,
-        which is locked out."""
-        with self._between(idle=True):
-            if not self._scheduler.reset_prefix_cache():
-                raise Refused(
-                    "the prefix cache was not reset: blocks are in use",
-                    hint="Let the requests drain first.",
-                )
-
-    def take_log(self, *, go_on: bool) -> Log:
-        return self._scheduler.take_log(go_on=go_on)
-
-    @contextmanager
-    def _between(self, *, idle: bool) -> Iterator[None]:
-        """Keep the engine between two iterations. Raises Refused."""
-        boundary = self._scheduler._boundary  # noqa: SLF001
+        boundary = self._scheduler._boundary  # noqa: SLF001 - one class in two
         if not boundary.acquire(timeout=BOUNDARY_S):
             raise Refused(
                 f"the engine did not end an iteration's schedule within {BOUNDARY_S:g} s",
@@ -212,11 +201,8 @@ class _Knobs:
                 kind="failed",
             )
         try:
-            if idle and any(self.load()):
-                raise Refused(
-                    "requests are running or waiting", hint="Let the requests drain first."
-                )
-            yield
+            self._scheduler.max_num_active_reqs = limits.max_num_seqs
+            self._scheduler.max_num_scheduled_tokens = limits.max_num_batched_tokens
         finally:
             boundary.release()
 

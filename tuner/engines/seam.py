@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.engines.arguments import ArgumentValue as ArgumentValue  # noqa: PLC0414 - re-exported
+from tuner.errors import EngineError
 
 SIMULATED = "simulated:"
 """Beginning of the name of a simulated device."""
@@ -51,8 +52,7 @@ class EngineFacts:
     """The facts that a started engine tells of itself."""
 
     engine: str
-    """``vllm``, ``serve`` (the same behind a server), ``plain`` (behind one without tuner's
-    scheduler) or ``sim``."""
+    """``vllm``, ``serve`` (the same behind a server), ``server`` (somebody's) or ``sim``."""
 
     arguments: Mapping[str, ArgumentValue]
     """Every engine argument that was pinned, by vLLM's name, as resolved."""
@@ -73,8 +73,7 @@ class EngineFacts:
     """Name, memory, driver, and what else identifies the hardware."""
 
     sampling: Mapping[str, float] | None = None
-    """The sampling by which it drew tokens, by vLLM's names. None where it drew none, or was asked
-    greedily before that was told."""
+    """The sampling by which it drew tokens, by vLLM's names. None where it drew none."""
 
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds of ``start_s`` that download, load, compile and capture took, where the engine says
@@ -101,7 +100,7 @@ class EngineFacts:
 
     @property
     def is_served(self) -> bool:
-        """Whether it is asked over HTTP, through a front end."""
+        """Whether its requests come through the front end of a server of ours."""
         return self.engine == "serve"
 
     @property
@@ -124,9 +123,6 @@ class Reply:
 
     The engine fills it while it generates; what only its log knows, when the iterations are taken.
     """
-
-    sent_s: float | None = None
-    """When it left, where another process has sent it; None: when ``generate`` was called."""
 
     output_tokens: int = 0
     seen_s: list[float] = field(default_factory=list)
@@ -151,28 +147,6 @@ class Reply:
         return max(0, self.output_tokens - len(self.seen_s))
 
 
-@dataclass(slots=True)
-class Stalls:
-    """The stalls of an engine: times that it stood still though it had work, in seconds.
-
-    There are none where it does not tell.
-    """
-
-    compiled: list[str] = field(default_factory=list)
-    """What it compiled while it served, in its own words: kernels for a shape seen first."""
-
-    now_s: float = 0.0
-    """Length of the stall that goes on now; 0 while it moves."""
-
-    lengths_s: list[float] = field(default_factory=list)
-    """The stalls that have ended, in order."""
-
-    @property
-    def count(self) -> tuple[int, int]:
-        """The number of stalls that have ended, and of times that it compiled."""
-        return len(self.lengths_s), len(self.compiled)
-
-
 class Engine(Protocol):
     """A started engine. Every method may raise EngineError."""
 
@@ -180,7 +154,10 @@ class Engine(Protocol):
     def facts(self) -> EngineFacts: ...
 
     @property
-    def stalls(self) -> Stalls: ...
+    def compiled(self) -> list[str]:
+        """What it has compiled while it served, in its own words: kernels for a shape seen first.
+        Whoever has read it empties it."""
+        ...
 
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
         """Generate, filling ``reply``; return after the last token. Cancelling aborts the request.
@@ -189,22 +166,17 @@ class Engine(Protocol):
         """
         ...
 
-    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """Change the admission cap and the token budget, both at most what was built for.
+    async def prepare(
+        self, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
+    ) -> None:
+        """Wait until it is idle, set the limits, each at most what it was built for, and forget
+        every cached prefix and all iterations. None leaves a limit as it is.
 
-        Raises EngineError when the engine is not idle or the value is out of range.
+        Raises EngineError when requests are in flight or a value is out of range.
         """
         ...
 
-    async def is_idle(self) -> bool:
-        """Whether nothing runs and nothing waits."""
-        ...
-
-    async def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix. Raises EngineError when that did not happen."""
-        ...
-
-    async def take_iterations(self) -> IterationLog:
+    async def iterations(self) -> IterationLog:
         """Return the iterations since the last call, and forget them; complete the replies of the
         requests that have finished since."""
         ...
@@ -234,3 +206,6 @@ class Starter(Protocol):
 
 class RequestFailedError(Exception):
     """One request failed and the engine lives on: data, not an error to show."""
+
+
+STOPPED = EngineError("the engine is stopped", hint="Start another one.")

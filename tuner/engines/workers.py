@@ -15,14 +15,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tuner.engines import devices, gpus, provenance, seam
+from tuner.engines import devices, provenance, seam
 from tuner.engines.timeouts import started_in_time
 from tuner.engines.vllm import failure
 from tuner.engines.vllm.core_process import CoreContext
-from tuner.engines.vllm.log import said_since, size_of
+from tuner.engines.vllm.log import said_since
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError
 
+_LOOK_S = 0.01
 QUEUE_SIZE = 1024  # requests that wait for one worker at most; more are refused
 
 
@@ -53,8 +54,7 @@ class Workers:
     """See tuner.engines.seam.Engine. A prompt goes to the worker that has the fewest."""
 
     def __init__(self, facts: seam.EngineFacts, log: Path) -> None:
-        self.facts, self.stalls, self.log = facts, seam.Stalls(), log
-        self._log_start, self._memory_before = size_of(log), gpus.memory_used()
+        self.facts, self.log, self.compiled = facts, log, list[str]()
         self._loop, self._context = asyncio.get_running_loop(), CoreContext(log)
         self._wanted_from: Any = self._context.Value("q", 0)
         self._queues: list[Any] = []
@@ -108,20 +108,20 @@ class Workers:
             if not self._waiting:  # a cut replay leaves prompts that nobody waits for
                 self._wanted_from.value = self._newest + 1
 
-    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        why = f"workers cannot change to {max_num_seqs} slots, {max_num_batched_tokens} tokens"
-        raise EngineError(why, hint="Start other workers.")
-
-    async def is_idle(self) -> bool:
-        if self._error is not None:
-            raise self._error
-        return not any(self._in_hand)
-
-    async def reset_prefix_cache(self) -> None:
+    async def prepare(
+        self, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
+    ) -> None:
+        """See the seam. Workers keep the limits that they were started with."""
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        if any(value not in {None, self.facts.arguments[name]} for name, value in limits.items()):
+            raise EngineError("workers keep their limits", hint="Start other workers.")
+        while any(self._in_hand):  # noqa: ASYNC110 - a cut replay leaves prompts behind
+            await asyncio.sleep(_LOOK_S)
         await asyncio.gather(*(self._ask(worker, (), 0) for worker in range(len(self._queues))))
+        self._batches.clear()
 
-    async def take_iterations(self) -> seam.IterationLog:
-        """Return a row for each batch: without tuner's scheduler an engine tells no iterations."""
+    async def iterations(self) -> seam.IterationLog:
+        """Return a row for each batch: without tuner's scheduler an engine logs no iterations."""
         log = np.zeros(len(self._batches), seam.ITERATION)
         for row, ((begun_s, ended_s), size) in zip(log, sorted(self._batches.items()), strict=True):
             row["start_s"], row["duration_s"], row["decode_seqs"] = begun_s, ended_s - begun_s, size
@@ -129,14 +129,14 @@ class Workers:
         return log
 
     async def stop(self) -> None:
-        self._fail(EngineError("the engine is stopped", hint="Start another one."))
+        self._fail(seam.STOPPED)
         for replies in self._replies:
             self._loop.remove_reader(replies)
         await asyncio.to_thread(self._context.kill)
         for prompts in self._queues:
             prompts.close()
             prompts.cancel_join_thread()
-        await gpus.given_back(self._memory_before, device=self.facts.device or None)
+        await devices.given_back(self._context.memory_before, device=self.facts.device or None)
 
     def _read(self, worker: int, process: Any) -> None:
         """Take what a worker has answered, or its end."""
@@ -155,7 +155,7 @@ class Workers:
             future.set_result(done)
 
     def _cause(self, exitcode: int) -> EngineError:
-        text, log = said_since(self.log, self._log_start), str(self.log)
+        text, log = said_since(self.log, self._context.log_start), str(self.log)
         if self.facts.start_s > 0:
             return failure.died(exitcode, text, log, who="the worker")
         return failure.failed_to_start(RuntimeError(f"the worker ended: {exitcode}"), text, log)
@@ -173,8 +173,10 @@ async def start_workers(
     """Start so many workers, each with its share of the memory, one after the other: each measures
     what the one before has left. Failed or cancelled, nothing is left behind."""
     begun_s, size = time.monotonic(), batching.size
-    arguments = await asyncio.to_thread(starter.llm_arguments, max_num_seqs=size, share=1 / workers)
     asked = await asyncio.to_thread(starter.resolved, max_num_seqs=size)
+    from tuner.engines.vllm.config import for_llm  # noqa: PLC0415 - imports vLLM
+
+    arguments = for_llm(asked, share=1 / workers)
     facts = seam.EngineFacts(
         engine="vllm", arguments=asked.arguments, max_model_len=asked.max_model_len,
         vocab_size=asked.vocab_size, block_size=0, kv_blocks=0, start_s=0.0,
@@ -184,8 +186,7 @@ async def start_workers(
     try:
         for _ in range(workers):
             await engine.add(arguments, batching)
-        await engine.reset_prefix_cache()
-        await engine.take_iterations()
+        await engine.prepare()
     except BaseException:
         await engine.stop()
         raise

@@ -11,7 +11,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,23 +19,20 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from tuner.engines.server.peer import Peer, peer_of
-from tuner.engines.server.protocol import (
+from tuner.errors import TargetError, TunerError
+from tuner.live.peer import Peer, peer_of
+from tuner.live.protocol import (
     MAX_LINE_BYTES,
     About,
     Answer,
     Limits,
-    Log,
     Refused,
     Request,
-    ResetPrefixCache,
     SetLimits,
     State,
-    TakeLog,
     line_of,
     parse,
 )
-from tuner.errors import TargetError, TunerError
 from tuner.system.contain_errors import contain_errors
 
 log = logging.getLogger("vllm.tuner")
@@ -71,26 +68,13 @@ class Knobs(Protocol):
 
     def limits(self) -> Limits: ...
 
-    def load(self) -> tuple[int, int, int]:
-        """Return how many requests run, how many wait, and how many iterations are under way."""
+    def load(self) -> tuple[int, int]:
+        """Return how many requests run, and how many wait."""
         ...
 
-    def set_limits(self, limits: Limits, *, idle: bool = False) -> None:
-        """Set them between two iterations; with ``idle`` only while nothing runs or waits.
-
-        Raises Refused when that is not so, or the engine does not come to one in time.
-        """
-        ...
-
-    def reset_prefix_cache(self) -> None:
-        """Forget every cached prefix.
-
-        Raises Refused while something runs or waits, and when blocks are still in use.
-        """
-        ...
-
-    def take_log(self, *, go_on: bool) -> Log:
-        """See ``protocol.TakeLog``."""
+    def set_limits(self, limits: Limits) -> None:
+        """Set them between two iterations. Raises Refused when the engine does not come to one in
+        time."""
         ...
 
 
@@ -122,12 +106,12 @@ def checked(knobs: Knobs, seqs: int, tokens: int | None) -> Limits:
 
 def answer(knobs: Knobs, about: About, line: bytes, peer: Peer) -> Answer:
     """Do what a line asks for, unless its sender has left, and return how it went."""
-    before, taken = None, None
+    before = None
     try:
         request = parse(line)
         if isinstance(request, SetLimits):
             before = knobs.limits()
-        taken = _done(knobs, request, peer)
+        _done(knobs, request, peer)
     except Refused as refused:
         return Answer(
             ok=False,
@@ -136,22 +120,18 @@ def answer(knobs: Knobs, about: About, line: bytes, peer: Peer) -> Answer:
             error=str(refused),
             hint=refused.hint,
         )
-    return Answer(ok=True, state=_state(knobs, about), before=before, log=taken)
+    return Answer(ok=True, state=_state(knobs, about), before=before)
 
 
-def _done(knobs: Knobs, request: Request, peer: Peer) -> Log | None:
+def _done(knobs: Knobs, request: Request, peer: Peer) -> None:
     """Do what is asked. Raises Refused."""
-    if isinstance(request, TakeLog):
-        return knobs.take_log(go_on=request.go_on)
-    if isinstance(request, ResetPrefixCache):
-        knobs.reset_prefix_cache()
-    elif isinstance(request, SetLimits):
+    if isinstance(request, SetLimits):
         old = knobs.limits()
         new = checked(knobs, request.max_num_seqs, request.max_num_batched_tokens)
         if peer.has_left():
             raise Refused("whoever asked has left", hint="Ask again.", kind="failed")
         if new != old:
-            knobs.set_limits(new, idle=request.idle)
+            knobs.set_limits(new)
             log.info(
                 "tuner: max_num_seqs %d -> %d, max_num_batched_tokens %d -> %d, by pid %d of user "
                 "%d: %s",
@@ -159,12 +139,10 @@ def _done(knobs: Knobs, request: Request, peer: Peer) -> Log | None:
                 *(old.max_num_batched_tokens, new.max_num_batched_tokens),
                 *(peer.pid, peer.uid, ascii(request.reason)),
             )
-    return None
 
 
 def _state(knobs: Knobs, about: About) -> State:
-    running, waiting, in_flight = knobs.load()
-    return State(about, knobs.built, knobs.limits(), running, waiting, in_flight)
+    return State(about, knobs.built, knobs.limits(), *knobs.load())
 
 
 class LiveThread:
@@ -245,19 +223,11 @@ def _device_facts() -> dict[str, object]:
     return dict(devices.device_facts())
 
 
-def about_server(  # noqa: PLR0913 - what a server is
-    *,
-    rank: int,
-    vllm: str,
-    arguments: Mapping[str, str | int | float | bool | None],
-    kv_blocks: int,
-    unmodelled: Sequence[str],
-    cautions: Sequence[str],
+def about_server(
+    *, rank: int, vllm: str, arguments: Mapping[str, str | int | float | bool | None]
 ) -> About:
     """Return the facts of this process's server, its device not known yet."""
-    return About(
-        os.getpid(), rank, vllm, dict(arguments), None, kv_blocks, list(unmodelled), list(cautions)
-    )
+    return About(os.getpid(), rank, vllm, dict(arguments), None)
 
 
 @dataclass(frozen=True, slots=True)

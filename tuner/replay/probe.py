@@ -4,7 +4,16 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 
-from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError
+import numpy as np
+
+from tuner.engines.seam import (
+    ITERATION,
+    Engine,
+    EngineRequest,
+    IterationLog,
+    Reply,
+    RequestFailedError,
+)
 from tuner.errors import EngineError
 from tuner.replay.records import ProbeResult
 from tuner.trace.trace import TraceRequest
@@ -22,8 +31,10 @@ async def probe(
     engine: Engine,
     *,
     prompt: Callable[[TraceRequest], Sequence[int]],
-) -> list[ProbeResult]:
+) -> tuple[list[ProbeResult], IterationLog]:
     """Send requests of evenly spread prompt lengths one by one, after one that warms up.
+
+    Return what they took, and all iterations.
 
     An accelerator gets all of them twice, and the second time counts: for the first request of a
     length kernels may have been compiled or tuned. Raises EngineError when the engine refuses one.
@@ -33,9 +44,9 @@ async def probe(
     chosen = [by_length[(2 * i + 1) * len(by_length) // (2 * PROBES)] for i in range(PROBES)]
     is_compiling = engine.facts.device.get("kind", "cpu") != "cpu"
     warm_ups = chosen if is_compiling else [chosen[PROBES // 2]]
-    results = []
+    results, logs = list[ProbeResult](), [np.zeros(0, ITERATION)]
     for request in [*warm_ups, *chosen]:
-        await engine.reset_prefix_cache()
+        await engine.prepare()
         token_ids = prompt(request)
         tokens = min(max(2, request.output_length), MAX_PROBE_TOKENS)
         tokens = min(tokens, engine.facts.max_model_len - len(token_ids))
@@ -49,7 +60,7 @@ async def probe(
             ) from failure
         seen_s = reply.seen_s
         tpot_s = (seen_s[-1] - seen_s[0]) / (tokens - 1) if tokens > 1 else None
-        await engine.take_iterations()  # which completes the reply
+        logs.append(await engine.iterations())  # which completes the reply
         results.append(
             ProbeResult(
                 request.input_length,
@@ -59,12 +70,11 @@ async def probe(
                 passage_s=_passage_s(reply, start_s),
             )
         )
-    return results[len(warm_ups) :]
+    return results[len(warm_ups) :], np.concatenate(logs)
 
 
 def _passage_s(reply: Reply, start_s: float) -> tuple[float, ...]:
     if math.isnan(reply.queued_s) or math.isnan(reply.last_s):
         return ()
-    sent_s = start_s if reply.sent_s is None else reply.sent_s
     engine_s = (reply.queued_s, reply.first_s, reply.last_s)
-    return (sent_s, *engine_s, reply.seen_s[0], reply.seen_s[-1])
+    return (start_s, *engine_s, reply.seen_s[0], reply.seen_s[-1])

@@ -57,7 +57,7 @@ async def ramp(  # noqa: PLR0913 - what is sent where, how high and how long
     time of one iteration. The iterations' times count from the beginning. Raises EngineError.
     """
     loop = asyncio.get_running_loop()
-    await engine.take_iterations()
+    await engine.iterations()
     begin_s = loop.time()
     clients = _Clients(requests, engine, prompt, seed)
     sizes = sizes_upto(ceiling)
@@ -73,11 +73,11 @@ async def ramp(  # noqa: PLR0913 - what is sent where, how high and how long
             if loop.time() - begin_s >= length_s:
                 break
             if size == 1:
-                logs.append(await engine.take_iterations())
+                logs.append(await engine.iterations())
                 dwell_s |= _dwells(np.concatenate(logs), sizes)
     finally:
         await clients.stop()
-    logs.append(await engine.take_iterations())
+    logs.append(await engine.iterations())
     log: IterationLog = np.concatenate(logs)
     log["start_s"] -= begin_s
     return log, begin_s

@@ -84,12 +84,12 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
 
     Raises EngineError when the engine dies.
     """
-    await engine.take_iterations()
+    await engine.iterations()
     run = _Run(plan, engine, cut_rule, progress)
     with sending_priority(run.loop):
         await run.go()
     elapsed_s = run.loop.time() - run.start_s
-    iterations = (await engine.take_iterations()).copy()  # which completes the replies
+    iterations = (await engine.iterations()).copy()  # which completes the replies
     iterations["start_s"] -= run.start_s
     flights = sorted(run.landed, key=lambda one: (one.due_s, one.request.row))
     return Replay(
@@ -281,7 +281,6 @@ def _row(flight: _Flight, start_s: float) -> tuple[object, ...]:
     """Return a request as a row of REQUEST."""
     request, replies = flight.request, flight.replies
     first, slowest = replies[0], flight.slowest
-    sent = [one.sent_s - start_s for one in replies if one.sent_s is not None]
     single = 0.0 if len(replies) == 1 else math.nan
     is_done = flight.outcome == "ok" and slowest.seen_s
     return (
@@ -290,7 +289,7 @@ def _row(flight: _Flight, start_s: float) -> tuple[object, ...]:
         len(request.prompt_token_ids),
         request.output_length,
         flight.due_s,
-        max(sent, default=flight.sent_s),
+        flight.sent_s,
         min(flight.firsts_s, default=math.nan) - start_s,
         slowest.seen_s[-1] - start_s if is_done else math.nan,
         flight.end_s,

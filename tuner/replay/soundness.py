@@ -7,11 +7,12 @@ better of the two counts, and its flaws stay with it.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 import numpy as np
 
-from tuner.engines.seam import Engine, EngineFacts
+from tuner.engines.seam import Engine, EngineFacts, IterationLog
 from tuner.replay.device_use import crowded, device_use
 from tuner.replay.measure import lag_p99_s
 from tuner.replay.plan import PlannedRequest
@@ -28,6 +29,12 @@ LAG_SHARE = 0.10
 
 JOINED_SHARE = 0.10
 """Share of the output tokens that may be read together with others: more make the ITL ours."""
+
+STALL_S = 3.0
+STALL_FACTOR = 3.0
+MOST_STALLS = 5
+"""More iterations than these that are as long as each other are the engine's own: an iteration may
+take seconds on a slow machine."""
 
 OURS = ("requests left late", "outputs were read late")
 """How the flaws begin that tell of us and not of what else the machine did: latency counts from the
@@ -81,8 +88,8 @@ async def replay_soundly(  # noqa: PLR0913 - what is sent where, when it is cut,
 
     async def attempt() -> Attempt[Replay]:
         begun()
-        before = engine.stalls.count
-        await engine.reset_prefix_cache()
+        await engine.prepare()
+        engine.compiled.clear()
         replaying = replay(
             plan,
             engine,
@@ -94,7 +101,7 @@ async def replay_soundly(  # noqa: PLR0913 - what is sent where, when it is cut,
         )
         result, device = await while_reading(replaying, read)
         result = replace(result, device=device, weight=window.weight)
-        flaws = stalls_since(engine, before)
+        flaws = engine_flaws(engine, result.iterations)
         if rule.stop_after_s is None:  # else only its iterations count
             flaws += flaws_of(result, engine.facts)
         return Attempt(replace(result, flaws=flaws), flaws, lag_p99_s([result]))
@@ -113,13 +120,24 @@ def flaws_of(result: Replay, facts: EngineFacts) -> tuple[str, ...]:
     return tuple(one for one in found if one is not None)
 
 
-def stalls_since(engine: Engine, before: tuple[int, int]) -> tuple[str, ...]:
-    """Return how long the engine stood still since ``before``, its stalls as they were counted
-    then, and what it compiled."""
-    stalls, compiled = before
-    found = [f"the engine stood still for {one:.0f} s" for one in engine.stalls.lengths_s[stalls:]]
-    found += [f"the engine compiled: {one}" for one in engine.stalls.compiled[compiled:][-1:]]
+def engine_flaws(engine: Engine, log: IterationLog) -> tuple[str, ...]:
+    """Return how long the engine stood still in these iterations, and what it has compiled."""
+    found = [f"the engine stood still for {one:.0f} s" for one in stalls_s(log)]
+    found += [f"the engine compiled: {one}" for one in engine.compiled[-1:]]
+    engine.compiled.clear()
     return tuple(found)
+
+
+def stalls_s(log: IterationLog) -> list[float]:
+    """Return the iterations that took STALL_FACTOR times as long as every other one, and STALL_S.
+
+    Iterations tile the busy time, so that an engine that stood still is a long one.
+    """
+    longest_s: list[float] = np.sort(log["duration_s"])[::-1][: MOST_STALLS + 1].tolist()
+    for number, (stall_s, next_s) in enumerate(pairwise(longest_s), 1):
+        if stall_s >= max(STALL_S, STALL_FACTOR * next_s):
+            return longest_s[:number]
+    return []
 
 
 def _nothing(result: Replay) -> str | None:

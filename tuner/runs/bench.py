@@ -5,15 +5,14 @@ adds it, with its place in the run.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Protocol, TypeVar
 
-from tuner.engines.seam import Engine, EngineFacts, IterationLog, Stalls, Starter
-from tuner.engines.timeouts import STALL_S
+from tuner.engines.seam import Engine, EngineFacts, IterationLog, Starter
 from tuner.errors import EngineError, StoodStillError
 from tuner.replay.device_use import crowded, device_use
 from tuner.replay.live_reading import LiveReading
@@ -24,8 +23,8 @@ from tuner.replay.ramp import ramp
 from tuner.replay.readings import Read, while_reading
 from tuner.replay.records import DeviceLog, ProbeResult, Replay
 from tuner.replay.replay import CutRule
-from tuner.replay.soundness import Attempt, better_of_two, replay_soundly, stalls_since
-from tuner.runs.events import EngineStart, Probed, Repeated, Stalled
+from tuner.replay.soundness import Attempt, better_of_two, engine_flaws, replay_soundly
+from tuner.runs.events import EngineStart, Probed, Repeated
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
 from tuner.trace.trace import TraceRequest
@@ -127,7 +126,7 @@ class Bench:
         budget = self.engine.facts.max_num_batched_tokens
         limits = (cap or build.max_num_seqs, tokens or budget)
         if limits != self.limits:
-            await self.engine.set_limits(max_num_seqs=limits[0], max_num_batched_tokens=limits[1])
+            await self.engine.prepare(max_num_seqs=limits[0], max_num_batched_tokens=limits[1])
             self.limits = limits
         return self.engine
 
@@ -158,12 +157,12 @@ class Bench:
         """Time some requests one at a time on an idle engine, and keep that."""
         prompt, now_s = self.prompts(engine.facts), asyncio.get_running_loop().time
 
-        async def work() -> tuple[list[ProbeResult], float]:
+        async def work() -> tuple[list[ProbeResult], IterationLog, float]:
             begun_s = now_s()
-            return await probe(requests, engine, prompt=prompt), now_s() - begun_s
+            return *await probe(requests, engine, prompt=prompt), now_s() - begun_s
 
-        attempt = await self._soundly("one at a time", engine, work)
-        results, elapsed_s = attempt.result[0]
+        attempt = await self._soundly("one at a time", engine, work, lambda one: one[1])
+        results, _, elapsed_s = attempt.result[0]
         self.journal.add(
             Probed(
                 purpose=purpose, results=tuple(results), flaws=attempt.flaws, elapsed_s=elapsed_s
@@ -179,7 +178,7 @@ class Bench:
         """
         what, trial = f"{in_words(purpose)} to {ceiling}", self.evidence.count()
         self.watcher.trial(what, length_s)
-        await engine.reset_prefix_cache()
+        await engine.prepare()
         rows, prompt = count(FRESH_PROMPTS * (1 + trial)), self.prompts(engine.facts)
 
         async def work() -> tuple[IterationLog, float]:
@@ -193,7 +192,7 @@ class Bench:
                 seed=self.seed + trial,
             )
 
-        attempt = await self._soundly(what, engine, work)
+        attempt = await self._soundly(what, engine, work, lambda one: one[0])
         (log, begin_s), device = attempt.result
         if not len(log):
             raise EngineError(
@@ -232,7 +231,7 @@ class Bench:
             prompt=self.prompts(engine.facts),
             turns=turns_of(requests) if self.closed_sessions else None,
         )
-        async with self.watched(what, engine):
+        with self.hanging(what):
             return await replay_soundly(
                 plan,
                 engine,
@@ -256,46 +255,32 @@ class Bench:
         self.watcher.warn(f"{what}: {why}; measuring it once more")
         return True
 
-    @asynccontextmanager
-    async def watched(self, what: str, engine: Engine) -> AsyncIterator[None]:
-        """Say and write down when the engine stands still, and when that ends it.
-
-        Raises the StoodStillError of its block.
-        """
-        saying = asyncio.ensure_future(self._say_stalls(what, engine.stalls))
+    @contextmanager
+    def hanging(self, what: str) -> Iterator[None]:
+        """Write down what an engine that hangs has cost, and let its error pass."""
         try:
             yield
         except StoodStillError as error:
-            if engine.stalls.now_s:  # that has ended it
-                self.journal.add(Repeated(what=what, why=str(error), elapsed_s=error.seconds))
+            self.journal.add(Repeated(what=what, why=str(error), elapsed_s=error.seconds))
             raise
-        finally:
-            saying.cancel()
-
-    async def _say_stalls(self, what: str, stalls: Stalls) -> None:
-        is_said = False
-        while True:
-            await asyncio.sleep(LOOK_S)
-            is_said, before = stalls.now_s >= STALL_S, is_said
-            if is_said and not before:
-                self.journal.add(Stalled(what=what))
-                self.watcher.warn(
-                    f"{what}: the engine has not moved for {stalls.now_s:.0f} s with work waiting"
-                )
 
     async def _soundly(
-        self, what: str, engine: Engine, work: Callable[[], Awaitable[Result]]
+        self,
+        what: str,
+        engine: Engine,
+        work: Callable[[], Awaitable[Result]],
+        log_of: Callable[[Result], IterationLog],
     ) -> Attempt[tuple[Result, DeviceLog]]:
         """Measure something beside the readings of the device; see ``better_of_two``."""
 
         async def attempt() -> Attempt[tuple[Result, DeviceLog]]:
-            before = engine.stalls.count
+            engine.compiled.clear()
             result, device = await while_reading(work(), self.read_device)
             taken = crowded(device_use([device]))
-            flaws = (*stalls_since(engine, before), *([] if taken is None else [taken]))
+            flaws = (*engine_flaws(engine, log_of(result)), *([] if taken is None else [taken]))
             return Attempt((result, device), flaws)
 
-        async with self.watched(what, engine):
+        with self.hanging(what):
             return await better_of_two(attempt, partial(self.retry, what))
 
     def prompts(self, facts: EngineFacts) -> Callable[[TraceRequest], list[int]]:

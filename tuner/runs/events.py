@@ -143,13 +143,7 @@ class Repeated(Event, frozen=True, tag="late"):
     elapsed_s: float
 
 
-class Stalled(Event, frozen=True, tag="stall"):
-    """The engine had work and did not move."""
-
-    what: str
-
-
 AnyEvent = (
     Planned | TraceKept | BudgetRaised | EngineStart | Probed | Selection | TrialBegun | Replayed
-    | TrialEnded | Gathered | ForetoldReplay | Repeated | Stalled
+    | TrialEnded | Gathered | ForetoldReplay | Repeated
 )  # fmt: skip

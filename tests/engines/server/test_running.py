@@ -165,7 +165,7 @@ def test_no_more_is_sent_than_was_allowed_whatever_must_be_sent_again() -> None:
 
 def test_what_its_clients_do_not_see_is_not_known_and_not_zero() -> None:
     async def work(engine: RunningEngine) -> tuple[Reply, int]:
-        return await generate(engine, ASKED), len(await engine.take_iterations())
+        return await generate(engine, ASKED), len(await engine.iterations())
 
     reply, iterations = engine_of(served, work)
     assert reply.output_tokens == 4

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tuner.engines.scheduler.model import advance
 from tuner.engines.scheduler.state import NO_NOISE, new_requests, new_scheduler
-from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError, Starter
+from tuner.engines.seam import Engine, EngineRequest, Reply, Starter
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep, step_law
@@ -102,16 +102,6 @@ def test_a_reply_is_up_to_date_whenever_somebody_looks() -> None:
     run(main())
 
 
-def test_requests_wait_for_a_slot_and_say_how_long() -> None:
-    async def main() -> None:
-        engine = await started(max_num_seqs=1)
-        first, second = await served_all(engine, [(0, 1, 3), (0.5, 1, 1)])
-        assert first.scheduled_s == first.queued_s
-        assert second.scheduled_s - second.queued_s == 2.5
-
-    run(main())
-
-
 def test_the_front_end_delays_a_request_by_the_lag() -> None:
     async def main() -> None:
         world = replace(CALM_WORLD, step=WorldStep(a=1.0, lag=0.25))
@@ -122,28 +112,31 @@ def test_the_front_end_delays_a_request_by_the_lag() -> None:
     run(main())
 
 
-def test_preemptions_are_in_the_reply_and_in_the_log() -> None:
+def test_a_cancelled_request_is_aborted_and_leaves_its_slot() -> None:
     async def main() -> None:
-        world = replace(CALM_WORLD, kv=WorldKv(blocks=6, block_size=1))
-        engine = await started(world)
-        replies = await served_all(engine, [(0, 3, 3), (0, 3, 3)])
-        assert [reply.preemptions for reply in replies] == [0, 1]
-        log = await engine.take_iterations()
-        assert log["preemptions"].tolist() == [0, 1, 0, 0, 0]
-        assert log["recomputed_tokens"].sum() == 3
+        engine = await started(max_num_seqs=1)
+        reply = Reply()
+        doomed = asyncio.create_task(engine.generate(EngineRequest(range(3), 99), reply))
+        waiting = asyncio.create_task(served(engine, 3, 2))
+        await asyncio.sleep(2.5)
+        doomed.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await doomed
+        assert reply.output_tokens == 2
+        assert (await waiting).seen_s == [64, 65]
+        await engine.prepare()
 
     run(main())
 
 
-@pytest.mark.parametrize(("prompt", "output"), [(0, 1), (1, 0), (1, -1), (390, 11)])
-def test_a_request_that_can_never_run_is_refused_and_the_engine_lives_on(
-    prompt: int, output: int
-) -> None:
+def test_a_request_can_be_cancelled_while_it_waits() -> None:
     async def main() -> None:
-        engine = await started()
-        with pytest.raises(RequestFailedError):
-            await served(engine, prompt, output)
-        assert (await served(engine, 390, 10)).output_tokens == 10
+        engine = await started(max_num_seqs=1)
+        running = asyncio.create_task(served(engine, 3, 5))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(served(engine, 3, 2), 1.5)
+        assert (await running).last_s == 65
+        await engine.prepare()
 
     run(main())
 
@@ -154,31 +147,18 @@ def test_arguments_that_vllm_would_refuse_are_refused_without_a_start(max_num_se
         SimStarter(CALM_WORLD).resolve(max_num_seqs=max_num_seqs)
 
 
-def test_a_stopped_engine_answers_nobody() -> None:
-    async def main() -> None:
-        engine = await started()
-        pending = asyncio.create_task(served(engine, 1, 5))
-        await asyncio.sleep(0.5)
-        await engine.stop()
-        await engine.stop()
-        with pytest.raises(EngineError, match="stopped"):
-            await pending
-        with pytest.raises(EngineError, match="stopped"):
-            await served(engine, 1, 1)
-        with pytest.raises(EngineError, match="stopped"):
-            await engine.take_iterations()
-
-    run(main())
-
-
 def test_it_refuses_to_live_on_real_time() -> None:
     with pytest.raises(EngineError, match="virtual time"):
         asyncio.run(started())
 
 
-def test_the_model_is_the_traces_where_there_is_one() -> None:
-    arguments = SimStarter(CALM_WORLD, model="tuner:tiny").resolve(max_num_seqs=1)
-    assert arguments["model"] == "tuner:tiny"
+def test_thousands_of_requests_may_wait() -> None:
+    async def main() -> None:
+        engine = await started()
+        replies = await served_all(engine, [(0, 1, 1)] * 3000)
+        assert replies[-1].last_s == 60 + 3000 / 8
+
+    run(main())
 
 
 def test_two_engines_share_one_time() -> None:
@@ -219,7 +199,7 @@ def test_noise_has_the_size_that_the_world_says() -> None:
     async def main() -> "np.ndarray[Any, Any]":
         engine = await started(world)
         await served(engine, 1, 20_000)
-        log = await engine.take_iterations()
+        log = await engine.iterations()
         return np.asarray(log["duration_s"])
 
     duration_s = run(main())

@@ -11,23 +11,17 @@ from tuner.engines.vllm.flags import GRAMMAR, LISTS, SWITCHES
 
 @pytest.mark.attack
 def test_every_name_on_the_list_is_vllms() -> None:
-    assert allowed._SOME.keys() - {*SWITCHES, *LISTS, *GRAMMAR.words} == set()
-    assert allowed._SWITCHES <= SWITCHES
-    told_by_a_word = allowed._WHOLE | allowed._NUMBERS | allowed._WORDS
-    assert told_by_a_word <= set(GRAMMAR.words)
+    assert allowed.NAMES - {*SWITCHES, *LISTS, *GRAMMAR.words} == set()
+
+
+FLAG = "--tool-parser-plugin=./evil.py"
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("name", sorted(allowed._SOME))
-def test_a_value_of_another_kind_is_not_on_it(name: str) -> None:
-    flag = "--tool-parser-plugin=./evil.py"
-    lists: tuple[list[object], ...] = (["1", flag], [flag], [[1]])
-    mappings: tuple[dict[str, object], ...] = ({flag: 1}, {"a": [flag]})
-    values: list[ArgumentValue] = [flag, *lists, *mappings, "", float("nan")]
-    for value in values:
-        is_number = isinstance(value, float) and name in allowed._NUMBERS
-        assert allowed.is_allowed(name, value) is is_number, value
-    assert not (allowed.is_allowed(name, True) and allowed.is_allowed(name, 1))
+@pytest.mark.parametrize("value", [FLAG, "", ["1", FLAG], [FLAG], ["a"], {FLAG: 1}, {"a": [FLAG]}])
+def test_no_value_is_or_hides_a_flag(value: ArgumentValue) -> None:
+    names = [*sorted(allowed.NAMES), "compilation_config", "load_format", "trust_remote_code"]
+    assert [name for name in names if allowed.is_allowed(name, value)] == []
 
 
 @pytest.mark.attack

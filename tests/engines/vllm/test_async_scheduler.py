@@ -3,15 +3,16 @@ EngineCore.step_with_batch_queue, which on a CPU never runs."""
 
 # ruff: noqa: ANN401 - vLLM's objects, and modules that import it
 
-import base64
 import importlib
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tuner.engines.seam import ITERATION, IterationLog
+from tuner.engines.page import Page
+from tuner.engines.seam import IterationLog
 
 pytestmark = pytest.mark.vllm
 
@@ -31,6 +32,12 @@ def scheduler(lone: Any, depth: int, runner: str, monkeypatch: pytest.MonkeyPatc
     return made(lone, depth, runner, monkeypatch)
 
 
+@pytest.fixture
+def page(lone: Any, scheduler: Any) -> Iterator[Page]:
+    with lone.logged(scheduler) as made:
+        yield made
+
+
 def made(
     lone: Any, depth: int, runner: str, monkeypatch: pytest.MonkeyPatch, *, blocks: int = 4000
 ) -> Any:
@@ -46,7 +53,6 @@ def made(
     assert config.max_concurrent_batches == max(2, depth)
     scheduler = lone.scheduler_of(lone.live.LiveScheduler, config, blocks=blocks)
     assert isinstance(scheduler, lone.live.LiveAsyncScheduler)
-    scheduler.take_log()
     return scheduler
 
 
@@ -75,10 +81,6 @@ class Core:
             self.step()
 
 
-def log_of(scheduler: Any) -> IterationLog:
-    return np.frombuffer(base64.b64decode(scheduler.take_log().rows), dtype=ITERATION)
-
-
 def check_tiles(log: IterationLog) -> None:
     ends = log["start_s"] + log["duration_s"]
     np.testing.assert_allclose(log["start_s"][1:], ends[:-1], atol=1e-6)
@@ -87,14 +89,14 @@ def check_tiles(log: IterationLog) -> None:
 
 @DEPTHS
 def test_every_token_is_logged_once_and_the_rows_tile_the_time(
-    lone: Any, scheduler: Any, depth: int
+    lone: Any, scheduler: Any, page: Page, depth: int
 ) -> None:
     """12 requests of 10 tokens on 8 slots, that get 5 to 16: 14 to prefill each, 114 to decode."""
     for number in range(12):
         lone.add(scheduler, f"r{number}", prompt=10, tokens=5 + number)
     core = Core(lone, scheduler, depth)
     core.run()
-    log = log_of(scheduler)
+    log, _ = page.take()
     assert core.deepest == depth
     assert log["prefill_tokens"].sum() == 12 * 10
     assert log["decode_seqs"].sum() == sum(5 + number - 1 for number in range(12)) == 114
@@ -104,7 +106,7 @@ def test_every_token_is_logged_once_and_the_rows_tile_the_time(
 
 @DEPTHS
 def test_an_abort_while_batches_are_under_way_loses_no_row(
-    lone: Any, scheduler: Any, depth: int
+    lone: Any, scheduler: Any, page: Page, depth: int
 ) -> None:
     from vllm.v1.request import RequestStatus  # noqa: PLC0415 - vLLM
 
@@ -115,12 +117,12 @@ def test_an_abort_while_batches_are_under_way_loses_no_row(
         core.step()
     scheduler.finish_requests("goes", RequestStatus.FINISHED_ABORTED)
     core.run()
-    log = log_of(scheduler)
+    log, _ = page.take()
     both = int((log["decode_seqs"] == 2).sum())
     assert both > 0
     assert log["decode_seqs"].sum() == 19 + both  # of what is gone, what was scheduled before
     check_tiles(log)
-    assert scheduler._under_way == 0
+    assert page.is_idle
 
 
 @DEPTHS
@@ -129,11 +131,11 @@ def test_with_too_few_blocks_what_is_computed_again_is_prefill(
 ) -> None:
     """6 requests of 2 to 5 blocks each, and 11 blocks."""
     scheduler = made(lone, depth, runner, monkeypatch, blocks=12)
-    for number in range(6):
-        lone.add(scheduler, f"r{number}", prompt=20, tokens=60)
-    core = Core(lone, scheduler, depth)
-    core.run()
-    log = log_of(scheduler)
+    with lone.logged(scheduler) as page:
+        for number in range(6):
+            lone.add(scheduler, f"r{number}", prompt=20, tokens=60)
+        Core(lone, scheduler, depth).run()
+        log, _ = page.take()
     preempted = int(log["preemptions"].sum())
     assert preempted > 0
     computed = log["prefill_tokens"].sum() + log["decode_seqs"].sum()
@@ -143,7 +145,7 @@ def test_with_too_few_blocks_what_is_computed_again_is_prefill(
 
 @pytest.mark.parametrize(("depth", "runner"), [(3, "V2")])
 def test_a_cut_leaves_batches_under_way_and_it_idles_when_they_are_computed(
-    lone: Any, scheduler: Any, depth: int
+    lone: Any, scheduler: Any, page: Page, depth: int
 ) -> None:
     from vllm.v1.request import RequestStatus  # noqa: PLC0415 - vLLM
 
@@ -152,7 +154,7 @@ def test_a_cut_leaves_batches_under_way_and_it_idles_when_they_are_computed(
     core.step()
     core.step()
     scheduler.finish_requests("r", RequestStatus.FINISHED_ABORTED)
-    knobs = lone.live._Knobs(scheduler)
-    assert knobs.load() == (0, 0, 1)  # of two: the second batch of a lone sequence is empty
+    assert scheduler.get_request_counts() == (0, 0)
+    assert not page.is_idle  # the second batch of a lone sequence is empty
     core.run()
-    assert knobs.load() == (0, 0, 0)
+    assert page.is_idle

@@ -44,6 +44,6 @@ def test_it_gets_its_tokenizer_and_no_prompt_holds_its_placeholder(tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps(QWEN2_AUDIO))
     starter = VllmStarter({"model": str(tmp_path), "dtype": "float32", "load_format": "dummy"})
     assert starter.resolved(max_num_seqs=2).vocab_size == SOUND
-    assert starter.llm_arguments(max_num_seqs=2, share=1.0)["skip_tokenizer_init"] is False
+    assert starter.resolved(max_num_seqs=2).config.model_config.skip_tokenizer_init is False
     text = VllmStarter({"model": "tuner:tiny"})
-    assert text.llm_arguments(max_num_seqs=2, share=1.0)["skip_tokenizer_init"] is True
+    assert text.resolved(max_num_seqs=2).config.model_config.skip_tokenizer_init is True

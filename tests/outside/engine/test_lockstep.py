@@ -7,7 +7,6 @@ are played first ever after: give it a name that says what it shows, and commit 
 
 # ruff: noqa: ANN401 - vLLM's objects, and modules that import it
 
-import base64
 import importlib
 import json
 import os
@@ -24,7 +23,7 @@ from hypothesis import strategies as st
 
 from tuner.engines.scheduler.model import advance
 from tuner.engines.scheduler.state import FINISHED, NO_NOISE, StepLaw, new_requests, new_scheduler
-from tuner.engines.seam import ITERATION, IterationLog
+from tuner.engines.seam import IterationLog
 
 pytestmark = pytest.mark.vllm
 
@@ -118,8 +117,14 @@ class Vllm:
         scheduler = lone.scheduler_of(lone.live.LiveScheduler, config, blocks=case.blocks)
         scheduler.max_num_active_reqs = case.slots
         scheduler.max_num_scheduled_tokens = case.tokens
-        scheduler.take_log()
-        played = Played([], [], np.zeros(0, ITERATION))
+        with lone.logged(scheduler) as page:
+            played = self._played(scheduler, case, durations_s)
+            return Played(*played, page.take()[0])
+
+    def _played(
+        self, scheduler: Any, case: Case, durations_s: list[float]
+    ) -> tuple[list[dict[int, int]], list[set[int]]]:
+        lone, scheduled, preempted = self.lone, list[dict[int, int]](), list[set[int]]()
         coming = deque(enumerate(case.traffic))
         taking_s = iter(durations_s)
         under_way = deque[tuple[float, Any]]()
@@ -136,8 +141,8 @@ class Vllm:
                 if output.total_num_scheduled_tokens:
                     busy_until_s = max(now_s, busy_until_s) + next(taking_s, 1.0)
                     given = {int(row): one for row, one in output.num_scheduled_tokens.items()}
-                    played.scheduled.append(given)
-                    played.preempted.append(gone)
+                    scheduled.append(given)
+                    preempted.append(gone)
                     gone = set()
                 under_way.append((busy_until_s, batch))
                 if len(under_way) < 1 + case.is_async:
@@ -148,8 +153,7 @@ class Vllm:
                 lone.compute(scheduler, batch)
             else:
                 now_s = coming[0][1][0]
-        log = np.frombuffer(base64.b64decode(scheduler.take_log().rows), ITERATION)
-        return Played(played.scheduled, played.preempted, log)
+        return scheduled, preempted
 
 
 @pytest.fixture(scope="module")

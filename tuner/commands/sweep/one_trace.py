@@ -13,7 +13,7 @@ from tuner.commands.shared.engine import OR_SERVED, world_of
 from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.traffic import one_engines, served_in, warnings_about
 from tuner.engines import provenance
-from tuner.engines.devices import DeviceMeter, at_the_end, gpus_of
+from tuner.engines.devices import DeviceMeter, gpus_of
 from tuner.engines.engine_arguments import engine_arguments, stated_number
 from tuner.engines.models import shipped as models
 from tuner.engines.sampling import parse_sampling
@@ -310,21 +310,6 @@ def beside_now(outcome: SweepOutcome, starter: Starter, options: SweepOptions) -
         return outcome
     now = in_use(outcome.conclusion, cap, "base" if stated else "default")
     return replace(outcome, in_use=now)
-
-
-def completed(outcome: SweepOutcome, starter: Starter) -> SweepOutcome:
-    """Return the outcome as its profile tells it: with the sizes of CUDA graphs that a server of
-    the chosen size has to state, and with the GPU's power limit at the end."""
-    if not isinstance(starter, VllmStarter):
-        return outcome
-    chosen = outcome.verdict.max_num_seqs
-    arguments = starter.deployed(outcome.facts.arguments, max_num_seqs=chosen)
-    device = at_the_end(outcome.facts.device)
-    was, is_, said = device.get("power_limit_w"), device.get("power_limit_end_w"), outcome.warnings
-    if None not in {was, is_} and was != is_:
-        said = (*said, f"the GPU's power limit was {was} W and is {is_} W: sweep again with one")
-    facts = replace(outcome.facts, arguments=arguments, device=device)
-    return replace(outcome, facts=facts, warnings=said)
 
 
 def keep_trace(traffic: SweptTraffic, book: journal.Journal) -> None:

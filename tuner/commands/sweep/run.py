@@ -25,7 +25,6 @@ from tuner.commands.sweep.one_trace import (
     FinishedSweep,
     SweptTraffic,
     beside_now,
-    completed,
     confirming_of,
     finished,
     keep_trace,
@@ -130,7 +129,7 @@ def swept(asked: AskedSweep) -> FinishedSweep:
                 confirming=confirming_of(options, starter),
                 shown=progress.reading,
             )
-            outcome = completed(beside_now(found, starter, options), starter)
+            outcome = beside_now(found, starter, options)
         wall_s = time.monotonic() - asked.began_s
         return finished(outcome, traffic, starter, book.run_dir, wall_s)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.engines.models.hub import hub_folder
 from tuner.engines.models.shipped import model_path
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import InputError
@@ -66,6 +65,18 @@ def memory_of(arguments: Mapping[str, ArgumentValue]) -> ModelMemory | str:
         return _of_config(config, arguments, folder)
     except (ArithmeticError, KeyError, TypeError, ValueError, InputError) as problem:
         return f"{folder / 'config.json'} does not tell: {problem}"
+
+
+def hub_folder(name: str, revision: object = None) -> Path | None:
+    """Return the folder of a model of the Hugging Face Hub that was downloaded before; None where
+    there is none, or no library that knows. Nothing is downloaded."""
+    try:
+        from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - vLLM brings it
+
+        found = try_to_load_from_cache(name, "config.json", revision=str(revision or "main"))
+    except (ImportError, ValueError, OSError):  # the name is no model's of the Hub
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def _of_config(

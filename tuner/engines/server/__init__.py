@@ -1,1 +1,1 @@
-"""A running ``vllm serve``: what is said over its control socket, and the client's end of it."""
+"""A ``vllm serve`` of our own or somebody's, asked over HTTP."""

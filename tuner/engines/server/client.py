@@ -1,195 +1,245 @@
-"""The client process, seen from tuner: started, told what to send, listened to, ended."""
+"""The client of a server of completions: sends a request and times what its stream brings."""
 
 import asyncio
 import contextlib
-import socket
-import subprocess
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import count
-from pathlib import Path
-from typing import Any
+import html
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+from urllib.parse import quote
 
-import numpy as np
+import aiohttp
+import msgspec
 
-from tuner.engines.seam import Reply, RequestFailedError
-from tuner.engines.server.client_messages import (
-    LENGTH,
-    Abandon,
-    ClientReady,
-    Ended,
-    Order,
-    Progress,
-    Report,
-    Send,
-    ServerAddress,
-    framed,
-    reports,
-)
+from tuner.engines.seam import STOPPED, Reply, RequestFailedError
 from tuner.errors import EngineError
-from tuner.system import files, interruption
 
 CONNECT_S = 10.0
-SILENCE_S = 30.0
-"""Longest time for which a server may send nothing in the middle of its streams. It is longer after
-long silences, as of an engine that makes no iteration."""
+REFUSAL_S = 1.0
+"""For what a server says of a refusal: it is only shown."""
 
-FIRST_S = 600.0
-"""The same while it has sent nothing yet: a long prompt on a slow machine."""
+READ_BYTES = 2**16
+MOST_REFUSAL_BYTES = 2**16
+MOST_OUTPUT_BYTES = 4096
+"""Of one output, on average: what sends more is no server of completions."""
 
-STOP_S = 5.0
+MOST_EVENT_BYTES = 2**20
+REASON_LENGTH = 300
+HIDDEN = "***"
+
+_DONE = b"[DONE]"
+_OK = 200
 
 
-@dataclass(slots=True)
-class _Flight:
-    reply: Reply
-    ended: "asyncio.Future[Ended]"
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
-class StreamingClient:
-    """Sends completions to one server, and fills replies with what comes."""
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    finish_reason: str | None = None
 
-    def __init__(self, process: "subprocess.Popen[bytes]", pipe: socket.socket) -> None:
-        self._process, self._pipe = process, pipe
-        self._loop = asyncio.get_running_loop()
-        self._numbers = count()
-        self._flights: dict[int, _Flight] = {}
+
+class _Details(msgspec.Struct):
+    cached_tokens: Count | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: Count
+    prompt_tokens_details: _Details | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_CHUNK = msgspec.json.Decoder(_Chunk)
+
+
+class CompletionStream:
+    """One reply as server-sent events: ``feed`` it what was read. Raises RequestFailedError."""
+
+    def __init__(self, reply: Reply, *, outputs: int) -> None:
+        """``outputs`` is how many it is to bring: what brings much more is not listened to."""
+        self._reply, self._rest = reply, b""
+        self._usage: _Usage | None = None
+        self._bytes_left = MOST_REFUSAL_BYTES + MOST_OUTPUT_BYTES * outputs
+        self._outputs = 0
+        self._ended_s: float | None = None
+        """When an end without text came: some servers then send a token, others none."""
+
+    def feed(self, data: bytes, now_s: float) -> None:
+        """Note the outputs in what was read at this time."""
+        self._bytes_left -= len(data)
+        *events, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
+        if len(self._rest) > MOST_EVENT_BYTES:
+            raise RequestFailedError("no event ends: it is no stream of completions")
+        if self._bytes_left < 0:
+            raise RequestFailedError("it answers too much")
+        brought = [self._read(event, now_s) for event in events]
+        if any(brought):
+            self._outputs += sum(brought)
+            self._reply.seen_s.append(now_s)
+            self._reply.output_tokens = self._outputs
+
+    def end(self) -> None:
+        """Complete the reply by what the server has counted."""
+        reply, usage = self._reply, self._usage
+        if usage is None:
+            raise RequestFailedError(
+                "the stream ended without usage: how many tokens came is unknown"
+            )
+        if usage.completion_tokens > self._outputs and self._ended_s is not None:
+            reply.seen_s.append(self._ended_s)  # it did bring a token
+        reply.late_tokens = max(0, self._outputs - len(reply.seen_s))
+        reply.output_tokens = usage.completion_tokens
+        details = usage.prompt_tokens_details
+        if details is not None and details.cached_tokens is not None:
+            reply.cached_tokens = details.cached_tokens
+
+    def _read(self, event: bytes, now_s: float) -> bool:
+        """Return whether an event brings output."""
+        lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
+        content = b"\n".join(lines)
+        if content in {b"", _DONE}:  # a comment keeps a connection open
+            return False
+        try:
+            chunk = _CHUNK.decode(content)
+        except (msgspec.DecodeError, RecursionError) as problem:
+            raise RequestFailedError(f"no completion: {problem}") from None
+        if bytes(chunk.error) != b"null":
+            raise RequestFailedError(bytes(chunk.error).decode(errors="replace"))
+        self._usage = chunk.usage or self._usage
+        if not chunk.choices:
+            return False
+        if chunk.choices[0].finish_reason is None or chunk.choices[0].text:
+            return True
+        self._ended_s = self._ended_s or now_s
+        return False
+
+
+class CompletionClient:
+    """Sends completions to one server. ``key`` is never shown."""
+
+    def __init__(self, url: str, *, key: str | None = None) -> None:
+        self._url = f"{url}/v1/completions"
+        self._spellings = _spellings(key) if key else []
+        self._tasks = set[asyncio.Task[Any]]()
         self._error: EngineError | None = None
-        self._ready = asyncio.Event()
-        self._writer: asyncio.StreamWriter | None = None
-        self._listening: asyncio.Task[None] | None = None
-        interruption.ends_with_us(self._kill)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @classmethod
-    async def start(
-        cls,
-        url: str,
-        *,
-        headers: Mapping[str, str] = {},
-        log: Path,
-        silence_s: float = SILENCE_S,
-        first_s: float = FIRST_S,
-    ) -> "StreamingClient":
-        """Start a process that asks ``url``/v1/completions. What it has to say goes to the log."""
-        with open(log, "ab", opener=files.opened_own) as said:  # noqa: ASYNC230
-            ours, theirs = socket.socketpair()
-            with theirs:
-                process = subprocess.Popen(  # noqa: ASYNC220 - milliseconds
-                    [sys.executable, "-P", "-m", "tuner.engines.server.client_process"],
-                    stdin=theirs.fileno(),
-                    stdout=said,
-                    stderr=said,
-                    start_new_session=True,
-                )
-        client = cls(process, ours)
-        reader, client._writer = await asyncio.open_connection(sock=ours)
-        client._listening = asyncio.create_task(client._listen(reader))
-        client._tell(
-            ServerAddress(f"{url}/v1/completions", dict(headers), CONNECT_S, silence_s, first_s)
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            headers={
+                "Accept-Encoding": "identity",
+                "Content-Type": "application/json",
+                **({"Authorization": f"Bearer {key}"} if key else {}),
+            },
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+            read_bufsize=READ_BYTES,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
         )
-        await client._ready.wait()
-        client._check()
-        return client
 
     async def complete(
-        self, body: Mapping[str, Any], reply: Reply, *, request_id: str, outputs: int
-    ) -> Ended:
-        """Send, and fill ``reply`` while its stream comes; return how it ended.
+        self,
+        body: Mapping[str, Any],
+        reply: Reply,
+        *,
+        name: str,
+        outputs: int,
+        came: Callable[[int], None],
+    ) -> None:
+        """Send, and fill ``reply`` while its stream comes; call ``came`` for every read.
 
-        Cancelling closes the connection. Raises RequestFailedError; EngineError when the server is
-        stuck or not there, or the client's process is gone.
+        ``outputs`` is how many it is to bring: a server that sends much more is not listened to.
+        Cancelling closes the connection. Raises RequestFailedError, and what ``fail`` was given.
         """
-        self._check()
-        number = next(self._numbers)
-        flight = _Flight(reply, self._loop.create_future())
-        self._flights[number] = flight
+        self._check_running()
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         try:
-            self._tell(Send(number, dict(body), request_id, outputs))
-            ended = await flight.ended
+            await self._exchange(body, reply, name, outputs, came)
         except asyncio.CancelledError:
-            await self._abandon(number, flight)
+            if self._error is not None:
+                task.uncancel()
+            self._check_running()
             raise
         finally:
-            del self._flights[number]
-        if ended.is_stuck:
-            raise EngineError(
-                f"the server is stuck: {ended.problem}", hint="Read its log, then start it again."
-            )
-        if ended.problem:
-            raise RequestFailedError(ended.problem)
-        return ended
+            self._tasks.discard(task)
 
-    async def stop(self) -> None:
-        """End the process; whatever it still reads is dropped. Twice is allowed."""
-        self.fail(EngineError("the engine is stopped", hint="Start another one."))
-        if self._writer is not None:
-            self._writer.close()
-        self._kill()
-        await asyncio.to_thread(self._process.wait, STOP_S)
-        if self._listening is not None:
-            self._listening.cancel()
-            await asyncio.wait([self._listening])
-
-    async def _abandon(self, number: int, flight: _Flight) -> None:
-        """Let the process close the connection, and take what had come until then."""
-        if self._error is None:
-            self._tell(Abandon(number))
-            with contextlib.suppress(EngineError, TimeoutError):
-                async with asyncio.timeout(STOP_S):
-                    await flight.ended
-
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
-            while True:
-                (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                self._take(reports.decode(await reader.readexactly(length)))
-        code = await asyncio.to_thread(self._process.wait)
-        self.fail(
-            EngineError(
-                f"the client that asks the server ended with {code}", hint="Read the run's log."
-            )
-        )
-
-    def _take(self, report: Report) -> None:
-        if isinstance(report, ClientReady):
-            self._ready.set()
-            return
-        flight = self._flights.get(report.number)
-        if flight is None:
-            return
-        reply = flight.reply
-        reply.sent_s = report.sent_s
-        if isinstance(report, Progress):
-            reply.seen_s += np.frombuffer(report.seen_s).tolist()
-            reply.output_tokens = report.outputs
-            return
-        reply.seen_s += np.frombuffer(report.last_seen_s).tolist()
-        reply.late_tokens = max(0, report.outputs - len(reply.seen_s))
-        reply.output_tokens = report.outputs if report.tokens is None else report.tokens
-        if not flight.ended.done():
-            flight.ended.set_result(report)
-
-    def _tell(self, order: Order) -> None:
-        assert self._writer is not None
-        self._writer.write(framed(order))
+    def _check_running(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def fail(self, error: EngineError) -> None:
         """Let every request, those to come too, end with this error."""
         self._error = self._error or error
-        self._ready.set()
-        for flight in self._flights.values():
-            if not flight.ended.done():
-                flight.ended.set_exception(self._error)
+        for task in self._tasks:
+            task.cancel()
 
-    def _check(self) -> None:
-        if self._error is not None:
-            raise self._error
+    async def stop(self) -> None:
+        """Close every connection. Twice is allowed."""
+        self.fail(STOPPED)
+        await self._session.close()
 
-    def _kill(self) -> None:
-        interruption.has_ended(self._kill)
-        self._process.kill()
+    async def _exchange(
+        self,
+        body: Mapping[str, Any],
+        reply: Reply,
+        name: str,
+        outputs: int,
+        came: Callable[[int], None],
+    ) -> None:
+        stream, clock = CompletionStream(reply, outputs=outputs), asyncio.get_running_loop().time
+        try:
+            async with self._session.post(
+                self._url,
+                data=msgspec.json.encode(body),
+                headers={"X-Request-Id": name},
+                allow_redirects=False,
+            ) as answer:
+                await self._check(answer)
+                async for data in answer.content.iter_any():
+                    stream.feed(data, clock())
+                    came(1)
+            stream.end()
+        except RequestFailedError as problem:
+            raise RequestFailedError(self._hidden(str(problem))[:REASON_LENGTH]) from None
+        except aiohttp.ClientConnectorError as problem:
+            raise RequestFailedError(f"no connection: {problem.strerror or problem}") from None
+        except (aiohttp.ClientError, OSError, ValueError) as problem:
+            raise RequestFailedError(f"the connection broke: {type(problem).__name__}") from None
+
+    async def _check(self, answer: aiohttp.ClientResponse) -> None:
+        """Raise RequestFailedError for a refusal, with what the server says of it."""
+        if 300 <= answer.status < 400:
+            raise RequestFailedError(f"{answer.status}: it redirects, which is not followed")
+        if answer.status != _OK:
+            content, is_whole = bytearray(), False
+            with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+                async with asyncio.timeout(REFUSAL_S):
+                    while piece := await answer.content.read(MOST_REFUSAL_BYTES - len(content)):
+                        content += piece
+                    is_whole = True
+            if not is_whole:  # its end may be the beginning of a key
+                content = content[
+                    : max(0, len(content) - max(map(len, self._spellings), default=0))
+                ]
+            text = " ".join(content.decode(errors="replace").split())
+            raise RequestFailedError(f"{answer.status} {answer.reason}: {text}")
+        if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise RequestFailedError("it answers compressed, which was not asked for")
+
+    def _hidden(self, text: str) -> str:
+        """Return a text of the server without the key."""
+        for spelling in self._spellings:
+            text = re.sub(re.escape(spelling), HIDDEN, text, flags=re.IGNORECASE)
+        return text
+
+
+def _spellings(key: str) -> list[str]:
+    """Return a key as servers may spell it, the longest first."""
+    found = {key, json.dumps(key)[1:-1], html.escape(key), quote(key, safe="")}
+    return sorted(found, key=len, reverse=True)

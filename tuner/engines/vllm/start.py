@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.engines import provenance
 from tuner.engines.models import shipped as models
+from tuner.engines.page import VARIABLE, Page
 from tuner.engines.timeouts import started_in_time
-from tuner.engines.vllm import core_process
+from tuner.engines.vllm import core_process, installed
 from tuner.engines.vllm import log as vllm_log
-from tuner.engines.vllm.installed import Installed, check_installed
 from tuner.engines.vllm.supported import statement
 from tuner.errors import EngineError
 from tuner.system import files
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tuner.engines.seam import ArgumentValue, Engine
-    from tuner.engines.vllm.config import Configuration, ServerLimits
+    from tuner.engines.vllm.config import ServerLimits
     from tuner.engines.vllm.flags import Setting
 
 
@@ -41,8 +41,14 @@ _SOCKET_NAME = len("/") + 36
 class Resolved:
     """Everything that an engine will run with, known before anything starts."""
 
+    config: "Any"
+    """vLLM's VllmConfig."""
+
+    given: "dict[str, ArgumentValue]"
+    """What was asked for, by vLLM's names: all the rest is vLLM's to decide."""
+
     arguments: "dict[str, ArgumentValue]"
-    """All of them, by vLLM's names: the engine section of a profile."""
+    """All of them as resolved: what a deployment needs to run the same."""
 
     command: "dict[str, ArgumentValue]"
     """What ``vllm serve`` is told, by vLLM's names, ``model`` among them."""
@@ -51,7 +57,7 @@ class Resolved:
     """What it is told so that nobody else sees it."""
 
     how: "dict[str, ArgumentValue]"
-    """How it computes: see ``VllmStarter.how``."""
+    """How it computes: what decides speed and is no argument of a deployment."""
 
     max_model_len: int
     vocab_size: int
@@ -88,7 +94,24 @@ class VllmStarter:
 
     def resolve(self, *, max_num_seqs: int) -> "Mapping[str, ArgumentValue]":
         """See the seam. The first call imports vLLM, which takes ten seconds and more."""
-        return self._configure(max_num_seqs).arguments
+        return self.resolved(max_num_seqs=max_num_seqs).arguments
+
+    def resolved(self, *, max_num_seqs: int) -> Resolved:
+        """Return what an engine is started with. Imports vLLM."""
+        _prepare(str(self.arguments["model"]), self.log)
+        with _vllm(self.log):
+            from tuner.engines.vllm import config  # noqa: PLC0415 - imports vLLM
+
+            if self._server_limits is None:
+                self._server_limits = config.server_limits(self.asked)
+            return config.configure(
+                self.arguments,
+                self.asked,
+                max_num_seqs=max_num_seqs,
+                limits=self._server_limits,
+                ranks=self.ranks,
+                sampling=self.sampling,
+            )
 
     def server_max_num_seqs(self) -> tuple[int, bool]:
         """Return what a server takes that is started with these arguments and no word of tuner's,
@@ -96,83 +119,26 @@ class VllmStarter:
         stated = self.arguments.get("max_num_seqs")
         if isinstance(stated, int):
             return stated, True
-        self._configure(1)
+        self.resolved(max_num_seqs=1)
         assert self._server_limits is not None
         return self._server_limits.max_num_seqs, False
 
     async def start(self, *, max_num_seqs: int) -> "Engine":
         """See the seam. A cancelled start leaves nothing behind either."""
         begun_s = asyncio.get_running_loop().time()
-        configuration = await asyncio.to_thread(self._configure, max_num_seqs)
+        resolved = await asyncio.to_thread(self.resolved, max_num_seqs=max_num_seqs)
         with _vllm(self.log):
             from tuner.engines.vllm.engine import VllmEngine  # noqa: PLC0415 - imports vLLM
 
-        control = files.own_folder("vllm") / f"control-{next(_STARTS)}.sock"
-        context = core_process.CoreContext(self.log, control=control)
+        page = new_page()
+        context = core_process.CoreContext(self.log, {VARIABLE: str(page.folder)})
         async with started_in_time(self.log):
-            return await VllmEngine.start(configuration, context, control, self.log, begun_s)
+            return await VllmEngine.start(resolved, context, page, self.log, begun_s)
 
     def doing(self) -> "Callable[[], str]":
         """See the seam: by what vLLM says in its log from now on."""
         begun = vllm_log.size_of(self.log)
         return lambda: vllm_log.part_of_start(vllm_log.said_since(self.log, begun)) or ""
-
-    def resolved(self, *, max_num_seqs: int) -> Resolved:
-        """Return what a server of this engine is started with. Imports vLLM."""
-        configuration = self._configure(max_num_seqs)
-        from tuner.engines.vllm import config as vllm_config  # noqa: PLC0415 - imports vLLM
-
-        config = configuration.config
-        return Resolved(
-            arguments=configuration.arguments,
-            command=vllm_config.for_serve(configuration, self.arguments),
-            environment=vllm_config.private_environment(self.arguments),
-            how=vllm_config.how(config),
-            max_model_len=config.model_config.max_model_len,
-            vocab_size=vllm_config.prompt_vocabulary(config.model_config),
-            by_priority=config.scheduler_config.policy == "priority",
-            sampling=configuration.sampling,
-        )
-
-    def how(self, *, max_num_seqs: int) -> "Mapping[str, ArgumentValue]":
-        """Return how such an engine computes: its model runner and CUDA graphs."""
-        configuration = self._configure(max_num_seqs)
-        from tuner.engines.vllm import config as vllm_config  # noqa: PLC0415 - imports vLLM
-
-        return vllm_config.how(configuration.config)
-
-    def deployed(
-        self, arguments: "Mapping[str, ArgumentValue]", *, max_num_seqs: int
-    ) -> "dict[str, ArgumentValue]":
-        """Return the arguments of an engine of ours as a server of this size is to state them."""
-        configuration = self._configure(max_num_seqs)
-        from tuner.engines.vllm import config as vllm_config  # noqa: PLC0415 - imports vLLM
-
-        assert self._server_limits is not None
-        return vllm_config.deployed(arguments, configuration, self._server_limits)
-
-    def llm_arguments(self, *, max_num_seqs: int, share: float) -> "dict[str, Any]":
-        """Return what ``vllm.LLM`` is called with to run this, with a share of the memory."""
-        configuration = self._configure(max_num_seqs)
-        from tuner.engines.vllm import config as vllm_config  # noqa: PLC0415 - imports vLLM
-
-        return vllm_config.for_llm(configuration, share=share)
-
-    def _configure(self, max_num_seqs: int) -> "Configuration":
-        _prepare(str(self.arguments["model"]), self.log)
-        with _vllm(self.log):
-            from tuner.engines.vllm import config as vllm_config  # noqa: PLC0415 - imports vLLM
-
-            arguments = self.asked
-            if self._server_limits is None:
-                self._server_limits = vllm_config.server_limits(arguments)
-            return vllm_config.configure(
-                arguments,
-                max_num_seqs=max_num_seqs,
-                limits=self._server_limits,
-                ranks=self.ranks,
-                sampling=self.sampling,
-            )
 
 
 def parse(settings: "Sequence[Setting]", *, model: str) -> "dict[str, ArgumentValue]":
@@ -192,14 +158,19 @@ def _vllm(log: Path) -> "Iterator[None]":
     """Let vLLM be imported, which then logs to ``log``. Raises EngineError for one that has not
     what tuner needs."""
     with vllm_log.silent(log):
-        check_installed()
+        installed.check_once()
         try:
             yield
         except ImportError as error:
             raise EngineError(
-                f"{Installed.here()} cannot be used: {error}",
+                f"vLLM {installed.here_is()} cannot be used: {error}",
                 hint=f"Install one of {statement()}.",
             ) from error
+
+
+def new_page() -> Page:
+    """Return the page of an engine that is to start."""
+    return Page(files.own_folder("vllm") / f"page-{next(_STARTS)}")
 
 
 def default_log() -> Path:

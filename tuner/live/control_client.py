@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from tuner.engines.server.peer import peer_of
-from tuner.engines.server.protocol import (
+from tuner.errors import EngineError, GateError, InputError, TunerError
+from tuner.live.peer import peer_of
+from tuner.live.protocol import (
     Answer,
     AskState,
     Kind,
@@ -21,7 +22,6 @@ from tuner.engines.server.protocol import (
     State,
     line_of,
 )
-from tuner.errors import EngineError, GateError, InputError, TunerError
 
 ANSWER_S = 30.0
 """Longest wait for an answer: it takes the server's disk, and at most two seconds of its engine."""

@@ -44,31 +44,10 @@ class SetLimits(Struct, frozen=True, tag_field="do", tag="set", forbid_unknown_f
     reason: Annotated[str, Meta(max_length=LONGEST_REASON)] = ""
     """For the server's log."""
 
-    idle: bool = False
-    """Refuse it unless nothing runs or waits: what is measured has one limit from its start on."""
-
     version: Literal[3] = VERSION
 
 
-class ResetPrefixCache(
-    Struct, frozen=True, tag_field="do", tag="reset_prefix_cache", forbid_unknown_fields=True
-):
-    """Forget every cached prefix; refused unless nothing runs or waits."""
-
-    version: Literal[3] = VERSION
-
-
-class TakeLog(Struct, frozen=True, tag_field="do", tag="take_log", forbid_unknown_fields=True):
-    """Return what was logged since the last time, the oldest first, and forget it.
-
-    Nothing is logged before the first of these. Without ``go_on`` nothing is from then on.
-    """
-
-    go_on: bool
-    version: Literal[3] = VERSION
-
-
-Request = AskState | SetLimits | ResetPrefixCache | TakeLog
+Request = AskState | SetLimits
 
 
 class About(Struct, frozen=True):
@@ -85,13 +64,6 @@ class About(Struct, frozen=True):
     device: dict[str, Any] | None
     """``devices.device_facts()`` of the server; None where it cannot tell."""
 
-    kv_blocks: int
-    unmodelled: list[str]
-    """What it does that the model of vLLM's scheduler does not: see ``engines.scheduler``."""
-
-    cautions: list[str]
-    """What it can do and no replay asks for."""
-
 
 class State(Struct, frozen=True):
     about: About
@@ -101,45 +73,12 @@ class State(Struct, frozen=True):
     limits: Limits
     running: int
     waiting: int
-    in_flight: int
-    """Iterations that were scheduled and are not done."""
-
-
-class Served(Struct, frozen=True):
-    """The time at which the engine had finished a request; seconds, monotonic clock."""
-
-    request_id: str
-    """The engine's own, which begins with the one that the server was given."""
-
-    queued_s: float
-    scheduled_s: float
-    first_token_s: float
-    last_token_s: float
-    cached_tokens: int
-    """Of its prompt, found in the prefix cache when it was scheduled first."""
-
-    preemptions: int
-
-
-class Log(Struct, frozen=True):
-    """A part of what was logged."""
-
-    rows: str
-    """Base64 of rows of ``seam.ITERATION``, little-endian."""
-
-    served: list[Served]
-    lost: int
-    """Rows and requests that nobody took in time."""
-
-    more: bool
-    """Whether there is more to take."""
 
 
 class Answer(Struct, frozen=True):
     """``state`` is as it is now; ``before`` is set where limits were to be changed."""
 
     ok: bool
-    log: Log | None = None
     state: State | None = None
     before: Limits | None = None
     kind: Kind = "failed"

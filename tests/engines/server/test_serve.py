@@ -1,0 +1,211 @@
+"""A server of our own: started, proved, killed. With a stand-in for ``vllm serve``, and with it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.engines.conftest import VLLM_CRAMPED, generate, request, until_it_generates
+from tests.support.places import ROOT
+from tests.support.processes import TIMEOUT_S, cores, family, lives, wait_until
+from tuner.engines.seam import ArgumentValue, Engine, Reply
+from tuner.engines.server.running import WARM_UPS
+from tuner.engines.server.start import ServerStarter, words
+from tuner.engines.vllm.start import Resolved
+from tuner.errors import EngineError
+
+TUNER = """
+import asyncio, sys
+from pathlib import Path
+from tests.engines.server.test_serve import StubStarter
+
+async def main():
+    engine = await StubStarter(Path(sys.argv[1])).start(max_num_seqs=2)
+    print("up", flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+class StubStarter(ServerStarter):
+    """Starts the stand-in: what vLLM would resolve is said here."""
+
+    def __init__(self, folder: Path, **says: object) -> None:
+        super().__init__({"model": "m"}, log=folder / "serve.log")
+        self.says = {name: str(value) for name, value in says.items()}
+
+    def resolved(self, *, max_num_seqs: int) -> Resolved:
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 64}
+        return Resolved(
+            config=None,
+            given={},
+            arguments={"model": "m", **limits},
+            command={"model": "m", **limits},
+            environment={"PYTHONPATH": str(ROOT), **self.says},
+            max_model_len=1024,
+            vocab_size=1000,
+            by_priority=False,
+            how={},
+            sampling={"temperature": 1.0},
+        )
+
+    def command(self, resolved: Resolved, *, port: int) -> list[str]:
+        del resolved
+        return [sys.executable, "-m", "tests.support.stub_serve", "--port", str(port)]
+
+
+def started(starter: ServerStarter) -> Reply:
+    async def main() -> Reply:
+        engine = await starter.start(max_num_seqs=2)
+        try:
+            return await generate(engine, request(1, prompt=5, output=9))
+        finally:
+            await engine.stop()
+            await engine.stop()
+
+    return asyncio.run(main())
+
+
+def test_a_port_that_was_taken_meanwhile_is_given_up_for_another(tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    assert started(StubStarter(tmp_path, STUB_STARTS=starts, STUB_TAKEN=2)).output_tokens == 9
+    assert starts.read_text() == "start\n" * 3
+
+
+def test_where_every_port_is_taken_nothing_is_left_and_one_line_says_so(tmp_path: Path) -> None:
+    before = family(os.getpid())
+    starter = StubStarter(tmp_path, STUB_STARTS=tmp_path / "starts", STUB_TAKEN=3)
+    with pytest.raises(EngineError, match=r"3 free ports of 127\.0\.0\.1 were taken"):
+        started(starter)
+    wait_until(lambda: not any(map(lives, family(os.getpid()) - before)))
+
+
+@pytest.mark.parametrize(
+    ("says", "ours", "others"),
+    [
+        ({"STUB_SHARE": 2}, WARM_UPS // 2, 0),  # the kernel deals connections out to two servers
+        ({"STUB_SHARE": 99}, 0, 0),
+        ({"STUB_STRANGER": "tuner-5"}, WARM_UPS, 1),
+    ],
+)
+def test_a_server_that_is_not_ours_alone_measures_nothing(
+    tmp_path: Path, says: dict[str, object], ours: int, others: int
+) -> None:
+    why = f"{WARM_UPS} requests were sent .* served {ours} of them and {others} others"
+    with pytest.raises(EngineError, match=why) as caught:
+        started(StubStarter(tmp_path, **says))
+    assert "same port" in caught.value.hint
+
+
+def test_no_server_survives_a_tuner_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TUNER, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as tuner:
+        assert tuner.stdout is not None
+        assert tuner.stdout.readline() == "up\n"
+        everybody = family(tuner.pid)
+        assert len(everybody) == 2  # the guardian and the server
+        tuner.kill()
+    wait_until(lambda: not any(map(lives, everybody)))
+
+
+@pytest.mark.parametrize("part", ["server", "guardian"])
+def test_a_request_under_way_is_told_that_its_server_was_killed(tmp_path: Path, part: str) -> None:
+    async def main() -> None:
+        before = family(os.getpid())
+        engine = await StubStarter(tmp_path, STUB_STOPS=WARM_UPS + 1).start(max_num_seqs=2)
+        guardian, server = sorted(family(os.getpid()) - before)
+        reply = Reply()
+        try:
+            task = asyncio.create_task(engine.generate(request(1, prompt=5, output=9), reply))
+            while not reply.seen_s:  # noqa: ASYNC110 - a reply tells nobody
+                await asyncio.sleep(0.01)
+            os.kill({"server": server, "guardian": guardian}[part], signal.SIGKILL)
+            with pytest.raises(EngineError, match="vllm serve was killed by SIGKILL"):
+                await task
+        finally:
+            await engine.stop()
+
+    asyncio.run(main())
+
+
+def test_the_command_says_each_argument_as_vllm_spells_it() -> None:
+    arguments: dict[str, ArgumentValue] = {
+        "model": "acme/7b",
+        "max_num_seqs": 8,
+        "enable_prefix_caching": False,
+        "enable_expert_parallel": True,
+        "disable_log_stats": False,
+        "served_model_name": ["a", "b"],
+        "compilation_config": {"mode": 2},
+    }
+    assert words(arguments, port=8123) == [
+        *("acme/7b", "--max-num-seqs=8", "--no-enable-prefix-caching", "--enable-expert-parallel"),
+        *("--served-model-name", "a", "b", '--compilation-config={"mode": 2}'),
+        *("--host", "127.0.0.1", "--port", "8123"),
+    ]
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"model": "--tool-parser-plugin=./evil.py"},
+        {"model": "m", "api_server_count": ["1", "--tool-parser-plugin=./evil.py"]},
+    ],
+)
+def test_no_value_becomes_a_flag_of_the_server(arguments: dict[str, ArgumentValue]) -> None:
+    with pytest.raises(EngineError, match="vllm serve would take it for a flag"):
+        words(arguments, port=1)
+
+
+@pytest.mark.vllm
+@pytest.mark.long
+@pytest.mark.parametrize("part", ["core", "server"])
+def test_when_a_part_of_it_is_killed_whoever_asks_is_told_and_nothing_is_left(
+    tmp_path: Path, part: str
+) -> None:
+    before = family(os.getpid()) | cores()
+
+    async def asked(engine: Engine) -> None:
+        reply = Reply()
+        task = asyncio.create_task(engine.generate(request(1, prompt=5, output=200), reply))
+        await until_it_generates(reply)
+        everybody = sorted(family(os.getpid()) - before)
+        os.kill(_core(everybody) if part == "core" else everybody[1], signal.SIGKILL)
+        async with asyncio.timeout(TIMEOUT_S):
+            with pytest.raises(EngineError, match=r"The engine died|killed by SIGKILL"):
+                await task
+        for refused in (engine.iterations, engine.prepare):
+            with pytest.raises(EngineError, match=r"died|killed by SIGKILL"):
+                await refused()
+
+    async def main() -> None:
+        engine = await ServerStarter(VLLM_CRAMPED, log=tmp_path / "v.log").start(max_num_seqs=2)
+        try:
+            await asked(engine)
+        finally:
+            await engine.stop()
+
+    asyncio.run(main())
+    wait_until(lambda: not any(map(lives, family(os.getpid()) - before)))
+
+
+def _core(pids: list[int]) -> int:
+    names = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in pids}
+    return next(pid for pid, name in names.items() if "EngineCore" in name)
+
+
+@pytest.mark.vllm
+@pytest.mark.long
+def test_a_server_that_does_not_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    starter = ServerStarter(
+        {"model": "tuner:tiny", "num_gpu_blocks_override": 1}, log=tmp_path / "vllm.log"
+    )
+    with pytest.raises(EngineError, match="cache blocks") as caught:
+        asyncio.run(starter.start(max_num_seqs=4))
+    assert "kv_cache_memory_bytes" in caught.value.hint
