@@ -190,9 +190,9 @@ def _prepare(model: str, log: Path) -> None:
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     # As ``vllm serve`` does (cli_env_setup); else vLLM forks a process that has threads.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    own = files.own_folder(
-        "vllm"
-    )  # for sockets, which would stay behind when a process of ours is killed
+    # For sockets, which would stay behind when a process of ours is killed.
+    own = files.own_folder("vllm")
+    own.mkdir(mode=0o700, exist_ok=True)  # it may have been cleared
     multiprocessing.current_process()._config["tempdir"] = str(own)  # type: ignore[attr-defined]  # noqa: SLF001 - no other way
     if len(str(own)) + _SOCKET_NAME <= _LONGEST_SOCKET:
         os.environ.setdefault("VLLM_RPC_BASE_PATH", str(own))
