@@ -124,6 +124,9 @@ class Reply:
     The engine fills it while it generates; what only its log knows, when the iterations are taken.
     """
 
+    sent_s: float | None = None
+    """When it left, where that is later than when ``generate`` was called."""
+
     output_tokens: int = 0
     seen_s: list[float] = field(default_factory=list)
     """When the client saw something come: the token of one iteration or, read late, of several."""

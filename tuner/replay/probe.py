@@ -77,4 +77,5 @@ def _passage_s(reply: Reply, start_s: float) -> tuple[float, ...]:
     if math.isnan(reply.queued_s) or math.isnan(reply.last_s):
         return ()
     engine_s = (reply.queued_s, reply.first_s, reply.last_s)
-    return (start_s, *engine_s, reply.seen_s[0], reply.seen_s[-1])
+    sent_s = start_s if reply.sent_s is None else reply.sent_s
+    return (sent_s, *engine_s, reply.seen_s[0], reply.seen_s[-1])

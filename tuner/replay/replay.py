@@ -281,6 +281,7 @@ def _row(flight: _Flight, start_s: float) -> tuple[object, ...]:
     """Return a request as a row of REQUEST."""
     request, replies = flight.request, flight.replies
     first, slowest = replies[0], flight.slowest
+    sent_s = [one.sent_s - start_s for one in replies if one.sent_s is not None]
     single = 0.0 if len(replies) == 1 else math.nan
     is_done = flight.outcome == "ok" and slowest.seen_s
     return (
@@ -289,7 +290,7 @@ def _row(flight: _Flight, start_s: float) -> tuple[object, ...]:
         len(request.prompt_token_ids),
         request.output_length,
         flight.due_s,
-        flight.sent_s,
+        max(sent_s, default=flight.sent_s),
         min(flight.firsts_s, default=math.nan) - start_s,
         slowest.seen_s[-1] - start_s if is_done else math.nan,
         flight.end_s,

@@ -367,7 +367,7 @@ class Served(SimStarter):
     async def start(self, *, max_num_seqs: int, world: World | None = None) -> SimEngine:
         engine = await super().start(max_num_seqs=max_num_seqs, world=world)
         arguments = {**engine.facts.arguments, "api_server_count": 2}
-        engine._facts = replace(engine.facts, engine="serve", arguments=arguments)
+        engine.facts = replace(engine.facts, engine="serve", arguments=arguments)
         return engine
 
 
@@ -439,7 +439,7 @@ class Piped(SimStarter):
 
     async def start(self, *, max_num_seqs: int, world: World | None = None) -> SimEngine:
         engine = await super().start(max_num_seqs=max_num_seqs, world=world)
-        engine._facts = replace(engine.facts, unmodelled=["pipeline_parallel_size=2"])
+        engine.facts = replace(engine.facts, unmodelled=["pipeline_parallel_size=2"])
         return engine
 
 

@@ -193,10 +193,12 @@ class CompletionClient:
         came: Callable[[int], None],
     ) -> None:
         stream, clock = CompletionStream(reply, outputs=outputs), asyncio.get_running_loop().time
+        content = msgspec.json.encode(body)  # a long prompt takes milliseconds
+        reply.sent_s = clock()
         try:
             async with self._session.post(
                 self._url,
-                data=msgspec.json.encode(body),
+                data=content,
                 headers={"X-Request-Id": name},
                 allow_redirects=False,
             ) as answer:
