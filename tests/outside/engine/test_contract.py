@@ -156,7 +156,7 @@ def test_limits_and_prefixes_change_at_once_after_everything_was_cut(roomy: Star
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await roomy.engine.prepare(max_num_seqs=2, max_num_batched_tokens=512)
-        await generate_all(roomy.engine, *[request(n, prompt=5, output=5) for n in range(4)])
+        await generate_all(roomy.engine, *[request(n, prompt=5, output=50) for n in range(4)])
         return int((await roomy.engine.iterations())["running"].max())
 
     assert roomy.run(main()) == 2
