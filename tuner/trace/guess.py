@@ -88,7 +88,7 @@ RELATIVE, CONSTANT = 3, 10
 SOME_ROWS = 3
 """Fewer rows are alike by chance."""
 
-ALIKE_MS = {Clock: 1000.0, Spans: 1.0}
+ALIKE: dict[type, float] = {Clock: 1000.0, Spans: 1.0, Counts: 0.0}
 """Two columns of one time differ by less: one of them may be of whole seconds."""
 
 RUNS_ON_MS = 10_000.0
@@ -198,23 +198,11 @@ class UnclearError(Exception):
 
 
 def guessed(opened: Opened, asked: Asked) -> Format:
-    """Return how a table is read, by its columns or else with what their cells hold as JSON.
+    """Return how a table is read, by its columns and by what their cells hold as JSON.
 
     Raises UnclearError.
     """
-    try:
-        return _guessed(opened, asked)
-    except UnclearError as problem:
-        inner = opened.with_inside()
-        if len(inner.headings) == len(opened.headings):
-            raise
-        try:
-            return _guessed(inner, asked)
-        except UnclearError as within:
-            raise within if within.is_likely and not problem.is_likely else problem from None
-
-
-def _guessed(opened: Opened, asked: Asked) -> Format:
+    opened = opened.with_inside()
     guess = _Guess(opened, asked)
     try:
         return guess.format()
@@ -388,11 +376,11 @@ class _Guess:
 
     def _alike(self, one: Column, other: Column) -> bool:
         """Return whether two columns hold the same, up to a second of a time and a ms of a span."""
-        if not isinstance(one.reader, Clock | Spans):
+        if one.reader is None or other.reader is None:
             return self.values[one.paths[0]] == self.values[other.paths[0]]
-        apart_ms = np.abs(np.subtract(*self._both(one, other)))
-        is_known = isinstance(one.reader, Spans) or len(apart_ms) == len(self.opened.sample)
-        return bool(is_known and (apart_ms <= ALIKE_MS[type(one.reader)]).all())
+        a, b = self._numbers(one), self._numbers(other)
+        is_known = isinstance(one.reader, Spans) or (np.isnan(a) == np.isnan(b)).all()
+        return bool(is_known and not (np.abs(a - b) > ALIKE[type(one.reader)]).any())
 
     def _known(self, heading: str) -> list[Any]:
         return [one for one in self.values[heading] if not is_empty(one)]
@@ -588,7 +576,7 @@ class _Guess:
         if "end" not in found and not {"timestamp", "end"} & self.asked_roles:
             self._end_where_logged(times_ms, spans_ms)
         grows = len(spans_ms) >= SOME_ROWS and np.ptp(spans_ms) >= RUNS_ON_MS
-        from_start = grows and np.ptp(times_ms - spans_ms) < ALIKE_MS[Clock]
+        from_start = grows and np.ptp(times_ms - spans_ms) < ALIKE[Clock]
         if (
             "timestamp" in found
             and ("end" in found or from_start)
@@ -606,10 +594,7 @@ class _Guess:
                             self._read("timestamp", heading, one.unit) or self.found["timestamp"]
                         )
                         waits_ms = np.subtract(*self._both(self.found["timestamp"], created))
-                        if (
-                            waits_ms.min(initial=0) >= 0
-                            and waits_ms.max(initial=0) >= ALIKE_MS[Clock]
-                        ):
+                        if waits_ms.min(initial=0) >= 0 and waits_ms.max(initial=0) >= ALIKE[Clock]:
                             self.found["timestamp"] = created
 
     def _end_where_logged(self, times_ms: Floats, spans_ms: Floats) -> None:
