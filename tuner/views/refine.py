@@ -6,9 +6,8 @@ from typing import Any
 
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import engine_time, is_simulated
-from tuner.runs.refine.knobs import LIVE, Configuration, Space
-from tuner.runs.refine.refinement import REFINED, Refinement, RefinePlan, TrialRow
-from tuner.runs.refine.trials import in_words
+from tuner.runs.refine.refine import THEN_REFINED, Refinement, RefinePlan, TrialRow
+from tuner.runs.refine.space import LIVE, Configuration, Space, in_words
 from tuner.views.numbers import COLUMNS, cells
 from tuner.views.page import Cell, Column, Page, Section, Table
 from tuner.views.profile import profile_page
@@ -25,7 +24,7 @@ def refine_page(
     facts["checked"] = f"{len(refinement.trials) - 1} trials, {took}"
     title, aside = page.title, "the knee stays"
     if refinement.outcome is None:
-        facts["why"] = refinement.reason.rpartition(REFINED)[2]
+        facts["why"] = refinement.reason.rpartition(THEN_REFINED)[2]
     elif refinement.paired is not None:
         facts.pop("why", None)
         gains = "; ".join(map(str, refinement.paired.ratios.values()))
@@ -110,9 +109,7 @@ def refine_json(
             {
                 "configuration": dict(trial.configuration),
                 "gain": trial.gain,
-                "replayed": trial.replayed,
-                "foreseen": trial.foreseen,
-                "keeps_slo": trial.keeps_slo,
+                "keeps_slo": trial.deficit <= 0,
                 "attainment": None if trial.cut else trial.measured.attainment,
                 "attainment_bound": trial.measured.attainment_bound,
                 "goodput_rps": None if trial.cut else trial.measured.goodput_rps,

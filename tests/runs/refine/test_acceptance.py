@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from tuner.replay.measure import Spread
-from tuner.runs.refine.acceptance import (
+from tuner.runs.refine.aims import (
+    GOODPUT,
+    TAIL,
     PairedRatio,
     acceptance,
     fieller,
     is_futile,
     paired_ratio,
+    ratios_of,
 )
-from tuner.runs.refine.objective import GOODPUT, OBJECTIVES, TAIL
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,7 @@ KNEE, ALL = Numbers(0.5), Numbers(1.0)
 
 
 def ratios(*pairs: Pair) -> dict[str, PairedRatio]:
-    found = {name: paired_ratio(aim, pairs) for name, aim in OBJECTIVES.items()}
-    return {name: one for name, one in found.items() if one is not None}
+    return ratios_of(pairs, {})
 
 
 def accepted(*pairs: Pair, frees_memory: bool = False) -> str | None:

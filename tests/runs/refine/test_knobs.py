@@ -6,15 +6,16 @@ import pytest
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
-from tuner.runs.refine.knobs import (
+from tuner.runs.refine.space import (
     CAP,
     TOKENS,
+    TrafficNeeds,
+    build_space,
     frees,
     parse_search,
     restart_key,
     smallest,
 )
-from tuner.runs.refine.space import TrafficNeeds, build_space
 
 ENGINE: dict[str, ArgumentValue] = {
     CAP: 16, TOKENS: 2048, "block_size": 16, "model": "m", "max_model_len": 4096,
@@ -79,17 +80,11 @@ def test_what_the_engine_does_not_take_is_left_out_by_default_and_refused_when_n
         build_space(ENGINE, PLAIN, {"async_scheduling": (True,)}, refusal)
 
 
-def test_what_is_named_is_searched_or_said_to_have_one_value_and_never_both() -> None:
-    blocks = {**ENGINE, "num_gpu_blocks_override": 900}
-    named = {"num_gpu_blocks_override": (700, 900), "block_size": (8,), TOKENS: (2048,)}
-    named |= {"long_prefill_token_threshold": (64,)}
-    space = build_space(blocks, PLAIN, named, takes_all)
-    searched = {knob.name for knob in space.knobs}
-    assert searched >= {"num_gpu_blocks_override", "block_size", "long_prefill_token_threshold"}
-    left = {name for line in space.left_out for name in line.split(": ")[0].split(", ")}
-    assert left >= {TOKENS, "max_num_partial_prefills", "kv_cache_dtype"}
-    assert not left & searched
-    assert f"{TOKENS}: the profile's own value alone was named" in space.left_out
+def test_the_profiles_own_value_is_always_among_those_that_are_named() -> None:
+    space = build_space(ENGINE, PLAIN, {CAP: (20, 12), TOKENS: (2048,)}, takes_all)
+    values = {knob.name: knob.values for knob in space.knobs}
+    assert values[CAP] == (12, 16, 20)
+    assert TOKENS not in values  # one value is nothing to search
 
 
 def test_less_memory_is_tried_by_default_where_a_gpu_is_shared_out_by_it() -> None:
@@ -115,7 +110,7 @@ def test_the_least_memory_comes_first_and_a_fifth_less_is_worth_a_restart() -> N
 
 def test_configurations_that_contradict_are_left_out() -> None:
     space = build_space(ENGINE, PLAIN, {CAP: (8, 32), TOKENS: (16,)}, takes_all)
-    pairs = {(one[CAP], one[TOKENS]) for one in space.configurations(live=True, at=space.knee)}
+    pairs = {(one[CAP], one[TOKENS]) for one in space.combined((CAP, TOKENS))}
     assert pairs == {(8, 16), (16, 16), (8, 2048), (16, 2048), (32, 2048)}
 
 
@@ -141,3 +136,28 @@ def test_only_cap_and_budget_change_without_a_restart() -> None:
 )
 def test_values_and_ranges_are_read(text: str, values: list[str]) -> None:
     assert list(parse_search([text]).values()) == [values]
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["block_size"], "is not KEY=VALUES"),
+        (["block_size="], "is not KEY=VALUES"),
+        (["block_size=16,,32"], "has an empty value"),
+        (["a=1", "a=2"], "is there twice"),
+        *(
+            ([f"a={each}"], "is no range of at most 64 numbers")
+            for each in ("9:1", "nan:1", "one:two", "0:9:log", "1:9:0", "1:1000000:1", "1:2:3:4")
+        ),
+        (["a_config.mode=0,2"], "one key of a_config is not searched"),
+    ],
+)
+def test_what_is_no_search_is_refused(texts: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_search(texts)
+
+
+@pytest.mark.parametrize("named", [{CAP: (101,)}, {TOKENS: (10**12,)}, {CAP: (0,)}], ids=str)
+def test_what_no_traffic_could_fill_is_refused(named: dict[str, tuple[ArgumentValue, ...]]) -> None:
+    with pytest.raises(UsageError, match="can matter for 100 requests"):
+        build_space(ENGINE, PLAIN, named, takes_all)

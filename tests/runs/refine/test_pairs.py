@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.builders import request
-from tuner.runs.refine.comparison import windows_of_pairs
+from tuner.runs.refine.refine import windows_of_pairs
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
 from tuner.traffic.workload import Workload, workload_of

@@ -1,6 +1,6 @@
 """The base of a refinement: its engines, the plan in the journal, and the study of its trials."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,11 @@ from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.traffic import warnings_about
 from tuner.commands.shared.trust import check_asked
 from tuner.engines.vllm import supported
+from tuner.engines.vllm.start import VllmStarter
 from tuner.profile.schema import ServingProfile
-from tuner.runs.refine.knobs import Space
-from tuner.runs.refine.objective import parse_objective
-from tuner.runs.refine.refinement import RefinePlan
-from tuner.runs.refine.trials import SimVary, Vary, VllmVary
+from tuner.runs.refine.aims import parse_aim
+from tuner.runs.refine.refine import RefinePlan, Vary
+from tuner.runs.refine.space import CAP, Space
 from tuner.runs.settings import settings_in
 from tuner.system import interruption
 from tuner.trace.trace import Trace
@@ -53,7 +53,7 @@ def engines_of(options: RefineOptions, profile: ServingProfile) -> Engines:
         machine = SimStarter(read_world(path), model=profile.model)
         own = {name: profile.engine[name] for name in VARIABLE if name in profile.engine}
         return Engines(
-            SimVary(machine, cast("Any", own)),
+            lambda one: machine.varied(cast("Any", _without_defaults({**own, **one}))),
             lambda begin_s: partial(virtual_time.run, begin_s=begin_s),
             is_simulated=True,
             here=machine,
@@ -61,12 +61,20 @@ def engines_of(options: RefineOptions, profile: ServingProfile) -> Engines:
         )
     check_asked(profile, options, source=options.profile)
     return Engines(
-        VllmVary(cast("Any", profile.engine), profile.sampling, log),
+        lambda one: VllmStarter(
+            cast("Any", _without_defaults({**profile.engine, **one})),
+            log=log[-1] if log else None,
+            sampling=profile.sampling,
+        ),
         lambda _: interruption.run,
         is_simulated=False,
         here=ThisMachine(),
         log=log,
     )
+
+
+def _without_defaults(arguments: Mapping[str, object]) -> dict[str, object]:
+    return {name: v for name, v in arguments.items() if name != CAP and v is not None}
 
 
 def plan_of(
@@ -86,7 +94,7 @@ def plan_of(
     return RefinePlan(
         profile=profile,
         space=space,
-        aim=parse_objective(options.objective),
+        aim=parse_aim(options.objective),
         settings=settings_in(
             {
                 **in_plan(options),

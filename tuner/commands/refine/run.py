@@ -1,10 +1,8 @@
 """``tuner refine``: from its options to the printed result."""
 
-import platform
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 from tuner.commands.options import RefineOptions
 from tuner.commands.refine.plan import Engines, engines_of, plan_of, rests_on
@@ -22,13 +20,10 @@ from tuner.profile.profile import check_output, keep, save, seal
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import RequirementSection, ServingProfile
 from tuner.runs.bench import Bench
-from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
 from tuner.runs.ladder import doubling
-from tuner.runs.refine.refine import refine
-from tuner.runs.refine.refinement import Refinement, RefinePlan
-from tuner.runs.refine.study import Study
-from tuner.runs.refine.trials import Trials
+from tuner.runs.refine.refine import Refinement, RefinePlan, refine
+from tuner.runs.refine.search import Study
 from tuner.runs.result import profile_of, required_sections, second_thoughts
 from tuner.trace.trace import Trace, TraceRequest, load
 from tuner.traffic.requirements import RequirementCheck
@@ -66,7 +61,7 @@ def run(options: RefineOptions) -> None:
     )
     plan = plan_of(options, profile, trace, space)
     if options.storage is not None:
-        Study(options.storage, space, run="")  # refused before there is a run directory
+        Study(options.storage, space)  # refused before there is a run directory
     where = Where(
         options.trace, options.run_dir, resume=options.resume, command="refine", asked=options
     )
@@ -88,18 +83,14 @@ def _refined(begun: _Begun) -> Refinement:
         progress.stage(line)
     for warning in plan.warnings:
         progress.warn(warning)
-    study = Study(
-        begun.options.storage, plan.space, run=f"{platform.node()}:{book.run_dir.resolve()}"
-    )
-    evidence = Evidence(book)
+    study = Study(begun.options.storage, plan.space)
     read = progress.reading(None if engines.is_simulated else DeviceMeter().read)
     settings = plan.settings
     bench = Bench(book, progress, read, block_size=settings.trace_block_size, seed=settings.seed)
-    bench.spare_s = lambda: settings.budget_s - evidence.spent_s()
-    trials = Trials(bench, engines.vary)
-    evidence.check(partial(trials.check, plan.space))
     with progress:
-        return engines.execute(book.clock_s)(refine(begun.requests, plan, trials, study))
+        return engines.execute(book.clock_s)(
+            refine(begun.requests, plan, bench, engines.vary, study)
+        )
 
 
 def _conclude(begun: _Begun, found: Refinement) -> None:

@@ -9,9 +9,17 @@ from tuner.engines.vllm import start as vllm
 from tuner.engines.vllm.flags import Setting
 from tuner.errors import TraceError, TunerError, UsageError
 from tuner.profile.schema import ServingProfile
-from tuner.runs.refine.knobs import CAP, LIVE, TOKENS, Space, number, parse_search
-from tuner.runs.refine.space import TrafficNeeds, build_space
-from tuner.runs.refine.trials import Vary
+from tuner.runs.refine.refine import Vary
+from tuner.runs.refine.space import (
+    CAP,
+    LIVE,
+    TOKENS,
+    Space,
+    TrafficNeeds,
+    build_space,
+    number,
+    parse_search,
+)
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.summary import describe

@@ -1,170 +1,245 @@
-"""The search of a space.
+"""What the twin says of configurations, and the Optuna study of all that was tried. Pure, but for
+the study's storage.
 
-The twin ranks every configuration that one engine serves without a restart; the best are replayed.
-Then every other argument is tried by itself, and where the budget has room for more, what Optuna's
-sampler proposes. What has lost is cut, and trials that share an engine are made together.
+Of the admission cap, the token budget and the number of KV blocks the twin tells for free, for the
+whole of the traffic; of anything else only a replay can tell. What it tells is the mean over the
+speeds that the machine has at times: a configuration that just serves all at machine speed does not
+in a slower minute, and is no match for one that has room to spare.
 """
 
-from collections.abc import Sequence
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from tuner.runs.refine.knobs import (
-    LIVE,
-    MEMORY,
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.samplers import TPESampler
+from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState, create_trial
+
+from tuner.errors import RunError
+from tuner.replay.measure import Spread, spread
+from tuner.runs.refine.aims import Aim, gain_over
+from tuner.runs.refine.space import (
+    BLOCKS,
+    CAP,
+    MODELED,
+    TOKENS,
     Configuration,
     Space,
-    contradicts,
-    fails_like,
-    restart_key,
+    number,
+    smallest,
 )
-from tuner.runs.refine.scoring import WORTH, Scoring, SearchProblem
-from tuner.runs.refine.study import Study
-from tuner.runs.refine.surrogate import ALIKE, Surrogate
-from tuner.runs.refine.trials import SEARCH, Trials
+from tuner.system.passwords import without_passwords
+from tuner.twin.forecast import Forecast
+from tuner.twin.objective import EQUAL_ATTAINMENT
+from tuner.twin.simulation import met, simulate
 
-FIRST = 3
+FREE = 300
+"""Trials on the twin at most: each takes some milliseconds."""
+
+BEST = 3
 """Configurations that are replayed of those that the twin ranks first."""
 
-MORE, MISSES = 8, 12
-"""Proposals of the sampler that are replayed at most, and that may be known already in a row."""
+ALIKE = 0.002
+"""Gains so close by the twin are those of configurations between which nothing is to choose."""
 
-ROOM = 0.10
-"""Gain that an argument of which the twin cannot tell might add to what the twin says of the
-others."""
+MOST_REQUESTS = 20_000
+"""Requests that the twin replays, the busiest stretch of so many."""
 
-
-class Search:
-    """A search under way."""
-
-    def __init__(self, trials: Trials, study: Study, problem: SearchProblem) -> None:
-        self.trials, self.study, self.problem = trials, study, problem
-        self.scoring = Scoring(trials, problem)
-
-    async def gather(self) -> bool:
-        """Replay what is worth it; return False when the budget ended it early."""
-        if (half := self.trials.under_way()) is not None:
-            await self._replay(half)
-        space = self.problem.space
-        if not await self._try(initial_candidates(space, self.problem.surrogate)):
-            return False
-        if not await self._try(flipped(space, self.scoring.best()[0])):
-            return False
-        self.tell()
-        for _ in range(0 if all(knob.name in LIVE for knob in space.knobs) else MORE):
-            one = self._proposal()
-            if one is None or not self._affords(one):
-                break
-            await self._replay(one)
-            self.tell()
-        return True
-
-    def answer(self) -> Configuration:
-        """Return what is worth comparing with the knee: the best of what was replayed, or what the
-        twin ranks before it and no replay has spoken against."""
-        best, gain = self.scoring.best()
-        surrogate = self.problem.surrogate
-        if surrogate is None or not surrogate.tells(best):
-            return best
-        for one in initial_candidates(self.problem.space, surrogate):
-            foreseen = surrogate.foresee(one, sure=False)
-            if foreseen is None or foreseen.gain < gain + WORTH:
-                break
-            if foreseen.deficit <= 0 and not self._is_known(one):
-                return one
-        return best
-
-    def untried(self) -> list[str]:
-        """Return the arguments that a replay alone could have told of, and none did."""
-        tried = [done.configuration for done, score in self.scoring.each() if score is not None]
-        knee = self.problem.space.knee
-        return [
-            knob.name
-            for knob in self.problem.space.knobs
-            if knob.name not in LIVE and all(one.get(knob.name) == knee[knob.name] for one in tried)
-        ]
-
-    def tell(self) -> None:
-        """Tell the study what the journal knows and it does not."""
-        for done, score in self.scoring.each():
-            gain, lacking = (None, 0.0) if score is None else (score.gain, score.deficit)
-            self.study.tell(done.configuration, gain, lacking)
-
-    async def _try(self, ones: Sequence[Configuration]) -> bool:
-        """Replay those that are worth it; return False when the budget ended it early."""
-        for one in ones:
-            if self._is_known(one) or self._has_lost(one):
-                continue
-            if not self._affords(one):
-                return False
-            await self._replay(one)
-        return True
-
-    def _proposal(self) -> Configuration | None:
-        """Return what the sampler would try next; None where it knows of nothing else."""
-        for _ in range(MISSES):
-            one = self.study.ask()
-            if not (contradicts(one) or self._is_known(one) or self._has_lost(one)):
-                return one
-        return None
-
-    async def _replay(self, one: Configuration) -> None:
-        problem = self.problem
-        await self.trials.trial(SEARCH, one, problem.workload, problem.build, self.scoring.floors())
-
-    def _is_known(self, one: Configuration) -> bool:
-        """Whether it was tried, or no engine starts that needs a restart for the same."""
-        done = self.trials.done()
-        served = {restart_key(each.configuration) for each in done if each.failed is None}
-        failed = [each.configuration for each in done if each.failed is not None]
-        return one in [each.configuration for each in done if each.purpose == SEARCH] or (
-            restart_key(one) not in served and any(fails_like(one, each) for each in failed)
-        )
-
-    def _has_lost(self, one: Configuration) -> bool:
-        """Whether by the twin it is like one before, or cannot be the best."""
-        surrogate = self.problem.surrogate
-        if surrogate is None or (foreseen := surrogate.foresee(one)) is None:
-            return False
-        tried = [done.configuration for done, score in self.scoring.each() if score is not None]
-        if any(surrogate.are_alike(one, other, within=ALIKE) for other in tried):
-            return True
-        most = foreseen.upper() + (0.0 if foreseen.is_whole else ROOM)
-        return most < self.scoring.best()[1] + WORTH
-
-    def _affords(self, one: Configuration) -> bool:
-        problem = self.problem
-        start_s = 0.0 if self.trials.is_up_for(one, problem.build) else problem.start_s
-        return self.trials.evidence.spent_s() + start_s + problem.step_s <= problem.budget_s
+LEAST_SPEED_SD = 0.01
+"""Standard deviation of log slowdown below which a machine is steady."""
 
 
-def initial_candidates(space: Space, surrogate: Surrogate | None) -> list[Configuration]:
-    """Return live configurations that are worth a trial, the best by the twin first; without one
-    the knee's neighbours."""
-    if surrogate is None:
-        return [
-            {**space.knee, knob.name: knob.values[place]}
+@dataclass(frozen=True, slots=True)
+class ModelNumbers:
+    """The twin's numbers of one configuration, as far as aims look at them."""
+
+    attainment: float
+    output_tokens_per_s: float
+    ttft_s: Spread | None
+    tpot_s: Spread | None
+    e2el_s: Spread | None
+
+
+@dataclass(slots=True)
+class Model:
+    """The twin, asked about configurations."""
+
+    view: Forecast
+    aim: Aim
+    knee: Configuration
+    known: dict[tuple[int, int, int], ModelNumbers] = field(default_factory=dict)
+
+    def tells(self, one: Configuration) -> bool:
+        """Whether the configuration differs from the knee in nothing that the twin cannot tell."""
+        return all(one[name] == self.knee.get(name) for name in one if name not in MODELED)
+
+    def numbers(self, one: Configuration) -> ModelNumbers:
+        """Return what a replay of the traffic would measure, as a mean over the slowdowns."""
+        view, cap, tokens = self.view, number(one[CAP]), number(one[TOKENS])
+        blocks = number(one.get(BLOCKS) or view.shape.kv_blocks)
+        key = (cap, tokens, blocks)
+        if key not in self.known:
+            shape = replace(view.shape, max_num_batched_tokens=tokens, kv_blocks=blocks)
+            traffic, law = view.traffic.busiest(MOST_REQUESTS), view.fitted.law
+            parts = [
+                (simulate(traffic, law.slowed(factor), shape, max_num_seqs=cap), weight)
+                for factor, weight in slowdowns_of(view.speed_sd)
+            ]
+            heavy = np.concatenate([np.full(len(traffic), weight) for _, weight in parts])
+
+            def over(name: str) -> Spread | None:
+                values = np.concatenate([getattr(each, name) for each, _ in parts])
+                is_known = ~np.isnan(values)
+                return spread(values[is_known], heavy[is_known])
+
+            good = sum(weight * float(met(traffic, each, view.slo).sum()) for each, weight in parts)
+            tokens_per_s = sum(
+                weight * each.output_tokens / max(1e-9, each.duration_s) for each, weight in parts
+            )
+            self.known[key] = ModelNumbers(
+                good / max(1e-9, float(heavy.sum())), tokens_per_s, over("ttft_s"), over("tpot_s"),
+                over("e2el_s"),
+            )  # fmt: skip
+        return self.known[key]
+
+    def gain(self, one: Configuration) -> float | None:
+        return gain_over(self.aim, self.numbers(one), self.numbers(self.knee))
+
+    def deficit(self, one: Configuration) -> float:
+        """Return how much of the knee's attainment is missing; at most 0 keeps the constraint."""
+        return deficit(self.numbers(one).attainment, self.numbers(self.knee).attainment)
+
+
+def slowdowns_of(speed_sd: float) -> Sequence[tuple[float, float]]:
+    """Return the slowdowns, each with its share of the time, that stand for all of a machine whose
+    log slowdown has this standard deviation: the three of Gauss and Hermite, by which means of
+    smooth curves are exact.
+
+    >>> [(round(factor, 2), round(share, 2)) for factor, share in slowdowns_of(0.1)]
+    [(0.84, 0.17), (1.0, 0.67), (1.19, 0.17)]
+    """
+    if speed_sd < LEAST_SPEED_SD:
+        return ((1.0, 1.0),)
+    far = math.exp(math.sqrt(3) * speed_sd)
+    return ((1 / far, 1 / 6), (1.0, 2 / 3), (far, 1 / 6))
+
+
+def deficit(share: float, of_knee: float) -> float:
+    """Return how much of the knee's attainment is missing; at most 0 keeps the constraint."""
+    return of_knee - EQUAL_ATTAINMENT - share
+
+
+class Study:
+    """An Optuna study of all that was tried, on the twin and in replays: in memory, in a file, or
+    behind an address, where ``optuna-dashboard`` shows it. The journal is the record: a storage
+    that fails is given up, and the study continues in memory."""
+
+    def __init__(self, storage: str | None, space: Space) -> None:
+        """Raises RunError when the storage cannot be used."""
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.space = space
+        self.lost: str | None = None
+        """Why the storage was given up; None while it serves."""
+
+        self.distributions: dict[str, BaseDistribution] = {
+            knob.name: CategoricalDistribution([str(value) for value in knob.values])
             for knob in space.knobs
-            if knob.name in LIVE
-            for centre in [knob.values.index(space.knee[knob.name])]
-            for place in (centre - 1, centre + 1)
-            if 0 <= place < len(knob.values)
-        ]
-    found: dict[int, Configuration] = {}
-    for one in surrogate.best_first(space.configurations(live=True, at=space.knee)):
-        foreseen = surrogate.foresee(one, sure=False)
-        if foreseen is not None:  # equal gains: one and the same engine to this traffic
-            found.setdefault(round(foreseen.gain / ALIKE), one)
-        if len(found) == FIRST:
-            break
-    return list(found.values())
+        }
+        try:
+            self._study = self._made(_opened(storage))
+            self._told = {str(one.user_attrs.get("configuration")) for one in self._study.trials}
+        except Exception as problem:  # of any driver
+            raise RunError(
+                f"--storage {without_passwords(str(storage))}: cannot be used "
+                f"({type(problem).__name__})",
+                hint="Give a file, or an address that SQLAlchemy takes: postgresql://..., "
+                "sqlite:///...",
+            ) from problem
+
+    def best_by(self, model: Model) -> list[Configuration]:
+        """Search what the twin can tell of by free trials; return the best few, no two alike."""
+        names = {knob.name for knob in self.space.knobs} & set(MODELED)
+        grid = self.space.combined(names)
+        seen: dict[str, tuple[Configuration, float]] = {}
+        for place in range(min(FREE, len(grid))):
+            # all of a small space, else what the sampler proposes
+            one = grid[place] if len(grid) <= FREE else self._proposed(names)
+            gain, lacking = model.gain(one), model.deficit(one)
+            if gain is not None:
+                seen[str(one)] = (one, gain if lacking <= 0 else -math.inf)
+                self.tell(one, gain, lacking, fidelity="twin")
+
+        def rank(row: tuple[Configuration, float]) -> tuple[float, ...]:
+            tokens = abs(math.log(number(row[0][TOKENS]) / number(model.knee[TOKENS])))
+            return (-round(row[1], 4), *smallest(row[0]), tokens)
+
+        best: dict[int, Configuration] = {}
+        for one, gain in sorted(seen.values(), key=rank):
+            if gain > -math.inf:
+                best.setdefault(round(gain / ALIKE), one)
+            if len(best) == BEST:
+                break
+        return list(best.values())
+
+    def tell(self, one: Configuration, gain: float | None, lacking: float, fidelity: str) -> None:
+        """Add what was tried, once; without a gain it failed or was cut."""
+        label = f"{fidelity}: {dict(one)}" if fidelity == "twin" else str(dict(one))
+        if label in self._told:
+            return
+        self._told.add(label)
+        params = {knob.name: str(one.get(knob.name)) for knob in self.space.knobs}
+        trial = create_trial(
+            state=TrialState.FAIL if gain is None else TrialState.COMPLETE,
+            value=gain,
+            params=params,
+            distributions=dict(self.distributions),
+            user_attrs={"configuration": label, "fidelity": fidelity, "deficit": lacking},
+            system_attrs={"constraints": [lacking]},
+        )
+        self._do(lambda study: study.add_trial(trial))
+
+    def _proposed(self, names: set[str]) -> Configuration:
+        distributions = {name: self.distributions[name] for name in names}
+        asked = self._do(lambda study: study.ask(distributions))
+        self._do(lambda study: study.tell(asked, state=TrialState.FAIL))  # told with its gain
+        values = {knob.name: {str(v): v for v in knob.values} for knob in self.space.knobs}
+        return {**self.space.knee, **{n: values[n][asked.params[n]] for n in names}}
+
+    def _do(self, action: Callable[[optuna.Study], Any]) -> Any:  # noqa: ANN401 - Optuna's
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what is new in Optuna
+                return action(self._study)
+        except Exception as problem:  # noqa: BLE001 - of any driver
+            self.lost = f"the storage failed ({type(problem).__name__}): the search did without"
+            self._study = self._made(InMemoryStorage())
+            return action(self._study)
+
+    def _made(self, storage: BaseStorage) -> optuna.Study:
+        values = (f"{knob.name}={','.join(map(str, knob.values))}" for knob in self.space.knobs)
+        name = "; ".join([*values, f"knee {dict(self.space.knee)}"])[:400]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is new in Optuna
+            return optuna.create_study(
+                storage=storage,
+                sampler=TPESampler(seed=0, constraints_func=_constraints),
+                study_name=f"tuner-refine {name}",
+                direction="maximize",
+                load_if_exists=True,
+            )
 
 
-def flipped(space: Space, best: Configuration) -> Sequence[Configuration]:
-    """Return the best so far with one other argument changed, for each that needs a restart; less
-    and less memory, as the first that does not start rules out the rest."""
-    return [
-        {**best, knob.name: value}
-        for knob in space.knobs
-        if knob.name not in LIVE
-        for value in (reversed(knob.values) if knob.name in MEMORY else knob.values)
-        if value != best[knob.name]
-    ]
+def _opened(storage: str | None) -> BaseStorage:
+    if storage is None:
+        return InMemoryStorage()
+    return RDBStorage(storage) if "://" in storage else JournalStorage(JournalFileBackend(storage))
+
+
+def _constraints(trial: optuna.trial.FrozenTrial) -> list[float]:
+    return [float(trial.user_attrs.get("deficit", 0.0))]
