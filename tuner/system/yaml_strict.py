@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 from yaml.composer import Composer
-from yaml.constructor import ConstructorError, SafeConstructor
+from yaml.constructor import SafeConstructor
 
 from tuner.errors import InputError
 from tuner.system import files
@@ -68,13 +68,9 @@ def decode(content: bytes, *, source: str, error: type[InputError]) -> str:
     raise error(f"{source}:{line}: not UTF-8 text (byte {wrong})", hint=hint)
 
 
-class _RefusedError(Exception):
-    """Well-formed, and still not taken; ``mark`` is where."""
-
-    def __init__(self, what: str, at: Any, hint: str) -> None:  # noqa: ANN401 - a node or an event
-        super().__init__(what)
-        self.line = at.start_mark.line + 1
-        self.hint = hint
+def _refused(what: str, at: Any, cure: str) -> yaml.MarkedYAMLError:  # noqa: ANN401 - node or event
+    """Return the error for what is well-formed, and still not taken."""
+    return yaml.MarkedYAMLError(problem=what, problem_mark=at.start_mark, note=cure)
 
 
 class _Bounded(Composer, _LOADER):  # type: ignore[misc]
@@ -94,10 +90,10 @@ class _Bounded(Composer, _LOADER):  # type: ignore[misc]
         anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
         if self.plain and (anchor or tag):
             what = f"anchor or alias {anchor!r}" if anchor else f"tag {tag!r}"
-            raise _RefusedError(what, event, "Write the value out: this file takes none.")
+            raise _refused(what, event, "Write the value out: this file takes none.")
         if self.depth == _MAX_DEPTH:
             hint = "Use a file that tuner or vLLM could have written."
-            raise _RefusedError(f"nested more than {_MAX_DEPTH} levels deep", event, hint)
+            raise _refused(f"nested more than {_MAX_DEPTH} levels deep", event, hint)
         self.depth += 1
         before = self.values
         node: yaml.Node | None = super().compose_node(parent, index)
@@ -105,19 +101,19 @@ class _Bounded(Composer, _LOADER):  # type: ignore[misc]
         if isinstance(event, yaml.AliasEvent):
             if id(node) not in self.sizes:
                 hint = "Write the value out."
-                raise _RefusedError("an alias within what it stands for", event, hint)
+                raise _refused("an alias within what it stands for", event, hint)
             self.values += self.sizes[id(node)] - 1
         self.values += 1
         self.sizes[id(node)] = self.values - before
         if self.values > MAX_VALUES:
             what = f"more than {MAX_VALUES} keys and values, those behind aliases counted each time"
-            raise _RefusedError(what, event, "Put what is deployed in a file of its own.")
+            raise _refused(what, event, "Put what is deployed in a file of its own.")
         if self.plain and node is not None and node.tag not in _PLAIN_TAGS:
             what = f"{node.value!r} is read as a {node.tag.rpartition(':')[2]}"
-            raise _RefusedError(what, node, "Put it in quotes if it is text.")
+            raise _refused(what, node, "Put it in quotes if it is text.")
         if node is not None and node.tag in _NUMBERS and len(node.value) > _MOST_DIGITS:
             what = f"a number of {len(node.value)} characters"
-            raise _RefusedError(what, node, "Use plain YAML values.")
+            raise _refused(what, node, "Use plain YAML values.")
         if isinstance(node, yaml.MappingNode) and not isinstance(event, yaml.AliasEvent):
             _refuse_duplicates(node)
         return node
@@ -128,10 +124,10 @@ def _refuse_duplicates(node: yaml.MappingNode) -> None:
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
             hint = "Use plain keys; a template in {{ }} goes in quotes, or render the file first."
-            raise _RefusedError("a key that is not text", key, hint)
+            raise _refused("a key that is not text", key, hint)
         if key.value in seen:
             what = f"{key.value[:80]!r} is there twice, first in line {seen[key.value]}"
-            raise _RefusedError(what, key, "Remove one of the two.")
+            raise _refused(what, key, "Remove one of the two.")
         seen[key.value] = key.start_mark.line + 1
 
 
@@ -162,37 +158,28 @@ def compose_all(text: str, *, source: str, error: type[InputError]) -> list[yaml
     return nodes
 
 
+def construct(node: yaml.Node, *, source: str, error: type[InputError]) -> object:
+    """Return the plain data of a composed node. Raises ``error`` for tags that are not data."""
+    with _explained("", source=source, error=error):
+        return SafeConstructor().construct_document(node)
+
+
 @contextlib.contextmanager
 def _explained(text: str, *, source: str, error: type[InputError]) -> Iterator[None]:
     try:
         yield
-    except _RefusedError as problem:
-        raise error(f"{source}:{problem.line}: {problem}", hint=problem.hint) from None
-    except yaml.MarkedYAMLError as problem:
-        hint = "Check the YAML there: indentation, quotes, a cut file."
-        raise error(_at(source, problem), hint=hint) from None
     except yaml.reader.ReaderError as problem:
         line = text.count("\n", 0, problem.position) + 1
         what = f"a character that YAML does not allow (#x{problem.character:04x})"
         raise error(f"{source}:{line}: {what}", hint="Check that this is a text file.") from None
-
-
-def _at(source: str, problem: yaml.MarkedYAMLError) -> str:
-    mark = problem.problem_mark or problem.context_mark
-    line = f":{mark.line + 1}" if mark is not None else ""
-    words = (problem.problem or problem.context or "not YAML").removeprefix("but ")
-    return re.sub(r"\s+", " ", f"{source}{line}: {words}")
-
-
-def construct(node: yaml.Node, *, source: str, error: type[InputError]) -> object:
-    """Return the plain data of a composed node. Raises ``error`` for tags that are not data."""
-    try:
-        return SafeConstructor().construct_document(node)
-    except ConstructorError as problem:
-        raise error(_at(source, problem), hint="Use plain YAML values.") from None
-    except ValueError as problem:  # a number of too many digits, a date that there is not
-        place = f"{source}:{node.start_mark.line + 1}"
-        raise error(f"{place}: {str(problem)[:80]}", hint="Use plain YAML values.") from None
+    except yaml.MarkedYAMLError as problem:
+        mark = problem.problem_mark or problem.context_mark
+        place = source if mark is None else f"{source}:{mark.line + 1}"
+        what = (problem.problem or problem.context or "not YAML").removeprefix("but ")
+        hint = problem.note or "Check the YAML there: indentation, quotes, tags, a cut file."
+        raise error(re.sub(r"\s+", " ", f"{place}: {what}"), hint=hint) from None
+    except ValueError as problem:  # a date that there is not
+        raise error(f"{source}: {str(problem)[:80]}", hint="Use plain YAML values.") from None
 
 
 class _Dumper(_DUMPER):  # type: ignore[misc]
