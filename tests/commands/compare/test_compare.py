@@ -94,6 +94,9 @@ def test_the_tuned_engine_serves_more_of_the_heaviest_load_and_as_much_of_the_li
         heavy["numbers"]["tpot_s"]["p95"]
         < (rows(result, "very-heavy")["untuned"]["numbers"]["tpot_s"]["p95"])
     )
+    untuned = rows(result, "very-heavy")["untuned"]["numbers"]["attainment"]
+    assert 0 <= untuned < heavy["numbers"]["attainment"] - 0.2
+    assert rows(result, "light")["tuned"]["numbers"]["attainment"] > 0.95
     for table in result["tables"]:
         for row in table["rows"]:
             assert row["numbers"]["requests_per_s"] <= row["numbers"]["offered_rps"]
