@@ -72,8 +72,6 @@ def test_two_ranks_are_one_engine_and_none_survives_a_tuner_that_is_killed(
     ("arguments", "message", "hint"),
     [
         ({"data_parallel_size": 2}, "data_parallel_size is 2", "--replicas"),
-        ({"pipeline_parallel_size": 2, "enforce_eager": True}, "enforce_eager=False", "--set"),
-        ({"distributed_executor_backend": "ray"}, "does not support", "Leave"),
         ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "2 ranks", "mp"),
         ({"tensor_parallel_size": 3}, "divisible by tensor parallel size", ""),
     ],
