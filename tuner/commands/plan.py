@@ -29,26 +29,26 @@ def run(options: PlanOptions) -> None:
     profile = load_profile(options.profile)
     cure = "Sweep on a quieter machine or longer, so that the twin is believed."
     twin = twin_of(profile, options.profile, cure=cure, front_end=profile.front_end)
-    found = _planned(options, profile, twin)
+    result = _planned(options, profile, twin)
     if options.json:
-        print_json(plan_json(found))
+        print_json(plan_json(result))
     else:
-        next_ = _next(found, profile, options)
-        page = plan_page(found, profile, subject=f"Plan for {options.profile}", next_=next_)
+        next_ = _next(result, profile, options)
+        page = plan_page(result, profile, subject=f"Plan for {options.profile}", next_=next_)
         print_page(page, details=options.details)
-    if found.broken:
-        _refuse(found)
+    if result.broken:
+        _refuse(result)
 
 
-def _next(found: FleetPlan, profile: ServingProfile, options: PlanOptions) -> str:
+def _next(plan: FleetPlan, profile: ServingProfile, options: PlanOptions) -> str:
     """Return what to run: the rollout where that many replicas do, else the same question with as
     many as it takes, or the curves where no number does."""
     if profile.provenance.engine == "sim":
         return command("show", options.profile)
-    if found.chosen.attainment[0] >= found.attainment and not found.broken:
+    if plan.chosen.attainment[0] >= plan.attainment and not plan.broken:
         return command("apply", options.profile, "--dry-run")
-    needed = found.replicas_that_keep if found.broken else found.replicas_needed
-    if needed is None or needed == found.replicas:
+    needed = plan.replicas_that_keep if plan.broken else plan.replicas_needed
+    if needed is None or needed == plan.replicas:
         return command("show", options.profile, "-o", "page.html")
     return again("plan", options, replicas=needed, json=False)
 
@@ -82,13 +82,15 @@ def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) ->
         replicas=replicas,
         router=options.router,
         max_num_seqs=cap,
-        best=choose(bounds.eligible({one.max_num_seqs: _value(one) for one in steps}), raised),
+        best=choose(bounds.eligible({each.max_num_seqs: _value(each) for each in steps}), raised),
         attainment=target,
         replicas_needed=needed,
         stored_requests=len(twin.traffic),
         steps=steps,
-        required=[str(one) for one in bounds.checks(cap)] if bounds.of_cap else [],
-        broken=[str(one) for one in bounds.checks(cap) if not one.is_kept] if bounds.of_cap else [],
+        required=[str(each) for each in bounds.checks(cap)] if bounds.of_cap else [],
+        broken=[str(each) for each in bounds.checks(cap) if not each.is_kept]
+        if bounds.of_cap
+        else [],
         replicas_that_keep=keeping,
         checked=_checked(profile),
         warnings=[
@@ -106,14 +108,14 @@ def _check_load(of_one: float) -> None:
         )
 
 
-def _refuse(found: FleetPlan) -> None:
+def _refuse(plan: FleetPlan) -> None:
     """Raise GateError where the profile's cap breaks what is required of it at this load."""
     cure = "No number of replicas keeps it: require less."
-    if found.replicas_that_keep is not None:
-        cure = f"On {replicas_in_words(found.replicas_that_keep)} it keeps all."
+    if plan.replicas_that_keep is not None:
+        cure = f"On {replicas_in_words(plan.replicas_that_keep)} it keeps all."
     raise GateError(
-        f"max_num_seqs {found.max_num_seqs} on {replicas_in_words(found.replicas)} does not keep "
-        f"{', '.join(found.broken)}",
+        f"max_num_seqs {plan.max_num_seqs} on {replicas_in_words(plan.replicas)} does not keep "
+        f"{', '.join(plan.broken)}",
         hint=cure,
     )
 
@@ -126,9 +128,9 @@ def _checked(profile: ServingProfile) -> str:
 
 def _promised(profile: ServingProfile) -> float:
     """Return the attainment that the twin is sure of as captured."""
-    for one in profile.promise.predicted:
-        if one.load == 1.0 and "attainment" in one.intervals:
-            return min(one.attainment, one.intervals["attainment"][0])
+    for each in profile.promise.predicted:
+        if each.load == 1.0 and "attainment" in each.intervals:
+            return min(each.attainment, each.intervals["attainment"][0])
     return profile.promise.attainment
 
 
@@ -136,49 +138,53 @@ def _load(options: PlanOptions, captured_rps: float) -> float:
     if options.load is not None and options.rps is not None:
         raise UsageError("--load and --rps say the same thing", hint="Give one of them.")
     load = options.load if options.load is not None else 1.0
-    asked, unit, most = f"--load {load:g}", "times the traffic, such as 1.5", MOST_TIMES
+    wanted, unit, most = f"--load {load:g}", "times the traffic, such as 1.5", MOST_TIMES
     if options.rps is not None:
         load = options.rps / captured_rps
-        asked, unit, most = f"--rps {options.rps:g}", "requests a second", MOST_TIMES * captured_rps
+        wanted, unit, most = (
+            f"--rps {options.rps:g}",
+            "requests a second",
+            MOST_TIMES * captured_rps,
+        )
     if not (math.isfinite(load) and 0 < load <= MOST_TIMES):
         raise UsageError(
-            f"{asked}: cannot be planned for", hint=f"Give more than 0, up to {most:,.0f} {unit}."
+            f"{wanted}: cannot be planned for", hint=f"Give more than 0, up to {most:,.0f} {unit}."
         )
     return load
 
 
-def _value(one: CapForecast) -> tuple[float, float]:
-    tail_ms = one.e2el_p99_ms
-    return one.attainment_middle, math.inf if tail_ms is None else math.log(tail_ms)
+def _value(forecast: CapForecast) -> tuple[float, float]:
+    tail_ms = forecast.e2el_p99_ms
+    return forecast.attainment_middle, math.inf if tail_ms is None else math.log(tail_ms)
 
 
 def _warnings(
     profile: ServingProfile, load: float, steps: list[CapForecast], needed: int | None
 ) -> list[str]:
-    said = []
-    if (one := profile.provenance.of_ranks) is not None:
-        said.append(f"{one}; a replica here is such a rank")
+    text = []
+    if (each := profile.provenance.of_ranks) is not None:
+        text.append(f"{each}; a replica here is such a rank")
     if load > profile.validity.validated_load * 1.001:
-        said.append(
+        text.append(
             f"{load:.2f} times the load on a replica is more than the "
             f"{profile.validity.validated_load:g} that was validated: a forecast; tuner sweep with "
             "a larger --headroom measures it"
         )
-    if guessed := [str(one.max_num_seqs) for one in steps if one.is_guess]:
-        said.append(
+    if guessed := [str(each.max_num_seqs) for each in steps if each.is_guess]:
+        text.append(
             f"batches larger than any that was measured: what is said of {', '.join(guessed)} is "
             "a guess; tuner sweep with a larger --ceiling measures them"
         )
     if needed is None:
-        said.append(
+        text.append(
             f"{MOST_REPLICAS:,} replicas do not serve what the profile promises: relax the SLO"
         )
-    return said
+    return text
 
 
 def _strain(twin: StoredTwin, load: float) -> list[str]:
     """Say where the front end of a replica is too busy for what is said behind it."""
     if twin.front_end is None:
         return []
-    said = strain(twin.busy(load), load=load, processes=twin.front_end.processes)
-    return [] if said is None else [said]
+    text = strain(twin.busy(load), load=load, processes=twin.front_end.processes)
+    return [] if text is None else [text]

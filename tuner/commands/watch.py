@@ -293,8 +293,10 @@ def _before(profile: ServingProfile, options: WatchOptions) -> tuple[list[str], 
         warnings.append(doubt)
     others = difference.of_server(profile, here.arguments, here.version, source=options.url)
     differing = [
-        f"{one.name} {one.other} and not {one.profile}" if one.section == "engine" else one.evidence
-        for one in others
+        f"{each.name} {each.other} and not {each.profile}"
+        if each.section == "engine"
+        else each.evidence
+        for each in others
     ]
     if differing:
         warnings.append(

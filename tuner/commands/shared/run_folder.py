@@ -115,8 +115,8 @@ def open_each(
     book: journal.Journal, plans: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, journal.Journal]:
     """Open each part's journal inside the run's folder: the one that is there, or a new one."""
-    told = {"command": book.planned.command, "is_part": True}
-    return {name: open_part(book.run_dir / name, plan, **told) for name, plan in plans.items()}
+    words = {"command": book.planned.command, "is_part": True}
+    return {name: open_part(book.run_dir / name, plan, **words) for name, plan in plans.items()}
 
 
 def open_part(run_dir: Path, plan: Mapping[str, Any], **told: object) -> journal.Journal:
@@ -164,17 +164,17 @@ def kept(
     except (KeyboardInterrupt, asyncio.CancelledError, EngineError) as cause:
         if isinstance(cause, EngineError) and not interruption.happened():
             raise
-        said, hint = words()
-        raise Interrupted(said, hint=hint) from None
+        text, hint = words()
+        raise Interrupted(text, hint=hint) from None
     except (UsageError, TraceError, ProfileError, GateError) as problem:  # not of a full disk
-        if all(isinstance(event, _BEFORE_ANY_NUMBER) for one in books for event in one.events):
+        if all(isinstance(event, _BEFORE_ANY_NUMBER) for each in books for event in each.events):
             _remove(books)
         elif isinstance(problem, UsageError) and where.command == "sweep":
             problem.hint += f" What was measured is kept in {book.run_dir}: tuner resume."
         raise
     finally:
-        for one in books:
-            one.close()
+        for each in books:
+            each.close()
 
 
 def _remove(books: Sequence[journal.Journal]) -> None:
