@@ -124,22 +124,24 @@ class Field:
         return "arrival_s" if self.key == "timestamp" else self.key.replace("_ms", "_s")
 
 
+KINDS: dict[type[inspect.Type], Kind] = {
+    inspect.FloatType: "time",
+    inspect.BoolType: "flag",
+    inspect.StrType: "name",
+    inspect.LiteralType: "name",
+    inspect.VarTupleType: "list",
+    inspect.IntType: "count",
+}
+"""The kind of a field whose type is, or holds, the first of these."""
+
+
 def _field(one: inspect.Field) -> Field:
     held = one.type.types if isinstance(one.type, inspect.UnionType) else (one.type,)
-    kinds: tuple[tuple[Kind, type[inspect.Type]], ...] = (
-        ("time", inspect.FloatType),
-        ("flag", inspect.BoolType),
-        ("name", inspect.StrType),
-        ("name", inspect.LiteralType),
-        ("list", inspect.VarTupleType),
-        ("count", inspect.IntType),
-    )
-    kind = next(kind for kind, known in kinds if any(isinstance(part, known) for part in held))
+    kind = next(kind for known, kind in KINDS.items() if known in {*map(type, held)})
     inner = (*held, *(part.item_type for part in held if isinstance(part, inspect.VarTupleType)))
-    number = next((part for part in inner if isinstance(part, inspect.IntType)), None)
-    least, most = (number.ge, number.le) if number is not None else (None, None)
+    number = next((part for part in inner if isinstance(part, inspect.IntType)), inspect.IntType())
     default = None if one.default is msgspec.NODEFAULT else one.default
-    return Field(one.encode_name, kind, least or 0, most or MAX_TOKENS, default)
+    return Field(one.encode_name, kind, number.ge or 0, number.le or MAX_TOKENS, default)
 
 
 def _fields() -> tuple[Field, ...]:
