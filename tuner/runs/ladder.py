@@ -23,17 +23,13 @@ STEPS = 20 / 3
 """Steps that a sweep may replay: a ramp, three whole rungs, two confirming replays, and short ones.
 At 60 s a step that is 400 s."""
 
-FAST_STEPS = 10 / 3
-"""The same for --fast: two ramps, and one replay that verifies."""
-
 DRIFT_RAMP_SHARE = 0.25
 """Share of a step for the ramp at the end, which shows whether the machine has changed. A longer
 one would show less of that change more surely, and leave less for the rungs."""
 
 MAX_RAMPS = 3
-MAX_FAST_RAMPS = 2
 """Ramps until the choice is CONFIDENT: on simulated machines it mostly is after one
-(docs/deciding.md). Each takes the time of a rung; two are what ``FAST_STEPS`` have room for."""
+(docs/deciding.md). Each takes the time of a rung."""
 
 
 def doubling(ceiling: int) -> tuple[int, ...]:
@@ -58,12 +54,11 @@ def short_s(step_s: float) -> float:
     return min(SHORT_REPLAY_S, SHORT_SHARE * step_s)
 
 
-def next_for_twin(  # noqa: PLR0913 - what was seen, and what is allowed
+def next_for_twin(
     done: Sequence[Trial],
     view: Forecast | None,
     *,
     ceiling: int,
-    fast: bool,
     steps_left: float,
     disturbed: Collection[int] = (),
 ) -> Trial | None:
@@ -76,11 +71,8 @@ def next_for_twin(  # noqa: PLR0913 - what was seen, and what is allowed
     """
     counts = Counter(trial.purpose for trial in done)
     unsure = view is None or view.weighed.confidence < CONFIDENT
-    most = MAX_FAST_RAMPS if fast else MAX_RAMPS
-    if view is None or (unsure and counts["ramp"] < most and steps_left >= 1.0):
+    if view is None or (unsure and counts["ramp"] < MAX_RAMPS and steps_left >= 1.0):
         return Trial(ceiling, "ramp")
-    if fast:
-        return None
     rung = _next_rung(done, view.weighed.best, ceiling=ceiling, steps_left=steps_left)
     if rung is not None:
         return rung

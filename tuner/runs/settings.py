@@ -38,9 +38,6 @@ class SweepSettings:
     """Tokens that one hash id of the trace stands for."""
 
     seed: int = 0
-    fast: bool = False
-    """No ladder: ramp, ask the twin, verify its choice."""
-
     confirm: Confirm = "inproc"
     """Whether the engine that confirms the choice is one like the ladder's, or stands behind a
     server."""

@@ -1,4 +1,4 @@
-"""What is concluded before windows were replayed, as with --fast."""
+"""What is concluded, and what it rests on."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -68,8 +68,6 @@ def test_without_a_window_the_prefix_cache_is_taken_to_hold_what_came_before(
     assert found.view is not None
     cached = 99 * 64 if prefix_caching else 0
     assert found.view.traffic.cached_length.sum() == cached
-    presumed = [one for one in found.verdict.warnings if "holds all 99% of the prompt" in one]
-    assert len(presumed) == prefix_caching
 
 
 def test_a_prefix_cache_that_has_little_room_is_a_warning(tmp_path: Path) -> None:

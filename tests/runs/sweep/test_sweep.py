@@ -60,7 +60,6 @@ TRAFFIC = [
 LONG_HALF = TRAFFIC[::2]
 HALF = LONG_HALF[:200]
 UP_TO_8 = replace(SETTINGS, ceiling=8)
-FAST = replace(UP_TO_8, fast=True)
 
 # The same, but 24 come at once every 6 s: 16 at a time give each a token in 30 ms, and all 24 at a
 # time in 20 + 14.4 + 8 x 2.5 = 54 ms.
@@ -173,16 +172,6 @@ def test_a_whole_sweep_replays_less_than_seven_steps(calm: Run) -> None:
     assert calm.outcome.replay_s <= 400
 
 
-def test_the_fast_sweep_gives_the_same_answer_for_half_of_the_time(
-    calm: Run, tmp_path: Path
-) -> None:
-    fast = swept(tmp_path, settings=replace(ARTICLES, fast=True), traffic=BURSTS)
-    assert fast.verdict.max_num_seqs == calm.outcome.verdict.max_num_seqs
-    assert fast.replay_s <= 200
-    assert fast.confirmed is not None
-    assert {step.source for step in fast.curve} == {"twin"}
-
-
 def test_the_twin_is_held_against_every_window_that_was_replayed(calm: Run) -> None:
     view = calm.outcome.conclusion.view
     assert view is not None
@@ -263,7 +252,7 @@ def test_a_small_budget_shortens_the_window_and_a_smaller_one_is_refused(tmp_pat
 def test_requests_that_the_engine_cannot_take_are_left_out_and_counted(tmp_path: Path) -> None:
     # 40 blocks of 4 tokens: 160 tokens; 50 + up to 150 do not always fit.
     narrow = World(step=WorldStep(a=0.010), kv=WorldKv(blocks=40, block_size=4))
-    outcome = swept(tmp_path, narrow, FAST, traffic=HALF)
+    outcome = swept(tmp_path, narrow, UP_TO_8, traffic=HALF)
     too_long = sum(one.input_length + one.output_length > 160 for one in HALF)
     assert outcome.dropped == {"over_max_model_len": too_long}
     assert any(f"{too_long} of 200 requests" in warning for warning in outcome.warnings)
@@ -290,7 +279,7 @@ def test_a_run_is_not_resumed_on_another_machine(tmp_path: Path) -> None:
 
 
 def test_an_slo_that_an_idle_engine_breaks_is_not_blamed_on_the_load(tmp_path: Path) -> None:
-    settings = replace(FAST, slo=Slo(ttft_s=0.001), ceiling=2)
+    settings = replace(UP_TO_8, slo=Slo(ttft_s=0.001), ceiling=2)
     verdict = swept(tmp_path, settings=settings, traffic=HALF).verdict
     assert verdict.kind == "overloaded"
     assert "no number of replicas can meet it" in verdict.reason
@@ -308,7 +297,7 @@ def test_a_machine_that_stalls_or_varies_is_told(
     tmp_path: Path, noise: WorldNoise, said: str
 ) -> None:
     odd = World(step=SLOTS_COST_LATE.step, noise=noise)
-    verdict = swept(tmp_path, odd, FAST, traffic=HALF).verdict
+    verdict = swept(tmp_path, odd, UP_TO_8, traffic=HALF).verdict
     assert any(said in warning for warning in verdict.warnings)
 
 
@@ -340,7 +329,7 @@ class Refusing(SimStarter):
 
 
 def test_where_no_server_can_be_started_the_ladders_answer_stands(tmp_path: Path) -> None:
-    settings = replace(FAST, confirm="server")
+    settings = replace(UP_TO_8, confirm="server")
     with closing(journal.create(tmp_path / "run", {})) as book:
         starter, server = SimStarter(SLOTS_COST_LATE), Refusing(BEHIND)
         outcome = run(sweep(HALF, starter, settings, book, Notes(), confirming=server))

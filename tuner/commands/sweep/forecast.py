@@ -17,8 +17,7 @@ from tuner.engines.models.memory import OWN_BLOCKS, ModelMemory, memory_of
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.profile.summary import minutes
-from tuner.runs.ladder import doubling
-from tuner.runs.sweep.sweep import steps_of
+from tuner.runs.ladder import STEPS, doubling
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
@@ -206,7 +205,7 @@ def _steps(options: SweepOptions, traffic: SweptTraffic) -> dict[str, str]:
     """Return caps, windows and time of a sweep, as far as they are known before an engine is
     timed."""
     settings, starts = traffic.settings, 2
-    steps, start_s = steps_of(settings), simulated_start_s(options)
+    steps, start_s = STEPS, simulated_start_s(options)
     step_s = affordable_step_s(
         settings.step_s,
         steps=steps,

@@ -79,8 +79,8 @@ def _hit_share(basis: Basis) -> float:
     """Return what the prefix cache gave of what may still have been in it, in the windows that were
     replayed whole.
 
-    Before any was, as with --fast, a cache that is on is taken to give all of that: vLLM's is on,
-    and that nothing is found in it is the worse guess.
+    Before any was, a cache that is on is taken to give all of that: vLLM's is on, and that nothing
+    is found in it is the worse guess.
     """
     evidence, workload = basis.evidence, basis.workload
     shape = shape_of(evidence.facts())

@@ -99,10 +99,7 @@ def after_check(
     )
     if basis.evidence.rungs():
         return by_windows(basis, view, doubt=doubt)
-    reason = (
-        f"inconclusive, {cap} is the twin's choice: {doubt} in the replay that verifies it; sweep "
-        "without --fast"
-    )
+    reason = f"inconclusive, {cap} is the twin's choice: {doubt} in the replay that verifies it"
     verdict = replace(verdict, kind="inconclusive", reason=reason)
     return replace(conclusion, verdict=verdict)
 

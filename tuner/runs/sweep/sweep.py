@@ -18,7 +18,6 @@ from tuner.runs.evidence import CONFIRMING
 from tuner.runs.journal import Journal
 from tuner.runs.ladder import (
     DRIFT_RAMP_SHARE,
-    FAST_STEPS,
     STEPS,
     cut_floor,
     next_for_twin,
@@ -102,11 +101,6 @@ async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told
     finally:
         await bench.stop()
     return run.outcome()
-
-
-def steps_of(settings: SweepSettings) -> float:
-    """Return how many steps of replay a run may take."""
-    return FAST_STEPS if settings.fast else STEPS
 
 
 class SweepRun:
@@ -222,7 +216,7 @@ class SweepRun:
             self.warn(shortened(settings.step_s, chosen.step_s))
             return workload_of(requests, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
         starts_s = self.evidence.facts().start_s
-        steps, confirm_s = steps_of(settings), self.confirm_start_s()
+        steps, confirm_s = STEPS, self.confirm_start_s()
         budget_s = self.left_s() + self.evidence.spent_s()  # without what else took time so far
         self.affords_confirming = budget_s - starts_s - confirm_s >= steps * MIN_STEP_S
         starts_s += confirm_s if self.affords_confirming else 0.0
@@ -286,8 +280,8 @@ class SweepRun:
         """Return how many steps may still be replayed before the confirming ones."""
         settings, planned_step_s = self.settings, self.workload.step_s
         step_s = whole_rung_s(self.evidence.rungs()) or planned_step_s
-        confirming = 1 + (settings.headroom > 1.0 and not settings.fast)
-        planned_s = steps_of(settings) * planned_step_s - self.evidence.replay_s()
+        confirming = 1 + (settings.headroom > 1.0)
+        planned_s = STEPS * planned_step_s - self.evidence.replay_s()
         return min(planned_s, self.paid_s()) / step_s - confirming
 
     # The ladder
@@ -336,7 +330,6 @@ class SweepRun:
             evidence.trials(),
             view,
             ceiling=settings.ceiling,
-            fast=settings.fast,
             steps_left=self.steps_left(),
             disturbed=disturbed(evidence.rungs()),
         )
@@ -441,7 +434,7 @@ class SweepRun:
         cap, is_overloaded = verdict.max_num_seqs, verdict.kind == "overloaded"
         for purpose, load in zip(CONFIRMING, (1.0, settings.headroom), strict=True):
             is_raised = purpose == "headroom"
-            if is_raised and (settings.fast or load <= 1.0 or is_overloaded):
+            if is_raised and (load <= 1.0 or is_overloaded):
                 return None
             windows = workload.windows if is_raised else self.confirming_windows()
             number = len(self.evidence.confirming(purpose, cap))

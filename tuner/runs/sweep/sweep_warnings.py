@@ -37,7 +37,7 @@ TODAY_ALONE = (
 
 
 def where_the_twin_decides(view: Forecast, workload: Workload, cap: int) -> tuple[str, ...]:
-    return _said(_few(workload), _presumed(view), _tight_cache(view, cap))
+    return _said(_few(workload), _tight_cache(view, cap))
 
 
 def where_windows_decide(
@@ -104,17 +104,6 @@ def _few(workload: Workload) -> str | None:
     return (
         f"a tuning of {count} request{'s' * (count != 1)} says little: what is sure of them is "
         "not sure of the next ones; capture more"
-    )
-
-
-def _presumed(view: Forecast) -> str | None:
-    found = view.traffic.cached_length.sum()
-    if view.checks or not found:
-        return None
-    return (
-        f"no window was replayed before the choice: that the prefix cache holds all "
-        f"{found / view.traffic.input_length.sum():.0%} of the prompt tokens that came before "
-        "is presumed; a sweep without --fast measures it"
     )
 
 
