@@ -3,7 +3,6 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Coroutine
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -85,42 +84,6 @@ async def outcomes(engine: RunningEngine) -> list[str]:
             found.append("ok")
 
 
-def test_with_a_rate_the_first_requests_leave_one_by_one() -> None:
-    """They would be a burst that nobody has allowed."""
-    begun_s: list[float] = []
-    in_flight = most = 0
-
-    async def answer(asked: Asked) -> None:
-        nonlocal in_flight, most
-        begun_s.append(asyncio.get_running_loop().time())
-        in_flight += 1
-        most = max(most, in_flight)
-        await asked.send(HEAD)
-        for _ in range(asked.body["max_tokens"]):
-            await asked.event(TOKEN)
-            await asyncio.sleep(0.002)
-        in_flight -= 1
-        await asked.event(usage(asked.body["max_tokens"]), DONE)
-        await asked.end()
-
-    async def warmed(url: str, most_rps: float | None) -> None:
-        server = RunningServer(
-            url=url, model="m", facts=facts(engine="server"), planned=PLANNED, most=None,
-            most_rps=most_rps,
-        )  # fmt: skip
-        engine = await RunningStarter(server).start(max_num_seqs=8)
-        await engine.stop()
-
-    with completions(answer) as url:
-        asyncio.run(warmed(url, None))
-        assert most > 1
-        begun_s.clear()
-        most = 0
-        asyncio.run(warmed(url, 20.0))
-    assert (len(begun_s), most) == (WARM_UPS, 1)
-    assert min(after - before for before, after in pairwise(begun_s)) >= 0.05
-
-
 def test_after_five_failures_in_a_row_it_is_sent_no_more() -> None:
     *before, last = engine_of(failing, outcomes)
     assert before == ["failed"] * 4
@@ -171,20 +134,6 @@ def test_what_its_clients_do_not_see_is_not_known_and_not_zero() -> None:
     assert reply.output_tokens == 4
     assert math.isnan(reply.queued_s + reply.scheduled_s + reply.first_s + reply.last_s)
     assert (reply.cached_tokens, reply.preemptions, iterations) == (UNKNOWN, UNKNOWN, 0)
-
-
-def test_what_it_says_of_its_prefix_cache_is_kept() -> None:
-    async def telling(asked: Asked) -> None:
-        details = b'"usage": {"prompt_tokens_details": {"cached_tokens": 2}, '
-        said = usage(4).replace(b'"usage": {', details)
-        await asked.send(HEAD)
-        await asked.event(*[TOKEN] * 4, said, DONE)
-        await asked.end()
-
-    async def work(engine: RunningEngine) -> Reply:
-        return await generate(engine, ASKED)
-
-    assert engine_of(telling, work).cached_tokens == 2
 
 
 @pytest.mark.attack

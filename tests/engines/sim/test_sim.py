@@ -112,53 +112,10 @@ def test_the_front_end_delays_a_request_by_the_lag() -> None:
     run(main())
 
 
-def test_a_cancelled_request_is_aborted_and_leaves_its_slot() -> None:
-    async def main() -> None:
-        engine = await started(max_num_seqs=1)
-        reply = Reply()
-        doomed = asyncio.create_task(engine.generate(EngineRequest(range(3), 99), reply))
-        waiting = asyncio.create_task(served(engine, 3, 2))
-        await asyncio.sleep(2.5)
-        doomed.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await doomed
-        assert reply.output_tokens == 2
-        assert (await waiting).seen_s == [64, 65]
-        await engine.prepare()
-
-    run(main())
-
-
-def test_a_request_can_be_cancelled_while_it_waits() -> None:
-    async def main() -> None:
-        engine = await started(max_num_seqs=1)
-        running = asyncio.create_task(served(engine, 3, 5))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(served(engine, 3, 2), 1.5)
-        assert (await running).last_s == 65
-        await engine.prepare()
-
-    run(main())
-
-
 @pytest.mark.parametrize("max_num_seqs", [0, 51])
 def test_arguments_that_vllm_would_refuse_are_refused_without_a_start(max_num_seqs: int) -> None:
     with pytest.raises(EngineError, match="max_num_seqs"):
         SimStarter(CALM_WORLD).resolve(max_num_seqs=max_num_seqs)
-
-
-def test_it_refuses_to_live_on_real_time() -> None:
-    with pytest.raises(EngineError, match="virtual time"):
-        asyncio.run(started())
-
-
-def test_thousands_of_requests_may_wait() -> None:
-    async def main() -> None:
-        engine = await started()
-        replies = await served_all(engine, [(0, 1, 1)] * 3000)
-        assert replies[-1].last_s == 60 + 3000 / 8
-
-    run(main())
 
 
 def test_two_engines_share_one_time() -> None:
