@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -62,14 +63,26 @@ def _command(text: str, path: Path) -> str:
 
 
 def visible(path: Path) -> str:
-    """Return a file's name on one line, with nothing in it that moves the cursor or hides; a byte
-    that is no text does neither."""
-    return "".join(c if "\udc80" <= c <= "\udcff" else printable(c) for c in str(path))
+    """Return a file's name on one line, with nothing in it that moves the cursor or hides."""
+    return "".join(printable(c) if _is_hidden(c) else c for c in str(path))
+
+
+def _is_hidden(character: str) -> bool:
+    """Whether a character acts on what shows it; a byte that is no text does not."""
+    return not character.isprintable() and not "\udc80" <= character <= "\udcff"
 
 
 def _for_shell(path: Path) -> str:
-    """Return the word that a shell takes for the name; one that hides something is only shown."""
-    return shlex.quote(visible(path))
+    """Return the word that a shell, such as bash, takes for the name."""
+    name = str(path)
+    if not any(map(_is_hidden, name)):
+        return shlex.quote(name)
+    quoted = re.sub(r"(['\\])", r"\\\1", name)
+    return "$'" + "".join(_in_bytes(c) if _is_hidden(c) else c for c in quoted) + "'"
+
+
+def _in_bytes(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in character.encode())
 
 
 def show_dry_run(edit: Edit, *, as_json: bool) -> None:
