@@ -199,7 +199,10 @@ class Counts:
         reasons = _judged(
             values,
             odd,
-            (np.mod(values, 1, where=np.isfinite(values), out=values * 0) > 0, "not_integer"),
+            (
+                np.mod(values, 1, where=np.isfinite(values), out=np.zeros_like(values)) > 0,
+                "not_integer",
+            ),
             (values < self.least, "negative"),
             (values > MAX_TOKENS, "out_of_range"),
         )
