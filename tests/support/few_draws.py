@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from tuner.profile import plan
-from tuner.runs.sweep import headroom, prediction
+from tuner.runs.sweep import confirmation
 from tuner.twin import check, choice, forecast
 
 ASKED = 16
@@ -19,7 +19,7 @@ FEW = 20
 @contextmanager
 def few_draws() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (forecast, prediction, headroom, plan):
+        for module in (forecast, confirmation, plan):
             patch.setattr(module, "PRINTED", FEW)
         for other in (forecast, choice, plan):
             patch.setattr(other, "DRAWS", ASKED)

@@ -26,7 +26,7 @@ from tuner.runs.evidence import Evidence
 from tuner.runs.execute import execute
 from tuner.runs.journal import Journal
 from tuner.runs.measure import Trial, measure
-from tuner.runs.sweep.prediction import planned_window
+from tuner.runs.sweep.confirmation import planned_window
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.requirements import KV, TIMES, Requirement

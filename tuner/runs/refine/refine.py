@@ -57,10 +57,10 @@ from tuner.runs.refine.space import (
     smallest,
 )
 from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.confirmation import raised
 from tuner.runs.sweep.sweep_warnings import left_out
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import Requirement, RequirementCheck
-from tuner.traffic.scaling import scale_load
 from tuner.traffic.slo import Unloaded
 from tuner.traffic.window import Window
 from tuner.traffic.workload import (
@@ -478,17 +478,13 @@ class _Run:
         workload, load = self.workload, self.settings.headroom if purpose == RAISED else 1.0
         floors = self._floors() if purpose == SEARCH else [0.0] * len(windows)
 
-        def sent(window: Window) -> Sequence[TraceRequest]:
-            requests = workload.sent_in(window)
-            return requests if load == 1.0 else scale_load(requests, load, seed=self.settings.seed)
-
         return Trial(
             purpose=purpose,
             build=build,
             cap=number(one[CAP]),
             tokens=number(one[TOKENS]),
             windows=windows,
-            sent=sent,
+            sent=lambda window: raised(workload, window, load, self.settings.seed),
             rule=lambda place, _: (CutRule(workload.slo, floors[place]), None),
             slo=workload.slo,
             configuration=dict(one),

@@ -1,21 +1,131 @@
-"""The confirming replay against the conclusion: what it checks, and what stands after it."""
+"""The confirming replays: predicted before they begin, checked after, and what stands then.
+
+A choice falls short with headroom where it serves fewer than the prediction's 95 % interval allows,
+or breaks what is required there. The choice stays, and a warning names the next cap.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats
+from tuner.replay.measure import Measurement, measure
+from tuner.runs.events import ForetoldReplay
 from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import CheckRecord, Conclusion
+from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Basis, by_windows
-from tuner.runs.sweep.prediction import foretold_in, foretold_numbers
-from tuner.twin.check import Check, Observed, check_at_own_speed, check_foretold, driver
-from tuner.twin.draws import flicker_of
+from tuner.trace.trace import TraceRequest
+from tuner.traffic.sampling import unseen_windows
+from tuner.traffic.scaling import scale_load
+from tuner.traffic.window import Window
+from tuner.traffic.workload import Workload
+from tuner.twin.check import (
+    Check,
+    Foretold,
+    Observed,
+    PlannedWindow,
+    check_at_own_speed,
+    check_foretold,
+    driver,
+    foretell,
+    least_attainment,
+)
+from tuner.twin.draws import PRINTED, flicker_of
 from tuner.twin.forecast import Forecast, delays_s
 from tuner.twin.front_end import FrontEnd, contention_of, fit_front_end, passages_of
-from tuner.twin.verdict_text import miss_in_words
+from tuner.twin.simulation import traffic_of
+from tuner.twin.verdict_text import BEFORE_THAT, miss_in_words
+
+DRAIN_SHARE = 0.1
+"""Of the time of a replay, for what is unfinished when the last request was sent."""
+
+LEAST_WINDOW_S = 8.0
+"""Less of a window, its run-in left out, confirms nothing."""
+
+
+def foretold_replay(basis: Basis, view: Forecast, cap: int, *, most_s: float) -> ForetoldReplay:
+    """Choose what the confirming engine replays in this time, windows that the ladder did not see
+    where there are any, and foretell it."""
+    workload = basis.workload
+    windows, unseen = workload.windows, True
+    if basis.evidence.rungs():
+        others = unseen_windows(workload.requests, workload.part, windows)
+        windows, unseen = others or windows, others is not None
+    windows = tuple(_affordable(windows, (1 - DRAIN_SHARE) * most_s))
+    numbers, means = foretold_numbers(basis, view, windows, cap) if windows else ({}, [])
+    return ForetoldReplay(
+        max_num_seqs=cap, windows=windows, unseen=unseen, slo=workload.slo, numbers=numbers,
+        means=tuple(means),
+    )  # fmt: skip
+
+
+def _affordable(windows: Sequence[Window], most_s: float) -> Iterator[Window]:
+    """Yield as much of these windows as there is time for, the last one shortened."""
+    for one in windows:
+        length_s = min(one.length_s, most_s - one.run_in_s)
+        if length_s < min(one.length_s, LEAST_WINDOW_S):
+            return
+        yield replace(one, length_s=length_s)
+        most_s -= one.run_in_s + length_s
+
+
+def foretold_in(evidence: Evidence, cap: int) -> ForetoldReplay | None:
+    """Return what was foretold of the replay at a cap; None where nothing was."""
+    events = evidence.journal.of(ForetoldReplay)
+    return next((one for one in events if one.max_num_seqs == cap), None)
+
+
+def foretold_numbers(
+    basis: Basis, view: Forecast, windows: Sequence[Window], cap: int
+) -> tuple[dict[str, Foretold], list[tuple[float, float]]]:
+    """Return what the twin says of a replay of these windows, and of each the mean TTFT and TPOT in
+    seconds."""
+    planned, laws = planned_for(view, basis, windows), view.fitted.draws(PRINTED)
+    return foretell(planned, laws, view.machine, view.shape, basis.workload.slo, max_num_seqs=cap)
+
+
+def planned_window(
+    window: Window,
+    sent: Sequence[TraceRequest],
+    *,
+    hash_block_size: int,
+    hit_share: float,
+    kv_tokens: int,
+) -> PlannedWindow:
+    """Return a window as it is sent, for the twin to foretell."""
+    traffic = traffic_of(
+        sent, hash_block_size=hash_block_size, hit_share=hit_share, kv_tokens=kv_tokens
+    )
+    aborted_s = [one.arrival_s for one in sent if one.status == "aborted"]
+    counted = (traffic.arrival_s >= window.start_s) & ~np.isin(traffic.arrival_s, aborted_s)
+    span_s = (window.start_s, window.start_s + window.length_s)
+    return PlannedWindow(traffic, counted, span_s, window.weight)
+
+
+def raised(workload: Workload, window: Window, load: float, seed: int) -> list[TraceRequest]:
+    """Return what a window sends at so many times the load."""
+    sent = workload.sent_in(window)
+    return sent if load == 1.0 else scale_load(sent, load, seed=seed)
+
+
+def planned_for(
+    view: Forecast, basis: Basis, windows: Sequence[Window], load: float = 1.0
+) -> list[PlannedWindow]:
+    """Return windows as they are sent at so many times the load, for the twin to foretell."""
+    workload, settings = basis.workload, basis.settings
+    return [
+        planned_window(
+            window,
+            raised(workload, window, load, settings.seed),
+            hash_block_size=settings.trace_block_size,
+            hit_share=view.hit_share,
+            kv_tokens=view.shape.kv_tokens,
+        )
+        for window in windows
+    ]
 
 
 def front_end_of(conclusion: Conclusion, evidence: Evidence) -> FrontEnd | None:
@@ -131,3 +241,53 @@ def _with_record(
             delays_s=delays_s(whole, law, driver(law, view.shape, front_end)),
         )
     return replace(view, machine=machine)
+
+
+def after_headroom(conclusion: Conclusion, basis: Basis) -> Conclusion:
+    """Add a warning where the replay with headroom fell short of its prediction."""
+    view, cap = conclusion.view, conclusion.verdict.max_num_seqs
+    workload, replays = basis.workload, basis.evidence.confirming("headroom", cap)
+    if view is None or not conclusion.by_twin or len(replays) < len(workload.windows):
+        return conclusion
+    measured = measure(replays, workload.slo)
+    least = least_expected(view, basis, cap, front_end_of(conclusion, basis.evidence))
+    shortfall = _shortfall(measured, least, basis.settings)
+    if shortfall is None:
+        return conclusion
+    above = min((one for one in view.weighed.eligible if one > cap), default=None)
+    cure = "no larger cap may be chosen" if above is None else f"the next cap is {above}"
+    verdict = conclusion.verdict
+    warnings = (f"{shortfall}; {cure}; {BEFORE_THAT}", *verdict.warnings)
+    return replace(conclusion, verdict=replace(verdict, warnings=warnings))
+
+
+def _shortfall(seen: Measurement, least: float, settings: SweepSettings) -> str | None:
+    """Return in what the measured headroom falls short; None where it does not."""
+    broken = [
+        one
+        for one in settings.requirements
+        if one.at_headroom
+        and (value := one.value_in(seen)) is not None
+        and not one.is_met_by(value)
+    ]
+    if seen.attainment_bound >= least and not broken:
+        return None
+    share = f"{'at most ' if seen.cut else ''}{seen.attainment_bound:.1%}"
+    why = f"which breaks {broken[0]}" if broken else f"where the twin said {least:.1%} at least"
+    return (
+        f"at {settings.headroom:g} times the load {seen.max_num_seqs} served {share} of the "
+        f"windows that were replayed, {why}"
+    )
+
+
+def least_expected(view: Forecast, basis: Basis, cap: int, front_end: FrontEnd | None) -> float:
+    """Return the lower end of the attainment that is expected, in the windows that are replayed
+    with headroom, at a cap.
+
+    It is the end of a 95 % interval behind the front end that they come through, for an engine
+    start that nobody has seen.
+    """
+    windows = planned_for(view, basis, basis.workload.windows, basis.settings.headroom)
+    machine = replace(view.machine, front_end=front_end)
+    laws = view.fitted.draws(PRINTED)
+    return least_attainment(windows, laws, machine, view.shape, view.slo, max_num_seqs=cap)

@@ -8,7 +8,7 @@ from tuner.runs.journal import Journal
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Basis, conclude
-from tuner.runs.sweep.headroom import after_headroom
+from tuner.runs.sweep.confirmation import after_headroom
 from tuner.runs.sweep.outcome import outcome_of
 from tuner.runs.sweep.sweep_warnings import left_out
 from tuner.trace.trace import TraceRequest

@@ -29,9 +29,8 @@ from tuner.runs.outcome import Conclusion, SweepOutcome
 from tuner.runs.rungs import RUNGS, best_attainments, disturbed, whole_rung_s
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Basis, conclude, view_of, window_blocks
-from tuner.runs.sweep.headroom import after_headroom
+from tuner.runs.sweep.confirmation import after_headroom, foretold_in, foretold_replay, raised
 from tuner.runs.sweep.outcome import outcome_of
-from tuner.runs.sweep.prediction import foretold_in, foretold_replay, raised
 from tuner.runs.sweep.sweep_warnings import left_out, no_room_for, shortened
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.window import Window

@@ -1,7 +1,7 @@
 """Warn of what a sweep cannot promise: one sentence each, with what to do. Pure.
 
-What is decided warns by itself of how sure it is (``twin.knee``, ``sweep.headroom``), and a trace
-of what it cannot carry (``traffic.trace_warnings``).
+What is decided warns by itself of how sure it is (``twin.knee``), and a trace of what it cannot
+carry (``traffic.trace_warnings``).
 """
 
 import math
