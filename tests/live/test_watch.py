@@ -183,8 +183,8 @@ def test_too_little_evidence_is_no_verdict(promised: Promised) -> None:
     assert "watch during traffic" in reason(silent)
 
     def few(_: float, one: ServerMetrics) -> Mapping[str, ServerMetrics]:
-        distributions = {"e2el_s": one.distributions["e2el_s"]}
-        return {"0": ServerMetrics(one.gauges, {}, distributions, one.finish_reasons)}
+        only = one.distributions["e2el_s"]
+        return {"0": ServerMetrics(one.gauges, {}, {"e2el_s": only}, one.finish_reasons)}
 
     watch = watched(promised, poisson(RATE, 300.0, seed=16), 300.0, seen=few)
     assert watch.measures["slowness"].windows == 0

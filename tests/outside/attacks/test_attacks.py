@@ -157,12 +157,9 @@ MOST = {"ulimit": 2_500_000, "seconds": 40}
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_within_bounds(armed: Path, name: str) -> None:
-    if name.endswith(".yaml"):
-        commands = [("show", name)]
-        if name == "aliases.yaml":
-            commands.append(("apply", "profile.yaml", name))
-    else:
-        commands = [("trace show", name)]
+    commands: list[tuple[str, ...]] = [("show" if name.endswith(".yaml") else "trace show", name)]
+    if name == "aliases.yaml":
+        commands.append(("apply", "profile.yaml", name))
     for command in commands:
         program = [Path(sys.executable).with_name("tuner"), *words(*command)]
         bounded = f"ulimit -v {MOST['ulimit']}; exec {shlex.join(map(str, program))}"
