@@ -129,6 +129,10 @@ class TraceImportOptions(ReadingOptions):
         bool,
         typer.Option("--allow-text", help="Read a file that holds text, and leave the text out."),
     ] = False
+    lengths: Annotated[
+        Path | None,
+        typer.Option(help="Trace whose lengths to take, where SOURCE is a concurrency schedule."),
+    ] = None
     force: Force = False
     list_: Annotated[
         bool,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +30,11 @@ from tuner.trace.columns import Columns
 from tuner.trace.guess import STDIN, Asked, columns_asked, delimiter_asked
 from tuner.trace.raw import Tally
 from tuner.trace.reading import Tell, read
-from tuner.trace.trace import Trace
+from tuner.trace.trace import Trace, TraceHeader, TraceRequest, load
 from tuner.traffic.arrivals import busiest
 from tuner.traffic.likeness import MIN_PARTS, Likeness, likeness
-from tuner.traffic.routing import assign
+from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN, assign
+from tuner.traffic.schedule import holding, ticks
 from tuner.traffic.summary import describe
 from tuner.traffic.window import parse_duration_s, parse_window
 from tuner.views.text import print_json
@@ -42,6 +44,9 @@ BUSIEST_S = 60.0
 
 UNKNOWN_REPLICAS = 0.05
 """Share of the served requests that may lack a replica where the others have one."""
+
+MAX_HOLDERS = 2_000_000
+"""Requests that a concurrency schedule may become."""
 
 LIST_WIDTH = 130
 
@@ -73,7 +78,8 @@ def show(options: TraceShowOptions) -> None:
 def import_(options: TraceImportOptions) -> None:
     """Write a trace in tuner's own form. Raises TraceError, TargetError, UsageError."""
     with whole_file(options.output, force=options.force) as out:
-        trace = _collected(options)
+        lengths = options.lengths
+        trace = _collected(options) if lengths is None else _held(options, lengths)
         if options.model is not None:
             trace = replace(trace, header=replace(trace.header, model=options.model))
         tick_ms = describe(trace.columns).tick_ms if options.spread_ticks else None
@@ -192,6 +198,55 @@ def _collected(options: TraceImportOptions) -> Trace:
     from tuner.capture.join import join  # noqa: PLC0415 - loads the recorder
 
     return join([Path(source) for source in options.sources])
+
+
+def _held(options: TraceImportOptions, lengths: Path) -> Trace:
+    """Return a trace that holds a schedule's concurrency with another trace's lengths."""
+    if any((options.format_name, options.time_unit, options.columns, options.delimiter)):
+        raise UsageError(
+            "--lengths takes no --format, --columns, --delimiter or --time-unit",
+            hint="A schedule has one form; leave them out.",
+        )
+    schedule = ticks(options.file)
+    columns = load(lengths).columns
+    chosen = columns.served & (columns.output_length > 0)
+    pairs = np.column_stack([columns.input_length, columns.output_length])[chosen].tolist()
+    if not pairs:
+        raise TraceError(f"{lengths}: no request was served", hint="Take lengths from another.")
+    holders = list(islice(holding(schedule, [*map(tuple, pairs)]), MAX_HOLDERS + 1))
+    if len(holders) > MAX_HOLDERS:
+        raise TraceError(
+            f"{options.file}: more than {MAX_HOLDERS:,} requests would hold it",
+            hint="Shorten it, or take the lengths of longer requests.",
+        )
+    note = (
+        f"synthetic: lengths of {lengths.name}, arrivals that hold the concurrency of a schedule "
+        f"at {S_PER_OUTPUT_TOKEN * 1000:g} ms an output token and "
+        f"{S_PER_PROMPT_TOKEN * 1000:g} ms a prompt token; with --closed-sessions a slower engine "
+        "holds it too"
+    )
+    header = TraceHeader(
+        source="concurrency_schedule",
+        rows_read=len(holders),
+        rows_kept=len(holders),
+        missing=("aborts", "errors", "prefixes"),
+        notes=(note,),
+    )
+    requests = [
+        TraceRequest(
+            row=row,
+            arrival_s=round(one.at_s, 6),
+            input_length=one.input_length,
+            output_length=one.output_length,
+            e2e_s=round(one.lasts_s, 6),
+            request_id=f"s{one.place}:{one.turn}",
+            session_id=f"s{one.place}",
+            turn=one.turn,
+            parent_id=f"s{one.place}:{one.turn - 1}" if one.turn else None,
+        )
+        for row, one in enumerate(holders)
+    ]
+    return Trace.of(header, requests).warned(note)
 
 
 def _part(options: TraceShowOptions | TraceCutOptions) -> tuple[float, float] | None:

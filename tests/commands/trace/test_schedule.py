@@ -1,0 +1,113 @@
+"""A concurrency schedule, made a trace with the lengths of another's requests."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.commands.trace.test_trace import Run
+from tests.support.traces import HEADER, jsonl, row, write_lines
+from tuner.trace.columns import columns_of
+from tuner.trace.trace import load
+from tuner.traffic.concurrency import levels
+from tuner.traffic.schedule import Tick, holding, ticks
+
+TICKS = (Tick(0, 2), Tick(10, 4), Tick(20, 0))
+TWO_SECONDS = (5000, 50)
+"""Prompt and output tokens, at 0.2 ms and 20 ms each."""
+
+
+@pytest.fixture
+def tuner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(monkeypatch, capsys)
+
+
+def schedule(path: Path) -> Path:
+    path.write_text(
+        jsonl(*({"time_sec": tick.at_s, "concurrency": tick.concurrency} for tick in TICKS))
+    )
+    return path
+
+
+def test_the_concurrency_is_that_of_the_schedule(tuner: Run, tmp_path: Path) -> None:
+    lengths = write_lines(tmp_path / "l", HEADER, row(0, input_length=5000, output_length=50))
+    ended = tuner(
+        *("trace", "import", schedule(tmp_path / "s"), "--lengths", lengths),
+        *("-o", tmp_path / "t.jsonl"),
+    )
+    assert "synthetic: lengths of l" in ended.out
+    found = load(tmp_path / "t.jsonl")
+    assert found.header.source == "concurrency_schedule"
+    assert len(found.requests) == 2 * 5 + 4 * 5
+    columns = columns_of(found.requests, block_size=16)
+    for begin_s, in_flight in ((0.0, 2), (10.0, 4)):
+        found_levels = levels(columns, columns.e2e_s, start_s=begin_s, end_s=begin_s + 10)
+        assert found_levels is not None
+        held = found_levels.held()
+        assert held.mean() == held.max() == in_flight
+
+
+def test_each_place_is_a_session_whose_turns_wait_for_each_other(
+    tuner: Run, tmp_path: Path
+) -> None:
+    lengths = write_lines(tmp_path / "l", HEADER, row(0, input_length=5000, output_length=50))
+    tuner("trace", "import", schedule(tmp_path / "s"), "--lengths", lengths, "-o", tmp_path / "t")
+    first, *_ = (one for one in load(tmp_path / "t").requests if one.turn == 1)
+    assert (first.session_id, first.parent_id, first.arrival_s) == ("s0", "s0:0", 2.0)
+
+
+def test_lengths_are_taken_in_turn_and_begin_again() -> None:
+    found = [(one.input_length, one.output_length) for one in holding(TICKS, [TWO_SECONDS, (1, 1)])]
+    assert found[:3] == [TWO_SECONDS, (1, 1), TWO_SECONDS]
+
+
+def test_a_place_that_is_given_up_lets_its_last_request_end() -> None:
+    ticks = (Tick(0, 2), Tick(1, 0), Tick(5, 0))
+    found = list(holding(ticks, [TWO_SECONDS]))
+    assert [(one.at_s, one.lasts_s) for one in found] == [(0, 2), (0, 2)]
+
+
+def test_a_place_that_comes_back_goes_on_where_it_was() -> None:
+    ticks = (Tick(0, 1), Tick(1, 0), Tick(1.5, 1), Tick(3, 0))
+    assert [(one.at_s, one.turn) for one in holding(ticks, [TWO_SECONDS])] == [(0, 0), (2, 1)]
+
+
+def test_a_table_is_read_too(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("time_sec,concurrency\n0,2\n10.0,4\n20,0\n")
+    assert ticks(tmp_path / "s") == TICKS
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (jsonl({"time_sec": 0, "concurrency": 4}), "no concurrency above 0"),
+        (jsonl({"time_sec": 0, "concurrency": 0}, {"time_sec": 5, "concurrency": 0}), "above 0"),
+        (
+            jsonl({"time_sec": 5, "concurrency": 4}, {"time_sec": 5, "concurrency": 0}),
+            ":2: no tick",
+        ),
+        (jsonl({"time_sec": -1, "concurrency": 4}), ":1: no tick"),
+        (jsonl({"time_sec": 0, "concurrency": 1.5}), ":1: no tick"),
+        (jsonl({"time_sec": 0, "concurrency": 10**9}), ":1: no tick"),
+        (jsonl({"time_sec": 0}), ":1: no tick"),
+        ('{"time_sec": 0, "concurrency": 4}\n{"time', ":2: no tick"),
+    ],
+)
+def test_a_schedule_that_cannot_be_used_is_refused_with_nothing_written(
+    tuner: Run, tmp_path: Path, text: str, says: str
+) -> None:
+    (tmp_path / "s").write_text(text)
+    lengths = write_lines(tmp_path / "l", HEADER, row(0))
+    ended = tuner("trace", "import", tmp_path / "s", "--lengths", lengths, "-o", tmp_path / "t")
+    assert ended.code == 3
+    assert says in ended.err
+    assert not (tmp_path / "t").exists()
+
+
+def test_without_lengths_the_refusal_names_the_option(tuner: Run, tmp_path: Path) -> None:
+    asked = ("trace", "import", schedule(tmp_path / "s"), "-o", tmp_path / "t")
+    ended = tuner(*asked)
+    assert ended.code == 3
+    assert "tuner trace import --lengths TRACE" in ended.err
+    ended = tuner(*asked, "--lengths", tmp_path / "s", "--format", "table")
+    assert ended.code == 2
+    assert "--lengths takes no" in ended.err
