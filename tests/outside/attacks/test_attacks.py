@@ -313,7 +313,7 @@ STRANGE: dict[str, tuple[str, list[object]]] = {
         ["refine", "profile.yaml", "--trace=prod.jsonl", "--set=worker_cls=evil.W"],
     ),
     "another command": ("command", ["apply", "profile.yaml", "serve.yaml"]),
-    "no words": ("command", ["sweep", 3]),
+    "no words": ("journal.jsonl", ["sweep", 3]),
     "no such option": ("--no-such", ["sweep", "--trace=prod.jsonl", "--no-such"]),
 }
 
