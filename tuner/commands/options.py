@@ -171,6 +171,10 @@ class SweepOptions:
     run_dir: RunDir = None
     resume: Resume = False
     dry_run: DryRun = False
+    metrics_port: Annotated[
+        int | None,
+        option("Serve what is measured to Prometheus.", min=1, max=65535, panel="Output"),
+    ] = None
     json: Json = False
 
 

@@ -6,7 +6,7 @@ import os
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -19,6 +19,9 @@ from tuner.replay.measure import Measurement
 from tuner.replay.readings import Read
 from tuner.replay.records import DEVICE
 from tuner.system.printable import printable
+
+if TYPE_CHECKING:
+    from tuner.live.exporter import SweepExporter
 
 EVERY_S = 0.5
 """Between two drawings: each takes a millisecond of the loop that sends."""
@@ -49,6 +52,7 @@ class Progress:
         self.console = console or Console(stderr=True, highlight=False)
         self.budget_s = budget_s
         self.prefix = ""
+        self.exporter: SweepExporter | None = None
         self.title, self.rows = "", dict.fromkeys(ROWS, "")
         self.ladder = dict.fromkeys(caps, False)
         """Cap → whether it was measured."""
@@ -105,6 +109,8 @@ class Progress:
 
     def live(self, seen: LiveReading) -> None:
         """Show a replay under way."""
+        if self.exporter is not None:
+            self.exporter.live(seen.in_flight)
         if self._live is not None:
             length = f"{seen.elapsed_s:.0f} of {self._length_s:.0f} s"
             title = f"{self.prefix}{self._what}: {length}, {seen.done} done"
@@ -115,6 +121,8 @@ class Progress:
 
     def measured(self, what: str, numbers: Measurement) -> None:
         """Print what a replay gave."""
+        if self.exporter is not None:
+            self.exporter.measured(numbers)
         self._done(numbers.max_num_seqs)
         share = "at most " * bool(numbers.cut) + percent(
             numbers.attainment_bound if numbers.cut else numbers.attainment

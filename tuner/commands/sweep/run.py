@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from tuner.commands.sweep.one_trace import (
 )
 from tuner.engines.seam import Starter
 from tuner.errors import UndecidedError, UsageError
+from tuner.live.exporter import SweepExporter
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
 from tuner.runs.ladder import doubling
@@ -63,8 +65,9 @@ def _check(options: SweepOptions) -> None:
     """Raise UsageError for options that do not go together."""
     if options.ray is None and options.prices is not None:
         raise UsageError("--prices is for --ray", hint="Add --ray ADDRESS.")
-    if options.ray is not None and options.dry_run:
-        raise UsageError("--dry-run is for a sweep on this machine", hint="Leave out --ray.")
+    if options.ray is not None and (options.dry_run or options.metrics_port):
+        name = "--dry-run" if options.dry_run else "--metrics-port"
+        raise UsageError(f"{name} is for a sweep on this machine", hint="Leave out --ray.")
     if options.ray is not None and options.ceiling == AUTO:
         raise UsageError("--ceiling auto is for this machine", hint="Give a number with --ray.")
 
@@ -113,11 +116,13 @@ def swept(asked: AskedSweep) -> FinishedSweep:
     where = Where(options.trace, options.run_dir, resume=options.resume, asked=options)
     book = open_run(where, plan)
     progress = Progress(traffic.settings.budget_s, doubling(options.ceiling))
+    if options.metrics_port is not None:
+        progress.exporter = SweepExporter(options.metrics_port)
     for warning in traffic.warnings:
         progress.warn(warning)
     for line in [*asked.ceiling, *taken_from_base(options)]:
         progress.stage(line)
-    with kept(book, where):
+    with closing(progress.exporter) if progress.exporter else nullcontext(), kept(book, where):
         keep_trace(traffic, book)
         with progress:
             found = measured(
