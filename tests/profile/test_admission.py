@@ -35,6 +35,7 @@ def with_twin(*, ttft_ms: float | None = 500.0, max_num_seqs: int = 16) -> Servi
         extrapolated_from=16,
         lag_s=0.0,
         hit_share=0.0,
+        speed_sd=0.0,
         length_s=60.0,
         data="",
     )

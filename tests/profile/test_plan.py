@@ -13,9 +13,8 @@ from tuner.profile.least_in_flight import least_in_flight
 from tuner.profile.plan import Fleet, FleetRouter
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.slo import Slo
-from tuner.twin.believed import BELIEVED
 from tuner.twin.choice import DRAWS
-from tuner.twin.draws import UNKNOWN, MachineHistory
+from tuner.twin.draws import START_SD, TTFT_SD, UNKNOWN, MachineHistory
 from tuner.twin.front_end import FrontEnd
 from tuner.twin.simulation import EngineShape, Traffic
 
@@ -75,7 +74,7 @@ def test_a_front_end_takes_what_it_adds_from_the_limit() -> None:
     assert behind.attainment_middle == 0.0
     assert before.e2el_p99_ms is not None
     # the draws scale what is before the first token, by a median of 1 within its standard error
-    error_ms = 1000 * 1.25 * BELIEVED.ttft_sd / math.sqrt(DRAWS)
+    error_ms = 1000 * 1.25 * TTFT_SD / math.sqrt(DRAWS)
     assert behind.e2el_p99_ms == pytest.approx(before.e2el_p99_ms + 1000, abs=2 * error_ms)
 
 
@@ -87,7 +86,7 @@ def needed(load: float, router: FleetRouter) -> int:
 
 def test_the_replicas_that_a_load_needs_follow_from_what_one_serves() -> None:
     # 60 requests a second; a server that serves 8 must not be quite full, however slow it starts.
-    fewest = 60 / 8 * math.exp(1.96 * BELIEVED.start_sd)
+    fewest = 60 / 8 * math.exp(1.96 * START_SD)
     by_load = needed(10.0, "least")
     assert fewest < by_load < 1.5 * fewest
     assert by_load < needed(10.0, "random") < 2 * fewest

@@ -41,13 +41,7 @@ def view(requests: int = 500) -> Forecast:
         hit_share=0.25,
         stalled_share=0.0,
         weighed=weigh(Loads(traffic), fitted, SHAPE, SLO, (4, 8)),
-        machine=MachineHistory(
-            np.array([1.0, 1.25, 0.5]),
-            (0.25,),
-            (-0.125,),
-            delays_s=np.array([-0.125, 0.0, 0.25]),
-            flicker=np.array([0.75, 1.5]),
-        ),
+        machine=MachineHistory(np.array([1.0, 1.25, 0.5]), 0.03, (0.25,), (-0.125,)),
     )
 
 
@@ -82,8 +76,7 @@ def test_what_is_stored_promises_what_was_promised() -> None:
     one = view()
     again = restored(stored(one), source="p.yaml")
     assert again.machine.slowdown.tolist() == [1.0, 1.25, 0.5]
-    assert again.machine.delays_s.tolist() == [-0.125, 0.0, 0.25]
-    assert again.machine.flicker.tolist() == [0.75, 1.5]
+    assert again.machine.speed_sd == 0.03
     assert (again.machine.ttft_errors, again.machine.tpot_errors) == ((0.25,), (-0.125,))
     said = one.promised(8)
     draws = again.draws([again.traffic])

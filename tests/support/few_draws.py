@@ -7,10 +7,10 @@ import pytest
 
 from tuner.profile import plan
 from tuner.runs.sweep import confirmation
-from tuner.twin import check, choice, forecast
+from tuner.twin import choice, forecast
 
 ASKED = 16
-"""Instead of ``choice.DRAWS`` and ``check.OWN_SPEED_DRAWS``."""
+"""Instead of ``choice.DRAWS``."""
 
 FEW = 20
 """Instead of ``draws.PRINTED``; a few more than the draws that are asked about every cap."""
@@ -23,5 +23,4 @@ def few_draws() -> Iterator[None]:
             patch.setattr(module, "PRINTED", FEW)
         for other in (forecast, choice, plan):
             patch.setattr(other, "DRAWS", ASKED)
-        patch.setattr(check, "OWN_SPEED_DRAWS", ASKED)
         yield

@@ -1,11 +1,11 @@
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.traffic.levels import Held, Levels, count_held, count_levels
+from tuner.traffic.concurrency import Levels, count_levels
 
 INTERVALS = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(1, 3)), min_size=1, max_size=25
@@ -15,7 +15,7 @@ INTERVALS = st.lists(
 def arrays(found: list[tuple[int, int, int]]) -> tuple[Any, Any, Any]:
     begins_s = np.array([float(begin) for begin, _, _ in found])
     ends_s = begins_s + [lasted for _, lasted, _ in found]
-    return begins_s, ends_s, np.array([n for _, _, n in found], np.int32)
+    return begins_s, ends_s, np.array([n for _, _, n in found], np.int64)
 
 
 @settings(max_examples=50)
@@ -32,17 +32,14 @@ def test_what_holds_is_what_is_counted_at_every_moment(
         for second in range(5, 40)
     ]
 
-    def of(count: Callable[..., Any]) -> Any:  # noqa: ANN401 - Levels or Held
-        begins_s, ends_s, n = arrays(found)
-        return count(begins_s, ends_s, n if weighted else None, start_s=5.0, end_s=40.0)
-
-    series: Levels = of(count_levels)
+    begins_s, ends_s, n = arrays(found)
+    series = count_levels(begins_s, ends_s, n if weighted else None, start_s=5.0, end_s=40.0)
+    assert isinstance(series, Levels)
     assert np.repeat(series.level, series.duration_s.astype(int)).tolist() == counted
-    for held in (series.held(), of(count_held)):
-        assert isinstance(held, Held)
-        assert dict(zip(held.level.tolist(), held.seconds.tolist(), strict=True)) == {
-            level: counted.count(level) for level in counted
-        }
+    held = series.held()
+    assert dict(zip(held.level.tolist(), held.seconds.tolist(), strict=True)) == {
+        level: counted.count(level) for level in counted
+    }
     assert series.longest_above_s(1) == longest(counted, 1)
     edges_s = np.array([0.0, 5.0, 6.0, 13.0, 40.0, 41.0])
     assert series.highest_in(edges_s) == [
@@ -53,3 +50,16 @@ def test_what_holds_is_what_is_counted_at_every_moment(
 def longest(counted: list[int], above: int) -> int:
     runs = "".join("x" if level > above else " " for level in counted).split()
     return max(map(len, runs), default=0)
+
+
+def test_an_empty_time_holds_nothing() -> None:
+    begins_s, ends_s = np.array([0.0]), np.array([1.0])
+    assert count_levels(begins_s, ends_s, None, start_s=1.0, end_s=1.0) is None
+
+
+@pytest.mark.parametrize("end_s", [1.0, np.nextafter(1.0, 2.0)])
+def test_what_begins_at_the_end_holds_for_no_time(end_s: float) -> None:
+    begins_s, ends_s = np.array([0.0, end_s]), np.array([9.0, 9.0])
+    found = count_levels(begins_s, ends_s, None, start_s=0.0, end_s=end_s)
+    assert found is not None
+    assert found.level.tolist() == [1]

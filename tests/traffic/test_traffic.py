@@ -1,28 +1,16 @@
 import math
-from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.traces import request
 from tuner.trace.columns import NO_AFFINITY, Columns, columns_of
 from tuner.trace.record import TraceHeader
 from tuner.trace.trace import TraceRequest
 from tuner.traffic import concurrency
-from tuner.traffic.arrivals import (
-    arrival_rate_rps,
-    busiest_rows,
-    busiest_window,
-    interarrival_cv,
-    peak_arrivals,
-    tick_ms,
-)
-from tuner.traffic.concurrency import levels, modelled_band, recorded_levels
-from tuner.traffic.levels import Levels
-from tuner.traffic.summary import describe
+from tuner.traffic.arrivals import busiest_rows, busiest_window
+from tuner.traffic.concurrency import modelled_band, recorded_levels
+from tuner.traffic.summary import describe, tick_ms
 from tuner.traffic.trace_warnings import trace_warnings
 
 
@@ -32,13 +20,6 @@ def columns(*requests: TraceRequest, block_size: int = 16) -> Columns:
 
 def arrivals(*arrival_s: float) -> list[TraceRequest]:
     return [request(row, at_s) for row, at_s in enumerate(arrival_s)]
-
-
-def in_flight(requests: Sequence[TraceRequest], start_s: float, end_s: float) -> Levels:
-    table = columns(*requests)
-    found = levels(table, table.e2e_s, start_s=start_s, end_s=end_s)
-    assert found is not None
-    return found
 
 
 # -- columns
@@ -67,6 +48,10 @@ def test_tokens_that_came_before_are_counted_in_full_blocks() -> None:
     assert describe(found).prefix_share == 48 / 120
 
 
+def test_without_ids_sharing_is_unknown_and_not_zero() -> None:
+    assert describe(columns(request())).prefix_share is None
+
+
 def test_sticky_routers_go_by_session_or_by_what_tells_prompts_apart() -> None:
     system_prompt, alice, bob = 1, 2, 3
     found = columns(
@@ -86,21 +71,42 @@ def test_sticky_routers_go_by_session_or_by_what_tells_prompts_apart() -> None:
 
 
 def test_the_rate_is_one_over_the_mean_gap() -> None:
-    table = columns(*arrivals(0, 1, 2, 4))
-    assert arrival_rate_rps(table.arrival_s) == 3 / 4
-    assert interarrival_cv(table.arrival_s) == pytest.approx(math.sqrt(2 / 9) / (4 / 3))
+    found = describe(columns(*arrivals(0, 1, 2, 4)))
+    assert found.arrival_rate_rps == 3 / 4
+    assert found.interarrival_cv == pytest.approx(math.sqrt(2 / 9) / (4 / 3))
+    assert describe(columns(*arrivals(0, 1, 2))).interarrival_cv == 0
+
+
+def test_requests_of_one_time_have_no_rate() -> None:
+    found = describe(columns(*arrivals(5, 5, 5)))
+    assert (found.arrival_rate_rps, found.interarrival_cv, found.tick_ms) == (None, None, None)
+    assert found.duration_s == 0
 
 
 def test_the_peak_is_over_any_window_wherever_it_begins() -> None:
-    table = columns(*arrivals(0, 0.9, 1.0, 1.1, 1.9, 5))
-    assert peak_arrivals(table.arrival_s, 1.0) == 3
-    assert peak_arrivals(table.arrival_s, 10.0) == 6
+    found = describe(columns(*arrivals(0, 0.9, 1.0, 1.1, 1.9, 5))).peak_arrivals
+    assert (found[1.0], found[10.0]) == (3, 6)
 
 
 @pytest.mark.parametrize("tick", [10, 100, 1000, 3000])
 def test_a_grid_is_found(tick: int) -> None:
     at_s = [i * tick / 1000 for i in (0, 1, 1, 2, 4, 5, 7, 7, 8, 9, 10, 12, 13, 14, 17)]
     assert tick_ms(columns(*arrivals(*at_s)).arrival_s) == tick
+
+
+def test_a_grid_may_jitter_by_a_millisecond() -> None:
+    at_s = [i * 3 + (i % 3 - 1) / 1000 for i in range(1, 60)]
+    assert tick_ms(columns(*arrivals(*at_s)).arrival_s) == 3000
+
+
+def test_a_clock_that_counts_ms_is_no_grid() -> None:
+    rng = np.random.default_rng(1)
+    at_s = np.sort(rng.integers(0, 100_000, 500)) / 1000
+    assert tick_ms(at_s) is None
+
+
+def test_any_few_times_are_on_a_grid_and_say_nothing() -> None:
+    assert tick_ms(columns(*arrivals(0, 5, 10, 15)).arrival_s) is None
 
 
 def test_the_busiest_window_has_the_most_tokens_not_the_most_requests() -> None:
@@ -121,6 +127,16 @@ def test_what_was_not_served_is_not_load() -> None:
     failed = request(0, 0.0, input_length=1000, status="error")
     served = [request(1, 50.0), request(2, 99.0)]
     assert busiest_window([failed, *served], 5.0)[0] == 50.0
+
+
+def test_the_busiest_window_does_not_reach_past_the_end() -> None:
+    start_s, end_s = busiest_window([*arrivals(0, 8), request(9, 10.0, output_length=1000)], 4.0)
+    assert 10.0 < end_s < 10.001
+    assert end_s - start_s == pytest.approx(4.0)
+
+
+def test_a_window_longer_than_the_trace_begins_with_it() -> None:
+    assert busiest_window(arrivals(3, 4), 60.0) == (3.0, 63.0)
 
 
 # -- concurrency
@@ -164,28 +180,6 @@ def test_a_few_unknown_ends_are_left_out_and_many_are_too_many() -> None:
     assert recorded_levels(table(6)) is None
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(1, 3)),
-        min_size=1,
-        max_size=20,
-    )
-)
-def test_levels_agree_with_counting_at_every_moment(found: list[tuple[int, int, int]]) -> None:
-    requests = [
-        request(i, float(at_s), e2e_s=float(lasts_s), n=n)
-        for i, (at_s, lasts_s, n) in enumerate(found)
-    ]
-    stretches = in_flight(requests, 0.0, 80.0)
-    edges = np.concatenate([[0.0], np.cumsum(stretches.duration_s)])
-    assert edges[-1] == 80.0
-    for (begin, end), level in zip(pairwise(edges), stretches.level, strict=True):
-        middle = (begin + end) / 2
-        assert level == sum(
-            one.n for one in requests if one.arrival_s <= middle < one.arrival_s + (one.e2e_s or 0)
-        )
-
-
 # -- what to beware of
 
 
@@ -209,6 +203,10 @@ def healthy(count: int = 200, gap_s: float = 0.5) -> list[TraceRequest]:
         )
         for i, (t, n) in enumerate(zip(at_s, lengths, strict=True))
     ]
+
+
+def test_a_healthy_trace_has_nothing_to_beware_of() -> None:
+    assert told(*healthy()) == ""
 
 
 @pytest.mark.parametrize(
@@ -238,6 +236,12 @@ def test_what_the_source_cannot_show_is_told() -> None:
     assert "cannot show aborted" in told(*healthy(), header=TraceHeader(missing=("aborts",)))
     assert "understated" in told(*healthy(), header=TraceHeader(block_size=512))
     assert "understated" not in told(*healthy(), header=TraceHeader(block_size=16))
+
+
+def test_dates_are_not_said_to_be_of_another_unit() -> None:
+    said = told(*healthy(gap_s=0.0005), header=TraceHeader(source="litellm"))
+    assert "look at the stamps" in said
+    assert "--time-unit" not in said
 
 
 def test_of_a_long_trace_some_requests_stand_for_all_in_its_band(

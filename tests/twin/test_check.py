@@ -23,11 +23,9 @@ from tuner.twin.check import (
     driver,
     foretell,
     lag_s,
-    least_attainment,
     observed,
 )
-from tuner.twin.draws import MachineHistory, draws_of
-from tuner.twin.forecast import delays_s
+from tuner.twin.draws import MachineHistory
 from tuner.twin.front_end import FrontEnd, simulate_behind
 from tuner.twin.law import FittedLaw, Segment, fit_law
 from tuner.twin.simulation import EngineShape, Slowdown, Traffic, simulate
@@ -76,19 +74,16 @@ def fit(*segments: Segment) -> FittedLaw:
 
 
 def at_own_speed(windows: list[Observed], law: StepLaw, front_end: FrontEnd | None = None) -> Check:
-    return check_at_own_speed(windows, law, SLO, driver(law, SHAPE, front_end))
+    return check_at_own_speed(windows, SLO, driver(law, SHAPE, front_end))
 
 
 def test_a_twin_behind_the_same_front_end_is_right_and_one_without_it_is_not() -> None:
     segment, window = measured(16, behind=FrontEnd(request_s=0.2, delivery_s=0.3))
     law = fit(segment).law
     alone = at_own_speed([window], law)
-    with_it = at_own_speed([window], law, FrontEnd(2.0, 0.2, 0.0, 0.3))
+    with_it = at_own_speed([window], law, FrontEnd(2.0, 0.2, 0.3))
     assert alone.failed
-    assert (with_it.held, with_it.failed) == (
-        12,
-        False,
-    )  # the slowdown has how it slows it
+    assert (with_it.held, with_it.failed) == (9, False)  # the slowdown has how it slows it
 
 
 def test_of_a_server_that_tells_no_iterations_only_what_its_clients_see_is_checked() -> None:
@@ -103,11 +98,10 @@ def test_the_twin_is_right_about_what_it_can_represent() -> None:
     segment, window = measured(8)
     found = at_own_speed([window], fit(segment).law)
     assert [one.name for one in found.numbers] == [
-        *("ttft_p50_ms", "ttft_p95_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p95_ms"),
-        *("e2el_p95_ms", "e2el_p99_ms", "attainment"),
-        *("running_mean", "waiting_mean", "kv_blocks_mean", "preemptions"),
+        *("ttft_p50_ms", "ttft_p95_ms", "tpot_p50_ms", "tpot_p95_ms", "e2el_p95_ms"),
+        *("attainment", "running_mean", "waiting_mean", "preemptions"),
     ]
-    assert found.held == 12
+    assert found.held == 9
     assert not found.failed
 
 
@@ -207,20 +201,6 @@ def test_a_request_that_was_late_outside_of_the_scheduler_is_no_error_of_its_mod
     assert at_own_speed([every], law).failed
 
 
-def test_the_least_attainment_is_what_is_foretold_to_the_last_bit() -> None:
-    segment, window = measured(8)
-    planned = replace(window.planned, weight=0.7)
-    rng = np.random.default_rng(0)
-    machine = MachineHistory(
-        rng.uniform(0.9, 1.3, 40), delays_s=rng.normal(0, 0.01, 50), flicker=np.ones(9)
-    )
-    tight = Slo(ttft_s=1.0, tpot_s=0.031)
-    asked = ([planned, planned], fit(segment).draws(40), machine, SHAPE, tight)
-    numbers, _ = foretell(*asked, max_num_seqs=8)
-    assert 0.0 < numbers["attainment"].low < 1.0
-    assert least_attainment(*asked, max_num_seqs=8) == numbers["attainment"].low
-
-
 def foretold(slowdown: list[float]) -> tuple[dict[str, Foretold], list[tuple[float, float]]]:
     segment, window = measured(8)
     planned = window.planned
@@ -232,7 +212,7 @@ def test_a_forecast_holds_of_the_machine_that_it_is_of_and_fails_of_a_much_slowe
     numbers, ((ttft_s, tpot_s),) = foretold([1.0])
     _, same = measured(8)
     _, slow = measured(8, slowdown=1.5)
-    assert check_foretold(numbers, [same], SLO).held == 12
+    assert check_foretold(numbers, [same], SLO).held == 9
     found = check_foretold(numbers, [slow], SLO)
     assert found.failed
     assert found.worst.measured > found.worst.predicted
@@ -240,25 +220,10 @@ def test_a_forecast_holds_of_the_machine_that_it_is_of_and_fails_of_a_much_slowe
     assert tpot_s == pytest.approx(np.mean(same.tpot_s), rel=0.05)
 
 
-def test_delays_of_single_requests_that_were_measured_are_in_the_forecast() -> None:
-    """One in fifty comes a second later."""
-    segment, window = measured(8)
-    law = fit(segment).law
-    late = np.where(np.arange(150) % 50 == 7, 1.0, 0.0)
-    found = delays_s([replace(window, ttft_s=window.ttft_s + late)], law, driver(law, SHAPE))
-    assert np.median(found) == 0
-    assert found.max() == pytest.approx(1.0, abs=0.05)
-    (draw,) = draws_of([law], MachineHistory(np.ones(1), delays_s=found), [traffic()])
-    seen = draw.replay(traffic(), SHAPE, max_num_seqs=8)
-    assert 1 <= (seen.ttft_s > 0.9).sum() <= 9
-    assert (seen.e2el_s >= seen.ttft_s).all()
-
-
 def test_stalls_that_were_measured_are_in_the_forecast() -> None:
     calm, _ = foretold([1.0] * 24)
     stalled, _ = foretold([1.0] * 22 + [3.0] * 2)
-    for name in ("e2el_p99_ms", "ttft_p99_ms"):
-        assert stalled[name].high > 1.2 * calm[name].high
+    assert stalled["e2el_p95_ms"].high > 1.2 * calm["e2el_p95_ms"].high
     assert stalled["attainment"].low < calm["attainment"].low
 
 
@@ -287,14 +252,6 @@ def test_one_number_far_off_or_three_outside_of_their_intervals_are_an_alarm() -
     assert Check((outside,) * 3 + (inside,) * 9).failed
     assert Check((far,) + (inside,) * 11).failed
     assert Check((far,) + (inside,) * 11).held == 11
-
-
-def test_a_law_goes_on_beyond_its_table_and_reads_nothing_behind_it() -> None:
-    """As where a sweep ended at fewer slots than a refinement tries."""
-    memory = np.concatenate((TRUE.decode_s[:5], np.full(20, 9.0)))
-    short = TRUE._replace(decode_s=memory[:5])
-    one, other = (simulate(traffic(), law, SHAPE, max_num_seqs=16) for law in (short, TRUE))
-    assert one.e2el_s == pytest.approx(other.e2el_s)
 
 
 def test_the_lag_of_the_front_end_is_found() -> None:

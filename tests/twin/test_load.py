@@ -1,6 +1,6 @@
 import numpy as np
 
-from tuner.twin.load import Loads, another_day, loads_of, scaled
+from tuner.twin.load import Loads, loads_of, scaled
 from tuner.twin.simulation import Traffic
 
 EVERY_SECOND = Traffic.of((float(second), second + 1, 10) for second in range(100))
@@ -32,20 +32,3 @@ def test_the_headroom_is_asked_with_five_copies_in_turn() -> None:
 
 def test_without_headroom_today_alone_is_asked() -> None:
     assert loads_of(EVERY_SECOND, 1.0, seed=0) == Loads(EVERY_SECOND)
-
-
-def test_another_day_is_made_of_stretches_of_half_a_minute() -> None:
-    """A request a second, of which the first of each half minute has 1,000 tokens."""
-    traffic = Traffic.of((float(at), 1000 if at % 30 == 0 else at, 10) for at in range(600))
-    other = another_day(traffic, 600.0, np.random.default_rng(0))
-    assert other is not None
-    assert other.arrival_s.tolist() == traffic.arrival_s.tolist()
-    stretches = other.input_length.reshape(20, 30)
-    assert (stretches[:, 0] == 1000).all()
-    assert (np.diff(stretches[:, 1:]) == 1).all()
-    assert len(set(stretches[:, 1].tolist())) < 20  # with replacement
-
-
-def test_of_less_than_ten_minutes_nothing_is_said_of_another_day() -> None:
-    assert another_day(EVERY_SECOND, 599.0, np.random.default_rng(0)) is None
-    assert another_day(EVERY_SECOND, 600.0, np.random.default_rng(0)) is not None

@@ -1,9 +1,9 @@
-"""Which caps are right, and which of them must be asked about the headroom."""
+"""Which cap is chosen, and which others are as right, by tables worked out by hand."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.twin.objective import Shares, Values, candidates, choose, deciding, right_caps
+from tuner.twin.objective import Shares, Values, choose, right_caps
 
 CAPS = (1, 2, 4, 8, 16)
 NEAR = st.tuples(
@@ -14,16 +14,17 @@ RAISED = st.fixed_dictionaries(dict.fromkeys(CAPS, st.floats(0.4, 1.0)))
 
 
 @given(TODAY, RAISED, st.sampled_from([None, 50, 5000]))
-def test_what_is_right_depends_on_the_headroom_of_the_deciding_caps_alone(
+def test_the_choice_is_right_and_within_the_tolerances(
     today: Values, raised: Shares, requests: int | None
 ) -> None:
-    asked = {cap: raised[cap] for cap in deciding(today, requests=requests)}
-    right = right_caps(today, raised, requests=requests)
-    assert right_caps(today, asked, requests=requests) == right
-    assert choose(today, raised, requests=requests) in right
+    cap = choose(today, raised, requests=requests)
+    assert cap in right_caps(today, raised, requests=requests)
+    most = max(share for share, _ in today.values())
+    assert today[cap][0] >= most - max(0.01, 2 / (requests or 1000))
 
 
-def test_today_is_not_traded_for_headroom_however_few_requests_there_are() -> None:
-    served = {8: (1.0, 0.0), 16: (0.99, 0.0)}  # one of 100 less
-    assert candidates(served, requests=100) == [8]
-    assert choose(served, {8: 0.8, 16: 1.0}, requests=100) == 8
+def test_within_a_tolerance_is_equal_for_headroom_too() -> None:
+    served = {8: (1.0, 0.0), 16: (0.992, 0.0)}
+    assert choose(served) == 8
+    assert choose(served, {8: 0.8, 16: 1.0}) == 16
+    assert choose(served, {8: 0.3, 16: 0.4}) == 8

@@ -75,7 +75,7 @@ class Profile:
         return [dict(row) for row in curve_table(self.sections).records()]
 
     def __str__(self) -> str:
-        return "\n".join(block_of(self.sections, next_="").lines())
+        return "\n".join(block_of(self.sections).lines())
 
 
 @dataclass(frozen=True, slots=True)

@@ -345,9 +345,10 @@ class PlanOptions:
         int | None,
         option("Servers that share the traffic; default: what it needs.", min=1, max=100_000),
     ] = None
-    router: Annotated[Literal["least", "rr", "random"], option("How requests reach replicas.")] = (
-        "least"
-    )
+    router: Annotated[
+        Literal["least", "rr", "random"] | None,
+        option("How requests reach replicas; default: as in the sweep, or least."),
+    ] = None
     require: Require = ()
     details: Details = False
     json: Json = False

@@ -12,7 +12,6 @@ from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin
 from tuner.profile.summary import confirmed_text
-from tuner.twin.front_end import strain
 from tuner.twin.objective import EQUAL_ATTAINMENT, NOT_ASKED, choose
 from tuner.views.plan import FleetPlan, plan_json, plan_page, replicas_in_words
 from tuner.views.text import print_json, print_page
@@ -54,12 +53,16 @@ def _next(plan: FleetPlan, profile: ServingProfile, options: PlanOptions) -> str
 
 
 def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) -> FleetPlan:
+    replicas_then = profile.provenance.replicas
     captured_rps = len(twin.traffic) / twin.length_s
-    load = _load(options, captured_rps)
+    load = _load(options, replicas_then * captured_rps) * replicas_then
     slo = profile.decision.slo.slo
     cap = profile.decision.max_num_seqs
     target = max(LEAST_TARGET, _promised(profile) - EQUAL_ATTAINMENT)
-    fleet = Fleet(twin, slo, load, options.router)
+    before = profile.provenance.router
+    # sessions that keep to a server: what the fewest requests in flight choose is nearest to it
+    router = options.router or ("least" if before is None or before == "session" else before)
+    fleet = Fleet(twin, slo, load, router)
     caps = sorted({step.max_num_seqs for step in profile.curve} | {cap})
     if options.replicas is not None:
         _check_load(load / options.replicas)
@@ -77,14 +80,17 @@ def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) ->
     if headroom > 1:
         raised = replace(fleet, load=headroom * load).attained(caps, replicas=replicas)
     return FleetPlan(
-        load=load,
+        load=load / replicas_then,
         rps=load * captured_rps,
         replicas=replicas,
-        router=options.router,
+        router=fleet.router,
         max_num_seqs=cap,
         best=choose(bounds.eligible({each.max_num_seqs: _value(each) for each in steps}), raised),
         attainment=target,
         replicas_needed=needed,
+        replicas_by_cap={
+            each: fleet.replicas_for(each, attainment=target, surely=False) for each in caps
+        },
         stored_requests=len(twin.traffic),
         steps=steps,
         required=[str(each) for each in bounds.checks(cap)] if bounds.of_cap else [],
@@ -93,10 +99,7 @@ def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) ->
         else [],
         replicas_that_keep=keeping,
         checked=_checked(profile),
-        warnings=[
-            *_warnings(profile, load / replicas, steps, needed),
-            *_strain(twin, load / replicas),
-        ],
+        warnings=_warnings(profile, load / replicas, steps, needed),
     )
 
 
@@ -180,11 +183,3 @@ def _warnings(
             f"{MOST_REPLICAS:,} replicas do not serve what the profile promises: relax the SLO"
         )
     return text
-
-
-def _strain(twin: StoredTwin, load: float) -> list[str]:
-    """Say where the front end of a replica is too busy for what is said behind it."""
-    if twin.front_end is None:
-        return []
-    text = strain(twin.busy(load), load=load, processes=twin.front_end.processes)
-    return [] if text is None else [text]

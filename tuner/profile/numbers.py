@@ -77,13 +77,6 @@ class Binds(Section):
     token_budget: Fraction
     """``max_num_batched_tokens`` were spent."""
 
-    @property
-    def most(self) -> tuple[str, float] | None:
-        """The limit that binds longest, and its share; None where nobody waits."""
-        shares = {"slots": self.slots, "KV blocks": self.kv_blocks, "tokens": self.token_budget}
-        name = max(shares, key=lambda one: shares[one])
-        return (name, shares[name]) if shares[name] else None
-
 
 class CapNumbers(Section):
     """The numbers of one value of ``max_num_seqs``. A latency is None where no request has one."""
@@ -152,14 +145,6 @@ class Predicted(CapNumbers):
     load: Limit
     intervals: dict[str, Range]
     """Again: the same traffic on a fresh engine."""
-
-    another_day: dict[str, Range] | None = None
-    """Other traffic of the same kind; None where that is not claimed."""
-
-    @property
-    def on_any_day(self) -> dict[str, Range]:
-        """The intervals for what production will see."""
-        return self.intervals if self.another_day is None else self.another_day
 
 
 Checked = Annotated[tuple[Signed, Signed, Signed, Signed], Strict(strict=False)]
@@ -291,16 +276,10 @@ class FrontEndSection(Section):
     """How many times as long an iteration took as in the ladder's engine at equal work."""
 
     request_ms: Number
-    input_token_ms: Number
-    """Before the scheduler, for each request and for each token of its prompt."""
+    """Before the scheduler, for each request."""
 
     delivery_ms: Number
-    chunk_ms: Number
-    """After it, for which a chunk is under way, and for which it keeps the front end busy."""
-
-    processes: Seqs
-    utilisation: Number
-    """The share of its time for which each of them is busy at the captured load."""
+    """After it, for each token."""
 
 
 class Twin(Section):
@@ -316,6 +295,9 @@ class Twin(Section):
 
     hit_share: Fraction
     """What the prefix cache gave of what an endless one would have given."""
+
+    speed_sd: Number
+    """Standard deviation of the machine's log speed over minutes."""
 
     misfit: Misfit | None = None
     """None where no unseen window was replayed."""

@@ -18,11 +18,9 @@ from tuner.engines.scheduler.state import Floats
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo
-from tuner.twin.choice import DRAWS, Question, Statistics
+from tuner.twin.choice import DRAWS, Bounds, Question, numbers_of
 from tuner.twin.draws import ENDS, PRINTED, Draw
-from tuner.twin.front_end import MOST_UTILISATION
 from tuner.twin.load import Loads, scaled
-from tuner.twin.required import Bounds
 from tuner.twin.simulation import Traffic, TwinReplay
 
 FleetRouter = Literal["least", "rr", "random"]
@@ -104,21 +102,20 @@ class Fleet:
             return dict.fromkeys(caps, 1.0)
         return {cap: float(self._pooled(busy, self._lawful(cap))[0]) for cap in caps}
 
-    def replicas_for(self, cap: int, *, attainment: float) -> int | None:
-        """Return the fewest replicas with which 97.5 % of the laws serve this share of requests
-        within the SLO, and front ends are not too busy for a promise; None when MOST_REPLICAS do
-        not."""
+    def replicas_for(self, cap: int, *, attainment: float, surely: bool = True) -> int | None:
+        """Return the fewest replicas with which 97.5 % of the draws, or with ``surely`` off the law
+        alone, serve this share of requests within the SLO; None when MOST_REPLICAS do not."""
         draws = self.twin.draws([self.twin.traffic], DRAWS)
 
         def enough(replicas: int) -> bool:
-            if self.twin.busy(self.load / replicas) > MOST_UTILISATION:
-                return False
+            if not surely:
+                return self.attained((cap,), replicas=replicas)[cap] >= attainment
             answer = self._answer(cap, self.parts(replicas), 0.0, draws)
             return answer.attainment[0] >= attainment
 
         def carries(share: float) -> bool:
             one = scaled(self.twin.traffic, share, np.random.default_rng(SEED))
-            return Statistics.of(one, self._lawful(cap)(one), self.slo).attainment >= attainment
+            return numbers_of(one, self._lawful(cap)(one), self.slo)[0] >= attainment
 
         if not carries(LEAST_LOAD):
             return None
@@ -148,9 +145,7 @@ class Fleet:
             asked = Question(
                 loads, twin.shape, self.slo, tuple(requirements), rate_rps, twin.front_end
             )
-            drawn += [
-                asked.drawn(0, law, caps, raise_all=True).required for law in twin.laws[:DRAWS]
-            ]
+            drawn += [asked.drawn(0, law, caps)[1] for law in twin.laws[:DRAWS]]
         return Bounds.of(requirements, drawn)
 
     def replicas_that_keep(
@@ -222,7 +217,7 @@ class Fleet:
 
     def _pooled(self, parts: Sequence[Traffic], replayed: Replayed) -> Floats:
         """Return the mean of each statistic over the replicas, by their requests."""
-        values = np.array([Statistics.of(one, replayed(one), self.slo) for one in parts], float)
+        values = np.array([numbers_of(one, replayed(one), self.slo) for one in parts])
         return np.asarray(np.average(values, axis=0, weights=[*map(len, parts)]))
 
 

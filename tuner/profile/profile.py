@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -76,9 +76,26 @@ def seal(  # noqa: PLR0913 - one argument a section
 def dump(profile: ServingProfile) -> str:
     """Return the profile as YAML that ``parse`` reads back to an equal profile. On top stands what
     it says, in comments."""
-    said = [*block_of(profile, next_="").lines(), *facts_of(profile)]
+    said = [*block_of(profile).lines(), *facts_of(profile)]
     head = "".join(f"# {printable(line)}".rstrip() + "\n" for line in (*_HEAD, "", *said))
-    return head + yaml_strict.dump(profile.model_dump(mode="json"))
+    return head + "".join(f"{line}\n" for line in _page(profile.model_dump(mode="json")))
+
+
+def _page(content: Mapping[str, object], indent: str = "") -> Iterator[str]:
+    """Yield the lines of a page that a person reviews: a line for each value of a section, and for
+    each row of a list."""
+    for key, value in content.items():
+        first = value[0] if isinstance(value, list) and value else value
+        if isinstance(value, dict) and value and not indent:
+            yield f"{key}:"
+            yield from _page(value, "  ")
+        elif isinstance(value, list) and isinstance(first, dict):
+            yield f"{indent}{key}:"
+            yield from (f"{indent}- {yaml_strict.dump(row, is_flow=True)}" for row in value)
+        elif isinstance(first, str):
+            yield from (f"{indent}{line}" for line in yaml_strict.dump({key: value}).splitlines())
+        else:
+            yield f"{indent}{key}: {yaml_strict.dump(value, is_flow=True)}"
 
 
 def parse(text: str, *, source: str) -> ServingProfile:

@@ -159,6 +159,12 @@ class Provenance(Section):
     ranks: Count = 1
     """Of a data-parallel server, of which one was measured: every number is one rank's."""
 
+    replicas: Seqs = 1
+    """Servers that share the trace's traffic; every number is one's."""
+
+    router: Literal["least", "rr", "random", "session"] | None = None
+    """How it is shared; None where one server gets all of it."""
+
     confirm: Literal["inproc", "server"] | None = None
     """Where the engine ran that confirmed the choice: in tuner's process, or behind a server;
     None where none did."""

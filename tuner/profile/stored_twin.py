@@ -4,8 +4,7 @@ The traffic is at most MOST_STORED requests, the busiest stretch of what was tun
 little-endian, one after the other, compressed (zlib) and written in base64:
 u4 number of requests, u4 number of drawn laws, u4 values a law; then of the requests f4 gaps
 between arrivals in seconds, u4 input, output and cached tokens; then f4 values of the laws; then in
-f4, a NaN between each, of `twin.draws.MachineHistory` the slowdown, the delays of single requests
-and the flicker.
+f4 the slowdown of `twin.draws.MachineHistory`.
 """
 
 import base64
@@ -72,12 +71,6 @@ class StoredTwin:
         """The front end before the engine; None: none was measured."""
         return self.machine.front_end
 
-    def busy(self, load: float) -> float:
-        """Return the share of its time for which a server's front end is busy at so many times the
-        stored traffic; 0 where none was measured."""
-        one = self.front_end
-        return 0.0 if one is None else load * one.busy(self.traffic, self.length_s)
-
     def replayed(self, traffic: Traffic, law: StepLaw, *, max_num_seqs: int) -> TwinReplay:
         """Return what clients would have seen under one of the laws."""
         return simulate_behind(self.front_end, traffic, law, self.shape, max_num_seqs=max_num_seqs)
@@ -131,17 +124,7 @@ def stored(view: Forecast) -> Twin:
             gaps_s.astype("<f4").tobytes(),
             *(length.astype("<u4").tobytes() for length in lengths),
             draws.tobytes(),
-            np.concatenate(
-                (
-                    view.machine.slowdown,
-                    [np.nan],
-                    view.machine.delays_s,
-                    [np.nan],
-                    view.machine.flicker,
-                )
-            )
-            .astype("<f4")
-            .tobytes(),
+            view.machine.slowdown.astype("<f4").tobytes(),
         )
     )
     return Twin(
@@ -154,6 +137,7 @@ def stored(view: Forecast) -> Twin:
         extrapolated_from=view.fitted.extrapolated_from,
         lag_s=view.shape.lag_s,
         hit_share=view.hit_share,
+        speed_sd=view.machine.speed_sd,
         misfit=Misfit(ttft=[*view.machine.ttft_errors], tpot=[*view.machine.tpot_errors])
         if view.machine.ttft_errors
         else None,
@@ -186,11 +170,9 @@ def restored(section: Twin, *, source: str, front_end: FrontEndSection | None = 
         or len(sizes) != len(section.law.decode_s)
     ):
         raise _senseless(source, "its parts do not fit each other")
-    history = rest[laws * width :]
-    ends = np.flatnonzero(np.isnan(history))
-    if len(ends) != 2:
+    slowdown = rest[laws * width :]
+    if not np.isfinite(slowdown).all() or (slowdown <= 0).any():
         raise _senseless(source, "its parts do not fit each other")
-    slowdown, delays_s, flicker = (one[~np.isnan(one)] for one in np.split(history, ends))
     return StoredTwin(
         law=law_of(section.law),
         shape=EngineShape(**section.shape.model_dump(), lag_s=section.lag_s),
@@ -200,11 +182,10 @@ def restored(section: Twin, *, source: str, front_end: FrontEndSection | None = 
         length_s=section.length_s,
         machine=MachineHistory(
             slowdown,
+            section.speed_sd,
             () if section.misfit is None else tuple(section.misfit.ttft),
             () if section.misfit is None else tuple(section.misfit.tpot),
             front_end=None if front_end is None else _front_end(front_end),
-            delays_s=delays_s,
-            flicker=flicker,
         ),
     )
 
@@ -213,10 +194,7 @@ def _front_end(section: FrontEndSection) -> FrontEnd:
     return FrontEnd(
         contention=section.contention,
         request_s=section.request_ms / 1e3,
-        input_token_s=section.input_token_ms / 1e3,
         delivery_s=section.delivery_ms / 1e3,
-        chunk_s=section.chunk_ms / 1e3,
-        processes=section.processes,
     )
 
 

@@ -1,17 +1,14 @@
 """The summary of a profile in words, the answer first: its verdict block. Pure."""
 
-import math
 import re
 from collections.abc import Iterator
 
 from tuner.engines.vllm import supported
 from tuner.profile.numbers import (
     Baseline,
-    Binds,
     CapNumbers,
     CheckSection,
     CurveStep,
-    FrontEndSection,
     Predicted,
     SpreadSection,
 )
@@ -56,8 +53,8 @@ _HEADLINE = re.compile(
 for every knee."""
 
 
-def block_of(profile: ServingProfile, *, next_: str) -> VerdictBlock:
-    """Return the verdict block of a profile; ``next_`` is the command to run."""
+def block_of(profile: ServingProfile) -> VerdictBlock:
+    """Return the verdict block of a profile."""
     decision, given = profile.decision, promised(profile)
     aside = KINDS[decision.verdict]
     if decision.confidence and decision.verdict not in {"overloaded", "not_reached"}:
@@ -73,7 +70,7 @@ def block_of(profile: ServingProfile, *, next_: str) -> VerdictBlock:
         ("checked", _checked(profile)),
     ]
     title = _answer(profile, given)
-    return VerdictBlock(title, aside, [(name, text) for name, text in rows if text], next_)
+    return VerdictBlock(title, aside, [(name, text) for name, text in rows if text])
 
 
 def why(profile: ServingProfile) -> str:
@@ -179,24 +176,6 @@ def chosen_step(profile: ServingProfile) -> CurveStep | None:
     """Return the step of the curve that was chosen; None where the choice is not on it."""
     cap = profile.decision.max_num_seqs
     return next((step for step in profile.curve if step.max_num_seqs == cap), None)
-
-
-LEAST_SHARE = 0.005
-"""Share of the time below which a wait is nothing."""
-
-
-def waits_for(binds: Binds | None, front_end: FrontEndSection | None) -> tuple[str, float] | None:
-    """Return what requests wait for longest, and for which share of the time; None for nothing.
-
-    For a front end that is busy for a share u of its time somebody waits for 1 - (1 - u) e^u of
-    it: the time in which an M/D/1 queue holds more than the one that it serves.
-    """
-    waits = [] if binds is None or binds.most is None else [binds.most]
-    if front_end is not None:
-        busy = min(1.0, front_end.utilisation)
-        waits.append(("front end", 1 - (1 - busy) * math.exp(busy)))
-    most = max(waits, key=lambda wait: wait[1], default=None)
-    return None if most is None or most[1] < LEAST_SHARE else most
 
 
 def percent(share: float) -> str:

@@ -1,19 +1,14 @@
-"""A verdict in at most nine lines of 80 columns, the answer first. Pure."""
+"""A verdict in at most eight lines of 80 columns, the answer first. Pure."""
 
-import itertools
 import re
-import shlex
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH = 80
-MOST_LINES = 9
+MOST_LINES = 8
 NAMES = 11
 """Columns of a row's name, with the space on both sides."""
-
-JOINED = " \\"
-"""At the end of a line that a shell goes on with in the next."""
 
 BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|(?:ms|s|min|h)\b)")
 TOGETHER = "\N{NO-BREAK SPACE}"
@@ -22,7 +17,7 @@ TOGETHER = "\N{NO-BREAK SPACE}"
 
 @dataclass(frozen=True, slots=True)
 class VerdictBlock:
-    """A verdict: what to set, then what that gives, costs and rests on, and last what to run."""
+    """A verdict: what to set, then what that gives, costs and rests on."""
 
     title: str
     aside: str
@@ -31,38 +26,20 @@ class VerdictBlock:
     rows: Sequence[tuple[str, str]]
     """Name and sentence of each, the most important first."""
 
-    next: str
-    """The command to run, as a shell takes it. Empty where there is none."""
-
     def lines(self) -> list[str]:
         """Return at most MOST_LINES lines of at most WIDTH columns.
 
         Of a row that is too long for the room that is left, its first whole clauses are kept. The
         reason is the first row to give way.
         """
-        head, typed = self._head(), self._typed()
-        rows = list[list[str]]([[]] * len(self.rows))
-        room = MOST_LINES - len(head) - max(1, len(typed)) - (len(self.rows) - 1)
-        for number, (name, text) in sorted(
-            enumerate(self.rows), key=lambda row: row[1][0] == "why"
-        ):
+        head, rows = self._head(), dict[int, list[str]]()
+        room = MOST_LINES - len(head) - (len(self.rows) - 1)
+        for number in sorted(range(len(self.rows)), key=lambda at: self.rows[at][0] == "why"):
+            name, text = self.rows[number]
             part = wrapped(text, most=room)
             rows[number] = _row(name, part)
             room -= len(part) - 1
-        return [*head, *itertools.chain(*rows), *_row("next", typed)]
-
-    def _typed(self) -> list[str]:
-        """Return the command in lines that a shell joins, as many as the rows leave room for."""
-        lines = [""]
-        for word in map(shlex.quote, shlex.split(self.next)):
-            longer = f"{lines[-1]} {word}".lstrip()
-            if lines[-1] and len(longer) > WIDTH - NAMES - len(JOINED):
-                lines.append(word)
-            else:
-                lines[-1] = longer
-        if len(self.next) <= WIDTH - NAMES or len(lines) > MOST_LINES - 1 - len(self.rows):
-            return [self.next] if self.next else []
-        return [*(line + JOINED for line in lines[:-1]), lines[-1]]
+        return [*head, *(line for number in sorted(rows) for line in rows[number])]
 
     def _head(self) -> list[str]:
         """Return the title, with the aside beside it where it fits and in a row of its own below a

@@ -40,11 +40,11 @@ def limits(profile: ServingProfile) -> dict[str, float]:
             result[f"{name}_promised"] = means_s[0]
             result[f"{name}_limit"] = max(means_s) * (1 + TOLERANCE) + SLACK_S[name]
     lowest = min(one.attainment for one in every)
-    lows = (one.on_any_day.get("attainment", (lowest, 0))[0] for one in validated)
+    lows = (one.intervals.get("attainment", (lowest, 0))[0] for one in validated)
     result["attainment_limit"] = max(0.0, min([lowest, *lows]) - ATTAINMENT_TOLERANCE)
 
     peaks = [one.kv_cache_usage.peak for one in every if one.kv_cache_usage]
-    highs = [one.on_any_day.get("kv_cache_usage_peak", (0, 0))[1] for one in validated]
+    highs = [one.intervals.get("kv_cache_usage_peak", (0, 0))[1] for one in validated]
     if peaks and (limit := max([*peaks, *highs]) * (1 + TOLERANCE)) < 1:  # no more can be in use
         result |= {"kv_promised": peaks[0], "kv_limit": limit}
 
@@ -53,7 +53,7 @@ def limits(profile: ServingProfile) -> dict[str, float]:
     seconds = sum(parsed[1] for one in windows if (parsed := parse_window(one)) is not None)
     counts = [
         (validity.arrival_rate_rps * one.load,
-         max(one.preemptions, *one.on_any_day.get("preemptions", (0.0, 0.0))))
+         max(one.preemptions, *one.intervals.get("preemptions", (0.0, 0.0))))
         for one in validated
     ] or [(promised.requests_per_s, float(promised.preemptions))]  # fmt: skip
     shares = [count / (rate * seconds) for rate, count in counts if rate * seconds > 0]

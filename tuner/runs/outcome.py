@@ -61,18 +61,12 @@ class Prediction:
     load: float
     numbers: Measurement
     intervals: Mapping[str, Range]
-    another_day: Mapping[str, Range] | None = None
-    """The same with other traffic of the same kind; None where that is not claimed."""
 
 
 def predictions_of(view: Forecast, cap: int) -> tuple[Prediction, ...]:
-    """Return what the twin says of a cap, as captured, on another day and with headroom."""
+    """Return what the twin predicts of a cap, at the recorded load and with headroom."""
     loads = (1.0,) if view.headroom == 1 else (1.0, view.headroom)
-    today, *raised = (prediction_of(view, cap, load) for load in loads)
-    other = view.promised_another_day(cap)
-    if other is not None:
-        today = replace(today, another_day=_ranges(other, today.numbers.arrival_rate_rps))
-    return (today, *raised)
+    return tuple(prediction_of(view, cap, load) for load in loads)
 
 
 def prediction_of(view: Forecast, cap: int, load: float = 1.0) -> Prediction:

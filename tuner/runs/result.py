@@ -372,7 +372,6 @@ def _promise(outcome: SweepOutcome) -> Promise:
             Predicted(
                 load=one.load,
                 intervals=dict(one.intervals),
-                another_day=None if one.another_day is None else dict(one.another_day),
                 **_numbers(one.numbers),
             )
             for one in outcome.predictions
@@ -399,17 +398,13 @@ def _provenance(outcome: SweepOutcome, facts: EngineFacts, origin: Mapping[str, 
 
 
 def _front_end(outcome: SweepOutcome) -> FrontEndSection | None:
-    one, view = outcome.front_end, outcome.conclusion.view
-    if one is None or view is None:
+    one = outcome.front_end
+    if one is None:
         return None
     return FrontEndSection(
         contention=one.contention,
         request_ms=one.request_s * 1e3,
-        input_token_ms=one.input_token_s * 1e3,
         delivery_ms=one.delivery_s * 1e3,
-        chunk_ms=one.chunk_s * 1e3,
-        processes=one.processes,
-        utilisation=one.busy(view.traffic, view.length_s),
     )
 
 

@@ -45,6 +45,11 @@ class SweepSettings:
     requirements: tuple[Requirement, ...] = ()
     """What breaks one is not chosen."""
 
+    replicas: int = 1
+    """Servers that share the trace's traffic, by this router; one of them is tuned."""
+
+    router: str | None = None
+
 
 def settings_in(plan: Mapping[str, Any], *, slo: Slo | None) -> SweepSettings:
     """Return the settings of a run from its plan: the options as the user wrote them, under this
@@ -65,4 +70,6 @@ def settings_in(plan: Mapping[str, Any], *, slo: Slo | None) -> SweepSettings:
         trace_block_size=int(plan["trace_block_size"]),
         confirm="server" if plan.get("confirm") == "server" else "inproc",
         requirements=parse_requirements(list(plan.get("require", ())), headroom=headroom),
+        replicas=int(plan.get("replicas", 1)) // int(plan.get("ranks", 1)),
+        router=plan.get("router"),
     )

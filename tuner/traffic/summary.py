@@ -1,31 +1,35 @@
-"""Summarise a trace before anything is run. Pure."""
+"""Summarize a trace before anything is run. Pure."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.trace.columns import Columns
-from tuner.traffic.arrivals import (
-    arrival_rate_rps,
-    dispersion,
-    duration_s,
-    interarrival_cv,
-    peak_arrivals,
-    same_time_share,
-    tick_ms,
-)
-from tuner.traffic.concurrency import (
-    modelled_band,
-    recorded_levels,
-    recorded_running,
-)
-from tuner.traffic.levels import Held, Levels
+from tuner.trace.columns import Columns, Floats
+from tuner.traffic.concurrency import Held, Levels, modelled_band, recorded_levels
 
 PEAK_WINDOWS_S = (1.0, 10.0, 60.0)
 DISPERSION_BINS_S = (1.0, 10.0)
-"""Two time scales tell which bursts are meant: Azure's "code" has 14 times the variance of Poisson
+"""Two time scales show which bursts are meant: Azure's "code" has 14 times the variance of Poisson
 arrivals in 1 s and 82 in 10 s (docs/traces.md). A bin of 60 s would need a trace of ten minutes."""
+
+MIN_TICKS, MIN_BINS = 10, 10
+"""Distinct times and counts below which there is no grid and no variance to speak of."""
+
+ON_GRID = 0.95
+"""Share of the distinct times that must be on the grid; clocks jitter and jump."""
+
+JITTER_US = 2000.0
+"""Two stamps that are each off by 1 ms."""
+
+FIRST = 2**17
+"""So many arrivals show a grid if there is one."""
+
+FINEST_TICK_MS = 2
+"""A grid of 1 ms is a clock that counts in ms, and harmless."""
+
+ROUND_TICKS_MS = (10, 100, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000)
+"""Grids that clocks and scrapes often have; where stamps jitter, gaps alone do not show them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +55,16 @@ class TrafficSummary:
     """None, as the two below, where all requests arrive at one time."""
 
     interarrival_cv: float | None
+    """Standard deviation ÷ mean of the gaps: 1 for Poisson arrivals, more for bursts."""
+
     dispersion: dict[float, float]
-    """Seconds → variance ÷ mean of the arrivals in so many seconds; none for a short trace."""
+    """Seconds → variance ÷ mean of the arrivals in so many seconds, 1 for Poisson arrivals; none
+    for a short trace."""
 
     tick_ms: float | None
     same_time_share: float
+    """Share of the requests that arrive at the very time of the one before."""
+
     peak_arrivals: dict[float, int]
     """Seconds → most arrivals in so many seconds."""
 
@@ -84,48 +93,84 @@ class TrafficSummary:
 
 
 def describe(columns: Columns) -> TrafficSummary:
-    """Return what the trace says; ``columns`` has at least one request."""
-    arrival_s = columns.arrival_s
-    lasted_s = duration_s(arrival_s)
+    """Return the numbers of a trace; ``columns`` has at least one request."""
+    arrival_s, served = columns.arrival_s, columns.served
+    lasted_s = float(arrival_s[-1] - arrival_s[0])
+    gaps_s = np.diff(arrival_s)
     spread = {bin_s: dispersion(arrival_s, bin_s) for bin_s in DISPERSION_BINS_S}
     tokens = int(columns.of_served(columns.outputs()).sum(dtype=np.int64))
     prompt_tokens = int(columns.input_length.sum(dtype=np.int64))
     levels = recorded_levels(columns)
-    recorded = concurrency(None if levels is None else levels.held())
-    seen = modelled_band(columns) if recorded is None else {}
-    band = {speed: of for speed, held in seen.items() if (of := concurrency(held))}
+    recorded = None if levels is None else _over_time(levels.held())
+    running = recorded_levels(columns, running=True) if recorded else None
+    band = modelled_band(columns) if recorded is None else {}
+    waited_s = float((columns.e2e_s * columns.n)[served & ~np.isnan(columns.e2e_s)].sum())
     return TrafficSummary(
         requests=len(columns),
-        served=int(np.count_nonzero(columns.served)),
+        served=int(np.count_nonzero(served)),
         duration_s=lasted_s,
-        arrival_rate_rps=arrival_rate_rps(arrival_s),
-        interarrival_cv=interarrival_cv(arrival_s),
+        arrival_rate_rps=len(gaps_s) / lasted_s if lasted_s else None,
+        interarrival_cv=float(gaps_s.std() / gaps_s.mean()) if lasted_s else None,
         dispersion={bin_s: found for bin_s, found in spread.items() if found is not None},
         tick_ms=tick_ms(arrival_s),
-        same_time_share=same_time_share(arrival_s),
-        peak_arrivals={window_s: peak_arrivals(arrival_s, window_s) for window_s in PEAK_WINDOWS_S},
+        same_time_share=int(np.count_nonzero(gaps_s == 0)) / len(columns),
+        peak_arrivals={window_s: _most_in(arrival_s, window_s) for window_s in PEAK_WINDOWS_S},
         input_tokens=_lengths(columns.of_served(columns.input_length)),
         output_tokens=_lengths(columns.of_served(columns.output_length)),
         output_tokens_per_s=tokens / lasted_s if lasted_s else None,
         recorded=recorded,
         levels=levels,
-        running=concurrency(recorded_running(columns)) if recorded else None,
-        littles_mean=_waited_s(columns) / lasted_s if recorded and lasted_s else None,
-        band=band,
+        running=None if running is None else _over_time(running.held()),
+        littles_mean=waited_s / lasted_s if recorded and lasted_s else None,
+        band={speed: _over_time(held) for speed, held in band.items()},
         prefix_share=None
         if columns.reused_tokens is None or not prompt_tokens
         else columns.reused_tokens / prompt_tokens,
     )
 
 
-def _waited_s(columns: Columns) -> float:
-    ends = columns.served & ~np.isnan(columns.e2e_s)
-    return float((columns.e2e_s * columns.n)[ends].sum())
+def tick_ms(arrival_s: Floats) -> float | None:
+    """Return the grid that arrival times lie on, jitter of 1 ms allowed; None without one.
 
-
-def concurrency(held: Held | None) -> Distribution | None:
-    if held is None:
+    Bursts within a tick are the clock's and not the traffic's.
+    """
+    arrival_s = arrival_s[:FIRST]
+    gaps_us = np.diff(np.round((arrival_s - arrival_s[0]) * 1e6).astype(np.int64))
+    gaps_us = gaps_us[gaps_us > 0]
+    if len(gaps_us) < MIN_TICKS:
         return None
+    since_us = np.cumsum(gaps_us)
+    ticks = np.round(gaps_us / np.median(gaps_us)).sum()  # if most gaps are one tick
+    mean_ms = float(np.round(since_us[-1] / ticks / 1000)) if ticks else 0.0
+    exact_ms = float(np.gcd.reduce(gaps_us)) / 1000
+    for tick in sorted({exact_ms, mean_ms, *map(float, ROUND_TICKS_MS)}, reverse=True):
+        if tick < FINEST_TICK_MS or tick * 1000 > since_us[-1] / (MIN_TICKS - 1):
+            continue
+        beside_us = np.abs((since_us + tick * 500) % (tick * 1000) - tick * 500)
+        if np.mean(beside_us <= min(JITTER_US, tick * 50)) >= ON_GRID:
+            return tick
+    return None
+
+
+def dispersion(arrival_s: Floats, bin_s: float) -> float | None:
+    """Return variance ÷ mean of the arrivals in each ``bin_s`` seconds. Unlike the CV of the gaps
+    it shows at which time scale traffic is bursty. None for fewer than MIN_BINS whole bins."""
+    whole = int((arrival_s[-1] - arrival_s[0]) / bin_s)
+    if whole < MIN_BINS:
+        return None
+    bins = ((arrival_s - arrival_s[0]) / bin_s).astype(np.int64)
+    _, counts = np.unique(bins[bins < whole], return_counts=True)  # the empty need no memory
+    mean = float(counts.sum()) / whole
+    return float((counts.astype(float) ** 2).sum() / whole - mean**2) / mean
+
+
+def _most_in(arrival_s: Floats, window_s: float) -> int:
+    """Return the most arrivals in any ``window_s`` seconds."""
+    ends = np.searchsorted(arrival_s, arrival_s + window_s, side="left")
+    return int((ends - np.arange(len(arrival_s))).max())
+
+
+def _over_time(held: Held) -> Distribution:
     p50, p90, p95, p99 = held.quantiles(0.50, 0.90, 0.95, 0.99)
     return Distribution(held.mean(), p50, p90, p95, p99, held.max())
 

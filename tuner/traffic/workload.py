@@ -24,7 +24,7 @@ LOADED = 1.5
 LEAST_S = 1.0
 """Traffic that arrives at once has a rate over this."""
 
-MOST_TWIN_REQUESTS = 100_000
+MOST_TWIN_REQUESTS = 20_000
 """Requests that the twin replays at most: of a longer part the busiest stretch of so many."""
 
 MOST_QUEUED = 20_000

@@ -6,6 +6,7 @@ and then asked about all of the traffic.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -21,8 +22,8 @@ from tuner.replay.measure import Measurement, Spread, most_at_once, spread
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo, Unloaded
-from tuner.twin.check import Check, Drive, Observed, check_at_own_speed, driver, lag_s, later_s
-from tuner.twin.choice import DRAWS, Question, Statistics, Weighed, weigh
+from tuner.twin.check import Check, Drive, Observed, check_at_own_speed, driver, lag_s
+from tuner.twin.choice import DRAWS, Bounds, Question, Weighed, weigh
 from tuner.twin.draws import (
     PRINTED,
     UNKNOWN,
@@ -30,7 +31,6 @@ from tuner.twin.draws import (
     PredictedRanges,
     draws_of,
     ends_of,
-    flicker_of,
     promised,
     slowdown_of,
 )
@@ -41,9 +41,8 @@ from tuner.twin.front_end import (
     simulate_behind,
 )
 from tuner.twin.law import FittedLaw, Segment, fit_law
-from tuner.twin.load import Loads, another_day, loads_of, scaled
+from tuner.twin.load import Loads, loads_of, scaled
 from tuner.twin.objective import holds
-from tuner.twin.required import Bounds
 from tuner.twin.simulation import (
     EngineShape,
     Traffic,
@@ -65,9 +64,6 @@ BISECTIONS = 6
 
 NORMAL_RANGE = 3.29
 """Standard deviations between the 5 % and the 95 % quantile of a normal distribution."""
-
-MOST_DELAYS = 400
-"""That a profile keeps."""
 
 BURST_S = 10.0
 """Traffic that arrives in a shorter time takes longer to be served; its rates are over this
@@ -144,8 +140,7 @@ class Forecast:
     @property
     def speed_sd(self) -> float:
         """Standard deviation of the machine's log slowdown, or what its range says of it."""
-        low, high = np.log(np.quantile(self.fitted.slowdown, (0.05, 0.95)))
-        return max(self.fitted.speed_sd, float(high - low) / NORMAL_RANGE)
+        return _speed_sd(self.fitted)
 
     def measurement(self, cap: int, *, raised: bool = False) -> Measurement:
         """Return what a replay of all of the traffic would have measured at a cap, as captured or
@@ -162,16 +157,6 @@ class Forecast:
     def promised(self, cap: int, *, raised: bool = False) -> PredictedRanges:
         """Return what a fresh engine at a cap gives again, as captured or with headroom."""
         return self._promised(cap, self.loads.raised if raised else (self.traffic,))
-
-    def promised_another_day(self, cap: int) -> PredictedRanges | None:
-        """Return what a fresh engine gives with other traffic of the same kind; None where there is
-        too little to tell."""
-        days = [
-            another_day(self.traffic, self.length_s, np.random.default_rng((0, number)))
-            for number in range(PRINTED)
-        ]
-        known = [one for one in days if one is not None]
-        return self._promised(cap, known) if known else None
 
     def _promised(self, cap: int, traffics: Sequence[Traffic]) -> PredictedRanges:
         draws = draws_of(self.fitted.draws(PRINTED), self.machine, traffics)
@@ -215,7 +200,7 @@ class Forecast:
         return self._bounds(cap, self.loads, len(self.traffic) / self.length_s, DRAWS)
 
     def _bounds(self, cap: int, loads: Loads, rate_rps: float, draws: int) -> Bounds:
-        asked = Question(
+        question = Question(
             loads,
             self.shape,
             self.slo,
@@ -223,51 +208,51 @@ class Forecast:
             rate_rps,
             self.machine.front_end,
         )
-        drawn = [
-            asked.drawn(number, law, (cap,), raise_all=True).required
-            for number, law in enumerate(self.fitted.draws(draws))
-        ]
-        return Bounds.of(asked.requirements, drawn)
+        laws = enumerate(self.fitted.draws(draws))
+        drawn = [question.drawn(number, law, (cap,))[1] for number, law in laws]
+        return Bounds.of(question.requirements, drawn)
 
     def intervals(self, cap: int) -> dict[str, Range]:
-        """Return the 95 % interval of each statistic at a cap, over the draws."""
-        rate = len(self.traffic) / self.length_s
-        values = np.array(self.weighed.samples[cap])
-        columns = dict(zip(Statistics._fields, values.T, strict=True))
+        """Return the 95 % interval of each number at a cap, over the draws."""
+        column = partial(self.weighed.samples.column, cap=cap)
+        shares = column("attainment")
         named = {
-            "attainment": columns["attainment"],
-            "goodput_rps": columns["attainment"] * rate,
-            "tpot_p95_ms": columns["tpot_p95_s"] * 1e3,
-            "e2el_p99_ms": np.exp(columns["log_tail"]) * 1e3,
-            "queue_p95_ms": columns["queue_p95_s"] * 1e3,
-            "kv_cache_usage_peak": columns["kv_peak"],
-            "preemptions": columns["preemptions"],
+            "attainment": shares,
+            "goodput_rps": shares * len(self.traffic) / self.length_s,
+            "tpot_p95_ms": column("tpot_p95_s") * 1e3,
+            "e2el_p99_ms": np.exp(column("log_tail")) * 1e3,
+            "queue_p95_ms": column("queue_p95_s") * 1e3,
+            "kv_cache_usage_peak": column("kv_peak"),
+            "preemptions": column("preemptions"),
         }
-        found = {name: _interval(column) for name, column in named.items()}
+        found = {name: _interval(values) for name, values in named.items()}
         return {name: ends for name, ends in found.items() if ends is not None}
 
     def changes(self, below: int, cap: int) -> dict[str, StepChange]:
-        """Return what ``cap`` gives more than ``below``, law by law: shares of goodput, p95 TPOT
+        """Return what ``cap`` gives more than ``below``, draw by draw: shares of goodput, p95 TPOT
         and p99 E2EL, differences of the rest."""
-        both = [self.weighed.samples[one] for one in (below, cap)]
-        drawn = min(map(len, both))  # the same draws on both sides
-        one, other = (
-            dict(zip(Statistics._fields, np.array(samples[:drawn]).T, strict=True))
-            for samples in both
-        )
+
+        def ratio(name: str) -> Floats:
+            column = self.weighed.samples.column
+            return np.asarray(column(name, cap) / column(name, below) - 1)
+
+        def more(name: str) -> Floats:
+            column = self.weighed.samples.column
+            return np.asarray(column(name, cap) - column(name, below))
+
         with np.errstate(divide="ignore", invalid="ignore"):
             named = {
-                "goodput_rps": other["attainment"] / one["attainment"] - 1,
-                "tpot_p95_ms": other["tpot_p95_s"] / one["tpot_p95_s"] - 1,
-                "e2el_p99_ms": np.exp(other["log_tail"] - one["log_tail"]) - 1,
-                "queue_p95_ms": (other["queue_p95_s"] - one["queue_p95_s"]) * 1e3,
-                "kv_cache_usage_peak": other["kv_peak"] - one["kv_peak"],
-                "preemptions": other["preemptions"] - one["preemptions"],
+                "goodput_rps": ratio("attainment"),
+                "tpot_p95_ms": ratio("tpot_p95_s"),
+                "e2el_p99_ms": np.expm1(more("log_tail")),
+                "queue_p95_ms": more("queue_p95_s") * 1e3,
+                "kv_cache_usage_peak": more("kv_peak"),
+                "preemptions": more("preemptions"),
             }
         found = {}
-        for name, column in named.items():
-            if (ends := _interval(column)) is not None:
-                middle = float(np.median(column[np.isfinite(column)]))
+        for name, values in named.items():
+            if (ends := _interval(values)) is not None:
+                middle = float(np.median(values[np.isfinite(values)]))
                 found[name] = StepChange(middle, *ends)
         return found
 
@@ -288,16 +273,16 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
     seed: int = 0,
     hit_share: float = 0.0,
     probes: Sequence[Passages] = (),
-    everywhere: bool = False,
+    printed: bool = False,
     taken: float = 0.0,
 ) -> Forecast:
-    """Fit the law, check it, and weigh the caps for these requests, and with headroom.
+    """Fit the law, check it, and choose between the caps for these requests, and with headroom.
 
     ``segments`` hold an iteration at least. ``windows`` are the replays to check against; without
     any the delay before the scheduler comes from the probes. ``hit_share`` is what the prefix cache
     gave of what it could have given. ``probes`` are the ways of lone requests through the front end
-    that the traffic will come through. With ``everywhere`` it is what is printed: samples of every
-    cap, and more draws. ``taken`` is the share of the cores that others took meanwhile.
+    that the traffic will come through. What is ``printed`` has more draws. ``taken`` is the share
+    of the cores that others took.
     """
     fitted = fit_law(segments, max_num_seqs=max(caps), taken=taken)
     shape = shape_of(facts)
@@ -311,9 +296,7 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
         requests, hash_block_size=hash_block_size, hit_share=hit_share, kv_tokens=kv_tokens
     )
     loads = loads_of(today, headroom, seed=seed)
-    front_end = fit_front_end(
-        probes, contention=probed_contention(fitted.law, probes), processes=facts.api_servers
-    )
+    front_end = fit_front_end(probes, contention=probed_contention(fitted.law, probes))
     drive = driver(fitted.law, shape)
     return Forecast(
         fitted=fitted,
@@ -332,25 +315,21 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
             requirements=requirements,
             front_end=front_end,
             length_s=length_s,
-            everywhere=everywhere,
-            draws=PRINTED if everywhere else DRAWS,
+            draws=PRINTED if printed else DRAWS,
         ),
-        checks=_checks(windows, fitted.law, slo, drive),
+        checks=_checks(windows, slo, drive),
         machine=MachineHistory(
-            _slowdowns(segments, fitted.law),
-            front_end=front_end,
-            delays_s=delays_s(whole, fitted.law, drive),
-            flicker=flicker_of([one.log for one in segments], fitted.law),
+            _slowdowns(segments, fitted.law), _speed_sd(fitted), front_end=front_end
         ),
         unmodelled=tuple(facts.unmodelled),
     )
 
 
-def _checks(windows: Sequence[Observed], law: StepLaw, slo: Slo, drive: Drive) -> tuple[Check, ...]:
+def _checks(windows: Sequence[Observed], slo: Slo, drive: Drive) -> tuple[Check, ...]:
     by_cap: dict[tuple[int, int | None], list[Observed]] = {}
     for one in windows:
         by_cap.setdefault((one.max_num_seqs, one.max_num_batched_tokens), []).append(one)
-    found = (check_at_own_speed(alike, law, slo, drive) for alike in by_cap.values())
+    found = (check_at_own_speed(alike, slo, drive) for alike in by_cap.values())
     return tuple(one for one in found if one.numbers)
 
 
@@ -360,18 +339,9 @@ def _slowdowns(segments: Sequence[Segment], law: StepLaw) -> Floats:
     return np.concatenate([one.factors for one in slowdowns if one is not None])
 
 
-def delays_s(windows: Sequence[Observed], law: StepLaw, drive: Drive) -> Floats:
-    """Return how much later than the usual one of their window single requests were that did not
-    have to wait for the scheduler, at the speed of the engine's iterations; at most MOST_DELAYS
-    values in order."""
-    told = [one for one in windows if len(one.iterations)]
-    found = [later_s(one, drive(one), law) for one in told]
-    values = np.sort(
-        np.concatenate([np.zeros(0), *(one - np.median(one) for one in found if len(one))])
-    )
-    if len(values) > MOST_DELAYS:
-        values = np.quantile(values, np.linspace(0, 1, MOST_DELAYS))
-    return np.asarray(values)
+def _speed_sd(fitted: FittedLaw) -> float:
+    low, high = np.log(np.quantile(fitted.slowdown, (0.05, 0.95)))
+    return max(fitted.speed_sd, float(high - low) / NORMAL_RANGE)
 
 
 def _stalled_share(segments: Sequence[Segment], law: StepLaw) -> float:

@@ -1,10 +1,8 @@
 """The knee, and the reason for it. Pure: numbers in, a verdict out.
 
-The objective is ``twin.objective``'s: of the caps that serve today's load as well as any, the
-fewest slots that also serve the headroom load as well as any of them.
-
-``verdict_by_twin`` asks the twin about the whole trace. Where the twin is not believed, ``decide``
-asks the windows that were replayed.
+The objective is ``twin.objective``'s. ``verdict_by_twin`` decides by the twin's draws for the whole
+trace. Where the twin is not believed, ``decide`` decides by draws of the windows that were
+replayed: the same rule on the same kind of array (``twin.choice.decided``).
 """
 
 import math
@@ -15,26 +13,17 @@ import numpy as np
 
 from tuner.replay.measure import Measurement
 from tuner.traffic.requirements import Requirement, RequirementCheck
+from tuner.twin.choice import Bounds, decided
 from tuner.twin.forecast import Forecast
 from tuner.twin.objective import (
     EQUAL_ATTAINMENT,
     EQUAL_TAIL,
     HALF,
-    Values,
+    NOT_ASKED,
     candidates,
     choose,
-    worth_naming,
 )
-from tuner.twin.required import Bounds
-from tuner.twin.uncertainty import (
-    Block,
-    Point,
-    certainty,
-    drift,
-    never_binds,
-    noise,
-    points,
-)
+from tuner.twin.uncertainty import Block, Point, drift, never_binds, noise, points, samples_of
 from tuner.twin.verdict_text import (
     Verdict,
     headline,
@@ -45,15 +34,17 @@ from tuner.twin.verdict_text import (
     unfinished,
 )
 
-CONFIDENT = 0.95
-DEFENSIBLE = 0.80
-"""Below this share of draws that agree the verdict is inconclusive."""
+CONFIDENT, DEFENSIBLE = 0.95, 0.80
+"""Shares of agreeing draws: below the first measure more, below the second it is inconclusive."""
 
 DRIFT_LIMIT = 0.10
-SPEED_SD_LIMIT = 0.08
-STALLED_LIMIT = 0.02
+"""A change of the machine's speed that is reported; a promise's tolerance is as large."""
+
 DRIFT_REFUSED = 0.30
 """A machine that became so much slower or faster, and stayed so, makes no curve."""
+
+SPEED_SD_LIMIT, STALLED_LIMIT = 0.08, 0.02
+"""Variation of the machine's speed, and share of its time in stalls, that are reported."""
 
 
 def moved(view: Forecast) -> float:
@@ -69,7 +60,7 @@ def moved(view: Forecast) -> float:
 def verdict_by_twin(
     view: Forecast, curve: Mapping[int, Measurement], *, ceiling: int, complete: bool = True
 ) -> Verdict:
-    """Return the twin's verdict. ``curve`` holds what it says of every cap, ascending.
+    """Return the twin's verdict. ``curve`` holds what it predicts of every cap, ascending.
 
     ``complete`` is False when the budget ended the run before ``next_for_twin`` did.
     """
@@ -83,35 +74,28 @@ def verdict_by_twin(
         return _as_required(_overloaded(view, points_, ceiling, warnings), view)
     eligible = weighed.eligible
     seen = {cap: value for cap, value in eligible.items() if cap not in weighed.unseen}
-    # what is safe to serve is not a guess
     cap = weighed.best
-    if cap not in seen and seen:
+    if cap not in seen and seen:  # what is safe to serve is not a guess
         cap = choose(seen, weighed.raised, requests=len(view.traffic))
     interval = (min(cap, weighed.interval[0]), max(cap, weighed.interval[1]))
     best = next(point for point in points_ if point.cap == cap)
-    refused = [one.cap for one in points_ if one.cap > cap and one.cap not in eligible]
-    kind, why = kind_of(best, [one for one in points_ if one.cap in eligible], ceiling)
+    refused = [point.cap for point in points_ if point.cap > cap and point.cap not in eligible]
+    kind, why = kind_of(best, [point for point in points_ if point.cap in eligible], ceiling)
     if refused:
         kind, why = "knee", f"{refused[0]} breaks {weighed.bounds.shown(refused[0])}"
     why = f"{_choice_in_words(view, cap)}; {why}"
     warnings += kv_warnings(best)
-    if guessed := [cap for cap in weighed.unseen if cap in weighed.rightness]:
+    if guessed := [each for each in weighed.unseen if each in weighed.rightness]:
         warnings.append(
-            f"batches larger than {view.fitted.extrapolated_from} were never seen: what is said of "
-            f"{', '.join(map(str, guessed))} is a guess; a larger --budget would show them"
+            f"batches larger than {view.fitted.extrapolated_from} were never seen: predictions of "
+            f"{', '.join(map(str, guessed))} are a guess; a larger --budget would show them"
         )
     if (doubt := _doubt(view)) is not None:
         kind, why = "inconclusive", doubt
     elif weighed.confidence < CONFIDENT:
         warnings.append(_rivals(weighed.confidence))
-    verdict = Verdict(
-        kind=kind,
-        max_num_seqs=cap,
-        interval=interval,
-        confidence=weighed.confidence,
-        reason=f"{headline(kind, cap, interval)}: {why}",
-        warnings=tuple(warnings),
-    )
+    reason = f"{headline(kind, cap, interval)}: {why}"
+    verdict = Verdict(kind, cap, interval, weighed.confidence, reason, tuple(warnings))
     return _as_required(verdict, view)
 
 
@@ -127,73 +111,54 @@ def _as_required(verdict: Verdict, view: Forecast) -> Verdict:
     all, also with what comes nearest and the load that would do."""
     bounds = view.weighed.bounds
     checks = bounds.checks(verdict.max_num_seqs)
-    if all(one.is_kept for one in checks):
+    if all(check.is_kept for check in checks):
         return replace(verdict, requirements=checks)
     nearest = bounds.nearest()
     load = view.load_that_meets(nearest)
-    cure = f"{nearest} comes nearest and breaks {bounds.shown(nearest)}; "
+    would = "no load is small enough for it: ask for less"
     if load > 0:
-        cure += (
+        would = (
             f"it keeps all at {load:.2f} times the load: share this one among "
             f"{math.ceil(1 / load)} replicas"
         )
-    else:
-        cure += "no load is small enough for it: ask for less"
+    cure = f"{nearest} comes nearest and breaks {bounds.shown(nearest)}; {would}"
     return replace(verdict, requirements=checks, cure=cure)
 
 
 def _choice_in_words(view: Forecast, cap: int) -> str:
-    """Say what makes this the cap to take, and what a smaller or larger one would do."""
+    """Return what makes this the cap to take, and what a smaller one would do."""
     weighed, requests = view.weighed, len(view.traffic)
-    values = weighed.eligible
-    load = f"at {view.headroom:g} times the load"
+    values, load = weighed.eligible, f"at {view.headroom:g} times the load"
     if cap != choose(values, weighed.raised, requests=requests):
         return (
             f"it serves your traffic as well as any in {weighed.agreeing} of {weighed.draws} draws"
         )
-    said = "the fewest slots that serve your traffic as well as any"
+    text = "the fewest slots that serve your traffic as well as any"
     if len(values) < len(weighed.values):
-        said += " that keep what is required"
+        text += " that keep what is required"
     if not weighed.raised:
-        return said
+        return text
     equal = candidates(values, requests=requests)
-    if max(weighed.raised[one] for one in equal) < HALF:
-        said += (
-            f" today; none of these serves half of it {load}, and {cap} holds up to "
+    if max(weighed.raised[each] for each in equal) < HALF:
+        return (
+            f"{text} today; none of these serves half of it {load}, and {cap} holds up to "
             f"{view.most_load(cap):.2f} times"
         )
-    else:
-        said += f", today and {load}"
-    smaller = [one for one in equal if one < cap]
+    text += f", today and {load}"
+    smaller = [each for each in equal if each < cap]
     if smaller:
-        said += f"; {smaller[-1]} would fall to {weighed.raised[smaller[-1]]:.0%}"
-    raised = {one: share for one, share in weighed.raised.items() if one in values}
-    other = worth_naming(values, raised, cap)
-    if other is not None:
-        said += (
-            f"; {other} would serve {weighed.raised[other]:.0%} {load} instead of "
-            f"{weighed.raised[cap]:.0%}, but {_price(values, cap, other)}"
-        )
-    return said
-
-
-def _price(values: Values, cap: int, other: int) -> str:
-    """Say what another cap costs today."""
-    (here, tail), (there, longer) = values[cap], values[other]
-    if there < here:
-        return f"{there:.1%} today instead of {here:.1%}"
-    return f"with a p99 E2EL {math.exp(longer - tail) - 1:+.0%} today"
+        text += f"; {smaller[-1]} would fall to {weighed.raised[smaller[-1]]:.0%}"
+    return text
 
 
 def _points_of(view: Forecast, curve: Mapping[int, Measurement]) -> list[Point]:
-    values = view.weighed.values
     return [
         Point(
             cap=cap,
             blocks=0,
             cut=False,
-            attainment=values[cap][0],
-            log_tail=values[cap][1],
+            attainment=view.weighed.values[cap][0],
+            log_tail=view.weighed.values[cap][1],
             goodput_rps=one.goodput_rps,
             log_tpot=math.log(one.tpot_s.p95) if one.tpot_s else None,
             last=one,
@@ -203,7 +168,7 @@ def _points_of(view: Forecast, curve: Mapping[int, Measurement]) -> list[Point]:
 
 
 def _doubt(view: Forecast) -> str | None:
-    """Say why no choice can be defended, and what would help; None when one can."""
+    """Return why no choice can be defended, and what would help; None when one can."""
     weighed, change = view.weighed, moved(view)
     if abs(change) > DRIFT_REFUSED:
         return (
@@ -216,12 +181,14 @@ def _doubt(view: Forecast) -> str | None:
             f"{view.fitted.extrapolated_from} that were seen; a larger --budget or a longer --step "
             "would show them"
         )
-    if weighed.confidence < DEFENSIBLE:
-        return (
-            f"between {weighed.interval[0]} and {weighed.interval[1]} the differences are within "
-            "the noise; a longer --step or a quieter machine would settle it"
-        )
-    return None
+    return None if weighed.confidence >= DEFENSIBLE else _within_noise(weighed.interval)
+
+
+def _within_noise(interval: tuple[int, int]) -> str:
+    return (
+        f"between {interval[0]} and {interval[1]} the differences are within the noise; "
+        "a longer --step or a quieter machine would resolve it"
+    )
 
 
 def _changed(change: float) -> str:
@@ -233,17 +200,12 @@ def _overloaded(
 ) -> Verdict:
     """Return the verdict where no cap meets half of the SLO, or none yet because more slots would
     still serve more."""
-    weighed = view.weighed
-    found = overloaded(curve, weighed.best)
+    weighed, top = view.weighed, curve[-1]
     found = replace(
-        found,
-        interval=weighed.interval,
-        confidence=weighed.confidence,
-        warnings=(*found.warnings, *warnings),
+        overloaded(curve, weighed.best), interval=weighed.interval, confidence=weighed.confidence
     )
     if not still_rises(curve):
-        return found
-    top = curve[-1]
+        return replace(found, warnings=(*found.warnings, *warnings))
     return replace(
         found,
         kind="not_reached",
@@ -251,7 +213,7 @@ def _overloaded(
         interval=(top.cap, top.cap),
         reason=(
             f"{headline('not_reached', top.cap, (top.cap, top.cap))}: {top.attainment:.0%} are "
-            f"served within the SLO there and each doubling serves more; sweep on with --ceiling "
+            f"served within the SLO there and each doubling serves more; sweep with --ceiling "
             f"{2 * ceiling}"
         ),
         warnings=tuple(warnings),
@@ -259,13 +221,13 @@ def _overloaded(
 
 
 def _machine_warnings(view: Forecast) -> list[str]:
-    """Say what the machine did while it was measured."""
+    """Return what the machine did while it was measured."""
     found = []
     change, speed_sd = moved(view), view.speed_sd
     if abs(change) > DRIFT_LIMIT:
         found.append(
             f"the machine drifted: it was {_changed(change)} at the end than at the beginning; the "
-            "choice allows for it, the latencies are of its usual speed; a quieter one tells more"
+            "choice allows for it, the latencies are of its usual speed; use a quieter one"
         )
     if speed_sd > SPEED_SD_LIMIT:
         found.append(
@@ -288,7 +250,7 @@ def decide(
     requirements: Sequence[Requirement] = (),
 ) -> Verdict:
     """Return the verdict that these blocks support, of the caps that keep what is required of
-    today's load where any does.
+    the recorded load where any does.
 
     ``complete`` is False when the budget ended the run before ``next_trial`` did.
     """
@@ -296,36 +258,36 @@ def decide(
     refused = [cap for cap in bounds.of_cap if bounds.broken(cap)]
     if len(refused) == len(bounds.of_cap):  # none keeps all: as if nothing was required
         refused = []
-    verdict = _decided(
-        [one for one in blocks if one.trial.max_num_seqs not in refused], ceiling, complete
-    )
+    kept = [block for block in blocks if block.trial.max_num_seqs not in refused]
+    verdict = _by_windows(kept, ceiling, complete)
     above = [cap for cap in refused if cap > verdict.max_num_seqs]
     if above and verdict.kind in {"plateau", "not_reached"}:
-        why = f"{above[0]} breaks {bounds.shown(above[0])}"
         head = headline("knee", verdict.max_num_seqs, verdict.interval)
-        verdict = replace(verdict, kind="knee", reason=f"{head}: {why}")
+        reason = f"{head}: {above[0]} breaks {bounds.shown(above[0])}"
+        verdict = replace(verdict, kind="knee", reason=reason)
     cure = ""
     if bounds.broken(verdict.max_num_seqs):
         nearest = bounds.nearest()
         cure = f"{nearest} comes nearest and breaks {bounds.shown(nearest)}; share the load"
     numbers = bounds.of_cap.get(verdict.max_num_seqs, {})
-    checks = tuple(RequirementCheck(one, None, numbers.get(one)) for one in requirements)
+    checks = tuple(RequirementCheck(each, None, numbers.get(each)) for each in requirements)
     return replace(verdict, requirements=checks, cure=cure)
 
 
 def _measured_bounds(curve: Sequence[Point], requirements: Sequence[Requirement]) -> Bounds:
-    """Return how far caps that were replayed whole keep what is required of today's load."""
-    today = tuple(one for one in requirements if not one.at_headroom)
+    """Return how far caps that were replayed whole keep what is required of the recorded load."""
+    today = tuple(each for each in requirements if not each.at_headroom)
     found = {}
     for point in curve:
-        numbers = {one: one.value_in(point.last) for one in today}
-        known = {one: value for one, value in numbers.items() if value is not None}
+        numbers = {each: each.value_in(point.last) for each in today}
         if not point.cut:
-            found[point.cap] = {one: known.get(one, math.nan) for one in today}
+            found[point.cap] = {
+                each: math.nan if value is None else value for each, value in numbers.items()
+            }
     return Bounds(today, found)
 
 
-def _decided(blocks: Sequence[Block], ceiling: int, complete: bool) -> Verdict:
+def _by_windows(blocks: Sequence[Block], ceiling: int, complete: bool) -> Verdict:
     curve = points(blocks)
     alive = [point for point in curve if not point.cut]
     if not complete and not ladder_is_done(blocks) and curve[-1].cap < ceiling:
@@ -333,25 +295,24 @@ def _decided(blocks: Sequence[Block], ceiling: int, complete: bool) -> Verdict:
     if not alive or max(point.attainment for point in alive) < HALF:
         return overloaded(curve)
     best = best_of(alive)
-    interval, confidence = certainty(blocks, best.cap)
+    values, samples = samples_of(blocks)
+    weighed = decided(values, NOT_ASKED, samples, bounds=Bounds())
+    agreeing = weighed.rightness[best.cap]  # the windows chose; the draws say how sure it is
+    interval = (min(best.cap, weighed.interval[0]), max(best.cap, weighed.interval[1]))
     kind, why = kind_of(best, curve, ceiling)
-    warnings = [*_drift_warnings(blocks), *kv_warnings(best)]
-    if confidence < DEFENSIBLE:
-        kind = "inconclusive"
-        why = (
-            f"between {interval[0]} and {interval[1]} the differences are within the noise; "
-            "a longer --window or a quieter machine would settle it"
+    warnings = kv_warnings(best)
+    if abs(change := drift(blocks)) > DRIFT_LIMIT:
+        drifted = (
+            f"the machine drifted: decode time of the first step was {change:+.0%} when measured "
+            "again; the noise estimate includes it, a quieter machine would be surer"
         )
-    elif confidence < CONFIDENT:
-        warnings.append(_rivals(confidence))
-    return Verdict(
-        kind=kind,
-        max_num_seqs=best.cap,
-        interval=interval,
-        confidence=confidence,
-        reason=f"{headline(kind, best.cap, interval)}: {why}",
-        warnings=tuple(warnings),
-    )
+        warnings = [drifted, *warnings]
+    if agreeing < DEFENSIBLE:
+        kind, why = "inconclusive", _within_noise(interval)
+    elif agreeing < CONFIDENT:
+        warnings.append(_rivals(agreeing))
+    reason = f"{headline(kind, best.cap, interval)}: {why}"
+    return Verdict(kind, best.cap, interval, agreeing, reason, tuple(warnings))
 
 
 def best_of(alive: Sequence[Point]) -> Point:
@@ -373,15 +334,3 @@ def ladder_is_done(blocks: Sequence[Block]) -> bool:
     tail_sd, _ = noise(blocks, "e2el_p99_ms")
     sure = math.log(EQUAL_TAIL) + 1.645 * math.sqrt(2) * tail_sd
     return top.log_tail > best.log_tail + sure and top.attainment <= best.attainment
-
-
-def _drift_warnings(blocks: Sequence[Block]) -> list[str]:
-    change = drift(blocks)
-    if abs(change) <= DRIFT_LIMIT:
-        return []
-    return [
-        (
-            f"the machine drifted: decode time of the first step was {change:+.0%} when measured "
-            "again; the noise estimate includes it, a quieter machine would be surer"
-        )
-    ]

@@ -1,9 +1,10 @@
 """The step-time law, fitted from iteration logs. Pure.
 
-  t = f(n) + c·P + c2·P² + p0·p + d·X
+  t = f(n) + c·P + c2·P² + p0·p + d·X + e·Y
 
-with n decode sequences, P prefill tokens, p prefill sequences and X context tokens; f piecewise
-linear between the batch sizes that were seen and never falling; no coefficient negative.
+with n decode sequences, P prefill tokens, p prefill sequences, X context tokens and Y the context
+that prefills read; f piecewise linear between the batch sizes that were seen and never falling; no
+coefficient negative.
 
 The machine's speed varies while it is measured. The log of a duration is taken to be the law's,
 plus the slowdown of its block of time, plus noise; slowdown is correlated over a minute, so that

@@ -1,19 +1,14 @@
-"""The choice of a cap, for today's load and for the headroom. Pure, and the one place that decides.
-
-Of the caps that serve today's load as well as any, the fewest slots that also serve the headroom
-load as well as any of them:
+"""The choice of a cap, for the recorded load and for the headroom. Pure; the one rule that decides.
 
   today  = caps with A(1, m) >= max A(1, .) - tol, of these those with p99 E2EL <= 1.05 x the
            shortest
   choice = the smallest m of today with A(h, m) >= max over today of A(h, .) - tol
 
 with A the attainment at a load, 1 and h = headroom, and tol = 0.01, or two requests where these are
-more. Today is never traded: an equal that serves 0.002 less today than the fewest slots of today is
-no candidate, however few requests that is. Where no candidate serves half at the headroom, or the
-headroom is not asked about, it is the smallest of today. docs/decisions says why, and what would
-change our mind.
+more. Where no candidate serves half at the headroom, or there is no headroom, it is the smallest of
+today. docs/decisions says why, and what would change our mind.
 
-An answer is *right* where nobody could tell it from the choice for any practical purpose
+An answer is *right* where nobody could distinguish it from the choice for any practical purpose
 (``right_caps``); a load *holds* where it costs next to nothing (``holds``).
 """
 
@@ -25,69 +20,39 @@ OBJECTIVE = (
     "with headroom, then the fewest slots"
 )
 
-EQUAL_ATTAINMENT = 0.01
-EQUAL_TAIL = 1.05
+EQUAL_ATTAINMENT, EQUAL_TAIL = 0.01, 1.05
 """Caps within these of the best count as equal to it."""
+
+GOOD_ATTAINMENT, GOOD_TAIL = 0.02, 1.10
+"""An answer within these of the true best is right for every practical purpose."""
 
 FEW_REQUESTS = 2
 """So many more or less served are no difference, however few there are in all."""
 
-UNTRADED = 0.002
-"""Attainment today that no attainment with headroom is worth."""
-
-GOOD_ATTAINMENT = 0.02
-GOOD_TAIL = 1.10
-"""An answer within these of the true best is right for every practical purpose."""
-
-INTERVAL = 0.95
-
 HALF = 0.5
 """Attainment below which a cap does not serve a load."""
 
+INTERVAL = 0.95
+
 Values = Mapping[int, tuple[float, float]]
-"""Cap → (attainment, log of p99 E2EL in seconds), at today's load."""
+"""Cap → (attainment, log of p99 E2EL in seconds), at the recorded load."""
 
 Shares = Mapping[int, float]
-"""Cap → attainment at the headroom load."""
+"""Cap → attainment at the headroom load; empty where there is none: then today alone decides."""
 
 NOT_ASKED: Shares = {}
-"""Of a headroom load that nobody asks about: then today alone decides."""
-
-
-def equals(values: Values, *, requests: int | None = None) -> list[int]:
-    """Return the caps that serve today's load as well as any, ascending.
-
-    >>> equals({8: (0.80, 0.0), 16: (0.990, 0.02), 32: (0.992, 0.0)})
-    [16, 32]
-    """
-    most = max(attainment for attainment, _ in values.values())
-    within = _within(EQUAL_ATTAINMENT, requests)
-    kept = {
-        cap: tail
-        for cap, (attainment, tail) in sorted(values.items())
-        if attainment >= most - within
-    }
-    shortest = min(kept.values())
-    return [cap for cap, tail in kept.items() if tail <= shortest + math.log(EQUAL_TAIL)]
 
 
 def candidates(values: Values, *, requests: int | None = None) -> list[int]:
-    """Return today's equals that cost nothing today against the smallest of them.
+    """Return the caps that serve the recorded load as well as any, ascending.
 
-    >>> candidates({8: (0.994, 0.0), 16: (0.993, 0.0), 32: (0.986, 0.0)})
-    [8, 16]
+    >>> candidates({8: (0.80, 0.0), 16: (0.990, 0.02), 32: (0.992, 0.0)})
+    [16, 32]
     """
-    found = equals(values, requests=requests)
-    return [cap for cap in found if not trades(values, found[0], cap)]
-
-
-def trades(values: Values, cap: int, other: int) -> bool:
-    """Whether another cap serves less of today's load than this one for what it serves of more.
-
-    >>> trades({8: (0.994, 0.0), 16: (0.991, 0.0)}, 8, 16)
-    True
-    """
-    return values[other][0] < values[cap][0] - UNTRADED
+    least = max(share for share, _ in values.values()) - _within(EQUAL_ATTAINMENT, requests)
+    kept = {cap: tail for cap, (share, tail) in sorted(values.items()) if share >= least}
+    longest = min(kept.values()) + math.log(EQUAL_TAIL)
+    return [cap for cap, tail in kept.items() if tail <= longest]
 
 
 def choose(values: Values, raised: Shares = NOT_ASKED, *, requests: int | None = None) -> int:
@@ -98,7 +63,7 @@ def choose(values: Values, raised: Shares = NOT_ASKED, *, requests: int | None =
     (8, 16)
     """
     found = candidates(values, requests=requests)
-    most = max((raised[cap] for cap in found), default=0.0) if raised else 0.0
+    most = _most(found, raised)
     if most < HALF:
         return found[0]
     return min(cap for cap in found if raised[cap] >= most - _within(EQUAL_ATTAINMENT, requests))
@@ -108,43 +73,22 @@ def right_caps(
     values: Values, raised: Shares = NOT_ASKED, *, requests: int | None = None
 ) -> set[int]:
     """Return the caps that are as good as the choice for every practical purpose: today, and where
-    a candidate serves half of it with headroom. ``raised`` holds ``deciding`` ones, or nothing.
+    a candidate serves half of it with headroom. ``raised`` holds all caps, or nothing.
 
     >>> served = {4: (0.975, 0.0), 8: (0.985, 0.09), 16: (0.999, 0.0), 32: (0.99, 0.2)}
     >>> right_caps(served), right_caps(served, {4: 0.9, 8: 0.9, 16: 0.97, 32: 0.98})
     ({8, 16}, {16})
     """
-    good = _as_good(values, choose(values, raised, requests=requests))
-    found = candidates(values, requests=requests)
-    most = max((raised[cap] for cap in found), default=0.0) if raised else 0.0
-    if most < HALF:
-        return good
-    within = _within(GOOD_ATTAINMENT, requests)
-    return {cap for cap in good if raised[cap] >= most - within}
-
-
-def deciding(values: Values, *, requests: int | None = None) -> list[int]:
-    """Return the caps whose attainment with headroom decides which are right, by today's load;
-    none where today decides alone.
-
-    >>> deciding({4: (0.90, 0.0), 8: (0.99, 0.0), 16: (0.99, 0.0)})
-    [8, 16]
-    >>> deciding({4: (0.90, 0.0), 8: (0.99, 0.0), 16: (0.95, 0.0)})
-    []
-    """
-    found = candidates(values, requests=requests)
-    asked = {*found, *(cap for one in found for cap in _as_good(values, one))}
-    return sorted(asked) if len(asked) > 1 else []
-
-
-def _as_good(values: Values, choice: int) -> set[int]:
-    """Return the caps that serve today's load as well as the choice for every practical purpose."""
-    share, tail = values[choice]
-    return {
+    share, tail = values[choose(values, raised, requests=requests)]
+    good = {
         cap
         for cap, (attainment, log_tail) in values.items()
         if attainment >= share - GOOD_ATTAINMENT and log_tail <= tail + math.log(GOOD_TAIL)
     }
+    most = _most(candidates(values, requests=requests), raised)
+    if most < HALF:
+        return good
+    return {cap for cap in good if raised[cap] >= most - _within(GOOD_ATTAINMENT, requests)}
 
 
 def holds(today: float, raised: float) -> bool:
@@ -156,26 +100,10 @@ def holds(today: float, raised: float) -> bool:
     return raised >= HALF and raised >= today - GOOD_ATTAINMENT
 
 
-def worth_naming(values: Values, raised: Shares, choice: int) -> int | None:
-    """Return the cap outside of today's candidates that would serve more than a tolerance more with
-    headroom than the choice, the most of them; None where there is none.
-
-    >>> worth_naming({8: (0.99, 0.0), 16: (0.95, 0.0)}, {8: 0.7, 16: 0.9}, 8)
-    16
-    """
-    if choice not in raised:
-        return None
-    others: Collection[int] = raised.keys() - set(candidates(values))
-    best = max(others, key=lambda cap: (raised[cap], -cap), default=None)
-    if best is None or raised[best] <= raised[choice] + GOOD_ATTAINMENT:
-        return None
-    return best
-
-
 def interval_of(
     best: int, right: Sequence[Collection[int]], caps: Sequence[int]
 ) -> tuple[int, int]:
-    """Return the caps between which 95 % of draws have a right one: the choice, and the neighbour
+    """Return the caps between which 95 % of draws have a right one: the choice, and the neighbor
     that is right in most of the other draws, again and again.
 
     >>> interval_of(8, [{8}] * 18 + [{16}] + [{4}], (2, 4, 8, 16))
@@ -184,19 +112,19 @@ def interval_of(
     caps = sorted(caps)
     low = high = caps.index(best)
     while True:
-        inside = set(caps[low : high + 1])
-        others = [one for one in right if not inside & set(one)]
+        others = [draw for draw in right if not {*caps[low : high + 1]} & {*draw}]
         if len(others) <= (1 - INTERVAL) * len(right) + 1e-9:
             return caps[low], caps[high]
-        below, above = caps[:low], caps[high + 1 :]
-        # of equal neighbours the one on whose side more of the others lie, then the larger
-        down = _agree(others, below[-1:]), _agree(others, below)
-        up = _agree(others, above[:1]), _agree(others, above)
-        low, high = (low - 1, high) if down > up else (low, high + 1)
+        # of equal neighbors the one on whose side more of the others lie, then the larger
+        below = [sum(not {*side}.isdisjoint(draw) for draw in others)
+                 for side in (caps[max(0, low - 1) : low], caps[:low])]  # fmt: skip
+        above = [sum(not {*side}.isdisjoint(draw) for draw in others)
+                 for side in (caps[high + 1 : high + 2], caps[high + 1 :])]  # fmt: skip
+        low, high = (low - 1, high) if below > above else (low, high + 1)
 
 
-def _agree(draws: Sequence[Collection[int]], caps: Collection[int]) -> int:
-    return sum(not set(caps).isdisjoint(one) for one in draws)
+def _most(caps: Collection[int], raised: Shares) -> float:
+    return max((raised[cap] for cap in caps), default=0.0) if raised else 0.0
 
 
 def _within(tolerance: float, requests: int | None) -> float:

@@ -1,4 +1,4 @@
-"""The uncertainty of the numbers: noise pooled over repeats, drift, draws and intervals. Pure.
+"""The windows' numbers and their noise, pooled over repeats. Pure.
 
 Nothing here resamples requests. Repeats of one cap replay the same requests, so what differs
 between two blocks is the machine; resampled requests would call two equal runs different in 80 to
@@ -6,14 +6,15 @@ between two blocks is the machine; resampled requests would call two equal runs 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from tuner.replay.measure import Measurement
-from tuner.twin.objective import Values, interval_of, right_caps
+from tuner.twin.choice import NUMBERS, Samples
+from tuner.twin.objective import Values
 
 PRIOR_SD = {"attainment": 0.01, "goodput_rps": 0.02, "tpot_p95_ms": 0.08, "e2el_p99_ms": 0.08}
 PRIOR_WEIGHT = 2.0
@@ -21,7 +22,7 @@ PRIOR_WEIGHT = 2.0
 relatively), and the degrees of freedom that this belief is worth. Repeats at one cap of a real
 engine on a shared machine vary by 8 to 9 % (docs/deciding.md)."""
 
-DRAWS = 2000
+WINDOW_DRAWS = 2000
 
 Purpose = Literal["ramp", "short", "drift_ramp", "ladder", "repeat", "drift_replay", "tie_break"]
 """Purpose of a trial: to time every batch size; for the iterations of a cap that cannot be the
@@ -69,8 +70,8 @@ _STATISTICS: Mapping[str, Callable[[Measurement], float | None]] = {
     "tpot_p95_ms": lambda one: math.log(one.tpot_s.p95 * 1e3) if one.tpot_s else None,
     "e2el_p99_ms": lambda one: math.log(one.e2el_s.p99 * 1e3) if one.e2el_s else None,
 }
-"""Statistics that have intervals. All but attainment vary in proportion, so they are on a log
-scale."""
+"""Statistics that have intervals; all but attainment on a log scale, because they vary in
+proportion."""
 
 
 def never_binds(one: Measurement) -> bool:
@@ -89,11 +90,10 @@ def whole(blocks: Sequence[Block]) -> dict[int, list[Measurement]]:
 
 def points(blocks: Sequence[Block]) -> list[Point]:
     """Return one point a cap, ascending."""
-    alive = whole(blocks)
-    found = []
+    alive, found = whole(blocks), []
     for cap in sorted({block.trial.max_num_seqs for block in blocks}):
-        all_of_cap = [b.measurement for b in blocks if b.trial.max_num_seqs == cap]
         kept = alive.get(cap, [])
+        used = kept or [one.measurement for one in blocks if one.trial.max_num_seqs == cap]
         tails = [math.log(one.e2el_s.p99) for one in kept if one.e2el_s is not None]
         tpots = [math.log(one.tpot_s.p95) for one in kept if one.tpot_s is not None]
         found.append(
@@ -101,11 +101,11 @@ def points(blocks: Sequence[Block]) -> list[Point]:
                 cap=cap,
                 blocks=len(kept),
                 cut=not kept,
-                attainment=float(np.mean([one.attainment for one in kept or all_of_cap])),
+                attainment=float(np.mean([one.attainment for one in used])),
                 log_tail=float(np.mean(tails)) if tails else math.inf,
-                goodput_rps=float(np.mean([one.goodput_rps for one in kept or all_of_cap])),
+                goodput_rps=float(np.mean([one.goodput_rps for one in used])),
                 log_tpot=float(np.mean(tpots)) if tpots else None,
-                last=(kept or all_of_cap)[-1],
+                last=used[-1],
             )
         )
     return found
@@ -118,13 +118,12 @@ def noise(blocks: Sequence[Block], statistic: str) -> tuple[float, float]:
     because caps were measured at different times.
     """
     value = _STATISTICS[statistic]
-    freedom = PRIOR_WEIGHT
-    squares = PRIOR_WEIGHT * PRIOR_SD[statistic] ** 2
-    alive = whole(blocks)
+    freedom, squares = PRIOR_WEIGHT, PRIOR_WEIGHT * PRIOR_SD[statistic] ** 2
     for cap in {block.trial.max_num_seqs for block in blocks}:
-        values = [v for one in alive.get(cap, []) if (v := value(one)) is not None]
-        if statistic == "attainment":  # repeats that were cut at different heights differ too
-            values += [one.attainment_bound for one in _cut_by_chance(blocks, cap)]
+        values = _values(blocks, cap, value)
+        if statistic == "attainment":  # repeats that were cut by chance, at different heights
+            mine = [one.measurement for one in blocks if one.trial.max_num_seqs == cap]
+            values += [one.attainment_bound for one in mine if one.cut and not one.ruled_out]
         if len(values) > 1:
             squares += float(np.var(values)) * len(values)
             freedom += len(values) - 1
@@ -132,10 +131,10 @@ def noise(blocks: Sequence[Block], statistic: str) -> tuple[float, float]:
     return math.hypot(math.sqrt(squares / freedom), drifted), freedom
 
 
-def _cut_by_chance(blocks: Sequence[Block], cap: int) -> list[Measurement]:
-    """Return the replays of a cap that were cut although arithmetic had not ruled it out."""
-    mine = (block.measurement for block in blocks if block.trial.max_num_seqs == cap)
-    return [one for one in mine if one.cut is not None and not one.ruled_out]
+def _values(
+    blocks: Sequence[Block], cap: int, value: Callable[[Measurement], float | None]
+) -> list[float]:
+    return [v for one in whole(blocks).get(cap, []) if (v := value(one)) is not None]
 
 
 def drift(blocks: Sequence[Block]) -> float:
@@ -144,12 +143,10 @@ def drift(blocks: Sequence[Block]) -> float:
     0.1 is 10 % slower. Zero when it was not replayed again or nothing can be compared.
     """
     again = [b.measurement for b in blocks if b.trial.purpose == "drift_replay"]
-    if not again:
-        return 0.0
-    before = {one.decode_seqs: one for one in blocks[0].measurement.batch_times}
+    before = {one.decode_seqs: one for one in blocks[0].measurement.batch_times} if again else {}
     ratios = [
         (after.median_s / before[after.decode_seqs].median_s, after.iterations)
-        for after in again[-1].batch_times
+        for after in (again[-1].batch_times if again else ())
         if after.decode_seqs in before and before[after.decode_seqs].median_s > 0
     ]
     if not ratios:
@@ -158,63 +155,49 @@ def drift(blocks: Sequence[Block]) -> float:
     return float(np.average(values, weights=weights)) - 1
 
 
-def certainty(blocks: Sequence[Block], best: int) -> tuple[tuple[int, int], float]:
-    """Return the caps between which 95 % of draws have a right one, and the share for which
-    ``best`` is one.
+def samples_of(blocks: Sequence[Block]) -> tuple[Values, Samples]:
+    """Return the recorded load's values of every cap, and draws of them: each cap moved by its
+    noise (Student's t).
 
-    Each draw moves every cap by its noise (Student t) and asks again, about today's load alone.
     Caps that never bound are one configuration for this traffic, so they move together. A cap that
     was cut is given the most that it could attain, with the shortest tail.
     """
     curve = points(blocks)
     shortest = min(point.log_tail for point in curve)
-    alive = [
-        replace(point, attainment=point.last.attainment_bound, log_tail=shortest, blocks=1)
+    values = {
+        point.cap: (point.last.attainment_bound, shortest)
         if point.cut
-        else point
+        else (point.attainment, point.log_tail)
         for point in curve
-    ]
-    right = [right_caps(drawn) for drawn in drawn_values(blocks, alive)]
-    share = sum(best in one for one in right) / len(right)
-    return interval_of(best, right, [point.cap for point in alive]), share
-
-
-def drawn_values(blocks: Sequence[Block], curve: Sequence[Point]) -> Iterator[Values]:
-    """Yield DRAWS times cap → (attainment, log tail) of the curve, each moved by its noise."""
-    attainment_sd, freedom = noise(blocks, "attainment")
-    tail_sd, _ = noise(blocks, "e2el_p99_ms")
-    rng = np.random.default_rng(0)
+    }
+    sds = [noise(blocks, name)[0] for name in ("attainment", "e2el_p99_ms")]
+    freedom = noise(blocks, "attainment")[1]
+    shifts = np.random.default_rng(0).standard_t(freedom, (WINDOW_DRAWS, len(curve), 2))
     free = [i for i, point in enumerate(curve) if not point.cut and never_binds(point.last)]
-    for draws in rng.standard_t(freedom, size=(DRAWS, len(curve), 2)):
-        draws[free] = draws[free[:1]]
-        yield {
-            point.cap: (
-                point.attainment + attainment_sd * float(shift[0]) / math.sqrt(point.blocks),
-                point.log_tail + tail_sd * float(shift[1]) / math.sqrt(point.blocks),
-            )
-            for point, shift in zip(curve, draws, strict=True)
-        }
+    shifts[:, free] = shifts[:, free[:1]]
+    counts = np.array([max(1, point.blocks) for point in curve])
+    drawn = np.full((WINDOW_DRAWS, 1, len(curve), len(NUMBERS)), np.nan)
+    middle = np.array([values[point.cap] for point in curve])
+    drawn[:, 0, :, :2] = middle + np.array(sds) * shifts / np.sqrt(counts)[:, None]
+    return values, Samples(tuple(values), drawn)
 
 
 def intervals(blocks: Sequence[Block], cap: int) -> dict[str, tuple[float, float]]:
     """Return the 95 % interval of each statistic at a cap over repeats of this very traffic.
 
-    They speak of the machine's noise, not of other days' traffic. Empty for a cap that was cut.
+    They are of the machine's noise, not of other days' traffic. Empty for a cap that was cut.
     """
     found = {}
     for name, value in _STATISTICS.items():
-        values = [v for one in whole(blocks).get(cap, []) if (v := value(one)) is not None]
-        if not values:
-            continue
-        sd, freedom = noise(blocks, name)
-        reach = t_quantile(freedom) * sd / math.sqrt(len(values))
-        centre = float(np.mean(values))
-        low, high = centre - reach, centre + reach
-        found[name] = (
-            (max(0.0, low), min(1.0, high))
-            if name == "attainment"
-            else (math.exp(low), math.exp(high))
-        )
+        values = _values(blocks, cap, value)
+        if values:
+            sd, freedom = noise(blocks, name)
+            reach = t_quantile(freedom) * sd / math.sqrt(len(values))
+            low, high = float(np.mean(values)) - reach, float(np.mean(values)) + reach
+            is_share = name == "attainment"
+            found[name] = (
+                (max(0.0, low), min(1.0, high)) if is_share else (math.exp(low), math.exp(high))
+            )
     return found
 
 
@@ -224,24 +207,14 @@ def relative_changes(
     """Return what ``cap`` gives more than ``below``, as a share with its 95 % interval (value, low,
     high), of every statistic that varies in proportion. Empty where one of the two was cut."""
     found = {}
-    measured = whole(blocks)
     for name, value in _STATISTICS.items():
-        if name == "attainment":
-            continue
-        one, other = (
-            [v for each in measured.get(c, []) if (v := value(each)) is not None]
-            for c in (below, cap)
-        )
-        if not one or not other:
-            continue
-        sd, freedom = noise(blocks, name)
-        reach = t_quantile(freedom) * sd * math.sqrt(1 / len(one) + 1 / len(other))
-        middle = float(np.mean(other) - np.mean(one))
-        found[name] = (
-            math.expm1(middle),
-            math.expm1(middle - reach),
-            math.expm1(middle + reach),
-        )
+        one, other = (_values(blocks, each, value) for each in (below, cap))
+        if name != "attainment" and one and other:
+            sd, freedom = noise(blocks, name)
+            reach = t_quantile(freedom) * sd * math.sqrt(1 / len(one) + 1 / len(other))
+            middle = float(np.mean(other) - np.mean(one))
+            low, high = math.expm1(middle - reach), math.expm1(middle + reach)
+            found[name] = (math.expm1(middle), low, high)
     return found
 
 

@@ -14,18 +14,22 @@ from tuner.twin.uncertainty import Point, never_binds
 VerdictKind = Literal["knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"]
 
 KV_FULL = 0.95
+"""Share of the KV cache from which on it is full: a few blocks are always in between."""
+
 NEARLY_ALL = 0.95
+"""Share of the offered tokens from which on nearly all of them are served."""
+
 NO_CONFIDENCE = 0.005
 """Less is shown as 0.00."""
 
 RISES = 1.05
-MORE_MEMORY = "raise gpu_memory_utilization, lower max_model_len or kv_cache_dtype"
+"""More tokens by so much: the ceiling is not yet the end."""
 
-_NAMES = {
-    "kv_bound": "KV-bound at",
-    "not_reached": "no knee up to",
-    "inconclusive": "inconclusive,",
-}
+MORE_MEMORY = "raise gpu_memory_utilization, lower max_model_len or kv_cache_dtype"
+BEFORE_THAT = "add a replica before that load comes (tuner plan)"
+"""Cure of a choice that was replayed with headroom and falls short of its prediction."""
+
+ADD_REPLICAS = "the SLO cannot be met at this load: add replicas or relax the SLO"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,38 +59,42 @@ class Verdict:
 
 
 def headline(kind: VerdictKind, cap: int, interval: tuple[int, int]) -> str:
-    return f"{_NAMES.get(kind, f'{kind} at')} {cap} (95 %: {interval[0]}-{interval[1]})"
+    names = {
+        "kv_bound": "KV-bound at",
+        "not_reached": "no knee up to",
+        "inconclusive": "inconclusive,",
+    }
+    return f"{names.get(kind, f'{kind} at')} {cap} (95 %: {interval[0]}-{interval[1]})"
 
 
 def kind_of(chosen: Point, curve: Sequence[Point], ceiling: int) -> tuple[VerdictKind, str]:
     """Return what sort of answer ``chosen`` is on this curve, and the sentence that says why."""
     above = [point for point in curve if point.cap > chosen.cap and not point.cut]
     below = [point for point in curve if point.cap < chosen.cap]
-    worse = [point for point in above if is_worse(point, chosen)]
+    lost = [point for point in curve if point.cap > chosen.cap and point.cut]
+    worse = [point for point in above if _is_worse(point, chosen)]
     memory = [point.last for point in (chosen, *above[:1]) if memory_binds(point.last)]
+    gain = ""
+    if below:
+        gain = f"; {_hopeless(below[-1]) if below[-1].cut else _against(below[-1], chosen)}"
     if memory and not worse:
         one = memory[0]
         return "kv_bound", (
             f"KV cache binds at {one.max_num_seqs}, not the cap (at most {one.running_peak} ran, "
-            f"{one.preemptions} preempted); {MORE_MEMORY}{_gain(below, chosen)}"
+            f"{one.preemptions} preempted); {MORE_MEMORY}{gain}"
         )
-    if worse:
-        return "knee", f"{_against(worse[0], chosen)}{_gain(below, chosen)}"
-    lost = [point for point in curve if point.cap > chosen.cap and point.cut]
-    if lost:
-        return "knee", f"{_hopeless(lost[0])}{_gain(below, chosen)}"
+    if worse or lost:
+        return "knee", f"{_against(worse[0], chosen) if worse else _hopeless(lost[0])}{gain}"
     if above or never_binds(chosen.last):
         peak = max(point.last.running_peak for point in (chosen, *above))
-        slots = f"{peak} slot{'s' * (peak != 1)}"
-        why = f"the traffic never needs more than {slots}, so more change nothing"
+        why = f"the traffic never needs more than {peak} concurrent sequences"
         if below and below[-1].cap >= peak:
-            why = f"today's traffic fills {peak} at most, the rest is for the headroom"
+            why = f"the recorded load needs at most {peak} slots, the rest is for the headroom"
         elif peak > chosen.cap:
             why = f"{chosen.cap} slots serve as well as the {peak} that the traffic would fill"
-        return "plateau", f"{why}{_gain(below, chosen)}"
+        return "plateau", f"{why}{gain}"
     return "not_reached", (
-        f"the curve still rises at the ceiling{_gain(below, chosen)}; "
-        f"sweep on with --ceiling {2 * ceiling}"
+        f"the curve still rises at the ceiling{gain}; sweep with --ceiling {2 * ceiling}"
     )
 
 
@@ -97,7 +105,7 @@ def memory_binds(one: Measurement) -> bool:
     return one.running_peak < one.max_num_seqs and one.kv_bound_share > 0 and short
 
 
-def is_worse(point: Point, chosen: Point) -> bool:
+def _is_worse(point: Point, chosen: Point) -> bool:
     return (
         point.attainment < chosen.attainment - EQUAL_ATTAINMENT
         or point.log_tail > chosen.log_tail + math.log(EQUAL_TAIL)
@@ -105,7 +113,7 @@ def is_worse(point: Point, chosen: Point) -> bool:
 
 
 def _against(point: Point, chosen: Point) -> str:
-    """Say what ``point`` gives compared with ``chosen``: one step of the marginal table."""
+    """Return what ``point`` gives compared with ``chosen``: one step of the marginal table."""
     parts = []
     if chosen.goodput_rps > 0:
         parts.append(_change("goodput", point.goodput_rps / chosen.goodput_rps, "more", "less"))
@@ -120,24 +128,14 @@ def _against(point: Point, chosen: Point) -> str:
 def _change(name: str, ratio: float, more: str, less: str) -> str:
     """Return how much a number changes.
 
-    >>> _change("goodput", 0.795, "more", "less"), _change("p99 E2EL", 2.3, "longer", "shorter")
-    ('goodput 20% less', 'p99 E2EL 130% longer')
-    >>> _change("goodput", 1.001, "more", "less"), _change("p99 E2EL", 12.0, "longer", "shorter")
-    ('goodput the same', 'p99 E2EL 12 times')
+    >>> _change("goodput", 0.795, "more", "less"), _change("p99 E2EL", 12.0, "longer", "shorter")
+    ('goodput 20% less', 'p99 E2EL 12 times')
     """
     if abs(ratio - 1) < 0.005:
         return f"{name} the same"
     if ratio >= 10:
         return f"{name} {ratio:,.0f} times"
     return f"{name} {abs(ratio - 1):.0%} {more if ratio > 1 else less}"
-
-
-def _gain(below: Sequence[Point], chosen: Point) -> str:
-    """Say why the next smaller cap was not chosen."""
-    if not below:
-        return ""
-    point = below[-1]
-    return f"; {_hopeless(point) if point.cut else _against(point, chosen)}"
 
 
 def _hopeless(point: Point) -> str:
@@ -147,7 +145,7 @@ def _hopeless(point: Point) -> str:
 
 
 def unfinished(curve: Sequence[Point], best: int, ceiling: int) -> Verdict:
-    """Return what can be said when the budget ended the ladder before the curve turned."""
+    """Return the verdict of a ladder that the budget ended before the curve turned."""
     top = curve[-1].cap
     return Verdict(
         kind="inconclusive",
@@ -169,42 +167,29 @@ def overloaded(curve: Sequence[Point], choice: int | None = None) -> Verdict:
         best = next(point for point in curve if point.cap == choice)
     one = best.last
     share = one.output_tokens_per_s / one.offered_tokens_per_s if one.offered_tokens_per_s else 0.0
-    fits = (
-        "nearly all of it is served, but too late"
-        if share >= NEARLY_ALL
-        else f"1 replica takes about {share:.0%} of this load, {math.ceil(1 / share)} take all"
-        if share > 0
-        else "no token was generated"
-    )
+    fits = "no token was generated"
+    if share >= NEARLY_ALL:
+        fits = "nearly all of it is served, but too late"
+    elif share > 0:
+        fits = f"1 replica takes about {share:.0%} of this load, {math.ceil(1 / share)} take all"
+    bound = [point.last for point in curve if memory_binds(point.last)]
+    memory = ""
+    if bound:
+        memory = (
+            f"; KV cache binds from {bound[0].max_num_seqs} on (at most {bound[0].running_peak} "
+            f"ran, {bound[0].preemptions} preempted): {MORE_MEMORY}"
+        )
     return Verdict(
         kind="overloaded",
-        max_num_seqs=best.cap if choice is None else choice,
+        max_num_seqs=best.cap,
         interval=(curve[0].cap, curve[-1].cap),
         confidence=0.0,
         reason=(
             f"overloaded: no cap up to {curve[-1].cap} meets the SLO for half of the requests; "
             f"{best.cap} serves {one.output_tokens_per_s:,.0f} of "
-            f"{one.offered_tokens_per_s:,.0f} output tokens/s; {fits}{_short_of_memory(curve)}"
+            f"{one.offered_tokens_per_s:,.0f} output tokens/s; {fits}{memory}"
         ),
         warnings=(ADD_REPLICAS,),
-    )
-
-
-BEFORE_THAT = "add a replica before that load comes (tuner plan)"
-"""Cure of a choice that was replayed with headroom and falls short of what was said."""
-
-ADD_REPLICAS = "the SLO cannot be met at this load: add replicas or relax the SLO"
-
-
-def _short_of_memory(curve: Sequence[Point]) -> str:
-    """Say so when the KV cache, and not the cap, is what holds the traffic up."""
-    bound = [point.last for point in curve if memory_binds(point.last)]
-    if not bound:
-        return ""
-    one = bound[0]
-    return (
-        f"; KV cache binds from {one.max_num_seqs} on (at most {one.running_peak} ran, "
-        f"{one.preemptions} preempted): {MORE_MEMORY}"
     )
 
 
@@ -223,12 +208,11 @@ def still_rises(curve: Sequence[Point]) -> bool:
 def kv_warnings(chosen: Point) -> list[str]:
     one = chosen.last
     if one.preemptions:
-        return [
-            (
-                f"{one.preemptions} preemptions at {chosen.cap} made {one.recomputed_tokens} "
-                "tokens be computed again: raise gpu_memory_utilization or lower max_model_len"
-            )
-        ]
+        text = (
+            f"{one.preemptions} preemptions at {chosen.cap} made {one.recomputed_tokens} tokens be "
+            "computed again: raise gpu_memory_utilization or lower max_model_len"
+        )
+        return [text]
     if one.kv_cache_usage is not None and one.kv_cache_usage.peak > KV_FULL:
         full = f"the KV cache was {one.kv_cache_usage.peak:.0%} full at {chosen.cap}"
         return [f"{full}: raise gpu_memory_utilization before more traffic comes"]
@@ -240,16 +224,14 @@ def miss_in_words(one: Number) -> str:
 
     >>> miss_in_words(Number("ttft_p95_ms", 420.0, 400.0, 450.0, 20100.0))
     'p95 TTFT 20,100 ms instead of 420 ms'
-    >>> miss_in_words(Number("attainment", 0.99, 0.98, 1.0, 0.9)), miss_in_words(
-    ...     Number("waiting_mean", 2.0, 1.0, 3.0, 9.04))
-    ('90.0 % in SLO instead of 99.0 %', 'waiting 9.0 in the mean instead of 2.0')
+    >>> miss_in_words(Number("attainment", 0.99, 0.98, 1.0, 0.9))
+    '90.0 % in SLO instead of 99.0 %'
     """
     if one.name == "attainment":
         return f"{100 * one.measured:.1f} % in SLO instead of {100 * one.predicted:.1f} %"
     if not one.name.endswith("_ms"):
-        name = {"kv_blocks_mean": "KV blocks"}.get(one.name, one.name.removesuffix("_mean"))
-        mean = " in the mean" if one.name.endswith("_mean") else ""
-        return f"{name} {one.measured:,.1f}{mean} instead of {one.predicted:,.1f}"
+        name = one.name.removesuffix("_mean")
+        return f"mean {name} {one.measured:,.1f} instead of {one.predicted:,.1f}"
     time, share, _ = one.name.split("_")
     digits = 0 if max(one.measured, one.predicted) >= 100 else 1
     measured, predicted = (f"{value:,.{digits}f} ms" for value in (one.measured, one.predicted))

@@ -1,5 +1,6 @@
 """The page and the JSON of a plan for a fleet. Pure."""
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -27,6 +28,8 @@ class FleetPlan:
     attainment: float
     """The share that is to be served within the SLO."""
     replicas_needed: int | None
+    replicas_by_cap: dict[int, int | None]
+    """About how many each cap needs, by the law alone."""
     stored_requests: int
     """How many requests the profile's traffic is here."""
     steps: list[CapForecast]
@@ -80,6 +83,11 @@ def plan_page(plan: FleetPlan, profile: ServingProfile, *, subject: str, next_: 
     if needed is not None:
         words = f"{replicas_in_words(needed)} for {percent(plan.attainment)} at least"
         facts.append(("needs", words))
+    known = {cap: count for cap, count in plan.replicas_by_cap.items() if count is not None}
+    cheapest = min(known, key=lambda each: (known[each], each), default=cap)
+    if cheapest != cap and known[cheapest] < known.get(cap, math.inf):
+        words = f"max_num_seqs {cheapest} on about {replicas_in_words(known[cheapest])}"
+        facts.append(("cheapest", f"{words}: sweep a trace of this load"))
     if plan.required:
         facts.append(("requires", "; ".join(plan.required)))
     best = next(step for step in plan.steps if step.max_num_seqs == plan.best)
@@ -112,6 +120,7 @@ def _table(plan: FleetPlan) -> Table:
         *(COLUMNS[name] for name in ("goodput_rps", "tpot_p95_s", "e2el_p99_s")),
         Column("e2el_most_s", "E2EL worst", "time"),
         *(COLUMNS[name] for name in ("queue_p95_s", "kv_peak")),
+        Column("replicas", "needs about", "count"),
     ]
     return Table(
         columns,
@@ -126,6 +135,7 @@ def _table(plan: FleetPlan) -> Table:
                 _seconds(None if step.e2el_p99_range_ms is None else step.e2el_p99_range_ms[1]),
                 _seconds(step.queue_p95_ms),
                 step.kv_cache_usage_peak,
+                plan.replicas_by_cap[step.max_num_seqs],
             ]
             for step in plan.steps
         ],

@@ -62,7 +62,7 @@ CHANGES = {
 
 def profile_page(profile: ServingProfile, *, subject: str, next_: str) -> Page:
     """Return the page of a profile; ``next_`` is the command to run."""
-    block = block_of(profile, next_="")
+    block = block_of(profile)
     charts = [_chart(profile, each) for each in STATISTICS if each.name in DRAWN]
     tables = [curve_table(profile), *_changes(profile)]
     note = "Bands are 95% intervals, grey dots what was measured in the windows."

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from tests.commands.trace.test_trace import Run
-from tests.support.traces import HEADER, SLICES, needs_slices, request, row, write_lines
+from tests.support.traces import HEADER, SLICES, needs_slices, row, write_lines
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import load
-from tuner.traffic.arrivals import dispersion, same_time_share
-from tuner.traffic.concurrency import levels
-from tuner.traffic.levels import count_levels
+from tuner.traffic.concurrency import count_levels
+from tuner.traffic.summary import dispersion
 
 
 @pytest.fixture
@@ -48,22 +47,6 @@ def test_no_number_of_a_long_context_is_cut_off(tuner: Run, tmp_path: Path) -> N
     out = tuner("trace", "show", path).out
     assert "900,008" in out
     assert "…" not in out
-
-
-def test_a_part_of_one_request_is_not_called_like_the_whole(tuner: Run, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", HEADER, *(row(i * 70_000) for i in range(30)))
-    out = tuner("trace", "show", path).out
-    assert ": 1 request, " in out
-    assert "too few requests to compare" in out
-
-
-def test_the_most_in_flight_of_each_stretch_of_time() -> None:
-    table = columns_of([request(0, 1.0, e2e_s=2.0), request(1, 2.0, e2e_s=0.5)], block_size=1)
-    found = levels(table, table.e2e_s, start_s=1.0, end_s=4.0)
-    assert found is not None
-    assert found.highest_in(np.array([0.0, 1.0, 2.0, 2.2, 2.6, 4.0, 5.0])) == [
-        None, 1, 2, 2, 1, None,
-    ]  # fmt: skip
 
 
 @needs_slices
@@ -108,10 +91,6 @@ def test_arrivals_over_ages_need_no_memory() -> None:
     assert dispersion(np.array([0.0, 1e11]), 1.0) == pytest.approx(1.0)
 
 
-def test_arrivals_at_one_time_are_counted() -> None:
-    assert same_time_share(np.array([0.0, 0.0, 0.0, 1.0])) == 0.5
-
-
 @needs_slices
 @pytest.mark.parametrize(
     ("name", "in_1s", "in_10s"),
@@ -131,16 +110,15 @@ def test_burstiness_of_public_traces(name: str, in_1s: float, in_10s: float) -> 
 # -- the part, the plot, the replicas
 
 
-def test_the_busiest_part_is_held_against_the_whole(tuner: Run, tmp_path: Path) -> None:
+def test_the_busiest_part_is_shown_beside_the_whole(tuner: Run, tmp_path: Path) -> None:
     calm = [row(i * 1000) for i in range(600)]
     burst = [row(300_000 + i * 100) for i in range(600)]
     path = write_lines(tmp_path / "t", HEADER, *calm, *burst)
     found = json.loads(tuner("trace", "show", path, "--json").out)["window"]
     assert found["start_s"] == pytest.approx(300, abs=1)
-    assert (found["length_s"], found["is_like"]) == (60, True)
+    assert found["length_s"] == 60
     assert found["load"] == pytest.approx(11 / 2, rel=0.02)
     out = tuner("trace", "show", path).out
-    assert "the heaviest part of that length" in out
     assert "^^^^^^" in out
 
 
@@ -150,12 +128,6 @@ def test_a_part_of_ones_choice_is_held_against_the_whole(tuner: Run, tmp_path: P
     assert (found["start_s"], found["length_s"], found["requests"]) == (10, 5, 5)
     found = json.loads(tuner("trace", "show", path, "--length", "90s", "--json").out)["window"]
     assert found["length_s"] == 90
-
-
-def test_lengths_unlike_the_wholes_are_said(tuner: Run, tmp_path: Path) -> None:
-    lines = [row(i * 1000, output_length=5 if i < 150 else 900) for i in range(200)]
-    path = write_lines(tmp_path / "t", HEADER, *lines)
-    assert "lengths unlike the whole's" in tuner("trace", "show", path, "--window", "150+40").out
 
 
 def test_a_short_trace_has_no_busiest_part(tuner: Run, tmp_path: Path) -> None:

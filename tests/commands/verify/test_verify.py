@@ -67,10 +67,7 @@ def test_what_a_server_confirmed_is_verified_behind_one_unless_an_engine_is_name
 
 
 def test_a_servers_front_end_is_in_what_it_is_held_to_and_in_no_engines(folder: Path) -> None:
-    added = FrontEndSection(
-        contention=1.5, request_ms=1, input_token_ms=0, delivery_ms=0, chunk_ms=0, processes=1,
-        utilisation=0.1,
-    )  # fmt: skip
+    added = FrontEndSection(contention=1.5, request_ms=1.0, delivery_ms=0.0)
     one = resealed(load(folder / "profile.yaml"), front_end=added)
     path = folder / "profile.yaml"
 

@@ -52,6 +52,15 @@ def test_plan_says_how_many_replicas_a_load_needs(
     assert share[0] <= chosen["attainment_middle"] <= share[1]
 
 
+def test_plan_speaks_of_all_servers_that_share_the_trace(swept: Swept, tmp_path: Path) -> None:
+    shutil.copytree(swept("replicas").folder, tmp_path, dirs_exist_ok=True)
+    plan = run(tmp_path, "plan", "profile.yaml", "--json").json
+    assert plan["rps"] == pytest.approx(11.3, rel=0.05)
+    assert (plan["load"], plan["router"]) == (1.0, "rr")
+    assert plan["replicas_needed"] in {3, 4}
+    assert plan["replicas_by_cap"]["4"] > plan["replicas_by_cap"]["16"]
+
+
 def test_plan_finds_the_cap_that_keeps_what_is_required(knee: Path) -> None:
     required = ("--load", "0.5", "--replicas", "1", "--require", "p95 tpot <= 24ms")
     free, bound = (

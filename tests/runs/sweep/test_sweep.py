@@ -23,12 +23,10 @@ from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import Conclusion, SweepOutcome
 from tuner.runs.result import second_thoughts
 from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.outcome import predictions
 from tuner.runs.sweep.sweep import SweepRun, sweep
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import parse_requirement
 from tuner.traffic.slo import Slo
-from tuner.twin.front_end import FrontEnd
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
 
@@ -384,12 +382,11 @@ def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: P
     assert found is not None
     # An iteration of n sequences takes 30 + 0.6 n milliseconds instead of 20 + 0.6 n.
     assert found.contention == pytest.approx(33 / 23, rel=0.03)
-    assert found.work_s(1000, 1000) == pytest.approx(0, abs=1e-3)
+    assert found.request_s == pytest.approx(0, abs=1e-3)
     assert probed.view is not None
     seen = probed.view.machine.front_end
     assert seen is not None
     assert seen.contention == pytest.approx(30.6 / 20.6, rel=0.03)
-    assert found.processes == seen.processes == 2
     assert evidence.probed()
     # The engine alone keeps what is required; behind its server no cap does, as is seen at once.
     (one,), (other,), (last,) = (
@@ -404,19 +401,6 @@ def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: P
     assert last.bound == pytest.approx(last.measured, rel=0.05)
     few = [each.curve[0].numbers.tpot_s for each in (alone, probed)]
     assert [one.p50 for one in few if one is not None] == pytest.approx([0.0206, 0.0306], rel=0.03)
-
-
-def test_nothing_is_promised_of_a_load_for_which_the_front_end_is_too_busy(alone: Run) -> None:
-    conclusion = alone.outcome.conclusion
-    view = conclusion.view
-    assert view is not None
-    rate_rps = len(view.traffic) / view.length_s
-
-    def promised(busy: float) -> list[float]:
-        found = predictions(conclusion, FrontEnd(request_s=busy / rate_rps))
-        return [one.load for one in found]
-
-    assert [promised(busy) for busy in (0.7, 0.8, 0.95)] == [[1.0, 1.25], [1.0], []]
 
 
 def test_no_server_no_front_end(alone: Run) -> None:

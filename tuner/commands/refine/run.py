@@ -163,5 +163,6 @@ def _profile(begun: _Begun, found: Refinement, wall_s: float) -> ServingProfile:
             wall_s=wall_s,
             ranks=profile.provenance.ranks,
             given=_given(begun, found.outcome.facts.arguments),
-        ),
+        )
+        | {"replicas": profile.provenance.replicas, "router": profile.provenance.router},
     )

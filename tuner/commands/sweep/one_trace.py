@@ -389,7 +389,8 @@ def sealed(done: FinishedSweep, warnings: Sequence[str] | None = None) -> Servin
         trace_digest=done.trace_digest,
         origin=origin_of(
             done.outcome, said, seed=seed, wall_s=done.wall_s, ranks=done.ranks, given=done.given
-        ),
+        )
+        | {"replicas": done.settings.replicas, "router": done.settings.router},
     )
 
 

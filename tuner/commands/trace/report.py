@@ -8,14 +8,13 @@ from rich.console import Console
 
 from tuner.commands.shared.console import console_for, plain_table, shown
 from tuner.trace.trace import Trace
-from tuner.traffic.levels import Levels
-from tuner.traffic.likeness import UNLIKE, Likeness
+from tuner.traffic.arrivals import Stretch
+from tuner.traffic.concurrency import Levels
 from tuner.traffic.summary import Distribution, TrafficSummary
 from tuner.traffic.trace_warnings import trace_warnings
 
 LEAST_WIDTH = 80
 BARS, ASCII_BARS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
-HEAVIEST = 0.999
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +33,8 @@ class TraceReport:
     place: str
     trace: Trace
     traffic: TrafficSummary
-    part: Likeness | None = None
-    """A part of the trace compared with the whole."""
+    part: Stretch | None = None
+    """A part of the trace beside the whole."""
 
     shares: Shares | None = None
 
@@ -68,7 +67,7 @@ def json_of(report: TraceReport) -> Any:  # noqa: ANN401 - JSON
         "in_flight": recorded and levels and asdict(recorded) | {"time_above": _above(levels)},
         "running": traffic.running and asdict(traffic.running),
         "littles_mean": traffic.littles_mean,
-        "window": report.part and asdict(report.part) | {"is_like": report.part.is_like},
+        "window": report.part and asdict(report.part),
     }
     if shares is not None:
         found["per_replica"] = {
@@ -199,28 +198,11 @@ def _print_spreads(console: Console, traffic: TrafficSummary) -> None:
     console.print(table)
 
 
-def _print_part(console: Console, part: Likeness) -> None:
-    """Say what a replay of this part would stand for."""
-    heavy = (
-        "the heaviest part" if part.rank > HEAVIEST else f"heavier than {part.rank:.0%} of parts"
-    )
+def _print_part(console: Console, part: Stretch) -> None:
+    """Print how heavy this part is."""
     console.print(
         f"the part {part.start_s:,.1f}s+{part.length_s:g}s: {_requests(part.requests)}, "
-        f"{part.load:,.2f} x the mean load, {heavy} of that length",
-        soft_wrap=True,
-    )
-    if not part.tells:
-        console.print("too few requests to compare their lengths with the whole's")
-        return
-    like = (
-        "lengths like the whole's"
-        if part.is_like
-        else f"[yellow]lengths unlike the whole's[/] (more than {UNLIKE:.0%} apart): a knee there "
-        "holds for such traffic"
-    )
-    console.print(
-        f"{like}; prompts lie {part.input_distance:.0%} apart, outputs {part.output_distance:.0%}, "
-        f"chance alone up to {part.distance_by_chance:.0%}",
+        f"{part.load:,.2f} x the mean load",
         soft_wrap=True,
     )
 

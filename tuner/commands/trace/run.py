@@ -31,8 +31,7 @@ from tuner.trace.guess import STDIN, Asked, columns_asked, delimiter_asked
 from tuner.trace.raw import Tally
 from tuner.trace.reading import Tell, read
 from tuner.trace.trace import Trace, TraceHeader, TraceRequest, load
-from tuner.traffic.arrivals import busiest
-from tuner.traffic.likeness import MIN_PARTS, Likeness, likeness
+from tuner.traffic.arrivals import Stretch, busiest, stretch
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN, assign
 from tuner.traffic.schedule import holding, ticks
 from tuner.traffic.summary import describe
@@ -57,11 +56,11 @@ def show(options: TraceShowOptions) -> None:
     trace = _read(options)
     columns = trace.columns
     traffic = describe(columns)
-    has_parts = traffic.served > 0 and traffic.duration_s >= MIN_PARTS * BUSIEST_S
-    part: Likeness | None = None
+    has_parts = traffic.served > 0 and traffic.duration_s >= 2 * BUSIEST_S
+    part: Stretch | None = None
     if chosen is not None or options.length is not None or has_parts:
         start_s, length_s = chosen or _busiest(columns, options)
-        part = likeness(columns, start_s=start_s, length_s=length_s)
+        part = stretch(columns, start_s=start_s, length_s=length_s)
         if part is None:
             first_s, last_s = columns.arrival_s[[0, -1]]
             raise TraceError(

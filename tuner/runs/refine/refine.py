@@ -704,7 +704,7 @@ class _Run:
                 hash_block_size=settings.trace_block_size,
                 kv_tokens=shape_of(facts).kv_tokens,
             ),
-            everywhere=printed,
+            printed=printed,
         )
 
     def facts(self, one: Configuration) -> EngineFacts:
@@ -798,7 +798,7 @@ def _unchecked(requirements: Sequence[Requirement]) -> tuple[RequirementCheck, .
 
 def _curve(view: Forecast, measured: Measurement) -> tuple[CurvePoint, ...]:
     """Return the curve of max_num_seqs at the refined arguments."""
-    caps, chosen = list(view.weighed.samples), measured.max_num_seqs
+    caps, chosen = view.weighed.samples.caps, measured.max_num_seqs
     below = {high: low for low, high in pairwise(caps)}
     return tuple(
         CurvePoint(

@@ -42,13 +42,13 @@ class Basis:
 
 def conclude(basis: Basis) -> Conclusion:
     """Return the verdict and the curve: by the twin, where it is believed."""
-    view = None if basis.settings.closed_sessions else view_of(basis, everywhere=True)
+    view = None if basis.settings.closed_sessions else view_of(basis, printed=True)
     if view is not None and view.is_believed:
         return _by_twin(basis, view)
     return by_windows(basis, view, doubt=None if view is None else view.doubt)
 
 
-def view_of(basis: Basis, *, everywhere: bool = False) -> Forecast | None:
+def view_of(basis: Basis, *, printed: bool = False) -> Forecast | None:
     """Return what the twin says so far; None before anything of the engine has been seen."""
     evidence, workload, settings = basis.evidence, basis.workload, basis.settings
     segments = evidence.segments()
@@ -69,8 +69,8 @@ def view_of(basis: Basis, *, everywhere: bool = False) -> Forecast | None:
         seed=settings.seed,
         hit_share=_hit_share(basis),
         # not in between, or else a resumed run, which has them, would measure other steps
-        probes=evidence.probed() if everywhere else (),
-        everywhere=everywhere,
+        probes=evidence.probed() if printed else (),
+        printed=printed,
         taken=evidence.taken(),
     )
 

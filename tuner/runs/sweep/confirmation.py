@@ -33,8 +33,8 @@ from tuner.twin.check import (
     foretell,
     least_attainment,
 )
-from tuner.twin.draws import PRINTED, flicker_of
-from tuner.twin.forecast import Forecast, delays_s
+from tuner.twin.draws import PRINTED
+from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd, contention_of, fit_front_end, passages_of
 from tuner.twin.simulation import traffic_of
 from tuner.twin.verdict_text import BEFORE_THAT, miss_in_words
@@ -139,7 +139,7 @@ def front_end_of(conclusion: Conclusion, evidence: Evidence) -> FrontEnd | None:
     contention = 1.0 if view is None else contention_of(view.fitted.law, logs)
     passages = [passages_of(one.requests, one.iterations) for one in replays]
     parts = [*evidence.probed(), *passages]
-    return fit_front_end(parts, contention=contention, processes=facts.api_servers)
+    return fit_front_end(parts, contention=contention)
 
 
 def check_of(
@@ -152,7 +152,7 @@ def check_of(
     if view is None or not windows:
         return None
     law = view.fitted.law
-    by_speed = check_at_own_speed(windows, law, slo, driver(law, view.shape, front_end))
+    by_speed = check_at_own_speed(windows, slo, driver(law, view.shape, front_end))
     said = foretold_in(basis.evidence, cap)
     if said is None or len(windows) < len(said.windows):
         return CheckRecord(unseen=False, foretold=Check(()), at_own_speed=by_speed)
@@ -199,8 +199,13 @@ def after_check(
         return conclusion
     cap = verdict.max_num_seqs
     if not record.at_own_speed.failed:
-        windows = _confirming_windows(basis.evidence, cap)
-        view = _with_record(view, record, front_end, windows)
+        machine = replace(
+            view.machine,
+            ttft_errors=record.ttft_errors,
+            tpot_errors=record.tpot_errors,
+            front_end=front_end,
+        )
+        view = replace(view, machine=machine)
         if front_end is not None and verdict.requirements:
             verdict = replace(verdict, requirements=view.bounds(cap).checks(cap))
         return replace(conclusion, verdict=verdict, view=view)
@@ -212,35 +217,6 @@ def after_check(
     reason = f"inconclusive, {cap} is the twin's choice: {doubt} in the replay that verifies it"
     verdict = replace(verdict, kind="inconclusive", reason=reason)
     return replace(conclusion, verdict=verdict)
-
-
-def _with_record(
-    view: Forecast,
-    record: CheckRecord,
-    front_end: FrontEnd | None,
-    windows: Sequence[Observed],
-) -> Forecast:
-    """Return the twin that knows how far off it was in windows that it had not seen, and what
-    stands before the engine.
-
-    ``windows`` are those of the confirming replay. Behind a front end its engine shares its cores
-    as the one to come does, so the flicker and the delays are taken from it.
-    """
-    machine = replace(
-        view.machine,
-        ttft_errors=record.ttft_errors,
-        tpot_errors=record.tpot_errors,
-        front_end=front_end,
-    )
-    whole = [one for one in windows if not one.cut]
-    if front_end is not None and whole:
-        law = view.fitted.law
-        machine = replace(
-            machine,
-            flicker=flicker_of([one.iterations for one in whole], law),
-            delays_s=delays_s(whole, law, driver(law, view.shape, front_end)),
-        )
-    return replace(view, machine=machine)
 
 
 def after_headroom(conclusion: Conclusion, basis: Basis) -> Conclusion:

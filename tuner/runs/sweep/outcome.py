@@ -21,7 +21,6 @@ from tuner.runs.sweep.conclusion import Basis
 from tuner.runs.sweep.confirmation import after_check, check_of, front_end_of
 from tuner.runs.sweep.sweep_warnings import of_the_whole_run
 from tuner.twin.forecast import Forecast
-from tuner.twin.front_end import MOST_UTILISATION, FrontEnd
 from tuner.twin.uncertainty import never_binds
 from tuner.twin.verdict_text import Verdict
 
@@ -55,7 +54,7 @@ def outcome_of(
         confirmed=confirmed,
         with_headroom=with_headroom,
         front_end=front_end,
-        predictions=() if failed else predictions(after, front_end),
+        predictions=() if failed else predictions(after),
         checked=checked,
         unconfirmed=unconfirmed,
         busy=busy,
@@ -71,7 +70,7 @@ def outcome_of(
             *facts.cautions,
             *warnings,
             *([] if (late := evidence.lateness()) is None else [f"{late}: {LATE_IS_COUNTED}"]),
-            *of_the_whole_run(conclusion, front_end, basis.settings),
+            *of_the_whole_run(conclusion, basis.settings),
         ),
     )
 
@@ -118,14 +117,10 @@ def _marked(verdict: Verdict, busy: str | None) -> Verdict:
     )
 
 
-def predictions(conclusion: Conclusion, front_end: FrontEnd | None) -> tuple[Prediction, ...]:
-    """Return what the twin promises of the choice, as captured and with headroom; nothing of a load
-    for which the front end is too busy."""
+def predictions(conclusion: Conclusion) -> tuple[Prediction, ...]:
+    """Return what the twin promises of the choice, at the recorded load and with headroom."""
     view, cap = conclusion.view, conclusion.verdict.max_num_seqs
-    if view is None or not conclusion.by_twin:
-        return ()
-    busy = 0.0 if front_end is None else front_end.busy(view.traffic, view.length_s)
-    return tuple(one for one in predictions_of(view, cap) if one.load * busy <= MOST_UTILISATION)
+    return () if view is None or not conclusion.by_twin else predictions_of(view, cap)
 
 
 LAW_REACH = 2.0

@@ -17,7 +17,6 @@ from tuner.traffic.trace_warnings import FEW_REQUESTS, UNIFORM_SPREAD
 from tuner.traffic.workload import Workload
 from tuner.twin.choice import value_of
 from tuner.twin.forecast import Forecast
-from tuner.twin.front_end import FrontEnd, strain
 from tuner.twin.objective import choose
 from tuner.twin.uncertainty import Block
 
@@ -65,10 +64,8 @@ def where_windows_were_lost(cut: Collection[int]) -> tuple[str, ...]:
     return (said,)
 
 
-def of_the_whole_run(
-    conclusion: Conclusion, front_end: FrontEnd | None, settings: SweepSettings
-) -> tuple[str, ...]:
-    return _said(_uniform(conclusion, settings), *_strains(conclusion, front_end))
+def of_the_whole_run(conclusion: Conclusion, settings: SweepSettings) -> tuple[str, ...]:
+    return _said(_uniform(conclusion, settings))
 
 
 def shortened(asked_s: float, step_s: float) -> str | None:
@@ -176,15 +173,3 @@ def _uniform(conclusion: Conclusion, settings: SweepSettings) -> str | None:
         f"the same mean varied as production's do, {there[0]:.1%} and {math.exp(there[1]):,.2f}s, "
         f"and {other} would be chosen: capture real lengths"
     )
-
-
-def _strains(conclusion: Conclusion, front_end: FrontEnd | None) -> list[str | None]:
-    """Say where the front end is too busy, today and with headroom."""
-    view = conclusion.view
-    if view is None or front_end is None:
-        return []
-    busy = front_end.busy(view.traffic, view.length_s)
-    return [
-        strain(load * busy, load=load, processes=front_end.processes)
-        for load in dict.fromkeys((1.0, view.headroom))
-    ]
