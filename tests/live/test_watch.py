@@ -101,7 +101,7 @@ def test_a_slower_server_is_found_by_how_much(promised: Promised) -> None:
 
 
 def test_a_known_contention_of_the_front_end_is_in_the_promise(promised: Promised) -> None:
-    front_end = FrontEnd(1.2, request_s=0.0, input_token_s=0.0, delivery_s=0.0)
+    front_end = FrontEnd(1.2)
     twin = replace(promised.twin, machine=replace(promised.twin.machine, front_end=front_end))
     watch = watched(replace(promised, twin=twin), poisson(RATE, 300.0, seed=21), 300.0, slow_by=1.2)
     assert value(watch, "slowness") == pytest.approx(1.0, abs=0.05)
