@@ -8,7 +8,7 @@ from tests.commands.trace.test_trace import Run
 from tests.support.traces import HEADER, jsonl, row, write_lines
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import load
-from tuner.traffic.concurrency import levels
+from tuner.traffic.concurrency import count_levels
 from tuner.traffic.schedule import Tick, holding, ticks
 
 TICKS = (Tick(0, 2), Tick(10, 4), Tick(20, 0))
@@ -40,7 +40,8 @@ def test_the_concurrency_is_that_of_the_schedule(tuner: Run, tmp_path: Path) -> 
     assert len(found.requests) == 2 * 5 + 4 * 5
     columns = columns_of(found.requests, block_size=16)
     for begin_s, in_flight in ((0.0, 2), (10.0, 4)):
-        found_levels = levels(columns, columns.e2e_s, start_s=begin_s, end_s=begin_s + 10)
+        begins_s, ends_s = columns.arrival_s, columns.arrival_s + columns.e2e_s
+        found_levels = count_levels(begins_s, ends_s, None, start_s=begin_s, end_s=begin_s + 10)
         assert found_levels is not None
         held = found_levels.held()
         assert held.mean() == held.max() == in_flight
