@@ -115,7 +115,7 @@ class Workers:
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         if any(value not in {None, self.facts.arguments[name]} for name, value in limits.items()):
             raise EngineError("workers keep their limits", hint="Start other workers.")
-        while any(self._in_hand):  # noqa: ASYNC110 - a cut replay leaves prompts behind
+        while any(self._in_hand) and self._error is None:  # noqa: ASYNC110 - a cut replay leaves some
             await asyncio.sleep(_LOOK_S)
         await asyncio.gather(*(self._ask(worker, (), 0) for worker in range(len(self._queues))))
         self._batches.clear()
