@@ -115,12 +115,17 @@ def spread(values: Iterable[float], weights: Iterable[float] | None = None) -> S
     heavy = np.ones(array.size) if weights is None else _floats(weights)
     if not heavy.sum() > 0:
         return None
-    order = np.argsort(array, kind="stable")
-    array, heavy = array[order], heavy[order]
-    below = np.cumsum(heavy) - heavy
+    ranks = (0.50, 0.90, 0.95, 0.99)
+    percentiles = (percentile(array, heavy, rank) for rank in ranks)
+    return Spread(float(np.average(array, weights=heavy)), *percentiles)
+
+
+def percentile(values: Floats, weights: Floats, rank: float) -> float:
+    """Return the value at a rank of 0 to 1, of values with weights that are not all 0."""
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(weights[order]) - weights[order]
     places = below / below[-1] if below[-1] > 0 else below
-    percentiles = np.interp((0.50, 0.90, 0.95, 0.99), places, array)
-    return Spread(float(np.average(array, weights=heavy)), *(float(q) for q in percentiles))
+    return float(np.interp(rank, places, values[order]))
 
 
 def _floats(values: Iterable[float]) -> Floats:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import IterationLog
 from tuner.replay.iterations import joined, time_mean
-from tuner.replay.measure import spread
+from tuner.replay.measure import percentile
 from tuner.replay.records import Replay, e2el_s, ttft_s
 from tuner.traffic.slo import Slo
 from tuner.twin.draws import MachineHistory, draws_of, ends_of, scaled, slowdown_of
@@ -42,13 +42,19 @@ OUTSIDE = 3
 TTFT_OFF, TPOT_OFF = 1.35, 1.12
 """Factors within which TTFT and TPOT are at the engine's own speed, in 95 % of honest windows."""
 
+RANK_ERRORS = 2.0
+"""Standard errors by which the rank of a percentile may be off besides. Where a queue begins to
+form, two neighboring ranks are seconds apart: which request came last into it is chance."""
+
 LEAST_MS = {"ttft": 1.0, "tpot": 0.1, "e2el": 1.0}
 """Smaller differences are those of the clocks."""
 
 FEWEST = 2.0
 """Requests more or less in the SLO that are no miss, counted in the windows that stand for most."""
 
-CHECKED = {"ttft": ("p50", "p95"), "tpot": ("p50", "p95"), "e2el": ("p95",)}
+CHECKED = {"ttft": (50, 95), "tpot": (50, 95), "e2el": (95,)}
+"""Percentiles."""
+
 ENGINES_OWN = ("running_mean", "waiting_mean", "preemptions")
 """Numbers that no client sees."""
 
@@ -319,7 +325,8 @@ def check_at_own_speed(windows: Sequence[Observed], slo: Slo, drive: Drive) -> C
         ttft, tpot = TTFT_OFF**power, TPOT_OFF**power
         replays = [scaled(drive(one), one.traffic, ttft, tpot) for one in windows]
         served = [_served(one.planned, it, slo) for one, it in zip(windows, replays, strict=True)]
-        rows.append(_longer(_numbers(served), ttft, tpot, windows[0].max_num_seqs))
+        numbers = _numbers(served, rank_errors=power * RANK_ERRORS)
+        rows.append(_longer(numbers, ttft, tpot, windows[0].max_num_seqs))
     return check_foretold(_over(rows, [one.planned for one in windows]), windows, slo)
 
 
@@ -350,15 +357,17 @@ def _served(window: PlannedWindow, replay: TwinReplay | Observed, slo: Slo) -> _
     )
 
 
-def _numbers(windows: Sequence[_Served]) -> dict[str, float]:
-    """Return the numbers of a replay of these windows, those that it has."""
+def _numbers(windows: Sequence[_Served], *, rank_errors: float = 0.0) -> dict[str, float]:
+    """Return the numbers of a replay of these windows, those that it has. The ranks of percentiles
+    are moved by so many of their standard errors."""
     found = dict[str, float]()
     weights = np.concatenate([np.full(len(one.met), one.weight) for one in windows])
-    for name, shares in CHECKED.items():
+    for name, percentiles in CHECKED.items():
         values = np.concatenate([getattr(one, f"{name}_s") for one in windows])
         known = ~np.isnan(values)
-        if (times := spread(values[known], weights[known])) is not None:
-            found |= {f"{name}_{share}_ms": 1e3 * getattr(times, share) for share in shares}
+        for percent in percentiles if weights[known].sum() > 0 else ():
+            rank = _moved(percent / 100, weights[known], rank_errors)
+            found[f"{name}_p{percent}_ms"] = 1e3 * percentile(values[known], weights[known], rank)
     if weights.sum() > 0:
         good = np.concatenate([one.met for one in windows])
         found["attainment"] = float(good @ weights / weights.sum())
@@ -368,6 +377,12 @@ def _numbers(windows: Sequence[_Served]) -> dict[str, float]:
         "waiting_mean": time_mean(work, "waiting"),
         "preemptions": float(sum(one.preemptions for one in windows)),
     }
+
+
+def _moved(rank: float, weights: Floats, errors: float) -> float:
+    """Return a rank moved by so many standard errors of a share of these requests."""
+    count = float(weights.sum() ** 2 / np.square(weights).sum())
+    return min(1.0, max(0.0, rank + errors * math.sqrt(rank * (1 - rank) / count)))
 
 
 def _longer(

@@ -40,7 +40,7 @@ def test_show_says_the_cap_and_flags_are_for_pasting(knee: Path) -> None:
     [((), {1, 2}, (0.85, 1.0)), (("--load", "4"), {5, 6, 7}, (0.9, 1.0)),
      (("--load", "4", "--replicas", "2"), {5, 6, 7}, (0.0, 0.15)),
      (("--load", "1", "--replicas", "1"), {1, 2}, (0.88, 0.97)),
-     (("--rps", "35"), range(12, 18), (0.9, 1.0))],
+     (("--rps", "35"), {10, 11, 12}, (0.9, 1.0))],
 )  # fmt: skip
 def test_plan_says_how_many_replicas_a_load_needs(
     knee: Path, given: tuple[str, ...], replicas: set[int], share: tuple[float, float]

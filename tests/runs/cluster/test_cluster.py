@@ -23,8 +23,6 @@ ray = pytest.importorskip("ray")
 
 from ray.cluster_utils import Cluster  # noqa: E402 - after the variable that it reads
 
-from tuner.runs.cluster import session  # noqa: E402 - imports ray
-
 pytestmark = [
     pytest.mark.services,
     pytest.mark.timeout(180),  # the first test waits for a sweep and a cluster
@@ -201,16 +199,6 @@ def are_let_in(*envs: dict[str, str]) -> list[bool]:
     unheard = subprocess.DEVNULL
     asking = [subprocess.Popen(words, env=one, stdout=unheard, stderr=unheard) for one in envs]
     return [one.wait() == 0 for one in asking]
-
-
-def test_the_folder_of_a_cluster_whose_driver_was_killed_is_removed_for_the_next_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as place:
-        monkeypatch.setattr(tempfile, "tempdir", place)
-        (Path(place) / "tuner-ray-killed" / "session_latest").mkdir(parents=True)
-        made = Path(session._new_folder())
-        assert list(Path(place).iterdir()) == [made]
 
 
 def test_each_kind_of_node_has_a_curve_of_its_own_and_a_price(
