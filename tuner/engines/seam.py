@@ -94,18 +94,9 @@ class EngineFacts:
         return int(str(self.arguments.get("max_num_batched_tokens", 0)))
 
     @property
-    def api_servers(self) -> int:
-        """Processes among which a server shares its requests."""
-        return int(str(self.arguments.get("api_server_count") or 1))
-
-    @property
     def is_served(self) -> bool:
         """Whether its requests come through the front end of a server of ours."""
         return self.engine == "serve"
-
-    @property
-    def kv_cache_tokens(self) -> int:
-        return self.kv_blocks * self.block_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def test_a_start_costs_the_worlds_time_and_facts_tell_it() -> None:
         assert asyncio.get_running_loop().time() == 60
         facts = engine.facts
         assert facts.start_s == 60
-        assert facts.kv_cache_tokens == facts.max_model_len == 400
+        assert facts.kv_blocks * facts.block_size == facts.max_model_len == 400
         assert facts.arguments["model"] == "sim:world"
         assert facts.arguments["max_num_seqs"] == 8
         assert facts.arguments["max_num_batched_tokens"] == 50

@@ -26,7 +26,7 @@ def test_facts_say_what_the_engine_is_and_what_a_deployment_needs(roomy: Started
     assert facts.arguments["max_num_seqs"] == CEILING
     assert facts.arguments["max_num_batched_tokens"] == 512
     assert {"model", "max_model_len", "enable_chunked_prefill"} <= facts.arguments.keys()
-    assert facts.kv_cache_tokens == facts.kv_blocks * facts.block_size >= facts.max_model_len
+    assert facts.kv_blocks * facts.block_size >= facts.max_model_len
     assert facts.vocab_size > 1000
     assert facts.start_s > 0
     assert "python" in facts.versions
