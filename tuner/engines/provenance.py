@@ -99,12 +99,12 @@ def environment_differs(was: Mapping[str, str] | None, now: Mapping[str, str] | 
     """
     if was is None or now is None:
         return None
-    said = (
+    differences = (
         f"{name} was {was.get(name, 'not set')}, now {now.get(name, 'not set')}"
         for name in sorted(was.keys() | now.keys())
         if was.get(name) != now.get(name)
     )
-    found = "; ".join(said)
+    found = "; ".join(differences)
     return f"measured in another environment: {found}" if found else None
 
 

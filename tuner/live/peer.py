@@ -24,8 +24,8 @@ class Peer:
 
 def peer_of(connection: socket.socket) -> Peer:
     """Return who is at the other end of a Unix socket. Linux only. Raises OSError."""
-    said = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(said)
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
     return Peer(pid, uid, functools.partial(_has_left, connection))
 
 

@@ -242,8 +242,8 @@ class ServingProfile(Section):
     @property
     def sampling(self) -> Sampling:
         """The sampling by which it was measured; what is held against it samples alike."""
-        said = self.provenance.sampling
-        return GREEDY if said is None else drawing.as_sent(said)
+        stored_sampling = self.provenance.sampling
+        return GREEDY if stored_sampling is None else drawing.as_sent(stored_sampling)
 
 
 Contradiction = tuple[tuple[str | int, ...], str]

@@ -72,8 +72,8 @@ def predictions_of(view: Forecast, cap: int) -> tuple[Prediction, ...]:
 def prediction_of(view: Forecast, cap: int, load: float = 1.0) -> Prediction:
     """Return what the twin says of a cap at a load, today's or the headroom's."""
     numbers = view.measurement(cap, raised=load > 1)
-    said = view.promised(cap, raised=load > 1)
-    middle = said.middle
+    promised_ranges = view.promised(cap, raised=load > 1)
+    middle = promised_ranges.middle
     numbers = replace(
         numbers,
         attainment=middle["attainment"],
@@ -83,18 +83,18 @@ def prediction_of(view: Forecast, cap: int, load: float = 1.0) -> Prediction:
         e2el_s=spread_of(middle, "e2el"),
         queue_s=spread_of(middle, "queue"),
     )
-    return Prediction(load, numbers, _ranges(said, numbers.arrival_rate_rps))
+    return Prediction(load, numbers, _ranges(promised_ranges, numbers.arrival_rate_rps))
 
 
-def _ranges(said: PredictedRanges, rate_rps: float) -> dict[str, Range]:
+def _ranges(promised_ranges: PredictedRanges, rate_rps: float) -> dict[str, Range]:
     """Return the 95 % intervals in the profile's units."""
     found = {}
-    for name, (low, high) in said.ranges.items():
+    for name, (low, high) in promised_ranges.ranges.items():
         if name.endswith("_s"):
             found[f"{name.removesuffix('_s')}_ms"] = (low * 1e3, high * 1e3)
         else:
             found[name] = (low, high)
-    low, high = said.ranges["attainment"]
+    low, high = promised_ranges.ranges["attainment"]
     return {**found, "goodput_rps": (low * rate_rps, high * rate_rps)}
 
 

@@ -300,44 +300,44 @@ def _checked(outcome: SweepOutcome) -> CheckSection | str | None:
 
 def memory_marks(one: Measurement) -> list[str]:
     """Say where the engine itself ran short of KV cache at the choice, asked for or not."""
-    usage, said = one.kv_cache_usage, []
+    usage, marks = one.kv_cache_usage, []
     cure = "raise gpu_memory_utilization, or require preemptions == 0"
     if one.preemptions:
-        said.append(
+        marks.append(
             f"the confirming engine preempted {one.preemptions} times at {one.max_num_seqs} and "
             f"computed {one.recomputed_tokens} tokens again: {cure}"
         )
     elif usage is not None and usage.peak > KV_FULL:
-        said.append(
+        marks.append(
             f"the KV cache of the confirming engine was {usage.peak:.0%} full at "
             f"{one.max_num_seqs}: a little more load preempts; {cure}"
         )
-    return said
+    return marks
 
 
 def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]:
     """Say where the fresh engine and the ladder disagree, and whether the headroom holds."""
-    said = []
+    marks = []
     if outcome.busy is not None:
-        said.append(
+        marks.append(
             f"the machine was busy ({outcome.busy}): the numbers are of what else ran too; sweep "
             "again when nothing else does"
         )
     one = outcome.confirmed
     if one is None:
         if outcome.unconfirmed is not None:
-            said.append(
+            marks.append(
                 f"no fresh engine confirmed the choice: {outcome.unconfirmed}; give a larger "
                 "--budget, or try it with tuner verify"
             )
         if outcome.ladder_engine != "sim":
-            said.append(
+            marks.append(
                 "no server confirmed: all times are the engine's own, and its users see longer "
                 "ones; measure those with tuner verify --engine serve"
             )
-        return said
-    said += memory_marks(one)
-    return [*said, *_headroom_doubts(outcome, settings.headroom)]
+        return marks
+    marks += memory_marks(one)
+    return [*marks, *_headroom_doubts(outcome, settings.headroom)]
 
 
 def _headroom_doubts(outcome: SweepOutcome, headroom: float) -> list[str]:

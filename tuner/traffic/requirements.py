@@ -139,8 +139,8 @@ class RequirementCheck:
 
     def __str__(self) -> str:
         known = [
-            f"{said} {self.requirement.shown(one)}"
-            for said, one in (("at worst", self.bound), ("measured", self.measured))
+            f"{label} {self.requirement.shown(one)}"
+            for label, one in (("at worst", self.bound), ("measured", self.measured))
             if one is not None
         ]
         return f"{self.requirement} ({', '.join(known) or 'not known'})"

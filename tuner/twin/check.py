@@ -289,7 +289,9 @@ def least_attainment(  # noqa: PLR0913 - as foretell
     return found["attainment"].low if "attainment" in found else 0.0
 
 
-def check_foretold(told: Mapping[str, Foretold], windows: Sequence[Observed], slo: Slo) -> Check:
+def check_foretold(
+    predictions: Mapping[str, Foretold], windows: Sequence[Observed], slo: Slo
+) -> Check:
     """Hold what was foretold against the replay of all its windows. Nothing is compared where one
     was cut because of another SLO."""
     cut = [one for one in windows if one.cut]
@@ -303,8 +305,8 @@ def check_foretold(told: Mapping[str, Foretold], windows: Sequence[Observed], sl
             numbers = {name: one for name, one in numbers.items() if name not in ENGINES_OWN}
     return Check(
         tuple(
-            Number(name, said.middle, said.low, said.high, numbers[name])
-            for name, said in told.items()
+            Number(name, prediction.middle, prediction.low, prediction.high, numbers[name])
+            for name, prediction in predictions.items()
             if name in numbers
         )
     )

@@ -17,15 +17,15 @@ from typing import NoReturn
 _PR_SET_PDEATHSIG = 1
 
 
-def main(command: list[str], told: int) -> int:
+def main(command: list[str], group_pipe: int) -> int:
     """Return the exit code of the command, or of the signal that ended it as a negative number."""
     child = os.fork()
     if child == 0:
         _become(command)
     with contextlib.suppress(OSError):  # it has done so, and is the command already
         os.setpgid(child, child)  # whoever is told of the group may kill it at once
-    os.write(told, b"%d\n" % child)
-    os.close(told)
+    os.write(group_pipe, b"%d\n" % child)
+    os.close(group_pipe)
     ends = os.pidfd_open(child)
     poll = select.poll()
     poll.register(0, 0)  # only its end: nothing is sent

@@ -107,8 +107,8 @@ def _refused(setting: "Setting", why: str, known: Sequence[str]) -> TunerError:
 def _short(why: str) -> str:
     """Drop what argparse puts before its reason, where a function lies in memory, and all lines but
     the first."""
-    said = re.sub(r"^argument \S+: ", "", why.strip().partition("\n")[0])
-    return re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", said)
+    reason = re.sub(r"^argument \S+: ", "", why.strip().partition("\n")[0])
+    return re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", reason)
 
 
 def _merged(one: object, other: object) -> Any:  # noqa: ANN401 - as deep as they are

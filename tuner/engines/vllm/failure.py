@@ -59,19 +59,19 @@ def refused(error: Exception) -> EngineError:
 
 def failed_to_start(error: BaseException, log_text: str, log: str) -> EngineError:
     """Return what to raise when an engine did not start: the child's log knows why."""
-    said = root_cause(log_text) or _first_line(_said(error))
-    if (killed := _KILLED.search(said)) is not None:
-        said = f"{killed[1]} was killed by {_signal_name(int(killed[2]))}"
-    return EngineError(f"vLLM did not start: {said}", hint=_cure(said, f"Read {log}."))
+    reason = root_cause(log_text) or _first_line(_said(error))
+    if (killed := _KILLED.search(reason)) is not None:
+        reason = f"{killed[1]} was killed by {_signal_name(int(killed[2]))}"
+    return EngineError(f"vLLM did not start: {reason}", hint=_cure(reason, f"Read {log}."))
 
 
 def died(exit_code: int | None, log_text: str, log: str, *, who: str = "EngineCore") -> EngineError:
     """Return what to raise when the engine, or ``who`` runs it, was running and is no more."""
-    said = root_cause(log_text.partition(_FATAL)[2])
-    if said is None and exit_code is not None and exit_code < 0:
-        said = f"{who} was killed by {_signal_name(-exit_code)}"
-    said = said or f"{who} ended"
-    return EngineError(f"The engine died: {said}", hint=_cure(said, f"Read {log}."))
+    reason = root_cause(log_text.partition(_FATAL)[2])
+    if reason is None and exit_code is not None and exit_code < 0:
+        reason = f"{who} was killed by {_signal_name(-exit_code)}"
+    reason = reason or f"{who} ended"
+    return EngineError(f"The engine died: {reason}", hint=_cure(reason, f"Read {log}."))
 
 
 def root_cause(log_text: str) -> str | None:

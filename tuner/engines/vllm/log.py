@@ -96,13 +96,13 @@ class Compiles:
         self._log, self._read = log, size_of(log)
 
     def new(self) -> list[str]:
-        said = said_since(self._log, self._read)
-        whole = said[: said.rfind("\n") + 1]  # the rest of a line comes later
+        log_text = said_since(self._log, self._read)
+        whole = log_text[: log_text.rfind("\n") + 1]  # the rest of a line comes later
         self._read += len(whole.encode(errors="replace"))
         return [kernel or graph for kernel, graph in _COMPILED.findall(whole)]
 
 
-def part_of_start(said: str) -> str | None:
+def part_of_start(log_text: str) -> str | None:
     r"""Return what a start does, by what vLLM has said of it so far; None before it says anything.
 
     >>> part_of_start("Starting to load model m...\nCapturing CUDA graphs (decode, FULL):   0%")
@@ -110,18 +110,18 @@ def part_of_start(said: str) -> str | None:
     >>> part_of_start("Loading model from scratch...")
     'loading weights'
     """
-    places = {part: max(map(said.rfind, texts)) for part, texts in _BEGUN.items()}
+    places = {part: max(map(log_text.rfind, texts)) for part, texts in _BEGUN.items()}
     latest = max(places, key=lambda part: places[part])
     return latest if places[latest] >= 0 else None
 
 
-def start_phases_s(said: str) -> dict[str, float]:
+def start_phases_s(log_text: str) -> dict[str, float]:
     """Return how long each part of a start took, by what vLLM has said of it: the slowest rank's.
 
     >>> start_phases_s("Model loading took 1.9 GiB memory and 9.5 seconds")
     {'load': 9.5}
     """
-    found = {name: one.findall(said) for name, one in _PHASES.items()}
+    found = {name: one.findall(log_text) for name, one in _PHASES.items()}
     took = {name: max(map(float, times)) for name, times in found.items() if times}
     if "download" in took and "load" in took:
         took["load"] = max(0.0, took["load"] - took["download"])

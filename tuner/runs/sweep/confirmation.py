@@ -153,14 +153,14 @@ def check_of(
         return None
     law = view.fitted.law
     by_speed = check_at_own_speed(windows, slo, driver(law, view.shape, front_end))
-    said = foretold_in(basis.evidence, cap)
-    if said is None or len(windows) < len(said.windows):
+    prediction = foretold_in(basis.evidence, cap)
+    if prediction is None or len(windows) < len(prediction.windows):
         return CheckRecord(unseen=False, foretold=Check(()), at_own_speed=by_speed)
-    numbers = said.numbers
-    if said.slo != slo:  # of another SLO than that of the run only attainment is another
-        numbers, _ = foretold_numbers(basis, view, said.windows, cap)
-    errors = _errors_of(windows, said.means) if said.unseen else ((), ())
-    return CheckRecord(said.unseen, check_foretold(numbers, windows, slo), by_speed, *errors)
+    numbers = prediction.numbers
+    if prediction.slo != slo:  # of another SLO than that of the run only attainment is another
+        numbers, _ = foretold_numbers(basis, view, prediction.windows, cap)
+    errors = _errors_of(windows, prediction.means) if prediction.unseen else ((), ())
+    return CheckRecord(prediction.unseen, check_foretold(numbers, windows, slo), by_speed, *errors)
 
 
 def _confirming_windows(evidence: Evidence, cap: int) -> list[Observed]:

@@ -43,6 +43,6 @@ def rescore(
             hint="Continue it first: tuner resume RUN_DIR.",
         )
     counts = {"over_max_model_len": dropped} if dropped else {}
-    said = left_out(dropped, of=len(requests), max_model_len=most)
-    warnings = [] if said is None else [said]
+    warning = left_out(dropped, of=len(requests), max_model_len=most)
+    warnings = [] if warning is None else [warning]
     return outcome_of(conclusion, basis, dropped=counts, warnings=warnings)

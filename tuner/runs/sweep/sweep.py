@@ -469,8 +469,8 @@ class SweepRun:
         before the replay begins."""
         workload, view = self.workload, self.conclusion.view
         cap = self.conclusion.verdict.max_num_seqs
-        said = foretold_in(self.evidence, cap)
-        if said is None and view is not None and self.conclusion.by_twin:
-            said = foretold_replay(self.basis, view, cap, most_s=self.confirming_left_s())
-            self.journal.add(said)
-        return workload.windows if said is None else said.windows
+        prediction = foretold_in(self.evidence, cap)
+        if prediction is None and view is not None and self.conclusion.by_twin:
+            prediction = foretold_replay(self.basis, view, cap, most_s=self.confirming_left_s())
+            self.journal.add(prediction)
+        return workload.windows if prediction is None else prediction.windows

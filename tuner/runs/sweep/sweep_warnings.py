@@ -57,11 +57,11 @@ def where_windows_were_lost(cut: Collection[int]) -> tuple[str, ...]:
     if not cut:
         return ()
     caps = " and ".join(map(str, sorted(cut)))
-    said = (
+    warning = (
         f"what {caps} would serve within this SLO was not measured, because another one cut the "
         "replay short: sweep again with this --slo"
     )
-    return (said,)
+    return (warning,)
 
 
 def of_the_whole_run(conclusion: Conclusion, settings: SweepSettings) -> tuple[str, ...]:
