@@ -19,7 +19,9 @@ ON_A_GPU = $(shell grep -s '"engine": "cuda"' .venv/tuner-setup.json)
 # What people who wait in the chat need: the first words in 4 s, then 31 tokens a second.
 ON_CPU := --slo ttft=4s,tpot=32ms --budget 3m
 SWEEP_ARGS ?= $(if $(ON_A_GPU),--model tuner:1b --budget 15m,$(ON_CPU))
-COMPARE_ARGS ?= --loads recorded --budget $(if $(ON_A_GPU),1h,12m)
+# Eight requests in flight on average instead of the four that were recorded.
+COMPARE_ARGS ?= --loads medium --budget $(if $(ON_A_GPU),1h,12m) \
+	--approaches worker,two-workers,static,untuned,tuned
 
 # $(call PYTEST,marks,options). Of a part that PYTEST_ARGS asks for, a share may have no test.
 PYTEST = $(BIN)/python -m pytest $(2) -m "$(1)" $(PYTEST_ARGS)$(if $(PYTEST_ARGS), || [ $$? -eq 5 ])

@@ -255,8 +255,8 @@ class CompareOptions:
     loads: Annotated[
         str | None,
         option(
-            "light, medium, heavy, very-heavy (2, 8, 16, 25 in flight untuned), recorded; "
-            "default: recorded, with a profile very-heavy too.",
+            "light, medium, heavy, very-heavy (2, 8, 16, 25 in flight untuned), uniform (25, every "
+            "length the mean), recorded; default: recorded, with a profile 25 too.",
             panel="Traffic",
         ),
         IN_PLAN,

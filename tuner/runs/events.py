@@ -82,7 +82,6 @@ class TrialBegun(Event, frozen=True, tag="trial"):
     windows: tuple[Window, ...] = ()
     approach: str = ""
     load: str = ""
-    lengths: str = ""
     """Of a comparison: the way of serving, and the traffic."""
 
 

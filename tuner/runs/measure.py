@@ -48,7 +48,6 @@ class Trial:
     configuration: Configuration = field(default_factory=dict)
     approach: str = ""
     load: str = ""
-    lengths: str = ""
     title: str = ""
 
     @property
@@ -97,7 +96,6 @@ async def make(trial: Trial, bench: Bench) -> None:
                 windows=trial.windows,
                 approach=trial.approach,
                 load=trial.load,
-                lengths=trial.lengths,
             )
         )
     done = evidence.replayed() if is_step else {}

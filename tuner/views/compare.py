@@ -8,6 +8,7 @@ from tuner.engines.seam import EngineFacts
 from tuner.profile.summary import engine_time, milliseconds, percent
 from tuner.runs.compare.compare import Comparison
 from tuner.runs.compare.table import ComparisonRow, ComparisonTable, Tuned, shown_ratio
+from tuner.runs.compare.ways import UNIFORM
 from tuner.views.page import Cell, Column, Page, Section, Table
 
 SHOWN = ("profile", "tuned", "untuned", "worker")
@@ -25,7 +26,7 @@ def compare_page(  # noqa: PLR0913 - all that is printed
     next_: str,
 ) -> Page:
     """Return what tuning was good for: the tuned engine beside the first way of serving and beside
-    the default. The first table is the heaviest load with lengths as recorded."""
+    the default. The first table is the trace as it is, or the heaviest load."""
     rows = {row.approach: row for row in tables[0].rows}
     every = [row for table in tables for row in table.rows]
     best, first = tuned_row(tables[0]), tables[0].rows[0]
@@ -82,16 +83,17 @@ def _in_words(row: ComparisonRow) -> str:
 
 
 def title_of(table: ComparisonTable) -> str:
-    """Return load, lengths and rate of a table in words."""
-    lengths = "recorded lengths" if table.lengths == "captured" else "uniform lengths"
+    """Return load and rate of a table in words."""
     seen = {row.approach: row.numbers for row in table.rows if row.numbers}
     level = f"{table.load.capitalize()} load"
+    if table.load == UNIFORM:
+        level = "Very-heavy load, every length the mean"
     if table.in_flight is not None:
         level += f" ({table.in_flight} in flight)"
     if "untuned" in seen:
         level += f", {seen['untuned'].in_flight_mean:.0f} in flight when untuned"
     rates = [numbers.offered_rps for numbers in seen.values()]
-    return f"{level}, {lengths}" + (f", {max(rates):.2f} req/s offered" if rates else "")
+    return level + (f", {max(rates):.2f} req/s offered" if rates else "")
 
 
 def _table(table: ComparisonTable, facts: EngineFacts) -> Table:

@@ -45,9 +45,9 @@ def compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Compare:
     return go
 
 
-def rows(result: dict[str, Any], load: str, lengths: str = "captured") -> dict[str, dict[str, Any]]:
+def rows(result: dict[str, Any], load: str) -> dict[str, dict[str, Any]]:
     """Return approach → its row."""
-    (table,) = (one for one in result["tables"] if (one["load"], one["lengths"]) == (load, lengths))
+    (table,) = (one for one in result["tables"] if one["load"] == load)
     return {row["approach"]: row for row in table["rows"]}
 
 

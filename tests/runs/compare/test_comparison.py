@@ -182,10 +182,10 @@ def test_a_level_is_reached_by_littles_law(recorded_rps: float) -> None:
     traffic = Stays(requests, [window], ["medium", "recorded"], None, 16)
     assert set(traffic.rates_rps) == {"medium"}
     assert traffic.rates_rps["medium"] == [pytest.approx(4.0, rel=0.06)]
-    sent = traffic.sent("medium", "captured", 0)
+    sent = traffic.sent("medium", 0)
     assert len(sent) == pytest.approx(200, rel=0.06)
     assert all(0.0 <= one.arrival_s < 50.0 for one in sent)
-    assert [one.row for one in traffic.sent("recorded", "captured", 0)] == [
+    assert [one.row for one in traffic.sent("recorded", 0)] == [
         one.row for one in requests if one.arrival_s < 50.0
     ]
 

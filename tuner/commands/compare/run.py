@@ -22,7 +22,7 @@ from tuner.errors import EngineError, TraceError, UsageError
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.runs.compare.compare import Comparison, Question, compare
-from tuner.runs.compare.ways import STORY, UNTUNED, Approach, chosen, parse_levels
+from tuner.runs.compare.ways import STORY, UNIFORM, UNTUNED, Approach, chosen, parse_levels
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
 from tuner.trace.trace import Trace, TraceRequest, load
@@ -95,7 +95,7 @@ def asked_of(options: CompareOptions) -> Asked:
     is_simulated = options.engine == "sim"
     approaches = chosen(options.approaches, has_profile=profile is not None, simulated=is_simulated)
     has_twin = profile is not None and profile.twin is not None
-    loads = options.loads or (f"recorded,{STORY}" if has_twin else "recorded")
+    loads = options.loads or (f"recorded,{STORY},{UNIFORM}" if has_twin else "recorded")
     return Asked(
         options, trace, requests, profile, parse_levels(loads), approaches, base, of_profile, here
     )

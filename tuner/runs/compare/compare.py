@@ -151,25 +151,24 @@ class Comparison:
         left = next(self._left(), None)
         if left is None:
             return None
-        approach, block, load, lengths = left
+        approach, block, load = left
         before_s = self.evidence.spent_s() - self.block_s(block)
         if block and before_s + max(map(self.block_s, range(block))) > self.question.budget_s:
             return None
         window = self.workload.windows[block]
         rule = CutRule(Slo(), 0.0, drain_s=DRAIN_SHARE * window.length_s)
-        total = REPEATS * len(self.question.approaches) * len(self.workload.cells)
+        total = REPEATS * len(self.question.approaches) * len(self.question.levels)
         build = self._build(approach, block)
         return Trial(
             purpose=build.purpose,
             build=build,
             cap=build.max_num_seqs,
             windows=(window,),
-            sent=lambda _: self.workload.sent(load, lengths, block),  # type: ignore[arg-type]
+            sent=lambda _: self.workload.sent(load, block),
             rule=lambda *_: (rule, None),
             approach=approach.name,
             load=load,
-            lengths=lengths,
-            title=(f"{self.evidence.count() + 1} of {total}: {approach.title}, {load}, {lengths}"),
+            title=f"{self.evidence.count() + 1} of {total}: {approach.title}, {load}",
         )
 
     def block_s(self, block: int) -> float:
@@ -185,14 +184,14 @@ class Comparison:
             one.elapsed_s for one in replays if one.purpose.endswith(ending)
         )
 
-    def _left(self) -> Iterator[tuple[Approach, int, str, str]]:
-        """Yield (approach, block, load, lengths) of what is still to be replayed, in order: random
+    def _left(self) -> Iterator[tuple[Approach, int, str]]:
+        """Yield (approach, block, load) of what is still to be replayed, in order: random
         and the same in a resumed run. What never served is not tried again."""
         made = made_in(self.journal)
-        done = {(one.approach, one.block, one.load, one.lengths) for one in made}
+        done = {(one.approach, one.block, one.load) for one in made}
         failed = {(one.approach, one.block) for one in made if one.replay is None}
         served = {one.approach for one in made if one.replay is not None}
-        approaches, cells = self.question.approaches, self.workload.cells
+        approaches, loads = self.question.approaches, self.question.levels
         for block in range(REPEATS):
             for place in np.random.default_rng(block).permutation(len(approaches)).tolist():
                 name = approaches[place].name
@@ -200,9 +199,9 @@ class Comparison:
                 if is_dead or (name, block) in failed:
                     continue
                 rng = np.random.default_rng([block, place])
-                for load, lengths in (cells[i] for i in rng.permutation(len(cells)).tolist()):
-                    if (name, block, load, lengths) not in done:
-                        yield approaches[place], block, load, lengths
+                for load in (loads[i] for i in rng.permutation(len(loads)).tolist()):
+                    if (name, block, load) not in done:
+                        yield approaches[place], block, load
 
     def _build(self, approach: Approach, block: int) -> Build:
         """Return an engine that has the whole device to itself."""
@@ -246,8 +245,9 @@ def compare(
     workload = Workload(kept, (), question.levels, twin, question.block_size)
     choice = Evidence(journal).selection()
     if choice is None:
-        cells = len(workload.cells)
-        step_s = affordable_s(question.budget_s, question.approaches, cells=cells, start_s=start_s)
+        step_s = affordable_s(
+            question.budget_s, question.approaches, loads=len(question.levels), start_s=start_s
+        )
         windows = windows_of(kept, step_s=step_s, blocks=REPEATS)
         part = Part(kept[0].arrival_s, kept[-1].arrival_s)
         choice = Selection(part=part, windows=windows, step_s=step_s)
@@ -284,11 +284,11 @@ def _tuned(question: Question) -> Tuned:
 
 
 def affordable_s(
-    budget_s: float, approaches: Sequence[Approach], *, cells: int, start_s: float
+    budget_s: float, approaches: Sequence[Approach], *, loads: int, start_s: float
 ) -> float:
     """Return how long each window can be. Raises UsageError when that is too short."""
     starts = REPEATS * sum(max(1, one.workers) for one in approaches)
-    replays = REPEATS * len(approaches) * cells
+    replays = REPEATS * len(approaches) * loads
     window_s = (1 - SLACK) * (budget_s - starts * start_s) / replays / WINDOWS
     if window_s < MIN_STEP_S:
         needed_s = starts * start_s + replays * WINDOWS * MIN_STEP_S / (1 - SLACK)

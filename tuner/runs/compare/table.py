@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tuner.replay.device_use import IDLE, device_use
 from tuner.replay.measure import Spread, measure, spread
 from tuner.replay.records import Floats, Replay, Requests, e2el_s
-from tuner.runs.compare.ways import LENGTHS, LEVELS, Approach, Lengths, mean_in_flight
+from tuner.runs.compare.ways import LEVELS, Approach, mean_in_flight
 from tuner.runs.events import Replayed, TrialEnded
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
@@ -39,14 +39,13 @@ class Made:
     approach: str
     block: int
     load: str
-    lengths: str
     replay: Replay | None
     error: str
     """Why there is none, and the cure."""
 
     @property
     def title(self) -> str:
-        return f"{self.approach}, {self.load}, {self.lengths}"
+        return f"{self.approach}, {self.load}"
 
 
 def made_in(journal: Journal) -> list[Made]:
@@ -57,7 +56,6 @@ def made_in(journal: Journal) -> list[Made]:
             begun.approach,
             int(begun.purpose.rpartition(" ")[2]),
             begun.load,
-            begun.lengths,
             journal.replay(files[number]) if ended.failed is None else None,
             f"{ended.failed}. {ended.hint}",
         )
@@ -70,17 +68,16 @@ def made_in(journal: Journal) -> list[Made]:
 def tables_of(
     journal: Journal, levels: Sequence[str], approaches: Sequence[Approach], slo: Slo | None
 ) -> list["ComparisonTable"]:
-    """Return one table for each load and kind of lengths."""
+    """Return one table for each load."""
     made = made_in(journal)
     tables = []
     for level in levels:
-        for lengths in LENGTHS:
-            blocks: dict[str, dict[int, Replay]] = {one.name: {} for one in approaches}
-            for one in made:
-                if one.replay is not None and (one.load, one.lengths) == (level, lengths):
-                    blocks[one.approach][one.block] = one.replay
-            rows = _rows(approaches, blocks, made, slo)
-            tables.append(ComparisonTable(level, LEVELS[level], lengths, rows))
+        blocks: dict[str, dict[int, Replay]] = {one.name: {} for one in approaches}
+        for one in made:
+            if one.replay is not None and one.load == level:
+                blocks[one.approach][one.block] = one.replay
+        rows = _rows(approaches, blocks, made, slo)
+        tables.append(ComparisonTable(level, LEVELS[level], rows))
     return tables
 
 
@@ -212,7 +209,6 @@ class ComparisonTable:
 
     load: str
     in_flight: int | None
-    lengths: Lengths
     rows: tuple[ComparisonRow, ...]
 
 

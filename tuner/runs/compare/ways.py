@@ -7,7 +7,6 @@ requests of a window are thinned out, or copied, until there are so many; time i
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
 
 import numpy as np
 
@@ -48,14 +47,12 @@ APPROACHES = (
 )
 """In the order of the story."""
 
-STORY = "very-heavy"
+STORY, UNIFORM = "very-heavy", "uniform"
 LEVELS: dict[str, int | None] = {
-    "light": 2, "medium": 8, "heavy": 16, STORY: 25, "recorded": None,
+    "light": 2, "medium": 8, "heavy": 16, STORY: 25, UNIFORM: 25, "recorded": None,
 }  # fmt: skip
-"""Name → requests in flight; None is the trace as it is."""
-
-Lengths = Literal["captured", "uniform"]
-LENGTHS: tuple[Lengths, ...] = get_args(Lengths)
+"""Name → requests in flight; None is the trace as it is. UNIFORM is STORY with every length the
+mean."""
 
 EXACT = 0.01
 """Step in which the number of requests of a level is searched for, as a share of it."""
@@ -158,17 +155,13 @@ class Workload:
             if (in_flight := LEVELS[level]) is not None
         }
 
-    @property
-    def cells(self) -> list[tuple[str, Lengths]]:
-        return [(level, lengths) for level in self.levels for lengths in LENGTHS]
-
-    def sent(self, level: str, lengths: Lengths, block: int) -> list[TraceRequest]:
+    def sent(self, level: str, block: int) -> list[TraceRequest]:
         """Return what is sent in a block, the same to every approach."""
         window, rates = self.windows[block], self.rates_rps.get(level)
         sent = in_window(self.requests, window)
         if rates is not None:
             sent = self._at(rates[block], window, block)
-        return sent if lengths == "captured" else uniform(sent, self.requests)
+        return uniform(sent, self.requests) if level == UNIFORM else sent
 
     def in_flight(self, sent: Sequence[TraceRequest], window: Window) -> float:
         """Return how many of these requests are in flight on average at the untuned engine."""
