@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from tuner.engines.arguments import WHICH_DEVICE
@@ -32,6 +32,29 @@ from tuner.twin.uncertainty import Trial
 
 CONFIRMING = ("confirm", "headroom")
 """Purposes of replays that are no part of the curve."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeTrial:
+    """A trial as far as it was made: what was begun, what was replayed of it, and how it ended."""
+
+    begun: TrialBegun
+    replays: Mapping[int, Replay]
+    """Number of a window → its replay."""
+
+    ended: TrialEnded | None
+
+    @property
+    def failed(self) -> str | None:
+        return None if self.ended is None else self.ended.failed
+
+    @property
+    def cut(self) -> str | None:
+        """Say in which of its windows it was ended early, and why; None when it was not."""
+        for number, replay in self.replays.items():
+            if replay.cut is not None:
+                return f"window {number + 1} of {len(self.begun.windows)}: {replay.cut}"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +146,22 @@ class Evidence:
     def count(self) -> int:
         """Return how many trials have ended."""
         return sum(1 for _ in self.journal.of(TrialEnded))
+
+    def made(self, *purposes: str) -> list[MadeTrial]:
+        """Return every trial that has ended, or those of these purposes that did not fail."""
+        replays: dict[int, dict[int, Replay]] = defaultdict(dict)
+        for event in self.journal.of(Replayed):
+            if event.purpose not in CONFIRMING:
+                replays[event.trial][event.window] = self.journal.replay(event)
+        made = [
+            MadeTrial(begun, replays[number], ended)
+            for number, (begun, ended) in enumerate(
+                zip(self.begun(), self.journal.of(TrialEnded), strict=False)
+            )
+        ]
+        if not purposes:
+            return made
+        return [each for each in made if each.begun.purpose in purposes and each.failed is None]
 
     def trials(self) -> list[Trial]:
         """Return what has been measured whole, in order."""

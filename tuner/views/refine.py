@@ -98,7 +98,6 @@ def refine_json(
                 "value": ratio.value,
                 "low": ratio.low,
                 "high": ratio.high,
-                "forecast": ratio.forecast,
             }
             for name, ratio in (paired.ratios if paired else {}).items()
         },

@@ -41,7 +41,7 @@ KNEE, ALL = Numbers(0.5), Numbers(1.0)
 
 
 def ratios(*pairs: Pair) -> dict[str, PairedRatio]:
-    return ratios_of(pairs, {})
+    return ratios_of(pairs)
 
 
 def accepted(*pairs: Pair, frees_memory: bool = False) -> str | None:

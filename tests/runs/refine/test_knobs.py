@@ -21,10 +21,10 @@ ENGINE: dict[str, ArgumentValue] = {
     CAP: 16, TOKENS: 2048, "block_size": 16, "model": "m", "max_model_len": 4096,
 }  # fmt: skip
 PLAIN = TrafficNeeds(
-    longest_prompt=100, shares_prefixes=False, kv_peak=0.1, caps=(1, 2, 4, 8, 16, 32),
+    shares_prefixes=False, kv_peak=0.1, caps=(1, 2, 4, 8, 16, 32),
     requests=100, on_gpu=False,
 )  # fmt: skip
-FULL = replace(PLAIN, longest_prompt=9000, shares_prefixes=True, kv_peak=0.99, caps=(8, 16))
+FULL = replace(PLAIN, shares_prefixes=True, kv_peak=0.99, caps=(8, 16))
 
 
 def takes_all(_name: str, _value: ArgumentValue) -> str | None:
@@ -51,7 +51,6 @@ def test_on_a_gpu_values_in_between_are_those_of_cuda_graphs_and_the_knee_stays(
 
     assert caps() == (8, 16, 24, 32)
     assert caps(max_num_seqs=12) == (8, 12, 16, 24)
-    assert caps(cudagraph_capture_sizes=[10, 20]) == (10, 16, 20, 24, 28, 32)
     assert caps(enforce_eager=True) == (8, 10, 12, 14, 16, 20, 24, 28, 32)
 
 
@@ -60,14 +59,11 @@ def test_arguments_that_cannot_matter_are_left_out_and_it_says_why() -> None:
     names = {knob.name for knob in space.knobs}
     assert names == {CAP, TOKENS, "async_scheduling"}
     assert any("begin alike" in line for line in space.left_out)
-    assert any("changes what the model answers" in line for line in space.left_out)
 
 
-def test_long_prompts_shared_prefixes_and_a_full_cache_bring_their_arguments_in() -> None:
+def test_shared_prefixes_bring_their_argument_in() -> None:
     space = build_space(ENGINE, FULL, {}, takes_all)
-    assert {knob.name for knob in space.knobs} >= {
-        "enable_prefix_caching", "long_prefill_token_threshold", "block_size",
-    }  # fmt: skip
+    assert "enable_prefix_caching" in {knob.name for knob in space.knobs}
 
 
 def test_what_the_engine_does_not_take_is_left_out_by_default_and_refused_when_named() -> None:

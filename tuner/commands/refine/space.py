@@ -72,7 +72,6 @@ def _demand(profile: ServingProfile, requests: list[TraceRequest], block_size: i
     said = describe(columns)
     usage = profile.promise.kv_cache_usage
     return TrafficNeeds(
-        longest_prompt=0 if said.input_tokens is None else int(said.input_tokens.p99),
         shares_prefixes=bool(said.prefix_share),
         kv_peak=0.0 if usage is None else usage.peak,
         caps=tuple(step.max_num_seqs for step in profile.curve),

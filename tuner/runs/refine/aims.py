@@ -4,7 +4,7 @@ Gains are logarithms of ratios to the knee, larger is better: 0.01 is 1 %.
 
 The ratio of a time is tested by Student's paired t of its logarithms. The ratio of goodput, which
 may be anything down to nothing, is tested by Fieller's interval for a ratio of means (J. Roy. Stat.
-Soc. B 16, 1954). The number of pairs is settled before the first; one look at half of them may only
+Soc. B 16, 1954). The number of pairs is fixed before the first; one look at half of them may only
 give up, and so accepts nothing that the test would not. Each of goodput and tail is tested
 one-sided at 2.5 %, so that both together accept a gain of equal engines in 5 % at most.
 """
@@ -36,17 +36,15 @@ TAIL_WORTH = 0.01
 """Most that p99 E2EL counts beside goodput, reached where it halves or doubles: it decides between
 configurations that serve as much, as it does for the knee."""
 
-LEAST_ATTAINMENT = EQUAL_ATTAINMENT
-"""Attainment that counts for any lower one: else a neighbor that took a whole replay would be the
-end of a comparison."""
+LEAST = 1e-6
+"""Seconds, or a share: else one replay with nothing in it would end a comparison."""
 
-LEAST_S = 1e-6
 MEMORY_AIM = "memory"
 """Of an acceptance: serves alike with less of it."""
 
 
 class Numbers(Protocol):
-    """The numbers that aims look at, of a measurement or of the twin."""
+    """The numbers that aims compare, of a measurement or of the twin."""
 
     @property
     def attainment(self) -> float: ...
@@ -66,46 +64,38 @@ class Aim:
 
     name: str
     text: str
+    sign: int
+    """1: more is better, -1: less is."""
+
     field: str
     share: str = ""
-    """Of the spread of a time; empty for a number that is better larger."""
-
-    @property
-    def larger_is_better(self) -> bool:
-        return not self.share
+    """Of the spread of a time."""
 
     def of(self, numbers: Numbers) -> float | None:
         value = getattr(numbers, self.field)
-        if self.share and value is not None:
-            return max(LEAST_S, float(getattr(value, self.share)))
-        return None if value is None else float(value)
-
-    def log(self, numbers: Numbers) -> float | None:
-        """Return the logarithm, so that larger is better; None where nothing was measured."""
-        value = self.of(numbers)
-        if value is not None and self.field == "attainment":
-            return math.log(max(LEAST_ATTAINMENT, value))
-        if value is None or value <= 0:
-            return None
-        return math.log(value) if self.larger_is_better else -math.log(value)
+        return float(getattr(value, self.share)) if self.share and value else value
 
     def gain(self, numbers: Numbers, knee: Numbers) -> float | None:
         """Return how much better than the knee it is; None where that is not known."""
-        here, there = self.log(numbers), self.log(knee)
-        return None if here is None or there is None else here - there
+        here, there = self.of(numbers), self.of(knee)
+        if here is None or there is None:
+            return None
+        least = EQUAL_ATTAINMENT if self.field == "attainment" else LEAST
+        return self.sign * math.log(max(least, here) / max(least, there))
 
 
-# what is compared was sent the same requests, so that the ratio of goodput is that of attainment
-GOODPUT = Aim("goodput", "goodput", "attainment")
-TAIL = Aim("e2el", "p99 E2EL", "e2el_s", "p99")
+GOODPUT = Aim("goodput", "goodput", 1, "attainment")
+"""What is compared was sent the same requests: the ratio of goodput is that of attainment."""
+
+TAIL = Aim("e2el", "p99 E2EL", -1, "e2el_s", "p99")
 AIMS: Mapping[str, Aim] = {
     aim.name: aim
     for aim in (
         GOODPUT,
-        Aim("throughput", "output tokens per second", "output_tokens_per_s"),
+        Aim("throughput", "output tokens per second", 1, "output_tokens_per_s"),
         TAIL,
-        Aim("tpot", "p95 TPOT", "tpot_s", "p95"),
-        Aim("ttft", "p95 TTFT", "ttft_s", "p95"),
+        Aim("tpot", "p95 TPOT", -1, "tpot_s", "p95"),
+        Aim("ttft", "p95 TTFT", -1, "ttft_s", "p95"),
     )
 }
 
@@ -139,24 +129,16 @@ class PairedRatio:
     sureness: float
     """One minus the one-sided p-value of no gain."""
 
-    kept: float
-    """The same of a loss: of NOT_LOST of it, or of GOOD_TAIL of a time."""
-
     statistic: float
     """Student's t of no gain; positive is better."""
 
-    kept_statistic: float
-    forecast: float | None = None
-    """What the twin says that it is; None where it cannot tell."""
-
     @property
     def is_better(self) -> bool:
-        return self.low > 1 if AIMS[self.name].larger_is_better else self.high < 1
+        return self.low > 1 if AIMS[self.name].sign > 0 else self.high < 1
 
     def __str__(self) -> str:
-        value, low, high = (f"{100 * (one - 1):+.1f}" for one in (self.value, self.low, self.high))
-        forecast = f", predicted {100 * (self.forecast - 1):+.1f}%" if self.forecast else ""
-        return f"{AIMS[self.name].text} {value}% ({low} to {high}%{forecast})"
+        value, low, high = (f"{100 * (x - 1):+.1f}" for x in (self.value, self.low, self.high))
+        return f"{AIMS[self.name].text} {value}% ({low} to {high}%)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,47 +166,41 @@ Pairs = Sequence[tuple[Numbers, Numbers]]
 """(Knee, refined), replayed one after the other."""
 
 
-def ratios_of(pairs: Pairs, forecasts: Mapping[str, float]) -> dict[str, PairedRatio]:
-    """Return refined / knee of every aim; ``forecasts`` are the twin's log gains."""
-    found = {name: paired_ratio(aim, pairs, forecasts.get(name)) for name, aim in AIMS.items()}
-    return {name: ratio for name, ratio in found.items() if ratio is not None}
+def ratios_of(pairs: Pairs) -> dict[str, PairedRatio]:
+    """Return refined / knee of every aim that has such a number in every pair."""
+    ratios = ((name, paired_ratio(aim, pairs)) for name, aim in AIMS.items())
+    return {name: ratio for name, ratio in ratios if ratio is not None}
 
 
-def paired_ratio(aim: Aim, pairs: Pairs, forecast: float | None = None) -> PairedRatio | None:
+def paired_ratio(aim: Aim, pairs: Pairs) -> PairedRatio | None:
     """Return refined / knee over two pairs at least.
 
     None where a pair has no such number, or so little is served that a ratio has no interval.
     """
-    sign = 1 if aim.larger_is_better else -1
     if aim is GOODPUT:
-        knee, refined = np.array([[one.attainment for one in pair] for pair in pairs]).T
+        knee, refined = np.array([[each.attainment for each in pair] for pair in pairs]).T
         ends = fieller(refined, knee)
         if ends is None:
             return None
         value, (low, high) = float(refined.mean() / knee.mean()), ends
-        gained, kept = statistic(refined - knee), statistic(refined - NOT_LOST * knee)
+        t = statistic(refined - knee)
     else:
         known = [g for knee, refined in pairs if (g := aim.gain(refined, knee)) is not None]
         if len(known) < len(pairs):
             return None
         gains = np.array(known)
-        mean, reach = float(gains.mean()), t_quantile(len(gains) - 1) * _standard_error(gains)
-        value = math.exp(sign * mean)
-        low, high = sorted((math.exp(sign * mean - reach), math.exp(sign * mean + reach)))
-        lost = math.log(NOT_LOST if aim.larger_is_better else 1 / GOOD_TAIL)
-        gained, kept = statistic(gains), statistic(gains - lost)
-    freedom = len(pairs) - 1
-    return PairedRatio(
-        aim.name, value, low, high, t_share(freedom, gained), t_share(freedom, kept), gained, kept,
-        None if forecast is None else math.exp(sign * forecast),
-    )  # fmt: skip
+        reach = t_quantile(len(gains) - 1) * _standard_error(gains)
+        log = aim.sign * float(gains.mean())
+        value, low, high = math.exp(log), math.exp(log - reach), math.exp(log + reach)
+        t = statistic(gains)
+    return PairedRatio(aim.name, value, low, high, t_share(len(pairs) - 1, t), t)
 
 
 def fieller(above: Floats, below: Floats) -> tuple[float, float] | None:
     """Return the 95 % interval of mean(above) / mean(below) over pairs of them; None where it has
     no ends, as ``below`` may be nothing.
 
-    It holds the ratios r for which the mean of above - r * below is not told from 0.
+    It holds the ratios r for which the mean of above - r * below does not differ from 0.
 
     >>> fieller(np.array([0.6, 0.6]), np.array([0.5, 0.5]))
     (1.2, 1.2)
@@ -271,29 +247,22 @@ def acceptance(
     if goodput is None or goodput.low < NOT_LOST:
         return None
     for each in proving(aim):
-        found = ratios.get(each.name)
-        if found is not None and found.is_better:
-            return Acceptance(found.name, found.sureness)
+        ratio = ratios.get(each.name)
+        if ratio is not None and ratio.is_better:
+            return Acceptance(ratio.name, ratio.sureness)
     if frees_memory and tail is not None and tail.high <= GOOD_TAIL:
-        return Acceptance(MEMORY_AIM, min(goodput.kept, tail.kept))
+        return Acceptance(MEMORY_AIM, 0.95)  # both ends of two intervals
     return None
 
 
-def is_futile(
-    aim: Aim, ratios: Mapping[str, PairedRatio], *, pairs: int, frees_memory: bool = False
-) -> bool:
+def is_futile(aim: Aim, ratios: Mapping[str, PairedRatio], *, pairs: int) -> bool:
     """Whether half of ``pairs`` leave nothing to hope for; ``ratios`` are of these.
 
     The hope is the conditional power under the trend (Jennison and Turnbull, Group Sequential
     Methods, 2000, chapter 10, normally approximated).
     """
-    half_way = [found.statistic for each in proving(aim) if (found := ratios.get(each.name))]
-    if frees_memory:
-        kept = [
-            found.kept_statistic for each in (GOODPUT, TAIL) if (found := ratios.get(each.name))
-        ]
-        half_way.append(min(kept, default=-math.inf))
     needed = math.sqrt(2) * t_quantile(pairs - 1)
+    half_way = [ratios[each.name].statistic for each in proving(aim) if each.name in ratios]
     return all(0.5 * math.erfc((needed - 2 * t) / math.sqrt(2)) < FUTILE for t in half_way)
 
 

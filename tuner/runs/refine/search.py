@@ -1,23 +1,21 @@
-"""What the twin says of configurations, and the Optuna study of all that was tried. Pure, but for
-the study's storage.
+"""What the twin predicts of configurations, and the Optuna study of all that was tried.
 
-Of the admission cap, the token budget and the number of KV blocks the twin tells for free, for the
-whole of the traffic; of anything else only a replay can tell. What it tells is the mean over the
+Of the admission cap, the token budget and the number of KV blocks the twin predicts the effect for
+free, for all of the traffic; of anything else only a replay can tell. It predicts the mean over the
 speeds that the machine has at times: a configuration that just serves all at machine speed does not
 in a slower minute, and is no match for one that has room to spare.
 """
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.samplers import TPESampler
-from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage
+from optuna.distributions import CategoricalDistribution
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
@@ -51,13 +49,12 @@ ALIKE = 0.002
 MOST_REQUESTS = 20_000
 """Requests that the twin replays, the busiest stretch of so many."""
 
-LEAST_SPEED_SD = 0.01
+STEADY_SD = 0.01
 """Standard deviation of log slowdown below which a machine is steady."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelNumbers:
-    """The twin's numbers of one configuration, as far as aims look at them."""
+class ModelNumbers(NamedTuple):
+    """The twin's numbers of one configuration, as far as aims compare them."""
 
     attainment: float
     output_tokens_per_s: float
@@ -68,52 +65,78 @@ class ModelNumbers:
 
 @dataclass(slots=True)
 class Model:
-    """The twin, asked about configurations."""
+    """The twin, as a function of configurations."""
 
     view: Forecast
     aim: Aim
     knee: Configuration
     known: dict[tuple[int, int, int], ModelNumbers] = field(default_factory=dict)
 
-    def tells(self, one: Configuration) -> bool:
-        """Whether the configuration differs from the knee in nothing that the twin cannot tell."""
-        return all(one[name] == self.knee.get(name) for name in one if name not in MODELED)
+    def tells(self, configuration: Configuration) -> bool:
+        """Whether it differs from the knee in nothing that the twin cannot predict."""
+        return all(v == self.knee.get(k) for k, v in configuration.items() if k not in MODELED)
 
-    def numbers(self, one: Configuration) -> ModelNumbers:
+    def numbers(self, configuration: Configuration) -> ModelNumbers:
         """Return what a replay of the traffic would measure, as a mean over the slowdowns."""
-        view, cap, tokens = self.view, number(one[CAP]), number(one[TOKENS])
-        blocks = number(one.get(BLOCKS) or view.shape.kv_blocks)
+        view, cap, tokens = self.view, number(configuration[CAP]), number(configuration[TOKENS])
+        blocks = number(configuration.get(BLOCKS) or view.shape.kv_blocks)
         key = (cap, tokens, blocks)
         if key not in self.known:
             shape = replace(view.shape, max_num_batched_tokens=tokens, kv_blocks=blocks)
             traffic, law = view.traffic.busiest(MOST_REQUESTS), view.fitted.law
-            parts = [
-                (simulate(traffic, law.slowed(factor), shape, max_num_seqs=cap), weight)
-                for factor, weight in slowdowns_of(view.speed_sd)
-            ]
-            heavy = np.concatenate([np.full(len(traffic), weight) for _, weight in parts])
+            speeds = slowdowns_of(view.speed_sd)
+            parts = [simulate(traffic, law.slowed(s), shape, max_num_seqs=cap) for s, _ in speeds]
+            shares = np.array([share for _, share in speeds])
+            weights = np.repeat(shares, len(traffic))
 
             def over(name: str) -> Spread | None:
-                values = np.concatenate([getattr(each, name) for each, _ in parts])
-                is_known = ~np.isnan(values)
-                return spread(values[is_known], heavy[is_known])
+                values = np.concatenate([getattr(part, name) for part in parts])
+                return spread(values[~np.isnan(values)], weights[~np.isnan(values)])
 
-            good = sum(weight * float(met(traffic, each, view.slo).sum()) for each, weight in parts)
-            tokens_per_s = sum(
-                weight * each.output_tokens / max(1e-9, each.duration_s) for each, weight in parts
-            )
+            good = [met(traffic, part, view.slo).mean() for part in parts]
+            rates = [part.output_tokens / max(1e-9, part.duration_s) for part in parts]
             self.known[key] = ModelNumbers(
-                good / max(1e-9, float(heavy.sum())), tokens_per_s, over("ttft_s"), over("tpot_s"),
+                float(shares @ good), float(shares @ rates), over("ttft_s"), over("tpot_s"),
                 over("e2el_s"),
             )  # fmt: skip
         return self.known[key]
 
-    def gain(self, one: Configuration) -> float | None:
-        return gain_over(self.aim, self.numbers(one), self.numbers(self.knee))
+    def gain(self, configuration: Configuration) -> float | None:
+        return gain_over(self.aim, self.numbers(configuration), self.numbers(self.knee))
 
-    def deficit(self, one: Configuration) -> float:
-        """Return how much of the knee's attainment is missing; at most 0 keeps the constraint."""
-        return deficit(self.numbers(one).attainment, self.numbers(self.knee).attainment)
+    def deficit(self, configuration: Configuration) -> float:
+        return deficit(self.numbers(configuration).attainment, self.numbers(self.knee).attainment)
+
+    def best(self, space: Space, study: "Study") -> list[Configuration]:
+        """Search what the twin predicts by free trials; return the best few, no two alike."""
+        names = {knob.name for knob in space.knobs} & set(MODELED)
+        grid = {str(each): each for each in space.combined(names)}
+        sampler = optuna.create_study(
+            sampler=optuna.samplers.TPESampler(seed=0), direction="maximize"
+        )
+        gains: dict[str, float] = {}
+        for place in range(min(FREE, len(grid))):
+            # all of a small space, else what the sampler proposes
+            asked = None
+            key = list(grid)[place]
+            if len(grid) > FREE:
+                asked = sampler.ask({"configuration": CategoricalDistribution(list(grid))})
+                key = asked.params["configuration"]
+            gain, lacking = self.gain(grid[key]), self.deficit(grid[key])
+            kept = -math.inf if gain is None or lacking > 0 else gain
+            if asked is not None:
+                sampler.tell(asked, max(kept, -1e3))
+            gains[key] = kept
+            study.tell(grid[key], gain, lacking, fidelity="twin")
+
+        def rank(key: str) -> tuple[float, ...]:
+            tokens = abs(math.log(number(grid[key][TOKENS]) / number(self.knee[TOKENS])))
+            return (-round(gains[key], 4), *smallest(grid[key]), tokens)
+
+        best: dict[int, Configuration] = {}
+        for key in sorted((key for key in gains if gains[key] > -math.inf), key=rank):
+            best.setdefault(round(gains[key] / ALIKE), grid[key])
+        return list(best.values())[:BEST]
 
 
 def slowdowns_of(speed_sd: float) -> Sequence[tuple[float, float]]:
@@ -124,7 +147,7 @@ def slowdowns_of(speed_sd: float) -> Sequence[tuple[float, float]]:
     >>> [(round(factor, 2), round(share, 2)) for factor, share in slowdowns_of(0.1)]
     [(0.84, 0.17), (1.0, 0.67), (1.19, 0.17)]
     """
-    if speed_sd < LEAST_SPEED_SD:
+    if speed_sd < STEADY_SD:
         return ((1.0, 1.0),)
     far = math.exp(math.sqrt(3) * speed_sd)
     return ((1 / far, 1 / 6), (1.0, 2 / 3), (far, 1 / 6))
@@ -138,22 +161,28 @@ def deficit(share: float, of_knee: float) -> float:
 class Study:
     """An Optuna study of all that was tried, on the twin and in replays: in memory, in a file, or
     behind an address, where ``optuna-dashboard`` shows it. The journal is the record: a storage
-    that fails is given up, and the study continues in memory."""
+    that fails is given up."""
 
     def __init__(self, storage: str | None, space: Space) -> None:
         """Raises RunError when the storage cannot be used."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.space = space
+        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
         self.lost: str | None = None
         """Why the storage was given up; None while it serves."""
 
-        self.distributions: dict[str, BaseDistribution] = {
+        self._distributions = {
             knob.name: CategoricalDistribution([str(value) for value in knob.values])
             for knob in space.knobs
         }
+        name = "; ".join(f"{k.name}={','.join(map(str, k.values))}" for k in space.knobs)
         try:
-            self._study = self._made(_opened(storage))
-            self._told = {str(one.user_attrs.get("configuration")) for one in self._study.trials}
+            self._study = optuna.create_study(
+                storage=_opened(storage),
+                study_name=f"tuner-refine {name}; knee {dict(space.knee)}"[:400],
+                direction="maximize",
+                load_if_exists=True,
+            )
+            self._known = {each.user_attrs.get("configuration") for each in self._study.trials}
         except Exception as problem:  # of any driver
             raise RunError(
                 f"--storage {without_passwords(str(storage))}: cannot be used "
@@ -162,84 +191,26 @@ class Study:
                 "sqlite:///...",
             ) from problem
 
-    def best_by(self, model: Model) -> list[Configuration]:
-        """Search what the twin can tell of by free trials; return the best few, no two alike."""
-        names = {knob.name for knob in self.space.knobs} & set(MODELED)
-        grid = self.space.combined(names)
-        seen: dict[str, tuple[Configuration, float]] = {}
-        for place in range(min(FREE, len(grid))):
-            # all of a small space, else what the sampler proposes
-            one = grid[place] if len(grid) <= FREE else self._proposed(names)
-            gain, lacking = model.gain(one), model.deficit(one)
-            if gain is not None:
-                seen[str(one)] = (one, gain if lacking <= 0 else -math.inf)
-                self.tell(one, gain, lacking, fidelity="twin")
-
-        def rank(row: tuple[Configuration, float]) -> tuple[float, ...]:
-            tokens = abs(math.log(number(row[0][TOKENS]) / number(model.knee[TOKENS])))
-            return (-round(row[1], 4), *smallest(row[0]), tokens)
-
-        best: dict[int, Configuration] = {}
-        for one, gain in sorted(seen.values(), key=rank):
-            if gain > -math.inf:
-                best.setdefault(round(gain / ALIKE), one)
-            if len(best) == BEST:
-                break
-        return list(best.values())
-
-    def tell(self, one: Configuration, gain: float | None, lacking: float, fidelity: str) -> None:
+    def tell(self, tried: Configuration, gain: float | None, lacking: float, fidelity: str) -> None:
         """Add what was tried, once; without a gain it failed or was cut."""
-        label = f"{fidelity}: {dict(one)}" if fidelity == "twin" else str(dict(one))
-        if label in self._told:
+        label = f"{fidelity}: {dict(tried)}" if fidelity == "twin" else str(dict(tried))
+        if label in self._known or self.lost is not None:
             return
-        self._told.add(label)
-        params = {knob.name: str(one.get(knob.name)) for knob in self.space.knobs}
+        self._known.add(label)
         trial = create_trial(
             state=TrialState.FAIL if gain is None else TrialState.COMPLETE,
             value=gain,
-            params=params,
-            distributions=dict(self.distributions),
+            params={name: str(tried.get(name)) for name in self._distributions},
+            distributions=dict(self._distributions),
             user_attrs={"configuration": label, "fidelity": fidelity, "deficit": lacking},
-            system_attrs={"constraints": [lacking]},
         )
-        self._do(lambda study: study.add_trial(trial))
-
-    def _proposed(self, names: set[str]) -> Configuration:
-        distributions = {name: self.distributions[name] for name in names}
-        asked = self._do(lambda study: study.ask(distributions))
-        self._do(lambda study: study.tell(asked, state=TrialState.FAIL))  # told with its gain
-        values = {knob.name: {str(v): v for v in knob.values} for knob in self.space.knobs}
-        return {**self.space.knee, **{n: values[n][asked.params[n]] for n in names}}
-
-    def _do(self, action: Callable[[optuna.Study], Any]) -> Any:  # noqa: ANN401 - Optuna's
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of what is new in Optuna
-                return action(self._study)
+            self._study.add_trial(trial)
         except Exception as problem:  # noqa: BLE001 - of any driver
             self.lost = f"the storage failed ({type(problem).__name__}): the search did without"
-            self._study = self._made(InMemoryStorage())
-            return action(self._study)
-
-    def _made(self, storage: BaseStorage) -> optuna.Study:
-        values = (f"{knob.name}={','.join(map(str, knob.values))}" for knob in self.space.knobs)
-        name = "; ".join([*values, f"knee {dict(self.space.knee)}"])[:400]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what is new in Optuna
-            return optuna.create_study(
-                storage=storage,
-                sampler=TPESampler(seed=0, constraints_func=_constraints),
-                study_name=f"tuner-refine {name}",
-                direction="maximize",
-                load_if_exists=True,
-            )
 
 
-def _opened(storage: str | None) -> BaseStorage:
+def _opened(storage: str | None) -> BaseStorage | None:
     if storage is None:
-        return InMemoryStorage()
+        return None
     return RDBStorage(storage) if "://" in storage else JournalStorage(JournalFileBackend(storage))
-
-
-def _constraints(trial: optuna.trial.FrozenTrial) -> list[float]:
-    return [float(trial.user_attrs.get("deficit", 0.0))]

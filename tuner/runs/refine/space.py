@@ -1,7 +1,7 @@
 """What a refinement may change: engine arguments, each with the values to try, and why. Pure.
 
 The default space is small: values around the knee, and of the other arguments those that can matter
-for this traffic. Whether vLLM takes a value on this machine is asked before.
+for this traffic. Whether vLLM takes a value on this machine is checked before.
 """
 
 import itertools
@@ -24,29 +24,24 @@ LIVE = (CAP, TOKENS)
 """Knobs that a running engine changes without a restart; all others take a new engine."""
 
 MODELED = (*LIVE, BLOCKS)
-"""Knobs of which the twin can tell."""
+"""Knobs whose effect the twin predicts."""
 
 MEMORY = (BLOCKS, "kv_cache_memory_bytes", "gpu_memory_utilization")
-"""Arguments that size the KV cache; the first of them that the engine has set is the one that
-counts."""
+"""Arguments that size the KV cache; the first of them that is set counts."""
 
 WORTH_FREEING = 0.2
 """Share of the KV cache that is worth an engine's restart to do without."""
 
 MOST_CONFIGURATIONS = 100_000
 MOST_VALUES = 64
-
 STEPS = 8
 """Into how many steps a range without a step is cut."""
-
-LONG_PROMPT = 2
-"""A prompt of more iterations of prefill makes others wait for it."""
 
 FULL = 0.8
 """KV-cache usage from which on memory can be what binds."""
 
 LESS_MEMORY = (3 / 4, 1 / 2, 1 / 3)
-"""Parts of gpu_memory_utilization to try; the last is the 0.3 of 0.92 of who measured it first."""
+"""Parts of gpu_memory_utilization to try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,21 +73,22 @@ class Space:
         """Return every combination of these knobs' values, the rest as in the knee."""
         chosen = [knob for knob in self.knobs if knob.name in names]
         rows = itertools.product(*(knob.values for knob in chosen))
-        found = [
-            {**self.knee, **dict(zip((knob.name for knob in chosen), row, strict=True))}
+        every = [
+            {**self.knee, **{knob.name: v for knob, v in zip(chosen, row, strict=True)}}
             for row in rows
         ]
-        return [one for one in found if number(one[TOKENS]) >= number(one[CAP])]
+        return [each for each in every if number(each[TOKENS]) >= number(each[CAP])]
 
-    def holds(self, one: Configuration) -> bool:
+    def holds(self, configuration: Configuration) -> bool:
         """Whether it is the knee but for knobs, each at one of its values."""
         values = {knob.name: knob.values for knob in self.knobs}
-        return one.keys() == self.knee.keys() and all(
-            value == self.knee[name] or value in values.get(name, ()) for name, value in one.items()
+        return configuration.keys() == self.knee.keys() and all(
+            value == self.knee[name] or value in values.get(name, ())
+            for name, value in configuration.items()
         )
 
     def most(self, name: str) -> int:
-        """Return the largest value that will be asked of an engine for a live knob."""
+        """Return the largest value that any configuration has for a live knob."""
         values = [value for knob in self.knobs if knob.name == name for value in knob.values]
         return max(map(number, [*values, self.knee[name]]))
 
@@ -102,44 +98,43 @@ def number(value: ArgumentValue) -> int:
     return value
 
 
-def in_words(one: Configuration) -> str:
-    return ", ".join(f"{name}={value}" for name, value in one.items() if value is not None)
+def in_words(configuration: Configuration) -> str:
+    return ", ".join(f"{name}={v}" for name, v in configuration.items() if v is not None)
 
 
-def restart_key(one: Configuration) -> str:
+def restart_key(configuration: Configuration) -> str:
     """Return what two configurations must have in common to be measured on one engine."""
-    return repr(sorted((name, repr(value)) for name, value in one.items() if name not in LIVE))
+    return repr(sorted((k, repr(v)) for k, v in configuration.items() if k not in LIVE))
 
 
-def memory_of(one: Configuration) -> str | None:
-    """Return which argument sizes the KV cache of an engine; None where none is set."""
-    return next((name for name in MEMORY if one.get(name) is not None), None)
+def is_live(here: Configuration, there: Configuration) -> bool:
+    """Whether one engine can serve both."""
+    return restart_key(here) == restart_key(there)
 
 
-def frees(one: Configuration, knee: Configuration) -> bool:
-    """Whether a configuration does with a smaller KV cache, by WORTH_FREEING at least."""
+def _less(here: Configuration, there: Configuration, share: float) -> bool:
+    """Whether a configuration has at most this share of the other's memory for the KV cache."""
+    pairs = ((here.get(name), there.get(name)) for name in MEMORY)
     return any(
-        isinstance(here := one.get(name), int | float)
-        and isinstance(there := knee.get(name), int | float)
-        and here <= (1 - WORTH_FREEING) * there
-        for name in MEMORY
+        isinstance(a, int | float) and isinstance(b, int | float) and a <= share * b
+        for a, b in pairs
     )
 
 
-def smallest(one: Configuration) -> tuple[float, int]:
+def frees(configuration: Configuration, knee: Configuration) -> bool:
+    """Whether it does with a smaller KV cache, by WORTH_FREEING at least."""
+    return _less(configuration, knee, 1 - WORTH_FREEING)
+
+
+def fails_like(configuration: Configuration, failed: Configuration) -> bool:
+    """Whether an engine cannot start either: it needs the same restart, or has less memory."""
+    return is_live(configuration, failed) or _less(configuration, failed, 1 - 1e-9)
+
+
+def smallest(configuration: Configuration) -> tuple[float, int]:
     """Return what orders configurations that serve alike: less memory, then fewer slots."""
-    memory = one.get(memory_of(one) or "")
-    return (float(memory) if isinstance(memory, int | float) else 0.0, number(one[CAP]))
-
-
-def fails_like(one: Configuration, failed: Configuration) -> bool:
-    """Whether an engine for ``one`` cannot start either, because it needs a restart for the same
-    or is given less memory."""
-    name = memory_of(failed) or memory_of(one) or ""
-    rest = [restart_key({k: v for k, v in each.items() if k != name}) for each in (one, failed)]
-    here, there = one.get(name), failed.get(name)
-    less = isinstance(here, int | float) and isinstance(there, int | float) and here <= there
-    return rest[0] == rest[1] and (less or here == there)
+    sizes = [v for name in MEMORY if isinstance(v := configuration.get(name), int | float)]
+    return (float(sizes[0]) if sizes else 0.0, number(configuration[CAP]))
 
 
 # --search
@@ -158,7 +153,7 @@ def parse_search(texts: Sequence[str]) -> dict[str, list[str]]:
 
     Raises UsageError for anything else, and for a key that is there twice.
     """
-    found: dict[str, list[str]] = {}
+    searched: dict[str, list[str]] = {}
     for text in texts:
         key, equals, value = text.partition("=")
         name = key.strip().removeprefix("--").replace("-", "_")
@@ -168,14 +163,14 @@ def parse_search(texts: Sequence[str]) -> dict[str, list[str]]:
             head = name.partition(".")[0]
             hint = f"Name all of it: --search '{head}={{...}},{{...}}'."
             raise UsageError(f"--search {name}: one key of {head} is not searched", hint=hint)
-        if name in found:
+        if name in searched:
             raise UsageError(f"--search {name} is there twice", hint="Remove one of the two.")
         is_range = ":" in value and not set(value) & set('[{"')
         words = _range(text, value) if is_range else _words(value)
         if not all(words):
             raise _unreadable(text, "has an empty value")
-        found[name] = list(dict.fromkeys(words))
-    return found
+        searched[name] = list(dict.fromkeys(words))
+    return searched
 
 
 def _words(value: str) -> list[str]:
@@ -190,9 +185,9 @@ def _words(value: str) -> list[str]:
 
 
 def _range(text: str, value: str) -> list[str]:
-    low_high, is_log = value.removesuffix(":log"), value.endswith(":log")
+    is_log = value.endswith(":log")
     try:
-        low, high, *rest = map(float, low_high.split(":"))
+        low, high, *rest = map(float, value.removesuffix(":log").split(":"))
         step = rest[0] if rest else (high - low) / STEPS
         is_sane = low < high and step > 0 and len(rest) < 2 and (low > 0 or not is_log)
         if not is_sane or not math.isfinite(high - low) or (high - low) / step > MOST_VALUES:
@@ -203,9 +198,9 @@ def _range(text: str, value: str) -> list[str]:
         values = [low * (high / low) ** (i / STEPS) for i in range(STEPS + 1)]
     else:
         values = [low + i * step for i in range(math.floor((high - low) / step + 1e-9) + 1)]
-    if all(one.is_integer() for one in (low, high, *rest)) and "." not in value:
-        return [str(round(one)) for one in values]
-    return [f"{one:.6g}" for one in values]
+    if all(each.is_integer() for each in (low, high, *rest)) and "." not in value:
+        return [str(round(each)) for each in values]
+    return [f"{each:.6g}" for each in values]
 
 
 def _unreadable(text: str, why: str) -> UsageError:
@@ -222,9 +217,6 @@ def _unreadable(text: str, why: str) -> UsageError:
 class TrafficNeeds:
     """The facts of traffic and profile that decide which arguments can matter."""
 
-    longest_prompt: int
-    """p99 of the prompts, in tokens."""
-
     shares_prefixes: bool
     kv_peak: float
     caps: tuple[int, ...]
@@ -240,80 +232,37 @@ Named = Mapping[str, tuple[ArgumentValue, ...]]
 Refusal = Callable[[str, ArgumentValue], str | None]
 """Says why the engine would not take a value; None when it does."""
 
+Row = tuple[str, Collection[ArgumentValue], str, bool, str]
+"""Argument, values, why it is searched, whether it is, why it is not."""
 
-def default_knobs(engine: Configuration, needs: TrafficNeeds) -> tuple[list[Knob], dict[str, str]]:
-    """Return the knobs around a profile's engine arguments, and why others are left out."""
+
+def default_rows(engine: Configuration, needs: TrafficNeeds) -> list[Row]:
+    """Return what may be searched around a profile's engine arguments."""
     cap, tokens = number(engine[CAP]), number(engine[TOKENS])
     eighths = {max(1, round(cap * part / 8)) for part in (4, 5, 6, 7, 8, 10, 12, 14, 16)}
-    caps = {one for one in eighths if one <= max(*needs.caps, cap)}
-    why = "between the doublings around the knee"
+    caps = {each for each in eighths if each <= max(*needs.caps, cap)}
     if needs.on_gpu and not engine.get("enforce_eager"):
-        # in between a batch costs what the next size does
-        caps, why = set(captured(engine, caps)), f"{why}, of the sizes of CUDA graphs"
+        # in between a batch costs what the next size of CUDA graphs does
+        caps = set(padded(np.array(sorted(caps))).tolist())
     budgets = {max(cap, tokens // 4), max(cap, tokens // 2), tokens, 2 * tokens}
-    few = "few prompts take several iterations"
-    long_ = needs.longest_prompt > LONG_PROMPT * tokens
-    size = engine.get("block_size")
-    is_full = needs.kv_peak >= FULL and isinstance(size, int)
-    sizes = tuple(sorted({max(1, size // 2), size, 2 * size})) if isinstance(size, int) else ()
-    rows: list[tuple[str, Collection[ArgumentValue], str, bool, str]] = [
-        (CAP, sorted(caps), why, True, ""),
+    own = engine.get("gpu_memory_utilization")
+    is_shared = needs.on_gpu and isinstance(own, float) and not engine.get(BLOCKS)
+    parts = [round(own * part, 2) for part in LESS_MEMORY] if isinstance(own, float) else []
+    # all of it KV cache: weights only make it more
+    least = own * needs.kv_peak / FULL if isinstance(own, float) else 0.0
+    less = [part for part in parts if part >= least]
+    used = f"at most {needs.kv_peak:.0%} of the KV cache was used"
+    return [
+        (CAP, sorted(caps), "between the doublings around the knee", True, ""),
         (TOKENS, sorted(budgets), "fewer keep iterations short, more let prompts in sooner",
          True, ""),
         ("enable_prefix_caching", (False, True), "prompts of this trace begin alike",
          needs.shares_prefixes, "no prompts of this trace are known to begin alike"),
         ("async_scheduling", (False, True), "the next iteration is scheduled while one runs",
          True, ""),
-        ("long_prefill_token_threshold", (None, max(1, tokens // 4), max(1, tokens // 2)),
-         f"prompts of {needs.longest_prompt} tokens take several iterations", long_, few),
-        ("max_num_partial_prefills", (None, 2), "several long prompts at a time", long_, few),
-        ("block_size", sizes, "the KV cache fills up: smaller blocks waste less of it", is_full,
-         "the KV cache does not fill up"),
-        ("kv_cache_dtype", (), "", False,
-         "changes what the model answers, which no replay can judge"),
-        *_memory(engine, needs),
+        ("gpu_memory_utilization", [*less, own], f"{used}: less may do",
+         is_shared and bool(less), used),
     ]  # fmt: skip
-    knobs = [Knob(name, tuple(values), why) for name, values, why, is_in, _ in rows if is_in]
-    return knobs, {name: why_not for name, _, _, is_in, why_not in rows if not is_in}
-
-
-def captured(engine: Configuration, caps: Collection[int]) -> list[int]:
-    """Return the sizes of CUDA graphs that batches of these sizes run at.
-
-    >>> captured({}, [6, 8, 10, 12]), captured({"cudagraph_capture_sizes": [4, 12]}, [6, 13])
-    ([8, 16], [12, 13])
-    """
-    listed = engine.get("cudagraph_capture_sizes")
-    if not isinstance(listed, list):
-        return sorted(set(padded(np.array(sorted(caps))).tolist()))
-    sizes = sorted(size for size in listed if isinstance(size, int))
-    return sorted({next((size for size in sizes if size >= cap), cap) for cap in caps})
-
-
-def _memory(
-    engine: Configuration, needs: TrafficNeeds
-) -> list[tuple[str, Collection[ArgumentValue], str, bool, str]]:
-    """Return less memory as a knob where a GPU is shared out by it; elsewhere what would do.
-
-    Of a host's memory, or of blocks, the size that would do is known without a trial.
-    """
-    name = memory_of(engine)
-    own = engine.get(name or "")
-    if name is None or not isinstance(own, int | float):
-        return []
-    used = f"at most {needs.kv_peak:.0%} of the KV cache was used"
-    least = own * needs.kv_peak / FULL  # all of it KV cache: weights only make it more
-    if name == "gpu_memory_utilization" and needs.on_gpu:
-        parts = [round(own * part, 2) for part in LESS_MEMORY]
-        values = sorted({own, *(one for one in parts if one >= least)})
-        return [(name, values, f"{used}: less may do", len(values) > 1, used)]
-    why_not = used
-    if least < own and isinstance(own, int):
-        why_not = (
-            f"{used}; --search {name}={math.ceil(least)} is the least that keeps it off the limit, "
-            "and less that serves as well is kept"
-        )
-    return [(name, (), "", False, why_not)]
 
 
 def build_space(
@@ -323,43 +272,37 @@ def build_space(
 
     Raises UsageError for a named value that the engine refuses, and for what contradicts.
     """
-    defaults, left = default_knobs(engine, needs)
-    knobs = []
+    knobs, left = [], dict[str, list[str]]()
     for name, values in named.items():
-        _check_named(name, values, engine, needs)
+        _check_limits(name, values, engine, needs)
         for value in values:
             if (why := refusal(name, value)) is not None:
                 hint = f"Leave {value} out of --search {name}."
                 raise UsageError(f"--search {name}={value}: {why}", hint=hint)
         knobs.append(Knob(name, _with(engine.get(name), values), "named with --search"))
-        left.pop(name, None)
-    for knob in defaults:
-        if knob.name in named:
+    for name, tried, why, is_in, why_not in default_rows(engine, needs):
+        if name in named:
             continue
-        refused = {
-            value: why
-            for value in knob.values
-            if value is not None and (why := refusal(knob.name, value)) is not None
-        }
-        kept = _with(engine.get(knob.name), [v for v in knob.values if v not in refused])
-        knobs.append(Knob(knob.name, kept, knob.why))
-        if len(kept) < 2:
-            left[knob.name] = next(iter(refused.values()), "there is one value only")
+        reasons = [refusal(name, v) for v in tried] if is_in else []
+        taken = [v for v, why in zip(tried, reasons, strict=False) if why is None]
+        kept = _with(engine.get(name), taken)
+        if len(kept) > 1:
+            knobs.append(Knob(name, kept, why))
+        else:
+            refused = next(filter(None, reasons), "there is one value only")
+            left.setdefault(refused if is_in else why_not, []).append(name)
     knobs = [knob for knob in knobs if len(knob.values) > 1]
-    names: dict[str, list[str]] = {}
-    for name, why in left.items():
-        names.setdefault(why, []).append(name)
     space = Space(
         knobs=tuple(knobs),
         knee={name: engine.get(name) for name in (*LIVE, *(knob.name for knob in knobs))},
-        left_out=tuple(f"{', '.join(each)}: {why}" for why, each in names.items()),
+        left_out=tuple(f"{', '.join(names)}: {why}" for why, names in left.items()),
     )
     size = math.prod(len(knob.values) for knob in knobs)
     if size > MOST_CONFIGURATIONS:
         raise UsageError(
             f"the space has {size:,} configurations", hint="Name fewer values with --search."
         )
-    if all(one == space.knee for one in space.combined([knob.name for knob in knobs])):
+    if all(each == space.knee for each in space.combined([knob.name for knob in knobs])):
         raise UsageError(
             "the space is empty: nothing differs from the profile, or every max_num_seqs is above "
             "every max_num_batched_tokens",
@@ -370,27 +313,25 @@ def build_space(
 
 def _with(own: ArgumentValue, values: Sequence[ArgumentValue]) -> tuple[ArgumentValue, ...]:
     """Return the values with the profile's own (None: vLLM's default), numbers ascending."""
-    found = [own, *(value for value in values if value != own)]
-    numbers = [one for one in found if isinstance(one, int | float)]
-    return tuple(sorted(numbers)) if len(numbers) == len(found) else tuple(found)
+    every = [own, *(value for value in values if value != own)]
+    numbers = [each for each in every if isinstance(each, int | float)]
+    return tuple(sorted(numbers)) if len(numbers) == len(every) else tuple(every)
 
 
-def _check_named(
+def _check_limits(
     name: str, values: Sequence[ArgumentValue], engine: Configuration, needs: TrafficNeeds
 ) -> None:
-    """Refuse what changes nothing, and what no engine could ever fill: it would only be built too
-    large to start."""
-    binding = memory_of(engine)
-    if name in MEMORY and binding is not None and MEMORY.index(binding) < MEMORY.index(name):
-        why = f"{binding}={engine[binding]} of the profile sizes the KV cache, whatever it is"
-        raise UsageError(f"--search {name}: {why}", hint=f"Drop --search {name}.")
+    """Refuse what no traffic could ever fill: an engine would only be too large to start."""
     most_cap = max(needs.requests, *needs.caps, number(engine[CAP]))
-    most = {CAP: most_cap, TOKENS: most_cap * number(engine["max_model_len"])}
-    least = {CAP: 1, TOKENS: min(number(engine[CAP]), *needs.caps)}
+    limits = {
+        CAP: (1, most_cap),
+        TOKENS: (min(number(engine[CAP]), *needs.caps), most_cap * number(engine["max_model_len"])),
+    }
     for value in values if name in LIVE else ():
-        if not least[name] <= number(value) <= most[name]:
+        least, most = limits[name]
+        if not least <= number(value) <= most:
             raise UsageError(
-                f"--search {name}={value}: only {least[name]} to {most[name]} can matter for "
+                f"--search {name}={value}: only {least} to {most} can matter for "
                 f"{needs.requests} requests",
                 hint="Name a value in between.",
             )

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from tuner.engines.seam import EngineFacts
 from tuner.replay.measure import Measurement
 from tuner.replay.records import REQUEST, Replay, e2el_s, queue_s
 from tuner.runs.evidence import Evidence
@@ -22,9 +23,13 @@ from tuner.runs.sweep.sweep_warnings import (
     where_windows_were_lost,
 )
 from tuner.traffic.slo import Unloaded, out_of_reach
+from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
+from tuner.twin.check import Observed
 from tuner.twin.forecast import Forecast, StepChange, forecast
+from tuner.twin.front_end import Passages
 from tuner.twin.knee import decide, verdict_by_twin
+from tuner.twin.law import Segment
 from tuner.twin.objective import GOOD_ATTAINMENT, HALF
 from tuner.twin.simulation import hit_share, shape_of
 from tuner.twin.uncertainty import Block, intervals, relative_changes
@@ -50,71 +55,96 @@ def conclude(basis: Basis) -> Conclusion:
 
 def view_of(basis: Basis, *, printed: bool = False) -> Forecast | None:
     """Return what the twin says so far; None before anything of the engine has been seen."""
-    evidence, workload, settings = basis.evidence, basis.workload, basis.settings
-    segments = evidence.segments()
-    if not segments:
-        return None
-    return forecast(
-        segments,
+    evidence = basis.evidence
+    return forecast_of(
+        basis,
+        evidence.segments(),
         evidence.observed(),
-        requests=workload.twin_requests,
-        length_s=workload.twin_length_s,
-        hash_block_size=settings.trace_block_size,
-        facts=evidence.facts(),
-        unloaded=workload.unloaded,
-        slo=workload.slo,
-        caps=doubling(settings.ceiling),
-        requirements=settings.requirements,
-        headroom=settings.headroom,
-        seed=settings.seed,
-        hit_share=_hit_share(basis),
+        [
+            (basis.workload.windows[number], replay)
+            for number, replay in whole_windows(evidence.rungs(under_way=True))
+        ],
+        caps=doubling(basis.settings.ceiling),
         # not in between, or else a resumed run, which has them, would measure other steps
         probes=evidence.probed() if printed else (),
         printed=printed,
         taken=evidence.taken(),
+        # before any window was replayed, vLLM's cache is on, and that nothing is in it is the
+        # worse guess
+        nothing_replayed=not evidence.rungs(),
     )
 
 
-def _hit_share(basis: Basis) -> float:
-    """Return what the prefix cache gave of what may still have been in it, in the windows that were
-    replayed whole.
-
-    Before any was, a cache that is on is taken to give all of that: vLLM's is on, and that nothing
-    is found in it is the worse guess.
-    """
-    evidence, workload = basis.evidence, basis.workload
-    shape = shape_of(evidence.facts())
-    if not evidence.rungs():
-        return float(shape.prefix_caching)
-    sent = (
-        (workload.sent_in(workload.windows[number]), replay)
-        for number, replay in whole_windows(evidence.rungs(under_way=True))
-    )
-    block_size = basis.settings.trace_block_size
-    return hit_share(sent, hash_block_size=block_size, kv_tokens=shape.kv_tokens)
-
-
-def _by_twin(basis: Basis, view: Forecast) -> Conclusion:
+def forecast_of(  # noqa: PLR0913 - what was measured, and what it is asked
+    basis: Basis,
+    segments: Sequence[Segment],
+    windows: Sequence[Observed],
+    whole: Sequence[tuple[Window, Replay]],
+    *,
+    caps: Sequence[int],
+    facts: EngineFacts | None = None,
+    probes: Sequence[Passages] = (),
+    printed: bool = False,
+    taken: float = 0.0,
+    nothing_replayed: bool = False,
+) -> Forecast | None:
+    """Return the twin that is fitted to these iterations, and checked against these windows; None
+    without any iteration. ``whole`` are the windows that were not cut, with their replays."""
     workload, settings = basis.workload, basis.settings
-    numbers = {cap: view.measurement(cap) for cap in doubling(settings.ceiling)}
-    complete = basis.evidence.is_complete()
-    verdict = verdict_by_twin(view, numbers, ceiling=settings.ceiling, complete=complete)
-    rungs = basis.evidence.rungs()
-    otherwise = cut_under_another(rungs, workload.slo)
-    seen = {cap: one for cap, one in measured(rungs, workload.slo).items() if cap not in otherwise}
+    if not segments:
+        return None
+    facts = facts or basis.evidence.facts()
+    shape, block_size = shape_of(facts), settings.trace_block_size
+    sent = [(workload.sent_in(window), replay) for window, replay in whole]
+    hits = hit_share(sent, hash_block_size=block_size, kv_tokens=shape.kv_tokens)
+    return forecast(
+        segments,
+        windows,
+        requests=workload.twin_requests,
+        length_s=workload.twin_length_s,
+        hash_block_size=block_size,
+        facts=facts,
+        unloaded=workload.unloaded,
+        slo=workload.slo,
+        caps=caps,
+        requirements=settings.requirements,
+        headroom=settings.headroom,
+        seed=settings.seed,
+        hit_share=float(shape.prefix_caching) if nothing_replayed else hits,
+        probes=probes,
+        printed=printed,
+        taken=taken,
+    )
+
+
+def curve_by_twin(
+    view: Forecast, caps: Sequence[int], seen: Mapping[int, Measurement]
+) -> tuple[CurvePoint, ...]:
+    """Return the twin's curve, with what was measured (``seen``) beside it."""
     changes: dict[int, Mapping[str, StepChange]] = {
-        cap: view.changes(below, cap) for below, cap in pairwise(numbers)
+        cap: view.changes(below, cap) for below, cap in pairwise(caps)
     }
-    curve = tuple(
+    return tuple(
         CurvePoint(
-            numbers=one,
+            numbers=view.measurement(cap),
             measured=seen.get(cap),
             source="both" if cap in seen else "twin",
             intervals=view.intervals(cap),
             changes=changes.get(cap, {}),
         )
-        for cap, one in numbers.items()
+        for cap in caps
     )
+
+
+def _by_twin(basis: Basis, view: Forecast) -> Conclusion:
+    workload, settings = basis.workload, basis.settings
+    rungs = basis.evidence.rungs()
+    otherwise = cut_under_another(rungs, workload.slo)
+    seen = {cap: one for cap, one in measured(rungs, workload.slo).items() if cap not in otherwise}
+    curve = curve_by_twin(view, doubling(settings.ceiling), seen)
+    numbers = {point.numbers.max_num_seqs: point.numbers for point in curve}
+    complete = basis.evidence.is_complete()
+    verdict = verdict_by_twin(view, numbers, ceiling=settings.ceiling, complete=complete)
     warnings = where_the_twin_decides(view, workload, verdict.max_num_seqs)
     verdict = replace(verdict, warnings=(*verdict.warnings, *warnings))
     return Conclusion(_reachable(verdict, workload, curve), curve, view, by_twin=True)
