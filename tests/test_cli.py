@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import in_process
 from tests.support.traces import SAMPLES, row, write_lines
 
 SAMPLE = SAMPLES / "translation.jsonl"
@@ -34,24 +33,6 @@ def test_it_says_which_version_it_is() -> None:
     ours, supported = done.stdout.splitlines()
     assert (done.returncode, ours, done.stderr) == (0, f"tuner {version('tuner')}", "")
     assert supported.startswith("for vLLM 0.30 to 0.33; installed: ")
-
-
-@pytest.mark.parametrize(
-    ("words", "option"),
-    [
-        (("refine", "profile.yaml", "--storage", " "), "--storage"),
-        (("sweep", "--ray", ""), "--ray"),
-    ],
-)
-def test_an_option_from_a_variable_that_is_not_set_is_refused(
-    words: tuple[str, ...], option: str
-) -> None:
-    done = in_process.tuner(SAMPLES, *words, "--trace", SAMPLE)
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        f"Error: {option} is empty",
-        f"Give {option} a value (is a variable not set?), or drop it.",
-    ]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
@@ -86,12 +67,6 @@ def test_what_the_locale_cannot_spell_is_escaped(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"\\xfc.jsonl" in done.stdout
-
-
-def test_wrong_usage_is_typers_to_explain() -> None:
-    done = tuner("trace", "shw")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "Error: No such command 'shw'." in done.stderr
 
 
 INTERRUPTED = """Interrupted: nothing half-written was left behind
