@@ -4,21 +4,31 @@ import asyncio
 import gc
 import os
 
+import pytest
+
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
 from tuner.replay.priority import sending_priority
+from tuner.system import cores
 
 
-def state() -> tuple[bool, int, int]:
-    """Return whether garbage is collected, what is kept out of that, and how we are scheduled."""
-    return gc.isenabled(), gc.get_freeze_count(), os.sched_getscheduler(0)
+def state() -> tuple[bool, int, int, set[int]]:
+    """Return whether garbage is collected, what is kept out of that, how and where we run."""
+    policy = os.sched_getscheduler(0)
+    return gc.isenabled(), gc.get_freeze_count(), policy, os.sched_getaffinity(0)
 
 
-def test_no_garbage_is_collected_while_requests_are_due_and_all_is_undone() -> None:
+def test_a_sender_goes_first_on_its_own_core_and_all_is_undone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cores, "OWN_CORE_FROM", 2)
     before = state()
     loop = asyncio.new_event_loop()
     with sending_priority(loop):
-        assert not gc.isenabled()
-        assert gc.get_freeze_count() > 0
+        collects, frozen, policy, mask = state()
+        assert not collects
+        assert frozen > 0
+        assert policy in {os.SCHED_RR | os.SCHED_RESET_ON_FORK, before[2]}  # if it may
+        assert mask == {max(before[3])}
     loop.close()
     assert state() == before
 

@@ -4,34 +4,35 @@ import gc
 import os
 from asyncio import AbstractEventLoop
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
+from tuner.system import cores
 
 
 @contextmanager
 def sending_priority(loop: AbstractEventLoop) -> Iterator[None]:
     """Keep requests that are due from being delayed in this thread, for the time of the block.
 
-    Garbage collection is off and, where the system lets us, this thread goes before other
-    processes. The engine's own priority stays as it is. On virtual time nothing can be late: there
-    it does nothing.
+    Garbage collection is off. Where the system lets it, the thread goes before other processes, and
+    where there are three cores it has one for itself; the engine keeps its own priority and the
+    other cores. On virtual time nothing can be late: there it does nothing.
     """
     if isinstance(loop, VirtualTimeLoop):
         yield
         return
-    before: tuple[int, os.sched_param] | None = None
     gc.collect()
     gc.freeze()
     gc.disable()
-    with suppress(OSError, AttributeError):  # not allowed, or not a system that can
-        now = os.sched_getscheduler(0), os.sched_getparam(0)
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-        before = now
-    try:
+    with ExitStack() as undo:
+        undo.callback(gc.unfreeze)
+        undo.callback(gc.enable)
+        with suppress(OSError, AttributeError):  # not allowed, or not a system that can
+            before = os.sched_getscheduler(0), os.sched_getparam(0)
+            os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+            undo.callback(os.sched_setscheduler, 0, *before)
+        with suppress(OSError, AttributeError):
+            mask = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, cores.split(mask)[0])
+            undo.callback(os.sched_setaffinity, 0, mask)
         yield
-    finally:
-        if before is not None:
-            os.sched_setscheduler(0, *before)
-        gc.enable()
-        gc.unfreeze()

@@ -14,6 +14,8 @@ import signal
 import sys
 from typing import NoReturn
 
+from tuner.system import cores
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -51,6 +53,7 @@ def _become(command: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
+    cores.leave_the_clients_core()
     code = main(sys.argv[1:], os.dup(1))
     if code < 0:
         with contextlib.suppress(OSError):  # not of SIGKILL

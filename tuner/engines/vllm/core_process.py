@@ -22,7 +22,7 @@ from typing import Any, Literal
 from tuner.engines import devices
 from tuner.engines.page import SOCKET
 from tuner.engines.vllm.log import size_of
-from tuner.system import files, interruption
+from tuner.system import cores, files, interruption
 
 _PRELOAD = ["vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"]
 _READ_ON_LOADING = ("LD_PRELOAD", "OMP_NUM_THREADS")
@@ -60,6 +60,7 @@ class _CoreProcess(BaseProcess):
         it in order. The environment is the tuner's of now: the fork server's is older.
         """
         os.setsid()
+        cores.leave_the_clients_core()
         threading.Thread(target=_die_with_parent, name="die-with-tuner", daemon=True).start()
         os.environ.clear()
         os.environ.update(self.environment)

@@ -1,0 +1,39 @@
+"""Where tuner's client runs, and where the engines that it starts."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import wait_until
+from tuner.engines.server.serve_process import ServeProcess
+from tuner.system.cores import split
+
+
+@pytest.mark.parametrize(
+    ("cores", "client", "engine"),
+    [
+        ({0}, {0}, {0}),
+        ({4, 5}, {4, 5}, {4, 5}),
+        ({0, 1, 2}, {2}, {0, 1}),
+        ({3, 9, 12, 40}, {40}, {3, 9, 12}),
+        (set(range(64)), {63}, set(range(63))),
+    ],
+)
+def test_of_three_cores_or_more_one_is_the_clients(
+    cores: set[int], client: set[int], engine: set[int]
+) -> None:
+    assert split(cores) == (client, engine)
+
+
+def test_a_server_keeps_off_the_clients_core_and_keeps_its_niceness(tmp_path: Path) -> None:
+    cores, log = os.sched_getaffinity(0), tmp_path / "log"
+    program = "print('up', flush=True); import time; time.sleep(600)"
+    process = ServeProcess.launch([sys.executable, "-c", program], environment={}, log=log)
+    try:
+        wait_until(lambda: "up" in log.read_text())
+        assert os.sched_getaffinity(process.group) == split(cores)[1]
+        assert os.getpriority(os.PRIO_PROCESS, process.group) == os.getpriority(os.PRIO_PROCESS, 0)
+    finally:
+        process.kill()
