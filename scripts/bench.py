@@ -3,7 +3,7 @@
 help       seconds of `tuner --help`
 apply      seconds of `tuner apply --dry-run` on a Compose file
 trace      time and peak memory of `tuner trace show` and `import` of --rows rows, CSV and JSON
-           lines, beside pandas, polars and DuckDB where --peers names a Python that has them
+           lines in no order
 twin       milliseconds of a replay of 20,000 requests at one cap, compiled
 generator  lag of the sender, and its share of a core, while 32 streams run at once
 sample     `make sweep` --runs times on a real engine, as a table; only when named
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyarrow import csv
+from results import table, table_row
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import Engine, EngineFacts
@@ -101,17 +102,12 @@ async def generator(requests: Sequence[TraceRequest]) -> dict[str, Any]:
 
 def program(folder: Path, *words: str) -> dict[str, Any]:
     """Run tuner by itself; return its time, and its peak memory."""
-    return measured(folder, [TUNER, *words])
-
-
-def measured(folder: Path, command: Sequence[str | Path]) -> dict[str, Any]:
-    """Run a command; return its time, and its peak memory."""
     begin_s = time.monotonic()
-    with subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL) as process:  # noqa: S603
+    with subprocess.Popen([TUNER, *words], cwd=folder, stdout=subprocess.DEVNULL) as process:  # noqa: S603
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = status
     if status:
-        raise RuntimeError(f"{command[0]} {command[1]} failed")
+        raise RuntimeError(f"tuner {words[0]} failed")
     return {
         "seconds": time.monotonic() - begin_s,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
@@ -120,30 +116,13 @@ def measured(folder: Path, command: Sequence[str | Path]) -> dict[str, Any]:
 
 
 def apply_once(folder: Path) -> dict[str, Any]:
-    walk, profile = ROOT / "examples" / "walk", ROOT / "profiles" / "translation-tiny-cpu.yaml"
-    words = ("--model-is", "tuner:tiny", "--dry-run")
+    walk, profile = ROOT / "examples" / "walk", ROOT / "profiles" / "chat-small-cpu.yaml"
+    words = ("--model-is", "tuner:small", "--dry-run")
     return program(folder, "apply", str(profile), str(walk / "compose.yaml"), *words)
 
 
-PEERS = {
-    "pandas": (
-        'pandas.read_csv("rows.csv", parse_dates=["timestamp"])',
-        'pandas.read_json("rows.jsonl", lines=True)',
-    ),
-    "polars": (
-        'polars.read_csv("rows.csv", try_parse_dates=True)',
-        'polars.read_ndjson("rows.jsonl")',
-    ),
-    "duckdb": (
-        "duckdb.sql(\"create table t as from 'rows.csv'\")",
-        "duckdb.sql(\"create table t as from 'rows.jsonl'\")",
-    ),
-}
-"""Libraries that read tables, and how they read the two files into memory."""
-
-
-def read_rows(folder: Path, rows: int, peers: str | None) -> dict[str, Any]:
-    """Show and import --rows rows of CSV and of JSON lines in no order, beside other libraries."""
+def read_rows(folder: Path, rows: int) -> dict[str, Any]:
+    """Show and import rows of CSV and of JSON lines in no order."""
     rng = np.random.default_rng(0)
     at_ms = np.cumsum(rng.integers(1, 100, rows))
     lengths = {
@@ -155,18 +134,14 @@ def read_rows(folder: Path, rows: int, peers: str | None) -> dict[str, Any]:
     late_ms = at_ms + rng.integers(0, 2000, rows).astype(np.float64)
     with (folder / "rows.jsonl").open("wb") as file:
         file.writelines(lines_of(pa.table({"timestamp": late_ms, **lengths})))
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for kind in ("csv", "jsonl"):
         source, more = f"rows.{kind}", ("-o", "out.jsonl", "--force")
-        words = {"show": ("trace", "show", source), "import": ("trace", "import", source, *more)}
-        each: dict[str, Sequence[str | Path]] = {name: [TUNER, *of] for name, of in words.items()}
-        for name, codes in PEERS.items() if peers else ():
-            each[name] = [str(peers), "-c", f"import {name}; {codes[kind == 'jsonl']}"]
-        for name, command in each.items():
-            took = measured(folder, command)
+        for name, options in (("show", ()), ("import", more)):
+            took = program(folder, "trace", name, source, *options)
             values = took["seconds"], took["cpu_seconds"], took["peak_mib"]
-            found[f"{kind}, {name}"] = "{:.1f} s, {:.1f} s of CPU, {:,.0f} MiB".format(*values)
-    return found
+            results[f"{kind}, {name}"] = "{:.1f} s, {:.1f} s of CPU, {:,.0f} MiB".format(*values)
+    return results
 
 
 def twin() -> dict[str, Any]:
@@ -188,7 +163,7 @@ def twin() -> dict[str, Any]:
 def sample(folder: Path, runs: int) -> int:
     """Print what `make sweep` answers, a row a run, as Markdown; tell whether a run failed."""
     head = ("run", "verdict", "max_num_seqs", "met the SLO", "p95 TPOT", "with the default", "took")
-    print(table_row(head), table_row(["---"] * len(head)), sep="\n", flush=True)
+    print(table(head, []), flush=True)
     failed = 0
     for number in range(1, runs + 1):
         path, begin_s = folder / f"{number}.yaml", time.monotonic()
@@ -209,15 +184,10 @@ def sample(folder: Path, runs: int) -> int:
     return int(failed > 0)
 
 
-def table_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", metavar="PART", help="default: all")
     parser.add_argument("--rows", type=int, default=1_000_000, help="of the traces that are read")
-    parser.add_argument("--peers", metavar="PYTHON", help="with pandas, polars and duckdb")
     parser.add_argument("--runs", type=int, default=10, help="of the sample")
     options = parser.parse_args()
     trace = load(ROOT / "traces" / "translation.jsonl")
@@ -227,7 +197,7 @@ def main() -> int:
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "help": lambda: program(folder, "--help"),
             "apply": lambda: apply_once(folder),
-            "trace": lambda: read_rows(folder, options.rows, options.peers),
+            "trace": lambda: read_rows(folder, options.rows),
             "twin": twin,
             "generator": lambda: asyncio.run(generator(requests[:150])),
         }

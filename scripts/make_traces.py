@@ -1,5 +1,5 @@
-"""Make the shipped traces: traces/chat.jsonl and traces/translation.jsonl, and the translation
-service once more as a gateway's export, examples/walk/requests.csv.
+"""Make the shipped traces: traces/chat.jsonl and traces/translation.jsonl, and the chat once more
+as a gateway's export, examples/walk/requests.csv.
 
 A support chat as its server saw it: short questions, answers of 50 to 200 tokens, and every 50 s a
 rush of 5 s. And a translation service: visitors come in calm and in busy spells, a text has 10 to
@@ -11,12 +11,11 @@ The same bytes on every run: python scripts/make_traces.py [FOLDER]
 """
 
 import csv
-import dataclasses
 import math
 import random
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import NormalDist
@@ -48,12 +47,6 @@ EXPORTED = datetime(2026, 9, 14, 8, tzinfo=UTC)
 """When the gateway saw the first second."""
 
 
-@dataclass(slots=True)
-class Running:
-    request: TraceRequest
-    tokens: int = 0
-
-
 def main() -> None:
     root = Path(__file__).parents[1]
     folder, walk = (
@@ -61,11 +54,11 @@ def main() -> None:
         if len(sys.argv) > 1
         else (root / "traces", root / "examples" / "walk")
     )
+    visitors = serve(list(visits(random.Random(SEED))), step_s)  # noqa: S311 - no secret
+    save(visitors, folder / "translation.jsonl", "tuner:tiny", "a translation service, made")
     chat = serve(list(questions(random.Random(SEED))), chat_step_s)  # noqa: S311 - no secret
     save(chat, folder / "chat.jsonl", "tuner:small", "a support chat, made")
-    requests = serve(list(visits(random.Random(SEED))), step_s)  # noqa: S311 - no secret
-    save(requests, folder / "translation.jsonl", "tuner:tiny", "a translation service, made")
-    export(requests, walk / "requests.csv")
+    export(chat, walk / "requests.csv")
 
 
 def step_s(batch: int) -> float:
@@ -118,38 +111,29 @@ def request(rng: random.Random, at_s: float, prompt: int, output: int) -> TraceR
     )
 
 
-def serve(asked: list[TraceRequest], batch_step_s: Callable[[int], float]) -> list[TraceRequest]:
+def serve(sent: list[TraceRequest], batch_step_s: Callable[[int], float]) -> list[TraceRequest]:
     """Return the requests as the server logged them: with their durations and real outputs."""
     rng = random.Random(SEED + 1)  # noqa: S311 - traffic, no secret
     logged: dict[int, TraceRequest] = {}
-    waiting = [dataclasses.replace(one, row=row) for row, one in enumerate(asked)][::-1]
-    running: list[Running] = []
+    waiting = [replace(one, row=row) for row, one in enumerate(sent)][::-1]
+    running: dict[int, TraceRequest] = {}
+    tokens: dict[int, int] = {}
     now_s = 0.0
     while waiting or running:
         if not running:
             now_s = max(now_s, waiting[-1].arrival_s)
         while waiting and waiting[-1].arrival_s <= now_s:
-            running.append(admitted(waiting.pop(), rng))
+            one = waiting.pop()
+            if one.status == "aborted":  # somewhere in its answer
+                one = replace(one, output_length=max(1, round(one.output_length * rng.random())))
+            running[one.row], tokens[one.row] = one, 0
         now_s += batch_step_s(len(running))
-        for one in running:
-            one.tokens += 1
-            if one.tokens == one.request.output_length:
-                logged[one.request.row] = ended(one.request, now_s)
-        running = [one for one in running if one.tokens < one.request.output_length]
+        for row, one in list(running.items()):
+            tokens[row] += 1
+            if tokens[row] == one.output_length:
+                e2e_s = round(now_s + FIRST_TOKEN_S - one.arrival_s, 3)
+                logged[row] = replace(running.pop(row), e2e_s=e2e_s)
     return [logged[row] for row in sorted(logged)]
-
-
-def admitted(request: TraceRequest, rng: random.Random) -> Running:
-    """A client that gives up does so somewhere in its answer."""
-    if request.status == "aborted":
-        seen = max(1, round(request.output_length * rng.random()))
-        return Running(dataclasses.replace(request, output_length=seen))
-    return Running(request)
-
-
-def ended(request: TraceRequest, now_s: float) -> TraceRequest:
-    e2e_s = round(now_s + FIRST_TOKEN_S - request.arrival_s, 3)
-    return dataclasses.replace(request, e2e_s=e2e_s)
 
 
 def save(requests: list[TraceRequest], path: Path, model: str, note: str) -> None:

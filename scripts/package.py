@@ -13,7 +13,7 @@ from pathlib import Path
 from setup import LOCK, ROOT, SETUP_LOCK, UV, Words, find_links, pip_configuration, uv_environment
 
 WORLD = ROOT / "examples" / "worlds" / "article.yaml"
-PROFILE = ROOT / "profiles" / "translation-tiny-cpu.yaml"
+PROFILE = ROOT / "profiles" / "chat-small-cpu.yaml"
 COMMANDS = f"""
 trace import requests.csv -o prod.jsonl
 trace show prod.jsonl

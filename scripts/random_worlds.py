@@ -1,6 +1,5 @@
 """Random worlds to judge a decision rule by: machines, their noise, and the traffic they get."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -9,9 +8,7 @@ from numpy.random import Generator
 
 from tuner.engines.scheduler.state import Floats, Ints
 from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep, step_law
-from tuner.traffic.slo import Slo, derive_slo, fit_unloaded
-from tuner.twin.objective import Values, choose, right_caps
-from tuner.twin.simulation import EngineShape, Traffic, attainment, simulate, tail_s
+from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 CAPS: Final = (1, 2, 4, 8, 16, 32)
 
@@ -37,34 +34,13 @@ NOISE: Final = {
         episode_mult=1.4,
     ),
 }
-"""The three levels of DECISION's study: a machine of one's own, a usual one, a shared one."""
+"""A machine of one's own, a usual one, a shared one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One world, its traffic, and the truth about it."""
-
     world: World
     traffic: Traffic
-    slo: Slo
-    attainment: tuple[float, ...]
-    """Per cap in CAPS, of the whole trace on the machine without noise."""
-
-    tail_s: tuple[float, ...]
-
-    def truth(self) -> Values:
-        return {
-            cap: (share, math.log(tail))
-            for cap, share, tail in zip(CAPS, self.attainment, self.tail_s, strict=True)
-        }
-
-    @property
-    def best(self) -> int:
-        return choose(self.truth())
-
-    def is_good(self, cap: int) -> bool:
-        """Whether an answer is right for every practical purpose."""
-        return cap in right_caps(self.truth())
 
 
 def case(seed: int, level: str, *, harder: bool = False, duration_s: float = 1200.0) -> Case:
@@ -74,29 +50,19 @@ def case(seed: int, level: str, *, harder: bool = False, duration_s: float = 120
     lengths = _lengths(rng)
     rate = rng.uniform(0.3, 0.95) * _capacity_rps(world, lengths)
     arrivals = _arrivals(rng, rate, duration_s)
-    chosen = rng.integers(0, len(lengths), len(arrivals))
-    traffic = _traffic(arrivals, lengths[chosen])
-    slo = _slo(world, lengths[:60])
-    law, shape = step_law(world.step, CAPS[-1]), shape_of(world, known=False)
-    truth = [simulate(traffic, law, shape, max_num_seqs=cap) for cap in CAPS]
-    return Case(
-        world=replace(world, noise=NOISE[level], seed=seed),
-        traffic=traffic,
-        slo=slo,
-        attainment=tuple(attainment(traffic, one, slo) for one in truth),
-        tail_s=tuple(tail_s(one) for one in truth),
-    )
+    traffic = _traffic(arrivals, lengths[rng.integers(0, len(lengths), len(arrivals))])
+    return Case(replace(world, noise=NOISE[level], seed=seed), traffic)
 
 
-def shape_of(world: World, *, known: bool) -> EngineShape:
-    """Return the engine's limits; with ``known`` only what it shows: not its lag."""
+def shape_of(world: World) -> EngineShape:
+    """Return the engine's limits."""
     return EngineShape(
         max_num_batched_tokens=world.budget,
         block_size=world.kv.block_size,
         kv_blocks=world.kv.blocks,
         max_model_len=world.kv.blocks * world.kv.block_size,
         late_release=world.step.async_release,
-        lag_s=0.0 if known else world.step.lag,
+        lag_s=world.step.lag,
     )
 
 
@@ -155,19 +121,6 @@ def _capacity_rps(world: World, lengths: Ints) -> float:
     """Return what the machine serves at its best cap when everything waits at once."""
     some = lengths[:400]
     burst = _traffic(np.zeros(len(some)), some)
-    law, shape = step_law(world.step, CAPS[-1]), shape_of(world, known=False)
+    law, shape = step_law(world.step, CAPS[-1]), shape_of(world)
     times_s = [simulate(burst, law, shape, max_num_seqs=cap).duration_s for cap in CAPS]
     return len(some) / min(times_s)
-
-
-def _slo(world: World, lengths: Ints) -> Slo:
-    """Return the SLO that the machine without noise implies."""
-    law, shape = step_law(world.step, 1), shape_of(world, known=False)
-    probes = _traffic(np.arange(len(lengths)) * np.float64(1e4), lengths)
-    alone = simulate(probes, law, shape, max_num_seqs=1)
-    unloaded = fit_unloaded(
-        lengths[:, 0].tolist(),
-        alone.ttft_s.tolist(),
-        alone.tpot_s[~np.isnan(alone.tpot_s)].tolist(),
-    )
-    return derive_slo(unloaded, [(int(p), int(o)) for p, o in lengths])

@@ -17,18 +17,18 @@ import argparse
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from time import monotonic, sleep
 from typing import Any
-from urllib.error import URLError
 from urllib.request import urlopen
 
 import numpy as np
@@ -48,7 +48,7 @@ LOADS = (1.0, 1.25)
 START_S = 180.0
 
 LATE_S = 0.05
-"""A client that sent its latest hundredth later than this measured itself, and not the server."""
+"""A client that sent its latest hundredth later than this measured itself."""
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -147,9 +147,7 @@ class Study:
 
     def deep_model(self) -> str:
         path = self.folder / "model"
-        path.mkdir(exist_ok=True)
-        for file in Path(shipped.model_path("tuner:tiny")).iterdir():
-            (path / file.name).write_bytes(file.read_bytes())
+        shutil.copytree(shipped.model_path("tuner:tiny"), path, dirs_exist_ok=True)
         config = json.loads((path / "config.json").read_text())
         (path / "config.json").write_text(json.dumps({**config, **DEEP}))
         return str(path)
@@ -166,7 +164,7 @@ class Study:
                     continue
                 print(f"{self.name}: {cap} slots, round {round_}", flush=True)
                 with self.served(cap) as port:
-                    seen = {load: self.in_time(port, load, i) for i, load in enumerate(LOADS)}
+                    seen = {load: self.benched(port, load) for load in LOADS}
                 unfinished = path.with_suffix(".partial")
                 unfinished.write_text(json.dumps({"cap": cap, "seen": seen}))
                 unfinished.replace(path)
@@ -178,27 +176,21 @@ class Study:
         settings = {**ENGINE, **self.case.arguments}
         given = [("--set", f"{key}={str(value).lower()}") for key, value in settings.items()]
         partial = self.path.with_suffix(".partial.yaml")
-        command: list[object] = ["tuner", "sweep", "--trace", trace, "--step", "15s"]
-        command += ["--budget", self.budget, "--model", self.model, "--ceiling", "32"]
-        command += ["-o", partial]
-        command += ["--run-dir", self.folder / "run", *(word for pair in given for word in pair)]
-        if (self.folder / "run" / "journal.jsonl").exists():
-            command.append("--resume")
-        self.run(command, "sweep.log")
-        if not partial.exists():
-            sys.exit(f"{self.name}: the sweep wrote no profile: {self.folder / 'sweep.log'}")
+        command: list[object] = ["sweep", "--trace", trace, "--step", "15s", "--model", self.model]
+        command += ["--budget", self.budget, "-o", partial, "--run-dir", self.folder / "run"]
+        shutil.rmtree(self.folder / "run", ignore_errors=True)
+        self.run("tuner", *command, *(word for pair in given for word in pair))
         partial.replace(self.path)
 
     @contextmanager
-    def started(self, command: Sequence[object], log: str) -> Iterator[subprocess.Popen[bytes]]:
+    def started(self, program: str, *words: object) -> Iterator[subprocess.Popen[bytes]]:
         """Start a program of this environment, and end it with all that it has started."""
-        program = Path(sys.executable).with_name(str(command[0]))
-        before: list[object] = ["nice", "-n", "-10"] if command[1] == "bench" else []
-        with (self.folder / log).open("a") as file:
+        path = Path(sys.executable).with_name(program)
+        with (self.folder / "log").open("a") as log:
             process = subprocess.Popen(  # noqa: S603 - ourselves, and vLLM of this environment
-                [str(word) for word in (*before, program, *command[1:])],
-                stdout=file,
-                stderr=file,
+                [path, *map(str, words)],
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
                 env={**os.environ, **ENVIRONMENT},
             )
@@ -206,15 +198,14 @@ class Study:
             yield process
         finally:
             for number, timeout_s in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
-                try:
+                with suppress(subprocess.TimeoutExpired, ProcessLookupError):
                     os.killpg(process.pid, number)
                     process.wait(timeout_s)
-                except (subprocess.TimeoutExpired, ProcessLookupError):
-                    continue
 
-    def run(self, command: Sequence[object], log: str) -> int:
-        with self.started(command, log) as process:
-            return process.wait()
+    def run(self, program: str, *words: object) -> None:
+        with self.started(program, *words) as process:
+            if process.wait():
+                sys.exit(f"{self.name}: {program} {words[0]} failed: {self.folder / 'log'}")
 
     @contextmanager
     def served(self, cap: int) -> Iterator[int]:
@@ -222,42 +213,32 @@ class Study:
         free = FreePort()
         arguments: dict[str, Any] = {**profile.load(self.path).engine, "max_num_seqs": cap}
         arguments |= {"model": self.model, "served_model_name": "m"}
-        command = ["vllm", "serve", *words(arguments, port=free.number)]
-        with self.started(command, f"serve-{cap}.log") as process:
+        with self.started("vllm", "serve", *words(arguments, port=free.number)) as process:
             end_s = monotonic() + START_S
             while not _answers(free.number):
                 if monotonic() > end_s or process.poll() is not None:
-                    sys.exit(f"the server did not start: {self.folder / f'serve-{cap}.log'}")
+                    sys.exit(f"{self.name}: the server did not start: {self.folder / 'log'}")
                 sleep(0.5)
             yield free.number
         free.release()
 
-    def in_time(self, port: int, load: float, number: int) -> list[dict[str, float]]:
-        """Return what vLLM's client saw, of two runs where the first was late."""
-        seen = self.benched(port, load, number)
-        if _late_s(seen) > LATE_S:
-            seen = min(seen, self.benched(port, load, len(LOADS) + number), key=_late_s)
-        return seen
-
-    def benched(self, port: int, load: float, number: int) -> list[dict[str, float]]:
+    def benched(self, port: int, load: float) -> list[dict[str, float]]:
         """Return what vLLM's client saw of each request; prompts of each load are its own. Times
         count from when it sent; how late that was stands beside them."""
         sent = self.requests if load == 1.0 else scale_load(self.requests, load, seed=0)
         path, result = self.folder / "bench.jsonl", self.folder / "bench.json"
         with path.open("w") as file:
             for each in sent:
-                ids = [10**7 * number + block for block in each.hash_ids]
+                ids = [10**7 * int(4 * load) + block for block in each.hash_ids]
                 lengths = {"input_length": each.input_length, "output_length": each.output_length}
                 row = {"timestamp": each.arrival_s, **lengths, "hash_ids": ids}
                 print(json.dumps(row), file=file)
-        command: list[object] = ["vllm", "bench", "serve", "--model", "m"]
-        command += ["--tokenizer", self.model]
+        command: list[object] = ["bench", "serve", "--model", "m", "--tokenizer", self.model]
         command += ["--port", port, "--dataset-name", "timed_trace", "--dataset-path", path]
         command += ["--timed-trace-chunk-hash-size", "16", "--num-prompts", len(sent)]
         command += ["--ignore-eos", "--save-result", "--save-detailed"]
         command += ["--result-dir", self.folder, "--result-filename", result.name]
-        if self.run(command, "bench.log"):
-            sys.exit(f"{self.name}: vLLM's client failed: {self.folder / 'bench.log'}")
+        self.run("vllm", *command)
         seen = json.loads(result.read_text())
         late_s = np.array(seen["start_times"]) - np.array([each.arrival_s for each in sent])
         keys = ("ttfts", "itls", "input_lens", "output_lens", "errors")
@@ -269,13 +250,14 @@ class Study:
         ]  # fmt: skip
 
     def cells(self) -> Iterator[dict[str, Any]]:
-        """Yield each number that the client measured, with what was promised of the choice."""
+        """Yield each number that the client measured, with what was promised of the choice; nothing
+        where the client was late and measured itself."""
         promise = profile.load(self.path)
         choice = promise.decision.max_num_seqs
         for path in sorted(self.folder.glob("*-*.json")):
             kept = json.loads(path.read_text())
             for load, seen in ((float(load), seen) for load, seen in kept["seen"].items()):
-                if _late_s(seen) > LATE_S:
+                if np.quantile([each["late_s"] for each in seen], 0.99) > LATE_S:
                     continue
                 of_load = [each for each in promise.promise.predicted if each.load == load]
                 ends = of_load[0].intervals if of_load and kept["cap"] == choice else {}
@@ -289,13 +271,8 @@ def _answers(port: int) -> bool:
     try:
         with urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
             return True
-    except (URLError, OSError):
+    except OSError:
         return False
-
-
-def _late_s(requests: Sequence[Mapping[str, float]]) -> float:
-    """Return by how much the client sent its latest hundredth later than planned."""
-    return float(np.quantile([each["late_s"] for each in requests], 0.99))
 
 
 def _numbers(seen: Sequence[Mapping[str, float]], slo: Slo) -> dict[str, float]:

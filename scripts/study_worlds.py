@@ -21,12 +21,13 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic
 
 import numpy as np
 from random_worlds import CAPS, NOISE, Case, case, shape_of
-from results import keep, parsed, table, workers
+from results import keep, table
 
 from tuner.engines.sim.world import step_law
 from tuner.profile import profile
@@ -71,8 +72,8 @@ def swept(one: Case, folder: Path) -> ServingProfile:
         one.traffic.arrival_s, one.traffic.input_length, one.traffic.output_length, strict=True
     )
     lines = [{"tuner_trace": 1, "time_unit": "ms", "source": "study"}] + [
-        {"timestamp": 1e3 * float(at_s), "input_length": int(asked), "output_length": int(told)}
-        for at_s, asked, told in rows
+        {"timestamp": 1e3 * float(at_s), "input_length": int(prompt), "output_length": int(output)}
+        for at_s, prompt, output in rows
     ]
     (folder / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = ["sweep", "--trace", "trace.jsonl", "--engine", "sim", "--world", "world.yaml"]
@@ -129,7 +130,7 @@ def result_of(job: tuple[int, str], *, harder: bool) -> Result:
 
 def numbers(one: Case, traffic: Traffic, slo: Slo, cap: int) -> dict[str, float]:
     """Return what the machine does without noise, by the names of a promise's intervals."""
-    law, shape = step_law(one.world.step, CAPS[-1]), shape_of(one.world, known=False)
+    law, shape = step_law(one.world.step, CAPS[-1]), shape_of(one.world)
     replay = simulate(traffic, law, shape, max_num_seqs=cap)
     times = {"ttft": replay.ttft_s, "tpot": replay.tpot_s, "e2el": replay.e2el_s}
     return {
@@ -183,13 +184,16 @@ def main() -> None:
     parser.add_argument("--level", action="append", choices=NOISE, help="default: all")
     parser.add_argument("--harder", action="store_true", help="worlds the twin cannot represent")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    options = parsed(parser, smoke="--worlds 1 --level quiet --processes 1")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="write the results as JSON")
+    options = parser.parse_args()
+    # Threads of OpenBLAS that share the cores wait for each other in a loop: seven times as long.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     begin_s = monotonic()
     levels = options.level or list(NOISE)
     seeds = range(options.first, options.first + options.worlds)
     jobs = [(seed, level) for seed in seeds for level in levels]
     results: list[Result] = []
-    with workers(options.processes) as pool:
+    with get_context("spawn").Pool(options.processes) as pool:
         for one in pool.imap_unordered(partial(result_of, harder=options.harder), jobs):
             results.append(one)
             if not one.is_good:
