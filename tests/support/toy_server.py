@@ -45,14 +45,11 @@ class Output:
 
 
 class ToyEngine:
-    """Generates as many tokens as it is asked for; the next one only when ``go`` is set."""
+    """Generates as many tokens as it is asked for."""
 
     def __init__(self) -> None:
         self.model_config = SimpleNamespace(model="toy")
-        self.go = asyncio.Event()
-        self.go.set()
         self.output_processor = SimpleNamespace(external_req_ids={}, request_states={})
-        self.entered = threading.Event()
 
     async def generate(
         self,
@@ -64,25 +61,16 @@ class ToyEngine:
     ) -> AsyncIterator[Output]:
         del session_id
         ids, n, length = prompt["prompt_token_ids"], sampling_params.n, sampling_params.max_tokens
-        stats: SimpleNamespace | None = None
-        if ids[0] != 444:  # which asks a server that keeps no statistics
-            stats = SimpleNamespace(num_generation_tokens=3, queued_ts=5.0, scheduled_ts=5.25)
+        stats = SimpleNamespace(num_generation_tokens=3, queued_ts=5.0, scheduled_ts=5.25)
         processor = self.output_processor
         processor.external_req_ids[request_id] = [request_id]
         processor.request_states[request_id] = SimpleNamespace(stats=stats, request_index=0)
         if ids[0] == 666:
             raise RuntimeError("the device is on fire")
-        self.entered.set()
-        if ids[0] == 444:
-            await asyncio.Event().wait()
-        await self.go.wait()
         if sampling_params.output_kind is Kind.FINAL_ONLY:
             yield Output(ids, [Choice(k, [7] * (length - k), "length") for k in range(n)], True)
             return
         for token in range(length):
-            if token == 2 and ids[0] == 555:
-                self.go.clear()
-            await self.go.wait()
             last = token == length - 1
             yield Output(ids, [Choice(0, [7], "stop" if last else None)], last)
 
@@ -108,8 +96,6 @@ async def _complete(request: Request) -> Response:
         output_kind=Kind.DELTA if body.get("stream") else Kind.FINAL_ONLY,
     )
     prompt = {"type": "token", "prompt_token_ids": body["prompt"]}
-    for _ in range(body.get("steps_before", 0)):  # as a beam search asks, again and again
-        await anext(engine.generate(prompt, params, "cmpl-0"))
     stream = engine.generate(prompt, params, "cmpl-1", session_id=body.get("session"))
 
     async def events() -> AsyncIterator[bytes]:
@@ -118,20 +104,8 @@ async def _complete(request: Request) -> Response:
 
     if body.get("stream"):
         return StreamingResponse(events(), media_type="text/event-stream")
-    task = asyncio.create_task(anext(stream))
-    gone = asyncio.create_task(_until_gone(request))
-    await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-    gone.cancel()
-    if not task.done():
-        task.cancel()
-        return Response(status_code=499)
-    task.result()
+    await anext(stream)
     return JSONResponse({"usage": _usage(body)})
-
-
-async def _until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def application(engine: ToyEngine | None) -> Starlette:
