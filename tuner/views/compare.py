@@ -6,8 +6,8 @@ from typing import Any
 
 from tuner.engines.seam import EngineFacts
 from tuner.profile.summary import engine_time, milliseconds, percent
-from tuner.runs.compare.compare import Comparison
-from tuner.runs.compare.table import ComparisonRow, ComparisonTable, Tuned, shown_ratio
+from tuner.runs.compare.compare import Comparison, Tuned
+from tuner.runs.compare.table import ComparisonRow, ComparisonTable
 from tuner.runs.compare.ways import UNIFORM
 from tuner.views.page import Cell, Column, Page, Section, Table
 
@@ -40,7 +40,7 @@ def compare_page(  # noqa: PLR0913 - all that is printed
             if default is not None and default.attainment is not None:
                 gains[0] += f" instead of {percent(default.attainment)} untuned"
         if best is not first and "requests_per_s" in best.ratios:
-            ratio = shown_ratio(best.ratios["requests_per_s"])
+            ratio = best.ratios["requests_per_s"]
             gains.append(f"{ratio} the throughput of {first.title}")
     title = f"{title}: {', '.join(gains)}" if gains else title
     is_simulated = facts.engine == "sim"
@@ -121,15 +121,14 @@ def _row(row: ComparisonRow) -> list[Cell]:
     e2el: Cell = numbers.e2el_p95_s
     if numbers.e2el_p95_s is not None and numbers.e2el_at_least:
         e2el = f"> {milliseconds(1e3 * numbers.e2el_p95_s)}"
-    busy = numbers.busy
     return [
         title,
         numbers.requests_per_s,
-        shown_ratio(row.ratios["requests_per_s"]) if "requests_per_s" in row.ratios else None,
+        str(row.ratios["requests_per_s"]) if "requests_per_s" in row.ratios else None,
         numbers.attainment,
         e2el,
         None if numbers.tpot_s is None else float(numbers.tpot_s.p95),
-        None if busy is None else busy.mean,
+        numbers.busy,
     ]
 
 

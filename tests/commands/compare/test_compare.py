@@ -88,7 +88,7 @@ def test_the_tuned_engine_serves_more_of_the_heaviest_load_and_as_much_of_the_li
     assert result["tuned"]["max_num_seqs"] in {8, 16, 32}
     light = rows(result, "light")["tuned"]["ratios"]["requests_per_s"]
     assert light["value"] == pytest.approx(1.0, abs=0.02)
-    assert light["low"] < 1 < light["high"]
+    assert light["low"] <= 1 <= light["high"]
     heavy = rows(result, "very-heavy")["tuned"]
     assert (
         heavy["numbers"]["tpot_s"]["p95"]
@@ -157,5 +157,5 @@ def test_real_workers_are_compared_and_a_killed_run_leaves_none_and_goes_on(tmp_
     result = json.loads(done.stdout)
     served = {name: row["numbers"] for name, row in rows(result, "recorded").items()}
     assert list(served) == ["two-workers", "static", "tuned"]
-    assert all(one["completed"] > 0 and one["busy"]["mean"] > 0 for one in served.values())
+    assert all(one["completed"] > 0 and one["busy"] > 0 for one in served.values())
     assert served["static"]["held_mean_s"] > 0

@@ -141,8 +141,6 @@ def assert_nothing_is_left() -> None:
     """Neither processes nor room: all of the cluster is free again."""
     wait_until(lambda: workers() == [])
     wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
-    groups = ray.util.placement_group_table().values()
-    assert {one["state"] for one in groups} <= {"REMOVED"}
 
 
 @pytest.mark.attack

@@ -1,6 +1,6 @@
-"""A Ray cluster: joined or started, its nodes, and workers on them. The only importer of ray.
+"""A Ray cluster: joined or started, its nodes, and tasks on them. The only importer of ray.
 
-Workers and the room that they take belong to this process: when it ends, however it does, Ray takes
+Tasks and the room that they take belong to this process: when it ends, however it does, Ray takes
 both back.
 """
 
@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -29,9 +29,8 @@ LOCAL = "local"
 STORE_BYTES = 100 << 20
 """Of a cluster that we start: what travels is a few megabytes a trial."""
 
-CONNECT_S = 5.0
-ANSWER_S = 20.0
-"""How long a cluster may take to say that it is one."""
+CONNECT_S, ANSWER_S = 5.0, 20.0
+"""How long a cluster may take to be reached, and to say that it is one."""
 
 DESCRIBE_S = 120.0
 """How long a node may take to import tuner and look at itself."""
@@ -39,20 +38,15 @@ DESCRIBE_S = 120.0
 LONGEST_FOLDER = 18
 """Characters that a path of 107, which is all that a socket may have, leaves before Ray's own."""
 
-_NODE_ID = "ray.io/node-id"
 _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
-os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is told to anybody; read by the import
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is sent to anybody; read by the import
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray is going to do
 
 try:
     import ray
     from ray.exceptions import RayError, RayTaskError
-    from ray.util.placement_group import placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import (
-        NodeAffinitySchedulingStrategy,
-        PlacementGroupSchedulingStrategy,
-    )
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as missing:
     raise UsageError(
         f"--ray needs Ray, which is not installed here ({missing})",
@@ -62,28 +56,6 @@ except ImportError as missing:
 
 class LostError(Exception):
     """A worker is gone, with what it was doing."""
-
-
-class Task:
-    """A task that yields news, as soon as the cluster has room for it."""
-
-    def __init__(self, group: Any, news: Any) -> None:  # noqa: ANN401 - Ray's
-        self._group, self._news = group, news
-
-    async def news(self, *, first_within_s: float) -> AsyncIterator[Any]:
-        """Yield what the task yields, the moment it does. Raises LostError where it is gone, and
-        TimeoutError where nothing comes for so long at first."""
-        with _as_ours():
-            async with asyncio.timeout(first_within_s):
-                yield await (await anext(self._news))
-            async for reference in self._news:
-                yield await reference
-
-    def dismiss(self) -> None:
-        """End it at once, whatever it does, and give back its room."""
-        if ray.is_initialized():
-            ray.cancel(self._news, force=True)
-            remove_placement_group(self._group)
 
 
 @contextmanager
@@ -118,9 +90,12 @@ class RaySession:
 
         Raises RunError when there is none, or one of another Ray or Python.
         """
-        self.folder = _new_folder() if address == LOCAL else None
+        self.folder: str | None = None
         how: dict[str, Any] = {"address": address}
-        if self.folder is not None:
+        if address == LOCAL:
+            place = tempfile.gettempdir()
+            short = place if len(place) <= LONGEST_FOLDER else "/tmp"  # noqa: S108 - of our name in it
+            self.folder = str(files.new_folder("ray", short))
             # once more after Ray has ended what it was starting: the last to register runs first
             atexit.register(partial(shutil.rmtree, self.folder, ignore_errors=True))
             how |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
@@ -154,7 +129,7 @@ class RaySession:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def cautions(self) -> tuple[str, ...]:
-        """Return what to beware of: whoever reaches a cluster without a token runs code in it."""
+        """Return a warning where whoever reaches the cluster runs code in it."""
         if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":  # Ray sets it where it found one
             return ()
         words = "the Ray cluster asks for no token: whoever reaches its ports runs code as you"
@@ -162,58 +137,66 @@ class RaySession:
 
     def nodes(self) -> list[Node]:
         """Return the nodes that are alive, in a steady order."""
-        found = [
-            Node(one["NodeID"], one["NodeManagerHostname"], one["Resources"], one["Labels"])
-            for one in ray.nodes()
-            if one["Alive"]
+        nodes = [
+            Node(each["NodeID"], each["NodeManagerHostname"], each["Resources"], each["Labels"])
+            for each in ray.nodes()
+            if each["Alive"]
         ]
-        return sorted(found, key=lambda node: (node.name, node.id))
+        return sorted(nodes, key=lambda node: (node.name, node.id))
 
     def ask(
         self, function: Callable[..., Any], nodes: Sequence[Node], *arguments: object
     ) -> dict[str, Any]:
         """Call a function on each node: id → what it returns, or the reason why it did not as an
         exception."""
-        # asked again where whoever was to answer died
+        # called again where whoever was to answer died
         remote = ray.remote(num_cpus=0, max_calls=1, max_retries=2)(function)
-        asked = {
+        calls = {
             remote.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)
             ).remote(*arguments): node.id
             for node in nodes
         }
-        ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=DESCRIBE_S)
-        found: dict[str, Any] = {
-            asked[one]: LostError(f"no answer within {DESCRIBE_S:.0f}s") for one in late
+        ready, late = ray.wait(list(calls), num_returns=len(calls), timeout=DESCRIBE_S)
+        replies: dict[str, Any] = {
+            calls[call]: LostError(f"no answer within {DESCRIBE_S:.0f}s") for call in late
         }
-        for one in ready:
+        for call in ready:
             try:
-                found[asked[one]] = ray.get(one)
+                replies[calls[call]] = ray.get(call)
             except RayError as error:
-                found[asked[one]] = LostError(_last_line(error))
-        return found
+                replies[calls[call]] = LostError(_last_line(error))
+        return replies
 
-    def start(
+    async def stream(
         self, function: Callable[..., Any], arguments: Sequence[object], share: Share,
-        nodes: Sequence[str],
-    ) -> Task:  # fmt: skip
-        """Start a generator as a task on one of these nodes; it begins when there is room."""
-        where = {_NODE_ID: f"in({','.join(nodes)})"}
-        group = placement_group(
-            [dict(bundle) for bundle in share.bundles],
-            strategy="PACK" if share.is_spread else "STRICT_PACK",
-            bundle_label_selector=[where] * len(share.bundles),
+        nodes: Sequence[str], *, first_within_s: float,
+    ) -> AsyncGenerator[Any, None]:  # fmt: skip
+        """Run a generator as a task on one of these nodes, as soon as there is room, and yield what
+        it yields. Its end is the task's end, whatever it does.
+
+        Raises LostError where it is gone, and TimeoutError where nothing comes for so long at
+        first.
+        """
+        news = (
+            ray.remote(num_returns="streaming", max_retries=0, max_calls=1)(function)
+            .options(
+                num_cpus=share.cpus,
+                num_gpus=share.gpus,
+                label_selector={"ray.io/node-id": f"in({','.join(nodes)})"},
+            )
+            .remote(*arguments)
         )
-        made = ray.remote(num_returns="streaming", max_retries=0, max_calls=1)(function).options(
-            num_cpus=share.bundles[0]["CPU"],
-            num_gpus=0.0 if share.is_spread else share.bundles[0].get("GPU", 0.0),
-            scheduling_strategy=PlacementGroupSchedulingStrategy(
-                group,
-                placement_group_bundle_index=0,
-                placement_group_capture_child_tasks=share.is_spread,
-            ),
-        )
-        return Task(group, made.remote(*arguments))
+        try:
+            with _as_ours():
+                async with asyncio.timeout(first_within_s):
+                    first = await (await anext(news))
+                yield first
+                async for reference in news:
+                    yield await reference
+        finally:
+            if ray.is_initialized():
+                ray.cancel(news, force=True)
 
 
 def _check_answers(address: str) -> None:
@@ -226,55 +209,27 @@ def _check_answers(address: str) -> None:
         )
     hint = "Give HOST:PORT of its head node (6379 by default), or --ray local."
     if address != "auto":
-        place = _place(address)
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise UsageError(
+                f"--ray {address or repr(address)}: is not the address of a cluster",
+                hint="Give HOST:PORT of its head node (6379 by default), auto, or --ray local.",
+            )
         try:
-            socket.create_connection(place, timeout=CONNECT_S).close()
-        except OSError as error:
+            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+        except (OSError, ValueError, OverflowError) as error:
             raise RunError(f"--ray {address}: {_last_line(error)}", hint=hint) from error
-    words = [
-        sys.executable,
-        "-P",
-        "-m",
-        "ray.scripts.scripts",
-        "health-check",
-        "--address",
-        address,
-    ]
+    words = [sys.executable, "-P", "-m", "ray.scripts.scripts", "health-check", "--address"]
     try:
         done = subprocess.run(  # noqa: S603 - Ray's own
-            words, capture_output=True, text=True, check=False, timeout=ANSWER_S
+            [*words, address], capture_output=True, text=True, check=False, timeout=ANSWER_S
         )
     except subprocess.TimeoutExpired:
         raise RunError(f"--ray {address}: no Ray cluster answers there", hint=hint) from None
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise RunError(
-            f"--ray {address}: {lines[-1].strip() if lines else 'no Ray cluster is there'}",
-            hint=hint,
-        )
-
-
-def _place(address: str) -> tuple[str, int]:
-    """Return host and port of an address. Raises UsageError."""
-    host, _, digits = address.rpartition(":")
-    try:
-        host.encode("idna")  # as whoever looks it up does
-        port = int(digits)
-    except ValueError:
-        port = 0
-    if not host or not 0 < port < 1 << 16:
-        raise UsageError(
-            f"--ray {address or repr(address)}: is not the address of a cluster",
-            hint="Give HOST:PORT of its head node (6379 by default), auto, or --ray local.",
-        )
-    return host, port
-
-
-def _new_folder() -> str:
-    """Make a folder for a cluster of our own; paths of its sockets must not be long."""
-    place = tempfile.gettempdir()
-    short = place if len(place) <= LONGEST_FOLDER else "/tmp"  # noqa: S108 - of our name in it
-    return str(files.new_folder("ray", short))
+        why = lines[-1].strip() if lines else "no Ray cluster is there"
+        raise RunError(f"--ray {address}: {why}", hint=hint)
 
 
 @contextmanager
@@ -297,7 +252,7 @@ def _our_signals() -> Iterator[None]:
 
 
 def _last_line(error: BaseException) -> str:
-    """Return what an error comes to: Ray's tell all that may have been its cause."""
+    """Return what an error comes to: Ray's name all that may have been its cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

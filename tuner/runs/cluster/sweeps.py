@@ -9,7 +9,8 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,15 +68,15 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What is new in a run: the ends of its files, the lines to show, and how it ended."""
+    """What is new in a run: the ends of its files, and the lines to show."""
 
     files: Mapping[str, bytes]
     lines: Sequence[tuple[str, str]]
     """Method of a watcher → text."""
 
-    outcome: SweepOutcome | None = None
-    failure: tuple[str, str] | None = None
-    """Message and hint: an error would lose its hint on the way."""
+    result: SweepOutcome | tuple[str, str] | None = None
+    """How it ended: an error as message and hint, which it would lose on the way. None while it
+    runs."""
 
 
 async def sweep_all(
@@ -84,14 +85,9 @@ async def sweep_all(
     books: Mapping[str, journal.Journal],
     watchers: Mapping[str, Watcher],
 ) -> dict[str, SweepOutcome | TunerError]:
-    """Make every kind's sweep at the same time; return what each found, or what ended it."""
-    found = await asyncio.gather(
-        *(
-            _followed(session, kind, job, books[name], watchers[name])
-            for name, (kind, job) in jobs.items()
-        )
-    )
-    return dict(zip(jobs, found, strict=True))
+    """Make every kind's sweep at the same time; return each outcome, or what ended it."""
+    sweeps = (_followed(session, *jobs[name], books[name], watchers[name]) for name in jobs)
+    return dict(zip(jobs, await asyncio.gather(*sweeps), strict=True))
 
 
 async def _followed(
@@ -101,19 +97,22 @@ async def _followed(
     losses = 0
     while losses < MOST_LOSSES:
         files = _read(book.run_dir, {})
-        task = session.start(resumed, (files, job), kind.share, list(kind.nodes))
-        known = sum(map(len, files.values()))
+        stream = session.stream(
+            resumed, (files, job), kind.share, list(kind.nodes), first_within_s=ROOM_TIMEOUT_S
+        )
+        is_new = False
         try:
-            async for news in task.news(first_within_s=ROOM_TIMEOUT_S):
-                _write(book.run_dir, news.files)
-                known = 0 if news.files else known
-                for method, text in news.lines:
-                    getattr(watcher, method)(text)
-                outcome: SweepOutcome | None = news.outcome
-                if outcome is not None:
-                    return outcome
-                if news.failure is not None:
-                    return EngineError(news.failure[0], hint=news.failure[1])
+            async with aclosing(stream) as every:
+                async for news in every:
+                    _write(book.run_dir, news.files)
+                    is_new = is_new or bool(news.files)
+                    for method, text in news.lines:
+                        getattr(watcher, method)(text)
+                    result: SweepOutcome | tuple[str, str] | None = news.result
+                    if isinstance(result, tuple):
+                        return EngineError(result[0], hint=result[1])
+                    if result is not None:
+                        return result
         except TimeoutError:
             return EngineError(
                 f"the cluster has had no room for an engine ({kind.share}) for "
@@ -124,9 +123,7 @@ async def _followed(
             watcher.warn(f"its node is lost: {error}")
         except TunerError as error:
             return error
-        finally:
-            task.dismiss()
-        losses = losses + 1 if known else 1
+        losses = 1 if is_new else losses + 1
     return EngineError(
         f"{MOST_LOSSES} nodes were lost one after the other",
         hint="Look into Ray's logs; tuner resume continues with what was measured.",
@@ -135,52 +132,44 @@ async def _followed(
 
 def resumed(files: Mapping[str, bytes], job: Job) -> Iterator[News]:
     """Resume a run on this node; yield what is new until it has ended. A Ray task."""
-    _settle(job.omp_threads)
+    _prepare(job.omp_threads)
     with tempfile.TemporaryDirectory(prefix="tuner-ray-") as place, ThreadPoolExecutor(1) as pool:
         folder = Path(place) / "run"
         folder.mkdir(mode=0o700)
         _write(folder, files)
         book = journal.resume(folder, journal.read(folder).plan)
-        lines = _Lines()
+        lines, sizes = _Lines(), {name: len(content) for name, content in files.items()}
         yield News({}, ())  # there was room
-        done, sizes = pool.submit(_sweep, job, book, lines), {k: len(v) for k, v in files.items()}
-        is_done = False
-        while not is_done:
-            try:
-                done.result(timeout=LOOK_S)
-            except TimeoutError:
-                is_done = done.done()
-            except TunerError:
-                is_done = True
-            else:
-                is_done = True
-            told, lines.told = lines.told, []
-            yield News(_read(folder, sizes), told)
-        try:
-            yield News({}, (), outcome=done.result())
-        except TunerError as error:
-            yield News({}, (), failure=(str(error), error.hint))
+        done = pool.submit(_sweep, job, book, lines)
+        while not done.done():
+            wait([done], timeout=LOOK_S)
+            shown, lines.shown = lines.shown, []
+            yield News(_read(folder, sizes), shown)
+        yield News(_read(folder, sizes), lines.shown, done.result())
 
 
-def _sweep(job: Job, book: journal.Journal, lines: "_Lines") -> SweepOutcome:
+def _sweep(job: Job, book: journal.Journal, lines: "_Lines") -> SweepOutcome | tuple[str, str]:
     starter, read = job.starter, None
     if isinstance(starter, VllmStarter):
         starter.log, read = default_log(), devices.DeviceMeter().read
     work = sweep(job.requests, starter, job.settings, book, lines, read_device=read)
-    return execute(work, starter, book)
+    try:
+        return execute(work, starter, book)
+    except TunerError as error:
+        return str(error), error.hint
 
 
 class _Lines:
     """Keeps the lines that a watcher is to show. See bench.Watcher."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.shown: list[tuple[str, str]] = []
 
     def stage(self, text: str) -> None:
-        self.told.append(("stage", text))
+        self.shown.append(("stage", text))
 
     def warn(self, text: str) -> None:
-        self.told.append(("warn", text))
+        self.shown.append(("warn", text))
 
     def trial(self, what: str, length_s: float) -> None:
         self.stage(f"{what}: {length_s:.0f}s")
@@ -195,7 +184,7 @@ class _Lines:
         self.stage(f"{best} so far, in {agreeing} of {draws} draws")
 
 
-def _settle(omp_threads: str | None) -> None:
+def _prepare(omp_threads: str | None) -> None:
     """Make this process ready for engines: a node serves what is on it, and fetches nothing."""
     for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         os.environ.setdefault(key, "1")

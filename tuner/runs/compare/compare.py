@@ -6,7 +6,7 @@ replays the same requests; another block replays others, so that intervals know 
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from tuner.profile.stored_twin import restored
 from tuner.replay.readings import Read
 from tuner.replay.replay import CutRule
 from tuner.runs.bench import Bench, Build, Watcher
-from tuner.runs.compare.table import ComparisonTable, Tuned, made_in, tables_of
+from tuner.runs.compare.table import ComparisonTable, block_of, table_of
 from tuner.runs.compare.ways import (
     LEVELS,
     OF_PROFILE,
@@ -83,6 +83,13 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class Tuned:
+    max_num_seqs: int
+    source: str
+    """Where it comes from: a profile or an option."""
+
+
+@dataclass(frozen=True, slots=True)
 class _WorkersStarter:
     """See Starter: workers behind queues."""
 
@@ -116,29 +123,30 @@ class Comparison:
         return Evidence(self.journal)
 
     def tables(self) -> list[ComparisonTable]:
-        profile = self.question.profile
+        """Return one table for each load."""
+        profile, made = self.question.profile, self.evidence.made()
         slo = None if profile is None else profile.decision.slo.slo
-        return tables_of(self.journal, self.question.levels, self.question.approaches, slo)
+        approaches, levels = self.question.approaches, self.question.levels
+        return [table_of(made, level, approaches, slo) for level in levels]
 
     def warnings(self) -> list[str]:
-        """Return what to beware of in what was compared, and how far it came."""
-        requests, evidence = len(self.question.requests), self.evidence
-        too_long = (
-            f"{self.dropped} of {requests} requests are longer than max_model_len="
-            f"{self.question.max_model_len} and were left out: raise it to compare with them"
-        )
-        too_short = (
-            "the trace is too short for another part of it in every block: the intervals know "
-            "more of the machine's noise than of other traffic; compare with a longer trace"
-        )
-        is_short = len(set(self.workload.windows)) < REPEATS
-        warnings = [*([too_long] if self.dropped else []), *([too_short] if is_short else [])]
+        """Return the warnings about what was compared, and how far it came."""
+        requests, evidence, warnings = len(self.question.requests), self.evidence, list[str]()
+        if self.dropped:
+            warnings.append(
+                f"{self.dropped} of {requests} requests are longer than max_model_len="
+                f"{self.question.max_model_len} and were left out: raise it to compare with them"
+            )
+        if len(set(self.workload.windows)) < REPEATS:
+            warnings.append(
+                "the trace is too short for another part of it in every block: the intervals know "
+                "more of the machine's noise than of other traffic; compare with a longer trace"
+            )
         warnings += [text for start in evidence.starts() for text in start.facts.cautions]
-        warnings += [
-            f"{one.title}: {'; '.join(one.replay.flaws)}"
-            for one in made_in(self.journal)
-            if one.replay is not None and one.replay.flaws
-        ]
+        for trial in evidence.made():
+            flaws = [flaw for replay in trial.replays.values() for flaw in replay.flaws]
+            if flaws:
+                warnings.append(f"{trial.begun.approach}, {trial.begun.load}: {'; '.join(flaws)}")
         if (left := next(self._left(), None)) is not None:
             warnings.append(
                 f"the budget ended it after {left[1]} of {REPEATS} blocks: give a larger --budget"
@@ -158,11 +166,13 @@ class Comparison:
         window = self.workload.windows[block]
         rule = CutRule(Slo(), 0.0, drain_s=DRAIN_SHARE * window.length_s)
         total = REPEATS * len(self.question.approaches) * len(self.question.levels)
-        build = self._build(approach, block)
+        starter, size = self._starter(approach)
+        purpose = f"{approach.name} {block}"
+        title = f"block {block + 1}: starting {approach.title}"
         return Trial(
-            purpose=build.purpose,
-            build=build,
-            cap=build.max_num_seqs,
+            purpose=purpose,
+            build=Build(purpose, size, starter, title=title),
+            cap=size,
             windows=(window,),
             sent=lambda _: self.workload.sent(load, block),
             rule=lambda *_: (rule, None),
@@ -174,51 +184,47 @@ class Comparison:
     def block_s(self, block: int) -> float:
         """Return what a block has taken, engine starts included."""
         ending = f" {block}"
-        starts = {
-            one.purpose: one.facts.start_s
-            for one in self.journal.of(EngineStart)
-            if one.purpose.endswith(ending)
+        starts_s = {
+            start.purpose: start.facts.start_s
+            for start in self.journal.of(EngineStart)
+            if start.purpose.endswith(ending)
         }
         replays = self.journal.of(Replayed)
-        return sum(starts.values()) + sum(
-            one.elapsed_s for one in replays if one.purpose.endswith(ending)
-        )
+        replays_s = sum(each.elapsed_s for each in replays if each.purpose.endswith(ending))
+        return sum(starts_s.values()) + replays_s
 
     def _left(self) -> Iterator[tuple[Approach, int, str]]:
         """Yield (approach, block, load) of what is still to be replayed, in order: random
         and the same in a resumed run. What never served is not tried again."""
-        made = made_in(self.journal)
-        done = {(one.approach, one.block, one.load) for one in made}
-        failed = {(one.approach, one.block) for one in made if one.replay is None}
-        served = {one.approach for one in made if one.replay is not None}
+        made = self.evidence.made()
+        done = {(each.begun.approach, block_of(each), each.begun.load) for each in made}
+        failed = {(each.begun.approach, block_of(each)) for each in made if each.failed}
+        dead = {name for name, _ in failed} - {t.begun.approach for t in made if not t.failed}
         approaches, loads = self.question.approaches, self.question.levels
         for block in range(REPEATS):
             for place in np.random.default_rng(block).permutation(len(approaches)).tolist():
                 name = approaches[place].name
-                is_dead = any(each == name for each, _ in failed) and name not in served
-                if is_dead or (name, block) in failed:
+                if name in dead or (name, block) in failed:
                     continue
                 rng = np.random.default_rng([block, place])
                 for load in (loads[i] for i in rng.permutation(len(loads)).tolist()):
                     if (name, block, load) not in done:
                         yield approaches[place], block, load
 
-    def _build(self, approach: Approach, block: int) -> Build:
-        """Return an engine that has the whole device to itself."""
-        question, base, size = self.question, self.question.base, self.tuned.max_num_seqs
-        starter = base
+    def _starter(self, approach: Approach) -> tuple[Starter, int]:
+        """Return what starts an approach's engine, and its size."""
+        question, base = self.question, self.question.base
         if approach.name == "untuned":
-            size = UNTUNED
-        elif approach.name == OF_PROFILE:
+            return base, UNTUNED
+        if approach.name == OF_PROFILE:
             assert question.of_profile is not None  # or it is not chosen
             assert question.profile is not None
-            starter, size = question.of_profile, question.profile.decision.max_num_seqs
-        elif isinstance(base, VllmStarter) and approach.workers:
-            starter, size = _WorkersStarter(base, approach), approach.batching.size
-        elif isinstance(base, VllmStarter) and approach.name == SERVER:
-            starter = ServerStarter.like(base)
-        purpose = f"{approach.name} {block}"
-        return Build(purpose, size, starter, title=f"block {block + 1}: starting {approach.title}")
+            return question.of_profile, question.profile.decision.max_num_seqs
+        if isinstance(base, VllmStarter) and approach.workers:
+            return _WorkersStarter(base, approach), approach.batching.size
+        if isinstance(base, VllmStarter) and approach.name == SERVER:
+            base = ServerStarter.like(base)
+        return base, self.tuned.max_num_seqs
 
 
 def compare(
@@ -229,7 +235,7 @@ def compare(
     Raises RunError, ProfileError for a twin that makes no sense, and UsageError when the budget is
     too small or nothing says what is compared; an approach's failures are its result.
     """
-    profile, twin, start_s = question.profile, None, 0.0
+    profile, evidence, twin, start_s = question.profile, Evidence(journal), None, 0.0
     if profile is not None:
         starts = profile.provenance
         start_s = starts.engine_seconds.starts / max(1, starts.engine_starts)
@@ -242,8 +248,7 @@ def compare(
         twin = restored(profile.twin, source=question.source)
     tuned = _tuned(question)
     kept, dropped = keep_what_fits(question.requests, max_model_len=question.max_model_len)
-    workload = Workload(kept, (), question.levels, twin, question.block_size)
-    choice = Evidence(journal).selection()
+    choice = evidence.selection()
     if choice is None:
         step_s = affordable_s(
             question.budget_s, question.approaches, loads=len(question.levels), start_s=start_s
@@ -252,9 +257,9 @@ def compare(
         part = Part(kept[0].arrival_s, kept[-1].arrival_s)
         choice = Selection(part=part, windows=windows, step_s=step_s)
         journal.add(choice)
-    workload = replace(workload, windows=choice.windows)
+    workload = Workload(kept, choice.windows, question.levels, twin, question.block_size)
     comparison = Comparison(question, journal, workload, tuned, dropped)
-    trial, started = comparison.next_trial(), Evidence(journal).starts()
+    trial, started = comparison.next_trial(), evidence.starts()
     lost = trial is not None and bool(started) and started[-1].purpose == trial.purpose
 
     async def work() -> None:
@@ -275,7 +280,7 @@ def _tuned(question: Question) -> Tuned:
         return Tuned(question.max_num_seqs, "--max-num-seqs")
     if question.profile is not None:
         return Tuned(question.profile.decision.max_num_seqs, question.source)
-    if any(one.name in {"tuned", SERVER} for one in question.approaches):
+    if any(each.name in {"tuned", SERVER} for each in question.approaches):
         raise UsageError(
             "nothing says which max_num_seqs is the tuned one",
             hint="Give --profile (tuner sweep makes one), or --max-num-seqs N.",
@@ -287,7 +292,7 @@ def affordable_s(
     budget_s: float, approaches: Sequence[Approach], *, loads: int, start_s: float
 ) -> float:
     """Return how long each window can be. Raises UsageError when that is too short."""
-    starts = REPEATS * sum(max(1, one.workers) for one in approaches)
+    starts = REPEATS * sum(max(1, each.workers) for each in approaches)
     replays = REPEATS * len(approaches) * loads
     window_s = (1 - SLACK) * (budget_s - starts * start_s) / replays / WINDOWS
     if window_s < MIN_STEP_S:

@@ -58,7 +58,7 @@ EXACT = 0.01
 """Step in which the number of requests of a level is searched for, as a share of it."""
 
 MOST = 1_000_000
-"""Requests in one window beyond which no level is looked for."""
+"""Requests in one window beyond which no level is searched for."""
 
 
 def chosen(names: str | None, *, has_profile: bool, simulated: bool) -> tuple[Approach, ...]:
@@ -68,21 +68,20 @@ def chosen(names: str | None, *, has_profile: bool, simulated: bool) -> tuple[Ap
     UsageError for a name that is unknown or there twice, or needs what is not there.
     """
     possible = {
-        one.name: one
-        for one in APPROACHES
-        if (has_profile or one.name != OF_PROFILE)
-        and not (simulated and (one.workers or one.name == SERVER))
+        each.name: each
+        for each in APPROACHES
+        if (has_profile or each.name != OF_PROFILE)
+        and not (simulated and (each.workers or each.name == SERVER))
     }
     if names is None:
-        return tuple(one for name, one in possible.items() if name != SERVER)
-    named = names_in(names, [one.name for one in APPROACHES], option="--approaches")
+        return tuple(each for name, each in possible.items() if name != SERVER)
+    named = names_in(names, [each.name for each in APPROACHES], option="--approaches")
     for name in named:
         if name not in possible:
             needs = "a profile" if name == OF_PROFILE else "a real engine"
-            raise UsageError(
-                f"--approaches {name} needs {needs}", hint=f"Choose of {', '.join(possible)}."
-            )
-    return tuple(one for name, one in possible.items() if name in named)
+            hint = f"Choose of {', '.join(possible)}."
+            raise UsageError(f"--approaches {name} needs {needs}", hint=hint)
+    return tuple(each for name, each in possible.items() if name in named)
 
 
 def parse_levels(text: str) -> list[str]:
@@ -99,9 +98,8 @@ def names_in(text: str, known: Collection[str], *, option: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in known:
-            raise UsageError(
-                f"{option}: {name!r} is not known", hint=f"Choose of {', '.join(known)}."
-            )
+            hint = f"Choose of {', '.join(known)}."
+            raise UsageError(f"{option}: {name!r} is not known", hint=hint)
     if len(set(names)) < len(names):
         raise UsageError(f"{option}: a name is there twice", hint="Give each once.")
     return names
@@ -148,19 +146,17 @@ class Workload:
     def rates_rps(self) -> dict[str, list[float]]:
         """Level → arrival rate in each block; without the trace as it is. Raises TraceError."""
         return {
-            level: [
-                self._rate(in_flight, window, block) for block, window in enumerate(self.windows)
-            ]
+            level: [self._rate(number, *each) for each in enumerate(self.windows)]
             for level in self.levels
-            if (in_flight := LEVELS[level]) is not None
+            if (number := LEVELS[level]) is not None
         }
 
     def sent(self, level: str, block: int) -> list[TraceRequest]:
         """Return what is sent in a block, the same to every approach."""
-        window, rates = self.windows[block], self.rates_rps.get(level)
-        sent = in_window(self.requests, window)
+        rates = self.rates_rps.get(level)
+        sent = in_window(self.requests, self.windows[block])
         if rates is not None:
-            sent = self._at(rates[block], window, block)
+            sent = self._at(rates[block], block)
         return uniform(sent, self.requests) if level == UNIFORM else sent
 
     def in_flight(self, sent: Sequence[TraceRequest], window: Window) -> float:
@@ -173,12 +169,11 @@ class Workload:
         to_s = window.start_s + window.length_s
         return mean_in_flight(traffic.arrival_s, end_s, from_s=window.start_s, to_s=to_s)
 
-    def _rate(self, in_flight: int, window: Window, block: int) -> float:
+    def _rate(self, in_flight: int, block: int, window: Window) -> float:
         """Return the least arrival rate at which so many requests are in flight."""
 
         def is_reached(count: int) -> bool:
-            sent = self._at(count / window.replay_s, window, block)
-            return self.in_flight(sent, window) >= in_flight
+            return self.in_flight(self._at(count / window.replay_s, block), window) >= in_flight
 
         low, high = 0, len(in_window(self.requests, window))
         while not is_reached(high):
@@ -193,7 +188,8 @@ class Workload:
             low, high = (low, middle) if is_reached(middle) else (middle, high)
         return high / window.replay_s
 
-    def _at(self, rate_rps: float, window: Window, block: int) -> list[TraceRequest]:
+    def _at(self, rate_rps: float, block: int) -> list[TraceRequest]:
+        window = self.windows[block]
         sent = in_window(self.requests, window)
         return scale_load(sent, rate_rps * window.replay_s / len(sent), seed=block)
 
@@ -201,12 +197,12 @@ class Workload:
 def uniform(sent: Sequence[TraceRequest], like: Sequence[TraceRequest]) -> list[TraceRequest]:
     """Return the same arrivals as a careless test has them: every length the mean of ``like``,
     nothing shared, nobody who gives up."""
-    input_length = max(1, round(sum(one.input_length for one in like) / len(like)))
-    output_length = max(1, round(sum(one.output_length for one in like) / len(like)))
+    lengths = np.array([(each.input_length, each.output_length) for each in like])
+    prompt, output = (max(1, round(mean)) for mean in lengths.mean(axis=0).tolist())
     return [
         replace(
-            one, input_length=input_length, output_length=output_length, status="ok", n=1,
-            output_lengths=(), hash_ids=(),
+            each, input_length=prompt, output_length=output, status="ok", n=1, output_lengths=(),
+            hash_ids=(),
         )
-        for one in sent
+        for each in sent
     ]  # fmt: skip
