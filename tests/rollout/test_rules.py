@@ -58,7 +58,7 @@ def fire_of(
 def test_promtool_takes_the_rules(tmp_path: Path) -> None:
     assert check(rules(), tmp_path) == 2 * 7 + 4 + 16
     assert check(rules(SHIPPED), tmp_path) == 7 + 4 + 16
-    crd = yaml.safe_load(monitor.render(monitor.KINDS[1], SHIPPED, matchers=""))
+    crd = yaml.safe_load(monitor.render("prometheus-rule-crd", SHIPPED))
     assert (crd["kind"], crd["metadata"]["name"]) == ("PrometheusRule", "tuner-tuner-tiny")
     assert yaml.safe_dump(crd["spec"]) == yaml.safe_dump(yaml.safe_load(rules(SHIPPED)))
 

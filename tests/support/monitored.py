@@ -135,5 +135,5 @@ def _labels(instance: str, name: str, severity: str, window: str) -> str:
     return "{" + pairs + "}"
 
 
-def rules(chosen: ServingProfile | None = None, *, matchers: str = "") -> str:
-    return monitor.render(monitor.KINDS[0], chosen or profile(), matchers=matchers)
+def rules(chosen: ServingProfile | None = None, *, matchers: str | None = None) -> str:
+    return monitor.render("prometheus-rules", chosen or profile(), matchers=matchers)

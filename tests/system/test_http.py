@@ -1,4 +1,4 @@
-"""One question over HTTP, to a server that may answer anything, or nothing, or for ever."""
+"""A request over HTTP to a server that may answer anything, or nothing, or for ever."""
 
 import gzip
 import shutil
@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,14 @@ from tuner.system import http
 from tuner.system.http import HttpRequest, ask
 
 OK = b"HTTP/1.1 200 OK\r\n"
+TLS = 22
+"""The first byte of a client that speaks it."""
 Behaviour = Callable[[socket.socket, threading.Event], object]
 
 
 @contextmanager
-def serving(
-    behave: Behaviour, *, family: int = socket.AF_INET, tls: ssl.SSLContext | None = None
-) -> Iterator[str]:
-    """Let every client meet this, once what it asks has been read."""
+def serving(behave: Behaviour, *, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Let every client meet this, once what it sends has been read."""
     ended = threading.Event()
 
     def serve() -> None:
@@ -38,21 +37,23 @@ def serving(
                     return
                 client = accepted if tls is None else tls.wrap_socket(accepted, server_side=True)
                 with client:
-                    while (got := client.recv(2**16)) and b"\r\n\r\n" not in got:
+                    while (
+                        (got := client.recv(2**16))
+                        and not got.endswith(b"\r\n\r\n")
+                        and got[0] != TLS
+                    ):
                         pass
                     behave(client, ended)
 
-    host = "::1" if family == socket.AF_INET6 else "127.0.0.1"
-    with socket.create_server((host, 0), family=family) as listening:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            scheme, shown = "http" if tls is None else "https", f"[{host}]" if ":" in host else host
-            yield f"{scheme}://{shown}:{port}"
+            yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
         finally:
             ended.set()
-            socket.create_connection((host, port)).close()
+            socket.create_connection(("127.0.0.1", port)).close()
             thread.join(20)
             assert not thread.is_alive()
 
@@ -62,7 +63,7 @@ def says(content: bytes) -> Behaviour:
 
 
 def dribbles(begin: bytes, piece: bytes) -> Behaviour:
-    """Send a piece ten times a second until somebody has enough of it."""
+    """Send a piece twenty times a second until somebody has enough of it."""
 
     def behave(client: socket.socket, ended: threading.Event) -> None:
         client.sendall(begin)
@@ -81,9 +82,6 @@ def got(url: str, *, timeout_s: float = 20) -> bytes:
     return answer.content
 
 
-LATE = "no complete answer within 0.2 s"
-
-
 @pytest.mark.attack
 @pytest.mark.parametrize(
     ("begin", "piece"),
@@ -92,26 +90,19 @@ LATE = "no complete answer within 0.2 s"
         (OK + b"X-Long: ", b"x"),
         (OK + b"Content-Length: 1000000\r\n\r\n", b"x"),
         (OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"x: y\r\n"),
-        (OK + b"\r\n", b"x"),
     ],
 )
 def test_one_deadline_holds_for_all_of_an_answer(begin: bytes, piece: bytes) -> None:
     with serving(dribbles(begin, piece)) as url:
         begun_s = time.monotonic()
-        with pytest.raises(InputError) as refused:
+        with pytest.raises(InputError, match=r"no complete answer within 0\.2 s"):
             got(f"{url}/metrics", timeout_s=0.2)
         assert time.monotonic() - begun_s < 5
-        assert str(refused.value) == f"{url}/metrics: {LATE}"
 
 
 def test_a_name_server_that_is_silent_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
-
-    def resolve(*_: object, **__: object) -> list[object]:
-        answered.wait(20)
-        return []
-
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [answered.wait(20)][:0])
     begun_s = time.monotonic()
     with pytest.raises(InputError, match="no complete answer within"):
         got("http://silent/metrics", timeout_s=0.2)
@@ -119,104 +110,38 @@ def test_a_name_server_that_is_silent_holds_nobody_up(monkeypatch: pytest.Monkey
     answered.set()
 
 
-class Moved(BaseHTTPRequestHandler):
-    """Moves a client once, and answers with what it asks then."""
-
-    def do_POST(self) -> None:
-        asked = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        if self.path == "/here":
-            self.send_response(307)
-            self.send_header("Location", "there")
-            self.end_headers()
-            return
-        said = f"{self.path} {self.headers['Authorization']} {asked}".encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(said)))
-        self.end_headers()
-        self.wfile.write(said)
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-def test_a_redirect_to_another_path_is_followed_with_all_that_was_asked() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Moved) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_port}/here"
-        question = HttpRequest(url, 50, form={"query": "up[5m]"}, authorization="Bearer t")
-        try:
-            assert ask(question, timeout_s=20).content == b"/there Bearer t query=up%5B5m%5D"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@pytest.mark.attack
-@pytest.mark.parametrize("status", [301, 307])
-def test_no_redirect_leads_to_another_server(status: int) -> None:
-    met = list[bytes]()
-    with serving(lambda client, _: met.append(client.recv(1))) as there:
-        moved = f"HTTP/1.1 {status} Moved\r\nLocation: {there}/leak\r\n\r\n".encode()
-        with serving(says(moved)) as url, pytest.raises(InputError) as refused:
-            ask(HttpRequest(url, 50, authorization="Bearer t"), timeout_s=20)
-    assert str(refused.value) == f"{url}: redirects to another server"
-    assert met == []
-
-
-def redirect(target: bytes) -> bytes:
-    return b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + target + b"\r\n\r\n"
-
-
 @pytest.mark.attack
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (b"", "no answer: it closes the connection"),
+        (b"", "no answer"),
         (b"SSH-2.0-OpenSSH_9.2p1\x1b[2J\r\n", "answers, but not as a web server does"),
         (OK + b"X: " + b"y" * 200_000, "answers, but not as a web server does"),
         (OK + b"Content-Length: 3\r\n\r\nhi", "the answer is cut short"),
         (OK + b"Content-Length: 99\r\n\r\n" + b"x" * 99, "answers too much"),
         (OK + b"\r\n" + b"x" * 99, "answers too much"),
-        (
-            OK + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(b"hi", mtime=0),
-            "answers compressed, which was not asked for",
-        ),
+        (OK + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(b"hi"), "answers compressed"),
         (b"HTTP/1.1 401 No\r\n\r\n", "answers 401"),
-        (b"HTTP/1.1 302 Found\r\n\r\n", "answers 302"),
-        (redirect(b"/"), "redirects again and again"),
-        (redirect(b"file:///etc/passwd"), "redirects to another server"),
-        (redirect(b"http://a..b/"), "redirects to another server"),
-        (redirect(b"http://127.0.0.1:x/"), "no address that can be asked"),
-        (redirect(b"http://[::1/"), "no address that can be asked"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n", "answers 302"),
     ],
 )
-def test_what_is_no_answer_is_said_in_one_line(answer: bytes, message: str) -> None:
+def test_what_is_no_answer_is_one_line(answer: bytes, message: str) -> None:
     with serving(says(answer)) as url, pytest.raises(InputError) as refused:
         got(f"{url}/metrics")
     assert str(refused.value) == f"{url}/metrics: {message}"
     assert refused.value.hint
 
 
-def test_a_port_where_nobody_listens_and_one_without_tls_are_said() -> None:
+def test_a_port_where_nobody_listens_and_one_without_tls_are_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(InputError, match="no answer: nobody listens there"):
         got(f"http://127.0.0.1:{port}/metrics")
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def serve() -> None:
-            client, _ = listening.accept()
-            with client:
-                client.recv(2**16)
-                client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        with pytest.raises(InputError, match="speaks no TLS"):
-            got(f"https://127.0.0.1:{listening.getsockname()[1]}/metrics")
-        thread.join()
+    with (
+        serving(says(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as url,
+        pytest.raises(InputError, match="speaks no TLS"),
+    ):
+        got(url.replace("http:", "https:"))
 
 
 def test_over_tls_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +158,6 @@ def test_over_tls_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
-
     with serving(says(OK + b"\r\nhi"), tls=context) as url:
         with pytest.raises(InputError, match=r"certificate is not trusted \(SSL_CERT_FILE"):
             got(url)
@@ -241,20 +165,13 @@ def test_over_tls_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert got(url) == b"hi"
 
 
-@pytest.fixture
-def dead_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment whose proxy is at a port where nobody listens."""
+def test_a_server_on_this_machine_is_reached_past_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.mark.usefixtures("dead_proxy")
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_a_server_on_this_machine_is_asked_past_a_proxy(host: str) -> None:
     with serving(says(OK + b"\r\nhi")) as url:
-        assert got(url.replace("127.0.0.1", host)) == b"hi"
+        assert got(url.replace("127.0.0.1", "localhost")) == b"hi"
 
 
 @pytest.mark.attack

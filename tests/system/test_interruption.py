@@ -70,21 +70,6 @@ def test_the_first_signal_cleans_up_and_the_second_does_not_wait_for_that(
     assert done.stdout == "up\ncleaning\nthe engine is ended\n"
 
 
-def test_a_signal_that_a_finalizer_drops_is_heard_all_the_same() -> None:
-    done = ended(
-        """
-        class Finalized:
-            def __del__(self):
-                print("up", flush=True)
-                signal.pause()
-        Finalized()
-        threading.Event().wait()
-        """,
-        [signal.SIGINT],
-    )
-    assert (done.returncode, done.stderr) == (130, TOLD)
-
-
 def test_what_falls_over_on_the_way_out_is_not_told() -> None:
     """A task, a thread and a coroutine that nobody waited for: Python tells of each of them."""
     done = ended(

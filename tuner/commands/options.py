@@ -1,4 +1,4 @@
-"""The options of all commands but ``apply`` and ``trace``: a frozen dataclass for each."""
+"""The options of all commands but ``trace``: a frozen dataclass for each."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -415,6 +415,90 @@ class VerifyOptions:
         Path | None, option("Keep the replays and the gates there.", panel="Run")
     ] = None
     resume: Resume = False
+    json: Json = False
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ApplyOptions:
+    """Write a serving profile into a deployment's file, with a backup.
+
+    Only the engine arguments of the profile are touched, and only where the file shows that it
+    starts vLLM with the profile's model; comments, order and everything else stay.
+    """
+
+    profile: Annotated[Path | None, typer.Argument(help="Serving profile.")] = None
+    file: Annotated[
+        Path | None, typer.Argument(help="File to edit in place; default: serve.yaml.")
+    ] = None
+    to: Annotated[
+        str | None,
+        option(
+            "Kind of FILE; default: found out. One of vllm-config, compose, kubernetes, kustomize, "
+            "helm-values, ray-serve, yaml, systemd, quadlet, supervisor, env, script; or of a file "
+            "that watches the servers: prometheus-rules, prometheus-rule-crd, grafana-dashboard.",
+            metavar="KIND",
+        ),
+    ] = None
+    container: Annotated[
+        str | None,
+        option(
+            "Which container, service or variable of FILE, where several may be meant; or the path "
+            "of vLLM's arguments in it: .models[0].args.",
+            metavar="NAME",
+        ),
+    ] = None
+    model_is: Annotated[
+        str | None,
+        option(
+            "The profile's model, where FILE does not say it in these words; on record.",
+            metavar="NAME",
+        ),
+    ] = None
+    selector: Annotated[
+        str | None,
+        option(
+            "Which servers such a file watches, in PromQL; default: those of the model.",
+            metavar="MATCHERS",
+        ),
+    ] = None
+    output: Annotated[
+        Path | None, option("Write the result there; FILE stays as it is.", "-o", "--output")
+    ] = None
+    dry_run: Annotated[bool, option("Print the change as a diff; write nothing.", "--dry-run")] = (
+        False
+    )
+    check: Annotated[
+        bool, option("Exit with 6 if FILE would change; write nothing.", "--check")
+    ] = False
+    pin: Annotated[
+        bool, option("Write every argument, also those that vLLM takes by itself.", "--pin")
+    ] = False
+    rollback: Annotated[
+        Path | None, option("Restore FILE as it was before the last apply.", metavar="FILE")
+    ] = None
+    live_knob: Annotated[
+        bool,
+        option(
+            "Set max_num_active_seqs, and build the engine for the largest cap measured.",
+            "--live-knob",
+        ),
+    ] = False
+    admission_limits: Annotated[
+        bool,
+        option(
+            "Also set max_num_active_seqs, max_num_queued_reqs and max_num_queued_tokens, from the "
+            "cap and the SLO's TTFT.",
+            "--admission-limits",
+        ),
+    ] = False
+    force: Annotated[
+        bool,
+        option(
+            "Apply what was measured elsewhere or is undecided, on record; lose later edits. With "
+            "--container NAME, take its word for vLLM's.",
+            "--force",
+        ),
+    ] = False
     json: Json = False
 
 

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tuner.commands.apply.options import ApplyOptions
 from tuner.commands.options import (
+    ApplyOptions,
     CompareOptions,
     DoctorOptions,
     LiveOptions,
@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[type[Any], str, str]] = {
     "show": (ShowOptions, "tuner.commands.show", LOOK),
     "plan": (PlanOptions, "tuner.commands.plan", LOOK),
     "verify": (VerifyOptions, "tuner.commands.verify.run", ROLL_OUT),
-    "apply": (ApplyOptions, "tuner.commands.apply.run", ROLL_OUT),
+    "apply": (ApplyOptions, "tuner.commands.apply", ROLL_OUT),
     "live": (LiveOptions, "tuner.commands.live", ROLL_OUT),
     "watch": (WatchOptions, "tuner.commands.watch", ROLL_OUT),
     "resume": (ResumeOptions, "tuner.commands.resume", ROLL_OUT),

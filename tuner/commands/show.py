@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tuner.commands.apply.plan import is_profile, read_text, target_of, with_flags
 from tuner.commands.options import ShowOptions
 from tuner.commands.shared.next_step import after, command
 from tuner.commands.shared.results import kept_page
@@ -16,7 +15,7 @@ from tuner.errors import ByHandError, InputError, ProfileError, RunError, Target
 from tuner.profile import profile as profiles
 from tuner.profile.schema import ServingProfile
 from tuner.rollout import difference, fit
-from tuner.rollout.find import chosen
+from tuner.rollout.find import Target, is_profile, read_text
 from tuner.runs.events import Replayed
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
@@ -180,11 +179,12 @@ def _from_file(profile: ServingProfile, path: Path) -> list[difference.Differenc
         raise TargetError(f"{path}: no such file", hint="Check the path.")
     if is_profile(text):
         return difference.of_profiles(profile, profiles.parse(text, source=str(path)))
-    target = target_of(None, path, text, "")
+    target = Target.of(path, text)
     try:
-        server = chosen(target.read(text), target.what, name=None, at=target.at, is_trusted=False)
+        server = target.server()
     except ByHandError as problem:
-        raise with_flags(problem, profile) from None
+        flags = " ".join(fit.to_paste(profile))
+        raise ByHandError(str(problem), hint=f"{problem.hint} {flags}") from None
     return difference.of_deployment(profile, target.deployment(server))
 
 

@@ -33,10 +33,9 @@ class Override(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Write(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The last write. Digests are of contents; ``before`` is None where there was no file."""
 
-    version: Literal[2]
     before: str | None
     after: str | None
-    profile: str | None = None
+    profile: str
     """Digest of the profile that was written."""
 
     override: Override | None = None
@@ -47,8 +46,8 @@ def write(  # noqa: PLR0913 - what is written, over what, and what stays on reco
     new: bytes,
     *,
     was: bytes | None,
+    profile: str,
     like: Path | None = None,
-    profile: str | None = None,
     override: Override | None = None,
 ) -> Path | None:
     """Write ``new`` over ``was`` (None: no file) and return the copy of ``was``, if there was one.
@@ -62,23 +61,16 @@ def write(  # noqa: PLR0913 - what is written, over what, and what stays on reco
     with files.locked(real.parent):
         if files.content(real) != was:  # another apply's write, too: its record is not ours
             raise files.changed_meanwhile(path)
-        earlier, copy = _load(real), copy_of(real)
-        present = files.content(copy)
-        if present is not None and present != was and earlier is None:
+        copy = real.with_name(f"{real.name}.tuner-backup")
+        if _load(real) is None and files.content(copy) not in {None, was}:
             raise TargetError(
                 f"{copy}: is in the way of the backup", hint="Move it away, then run this again."
             )
-        record = _Write(2, _digest(was), _digest(new), profile, override)
-        try:
-            _save(real, record)
-            if was is not None:
-                files.write_atomically(copy, was, like=real)
-            files.write_atomically(path, new, was=was, like=like)
-        except TargetError:
-            if files.content(real) != new:  # nothing was written, so there is nothing to take back
-                _save(real, earlier)
-                files.remove(copy) if present is None else files.write_atomically(copy, present)
-            raise
+        record = msgspec.json.encode(_Write(_digest(was), _digest(new), profile, override))
+        files.write_atomically(record_of(real), msgspec.json.format(record, indent=2) + b"\n")
+        if was is not None:
+            files.write_atomically(copy, was, like=real)
+        files.write_atomically(path, new, was=was, like=like)
     return None if was is None else copy
 
 
@@ -89,32 +81,31 @@ def roll_back(path: Path, *, force: bool) -> RolledBack:
     when the copy is not what the record says.
     """
     real = files.resolve(path)
+    copy = real.with_name(f"{real.name}.tuner-backup")
     with files.locked(real.parent):
-        record, present, copy = _load(real), files.content(real), copy_of(real)
+        record, present = _load(real), files.content(real)
         if record is None:
             cure = "Only what tuner apply wrote can go back."
             raise TargetError(f"{path}: tuner has no backup of it", hint=cure)
-        outcome: RolledBack = "unchanged"
-        if _digest(present) != record.before:
-            if not force and _digest(present) not in {None, record.after}:
-                cure = "Pass --force to lose the edit, or take the change back by hand."
-                raise TargetError(f"{path}: was edited after tuner wrote it", hint=cure)
-            if record.before is None:
-                if files.content(path) != present:
-                    raise files.changed_meanwhile(path)
-                files.remove(real)
-                outcome = "removed"
-            else:
-                original = files.content(copy)
-                if original is None or _digest(original) != record.before:
-                    raise TargetError(
-                        f"{copy}: is missing or not the copy that tuner made",
-                        hint="Restore the file from your own backup or version control.",
-                    )
-                files.write_atomically(path, original, was=present, like=copy)
-                outcome = "restored"
+        is_edited = present is not None and _digest(present) != record.after
+        outcome: RolledBack = "restored" if record.before else "removed"
+        if _digest(present) == record.before:
+            outcome = "unchanged"
+        elif is_edited and not force:
+            cure = "Pass --force to lose the edit, or take the change back by hand."
+            raise TargetError(f"{path}: was edited after tuner wrote it", hint=cure)
+        elif record.before is None:
+            files.remove(real)
+        else:
+            original = files.content(copy)
+            if original is None or _digest(original) != record.before:
+                raise TargetError(
+                    f"{copy}: is missing or not the copy that tuner made",
+                    hint="Restore the file from your own backup or version control.",
+                )
+            files.write_atomically(path, original, was=present, like=copy)
         files.remove(copy)  # first: a copy on no record is in the way
-        _save(real, None)
+        files.remove(record_of(real))
     return outcome
 
 
@@ -123,31 +114,15 @@ def record_of(real: Path) -> Path:
     return real.with_name(f"{real.name}.tuner-backup.json")
 
 
-def copy_of(real: Path) -> Path:
-    """Return where the copy of what a file was stands."""
-    return real.with_name(f"{real.name}.tuner-backup")
-
-
 def _load(real: Path) -> _Write | None:
-    record = record_of(real)
-    text = files.content(record)
-    if text is None:
-        return None
+    text = files.content(record_of(real))
     try:
-        return msgspec.json.decode(text, type=_Write)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None if text is None else msgspec.json.decode(text, type=_Write)
+    except msgspec.DecodeError:
         raise TargetError(
-            f"{record}: is not tuner's record of a backup",
+            f"{record_of(real)}: is not tuner's record of a backup",
             hint="Move it away; the copy beside it can be restored by hand.",
         ) from None
-
-
-def _save(real: Path, record: _Write | None) -> None:
-    if record is None:
-        files.remove(record_of(real))
-        return
-    text = msgspec.json.format(msgspec.json.encode(record), indent=2)
-    files.write_atomically(record_of(real), text + b"\n")
 
 
 def _digest(content: bytes | None) -> str | None:

@@ -5,15 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tuner.errors import TargetError
+from tuner.rollout.known import FACTS
 from tuner.rollout.server import Near
 from tuner.system import files, yaml_strict
 
 _MOST = 64
 """Patches or drop-ins that are looked at."""
 
-_SETS_ARGUMENTS = re.compile(
-    r"(?m)^[ \t]*(?:- )?(?:args|command|entrypoint)[ \t]*:|/(?:args|command)\b"
-)
 _PATCH = re.compile(r"(?m)(?:\bpath:|^[ \t]*-) *[\"']?([\w./-]+\.ya?ml)\b")
 
 
@@ -38,23 +36,21 @@ def patches(kustomization: str) -> list[str]:
     return list(dict.fromkeys(_PATCH.findall(listed)))[:_MOST]
 
 
-def overruled(path: Path, kind: str, name: str) -> Iterator[str]:
+def overruled(path: Path, kind: str, server: str) -> Iterator[str]:
     """Yield a warning for each file beside this one that sets the same server's arguments again."""
-    read = near(path.parent)
-    sets, others = _SETS_ARGUMENTS, list[str]()
-    if kind == "compose":
-        others = [f"{path.stem}.override{suffix}" for suffix in (".yaml", ".yml")]
-        sets = re.compile(
-            rf"^[ \t]+{re.escape(name)}:[\s\S]*?\b(?:command|entrypoint):", re.MULTILINE
-        )
-    elif kind == "systemd":
-        drop_ins = sorted(path.parent.glob(f"{path.name}.d/*.conf"))[:_MOST]
-        others = [str(each.relative_to(path.parent)) for each in drop_ins]
-        sets = re.compile(r"^ExecStart=", re.MULTILINE)
-    elif kind in {"kubernetes", "kustomize"}:
-        others = patches(read("kustomization.yaml") or read("kustomization.yml") or "")
+    read, (pattern, sets) = near(path.parent), FACTS["overrules"].get(kind, ("", "$^"))
+    others = patches(read("kustomization.yaml") or read("kustomization.yml") or "")
+    if pattern:
+        found = path.parent.glob(pattern.format(stem=path.stem, name=path.name))
+        others = [str(each.relative_to(path.parent)) for each in sorted(found)[:_MOST]]
+    sets = sets.replace("{server}", re.escape(server))
     for other in others:
         text = read(other) or ""
-        if other != path.name and (found := sets.search(text)):
-            line = text.count("\n", 0, found.end()) + 1
+        if other != path.name and (again := re.search(sets, text, re.MULTILINE)):
+            line = text.count("\n", 0, again.end()) + 1
             yield f"{other}:{line} sets the server's arguments again and decides after {path.name}"
+    unit = read(path.name) or "" if kind == "systemd" else ""
+    if re.search(r"^ExecStart=[^\n]*(?:\\\n[^\n]*)*\$", unit, re.MULTILINE):
+        for each in re.finditer(r"^EnvironmentFile=-?(.*)", unit, re.MULTILINE):
+            line = unit.count("\n", 0, each.start()) + 1
+            yield f"{path.name}:{line} {each[1]} may set a variable of the command again"

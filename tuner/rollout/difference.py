@@ -1,6 +1,6 @@
 """The differences of two profiles, or of a profile and what is deployed, with evidence. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.engines.arguments import WHICH_DEVICE, ArgumentValue
@@ -9,31 +9,9 @@ from tuner.profile.served_models import ServedModel, model_mismatch
 from tuner.rollout import fit
 from tuner.rollout.edit import alike
 from tuner.rollout.fit import Deployment
+from tuner.rollout.known import FACTS
+from tuner.rollout.server import Arguments
 from tuner.rollout.words import is_elsewhere
-
-Arguments = Mapping[str, ArgumentValue]
-
-_COMPARED = {
-    "engine": ("engine", ["engine"]),
-    "decision": (
-        "decision",
-        ["verdict", "interval", *(f"slo.{n}" for n in ("ttft_ms", "tpot_ms", "e2el_ms"))],
-    ),
-    "promise": (
-        "promise",
-        [
-            *("attainment", "goodput_rps", "output_tokens_per_s", "preemptions"),
-            *("ttft_ms.p99", "tpot_ms.p95", "e2el_ms.p99", "kv_cache_usage.peak"),
-        ],
-    ),
-    "admission": ("admission", ["max_num_queued_tokens", "max_num_queued_reqs"]),
-    "measured on": ("provenance", ["versions", "environment", "device", "model_digest"]),
-    "traffic": (
-        "validity",
-        ["trace_digest", "window", "windows", "arrival_rate_rps", "peak_concurrency"],
-    ),
-}
-"""Section of a comparison → the profile's section, and what of it is compared."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +26,30 @@ class Difference:
 
 
 def of_deployment(profile: ServingProfile, here: Deployment) -> list[Difference]:
-    """Return what applying the profile would change, and what was measured elsewhere."""
-    wanted = fit.wanted(profile, here.arguments, pin=False, live_knob=False)
-    changes = list(_of_arguments(profile, here, wanted))
-    for name, undone in fit.UNDONE_BY.items():
-        if name in here.arguments and name not in profile.engine:
-            changes.append(
-                Difference("engine", name, None, here.arguments[name], f"undoes {undone}")
-            )
-    return [*changes, *_elsewhere(profile, here, changes)]
+    """Return what applying the profile would change, and what was measured elsewhere; of a running
+    server what it tells otherwise."""
+    if here.is_new:
+        settings = fit.settings(profile).items()
+        wanted = {n: v for n, v in settings if n in here.arguments and n != "model"}
+    else:
+        wanted = fit.wanted(profile, here.arguments, pin=False)
+    changes = []
+    for name, value in wanted.items():
+        other = here.arguments.get(name)
+        if name not in here.arguments or not alike(other, value):
+            evidence = _evidence(profile, name, value, other)
+            evidence = "decided elsewhere" if is_elsewhere(other) else evidence
+            changes.append(Difference("engine", name, value, other, evidence))
+    for name, (undone, _) in FACTS["undone_by"].items():
+        other = here.arguments.get(name)
+        if other is not None and name not in profile.engine and not here.is_new:
+            changes.append(Difference("engine", name, None, other, f"undoes {undone}"))
+    known = {each.name for each in changes}
+    return changes + [
+        Difference("measured on", each.subject, None, None, each.words)
+        for each in fit.mismatches(profile, here)
+        if each.subject not in known
+    ]
 
 
 def of_server(
@@ -69,11 +62,10 @@ def of_server(
 ) -> list[Difference]:
     """Return in what a running server differs, as far as it tells: see ``untold``."""
     here = Deployment(arguments=arguments, source=source, vllm=version, is_new=True)
-    wanted = {n: v for n, v in fit.settings(profile).items() if n in arguments and n != "model"}
-    changes = list(_of_arguments(profile, here, wanted))
+    changes = of_deployment(profile, here)
     if (other := model_mismatch(profile, served)) is not None:
         changes.insert(0, Difference("engine", "model", other.profile, other.found, other.why))
-    return [*changes, *_elsewhere(profile, here, changes)]
+    return changes
 
 
 def untold(
@@ -85,59 +77,42 @@ def untold(
     return [*(name for name in fit.settings(profile) if name not in known), *sorted(variables)]
 
 
-def _of_arguments(
-    profile: ServingProfile, here: Deployment, wanted: Arguments
-) -> Iterator[Difference]:
-    for name, value in wanted.items():
-        other = here.arguments.get(name)
-        if name not in here.arguments or not alike(other, value):
-            evidence = _evidence(profile, name, value, other)
-            evidence = "decided elsewhere" if is_elsewhere(other) else evidence
-            yield Difference("engine", name, value, other, evidence)
-
-
-def _elsewhere(
-    profile: ServingProfile, here: Deployment, changes: Sequence[Difference]
-) -> Iterator[Difference]:
-    known = {each.name for each in changes}
-    for each in fit.mismatches(profile, here):
-        if each.subject not in known:
-            yield Difference("measured on", each.subject, None, None, each.words)
-
-
 def of_profiles(profile: ServingProfile, other: ServingProfile) -> list[Difference]:
     """Return in what they differ, from what to run to what it rests on."""
-    is_same_traffic = all(
-        _at(profile.validity, name) == _at(other.validity, name)
-        for name in ("trace_digest", "windows")
-    )
+    mine, theirs = _facts(profile), _facts(other)
+    traffic = [("traffic", "trace_digest"), ("traffic", "windows")]
+    is_same_traffic = all(mine[each] == theirs[each] for each in traffic)
+    order = list(FACTS["compared"])
     differences = []
-    for section in _COMPARED:
-        mine, theirs = _facts(profile, section), _facts(other, section)
-        for name in [*mine, *(theirs.keys() - mine.keys())]:
-            one, two = mine.get(name), theirs.get(name)
-            if one == two and type(one) is type(two):
-                continue
-            evidence = _evidence(profile, name, one, two) if section == "engine" else ""
-            if section == "promise":
-                incomparable = "measured in other windows: not comparable"
-                evidence = _share(one, two) if is_same_traffic else incomparable
-            differences.append(Difference(section, name, one, two, evidence))
+    for key in sorted({**mine, **theirs}, key=lambda each: order.index(each[0])):
+        one, two = mine.get(key), theirs.get(key)
+        if one == two and type(one) is type(two):
+            continue
+        evidence = _evidence(profile, key[1], one, two) if key[0] == "engine" else ""
+        if key[0] == "promise" and not is_same_traffic:
+            evidence = "measured in other windows: not comparable"
+        elif key[0] == "promise" and isinstance(one, int | float) and isinstance(two, int | float):
+            evidence = f"{100 * (two / one - 1):+.3g}%" if one else ""
+        differences.append(Difference(*key, one, two, evidence))
     return differences
 
 
-def _facts(profile: ServingProfile, section: str) -> dict[str, ArgumentValue]:
-    """Return what a profile says in a section, by name."""
-    where, paths = _COMPARED[section]
-    facts: dict[str, ArgumentValue] = {}
-    for path in paths:
-        value = _at(profile, path if path == where else f"{where}.{path}")
-        prefix = f"{path}." if path == "device" else ""
-        if isinstance(value, Mapping):
-            facts |= {f"{prefix}{key}": _plain(each) for key, each in value.items()}
-        else:
-            facts[path] = _plain(value)
+def _facts(profile: ServingProfile) -> dict[tuple[str, str], ArgumentValue]:
+    """Return what a profile says, by section and name."""
+    facts: dict[tuple[str, str], ArgumentValue] = {}
+    for section, paths in FACTS["compared"].items():
+        for path in paths:
+            value, name = _at(profile, path), path.partition(".")[2]
+            prefix = "device." if name == "device" else ""
+            named = value if isinstance(value, Mapping) else {name: value}
+            facts |= {(section, f"{prefix}{key}"): _plain(each) for key, each in named.items()}
     return facts
+
+
+def _plain(value: object) -> ArgumentValue:
+    if isinstance(value, list | tuple):
+        return ("-" if isinstance(value, tuple) else ", ").join(map(str, value))
+    return value  # type: ignore[return-value] # of JSON
 
 
 def _at(value: object, path: str) -> object:
@@ -162,17 +137,3 @@ def _evidence(profile: ServingProfile, name: str, one: object, other: object) ->
                 times.append(f"{label} {value:g} ms")
         parts.append(", ".join(times))
     return "; ".join(parts)
-
-
-def _share(one: ArgumentValue, other: ArgumentValue) -> str:
-    if not isinstance(one, int | float) or not isinstance(other, int | float) or not one:
-        return ""
-    return f"{100 * (other / one - 1):+.3g}%"
-
-
-def _plain(value: object) -> ArgumentValue:
-    if isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return ", ".join(map(str, value))
-    if isinstance(value, tuple):
-        return "-".join(map(str, value))
-    return value  # type: ignore[return-value] # of JSON

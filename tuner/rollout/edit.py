@@ -12,8 +12,7 @@ from tuner.engines.arguments import ArgumentValue
 from tuner.engines.vllm.flags import GRAMMAR, SHORT, canonical
 from tuner.engines.vllm.values import same, typed
 from tuner.errors import TunerError
-from tuner.rollout.in_yaml import STACK
-from tuner.rollout.known import NO_WORD
+from tuner.rollout.known import FACTS, NO_WORD
 from tuner.rollout.server import Arguments, End, Server, Span
 from tuner.rollout.words import UnreadableError, is_elsewhere
 from tuner.system import yaml_strict
@@ -21,6 +20,7 @@ from tuner.system import yaml_strict
 Read = Callable[[str], Sequence[Server]]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-]+")
+_HELM = {"own", "stack"}
 _LARGEST_PLAIN = 10**6
 """Helm writes numbers from here on with an exponent, which vLLM does not read."""
 
@@ -32,16 +32,39 @@ def edited(text: str, server: Server, wanted: Arguments, read: Read) -> tuple[st
     """
     if server.problem:
         raise UnreadableError(server.problem, server.near)
-    if server.inner is not None:
-        return _within(text, server, wanted, read)
     for name, value in wanted.items():
         old = server.arguments.get(name)
         if name in server.arguments and alike(old, value):
             continue
         if is_elsewhere(old):
             raise UnreadableError(f"{name} is decided elsewhere: {old}", str(old))
-        text, server = _changed(text, server, name, value, read)
+        arguments = {**server.arguments, name: value}
+        if value is None:
+            del arguments[name]
+        beside = _beside(text, read(text), server)
+        for guess in _guesses(text, server, name, value):
+            try:
+                every = read(guess)
+            except (TunerError, UnreadableError, ValueError):
+                continue
+            after = next((each for each in every if each.name == server.name), None)
+            if after is None or after.problem or after.arguments.keys() != arguments.keys():
+                continue
+            is_wanted = all(alike(after.arguments[n], arguments[n]) for n in arguments)
+            if is_wanted and _beside(guess, every, after) == beside:
+                text, server = guess, after
+                break
+        else:
+            raise UnreadableError(f"{name} cannot be edited safely", name)
     return text, server
+
+
+def _beside(text: str, every: Sequence[Server], server: Server) -> object:
+    """Return all that an edit of this server must leave alone."""
+    ends = [0, *(place for span in sorted(server.spans) for place in span), len(text)]
+    outside = [text[ends[n] : ends[n + 1]] for n in range(0, len(ends), 2)]
+    others = [(each.name, each.arguments) for each in every if each.name != server.name]
+    return outside, others, server.rest
 
 
 def alike(one: object, other: object) -> bool:
@@ -53,60 +76,26 @@ def alike(one: object, other: object) -> bool:
     return same(one, other)
 
 
-def _within(text: str, server: Server, wanted: Arguments, read: Read) -> tuple[str, Server]:
-    """Edit a file within the file."""
-    assert server.inner is not None
-    (begin, end), indent, inner = server.inner
-
-    def outer(changed: str) -> str:
-        return text[:begin] + re.sub(r"(?m)^(?=[^\r\n])", indent, changed) + text[end:]
-
-    def read_inner(changed: str) -> Sequence[Server]:
-        blocks = [each.inner for each in read(outer(changed)) if each.inner]
-        return [server for (at, _), _, server in blocks if at == begin]
-
-    changed, _ = edited(re.sub(rf"(?m)^{indent}", "", text[begin:end]), inner, wanted, read_inner)
-    every = read(outer(changed))
-    after = next(each for each in every if each.inner and each.inner[2].name == inner.name)
-    if after.rest() != server.rest():
-        raise UnreadableError("cannot be edited safely")
-    return outer(changed), after
-
-
-def _changed(
-    text: str, server: Server, name: str, value: ArgumentValue, read: Read
-) -> tuple[str, Server]:
-    """Return the first guess that changes this argument and nothing else."""
-    wanted = {**server.arguments, name: value}
-    if value is None:
-        del wanted[name]
-    others = _others(read(text), server)
-    for guess in _guesses(text, server, name, value):
-        try:
-            every = read(guess)
-        except (TunerError, UnreadableError, ValueError):
-            continue
-        after = next((each for each in every if each.name == server.name), None)
-        if after is None or after.problem or after.arguments.keys() != wanted.keys():
-            continue
-        is_wanted = all(alike(after.arguments[n], wanted[n]) for n in wanted)
-        if is_wanted and _others(every, after) == others and after.rest() == server.rest():
-            return guess, after
-    raise UnreadableError(f"{name} cannot be edited safely", name)
-
-
-def _others(every: Sequence[Server], server: Server) -> list[object]:
-    return [(each.name, each.arguments) for each in every if each.name != server.name]
+def line_of(text: str, server: Server, needle: str) -> int:
+    """Return the line in which an argument, or another part of the text, stands."""
+    value = server.arguments.get(needle, needle)
+    spelled = str(value[0] if isinstance(value, list) and value else value)
+    spelled = re.sub(r"[^ -~].*", "", spelled, flags=re.DOTALL)
+    for pattern in (flags(needle), re.escape(needle), re.escape(spelled) or "$"):
+        for begin, end in [*server.spans, (0, len(text))]:
+            if needle and (found := re.search(pattern, text[begin:end])):
+                return text.count("\n", 0, begin + found.start()) + 1
+    return text.count("\n", 0, server.spans[0][0] if server.spans else 0) + 1
 
 
 def _guesses(text: str, server: Server, name: str, value: ArgumentValue) -> Iterator[str]:
     """Yield texts with the value in it, the most likely first."""
     for span in server.spans:
         if isinstance(value, bool):
-            yield from _switched(text, span, name, to=value)
+            yield from _switched(text, span, server, name, to=value)
         else:
             yield from _replaced(text, span, server, name, value)
-    if value is None or (name in server.arguments and not server.is_chart):
+    if value is None or (name in server.arguments and not server.chart):
         return
     for end in server.ends:
         if end.form == "keys":
@@ -114,9 +103,10 @@ def _guesses(text: str, server: Server, name: str, value: ArgumentValue) -> Iter
             continue
         words = spelled(name, value, by_blank=_is_apart(server.words))
         if end.form == "list":
-            yield _added_to_list(text, end, words)
+            new = "".join(end.gap + _in_quotes(word, end.quote) for word in words)
+            yield _put(text, (end.at, end.at), new)
         elif all(_PLAIN.fullmatch(word.replace("=", "", 1)) for word in words):
-            yield from _added_to_text(text, end.span, server, " ".join(words))
+            yield from _added_to_text(text, end, server, " ".join(words))
 
 
 def _put(text: str, span: Span, new: str) -> str:
@@ -160,9 +150,9 @@ def _replaced(
     new = str(value)
     if isinstance(value, list | dict) or value is None or not _PLAIN.fullmatch(new):
         return
+    if server.chart in _HELM and isinstance(value, int) and value >= _LARGEST_PLAIN:
+        new = f'"{value}"'
     for old, place in _values(text, span, name):
-        if server.is_chart and isinstance(value, int) and value >= _LARGEST_PLAIN:
-            new = f'"{value}"'
         default = re.fullmatch(r"(\$\{\w+:?-)[^}]*(\}.*)", old)
         yield _put(text, place, default[1] + new + default[2] if default else new)
         if variable := re.match(r"\$[({]?(\w+)", old):
@@ -171,31 +161,30 @@ def _replaced(
 
 def _set(text: str, server: Server, name: str, new: str) -> Iterator[str]:
     """Yield texts in which a variable has another value, wherever the file sets it."""
-    if name in server.variables:
-        span = server.variables[name]
-        raw = text[slice(*span)]
-        yield _put(text, span, re.sub(r"[^\s\"'=]+(?=[\"']?$)", new, raw, count=1))
+    sets = rf"""(?<!\w){name}["']?(?:=|\s*:|[,\s]*["']?value["']?\s*:)\s*["']?([^\s"';,}}]+)"""
     for begin, end in server.spans:
-        for found in re.finditer(rf"(?<!\w){name}=[\"']?([^\s\"';]+)", text[begin:end]):
+        for found in re.finditer(sets, text[begin:end]):
             yield _put(text, (begin + found.start(1), begin + found.end(1)), new)
 
 
-def _switched(text: str, span: Span, name: str, *, to: bool) -> Iterator[str]:
+def _switched(text: str, span: Span, server: Server, name: str, *, to: bool) -> Iterator[str]:
     """Yield texts with a flag swapped for its opposite, or with another word behind a key."""
     key = r"--[a-z][\w-]*|[\w-]+(?=[\"']?\s*:\s*[\"']?(\w+))"
     for found in re.finditer(key, text[slice(*span)]):
-        is_flag = found[0].startswith("--")
-        argument, is_off = canonical(re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", found[0]).lower())
-        if argument != name and canonical(found[0][2:])[0] != name:
+        argument, is_off = canonical(
+            re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", found[0].removeprefix("--")).lower()
+        )
+        if argument != name:
             continue
         swapped = name if to else f"no_{name}"
         swapped = swapped if "_" in found[0] else swapped.replace("_", "-")
         place = (span[0] + found.start(), span[0] + found.end())
-        if is_flag:
+        if found[0].startswith("--"):
             yield _put(text, place, f"--{swapped}")
-        elif found[1]:
+        else:
             value = (span[0] + found.start(1), span[0] + found.end(1))
-            yield _put(_put(text, value, "true"), place, swapped)
+            if not server.chart:  # vllm serve ignores a key that is false
+                yield _put(_put(text, value, "true"), place, swapped)
             yield _put(text, value, str(to is not is_off).lower())
 
 
@@ -223,79 +212,41 @@ def _is_apart(words: Sequence[str]) -> bool:
     return 2 * sum("=" in word for word in valued) < len(valued)
 
 
-def _added_to_list(text: str, end: End, words: Sequence[str]) -> str:
-    begin, raw = end.span[0], text[slice(*end.span)]
-    raw = raw[:-1].rstrip(" \t\r\n,") if end.is_flow else raw.rstrip()
-    quote = raw[-1:] if raw[-1:] in {"'", '"'} else ""
-    new = [
-        quote + word + quote
-        if quote and quote not in word and "\\" not in word
-        else yaml_strict.dump(word, is_flow=True)
-        for word in words
-    ]
-    at = begin + len(raw)
-    if end.is_flow:
-        gap = ([", ", *re.findall(r",\s*(?=\S)", raw)])[-1]
-        return _put(text, (at, at), "".join(gap + word for word in new))
-    dash = re.match(r"-[ \t]*", raw)
-    gap = _line_end(text) + _margin(text, begin) + (dash[0] if dash else "")
-    at = _end_of_line(text, at)
-    return _put(text, (at, at), "".join(gap + word for word in new))
+def _in_quotes(word: str, quote: str) -> str:
+    if quote and quote not in word and "\\" not in word:
+        return quote + word + quote
+    return yaml_strict.dump(word, is_flow=True)
 
 
-def _added_to_text(text: str, span: Span, server: Server, new: str) -> Iterator[str]:
+def _added_to_text(text: str, end: End, server: Server, new: str) -> Iterator[str]:
     """Yield texts with new words behind each of the server's own, the last one first."""
-    begin, end = span
     for word in reversed(server.words):
         if len(word) < 2 and not word.isalnum():
             continue
-        places = re.finditer(rf"(?<![\w./-]){re.escape(word)}(?![\w./-])", text[begin:end])
-        for found in reversed(list(places)):
-            at = begin + found.end()
-            gaps = re.findall(r"((?:[ \t\r\n]|\\\r?\n)+)(?=-)", text[begin:at])
+        pattern = rf"(?<![\w./-]){re.escape(word)}(?![\w./-])"
+        for found in reversed([*re.finditer(pattern, text[end.begin : end.at])]):
+            at = end.begin + found.end()
+            gaps = re.findall(r"((?:[ \t\r\n]|\\\r?\n)+)(?=-)", text[end.begin : at])
             yield _put(text, (at, at), (gaps[-1] if gaps else " ") + new)
             yield _put(text, (at, at), f" {new}")
-    last = re.search(r"[\]\"'\s]*$", text[begin:end])
-    at = begin + (last.start() if last else 0)
+    at = end.begin + len(text[end.begin : end.at].rstrip("]\"' \t\r\n"))
     yield _put(text, (at, at), f" {new}")
 
 
 def _added_key(
     text: str, end: End, server: Server, name: str, value: ArgumentValue
 ) -> Iterator[str]:
-    if server.is_chart and not (server.proof == "vllmConfig" and name in STACK):
-        return
-    begin, raw = end.span[0], text[slice(*end.span)]
-    first = re.match(r"[{\s]*([\"']?)([\w-]+)", raw)
-    if first is None:
-        return
-    key = name if server.is_chart or value is not False else f"no_{name}"
+    """Yield texts with one more key: of a chart only those that its templates know."""
     shown = yaml_strict.dump(value, is_flow=True)
-    if server.is_chart:
+    first = re.match(r"[{\s]*[\"']?([\w-]+)", text[end.begin :])
+    key = name
+    if server.chart in _HELM:
+        if server.chart == "own" or name not in FACTS["stack_keys"]:
+            return
         key = re.sub(r"_(\w)", lambda one: one[1].upper(), name)
         shown = f'"{value}"' if isinstance(value, int) and value >= _LARGEST_PLAIN else shown
-    else:
-        key = key if "_" in first[2] else key.replace("_", "-")
-        shown = "true" if isinstance(value, bool) else shown
-    new = f"{first[1]}{key}{first[1]}: {shown}"
-    if end.is_flow:
-        at = begin + len(raw[:-1].rstrip(" \t\r\n,"))
-        yield _put(text, (at, at), f", {new}")
-    else:
-        at = _end_of_line(text, begin + len(raw.rstrip()))
-        yield _put(text, (at, at), _line_end(text) + _margin(text, begin) + new)
-
-
-def _margin(text: str, begin: int) -> str:
-    """Return what stands before a block in its line, without the dashes of lists around it."""
-    return re.sub(r"\S", " ", text[text.rfind("\n", 0, begin) + 1 : begin])
-
-
-def _end_of_line(text: str, at: int) -> int:
-    end = text.find("\n", at)
-    end = len(text) if end < 0 else end
-    return end - (text[end - 1 : end] == "\r" and end > at)
-
-
-def _line_end(text: str) -> str:
-    return "\r\n" if "\r\n" in text else "\n"
+    elif not server.chart and isinstance(value, bool):
+        key, shown = (name if value else f"no_{name}"), "true"
+    if not server.chart and first and "_" not in first[1]:
+        key = key.replace("_", "-")
+    yield _put(text, (end.at, end.at), f"{end.gap}{end.quote}{key}{end.quote}: {shown}")

@@ -1,17 +1,31 @@
-"""Finds the servers of a deployment's file, whatever it is, and the one that is meant."""
+"""Finds the servers of a deployment's file, whatever it is, and edits the one that is meant."""
 
 import re
-from collections.abc import Sequence
-from pathlib import PurePath
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Self
 
-from tuner.errors import ByHandError, UsageError
-from tuner.rollout import known
+from tuner.errors import ByHandError, TargetError, UsageError
+from tuner.rollout import beside, edit, known
+from tuner.rollout.fit import Deployment, LocalMachine
 from tuner.rollout.in_lines import in_shell, in_unit, in_variables
 from tuner.rollout.in_yaml import in_yaml
-from tuner.rollout.server import Near, Server
+from tuner.rollout.server import Arguments, Near, Server
+from tuner.rollout.words import UnreadableError
+from tuner.system import files, yaml_strict
 
 KINDS: dict[str, dict[str, str]] = known.FACTS["kind"]
 """Name of a kind of file, as in ``--to`` → what it is, how it is rolled out and recognized."""
+
+_GPU = re.compile(
+    r"nvidia\.com/gpu\.product[\"']?(?:\s*:\s*[\"']?|[\s\S]{0,80}?values[\"']?:[\s\[\"'-]*)([\w.-]+)"
+)
+_ON_THIS_MACHINE = {"vllm-config", "systemd", "env", "supervisor"}
+_OF_LINES = {
+    **dict.fromkeys(("systemd", "quadlet", "supervisor"), in_unit),
+    "env": in_variables,
+    "script": in_shell,
+}
 
 
 def kind_of(path: PurePath, text: str) -> str:
@@ -32,45 +46,122 @@ def kind_of(path: PurePath, text: str) -> str:
 
 
 def servers(
-    path: PurePath, text: str, near: Near, *, at: str = "", to: str | None = None
+    path: PurePath, text: str, near: Near, *, name: str | None = None, to: str | None = None
 ) -> list[Server]:
-    """Return the servers of a file. Raises TargetError for what cannot be read at all."""
+    """Return the servers of a file. ``name`` may be the path of one, as in ``.models[0].args``.
+
+    Raises TargetError for what cannot be read at all.
+    """
+    at = name if name and name.startswith(".") else ""
     kind = to or kind_of(path, text)
     if (read := _OF_LINES.get(kind)) is not None:
         return read(text)
     return in_yaml(text, near, at, servers, source=str(path)) if kind else []
 
 
-_OF_LINES = {
-    **dict.fromkeys(("systemd", "quadlet", "supervisor"), in_unit),
-    "env": in_variables,
-    "script": in_shell,
-}
+def read_text(path: Path) -> str | None:
+    """Return what is in a file; None where there is none. Raises TargetError."""
+    if not files.resolve(path).exists():
+        return None
+    return yaml_strict.read(path, error=TargetError, missing="Run the command again.")
 
 
-def chosen(
-    found: Sequence[Server], what: str, *, name: str | None, at: str, is_trusted: bool
-) -> Server:
-    """Return the one server that is meant. ``what``: the file, and what it is.
+def is_profile(text: str) -> bool:
+    """Whether a text is a serving profile."""
+    return all(re.search(rf"(?m)^{key}:", text) for key in ("schema_version", "digest", "engine"))
 
-    Raises UsageError where several may be meant, ByHandError where none is seen to be vLLM.
-    """
-    named = [each for each in found if name in (None, each.name, each.name.rpartition("/")[2])]
-    proven = [each for each in named if each.proof and (not at or each.proof == "--at")]
-    if not proven and name is not None and is_trusted:
-        proven = named
-    if len(proven) > 1:
-        names = ", ".join(each.name for each in proven)
-        raise UsageError(
-            f"{what}: which of its {len(proven)} servers?", hint=f"--container NAME, of {names}."
-        )
-    if proven:
-        return proven[0]
-    unproven = [each for each in found if not each.proof]
-    if named and unproven:
-        hint = f"If it is vLLM: --container {unproven[0].name} --force, on record. Or paste:"
-    else:
+
+@dataclass(frozen=True)
+class Target:
+    """A file to deploy with, and the name of the server in it that is meant."""
+
+    path: Path
+    text: str
+    kind: str
+    name: str | None = None
+
+    @classmethod
+    def of(cls, path: Path, text: str, *, to: str | None = None, name: str | None = None) -> Self:
+        """Return the file as its kind has it. Raises TargetError for a profile."""
+        if is_profile(text):
+            raise TargetError(
+                f"{path}: is a serving profile, not a file to deploy with",
+                hint="tuner apply PROFILE FILE: the profile comes first.",
+            )
+        return cls(path, text, to or kind_of(path, text), name)
+
+    @property
+    def what(self) -> str:
+        name, others = self.path.name.lower(), known.FACTS["others"]
+        other = next((what for each, what in others.items() if re.fullmatch(each, name)), None)
+        kind = KINDS[self.kind]["is"] if self.kind else other or "a file of no known kind"
+        patches = beside.patches(self.text) if self.kind == "kustomize" else []
+        named = f" ({', '.join(patches)})" if patches else ""
+        return f"{self.path}: is {kind}{named}"
+
+    def read(self, text: str) -> list[Server]:
+        """Return the servers of the text, as of this file."""
+        near = beside.near(self.path.parent)
+        try:
+            return servers(self.path, text, near, name=self.name, to=self.kind)
+        except UnreadableError as problem:
+            raise ByHandError(f"{self.what}: {problem}", hint="Paste these flags:") from None
+
+    def server(self, *, is_trusted: bool = False) -> Server:
+        """Return the one server that is meant; with ``is_trusted`` a named one need not be proven.
+
+        Raises UsageError where several may be meant, ByHandError where none is seen to be vLLM.
+        """
+        every, name = self.read(self.text), self.name
+        named = [e for e in every if name in {None, e.name, e.name.rpartition("/")[2]}]
+        proven = [each for each in named if each.is_proven]
+        proven = proven or (named if name and is_trusted else [])
+        if len(proven) > 1:
+            raise UsageError(
+                f"{self.what}: which of its {len(proven)} servers?",
+                hint=f"--container NAME, of {', '.join(each.name for each in proven)}.",
+            )
+        if proven:
+            return proven[0]
         hint = "Known: vllm serve, python -m vllm.entrypoints.openai.api_server, and images that "
         hint += "start them. Where you start vLLM, paste:"
-    doubt = unproven[0].doubt if unproven else ""
-    raise ByHandError(f"{what}, and is not seen to start vLLM{doubt}", hint=hint)
+        unproven = next((each for each in every if not each.is_proven), None)
+        if named and unproven:
+            hint = f"If it is vLLM: --container {unproven.name} --force, on record. Or paste:"
+        doubt = unproven.doubt if unproven else ""
+        raise ByHandError(f"{self.what}, and is not seen to start vLLM{doubt}", hint=hint)
+
+    def edited(self, server: Server, wanted: Arguments) -> tuple[str, Server]:
+        """Return the text with these arguments, and the server as it is then. Raises ByHandError,
+        with the line and what decides there."""
+        try:
+            return edit.edited(self.text, server, wanted, self.read)
+        except UnreadableError as problem:
+            near, why, hint = problem.near or server.near, str(problem), "Write these flags there:"
+            variable = edit.variable_of(self.text, server, near)
+            dotenv = beside.near(self.path.parent)(".env") or "" if variable else ""
+            if line := re.search(rf"(?m)^[ \t]*(?:export )?{variable or '$^'}=", dotenv):
+                number = dotenv.count("\n", 0, line.start()) + 1
+                why, hint = f"{variable} is set in .env:{number}", "Set it there. As flags:"
+            raise ByHandError(
+                f"{self.place(server, near)}: {why}, in {KINDS[self.kind]['is']}", hint=hint
+            ) from None
+
+    def place(self, server: Server, needle: str) -> str:
+        return f"{self.path}:{edit.line_of(self.text, server, needle)}"
+
+    def deployment(self, server: Server, *, model_is: str | None = None) -> Deployment:
+        """Return what the file says of the server, and what is known of where it runs."""
+        gpus = set(_GPU.findall(self.text))
+        version = known.vllm_version(server.image)
+        names_image = server.image or self.kind in {"compose", "kubernetes", "kustomize"}
+        return Deployment(
+            arguments=server.arguments,
+            source=str(self.path),
+            place=lambda needle: self.place(server, needle),
+            vllm=version,
+            gpu=gpus.pop() if len(gpus) == 1 else None,
+            image=None if version or not names_image else server.image,
+            machine=LocalMachine.here() if self.kind in _ON_THIS_MACHINE else None,
+            model_is=model_is,
+        )

@@ -1,10 +1,11 @@
-"""A profile's meaning for one deployment: what to write, and what speaks against it. Pure."""
+"""A profile's meaning for one deployment: what to write, and what speaks against it."""
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from tuner.engines import provenance
 from tuner.engines.arguments import ArgumentValue
 from tuner.engines.models import shipped as models
 from tuner.engines.vllm import supported
@@ -12,46 +13,17 @@ from tuner.engines.vllm.allowed import not_allowed
 from tuner.errors import GateError, ProfileError, TargetError, UndecidedError
 from tuner.profile.schema import ServingProfile
 from tuner.rollout.edit import alike, spelled
+from tuner.rollout.known import FACTS
 from tuner.rollout.server import Arguments
 from tuner.rollout.words import is_elsewhere
 
-OF_THE_MODEL = {
-    *("code_revision", "config_format", "dtype", "hf_config_path", "hf_overrides"),
-    *("load_format", "max_model_len", "model", "model_impl", "quantization", "revision"),
-    *("runner", "tokenizer", "tokenizer_mode", "tokenizer_revision", "trust_remote_code"),
-}
-"""Arguments that say which model is served, not how."""
-
-UNDONE_BY = {
-    "max_num_active_seqs": "max_num_seqs",
-    "max_num_scheduled_tokens": "max_num_batched_tokens",
-    "kv_cache_memory_bytes": "gpu_memory_utilization",
-    "num_gpu_blocks_override": "gpu_memory_utilization",
-}
-"""Arguments that lower what another one allows, or beside which vLLM ignores it."""
-
-_MEMORY = {"kv_cache_memory_bytes", "num_gpu_blocks_override"}
-
-NUMERICS: dict[str, ArgumentValue] = {
-    "kv_cache_dtype": "auto",
-    "pipeline_parallel_size": 1,
-    "quantization": None,
-    "revision": None,
-    "tensor_parallel_size": 1,
-}
+NUMERICS: dict[str, ArgumentValue] = {n: v or None for n, v in FACTS["numerics"].items()}
 """Arguments that a measurement stands and falls with → what vLLM takes where nothing is said."""
 
 _SPREADS = {"pipeline_parallel_size", "tensor_parallel_size"}
 """Those that a deployment decides also where it does not state them: a server has one GPU."""
 
-_SERVED: dict[str, ArgumentValue] = {
-    "load_format": "auto",
-    "revision": None,
-    "runner": "auto",
-    "tokenizer": None,
-    "tokenizer_revision": None,
-}
-"""Arguments that say what is served: whoever made a profile may not choose weights or tokenizer."""
+_SERVED: dict[str, ArgumentValue] = {n: v or None for n, v in FACTS["served"].items()}
 
 LOW_CONFIDENCE = 0.8
 """Below this, applying a profile warns: one answer in five would be another one."""
@@ -64,14 +36,10 @@ SIMULATED = (
 
 @dataclass(frozen=True)
 class LocalMachine:
-    """This machine, as a server would find it."""
+    """A machine as a server would find it: vLLM's version, the GPU's name (None: a CPU)."""
 
     vllm: str | None
-    """Version; None where vLLM is not installed."""
-
     gpu: str | None
-    """Name; None where vLLM would run on the CPU."""
-
     driver: str | None = None
 
     @classmethod
@@ -81,6 +49,15 @@ class LocalMachine:
             return cls(vllm, None)
         driver = device.get("driver")
         return cls(vllm, str(device.get("name")), None if driver is None else str(driver))
+
+    @classmethod
+    def here(cls) -> Self | None:
+        """Return this machine; None where vLLM is not installed."""
+        if (vllm := supported.version_in(provenance.versions())) is None:
+            return None
+        from tuner.engines import devices  # noqa: PLC0415 - slow to load
+
+        return cls.of(vllm, devices.device_facts())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +75,7 @@ class Deployment:
     """An image whose name does not tell vLLM's version; empty where the file names none."""
 
     machine: LocalMachine | None = None
-    """This one; None for a file that is meant for others."""
+    """The one that it runs on; None for a file that is meant for others."""
 
     is_new: bool = False
     """There is no file yet, or a server that tells only what it tells."""
@@ -131,15 +108,15 @@ def settings(profile: ServingProfile, *, live_knob: bool = False) -> dict[str, A
     chosen one. Raises InputError for a model that should ship and does not, ProfileError where the
     token budget is too small for the larger cap.
     """
-    left = left_out(profile)
-    arguments = {name: value for name, value in profile.engine.items() if name not in left}
+    left, engine = left_out(profile), profile.engine
+    arguments = {name: value for name, value in engine.items() if name not in left}
     if "model" in arguments:
         arguments["model"] = models.model_path(profile.model)
     if live_knob:
-        chosen, tokens = profile.decision.max_num_seqs, profile.engine["max_num_batched_tokens"]
-        measured = [each.max_num_seqs for each in profile.curve if each.source != "twin"]
-        arguments |= {"max_num_seqs": max(chosen, *measured, 0), "max_num_active_seqs": chosen}
-        if not isinstance(tokens, int) or max(chosen, *measured, 0) > tokens:
+        chosen, tokens = profile.decision.max_num_seqs, engine["max_num_batched_tokens"]
+        largest = max(chosen, *(s.max_num_seqs for s in profile.curve if s.source != "twin"), 0)
+        arguments |= {"max_num_seqs": largest, "max_num_active_seqs": chosen}
+        if not isinstance(tokens, int) or largest > tokens:
             raise ProfileError(
                 f"engine.max_num_batched_tokens: {tokens} is less than the ladder's largest cap",
                 hint="Apply the profile without --live-knob.",
@@ -148,28 +125,43 @@ def settings(profile: ServingProfile, *, live_knob: bool = False) -> dict[str, A
 
 
 def wanted(
-    profile: ServingProfile, present: Arguments, *, pin: bool, live_knob: bool
+    profile: ServingProfile, present: Arguments, *, pin: bool, live_knob: bool = False
 ) -> dict[str, ArgumentValue]:
     """Return what is written into a file with these arguments.
 
     That is the cap, what the file says otherwise, and what the user or ``tuner refine`` chose; with
     ``pin`` every argument. The model is the file's own.
     """
-    every = settings(profile, live_knob=live_knob)
-    every.pop("model", None)
-    if pin:
-        return every
     cap = {"max_num_seqs", "max_num_active_seqs"}
     return {
         name: value
-        for name, value in every.items()
-        if name in cap or name in present or name in profile.provenance.given
+        for name, value in settings(profile, live_knob=live_knob).items()
+        if name != "model"
+        and (pin or name in cap or name in present or name in profile.provenance.given)
     }
+
+
+def admission(profile: ServingProfile) -> tuple[dict[str, ArgumentValue], Sequence[str]]:
+    """Return vLLM's admission limits, and where they come from. Raises ProfileError for none."""
+    limits, cap = profile.admission, profile.decision.max_num_seqs
+    if limits is None:
+        no_limit = profile.decision.slo.ttft_ms is None
+        missing = "limit on the TTFT" if no_limit else "law of its step times"
+        raise ProfileError(
+            f"the profile has no {missing} to derive admission limits from",
+            hint="Sweep with --slo ttft=…, on an engine that says how long its iterations take.",
+        )
+    arguments: dict[str, ArgumentValue] = {
+        "max_num_active_seqs": cap,
+        "max_num_queued_reqs": limits.max_num_queued_reqs,
+        "max_num_queued_tokens": limits.max_num_queued_tokens,
+    }
+    return arguments, (f"max_num_active_seqs {cap}: the measured cap", *limits.reasons)
 
 
 def to_paste(profile: ServingProfile, *, pin: bool = False) -> list[str]:
     """Return the words of vLLM's flags, to be pasted behind a model that is there already."""
-    arguments = wanted(profile, {}, pin=pin, live_knob=False)
+    arguments = wanted(profile, {}, pin=pin)
     return [word for name, value in arguments.items() for word in spelled(name, value)]
 
 
@@ -186,12 +178,9 @@ def left_out(profile: ServingProfile) -> set[str]:
 
 
 def check_visible(profile: ServingProfile) -> None:
-    """Refuse a profile whose values hold characters that change what is seen of the others.
-
-    Raises ProfileError.
-    """
+    """Raise ProfileError for values with characters that change what is seen of the others."""
     for name, value in profile.engine.items():
-        if any(not each.isprintable() for each in str(value)):
+        if not str(value).isprintable():
             raise ProfileError(
                 f"engine.{name}: holds a character that cannot be seen",
                 hint="Write the value without it; whoever reviews the deployment would not see it.",
@@ -203,22 +192,20 @@ def check_visible(profile: ServingProfile) -> None:
 
 def clash(here: Deployment, written: Arguments) -> TargetError | None:
     """Return why the file's other arguments would undo those of the profile, even if forced."""
-    for name, undone in UNDONE_BY.items():
+    for name, (undone, how) in FACTS["undone_by"].items():
         has, wants = here.arguments.get(name), written.get(undone)
-        if has is None or name in written or wants is None or alike(has, wants):
-            continue
-        what = "vLLM would then ignore" if name in _MEMORY else "that lowers"
+        if has is not None and name not in written and wants is not None and not alike(has, wants):
+            or_live = ", or pass --live-knob" if name == "max_num_active_seqs" else ""
+            return TargetError(
+                f"{here.at(name)}: {name} is {has}, and {how} {undone} {wants}",
+                hint=f"Remove {name} from the file{or_live}.",
+            )
+    name, cap = "max_num_batched_tokens", written.get("max_num_seqs")
+    tokens = here.arguments.get(name) if name not in written else None
+    if isinstance(tokens, int) and isinstance(cap, int) and tokens < cap:
         return TargetError(
-            f"{here.at(name)}: {name} is {has}, and {what} {undone} {wants}",
-            hint=f"Remove {name} from the file"
-            + (", or pass --live-knob." if name == "max_num_active_seqs" else "."),
-        )
-    tokens, cap = here.arguments.get("max_num_batched_tokens"), written.get("max_num_seqs")
-    is_left = "max_num_batched_tokens" not in written
-    if is_left and isinstance(tokens, int) and isinstance(cap, int) and tokens < cap:
-        return TargetError(
-            f"{here.at('max_num_batched_tokens')}: max_num_batched_tokens is {tokens}, less "
-            f"than the max_num_seqs {cap} of the profile: vLLM would not start",
+            f"{here.at(name)}: {name} is {tokens}, less than the max_num_seqs {cap} of the "
+            "profile: vLLM would not start",
             hint="Raise it in the file first.",
         )
     return None
@@ -245,10 +232,8 @@ def is_model_of(profile: ServingProfile, name: str) -> bool:
 
 def mismatches(profile: ServingProfile, here: Deployment) -> list[Mismatch]:
     """Return the ways in which a deployment is not what the profile was measured on."""
-    found = list(_of_arguments(profile, here))
-    if profile.provenance.engine != "sim":
-        found += _of_origin(profile, here)
-    return found
+    is_simulated = profile.provenance.engine == "sim"
+    return [*_of_arguments(profile, here), *(() if is_simulated else _of_origin(profile, here))]
 
 
 def _of_arguments(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch]:
@@ -256,14 +241,13 @@ def _of_arguments(profile: ServingProfile, here: Deployment) -> Iterator[Mismatc
     other_model = model_mismatch(profile, here) if here.model_is is None else None
     if other_model is not None:
         yield Mismatch("model", other_model)
-    written = profile.engine.keys() - left_out(profile)
-    if models.is_shipped(profile.model):
-        written -= {"load_format"}
+    served = _SERVED.keys() & (profile.engine.keys() - left_out(profile))
+    if other_model is not None or models.is_shipped(profile.model):
+        served -= _SERVED.keys() if other_model is not None else {"load_format"}
     for name, default in (NUMERICS | _SERVED).items():
         is_there = name in here.arguments
-        is_compared = name in NUMERICS and (is_there or name in _SPREADS)
-        is_compared |= name in _SERVED and name in written and other_model is None
-        if not is_compared or (here.is_new and not is_there):
+        is_numeric = name in NUMERICS and (is_there or name in _SPREADS)
+        if not (is_numeric or name in served) or (here.is_new and not is_there):
             continue
         has, wants = here.arguments.get(name, default), profile.engine.get(name, default)
         wants = default if wants is None else wants
@@ -276,16 +260,17 @@ def _of_arguments(profile: ServingProfile, here: Deployment) -> Iterator[Mismatc
 def _of_origin(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch]:
     """Yield where another vLLM or another device will serve. A profile that does not say what it
     was measured on cannot be compared with anything."""
-    device = profile.provenance.device
+    device, machine = profile.provenance.device, here.machine
     vllm = supported.version_in(profile.provenance.versions)
     gpu = str(device.get("name", "an unnamed GPU")) if device.get("kind") == "gpu" else None
     silent = [what for what, facts in (("device", device), ("vLLM", vllm)) if not facts]
     if silent:
         yield Mismatch("origin", f"no {' and no '.join(silent)}: the profile does not say which")
-    machine = here.machine if here.machine is not None and here.machine.vllm else None
-    there = [(here.vllm, f"{here.at(here.vllm or '')} has")]
-    there += [(machine.vllm, "here is")] if machine else []
-    for version, where in there:
+    if machine is not None and machine.vllm is None:
+        machine = None
+    places = [(here.vllm, f"{here.at(here.vllm or '')} has")]
+    places += [(machine.vllm, "here is")] if machine else []
+    for version, where in places:
         if vllm and version and not supported.is_same(vllm, version):
             yield Mismatch("vllm", f"vLLM {vllm}, {where} {version}")
     if device and here.gpu and _label(gpu or "") != _label(here.gpu):
@@ -301,6 +286,10 @@ def _label(name: str) -> str:
     return name.replace(" ", "-").lower().removesuffix("-shared")
 
 
+def _all(found: Sequence[Mismatch]) -> str:
+    return f"the profile was measured elsewhere: {'; '.join(each.words for each in found)}"
+
+
 def refusal(profile: ServingProfile, found: Sequence[Mismatch]) -> GateError | None:
     """Return the refusal of what does not fit; None where all fits."""
     if not found:
@@ -308,7 +297,7 @@ def refusal(profile: ServingProfile, found: Sequence[Mismatch]) -> GateError | N
     by_model = {each.subject for each in found} == {"model"}
     named = f"If it is that model: --model-is {shlex.quote(profile.model)}. " if by_model else ""
     return GateError(
-        f"the profile was measured elsewhere: {'; '.join(each.words for each in found)}",
+        _all(found),
         hint=f"{named}Sweep there, or pass --force: what is deployed then keeps its own of these, "
         "on record.",
     )
@@ -319,21 +308,21 @@ def cautions(
 ) -> tuple[str, ...]:
     """Return the warnings for when the profile is rolled out all the same."""
     warnings = [ranks] if (ranks := profile.provenance.of_ranks) is not None else []
-    if found:
-        what = "; ".join(each.words for each in found)
-        warnings.append(f"the profile was measured elsewhere: {what}")
-    is_simulated = profile.provenance.engine == "sim"
+    warnings += [_all(found)] if found else []
     vllm = supported.version_in(profile.provenance.versions)
-    if here is not None and here.image is not None and vllm and not is_simulated:
-        which = f"{here.image[:200]} does not tell" if here.image else "no image tells"
-        warnings.append(
-            f"{here.at(here.image)}: {which} which vLLM will serve; the profile was measured with "
-            f"{vllm}"
-        )
-    if here is not None and not is_simulated and (left := sorted(left_out(profile))):
-        warnings.append(f"not a profile's to set, and left as the file has it: {', '.join(left)}")
-    if is_simulated:
+    if profile.provenance.engine == "sim":
         warnings.append(SIMULATED)
+    elif here is not None:
+        if here.image is not None and vllm:
+            which = f"{here.image[:200]} does not tell" if here.image else "no image tells"
+            warnings.append(
+                f"{here.at(here.image)}: {which} which vLLM will serve; the profile was measured "
+                f"with {vllm}"
+            )
+        if left := sorted(left_out(profile)):
+            warnings.append(
+                f"not a profile's to set, and left as the file has it: {', '.join(left)}"
+            )
     confidence = profile.decision.confidence
     if profile.decision.verdict in {"overloaded", "inconclusive"}:
         warnings.append(verdict(profile))
@@ -363,4 +352,4 @@ def of_the_file(found: Sequence[Mismatch]) -> set[str]:
     """Return the arguments that an overridden refusal leaves as the file has them."""
     subjects = {each.subject for each in found}
     own = subjects & (NUMERICS.keys() | _SERVED.keys())
-    return (OF_THE_MODEL if "model" in subjects else set()) | own
+    return ({*FACTS["of_the_model"]} if "model" in subjects else set()) | own

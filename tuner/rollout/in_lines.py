@@ -5,23 +5,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from tuner.rollout import known
 from tuner.rollout.server import End, Server, Span
 from tuner.rollout.words import (
     Found,
     UnreadableError,
-    commands,
     in_script,
-    read_flags,
+    reading,
     split,
-    unquoted,
+    unquoted_words,
     vllm_in,
 )
 
 _JOINED = re.compile(r"\\\r?\n(?:[ \t]*[#;][^\n]*\n)*")
 _SETTING = re.compile(
     r"^[ \t]*(?:\[(?P<section>[^\]\n]+)\]|(?P<key>\w+)[ \t]*=[ \t]*"
-    r"(?P<value>(?:\\\r?\n(?:[ \t]*[#;][^\n]*\n)*|[^\n])*?))[ \t\r]*$",
+    rf"(?P<value>(?:{_JOINED.pattern}|[^\n])*?))[ \t\r]*$",
     re.MULTILINE,
 )
 _STARTS = {"ExecStart", "Exec", "command"}
@@ -40,8 +38,8 @@ def in_unit(text: str) -> list[Server]:
     for each in settings:
         value = _JOINED.sub(" ", each["value"] or "")
         if each["key"] in {"Environment", "environment"}:
-            words = [bare for raw in commands(value) for one in raw for bare in unquoted(one, {})]
-            env |= {name: v for name, _, v in (pair.partition("=") for pair in words)}
+            pairs = [word.partition("=") for word in unquoted_words(value, {})]
+            env |= {name: value for name, _, value in pairs}
             env_spans.append(each.span("value"))
         elif each["key"] == "Image":
             image = value
@@ -56,51 +54,14 @@ def in_unit(text: str) -> list[Server]:
         raw = raw.lstrip("-@:+!|") if each["key"] == "ExecStart" else raw
         name = section.rpartition(":")[2] if ":" in section else each["key"]
         unused = {key: value for key, value in env.items() if key not in raw}
-        spans = [each.span("value"), *env_spans]
-        servers += _server(name, text, spans, raw, partial(_of_unit, raw, env, image), unused)
+        server = _server(name, [each.span("value"), *env_spans], rest=unused)
+        servers += _read(server, raw, partial(_of_unit, raw, env, image))
     return servers
 
 
 def _of_unit(raw: str, env: dict[str, str], image: str) -> Found | None:
     words = split(raw.replace("$$", "\0"), env)
     return vllm_in([word.replace("\0", "$").replace("%%", "%") for word in words], env, image)
-
-
-def _server(  # noqa: PLR0913, PLR0917 - what is read, and how
-    name: str,
-    text: str,
-    spans: Sequence[Span],
-    raw: str,
-    find: Callable[[], Found | None],
-    more: object = None,
-) -> list[Server]:
-    """Return the server that a part of the text starts; none where that is nothing of vLLM's."""
-    server = Server(name=name, spans=spans, ends=[End("text", each) for each in spans])
-    try:
-        found = find()
-        arguments = read_flags(found.words) if found else {}
-    except UnreadableError as problem:
-        unread = replace(server, proof="vllm", problem=str(problem), near=problem.near)
-        return [unread] if _MAY_BE.search(raw) else []
-    if found is None:
-        return []
-    flag = known.proof(arguments)
-    return [
-        replace(
-            server,
-            arguments=arguments,
-            proof=found.proof or (flag and f"its flag {flag}"),
-            words=found.words,
-            image=found.image,
-            rest=lambda: (found.rest, more, _without(text, spans)),
-        )
-    ]
-
-
-def _without(text: str, spans: Sequence[Span]) -> list[str]:
-    """Return the text beside a command and the variables that it may use."""
-    ends = [0, *(place for span in sorted(spans) for place in span), len(text)]
-    return [text[ends[n] : ends[n + 1]] for n in range(0, len(ends), 2)]
 
 
 def in_variables(text: str) -> list[Server]:
@@ -116,17 +77,28 @@ def in_variables(text: str) -> list[Server]:
             is_odd = not is_quoted and re.search(r"['\"]|\s#", value) is not None
             why = "its quotes or its comment are read differently" if is_odd else ""
             why = why or (f"{name} is set a second time" if names.count(name) > 1 else "")
-            servers += _server(name, text, [span], value, partial(_of_variable, value, why, name))
-    return [each for each in servers if each.proof]
+            found = _read(_server(name, [span]), value, partial(_of_variable, value, why, name))
+            servers += [replace(each, is_proven=True) for each in found]
+    return servers
 
 
 def _of_variable(value: str, why: str, name: str) -> Found:
     if why:
         raise UnreadableError(why, f"{name}=")
     words = split(value, {})
-    return vllm_in(words, {}) or Found(words, "")
+    return vllm_in(words, {}) or Found(words, is_proven=False)
 
 
 def in_shell(text: str) -> list[Server]:
     """Return the server that a script starts."""
-    return _server("script", text, [(0, len(text))], text, partial(in_script, text, {}))
+    server = _server("script", [(0, len(text))])
+    return _read(server, text, partial(in_script, text, {}))
+
+
+def _server(name: str, spans: Sequence[Span], rest: object = ()) -> Server:
+    return Server(name=name, spans=spans, ends=[End("text", *each) for each in spans], rest=rest)
+
+
+def _read(server: Server, raw: str, find: Callable[[], Found | None]) -> list[Server]:
+    read = reading(server, find, is_sure=_MAY_BE.search(raw) is not None)
+    return [] if read is None else [read]

@@ -56,10 +56,9 @@ def repository(image: str) -> str:
     return folder + slash + last.partition(":")[0]
 
 
-def starts_vllm(image: str) -> str:
-    """Return which image it is that starts vLLM by itself; empty where none is known to."""
-    found = _STARTS_VLLM.search(repository(image))
-    return f"the image {found[1]}" if found else ""
+def starts_vllm(image: str) -> bool:
+    """Whether an image is known to start vLLM by itself."""
+    return _STARTS_VLLM.search(repository(image)) is not None
 
 
 def may_have_vllm(image: str) -> bool:
@@ -68,6 +67,6 @@ def may_have_vllm(image: str) -> bool:
     return not name or re.search(r"(?:^|[-_.])(?:vllm|llm-d)(?:$|[-_.])", name) is not None
 
 
-def proof(names: Iterable[str]) -> str:
-    """Return the first of these arguments that is nobody's but vLLM's, or nothing."""
-    return next((name for name in sorted(names) if name in FACTS["proofs"]), "")
+def are_vllms(names: Iterable[str]) -> bool:
+    """Whether one of these arguments is nobody's but vLLM's."""
+    return any(name in FACTS["proofs"] for name in names)

@@ -5,19 +5,11 @@ Each is the profile's own number, with the tolerance of ``tuner verify`` on top.
 
 from tuner.profile.schema import ServingProfile
 from tuner.profile.tolerances import ATTAINMENT_TOLERANCE, SLACK_S, TOLERANCE
+from tuner.rollout.known import FACTS
 from tuner.traffic.window import parse_window
 
 _PREEMPTIONS_TOLERANCE = 0.01
 """Preemptions for each request, on top of the share: of none a share is nothing."""
-
-_SETTINGS = {
-    "block_size": "block_size",
-    "enable_prefix_caching": "enable_prefix_caching",
-    "gpu_memory_utilization": "gpu_memory_utilization",
-    "kv_cache_dtype": "cache_dtype",
-    "kv_cache_memory_bytes": "kv_cache_memory_bytes",
-}
-"""Engine arguments that a server tells of → their label in ``vllm:cache_config_info``."""
 
 
 def limits(profile: ServingProfile) -> dict[str, float]:
@@ -79,6 +71,6 @@ def settings(profile: ServingProfile) -> dict[str, str]:
     """Return the settings of the KV cache that a server tells of: label → value."""
     return {
         label: str(profile.engine[name])
-        for name, label in _SETTINGS.items()
+        for name, label in FACTS["settings"].items()
         if profile.engine.get(name) is not None
     }

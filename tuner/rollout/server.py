@@ -14,13 +14,21 @@ Near = Callable[[str], str | None]
 """Returns the content of the file of this name in the same folder; None where there is none."""
 
 
+Chart = Literal["", "own", "stack", "kwargs"]
+"""What keys mean: vllm serve's config, a chart's own values, those of vLLM's production stack, or
+arguments of Python's."""
+
+
 class End(NamedTuple):
-    """A text, a list or a mapping to which arguments may be added."""
+    """A place where arguments may be added."""
 
     form: Literal["text", "list", "keys"]
-    span: Span
-    is_flow: bool = False
-    """In brackets."""
+    begin: int
+    at: int
+    gap: str = ""
+    """What stands between two of them."""
+
+    quote: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,23 +39,20 @@ class Server:
     """For ``--container``."""
 
     arguments: Arguments = field(default_factory=dict)
-    proof: str = ""
-    """What shows that it is vLLM; empty where nothing does."""
+    is_proven: bool = False
+    """Whether the file shows that it is vLLM."""
 
     doubt: str = ""
     """What speaks against it."""
 
     spans: Sequence[Span] = ()
-    """Where in the text its words, keys and variables stand."""
+    """Where in the text its words, keys and variables stand: an edit leaves all else alone."""
+
+    rest: object = ()
+    """What else is said there: an edit leaves it alone too."""
 
     ends: Sequence[End] = ()
-    rest: Callable[[], object] = lambda: None
-    """Returns all else that the file says: an edit must leave it alone."""
-
     words: Sequence[str] = ()
-    variables: Mapping[str, Span] = field(default_factory=dict)
-    """Variables that a YAML file sets for it → where their values stand."""
-
     problem: str = ""
     """Why it cannot be read or edited."""
 
@@ -55,8 +60,4 @@ class Server:
     """What the problem is about, as it is spelt in the text."""
 
     image: str = ""
-    is_chart: bool = False
-    """Whether a chart decides what its keys mean."""
-
-    inner: "tuple[Span, str, Server] | None" = None
-    """A file within the file: its block, its indentation, and the server in it."""
+    chart: Chart = ""

@@ -6,14 +6,15 @@ knows where in a file a word stands.
 
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tuner.engines.arguments import ArgumentValue
 from tuner.engines.vllm.flags import GRAMMAR, LISTS, SHORT, canonical
 from tuner.engines.vllm.values import typed
-from tuner.rollout.known import FACTS, NO_WORD, starts_vllm
+from tuner.rollout.known import FACTS, NO_WORD, are_vllms, starts_vllm
+from tuner.rollout.server import Server
 
 
 class UnreadableError(Exception):
@@ -84,7 +85,11 @@ def split(text: str, env: Mapping[str, str]) -> list[str]:
     every = [words for words in commands(text) if words]
     if len(every) > 1:
         raise UnreadableError("holds several commands", every[1][0])
-    return [bare for words in every for word in words for bare in unquoted(word, env)]
+    return unquoted_words(text, env)
+
+
+def unquoted_words(text: str, env: Mapping[str, str]) -> list[str]:
+    return [bare for words in commands(text) for word in words for bare in unquoted(word, env)]
 
 
 def filled(text: str, env: Mapping[str, str]) -> str:
@@ -103,9 +108,7 @@ def unquoted(word: str, env: Mapping[str, str]) -> list[str]:
     if alone and (alone["all"] or not word.startswith('"')):
         value = env.get(alone["name"] + ((alone["all"] and "[@]") or ""))
         if value is not None:
-            return [
-                each for inner in commands(value) for raw in inner for each in unquoted(raw, env)
-            ]
+            return unquoted_words(value, env)
     parts = []
     for piece in re.findall(rf"{_PIECE}|.", word, re.VERBOSE | re.DOTALL):
         if piece[0] == "'":
@@ -127,24 +130,55 @@ class Found:
     words: Sequence[str]
     """Its own words."""
 
-    proof: str
-    """What shows that it is vLLM."""
-
     rest: tuple[object, ...] = ()
     """All other words, in order: an edit leaves them alone."""
 
     image: str = ""
+    is_proven: bool = True
 
 
-_SERVER = re.compile(
-    r"(?:\S*/)?vllm serve|(?:\S*/)?python[\d.]* (?:-[^\sm]\S* )*"
-    r"(?:-m (?:vllm serve|vllm\.entrypoints\.(?:(?:openai\.)?api_server|cli\.main serve))"
-    r"|(?:\S*/)?vllm serve|\S*vllm/entrypoints/(?:(?:openai/)?api_server\.py|cli/main\.py serve))"
+_FOLDER = r"(?:[^\0 ]*/)?"
+_WORD = r"[^\0]*\0"
+_SETS = r"\w+\+?=[^\0]*\0"
+_AMOUNT = rf"{_FOLDER}(?:0x[\da-f]+|\d[\d.,:-]*)[smhd]?\0"
+
+
+def _one_of(table: str) -> str:
+    return rf"{_FOLDER}(?:{'|'.join(map(re.escape, FACTS[table]))})\0"
+
+
+_START = re.compile(
+    rf"""(?:{_SETS})*
+    (?:{_one_of("launchers_of_one_word")}{_WORD} | exec\0-a\0{_WORD}
+      |(?!exec\0-a\0){_one_of("launchers")}
+        (?:-{_WORD}(?:(?!-|{_SETS}|{_AMOUNT}){_WORD})? | {_SETS} | {_AMOUNT})*
+    )*
+    (?:(?P<vllm>{_FOLDER}vllm\0serve\0
+        |{_FOLDER}python[\d.]*\0(?:-[^\0\ m]{_WORD})*
+         (?:-m\0(?:vllm\0serve|vllm\.entrypoints\.(?:(?:openai\.)?api_server|cli\.main\0serve))
+         |{_FOLDER}vllm\0serve
+         |[^\0 ]*vllm/entrypoints/(?:(?:openai/)?api_server\.py|cli/main\.py\0serve))\0)
+      |(?P<shell>{_one_of("shells")}) | (?P<script>{_one_of("take_scripts")})
+      |(?P<engine>{_one_of("engines")}) | (?P<cluster>{_one_of("images_of_clusters")}))""",
+    re.VERBOSE,
 )
-"""The words that start a server, joined by blanks."""
+"""How a command line begins whose words end in NUL: what sets variables and launches, then what
+starts a server, or what starts another command line.
 
-_LONGEST_START = 9
-_AMOUNT = re.compile(r"(?:0x[\da-f]+|\d[\d.,:-]*)[smhd]?")
+An option's value cannot be told from a program, so a word behind an option may be either.
+"""
+
+_CONTAINER = re.compile(
+    rf"""(?:{_WORD})+?(?:run|create|exec)\0
+    (?:(?:{"|".join(FACTS["docker_switches"])}|-[dhiPqt]+)\0|-[^\0]*=[^\0]*\0|-{_WORD}{_WORD})*+
+    (?P<image>[^-\0][^\0]*)\0""",
+    re.VERBOSE,
+)
+"""``docker run``, up to its image: the first word that is no option and no option's value."""
+
+
+def _joined(words: Sequence[str]) -> str:
+    return "".join(f"{word}\0" for word in words)
 
 
 def vllm_in(words: Sequence[str], env: Mapping[str, str], image: str = "") -> Found | None:
@@ -155,82 +189,53 @@ def vllm_in(words: Sequence[str], env: Mapping[str, str], image: str = "") -> Fo
     >>> vllm_in(["gateway", "-poolName", "vllm", "serve"], {}) is None
     True
     """
-    for at in _programs(words):
-        found = _started(words[at:], env)
+    start = _START.match(_joined(words))
+    if start is not None and start["vllm"]:
+        own = start[0].count("\0")
+        return Found(words[own:], tuple(words[:own]))
+    if start is not None:
+        at = start[0][: start.start(start.lastgroup or 0)].count("\0")
+        find = {"engine": _in_container, "cluster": _in_cluster}.get(
+            start.lastgroup or "", _in_text
+        )
+        found = find(words[at:], env)
         if found is not None:
             return replace(found, rest=(*words[:at], *found.rest))
-    if why := starts_vllm(image):
+    if starts_vllm(image):
         own = int(words[:1] == ["serve"])
-        return Found(words[own:], why, tuple(words[:own]), image)
+        return Found(words[own:], tuple(words[:own]), image)
     return None
 
 
-def _programs(words: Sequence[str]) -> Iterator[int]:
-    """Yield which words may be the program.
-
-    That is the first word that sets no variable. Behind a launcher it may be any word that follows
-    an option, because an option's value cannot be told from a program, and the first that is none.
-    """
-    at, is_launched = 0, False
-    while at < len(words):
-        name = words[at].rpartition("/")[2]
-        if name in FACTS["launchers_of_one_word"] or words[at : at + 2] == ["exec", "-a"]:
-            is_launched, at = True, at + 2 + (name == "exec")
-        elif name in FACTS["launchers"]:
-            is_launched, at = True, at + 1
-        elif is_launched and words[at].startswith("-"):
-            at += 1
-            if at < len(words) and not words[at].startswith("-"):
-                yield at
-                at += 1
-        elif _ASSIGNMENT.fullmatch(words[at]) or (is_launched and _AMOUNT.fullmatch(name)):
-            at += 1
-        else:
-            yield at
-            return
-
-
-def _started(words: Sequence[str], env: Mapping[str, str]) -> Found | None:
-    """Return the server, should the first word be the program."""
-    for length in range(2, min(_LONGEST_START, len(words)) + 1):
-        start = words[:length]
-        if not any(" " in word for word in start) and _SERVER.fullmatch(" ".join(start)):
-            return Found(words[length:], " ".join(start), tuple(start))
-    name = words[0].rpartition("/")[2]
-    if name in FACTS["shells"] or name in FACTS["take_scripts"]:
-        is_shell = name in FACTS["shells"]
-        texts = [b for a, b in pairwise(words) if re.fullmatch(r"-\w*c", a) or not is_shell]
-        return next(filter(None, (in_script(text, env) for text in texts if " " in text)), None)
-    if name in FACTS["engines"]:
-        return _in_container(words, env)
-    if name in FACTS["images_of_clusters"]:  # options that nobody lists, an image, a program
-        for at in range(2, len(words)):
-            image = words[at - 1] if starts_vllm(words[at - 1]) else ""
-            if image or re.fullmatch(r"(?:.*/)?(?:vllm|python[\d.]*|ba?sh)", words[at]):
-                found = vllm_in(words[at:], env, image)
-                if found:
-                    return replace(found, rest=(*words[:at], *found.rest), image=found.image)
-    return None
+def _in_text(words: Sequence[str], env: Mapping[str, str]) -> Found | None:
+    """Return the server that a text starts, which is handed to a shell."""
+    is_shell = words[0].rpartition("/")[2] in FACTS["shells"]
+    texts = [b for a, b in pairwise(words) if re.fullmatch(r"-\w*c", a) or not is_shell]
+    return next(filter(None, (in_script(text, env) for text in texts if " " in text)), None)
 
 
 def _in_container(words: Sequence[str], env: Mapping[str, str]) -> Found | None:
-    """Return the server that ``docker run`` starts: its image is the first word that is no option
-    and no option's value."""
-    at = next((n for n, word in enumerate(words) if word in {"run", "create", "exec"}), len(words))
-    at += 1
-    entrypoint: list[str] = []
-    while at < len(words) and words[at].startswith("-"):
-        name, equals, value = words[at].partition("=")
-        if name == "--entrypoint":
-            entrypoint = [value] if equals else list(words[at + 1 : at + 2])
-        is_switch = name in FACTS["docker_switches"]
-        is_switch |= name[1:2] != "-" and set(name[1:]) <= set("dhiPqt")
-        at += 1 + (not equals and not is_switch)
-    if at >= len(words):
+    """Return the server that ``docker run`` starts."""
+    start = _CONTAINER.match(_joined(words))
+    if start is None:
         return None
-    found = vllm_in([*entrypoint, *words[at + 1 :]], env, "" if entrypoint else words[at])
-    image = found.image if found and found.image else words[at]
-    return found and replace(found, rest=(*words[: at + 1], *found.rest), image=image)
+    entry = re.findall(r"\0--entrypoint[=\0]([^\0]*)", start[0])
+    own = start[0].count("\0")
+    found = vllm_in([*entry, *words[own:]], env, "" if entry else start["image"])
+    image = found.image if found and found.image else start["image"]
+    return found and replace(found, rest=(*words[:own], *found.rest), image=image)
+
+
+def _in_cluster(words: Sequence[str], env: Mapping[str, str]) -> Found | None:
+    """Return the server that ``apptainer exec`` and its like start: options that nobody lists, an
+    image, a program."""
+    for at in range(2, len(words)):
+        image = words[at - 1] if starts_vllm(words[at - 1]) else ""
+        if image or re.fullmatch(r"(?:.*/)?(?:vllm|python[\d.]*|ba?sh)", words[at]):
+            found = vllm_in(words[at:], env, image)
+            if found:
+                return replace(found, rest=(*words[:at], *found.rest))
+    return None
 
 
 def in_script(text: str, env: Mapping[str, str]) -> Found | None:
@@ -266,6 +271,29 @@ def _assign(raw: Sequence[str], known: dict[str, str]) -> int:
         value = value[1:-1] if is_list else " ".join(unquoted(value, known))
         known[name] = known.get(name, "") + " " * is_list + value if adds else value
     return len(raw)
+
+
+def reading(server: Server, find: Callable[[], Found | None], *, is_sure: bool) -> Server | None:
+    """Return the server with what its words say; None where they are not seen to be vLLM's.
+
+    With ``is_sure`` also one that cannot be read, and why.
+    """
+    try:
+        found = find()
+        arguments = read_flags(found.words) if found else {}
+    except UnreadableError as problem:
+        unread = replace(server, is_proven=True, problem=str(problem), near=problem.near)
+        return unread if is_sure else None
+    if found is None or not (found.is_proven or are_vllms(arguments)):
+        return None
+    return replace(
+        server,
+        arguments=arguments,
+        is_proven=found.is_proven,
+        words=found.words,
+        rest=(server.rest, found.rest),
+        image=found.image or server.image,
+    )
 
 
 # Flags

@@ -108,24 +108,23 @@ def whole_file(path: Path, *, force: bool = False, mode: int = 0o666) -> Iterato
     """
     real = resolve(path)
     if not force and real.exists():
-        raise _in_the_way(path)
-    with _replacing(path, real, mode=mode, is_new=not force) as file:
+        raise TargetError(f"{path}: already there", hint="Overwrite it with --force.")
+    with _replacing(path, real, mode=mode) as file:
         yield file
 
 
 @contextlib.contextmanager
-def _replacing(  # noqa: PLR0913 - what is written, where, as whose, and over what
+def _replacing(
     path: Path,
     real: Path,
     *,
     mode: int = 0o666,
     model: Path | None = None,
     was: bytes | None = _ANYTHING,
-    is_new: bool = False,
 ) -> Iterator[BinaryIO]:
     """Yield a file that takes the name ``real`` at the end; kill -9 alone leaves it behind.
 
-    ``model``: the file whose mode and owner it takes. With ``is_new`` nothing is written over.
+    ``model``: the file whose mode and owner it takes.
     """
     temporary = real.parent / f".tuner-{secrets.token_hex(8)}.tmp"
 
@@ -149,13 +148,8 @@ def _replacing(  # noqa: PLR0913 - what is written, where, as whose, and over wh
             os.fsync(descriptor)
         if was is not _ANYTHING and content(real) != was:
             raise changed_meanwhile(path)
-        if is_new:
-            real.hardlink_to(temporary)
-        else:
-            temporary.replace(real)
-        _sync_directory(real.parent)
-    except FileExistsError:
-        raise _in_the_way(path) from None
+        temporary.replace(real)
+        _sync(real.parent)
     except OSError as problem:
         raise _explained(path, problem) from None
     finally:
@@ -163,8 +157,8 @@ def _replacing(  # noqa: PLR0913 - what is written, where, as whose, and over wh
         interruption.has_ended(unlink)
 
 
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -177,8 +171,8 @@ def opened_own(path: str | Path, flags: int) -> int:
     A new file is for its owner alone. No link is followed, and only a regular file is opened.
     Raises TargetError.
     """
-    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(path, flags, 0o600)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor
@@ -194,7 +188,7 @@ def remove(path: Path) -> None:
     """Remove a file, if it is there. Raises TargetError."""
     try:
         path.unlink(missing_ok=True)
-        _sync_directory(path.parent)
+        _sync(path.parent)
     except OSError as problem:
         raise _explained(path, problem) from None
 
@@ -204,12 +198,13 @@ def check_writable(path: Path) -> None:
 
     It is tried: permissions do not tell what a folder takes (another user's, a quota, /proc).
     """
-    probe = _writable(path).parent / f".tuner-{secrets.token_hex(8)}.tmp"
-    try:
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        probe.unlink()
-    except OSError as problem:
-        raise _explained(path, problem) from None
+    real = _writable(path)
+    with contextlib.suppress(_Tried), _replacing(path, real):
+        raise _Tried
+
+
+class _Tried(Exception):  # noqa: N818 - no error
+    """Ends a write that was only tried."""
 
 
 def _writable(path: Path) -> Path:
@@ -222,10 +217,6 @@ def _writable(path: Path) -> Path:
 
 def changed_meanwhile(path: Path) -> TargetError:
     return TargetError(f"{path}: changed while tuner was at work", hint="Run the command again.")
-
-
-def _in_the_way(path: Path) -> TargetError:
-    return TargetError(f"{path}: already there", hint="Overwrite it with --force.")
 
 
 def _explained(path: Path, problem: Exception, verb: str = "written") -> TargetError:
@@ -275,10 +266,8 @@ def new_folder(kind: str, place: str | None = None) -> Path:
     return folder
 
 
-@functools.cache
-def own_folder(kind: str) -> Path:
-    """Return the one temporary folder of this process for this kind."""
-    return new_folder(kind)
+own_folder = functools.cache(new_folder)
+"""Returns the one temporary folder of this process for a kind."""
 
 
 def lock(descriptor: int, *, wait_s: float = 0.0) -> bool:

@@ -10,15 +10,9 @@ import ssl
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tuner.errors import AnswerTooLongError, InputError, UsageError
 
-if TYPE_CHECKING:
-    import aiohttp
-
-_MOST_REDIRECTS = 5
-_REDIRECTS = {301, 302, 303, 307, 308}
 _OK = 200
 _CHECK = "Is the server running? Check the address and the port (vLLM's is 8000)."
 _ADDRESS = re.compile(
@@ -26,10 +20,23 @@ _ADDRESS = re.compile(
 )
 """An address that can be shown: no login, no query, and no port that may be a password."""
 
+_REASONS = {
+    "ClientProxyConnectionError": "no answer from the proxy (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)",
+    "ClientHttpProxyError": "the proxy does not let it through",
+    "SSLCertVerificationError": "its certificate is not trusted (SSL_CERT_FILE names authorities)",
+    "SSLError": "speaks no TLS; give http:// instead of https://",
+    "gaierror": "no such host",
+    "ClientConnectorDNSError": "no such host",
+    "ConnectionRefusedError": "no answer: nobody listens there",
+    "ClientPayloadError": "the answer is cut short",
+    "ClientResponseError": "answers, but not as a web server does",
+}
+"""Name of an exception → what it means; nothing of it is the server's own words."""
+
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A request to a server: GET, or POST with a form or with JSON."""
+    """A request to a server: GET, or POST with a form."""
 
     url: str
     """With no secret in it: errors show it."""
@@ -38,9 +45,6 @@ class HttpRequest:
     """Of the answer's content."""
 
     form: Mapping[str, str] | None = None
-    body: Mapping[str, object] | None = None
-    """Sent as JSON."""
-
     authorization: str = ""
     """The header of that name."""
 
@@ -48,7 +52,7 @@ class HttpRequest:
     """Read the content also where the status is not 200."""
 
     direct: bool = False
-    """Past the proxies that the environment names; a server on this machine is always asked so."""
+    """Past the proxies that the environment names; a server on this machine always is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +60,6 @@ class HttpResponse:
     """A server's answer."""
 
     status: int
-    """Any but a redirect that was followed."""
-
     content: bytes
     """Empty where the status is not 200, without ``reads_refusals``."""
 
@@ -84,9 +86,7 @@ def problem_of(url: str) -> str | None:
         return "no address"
     if parts.username is not None:
         return "a login cannot be given in an address"
-    if parts.query or parts.fragment:
-        return "an address has no ? and no # here"
-    return None
+    return "an address has no ? and no # here" if parts.query or parts.fragment else None
 
 
 def is_loopback(url: str) -> bool:
@@ -114,11 +114,10 @@ def check_address(url: str, *, option: str) -> str:
 
 
 def ask(request: HttpRequest, *, timeout_s: float) -> HttpResponse:
-    """Send a request and return the response.
+    """Send a request and return the response; no redirect is followed.
 
-    ``timeout_s`` is for all of it, from the name of the host to the last byte. Redirects are
-    followed to the same scheme, host and port only, so that ``authorization`` goes nowhere else.
-    Raises InputError, of one line, with the address and nothing that the server sent.
+    ``timeout_s`` is for all of it, from the name of the host to the last byte. Raises InputError,
+    of one line, with the address and nothing that the server sent.
     """
     loop = asyncio.new_event_loop()  # asyncio.run would wait for a name server
     try:
@@ -135,6 +134,7 @@ def ask(request: HttpRequest, *, timeout_s: float) -> HttpResponse:
 async def _within(request: HttpRequest, timeout_s: float) -> HttpResponse:
     import aiohttp  # noqa: PLC0415 - it takes as long to import as all of a small command
 
+    url, content = request.url, bytearray()
     headers = {"Accept-Encoding": "identity"}
     if request.authorization:
         headers["Authorization"] = request.authorization
@@ -142,79 +142,36 @@ async def _within(request: HttpRequest, timeout_s: float) -> HttpResponse:
         async with (
             asyncio.timeout(timeout_s),
             aiohttp.ClientSession(
-                headers=headers,
                 auto_decompress=False,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # one for all
-                trust_env=not (request.direct or is_loopback(request.url)),
+                trust_env=not (request.direct or is_loopback(url)),
             ) as session,
-        ):
-            return await _follow(session, request)
+            session.request(
+                "GET" if request.form is None else "POST", url, data=request.form, headers=headers,
+                allow_redirects=False,
+                # trust the authorities of the system, or of SSL_CERT_FILE
+                ssl=ssl.create_default_context() if url.startswith("https:") else True,
+            ) as answer,
+        ):  # fmt: skip
+            if answer.status != _OK and not request.reads_refusals:
+                return HttpResponse(answer.status, b"")
+            if "Content-Encoding" in answer.headers:
+                raise InputError(
+                    f"{url}: answers compressed",
+                    hint="Give the server's own address, not that of what is in front of it.",
+                )
+            async for piece in answer.content.iter_any():
+                content += piece
+                if len(content) > request.most_bytes:
+                    raise AnswerTooLongError(f"{url}: answers too much", hint=_CHECK)
+            return HttpResponse(answer.status, bytes(content))
     except TimeoutError:
         raise InputError(
-            f"{request.url}: no complete answer within {timeout_s:g} s",
+            f"{url}: no complete answer within {timeout_s:g} s",
             hint="Is the server running, and not overloaded? Is something else listening there?",
         ) from None
     except (aiohttp.ClientError, OSError, ValueError) as problem:
         causes = (problem, getattr(problem, "os_error", None))
         kinds = {kind.__name__ for each in causes for kind in type(each).__mro__}
         why = next((why for name, why in _REASONS.items() if name in kinds), "no answer")
-        raise InputError(f"{request.url}: {why}", hint=_CHECK) from None
-
-
-_REASONS = {
-    "ClientProxyConnectionError": "no answer from the proxy (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)",
-    "ClientHttpProxyError": "the proxy does not let it through",
-    "SSLCertVerificationError": "its certificate is not trusted (SSL_CERT_FILE names authorities)",
-    "SSLError": "speaks no TLS; give http:// instead of https://",
-    "gaierror": "no such host",
-    "ClientConnectorDNSError": "no such host",
-    "ConnectionRefusedError": "no answer: nobody listens there",
-    "ClientPayloadError": "the answer is cut short",
-    "ClientResponseError": "answers, but not as a web server does",
-    "ServerDisconnectedError": "no answer: it closes the connection",
-    "ConnectionResetError": "no answer: it closes the connection",
-    "ValueError": "no address that can be asked",
-}
-"""Name of an exception → what it means; nothing of it is the server's own words."""
-
-
-async def _follow(session: "aiohttp.ClientSession", request: HttpRequest) -> HttpResponse:
-    url = address = request.url
-    method = "GET" if request.form is None and request.body is None else "POST"
-    # Trust the authorities of the system, or of SSL_CERT_FILE.
-    trusted = ssl.create_default_context() if url.startswith("https:") else True
-    for _ in range(_MOST_REDIRECTS):
-        async with session.request(
-            method, address, data=request.form, json=request.body, ssl=trusted,
-            allow_redirects=False,
-        ) as answer:  # fmt: skip
-            status, target = answer.status, answer.headers.get("Location")
-            if status not in _REDIRECTS or not target:
-                is_read = status == _OK or request.reads_refusals
-                return HttpResponse(status, await _read(request, answer) if is_read else b"")
-        address = urllib.parse.urljoin(address, target)
-        if _server_of(address) != _server_of(url):
-            raise InputError(
-                f"{url}: redirects to another server",
-                hint="Give that server's address, if it is the right one.",
-            )
-    raise InputError(f"{url}: redirects again and again", hint=_CHECK)
-
-
-def _server_of(address: str) -> tuple[str, str | None, int | None]:
-    parts = urllib.parse.urlsplit(address)
-    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-
-
-async def _read(request: HttpRequest, answer: "aiohttp.ClientResponse") -> bytes:
-    content = bytearray()
-    if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
-        raise InputError(
-            f"{request.url}: answers compressed, which was not asked for",
-            hint="Give the server's own address, not that of what is in front of it.",
-        )
-    async for piece in answer.content.iter_any():
-        content += piece
-        if len(content) > request.most_bytes:
-            raise AnswerTooLongError(f"{request.url}: answers too much", hint=_CHECK)
-    return bytes(content)
+        raise InputError(f"{url}: {why}", hint=_CHECK) from None

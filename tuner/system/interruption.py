@@ -3,7 +3,7 @@
 In order means: the main task of a running event loop is cancelled; elsewhere KeyboardInterrupt is
 raised. A second KeyboardInterrupt would cut the clean-up short wherever it happened to be, and
 Python would print a traceback. So the second signal raises nothing: what must not outlive us is
-ended, the last words are said, and the process is gone.
+ended, the last words are printed, and the process is gone.
 """
 
 import atexit
@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from tuner.system.printable import printable
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 EXIT_CODE = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-_NOTHING_SAID = ("nothing half-written was left behind", "Run the command again.")
 _LINE_AND_CURSOR_BACK = b"\r\x1b[K\x1b[?25h"
 
 Words = tuple[str, str]
@@ -38,16 +36,21 @@ Result = TypeVar("Result")
 class _Command:
     """The command that a signal meets."""
 
-    def __init__(self, heard: tuple[signal.Signals, ...] = ()) -> None:
-        self.heard = heard
-        """The signals that we decide on."""
-        self.count = 0
-        """How many have come."""
-        self.cancel: Callable[[], object] | None = None
-        """How the event loop that runs is told of the first one."""
-        self.words: Callable[[], Words] = lambda: _NOTHING_SAID
-        self.exit_code: int | None = None
-        """Once it has ended."""
+    signals: tuple[signal.Signals, ...] = ()
+    """Those that we decide on."""
+
+    count = 0
+    """How many have come."""
+
+    cancel: Callable[[], object] | None = None
+    """Cancels the main task of the event loop that runs."""
+
+    exit_code: int | None = None
+    """Once it has ended."""
+
+    @staticmethod
+    def words() -> Words:
+        return "nothing half-written was left behind", "Run the command again."
 
 
 _command = _Command()
@@ -58,20 +61,21 @@ def listen() -> None:
     """Decide on signals from here on, but for those that are switched off, as nohup does."""
     global _command  # noqa: PLW0603 - a process has one
     usual = (signal.SIG_DFL, signal.default_int_handler)
-    _command = _Command(tuple(each for each in SIGNALS if signal.getsignal(each) in usual))
-    _answer_with(_heard)
+    _command = _Command()
+    _command.signals = tuple(each for each in SIGNALS if signal.getsignal(each) in usual)
+    _handle_with(lambda _number, _frame: _hear())
     atexit.register(_be_gone)  # the first to register is the last to run
 
 
 def hear_nothing() -> None:
     """Let signals go unheard."""
-    _answer_with(signal.SIG_IGN)
+    _handle_with(signal.SIG_IGN)
 
 
 def ended(exit_code: int) -> None:
     """Let signals cut nothing short from here on but the end of the process itself."""
     _command.exit_code = exit_code
-    _answer_with(lambda _number, _frame: _leave(exit_code))
+    _handle_with(lambda _number, _frame: _exit(exit_code))
 
 
 def happened() -> bool:
@@ -92,7 +96,7 @@ def words() -> Words:
 
 def say_at_the_end(last: Callable[[], Words]) -> None:
     """Let these be the last words of the command, should it be interrupted."""
-    _command.words = last
+    _command.words = last  # type: ignore[method-assign]
 
 
 def ends_with_us(ending: Callable[[], object]) -> None:
@@ -148,45 +152,35 @@ def in_two_lines(message: str, cure: str) -> str:
     return f"{printable(message)}\n{printable(cure)}\n"
 
 
-def _answer_with(handler: "signal._HANDLER") -> None:
-    for number in _command.heard:
+def _handle_with(handler: "signal._HANDLER") -> None:
+    for number in _command.signals:
         signal.signal(number, handler)
 
 
-def _heard(_number: int, _frame: FrameType | None) -> None:
+def _hear() -> None:
     _command.count += 1
     if _command.count > 1:
-        _end_at_once()
+        _exit(EXIT_CODE, says=words())
     # what falls over on the way out is nothing that anybody needs to read
     warnings.simplefilter("ignore")
     threading.excepthook = lambda _: None
-    sys.unraisablehook = _dropped
+    sys.unraisablehook = lambda _: None
     if _command.cancel is None:
         raise KeyboardInterrupt
     _command.cancel()
 
 
-def _dropped(problem: "sys.UnraisableHookArgs") -> None:
-    """End at once where Python has dropped our interruption, because it was raised in a finalizer:
-    then nothing is left that could end in order."""
-    if isinstance(problem.exc_value, KeyboardInterrupt):
-        _end_at_once()
-
-
-def _end_at_once() -> NoReturn:
+def _exit(code: int, *, says: Words | None = None) -> NoReturn:
+    """End at once: first what must not outlive us, then the process."""
     hear_nothing()
-    _end_what_is_ours()
-    kept, cure = words()
-    text = in_two_lines(f"Interrupted: {kept}", cure).encode(errors="backslashreplace")
-    with suppress(OSError):  # not sys.stderr, in the midst of whose work we may be
-        os.write(2, _LINE_AND_CURSOR_BACK + text if os.isatty(2) else text)
-    os._exit(EXIT_CODE)
-
-
-def _leave(exit_code: int) -> NoReturn:
-    hear_nothing()
-    _end_what_is_ours()
-    os._exit(exit_code)
+    for ending in reversed([*_endings]):  # which they may leave
+        with suppress(Exception):  # one that fails keeps no other from ending
+            ending()
+    if says is not None:
+        text = in_two_lines(f"Interrupted: {says[0]}", says[1]).encode(errors="backslashreplace")
+        with suppress(OSError):  # not sys.stderr, in the midst of whose work we may be
+            os.write(2, _LINE_AND_CURSOR_BACK + text if os.isatty(2) else text)
+    os._exit(code)
 
 
 def _be_gone() -> None:
@@ -198,9 +192,3 @@ def _be_gone() -> None:
             with suppress(OSError, ValueError):
                 stream.flush()
         os._exit(_command.exit_code)
-
-
-def _end_what_is_ours() -> None:
-    for ending in reversed([*_endings]):  # which they may leave
-        with suppress(Exception):  # one that fails keeps no other from ending
-            ending()

@@ -30,7 +30,6 @@ _MOST_DIGITS = 300
 _NEVER_FOLD = 1 << 20
 _PLAIN = ("bool", "float", "int", "map", "null", "seq", "str")
 _PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in _PLAIN}
-_NUMBERS = {"tag:yaml.org,2002:int", "tag:yaml.org,2002:float"}
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
@@ -62,15 +61,10 @@ def decode(content: bytes, *, source: str, error: type[InputError]) -> str:
         text = content.decode("utf-8")
     except UnicodeDecodeError as problem:
         wrong = problem.start
-    if wrong < 0:
-        return text
-    line = content.count(b"\n", 0, wrong) + 1
-    raise error(f"{source}:{line}: not UTF-8 text (byte {wrong})", hint=hint)
-
-
-def _refused(what: str, at: Any, cure: str) -> yaml.MarkedYAMLError:  # noqa: ANN401 - node or event
-    """Return the error for what is well-formed, and still not taken."""
-    return yaml.MarkedYAMLError(problem=what, problem_mark=at.start_mark, note=cure)
+    if wrong >= 0:
+        line = content.count(b"\n", 0, wrong) + 1
+        raise error(f"{source}:{line}: not UTF-8 text (byte {wrong})", hint=hint)
+    return text
 
 
 class _Bounded(Composer, _LOADER):  # type: ignore[misc]
@@ -87,6 +81,7 @@ class _Bounded(Composer, _LOADER):  # type: ignore[misc]
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()
+        is_alias = isinstance(event, yaml.AliasEvent)
         anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
         if self.plain and (anchor or tag):
             what = f"anchor or alias {anchor!r}" if anchor else f"tag {tag!r}"
@@ -94,16 +89,13 @@ class _Bounded(Composer, _LOADER):  # type: ignore[misc]
         if self.depth == _MAX_DEPTH:
             hint = "Use a file that tuner or vLLM could have written."
             raise _refused(f"nested more than {_MAX_DEPTH} levels deep", event, hint)
-        self.depth += 1
         before = self.values
+        self.depth += 1
         node: yaml.Node | None = super().compose_node(parent, index)
         self.depth -= 1
-        if isinstance(event, yaml.AliasEvent):
-            if id(node) not in self.sizes:
-                hint = "Write the value out."
-                raise _refused("an alias within what it stands for", event, hint)
-            self.values += self.sizes[id(node)] - 1
-        self.values += 1
+        if is_alias and id(node) not in self.sizes:
+            raise _refused("an alias within what it stands for", event, "Write the value out.")
+        self.values += self.sizes[id(node)] if is_alias else 1
         self.sizes[id(node)] = self.values - before
         if self.values > MAX_VALUES:
             what = f"more than {MAX_VALUES} keys and values, those behind aliases counted each time"
@@ -111,24 +103,32 @@ class _Bounded(Composer, _LOADER):  # type: ignore[misc]
         if self.plain and node is not None and node.tag not in _PLAIN_TAGS:
             what = f"{node.value!r} is read as a {node.tag.rpartition(':')[2]}"
             raise _refused(what, node, "Put it in quotes if it is text.")
-        if node is not None and node.tag in _NUMBERS and len(node.value) > _MOST_DIGITS:
-            what = f"a number of {len(node.value)} characters"
-            raise _refused(what, node, "Use plain YAML values.")
-        if isinstance(node, yaml.MappingNode) and not isinstance(event, yaml.AliasEvent):
-            _refuse_duplicates(node)
+        if (
+            node is not None
+            and node.tag[-4:] in {":int", "loat"}
+            and len(node.value) > _MOST_DIGITS
+        ):
+            raise _refused("a number of too many digits", node, "Use plain YAML values.")
+        if isinstance(node, yaml.MappingNode) and not is_alias:
+            _check_keys(node)
         return node
 
 
-def _refuse_duplicates(node: yaml.MappingNode) -> None:
-    seen: dict[str, int] = {}
+def _check_keys(node: yaml.MappingNode) -> None:
+    lines: dict[str, int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
             hint = "Use plain keys; a template in {{ }} goes in quotes, or render the file first."
             raise _refused("a key that is not text", key, hint)
-        if key.value in seen:
-            what = f"{key.value[:80]!r} is there twice, first in line {seen[key.value]}"
+        if key.value in lines:
+            what = f"{key.value[:80]!r} is there twice, first in line {lines[key.value]}"
             raise _refused(what, key, "Remove one of the two.")
-        seen[key.value] = key.start_mark.line + 1
+        lines[key.value] = key.start_mark.line + 1
+
+
+def _refused(what: str, at: Any, cure: str) -> yaml.MarkedYAMLError:  # noqa: ANN401 - node or event
+    """Return the error for what is well-formed, and still not taken."""
+    return yaml.MarkedYAMLError(problem=what, problem_mark=at.start_mark, note=cure)
 
 
 def compose(
@@ -138,21 +138,27 @@ def compose(
 
     ``plain`` refuses what a file written by a program never has. Raises ``error`` with the place.
     """
-    with _explained(text, source=source, error=error):
-        node = _Bounded(text, plain=plain).get_single_node()
-    if node is None or (node.tag == "tag:yaml.org,2002:null" and not node.value):
+    node, *more = compose_all(text, source=source, error=error, plain=plain) or [None]
+    if node is None:
         return None
-    if not isinstance(node, yaml.MappingNode):
-        place = f"{source}:{node.start_mark.line + 1}"
-        raise error(f"{place}: not a mapping of keys to values", hint="Is this the right file?")
+    if more or not isinstance(node, yaml.MappingNode):
+        what, at = (
+            ("more than one document", more[0])
+            if more
+            else ("not a mapping of keys to values", node)
+        )
+        place = f"{source}:{at.start_mark.line + 1}"
+        raise error(f"{place}: {what}", hint="Is this the right file?")
     return node
 
 
-def compose_all(text: str, *, source: str, error: type[InputError]) -> list[yaml.Node]:
+def compose_all(
+    text: str, *, source: str, error: type[InputError], plain: bool = False
+) -> list[yaml.Node]:
     """Return the documents of the text, those without content left out. Raises ``error``."""
     nodes: list[yaml.Node] = []
     with _explained(text, source=source, error=error):
-        loader = _Bounded(text)
+        loader = _Bounded(text, plain=plain)
         while loader.check_node() and (node := loader.get_node()):
             nodes += [node] if node.tag != "tag:yaml.org,2002:null" else []
     return nodes
@@ -166,55 +172,49 @@ def construct(node: yaml.Node, *, source: str, error: type[InputError]) -> objec
 
 @contextlib.contextmanager
 def _explained(text: str, *, source: str, error: type[InputError]) -> Iterator[None]:
+    """Raise ``error`` with the place of what PyYAML refuses."""
+    place, hint = source, "Check the YAML there: indentation, quotes, tags, a cut file."
     try:
         yield
     except yaml.reader.ReaderError as problem:
-        line = text.count("\n", 0, problem.position) + 1
+        place += f":{text.count(chr(10), 0, problem.position) + 1}"
         what = f"a character that YAML does not allow (#x{problem.character:04x})"
-        raise error(f"{source}:{line}: {what}", hint="Check that this is a text file.") from None
     except yaml.MarkedYAMLError as problem:
         mark = problem.problem_mark or problem.context_mark
-        place = source if mark is None else f"{source}:{mark.line + 1}"
+        place += "" if mark is None else f":{mark.line + 1}"
         what = (problem.problem or problem.context or "not YAML").removeprefix("but ")
-        hint = problem.note or "Check the YAML there: indentation, quotes, tags, a cut file."
-        raise error(re.sub(r"\s+", " ", f"{place}: {what}"), hint=hint) from None
+        hint = problem.note or hint
     except ValueError as problem:  # a date that there is not
-        raise error(f"{source}: {str(problem)[:80]}", hint="Use plain YAML values.") from None
+        what = str(problem)[:80]
+    else:
+        return
+    raise error(re.sub(r"\s+", " ", f"{place}: {what}"), hint=hint)
 
 
 class _Dumper(_DUMPER):  # type: ignore[misc]
-    """Escapes every line break, and puts on one line what holds nothing but numbers."""
+    """Escapes every line break, and puts a list of numbers on one line."""
 
     def represent_text(self, data: str) -> yaml.ScalarNode:
         style = '"' if re.search("[\n\r\x85\u2028\u2029]", data) else None
         node: yaml.ScalarNode = self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
         return node
 
-    def represent_collection(self, data: list[object] | dict[str, object]) -> yaml.Node:
-        is_list = isinstance(data, list)
-        node: yaml.CollectionNode = (self.represent_list if is_list else self.represent_dict)(data)
-        values = data if isinstance(data, list) else data.values()
-        node.flow_style = all(isinstance(value, int | float) for value in values)
+    def represent_numbers(self, data: list[object]) -> yaml.Node:
+        node: yaml.SequenceNode = self.represent_list(data)
+        is_short = all(isinstance(each, int | float) for each in data)
+        node.flow_style = self.default_flow_style or is_short
         return node
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)
-_Dumper.add_representer(list, _Dumper.represent_collection)
-_Dumper.add_representer(dict, _Dumper.represent_collection)
-
-
-class _FlowDumper(_DUMPER):  # type: ignore[misc]
-    """Escapes every line break."""
-
-
-_FlowDumper.add_representer(str, _Dumper.represent_text)
+_Dumper.add_representer(list, _Dumper.represent_numbers)
 
 
 def dump(value: object, *, is_flow: bool = False) -> str:
     """Return a document in block style, keys in the order given, no line folded; with ``is_flow`` a
     value on one line, fit to stand after a key."""
     text: str = yaml.dump(
-        [value] if is_flow else value, Dumper=_FlowDumper if is_flow else _Dumper, sort_keys=False,
-        allow_unicode=True, default_flow_style=is_flow, width=_NEVER_FOLD,
+        [value] if is_flow else value, Dumper=_Dumper, sort_keys=False, allow_unicode=True,
+        default_flow_style=is_flow, width=_NEVER_FOLD,
     )  # fmt: skip
     return text.removeprefix("[").removesuffix("]\n") if is_flow else text

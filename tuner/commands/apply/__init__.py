@@ -1,1 +1,0 @@
-"""``tuner apply``: write a profile into what is deployed."""
