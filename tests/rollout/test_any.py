@@ -94,9 +94,8 @@ def _args(text: str) -> list[str]:
 
 def _compose(words: list[str]) -> str:
     text = " ".join(map(shlex.quote, words)).replace("$", "$$")
-    return (
-        f"services:\n  v:\n    image: vllm/vllm-openai\n    command: {json.dumps(text)}\n    tty: true\n"
-    )
+    head = "services:\n  v:\n    image: vllm/vllm-openai\n    command: "
+    return f"{head}{json.dumps(text)}\n    tty: true\n"
 
 
 def _compose_words(text: str) -> list[str]:

@@ -6,25 +6,18 @@ from tests.support.profiles import ENGINE, profile, step
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import InputError, ProfileError
-from tuner.profile.schema import ServingProfile
 from tuner.rollout import fit
 from tuner.rollout.fit import Deployment, LocalMachine
 from tuner.rollout.known import vllm_version
 
 GPU = {"kind": "gpu", "name": "NVIDIA H200", "memory_bytes": 150 * 10**9}
-MEASURED = profile(versions={"vllm": "0.32.0"}, device=GPU)
 H200 = LocalMachine(vllm="0.32.0", gpu="NVIDIA H200")
 
 
-def here(machine: LocalMachine | None = None, /, **told: ArgumentValue) -> Deployment:
-    return Deployment(arguments={"model": "m", **told}, source="f", machine=machine)
-
-
-def words(chosen: ServingProfile, at: Deployment) -> list[str]:
-    return [each.words for each in fit.mismatches(chosen, at)]
-
-
-CAP = {"max_num_seqs": 16}
+def here(
+    machine: LocalMachine | None = None, /, *, gpu: str | None = None, **told: ArgumentValue
+) -> Deployment:
+    return Deployment(arguments={"model": "m", **told}, source="f", machine=machine, gpu=gpu)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +26,6 @@ CAP = {"max_num_seqs": 16}
         ([], {}, {}),
         ([], {"max_num_batched_tokens": 2048}, {"max_num_batched_tokens": 8192}),
         (["max_num_batched_tokens", "model"], {}, {"max_num_batched_tokens": 8192}),
-        ([], {"enable_prefix_caching": False}, {"enable_prefix_caching": True}),
         (["trust_remote_code", "worker_cls"], {}, {}),
     ],
 )  # fmt: skip
@@ -42,12 +34,7 @@ def test_what_is_written_is_what_was_chosen_and_what_the_file_says_otherwise(
 ) -> None:
     unsafe = {"trust_remote_code": True, "worker_cls": "a.B"}
     chosen = profile(engine={**ENGINE, **unsafe}, given=given)
-    assert fit.wanted(chosen, told, pin=False, live_knob=False) == CAP | more
-
-
-def test_every_argument_is_pinned_on_request() -> None:
-    pinned = fit.wanted(profile(), {}, pin=True, live_knob=False)
-    assert pinned == {name: value for name, value in ENGINE.items() if name != "model"}
+    assert fit.wanted(chosen, told, pin=False) == {"max_num_seqs": 16} | more
 
 
 def test_a_shipped_model_is_written_by_its_path() -> None:
@@ -82,68 +69,41 @@ def test_an_argument_that_would_undo_the_choice_is_refused(
     assert (fit.clash(here(**told), fit.settings(profile())) is not None) is clashes
 
 
-@pytest.mark.parametrize(
-    ("at", "said"),
-    [
-        (here(), []),
-        (here(LocalMachine(None, None)), []),
-        (here(H200), []),
-        (here(LocalMachine("0.32.0+cu130", "NVIDIA H200")), []),
-        (here(LocalMachine("0.32.0", None)), ["NVIDIA H200, here is a CPU"]),
-        (here(LocalMachine("0.31.2", "NVIDIA A10"), model="n"),
-         ["model m, f has n", "vLLM 0.32.0, here is 0.31.2", "NVIDIA H200, here is NVIDIA A10"]),
-        (here(model="$M"), ["model m, f has $M, which is decided elsewhere"]),
-        (Deployment(arguments={}, source="f"), ["model m, f names none"]),
-        (Deployment(arguments={}, source="f", is_new=True), []),
-        (Deployment(arguments={"model": "m"}, source="f", vllm="0.9.1", gpu="NVIDIA-H100"),
-         ["vLLM 0.32.0, f has 0.9.1", "NVIDIA H200, f has NVIDIA-H100"]),
-        (Deployment(arguments={"model": "m"}, source="f", gpu="NVIDIA-H200-SHARED"), []),
-        (here(kv_cache_dtype="fp8"), ["kv_cache_dtype auto, f has fp8"]),
-        (here(quantization="awq"), ["quantization none, f has awq"]),
-        (here(tensor_parallel_size=2), ["tensor_parallel_size 1, f has 2"]),
-    ],
-)  # fmt: skip
-def test_what_was_measured_elsewhere_is_named(at: Deployment, said: list[str]) -> None:
-    assert words(MEASURED, at) == said
-    assert (fit.refusal(MEASURED, fit.mismatches(MEASURED, at)) is not None) is bool(said)
+MEASURED = {"versions": {"vllm": "0.32.0"}, "device": GPU}
+FOUND: list[tuple[dict[str, object], Deployment, list[str]]] = [
+    ({}, here(), []),
+    ({}, here(LocalMachine("0.32.0+cu130", "NVIDIA H200")), []),
+    ({}, here(LocalMachine("0.32.0", None)), ["NVIDIA H200, here is a CPU"]),
+    ({}, here(LocalMachine("0.31.2", "NVIDIA A10"), model="n"),
+     ["model m, f has n", "vLLM 0.32.0, here is 0.31.2", "NVIDIA H200, here is NVIDIA A10"]),
+    ({}, here(model="$M"), ["model m, f has $M, which is decided elsewhere"]),
+    ({}, Deployment(arguments={}, source="f"), ["model m, f names none"]),
+    ({}, Deployment(arguments={}, source="f", is_new=True), []),
+    ({}, here(gpu="NVIDIA-H100"), ["NVIDIA H200, f has NVIDIA-H100"]),
+    ({}, here(gpu="NVIDIA-H200-SHARED"), []),
+    ({}, here(kv_cache_dtype="fp8"), ["kv_cache_dtype auto, f has fp8"]),
+    ({}, here(quantization="awq"), ["quantization none, f has awq"]),
+    ({"engine": ENGINE | {"tensor_parallel_size": 2}}, here(), ["tensor_parallel_size 2, f has 1"]),
+    ({"engine": ENGINE | {"revision": "a"}}, here(revision="b"), ["revision a, f has b"]),
+    ({"engine": ENGINE | {"tokenizer": "evil/t"}}, here(), ["tokenizer evil/t, f has none"]),
+    ({"engine": ENGINE | {"load_format": "dummy"}}, here(), ["load_format dummy, f has auto"]),
+    ({"device": {**GPU, "driver": "580.1"}}, here(LocalMachine("0.32.0", "NVIDIA H200", "590.2")),
+     ["driver 580.1, here is 590.2"]),
+    ({"device": {}, "versions": {}}, here(H200),
+     ["no device and no vLLM: the profile does not say which"]),
+    ({"engine_": "sim", "versions": {"vllm": "0.1"}, "device": {"name": "simulated:x"}},
+     here(H200), []),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("engine", "told", "said"),
-    [
-        ({"tensor_parallel_size": 2}, {}, "tensor_parallel_size 2, f has 1"),
-        ({"revision": "a"}, {"revision": "b"}, "revision a, f has b"),
-        ({"load_format": "dummy"}, {}, "load_format dummy, f has auto"),
-        ({"tokenizer": "evil/t"}, {}, "tokenizer evil/t, f has none"),
-        ({"runner": "pooling"}, {}, "runner pooling, f has auto"),
-    ],
-)
-def test_what_is_served_and_its_numerics_are_the_deployments_own(
-    engine: dict[str, object], told: dict[str, ArgumentValue], said: str
+@pytest.mark.parametrize(("facts", "at", "words"), FOUND)
+def test_what_was_measured_elsewhere_is_named(
+    facts: dict[str, object], at: Deployment, words: list[str]
 ) -> None:
-    chosen = profile(engine={**ENGINE, **engine})
-    assert words(chosen, here(**told)) == [said]
-    assert fit.of_the_file(fit.mismatches(chosen, here(**told))) == {said.partition(" ")[0]}
-
-
-@pytest.mark.parametrize(
-    ("facts", "machine", "said"),
-    [
-        ({"device": {**GPU, "driver": "580.1"}}, LocalMachine("0.32.0", "NVIDIA H200", "590.2"),
-         ["driver 580.1, here is 590.2"]),
-        ({"device": {"kind": "gpu"}}, H200, ["an unnamed GPU, here is NVIDIA H200"]),
-        ({"device": {}, "versions": {}}, H200,
-         ["no device and no vLLM: the profile does not say which"]),
-        ({"engine_": "sim", "versions": {"vllm": "0.1"}, "device": {"name": "simulated:x"}},
-         H200, []),
-        ({"versions": {"vllm": "0.32.0+cpu"}}, LocalMachine("0.33.0", None),
-         ["vLLM 0.32.0+cpu, here is 0.33.0"]),
-    ],
-)  # fmt: skip
-def test_where_it_was_measured_counts(
-    facts: dict[str, object], machine: LocalMachine, said: list[str]
-) -> None:
-    assert words(profile(**facts), here(machine)) == said  # type: ignore[arg-type]
+    chosen = profile(**(MEASURED | facts))  # type: ignore[arg-type]
+    found = fit.mismatches(chosen, at)
+    assert [each.words for each in found] == words
+    assert (fit.refusal(chosen, found) is not None) is bool(words)
 
 
 @pytest.mark.parametrize(
@@ -151,20 +111,15 @@ def test_where_it_was_measured_counts(
     [
         ("vllm/vllm-openai:v0.32.0-cu129-ubuntu2404", "0.32.0"),
         ("vllm/vllm-openai:v0.11.0-rc.1", "0.11.0rc1"),
-        ("vllm/vllm-openai:0.11.0.post1", "0.11.0.post1"),
         ("vllm/vllm-openai:v0.11.1rc2.dev20", "0.11.1rc2.dev20"),
-        ("vllm/vllm-openai:v0.32.0@sha256:0123", "0.32.0"),
-        ("host:5000/mirror/vllm-openai:v0.32.0", "0.32.0"),
+        ("host:5000/mirror/vllm-openai:v0.32.0@sha256:0123", "0.32.0"),
         ("public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v0.32.0", "0.32.0"),
         ("rocm/vllm:rocm7.0.0_vllm_0.11.2_20251210", "0.11.2"),
         ("/images/vllm-openai_v0.32.0.sif", "0.32.0"),
         ("lmcache/vllm-openai:v0.3.9", None),
-        ("vllm/vllm-openai:latest", None),
-        ("vllm/vllm-openai@sha256:0123", None),
         ("vllm/vllm-openai:v0.32.0.1", None),
         ("nvcr.io/nvidia/vllm:25.09-py3", None),
         ("acme/llm:v0.32.0", None),
-        ("", None),
     ],
 )
 def test_the_tag_of_an_image_tells_the_version_or_nothing_does(

@@ -19,7 +19,7 @@ from tuner.system import interruption
 interruption.listen()
 interruption.say_at_the_end(lambda: ("2 replays are kept", "Go on."))
 """
-TOLD = "Interrupted: 2 replays are kept\nGo on.\n"
+LAST_WORDS = "Interrupted: 2 replays are kept\nGo on.\n"
 BY_ITSELF = "Interrupted: nothing half-written was left behind\nRun the command again.\n"
 
 
@@ -66,39 +66,8 @@ def test_the_first_signal_cleans_up_and_the_second_does_not_wait_for_that(
         """,
         [first, second],
     )
-    assert (done.returncode, done.stderr) == (130, TOLD)
+    assert (done.returncode, done.stderr) == (130, LAST_WORDS)
     assert done.stdout == "up\ncleaning\nthe engine is ended\n"
-
-
-def test_what_falls_over_on_the_way_out_is_not_told() -> None:
-    """A task, a thread and a coroutine that nobody waited for: Python tells of each of them."""
-    done = ended(
-        """
-        def fails(): raise RuntimeError
-        async def falls_over():
-            try:
-                await asyncio.sleep(3600)
-            finally:
-                fails()
-        async def main():
-            other = asyncio.create_task(falls_over())
-            await asyncio.sleep(0)
-            try:
-                print("up", flush=True)
-                await asyncio.sleep(3600)
-            finally:
-                thread = threading.Thread(target=fails)
-                thread.start()
-                thread.join()
-                falls_over()
-        try:
-            interruption.run(main())
-        except KeyboardInterrupt:
-            print("ended in order")
-        """,
-        [signal.SIGTERM],
-    )
-    assert (done.returncode, done.stderr, done.stdout) == (0, "", "up\nended in order\n")
 
 
 def test_the_last_words_are_said_also_while_an_engines_process_is_being_started(
@@ -119,7 +88,7 @@ def test_the_last_words_are_said_also_while_an_engines_process_is_being_started(
         [signal.SIGINT],
         tmp_path / "log",
     )
-    assert (done.returncode, done.stderr) == (130, TOLD)
+    assert (done.returncode, done.stderr) == (130, LAST_WORDS)
     assert not (tmp_path / "log").read_text()
 
 

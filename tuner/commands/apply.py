@@ -67,10 +67,6 @@ class Edit:
     def is_needed(self) -> bool:
         return self.was != self.new.encode()
 
-    @property
-    def status(self) -> str:
-        return "created" if self.was is None else "changed" if self.is_needed else "unchanged"
-
     def changes(self) -> list[dict[str, Any]]:
         return [
             {"argument": name, "before": self.before.get(name), "after": self.after.get(name)}
@@ -83,7 +79,10 @@ def run(options: ApplyOptions) -> None:
     """Plan the edit and write it. Raises TunerError; nothing is then half-written."""
     _check_usage(options)
     if options.rollback is not None:
-        _roll_back(options.rollback, options)
+        outcome = backup.roll_back(options.rollback, force=options.force)
+        text = f"{printable(str(options.rollback))}: {_ROLLED_BACK[outcome]}"
+        document = {"file": str(options.rollback), "status": outcome}
+        _print(json.dumps(document) if options.json else text)
         return
     assert options.profile is not None
     profile = profiles.load(options.profile)
@@ -94,68 +93,51 @@ def run(options: ApplyOptions) -> None:
         flags = " ".join(fit.to_paste(profile))
         raise ByHandError(str(problem), hint=f"{problem.hint} {flags}") from None
     override = _override(profile, edit, options)
-    document = {
-        "file": str(edit.path),
-        "kind": edit.kind,
-        "status": edit.status,
-        "dry_run": options.dry_run or edit.refused is not None,
-        "max_num_seqs": profile.decision.max_num_seqs,
-        "changes": edit.changes(),
-        "backup": None,
-        "warnings": list(edit.warnings),
-        "reasons": list(edit.reasons),
-        "override": None if override is None else msgspec.to_builtins(override),
-    }
-    if document["dry_run"]:
-        text = _diff(edit)
-        if options.json:
-            text = json.dumps(document | {"diff": text}) + "\n"
-        else:
-            _warn(*edit.warnings)
-            if sys.stdout.isatty():  # nothing in the file moves the cursor or hides
-                text = "".join(c if c in "\t\n" else printable(c) for c in text)
-            if not edit.is_needed:
-                sys.stderr.write(f"{_visible(edit.path)}: nothing to change\n")
-        _print(text)
-        if edit.refused is not None:
-            raise edit.refused
-        return
-    copy = _write(edit, profile, override, options) if edit.is_needed else None
+    is_dry_run = options.dry_run or edit.refused is not None
+    copy = None if is_dry_run or not edit.is_needed else _write(edit, profile, override, options)
     if options.json:
-        _print(json.dumps(document | {"backup": None if copy is None else str(copy)}) + "\n")
+        document = _document(edit, profile, copy, override) | {"dry_run": is_dry_run}
+        _print(json.dumps(document | ({"diff": _diff(edit)} if is_dry_run else {})))
     else:
         _warn(*edit.warnings)
-        _print("\n".join(_summary(edit, profile, copy, override)) + "\n")
+        _print(_diff(edit) if is_dry_run else _summary(edit, profile, copy, override))
+        if is_dry_run and not edit.is_needed:
+            sys.stderr.write(f"{printable(str(edit.path))}: nothing to change\n")
+    if edit.refused is not None:
+        raise edit.refused
+
+
+_ROLLED_BACK = {
+    "restored": "restored as it was before the last apply",
+    "removed": "removed; there was no such file before the last apply",
+    "unchanged": "already as it was before the last apply",
+}
 
 
 def _given(options: ApplyOptions, names: str) -> list[str]:
     """Return which of these options are set, as the user spells them."""
-    arguments = {"file": "FILE", "profile": "PROFILE"}
     return [
-        arguments.get(name, f"--{name.replace('_', '-')}")
+        name.upper() if name in {"file", "profile"} else f"--{name.replace('_', '-')}"
         for name in names.split()
         if getattr(options, name)
     ]
 
 
 def _check_usage(options: ApplyOptions) -> None:
+    """Raise UsageError for options that contradict each other."""
     modes = _given(options, "rollback dry_run check")
+    others = _given(options, f"profile file to output selector {_OF_A_SERVER}")
+    kinds, to = [*KINDS, *monitor.KINDS], options.to
     if len(modes) > 1:
         raise UsageError(f"{' and '.join(modes)} exclude each other", hint="Use one at a time.")
-    if options.rollback is not None and _given(
-        options, f"profile file to output selector {_OF_A_SERVER}"
-    ):
-        raise UsageError(
-            "--rollback takes the file and nothing else",
-            hint=f"tuner apply --rollback {options.rollback}",
-        )
+    if options.rollback is not None and others:
+        hint = f"tuner apply --rollback {options.rollback}"
+        raise UsageError("--rollback takes the file and nothing else", hint=hint)
     if options.rollback is None and options.profile is None:
-        raise UsageError(
-            "which profile?", hint="tuner apply profile.yaml [FILE]; tuner sweep writes one."
-        )
-    kinds = [*KINDS, *monitor.KINDS]
-    if options.to is not None and options.to not in kinds:
-        raise UsageError(f"no kind of file {options.to!r}", hint=f"One of {', '.join(kinds)}.")
+        hint = "tuner apply profile.yaml [FILE]; tuner sweep writes one."
+        raise UsageError("which profile?", hint=hint)
+    if to is not None and to not in kinds:
+        raise UsageError(f"no kind of file {to!r}", hint=f"One of {', '.join(kinds)}.")
 
 
 # Plan
@@ -177,8 +159,8 @@ def _plan(profile: ServingProfile, options: ApplyOptions) -> Edit:
             raise undecided
         return _watching(profile, kind, options)
     if options.selector is not None:
-        names = " or ".join(monitor.KINDS)
-        raise UsageError("--selector is of what watches servers", hint=f"Use it with --to {names}.")
+        hint = f"Use it with --to {' or '.join(monitor.KINDS)}."
+        raise UsageError("--selector is of what watches servers", hint=hint)
     path = options.output or options.file or DEFAULT_FILE
     source = options.file or path
     if files.resolve(source).exists():
@@ -197,8 +179,8 @@ def _edit(
 ) -> Edit:
     """Return the edit of a file that is there."""
     old = read_text(source) or ""
-    text, read_from = old.removeprefix(_BOM), source
-    target = Target.of(source, text, to=options.to, name=options.container)
+    read_from: Path | None = source
+    target = Target.of(source, old.removeprefix(_BOM), to=options.to, name=options.container)
     server = target.server(is_trusted=options.force)
     if source.suffix == ".service" and path.suffix == ".conf":  # a drop-in for the unit
         own = target.text[slice(*server.spans[0])]
@@ -216,10 +198,8 @@ def _edit(
     present = old if path == read_from else read_text(path)
     is_same = path.exists() and files.resolve(source) == files.resolve(path)
     if not is_same and present not in {None, new} and not options.force:
-        raise TargetError(
-            f"{path}: already there",
-            hint=f"Edit it in place: tuner apply PROFILE {path}; or overwrite it with --force.",
-        )
+        hint = f"Edit it in place: tuner apply PROFILE {path}; or overwrite it with --force."
+        raise TargetError(f"{path}: already there", hint=hint)
     despite = [each.words for each in found]
     if not server.is_proven:
         despite.append(f"nothing in {source} shows that it starts vLLM")
@@ -249,15 +229,11 @@ def _new(
 ) -> Edit:
     """Return the edit that makes a new config of ``vllm serve``, with every argument."""
     if options.to not in {None, "vllm-config"}:
-        raise UsageError(
-            f"which file? {options.to} is written into one that is there",
-            hint=f"tuner apply PROFILE FILE --to {options.to}",
-        )
+        hint = f"tuner apply PROFILE FILE --to {options.to}"
+        raise UsageError(f"which file? {options.to} is written into one that is there", hint=hint)
     if path.suffix not in {".yaml", ".yml"}:
-        raise TargetError(
-            f"{path}: no such file, and a new one must end in .yaml or .yml",
-            hint="Check the path.",
-        )
+        what = "no such file, and a new one must end in .yaml or .yml"
+        raise TargetError(f"{path}: {what}", hint="Check the path.")
     arguments, reasons = _wanted(profile, None, options)
     config = {
         ("no-" if value is False else "") + name.replace("_", "-"): value is False or value
@@ -298,15 +274,11 @@ def _wanted(
 def _watching(profile: ServingProfile, kind: str, options: ApplyOptions) -> Edit:
     """Return the edit of a file that watches servers: it is tuner's own as a whole."""
     for name in _given(options, _OF_A_SERVER):
-        raise UsageError(
-            f"{name} and {kind} exclude each other",
-            hint=f"{name} is of a server's own file; {kind} only watches it.",
-        )
+        hint = f"{name} is of a server's own file; {kind} only watches it."
+        raise UsageError(f"{name} and {kind} exclude each other", hint=hint)
     if options.file is not None and options.output is not None:
-        raise UsageError(
-            f"-o and FILE exclude each other: {kind} is written whole",
-            hint=f"tuner apply PROFILE --to {kind} {options.output}",
-        )
+        hint = f"tuner apply PROFILE --to {kind} {options.output}"
+        raise UsageError(f"-o and FILE exclude each other: {kind} is written whole", hint=hint)
     path = options.output or options.file or Path(monitor.KINDS[kind]["file"])
     present = read_text(path)
     if present is not None:
@@ -342,7 +314,7 @@ def _override(profile: ServingProfile, edit: Edit, options: ApplyOptions) -> Ove
     )
 
 
-# Write
+# Write and show
 
 
 def _write(
@@ -364,48 +336,45 @@ def _write(
     return copy if copy is None or edit.path.is_symlink() else edit.path.with_name(copy.name)
 
 
-def _roll_back(path: Path, options: ApplyOptions) -> None:
-    outcome = backup.roll_back(path, force=options.force)
-    words = {
-        "restored": "restored as it was before the last apply",
-        "removed": "removed; there was no such file before the last apply",
-        "unchanged": "already as it was before the last apply",
+def _document(
+    edit: Edit, profile: ServingProfile, copy: Path | None, override: Override | None
+) -> dict[str, Any]:
+    return {
+        "file": str(edit.path),
+        "kind": edit.kind,
+        "status": "created" if edit.was is None else "changed" if edit.is_needed else "unchanged",
+        "max_num_seqs": profile.decision.max_num_seqs,
+        "changes": edit.changes(),
+        "backup": None if copy is None else str(copy),
+        "warnings": list(edit.warnings),
+        "reasons": list(edit.reasons),
+        "override": None if override is None else msgspec.to_builtins(override),
     }
-    document = json.dumps({"file": str(path), "status": outcome})
-    _print(f"{document if options.json else f'{_visible(path)}: {words[outcome]}'}\n")
-
-
-# Show
 
 
 def _summary(
     edit: Edit, profile: ServingProfile, copy: Path | None, override: Override | None
-) -> list[str]:
+) -> str:
     """Return what was written, line by line; ``copy`` is the backup."""
-    path = _visible(edit.path)
+    path = printable(str(edit.path))
     if not edit.is_needed:
-        return [f"{path}: nothing to change, max_num_seqs is {profile.decision.max_num_seqs}"]
+        return f"{path}: nothing to change, max_num_seqs is {profile.decision.max_num_seqs}"
     lines = [f"{path}: {'written' if edit.was is None else 'changed'}"]
     for change in edit.changes():
         before, after = _shown(change["before"]), _shown(change["after"])
         lines.append(f"  {change['argument']}: {before} -> {after}")
     lines += [f"  because {printable(reason)}" for reason in edit.reasons]
-    if copy is not None:
-        lines.append(f"backup: {_visible(copy)}")
+    lines += [] if copy is None else [f"backup: {printable(str(copy))}"]
     if override is not None:
         real = files.resolve(edit.path) if edit.path.is_symlink() else edit.path
-        lines.append(f"override: on record in {_visible(backup.record_of(real))}")
+        lines.append(f"override: on record in {printable(str(backup.record_of(real)))}")
     is_drop_in = edit.path.suffix == ".conf"
     unit = edit.path.parent.name.removesuffix(".d") if is_drop_in else f"{edit.path.stem}.service"
-    words = {
-        "{file}": path,
-        "{unit}": unit,
-        "{path}": path if "/" in path else f"./{path}",
-    }
+    words = {"{file}": path, "{unit}": unit, "{path}": path if "/" in path else f"./{path}"}
     command = edit.next
     for placeholder, value in words.items():
         command = command.replace(placeholder, shlex.quote(value))
-    return [*lines, command, f"undo: tuner apply --rollback {shlex.quote(path)}"]
+    return "\n".join([*lines, command, f"undo: tuner apply --rollback {shlex.quote(path)}"])
 
 
 def _shown(value: object) -> str:
@@ -414,32 +383,25 @@ def _shown(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def _visible(path: Path) -> str:
-    """Return a file's name on one line; bytes in it that are no text stay."""
-    return "".join(c if "\udc80" <= c <= "\udcff" else printable(c) for c in str(path))
-
-
 def _diff(edit: Edit) -> str:
-    """Return the unified diff from what is read to what is written, as ``patch`` takes it."""
-    old_name = "/dev/null" if edit.read_from is None else _visible(edit.read_from)
-    lines = difflib.unified_diff(
-        _lines(edit.old), _lines(edit.new), fromfile=old_name, tofile=_visible(edit.path)
-    )
-    return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
-    )
-
-
-def _lines(text: str) -> list[str]:
-    """Split a text as ``patch`` does: at line feeds and nowhere else."""
-    *lines, rest = text.split("\n")
-    return [f"{line}\n" for line in lines] + ([rest] if rest else [])
+    """Return the unified diff from what is read to what is written, as ``patch`` takes it; for a
+    terminal nothing in it moves the cursor or hides."""
+    names = [printable(str(each or "/dev/null")) for each in (edit.read_from, edit.path)]
+    # patch splits at line feeds and nowhere else
+    old, new = ([f"{line}\n" for line in text.split("\n")] for text in (edit.old, edit.new))
+    for lines in (old, new):
+        if last := lines.pop().removesuffix("\n"):
+            lines.append(f"{last}\n\\ No newline at end of file\n")
+    text = "".join(difflib.unified_diff(old, new, *names)).removesuffix("\n")
+    if sys.stdout.isatty():
+        text = "".join(c if c in "\t\n" else printable(c) for c in text)
+    return text
 
 
 def _print(text: str) -> None:
-    """Write the files' own bytes, whatever the locale is; also those of a path that is no text."""
+    """Write the file's own bytes, whatever the locale is."""
     sys.stdout.flush()
-    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+    sys.stdout.buffer.write(f"{text}\n".encode() if text else b"")
     sys.stdout.buffer.flush()
 
 

@@ -76,16 +76,19 @@ def alike(one: object, other: object) -> bool:
     return same(one, other)
 
 
-def line_of(text: str, server: Server, needle: str) -> int:
-    """Return the line in which an argument, or another part of the text, stands."""
+def place_of(text: str, server: Server, needle: str) -> tuple[int, str]:
+    """Return the line of an argument, or of another part of the text, and the variable behind it;
+    empty where it is none."""
     value = server.arguments.get(needle, needle)
-    spelled = str(value[0] if isinstance(value, list) and value else value)
-    spelled = re.sub(r"[^ -~].*", "", spelled, flags=re.DOTALL)
-    for pattern in (flags(needle), re.escape(needle), re.escape(spelled) or "$"):
-        for begin, end in [*server.spans, (0, len(text))]:
-            if needle and (found := re.search(pattern, text[begin:end])):
-                return text.count("\n", 0, begin + found.start()) + 1
-    return text.count("\n", 0, server.spans[0][0] if server.spans else 0) + 1
+    first = str(value[0] if isinstance(value, list) and value else value)
+    plain = re.sub(r"[^ -~].*", "", first, flags=re.DOTALL)
+    for each in (rf"(?:{flags(needle)})(?:{_BEHIND})?", re.escape(needle), re.escape(plain)):
+        for begin, end in (*server.spans, (0, len(text))):
+            if needle and (found := re.search(each, text[begin:end], re.VERBOSE)):
+                variable = re.match(r"\$[({]?(\w+)", found.groupdict().get("old") or "")
+                line = text.count("\n", 0, begin + found.start()) + 1
+                return line, variable[1] if variable else ""
+    return text.count("\n", 0, server.spans[0][0] if server.spans else 0) + 1, ""
 
 
 def _guesses(text: str, server: Server, name: str, value: ArgumentValue) -> Iterator[str]:
@@ -128,21 +131,6 @@ _BEHIND = r"""(?:["']?\s*[:=]\s*|(?:[\s"',\\]|-\ |\#[^\n]*\n)+)["']?
 """What stands between a flag or a key and its value, in whatever list or text, and the value."""
 
 
-def _values(text: str, span: Span, name: str) -> Iterator[tuple[str, Span]]:
-    """Yield each value of an argument, and where it stands."""
-    pattern = re.compile(rf"(?<![\w-])(?:{flags(name)}){_BEHIND}", re.VERBOSE)
-    for found in pattern.finditer(text[slice(*span)]):
-        begin, end = found.span("old")
-        yield found["old"], (span[0] + begin, span[0] + end)
-
-
-def variable_of(text: str, server: Server, name: str) -> str:
-    """Return the variable that an argument's value comes from; empty where it is none."""
-    values = (old for span in server.spans for old, _ in _values(text, span, name))
-    variables = (re.match(r"\$[({]?(\w+)", old) for old in values)
-    return next((each[1] for each in variables if each), "")
-
-
 def _replaced(
     text: str, span: Span, server: Server, name: str, value: ArgumentValue
 ) -> Iterator[str]:
@@ -152,7 +140,9 @@ def _replaced(
         return
     if server.chart in _HELM and isinstance(value, int) and value >= _LARGEST_PLAIN:
         new = f'"{value}"'
-    for old, place in _values(text, span, name):
+    pattern = re.compile(rf"(?<![\w-])(?:{flags(name)}){_BEHIND}", re.VERBOSE)
+    for found in pattern.finditer(text[slice(*span)]):
+        old, place = found["old"], (span[0] + found.start("old"), span[0] + found.end("old"))
         default = re.fullmatch(r"(\$\{\w+:?-)[^}]*(\}.*)", old)
         yield _put(text, place, default[1] + new + default[2] if default else new)
         if variable := re.match(r"\$[({]?(\w+)", old):

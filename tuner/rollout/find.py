@@ -137,18 +137,14 @@ class Target:
         try:
             return edit.edited(self.text, server, wanted, self.read)
         except UnreadableError as problem:
-            near, why, hint = problem.near or server.near, str(problem), "Write these flags there:"
-            variable = edit.variable_of(self.text, server, near)
+            line, variable = edit.place_of(self.text, server, problem.near or server.near)
+            why, hint = str(problem), "Write these flags there:"
             dotenv = beside.near(self.path.parent)(".env") or "" if variable else ""
-            if line := re.search(rf"(?m)^[ \t]*(?:export )?{variable or '$^'}=", dotenv):
-                number = dotenv.count("\n", 0, line.start()) + 1
+            if sets := re.search(rf"(?m)^[ \t]*(?:export )?{variable or '$^'}=", dotenv):
+                number = dotenv.count("\n", 0, sets.start()) + 1
                 why, hint = f"{variable} is set in .env:{number}", "Set it there. As flags:"
-            raise ByHandError(
-                f"{self.place(server, near)}: {why}, in {KINDS[self.kind]['is']}", hint=hint
-            ) from None
-
-    def place(self, server: Server, needle: str) -> str:
-        return f"{self.path}:{edit.line_of(self.text, server, needle)}"
+            kind = KINDS[self.kind]["is"]
+            raise ByHandError(f"{self.path}:{line}: {why}, in {kind}", hint=hint) from None
 
     def deployment(self, server: Server, *, model_is: str | None = None) -> Deployment:
         """Return what the file says of the server, and what is known of where it runs."""
@@ -158,7 +154,7 @@ class Target:
         return Deployment(
             arguments=server.arguments,
             source=str(self.path),
-            place=lambda needle: self.place(server, needle),
+            place=lambda needle: f"{self.path}:{edit.place_of(self.text, server, needle)[0]}",
             vllm=version,
             gpu=gpus.pop() if len(gpus) == 1 else None,
             image=None if version or not names_image else server.image,

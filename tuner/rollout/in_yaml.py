@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+from typing import Literal
 
 import yaml
 
@@ -176,7 +177,7 @@ class _Reader:
             return End("text", begin, end)
         pairs = [each if isinstance(each, tuple) else (each, each) for each in node.value]
         pairs = [each for each in pairs if each[1] is not before]
-        form = "keys" if isinstance(node, yaml.MappingNode) else "list"
+        form: Literal["keys", "list"] = "keys" if isinstance(node, yaml.MappingNode) else "list"
         first, last = pairs[-1] if pairs else (node, node)
         starts, at = int(first.start_mark.index), self.end_of(last)
         margin = self.text[self.text.rfind("\n", 0, starts) + 1 : starts]
@@ -296,7 +297,7 @@ class _Reader:
         """Return the variables that a container sets: their values, and where these stand."""
         values, spans = dict[str, str](), dict[str, Span]()
         listed = get(node, "environment") or get(node, "env")
-        for each in items(listed) or getattr(listed, "value", ()):
+        for each in items(listed) or getattr(listed, "value", []):
             if isinstance(each, yaml.ScalarNode):
                 name, _, value = each.value.partition("=")
             elif isinstance(each, tuple):

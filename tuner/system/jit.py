@@ -1,10 +1,9 @@
 """Compile numeric loops to machine code, and keep the code between runs."""
 
-import errno
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -23,13 +22,24 @@ _IN_PLACE = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
 """Numba's option not to count who holds an array; not every version has it (0.65 does)."""
 
 
-def compiled(function: Function) -> Function:
+def compiled(function: Function, **options: bool) -> Function:
     """Compile on the first call.
 
     The machine code is kept in the user's cache directory until a file in the function's folder
     changes; where that cannot be written, every process compiles anew.
     """
-    return _compiled(function, {})
+    before = numba.config.CACHE_DIR
+    file = getattr(sys.modules.get(function.__module__), "__file__", None)
+    try:
+        numba.config.CACHE_DIR = str(_cache_dir(Path(file or __file__).parent))
+        kept: Any = numba.njit(cache=True, error_model="numpy", **options)(function)
+        if keeper := getattr(kept, "_cache", None):  # NUMBA_DISABLE_JIT has none
+            keeper.save_overload = _on_a_full_disk_too(keeper.save_overload)
+    except (RuntimeError, OSError):  # no home, or no directory that it may write to
+        kept = numba.njit(error_model="numpy", **options)(function)
+    finally:
+        numba.config.CACHE_DIR = before
+    return cast("Function", kept)
 
 
 def compiled_in_place(function: Function) -> Function:
@@ -38,29 +48,13 @@ def compiled_in_place(function: Function) -> Function:
     Counting who else holds an array takes more than half the time of a small loop. Here nobody
     counts.
     """
-    return _compiled(function, _IN_PLACE)
+    return compiled(function, **_IN_PLACE)
 
 
 def inlined(function: Function) -> Function:
     """Compile into the callers, in place too: for what is called often, from one place."""
     inside = numba.njit(error_model="numpy", inline="always", **_IN_PLACE)
     return cast("Function", inside(function))
-
-
-def _compiled(function: Function, options: Mapping[str, bool]) -> Function:
-    before = numba.config.CACHE_DIR
-    try:
-        file = getattr(sys.modules.get(function.__module__), "__file__", None)
-        numba.config.CACHE_DIR = str(_cache_dir(Path(file or __file__).parent))
-        kept: Any = numba.njit(cache=True, error_model="numpy", **options)(function)
-        keeper = getattr(kept, "_cache", None)  # NUMBA_DISABLE_JIT has none
-        if keeper is not None:
-            keeper.save_overload = _on_a_full_disk_too(keeper.save_overload)
-    except (RuntimeError, OSError):  # no home, or no directory that it may write to
-        kept = numba.njit(error_model="numpy", **options)(function)
-    finally:
-        numba.config.CACHE_DIR = before
-    return cast("Function", kept)
 
 
 def _on_a_full_disk_too(save: Callable[..., None]) -> Callable[..., None]:
@@ -87,7 +81,7 @@ def _cache_dir(sources: Path) -> Path:
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = each.stat()
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise PermissionError(errno.EPERM, "others can write to it", str(each))
+            raise PermissionError(f"{each}: others can write to it")
     return folder
 
 

@@ -138,17 +138,18 @@ def compose(
 
     ``plain`` refuses what a file written by a program never has. Raises ``error`` with the place.
     """
-    node, *more = compose_all(text, source=source, error=error, plain=plain) or [None]
-    if node is None:
+    nodes = compose_all(text, source=source, error=error, plain=plain)
+    if not nodes:
         return None
-    if more or not isinstance(node, yaml.MappingNode):
-        what, at = (
-            ("more than one document", more[0])
-            if more
-            else ("not a mapping of keys to values", node)
-        )
-        place = f"{source}:{at.start_mark.line + 1}"
-        raise error(f"{place}: {what}", hint="Is this the right file?")
+    node, *more = nodes
+    line, what = 0, ""
+    if more:
+        line, what = more[0].start_mark.line, "found another document"
+    elif not isinstance(node, yaml.MappingNode):
+        line, what = node.start_mark.line + 1, "not a mapping of keys to values"
+    if what:
+        raise error(f"{source}:{line}: {what}", hint="Is this the right file?")
+    assert isinstance(node, yaml.MappingNode)
     return node
 
 
