@@ -31,7 +31,6 @@ _DOCKER = {"services", "containerdefinitions"}
 
 _MAY_BE = re.compile(r"vllm['\",\s\\-]+serve\b|vllm\.entrypoints")
 _FLAGS = re.compile(r"(?i)(?:args|arguments|flags|options)$")
-_RAYS_LLM = re.compile(r"ray\.(serve\.)?llm[.:]")
 
 
 def items(node: Node | None) -> list[Node]:
@@ -318,20 +317,12 @@ class _Reader:
         if get(node, "op") is not None and patched in _COMMANDS:
             value = get(node, "value")
             parts = {} if value is None else {patched: value}
-        more = next(
-            (
-                each
-                for each in items(get(node, "env"))
-                if scalar(each, "name") == "VLLM_ADDITIONAL_ARGS"
-            ),
-            None,
-        )
+        if is_more := scalar(node, "name") == "VLLM_ADDITIONAL_ARGS":
+            parts = {"value": value} if (value := get(node, "value")) is not None else {}
         nodes = [each for each in parts.values() if not isinstance(each, yaml.MappingNode)]
-        if (value := get(more, "value")) is not None:
-            self.command(node, [value], place, is_vllms=True)
-        elif nodes:
+        if nodes:
             has_program = "entrypoint" in parts or ("command" in parts and not place.is_docker)
-            is_vllms = self.is_vllms(node, nodes, place)
+            is_vllms = is_more or self.is_vllms(node, nodes, place)
             self.command(node, nodes, place, is_vllms=is_vllms, program=has_program)
         if place.key == "vllmConfig" or not known.starts_vllm(place.image):
             return
@@ -432,7 +423,7 @@ class _Reader:
                 self.keyed(node, place, is_proven=True, chart="stack")
         elif place.key == "engine_kwargs":
             paths = [str(each.value) for path, each in self.every if path[-1:] == ["import_path"]]
-            if paths and _RAYS_LLM.match(paths[0]):
+            if paths and re.match(r"ray\.(serve\.)?llm[.:]", paths[0]):
                 self.keyed(node, place, is_proven=True, chart="kwargs")
         elif is_vllms and has_image:
             self.keyed(node, place, is_proven=True, chart="own")
@@ -467,8 +458,6 @@ class _Reader:
             flags = read_flags(words)
         except UnreadableError as error:
             flags, problem = {}, str(error)
-        if both := sorted(flags.keys() & {argument_of(str(k.value))[0] for k, _ in node.value}):
-            problem = f"{both[0]} is also among its extraArgs, which win"
         server = Server(
             name=place.full_name or "config",
             arguments={**arguments, **flags},

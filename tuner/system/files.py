@@ -5,7 +5,6 @@ import errno
 import fcntl
 import functools
 import os
-import secrets
 import shutil
 import stat
 import tempfile
@@ -126,7 +125,7 @@ def _replacing(
 
     ``model``: the file whose mode and owner it takes.
     """
-    temporary = real.parent / f".tuner-{secrets.token_hex(8)}.tmp"
+    temporary = real.parent / f".tuner-{os.urandom(8).hex()}.tmp"
 
     def unlink() -> None:
         with contextlib.suppress(OSError):  # gone after the replacement
