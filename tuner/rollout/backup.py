@@ -58,19 +58,18 @@ def write(  # noqa: PLR0913 - what is written, over what, and what stays on reco
     """
     files.check_writable(path)
     real = files.resolve(path)
-    with files.locked(real.parent):
-        if files.content(real) != was:  # another apply's write, too: its record is not ours
-            raise files.changed_meanwhile(path)
-        copy = real.with_name(f"{real.name}.tuner-backup")
-        if _load(real) is None and files.content(copy) not in {None, was}:
-            raise TargetError(
-                f"{copy}: is in the way of the backup", hint="Move it away, then run this again."
-            )
-        record = msgspec.json.encode(_Write(_digest(was), _digest(new), profile, override))
-        files.write_atomically(record_of(real), msgspec.json.format(record, indent=2) + b"\n")
-        if was is not None:
-            files.write_atomically(copy, was, like=real)
-        files.write_atomically(path, new, was=was, like=like)
+    if files.content(real) != was:  # another apply's write, too: its record is not ours
+        raise files.changed_meanwhile(path)
+    copy = real.with_name(f"{real.name}.tuner-backup")
+    if _load(real) is None and files.content(copy) not in {None, was}:
+        raise TargetError(
+            f"{copy}: is in the way of the backup", hint="Move it away, then run this again."
+        )
+    record = msgspec.json.encode(_Write(_digest(was), _digest(new), profile, override))
+    files.write_atomically(record_of(real), msgspec.json.format(record, indent=2) + b"\n")
+    if was is not None:
+        files.write_atomically(copy, was, like=real)
+    files.write_atomically(path, new, was=was, like=like)
     return None if was is None else copy
 
 
@@ -82,30 +81,29 @@ def roll_back(path: Path, *, force: bool) -> RolledBack:
     """
     real = files.resolve(path)
     copy = real.with_name(f"{real.name}.tuner-backup")
-    with files.locked(real.parent):
-        record, present = _load(real), files.content(real)
-        if record is None:
-            cure = "Only what tuner apply wrote can go back."
-            raise TargetError(f"{path}: tuner has no backup of it", hint=cure)
-        is_edited = present is not None and _digest(present) != record.after
-        outcome: RolledBack = "restored" if record.before else "removed"
-        if _digest(present) == record.before:
-            outcome = "unchanged"
-        elif is_edited and not force:
-            cure = "Pass --force to lose the edit, or take the change back by hand."
-            raise TargetError(f"{path}: was edited after tuner wrote it", hint=cure)
-        elif record.before is None:
-            files.remove(real)
-        else:
-            original = files.content(copy)
-            if original is None or _digest(original) != record.before:
-                raise TargetError(
-                    f"{copy}: is missing or not the copy that tuner made",
-                    hint="Restore the file from your own backup or version control.",
-                )
-            files.write_atomically(path, original, was=present, like=copy)
-        files.remove(copy)  # first: a copy on no record is in the way
-        files.remove(record_of(real))
+    record, present = _load(real), files.content(real)
+    if record is None:
+        cure = "Only what tuner apply wrote can go back."
+        raise TargetError(f"{path}: tuner has no backup of it", hint=cure)
+    is_edited = present is not None and _digest(present) != record.after
+    outcome: RolledBack = "restored" if record.before else "removed"
+    if _digest(present) == record.before:
+        outcome = "unchanged"
+    elif is_edited and not force:
+        cure = "Pass --force to lose the edit, or take the change back by hand."
+        raise TargetError(f"{path}: was edited after tuner wrote it", hint=cure)
+    elif record.before is None:
+        files.remove(real)
+    else:
+        original = files.content(copy)
+        if original is None or _digest(original) != record.before:
+            raise TargetError(
+                f"{copy}: is missing or not the copy that tuner made",
+                hint="Restore the file from your own backup or version control.",
+            )
+        files.write_atomically(path, original, was=present, like=copy)
+    files.remove(copy)  # first: a copy on no record is in the way
+    files.remove(record_of(real))
     return outcome
 
 

@@ -8,7 +8,6 @@ import os
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -22,8 +21,6 @@ MOST_READ = 1 << 30
 NUMBAS_OWN = Path(".numba_config.yaml")
 """Numba obeys it wherever it is run: in a stranger's folder it could have any file written over."""
 
-_LOCK_WAIT_S = 10.0
-_PAUSE_S = 0.05
 _ANYTHING = b"\0anything"
 """Stands for any content: the file is replaced unseen."""
 
@@ -269,40 +266,13 @@ own_folder = functools.cache(new_folder)
 """Returns the one temporary folder of this process for a kind."""
 
 
-def lock(descriptor: int, *, wait_s: float = 0.0) -> bool:
-    """Lock until the descriptor is closed; return False where another held it for so long.
+def lock(descriptor: int) -> bool:
+    """Lock until the descriptor is closed; return False where another holds it.
 
     Raises OSError where the file system has no locks, as some network ones.
     """
-    until_s = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until_s:
-                return False
-            time.sleep(_PAUSE_S)
-        else:
-            return True
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Let no other tuner write in the folder meanwhile; the lock of one that was killed is gone.
-
-    Where the file system has no locks (some network ones), continue without. Raises TargetError.
-    """
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as problem:
-        raise _explained(folder, problem) from None
-    try:
-        with contextlib.suppress(OSError):
-            if not lock(descriptor, wait_s=_LOCK_WAIT_S):
-                raise TargetError(
-                    f"{folder}: another tuner has been writing there for {_LOCK_WAIT_S:.0f} s",
-                    hint="Wait until it is done, or end it.",
-                )
-        yield
-    finally:
-        os.close(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
