@@ -14,10 +14,12 @@ GPU = {"kind": "gpu", "name": "NVIDIA H200", "memory_bytes": 150 * 10**9}
 H200 = LocalMachine(vllm="0.32.0", gpu="NVIDIA H200")
 
 
-def here(
-    machine: LocalMachine | None = None, /, *, gpu: str | None = None, **told: ArgumentValue
-) -> Deployment:
-    return Deployment(arguments={"model": "m", **told}, source="f", machine=machine, gpu=gpu)
+def here(machine: LocalMachine | None = None, /, **told: ArgumentValue) -> Deployment:
+    return Deployment(arguments={"model": "m", **told}, source="f", machine=machine)
+
+
+def on(gpu: str) -> Deployment:
+    return Deployment(arguments={"model": "m"}, source="f", gpu=gpu)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +81,8 @@ FOUND: list[tuple[dict[str, object], Deployment, list[str]]] = [
     ({}, here(model="$M"), ["model m, f has $M, which is decided elsewhere"]),
     ({}, Deployment(arguments={}, source="f"), ["model m, f names none"]),
     ({}, Deployment(arguments={}, source="f", is_new=True), []),
-    ({}, here(gpu="NVIDIA-H100"), ["NVIDIA H200, f has NVIDIA-H100"]),
-    ({}, here(gpu="NVIDIA-H200-SHARED"), []),
+    ({}, on("NVIDIA-H100"), ["NVIDIA H200, f has NVIDIA-H100"]),
+    ({}, on("NVIDIA-H200-SHARED"), []),
     ({}, here(kv_cache_dtype="fp8"), ["kv_cache_dtype auto, f has fp8"]),
     ({}, here(quantization="awq"), ["quantization none, f has awq"]),
     ({"engine": ENGINE | {"tensor_parallel_size": 2}}, here(), ["tensor_parallel_size 2, f has 1"]),

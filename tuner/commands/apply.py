@@ -386,13 +386,14 @@ def _shown(value: object) -> str:
 def _diff(edit: Edit) -> str:
     """Return the unified diff from what is read to what is written, as ``patch`` takes it; for a
     terminal nothing in it moves the cursor or hides."""
-    names = [printable(str(each or "/dev/null")) for each in (edit.read_from, edit.path)]
+    source = printable(str(edit.read_from or "/dev/null"))
     # patch splits at line feeds and nowhere else
     old, new = ([f"{line}\n" for line in text.split("\n")] for text in (edit.old, edit.new))
-    for lines in (old, new):
-        if last := lines.pop().removesuffix("\n"):
-            lines.append(f"{last}\n\\ No newline at end of file\n")
-    text = "".join(difflib.unified_diff(old, new, *names)).removesuffix("\n")
+    for side in (old, new):
+        if last := side.pop().removesuffix("\n"):
+            side.append(f"{last}\n\\ No newline at end of file\n")
+    lines = difflib.unified_diff(old, new, source, printable(str(edit.path)))
+    text = "".join(lines).removesuffix("\n")
     if sys.stdout.isatty():
         text = "".join(c if c in "\t\n" else printable(c) for c in text)
     return text

@@ -108,7 +108,8 @@ class _Bounded(Composer, _LOADER):  # type: ignore[misc]
             and node.tag[-4:] in {":int", "loat"}
             and len(node.value) > _MOST_DIGITS
         ):
-            raise _refused("a number of too many digits", node, "Use plain YAML values.")
+            what = f"a number of {len(node.value)} characters"
+            raise _refused(what, node, "Use plain YAML values.")
         if isinstance(node, yaml.MappingNode) and not is_alias:
             _check_keys(node)
         return node
