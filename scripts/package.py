@@ -17,7 +17,7 @@ PROFILE = ROOT / "profiles" / "chat-small-cpu.yaml"
 COMMANDS = f"""
 trace import requests.csv -o prod.jsonl
 trace show prod.jsonl
-sweep --trace prod.jsonl --engine sim --world {WORLD} -o profile.yaml
+sweep --trace prod.jsonl --world {WORLD} -o profile.yaml
 show profile.yaml
 plan profile.yaml --load 1.5
 apply {PROFILE} serve.yaml --dry-run

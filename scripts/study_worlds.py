@@ -76,7 +76,7 @@ def swept(one: Case, folder: Path) -> ServingProfile:
         for at_s, prompt, output in rows
     ]
     (folder / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    words = ["sweep", "--trace", "trace.jsonl", "--engine", "sim", "--world", "world.yaml"]
+    words = ["sweep", "--trace", "trace.jsonl", "--world", "world.yaml"]
     done = subprocess.run(  # noqa: S603 - tuner itself
         [sys.executable, "-c", "from tuner.cli import main; main()", *words, "--budget", "1h"],
         cwd=folder,

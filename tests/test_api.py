@@ -76,7 +76,6 @@ def test_what_a_profile_may_not_set_is_no_engine_argument(tmp_path: Path) -> Non
         ({"ceiling": "many"}, "'many' is no ceiling"),
         ({"headroom": 99}, "is not from 1 to 10"),
         ({"require": ["p99 ttft ? 5s"]}, "'p99 ttft ? 5s'"),
-        ({"engine": "sim"}, "--engine sim needs a world"),
     ],
 )
 def test_options_are_checked_as_on_the_command_line(

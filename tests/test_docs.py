@@ -25,7 +25,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+)$", flags=re.MULTILINE)
 TARGET = re.compile(r"^([a-z]+):", flags=re.MULTILINE)
 
-SIMULATED = ["--engine", "sim", "--world", str(ROOT / "examples" / "worlds" / "article.yaml")]
+SIMULATED = ["--world", str(ROOT / "examples" / "worlds" / "article.yaml")]
 ON_AN_ENGINE = {"sweep", "refine", "verify", "compare"}
 """Commands that start one: here a simulated machine, and the profile of that machine."""
 

@@ -1,9 +1,9 @@
 # A notebook as a file: each "# %%" begins a cell. Jupyter and editors run it cell by cell.
 
-# %% Tune a simulated machine for a trace: leave out engine and world for a real vLLM.
+# %% Tune a simulated machine for a trace: leave out the world for a real vLLM.
 import tuner
 
-run = tuner.sweep("translation.jsonl", engine="sim", world="article.yaml", output="profile.yaml")
+run = tuner.sweep("translation.jsonl", world="article.yaml", output="profile.yaml")
 print(run)
 
 # %% What to start vLLM with.

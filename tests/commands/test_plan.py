@@ -11,7 +11,6 @@ from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tests.support.profiles import resealed
 from tests.support.traces import beginning
-from tuner.commands.shared.options import times
 from tuner.profile import profile
 from tuner.profile.numbers import FrontEndSection
 
@@ -24,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan")
     world = ROOT / "examples" / "worlds" / "article.yaml"
     trace = beginning(path / "prod.jsonl", 360)
-    tuning = ("sweep", "--engine", "sim", "--world", world, "--trace", trace)
+    tuning = ("sweep", "--world", world, "--trace", trace)
     assert tuner(path, *tuning).returncode == 0
     whole = profile.load(path / "profile.yaml")
     curve = [step for step in whole.curve if step.max_num_seqs >= 4]
@@ -60,11 +59,6 @@ def test_what_is_required_is_asked_of_what_comes_through_the_front_end(
     asked = ("--json", "--replicas", "1", "--require", "p50 ttft <= 150ms")
     assert json.loads(plan(folder, "profile.yaml", *asked).stdout)["broken"] == []
     assert json.loads(plan(folder, behind, *asked).stdout)["broken"] != []
-
-
-@pytest.mark.parametrize("load", ["1.5", "1.5x", "150%", " 150 % "])
-def test_a_load_is_spelt_in_three_ways_that_mean_the_same(load: str) -> None:
-    assert times(load) == 1.5
 
 
 def test_what_is_required_is_held_against_every_replica(folder: Path) -> None:

@@ -26,7 +26,7 @@ noise: {sigma_iter: 0.02, sigma_drift: 0.003, sigma_start: 0.001}
 """Beyond 12 sequences every one more costs a lot: the best cap lies between two doublings."""
 
 TUNER = str(Path(sys.executable).with_name("tuner"))
-MACHINE = ("--engine", "sim", "--world", "world.yaml", "--step", "30s")
+MACHINE = ("--world", "world.yaml")
 TRACE = ("--trace", "prod.jsonl")
 SIM = (*MACHINE, *TRACE)
 SHARED = ("--storage", "sqlite:///shared.db")
@@ -50,7 +50,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory, by_few_draws: None) -> Path:
     folder = tmp_path_factory.mktemp("swept")
     filled(folder, WORLD)
     beginning(folder / "third.jsonl", THIRD)
-    assert tuner(folder, "sweep", *SIM).returncode == 0
+    assert tuner(folder, "sweep", *SIM, "--step", "30s").returncode == 0
     return folder
 
 
@@ -127,7 +127,10 @@ def test_the_trials_are_in_the_study_for_others_to_look_at(
 def test_what_needs_another_engine_is_tried_once_and_compared_on_engines_of_its_own(
     swept: Path,
 ) -> None:
-    options = ("--search", "block_size=8,16", "--search", "max_num_batched_tokens=2048")
+    options = (
+        *("--search", "block_size=8,16", "--search", "max_num_batched_tokens=2048"),
+        *("--budget", "40m"),
+    )
     done = refine(swept, *options, "--run-dir", "blocks", "--json", "-o", "blocks.yaml")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -166,7 +169,7 @@ def edited(swept: Path, name: str, *, until: str, **changes: object) -> Path:
 @pytest.mark.usefixtures("whole")
 def test_a_promise_whose_engine_died_is_measured_again(swept: Path) -> None:
     folder = edited(swept, "died", until="alone", failed="the engine is gone")
-    done = refine(swept, "--run-dir", "died", "--resume", *SHARED, "--json", "-o", "died.yaml")
+    done = refine(swept, "--run-dir", "died", *SHARED, "--json", "-o", "died.yaml")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["refined"]
     assert folder.exists()
@@ -187,7 +190,7 @@ def test_a_strangers_run_that_is_resumed_starts_nothing_that_is_not_searched(
     place = [one["event"] for one in events].index(event)
     events[place][key] |= planted
     path.write_text("".join(json.dumps(one) + "\n" for one in events[: place + 1]))
-    done = refine(swept, "--run-dir", folder.name, "--resume", *SHARED)
+    done = refine(swept, "--run-dir", folder.name, *SHARED)
     assert (done.returncode, done.stdout) == (3, "")
     assert "journal.jsonl: an event makes no sense" in done.stderr
     assert f"{next(iter(planted))}={next(iter(planted.values()))}" in done.stderr
@@ -199,5 +202,5 @@ def test_a_real_engine_is_not_started_for_a_simulated_profile(swept: Path) -> No
     assert done.returncode == 6, done.stderr
     said, cure = done.stderr.splitlines()
     assert said.startswith("Error: the profile was measured with name simulated:world, here it is ")
-    assert cure.startswith("Add --engine sim --world FILE, or ")
+    assert cure.startswith("Add --world FILE, or ")
     assert not (swept / "real").exists()

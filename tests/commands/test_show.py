@@ -31,12 +31,12 @@ from tuner.runs.journal import read, resume
 
 HOSTILE = "<script>alert(1)</script>]]>\x1b[31m\u202e"
 SIM = (
-    *("--trace", "prod.jsonl", "--engine=sim"),
+    *("--trace", "prod.jsonl"),
     *("--world", ROOT / "examples" / "worlds" / "article-quiet.yaml"),
 )
 RUNS = {
     "swept": ("sweep", *SIM, "--step=20s", "--ceiling=16"),
-    "refined": ("refine", "profile.yaml", *SIM, "--step=20s"),
+    "refined": ("refine", "profile.yaml", *SIM),
     "compared": (
         *("compare", *SIM, "--approaches=untuned,tuned", "--loads=heavy", "--profile=profile.yaml"),
     ),

@@ -71,7 +71,6 @@ def options(profile: Path, url: str, **changes: Any) -> WatchOptions:  # noqa: A
         "profile": profile,
         "url": url,
         "for_": FOR,
-        "every": "5s",
         "json": True,
     }
     return WatchOptions(**plain | changes)
@@ -180,9 +179,7 @@ def test_ctrl_c_says_what_is_known_so_far(
     assert found["windows"] == 1
 
 
-def test_several_models_are_told_apart(
-    watch: Callable[..., Watched], honest: SimulatedServer
-) -> None:
+def test_several_models_are_refused(watch: Callable[..., Watched], honest: SimulatedServer) -> None:
     fine = page_of(honest)
 
     def page(at_s: float) -> str | None:
@@ -192,9 +189,7 @@ def test_several_models_are_told_apart(
 
     _, ended = watch(page)
     assert isinstance(ended, InputError)
-    assert "--served-model m" in ended.hint
-    found, ended = watch(page, served_model="m", for_="120s")
-    assert found["missed_scrapes"] == 0
+    assert "2 models: m, n" in str(ended)
 
 
 def test_the_verdict_is_there_for_prometheus_while_it_goes_on(
@@ -256,7 +251,7 @@ def test_several_servers_behind_one_address_are_refused(
 def test_a_slow_server_breaks_the_promise(
     watch: Callable[..., Watched], slow: SimulatedServer
 ) -> None:
-    found, ended = watch(page_of(slow), every="2s")
+    found, ended = watch(page_of(slow))
     assert isinstance(ended, GateError)
     assert "re-tune now: iterations take 1." in str(ended)
     assert found["measures"]["slowness"]["value"]["value"] > 1.4

@@ -26,7 +26,7 @@ from tuner.views.tables import TABLES
 Returned = TypeVar("Returned")
 Rows = list[dict[str, Any]]
 
-NOT_HERE = {"trace", "overrides", "json", "details", "dry_run", "ray", "prices"}
+NOT_HERE = {"trace", "overrides", "json", "dry_run", "ray"}
 """Options of ``tuner sweep`` that print, or that have another form here."""
 
 
@@ -114,9 +114,9 @@ def sweep(
     """Find the right max_num_seqs for a trace, as ``tuner sweep`` does; return the run.
 
     ``options`` are those of the command by their names: ``model``, ``base``, ``budget="10m"``,
-    ``ceiling=64``, ``output="profile.yaml"``, ``engine="sim", world="machine.yaml"``. ``set`` holds
-    vLLM's engine arguments. With ``resume=True`` the run in ``run_dir`` continues. Progress goes to
-    stderr. Works inside a running event loop. Raises TunerError.
+    ``ceiling=64``, ``output="profile.yaml"``, ``world="machine.yaml"``. ``set`` holds vLLM's engine
+    arguments. A run that ``run_dir`` holds continues. Progress goes to stderr. Works inside a
+    running event loop. Raises TunerError.
     """
     known = SweepOptions.__dataclass_fields__.keys() - NOT_HERE
     if unknown := sorted(options.keys() - known):
@@ -127,7 +127,7 @@ def sweep(
     lists = {name: tuple(each) for name, each in options.items() if isinstance(each, list)}
     typed = SweepOptions(trace=Path(trace), overrides=arguments, **{**options, **lists})
     wanted: SweepOptions = parsed(["sweep", *as_typed(typed)])  # which checks every value
-    if wanted.engine != "sim":
+    if wanted.world is None:
         _check_main()
 
     def work() -> Run:
@@ -138,7 +138,7 @@ def sweep(
     try:
         return _outside_of_loops(work)
     except Interrupted as problem:
-        hint = "Call tuner.sweep again with resume=True, and run_dir as that folder."
+        hint = "Call tuner.sweep again with run_dir as that folder."
         raise Interrupted(str(problem), hint=hint) from None
 
 

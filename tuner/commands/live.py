@@ -24,12 +24,6 @@ class Server(NamedTuple):
     socket: Path
     state: State
 
-    def after(self, change: SetLimits) -> "Server":
-        """Return the server as a change would leave it."""
-        tokens = change.max_num_batched_tokens or self.state.limits.max_num_batched_tokens
-        limits = Limits(change.max_num_seqs, tokens)
-        return Server(self.socket, msgspec.structs.replace(self.state, limits=limits))
-
     def document(self) -> dict[str, Any]:
         return {"socket": str(self.socket), **msgspec.to_builtins(self.state)}
 
@@ -49,17 +43,14 @@ def run(options: LiveOptions) -> None:
         _show_states(servers, as_json=options.json)
         return
     before = [server.state.limits for server in servers]
-    if options.dry_run:
-        after = [server.after(change) for server, change in zip(servers, changes, strict=True)]
-    else:
-        answers = control_client.set_all(
-            [(server.socket, change) for server, change in zip(servers, changes, strict=True)]
-        )
-        before = [answer.before or old for answer, old in zip(answers, before, strict=True)]
-        after = [
-            Server(server.socket, answer.state or server.state)
-            for server, answer in zip(servers, answers, strict=True)
-        ]
+    answers = control_client.set_all(
+        [(server.socket, change) for server, change in zip(servers, changes, strict=True)]
+    )
+    before = [answer.before or old for answer, old in zip(answers, before, strict=True)]
+    after = [
+        Server(server.socket, answer.state or server.state)
+        for server, answer in zip(servers, answers, strict=True)
+    ]
     for warning in warnings:
         sys.stderr.write(f"Warning: {printable(warning)}\n")
     if options.json:
@@ -68,10 +59,10 @@ def run(options: LiveOptions) -> None:
             | {"changed": server.state.limits != old, "before": msgspec.structs.asdict(old)}
             for server, old in zip(after, before, strict=True)
         ]
-        print_json({"dry_run": options.dry_run, "servers": documents, "warnings": list(warnings)})
+        print_json({"servers": documents, "warnings": list(warnings)})
         return
     for server, old in zip(after, before, strict=True):
-        _show_change(server, old, is_dry_run=options.dry_run)
+        _show_change(server, old)
 
 
 def _as_started(server: Server) -> SetLimits:
@@ -89,19 +80,14 @@ def _of_profile(
     undecided = fit.undecided(profile, source=str(path), force=options.force)
     if undecided is not None:
         raise undecided
-    tokens = profile.engine.get("max_num_batched_tokens")
-    change = SetLimits(
-        max_num_seqs=profile.decision.max_num_seqs,
-        max_num_batched_tokens=tokens if options.token_budget and isinstance(tokens, int) else None,
-        reason="",
-    )
+    change = SetLimits(profile.decision.max_num_seqs, None, reason="")
     mismatching: dict[str, fit.Mismatch] = {}
     notes: list[str] = []
     for server in servers:
         _check_built(change, path, server)
         here = _deployment(profile, server)
         mismatching |= {each.words: each for each in fit.mismatches(profile, here)}
-        notes += _other_settings(profile, server, change)
+        notes += _other_settings(profile, server)
     others = list(mismatching.values())
     refusal = fit.refusal(profile, others)
     if refusal is not None and not options.force:
@@ -113,15 +99,14 @@ def _of_profile(
 
 def _check_built(change: SetLimits, path: Path, server: Server) -> None:
     """Raise GateError for more than a server was built for."""
-    for name in ("max_num_seqs", "max_num_batched_tokens"):
-        wanted, most = getattr(change, name), getattr(server.state.built, name)
-        if wanted is not None and wanted > most:
-            raise GateError(
-                f"{path}: {name} {wanted} is more than the {most} that the server at "
-                f"{server.socket} was built for",
-                hint=f"Start the server with --{name.replace('_', '-')} {wanted} or more: its "
-                "buffers, graphs and KV cache are made for that when it starts.",
-            )
+    wanted, most = change.max_num_seqs, server.state.built.max_num_seqs
+    if wanted > most:
+        raise GateError(
+            f"{path}: max_num_seqs {wanted} is more than the {most} that the server at "
+            f"{server.socket} was built for",
+            hint=f"Start the server with --max-num-seqs {wanted} or more: its buffers, graphs and "
+            "KV cache are made for that when it starts.",
+        )
 
 
 def _deployment(profile: ServingProfile, server: Server) -> fit.Deployment:
@@ -141,13 +126,11 @@ def _deployment(profile: ServingProfile, server: Server) -> fit.Deployment:
     )
 
 
-def _other_settings(profile: ServingProfile, server: Server, change: SetLimits) -> list[str]:
+def _other_settings(profile: ServingProfile, server: Server) -> list[str]:
     """Return which of the profile's other arguments the server does not have."""
     state = server.state
     present = {**state.about.arguments, **msgspec.structs.asdict(state.limits)}
     ours = {"max_num_seqs", "model"}
-    if change.max_num_batched_tokens is not None:
-        ours.add("max_num_batched_tokens")
     return [
         f"{each.name} was {each.profile} when measured; {server.socket} has {each.other}"
         for each in difference.of_server(profile, present, None, source=str(server.socket))
@@ -155,7 +138,7 @@ def _other_settings(profile: ServingProfile, server: Server, change: SetLimits) 
     ]
 
 
-def _show_change(server: Server, old: Limits, *, is_dry_run: bool) -> None:
+def _show_change(server: Server, old: Limits) -> None:
     new, line = server.state.limits, f"{printable(str(server.socket))}: max_num_seqs "
     if new == old:
         sys.stdout.write(f"{line}is {new.max_num_seqs} already\n")
@@ -164,7 +147,7 @@ def _show_change(server: Server, old: Limits, *, is_dry_run: bool) -> None:
     if old.max_num_batched_tokens != new.max_num_batched_tokens:
         tokens = f"{old.max_num_batched_tokens} -> {new.max_num_batched_tokens}"
         line += f", max_num_batched_tokens {tokens}"
-    sys.stdout.write(f"{line}{' (dry run)' * is_dry_run}; {_load(server.state)}\n")
+    sys.stdout.write(f"{line}; {_load(server.state)}\n")
     if (above := server.state.running - new.max_num_seqs) > 0:
         sys.stdout.write(f"  {above} of the running finish before another one begins\n")
 

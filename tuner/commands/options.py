@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tuner.commands.shared.options import IN_PLAN, Json, Router, headroom, option, times
+from tuner.commands.shared.options import Json, Router, headroom, option
 from tuner.profile.tolerances import TOLERANCE
 
 AUTO = 0
@@ -50,14 +50,9 @@ Confirmed = Annotated[
         panel="Engine",
     ),
 ]
-ConfirmedBase = Annotated[
-    Path | None, option("A `vllm serve --config` YAML that confirms the same.", panel="Engine")
+World = Annotated[
+    Path | None, option("Simulate this machine instead of starting vLLM.", panel="Engine")
 ]
-Engine = Annotated[str, option("vllm, or sim with --world.", panel="Engine"), IN_PLAN]
-ServedEngine = Annotated[
-    str, option("vllm, serve (behind vllm serve), or sim with --world.", panel="Engine"), IN_PLAN
-]
-World = Annotated[Path | None, option("The machine that --engine sim simulates.", panel="Engine")]
 Sampling = Annotated[
     str | None,
     option(
@@ -65,18 +60,15 @@ Sampling = Annotated[
         metavar="temperature=0.7,top_p=0.9",
         panel="Engine",
     ),
-    IN_PLAN,
 ]
 Window = Annotated[
     str,
     option("Part of the trace: all, busiest or START+LEN (120s+60s).", panel="Traffic"),
-    IN_PLAN,
 ]
-Step = Annotated[str, option("How long a step replays: 6s at least.", panel="Traffic"), IN_PLAN]
+Step = Annotated[str, option("How long a step replays: 6s at least.", panel="Traffic")]
 Replicas = Annotated[
     int,
     option("Servers that shared the trace; one server's part is sent.", min=1, panel="Traffic"),
-    IN_PLAN,
 ]
 Headroom = Annotated[
     float,
@@ -86,7 +78,6 @@ Headroom = Annotated[
         metavar="TIMES",
         panel="Decision",
     ),
-    IN_PLAN,
 ]
 Require = Annotated[
     tuple[str, ...],
@@ -96,13 +87,11 @@ Require = Annotated[
         metavar="BOUND",
         panel="Decision",
     ),
-    IN_PLAN,
 ]
-Budget = Annotated[str, option("Engine time to spend, starts included.", panel="Run"), IN_PLAN]
+Budget = Annotated[str, option("Engine time to spend, starts included.", panel="Run")]
 RunDir = Annotated[
     Path | None, option("Where measurements are kept; default: runs/TRACE-TIME.", panel="Run")
 ]
-Resume = Annotated[bool, option("Continue the run in --run-dir.", "--resume", hidden=True)]
 DryRun = Annotated[bool, option("Print what would run; start nothing.", "--dry-run", panel="Run")]
 Details = Annotated[bool, option("Print everything.", "--details", panel="Output")]
 
@@ -130,13 +119,11 @@ class SweepOptions:
             "--closed-sessions",
             panel="Traffic",
         ),
-        IN_PLAN,
     ] = False
     model: Model = None
     base: Base = None
     overrides: Overrides = ()
     sampling: Sampling = None
-    engine: ServedEngine = "vllm"
     world: World = None
     ray: Annotated[
         str | None,
@@ -154,22 +141,15 @@ class SweepOptions:
             metavar="N|auto",
             panel="Decision",
         ),
-        IN_PLAN,
     ] = 32
     slo: Annotated[
         str | None,
         option("ttft=500ms,tpot=50ms,e2el=10s; default: derived on the engine.", panel="Decision"),
-        IN_PLAN,
     ] = None
     require: Require = ()
     headroom: Headroom = 1.25
-    prices: Annotated[
-        str | None,
-        option("With --ray: a price per GPU and hour.", metavar="KIND=PRICE,…", panel="Decision"),
-    ] = None
     budget: Budget = "15m"
     run_dir: RunDir = None
-    resume: Resume = False
     dry_run: DryRun = False
     metrics_port: Annotated[
         int | None,
@@ -191,10 +171,6 @@ class RefineOptions:
     profile: Profile
     trace: Trace
     output: Output = Path("refined.yaml")
-    step: Step = "60s"
-    window: Window = "all"
-    replicas: Replicas = 1
-    router: Router = "least"
     search: Annotated[
         tuple[str, ...],
         option(
@@ -204,14 +180,11 @@ class RefineOptions:
         ),
     ] = ()
     objective: Annotated[
-        str, option("goodput, throughput, e2el, tpot or ttft.", panel="Decision"), IN_PLAN
+        str, option("goodput, throughput, e2el, tpot or ttft.", panel="Decision")
     ] = "goodput"
     require: Require = ()
-    headroom: Headroom = 1.25
-    engine: Engine = "vllm"
     world: World = None
     overrides: Confirmed = ()
-    base: ConfirmedBase = None
     force: Annotated[
         bool, option("Refine on another machine or vLLM than measured.", "--force", panel="Engine")
     ] = False
@@ -222,7 +195,6 @@ class RefineOptions:
     ] = None  # fmt: skip
     budget: Budget = "20m"
     run_dir: RunDir = None
-    resume: Resume = False
     json: Json = False
 
 
@@ -242,7 +214,6 @@ class CompareOptions:
     max_num_seqs: Annotated[
         int | None,
         option("The tuned value; default: the profile's.", min=1),
-        IN_PLAN,
     ] = None
     approaches: Annotated[
         str | None,
@@ -250,7 +221,6 @@ class CompareOptions:
             "worker, two-workers, static, untuned, tuned, server (tuned, behind vllm serve), "
             "profile; default: all but server."
         ),
-        IN_PLAN,
     ] = None
     loads: Annotated[
         str | None,
@@ -259,19 +229,12 @@ class CompareOptions:
             "length the mean), recorded; default: recorded, with a profile 25 too.",
             panel="Traffic",
         ),
-        IN_PLAN,
     ] = None
-    engine: Engine = "vllm"
     world: World = None
-    model: Model = None
     base: Base = None
     overrides: Overrides = ()
-    force: Annotated[
-        bool, option("Take a profile of another machine.", "--force", panel="Engine")
-    ] = False
     budget: Budget = "1h"
     run_dir: RunDir = None
-    resume: Resume = False
     json: Json = False
 
 
@@ -317,6 +280,13 @@ class ShowOptions:
         str | None, option("Decide a sweep's run again under this SLO; -o writes the profile.")
     ] = None
     require: Require = ()
+    prices: Annotated[
+        str | None,
+        option(
+            "What a million tokens cost with each of two profiles, from prices per GPU and hour.",
+            metavar="GPU=PRICE,…",
+        ),
+    ] = None
     flags: Annotated[
         bool, option("Print only vLLM's flags, to paste behind the model.", "--flags")
     ] = False
@@ -333,24 +303,17 @@ class PlanOptions:
 
     profile: Profile
     load: Annotated[
-        float | None,
+        str,
         option(
-            "All of the traffic, as a multiple of the profile's: 1.5, 1.5x or 150%; default: 1.",
-            parser=times,
-            metavar="TIMES",
+            "All of the traffic: 1.5x or 150% of the profile's, or requests a second as in 35rps.",
+            metavar="LOAD",
         ),
-    ] = None
-    rps: Annotated[float | None, option("The same in requests per second.")] = None
+    ] = "1x"
     replicas: Annotated[
         int | None,
         option("Servers that share the traffic; default: what it needs.", min=1, max=100_000),
     ] = None
-    router: Annotated[
-        Literal["least", "rr", "random"] | None,
-        option("How requests reach replicas; default: as in the sweep, or least."),
-    ] = None
     require: Require = ()
-    details: Details = False
     json: Json = False
 
 
@@ -366,10 +329,11 @@ class VerifyOptions:
 
     profile: Profile
     trace: Trace
-    window: Window = "all"
     step: Step = "60s"
-    replicas: Replicas = 1
-    router: Router = "least"
+    replicas: Annotated[
+        int | None,
+        option("Servers that shared the trace; default: the profile's.", min=1, panel="Traffic"),
+    ] = None
     require: Require = ()
     tolerance: Annotated[
         float,
@@ -378,16 +342,8 @@ class VerifyOptions:
             panel="Decision",
         ),
     ] = TOLERANCE  # fmt: skip
-    engine: Annotated[
-        str | None,
-        option(
-            "vllm, serve (behind vllm serve), or sim with --world; default: as confirmed.",
-            panel="Engine",
-        ),
-    ] = None
     world: World = None
     overrides: Confirmed = ()
-    base: ConfirmedBase = None
     force: Annotated[
         bool, option("Verify on another machine or vLLM than measured.", "--force", panel="Engine")
     ] = False
@@ -404,17 +360,12 @@ class VerifyOptions:
             panel="Running server",
         ),
     ] = None
-    api_key_env: Annotated[
-        str | None,
-        option("Variable with the key of --url.", metavar="NAME", panel="Running server"),
-    ] = None
     junit: Annotated[
         Path | None, option("Write the gates as JUnit XML too, for CI.", panel="Output")
     ] = None
     run_dir: Annotated[
         Path | None, option("Keep the replays and the gates there.", panel="Run")
     ] = None
-    resume: Resume = False
     json: Json = False
 
 
@@ -514,13 +465,9 @@ class LiveOptions:
         tuple[Path, ...], option("TUNER_LIVE_SOCKET of the server; repeatable.", metavar="PATH")
     ]
     reset: Annotated[bool, option("Set what the server was started with.", "--reset")] = False
-    token_budget: Annotated[bool, option("Also set max_num_batched_tokens.", "--token-budget")] = (
-        False
-    )
     force: Annotated[
         bool, option("Set what was measured elsewhere or is undecided, on record.", "--force")
     ] = False
-    dry_run: Annotated[bool, option("Print the change; set nothing.", "--dry-run")] = False
     json: Json = False
 
 
@@ -537,15 +484,7 @@ class WatchOptions:
     profile: Profile
     url: Annotated[str, option("The live server.")]
     for_: Annotated[str, option("How long to watch: 30m, 2h, or forever.", "--for")] = "30m"
-    every: Annotated[str, option("Time between two readings of /metrics.")] = "2s"
     window: Annotated[str, option("Length of a window.")] = "60s"
-    tolerance: Annotated[
-        float,
-        option("How much slower than its law a server may be: 0.1 is 10%.", min=0.0, max=10.0),
-    ] = 0.10
-    served_model: Annotated[
-        str | None, option("Which model, where the server has several.", metavar="NAME")
-    ] = None
     fail_on: Annotated[
         Literal["re-tune", "drifting"], option("The mildest verdict that exits with 6.")
     ] = "re-tune"

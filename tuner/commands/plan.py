@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from tuner.commands.options import PlanOptions
 from tuner.commands.shared.next_step import again, command
+from tuner.commands.shared.options import times
 from tuner.commands.shared.promise import required_of, twin_of
 from tuner.errors import GateError, UsageError
 from tuner.profile.plan import MOST_REPLICAS, CapForecast, Fleet
@@ -34,7 +35,7 @@ def run(options: PlanOptions) -> None:
     else:
         next_ = _next(result, profile, options)
         page = plan_page(result, profile, subject=f"Plan for {options.profile}", next_=next_)
-        print_page(page, details=options.details)
+        print_page(page)
     if result.broken:
         _refuse(result)
 
@@ -55,13 +56,13 @@ def _next(plan: FleetPlan, profile: ServingProfile, options: PlanOptions) -> str
 def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) -> FleetPlan:
     replicas_then = profile.provenance.replicas
     captured_rps = len(twin.traffic) / twin.length_s
-    load = _load(options, replicas_then * captured_rps) * replicas_then
+    load = load_of(options.load, replicas_then * captured_rps) * replicas_then
     slo = profile.decision.slo.slo
     cap = profile.decision.max_num_seqs
     target = max(LEAST_TARGET, _promised(profile) - EQUAL_ATTAINMENT)
     before = profile.provenance.router
     # sessions that keep to a server: what the fewest requests in flight choose is nearest to it
-    router = options.router or ("least" if before is None or before == "session" else before)
+    router = "least" if before is None or before == "session" else before
     fleet = Fleet(twin, slo, load, router)
     caps = sorted({step.max_num_seqs for step in profile.curve} | {cap})
     if options.replicas is not None:
@@ -137,21 +138,21 @@ def _promised(profile: ServingProfile) -> float:
     return profile.promise.attainment
 
 
-def _load(options: PlanOptions, captured_rps: float) -> float:
-    if options.load is not None and options.rps is not None:
-        raise UsageError("--load and --rps say the same thing", hint="Give one of them.")
-    load = options.load if options.load is not None else 1.0
-    wanted, unit, most = f"--load {load:g}", "times the traffic, such as 1.5", MOST_TIMES
-    if options.rps is not None:
-        load = options.rps / captured_rps
-        wanted, unit, most = (
-            f"--rps {options.rps:g}",
-            "requests a second",
-            MOST_TIMES * captured_rps,
-        )
-    if not (math.isfinite(load) and 0 < load <= MOST_TIMES):
+def load_of(text: str, recorded_rps: float) -> float:
+    """Return a load as a multiple of the recorded one. Raises UsageError.
+
+    >>> load_of("1.5x", 2.0), load_of("150%", 2.0), load_of("3rps", 2.0), load_of("1.5", 2.0)
+    (1.5, 1.5, 1.5, 1.5)
+    """
+    number, unit, _ = text.strip().lower().partition("rps")
+    try:
+        load = float(number) / recorded_rps if unit else times(number)
+    except ValueError:
+        load = math.nan
+    if not 0 < load <= MOST_TIMES:
         raise UsageError(
-            f"{wanted}: cannot be planned for", hint=f"Give more than 0, up to {most:,.0f} {unit}."
+            f"--load {text!r}: is no load to plan for",
+            hint=f"Give 1.5, 1.5x, 150% or 35rps: more than 0, up to {MOST_TIMES:,.0f}x.",
         )
     return load
 

@@ -23,7 +23,7 @@ def run(options: ResumeOptions) -> None:
             f"{options.run_dir}/journal.jsonl:1: command: is none that can be resumed",
             hint="Give the folder of a run as tuner wrote it.",
         )
-    words = [*words, f"--run-dir={options.run_dir}", "--resume"]
+    words = [*words, f"--run-dir={options.run_dir}"]
     if options.budget is not None and words[0] != "verify":
         words.append(f"--budget={options.budget}")
     again = parsed(words)
@@ -31,7 +31,7 @@ def run(options: ResumeOptions) -> None:
         raise ProfileError(
             f"{options.run_dir}: {', '.join(risks)}: may load code, open files or addresses, or "
             "send data, and whoever made the run wrote it",
-            hint=f"If you trust it, run: {command(*words)}",
+            hint=f"If you trust it, run the same: {command(*words)}",
         )
     importlib.import_module(COMMANDS[words[0]][1]).run(again)
 
@@ -40,9 +40,8 @@ def _risks(options: Any) -> list[str]:  # noqa: ANN401 - of any command in RESUM
     """Return what only a user may ask for, and a stranger's journal does."""
     risks = [f"--{name}" for name in ("ray", "storage") if getattr(options, name, None)]
     if isinstance(options, RefineOptions):
-        # there both confirm what a profile may not set
-        return risks + ["--set"] * bool(options.overrides) + ["--base"] * bool(options.base)
-    if options.engine != "sim":
+        return risks + ["--set"] * bool(options.overrides)  # confirms what a profile may not set
+    if options.world is None:
         arguments = engine_arguments(
             model=options.model,
             base=options.base,

@@ -2,8 +2,9 @@
 
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -11,11 +12,14 @@ from tuner.commands.options import ShowOptions
 from tuner.commands.shared.next_step import after, command
 from tuner.commands.shared.results import kept_page
 from tuner.commands.shared.run_folder import command_of, goes_on, making_sense, read_run
+from tuner.engines.devices import gpus_of
 from tuner.errors import ByHandError, InputError, ProfileError, RunError, TargetError, UsageError
 from tuner.profile import profile as profiles
 from tuner.profile.schema import ServingProfile
+from tuner.profile.summary import promised
 from tuner.rollout import difference, fit
 from tuner.rollout.find import Target, is_profile, read_text
+from tuner.runs.cluster.prices import parse_prices, per_million_tokens, price_of
 from tuner.runs.events import Replayed
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
@@ -25,6 +29,7 @@ from tuner.trace.trace import load as load_trace
 from tuner.traffic.slo import Slo
 from tuner.views import tables
 from tuner.views.html import GENERATOR, page_html
+from tuner.views.numbers import COLUMNS
 from tuner.views.over_time import Steps, steps_sections, traffic_section
 from tuner.views.page import Cell, Column, Page, Section, Table
 from tuner.views.profile import profile_page
@@ -32,6 +37,8 @@ from tuner.views.text import print_json, print_page
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from tuner.engines.arguments import ArgumentValue
 
 TRACE_COPY = "trace.jsonl"
 GO_ON = "Continue the run: tuner resume RUN_DIR."
@@ -68,6 +75,8 @@ def run(options: ShowOptions) -> None:
 
 def _page(options: ShowOptions, *, of_file: bool = False) -> Page:
     source = options.source
+    if options.prices is not None:
+        return _costs([source, Path(options.other or source)], options.prices)
     if options.other is not None:
         return _differences(profiles.load(source), options)
     if source.is_dir():
@@ -135,6 +144,41 @@ def _unfinished(book: Journal, steps: Steps) -> Page:
         ],
         missing=missing,
         next=goes_on(book),
+    )
+
+
+def _costs(paths: Sequence[Path], prices: str) -> Page:
+    """Return what a million output tokens within the SLO cost with each profile."""
+    by_name, costs = parse_prices(prices), dict[str, float]()
+    rows: list[list[Cell]] = []
+    for path in dict.fromkeys(paths):
+        profile = profiles.load(path)
+        numbers, origin = promised(profile), profile.provenance
+        device = str(origin.device.get("name"))
+        price = price_of(by_name, f"{device} {path.stem}")
+        if price is None:
+            raise UsageError(
+                f"--prices {prices}: none for {path}, which was measured on {device}",
+                hint=f"Name a part of either: --prices {shlex.quote(path.stem)}=2.5",
+            )
+        an_hour = price * gpus_of(cast("Mapping[str, ArgumentValue]", profile.engine))
+        rate = numbers.output_tokens_per_s * numbers.attainment
+        costs[str(path)] = per_million_tokens(an_hour, rate)
+        cap = profile.decision.max_num_seqs
+        rows.append([str(path), device, cap, numbers.attainment, rate, an_hour, costs[str(path)]])
+    best = min(costs, key=lambda path: costs[path])
+    columns = [
+        Column("profile", "profile"), Column("device", "device"),
+        COLUMNS["max_num_seqs"], COLUMNS["attainment"],
+        Column("tokens_per_s", "tok/s within SLO", "count"),
+        Column("per_hour", "price an hour", "number"),
+        Column("per_million", "1M tokens", "number"),
+    ]  # fmt: skip
+    return Page(
+        subject="Prices",
+        title=f"{best} is the cheapest: {costs[best]:#.3g} for a million tokens within the SLO",
+        sections=[Section("Prices", tables=[Table(columns, rows, chosen=list(costs).index(best))])],
+        facts=[("rests on", f"--prices {prices}, in any one currency")],
     )
 
 

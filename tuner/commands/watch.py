@@ -45,8 +45,12 @@ GONE_S, GONE_READINGS = 60.0, 5
 STALLED_S = 120.0
 """A server in which requests run and no token comes for so long hangs."""
 
-LEAST_STEPS = 2
+READINGS, MOST_EVERY_S = 30, 2.0
+"""Of a window, and the longest time between two."""
 WINDOWS_FILE = "windows.jsonl"
+TOLERANCE = 0.10
+"""How much slower than its law a server may be."""
+
 LONGER = 4
 """Times as long as the watch that was too short the next one is."""
 
@@ -56,7 +60,7 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
     every_s, window_s, for_s = _times_s(options)
     profile = load_profile(options.profile)
     watch = Watch(_promised(profile, options))
-    live_server.read_engines(options.url, options.served_model)
+    live_server.read_engines(options.url)
     warnings, hidden = _before(profile, options)
     stopped: TunerError | None = None
     with ExitStack() as stack:
@@ -75,8 +79,7 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
             session.progress.say(text)
         try:
             for reading in live_server.readings(
-                options.url, options.served_model, every_s=every_s, for_s=for_s,
-                clock=clock or MonotonicClock(),
+                options.url, every_s=every_s, for_s=for_s, clock=clock or MonotonicClock()
             ):  # fmt: skip
                 session.take(reading)
             if watch.windows:
@@ -193,7 +196,7 @@ class Session:
             )
 
     def _check_names(self, names: tuple[str, ...]) -> None:
-        if self.options.served_model is None and self._models and names not in {(), self._models}:
+        if self._models and names not in {(), self._models}:
             raise EngineError(
                 f"{self.options.url}: serves {', '.join(names)} now, {', '.join(self._models)} "
                 "before",
@@ -247,14 +250,9 @@ def _cannot_write(options: WatchOptions, problem: OSError) -> RunError:
 def _times_s(options: WatchOptions) -> tuple[float, float, float]:
     """Return the gap between readings, the window and the length of the watch. Raises
     UsageError."""
-    every_s = parse_duration_s(options.every, option="--every")
     window_s = parse_duration_s(options.window, option="--window")
+    every_s = min(MOST_EVERY_S, window_s / READINGS)
     for_s = math.inf if options.for_ == FOREVER else parse_duration_s(options.for_, option="--for")
-    if window_s < LEAST_STEPS * every_s:
-        raise UsageError(
-            f"--window {options.window}: less than {LEAST_STEPS} times --every {options.every}",
-            hint="A window needs several readings: --every 2s --window 60s.",
-        )
     if for_s < window_s:
         raise UsageError(
             f"--for {options.for_}: shorter than one window of {options.window}",
@@ -273,7 +271,7 @@ def _promised(profile: ServingProfile, options: WatchOptions) -> Promised:
         headroom=profile.promise.headroom,
         validated_load=profile.validity.validated_load,
         arrival_rate_rps=profile.validity.arrival_rate_rps,
-        tolerance=options.tolerance,
+        tolerance=TOLERANCE,
     )
 
 
@@ -310,7 +308,7 @@ def _check_model(
 ) -> str | None:
     """Raise InputError where the server was started with another model; return a doubt, in words,
     where it only gives its model another name."""
-    other = here and model_mismatch(profile, here.served, model=options.served_model)
+    other = here and model_mismatch(profile, here.served)
     if not other:
         return None
     if other.is_sure:

@@ -99,21 +99,19 @@ def text_of(answer: http.HttpResponse, url: str) -> str:
     return answer.content.decode("utf-8", "replace")
 
 
-def read_engines(
-    url: str, model: str | None = None, *, timeout_s: float = TIMEOUT_S
-) -> Mapping[str, ServerMetrics]:
-    """Return the metrics of each engine of a server; of ``model``, should it have several.
+def read_engines(url: str, *, timeout_s: float = TIMEOUT_S) -> Mapping[str, ServerMetrics]:
+    """Return the metrics of each engine of a server.
 
     Raises InputError, and UsageError for what is not an address.
     """
     address = f"{base_of(url)}/metrics"
     text = get(address, timeout_s=timeout_s)
-    engines = prometheus.parse_engines(text, source=address, model=model)
+    engines = prometheus.parse_engines(text, source=address)
     models = {name for engine in engines.values() for name in engine.models}
-    if model is None and len(models) > 1:
+    if len(models) > 1:
         raise InputError(
             f"{address}: {len(models)} models: {', '.join(sorted(models))[:100]}",
-            hint=f"Choose one: --served-model {min(models)}",
+            hint="Give the address of a server of one model.",
         )
     return engines
 
@@ -145,9 +143,7 @@ class Reading:
     problem: str = ""
 
 
-def readings(
-    url: str, model: str | None, *, every_s: float, for_s: float, clock: Clock
-) -> Iterator[Reading]:
+def readings(url: str, *, every_s: float, for_s: float, clock: Clock) -> Iterator[Reading]:
     """Yield readings at steady times until ``for_s`` have passed; those whose time passed while
     the server was slow are left out."""
     timeout_s = min(TIMEOUT_S, max(LEAST_TIMEOUT_S, every_s))
@@ -156,7 +152,7 @@ def readings(
         clock.sleep_until(begin_s + place * every_s)
         asked_s, engines, problem = clock.now_s(), {}, ""
         try:
-            engines = dict(read_engines(url, model, timeout_s=timeout_s))
+            engines = dict(read_engines(url, timeout_s=timeout_s))
         except InputError as error:
             problem = str(error)
         yield Reading((asked_s + clock.now_s()) / 2, engines, problem)

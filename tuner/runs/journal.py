@@ -152,7 +152,7 @@ def create(run_dir: Path, plan: Mapping[str, Any], **told: Any) -> Journal:  # n
     """
     path = run_dir / JOURNAL
     if path.exists() and path.stat().st_size:
-        hint = "Give --resume to continue it, or another --run-dir."
+        hint = "Name another --run-dir."
         raise RunError(f"{run_dir}: holds a run already", hint=hint)
     try:
         run_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -222,7 +222,7 @@ def _events(run_dir: Path) -> tuple[list[Event], int]:
     try:
         content = files.read_regular(path)
     except FileNotFoundError:
-        hint = "Run without --resume, or name its --run-dir."
+        hint = "Give the folder of a run."
         raise RunError(f"{path}: no run to resume", hint=hint) from None
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}", hint="Make it readable.") from error
@@ -284,7 +284,7 @@ def _opened(path: Path, flags: int) -> IO[bytes]:
 def _cannot_write(path: Path, why: object) -> RunError:
     return RunError(
         f"{path}: cannot be written ({why})",
-        hint="Make room or choose another --run-dir; with --resume nothing is measured twice.",
+        hint="Make room or choose another --run-dir; what is measured stays.",
     )
 
 

@@ -333,7 +333,7 @@ def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]
         if outcome.ladder_engine != "sim":
             marks.append(
                 "no server confirmed: all times are the engine's own, and its users see longer "
-                "ones; measure those with tuner verify --engine serve"
+                "ones; measure those with tuner verify --url"
             )
         return marks
     marks += memory_marks(one)

@@ -22,8 +22,6 @@ EVIL = profile(
 @dataclass(frozen=True)
 class Options:
     overrides: tuple[str, ...] = ()
-    base: Path | None = None
-    engine: str = "vllm"
     world: Path | None = None
 
 
@@ -59,16 +57,15 @@ def test_what_a_hint_says_to_paste_is_one_word_for_a_shell() -> None:
 def test_what_cannot_be_shown_whole_is_not_to_be_pasted(value: str) -> None:
     with pytest.raises(ProfileError) as caught:
         check_arguments(profile(engine={**ENGINE, "chat_template": value}), {}, source=SOURCE)
-    assert caught.value.hint.endswith("ask for the same: with --base FILE, which states it in full")
+    assert caught.value.hint.endswith(
+        "ask for the same: --set NAME=VALUE for each, with the value in full"
+    )
 
 
 @pytest.mark.vllm
-def test_who_asks_for_the_same_gets_it(tmp_path: Path) -> None:
+def test_who_asks_for_the_same_gets_it() -> None:
     both = ("trust_remote_code=true", "worker_cls=evil.W")
     check_asked(EVIL, Options(both), source=SOURCE)
-    base = tmp_path / "serve.yaml"
-    base.write_text("trust-remote-code: true\nworker-cls: evil.W\nmax-num-seqs: 3\n")
-    check_asked(EVIL, Options(base=base), source=SOURCE)
     with pytest.raises(ProfileError, match=r"engine: worker_cls=evil\.W: may"):
         check_asked(EVIL, Options(both[:1]), source=SOURCE)
     with pytest.raises(UsageError, match="max_num_batched_tokens=1: the profile has 8192"):

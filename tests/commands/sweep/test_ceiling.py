@@ -44,7 +44,7 @@ def test_a_sweep_says_the_number_and_its_reason_and_keeps_it(tmp_path: Path) -> 
         "step: {a: 0.020, b: 0.0006, n0: 16, h: 0.0025}\nkv: {blocks: 100, block_size: 16}\n"
     )
     trace = str(ROOT / "traces" / "translation.jsonl")
-    options = ("--engine", "sim", "--world", "world.yaml", "--trace", trace, "--ceiling", "auto")
+    options = ("--world", "world.yaml", "--trace", trace, "--ceiling", "auto")
     said = "--ceiling auto is 8: 7 sequences of the median length fit into the KV cache"
     dry = tuner(tmp_path, "sweep", *options, "--dry-run", "--json")
     assert said in dry.stdout
@@ -62,7 +62,7 @@ def test_a_high_ceiling_costs_no_more_replays_than_a_low_one(tmp_path: Path) -> 
     took = []
     for ceiling in (32, 256):
         done = tuner(
-            tmp_path, "sweep", "--engine", "sim", "--world", world, "--trace", str(trace),
+            tmp_path, "sweep", "--world", world, "--trace", str(trace),
             "--ceiling", str(ceiling), "--step", "20s", "--json", "--run-dir", str(ceiling),
         )  # fmt: skip
         took.append(json.loads(done.stdout)["engine_seconds"]["replay"])

@@ -18,7 +18,7 @@ from tuner.engines.models.memory import ModelMemory, memory_of
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
 
-SIM = ("--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl")
+SIM = ("--world", "world.yaml", "--trace", "prod.jsonl")
 
 
 @pytest.fixture(scope="module")

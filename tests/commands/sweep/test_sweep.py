@@ -41,7 +41,7 @@ RESULT_KEYS = {
 }  # fmt: skip
 
 
-SIM = ("--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl", "--step", "20s")
+SIM = ("--world", "world.yaml", "--trace", "prod.jsonl", "--step", "20s")
 
 
 def filled(folder: Path) -> Path:
@@ -149,7 +149,7 @@ def interrupted(running: subprocess.Popen[str], *numbers: signal.Signals) -> Non
     assert running.returncode == 130
     assert "Traceback" not in told
     assert told.count("Interrupted") == 1
-    assert "--resume" in told.splitlines()[-1]
+    assert "tuner resume" in told.splitlines()[-1]
 
 
 def _trials(run_dir: Path) -> list[tuple[str, int]]:
@@ -161,16 +161,16 @@ def test_a_budget_that_was_too_small_is_raised_and_the_probe_is_kept(folder: Pat
     first = tune(folder, "--run-dir", "run", "--budget", "61s")
     assert "--budget leaves" in refused(first, 2)
     assert "What was measured is kept in run: tuner resume." in first.stderr
-    said = refused(tune(folder, "--run-dir", "run", "--resume", "--budget", "60s"), 3)
+    said = refused(tune(folder, "--run-dir", "run", "--budget", "60s"), 3)
     assert 'budget was "61s", now "60s"' in said
-    done = tune(folder, "--run-dir", "run", "--resume", "--budget", "110s")
+    done = tune(folder, "--run-dir", "run", "--budget", "110s")
     assert done.returncode in {0, 5}, done.stderr
     events = [json.loads(line) for line in (folder / "run/journal.jsonl").read_text().splitlines()]
     assert [one["event"] for one in events].count("probe") == 1
-    again = tune(folder, "--run-dir", "run", "--resume", "--budget", "110s")
+    again = tune(folder, "--run-dir", "run", "--budget", "110s")
     assert (again.returncode, again.stdout) == (done.returncode, done.stdout)
     measured = _trials(folder / "run")
-    more = tune(folder, "--run-dir", "run", "--resume", "--budget", "220s")
+    more = tune(folder, "--run-dir", "run", "--budget", "220s")
     assert more.returncode in {0, 5}, more.stderr
     assert _trials(folder / "run")[: len(measured)] == measured
 
@@ -194,7 +194,7 @@ def test_a_full_disk_is_one_error_and_the_run_goes_on_where_there_is_room(folder
     assert "cannot be written" in refused(done, 3)
     kept = _trials(folder / "run")
     assert kept[0] == ("ramp", 32)
-    done = tune(folder, "--run-dir", "run", "--resume", "--json")
+    done = tune(folder, "--run-dir", "run", "--json")
     assert done.returncode == 0, done.stderr
     again = _trials(folder / "run")
     assert again[: len(kept)] == kept
@@ -209,7 +209,7 @@ def test_a_disk_without_room_for_the_trace_is_one_error_and_can_be_gone_on_from(
         done = tune(folder, "--run-dir", "run")
     assert "trace.jsonl" in refused(done, 3)
     assert not (folder / "run" / "trace.jsonl").exists()
-    done = tune(folder, "--run-dir", "run", "--resume", "--json")
+    done = tune(folder, "--run-dir", "run", "--json")
     assert done.returncode == 0, done.stderr
     assert (folder / "run" / "trace.jsonl").exists()
 
@@ -259,8 +259,8 @@ def test_a_run_goes_on_under_what_was_required_of_it(folder: Path) -> None:
     asked = ("--run-dir", "run", "--require", "p99 ttft <= 150ms")
     done = tune(folder, *asked, "--json")
     assert done.returncode == 0, done.stderr
-    assert tune(folder, *asked, "--resume", "--json").stdout == done.stdout
-    other = tune(folder, "--run-dir", "run", "--resume")
+    assert tune(folder, *asked, "--json").stdout == done.stdout
+    other = tune(folder, "--run-dir", "run")
     assert "require" in refused(other, 3)
     again = json.loads(rescored(folder, "--json").stdout)
     assert again["requirements"] == json.loads(done.stdout)["requirements"]

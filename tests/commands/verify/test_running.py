@@ -29,7 +29,7 @@ STEP_S = 1.0
 RATE_RPS = 20
 
 TUNING = (
-    *("--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl"),
+    *("--world", "world.yaml", "--trace", "prod.jsonl"),
     *("--ceiling", "8"),
 )
 
@@ -257,10 +257,9 @@ def test_another_server_keeps_no_promise_and_needs_no_twin(
     assert "<code>tuner show profile.yaml</code>" in page
 
 
-def test_a_key_is_sent_when_its_variable_is_named(
+def test_a_key_is_sent_when_its_variable_is_set(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("A_KEY", "sesame")
     asked: list[Asked] = []
 
     async def locked(one: Asked) -> None:
@@ -271,10 +270,11 @@ def test_a_key_is_sent_when_its_variable_is_named(
 
     with vllm(Pages(), asked, locked) as url:
         without = verify(folder, url)
-        named = verify(folder, url, "--api-key-env", "A_KEY", *KEPT)
+        monkeypatch.setenv("TUNER_API_KEY", "sesame")
+        named = verify(folder, url, *KEPT)
     assert without.returncode == named.returncode == 4
     assert "the first request failed: 401 Unauthorized" in without.stderr
-    assert "--api-key-env NAME" in without.stderr
+    assert "Set TUNER_API_KEY" in without.stderr
     assert [one.headers.get("Authorization") for one in asked] == [None, "Bearer sesame"]
     assert "no such key: Bearer ***" in named.stderr
     assert "sesame" not in named.stdout + named.stderr + written(folder)

@@ -14,7 +14,7 @@ from tests.support.in_process import tuner
 from tests.support.profiles import profile, resealed
 from tests.support.traces import beginning
 from tuner.commands.options import VerifyOptions
-from tuner.commands.verify.run import _report, _twin, as_confirmed
+from tuner.commands.verify.run import _report, _twin
 from tuner.errors import GateError, UndecidedError
 from tuner.profile.numbers import FrontEndSection
 from tuner.profile.profile import load
@@ -38,32 +38,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "world.yaml").write_text(WORLD)
     (path / "slow.yaml").write_text(WORLD.replace("a: 0.020", "a: 0.030"))
     (path / "slowest.yaml").write_text(WORLD.replace("a: 0.020", "a: 0.040"))
-    tuning = ["--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl"]
+    tuning = ["--world", "world.yaml", "--trace", "prod.jsonl"]
     assert tuner(path, "sweep", *tuning).returncode == 0
     return path
 
 
 def verify(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    words = ("verify", "profile.yaml", "--trace", "prod.jsonl", "--engine", "sim", *options)
+    words = ("verify", "profile.yaml", "--trace", "prod.jsonl", *options)
     return tuner(folder, *words)
-
-
-@pytest.mark.parametrize(
-    ("confirm", "named", "engine"),
-    [
-        ("server", None, "serve"),
-        ("inproc", None, "vllm"),
-        (None, None, "vllm"),
-        ("server", "sim", "sim"),
-    ],
-)
-def test_what_a_server_confirmed_is_verified_behind_one_unless_an_engine_is_named(
-    folder: Path, confirm: str | None, named: str | None, engine: str
-) -> None:
-    one = load(folder / "profile.yaml")
-    origin = one.provenance.model_copy(update={"confirm": confirm})
-    asked = VerifyOptions(profile=Path("p"), trace=Path("t"), engine=named)
-    assert as_confirmed(asked, one.model_copy(update={"provenance": origin})).engine == engine
 
 
 def test_a_servers_front_end_is_in_what_it_is_held_to_and_in_no_engines(folder: Path) -> None:
@@ -72,15 +54,13 @@ def test_a_servers_front_end_is_in_what_it_is_held_to_and_in_no_engines(folder: 
     path = folder / "profile.yaml"
 
     def held_to(**options: object) -> FrontEnd | None:
-        asked = as_confirmed(VerifyOptions(profile=path, trace=path, **options), one)  # type: ignore[arg-type]
+        asked = VerifyOptions(profile=path, trace=path, **options)  # type: ignore[arg-type]
         return _twin(asked, one).front_end
 
-    for is_served in ({"engine": "serve"}, {"url": "http://127.0.0.1:1"}):
-        found = held_to(**is_served)
-        assert found is not None
-        assert found.contention == 1.5
-    assert held_to(engine="vllm") is None
-    assert held_to(engine="sim") is None
+    of_url = held_to(url="http://127.0.0.1:1")
+    assert of_url is not None
+    assert of_url.contention == 1.5
+    assert held_to(world=path) is None
 
 
 def test_a_promise_that_looks_broken_while_others_take_the_cores_is_not_called_so() -> None:

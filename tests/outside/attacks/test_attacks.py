@@ -34,7 +34,7 @@ from tests.outside.table import (
 pytestmark = pytest.mark.attack
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e|[a](b)[bold]x"
-SIM = ("--engine", "sim", "--world", MACHINES / "still" / "world.yaml")
+SIM = ("--world", MACHINES / "still" / "world.yaml")
 SERVE = "model: tuner:tiny\nmax-num-seqs: 256\n"
 
 

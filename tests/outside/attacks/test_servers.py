@@ -65,7 +65,7 @@ def answering(name: str) -> Iterator[tuple[str, list[str]]]:
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("swept")
-    sim = ("--engine", "sim", "--world", MACHINES / "still" / "world.yaml", "--ceiling", "8")
+    sim = ("--world", MACHINES / "still" / "world.yaml", "--ceiling", "8")
     assert run(folder, "sweep", *sim, "--trace", MACHINES / "traces" / "light.jsonl").code == OK
     return folder
 

@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     (path / "prod.jsonl").write_text("\n".join(map(json.dumps, (header, *rows))) + "\n")
     (path / "world.yaml").write_text(WORLD)
-    sim = ("--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl", "--ceiling", "4")
+    sim = ("--world", "world.yaml", "--trace", "prod.jsonl", "--ceiling", "4")
     assert run(path, "sweep", *sim, "--headroom", "1").code == OK
     return path
 
@@ -177,7 +177,7 @@ def test_a_running_server_is_watched(server: RealServer, folder: Path) -> None:
     plan = [Planned(row / RATE_RPS, [7 + row] * (20 + row), 12) for row in range(10 * RATE_RPS)]
     sending = threading.Thread(target=send, args=(server.url, plan))
     sending.start()
-    often = ("--every", "300ms", "--window", "1s", "--for", "9s", "--run-dir", "watch")
+    often = ("--window", "1s", "--for", "9s", "--run-dir", "watch")
     done = run(folder, "watch", "profile.yaml", "--url", server.url, *often, "--json")
     sending.join()
     assert done.code in {OK, UNDECIDED, GATE_FAILED}, done.stderr

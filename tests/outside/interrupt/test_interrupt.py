@@ -30,9 +30,9 @@ from tests.outside.table import (
 )
 
 TRACE = ("--trace", str(MACHINES / "traces" / "light.jsonl"))
-SIM = ("--engine", "sim", "--world", str(MACHINES / "still" / "world.yaml"), *TRACE)
+SIM = ("--world", str(MACHINES / "still" / "world.yaml"), *TRACE)
 SWEEP = ("sweep", *SIM, "--ceiling", "4", "--step", "20s", "--run-dir", "run")
-REFINE = ("refine", "profile.yaml", *SIM, "--step", "10s", "--budget", "8m", "--run-dir", "run")
+REFINE = ("refine", "profile.yaml", *SIM, "--budget", "8m", "--run-dir", "run")
 COMPARE = (
     *("compare", *SIM, "--max-num-seqs", "4", "--approaches", "untuned,tuned"),
     *("--loads", "recorded", "--run-dir", "run"),
@@ -112,7 +112,7 @@ def test_a_run_that_dies_in_any_event_continues_to_the_same_answer(
     for count in range(1, len(lines) + 1, STRIDES[name]):
         here = tmp_path / str(count)
         cut_after(folder, count, here)
-        again = run(here, *RUNS[name], "--resume", "--json")
+        again = run(here, *RUNS[name], "--json")
         assert decided(again) == known, count
         assert measured(here) == measured(folder), count
         journal = (here / "run" / JOURNAL).read_bytes()
@@ -143,7 +143,7 @@ def test_a_killed_run_continues_to_the_same_answer(
 ) -> None:
     assert stopped(tmp_path, SWEEP, at_lines, signal.SIGKILL).code == -signal.SIGKILL
     kept = (tmp_path / "run" / JOURNAL).read_bytes()
-    again = run(tmp_path, *SWEEP, "--resume", "--json")
+    again = run(tmp_path, *SWEEP, "--json")
     assert decided(again) == decided(whole["sweep"][1])
     assert measured(tmp_path) == measured(whole["sweep"][0])
     assert (tmp_path / "run" / JOURNAL).read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
@@ -154,11 +154,11 @@ def test_a_killed_search_measures_nothing_twice(swept: Path, tmp_path: Path) -> 
     shutil.copy(swept / "profile.yaml", tmp_path)
     assert stopped(tmp_path, REFINE, 9, signal.SIGKILL).code == -signal.SIGKILL
     kept = (tmp_path / "run" / JOURNAL).read_bytes()
-    assert run(tmp_path, *REFINE, "--resume").code == OK
+    assert run(tmp_path, *REFINE).code == OK
     assert (tmp_path / "run" / JOURNAL).read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
     check_files(tmp_path)
     complete = (tmp_path / "run" / JOURNAL).read_bytes()
-    assert run(tmp_path, *REFINE, "--resume").code == OK
+    assert run(tmp_path, *REFINE).code == OK
     assert (tmp_path / "run" / JOURNAL).read_bytes() == complete
 
 
@@ -199,7 +199,7 @@ def test_a_run_is_not_resumed_while_it_goes_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGSTOP)
     try:
         before = journal.read_bytes()
-        refused = run(tmp_path, *SWEEP, "--resume")
+        refused = run(tmp_path, *SWEEP)
         assert journal.read_bytes() == before
     finally:
         process.send_signal(signal.SIGCONT)
@@ -214,7 +214,7 @@ def test_other_options_do_not_continue_a_run(
     shutil.copytree(whole["sweep"][0], tmp_path, dirs_exist_ok=True)
     before = (tmp_path / "run" / JOURNAL).read_bytes()
     for option, value in (("--ceiling", "8"), ("--slo", "ttft=1s"), ("--headroom", "2")):
-        done = run(tmp_path, *SWEEP, option, value, "--resume")
+        done = run(tmp_path, *SWEEP, option, value)
         assert done.code == BAD_INPUT
         assert option.strip("-") in done.error
     assert (tmp_path / "run" / JOURNAL).read_bytes() == before

@@ -26,7 +26,7 @@ def options(name: str) -> list[str]:
     """Return the words of a machine's sweep, whatever folder it is run in."""
     words = shlex.split((HERE / name / "options").read_text())
     given = [str((HERE / name / word).resolve()) if word[:3] == "../" else word for word in words]
-    return ["--engine", "sim", "--world", str(HERE / name / "world.yaml"), *given]
+    return ["--world", str(HERE / name / "world.yaml"), *given]
 
 
 def sweep(folder: Path, name: str, *more: object) -> Done:

@@ -16,7 +16,7 @@ from tests.outside.conftest import FreeClock
 from tests.outside.machines.swept import HERE, Swept, options
 from tests.outside.table import BAD_INPUT, GATE_FAILED, OK, UNDECIDED, run
 
-KNEE = ("--trace", HERE / "traces" / "chat.jsonl", "--engine", "sim")
+KNEE = ("--trace", HERE / "traces" / "chat.jsonl")
 WORLD = HERE / "knee" / "world.yaml"
 
 
@@ -40,7 +40,7 @@ def test_show_says_the_cap_and_flags_are_for_pasting(knee: Path) -> None:
     [((), {1, 2}, (0.85, 1.0)), (("--load", "4"), {5, 6, 7}, (0.9, 1.0)),
      (("--load", "4", "--replicas", "2"), {5, 6, 7}, (0.0, 0.15)),
      (("--load", "1", "--replicas", "1"), {1, 2}, (0.88, 0.97)),
-     (("--rps", "35"), {10, 11, 12}, (0.9, 1.0))],
+     (("--load", "35rps"), {10, 11, 12}, (0.9, 1.0))],
 )  # fmt: skip
 def test_plan_says_how_many_replicas_a_load_needs(
     knee: Path, given: tuple[str, ...], replicas: set[int], share: tuple[float, float]
@@ -107,7 +107,7 @@ def test_a_stored_run_is_rescored_under_another_slo(knee: Path) -> None:
 
 def test_a_finished_run_is_resumed_without_measuring(knee: Path, swept: Swept) -> None:
     before = (knee / "run" / "journal.jsonl").read_bytes()
-    done = run(knee, "sweep", *options("knee"), "--run-dir", "run", "--resume", "--json")
+    done = run(knee, "sweep", *options("knee"), "--run-dir", "run", "--json")
     assert done.json == swept("knee").done.json
     assert (knee / "run" / "journal.jsonl").read_bytes() == before
 
@@ -144,7 +144,7 @@ def test_a_rollback_loses_no_later_edit(knee: Path) -> None:
 
 def test_refine_proves_a_better_cap_between_the_doublings(swept: Swept, tmp_path: Path) -> None:
     shutil.copytree(swept("refinable").folder, tmp_path, dirs_exist_ok=True)
-    on = options("refinable")
+    on = (*KNEE, "--world", HERE / "refinable" / "world.yaml")
     done = run(tmp_path, "refine", "profile.yaml", *on, "-o", "refined.yaml", "--json")
     assert done.code == OK, done.stderr
     refined = done.json
@@ -155,7 +155,7 @@ def test_refine_proves_a_better_cap_between_the_doublings(swept: Swept, tmp_path
 
 
 def test_refine_keeps_the_knee_where_nothing_is_better(knee: Path) -> None:
-    search = ("--search", "max_num_batched_tokens=256,2048", "--step", "20s", "--budget", "10m")
+    search = ("--search", "max_num_batched_tokens=256,2048", "--budget", "10m")
     done = run(knee, "refine", "profile.yaml", *KNEE, "--world", WORLD, *search, "--json")
     assert done.code == OK, done.stderr
     assert not done.json["refined"]
@@ -216,6 +216,6 @@ def test_watch_judges_a_server_by_its_metrics(
 ) -> None:
     folder = swept("today").folder
     with recorded(server, free_clock) as url:
-        watch = ("--url", url, "--every", "5s", "--for", length)
+        watch = ("--url", url, "--for", length)
         done = run(folder, "watch", "profile.yaml", *watch, "--json")
     assert (json.loads(done.stdout.splitlines()[-1])["verdict"], done.code) == ends

@@ -12,7 +12,7 @@ from tests.outside.machines.swept import HERE as MACHINES
 from tests.outside.table import COMMANDS, OK, run
 
 TABLE = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text())
-SIM = ("--engine", "sim", "--world", "world.yaml")
+SIM = ("--world", "world.yaml")
 
 
 @pytest.fixture(scope="module")

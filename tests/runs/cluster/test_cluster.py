@@ -36,7 +36,7 @@ engine_start: 30
 noise: {sigma_iter: 0.02, sigma_drift: 0.003, sigma_start: 0.001}
 """
 TRACE = ("--trace", "prod.jsonl", "--step", "20s")
-SIM = ("--engine", "sim", "--world", "world.yaml", *TRACE)
+SIM = ("--world", "world.yaml", *TRACE)
 SLO = ("--slo", "ttft=2s,tpot=50ms")
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 SLOW, FAST = ({**NODE, "labels": {"tuner/kind": kind}} for kind in ("slow", "fast"))
@@ -199,11 +199,9 @@ def are_let_in(*envs: dict[str, str]) -> list[bool]:
     return [one.wait() == 0 for one in asking]
 
 
-def test_each_kind_of_node_has_a_curve_of_its_own_and_a_price(
-    swept: Path, two_nodes: Cluster
-) -> None:
-    worlds = ("--engine", "sim", "--world", "slow=world.yaml,fast=fast.yaml")
-    options = ("--prices", "slow=1.8,fast=3.6", "--json", "-o", "kinds.yaml")
+def test_each_kind_of_node_has_a_curve_of_its_own(swept: Path, two_nodes: Cluster) -> None:
+    worlds = ("--world", "slow=world.yaml,fast=fast.yaml")
+    options = ("--json", "-o", "kinds.yaml")
     words = ("sweep", *worlds, *TRACE, *SLO, "--ray", two_nodes.address, *options)
     running = started(swept, *words, "--run-dir", "kinds")
     wait_for_line(running, "iterations")
@@ -215,16 +213,10 @@ def test_each_kind_of_node_has_a_curve_of_its_own_and_a_price(
     kinds = json.loads(out)["kinds"]
     assert set(kinds) == {"slow", "fast"}
     kept = json.loads((swept / "kinds" / "result.json").read_text())
-    assert (kept["kinds"], kept["page"]["aside"]) == (kinds, "simulated, cheapest")
+    assert (kept["kinds"], kept["page"]["aside"]) == (kinds, "simulated, serves most in time")
     here, there = (profile.load(swept / name) for name in ("profile.yaml", "kinds-slow.yaml"))
     assert there.curve == here.curve
     assert there.decision == here.decision
-    fast = kinds["fast"]
-    step = next(o for o in fast["curve"] if o["max_num_seqs"] == fast["max_num_seqs"])
-    served = step["output_tokens_per_s"] * step["attainment"]
-    assert fast["cost_per_million_output_tokens"] == pytest.approx(
-        3.6 / 3600 / served * 1e6, rel=1e-4
-    )
     assert {one["facts"]["device"]["name"] for one in starts(swept / "kinds" / "fast")} == {
         "simulated:fast"
     }
@@ -237,7 +229,6 @@ def test_each_kind_of_node_has_a_curve_of_its_own_and_a_price(
         (("--ray", "127.0.0.1:1"), 3, "Connection refused"),
         (("--ray", "nonsense"), 2, "--ray nonsense: is not the address of a cluster"),
         (("--ray", "ray://127.0.0.1:1"), 2, "Ray's client is not supported"),
-        (("--prices", "a=1"), 2, "--prices is for --ray"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line_before_anything_starts(

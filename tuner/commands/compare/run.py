@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.commands.options import CompareOptions
-from tuner.commands.shared.engine import world_alone
-from tuner.commands.shared.machine import Here, ThisMachine, check_machine
+from tuner.commands.shared.engine import world_of
+from tuner.commands.shared.machine import Here, ThisMachine, differs
 from tuner.commands.shared.next_step import after, command
 from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.results import keep_result
-from tuner.commands.shared.run_folder import Where, kept, open_run
+from tuner.commands.shared.run_folder import kept, open_run
 from tuner.commands.shared.traffic import served_in
 from tuner.commands.shared.trust import check_arguments
 from tuner.engines.devices import DeviceMeter
@@ -56,18 +56,15 @@ def run(options: CompareOptions) -> None:
         "profile_digest": None if asked.profile is None else asked.profile.digest,
         "engine_arguments": dict(asked.base.resolve(max_num_seqs=UNTUNED)),
         "world": asked.here.device.get("digest"),
-        **in_plan(options),
+        **in_plan(options, "max_num_seqs", "budget"),
         "loads": ",".join(asked.levels),
         "approaches": ",".join(one.name for one in asked.approaches),
     }
-    where = Where(
-        options.trace, options.run_dir, resume=options.resume, command="compare", asked=options
-    )
-    book = open_run(where, plan)
+    book = open_run("compare", options, plan)
     progress = Progress(parse_duration_s(options.budget, option="--budget"))
     for warning in asked.trace.warnings:
         progress.warn(warning)
-    with kept(book, where):
+    with kept(book):
         with progress:
             comparison = _compared(asked, book, progress)
         _report(asked, comparison)
@@ -84,15 +81,8 @@ def asked_of(options: CompareOptions) -> Asked:
             hint="Capture some seconds of traffic.",
         )
     profile = None if options.profile is None else load_profile(options.profile)
-    if profile is not None and options.model not in {None, profile.model}:
-        raise UsageError(
-            f"--model {options.model}: {options.profile} is a profile of {profile.model}",
-            hint="Leave out --model, or sweep that model for a profile of its own.",
-        )
     base, of_profile, here = _starters(options, trace, profile)
-    if profile is not None and not options.force:
-        check_machine(profile, here)
-    is_simulated = options.engine == "sim"
+    is_simulated = options.world is not None
     approaches = chosen(options.approaches, has_profile=profile is not None, simulated=is_simulated)
     has_twin = profile is not None and profile.twin is not None
     loads = options.loads or (f"recorded,{STORY},{UNIFORM}" if has_twin else "recorded")
@@ -105,9 +95,9 @@ def _starters(
     options: CompareOptions, trace: Trace, profile: ServingProfile | None
 ) -> tuple[Starter, Starter | None, Here]:
     """Return what starts engines with the base's arguments, and with the profile's, and where."""
-    model = options.model or (profile.model if profile and options.base is None else None)
+    model = profile.model if profile and options.base is None else None
     engine: dict[str, Any] = {} if profile is None else {**profile.engine}
-    if (path := world_alone(options)) is not None:
+    if (path := world_of(options)) is not None:
         from tuner.engines.sim.start import VARIABLE, SimStarter  # noqa: PLC0415 - numba
         from tuner.engines.sim.world import read_world  # noqa: PLC0415
 
@@ -151,7 +141,7 @@ def _compared(asked: Asked, book: Journal, progress: Progress) -> Comparison:
         base=asked.base,
         of_profile=asked.of_profile,
     )
-    read = progress.reading(DeviceMeter().read if options.engine == "vllm" else None)
+    read = progress.reading(DeviceMeter().read if options.world is None else None)
     return compare(question, book, progress, read)
 
 
@@ -192,18 +182,21 @@ def _doubts(asked: Asked, evidence: Evidence) -> list[str]:
     profile, found = asked.profile, list[str]()
     if profile is None:
         return found
-    if asked.options.force:
-        path = asked.options.profile
-        found.append(f"--force: {path} may be of another machine; only its settings count here")
-    if asked.options.engine == "sim" and profile.provenance.engine != "sim":
+    if (other := differs(profile, asked.here)) is not None:
+        name, was, is_ = other
+        found.append(
+            f"{asked.options.profile} was measured with {name} {was}, here it is {is_}: only its "
+            "settings count here"
+        )
+    if asked.options.world is not None and profile.provenance.engine != "sim":
         found.append(
             "a simulated engine takes of a profile's arguments only max_num_seqs, "
             "max_num_batched_tokens, num_gpu_blocks_override and block_size"
         )
-    environments = (one.facts.environment for one in evidence.starts())
-    now = next((one for one in environments if one is not None), None)
-    differs = environment_differs(profile.provenance.environment, now)
-    return found if differs is None else [*found, f"the profile was {differs}"]
+    environments = (start.facts.environment for start in evidence.starts())
+    now = next((each for each in environments if each is not None), None)
+    change = environment_differs(profile.provenance.environment, now)
+    return found if change is None else [*found, f"the profile was {change}"]
 
 
 def _next(options: CompareOptions, *, is_measured: bool) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tuner.commands.options import RefineOptions
-from tuner.commands.shared.engine import Execute, world_alone
+from tuner.commands.shared.engine import Execute, world_of
 from tuner.commands.shared.machine import Here, ThisMachine
 from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.traffic import warnings_about
@@ -45,7 +45,7 @@ class Engines:
 def engines_of(options: RefineOptions, profile: ServingProfile) -> Engines:
     """Return what starts engines that differ from the profile's in some arguments."""
     log: list[Path] = []
-    if (path := world_alone(options)) is not None:
+    if (path := world_of(options)) is not None:
         from tuner.engines.sim import virtual_time  # noqa: PLC0415 - numba, for sim alone
         from tuner.engines.sim.start import VARIABLE, SimStarter  # noqa: PLC0415
         from tuner.engines.sim.world import read_world  # noqa: PLC0415
@@ -86,18 +86,17 @@ def plan_of(
     measured = profile.provenance
     ceiling = max([profile.decision.max_num_seqs, *(step.max_num_seqs for step in profile.curve)])
     is_same = profile.validity.trace_digest == trace.digest
-    required = options.require or [
-        one.text
-        for one in profile.decision.requirements
-        if options.headroom > 1 or not one.text.endswith("at headroom")
-    ]
+    required = options.require or [each.text for each in profile.decision.requirements]
     return RefinePlan(
         profile=profile,
         space=space,
         aim=parse_aim(options.objective),
         settings=settings_in(
             {
-                **in_plan(options),
+                "window": "all",
+                "step": "60s",
+                "budget": options.budget,
+                "headroom": profile.promise.headroom,
                 "require": required,
                 "ceiling": ceiling,
                 "trace_block_size": trace.header.block_size,
@@ -123,6 +122,5 @@ def rests_on(options: RefineOptions, plan: RefinePlan, trace: Trace, here: Here)
         "trace_digest": trace.digest,
         "machine": [str(here.device.get("name")), here.device.get("digest"), str(version)],
         "space": {knob.name: list(knob.values) for knob in plan.space.knobs},
-        **in_plan(options),
-        "require": list(options.require),
+        **in_plan(options, "objective", "budget", "require"),
     }

@@ -11,7 +11,7 @@ from tuner.commands.shared.machine import check_machine
 from tuner.commands.shared.next_step import after, check_required, command, is_short
 from tuner.commands.shared.options import check_given
 from tuner.commands.shared.results import keep_result
-from tuner.commands.shared.run_folder import Where, kept, open_run
+from tuner.commands.shared.run_folder import kept, open_run
 from tuner.commands.shared.traffic import one_engines, served_in
 from tuner.commands.sweep.one_trace import origin_of
 from tuner.engines.arguments import ArgumentValue
@@ -52,7 +52,10 @@ def run(options: RefineOptions) -> None:
     profile = load_profile(options.profile)
     check_output(options.output, force=None)
     trace = load(options.trace)
-    requests = one_engines(served_in(trace, options.trace), options, ranks=profile.provenance.ranks)
+    origin = profile.provenance
+    served = served_in(trace, options.trace)
+    replicas = origin.replicas * origin.ranks
+    requests = one_engines(served, replicas=replicas, router=origin.router)
     engines = engines_of(options, profile)
     if not options.force:
         check_machine(profile, engines.here)
@@ -62,13 +65,11 @@ def run(options: RefineOptions) -> None:
     plan = plan_of(options, profile, trace, space)
     if options.storage is not None:
         Study(options.storage, space)  # refused before there is a run directory
-    where = Where(
-        options.trace, options.run_dir, resume=options.resume, command="refine", asked=options
-    )
-    book = open_run(where, rests_on(options, plan, trace, engines.here))
+    rest = rests_on(options, plan, trace, engines.here)
+    book = open_run("refine", options, rest)
     engines.log.append(book.run_dir / "vllm.log")
     begun = _Begun(options, trace, requests, plan, engines, book, began_s)
-    with kept(book, where):
+    with kept(book):
         found = _refined(begun)
         if found.outcome is not None:
             doubts = second_thoughts(found.outcome, plan.settings)
@@ -154,7 +155,7 @@ def _profile(begun: _Begun, found: Refinement, wall_s: float) -> ServingProfile:
         return seal(**{**sections, "decision": decision})
     return profile_of(
         found.outcome,
-        headroom=begun.options.headroom,
+        headroom=begun.plan.settings.headroom,
         trace_digest=begun.trace.digest,
         origin=origin_of(
             found.outcome,

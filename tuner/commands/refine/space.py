@@ -99,7 +99,7 @@ def named_of(
 
 
 def _typed(options: RefineOptions, profile: ServingProfile, name: str, word: str) -> ArgumentValue:
-    if options.engine == "sim":
+    if options.world is not None:
         return int(word) if word.isdecimal() else word
     value = value_of(word, place=f"--search {name}")
     setting = Setting(name, value, "--search", of_server=False)

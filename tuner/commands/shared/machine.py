@@ -58,9 +58,9 @@ def check_machine(profile: ServingProfile, here: Here) -> None:
         return
     cure = "Sweep on this machine"
     if was_simulated and not is_simulated:
-        cure = "Add --engine sim --world FILE"
+        cure = "Add --world FILE"
     elif is_simulated and not was_simulated:
-        cure = "Drop --engine sim"
+        cure = "Drop --world"
     key, was, is_ = result
     raise GateError(
         f"the profile was measured with {key} {was}, here it is {is_}",

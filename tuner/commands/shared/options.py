@@ -5,6 +5,7 @@ import gc
 import importlib
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from types import GenericAlias
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -12,9 +13,6 @@ import typer
 from typer.models import ArgumentInfo, ParameterInfo
 
 from tuner.errors import UsageError
-
-IN_PLAN = "measurements rest on it"
-"""Marks a field of a command's options that the plan in the journal holds; see ``in_plan``."""
 
 
 def option(help_: str, *names: str, panel: str | None = None, **more: Any) -> Any:  # noqa: ANN401
@@ -28,33 +26,27 @@ Json = Annotated[bool, option("Print one JSON document.", "--json", panel="Outpu
 Router = Annotated[
     Literal["least", "rr", "random", "session"],
     option("How requests reach replicas.", panel="Traffic"),
-    IN_PLAN,
 ]
 
 
 def times(text: str | float) -> float:
-    """Return a load as a multiple of the trace's. Raises typer.BadParameter.
+    """Return a load as a multiple of the trace's. Raises ValueError.
 
     >>> times("1.5"), times("1.5x"), times("150%"), times("150 %")
     (1.5, 1.5, 1.5, 1.5)
     """
     written = str(text).strip().lower()
-    try:
-        if written.endswith("%"):
-            return float(written.removesuffix("%")) / 100
-        return float(written.removesuffix("x"))
-    except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is no load: give 1.5, 1.5x or 150%, which all mean the same"
-        ) from None
+    if written.endswith("%"):
+        return float(written.removesuffix("%")) / 100
+    return float(written.removesuffix("x"))
 
 
 def headroom(text: str | float) -> float:
     """Return a validation's load, from 1 to 10 times the recorded. Raises typer.BadParameter."""
-    value = times(text)
-    if not 1.0 <= value <= 10.0:
-        raise typer.BadParameter(f"{text!r} is not from 1 to 10 (100% to 1000%)")
-    return value
+    with suppress(ValueError):
+        if 1.0 <= (value := times(text)) <= 10.0:
+            return value
+    raise typer.BadParameter(f"{text!r} is not from 1 to 10: give 1.25, 1.25x or 125%")
 
 
 def command(options: type[Any], module: str, function: str = "run") -> Callable[..., None]:
@@ -115,13 +107,10 @@ def _as_list(hint: Any, *, is_required: bool) -> Any:  # noqa: ANN401 - annotati
     return Annotated[each if is_required else each | None, *rest]
 
 
-def in_plan(options: Any) -> dict[str, Any]:  # noqa: ANN401 - any command's
-    """Return the options that every measurement of a run rests on, by name: its fields that are
-    marked with ``IN_PLAN``."""
-    hints = get_type_hints(type(options), include_extras=True)
-    return {
-        name: getattr(options, name) for name, hint in hints.items() if IN_PLAN in get_args(hint)
-    }
+def in_plan(options: Any, *names: str) -> dict[str, Any]:  # noqa: ANN401 - any command's
+    """Return the options that every measurement of a run rests on, as the journal holds them."""
+    values = {name: getattr(options, name) for name in names}
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
 def as_typed(options: Any) -> list[str]:  # noqa: ANN401 - any command's

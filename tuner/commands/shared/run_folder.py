@@ -4,7 +4,7 @@ import asyncio
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,46 +26,32 @@ from tuner.system import files, interruption
 from tuner.system.passwords import public_words
 from tuner.system.printable import printable
 
-_MARKS = {"compare": "compare", "verify": "verify", "refine": "objective", "sweep": "ceiling"}
-"""Command → what its plans hold, and those of the commands after it do not."""
-
 _BEFORE_ANY_NUMBER = (Planned, TraceKept, EngineStart, Selection, TrialBegun)
 """Events of a run in which nothing has been measured."""
 
 _OURS = ("journal.jsonl", "trace.jsonl", "study.log*", "vllm.log*", "replays", "traffic")
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
-    """The user's words on a run's folder."""
-
-    trace: Path
-    run_dir: Path | None
-    resume: bool = field(kw_only=True)
-    command: str = field(default="sweep", kw_only=True)
-    asked: Any = field(default=None, kw_only=True)
-    """The command's options; kept with the run, so that its report can say what goes on with it."""
-
-    def told(self) -> dict[str, list[str]]:
-        """Return what is kept beside the plan: the words of the command, without secrets."""
-        if self.asked is None:
-            return {}
-        options = replace(self.asked, resume=False, run_dir=None)
-        return {"command": [self.command, *public_words(as_typed(options))]}
-
-
-def open_run(where: Where, plan: Mapping[str, Any]) -> journal.Journal:
-    """Open the journal of a new run, or of the one to continue. Raises RunError."""
-    name = where.trace.stem if where.command == "sweep" else f"{where.command}-{where.trace.stem}"
-    if where.run_dir is not None:
-        _check_folder(where.run_dir)
-    if where.resume:
-        run_dir = where.run_dir or Path("runs")
-        check_command(journal.read(run_dir), where.command)
-        return journal.resume(run_dir, plan, **where.told())
+def open_run(command: str, options: Any, plan: Mapping[str, Any]) -> journal.Journal:  # noqa: ANN401
+    """Open the journal of a new run, or of the one in ``--run-dir``, which continues under the same
+    plan. The words of the command are kept with it, without secrets. Raises RunError."""
+    words = [command, *public_words(as_typed(replace(options, run_dir=None)))]
+    if options.run_dir is not None:
+        _check_folder(options.run_dir)
+        if is_begun(options.run_dir):
+            check_command(journal.read(options.run_dir), command)
+            return journal.resume(options.run_dir, plan, command=words)
+    stem: str = options.trace.stem
+    name = stem if command == "sweep" else f"{command}-{stem}"
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-    run_dir = where.run_dir or Path("runs") / f"{name}-{stamp}"
-    return journal.create(run_dir, plan, **where.told())
+    run_dir = options.run_dir or Path("runs") / f"{name}-{stamp}"
+    return journal.create(run_dir, plan, command=words)
+
+
+def is_begun(run_dir: Path) -> bool:
+    """Whether the folder holds a run."""
+    path = run_dir / journal.JOURNAL
+    return path.exists() and path.stat().st_size > 0
 
 
 def goes_on(book: journal.Journal) -> str:
@@ -94,9 +80,8 @@ def read_run(run_dir: Path) -> journal.Journal:
 
 
 def command_of(book: journal.Journal) -> str | None:
-    """Return the command whose run this is; None where its plan does not tell."""
-    plan = book.plan
-    return next((name for name, mark in _MARKS.items() if mark in plan), None)
+    """Return the command whose run this is; None where it was not kept."""
+    return next(iter(book.planned.command), None)
 
 
 def _check_folder(run_dir: Path) -> None:
@@ -115,15 +100,13 @@ def open_each(
     book: journal.Journal, plans: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, journal.Journal]:
     """Open each part's journal inside the run's folder: the one that is there, or a new one."""
-    words = {"command": book.planned.command, "is_part": True}
-    return {name: open_part(book.run_dir / name, plan, **words) for name, plan in plans.items()}
-
-
-def open_part(run_dir: Path, plan: Mapping[str, Any], **told: object) -> journal.Journal:
-    """Open a journal inside a run's folder: the one that is there, or a new one."""
-    files.make_own(run_dir)
-    begun = (run_dir / "journal.jsonl").exists()
-    return (journal.resume if begun else journal.create)(run_dir, plan, **told)
+    books: dict[str, journal.Journal] = {}
+    for name, plan in plans.items():
+        run_dir = book.run_dir / name
+        files.make_own(run_dir)
+        begin = journal.resume if is_begun(run_dir) else journal.create
+        books[name] = begin(run_dir, plan, command=book.planned.command, is_part=True)
+    return books
 
 
 @contextmanager
@@ -141,9 +124,7 @@ def making_sense(run_dir: Path, *, is_stored: bool) -> Iterator[None]:
 
 
 @contextmanager
-def kept(
-    book: journal.Journal, where: Where, parts: Sequence[journal.Journal] = ()
-) -> Iterator[None]:
+def kept(book: journal.Journal, *parts: journal.Journal) -> Iterator[None]:
     """Close the journal, and those of the run's parts, in the end.
 
     A run that was refused before anything was measured leaves no folder. Raises Interrupted, with
@@ -159,7 +140,7 @@ def kept(
 
     interruption.say_at_the_end(words)
     try:
-        with making_sense(book.run_dir, is_stored=where.resume):
+        with making_sense(book.run_dir, is_stored=book.before is None):
             yield
     except (KeyboardInterrupt, asyncio.CancelledError, EngineError) as cause:
         if isinstance(cause, EngineError) and not interruption.happened():
@@ -169,7 +150,7 @@ def kept(
     except (UsageError, TraceError, ProfileError, GateError) as problem:  # not of a full disk
         if all(isinstance(event, _BEFORE_ANY_NUMBER) for each in books for event in each.events):
             _remove(books)
-        elif isinstance(problem, UsageError) and where.command == "sweep":
+        elif isinstance(problem, UsageError) and command_of(book) == "sweep":
             problem.hint += f" What was measured is kept in {book.run_dir}: tuner resume."
         raise
     finally:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from tuner.errors import TraceError
 from tuner.trace.columns import columns_of
@@ -10,15 +9,6 @@ from tuner.trace.trace import Trace, TraceRequest
 from tuner.traffic.routing import Router, busiest_part, route
 from tuner.traffic.summary import describe
 from tuner.traffic.trace_warnings import trace_warnings
-
-
-class RoutingOptions(Protocol):
-    """The options that say which server's requests are replayed."""
-
-    @property
-    def replicas(self) -> int: ...
-    @property
-    def router(self) -> Router: ...
 
 
 def served_in(trace: Trace, path: Path) -> list[TraceRequest]:
@@ -30,12 +20,12 @@ def served_in(trace: Trace, path: Path) -> list[TraceRequest]:
 
 
 def one_engines(
-    requests: Sequence[TraceRequest], options: RoutingOptions, *, ranks: int
+    requests: Sequence[TraceRequest], *, replicas: int, router: Router | None
 ) -> list[TraceRequest]:
-    """Return one engine's requests: those of the busiest replica, and of that one rank's."""
-    if (share := options.replicas * ranks) == 1:
+    """Return the requests of the busiest of so many engines that share them."""
+    if replicas == 1:
         return list(requests)
-    parts = route(requests, replicas=share, router=options.router, seed=0)
+    parts = route(requests, replicas=replicas, router=router or "least", seed=0)
     return parts[busiest_part(parts)]
 
 

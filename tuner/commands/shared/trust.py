@@ -20,22 +20,22 @@ MOST_SHOWN = 60
 
 
 def check_asked(profile: ServingProfile, options: ArgumentOptions, *, source: Path) -> None:
-    """Refuse what a profile sets and only the user may, unless --set or --base says the same.
+    """Refuse what a profile sets and only the user may, unless --set says the same.
 
     Raises ProfileError for that, and UsageError for a --set that says something else.
     """
     wanted: Mapping[str, ArgumentValue] = {}
     if options.overrides:
-        wanted = _asked(profile, None, options.overrides)
-        for name, value in wanted.items():
-            if name != "model" and not _has(profile.engine, name, value):
-                has = _shown(profile.engine[name]) if name in profile.engine else "nothing"
-                raise UsageError(
-                    f"--set {name}={_shown(value)}: the profile has {has}, and is taken as it is",
-                    hint="Leave it out, or sweep with it for a profile of its own.",
-                )
-    if options.base is not None:
-        wanted = {**_asked(profile, options.base, ()), **wanted}
+        wanted = engine_arguments(
+            model=profile.model, base=None, header_model=None, overrides=options.overrides
+        )
+    for name, value in wanted.items():
+        if name != "model" and not _has(profile.engine, name, value):
+            has = _shown(profile.engine[name]) if name in profile.engine else "nothing"
+            raise UsageError(
+                f"--set {name}={_shown(value)}: the profile has {has}, and is taken as it is",
+                hint="Leave it out, or sweep with it for a profile of its own.",
+            )
     check_arguments(profile, wanted, source=source)
 
 
@@ -52,18 +52,12 @@ def check_arguments(
         words = [f"{name}={_shown(engine[name])}" for name in result]
         same_words = " ".join(f"--set {shlex.quote(each)}" for each in words)  # to be pasted
         if any(_shown(engine[name]) != _text(engine[name]) for name in result):
-            same_words = "with --base FILE, which states it in full"
+            same_words = "--set NAME=VALUE for each, with the value in full"
         raise ProfileError(
             f"{source}: engine: {', '.join(words)}: may load code, open files or addresses, or "
             "send data, and whoever made the profile wrote it",
             hint=f"If you trust it, ask for the same: {same_words}",
         )
-
-
-def _asked(
-    profile: ServingProfile, base: Path | None, overrides: tuple[str, ...]
-) -> dict[str, ArgumentValue]:
-    return engine_arguments(model=profile.model, base=base, header_model=None, overrides=overrides)
 
 
 def _has(arguments: Mapping[str, Any], name: str, value: object) -> bool:

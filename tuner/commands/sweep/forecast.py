@@ -166,7 +166,7 @@ def show(
 ) -> None:
     """Print what a sweep of this traffic would run; ``ceiling`` says how that was found. Raises
     UsageError for a budget that is too small for any."""
-    is_simulated = options.engine == "sim"
+    is_simulated = options.world is not None
     arguments = arguments_of(starter, max_num_seqs=options.ceiling)
     memory = "a simulated engine" if is_simulated else memory_of(arguments)
     cache = cache_of(arguments, memory, traffic.requests, is_simulated=is_simulated)

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tuner.commands.options import SweepOptions
-from tuner.commands.shared.engine import world_of
 from tuner.commands.shared.next_step import after, check_required
 from tuner.commands.shared.results import keep_result
-from tuner.commands.shared.run_folder import Where, kept, making_sense, open_each, open_run
+from tuner.commands.shared.run_folder import kept, making_sense, open_each, open_run
 from tuner.commands.sweep.one_trace import (
     FinishedSweep,
     SweptTraffic,
@@ -30,9 +29,8 @@ from tuner.engines.seam import ArgumentValue
 from tuner.errors import EngineError, RunError, TunerError, UndecidedError, UsageError
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import LOW, engine_time, is_simulated, percent, promised, with_share
+from tuner.profile.summary import engine_time, is_simulated, percent, promised, with_share
 from tuner.replay.measure import Measurement
-from tuner.runs.cluster.prices import check_used, parse_prices, per_million_tokens, price_of
 from tuner.runs.cluster.share import Node, Share, share_of, usable
 from tuner.runs.ladder import doubling
 from tuner.runs.outcome import SweepOutcome
@@ -62,9 +60,6 @@ class KindOutcome:
     """What an engine takes of such a node."""
 
     done: FinishedSweep | TunerError
-    per_hour: float | None
-    """Price of one engine."""
-
     profile: Path
     sealed: ServingProfile | None = None
     """What was written there."""
@@ -77,29 +72,20 @@ class KindOutcome:
         outcome = self.done.outcome
         return outcome.conclusion.step(outcome.verdict.max_num_seqs).numbers
 
-    @property
-    def per_million(self) -> float | None:
-        """Return the cost of a million output tokens within the SLO; None without a price."""
-        if self.per_hour is None or (each := self.numbers) is None:
-            return None
-        cost = per_million_tokens(self.per_hour, each.output_tokens_per_s * each.attainment)
-        return cost if math.isfinite(cost) else None
-
 
 def run(options: SweepOptions) -> None:
-    """Sweep on every kind of node, and say what each costs. Raises TunerError."""
+    """Sweep on every kind of node, and compare them. Raises TunerError."""
     from tuner.runs.cluster.session import joined  # noqa: PLC0415 - imports ray
 
     assert options.ray is not None
-    prices = parse_prices(options.prices)
     with ExitStack() as stack:
         session = stack.enter_context(joined(options.ray))
-        result, run_dir = _swept(session, options, prices, stack)
+        result, run_dir = _swept(session, options, stack)
     _conclude(options, result, run_dir)
 
 
 def _swept(
-    session: "RaySession", options: SweepOptions, prices: Mapping[str, float], stack: ExitStack
+    session: "RaySession", options: SweepOptions, stack: ExitStack
 ) -> tuple[list[KindOutcome], Path]:
     from tuner.runs.cluster.sweeps import Job, sweep_all  # noqa: PLC0415 - imports ray
 
@@ -112,22 +98,20 @@ def _swept(
             f"{len(kinds)} kinds of nodes ({', '.join(kinds)}) are compared under one SLO",
             hint="Give it: --slo ttft=500ms,tpot=50ms. Without one each would derive its own.",
         )
-    check_used(prices, list(kinds))
     outputs = outputs_of(options.output, list(kinds))
     for output in outputs.values():
         profile.check_output(output, force=None)
     arguments = _resolved(session, kinds, options.ceiling)
     plans = plans_of(options, traffic.trace, kinds, arguments)
     parts = {name: one_servers(traffic, options, each.starter) for name, each in kinds.items()}
-    where = Where(path, options.run_dir, resume=options.resume, asked=options)
-    book = open_run(where, _plan_of_all(plans, kinds))
+    book = open_run("sweep", options, _plan_of_all(plans, kinds))
     books = open_each(book, plans)
     progress = Progress(traffic.settings.budget_s, doubling(options.ceiling))
     for warning in (*traffic.warnings, *session.cautions(), *left_out):
         progress.warn(warning)
     for text in taken_from_base(options):
         progress.stage(text)
-    with kept(book, where, [*books.values()]):
+    with kept(book, *books.values()):
         for name, each in parts.items():
             keep_trace(each, books[name])
         jobs = {
@@ -144,7 +128,7 @@ def _swept(
         for name, outcome in outcomes.items()
     }
     return [
-        KindOutcome(name, str(kind.share), done[name], _per_hour(prices, name, kind), outputs[name])
+        KindOutcome(name, str(kind.share), done[name], outputs[name])
         for name, kind in kinds.items()
     ], book.run_dir
 
@@ -160,12 +144,6 @@ def done_on(
     if isinstance(outcome, TunerError):
         return outcome
     return finished(outcome, part, kind.starter, run_dir, wall_s)
-
-
-def _per_hour(prices: Mapping[str, float], name: str, kind: "Kind") -> float | None:
-    """Return what an engine's share of such a node costs; a node without GPUs is paid whole."""
-    price = price_of(prices, name)
-    return None if price is None else price * max(1.0, kind.share.gpus)
 
 
 def outputs_of(output: Path, names: Sequence[str]) -> dict[str, Path]:
@@ -216,7 +194,7 @@ def _plan_of_all(
 
 def _conclude(options: SweepOptions, outcomes: Sequence[KindOutcome], run_dir: Path) -> None:
     """Write the profiles and print all. Raises what ended the sweeps where none was ended well."""
-    with making_sense(run_dir, is_stored=options.resume):
+    with making_sense(run_dir, is_stored=True):
         outcomes = [_written(item) for item in outcomes]
     failed = [item.done for item in outcomes if isinstance(item.done, TunerError)]
     if len(failed) == len(outcomes):
@@ -259,7 +237,7 @@ def kinds_on(
     nodes = {node.id: node for node in session.nodes()}
     text, left_out = described(session, list(nodes.values()))
     worlds = worlds_of(options)
-    groups = named(text) if options.engine != "sim" else of_worlds(worlds, nodes, text, left_out)
+    groups = named(text) if options.world is None else of_worlds(worlds, nodes, text, left_out)
     result: dict[str, Kind] = {}
     for name, members in groups.items():
         starter = starter_of(replace(options, world=worlds.get(name)), header_model)
@@ -272,7 +250,7 @@ def kinds_on(
         }
         if here:
             device = text[members[0]].device
-            if options.engine == "sim":  # the machine that it simulates
+            if options.world is not None:  # the machine that it simulates
                 device = cast("Any", starter).device
             result[name] = Kind(name, here, device, share, starter)
     if not result:
@@ -289,11 +267,10 @@ def worlds_of(options: SweepOptions) -> dict[str, Path]:
 
     Raises UsageError.
     """
-    worlds = world_of(options)
-    if worlds is None:
+    if options.world is None:
         return {}
     result: dict[str, Path] = {}
-    for part in str(worlds).split(","):
+    for part in str(options.world).split(","):
         name, equals, path = part.partition("=")
         world = Path(path if equals else name)
         kind = name if equals else world.stem
@@ -337,7 +314,7 @@ def of_worlds(
 
 
 def _share(options: SweepOptions, header_model: str | None, node: "Description") -> Share:
-    if options.engine == "sim":
+    if options.world is not None:
         return share_of({}, on_gpus=False)
     arguments = engine_arguments(
         model=options.model,
@@ -355,17 +332,16 @@ def json_of(outcomes: Sequence[KindOutcome], run_dir: Path) -> dict[str, Any]:
     """Return the object that ``tuner sweep --ray --json`` prints."""
     kinds: dict[str, Any] = {}
     for each in outcomes:
-        common: dict[str, Any] = {"takes": each.takes, "price_per_hour": each.per_hour}
+        common: dict[str, Any] = {"takes": each.takes}
         if isinstance(each.done, TunerError):
             kinds[each.kind] = {**common, "failed": str(each.done)}
         else:
-            common["cost_per_million_output_tokens"] = each.per_million
             kinds[each.kind] = {**each.done.as_json(each.profile), **common}
     return {"kinds": kinds, "run_dir": str(run_dir)}
 
 
 def page_of(outcomes: Sequence[KindOutcome], run_dir: Path, options: SweepOptions) -> Page:
-    """Return which kind serves this traffic cheapest or, without prices, best."""
+    """Return which kind serves this traffic best."""
     best = min(outcomes, key=_rank)
     assert isinstance(best.done, FinishedSweep)
     assert best.sealed is not None
@@ -375,13 +351,11 @@ def page_of(outcomes: Sequence[KindOutcome], run_dir: Path, options: SweepOption
         f"{each.kind}: {_in_words(each)}" for each in outcomes if each is not best
     ):
         facts.append(("beside", beside))
-    if best.per_million is None:
-        facts.append(("costs", "not known: --prices KIND=PRICE says what each costs"))
     simulated = is_simulated(best.sealed)
     spent_s = sum(sum(each.starts_s) + each.replay_s for each in ended)
     took = engine_time(spent_s, simulated=simulated)
     facts.append(("took", f"{took} on {len(ended)} kind{'s' * (len(ended) != 1)}"))
-    aside = "serves most in time" if best.per_million is None else "cheapest"
+    aside = "serves most in time"
     title = f"{best.kind} with max_num_seqs {best.done.outcome.verdict.max_num_seqs}"
     failed = [
         f"{each.kind} failed: {each.done}" for each in outcomes if isinstance(each.done, TunerError)
@@ -414,33 +388,25 @@ def _table(outcomes: Sequence[KindOutcome], best: KindOutcome) -> Table:
     columns = [
         Column("kind", "kind"), Column("takes", "takes"), Column("verdict", "verdict"),
         *(COLUMNS[name] for name in ("max_num_seqs", *MEASURED)),
-        Column("cost", "cost per 1M tokens", "number"),
     ]  # fmt: skip
     rows: list[list[Cell]] = []
     for each in outcomes:
         numbers, done = each.numbers, each.done
         if numbers is None or isinstance(done, TunerError):
-            rows.append([each.kind, each.takes, "failed", *[None] * 5])
+            rows.append([each.kind, each.takes, "failed", *[None] * 4])
             continue
         verdict = done.outcome.verdict
         row: list[Cell] = [each.kind, each.takes, verdict.kind, verdict.max_num_seqs]
-        rows.append([*row, *cells(numbers, *MEASURED), each.per_million])
+        rows.append([*row, *cells(numbers, *MEASURED)])
     return Table(columns, rows, chosen=list(outcomes).index(best))
 
 
-def _rank(outcome: KindOutcome) -> tuple[bool, bool, float, float]:
-    """Return what sorts kinds: those that serve enough in time first, then by price or share."""
-    numbers = outcome.numbers
-    if numbers is None:
-        return True, True, math.inf, math.inf
-    cost = outcome.per_million
-    short = numbers.attainment < LOW
-    return False, short, math.inf if cost is None else cost, -numbers.attainment
+def _rank(outcome: KindOutcome) -> float:
+    """Return what sorts kinds: the share that they serve in time."""
+    return math.inf if outcome.numbers is None else -outcome.numbers.attainment
 
 
 def _in_words(outcome: KindOutcome) -> str:
-    numbers, cost = outcome.numbers, outcome.per_million
-    if numbers is None:
+    if outcome.numbers is None:
         return f"failed ({outcome.done})"
-    price = "" if cost is None else f", {cost:,.2f} a million tokens (in the unit of --prices)"
-    return f"{percent(numbers.attainment)} meet the SLO{price}"
+    return f"{percent(outcome.numbers.attainment)} meet the SLO"

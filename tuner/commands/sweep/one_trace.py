@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from tuner.commands.options import SweepOptions
-from tuner.commands.shared.engine import OR_SERVED, world_of
 from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.traffic import one_engines, served_in, warnings_about
 from tuner.engines import provenance
@@ -40,6 +39,12 @@ from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.sessions import turns_of
 from tuner.traffic.slo import Slo, parse_slo
 from tuner.traffic.window import choose_part, parse_window
+
+IN_PLAN = (
+    *("window", "step", "replicas", "router", "closed_sessions", "sampling"),
+    *("ceiling", "slo", "require", "headroom", "budget"),
+)
+"""Options that every measurement rests on."""
 
 TRACE_COPY = "trace.jsonl"
 """In the run directory: the requests that were tuned for, so that the run can be rescored."""
@@ -140,7 +145,9 @@ def settings_of(options: SweepOptions, trace: Trace) -> SweepSettings:
 def one_servers(traffic: SweptTraffic, options: SweepOptions, starter: Starter) -> SweptTraffic:
     """Return what of the traffic one engine gets: a replica's, and of that one rank's."""
     ranks, warnings = ranks_of(starter), traffic.warnings
-    requests = one_engines(traffic.requests, options, ranks=ranks)
+    requests = one_engines(
+        traffic.requests, replicas=options.replicas * ranks, router=options.router
+    )
     if ranks > 1:
         said = (
             f"data_parallel_size {ranks}: one rank was measured with its share of the trace, as "
@@ -158,14 +165,11 @@ def one_servers(traffic: SweptTraffic, options: SweepOptions, starter: Starter) 
 def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
     """Return what starts engines. Raises UsageError for options that do not go together."""
     sampling = parse_sampling(options.sampling)
-    if (world := world_of(options, real=OR_SERVED)) is not None:
-        if sampling:
+    if (world := options.world) is not None:
+        if sampling or options.overrides:
             raise UsageError(
-                "--sampling is for a real engine",
-                hint="What drawing costs is part of a world's step.",
+                "--sampling and --set are for a real engine", hint="Write it into the world file."
             )
-        if options.overrides:
-            raise UsageError("--set is for a real engine", hint="Write it into the world file.")
         from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
         from tuner.engines.sim.world import read_world  # noqa: PLC0415
 
@@ -186,10 +190,7 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
             for name, value in arguments.items()
             if not name.startswith("data_parallel_")
         }
-    starter = VllmStarter(arguments, ranks=ranks, sampling=sampling)
-    if options.engine == "serve":
-        return ServerStarter.like(starter)
-    return starter
+    return VllmStarter(arguments, ranks=ranks, sampling=sampling)
 
 
 def given_to(starter: Starter) -> list[str]:
@@ -204,11 +205,11 @@ def ranks_of(starter: Starter) -> int:
 
 def simulated_start_s(options: SweepOptions) -> float | None:
     """Return what a start takes; None of a real engine, which nobody knows before."""
-    if (world := world_of(options, real=OR_SERVED)) is None:
+    if options.world is None:
         return None
     from tuner.engines.sim.world import read_world  # noqa: PLC0415 - as above
 
-    return read_world(world).engine_start
+    return read_world(options.world).engine_start
 
 
 def plan_of(
@@ -232,8 +233,8 @@ def plan_of(
 
 
 def _of_trace(options: SweepOptions, trace: Trace) -> dict[str, Any]:
-    plan = {**in_plan(options), "trace_block_size": trace.header.block_size}
-    return plan | {"require": list(options.require), "confirm": confirm_of(options)}
+    plan = {**in_plan(options, *IN_PLAN), "trace_block_size": trace.header.block_size}
+    return plan | {"confirm": confirm_of(options)}
 
 
 def _slo_in(text: str | None) -> Slo | None:
@@ -242,7 +243,7 @@ def _slo_in(text: str | None) -> Slo | None:
 
 def confirm_of(options: SweepOptions) -> Confirm:
     """Return where the choice is confirmed: a real engine of this machine behind a server."""
-    return "server" if options.engine != "sim" and options.ray is None else "inproc"
+    return "server" if options.world is None and options.ray is None else "inproc"
 
 
 def confirming_of(options: SweepOptions, starter: Starter) -> Starter | None:
@@ -288,7 +289,7 @@ def taken_from_base(options: SweepOptions) -> list[str]:
 
     Raises InputError.
     """
-    if options.base is None or options.engine != "sim":
+    if options.base is None or options.world is None:
         return []
     names = ("max_num_seqs", "data_parallel_size")
     stated = [f"{name} {n}" for name in names if (n := _stated(options, name)) is not None]

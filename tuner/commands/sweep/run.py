@@ -14,7 +14,6 @@ from tuner.commands.shared.next_step import after, again, check_required
 from tuner.commands.shared.options import check_given
 from tuner.commands.shared.results import keep_result
 from tuner.commands.shared.run_folder import (
-    Where,
     check_command,
     kept,
     making_sense,
@@ -63,8 +62,6 @@ def run(options: SweepOptions) -> None:
 
 def _check(options: SweepOptions) -> None:
     """Raise UsageError for options that do not go together."""
-    if options.ray is None and options.prices is not None:
-        raise UsageError("--prices is for --ray", hint="Add --ray ADDRESS.")
     if options.ray is not None and (options.dry_run or options.metrics_port):
         name = "--dry-run" if options.dry_run else "--metrics-port"
         raise UsageError(f"{name} is for a sweep on this machine", hint="Leave out --ray.")
@@ -113,8 +110,7 @@ def swept(asked: AskedSweep) -> FinishedSweep:
     options, traffic, starter = asked.options, asked.traffic, asked.starter
     arguments = starter.resolve(max_num_seqs=options.ceiling)
     plan = plan_of(options, traffic.trace, arguments, starter)
-    where = Where(options.trace, options.run_dir, resume=options.resume, asked=options)
-    book = open_run(where, plan)
+    book = open_run("sweep", options, plan)
     progress = Progress(traffic.settings.budget_s, doubling(options.ceiling))
     if options.metrics_port is not None:
         progress.exporter = SweepExporter(options.metrics_port)
@@ -122,7 +118,7 @@ def swept(asked: AskedSweep) -> FinishedSweep:
         progress.warn(warning)
     for line in [*asked.ceiling, *taken_from_base(options)]:
         progress.stage(line)
-    with closing(progress.exporter) if progress.exporter else nullcontext(), kept(book, where):
+    with closing(progress.exporter) if progress.exporter else nullcontext(), kept(book):
         keep_trace(traffic, book)
         with progress:
             found = measured(
@@ -159,7 +155,7 @@ def decide_again(options: ShowOptions) -> None:
 
 def written(options: SweepOptions, done: FinishedSweep) -> tuple[ServingProfile, Page]:
     """Write the profile, into the run directory first; return it and its page."""
-    with making_sense(done.run_dir, is_stored=options.resume):
+    with making_sense(done.run_dir, is_stored=True):
         found = sealed(done)
         page = page_of(done, found, next_command(options, found))
         profile.keep(found, done.run_dir)
@@ -179,7 +175,7 @@ def next_command(options: SweepOptions, found: ServingProfile) -> str:
     """Return what to run after a sweep: the same again where that would tell more, or what goes on
     with the profile."""
     decision, real = found.decision, found.provenance.engine != "sim"
-    anew: dict[str, Any] = {"resume": False, "run_dir": None, "json": False}
+    anew: dict[str, Any] = {"run_dir": None, "json": False}
     if real and decision.verdict == "not_reached":
         return again("sweep", options, ceiling=2 * found.curve[-1].max_num_seqs, **anew)
     if real and decision.verdict == "inconclusive":

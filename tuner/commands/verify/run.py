@@ -10,13 +10,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 from tuner.commands.options import SweepOptions, VerifyOptions
-from tuner.commands.shared.engine import OR_SERVED, world_alone
+from tuner.commands.shared.engine import world_of
 from tuner.commands.shared.machine import Here, ThisMachine, check_machine
 from tuner.commands.shared.next_step import after, again, command
 from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.promise import required_of, twin_of
 from tuner.commands.shared.results import keep_result
-from tuner.commands.shared.run_folder import Where, kept, open_run
+from tuner.commands.shared.run_folder import kept, open_run
 from tuner.commands.shared.traffic import one_engines, served_in
 from tuner.commands.shared.trust import check_asked
 from tuner.commands.verify import junit, running
@@ -49,7 +49,6 @@ def run(options: VerifyOptions) -> None:
     if options.junit is not None:
         junit.prepare(options.junit)
     profile = load_profile(options.profile)
-    options = as_confirmed(options, profile)
     asked = _asked(options, profile)
     with _book(options, profile) as book:
         found = _verified(asked, book)
@@ -61,22 +60,15 @@ def run(options: VerifyOptions) -> None:
     _report(options, profile, found)
 
 
-def as_confirmed(options: VerifyOptions, profile: ServingProfile) -> VerifyOptions:
-    """Return the options with an engine.
-
-    Where none is named, what a server had confirmed is verified behind a server, because its front
-    end is in the promise.
-    """
-    is_served = profile.provenance.confirm == "server"
-    return replace(options, engine=options.engine or ("serve" if is_served else "vllm"))
-
-
 @contextmanager
 def _book(options: VerifyOptions, profile: ServingProfile) -> Iterator[Journal]:
     """Begin the folder of this verification, before an engine is started; one that does not stay
     where none is named. Raises RunError."""
-    plan = {"verify": True, "profile_digest": profile.digest, **in_plan(options)}
-    plan |= {"trace": str(options.trace), "engine": options.engine, "step": options.step}
+    plan = {
+        "profile_digest": profile.digest,
+        "trace": str(options.trace),
+        **in_plan(options, "step", "replicas", "require", "tolerance"),
+    }
     if options.run_dir is None:
         with (
             TemporaryDirectory(prefix="tuner-verify-") as folder,
@@ -88,11 +80,8 @@ def _book(options: VerifyOptions, profile: ServingProfile) -> Iterator[Journal]:
                 hint = "Run the command again."
                 raise Interrupted("nothing was verified", hint=hint) from None
         return
-    where = Where(
-        options.trace, options.run_dir, resume=options.resume, command="verify", asked=options
-    )
-    book = open_run(where, plan)
-    with kept(book, where):
+    book = open_run("verify", options, plan)
+    with kept(book):
         yield book
 
 
@@ -108,7 +97,7 @@ class _Asked:
 
 def _twin(options: VerifyOptions, profile: ServingProfile) -> StoredTwin:
     """Return the profile's twin. Raises ProfileError, and GateError where nothing is promised."""
-    in_between = profile.front_end if _is_served(options) else None
+    in_between = profile.front_end if _is_served(options, profile) else None
     cure = "Sweep again; only a twin can say what this trace's windows should give."
     twin = twin_of(profile, options.profile, cure=cure, front_end=in_between)
     if profile.decision.verdict in {"overloaded", "inconclusive"} and not options.force:
@@ -120,9 +109,11 @@ def _twin(options: VerifyOptions, profile: ServingProfile) -> StoredTwin:
     return twin
 
 
-def _is_served(options: VerifyOptions) -> bool:
-    """Whether what is replayed comes through a server's front end."""
-    return options.url is not None or options.engine == "serve"
+def _is_served(options: VerifyOptions, profile: ServingProfile) -> bool:
+    """Whether what is replayed comes through a server's front end: it is in the promise of what a
+    server had confirmed."""
+    is_started = options.world is None and profile.provenance.confirm == "server"
+    return options.url is not None or is_started
 
 
 def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
@@ -131,7 +122,9 @@ def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
     step_s = parse_step_s(options.step)
     trace = load(options.trace)
     served = served_in(trace, options.trace)
-    requests = one_engines(served, options, ranks=profile.provenance.ranks)
+    origin = profile.provenance
+    replicas = (options.replicas or origin.replicas) * origin.ranks
+    requests = one_engines(served, replicas=replicas, router=origin.router)
     progress = Progress()
     question = Verification(
         twin=twin,
@@ -140,7 +133,7 @@ def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
         tpot_s=_tpot_s(profile),
         hit_share=0.0 if profile.twin is None else profile.twin.hit_share,
         trace_block_size=trace.header.block_size,
-        window=options.window,
+        window="all",
         step_s=step_s,
         tolerance=options.tolerance,
         requirements=required_of(profile, options.require, headroom=math.inf),
@@ -181,7 +174,7 @@ class _Place:
 
 def _place(options: VerifyOptions, profile: ServingProfile) -> _Place:
     """Return where engines with the profile's arguments run."""
-    if (world := world_alone(options, real=OR_SERVED)) is not None:
+    if (world := world_of(options)) is not None:
         from tuner.engines.sim.start import SimStarter  # noqa: PLC0415
         from tuner.engines.sim.world import read_world  # noqa: PLC0415
 
@@ -190,7 +183,7 @@ def _place(options: VerifyOptions, profile: ServingProfile) -> _Place:
     check_asked(profile, options, source=options.profile)
     arguments = {key: value for key, value in profile.engine.items() if key != "max_num_seqs"}
     starter = VllmStarter(cast("Any", arguments), sampling=profile.sampling)
-    if options.engine == "serve":
+    if _is_served(options, profile):
         starter = ServerStarter.like(starter)
     return _Place(ThisMachine(), starter, DeviceMeter().read)
 
@@ -245,7 +238,7 @@ def _next(options: VerifyOptions, profile: ServingProfile, found: Verified) -> s
     broken = any(not gate.kept for gate in found.gates)
     if options.url is not None and not any(gate.is_promise for gate in found.gates):
         return command("show", options.profile)
-    if not broken or options.engine == "sim":
+    if not broken or options.world is not None:
         return after(profile, options.profile)
     if found.taken is not None:
         return again("verify", options, json=False, run_dir=None)
@@ -255,10 +248,9 @@ def _next(options: VerifyOptions, profile: ServingProfile, found: Verified) -> s
         model=profile.model,
         slo=None if slo.derived else slo.typed(),
         output=options.profile,
-        base=options.base,
         overrides=options.overrides,
-        replicas=options.replicas,
-        router=options.router,
+        replicas=options.replicas or profile.provenance.replicas,
+        router=profile.provenance.router or "least",
     )
     return again("sweep", anew)
 

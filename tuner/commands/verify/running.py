@@ -26,7 +26,8 @@ _BLOCK_SIZE, _ANY_LENGTH = 16, 2**31
 _NO_PAGE = frozenset({401, 403, 404, 405, 410, 501})
 """Statuses that servers answer for their metrics where they have none, or none for others."""
 
-_OF_URL = ("send_load", "api_key_env")
+KEY = "TUNER_API_KEY"
+"""Variable with the key of a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +45,17 @@ class FoundServer:
 def check_options(options: VerifyOptions) -> None:
     """Raise UsageError for options that do not go together."""
     if options.url is None:
-        given = [name for name in _OF_URL if getattr(options, name) not in {None, False}]
-        if given:
-            word = given[0].replace("_", "-")
-            raise UsageError(f"--{word} is for --url", hint="Add --url, or leave it out.")
-    elif options.engine is not None or options.world is not None:
-        raise UsageError(
-            "--url asks a server that runs; --engine and --world start one",
-            hint="Leave out --engine and --world.",
-        )
+        if options.send_load is not None:
+            raise UsageError("--send-load is for --url", hint="Add --url, or leave it out.")
+    elif options.world is not None:
+        raise UsageError("--url and --world exclude each other", hint="Leave out --world.")
 
 
 def find(options: VerifyOptions, url: str, profile: ServingProfile) -> FoundServer:
     """Return what answers at the address. Raises UsageError, InputError, and GateError for another
     model or vLLM than the profile's, or while the server serves others."""
     base = live_server.base_of(url)
-    key = _key(options.api_key_env)
+    key = _key()
     is_vllm = _is_vllm(base)
     if is_vllm:
         said = live_server.ask(base, direct=True)
@@ -128,15 +124,10 @@ def asked(
     )
 
 
-def _key(variable: str | None) -> str | None:
-    if variable is None:
-        return None
-    key = os.environ.get(variable, "")
-    if not key or not key.isascii() or not key.isprintable():
-        raise UsageError(
-            f"--api-key-env {variable}: that variable holds no key",
-            hint="Give the name of a variable that is set to the key.",
-        )
+def _key() -> str | None:
+    key = os.environ.get(KEY)
+    if key is not None and not (key and key.isascii() and key.isprintable()):
+        raise UsageError(f"{KEY} holds no key", hint="Set it to the server's key, or unset it.")
     return key
 
 
@@ -167,7 +158,7 @@ def _models(base: str, key: str | None) -> tuple[ServedModel, ...]:
     if not served:
         cure = "Is that an OpenAI-compatible server's address?"
         if answer.status in {401, 403}:
-            cure = "Name the variable that holds its key: --api-key-env NAME."
+            cure = f"Set {KEY} to its key."
         raise InputError(f"{url}: answers {answer.status} and names no model", hint=cure)
     return served
 

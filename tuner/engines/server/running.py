@@ -49,10 +49,10 @@ _COUNTED_S = 5.0
 _LOOK_S = 0.05
 
 _HINTS = {
-    "401": "Name the variable that holds its key: --api-key-env NAME.",
-    "403": "Name the variable that holds its key: --api-key-env NAME.",
+    "401": "Set TUNER_API_KEY to its key.",
+    "403": "Set TUNER_API_KEY to its key.",
     "404": "Check address and model: completions are asked at /v1/completions.",
-    "429": "It limits its clients: lower --max-rps, or verify where nothing limits.",
+    "429": "It limits its clients: verify where nothing limits.",
 }
 _READ_LOG = "Its own log says why."
 
@@ -208,7 +208,7 @@ class RunningEngine:
             raise EngineError(
                 f"{WARM_UPS} requests were sent to {self._server.url}, its counter moved by "
                 f"{counted:g}: several servers answer there, or others ask it too",
-                hint="Give the address of one server; --beside-traffic measures beside others.",
+                hint="Give the address of one server that serves nobody else.",
             )
 
     def _body(self, request: EngineRequest) -> dict[str, Any]:

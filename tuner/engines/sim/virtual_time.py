@@ -1,6 +1,6 @@
 """An event loop on which time is free: instead of waiting it jumps to the next thing that happens.
 
-Simulated processes, such as the engine of ``--engine sim``, are attached to the loop. Whenever
+Simulated processes, such as the engine of ``--world``, are attached to the loop. Whenever
 nothing is ready to run, they may advance by themselves up to the next timer; so a process wakes
 the loop when it has news and not at each of its steps.
 """

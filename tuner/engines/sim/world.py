@@ -1,4 +1,4 @@
-"""A world: the file that describes the simulated machine of ``--engine sim``.
+"""A world: the file that describes the simulated machine of ``--world``.
 
 docs/engines.md explains the keys. Their names are those of the file; times are seconds.
 """

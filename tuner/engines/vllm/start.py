@@ -182,7 +182,7 @@ def _prepare(model: str, log: Path) -> None:
     if importlib.util.find_spec("vllm") is None:
         raise EngineError(
             "vLLM is not installed",
-            hint="Run pip install 'tuner[vllm]' (NVIDIA) or 'tuner[cpu]', or use --engine sim.",
+            hint="Run pip install 'tuner[vllm]' (NVIDIA) or 'tuner[cpu]', or use --world FILE.",
         )
     models.model_path(model)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")

@@ -39,15 +39,6 @@ def price_of(prices: Mapping[str, float], kind: str) -> float | None:
     return prices[max(fitting, key=len)] if fitting else None
 
 
-def check_used(prices: Mapping[str, float], kinds: list[str]) -> None:
-    """Raise UsageError for a price that is no kind's."""
-    for name in prices:
-        if not any(name in kind.lower() for kind in kinds):
-            raise UsageError(
-                f"--prices {name}: no node is called so: {', '.join(kinds)}", hint=_HINT
-            )
-
-
 def per_million_tokens(price_per_hour: float, tokens_per_s: float) -> float:
     """Return what a million tokens cost at this rate; infinite where there are none.
 
