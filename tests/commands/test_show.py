@@ -340,22 +340,3 @@ def test_a_server_that_says_odd_things_moves_no_cursor(two: Path) -> None:
         done = tuner(two, "show", "a.yaml", url)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "message"),
-    [
-        (("a.yaml", "none.yaml"), 3, "none.yaml: no such file"),
-        (("serve.yaml", "a.yaml"), 3, "serve.yaml: not a serving profile"),
-        (("a.yaml", "http://127.0.0.1:1"), 3, "127.0.0.1:1"),
-        (("a.yaml", "http://[::1"), 2, "address"),
-        (("none",), 3, "none: there is no such file or folder"),
-        ((".",), 3, "holds no run"),
-    ],
-)
-def test_what_cannot_be_shown_is_refused(
-    words: tuple[str, ...], code: int, message: str, two: Path
-) -> None:
-    done = tuner(two, "show", *words)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert message in done.stderr.splitlines()[0]

@@ -12,7 +12,7 @@ from tuner.commands.options import SweepOptions
 from tuner.commands.root import parsed
 from tuner.commands.shared.options import as_typed
 from tuner.commands.shared.run_folder import read_run
-from tuner.commands.sweep.run import prepared, swept, written
+from tuner.commands.sweep import prepared, swept, written
 from tuner.errors import Interrupted, ProfileError, TunerError, UsageError
 from tuner.profile import profile as profiles
 from tuner.profile.schema import ServingProfile

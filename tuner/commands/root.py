@@ -27,13 +27,13 @@ USAGE: Any = typer.BadParameter.__mro__[1]
 
 TUNE, LOOK, ROLL_OUT = "Tune", "Look", "Roll out"
 COMMANDS: dict[str, tuple[type[Any], str, str]] = {
-    "sweep": (SweepOptions, "tuner.commands.sweep.run", TUNE),
-    "refine": (RefineOptions, "tuner.commands.refine.run", TUNE),
-    "compare": (CompareOptions, "tuner.commands.compare.run", TUNE),
+    "sweep": (SweepOptions, "tuner.commands.sweep", TUNE),
+    "refine": (RefineOptions, "tuner.commands.refine", TUNE),
+    "compare": (CompareOptions, "tuner.commands.compare", TUNE),
     "doctor": (DoctorOptions, "tuner.commands.doctor", TUNE),
     "show": (ShowOptions, "tuner.commands.show", LOOK),
     "plan": (PlanOptions, "tuner.commands.plan", LOOK),
-    "verify": (VerifyOptions, "tuner.commands.verify.run", ROLL_OUT),
+    "verify": (VerifyOptions, "tuner.commands.verify", ROLL_OUT),
     "apply": (ApplyOptions, "tuner.commands.apply", ROLL_OUT),
     "live": (LiveOptions, "tuner.commands.live", ROLL_OUT),
     "watch": (WatchOptions, "tuner.commands.watch", ROLL_OUT),

@@ -2,9 +2,9 @@
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,14 +12,12 @@ from tuner.commands.options import ShowOptions
 from tuner.commands.shared.next_step import after, command
 from tuner.commands.shared.results import kept_page
 from tuner.commands.shared.run_folder import command_of, goes_on, making_sense, read_run
-from tuner.engines.devices import gpus_of
 from tuner.errors import ByHandError, InputError, ProfileError, RunError, TargetError, UsageError
 from tuner.profile import profile as profiles
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import promised
 from tuner.rollout import difference, fit
 from tuner.rollout.find import Target, is_profile, read_text
-from tuner.runs.cluster.prices import parse_prices, per_million_tokens, price_of
+from tuner.runs.cluster.prices import parse_prices, price_of
 from tuner.runs.events import Replayed
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
@@ -29,16 +27,14 @@ from tuner.trace.trace import load as load_trace
 from tuner.traffic.slo import Slo
 from tuner.views import tables
 from tuner.views.html import GENERATOR, page_html
-from tuner.views.numbers import COLUMNS
 from tuner.views.over_time import Steps, steps_sections, traffic_section
 from tuner.views.page import Cell, Column, Page, Section, Table
-from tuner.views.profile import profile_page
+from tuner.views.profile import profile_page, several_page
 from tuner.views.text import print_json, print_page
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from tuner.engines.arguments import ArgumentValue
 
 TRACE_COPY = "trace.jsonl"
 GO_ON = "Continue the run: tuner resume RUN_DIR."
@@ -49,7 +45,7 @@ def run(options: ShowOptions) -> None:
     """Show what is asked for. Raises TunerError."""
     is_profile_wanted = options.output is not None and options.output.suffix in {".yaml", ".yml"}
     if options.slo is not None or options.require or is_profile_wanted:
-        from tuner.commands.sweep.run import decide_again  # noqa: PLC0415 - numba
+        from tuner.commands.sweep import decide_again  # noqa: PLC0415 - numba
 
         decide_again(options)
         return
@@ -122,7 +118,7 @@ def _unfinished(book: Journal, steps: Steps) -> Page:
     plan, missing = book.plan, UNFINISHED
     Evidence(book).check()
     if command_of(book) == "sweep" and "kinds" not in plan:
-        from tuner.commands.sweep.one_trace import rescored, sealed  # noqa: PLC0415 - numba
+        from tuner.commands.sweep import rescored, sealed  # noqa: PLC0415 - numba
 
         try:
             profile = sealed(rescored(book))
@@ -149,37 +145,18 @@ def _unfinished(book: Journal, steps: Steps) -> Page:
 
 def _costs(paths: Sequence[Path], prices: str) -> Page:
     """Return what a million output tokens within the SLO cost with each profile."""
-    by_name, costs = parse_prices(prices), dict[str, float]()
-    rows: list[list[Cell]] = []
-    for path in dict.fromkeys(paths):
-        profile = profiles.load(path)
-        numbers, origin = promised(profile), profile.provenance
-        device = str(origin.device.get("name"))
-        price = price_of(by_name, f"{device} {path.stem}")
+    loaded = {str(path): profiles.load(path) for path in dict.fromkeys(paths)}
+    by_gpu, each = parse_prices(prices), dict[str, float]()
+    for name, profile in loaded.items():
+        device = str(profile.provenance.device.get("name"))
+        price = price_of(by_gpu, f"{device} {Path(name).stem}")
         if price is None:
             raise UsageError(
-                f"--prices {prices}: none for {path}, which was measured on {device}",
-                hint=f"Name a part of either: --prices {shlex.quote(path.stem)}=2.5",
+                f"--prices {prices}: none for {name}, which was measured on {device}",
+                hint=f"Name a part of either: --prices {shlex.quote(Path(name).stem)}=2.5",
             )
-        an_hour = price * gpus_of(cast("Mapping[str, ArgumentValue]", profile.engine))
-        rate = numbers.output_tokens_per_s * numbers.attainment
-        costs[str(path)] = per_million_tokens(an_hour, rate)
-        cap = profile.decision.max_num_seqs
-        rows.append([str(path), device, cap, numbers.attainment, rate, an_hour, costs[str(path)]])
-    best = min(costs, key=lambda path: costs[path])
-    columns = [
-        Column("profile", "profile"), Column("device", "device"),
-        COLUMNS["max_num_seqs"], COLUMNS["attainment"],
-        Column("tokens_per_s", "tok/s within SLO", "count"),
-        Column("per_hour", "price an hour", "number"),
-        Column("per_million", "1M tokens", "number"),
-    ]  # fmt: skip
-    return Page(
-        subject="Prices",
-        title=f"{best} is the cheapest: {costs[best]:#.3g} for a million tokens within the SLO",
-        sections=[Section("Prices", tables=[Table(columns, rows, chosen=list(costs).index(best))])],
-        facts=[("rests on", f"--prices {prices}, in any one currency")],
-    )
+        each[name] = price
+    return several_page(loaded, each, subject="Prices")
 
 
 def _differences(profile: ServingProfile, options: ShowOptions) -> Page:

@@ -11,9 +11,6 @@ from tuner.runs.compare.table import ComparisonRow, ComparisonTable
 from tuner.runs.compare.ways import UNIFORM
 from tuner.views.page import Cell, Column, Page, Section, Table
 
-SHOWN = ("profile", "tuned", "untuned", "worker")
-"""Approaches among the facts, the one to take first."""
-
 
 def compare_page(  # noqa: PLR0913 - all that is printed
     tables: Sequence[ComparisonTable],
@@ -27,32 +24,19 @@ def compare_page(  # noqa: PLR0913 - all that is printed
 ) -> Page:
     """Return what tuning was good for: the tuned engine beside the first way of serving and beside
     the default. The first table is the trace as it is, or the heaviest load."""
-    rows = {row.approach: row for row in tables[0].rows}
     every = [row for table in tables for row in table.rows]
-    best, first = tuned_row(tables[0]), tables[0].rows[0]
-    title, aside, gains = f"max_num_seqs {tuned.max_num_seqs}", "compared", list[str]()
+    title, aside = f"max_num_seqs {tuned.max_num_seqs}", "compared"
+    best = tuned_row(tables[0])
     if best is not None and best.numbers is None:
         title, aside = f"{title} was not measured", "failed"
-    elif best is not None and best.numbers is not None:
-        if best.numbers.attainment is not None:
-            gains.append(f"{percent(best.numbers.attainment)} of requests meet the SLO")
-            default = rows["untuned"].numbers if "untuned" in rows else None
-            if default is not None and default.attainment is not None:
-                gains[0] += f" instead of {percent(default.attainment)} untuned"
-        if best is not first and "requests_per_s" in best.ratios:
-            ratio = best.ratios["requests_per_s"]
-            gains.append(f"{ratio} the throughput of {first.title}")
-    title = f"{title}: {', '.join(gains)}" if gains else title
+    elif best is not None and (gains := _gains(best, tables[0])):
+        title += f": {', '.join(gains)}"
     is_simulated = facts.engine == "sim"
-    took = engine_time(spent_s, simulated=is_simulated)
     return Page(
         subject=f"Comparison {run_dir}",
         title=title,
         aside="simulated, " * is_simulated + aside,
-        facts=[
-            *((name, _in_words(rows[name])) for name in SHOWN if name in rows),
-            ("from", f"{tuned.source}; {took}"),
-        ],
+        facts=[("from", f"{tuned.source}; {engine_time(spent_s, simulated=is_simulated)}")],
         sections=[Section(title_of(table), tables=[_table(table, facts)]) for table in tables],
         details=[f"{row.title}: {note}" for row in every for note in row.notes],
         warnings=[*(f"{row.title}: {text}" for row in every for text in row.errors), *warnings],
@@ -67,29 +51,28 @@ def tuned_row(table: ComparisonTable) -> ComparisonRow | None:
     return rows.get("profile") or rows.get("tuned")
 
 
-def _in_words(row: ComparisonRow) -> str:
-    numbers = row.numbers
-    if numbers is None:
-        return f"failed: {row.errors[0]}" if row.errors else "failed"
-    parts = [f"{numbers.requests_per_s:.2f} req/s"]
-    if numbers.attainment is not None:
-        parts.append(f"{percent(numbers.attainment)} meet the SLO")
-    if numbers.e2el_p95_s is not None:
-        more = "more than " * numbers.e2el_at_least
-        parts.append(f"p95 E2EL {more}{milliseconds(numbers.e2el_p95_s * 1e3)}")
-    if numbers.tpot_s is not None:
-        parts.append(f"p95 TPOT {milliseconds(numbers.tpot_s.p95 * 1e3)}")
-    return ", ".join(parts)
+def _gains(best: ComparisonRow, table: ComparisonTable) -> list[str]:
+    """Return what the tuned engine gives compared with the default and with the first row."""
+    gains, numbers, first = list[str](), best.numbers, table.rows[0]
+    default = next((row.numbers for row in table.rows if row.approach == "untuned"), None)
+    if numbers is not None and numbers.attainment is not None:
+        gains.append(f"{percent(numbers.attainment)} of requests meet the SLO")
+        if default is not None and default.attainment is not None:
+            gains[0] += f" instead of {percent(default.attainment)} untuned"
+    if best is not first and "requests_per_s" in best.ratios:
+        ratio = best.ratios["requests_per_s"]
+        gains.append(f"{ratio} the throughput of {first.title}")
+    return gains
 
 
 def title_of(table: ComparisonTable) -> str:
     """Return load and rate of a table in words."""
-    seen = {row.approach: row.numbers for row in table.rows if row.numbers}
     level = f"{table.load.capitalize()} load"
     if table.load == UNIFORM:
         level = "Very-heavy load, every length the mean"
     if table.in_flight is not None:
         level += f" ({table.in_flight} in flight)"
+    seen = {row.approach: row.numbers for row in table.rows if row.numbers}
     if "untuned" in seen:
         level += f", {seen['untuned'].in_flight_mean:.0f} in flight when untuned"
     rates = [numbers.offered_rps for numbers in seen.values()]
@@ -107,15 +90,13 @@ def _table(table: ComparisonTable, facts: EngineFacts) -> Table:
         Column("tpot_p95_s", "TPOT p95", "time"),
         Column("busy", f"{what} busy", "share"),
     ]
-    rows = [_row(row) for row in table.rows]
-    return Table(columns, rows)
+    return Table(columns, [_row(row) for row in table.rows])
 
 
 def _row(row: ComparisonRow) -> list[Cell]:
-    title = row.title
+    title, numbers = row.title, row.numbers
     if row.max_num_seqs is not None and row.approach in {"untuned", "tuned", "profile"}:
         title += f" ({row.max_num_seqs})"
-    numbers = row.numbers
     if numbers is None:
         return [title, "failed", *[None] * 5]
     e2el: Cell = numbers.e2el_p95_s
@@ -141,12 +122,11 @@ def compare_json(
     """Return what ``tuner compare --json`` prints. Times in seconds."""
     evidence, workload = comparison.evidence, comparison.workload
     starts_s = evidence.starts_s()
-    rates = workload.rates_rps
     return {
         "device": dict(facts.device),
         "versions": dict(facts.versions),
         "tuned": asdict(comparison.tuned),
-        "rates_rps": {level: sum(each) / len(each) for level, each in rates.items()},
+        "rates_rps": {level: sum(each) / len(each) for level, each in workload.rates_rps.items()},
         "windows": [str(window) for window in workload.windows],
         "engine_starts": len(starts_s),
         "engine_seconds": {"starts": sum(starts_s), "replay": evidence.replay_s()},

@@ -7,11 +7,10 @@ children and attributes of every element that are no ``Html`` yet.
 import base64
 import hashlib
 import html
-from collections.abc import Iterable
 from importlib.resources import files
 
 from tuner.system.printable import printable
-from tuner.views.page import Cell, Page, Section, Table, headed, texts
+from tuner.views.page import Page, Section, Table, headed, texts
 
 GENERATOR = "tuner show"
 """In the head of every page: only a page may be overwritten by a page."""
@@ -37,17 +36,12 @@ def tag(element: str, /, *children: str | None, **attributes: object) -> Html:
     ]
     if element in VOID and not children:
         return Html(f"<{' '.join(words)}/>")
-    return Html(f"<{' '.join(words)}>{joined(children)}</{element}>")
+    return Html(f"<{' '.join(words)}>{joined(*children)}</{element}>")
 
 
-def joined(children: Iterable[str | None]) -> Html:
-    return Html(
-        "".join(
-            child if isinstance(child, Html) else escaped(child)
-            for child in children
-            if child is not None
-        )
-    )
+def joined(*children: str | None) -> Html:
+    given = (child for child in children if child is not None)
+    return Html("".join(each if isinstance(each, Html) else escaped(each) for each in given))
 
 
 def escaped(value: object) -> Html:
@@ -71,31 +65,30 @@ def page_html(page: Page) -> str:
         tag("title", f"{page.title} - {page.subject}"),
         Html(f"<style>{style}</style>"),
     )
-    body = tag("body", _header(page), tag("main", *map(_section, _sections(page))))
+    sections = [*page.sections]
+    if page.details:
+        table = Table([], [[line] for line in page.details])
+        sections.append(Section("Details", tables=[table]))
+    body = tag("body", _header(page), tag("main", *map(_section, sections)))
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
-def _sections(page: Page) -> list[Section]:
-    """Return the sections, and one for the sentences that have none."""
-    details = [Table([], [[line] for line in page.details])] if page.details else []
-    return [*page.sections, *([Section("Details", tables=details)] if details else [])]
-
-
 def _header(page: Page) -> Html:
-    facts = [*page.facts, *([("run", page.run_dir)] if page.run_dir else [])]
-    rows = [joined((tag("dt", name), tag("dd", words))) for name, words in facts]
+    facts: list[tuple[str, str]] = [*page.facts]
+    if page.run_dir:
+        facts.append(("run", page.run_dir))
     if page.next:
-        rows.append(joined((tag("dt", "next"), tag("dd", tag("code", page.next)))))
+        facts.append(("next", tag("code", page.next)))
     if page.warnings:
-        warnings = tag("ul", *(tag("li", each) for each in page.warnings), class_="warnings")
-        rows.append(joined((tag("dt", "warnings"), tag("dd", warnings))))
+        items = (tag("li", each) for each in page.warnings)
+        facts.append(("warnings", tag("ul", *items, class_="warnings")))
     return tag(
         "header",
         tag("p", page.subject, class_="subject"),
         tag("h1", page.title),
         tag("p", page.aside, class_="aside") if page.aside else None,
         tag("p", page.missing, class_="missing") if page.missing else None,
-        tag("dl", *rows),
+        tag("dl", *(joined(tag("dt", name), tag("dd", words)) for name, words in facts)),
     )
 
 
@@ -112,46 +105,37 @@ def _section(section: Section) -> Html:
 
 
 def _table(table: Table) -> Html:
-    shown = [place for place, column in enumerate(table.columns) if column.heading]
-    cells = [[row[place] for row in table.rows] for place in shown]
-    columns = [table.columns[place] for place in shown]
-    words = [texts(column.kind, each) for column, each in zip(columns, cells, strict=True)]
-    looks = ["text" if column.kind == "text" else None for column in columns]
-    headings = [
-        tag("th", headed(column, each), scope="col", class_=look)
-        for column, each, look in zip(columns, cells, looks, strict=True)
-    ]
-    if not columns:  # sentences
+    if not table.columns:  # sentences
         return tag("ul", *(tag("li", str(row[0])) for row in table.rows))
-    rows = [
-        tag(
-            "tr",
-            *(
-                tag("td", word, _bar(column.kind, cell), class_=look)
-                for column, word, cell, look in zip(
-                    columns, each, _row(cells, number), looks, strict=True
-                )
-            ),
-            class_="chosen" if number == table.chosen else None,
-        )
-        for number, each in enumerate(zip(*words, strict=True))
-    ]
+    columns = []
+    for place, column in enumerate(table.columns):
+        if column.heading:
+            cells = [row[place] for row in table.rows]
+            look = "text" if column.kind == "text" else None
+            data = [
+                tag("td", word, _bar(cell) if column.kind == "share" else None, class_=look)
+                for word, cell in zip(texts(column.kind, cells), cells, strict=True)
+            ]
+            columns.append([tag("th", headed(column, cells), scope="col", class_=look), *data])
+    head, *rows = zip(*columns, strict=True)
     inner = tag(
         "table",
         tag("caption", table.caption) if table.caption else None,
-        tag("thead", tag("tr", *headings)),
-        tag("tbody", *rows),
+        tag("thead", tag("tr", *head)),
+        tag(
+            "tbody",
+            *(
+                tag("tr", *row, class_="chosen" if number == table.chosen else None)
+                for number, row in enumerate(rows)
+            ),
+        ),
     )
     label = table.caption or "Table"
     return tag("div", inner, class_="wide", tabindex="0", role="region", aria_label=label)
 
 
-def _row(cells: list[list[Cell]], number: int) -> list[Cell]:
-    return [column[number] for column in cells]
-
-
-def _bar(kind: str, cell: Cell) -> Html | None:
+def _bar(cell: object) -> Html | None:
     """Return a share as a bar beside its number."""
-    if kind != "share" or not isinstance(cell, int | float):
+    if not isinstance(cell, int | float):
         return None
     return tag("meter", min="0", max="1", value=f"{cell:.3f}")

@@ -3,14 +3,12 @@
 import copy
 import math
 import os
-import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.text import Text
 
 from tuner.profile.summary import milliseconds, minutes, percent
@@ -25,41 +23,29 @@ if TYPE_CHECKING:
 
 EVERY_S = 0.5
 """Between two drawings: each takes a millisecond of the loop that sends."""
-ROWS = ("ladder", "now", "KV", "device", "belief", "left")
+ROWS = ("ladder", "now", "device", "belief", "left")
 """The order of the rows below the title."""
 LEAST_OTHERS = 0.05
 """Share of the cores below which other processes are not shown."""
 
 
-def is_live(console: Console) -> bool:
-    """Whether lines may be rewritten: on a terminal that can, unless the environment asks for plain
-    ones (``CI``, ``NO_COLOR``)."""
-    plain = any(os.environ.get(name) for name in ("CI", "NO_COLOR"))
-    return console.is_terminal and not console.is_dumb_terminal and not plain
-
-
 class Progress:
-    """What a command does now, and what it has found. Used as a context manager around the work;
+    """What a command does now, and what it has measured. Used as a context manager around the work;
     the live view is gone in the end, the lines stay."""
 
-    def __init__(
-        self,
-        budget_s: float = math.inf,
-        caps: Sequence[int] = (),
-        console: Console | None = None,
-    ) -> None:
+    def __init__(self, budget_s: float = math.inf, caps: Sequence[int] = ()) -> None:
         """``caps`` are those of the ladder; ``budget_s`` is how long the work may take."""
-        self.console = console or Console(stderr=True, highlight=False)
-        self.budget_s = budget_s
-        self.prefix = ""
+        self.console = Console(stderr=True, highlight=False)
+        self.budget_s, self.prefix = budget_s, ""
         self.exporter: SweepExporter | None = None
         self.title, self.rows = "", dict.fromkeys(ROWS, "")
         self.ladder = dict.fromkeys(caps, False)
         """Cap → whether it was measured."""
-        self._what, self._length_s = "", 0.0
+        self._what, self._length_s, self._cap = "", 0.0, 0
         self._began_s, self._drawn_s = time.monotonic(), 0.0
+        is_plain = self.console.is_dumb_terminal or any(map(os.environ.get, ("CI", "NO_COLOR")))
         self._live: Live | None = None
-        if is_live(self.console):
+        if self.console.is_terminal and not is_plain:
             self._live = Live(
                 console=self.console, auto_refresh=False, transient=True, redirect_stdout=False
             )
@@ -80,41 +66,43 @@ class Progress:
         return part
 
     def say(self, text: str) -> None:
-        """Print a line that stays: wrapped between words on a terminal, unbroken in a log."""
+        """Print a line that stays: wrapped on a terminal, unbroken in a log."""
         clock = "{:02}:{:02} ".format(*divmod(int(self.elapsed_s), 60))
-        lines = [f"{clock}{self.prefix}{printable(text)}"]
-        if self.console.is_terminal:
-            lines = textwrap.wrap(
-                lines[0], self.console.width, subsequent_indent=" " * len(clock),
-                break_on_hyphens=False,
-            )  # fmt: skip
-        for line in lines:
-            self.console.print(escape(line), soft_wrap=True)
+        line = Text(f"{clock}{self.prefix}{printable(text)}")
+        self.console.print(line, soft_wrap=not self.console.is_terminal)
 
     def warn(self, text: str) -> None:
         self.say(f"Warning: {text}")
 
     def stage(self, text: str) -> None:
         self.say(text)
-        self.show("", {"now": "", "KV": ""})
+        self.show("", {"now": ""})
 
     def trial(self, what: str, length_s: float) -> None:
-        """A replay begins: ``what`` ends with its cap."""
-        self._done(self._cap)
-        self._what, self._length_s = what, length_s
+        """A replay begins: ``what`` ends with its cap, a ramp with "to" and the cap."""
+        name, _, word = what.rpartition(" ")
+        is_step = word.isdecimal() and not name.endswith(" to")
+        self._what, self._length_s, self._cap = what, length_s, int(word) if is_step else 0
         if self._live is None:
             self.say(f"{what}: {length_s:.0f} s")
-        rows = {"ladder": self._ladder(), "now": "", "KV": ""}
-        self.show(f"{self.prefix}{what}: {length_s:.0f} s", rows)
+        self.show(f"{self.prefix}{what}: {length_s:.0f} s", {"ladder": self._ladder(), "now": ""})
 
     def live(self, seen: LiveReading) -> None:
         """Show a replay under way."""
         if self.exporter is not None:
             self.exporter.live(seen.in_flight)
-        if self._live is not None:
-            length = f"{seen.elapsed_s:.0f} of {self._length_s:.0f} s"
-            title = f"{self.prefix}{self._what}: {length}, {seen.done} done"
-            self.show(title, rows_of(seen), at_once=False)
+        if self._live is None:
+            return
+        parts = [f"{seen.decoding} decoding, {seen.waiting} before a first token"]
+        if seen.tpot_s is not None:
+            parts.append(f"TPOT {milliseconds(1e3 * seen.tpot_s)}")
+        if seen.ttft_tail_s is not None:
+            parts.append(f"p95 TTFT {milliseconds(1e3 * seen.ttft_tail_s)}")
+        if seen.kv_cache_usage is not None:
+            parts.append(f"KV cache about {seen.kv_cache_usage:.0%}")
+        length = f"{seen.elapsed_s:.0f} of {self._length_s:.0f} s"
+        title = f"{self.prefix}{self._what}: {length}, {seen.done} done"
+        self.show(title, {"now": ", ".join(parts)}, at_once=False)
 
     def believed(self, best: int, agreeing: int, draws: int) -> None:
         self.show("", {"belief": f"{best}, in {agreeing} of {draws} draws"})
@@ -123,11 +111,13 @@ class Progress:
         """Print what a replay gave."""
         if self.exporter is not None:
             self.exporter.measured(numbers)
-        self._done(numbers.max_num_seqs)
-        share = "at most " * bool(numbers.cut) + percent(
-            numbers.attainment_bound if numbers.cut else numbers.attainment
-        )
-        parts = [f"{what}: {share} met the SLO", f"{numbers.output_tokens_per_s:,.0f} tok/s"]
+        if numbers.max_num_seqs in self.ladder:
+            self.ladder[numbers.max_num_seqs] = True
+        share = numbers.attainment_bound if numbers.cut else numbers.attainment
+        parts = [
+            f"{what}: {'at most ' * bool(numbers.cut)}{percent(share)} met the SLO",
+            f"{numbers.output_tokens_per_s:,.0f} tok/s",
+        ]
         if numbers.tpot_s is not None:
             parts.append(f"p95 TPOT {milliseconds(1e3 * numbers.tpot_s.p95)}")
         if numbers.e2el_s is not None:
@@ -140,8 +130,7 @@ class Progress:
             return read
 
         def shown() -> tuple[float, ...] | None:
-            row = read()
-            if row is not None:
+            if (row := read()) is not None:
                 self.rows["device"] = _device(row)
             return row
 
@@ -162,45 +151,22 @@ class Progress:
 
     def text(self) -> Text:
         """Return the lines of the live view, none longer than the terminal is wide."""
-        lines = Text(no_wrap=True, overflow="ellipsis")
-        lines.append(printable(self.title), style="bold")
+        lines = Text(printable(self.title), style="bold", no_wrap=True, overflow="ellipsis")
         for name, words in self.rows.items():
             if words:
-                lines.append(f"\n  {name:<8}", style="dim")
-                lines.append(printable(words))
+                lines.append(f"\n  {name:<8}{printable(words)}", style="not bold")
         return lines
 
     @property
     def elapsed_s(self) -> float:
         return time.monotonic() - self._began_s
 
-    @property
-    def _cap(self) -> int:
-        """The cap of the step under way; 0 of a ramp, which goes up to one."""
-        name, _, word = self._what.rpartition(" ")
-        return int(word) if word.isdecimal() and not name.endswith(" to") else 0
-
-    def _done(self, cap: int) -> None:
-        if cap in self.ladder:
-            self.ladder[cap] = True
-
     def _ladder(self) -> str:
-        done, here = ("✓", "▸") if self.console.encoding.startswith("utf") else ("+", ">")
+        """Return the caps: the one under way in brackets, those that were measured with a dot."""
         return "  ".join(
-            f"{here}{cap}" if cap == self._cap else f"{cap}{done * is_done}"
+            f"[{cap}]" if cap == self._cap else f"{cap}{'.' * is_done}"
             for cap, is_done in self.ladder.items()
         )
-
-
-def rows_of(seen: LiveReading) -> dict[str, str]:
-    """Return what a replay under way shows."""
-    parts = [f"{seen.decoding} decoding, {seen.waiting} before a first token"]
-    if seen.tpot_s is not None:
-        parts.append(f"TPOT {milliseconds(1e3 * seen.tpot_s)}")
-    if seen.ttft_tail_s is not None:
-        parts.append(f"p95 TTFT {milliseconds(1e3 * seen.ttft_tail_s)}")
-    kv = seen.kv_cache_usage
-    return {"now": ", ".join(parts), "KV": "" if kv is None else f"about {kv:.0%} in use"}
 
 
 def _device(row: Sequence[float]) -> str:

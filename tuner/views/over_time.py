@@ -1,6 +1,6 @@
 """What a run did over time, step by step, and the traffic that it was tuned for. Pure."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -23,12 +23,22 @@ from tuner.views.svg import thinned
 Floats = NDArray[np.float64]
 Line = tuple[Floats, Floats]
 
-POINTS = 25_000
-"""Of all lines of a page together, so that it stays small."""
-MOST_POINTS = 1000
-"""Of one line."""
+POINTS, MOST_POINTS = 25_000, 1000
+"""Of all lines of a page together, so that it stays small, and of one line."""
 BINS = 160
 """Of what is counted per second."""
+CHARTS: tuple[tuple[str, Kind, tuple[str, ...]], ...] = (
+    ("Requests", "count", ("in flight", "waiting", "running")),
+    ("KV cache in use", "share", ("KV cache",)),
+    ("Output tokens a second", "count", ("tokens/s",)),
+    ("Device busy", "share", ("device",)),
+)
+MEASURED = (
+    *("attainment", "goodput_rps", "ttft_p99_s", "tpot_p95_s", "e2el_p99_s", "running_peak"),
+    *("in_flight_peak", "kv_peak", "preemptions"),
+)
+OF_ENGINE = {"running_peak", "kv_peak"}
+"""What is known of a ramp too, which has no clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +46,11 @@ class Step:
     """Neighboring replays of one kind, one after the other."""
 
     title: str
-    max_num_seqs: int
     replays: Sequence[Replay]
+
+    @property
+    def elapsed_s(self) -> float:
+        return sum(replay.elapsed_s for replay in self.replays)
 
 
 @dataclass(slots=True)
@@ -50,115 +63,85 @@ class Steps:
     @classmethod
     def of(cls, book: Journal) -> "Steps":
         result = cls()
-        for (title, cap), events in groupby(book.of(Replayed), _kind):
-            if replays := list(result._read(book, events)):
-                result.steps.append(Step(title, cap, replays))
+        for title, events in groupby(book.of(Replayed), _title):
+            replays = []
+            for event in events:
+                try:
+                    replays.append(book.replay(event))
+                except RunError as problem:
+                    result.lost.append(str(problem))
+            if replays:
+                result.steps.append(Step(title, replays))
         return result
 
-    def _read(self, book: Journal, events: Iterable[Replayed]) -> Iterable[Replay]:
-        for event in events:
-            try:
-                yield book.replay(event)
-            except RunError as problem:
-                self.lost.append(str(problem))
 
-
-def _kind(event: Replayed) -> tuple[str, int]:
-    """Return the title of the step that a replay belongs to, and its max_num_seqs."""
-    purpose, cap = event.purpose, event.max_num_seqs
-    return f"{in_words(purpose)} {'to ' * purpose.endswith('ramp')}{cap}", cap
+def _title(event: Replayed) -> str:
+    """Return the title of the step that a replay belongs to."""
+    ramp = "to " * event.purpose.endswith("ramp")
+    return f"{in_words(event.purpose)} {ramp}{event.max_num_seqs}"
 
 
 def steps_sections(run_steps: Steps, slo: Slo | None) -> list[Section]:
     """Return a table of every step, and a folded section of charts for each."""
-    if not run_steps.steps:
+    steps = run_steps.steps
+    if not steps:
         return []
-    points = max(24, min(MOST_POINTS, POINTS // (5 * len(run_steps.steps))))
-    tables = [] if slo is None else [_table(run_steps.steps, slo)]
+    points = max(24, min(MOST_POINTS, POINTS // (5 * len(steps))))
     note = "In flight: between arrival and last token. Running and waiting: in the scheduler."
-    return [
-        Section("Steps over time", note, tables=tables),
-        *(
-            Section(
-                step.title,
-                f"{sum(replay.elapsed_s for replay in step.replays):,.0f} s"
-                + "".join(f", cut: {replay.cut}" for replay in step.replays[:1] if replay.cut),
-                charts=_charts(step, points),
-                is_folded=True,
-            )
-            for step in run_steps.steps
-        ),
-    ]
-
-
-CHARTS: tuple[tuple[str, Kind, tuple[str, ...]], ...] = (
-    ("Requests", "count", ("in flight", "waiting", "running")),
-    ("KV cache in use", "share", ("KV cache",)),
-    ("Output tokens a second", "count", ("tokens/s",)),
-    ("Device busy", "share", ("device",)),
-)
+    tables = [] if slo is None else [_table(steps, slo)]
+    sections = [Section("Steps over time", note, tables=tables)]
+    for step in steps:
+        cut = step.replays[0].cut
+        note = f"{step.elapsed_s:,.0f} s" + (f", cut: {cut}" if cut else "")
+        sections.append(Section(step.title, note, _charts(step, points), is_folded=True))
+    return sections
 
 
 def _charts(step: Step, points: int) -> list[Chart]:
+    """Return the charts of a step, its replays one after the other with a gap between."""
     begins_s = np.cumsum([0.0, *(replay.elapsed_s for replay in step.replays)])
     lines: dict[str, list[Line]] = {}
     for begin_s, replay in zip(begins_s, step.replays, strict=False):
-        for name, line in _lines(replay).items():
+        for name, line in _lines(replay):
             at_s, values = thinned(*line, max(4, points // len(step.replays)))
-            gap = np.array([np.nan])
-            lines.setdefault(name, []).append(
-                (np.append(at_s + begin_s, begin_s), np.append(values, gap))
-            )
+            part = np.append(at_s + begin_s, begin_s), np.append(values, np.nan)
+            lines.setdefault(name, []).append(part)
     marks = [Mark(float(at_s)) for at_s in begins_s[1:-1]]
-    return [
-        Chart(
-            title,
-            [
-                _series(name, lines[name], is_alone=len(names) == 1)
-                for name in names
-                if name in lines
-            ],
-            kind,
-            x_label="seconds",
-            marks=marks,
-        )
-        for title, kind, names in CHARTS
-        if any(name in lines for name in names)
-    ]
+    charts = []
+    for title, kind, names in CHARTS:
+        series = [
+            _series(lines[name], "" if len(names) == 1 else name) for name in names if name in lines
+        ]
+        if series:
+            charts.append(Chart(title, series, kind, x_label="seconds", marks=marks))
+    return charts
 
 
-def _series(name: str, parts: Sequence[Line], *, is_alone: bool) -> Series:
-    at_s = np.concatenate([x for x, _ in parts])[:-1]
-    values = np.concatenate([y for _, y in parts])[:-1]
-    return Series(
-        np.round(at_s, 3).tolist(),
-        [None if value != value else value for value in values.round(4).tolist()],  # noqa: PLR0124
-        name="" if is_alone else name,
-        is_accent=is_alone or name == "running",
-    )
+def _series(parts: Sequence[Line], name: str = "") -> Series:
+    at_s, values = (np.concatenate(each)[:-1] for each in zip(*parts, strict=True))
+    y = [value if np.isfinite(value) else None for value in values.round(4).tolist()]
+    return Series(at_s.round(3).tolist(), y, name, is_accent=name in {"", "running"})
 
 
-def _lines(replay: Replay) -> dict[str, Line]:
-    """Return name → times and values of one replay."""
-    result: dict[str, Line] = {}
+def _lines(replay: Replay) -> Iterator[tuple[str, Line]]:
+    """Yield name, times and values of each line of one replay."""
     begins, ends = replay.requests["planned_s"], replay.requests["end_s"]
     if len(begins):
         at_s = np.concatenate((begins, ends))
         change = np.repeat((1.0, -1.0), len(begins))
         order = np.lexsort((change, at_s))
-        result["in flight"] = at_s[order], np.cumsum(change[order])
+        yield "in flight", (at_s[order], np.cumsum(change[order]))
     log = replay.iterations
     if len(log):
         for name in ("running", "waiting"):
-            result[name] = log["start_s"], log[name].astype(float)
+            yield name, (log["start_s"], log[name].astype(float))
         if replay.kv_blocks:
-            result["KV cache"] = log["start_s"], log["kv_blocks_used"] / replay.kv_blocks
+            yield "KV cache", (log["start_s"], log["kv_blocks_used"] / replay.kv_blocks)
         ends_s = log["start_s"] + log["duration_s"]
-        result["tokens/s"] = per_second(ends_s, log["decode_seqs"], replay.elapsed_s)
+        yield "tokens/s", per_second(ends_s, log["decode_seqs"], replay.elapsed_s)
     if len(replay.device):
         seconds = np.arange(1, len(replay.device) + 1, dtype=float)
-        result["device"] = seconds, replay.device["utilisation"].astype(float)
-    return result
+        yield "device", (seconds, replay.device["utilisation"].astype(float))
 
 
 def per_second(at_s: Floats, amount: NDArray[np.number] | None, end_s: float) -> Line:
@@ -169,24 +152,14 @@ def per_second(at_s: Floats, amount: NDArray[np.number] | None, end_s: float) ->
     return (edges[:-1] + edges[1:]) / 2, count / width_s
 
 
-MEASURED = (
-    *("attainment", "goodput_rps", "ttft_p99_s", "tpot_p95_s", "e2el_p99_s", "running_peak"),
-    *("in_flight_peak", "kv_peak", "preemptions"),
-)
-OF_ENGINE = {"running_peak", "kv_peak"}
-"""What is known of a ramp too, which has no clients."""
-
-
 def _table(steps: Sequence[Step], slo: Slo) -> Table:
     columns = [Column("step", "step"), Column("elapsed_s", "seconds", "count")]
     rows: list[list[Cell]] = []
     for step in steps:
-        numbers = measure(step.replays, slo)
-        values = dict(zip(MEASURED, cells(numbers, *MEASURED), strict=True))
+        values = dict(zip(MEASURED, cells(measure(step.replays, slo), *MEASURED), strict=True))
         if not any(len(replay.requests) for replay in step.replays):
             values = {name: values[name] if name in OF_ENGINE else None for name in MEASURED}
-        elapsed_s = sum(replay.elapsed_s for replay in step.replays)
-        rows.append([step.title, elapsed_s, *values.values()])
+        rows.append([step.title, step.elapsed_s, *values.values()])
     return Table([*columns, *(COLUMNS[name] for name in MEASURED)], rows)
 
 
@@ -199,21 +172,21 @@ def traffic_section(requests: Sequence[TraceRequest], windows: Sequence[Window] 
     }
     begin_s, end_s = float(arrival_s[0]), float(arrival_s[-1])
     shades = [(each.start_s, min(end_s, each.start_s + each.length_s)) for each in windows]
-    charts = [
-        Chart(
-            title,
-            [Series((at_s + begin_s).round(3).tolist(), values.round(4).tolist(), is_accent=True)],
-            "count",
-            x_label="seconds of the trace",
-            shades=shades,
-            note="shaded: the windows that each step replays" if shades else "",
+    note = "shaded: the windows that each step replays" * bool(shades)
+    charts = []
+    for title, amount in (("Requests", None), ("Output tokens", lengths["output"])):
+        at_s, values = per_second(arrival_s - begin_s, amount, end_s - begin_s)
+        line = np.append(at_s + begin_s, 0.0), np.append(values, 0.0)
+        charts.append(
+            Chart(
+                f"{title} a second",
+                [_series([line])],
+                "count",
+                x_label="seconds of the trace",
+                shades=shades,
+                note=note,
+            )
         )
-        for title, amount in (
-            ("Requests a second", None),
-            ("Output tokens a second", lengths["output"]),
-        )
-        for at_s, values in [per_second(arrival_s - begin_s, amount, end_s - begin_s)]
-    ]
     columns = [Column("tokens", "tokens")]
     columns += [Column(name, name, "count") for name in ("mean", "p50", "p95", "most")]
     rows: list[list[Cell]] = [

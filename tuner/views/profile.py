@@ -1,13 +1,15 @@
 """The page of a serving profile: its verdict, and what every max_num_seqs gives. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
-from tuner.profile.numbers import CapNumbers, ChangeSection, CurveStep
+from tuner.engines.devices import gpus_of
+from tuner.profile.numbers import CapNumbers, CurveStep
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import block_of, facts_of, predicted_caps, promised
+from tuner.profile.summary import block_of, facts_of, percent, predicted_caps, promised, with_share
+from tuner.runs.cluster.prices import per_million_tokens
 from tuner.traffic.slo import Slo
 from tuner.views.numbers import COLUMNS
 from tuner.views.page import Cell, Chart, Column, Mark, Page, Section, Series, Table
@@ -18,23 +20,21 @@ class Statistic(NamedTuple):
 
     name: str
     """In COLUMNS."""
-
     of: Callable[[CapNumbers], float | None]
     interval: str = ""
     """Its name among the intervals of a step."""
     limit: Callable[[Slo], float | None] = lambda _: None
 
 
-def _quantile(name: str, statistic: str) -> Callable[[CapNumbers], float | None]:
+def _field(path: str, scale: float = 1.0) -> Callable[[CapNumbers], float | None]:
+    """Return what reads a number of a cap; None where a part of the path is not known."""
+    name, _, statistic = path.partition(".")
+
     def of(numbers: CapNumbers) -> float | None:
         spread = getattr(numbers, name)
-        return None if spread is None else round(float(getattr(spread, statistic)) / 1e3, 9)
+        return None if spread is None else round(scale * getattr(spread, statistic), 9)
 
     return of
-
-
-def _kv_peak(numbers: CapNumbers) -> float | None:
-    return None if numbers.kv_cache_usage is None else numbers.kv_cache_usage.peak
 
 
 def _ttft_limit_s(slo: Slo) -> float | None:
@@ -45,10 +45,10 @@ STATISTICS = (
     Statistic("attainment", attrgetter("attainment"), "attainment"),
     Statistic("goodput_rps", attrgetter("goodput_rps"), "goodput_rps"),
     Statistic("output_tokens_per_s", attrgetter("output_tokens_per_s")),
-    Statistic("ttft_p99_s", _quantile("ttft_ms", "p99"), "", _ttft_limit_s),
-    Statistic("tpot_p95_s", _quantile("tpot_ms", "p95"), "tpot_p95_ms", attrgetter("tpot_s")),
-    Statistic("e2el_p99_s", _quantile("e2el_ms", "p99"), "e2el_p99_ms", attrgetter("e2el_s")),
-    Statistic("kv_peak", _kv_peak),
+    Statistic("ttft_p99_s", _field("ttft_ms.p99", 1e-3), "", _ttft_limit_s),
+    Statistic("tpot_p95_s", _field("tpot_ms.p95", 1e-3), "tpot_p95_ms", attrgetter("tpot_s")),
+    Statistic("e2el_p99_s", _field("e2el_ms.p99", 1e-3), "e2el_p99_ms", attrgetter("e2el_s")),
+    Statistic("kv_peak", _field("kv_cache_usage.peak")),
     Statistic("preemptions", attrgetter("preemptions")),
 )
 DRAWN = ("goodput_rps", "ttft_p99_s", "tpot_p95_s", "e2el_p99_s")
@@ -64,14 +64,13 @@ def profile_page(profile: ServingProfile, *, subject: str, next_: str) -> Page:
     """Return the page of a profile; ``next_`` is the command to run."""
     block = block_of(profile)
     charts = [_chart(profile, each) for each in STATISTICS if each.name in DRAWN]
-    tables = [curve_table(profile), *_changes(profile)]
     note = "Bands are 95% intervals, grey dots what was measured in the windows."
     return Page(
         subject=subject,
         title=block.title,
         aside=block.aside,
         facts=list(block.rows),
-        sections=[Section("Curve", note, charts, tables)],
+        sections=[Section("Curve", note, charts, [curve_table(profile), *_changes(profile)])],
         details=[
             profile.decision.reason,
             *(" ".join(line.split()) for line in facts_of(profile)),
@@ -79,6 +78,51 @@ def profile_page(profile: ServingProfile, *, subject: str, next_: str) -> Page:
         ],
         warnings=list(profile.provenance.warnings),
         next=next_,
+    )
+
+
+def several_page(
+    profiles: Mapping[str, ServingProfile], prices: Mapping[str, float], *, subject: str
+) -> Page:
+    """Return profiles side by side, the one first that serves most in time or, with ``prices`` of
+    each per GPU and hour, for the least money."""
+    rows: dict[str, list[Cell]] = {}
+    worth: dict[str, float] = {}
+    for name, profile in profiles.items():
+        numbers, decision = promised(profile), profile.decision
+        rate = numbers.output_tokens_per_s * numbers.attainment
+        rows[name] = [
+            name, str(profile.provenance.device.get("name")), decision.verdict,
+            decision.max_num_seqs, numbers.attainment, rate,
+        ]  # fmt: skip
+        worth[name] = numbers.attainment
+        if prices:
+            gpus = gpus_of({k: v for k, v in profile.engine.items() if isinstance(v, int)})
+            cost = per_million_tokens(prices[name] * gpus, rate)
+            rows[name] += [prices[name] * gpus, cost]
+            worth[name] = -cost
+    best = max(worth, key=lambda name: worth[name])
+    share = promised(profiles[best]).attainment
+    title = f"{best} with max_num_seqs {profiles[best].decision.max_num_seqs}"
+    columns = [
+        Column("profile", "profile"), Column("device", "device"), Column("verdict", "verdict"),
+        COLUMNS["max_num_seqs"], COLUMNS["attainment"],
+        Column("tokens_per_s", "tok/s within SLO", "count"),
+    ]  # fmt: skip
+    facts = [("gives", f"{percent(share)} meet the SLO")]
+    if prices:
+        columns += [
+            Column("per_hour", "an hour", "number"), Column("per_million", "1M tokens", "number"),
+        ]  # fmt: skip
+        cost_text = f"{-worth[best]:#.3g} for a million output tokens within the SLO"
+        facts.append(("costs", f"{cost_text}, in the currency of --prices"))
+    table = Table(columns, list(rows.values()), chosen=list(rows).index(best))
+    return Page(
+        subject=subject,
+        title=with_share(share, title),
+        aside="the cheapest" if prices else "serves most in time",
+        facts=facts,
+        sections=[Section("Side by side", tables=[table])],
     )
 
 
@@ -96,42 +140,41 @@ def curve_table(profile: ServingProfile) -> Table:
     if now is not None and now.numbers is not None:
         by_cap[now.numbers_at] = now.numbers
     by_cap[choice] = promised(profile)
-    rows = [
-        [*_row(cap, numbers, steps.get(cap)), cap == choice]
-        for cap, numbers in sorted(by_cap.items())
-    ]
+    caps = sorted(by_cap)
     notes = [f"{now.max_num_seqs} is set now"] if now and now.max_num_seqs in by_cap else []
     if predicted := predicted_caps(profile):
-        caps = ", ".join(map(str, predicted))
-        notes.append(f"predicted from measured step times, not replayed: {caps}")
+        words = ", ".join(map(str, predicted))
+        notes.append(f"predicted from measured step times, not replayed: {words}")
     return Table(
         [*columns, Column("source"), Column("chosen")],
-        rows,
+        [[cap, *_row(by_cap[cap], steps.get(cap)), cap == choice] for cap in caps],
         caption="; ".join(notes),
-        chosen=next((n for n, row in enumerate(rows) if row[0] == choice), None),
+        chosen=caps.index(choice),
     )
 
 
-def _row(cap: int, numbers: CapNumbers, step: CurveStep | None) -> list[Cell]:
+def _row(numbers: CapNumbers, step: CurveStep | None) -> list[Cell]:
     """Return the row of a cap; of a step that was cut short only the most that it could attain."""
-    is_bound = numbers is step and numbers.cut and numbers.source == "measured"
-    row: list[Cell] = [cap]
+    row: list[Cell] = []
     for each in STATISTICS:
         value: Cell = each.of(numbers)
-        if is_bound and step is not None and each.name == "attainment":
-            value = f"<={100 * step.intervals['attainment'][1]:.1f}%"
-        elif is_bound and each.name == "goodput_rps":
-            value = "cut"
+        if step is not None and numbers is step and step.cut and step.source == "measured":
+            if each.name == "attainment":
+                value = f"<={100 * step.intervals['attainment'][1]:.1f}%"
+            elif each.name == "goodput_rps":
+                value = "cut"
         row.append(value)
         if each.interval:
-            row += (None, None) if step is None else _ends(step, each)
+            row += _ends(step, each)
     return [*row, None if step is None else step.source]
 
 
-def _ends(step: CurveStep, statistic: Statistic) -> tuple[float | None, float | None]:
+def _ends(step: CurveStep | None, statistic: Statistic) -> tuple[float | None, float | None]:
+    ends = None if step is None else step.intervals.get(statistic.interval)
+    if ends is None:
+        return None, None
     scale = 1e-3 if COLUMNS[statistic.name].kind == "time" else 1.0
-    ends = step.intervals.get(statistic.interval)
-    return (None, None) if ends is None else (round(scale * ends[0], 9), round(scale * ends[1], 9))
+    return round(scale * ends[0], 9), round(scale * ends[1], 9)
 
 
 def _chart(profile: ServingProfile, what: Statistic) -> Chart:
@@ -139,21 +182,17 @@ def _chart(profile: ServingProfile, what: Statistic) -> Chart:
     steps = [step for step in profile.curve if not (step.cut and step.source == "measured")]
     caps = [float(step.max_num_seqs) for step in steps]
     ends = [_ends(step, what) for step in steps]
-    series = [
-        Series(
-            caps, [what.of(step) for step in steps],
-            low=[low for low, _ in ends], high=[high for _, high in ends],
-            is_accent=True, has_dots=True,
-        )
-    ]  # fmt: skip
+    low, high = ([each[place] for each in ends] for place in (0, 1))
+    y = [what.of(step) for step in steps]
+    series = [Series(caps, y, low=low, high=high, is_accent=True, has_dots=True)]
     replayed = [
         (float(step.max_num_seqs), what.of(step.measured))
         for step in steps
         if step.measured is not None and not step.measured.cut and step.source == "both"
     ]
     if replayed:
-        x, y = zip(*replayed, strict=True)
-        series.append(Series(list(x), list(y), has_dots=True, has_line=False))
+        at, measured = map(list, zip(*replayed, strict=True))
+        series.append(Series(at, measured, has_dots=True, has_line=False))
     choice, now = profile.decision.max_num_seqs, profile.baseline
     marks = [Mark(choice, f"{choice:,}", is_accent=True)]
     if now is not None and now.max_num_seqs != choice and now.max_num_seqs in caps:
@@ -161,7 +200,7 @@ def _chart(profile: ServingProfile, what: Statistic) -> Chart:
     limit_s = what.limit(profile.decision.slo.slo)
     if limit_s is not None:
         marks.append(Mark(limit_s, "SLO", axis="y"))
-    low, high = profile.decision.interval
+    low_cap, high_cap = profile.decision.interval
     return Chart(
         COLUMNS[what.name].heading,
         series,
@@ -169,25 +208,21 @@ def _chart(profile: ServingProfile, what: Statistic) -> Chart:
         x_label="max_num_seqs",
         by_cap=True,
         marks=marks,
-        shades=[(low, high)] if low < high else [],
+        shades=[(low_cap, high_cap)] if low_cap < high_cap else [],
     )
 
 
 def _changes(profile: ServingProfile) -> list[Table]:
     """Return what each step up the ladder changes, with its interval."""
     names = [name for name in CHANGES if any(name in step.changes for step in profile.curve)]
-    if not names:
-        return []
     rows: list[list[Cell]] = []
-    for below, step in pairwise(profile.curve):
+    for below, step in pairwise(profile.curve) if names else ():
         row: list[Cell] = [f"{below.max_num_seqs} to {step.max_num_seqs}"]
         for name in names:
             change = step.changes.get(name)
-            row.append(None if change is None else _change(change))
+            ends = "" if change is None else f"({change.low:+.0%} to {change.high:+.0%})"
+            row.append(None if change is None else f"{change.value:+.0%} {ends}")
         rows.append(row)
     columns = [Column("step", "step"), *(Column(name, CHANGES[name]) for name in names)]
-    return [Table(columns, rows, "what each step changes, with its 95% interval", is_detail=True)]
-
-
-def _change(change: ChangeSection) -> str:
-    return f"{change.value:+.0%} ({change.low:+.0%} to {change.high:+.0%})"
+    title = "what each step changes, with its 95% interval"
+    return [Table(columns, rows, title, is_detail=True)] * bool(rows)

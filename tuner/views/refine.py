@@ -2,7 +2,10 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import replace
 
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import engine_time, is_simulated
@@ -12,17 +15,18 @@ from tuner.views.numbers import COLUMNS, cells
 from tuner.views.page import Cell, Column, Page, Section, Table
 from tuner.views.profile import profile_page
 
+MEASURED = ("attainment", "goodput_rps", "tpot_p95_s", "e2el_p99_s")
+
 
 def refine_page(
     refinement: Refinement, plan: RefinePlan, profile: ServingProfile, *, run_dir: str, next_: str
 ) -> Page:
     """Return what is better and by how much, or that nothing is, above the refined profile's."""
     page = profile_page(profile, subject=f"Refinement {run_dir}", next_=next_)
-    facts = dict(page.facts)
+    facts, aside = dict(page.facts), "the knee stays"
     spent_s = sum(refinement.starts_s) + refinement.replay_s
     took = engine_time(spent_s, simulated=is_simulated(profile))
     facts["checked"] = f"{len(refinement.trials) - 1} trials, {took}"
-    title, aside = page.title, "the knee stays"
     if refinement.outcome is None:
         facts["why"] = refinement.reason.rpartition(THEN_REFINED)[2]
     elif refinement.paired is not None:
@@ -30,32 +34,21 @@ def refine_page(
         gains = "; ".join(map(str, refinement.paired.ratios.values()))
         facts = {"set": in_words(refinement.chosen), "gains": gains, **facts}
         aside = f"better, proven in {refinement.paired.pairs} pairs"
-    trials = Section(
+    (curve,) = page.sections
+    tables = [replace(table, is_detail=True) for table in curve.tables]
+    search = Section(
         "Search", f"{len(refinement.trials)} trials.", tables=[_trials(refinement, plan)]
     )
-    curve = Section(
-        page.sections[0].title, page.sections[0].note, page.sections[0].charts,
-        [Table(each.columns, each.rows, each.caption, each.chosen, is_detail=True)
-         for each in page.sections[0].tables],
-    )  # fmt: skip
-    return Page(
-        subject=page.subject,
-        title=title,
+    failed = [f"failed: {each}" for each in refinement.failed]
+    return replace(
+        page,
         aside="simulated, " * is_simulated(profile) + aside,
         facts=list(facts.items()),
-        sections=[trials, curve],
-        details=[
-            *(f"failed: {each}" for each in refinement.failed),
-            refinement.reason,
-            *page.details,
-        ],
+        sections=[search, replace(curve, tables=tables)],
+        details=[*failed, refinement.reason, *page.details],
         warnings=list(refinement.warnings),
         run_dir=run_dir,
-        next=next_,
     )
-
-
-MEASURED = ("attainment", "goodput_rps", "tpot_p95_s", "e2el_p99_s")
 
 
 def _trials(refinement: Refinement, plan: RefinePlan) -> Table:
@@ -64,42 +57,38 @@ def _trials(refinement: Refinement, plan: RefinePlan) -> Table:
         Column("gain", f"{plan.aim.name} gain", "change"),
         *(COLUMNS[name] for name in MEASURED),
     ]
-    rows = [_row(trial, plan.space.knee) for trial in refinement.trials]
     chosen = [trial.configuration == refinement.chosen for trial in refinement.trials]
-    return Table(columns, rows, chosen=chosen.index(True) if True in chosen else None)
+    return Table(
+        columns,
+        [_row(trial, plan.space.knee) for trial in refinement.trials],
+        chosen=chosen.index(True) if True in chosen else None,
+    )
 
 
 def _row(trial: TrialRow, knee: Configuration) -> list[Cell]:
     """Return a trial; of one that ended early only the most that it could attain."""
     changed = {k: v for k, v in trial.configuration.items() if v != knee.get(k)}
     words = in_words(changed) if changed else f"the knee: {in_words(knee)}"
-    if trial.cut:
-        words += f", ended early in {trial.cut}"
     gain = None if trial.gain is None else math.expm1(trial.gain)
-    attainment, *others = cells(trial.measured, *MEASURED)
-    if trial.cut:
-        attainment = f"<={100 * trial.measured.attainment_bound:.1f}%"
-        others = [None] * len(others)
-    return [words, gain, attainment, *others]
+    if not trial.cut:
+        return [words, gain, *cells(trial.measured, *MEASURED)]
+    bound = f"<={100 * trial.measured.attainment_bound:.1f}%"
+    return [f"{words}, ended early in {trial.cut}", gain, bound, *[None] * (len(MEASURED) - 1)]
 
 
 def refine_json(
     refinement: Refinement, plan: RefinePlan, *, run_dir: str, profile: str
 ) -> dict[str, Any]:
     """Return the object that ``tuner refine --json`` prints."""
-    paired = refinement.paired
+    paired, keys = refinement.paired, ("value", "low", "high")
+    ratios = paired.ratios if paired else {}
     return {
         "refined": refinement.outcome is not None,
         "reason": refinement.reason,
         "chosen": dict(refinement.chosen),
         "knee": dict(plan.space.knee),
         "ratios": {
-            name: {
-                "value": ratio.value,
-                "low": ratio.low,
-                "high": ratio.high,
-            }
-            for name, ratio in (paired.ratios if paired else {}).items()
+            name: {key: getattr(ratio, key) for key in keys} for name, ratio in ratios.items()
         },
         "pairs": paired.pairs if paired else 0,
         "windows": [[str(window) for window in pair] for pair in refinement.pairs],
@@ -116,10 +105,7 @@ def refine_json(
             }
             for trial in refinement.trials
         ],
-        "space": [
-            {"name": knob.name, "values": list(knob.values), "why": knob.why}
-            for knob in plan.space.knobs
-        ],
+        "space": [asdict(knob) for knob in plan.space.knobs],
         "left_out": list(plan.space.left_out),
         "failed": list(refinement.failed),
         "complete": refinement.complete,

@@ -4,7 +4,7 @@ Sizes are pixels at a width of 360.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,9 @@ from tuner.views.html import Html, tag
 from tuner.views.page import Chart, Kind, Series, text
 
 WIDTH, HEIGHT, TOP, BOTTOM = 360.0, 200.0, 18.0, 34.0
-LETTER = 6.1
-"""Pixels of a letter, about."""
-LABELS_APART = 12.0
+FOOT = HEIGHT - BOTTOM
+LETTER, LABELS_APART = 6.1, 12.0
+"""Pixels of a letter, about, and between two labels."""
 MOST_CAPS = 8
 DECADES_FOR_LOG = 30.0
 """Times whose largest is so many times the least have a logarithmic axis."""
@@ -48,44 +48,43 @@ def thinned(x: Floats, y: Floats, most: int) -> tuple[Floats, Floats]:
 class _Axis:
     """Where a value is drawn, and which values are written beside it."""
 
-    def __init__(self, values: Sequence[float], begin: float, end: float, *, is_log: bool) -> None:
-        """``values`` reach from ``begin`` to ``end``, in pixels."""
-        known = [value for value in values if math.isfinite(value)]
+    def __init__(self, ends: Sequence[float], pixels: tuple[float, float], *, is_log: bool) -> None:
+        known = [value for value in ends if math.isfinite(value)]
         self.low, self.high = min(known, default=0.0), max(known, default=1.0)
         if not self.high > self.low:
             self.high = 2 * self.low if is_log else self.low + 1.0
-        self.begin, self.end, self.is_log = begin, end, is_log
+        (self.begin, self.end), self.is_log = pixels, is_log
         self.ticks: list[float] = []
 
     def at(self, value: float) -> float:
-        scale: Callable[[float], float] = math.log if self.is_log else float
-        low, high = scale(self.low), scale(self.high)
-        share = (scale(min(max(value, self.low), self.high)) - low) / (high - low)
-        return self.begin + (self.end - self.begin) * share
+        low, value, high = self.low, min(max(value, self.low), self.high), self.high
+        if self.is_log:
+            low, value, high = map(math.log, (low, value, high))
+        return self.begin + (self.end - self.begin) * (value - low) / (high - low)
 
 
 def _y_axis(chart: Chart, values: Sequence[float]) -> _Axis:
     """Return an axis from nothing to a round number, or over decades for times that differ so."""
     known = [value for value in values if math.isfinite(value)]
     positive = [value for value in known if value > 0]
-    begin, end = HEIGHT - BOTTOM, TOP
     if chart.kind == "time" and positive and max(positive) >= DECADES_FOR_LOG * min(positive):
-        low = 10.0 ** math.floor(math.log10(min(positive)))
-        high = 10.0 ** math.ceil(math.log10(max(positive)) - 1e-9)
-        axis = _Axis([low, high], begin, end, is_log=True)
-        axis.ticks = [10.0**n for n in range(round(math.log10(low)), round(math.log10(high)) + 1)]
-        return axis
-    least, most = min([0.0, *known]), max([0.0, *known])
-    step = _round_step((most - least) / 4 or 1.0)
-    low = step * math.floor(least / step)
-    count = max(1, math.ceil((most - low) / step - 1e-9))
-    axis = _Axis([low, low + count * step], begin, end, is_log=False)
-    axis.ticks = [low + step * number for number in range(count + 1)]
+        first = math.floor(math.log10(min(positive)))
+        last = math.ceil(math.log10(max(positive)) - 1e-9)
+        ticks = [10.0**power for power in range(first, last + 1)]
+        axis = _Axis(ticks, (FOOT, TOP), is_log=True)
+    else:
+        least, most = min([0.0, *known]), max([0.0, *known])
+        step = _round_step((most - least) / 4 or 1.0)
+        low = math.floor(least / step)
+        count = max(1, math.ceil(most / step - low - 1e-9))
+        ticks = [step * (low + number) for number in range(count + 1)]
+        axis = _Axis(ticks, (FOOT, TOP), is_log=False)
+    axis.ticks = ticks
     return axis
 
 
 def _x_axis(chart: Chart, values: Sequence[float], left: float, right: float) -> _Axis:
-    axis = _Axis(values, left, right, is_log=chart.by_cap)
+    axis = _Axis(values, (left, right), is_log=chart.by_cap)
     if chart.by_cap:
         axis.ticks = sorted(set(values))
         while len(axis.ticks) > MOST_CAPS:
@@ -116,36 +115,33 @@ def tick(kind: Kind, value: float) -> str:
 
 
 def _svg(chart: Chart) -> Html:
-    ys = [
-        value
-        for each in chart.series
-        for value in (*each.y, *each.low, *each.high)
-        if value is not None
-    ]
+    drawn = [(*each.y, *each.low, *each.high) for each in chart.series]
+    ys = [value for each in drawn for value in each if value is not None]
     y = _y_axis(chart, [*ys, *(mark.at for mark in chart.marks if mark.axis == "y")])
     names = max((len(each.name) for each in chart.series), default=0)
     left = LETTER * max(len(tick(chart.kind, value)) for value in y.ticks) + 10
     right = WIDTH - (LETTER * names + 10 if names else 12)
     xs = [value for each in chart.series for value in each.x]
-    marked = [mark.at for mark in chart.marks if mark.axis == "x"] if chart.by_cap else []
-    x = _x_axis(chart, [*xs, *marked], left, right)
-    parts = [*_grid(chart, x, y), *_shades(chart, x), *_marks(chart, x, y)]
+    if chart.by_cap:
+        xs += [mark.at for mark in chart.marks if mark.axis == "x"]
+    x = _x_axis(chart, xs, left, right)
+    parts = [*_grid(chart, x, y), *_marks(chart, x, y)]
     for each in chart.series:
         parts += _line(chart, each, x, y)
     parts += _names(chart, x, y)
-    text = "; ".join(f"{each.name or 'line'} {_range(chart, each)}" for each in chart.series)
-    label = f"{chart.title}: {text}"
+    words = "; ".join(f"{each.name or 'line'} {_in_words(chart, each)}" for each in chart.series)
+    label = f"{chart.title}: {words}"
     return tag("svg", *parts, viewBox=f"0 0 {WIDTH:g} {HEIGHT:g}", role="img", aria_label=label)
 
 
-def _range(chart: Chart, series: Series) -> str:
+def _in_words(chart: Chart, series: Series) -> str:
     """Return a line in words, for those who cannot see it."""
-    known = [value for value in series.y if value is not None]
-    if not known:
+    pairs = [(x, y) for x, y in zip(series.x, series.y, strict=True) if y is not None]
+    if not pairs:
         return "without values"
     if chart.by_cap:
-        pairs = zip(series.x, series.y, strict=True)
-        return ", ".join(f"{x:g}: {text(chart.kind, y)}" for x, y in pairs if y is not None)
+        return ", ".join(f"{x:g}: {text(chart.kind, y)}" for x, y in pairs)
+    known = [y for _, y in pairs]
     return f"from {text(chart.kind, min(known))} to {text(chart.kind, max(known))}"
 
 
@@ -154,15 +150,12 @@ def _grid(chart: Chart, x: _Axis, y: _Axis) -> Iterator[Html]:
         yield tag("path", class_="grid", d=f"M{x.begin:.1f} {y.at(value):.1f}H{x.end:.1f}")
         yield _text(tick(chart.kind, value), x.begin - 6, y.at(value) + 3.5, "tick", "end")
     for value in x.ticks:
-        yield _text(f"{value:,.6g}", x.at(value), y.begin + 14, "tick")
+        yield _text(f"{value:,.6g}", x.at(value), FOOT + 14, "tick")
     yield _text(chart.x_label, (x.begin + x.end) / 2, HEIGHT - 4, "tick")
-
-
-def _shades(chart: Chart, x: _Axis) -> Iterator[Html]:
     for low, high in chart.shades:
         begin, width = x.at(low), max(1.0, x.at(high) - x.at(low))
         box = {"x": f"{begin:.1f}", "y": f"{TOP:g}", "width": f"{width:.1f}"}
-        yield tag("rect", class_="shade", **box, height=f"{HEIGHT - BOTTOM - TOP:g}")
+        yield tag("rect", class_="shade", **box, height=f"{FOOT - TOP:g}")
 
 
 def _marks(chart: Chart, x: _Axis, y: _Axis) -> Iterator[Html]:
@@ -170,27 +163,24 @@ def _marks(chart: Chart, x: _Axis, y: _Axis) -> Iterator[Html]:
         look = "accent" if mark.is_accent else "plain"
         if mark.axis == "x":
             at = x.at(mark.at)
-            yield tag("path", class_=f"mark {look}", d=f"M{at:.1f} {TOP:g}V{y.begin:g}")
             half = LETTER * len(mark.label) / 2
             inside = min(max(at, x.begin + half), WIDTH - half - 2)
+            yield tag("path", class_=f"mark {look}", d=f"M{at:.1f} {TOP:g}V{FOOT:g}")
             yield _text(mark.label, inside, TOP - 5, f"label {look}")
         else:
-            yield tag(
-                "path", class_=f"mark {look}", d=f"M{x.begin:.1f} {y.at(mark.at):.1f}H{x.end:.1f}"
-            )
-            yield _text(mark.label, x.begin + 3, y.at(mark.at) - 4, f"label {look}", "start")
+            at = y.at(mark.at)
+            yield tag("path", class_=f"mark {look}", d=f"M{x.begin:.1f} {at:.1f}H{x.end:.1f}")
+            yield _text(mark.label, x.begin + 3, at - 4, f"label {look}", "start")
 
 
 def _line(chart: Chart, series: Series, x: _Axis, y: _Axis) -> Iterator[Html]:
     look = f"{'accent' if series.is_accent else 'plain'}{' dashed' * series.is_dashed}"
-    ends = [
-        (at, low, high)
-        for at, low, high in zip(series.x, series.low, series.high, strict=False)
-        if low is not None and high is not None
-    ]
-    if ends:
-        outline = [(at, high) for at, _, high in ends] + [(at, low) for at, low, _ in ends[::-1]]
-        yield tag("path", class_=f"band {look}", d=f"{_path(outline, x, y)}Z")
+    low, high = (
+        [(at, end) for at, end in zip(series.x, ends, strict=False) if end is not None]
+        for ends in (series.low, series.high)
+    )
+    if low and high:
+        yield tag("path", class_=f"band {look}", d=f"{_path([*high, *low[::-1]], x, y)}Z")
     points = list(zip(series.x, series.y, strict=True))
     if series.has_line:
         yield tag("path", class_=f"line {look}", d=_path(points, x, y))
@@ -204,22 +194,20 @@ def _line(chart: Chart, series: Series, x: _Axis, y: _Axis) -> Iterator[Html]:
 def _path(points: Sequence[tuple[float, float | None]], x: _Axis, y: _Axis) -> str:
     words, pen = [], "M"
     for at, value in points:
-        if value is None:
-            pen = "M"
-            continue
-        words.append(f"{pen}{x.at(at):.1f} {y.at(value):.1f}")
-        pen = "L"
+        if value is not None:
+            words.append(f"{pen}{x.at(at):.1f} {y.at(value):.1f}")
+        pen = "M" if value is None else "L"
     return "".join(words)
 
 
 def _names(chart: Chart, x: _Axis, y: _Axis) -> Iterator[Html]:
     """Yield the names of the lines at their right ends, none over another."""
-    ends = [
-        (next(value for value in reversed(each.y) if value is not None), each)
-        for each in chart.series
-        if each.name and any(value is not None for value in each.y)
-    ]
-    lowest = y.begin
+    ends = []
+    for each in chart.series:
+        known = [value for value in each.y if value is not None]
+        if each.name and known:
+            ends.append((known[-1], each))
+    lowest = FOOT
     for value, each in sorted(ends, key=lambda end: end[0]):
         lowest = min(y.at(value), lowest)
         look = "label accent" if each.is_accent else "label"

@@ -64,14 +64,15 @@ def _print_fact(console: Console, name: str, words: str, *, most: int | None) ->
 
 def print_json(document: object) -> None:
     """Print one JSON document on a line; what is not a number becomes null."""
-    sys.stdout.write(json.dumps(_finite(document), allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(finite(document), allow_nan=False) + "\n")
 
 
-def _finite(value: object) -> object:
+def finite(value: object) -> object:
+    """Return JSON content with null for what is not a number."""
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
+        return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

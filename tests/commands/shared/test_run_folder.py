@@ -20,13 +20,14 @@ def opened(run_dir: Path | None, plan: dict[str, object] | None = None) -> journ
     return open_run("sweep", options, plan or {})
 
 
-def test_the_command_that_continues_a_run_holds_no_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["tuner", "sweep", "--set", "hf-token=hf_secret"])
-    with pytest.raises(Interrupted) as ended, kept(opened(tmp_path)):
+def test_a_journal_and_the_command_that_continues_it_hold_no_token(tmp_path: Path) -> None:
+    secrets = ("hf-token=hf_secret", "hf_token=hf_secret")
+    options = SweepOptions(trace=Path("prod.jsonl"), run_dir=tmp_path / "run", overrides=secrets)
+    with pytest.raises(Interrupted) as ended, kept(open_run("sweep", options, {})):
         raise KeyboardInterrupt
-    assert "secret" not in str(ended.value) + ended.value.hint
+    assert ended.value.hint.startswith("Continue with: tuner resume ")
+    written = (tmp_path / "run" / "journal.jsonl").read_text()
+    assert "secret" not in str(ended.value) + ended.value.hint + written
 
 
 def refused(book: journal.Journal, *parts: journal.Journal, error: TunerError) -> None:

@@ -6,11 +6,12 @@ import pytest
 
 from tests.support.places import ROOT
 from tuner.commands.options import RefineOptions
-from tuner.commands.refine.plan import engines_of
-from tuner.commands.refine.space import space_of
+from tuner.commands.refine import space_of
+from tuner.commands.shared.machine import machine_of
+from tuner.engines.seam import Starter
 from tuner.errors import UsageError
 from tuner.profile import profile
-from tuner.runs.refine.space import Space
+from tuner.runs.refine.space import Configuration, Space
 from tuner.trace.trace import TraceRequest
 
 pytestmark = pytest.mark.vllm
@@ -22,8 +23,12 @@ REQUESTS = [TraceRequest(row, row / 100, 20, 30) for row in range(10)]
 def space(*search: str) -> Space:
     options = RefineOptions(profile=PROFILE, trace=Path(), search=search)
     one = profile.load(PROFILE)
-    engines = engines_of(options, one)
-    return space_of(options, one, engines.vary, requests=REQUESTS, block_size=16)
+    machine = machine_of(options, one.model, one.sampling)
+
+    def vary(changes: Configuration) -> Starter:
+        return machine.starter(one.engine, changes)
+
+    return space_of(options, one, vary, requests=REQUESTS, block_size=16)
 
 
 def test_vllm_is_asked_about_every_value_before_anything_starts() -> None:

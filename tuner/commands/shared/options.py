@@ -82,7 +82,8 @@ def command(options: type[Any], module: str, function: str = "run") -> Callable[
         )
         for name, hint in annotations.items()
     ]
-    called.__doc__ = options.__doc__
+    paragraphs = inspect.cleandoc(options.__doc__ or "").split("\n\n")
+    called.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     called.__annotations__ = {each.name: each.annotation for each in parameters}
     return called

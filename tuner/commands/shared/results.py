@@ -10,6 +10,7 @@ from tuner.errors import RunError
 from tuner.runs.journal import NO_SENSE
 from tuner.system import files
 from tuner.views.page import Page
+from tuner.views.text import print_json, print_page
 
 NAME = "result.json"
 
@@ -22,6 +23,21 @@ def keep_result(run_dir: Path, result: Mapping[str, Any], page: Page) -> None:
     """Write the result of a run and its page. Raises TargetError."""
     content = msgspec.json.encode({**result, "page": page})
     files.write_own(run_dir / NAME, msgspec.json.format(content, indent=1) + b"\n")
+
+
+def finish(
+    options: Any,  # noqa: ANN401 - any command's
+    result: Mapping[str, Any],
+    page: Page,
+    run_dir: Path | None = None,
+) -> None:
+    """Keep a result in its run's folder, and print it or, with ``--json``, its object."""
+    if run_dir is not None:
+        keep_result(run_dir, result, page)
+    if options.json:
+        print_json(result)
+    else:
+        print_page(page)
 
 
 def kept_page(run_dir: Path) -> Page | None:

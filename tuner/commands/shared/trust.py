@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from tuner.commands.shared.engine import ArgumentOptions
 from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.allowed import not_allowed
@@ -19,15 +18,15 @@ MOST_SHOWN = 60
 """Characters of a value that somebody else wrote."""
 
 
-def check_asked(profile: ServingProfile, options: ArgumentOptions, *, source: Path) -> None:
+def check_asked(profile: ServingProfile, overrides: tuple[str, ...], *, source: Path) -> None:
     """Refuse what a profile sets and only the user may, unless --set says the same.
 
     Raises ProfileError for that, and UsageError for a --set that says something else.
     """
     wanted: Mapping[str, ArgumentValue] = {}
-    if options.overrides:
+    if overrides:
         wanted = engine_arguments(
-            model=profile.model, base=None, header_model=None, overrides=options.overrides
+            model=profile.model, base=None, header_model=None, overrides=overrides
         )
     for name, value in wanted.items():
         if name != "model" and not _has(profile.engine, name, value):

@@ -15,7 +15,7 @@ from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tests.support.processes import family, lives, wait_until
 from tests.support.traces import SAMPLES
-from tuner.commands.compare.run import run
+from tuner.commands.compare import run
 from tuner.commands.options import CompareOptions
 from tuner.errors import TunerError
 

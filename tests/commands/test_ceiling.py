@@ -9,7 +9,7 @@ from tests.support.builders import request
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tests.support.traces import beginning
-from tuner.commands.sweep.forecast import auto_ceiling
+from tuner.commands.forecast import auto_ceiling
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
 

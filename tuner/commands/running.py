@@ -1,4 +1,4 @@
-"""The server behind ``tuner verify --url``: that it may be asked, and what it says of itself."""
+"""The server behind ``tuner verify --url``: that it may be asked, and what it reports of itself."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from tuner.commands.options import VerifyOptions
 from tuner.engines.arguments import WHICH_DEVICE
 from tuner.engines.sampling import EVERYWHERE, Sampling
 from tuner.engines.seam import EngineFacts
-from tuner.engines.server.running import WARM_UPS, RunningServer
+from tuner.engines.server.running import WARM_UPS, RunningServer, RunningStarter
 from tuner.engines.vllm import supported
 from tuner.errors import GateError, InputError, UsageError
 from tuner.live import prometheus
@@ -19,15 +19,13 @@ from tuner.profile.schema import ServingProfile
 from tuner.profile.served_models import ServedModel
 from tuner.system import http
 
-_MODELS_BYTES = 8 * 2**20
-_BLOCK_SIZE, _ANY_LENGTH = 16, 2**31
-"""vLLM's, where a server does not tell."""
-
-_NO_PAGE = frozenset({401, 403, 404, 405, 410, 501})
-"""Statuses that servers answer for their metrics where they have none, or none for others."""
-
 KEY = "TUNER_API_KEY"
 """Variable with the key of a server."""
+_MODELS_BYTES = 8 * 2**20
+_BLOCK_SIZE, _ANY_LENGTH = 16, 2**31
+"""vLLM's, where a server does not report them."""
+_NO_PAGE = frozenset({401, 403, 404, 405, 410, 501})
+"""Statuses that servers answer for their metrics where they have none, or none for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,87 +39,69 @@ class FoundServer:
     facts: EngineFacts
     warnings: tuple[str, ...]
 
+    def allowed(self, requests: int, send_load: int | None) -> int | None:
+        """Return how many requests the server may get; None: as many as a replay takes.
 
-def check_options(options: VerifyOptions) -> None:
-    """Raise UsageError for options that do not go together."""
-    if options.url is None:
-        if options.send_load is not None:
-            raise UsageError("--send-load is for --url", hint="Add --url, or leave it out.")
-    elif options.world is not None:
-        raise UsageError("--url and --world exclude each other", hint="Leave out --world.")
+        Raises UsageError for a server elsewhere that is to get more than ``--send-load`` allows.
+        """
+        needed = requests + WARM_UPS
+        if send_load is None and http.is_loopback(self.url):
+            return None
+        if (send_load or 0) < needed:
+            raise UsageError(
+                f"{self.url} would get {needed:,} requests of this trace's load",
+                hint=f"Is nobody served there who would mind? Then add --send-load {needed}.",
+            )
+        return send_load
+
+    def starter(self, *, planned: int, most: int | None, sampling: Sampling) -> RunningStarter:
+        """Return what asks the server: one that is not vLLM knows a part of the parameters."""
+        known = {k: v for k, v in sampling.items() if self.is_vllm or k in EVERYWHERE}
+        return RunningStarter(
+            RunningServer(
+                url=self.url,
+                model=self.model,
+                facts=self.facts,
+                planned=planned,
+                most=most,
+                sampling=known,
+                key=self.key,
+                takes_ignore_eos=self.is_vllm,
+                served=_counter(self.url) if self.is_vllm else None,
+            )
+        )
 
 
-def find(options: VerifyOptions, url: str, profile: ServingProfile) -> FoundServer:
+def find(url: str, profile: ServingProfile, options: VerifyOptions) -> FoundServer:
     """Return what answers at the address. Raises UsageError, InputError, and GateError for another
     model or vLLM than the profile's, or while the server serves others."""
-    base = live_server.base_of(url)
-    key = _key()
-    is_vllm = _is_vllm(base)
-    if is_vllm:
-        said = live_server.ask(base, direct=True)
-        served, version, arguments = said.served, said.version, said.arguments
+    base, key = live_server.base_of(url), _key()
+    version, arguments = None, dict[str, object]()
+    if is_vllm := _is_vllm(base):
+        here = live_server.ask(base, direct=True)
+        served, version, arguments = here.served, here.version, {**here.arguments}
         _check_idle(base)
     else:
-        served, version, arguments = _models(base, key), None, {}
+        served = _models(base, key)
     if not options.force:
         _check_same(profile, served, version)
-    told = {**profile.engine, **arguments}
-    lengths = [one.max_model_len for one in served if one.max_model_len is not None]
+    merged = {**profile.engine, **arguments}
+    lengths = [each.max_model_len for each in served if each.max_model_len is not None]
     facts = EngineFacts(
         engine="server",
-        arguments={
-            key: value for key, value in told.items() if isinstance(value, str | int | float | bool)
-        },
-        max_model_len=min(lengths, default=_whole(told.get("max_model_len"), _ANY_LENGTH)),
+        arguments={k: v for k, v in merged.items() if isinstance(v, str | int | float | bool)},
+        max_model_len=min(lengths, default=_count(merged.get("max_model_len"), _ANY_LENGTH)),
         vocab_size=2**15,
-        block_size=_whole(told.get("block_size"), _BLOCK_SIZE),
-        kv_blocks=_whole(arguments.get("num_gpu_blocks"), 0),
+        block_size=_count(merged.get("block_size"), _BLOCK_SIZE),
+        kv_blocks=_count(arguments.get("num_gpu_blocks"), 0),
         start_s=0.0,
         versions={} if version is None else {"vllm": version},
         device={},
     )
-    is_told = version is not None or not is_vllm
-    warnings = (*_differences(profile, arguments), *_untold(profile, version=is_told))
-    return FoundServer(base, _asked_for(served, profile), is_vllm, key, facts, warnings)
-
-
-def allowed(options: VerifyOptions, found: FoundServer, requests: int) -> int | None:
-    """Return how many requests the server may get; None: as many as a replay takes.
-
-    Raises UsageError for a server elsewhere that is to get more than was allowed.
-    """
-    needed = requests + WARM_UPS
-    if options.send_load is None and http.is_loopback(found.url):
-        return None
-    if (options.send_load or 0) < needed:
-        raise UsageError(
-            f"{found.url} would get {needed:,} requests of this trace's load",
-            hint=f"Is nobody served there who would mind? Then add --send-load {needed}.",
-        )
-    return options.send_load
-
-
-def asked(
-    found: FoundServer,
-    *,
-    planned: int,
-    most: int | None,
-    sampling: Sampling,
-) -> RunningServer:
-    """Return how the server is asked: one that is no vLLM knows a part of the parameters."""
-    return RunningServer(
-        url=found.url,
-        model=found.model,
-        facts=found.facts,
-        planned=planned,
-        most=most,
-        sampling={
-            name: value for name, value in sampling.items() if found.is_vllm or name in EVERYWHERE
-        },
-        key=found.key,
-        takes_ignore_eos=found.is_vllm,
-        served=_counter(found.url) if found.is_vllm else None,
-    )
+    same = [each for each in served if served_models.model_mismatch(profile, [each]) is None]
+    model = (same or list(served) or [ServedModel(profile.model)])[0].name
+    warnings = _warnings(profile, arguments, is_vllm=is_vllm, version=version, url=base)
+    return FoundServer(base, model, is_vllm, key, facts, tuple(warnings))
 
 
 def _key() -> str | None:
@@ -134,7 +114,7 @@ def _key() -> str | None:
 def _is_vllm(base: str) -> bool:
     """Whether vLLM's metrics are there; False where no page of that name is open to us.
 
-    Raises InputError for any other answer, and for none: of a vLLM that cannot tell now, neither
+    Raises InputError for any other answer, and for none: of a vLLM that cannot answer now, neither
     what it serves nor its version would be known.
     """
     url = f"{base}/metrics"
@@ -174,9 +154,7 @@ def _check_idle(base: str) -> None:
 
 
 def _check_same(
-    profile: ServingProfile,
-    served: tuple[ServedModel, ...],
-    version: str | None,
+    profile: ServingProfile, served: tuple[ServedModel, ...], version: str | None
 ) -> None:
     mismatch = served_models.model_mismatch(profile, served)
     if mismatch is not None:
@@ -192,30 +170,30 @@ def _check_same(
         )
 
 
-def _asked_for(served: tuple[ServedModel, ...], profile: ServingProfile) -> str:
-    """Return the name by which requests ask for the profile's model."""
-    same = [one for one in served if served_models.model_mismatch(profile, [one]) is None]
-    return (same or list(served) or [ServedModel(profile.model)])[0].name
-
-
-def _differences(profile: ServingProfile, arguments: Mapping[str, object]) -> Iterator[str]:
+def _warnings(
+    profile: ServingProfile,
+    arguments: Mapping[str, object],
+    *,
+    is_vllm: bool,
+    version: str | None,
+    url: str,
+) -> Iterator[str]:
+    """Yield in what the server differs from what was measured, and what is not known of it."""
     for name in sorted(profile.engine.keys() & arguments.keys()):
         was, is_ = profile.engine[name], arguments[name]
         if was is not None and was != "auto" and is_ is not None and was != is_:
             yield f"the profile has {name} {was}, the server {is_}"
-
-
-def _untold(profile: ServingProfile, *, version: bool) -> Iterator[str]:
-    """Say what else decides how fast the server is."""
-    if not version:
-        yield "the server tells no version: whether it is the vLLM of the profile is not known"
+    if is_vllm and version is None:
+        yield "the server reports no version: whether it is the vLLM of the profile is not known"
     variables = profile.provenance.environment or {}
-    found = [f"{name}={value}" for name, value in variables.items() if name not in WHICH_DEVICE]
-    if found:
+    given = [f"{name}={value}" for name, value in variables.items() if name not in WHICH_DEVICE]
+    if given:
         yield (
-            f"the profile was measured with {', '.join(found)} in the environment: whether the "
-            "server has that it does not tell"
+            f"the profile was measured with {', '.join(given)} in the environment: whether the "
+            "server has that is not known"
         )
+    if not is_vllm:
+        yield f"{url} exports no metrics of vLLM: only what its clients see is gated on the SLO"
 
 
 def _counter(base: str) -> Callable[[], float]:
@@ -227,5 +205,5 @@ def _counter(base: str) -> Callable[[], float]:
     return served
 
 
-def _whole(value: object, default: int) -> int:
+def _count(value: object, default: int) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else default

@@ -13,7 +13,7 @@ from tests.support.builders import request
 from tests.support.fake_nvml import GIB, Card, install
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
-from tuner.commands.sweep.forecast import cache_of
+from tuner.commands.forecast import cache_of
 from tuner.engines.models.memory import ModelMemory, memory_of
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
@@ -60,7 +60,7 @@ def test_every_command_that_measures_says_what_it_would_do(
 def test_of_a_real_engine_it_takes_neither_vllm_nor_torch(folder: Path) -> None:
     code = (
         "import sys; from tuner.commands.options import SweepOptions; "
-        "from tuner.commands.sweep.run import run; from pathlib import Path; "
+        "from tuner.commands.sweep import run; from pathlib import Path; "
         "run(SweepOptions(trace=Path('prod.jsonl'), model='tuner:tiny', dry_run=True)); "
         "assert not {'vllm', 'torch'} & sys.modules.keys()"
     )

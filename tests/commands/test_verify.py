@@ -11,16 +11,13 @@ import pytest
 
 from tests.support.builders import replay_of
 from tests.support.in_process import tuner
-from tests.support.profiles import profile, resealed
+from tests.support.profiles import profile
 from tests.support.traces import beginning
 from tuner.commands.options import VerifyOptions
-from tuner.commands.verify.run import _report, _twin
+from tuner.commands.verify import check_gates, is_behind_server
 from tuner.errors import GateError, UndecidedError
-from tuner.profile.numbers import FrontEndSection
-from tuner.profile.profile import load
 from tuner.replay.records import DEVICE
 from tuner.runs.verify import Gate, Verified
-from tuner.twin.front_end import FrontEnd
 
 WORLD = """\
 step: {a: 0.020, b: 0.0006, n0: 16, h: 0.0025, c: 1.0e-5}
@@ -48,19 +45,16 @@ def verify(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return tuner(folder, *words)
 
 
-def test_a_servers_front_end_is_in_what_it_is_held_to_and_in_no_engines(folder: Path) -> None:
-    added = FrontEndSection(contention=1.5, request_ms=1.0, delivery_ms=0.0)
-    one = resealed(load(folder / "profile.yaml"), front_end=added)
-    path = folder / "profile.yaml"
+def test_a_servers_front_end_is_in_what_it_is_held_to_and_in_no_engines() -> None:
+    def behind(confirm: str, **options: object) -> bool:
+        of = profile(confirm=confirm)
+        path = Path("p.yaml")
+        return is_behind_server(VerifyOptions(profile=path, trace=path, **options), of)  # type: ignore[arg-type]
 
-    def held_to(**options: object) -> FrontEnd | None:
-        asked = VerifyOptions(profile=path, trace=path, **options)  # type: ignore[arg-type]
-        return _twin(asked, one).front_end
-
-    of_url = held_to(url="http://127.0.0.1:1")
-    assert of_url is not None
-    assert of_url.contention == 1.5
-    assert held_to(world=path) is None
+    assert behind("server")
+    assert behind("inproc", url="http://127.0.0.1:1")
+    assert not behind("inproc")
+    assert not behind("server", world=Path("world.yaml"))
 
 
 def test_a_promise_that_looks_broken_while_others_take_the_cores_is_not_called_so() -> None:
@@ -68,12 +62,11 @@ def test_a_promise_that_looks_broken_while_others_take_the_cores_is_not_called_s
     beside = np.array([(1.0, math.nan, math.nan, 0.9, 0.0, *[math.nan] * 3)], DEVICE)
     broken = Gate("attainment", 0.01, 0.95, 0.93, False, "its 95 % bound less 2 points")
     found = Verified((broken,), 60.0, {}, (replay_of([], device=beside),))
-    options = VerifyOptions(profile=Path("p.yaml"), trace=Path("t.jsonl"), json=True)
     with pytest.raises(UndecidedError, match="others took 90% of the CPU cores") as caught:
-        _report(options, profile(), found)
+        check_gates(found, of_server=False)
     assert "Verify again when nothing else runs" in caught.value.hint
     with pytest.raises(GateError, match=r"1\.0% met the SLO"):
-        _report(options, profile(), replace(found, replays=()))
+        check_gates(replace(found, replays=()), of_server=False)
 
 
 def test_the_junit_of_an_earlier_run_does_not_outlive_a_refusal(folder: Path) -> None:

@@ -1,0 +1,165 @@
+"""``tuner compare``: every way of serving, measured on the same traffic."""
+
+from collections.abc import Sequence
+
+from tuner.commands.options import CompareOptions
+from tuner.commands.shared.machine import Machine, differs, machine_of
+from tuner.commands.shared.next_step import after, command
+from tuner.commands.shared.options import in_plan
+from tuner.commands.shared.results import finish
+from tuner.commands.shared.run_folder import kept, open_run
+from tuner.commands.shared.traffic import served_in
+from tuner.commands.shared.trust import check_arguments
+from tuner.engines.engine_arguments import engine_arguments
+from tuner.engines.provenance import environment_differs
+from tuner.engines.seam import Starter
+from tuner.engines.vllm.start import VllmStarter
+from tuner.errors import EngineError, TraceError, UsageError
+from tuner.profile.profile import load as load_profile
+from tuner.profile.schema import ServingProfile
+from tuner.runs.compare.compare import Comparison, Question, compare
+from tuner.runs.compare.ways import STORY, UNIFORM, UNTUNED, chosen, parse_levels
+from tuner.runs.evidence import Evidence
+from tuner.trace.trace import Trace, load
+from tuner.traffic.window import parse_duration_s
+from tuner.views.compare import compare_json, compare_page, tuned_row
+from tuner.views.live import Progress
+
+
+def run(options: CompareOptions) -> None:
+    """Measure all approaches, print the tables and write them. Raises TunerError."""
+    trace = load(options.trace)
+    requests = served_in(trace, options.trace)
+    if requests[0].arrival_s == requests[-1].arrival_s:
+        raise TraceError(
+            f"{options.trace}: all {len(requests)} requests at one time: no traffic that could be "
+            "thinned out or filled up to a load",
+            hint="Capture some seconds of traffic.",
+        )
+    profile = None if options.profile is None else load_profile(options.profile)
+    model = trace.header.model if profile is None else profile.model
+    machine = machine_of(options, model, None if profile is None else profile.sampling)
+    base, of_profile = _starters(options, machine, trace, profile)
+    has_twin = profile is not None and profile.twin is not None
+    loads = options.loads or (f"recorded,{STORY},{UNIFORM}" if has_twin else "recorded")
+    is_simulated, has_profile = options.world is not None, profile is not None
+    question = Question(
+        requests=requests,
+        block_size=trace.header.block_size,
+        approaches=chosen(options.approaches, has_profile=has_profile, simulated=is_simulated),
+        levels=parse_levels(loads),
+        budget_s=parse_duration_s(options.budget, option="--budget"),
+        max_num_seqs=options.max_num_seqs,
+        profile=profile,
+        source=str(options.profile),
+        base=base,
+        of_profile=of_profile,
+    )
+    plan = {
+        "trace_digest": trace.digest,
+        "profile_digest": None if profile is None else profile.digest,
+        "engine_arguments": dict(base.resolve(max_num_seqs=UNTUNED)),
+        "world": machine.device.get("digest"),
+        **in_plan(options, "max_num_seqs", "budget"),
+        "loads": ",".join(question.levels),
+        "approaches": ",".join(each.name for each in question.approaches),
+    }
+    book = open_run("compare", options, plan)
+    progress = Progress(question.budget_s)
+    for warning in trace.warnings:
+        progress.warn(warning)
+    with kept(book):
+        for starter in (base, of_profile):
+            if isinstance(starter, VllmStarter):
+                starter.log = book.run_dir / "vllm.log"
+        with progress:
+            comparison = compare(question, book, progress, progress.reading(machine.read))
+        doubts = [*_doubts(options, profile, machine, comparison.evidence), *comparison.warnings()]
+        _conclude(options, comparison, [*doubts, *trace.warnings])
+
+
+def _starters(
+    options: CompareOptions, machine: Machine, trace: Trace, profile: ServingProfile | None
+) -> tuple[Starter, Starter | None]:
+    """Return what starts engines with the base's arguments, and with the profile's."""
+    if options.world is not None:
+        return machine.starter({}), None if profile is None else machine.starter(profile.engine)
+    arguments = engine_arguments(
+        model=None if profile is None or options.base is not None else profile.model,
+        base=options.base,
+        header_model=trace.header.model,
+        overrides=options.overrides,
+    )
+    base = VllmStarter(arguments, sampling=None if profile is None else profile.sampling)
+    if profile is None:
+        return base, None
+    if arguments["model"] != profile.model:
+        raise UsageError(
+            f"{options.profile} is for {profile.model}, --base or --set for {arguments['model']}",
+            hint="Give --base and --profile of one model.",
+        )
+    assert options.profile is not None
+    check_arguments(profile, arguments, source=options.profile)
+    return base, machine.starter(profile.engine)
+
+
+def _conclude(options: CompareOptions, comparison: Comparison, warnings: Sequence[str]) -> None:
+    """Print the tables. Raises EngineError where nothing could be measured."""
+    evidence, tables = comparison.evidence, comparison.tables()
+    run_dir = comparison.journal.run_dir
+    errors = [text for table in tables for row in table.rows for text in row.errors]
+    if not evidence.starts():
+        raise EngineError(
+            f"no approach could be measured: {errors[0]}", hint="Look into vllm.log of the run."
+        )
+    facts = evidence.facts()
+    result = compare_json(tables, comparison, facts, warnings)
+    row = tuned_row(tables[0])
+    page = compare_page(
+        tables,
+        comparison.tuned,
+        facts,
+        spent_s=sum(evidence.starts_s()) + evidence.replay_s(),
+        warnings=warnings,
+        run_dir=str(run_dir),
+        next_=_next(options, is_measured=row is None or row.numbers is not None),
+    )
+    finish(options, result, page, run_dir)
+    if not any(row.numbers for table in tables for row in table.rows):
+        raise EngineError(
+            f"no approach could be measured: {errors[0]}", hint="See what each of them says above."
+        )
+
+
+def _doubts(
+    options: CompareOptions, profile: ServingProfile | None, here: Machine, evidence: Evidence
+) -> list[str]:
+    """Return what limits the comparison with a profile of elsewhere."""
+    if profile is None:
+        return []
+    doubts = []
+    if (other := differs(profile, here)) is not None:
+        name, was, is_ = other
+        doubts.append(
+            f"{options.profile} was measured with {name} {was}, here it is {is_}: only its "
+            "settings count here"
+        )
+    if options.world is not None and profile.provenance.engine != "sim":
+        doubts.append(
+            "a simulated engine takes of a profile's arguments only max_num_seqs, "
+            "max_num_batched_tokens, num_gpu_blocks_override and block_size"
+        )
+    environments = (start.facts.environment for start in evidence.starts())
+    now = next((each for each in environments if each is not None), None)
+    change = environment_differs(profile.provenance.environment, now)
+    return doubts if change is None else [*doubts, f"the profile was {change}"]
+
+
+def _next(options: CompareOptions, *, is_measured: bool) -> str:
+    """Return what to do with what was compared: roll the profile out where it was measured, look at
+    it where not, or make one."""
+    if options.profile is None:
+        return command("sweep", "--trace", options.trace)
+    if not is_measured:
+        return command("show", options.profile)
+    return after(load_profile(options.profile), options.profile, base=options.base)

@@ -1,1 +1,0 @@
-"""``tuner compare``: every way of serving, measured on the same traffic."""

@@ -1,1 +1,0 @@
-"""``tuner refine``: other engine arguments around the knee."""

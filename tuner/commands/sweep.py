@@ -1,0 +1,463 @@
+"""``tuner sweep``: find max_num_seqs for a trace."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tuner.commands import forecast
+from tuner.commands.options import AUTO, ShowOptions, SweepOptions
+from tuner.commands.shared.next_step import after, again, check_required
+from tuner.commands.shared.options import check_given, in_plan
+from tuner.commands.shared.results import keep_result
+from tuner.commands.shared.run_folder import check_command, kept, making_sense, open_run, read_run
+from tuner.commands.shared.traffic import one_engines, served_in, warnings_about
+from tuner.engines import provenance
+from tuner.engines.devices import DeviceMeter, gpus_of
+from tuner.engines.engine_arguments import engine_arguments, stated_number
+from tuner.engines.models import shipped as models
+from tuner.engines.sampling import parse_sampling
+from tuner.engines.seam import ArgumentValue, Starter
+from tuner.engines.server.start import ServerStarter
+from tuner.engines.vllm.start import VllmStarter
+from tuner.errors import ProfileError, RunError, UndecidedError, UsageError
+from tuner.live.exporter import SweepExporter
+from tuner.profile import profile as profiles
+from tuner.profile.schema import ServingProfile
+from tuner.replay.readings import Read
+from tuner.runs import journal
+from tuner.runs.bench import Watcher
+from tuner.runs.events import TraceKept
+from tuner.runs.execute import execute
+from tuner.runs.ladder import doubling
+from tuner.runs.outcome import SweepOutcome
+from tuner.runs.result import json_object, profile_of, second_thoughts
+from tuner.runs.settings import SweepSettings, settings_in
+from tuner.runs.sweep.outcome import in_use
+from tuner.runs.sweep.rescore import rescore
+from tuner.runs.sweep.sweep import sweep
+from tuner.trace.trace import Trace, TraceRequest, digest, load, write
+from tuner.traffic.arrivals import busiest_window
+from tuner.traffic.sessions import turns_of
+from tuner.traffic.slo import Slo, parse_slo
+from tuner.traffic.window import choose_part, parse_duration_s, parse_window
+from tuner.views.live import Progress
+from tuner.views.page import Page
+from tuner.views.profile import profile_page
+from tuner.views.text import print_json, print_page
+
+IN_PLAN = (
+    *("window", "step", "replicas", "router", "closed_sessions", "sampling"),
+    *("ceiling", "slo", "require", "headroom", "budget"),
+)
+"""Options that every measurement rests on."""
+TRACE_COPY = "trace.jsonl"
+"""In the run directory: the requests that were tuned for, so that the run can be rescored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A sweep of one trace on one kind of engine, checked; nothing has been started for it."""
+
+    options: SweepOptions
+    """With the ceiling as a number."""
+    trace: Trace
+    requests: list[TraceRequest]
+    """What one engine gets: a replica's part, and of that one rank's."""
+    starter: Starter
+    settings: SweepSettings
+    warnings: list[str]
+    notes: list[str]
+    """What was made of the options: the ceiling, what a simulated engine takes."""
+    began_s: float
+
+    def plan_with(self, arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
+        """Return what every measurement of this run rests on; ``arguments`` are the engine's at the
+        ceiling, resolved."""
+        ranks = ranks_of(self.starter)
+        plan = {
+            "trace_digest": self.trace.digest,
+            "engine_arguments": dict(arguments),
+            "given": given_to(self.starter),
+            **settings_plan(self.options, self.trace),
+            "replicas": self.options.replicas * ranks,
+        }
+        return {**plan, "ranks": ranks} if ranks > 1 else plan
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """One trace's finished run, and what only the command knows of it."""
+
+    outcome: SweepOutcome
+    settings: SweepSettings
+    trace_warnings: Sequence[str]
+    run_dir: Path
+    trace_digest: str
+    wall_s: float
+    ranks: int
+    """Of a data-parallel server, of which one was measured."""
+    given: Sequence[str]
+    """The engine arguments that the user chose."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return all that whoever reads the result should know, the trace's own last."""
+        outcome = self.outcome
+        doubts = second_thoughts(outcome, self.settings)
+        return [*outcome.verdict.warnings, *doubts, *outcome.warnings, *self.trace_warnings]
+
+    def as_json(self, profile: Path) -> dict[str, Any]:
+        """Return the object that ``tuner sweep --json`` prints of it; its profile is there."""
+        run_dir = str(self.run_dir)
+        return json_object(
+            self.outcome, run_dir=run_dir, profile=str(profile), warnings=self.warnings
+        )
+
+
+def run(options: SweepOptions) -> None:
+    """Run the whole sweep, write its profile and print its result. Raises TunerError."""
+    check_given("--ray", options.ray)
+    if options.ray is not None:
+        from tuner.commands import kinds  # noqa: PLC0415 - what a cluster takes
+
+        kinds.run(options)
+        return
+    ready = prepared(options)
+    if options.dry_run:
+        command = again("sweep", ready.options, dry_run=False)
+        forecast.show(ready, command)
+        return
+    done = swept(ready)
+    profile, page = written(ready.options, done)
+    _conclude(done, profile, options.output, page, options)
+
+
+def prepared(options: SweepOptions) -> Ready:
+    """Read and check all that a sweep needs. Raises TunerError."""
+    began_s = time.monotonic()
+    profiles.check_output(options.output, force=None)
+    trace = load(options.trace)
+    return ready_on(options, trace, starter_of(options, trace.header.model), began_s)
+
+
+def ready_on(options: SweepOptions, trace: Trace, starter: Starter, began_s: float) -> Ready:
+    """Return what of a trace one engine gets. Raises TraceError, UsageError."""
+    requests, ranks = served_in(trace, options.trace), ranks_of(starter)
+    warnings, notes = [*trace.warnings, *warnings_about(trace)], list[str]()
+    if options.closed_sessions:
+        warnings.append(
+            f"closed sessions: {len(turns_of(requests)):,} of {len(requests):,} requests wait for "
+            "the turn before them; the others leave as recorded, and the twin, which knows open "
+            "loops only, does not decide"
+        )
+    requests = one_engines(requests, replicas=options.replicas * ranks, router=options.router)
+    if ranks > 1:
+        warnings.append(
+            f"data_parallel_size {ranks}: one rank was measured with its share of the trace, as "
+            f"--router {options.router} gives it; max_num_seqs and every number are one rank's, "
+            f"and a server of {ranks} ranks has {ranks} times the slots and serves {ranks} times "
+            "as much"
+        )
+    if options.ceiling == AUTO:
+        ceiling, reason = forecast.ceiling_of(starter, requests)
+        options = replace(options, ceiling=ceiling)
+        notes.append(f"--ceiling auto is {ceiling}: {reason}")
+    if options.base is not None and options.world is not None:
+        names = ("max_num_seqs", "data_parallel_size")
+        stated = [f"{name} {n}" for name in names if (n := _stated(options, name)) is not None]
+        taken = " and ".join(stated) or "neither max_num_seqs nor data_parallel_size"
+        notes.append(f"from {options.base} a simulated engine takes {taken}, and nothing else")
+    settings = settings_in(settings_plan(options, trace), slo=_slo_in(options.slo))
+    if parse_window(options.window) is not None:
+        # refused before an engine is started for it
+        choose_part(requests, options.window, length_s=1.0, busiest=busiest_window)
+    return Ready(options, trace, requests, starter, settings, warnings, notes, began_s)
+
+
+def settings_plan(options: SweepOptions, trace: Trace) -> dict[str, Any]:
+    """Return the options as the journal holds them: ``settings_in`` makes settings of them."""
+    is_served = options.world is None and options.ray is None
+    return {
+        **in_plan(options, *IN_PLAN),
+        "trace_block_size": trace.header.block_size,
+        "confirm": "server" if is_served else "inproc",
+    }
+
+
+def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
+    """Return what starts engines. Raises UsageError for options that do not go together."""
+    sampling = parse_sampling(options.sampling)
+    if options.world is not None:
+        if sampling or options.overrides:
+            raise UsageError(
+                "--sampling and --set are for a real engine", hint="Write it into the world file."
+            )
+        from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
+        from tuner.engines.sim.world import read_world  # noqa: PLC0415
+
+        model, stated = options.model or header_model, _stated(options, "data_parallel_size")
+        return SimStarter(read_world(options.world), model=model, ranks=stated or 1)
+    arguments = engine_arguments(
+        model=options.model,
+        base=options.base,
+        header_model=header_model,
+        overrides=options.overrides,
+    )
+    given = arguments.get("data_parallel_size")
+    ranks = given if isinstance(given, int) else 1
+    if ranks > 1:  # how ranks find each other is nothing to one of them
+        arguments = {k: v for k, v in arguments.items() if not k.startswith("data_parallel_")}
+    return VllmStarter(arguments, ranks=ranks, sampling=sampling)
+
+
+def given_to(starter: Starter) -> list[str]:
+    """Return the engine arguments that the user chose; a simulated engine has none."""
+    return sorted(starter.arguments) if isinstance(starter, VllmStarter) else []
+
+
+def ranks_of(starter: Starter) -> int:
+    """Return how many engines like this one a data-parallel server has."""
+    return int(getattr(starter, "ranks", 1))
+
+
+def _stated(options: SweepOptions, name: str) -> int | None:
+    return None if options.base is None else stated_number(options.base, name)
+
+
+def _slo_in(text: str | None) -> Slo | None:
+    return None if text is None else parse_slo(text)
+
+
+def swept(ready: Ready) -> Swept:
+    """Measure all that the run does not hold yet, and decide. Raises TunerError."""
+    options = ready.options
+    arguments = ready.starter.resolve(max_num_seqs=options.ceiling)
+    book = open_run("sweep", options, ready.plan_with(arguments))
+    progress = Progress(ready.settings.budget_s, doubling(options.ceiling))
+    if options.metrics_port is not None:
+        progress.exporter = SweepExporter(options.metrics_port)
+    for warning in ready.warnings:
+        progress.warn(warning)
+    for note in ready.notes:
+        progress.stage(note)
+    with closing(progress.exporter) if progress.exporter else nullcontext(), kept(book):
+        keep_trace(ready, book)
+        with progress:
+            outcome = _measured(ready, book, progress, progress.reading)
+        return finished(ready, outcome, book.run_dir)
+
+
+def _measured(
+    ready: Ready,
+    book: journal.Journal,
+    watcher: Watcher,
+    shown: Callable[[Read | None], Read | None],
+) -> SweepOutcome:
+    """Sweep the trace on one engine, and add what is set now: by ``--base`` or ``--set``, or by
+    vLLM itself. ``shown`` wraps what reads the device, to show it."""
+    starter, confirming, read, began_s = ready.starter, None, None, None
+    if isinstance(starter, VllmStarter):  # simulated time is virtual
+        starter.log, began_s = book.run_dir / "vllm.log", ready.began_s
+        read = shown(DeviceMeter(gpus_of(starter.resolve(max_num_seqs=1))).read)
+        confirming = ServerStarter.like(starter)
+        confirming.log = starter.log
+    work = sweep(
+        ready.requests,
+        starter,
+        ready.settings,
+        book,
+        watcher,
+        read_device=read,
+        confirming=confirming,
+        began_s=began_s,
+    )
+    outcome = execute(work, starter, book)
+    cap, is_stated = _stated(ready.options, "max_num_seqs"), True
+    if isinstance(starter, VllmStarter):
+        cap, is_stated = starter.server_max_num_seqs()
+    if cap is None:
+        return outcome
+    now = in_use(outcome.conclusion, cap, "base" if is_stated else "default")
+    return replace(outcome, in_use=now)
+
+
+def finished(ready: Ready, outcome: SweepOutcome, run_dir: Path) -> Swept:
+    """Return a run that has just ended."""
+    return Swept(
+        outcome,
+        ready.settings,
+        ready.warnings,
+        run_dir,
+        ready.trace.digest,
+        time.monotonic() - ready.began_s,
+        ranks_of(ready.starter),
+        given_to(ready.starter),
+    )
+
+
+def keep_trace(ready: Ready, book: journal.Journal) -> None:
+    """Keep the requests with what is measured of them, and their digest: what is replayed may be a
+    share of the trace."""
+    path, header = book.run_dir / TRACE_COPY, ready.trace.header
+    if not path.exists():
+        write(Trace.of(header, ready.requests), path, mode=0o600)
+    if not any(book.of(TraceKept)):
+        book.add(TraceKept(digest=digest(ready.requests, header.block_size)))
+
+
+def rescored(
+    book: journal.Journal, *, slo: str | None = None, require: Sequence[str] = ()
+) -> Swept:
+    """Decide one trace's stored run again, by default under its own plan. Raises RunError,
+    InputError."""
+    began_s = time.monotonic()
+    run_dir, plan = book.run_dir, book.plan
+    try:
+        if require:
+            plan = {**plan, "require": list(require)}
+        settings = settings_in(plan, slo=_slo_in(slo or plan["slo"]))
+        of_trace, ranks = str(plan["trace_digest"]), int(plan.get("ranks", 1))
+        given = [str(name) for name in plan["given"]]
+    except journal.NO_SENSE as error:
+        raise RunError(
+            f"{run_dir}/journal.jsonl:1: the plan makes no sense ({repr(error)[:200]})",
+            hint="Name the run directory of a sweep of this version of tuner.",
+        ) from error
+    path = run_dir / TRACE_COPY
+    trace = load(path)
+    if any(event.digest != trace.digest for event in book.of(TraceKept)):
+        raise RunError(
+            f"{path}: holds other requests than were replayed: it was changed since",
+            hint="Restore the file as tuner wrote it, or sweep the trace again.",
+        )
+    outcome = rescore(trace.requests, settings, book)
+    try:
+        before = profiles.load(run_dir / "profile.yaml").baseline
+    except ProfileError:  # the run was interrupted before it had one
+        before = None
+    if before is not None:
+        now = in_use(outcome.conclusion, before.max_num_seqs, before.source)
+        outcome = replace(outcome, in_use=now)
+    warnings = (*trace.warnings, *warnings_about(trace))
+    wall_s = time.monotonic() - began_s
+    return Swept(outcome, settings, warnings, run_dir, of_trace, wall_s, ranks, given)
+
+
+def sealed(done: Swept) -> ServingProfile:
+    """Return the profile of a finished run, with all of its warnings."""
+    settings = done.settings
+    origin = origin_of(
+        done.outcome,
+        done.warnings,
+        seed=settings.seed,
+        wall_s=done.wall_s,
+        ranks=done.ranks,
+        given=done.given,
+    )
+    return profile_of(
+        done.outcome,
+        headroom=settings.headroom,
+        trace_digest=done.trace_digest,
+        origin={**origin, "replicas": settings.replicas, "router": settings.router},
+    )
+
+
+def origin_of(  # noqa: PLR0913 - what a command knows of its run
+    outcome: SweepOutcome,
+    warnings: Sequence[str],
+    *,
+    seed: int,
+    wall_s: float,
+    ranks: int,
+    given: Sequence[str],
+) -> dict[str, Any]:
+    """Return what of a profile's provenance only a command knows; see ``profile_of``."""
+    model_digest = None  # of a model that is simulated, as of one on a hub
+    if outcome.facts.engine != "sim":
+        model = models.model_path(str(outcome.facts.arguments["model"]))
+        model_digest = provenance.model_digest(model)
+    return {
+        "tuner": version("tuner"),
+        "seed": seed,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "wall_s": wall_s,
+        "warnings": list(warnings),
+        "model_digest": model_digest,
+        "ranks": ranks,
+        "given": list(given),
+    }
+
+
+def decide_again(options: ShowOptions) -> None:
+    """Decide a stored run again, under another SLO or other requirements, without an engine; write
+    its profile to ``-o``. Raises TunerError."""
+    output = options.output
+    if output is not None:
+        profiles.check_output(output, force=None)
+    book = read_run(options.source)
+    check_command(book, "sweep")
+    with making_sense(options.source, is_stored=True):
+        done = rescored(book, slo=options.slo, require=options.require)
+        profile = sealed(done)
+    if output is not None:
+        profiles.save(profile, output)
+    path = output or options.source / "profile.yaml"
+    _conclude(done, profile, path, _page(done, profile, after(profile, path)), options)
+
+
+def written(options: SweepOptions, done: Swept) -> tuple[ServingProfile, Page]:
+    """Write the profile, into the run directory first; return it and its page."""
+    with making_sense(done.run_dir, is_stored=True):
+        profile = sealed(done)
+        page = _page(done, profile, _next(options, profile))
+        profiles.keep(profile, done.run_dir)
+        keep_result(done.run_dir, done.as_json(options.output), page)
+    profiles.check_output(options.output, force=None)
+    profiles.save(profile, options.output)
+    return profile, page
+
+
+def _page(done: Swept, profile: ServingProfile, next_: str) -> Page:
+    page = profile_page(profile, subject=f"Sweep {done.run_dir}", next_=next_)
+    return msgspec.structs.replace(page, run_dir=str(done.run_dir))
+
+
+def _next(options: SweepOptions, profile: ServingProfile) -> str:
+    """Return what to run after a sweep: the same again where that would show more, or what goes on
+    with the profile."""
+    verdict, is_real = profile.decision.verdict, profile.provenance.engine != "sim"
+    anew: dict[str, Any] = {"run_dir": None, "json": False}
+    if is_real and verdict == "not_reached":
+        return again("sweep", options, ceiling=2 * profile.curve[-1].max_num_seqs, **anew)
+    if is_real and verdict == "inconclusive":
+        twice = f"{2 * parse_duration_s(options.budget, option='--budget'):g}s"
+        return again("sweep", options, budget=twice, **anew)
+    return after(profile, options.output, base=options.base)
+
+
+def _conclude(
+    done: Swept,
+    profile: ServingProfile,
+    path: Path,
+    page: Page,
+    options: SweepOptions | ShowOptions,
+) -> None:
+    """Print the answer. Raises GateError, and UndecidedError where it cannot be defended."""
+    if options.json:
+        print_json(done.as_json(path))
+    else:
+        print_page(page, details=options.details if isinstance(options, ShowOptions) else None)
+    verdict = done.outcome.verdict
+    check_required(profile, path, cure=verdict.cure)
+    if not verdict.is_defended:
+        hint = f"{path} is safe to serve but not defended; give a larger --budget."
+        if verdict.kind == "overloaded":
+            hint = "Add replicas or relax the SLO; a larger --budget may make it sure."
+        raise UndecidedError(verdict.reason, hint=hint)

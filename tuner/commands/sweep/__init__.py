@@ -1,1 +1,0 @@
-"""``tuner sweep``: find max_num_seqs for a trace."""

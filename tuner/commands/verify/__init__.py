@@ -1,1 +1,0 @@
-"""``tuner verify``: is a promise kept on a fresh engine?"""
