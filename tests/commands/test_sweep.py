@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
+from tests.support.traces import beginning
 from tuner.profile import profile
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
@@ -289,3 +290,17 @@ def test_odd_traffic_ends_with_a_verdict_and_finite_numbers(
     result = json.loads(done.stdout, parse_constant=pytest.fail)
     assert any(step["output_tokens_per_s"] > 0 for step in result["curve"])
     profile.load(folder / "profile.yaml")
+
+
+def test_a_high_ceiling_costs_no_more_replays_than_a_low_one(tmp_path: Path) -> None:
+    """How long it replays is said by --step: with more caps to try each gets less."""
+    trace = beginning(tmp_path / "prod.jsonl", 300)
+    world = str(ROOT / "examples" / "worlds" / "article-quiet.yaml")
+    took = []
+    for ceiling in (32, 256):
+        done = tuner(
+            tmp_path, "sweep", "--world", world, "--trace", str(trace),
+            "--ceiling", str(ceiling), "--step", "20s", "--json", "--run-dir", str(ceiling),
+        )  # fmt: skip
+        took.append(json.loads(done.stdout)["engine_seconds"]["replay"])
+    assert took[1] <= 1.2 * took[0]

@@ -2,7 +2,6 @@
 
 import math
 import os
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,8 +26,6 @@ from tuner.views.text import print_json, print_page
 if TYPE_CHECKING:
     from tuner.commands.sweep import Ready
 
-MOST = 256
-"""What vLLM's server takes by default on most devices: few deployments go beyond it."""
 CPU_BLOCK_SIZE, GPU_BLOCK_SIZE = 128, 16
 """vLLM's defaults; some attention backends take more."""
 GPU_SHARE = 0.92
@@ -97,42 +94,6 @@ def show(ready: "Ready", command: str) -> None:
     print_page(
         Page(subject=title, title=title, facts=rows, warnings=warnings, next=command), details=True
     )
-
-
-def ceiling_of(starter: Starter, requests: Sequence[TraceRequest]) -> tuple[int, str]:
-    """Return ``--ceiling auto`` as a number, and why it is that. Imports vLLM for a real engine."""
-    server, is_stated = None, False
-    if isinstance(starter, VllmStarter):
-        server, is_stated = starter.server_max_num_seqs()
-    _, _, cache = _forecast(starter, requests, server or MOST)
-    kv_tokens = cache.blocks * cache.block_size if isinstance(cache, Cache) else None
-    return auto_ceiling(requests, server=server, kv_tokens=kv_tokens, is_stated=is_stated)
-
-
-def auto_ceiling(
-    requests: Sequence[TraceRequest],
-    *,
-    server: int | None,
-    kv_tokens: int | None,
-    is_stated: bool = False,
-) -> tuple[int, str]:
-    """Return the ceiling for this traffic, and why it is that.
-
-    ``server`` is the max_num_seqs that a server takes or that is stated for it, ``kv_tokens`` how
-    many tokens the KV cache holds; None where that is not known. The least of both and MOST counts,
-    rounded up to a power of two, and never above what the server takes.
-    """
-    reasons = {f"more than {MOST} is rarely worth its time": MOST}
-    if server is not None:
-        default = f"a server takes {server} by default"
-        reasons[f"max_num_seqs {server} is set" if is_stated else default] = server
-    if kv_tokens is not None:
-        median = statistics.median(each.input_length + each.output_length for each in requests)
-        fit = max(1, int(kv_tokens / median))
-        reasons[f"{fit:,} sequences of the median length fit into the KV cache"] = fit
-    reason, least = min(reasons.items(), key=lambda item: item[1])
-    rounded = 1 << (least - 1).bit_length()
-    return rounded if server is None else min(rounded, server), reason
 
 
 def _forecast(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from tuner.commands.options import AUTO, SweepOptions
+from tuner.commands.options import SweepOptions
 from tuner.commands.shared.next_step import after, check_required
 from tuner.commands.shared.results import finish
 from tuner.commands.shared.run_folder import kept, making_sense, open_each, open_run
@@ -54,10 +54,9 @@ def run(options: SweepOptions) -> None:
     """Sweep on every kind of node, and compare them. Raises TunerError."""
     from tuner.runs.cluster.session import joined  # noqa: PLC0415 - imports ray
 
-    if options.dry_run or options.metrics_port or options.ceiling == AUTO:
+    if options.dry_run or options.metrics_port:
         raise UsageError(
-            "--dry-run, --metrics-port and --ceiling auto are for a sweep on this machine",
-            hint="Leave out --ray, or give --ceiling a number.",
+            "--dry-run and --metrics-port are for a sweep on this machine", hint="Leave out --ray."
         )
     assert options.ray is not None
     began_s, trace = time.monotonic(), load(options.trace)

@@ -9,23 +9,7 @@ import typer
 from tuner.commands.shared.options import Json, Router, headroom, option
 from tuner.profile.tolerances import TOLERANCE
 
-AUTO = 0
-"""The ceiling that is found by the traffic, the memory and the server's default."""
-
 FOREVER = "forever"
-
-
-def ceiling_in(text: str | int) -> int:
-    """Return the ceiling that is written; AUTO for ``auto``. Raises typer.BadParameter.
-
-    >>> ceiling_in("64"), ceiling_in("auto") == AUTO
-    (64, True)
-    """
-    if str(text).strip().lower() == "auto":
-        return AUTO
-    if not str(text).isdecimal() or int(text) < 1:
-        raise typer.BadParameter(f"{text!r} is no ceiling: give auto, or a number from 1")
-    return int(text)
 
 
 Profile = Annotated[Path, typer.Argument(help="Serving profile.")]
@@ -133,15 +117,7 @@ class SweepOptions:
             panel="Engine",
         ),
     ] = None
-    ceiling: Annotated[
-        int,
-        option(
-            "Largest max_num_seqs to try; auto: by the traffic, the KV cache and the server.",
-            parser=ceiling_in,
-            metavar="N|auto",
-            panel="Decision",
-        ),
-    ] = 32
+    ceiling: Annotated[int, option("Largest max_num_seqs to try.", min=1, panel="Decision")] = 32
     slo: Annotated[
         str | None,
         option("ttft=500ms,tpot=50ms,e2el=10s; default: derived on the engine.", panel="Decision"),

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tuner.commands import forecast
-from tuner.commands.options import AUTO, ShowOptions, SweepOptions
+from tuner.commands.options import ShowOptions, SweepOptions
 from tuner.commands.shared.next_step import after, again, check_required
 from tuner.commands.shared.options import check_given, in_plan
 from tuner.commands.shared.results import keep_result
@@ -66,7 +66,6 @@ class Ready:
     """A sweep of one trace on one kind of engine, checked; nothing has been started for it."""
 
     options: SweepOptions
-    """With the ceiling as a number."""
     trace: Trace
     requests: list[TraceRequest]
     """What one engine gets: a replica's part, and of that one rank's."""
@@ -74,7 +73,7 @@ class Ready:
     settings: SweepSettings
     warnings: list[str]
     notes: list[str]
-    """What was made of the options: the ceiling, what a simulated engine takes."""
+    """What a simulated engine takes of the options."""
     began_s: float
 
     def plan_with(self, arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
@@ -165,10 +164,6 @@ def ready_on(options: SweepOptions, trace: Trace, starter: Starter, began_s: flo
             f"and a server of {ranks} ranks has {ranks} times the slots and serves {ranks} times "
             "as much"
         )
-    if options.ceiling == AUTO:
-        ceiling, reason = forecast.ceiling_of(starter, requests)
-        options = replace(options, ceiling=ceiling)
-        notes.append(f"--ceiling auto is {ceiling}: {reason}")
     if options.base is not None and options.world is not None:
         names = ("max_num_seqs", "data_parallel_size")
         stated = [f"{name} {n}" for name in names if (n := _stated(options, name)) is not None]
