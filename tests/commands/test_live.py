@@ -1,6 +1,5 @@
 """`tuner live` as a user meets it, against sockets with numbers behind them."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -138,13 +137,6 @@ def test_servers_built_differently_are_held_each_against_its_own(
         assert f"{other.path}: max_num_seqs is 8 already" in out
 
 
-def test_what_a_server_says_moves_no_cursor(tuner: Tuner, tmp_path: Path) -> None:
-    with serving(tmp_path / "t.sock", arguments={"model": "m\x1b[2J\n"}) as server:
-        done = tuner("cap-16.yaml", "--socket", server.path)
-        assert "\x1b" not in done[2]
-        assert refused(done, 6)
-
-
 def test_the_cap_is_changed_and_what_that_means_now_is_said(tuner: Tuner, server: Server) -> None:
     code, out, err = tuner("cap-16.yaml", "--socket", server.path)
     assert (code, err) == (0, "")
@@ -155,16 +147,6 @@ def test_the_cap_is_changed_and_what_that_means_now_is_said(tuner: Tuner, server
     assert server.cap == 16
     again = tuner("cap-16.yaml", "--socket", server.path)
     assert again == (0, f"{server.path}: max_num_seqs is 16 already\n", "")
-
-
-def test_json_is_one_document(tuner: Tuner, server: Server) -> None:
-    document = json.loads(tuner("cap-16.yaml", "--socket", server.path, "--json")[1])
-    (one,) = document["servers"]
-    assert (one["changed"], one["before"]["max_num_seqs"]) == (True, 32)
-    assert one["limits"]["max_num_seqs"] == 16
-    assert (one["running"], one["waiting"], one["built"]["max_num_seqs"]) == (20, 3, 32)
-    (state,) = json.loads(tuner("--socket", server.path, "--json")[1])["servers"]
-    assert state["limits"] == one["limits"]
 
 
 def test_without_a_profile_what_holds_is_shown(tuner: Tuner, server: Server) -> None:

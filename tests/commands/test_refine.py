@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from tests.support.in_process import tuner
 from tests.support.traces import beginning
-from tuner.profile import profile
 
 if TYPE_CHECKING:
     import subprocess
@@ -25,7 +23,6 @@ noise: {sigma_iter: 0.02, sigma_drift: 0.003, sigma_start: 0.001}
 """
 """Beyond 12 sequences every one more costs a lot: the best cap lies between two doublings."""
 
-TUNER = str(Path(sys.executable).with_name("tuner"))
 MACHINE = ("--world", "world.yaml")
 TRACE = ("--trace", "prod.jsonl")
 SIM = (*MACHINE, *TRACE)
@@ -81,21 +78,6 @@ def kept(run_dir: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
     del found["page"]
     return found
-
-
-def test_a_better_cap_between_the_doublings_is_found_and_proven(
-    swept: Path, whole: dict[str, Any]
-) -> None:
-    before = profile.load(swept / "profile.yaml")
-    assert before.decision.max_num_seqs in {8, 16}
-    assert whole["refined"]
-    assert 9 <= whole["chosen"]["max_num_seqs"] <= 14
-    after = profile.load(swept / "whole.yaml")
-    assert after.engine["max_num_seqs"] == whole["chosen"]["max_num_seqs"]
-    assert after.promise.source == "confirming run"
-    assert after.twin is not None
-    assert after.decision.max_num_seqs in {step.max_num_seqs for step in after.curve}
-    assert {1, 2, 4, 8, 16, 32} <= {step.max_num_seqs for step in after.curve}
 
 
 def test_the_gain_is_stated_with_an_interval_that_excludes_none(

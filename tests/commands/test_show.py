@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
@@ -15,19 +14,14 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.support.builders import record
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tests.support.profiles import ENGINE, profile
 from tests.support.traces import beginning
-from tuner.engines.seam import ITERATION
 from tuner.profile.profile import load, save
-from tuner.replay.records import Replay
-from tuner.runs.journal import read, resume
 
 HOSTILE = "<script>alert(1)</script>]]>\x1b[31m\u202e"
 SIM = (
@@ -152,44 +146,6 @@ def test_what_cannot_be_read_back_is_named_and_the_rest_is_shown(
     (tmp_path / "run" / "replays" / "001.npz").write_bytes(b"no array")
     text = page_of(tmp_path, "run").text
     assert "A part of this run cannot be read back: run/replays/001.npz" in text
-
-
-def test_a_run_of_many_requests_has_a_small_page_in_seconds(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "swept", tmp_path / "large")
-    _enlarge(tmp_path / "large", requests=30_000)
-    before_s = time.process_time()
-    text = page_of(tmp_path, "large").text
-    assert time.process_time() - before_s < 10  # it takes some 1.5
-    assert "30,000 requests in" in text
-    assert len(text) <= 1_500_000
-
-
-def _enlarge(run_dir: Path, *, requests: int) -> None:
-    """Give a run a trace of so many requests, ten a second, and a replay of all of them: each
-    takes 100 s, so that 1,000 are in flight."""
-    at_s = np.arange(requests) / 10
-    header, *_ = (run_dir / "trace.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = (
-        f'{{"timestamp":{100 * row},"input_length":50,"output_length":10}}'
-        for row in range(requests)
-    )
-    (run_dir / "trace.jsonl").write_text("\n".join((header, *rows, "")), encoding="utf-8")
-    sent = np.repeat(record(), requests)
-    sent["row"], sent["planned_s"], sent["sent_s"] = np.arange(requests), at_s, at_s
-    sent["input_length"], sent["output_length"], sent["output_tokens"] = 50, 10, 10
-    sent["first_s"], sent["last_s"], sent["end_s"] = at_s + 10, at_s + 100, at_s + 100
-    sent["tpot_s"], sent["gaps"] = 10.0, 9
-    iterations = np.zeros(requests, ITERATION)
-    iterations["start_s"], iterations["duration_s"] = at_s, 0.1
-    iterations["decode_seqs"] = iterations["running"] = 16
-    length_s = requests / 10
-    book = resume(run_dir, read(run_dir).plan)
-    replay = Replay(
-        16, 0.0, length_s, length_s + 100, iterations, kv_blocks=1200, requests=sent,
-        gaps_s=np.full(requests * 9, 10.0),
-    )  # fmt: skip
-    book.add_replay(replay, "confirm", trial=999)
-    book.close()
 
 
 def test_a_profile_alone_has_a_page_and_names_of_others_never_run(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -88,24 +87,12 @@ class Whole:
         return self.folder / str(self.result["run_dir"])
 
 
-def short(folder: Path) -> Path:
-    shorten(folder / "prod.jsonl", rows=100)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     folder = filled(tmp_path_factory.mktemp("whole"))
     done = program(folder, "--json")
     assert done.returncode == 0, done.stderr
     return Whole(folder, done.stdout)
-
-
-@pytest.fixture
-def swept(whole: Whole, tmp_path: Path) -> Path:
-    """A folder in which that run was made, and another may be."""
-    shutil.copytree(whole.folder, tmp_path, dirs_exist_ok=True)
-    return tmp_path
 
 
 def refused(done: subprocess.CompletedProcess[str], code: int) -> str:
@@ -133,24 +120,6 @@ def test_json_is_the_contracts_object_and_nothing_else_is_on_stdout(whole: Whole
     assert (folder / result["run_dir"] / "profile.yaml").read_bytes() == (
         folder / "profile.yaml"
     ).read_bytes()
-
-
-def wait_for(running: subprocess.Popen[str], text: str) -> None:
-    """Read what a running sweep tells until it has told ``text``."""
-    assert running.stderr is not None
-    if not any(text in line for line in running.stderr):
-        pytest.fail(f"the sweep ended before it said {text!r}")
-
-
-def interrupted(running: subprocess.Popen[str], *numbers: signal.Signals) -> None:
-    """Send these to a running sweep, which ends in order and says how to go on."""
-    for number in numbers:
-        running.send_signal(number)
-    _, told = running.communicate()
-    assert running.returncode == 130
-    assert "Traceback" not in told
-    assert told.count("Interrupted") == 1
-    assert "tuner resume" in told.splitlines()[-1]
 
 
 def _trials(run_dir: Path) -> list[tuple[str, int]]:
@@ -202,19 +171,6 @@ def test_a_full_disk_is_one_error_and_the_run_goes_on_where_there_is_room(folder
     assert len(again) > len(kept)
 
 
-def test_a_disk_without_room_for_the_trace_is_one_error_and_can_be_gone_on_from(
-    folder: Path,
-) -> None:
-    shorten(folder / "prod.jsonl", rows=100)
-    with little_room(5_000):
-        done = tune(folder, "--run-dir", "run")
-    assert "trace.jsonl" in refused(done, 3)
-    assert not (folder / "run" / "trace.jsonl").exists()
-    done = tune(folder, "--run-dir", "run", "--json")
-    assert done.returncode == 0, done.stderr
-    assert (folder / "run" / "trace.jsonl").exists()
-
-
 def shorten(trace: Path, *, rows: int) -> None:
     lines = trace.read_text().splitlines(keepends=True)
     trace.write_text("".join(lines[: rows + 1]))
@@ -254,17 +210,6 @@ def test_what_is_required_moves_the_choice_or_ends_with_6_and_what_would_keep_it
     assert "max_num_seqs 16 breaks p99 ttft <= 1ms" in done.stdout
     bad = refused(rescored(tmp_path, "--require", "p99 tfft <= 1ms"), 2)
     assert "is not [p50|p90" in bad
-
-
-def test_a_run_goes_on_under_what_was_required_of_it(folder: Path) -> None:
-    asked = ("--run-dir", "run", "--require", "p99 ttft <= 150ms")
-    done = tune(folder, *asked, "--json")
-    assert done.returncode == 0, done.stderr
-    assert tune(folder, *asked, "--json").stdout == done.stdout
-    other = tune(folder, "--run-dir", "run")
-    assert "require" in refused(other, 3)
-    again = json.loads(rescored(folder, "--json").stdout)
-    assert again["requirements"] == json.loads(done.stdout)["requirements"]
 
 
 def rescored(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -23,7 +23,6 @@ from tuner.commands.options import WatchOptions
 from tuner.commands.watch import run
 from tuner.errors import (
     EngineError,
-    GateError,
     InputError,
     Interrupted,
     TunerError,
@@ -246,25 +245,6 @@ def test_several_servers_behind_one_address_are_refused(
     assert isinstance(ended, InputError)
     assert "several servers answer in turn" in str(ended)
     assert "one replica" in ended.hint
-
-
-def test_a_slow_server_breaks_the_promise(
-    watch: Callable[..., Watched], slow: SimulatedServer
-) -> None:
-    found, ended = watch(page_of(slow))
-    assert isinstance(ended, GateError)
-    assert "re-tune now: iterations take 1." in str(ended)
-    assert found["measures"]["slowness"]["value"]["value"] > 1.4
-    assert "The traffic is not why" in ended.hint
-
-
-def test_other_traffic_fails_only_when_asked(watch: Callable[..., Watched]) -> None:
-    heavy = simulated(WORLD, poisson(1.6 * RATE, LENGTH_S, seed=5), cap=CAP, until_s=LENGTH_S)
-    found, ended = watch(page_of(heavy), for_="390s")
-    assert (found["verdict"], ended) == ("drifting", None)
-    found, ended = watch(page_of(heavy), fail_on="drifting", for_="390s")
-    assert isinstance(ended, GateError)
-    assert "the rate is 1." in str(ended)
 
 
 def test_a_server_of_another_model_is_refused(

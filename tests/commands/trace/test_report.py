@@ -1,6 +1,5 @@
 """The report of ``tuner trace show`` beyond what a trace of arrivals and lengths can say."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -8,10 +7,7 @@ import numpy as np
 import pytest
 
 from tests.commands.trace.test_trace import Run
-from tests.support.traces import HEADER, SLICES, needs_slices, row, write_lines
-from tuner.trace.columns import columns_of
-from tuner.trace.trace import load
-from tuner.traffic.concurrency import count_levels
+from tests.support.traces import HEADER, row, write_lines
 from tuner.traffic.summary import dispersion
 
 
@@ -40,44 +36,6 @@ def test_waiting_and_running_are_kept_apart(tuner: Run, tmp_path: Path) -> None:
     assert "Little's law" in out
 
 
-def test_no_number_of_a_long_context_is_cut_off(tuner: Run, tmp_path: Path) -> None:
-    path = write_lines(
-        tmp_path / "t", HEADER, *(row(i, input_length=900_000 + i) for i in range(9))
-    )
-    out = tuner("trace", "show", path).out
-    assert "900,008" in out
-    assert "…" not in out
-
-
-@needs_slices
-@pytest.mark.parametrize(
-    ("name", "within"), [("RTXPRO6000_Llama-3.1-8B", 1.0), ("RTX4090_Llama-3.1-8B", 10.0)]
-)
-def test_intervals_reproduce_what_a_real_engine_counted(name: str, within: float) -> None:
-    """Where KV cache was full (RTX 4090), preempted requests wait and the intervals do not know."""
-    trace = load(SLICES / f"vllmbench_{name}_requests.jsonl")
-    table = columns_of(trace.requests, block_size=16)
-    with (SLICES / f"vllmbench_{name}_timeseries.csv").open() as file:
-        gauges = [(float(one["t"]), int(one["running"])) for one in csv.DictReader(file)]
-    found = count_levels(
-        table.arrival_s + table.queue_s,
-        table.arrival_s + table.e2e_s,
-        None,
-        start_s=0.0,
-        end_s=gauges[-1][0] + 1,
-    )
-    assert found is not None
-    edges_s = np.cumsum(found.duration_s.astype(np.float64))
-
-    def error(shift_s: float) -> float:
-        """Return the mean difference if the gauges began so long before the first arrival."""
-        at = np.searchsorted(edges_s, [max(0.0, at_s - shift_s) for at_s, _ in gauges])
-        counted = found.level[np.minimum(at, len(found.level) - 1)]
-        return float(np.mean(np.abs(counted - [running for _, running in gauges])))
-
-    assert min(error(shift / 20) for shift in range(-20, 20)) <= within
-
-
 # -- burstiness
 
 
@@ -85,26 +43,6 @@ def test_counts_of_even_arrivals_do_not_vary_and_bursts_do() -> None:
     assert dispersion(np.array([i / 2 for i in range(100)]), 1.0) == 0.0
     bursts = np.array([10.0 * (i // 10) + 0.5 for i in range(100)])
     assert dispersion(bursts, 1.0) == pytest.approx(9, rel=0.1)  # 10 in one of ten seconds
-
-
-def test_arrivals_over_ages_need_no_memory() -> None:
-    assert dispersion(np.array([0.0, 1e11]), 1.0) == pytest.approx(1.0)
-
-
-@needs_slices
-@pytest.mark.parametrize(
-    ("name", "in_1s", "in_10s"),
-    [
-        ("azure2023_code.csv", 14.5, 82.29),
-        ("azure2023_conv.csv", 1.3, 3.03),
-        ("mooncake_conversation.jsonl", 7.43, 1.95),
-        ("mooncake_synthetic.jsonl", 1.03, 1.1),
-    ],
-)
-def test_burstiness_of_public_traces(name: str, in_1s: float, in_10s: float) -> None:
-    arrival_s = columns_of(load(SLICES / name).requests, block_size=512).arrival_s
-    assert dispersion(arrival_s, 1.0) == pytest.approx(in_1s, abs=0.01)
-    assert dispersion(arrival_s, 10.0) == pytest.approx(in_10s, abs=0.01)
 
 
 # -- the part, the plot, the replicas
@@ -128,11 +66,6 @@ def test_a_part_of_ones_choice_is_held_against_the_whole(tuner: Run, tmp_path: P
     assert (found["start_s"], found["length_s"], found["requests"]) == (10, 5, 5)
     found = json.loads(tuner("trace", "show", path, "--length", "90s", "--json").out)["window"]
     assert found["length_s"] == 90
-
-
-def test_a_short_trace_has_no_busiest_part(tuner: Run, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", HEADER, *(row(i * 1000) for i in range(100)))
-    assert json.loads(tuner("trace", "show", path, "--json").out)["window"] is None
 
 
 def test_a_part_without_requests_is_refused(tuner: Run, tmp_path: Path) -> None:

@@ -163,15 +163,6 @@ def test_a_cut_sends_the_same_prompts_as_the_whole(tuner: Run, tmp_path: Path) -
     assert part.header.notes[-1] == "cut 60s+60s"
 
 
-def test_a_cut_of_an_unsorted_file_numbers_rows_by_arrival(tuner: Run, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", HEADER, row(3000), row(1000), row(2000), row(0))
-    tuner("trace", "cut", path, "-o", tmp_path / "out", "--window", "1+2")
-    assert [(one.row, one.arrival_s) for one in load(tmp_path / "out").requests] == [
-        (1, 0.0),
-        (2, 1.0),
-    ]
-
-
 def test_the_busiest_part_has_the_length_asked_for(tuner: Run, tmp_path: Path) -> None:
     quiet = [row(i * 10_000) for i in range(50)]
     burst = [row(200_000 + i, output_length=100) for i in range(50)]
