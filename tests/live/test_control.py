@@ -18,13 +18,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.live_servers import BUILT, Numbers, Server, said, serving
+from tests.support.live_servers import Numbers, Server, said, serving
 from tuner.errors import GateError, InputError, TargetError, TunerError
 from tuner.live import control, control_client
 from tuner.live.control import listen, withdraw
-from tuner.live.peer import Peer, peer_of
 from tuner.live.protocol import (
-    MAX_LINE_BYTES,
     Answer,
     SetLimits,
     line_of,
@@ -42,20 +40,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def put(server: Server, cap: int, **more: Any) -> Answer:  # noqa: ANN401 - of SetLimits
     return control_client.ask(server.path, SetLimits(cap, **more))
-
-
-def test_a_change_holds_and_is_in_the_servers_log(
-    server: Server, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", logger="vllm.tuner")
-    answer = put(server, 16, reason="peak\nis over")
-    assert (answer.before, server.cap) == (BUILT, 16)
-    assert put(server, 16).before == server.state.limits
-    (line,) = [one.getMessage() for one in caplog.records if "max_num_seqs" in one.getMessage()]
-    assert line == (
-        "tuner: max_num_seqs 32 -> 16, max_num_batched_tokens 8192 -> 8192, "
-        f"by pid {os.getpid()} of user {os.geteuid()}: 'peak\\nis over'"
-    )
 
 
 @pytest.mark.parametrize(
@@ -96,21 +80,6 @@ def test_the_socket_is_for_its_owner_alone_and_goes_with_the_server(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_socket_may_lie_deeper_than_an_address_is_long(tmp_path: Path) -> None:
-    folder = tmp_path.joinpath(*["f" * 50] * 4)
-    folder.mkdir(parents=True)
-    with serving(folder / "tuner.sock") as server:
-        assert server.state.limits.max_num_seqs == 32
-
-
-def test_the_ranks_of_a_server_have_a_socket_each(tmp_path: Path) -> None:
-    path = tmp_path / "tuner.sock"
-    with serving(path), serving(path, rank=1) as one, serving(path, rank=10) as ten:
-        assert [one.path.name, ten.path.name] == ["tuner.sock.dp1", "tuner.sock.dp10"]
-        (tmp_path / "tuner.sock.dp2x").touch()
-        assert control_client.ranks(path) == [path, one.path, ten.path]
-
-
 def test_the_socket_of_a_killed_server_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "tuner.sock"
     with socket.socket(socket.AF_UNIX) as killed:
@@ -127,16 +96,6 @@ def test_the_socket_of_a_living_server_is_not(server: Server) -> None:
     with pytest.raises(TargetError, match="a living server listens there"):
         listen(str(server.path), rank=0)
     assert server.state.limits.max_num_seqs == 32
-
-
-def test_a_server_that_ends_leaves_its_successors_socket(tmp_path: Path) -> None:
-    path = tmp_path / "tuner.sock"
-    first = listen(str(path), rank=0)
-    path.unlink()
-    second = listen(str(path), rank=0)
-    withdraw(first)
-    assert path.exists()
-    withdraw(second)
 
 
 @pytest.mark.parametrize(
@@ -169,18 +128,6 @@ def test_what_others_can_replace_or_have_planted_is_not_used(tmp_path: Path) -> 
             listen(str(path), rank=0)
 
 
-def test_the_kernel_says_who_is_there() -> None:
-    ours, theirs = socket.socketpair(socket.AF_UNIX)
-    with ours, theirs:
-        assert peer_of(ours) == Peer(os.getpid(), os.geteuid())
-
-
-def test_a_line_without_end_is_cut_off(server: Server) -> None:
-    answer = said(server.path, b"x" * (MAX_LINE_BYTES + 1))
-    assert "longer than 65536 bytes" in answer["error"]
-    assert server.state.limits.max_num_seqs == 32
-
-
 ODD: st.SearchStrategy[Any] = st.sampled_from(
     [
         *(None, True, -1, 2**31 + 1, 10**300, 1e308, math.nan, "", "\ud800", "\x1b[2J", "x" * 600),
@@ -206,40 +153,6 @@ def test_whatever_a_line_asks_for_is_answered_in_words_and_changes_nothing(tmp_p
 
         ask()
         assert server.state.limits.max_num_seqs == 32
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"\n",
-        b"\xff\n",
-        b"[1]\n",
-        b'{"do": "fly"}\n',
-        b'{"do": "state", "version": 2}\n',
-        b'{"do": "set", "max_num_seqs": 8, "x": 1}\n',
-        b"[" * 60_000 + b"\n",
-    ],
-)
-def test_what_is_no_request_is_answered_and_changes_nothing(server: Server, line: bytes) -> None:
-    answer = said(server.path, line)
-    assert (answer["ok"], answer["kind"]) == (False, "request")
-    assert server.cap == 32
-
-
-def test_half_closed_and_silent_clients_are_no_trouble(server: Server) -> None:
-    def end(client: socket.socket) -> None:
-        client.shutdown(socket.SHUT_WR)
-
-    assert said(server.path, STATE, then=end)["ok"]
-    assert said(server.path, STATE[:-1], then=end)["ok"]
-    assert said(server.path, b"", then=end) is None
-    for _ in range(20):
-        with socket.socket(socket.AF_UNIX) as gone:
-            gone.connect(str(server.path))
-            gone.sendall(STATE)  # and leaves without reading
-    assert server.state.limits.max_num_seqs == 32
-    assert said(server.path, SET, then=end)["ok"]
-    assert server.cap == 8
 
 
 def test_a_client_that_is_slow_makes_others_wait_for_a_moment_only(
@@ -299,14 +212,6 @@ def test_what_answers_otherwise_is_no_live_server(tmp_path: Path, reply: bytes) 
         control_client.state(path)
 
 
-def test_what_is_asked_of_a_server_that_is_gone_fails_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no such socket"):
-        control_client.state(tmp_path / "tuner.sock")
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="is no socket"):
-        control_client.state(tmp_path / "file")
-
-
 def as_another_user(code: str, *words: object) -> "subprocess.Popen[str]":
     begin = "import os, socket, sys\nos.setgroups([])\nos.setgid(1234)\nos.setuid(1234)\n"
     command = [sys.executable, "-I", "-S", "-c", begin + code, *map(str, words)]
@@ -354,12 +259,3 @@ def test_another_user_cannot_connect(tmp_path: Path) -> None:
     code = "socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
     with serving(tmp_path / "tuner.sock") as server, as_another_user(code, server.path) as asked:
         assert asked.wait(20) != 0
-
-
-def test_a_server_loads_nothing_heavy_with_the_control() -> None:
-    code = (
-        "import sys, tuner.live.control; "
-        "print(*{'pandas', 'scipy', 'torch', 'typer', 'rich'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
