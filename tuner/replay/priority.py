@@ -21,11 +21,8 @@ def sending_priority(loop: AbstractEventLoop) -> Iterator[None]:
     if isinstance(loop, VirtualTimeLoop):
         yield
         return
-    gc.collect()
-    gc.freeze()
     gc.disable()
     with ExitStack() as undo:
-        undo.callback(gc.unfreeze)
         undo.callback(gc.enable)
         with suppress(OSError, AttributeError):  # not allowed, or not a system that can
             before = os.sched_getscheduler(0), os.sched_getparam(0)
