@@ -57,27 +57,6 @@ def test_a_line_that_a_crash_cut_off_is_dropped_and_written_over(tmp_path: Path)
     assert names == ["plan", "probe", "trial"]
 
 
-def test_a_run_is_neither_written_over_nor_shared_nor_resumed_under_another_plan(
-    tmp_path: Path,
-) -> None:
-    with closing(journal.create(tmp_path, PLAN)):
-        with pytest.raises(RunError, match="holds a run already"):
-            journal.create(tmp_path, PLAN)
-        with pytest.raises(RunError, match="another tuner is at work"):
-            journal.resume(tmp_path, PLAN)
-    with pytest.raises(RunError, match="seed was 0, now 1"):
-        journal.resume(tmp_path, {**PLAN, "seed": 1})
-
-
-def test_a_budget_may_be_raised_and_never_lowered(tmp_path: Path) -> None:
-    journal.create(tmp_path, {"budget": "10m"}, command=("sweep",)).close()
-    with closing(journal.resume(tmp_path, {"budget": "1h"}, command=("sweep", "-b"))) as book:
-        assert book.plan == {"budget": "1h"}
-    assert journal.read(tmp_path).planned.command == ("sweep", "-b")
-    with pytest.raises(RunError, match="budget was"):
-        journal.resume(tmp_path, {"budget": "20m"})
-
-
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\n", b"[]\n", b'{"event":"probe"}\n', NO_PLAN])
 def test_what_is_no_journal_is_refused_with_its_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "journal.jsonl").write_bytes(content)
@@ -106,14 +85,6 @@ def test_an_event_of_the_wrong_shape_is_refused_with_its_line(tmp_path: Path, li
         file.write(f"{line}\n")
     with pytest.raises(RunError, match=r"journal\.jsonl:2: not an event"):
         journal.read(tmp_path)
-
-
-def test_there_must_be_a_run_to_resume_and_a_place_to_write(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="no run to resume"):
-        journal.resume(tmp_path, PLAN)
-    (tmp_path / "file").touch()
-    with pytest.raises(RunError, match="cannot be written"):
-        journal.create(tmp_path / "file" / "run", PLAN)
 
 
 def linked(place: Path) -> None:

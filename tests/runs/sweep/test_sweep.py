@@ -15,7 +15,7 @@ from tuner.engines.sim.engine import SimEngine
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep
-from tuner.errors import EngineError, RunError, TraceError, UsageError
+from tuner.errors import RunError, TraceError, UsageError
 from tuner.replay.measure import Measurement
 from tuner.runs import journal
 from tuner.runs.bench import Bench
@@ -37,13 +37,6 @@ SETTINGS = SweepSettings(
 
 SLOTS_COST_LATE = World(step=WorldStep(a=0.020, b=0.0006, n0=16, h=0.0025))
 """Beyond 16 sequences each further one costs four times as much: the article's machine."""
-
-NOISY = World(
-    step=SLOTS_COST_LATE.step,
-    noise=WorldNoise(
-        sigma_iter=0.15, sigma_drift=0.06, tau=60.0, sigma_start=0.04, stall_rate=0.033
-    ),
-)
 
 # A request every 0.25 s, 50 + 50 to 150 tokens: about 400 output tokens/s. In this world 8 slots
 # give 8 / 24.8 ms = 323 tokens/s, 16 give 16 / 29.6 ms = 541.
@@ -72,13 +65,8 @@ class Notes:
         self.stop_at: int | None = None
         """Interrupted before the replay of this number, counted from 0."""
 
-        self.stop_on: str | None = None
-        """Interrupted when told so much of a sentence."""
-
     def stage(self, text: str) -> None:
         self.told.append(text)
-        if self.stop_on is not None and self.stop_on in text:
-            raise KeyboardInterrupt
 
     def trial(self, what: str, length_s: float) -> None:
         self.told.append(f"{what} {length_s:.0f}")
@@ -148,11 +136,6 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.fixture(scope="module")
-def noisy(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return _run(tmp_path_factory.mktemp("noisy") / "run", NOISY, UP_TO_8, traffic=LONG_HALF)
-
-
-@pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Confirmed on an engine in tuner's own process."""
     return _run(tmp_path_factory.mktemp("alone") / "run", settings=UP_TO_8, traffic=HALF)
@@ -164,10 +147,6 @@ def behind(tmp_path_factory: pytest.TempPathFactory) -> Run:
     settings = replace(UP_TO_8, confirm="server")
     run_dir = tmp_path_factory.mktemp("behind") / "run"
     return _run(run_dir, settings=settings, traffic=HALF, confirming=BEHIND)
-
-
-def test_a_whole_sweep_replays_less_than_seven_steps(calm: Run) -> None:
-    assert calm.outcome.replay_s <= 400
 
 
 def test_the_twin_is_held_against_every_window_that_was_replayed(calm: Run) -> None:
@@ -262,10 +241,6 @@ def test_a_trace_that_fits_nowhere_is_refused(tmp_path: Path) -> None:
         swept(tmp_path, narrow)
 
 
-def _trials(events: list[dict[str, Any]]) -> list[tuple[str, int]]:
-    return [(e["purpose"], e["max_num_seqs"]) for e in events if e["event"] == "replay"]
-
-
 def test_a_run_is_not_resumed_on_another_machine(tmp_path: Path) -> None:
     notes = Notes()
     notes.stop_at = 1
@@ -316,36 +291,6 @@ def test_where_a_server_confirms_the_derived_slo_is_of_what_its_users_see(
     assert served.confirmed.tpot_s.p50 > 0.030
     probes = Evidence(journal.read(behind.run_dir))
     assert probes.unloaded("confirm") not in {None, probes.unloaded("ladder")}
-
-
-class Refusing(SimStarter):
-    """None of its engines starts."""
-
-    async def start(self, *, max_num_seqs: int, world: World | None = None) -> SimEngine:
-        del max_num_seqs, world
-        raise EngineError("vllm serve has no aiohttp", hint="Install it.")
-
-
-def test_where_no_server_can_be_started_the_ladders_answer_stands(tmp_path: Path) -> None:
-    settings = replace(UP_TO_8, confirm="server")
-    with closing(journal.create(tmp_path / "run", {})) as book:
-        starter, server = SimStarter(SLOTS_COST_LATE), Refusing(BEHIND)
-        outcome = run(sweep(HALF, starter, settings, book, Notes(), confirming=server))
-    assert (outcome.confirmed, outcome.unconfirmed) == (None, "vllm serve has no aiohttp")
-    assert outcome.verdict.is_defended
-
-
-def test_a_run_that_a_server_confirms_goes_on_where_it_was_interrupted(
-    behind: Run, tmp_path: Path
-) -> None:
-    settings, whole = replace(UP_TO_8, confirm="server"), behind.outcome
-    notes = Notes()
-    notes.stop_on = "as users see an idle server"
-    with pytest.raises(KeyboardInterrupt):
-        swept(tmp_path / "cut", settings=settings, traffic=HALF, confirming=BEHIND, notes=notes)
-    again = swept(tmp_path / "cut", settings=settings, traffic=HALF, confirming=BEHIND, resume=True)
-    assert again.slo == whole.slo
-    assert again.verdict.max_num_seqs == whole.verdict.max_num_seqs
 
 
 class Served(SimStarter):
@@ -401,10 +346,6 @@ def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: P
     assert last.bound == pytest.approx(last.measured, rel=0.05)
     few = [each.curve[0].numbers.tpot_s for each in (alone, probed)]
     assert [one.p50 for one in few if one is not None] == pytest.approx([0.0206, 0.0306], rel=0.03)
-
-
-def test_no_server_no_front_end(alone: Run) -> None:
-    assert alone.outcome.front_end is None
 
 
 class Piped(SimStarter):
