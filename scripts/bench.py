@@ -95,7 +95,7 @@ async def generator(requests: Sequence[TraceRequest]) -> dict[str, Any]:
         "lag_p99_over_itl_p50": one.lag_p99_s / one.itl_s.p50,
         "cpu_share_of_one_core": cpu_s / elapsed_s,
         "joined_share": float(
-            result.requests["joined_tokens"].sum() / result.requests["output_tokens"].sum()
+            result.requests["late_tokens"].sum() / result.requests["output_tokens"].sum()
         ),
     }
 

@@ -1,4 +1,4 @@
-"""Hold the table of vLLM's flags against the vLLM that is installed, and let the table grow.
+"""Compare the table of vLLM's flags with the vLLM that is installed, and let the table grow.
 
     python scripts/vllm_flags.py [--update]
 
@@ -12,26 +12,21 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-from tuner.engines.vllm.arguments import grammar
-from tuner.engines.vllm.flags import GRAMMAR, READ_FROM, TABLE, Grammar
+from tuner.engines.vllm.arguments import flags
+from tuner.engines.vllm.flags import FLAGS, READ_FROM, TABLE
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--update", action="store_true", help="add what is new to the table")
     options = parser.parse_args()
-    here = grammar()
-    known, found = GRAMMAR.meanings(), here.meanings()
-    new = sorted(found.keys() - known.keys())
-    other = sorted(flag for flag in found.keys() & known.keys() if found[flag] != known[flag])
-    other += sorted(
-        name for name, takes in kinds(here).items() if takes != kinds(GRAMMAR).get(name, takes)
-    )
+    here = flags()
+    new = sorted(here.keys() - FLAGS.keys())
+    other = sorted(flag for flag in here.keys() & FLAGS.keys() if here[flag] != FLAGS[flag])
     for flag in other:
         print(f"{flag}: means something else here than in the table", file=sys.stderr)
     for flag in new:
@@ -40,42 +35,11 @@ def main() -> int:
         return int(bool(other or new))
     release = version("vllm").partition("+")[0]
     versions = sorted({*READ_FROM, release}, key=lambda one: tuple(map(int, one.split("."))))
-    TABLE.write_text(text_of(versions, union(GRAMMAR, here)), encoding="utf-8")
+    both = sorted({**here, **FLAGS}.items())
+    table = ",\n  ".join(f"{json.dumps(flag)}: {json.dumps(one)}" for flag, one in both)
+    text = f'{{\n"versions": {json.dumps(versions)},\n"flags": {{\n  {table}\n}}\n}}\n'
+    TABLE.write_text(text, encoding="utf-8")
     return 0
-
-
-def kinds(one: Grammar) -> dict[str, str]:
-    """Return argument → what its flag takes, and whether a switch can be switched off."""
-    takes = {name: kind for kind in ("words", "lists", "optional") for name in getattr(one, kind)}
-    return {**takes, **{name: f"off: {bool(off)}" for name, off in one.switches.items()}}
-
-
-def union(one: Grammar, other: Grammar) -> Grammar:
-    def both(*names: Sequence[str]) -> list[str]:
-        return sorted(set().union(*names))
-
-    return Grammar(
-        switches={
-            name: both(one.switches.get(name, ()), other.switches.get(name, ()))
-            for name in both(tuple(one.switches), tuple(other.switches))
-        },
-        words=both(one.words, other.words),
-        lists=both(one.lists, other.lists),
-        optional=both(one.optional, other.optional),
-        also=dict(sorted({**one.also, **other.also}.items())),
-    )
-
-
-def text_of(versions: Sequence[str], table: Grammar) -> str:
-    """Return the table as JSON with one flag a line."""
-    parts = [f'"versions": {json.dumps(versions)}']
-    for name, value in table._asdict().items():
-        if isinstance(value, Mapping):
-            lines = [f"{json.dumps(key)}: {json.dumps(one)}" for key, one in value.items()]
-            parts.append(f'"{name}": {{\n  ' + ",\n  ".join(lines) + "\n}")
-        else:
-            parts.append(f'"{name}": [\n  ' + ",\n  ".join(map(json.dumps, value)) + "\n]")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from tests.support.fake_nvml import Card
 from tests.support.in_process import tuner
 from tuner.engines import devices
 
-IDLE = devices.CpuSample(busy=0.1, ours=0.0, others=0.1, steal=0.0)
+IDLE = devices.Cpu(busy=0.1, others=0.1, steal=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def test_a_build_for_cuda_without_a_gpu_fails(
 
 
 def test_busy_cores_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = devices.CpuSample(busy=0.9, ours=0.1, others=0.8, steal=0.0)
+    busy = devices.Cpu(busy=0.9, others=0.8, steal=0.0)
     monkeypatch.setattr(devices.CpuMeter, "sample", lambda _: busy)
     code, checks = result(tmp_path)
     assert (code, checks["cores"]) == (6, "FAIL")

@@ -96,7 +96,7 @@ def test_weights_and_kv_cache_are_counted_from_the_config(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ("[" * 100_000, "is no JSON"),
+        ("[" * 100_000, "does not tell"),
         (('{"model_type": "llama", "hidden_size": 8, "num_attention_heads": 0, '
          '"num_hidden_layers": 1}'), "does not tell"),
         (('{"model_type": "llama", "hidden_size": Infinity, "num_attention_heads": 1, '

@@ -14,8 +14,8 @@ import pytest
 from tests.support.completions import DONE, HEAD, TOKEN, Asked, completions, usage
 from tests.support.in_process import tuner
 from tests.support.profiles import resealed
+from tuner.engines.paged import WARM_UPS
 from tuner.engines.server import running as engines_running
-from tuner.engines.server.running import WARM_UPS
 from tuner.profile.profile import load, save
 from tuner.replay import soundness
 from tuner.traffic import sampling, workload
@@ -357,7 +357,7 @@ async def short(asked: Asked) -> None:
         (Pages(), at_once, "buffers what it streams"),
         (Pages(), uncounted, "its counter moved by 0"),
         (Pages(), short, "7 of 8 tokens"),
-        (Pages().only_models(), short, "ended before the length that was asked"),
+        (Pages().only_models(), short, "ended before the requested length"),
     ],
 )
 def test_what_is_in_the_way_ends_the_run_in_one_line(

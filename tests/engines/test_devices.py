@@ -1,15 +1,12 @@
 """What the hardware is, and who is busy on it: GPUs on a fake driver, for few machines have one."""
 
 import asyncio
-import json
 import math
 import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import psutil
 import pynvml
 import pytest
 
@@ -17,9 +14,6 @@ from tests.support.fake_nvml import GIB, Card, install
 from tuner.engines import devices
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
 from tuner.replay.records import DEVICE
-
-if TYPE_CHECKING:
-    from tuner.engines.seam import ArgumentValue
 
 US = os.getpid()
 STRANGER = 1
@@ -33,45 +27,14 @@ def read() -> dict[str, float]:
     return dict(zip(DEVICE.names or (), row, strict=True))
 
 
-def test_the_device_is_named_and_json_can_carry_it() -> None:
-    facts = devices.device_facts()
-    assert facts["kind"] in {"cpu", "gpu"}
-    assert facts["name"]
-    assert int(str(facts["memory_bytes"])) > 1 << 28
-    assert json.loads(json.dumps(facts)) == facts
-
-
 def test_our_own_work_and_that_of_our_children_is_ours() -> None:
     meter = devices.CpuMeter()
     busy = "import time\nwhile time.process_time() < 0.3: pass"
     subprocess.run([sys.executable, "-c", busy], check=True)
     sample = meter.sample()
     assert sample is not None
-    assert 0.0 < sample.ours <= sample.busy <= 1
-    assert sample.others == pytest.approx(sample.busy - sample.ours)
+    assert 0.0 <= sample.others < sample.busy <= 1
     assert 0 <= sample.steal <= 1
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "sample"),
-    [
-        ((10.0, 1.0, 0.5, 0.0), (20.0, 9.0, 3.5, 1.0), (0.8, 0.3, 0.5, 0.1)),
-        # a child that has ended: its time may be seen nowhere for a moment
-        ((10.0, 5.0, 5.0, 0.0), (20.0, 10.0, 2.0, 0.0), (0.5, 0.0, 0.5, 0.0)),
-    ],
-)
-def test_what_is_busy_and_not_ours_is_others(
-    before: devices.CpuTimes, now: devices.CpuTimes, sample: devices.CpuTimes
-) -> None:
-    assert devices.cpu_sample(before, now) == devices.CpuSample(*sample)
-
-
-def test_without_proc_the_meter_reports_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path / "none"))
-    assert devices.CpuMeter().sample() is None
-    assert devices.device_facts()["name"]
 
 
 @pytest.mark.parametrize(
@@ -121,30 +84,20 @@ def test_the_gpus_that_are_visible_are_those_that_cuda_sees(
 
 
 @pytest.mark.parametrize(
-    ("log_text", "backend", "mode"),
+    ("log_text", "backend"),
     [
-        ("", None, "FULL"),
-        ("Using FLASH_ATTN attention backend out of", "FLASH_ATTN", "FULL"),
-        ("Using AttentionBackendEnum.FLASHINFER backend.", "FLASHINFER", "FULL"),
-        ("Overriding cudagraph_mode from FULL to PIECEWISE for reliability.", None, "PIECEWISE"),
-        ("; setting cudagraph_mode=NONE because", None, "NONE"),
+        ("", None),
+        ("Using FLASH_ATTN attention backend out of", "FLASH_ATTN"),
+        ("Using AttentionBackendEnum.FLASHINFER backend.", "FLASHINFER"),
     ],
 )
 def test_an_engines_device_is_its_first_gpus_and_what_its_log_says(
-    monkeypatch: pytest.MonkeyPatch, log_text: str, backend: str | None, mode: str
+    monkeypatch: pytest.MonkeyPatch, log_text: str, backend: str | None
 ) -> None:
     install(monkeypatch, Card("GPU-aaaaaaaa-1"), Card("GPU-bbbbbbbb-2"))
-    how: dict[str, ArgumentValue] = {"cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1]}
-    found = devices.device_of({"tensor_parallel_size": 1}, how, log_text)
+    found = devices.device_of({"tensor_parallel_size": 1}, log_text)
     assert (found["kind"], found["count"], found["uuids"]) == ("gpu", 2, ["GPU-aaaaaaaa"])
-    assert (found.get("attention_backend"), found["cudagraph_mode"]) == (backend, mode)
-    assert "cudagraph_capture_sizes" not in found
-
-
-def test_a_build_for_cuda_without_nvml_is_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch)
-    monkeypatch.setattr("tuner.engines.provenance.is_vllm_here", lambda: True)
-    assert devices.device_facts() == {"kind": "cuda", "name": "cuda device"}
+    assert found.get("attention_backend") == backend
 
 
 def test_an_engine_on_the_cpu_of_a_host_with_gpus_has_nothing_of_them(
@@ -152,7 +105,7 @@ def test_an_engine_on_the_cpu_of_a_host_with_gpus_has_nothing_of_them(
 ) -> None:
     install(monkeypatch, Card("GPU-a", memory_used=60 * GIB, processes={STRANGER}))
     monkeypatch.setattr("tuner.engines.provenance.accelerator", lambda: "cpu")
-    sample = devices.CpuSample(busy=0.9, ours=0.1, others=0.8, steal=0.0)
+    sample = devices.Cpu(busy=0.9, others=0.8, steal=0.0)
     monkeypatch.setattr(devices.CpuMeter, "sample", lambda _: sample)
     seen = read()
     assert (seen["utilisation"], math.isnan(seen["memory_bytes"])) == (0.9, True)

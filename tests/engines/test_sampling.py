@@ -2,7 +2,7 @@
 
 import pytest
 
-from tuner.engines.sampling import GREEDY, faults, in_words, parse_sampling, sampled
+from tuner.engines.sampling import GREEDY, faults, parse_sampling, sampled
 from tuner.errors import UsageError
 
 
@@ -12,10 +12,6 @@ def test_what_is_asked_counts_more_than_the_generation_configuration() -> None:
     assert sampled(model, {"top_p": 0.5}) == {"temperature": 0.6, "top_p": 0.5}
     assert sampled({}, {}) == {"temperature": 1.0}  # as vLLM and its server
     assert sampled({}, GREEDY) == GREEDY
-
-
-def test_nothing_said_changes_nothing() -> None:
-    assert parse_sampling(None) == {}
 
 
 @pytest.mark.parametrize(
@@ -35,11 +31,6 @@ def test_what_cannot_be_is_refused_with_what_can(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:
         parse_sampling(text)
     assert caught.value.hint
-
-
-def test_it_is_shown_in_words() -> None:
-    assert in_words({"temperature": 0.7, "top_k": 20}) == "temperature 0.7, top_k 20"
-    assert in_words(GREEDY) == "greedy"
 
 
 def test_what_a_model_says_out_of_range_is_taken_to_its_end() -> None:

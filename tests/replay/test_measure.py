@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.builders import iterations, record, replay_of
 from tuner.replay.device_use import DeviceUse
-from tuner.replay.iterations import batch_times, weighted_quantile
+from tuner.replay.iterations import batch_times
 from tuner.replay.measure import measure, spread
 from tuner.replay.records import DEVICE
 from tuner.traffic.slo import Slo
@@ -21,19 +21,6 @@ def test_latency_counts_from_the_planned_time_not_from_when_it_was_sent() -> Non
     one = measure([replay_of([late])], LAX)
     assert one.ttft_s == spread([1.0])
     assert one.e2el_s == spread([3.0])
-
-
-def test_percentiles_are_over_all_requests_of_all_blocks() -> None:
-    blocks = [replay_of([record(row=i, last_s=s, end_s=s)]) for i, s in enumerate((1.0, 3.0))]
-    one = measure(blocks, LAX)
-    assert one.e2el_s is not None
-    assert (one.blocks, one.e2el_s.p50) == (2, 2.0)
-
-
-def test_the_run_in_is_sent_but_not_scored() -> None:
-    one = measure([replay_of([record(scored=False), record(row=1, last_s=2.0)])], LAX)
-    assert one.requests == 1
-    assert one.e2el_s == spread([2.0])
 
 
 def test_a_failed_request_counts_as_a_miss_and_has_no_latency() -> None:
@@ -130,11 +117,6 @@ def test_waiting_is_told_apart_by_what_binds() -> None:
     one = measure([replay_of([record()], iterations=log, token_budget=64)], LAX)
     assert (one.cap_bound_share, one.kv_bound_share) == (0.125, 0.75)
     assert one.token_bound_share == 0.5
-
-
-def test_a_weighted_quantile_is_the_least_value_with_that_share() -> None:
-    values, weights = np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 2.0])
-    assert [weighted_quantile(values, weights, share) for share in (0.25, 0.75, 1.0)] == [1, 2, 3]
 
 
 def test_readings_of_the_device_are_told_and_what_it_does_not_tell_is_none() -> None:

@@ -21,11 +21,6 @@ def test_the_device_is_read_once_a_second_until_the_work_is_done() -> None:
     assert log["utilisation"].tolist() == [1.0, 2.0, 3.0]
 
 
-def test_without_a_device_there_is_nothing_to_read() -> None:
-    result, log = run(while_reading(asyncio.sleep(3.5, "done"), None))
-    assert (result, len(log)) == ("done", 0)
-
-
 def test_work_that_fails_ends_the_readings_with_its_error() -> None:
     async def fails() -> None:
         await asyncio.sleep(2)

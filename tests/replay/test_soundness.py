@@ -16,9 +16,6 @@ from tuner.replay.soundness import flaws_of, replay_soundly, stalls_s
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 
-GPU: dict[str, Any] = {"engine": "vllm", "device": {"kind": "gpu"}}
-SERVER: dict[str, Any] = {"engine": "serve", "device": {"kind": "gpu"}}
-
 
 def late(lag_s: float, ttft_s: float, limit_s: float | None = None) -> Replay:
     one = replay_of([record(sent_s=lag_s, first_s=ttft_s)])
@@ -43,23 +40,15 @@ def test_requests_are_late_by_a_share_of_what_their_users_wait_for(
 
 
 @pytest.mark.parametrize(
-    ("tokens", "of_engine", "is_late"),
-    [
-        ({"joined_tokens": 10}, GPU, False),
-        ({"joined_tokens": 11}, GPU, True),
-        ({"joined_tokens": 11}, {**GPU, "device": {"kind": "cpu"}}, False),
-        ({"joined_tokens": 11}, {**GPU, "arguments": {"stream_interval": 4}}, False),
-        ({"joined_tokens": 11}, {**GPU, "arguments": {"speculative_config": {}}}, True),
-        ({"joined_tokens": 50, "late_tokens": 10}, SERVER, False),  # the server joins them
-        ({"joined_tokens": 50, "late_tokens": 11}, SERVER, True),
-        ({"late_tokens": 11}, {**SERVER, "device": {}}, False),  # of a server behind a proxy
-    ],
+    ("late_tokens", "device", "is_late"),
+    [(10, {"kind": "gpu"}, False), (11, {"kind": "gpu"}, True), (11, {}, False)],
 )
-def test_outputs_are_read_late_where_nothing_joins_them_by_nature(
-    tokens: dict[str, int], of_engine: dict[str, Any], *, is_late: bool
+def test_outputs_are_read_late_where_more_than_a_tenth_came_together(
+    late_tokens: int, device: dict[str, Any], *, is_late: bool
 ) -> None:
-    found = flaws_of(replay_of([record(output_tokens=100, **tokens)]), facts(**of_engine))
-    assert [one.split(" of ")[0] for one in found] == (
+    one = replay_of([record(output_tokens=100, late_tokens=late_tokens)])
+    found = flaws_of(one, facts(device=device))
+    assert [part.split(" of ")[0] for part in found] == (
         ["outputs were read late (11%"] if is_late else []
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tuner.engines.seam import ArgumentValue, Engine, EngineRequest, Reply
 from tuner.engines.vllm.start import VllmStarter
-from tuner.engines.workers import Batching, start_workers
+from tuner.engines.workers import WorkersStarter
 
 TINY: dict[str, ArgumentValue] = {
     "model": "tuner:tiny",
@@ -23,7 +23,7 @@ async def main(log: Path) -> None:
     starter = VllmStarter(TINY, log=log)
     engine = await starter.start(max_num_seqs=2)
     try:
-        worker = await start_workers(starter, 1, Batching(), log=log)
+        worker = await WorkersStarter(starter, 1).start(max_num_seqs=1)
         try:
             say("generating")
             async with asyncio.TaskGroup() as tasks:

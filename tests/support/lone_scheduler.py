@@ -21,7 +21,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from tuner.engines import live_scheduler as live
 from tuner.engines.models import shipped as models
-from tuner.engines.page import Page, SchedulerLog
+from tuner.engines.page import Page
 
 __all__ = [
     "ABORTED",
@@ -85,7 +85,7 @@ def logged(scheduler: Any) -> Iterator[Page]:
     """Let a scheduler log as if it were measured."""
     with tempfile.TemporaryDirectory() as folder:
         page = Page(Path(folder) / "page")
-        scheduler._log = SchedulerLog(scheduler, page.folder, live._about(scheduler))
+        scheduler.log_into(str(page.folder))
         yield page
         scheduler._log.close()
         scheduler._log = None

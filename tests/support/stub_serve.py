@@ -1,14 +1,12 @@
 """A stand-in for ``vllm serve`` without an engine: python -m tests.support.stub_serve … --port N.
 
 Instead of a scheduler it writes the page of one. What it does otherwise than a server that is well,
-the environment says: STUB_TAKEN of its starts find the port taken by somebody else (counted in the
-file STUB_STARTS); after STUB_STOPS requests it stops in the middle of a stream; of STUB_SHARE
+the environment says: after STUB_STOPS requests it stops in the middle of a stream; of STUB_SHARE
 requests it logs one; STUB_STRANGER is the name of a request of somebody else.
 """
 
 import asyncio
 import os
-import socket
 import sys
 import threading
 import time
@@ -58,31 +56,8 @@ class StubServer:
             row.tofile(file)
 
 
-def _give_away(port: int) -> None:
-    """Let somebody else listen at the port, who outlives us for a moment."""
-    other = socket.socket()
-    other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    other.bind(("127.0.0.1", port))
-    other.listen()
-    apart, tells = os.pipe()
-    if os.fork() == 0:
-        os.setsid()
-        os.write(tells, b".")
-        time.sleep(8)
-        os._exit(0)
-    os.read(apart, 1)
-    raise OSError(98, "Address already in use")
-
-
 def main() -> None:
     port = int(sys.argv[sys.argv.index("--port") + 1])
-    if starts := os.environ.get("STUB_STARTS"):
-        with Path(starts).open("a+") as file:
-            file.write("start\n")
-            file.seek(0)
-            if len(file.readlines()) <= int(os.environ["STUB_TAKEN"]):
-                _give_away(port)
     (FOLDER / "about.json").write_bytes(msgspec.json.encode(ABOUT))
     server = StubServer()
     with completions(server.answer, get={"/health": b""}, port=port):

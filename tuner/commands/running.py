@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from tuner.commands.options import VerifyOptions
 from tuner.engines.arguments import WHICH_DEVICE
+from tuner.engines.paged import WARM_UPS
 from tuner.engines.sampling import EVERYWHERE, Sampling
 from tuner.engines.seam import EngineFacts
-from tuner.engines.server.running import WARM_UPS, RunningServer, RunningStarter
+from tuner.engines.server.running import RunningServer, RunningStarter
 from tuner.engines.vllm import supported
 from tuner.errors import GateError, InputError, UsageError
 from tuner.live import prometheus

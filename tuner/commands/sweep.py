@@ -44,6 +44,7 @@ from tuner.runs.sweep.rescore import rescore
 from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import Trace, TraceRequest, digest, load, write
 from tuner.traffic.arrivals import busiest_window
+from tuner.traffic.schedule import SOURCE
 from tuner.traffic.sessions import turns_of
 from tuner.traffic.slo import Slo, parse_slo
 from tuner.traffic.window import choose_part, parse_duration_s, parse_window
@@ -150,7 +151,12 @@ def ready_on(options: SweepOptions, trace: Trace, starter: Starter, began_s: flo
     """Return what of a trace one engine gets. Raises TraceError, UsageError."""
     requests, ranks = served_in(trace, options.trace), ranks_of(starter)
     warnings, notes = [*trace.warnings, *warnings_about(trace)], list[str]()
-    if options.closed_sessions:
+    if trace.header.source == SOURCE:
+        warnings.append(
+            "the recorded concurrency is held at every step: the twin, which knows open loops "
+            "only, does not decide"
+        )
+    elif options.closed_sessions:
         warnings.append(
             f"closed sessions: {len(turns_of(requests)):,} of {len(requests):,} requests wait for "
             "the turn before them; the others leave as recorded, and the twin, which knows open "
@@ -181,6 +187,7 @@ def settings_plan(options: SweepOptions, trace: Trace) -> dict[str, Any]:
     is_served = options.world is None and options.ray is None
     return {
         **in_plan(options, *IN_PLAN),
+        "closed_sessions": options.closed_sessions or trace.header.source == SOURCE,
         "trace_block_size": trace.header.block_size,
         "confirm": "server" if is_served else "inproc",
     }

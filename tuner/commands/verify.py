@@ -19,8 +19,8 @@ from tuner.commands.shared.results import finish
 from tuner.commands.shared.run_folder import kept, open_run
 from tuner.commands.shared.traffic import one_engines, served_in
 from tuner.commands.shared.trust import check_asked
+from tuner.engines.paged import WARM_UPS
 from tuner.engines.seam import Starter
-from tuner.engines.server.running import WARM_UPS
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import GateError, Interrupted, TargetError, UndecidedError, UsageError

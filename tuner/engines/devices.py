@@ -1,8 +1,8 @@
-"""The hardware: what identifies it, how busy it is, and how much of that is not ours.
+"""The hardware: what identifies it, how busy it is, and which share of that is not ours.
 
-An engine is on the first GPUs of CUDA_VISIBLE_DEVICES, of which NVML tells. NVML counts in the
+An engine runs on the first GPUs of CUDA_VISIBLE_DEVICES, as NVML reports them. NVML counts in the
 order of the PCI bus: a host with several kinds of GPU needs CUDA_DEVICE_ORDER=PCI_BUS_ID, as vLLM
-asks for too.
+asks for too. What a device does not report is None.
 """
 
 import asyncio
@@ -12,15 +12,15 @@ import platform
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 import pynvml
 
 from tuner.engines import provenance
-from tuner.engines.seam import ArgumentValue
+from tuner.engines.arguments import ArgumentValue
 
 PARALLEL_SIZES = (
     *("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"),
@@ -28,10 +28,10 @@ PARALLEL_SIZES = (
 """Arguments that multiply the GPUs of one engine."""
 
 PER_CARD = frozenset({"uuids"})
-"""Facts in which two machines of a kind differ."""
+"""Facts in which two machines of one kind differ."""
 
 BY_LOG = frozenset({"attention_backend"})
-"""Facts that a log need not tell, even on the same machine."""
+"""Facts that a log may leave out, even on the same machine."""
 
 ALARMING = {
     pynvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
@@ -39,11 +39,10 @@ ALARMING = {
     pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hardware thermal slowdown",
     pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "power brake",
 }
-"""Reasons for which a GPU is slower than it should be. To be at its power limit is normal at full
-load."""
+"""Reasons for which a GPU is slower than it should be. The power limit is normal at full load."""
 
 BUSY = 0.5
-"""Utilisation from which on a GPU's clock is that of its work."""
+"""Utilization from which on a GPU's clock is that of its work."""
 
 GIVEN_BACK_S = 30.0
 """Time that the driver may take to free the memory of an engine that has ended."""
@@ -52,68 +51,45 @@ _GROWN_BYTES = 256 << 20
 """A CUDA context alone takes that much."""
 
 _LOOK_S = 0.2
-
 _UUID_PREFIX = len("GPU-") + 8
-"""Characters of a UUID that tell GPUs apart. vLLM wants all of it."""
-
-_POWER_CAP = pynvml.nvmlClocksThrottleReasonSwPowerCap
+"""Characters of a UUID that tell GPUs apart."""
 
 _BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+)(?: attention)? backend")
-"""What vLLM's log says of its choice, which its configuration does not."""
-
-_GRAPH_MODE = re.compile(
-    r"(?:setting cudagraph_mode=|Overriding (?:cudagraph_mode (?:from )?(?:\w+ )?)?to )"
-    r"(?:CUDAGraphMode\.)?(FULL_AND_PIECEWISE|FULL_DECODE_ONLY|PIECEWISE|FULL|NONE)\b"
-)
-"""What it says where a worker lowers the mode of CUDA graphs, which its front end does not know."""
+"""vLLM's log names its choice, its configuration does not."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU as it is now; None where it does not tell."""
+class Gpu(NamedTuple):
+    """One GPU as it is now."""
 
     uuid: str
     name: str
+    compute_capability: str | None
     memory_bytes: int | None
     memory_used_bytes: int | None
-    compute_capability: str | None
     power_limit_w: float | None
     power_w: float | None
     utilisation: float | None
     """Share of the last moments (device dependent, 1/6 to 1 s) in which a kernel ran, 0-1."""
 
     clock_mhz: int | None
-    at_power_limit: bool | None
+    """None while it idles or is at its power limit: the clock is rightly lower then."""
+
     alarms: tuple[str, ...] | None
     """Of ALARMING."""
 
     processes: frozenset[int]
-    """Those that compute on it, as the driver numbers them: in a container not as we do."""
-
-    @property
-    def own_clock_mhz(self) -> float | None:
-        """Its clock. None while it idles or is at its power limit, because the clock is rightly
-        lower then; and where it does not tell whether that is so."""
-        busy = self.utilisation is not None and self.utilisation >= BUSY
-        return self.clock_mhz if busy and self.at_power_limit is False else None
+    """Those that compute on it, by the driver's numbers: in a container not ours."""
 
 
-@dataclass(frozen=True, slots=True)
-class CpuSample:
+class Cpu(NamedTuple):
     """Shares of all cores' time since the sample before, 0-1."""
 
     busy: float
-    ours: float
-    """Of this process and its descendants."""
-
     others: float
-    """Busy, but not ours: who disturbs the measurement."""
+    """Busy, but neither with this process nor with its descendants."""
 
     steal: float
     """Taken by the hypervisor for other machines."""
-
-
-# -- what it is
 
 
 def device_facts() -> dict[str, ArgumentValue]:
@@ -126,33 +102,27 @@ def device_facts() -> dict[str, ArgumentValue]:
             return _gpu_facts(seen)
         if provenance.is_vllm_here():
             return {"kind": "cuda", "name": "cuda device"}
+    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
     return {
         "kind": "cpu",
         "name": _cpu_name(),
-        "cores": _cores(),
+        "cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     }
 
 
-def device_of(
-    arguments: Mapping[str, ArgumentValue], how: Mapping[str, ArgumentValue], log_text: str
-) -> dict[str, ArgumentValue]:
-    """Return the facts of the device that a running engine is on, the same in tuner's process and
-    behind a server: two attention backends are two machines.
-
-    ``how`` is what its configuration says of its computing.
-    """
+def device_of(arguments: Mapping[str, ArgumentValue], log_text: str) -> dict[str, ArgumentValue]:
+    """Return the facts of the device that a running engine is on, and of the attention backend that
+    its log names: two backends are two machines."""
     seen = gpus() if provenance.accelerator() == "cuda" else ()
     if not seen:
         return device_facts()
     mine = seen[: gpus_of(arguments)]
-    uuids = list[object](one.uuid[:_UUID_PREFIX] for one in mine)
-    facts = _gpu_facts(mine) | {"count": len(seen), "uuids": uuids}
+    facts = _gpu_facts(mine) | {"count": len(seen)}
+    facts["uuids"] = [gpu.uuid[:_UUID_PREFIX] for gpu in mine]
     if (backend := _BACKEND.search(log_text)) is not None:
         facts["attention_backend"] = backend[1]
-    facts |= {name: value for name, value in how.items() if "sizes" not in name}
-    lowered = _GRAPH_MODE.findall(log_text)
-    return facts | ({"cudagraph_mode": lowered[-1]} if lowered else {})
+    return facts
 
 
 def gpus_of(arguments: Mapping[str, ArgumentValue]) -> int:
@@ -174,13 +144,6 @@ def _gpu_facts(seen: Sequence[Gpu]) -> dict[str, ArgumentValue]:
     }
 
 
-def _cores() -> int:
-    """Return how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _cpu_name() -> str:
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -190,48 +153,47 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-# -- what it does
-
-
 class CpuMeter:
     """Tells what the cores did between two readings."""
 
     def __init__(self) -> None:
         self._last = _cpu_times()
 
-    def sample(self) -> CpuSample | None:
+    def sample(self) -> Cpu | None:
         """Return the shares since the last call; None when no time has passed, or nothing tells."""
-        before, now = self._last, _cpu_times()
-        if before is None or now is None or now[0] <= before[0]:
-            self._last = before or now
+        before, self._last = self._last, _cpu_times()
+        total, busy, ours, steal = np.subtract(self._last, before).tolist()
+        if total <= 0:
             return None
-        self._last = now
-        return cpu_sample(before, now)
+        # the time of a child that has just ended may be counted nowhere for a moment
+        return Cpu(busy / total, (busy - min(max(ours, 0.0), busy)) / total, steal / total)
 
 
-CpuTimes = tuple[float, float, float, float]
-"""Seconds since boot of all cores together: in all, busy, ours and stolen."""
-
-
-def cpu_sample(before: CpuTimes, now: CpuTimes) -> CpuSample:
-    """Return the shares of the time in between."""
-    total, *passed = (end - begin for begin, end in zip(before, now, strict=True))
-    busy, ours, steal = (one / total for one in passed)
-    ours = min(max(ours, 0.0), busy)  # a child's time may be seen nowhere for a moment
-    return CpuSample(busy, ours, busy - ours, steal)
-
-
-def _cpu_times() -> CpuTimes | None:
-    """Read the counters; None where the system has none, as in a container without /proc."""
+def _cpu_times() -> tuple[float, ...]:
+    """Return the seconds of all cores since boot: all, busy, ours and stolen; 0 where the system
+    counts none, as in a container without /proc."""
     try:
         fields = psutil.cpu_times()._asdict()
         ours = sum(map(_process_s, _family()))
     except (psutil.Error, OSError):
-        return None
+        return (0.0,) * 4
     idle, steal = fields["idle"] + fields.get("iowait", 0.0), fields.get("steal", 0.0)
     guests = fields.get("guest", 0.0) + fields.get("guest_nice", 0.0)  # in user and nice too
     total = sum(fields.values()) - guests
     return total, total - idle - steal, ours, steal
+
+
+def _family() -> list[psutil.Process]:
+    me = psutil.Process()
+    return [me, *me.children(recursive=True)]
+
+
+def _process_s(process: psutil.Process) -> float:
+    """Return the CPU seconds of a process and of its children that have ended; 0 if it has too."""
+    try:
+        return float(sum(process.cpu_times()[:4]))
+    except psutil.Error:
+        return 0.0
 
 
 class DeviceMeter:
@@ -248,38 +210,30 @@ class DeviceMeter:
         seen = gpus()[: self._count] if self._kind == "gpu" else ()
         if cpu is None and not seen:
             return None
-        host = (math.nan, math.nan) if cpu is None else (cpu.others, cpu.steal)
-        if not seen:
-            busy = cpu.busy if cpu is not None and self._kind == "cpu" else math.nan
-            return (busy, math.nan, math.nan, *host, math.nan, math.nan, math.nan)
-        mine = {one.pid for one in _family()}
+        busy, *host = cpu or (math.nan,) * 3
+        mine = {one.pid for one in _family()} if seen else set()
+        memory = [gpu.memory_used_bytes for gpu in seen]
         return (
-            _mean(gpu.utilisation for gpu in seen),
-            _total(gpu.memory_used_bytes for gpu in seen),
-            _total(gpu.power_w for gpu in seen),
+            _mean(gpu.utilisation for gpu in seen) if seen or self._kind != "cpu" else busy,
+            _mean(memory) * len(seen),
+            _mean(gpu.power_w for gpu in seen) * len(seen),
             *host,
-            _mean(gpu.own_clock_mhz for gpu in seen),
-            _mean(None if gpu.alarms is None else float(bool(gpu.alarms)) for gpu in seen),
+            _mean(gpu.clock_mhz for gpu in seen),
+            _mean(None if gpu.alarms is None else bool(gpu.alarms) for gpu in seen),
             # in a container ours are not among those that the driver names
-            _mean(
-                float(bool(gpu.processes - mine)) if gpu.processes & mine else None for gpu in seen
-            ),
+            _mean(bool(gpu.processes - mine) if gpu.processes & mine else None for gpu in seen),
         )
 
 
 def _mean(values: Iterable[float | None]) -> float:
+    """Return the mean of those that are known; NaN of none."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else math.nan
 
 
-def _total(values: Iterable[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return float(sum(known)) if known else math.nan
-
-
 def state_of(pids: Iterable[int]) -> str:
-    """Say which of these processes, or of those that they have started, is stopped or waits for the
-    kernel; empty where none is."""
+    """Say which of these processes, or of their children, is stopped or waits for the kernel; empty
+    where none is."""
     for pid in pids:
         with suppress(psutil.Error):
             process = psutil.Process(pid)
@@ -289,22 +243,6 @@ def state_of(pids: Iterable[int]) -> str:
                 if one.status() == psutil.STATUS_DISK_SLEEP:
                     return f": process {one.pid} waits for the kernel, as for a driver that hangs"
     return ""
-
-
-def _family() -> list[psutil.Process]:
-    me = psutil.Process()
-    return [me, *me.children(recursive=True)]
-
-
-def _process_s(process: psutil.Process) -> float:
-    """Return the CPU seconds of a process and of its children that have ended; 0 if it has too."""
-    try:
-        return float(sum(process.cpu_times()[:4]))
-    except psutil.Error:
-        return 0.0
-
-
-# -- the memory of its GPUs
 
 
 def memory_used() -> dict[str, int]:
@@ -320,24 +258,21 @@ async def given_back(
     """Wait until no GPU has much more memory in use than before; return whether that came in time.
 
     A process is gone before the driver has freed what it held, and the next engine takes a share of
-    what it finds free. ``device`` is what an engine's facts say of its own: what others do on other
-    GPUs is not waited for. All of them where it names none.
+    what it finds free. ``device`` has the facts of an engine: only its own GPUs are waited for; all
+    of them without.
     """
     uuids = (device or {}).get("uuids")
     named = tuple(map(str, uuids)) if isinstance(uuids, list) else ("",)
     own = {uuid: used for uuid, used in before.items() if uuid.startswith(named)}
-    with suppress(TimeoutError):
-        async with asyncio.timeout(GIVEN_BACK_S if own else None):
-            while own:
-                now = await asyncio.to_thread(memory_used)
-                if all(now.get(uuid, 0) - used < _GROWN_BYTES for uuid, used in own.items()):
-                    break
-                await asyncio.sleep(_LOOK_S)
-            return True
-    return False
-
-
-# -- NVML
+    until_s = asyncio.get_running_loop().time() + GIVEN_BACK_S
+    while own:
+        now = await asyncio.to_thread(memory_used)
+        if all(now.get(uuid, 0) - used < _GROWN_BYTES for uuid, used in own.items()):
+            break
+        if asyncio.get_running_loop().time() > until_s:
+            return False
+        await asyncio.sleep(_LOOK_S)
+    return True
 
 
 def driver() -> Mapping[str, str]:
@@ -355,7 +290,7 @@ def driver() -> Mapping[str, str]:
 def gpus() -> tuple[Gpu, ...]:
     """Read the GPUs that CUDA would see; empty where there is none. Costs some milliseconds."""
     with _nvml() as there:
-        return tuple(_read(handle) for handle in _handles()) if there else ()
+        return tuple(map(_read, _handles())) if there else ()
 
 
 @contextmanager
@@ -375,16 +310,14 @@ def _nvml() -> Iterator[bool]:
 def _handles() -> list[Any]:
     """Return the handles of the GPUs that CUDA_VISIBLE_DEVICES names by number or UUID, in its
     order; of all where it is not set."""
-    every = [
-        pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
-    ]
+    every = list(map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount())))
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return every
     by_name = {str(index): handle for index, handle in enumerate(every)}
-    by_name |= {str(_ask(pynvml.nvmlDeviceGetUUID, handle)): handle for handle in every}
+    by_name |= {str(_ask("UUID", handle)): handle for handle in every}
     handles = []
-    for name in filter(None, (part.strip() for part in listed.split(","))):
+    for name in filter(None, map(str.strip, listed.split(","))):
         if name not in by_name:  # CUDA stops at the first name that is none, too
             break
         handles.append(by_name[name])
@@ -392,35 +325,31 @@ def _handles() -> list[Any]:
 
 
 def _read(gpu: Any) -> Gpu:  # noqa: ANN401 - an NVML handle
-    rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, gpu)
-    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, gpu)
-    reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
-    capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, gpu)
-    alarms = [text for bit, text in ALARMING.items() if reasons and reasons & bit]
-    running = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()
+    rates, memory = _ask("UtilizationRates", gpu), _ask("MemoryInfo", gpu)
+    capability = _ask("CudaComputeCapability", gpu)
+    reasons = _ask("CurrentClocksThrottleReasons", gpu)
+    limit_mw, power_mw = _ask("EnforcedPowerLimit", gpu), _ask("PowerUsage", gpu)
+    is_busy = rates is not None and rates.gpu >= 100 * BUSY
+    is_free = reasons is not None and not reasons & pynvml.nvmlClocksThrottleReasonSwPowerCap
+    alarms = tuple(text for bit, text in ALARMING.items() if reasons and reasons & bit)
     return Gpu(
-        uuid=str(_ask(pynvml.nvmlDeviceGetUUID, gpu)),
-        name=str(_ask(pynvml.nvmlDeviceGetName, gpu)),
+        uuid=str(_ask("UUID", gpu)),
+        name=str(_ask("Name", gpu)),
+        compute_capability=".".join(map(str, capability)) if capability else None,
         memory_bytes=None if memory is None else memory.total,
         memory_used_bytes=None if memory is None else memory.used,
-        compute_capability=".".join(map(str, capability)) if capability else None,
-        power_limit_w=_watts(_ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu)),
-        power_w=_watts(_ask(pynvml.nvmlDeviceGetPowerUsage, gpu)),
+        power_limit_w=None if limit_mw is None else limit_mw * 1e-3,
+        power_w=None if power_mw is None else power_mw * 1e-3,
         utilisation=None if rates is None else rates.gpu / 100,
-        clock_mhz=_ask(pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_SM),
-        at_power_limit=None if reasons is None else bool(reasons & _POWER_CAP),
-        alarms=None if reasons is None else tuple(alarms),
-        processes=frozenset(process.pid for process in running),
+        clock_mhz=_ask("ClockInfo", gpu, pynvml.NVML_CLOCK_SM) if is_busy and is_free else None,
+        alarms=None if reasons is None else alarms,
+        processes=frozenset(one.pid for one in _ask("ComputeRunningProcesses", gpu) or ()),
     )
 
 
-def _ask(question: Any, about: Any, *more: int) -> Any:  # noqa: ANN401 - NVML's answers
+def _ask(what: str, *about: Any) -> Any:  # noqa: ANN401 - NVML's answers
     """Return NVML's answer, or None where this device or driver has none."""
     try:
-        return question(about, *more)
+        return getattr(pynvml, f"nvmlDeviceGet{what}")(*about)
     except pynvml.NVMLError:
         return None
-
-
-def _watts(milliwatts: float | None) -> float | None:
-    return None if milliwatts is None else milliwatts * 1e-3

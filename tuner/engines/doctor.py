@@ -1,6 +1,7 @@
 """The checks of ``tuner doctor``: whether an engine can be measured on this machine."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +22,6 @@ MIN_SHARED_BYTES = 1 << 30
 """Free bytes of /dev/shm: vLLM's workers exchange messages there."""
 
 _GIB = 1 << 30
-_SHARED = "/dev/shm"  # noqa: S108 - its size is read, nothing is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,110 +34,77 @@ class Check:
     cure: str = ""
 
 
-def checks(cpu: devices.CpuSample | None) -> list[Check]:
+def checks(cpu: devices.Cpu | None) -> list[Check]:
     """Check the vLLM and the devices of this machine. ``cpu`` is what its cores did just now."""
-    on_gpu = provenance.accelerator() == "cuda"
     return [
-        _vllm(),
-        *_of_gpus(devices.gpus() if on_gpu else (), on_gpu=on_gpu),
-        _cores(cpu),
-        _shared_memory(),
+        Check(name, "SKIP", result)
+        if ok is None
+        else Check(name, "PASS", result)
+        if ok
+        else Check(name, "FAIL", result, cure)
+        for name, ok, result, cure in _rows(cpu)
     ]
 
 
-def _check(name: str, result: str, cure: str, *, ok: bool | None) -> Check:
-    """Return a check; ``ok`` None skips it."""
-    if ok is None or ok:
-        return Check(name, "SKIP" if ok is None else "PASS", result)
-    return Check(name, "FAIL", result, cure)
-
-
-def _vllm() -> Check:
+def _rows(cpu: devices.Cpu | None) -> Iterator[tuple[str, bool | None, str, str]]:
+    """Yield name, whether it is well (None: nothing to check), result and cure."""
+    version, supports = installed.version(), f"tuner supports {supported.statement()}"
     try:
         installed.check()
     except EngineError as problem:
-        return Check("vllm", "FAIL", str(problem), problem.hint)
-    version, supports = installed.version(), f"tuner supports {supported.statement()}"
-    return _check(
-        "vllm",
-        f"vLLM {version}, {supports}" if version else supports,
-        "Install one: pip install 'tuner[vllm]' (NVIDIA) or 'tuner[cpu]'.",
-        ok=version is not None,
-    )
-
-
-def _of_gpus(seen: tuple[devices.Gpu, ...], *, on_gpu: bool) -> list[Check]:
-    """Return the device, its driver, throttling, other processes and memory."""
-    driver = devices.driver() if seen else {"driver": "no GPU", "cuda": "0.0"}
-    alarms = sorted({alarm for gpu in seen for alarm in gpu.alarms or ()})
-    count = sum(len(gpu.processes) for gpu in seen)
-    used = [
-        gpu.memory_used_bytes / gpu.memory_bytes
-        for gpu in seen
-        if gpu.memory_bytes and gpu.memory_used_bytes is not None
-    ]
-    facts = devices.device_facts()
-    names = ", ".join(f"{gpu.name} {(gpu.memory_bytes or 0) / _GIB:.0f} GiB" for gpu in seen)
-    here = f"{facts['name']}, {facts.get('cores')} cores, no GPU"
-
-    def of_gpu(name: str, result: str, cure: str, *, ok: bool) -> Check:
-        return _check(name, result if seen else "no GPU", cure, ok=ok if seen else None)
-
-    return [
-        _check(
-            "device",
-            (names or "NVML shows no GPU") if on_gpu else here,
-            "See nvidia-smi and CUDA_VISIBLE_DEVICES, or install the CPU build: tuner[cpu].",
-            ok=bool(seen) or not on_gpu,
-        ),
-        of_gpu(
-            "driver",
-            f"{driver['driver']}, CUDA {driver['cuda']}",
-            f"Install a driver for CUDA {CUDA}, unless your vLLM is built for an older one.",
-            ok=int(driver["cuda"].partition(".")[0]) >= CUDA,
-        ),
-        of_gpu(
-            "throttling",
-            ", ".join(alarms) or "none",
-            "Check cooling and power: nvidia-smi -q -d PERFORMANCE.",
-            ok=not alarms,
-        ),
-        of_gpu(
-            "processes on the GPU",
-            str(count or "none"),
-            "End them (nvidia-smi), or choose another GPU: CUDA_VISIBLE_DEVICES.",
-            ok=not count,
-        ),
-        _check(
-            "GPU memory",
-            f"{1 - max(used):.0%} free" if used else "no GPU",
-            "End the process that holds it, or lower gpu_memory_utilization.",
-            ok=max(used) <= MAX_MEMORY_USED if used else None,
-        ),
-    ]
-
-
-def _cores(cpu: devices.CpuSample | None) -> Check:
-    if cpu is None:
-        return Check("cores", "SKIP", "this system does not report them")
-    others = cpu.others + cpu.steal
-    return _check(
+        yield "vllm", False, str(problem), problem.hint
+    else:
+        result = f"vLLM {version}, {supports}" if version else supports
+        cure = "Install one: pip install 'tuner[vllm]' (NVIDIA) or 'tuner[cpu]'."
+        yield "vllm", version is not None, result, cure
+    yield from _of_gpus()
+    others = 0.0 if cpu is None else cpu.others + cpu.steal
+    yield (
         "cores",
-        f"{others:.0%} taken by other processes",
+        None if cpu is None else others <= MAX_OTHERS,
+        f"{others:.0%} taken by other processes" if cpu else "this system does not report them",
         "Stop them, or measure when nothing else runs.",
-        ok=others <= MAX_OTHERS,
     )
-
-
-def _shared_memory() -> Check:
     try:
-        place = os.statvfs(_SHARED)
+        place = os.statvfs("/dev/shm")  # noqa: S108 - its size is read, nothing is written
+        free_bytes = place.f_bavail * place.f_frsize
     except OSError:
-        return Check("shared memory", "SKIP", f"no {_SHARED}")
-    free_bytes = place.f_bavail * place.f_frsize
-    return _check(
+        yield "shared memory", None, "this system has none", ""
+        return
+    yield (
         "shared memory",
+        free_bytes >= MIN_SHARED_BYTES,
         f"{free_bytes / _GIB:.1f} GiB free",
         "Give the container more: docker run --shm-size 8g, or an emptyDir of medium Memory.",
-        ok=free_bytes >= MIN_SHARED_BYTES,
     )
+
+
+def _of_gpus() -> Iterator[tuple[str, bool | None, str, str]]:
+    """Yield the device, its driver, throttling, other processes and memory."""
+    on_gpu, facts = provenance.accelerator() == "cuda", devices.device_facts()
+    seen = devices.gpus() if on_gpu else ()
+    names = ", ".join(f"{gpu.name} {(gpu.memory_bytes or 0) / _GIB:.0f} GiB" for gpu in seen)
+    here = f"{facts['name']}, {facts.get('cores')} cores, no GPU"
+    cure = "See nvidia-smi and CUDA_VISIBLE_DEVICES, or install the CPU build: tuner[cpu]."
+    result = (names or "NVML shows no GPU") if on_gpu else here
+    yield "device", bool(seen) or not on_gpu, result, cure
+    if not seen:
+        for name in ("driver", "throttling", "processes on the GPU", "GPU memory"):
+            yield name, None, "no GPU", ""
+        return
+    driver = devices.driver()
+    alarms = ", ".join(sorted({alarm for gpu in seen for alarm in gpu.alarms or ()}))
+    count = sum(len(gpu.processes) for gpu in seen)
+    used = max((gpu.memory_used_bytes or 0) / (gpu.memory_bytes or _GIB) for gpu in seen)
+    yield (
+        "driver",
+        int(driver["cuda"].partition(".")[0]) >= CUDA,
+        f"{driver['driver']}, CUDA {driver['cuda']}",
+        f"Install a driver for CUDA {CUDA}, unless your vLLM is built for an older one.",
+    )
+    cure = "Check cooling and power: nvidia-smi -q -d PERFORMANCE."
+    yield "throttling", not alarms, alarms or "none", cure
+    cure = "End them (nvidia-smi), or choose another GPU: CUDA_VISIBLE_DEVICES."
+    yield "processes on the GPU", not count, str(count or "none"), cure
+    cure = "End the process that holds it, or lower gpu_memory_utilization."
+    yield "GPU memory", used <= MAX_MEMORY_USED, f"{1 - used:.0%} free", cure

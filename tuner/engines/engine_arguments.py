@@ -4,7 +4,7 @@ vLLM is imported only when there is a value that it must check.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tuner.engines.seam import ArgumentValue
@@ -38,11 +38,8 @@ def engine_arguments(
             hint="Give --model NAME, or --model tuner:tiny to try tuner without a download.",
         )
     for setting in _overrides(overrides):
-        settings = {
-            name: other
-            for name, other in settings.items()
-            if not name.startswith(f"{setting.name}.")  # a whole mapping replaces its parts
-        }
+        for part in [name for name in settings if name.startswith(f"{setting.name}.")]:
+            del settings[part]  # a whole mapping replaces its parts
         settings[setting.name] = setting
     tokenizer = settings.get("tokenizer")
     for what, value in (("model", chosen), ("tokenizer", tokenizer and tokenizer.value)):
@@ -51,9 +48,8 @@ def engine_arguments(
                 f"the {what} {value!r} begins with a hyphen: vllm serve would take it for a flag",
                 hint="Give the name of a model, or a path that begins with ./ or /.",
             )
-    if not settings:
-        return {"model": chosen}
-    return {"model": chosen, **vllm.parse(list(settings.values()), model=chosen)}
+    read = vllm.parse(list(settings.values()), model=chosen) if settings else {}
+    return {"model": chosen, **read}
 
 
 def stated_number(base: Path, name: str) -> int | None:
@@ -83,9 +79,10 @@ def _read(path: Path) -> Iterator[Setting]:
     for key, node in root.value if root is not None else ():
         place = f"{path}:{key.start_mark.line + 1}"
         value = yaml_strict.construct(node, source=str(path), error=InputError)
-        if value is False or value == []:
-            continue
-        yield _setting(str(key.value), _plain(value), place, of_server=True)
+        if not (value is None or isinstance(value, str | int | float | list | dict)):
+            value = str(value)  # vLLM gets dates and the like as texts
+        if value is not False and value != []:
+            yield _setting(str(key.value), value, place, of_server=True)
 
 
 def _overrides(texts: Sequence[str]) -> Iterator[Setting]:
@@ -95,8 +92,7 @@ def _overrides(texts: Sequence[str]) -> Iterator[Setting]:
         key = key.strip().removeprefix("--")
         if not equals or not key:
             raise UsageError(f"--set {text!r} is not KEY=VALUE", hint="As in --set block_size=32.")
-        value = value_of(written.strip(), place="--set")
-        setting = _setting(key, value, "--set", of_server=False)
+        setting = _setting(key, value_of(written.strip(), place="--set"), "--set", of_server=False)
         name = setting.name
         if name in _OPTIONS:
             raise UsageError(f"--set {text}: {name} is not set so", hint=f"Use {_OPTIONS[name]}.")
@@ -107,10 +103,11 @@ def _overrides(texts: Sequence[str]) -> Iterator[Setting]:
 
 
 def _setting(key: str, value: ArgumentValue, place: str, *, of_server: bool) -> Setting:
-    """Return what a key as somebody wrote it means: ``disable-x: true`` is ``enable_x`` false."""
+    """Return the argument of a key as somebody wrote it: ``disable-x: true`` is ``enable_x``
+    false."""
     head, dot, part = key.partition(".")
-    name, negated = canonical(head)
-    if negated and isinstance(value, bool):
+    name, is_off = canonical(head)
+    if is_off and isinstance(value, bool):
         value = not value
     return Setting(f"{name}{dot}{part.replace('-', '_')}", value, place, of_server=of_server)
 
@@ -122,21 +119,12 @@ def value_of(text: str, *, place: str) -> ArgumentValue:
     """
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
-    if text[:1] in {"{", "["}:
-        try:
-            value: list[object] | dict[str, object] = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise UsageError(
-                f"{place} …={text[:200]}: not JSON: {error}", hint="Check quotes."
-            ) from None
-        return value
-    return text
-
-
-def _plain(value: object) -> ArgumentValue:
-    """Return a value as vLLM gets it: dates and the like are texts."""
-    if value is None or isinstance(value, str | int | float | list):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): item for key, item in value.items()}
-    return str(value)
+    if text[:1] not in {"{", "["}:
+        return text
+    try:
+        value: list[object] | dict[str, object] = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise UsageError(
+            f"{place} …={text[:200]}: not JSON: {error}", hint="Check quotes."
+        ) from None
+    return value

@@ -4,49 +4,49 @@
         vllm serve … --scheduler-cls tuner.engines.live_scheduler.LiveScheduler
 
 Runs inside the EngineCore process: vLLM imports this module when it resolves ``scheduler_cls``.
-Without the variable it opens nothing, and is vLLM's own scheduler. It is the one of deployed
-servers (docs/operating.md) and of every engine that tuner measures (docs/engines.md), which gets
-its limits from a page of memory and writes its log beside it.
+Without the variable it opens nothing, and is vLLM's own scheduler. Deployed servers use it
+(docs/operating.md), and so does every engine that tuner measures (docs/engines.md). Limits come
+from a page of memory: that of the folder which tuner shares, or one of its own for live control.
 """
 
 # mypy: allow-subclassing-any
 # ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
 
+import math
 import os
-import threading
+import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+import numpy as np
 import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from tuner.engines import page
 from tuner.engines.scheduler.unmodelled import unasked, unmodelled
+from tuner.engines.seam import ITERATION, UNKNOWN
 from tuner.live.control import LiveThread, about_server, switched_off
-from tuner.live.protocol import Limits, Refused
+from tuner.live.protocol import Limits
 from tuner.system.contain_errors import contain_errors
 
-BOUNDARY_S = 2.0
-"""Longest wait of a change for the end of one ``schedule()``, which takes milliseconds."""
+_NAME = re.compile(r"(?:cmpl-)?tuner-(\d{1,18})(?!\d)")
 
 
 class LiveScheduler(Scheduler):
     """vLLM's scheduler, for ``--scheduler-cls``, whatever async scheduling resolves to.
 
-    Only ``max_num_active_reqs`` is moved. vLLM looks at it before it lets a waiting request in. So
-    above a lowered cap what runs goes on until it is done, and nothing is preempted.
-
-    vLLM before 0.31 has one limit for what is built and what is let in, and fails where more run.
-    There the second limit is ours, and the cap is never below what runs.
+    A cap limits who is let in. So above a lowered cap what runs continues until it is done, and
+    nothing is preempted. vLLM 0.30 has one limit for what is built and what is let in, and fails
+    where more run: there it is never below what runs.
     """
 
     if TYPE_CHECKING:
         max_num_running_reqs: int
-        max_num_active_reqs: int
         max_num_scheduled_tokens: int
         running: list[Any]
         vllm_config: Any
@@ -66,40 +66,34 @@ class LiveScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._knows_active = hasattr(self, "max_num_active_reqs")
-        if not self._knows_active:
-            self.max_num_active_reqs = self.max_num_running_reqs
-        self._boundary = threading.Lock()
-        folder = os.environ.get(page.VARIABLE)
-        self._log = page.SchedulerLog(self, Path(folder), _about(self)) if folder else None
+        self._cap = "max_num_active_reqs"
+        if not hasattr(self, self._cap):  # vLLM 0.30
+            self._cap = "max_num_running_reqs"
+        self._cells = np.zeros(1, page.PAGE)
+        self._log: SchedulerLog | None = None
+        self.log_into(os.environ.get(page.VARIABLE))
         path = os.environ.get(page.SOCKET)
         self._live = contain_errors(switched_off, _control, self, path) if path else None
 
-    def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        with self._boundary:
-            begun_s, log = time.monotonic(), self._log
-            if log is not None:
-                seqs, tokens = log.limits()
-                self.max_num_active_reqs = seqs or self.max_num_active_reqs
-                self.max_num_scheduled_tokens = tokens or self.max_num_scheduled_tokens
-            with self._letting_in():
-                output = super().schedule(*args, **kwargs)
-            if log is not None and output.total_num_scheduled_tokens:
-                log.scheduled(output, begun_s)
-        return output
+    def log_into(self, folder: str | None) -> None:
+        """Take limits from the page of a folder, and log there; None: neither."""
+        if folder is not None:
+            self._cells = page.mapped(Path(folder))
+            self._log = SchedulerLog(self, Path(folder), self._cells)
+        self._cells["max_num_seqs"] = getattr(self, self._cap)
+        self._cells["max_num_batched_tokens"] = self.max_num_scheduled_tokens
 
-    @contextmanager
-    def _letting_in(self) -> Iterator[None]:
-        """Let in no more than ``max_num_active_reqs``, where vLLM does not know that limit."""
-        if self._knows_active:
-            yield
-            return
-        built = self.max_num_running_reqs
-        self.max_num_running_reqs = max(self.max_num_active_reqs, len(self.running))
-        try:
-            yield
-        finally:
-            self.max_num_running_reqs = built
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        begun_s, (cells,) = time.monotonic(), self._cells
+        if cells["resets"] > cells["resets_done"] and self.reset_prefix_cache():
+            cells["resets_done"] = cells["resets"]
+        least = len(self.running) if self._cap == "max_num_running_reqs" else 0
+        setattr(self, self._cap, max(int(cells["max_num_seqs"]), least))
+        self.max_num_scheduled_tokens = int(cells["max_num_batched_tokens"])
+        output = super().schedule(*args, **kwargs)
+        if self._log is not None and output.total_num_scheduled_tokens:
+            self._log.scheduled(output, begun_s)
+        return output
 
     def update_from_output(self, scheduler_output: Any, *args: Any) -> Any:
         result = super().update_from_output(scheduler_output, *args)
@@ -109,7 +103,7 @@ class LiveScheduler(Scheduler):
 
     def add_request(self, request: Any) -> None:
         if self._log is not None:
-            self._log.queued(request)
+            self._log.queued(request.request_id)
         super().add_request(request)
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
@@ -120,15 +114,11 @@ class LiveScheduler(Scheduler):
     def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
         result = super().finish_requests(request_ids, *args, **kwargs)
         if self._log is not None:
-            named = [request_ids] if isinstance(request_ids, str) else list(request_ids or ())
+            named = [request_ids] if isinstance(request_ids, str) else request_ids or ()
             for request_id in named:
-                self._log.ended(request_id)
+                self._log.ended(request_id, math.nan)
             self._log.counted()
         return result
-
-    @property
-    def kv_blocks(self) -> int:
-        return int(self.kv_cache_manager.block_pool.num_gpu_blocks) - 1  # one is the null block
 
     def shutdown(self) -> None:
         if self._live is not None:
@@ -142,14 +132,163 @@ class LiveAsyncScheduler(LiveScheduler, AsyncScheduler):
     """LiveScheduler where async scheduling is on."""
 
 
-def _about(scheduler: LiveScheduler) -> page.About:
-    config = scheduler.vllm_config
-    return page.About(
-        arguments=arguments_of(config),
-        kv_blocks=scheduler.kv_blocks,
-        unmodelled=unmodelled(config, scheduler.kv_cache_config.kv_cache_groups),
-        cautions=unasked(config),
-    )
+class SchedulerLog:
+    """The log of a measured scheduler: a row for each iteration, and for each request that ended.
+
+    A row's time runs from the moment the previous iteration's tokens were out, or, after idling,
+    from the moment the scheduler began, until this iteration's tokens are out. So the rows tile
+    the busy time, also where one iteration is scheduled while another runs (async scheduling).
+    """
+
+    def __init__(self, scheduler: LiveScheduler, folder: Path, cells: Any) -> None:
+        self._scheduler: Any = scheduler
+        self._cells = cells[0]
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        self._iterations, self._served = (
+            os.open(folder / name, flags, 0o600) for name in ("iterations", "served")
+        )
+        self._pending: deque[tuple[Any, float, tuple[int, ...]]] = deque()
+        self._busy_since: float | None = None
+        self._preemptions = self._lost_tokens = 0
+        self._marks: dict[str, np.void] = {}
+        """By the request's name, its row of SERVED."""
+
+        config = scheduler.vllm_config
+        about = page.About(
+            arguments=arguments_of(config),
+            kv_blocks=self._blocks,
+            unmodelled=unmodelled(config, scheduler.kv_cache_config.kv_cache_groups),
+            cautions=unasked(config),
+        )
+        (folder / "about.json").write_bytes(msgspec.json.encode(about))
+
+    def queued(self, request_id: str) -> None:
+        name = _NAME.match(request_id)
+        number = int(name[1]) if name else UNKNOWN
+        row = (number, time.monotonic(), math.nan, math.nan, math.nan, UNKNOWN, 0)
+        self._marks[request_id] = np.array([row], page.SERVED)[0]
+        self._cells["unfinished"] += 1
+
+    def preempted(self, request: Any) -> None:
+        self._preemptions += 1
+        self._lost_tokens += request.num_computed_tokens
+        if (mark := self._marks.get(request.request_id)) is not None:
+            mark["preemptions"] += 1
+
+    def scheduled(self, output: Any, begun_s: float) -> None:
+        """Note an iteration that is about to run."""
+        self._cells["under_way"] += 1
+        self._pending.append((output, begun_s, self._composition(output)))
+        self._preemptions = self._lost_tokens = 0
+        for new in output.scheduled_new_reqs:
+            mark = self._marks.get(new.req_id)
+            if mark is not None and math.isnan(mark["scheduled_s"]):
+                mark["scheduled_s"], mark["cached_tokens"] = begun_s, new.num_computed_tokens
+
+    def computed(self, output: Any, result: Mapping[int, Any]) -> None:
+        """Note that an iteration's tokens are out; ``result`` is what goes to the clients."""
+        now_s = time.monotonic()
+        if self._pending and self._pending[0][0] is output:
+            _, begun_s, composition = self._pending.popleft()
+            start_s = begun_s if self._busy_since is None else self._busy_since
+            row = np.array([(start_s, now_s - start_s, *composition)], ITERATION)
+            os.write(self._iterations, row.tobytes())
+            self._busy_since = now_s
+            self._cells["iterations"] += 1
+            self._cells["under_way"] -= 1
+        for outputs in result.values():
+            for one in outputs.outputs:
+                if one.prefill_stats is not None and one.request_id in self._marks:
+                    self._marks[one.request_id]["first_s"] = now_s
+                if one.finish_reason is not None:
+                    self.ended(one.request_id, now_s)
+        self.counted()
+
+    def ended(self, request_id: str, last_s: float) -> None:
+        """Note that a request is finished or, without its last token, aborted."""
+        if (mark := self._marks.pop(request_id, None)) is not None:
+            mark["last_s"] = last_s
+            os.write(self._served, mark.tobytes())
+
+    def counted(self) -> None:
+        """Tell tuner how many requests there are."""
+        left = sum(self._scheduler.get_request_counts())
+        self._cells["unfinished"] = left
+        if not left and not self._pending:
+            self._busy_since = None
+
+    def close(self) -> None:
+        os.close(self._iterations)
+        os.close(self._served)
+
+    @property
+    def _blocks(self) -> int:
+        return int(self._scheduler.kv_cache_manager.block_pool.num_gpu_blocks) - 1  # the null block
+
+    def _composition(self, output: Any) -> tuple[int, ...]:
+        """Return a row's fields from ``decode_seqs`` on.
+
+        A sequence decodes when all tokens that it had were computed already and only the newest
+        one (and drafts of the next ones) goes in. Everything else is prefill: prompts, and what a
+        preempted sequence computes again.
+        """
+        decode = context = prefill = prefill_tokens = prefill_context = 0
+        scheduler, drafts = self._scheduler, output.scheduled_spec_decode_tokens
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            request = scheduler.requests[request_id]
+            before = request.num_computed_tokens - tokens
+            if (
+                (tokens == 1 or tokens == 1 + len(drafts.get(request_id, ())))
+                and before >= request.num_prompt_tokens
+                and not request.is_prefill_chunk
+            ):
+                decode += 1
+                context += before
+            else:
+                prefill += 1
+                prefill_tokens += tokens
+                prefill_context += tokens * before
+        again = output.scheduled_cached_reqs
+        cached = sum(new.num_computed_tokens for new in output.scheduled_new_reqs) + sum(
+            computed
+            for request_id, computed in zip(again.req_ids, again.num_computed_tokens, strict=True)
+            if request_id in again.resumed_req_ids
+        )
+        used = self._blocks - scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        return (
+            *(decode, prefill, prefill_tokens, context, *scheduler.get_request_counts(), used),
+            *(self._preemptions, self._lost_tokens, cached, prefill_context),
+        )
+
+
+class _Knobs:
+    """The limits that the control thread may touch: see ``live.control.Knobs``. The scheduler takes
+    them over before it schedules next."""
+
+    def __init__(self, scheduler: LiveScheduler) -> None:
+        self._scheduler, self._cells = scheduler, scheduler._cells[0]  # noqa: SLF001 - one class in two
+        config = scheduler.vllm_config
+        drafts = config.speculative_config is not None
+        most = self._cells["max_num_seqs"] if drafts else scheduler.max_num_running_reqs
+        self.built = Limits(int(most), scheduler.max_num_scheduled_tokens)
+        # A prompt, an image or a draft that must fit into one iteration would wait for ever.
+        is_whole = (
+            not config.scheduler_config.enable_chunked_prefill
+            or config.model_config.is_multimodal_model
+            or drafts
+        )
+        self.least_tokens = self.built.max_num_batched_tokens if is_whole else 1
+
+    def limits(self) -> Limits:
+        cells = self._cells
+        return Limits(int(cells["max_num_seqs"]), int(cells["max_num_batched_tokens"]))
+
+    def load(self) -> tuple[int, int]:
+        return self._scheduler.get_request_counts()
+
+    def set_limits(self, limits: Limits) -> None:
+        self._cells["max_num_seqs"] = limits.max_num_seqs
+        self._cells["max_num_batched_tokens"] = limits.max_num_batched_tokens
 
 
 def _control(scheduler: LiveScheduler, path: str) -> LiveThread:
@@ -163,63 +302,8 @@ def _control(scheduler: LiveScheduler, path: str) -> LiveThread:
     return thread
 
 
-class _Knobs:
-    """The limits that the control thread may touch: see ``live.control.Knobs``."""
-
-    def __init__(self, scheduler: LiveScheduler) -> None:
-        self._scheduler = scheduler
-        config = scheduler.vllm_config
-        self.built = Limits(
-            max_num_seqs=most_seqs(scheduler),
-            max_num_batched_tokens=scheduler.max_num_scheduled_tokens,
-        )
-        # A prompt, an image or a draft that must fit into one iteration would wait for ever.
-        whole = (
-            not config.scheduler_config.enable_chunked_prefill
-            or config.model_config.is_multimodal_model
-            or config.speculative_config is not None
-        )
-        self.least_tokens = self.built.max_num_batched_tokens if whole else 1
-
-    def limits(self) -> Limits:
-        return Limits(
-            max_num_seqs=self._scheduler.max_num_active_reqs,
-            max_num_batched_tokens=self._scheduler.max_num_scheduled_tokens,
-        )
-
-    def load(self) -> tuple[int, int]:
-        return self._scheduler.get_request_counts()
-
-    def set_limits(self, limits: Limits) -> None:
-        """Set both limits. The lock is held for two assignments; while the engine idles it is
-        free."""
-        boundary = self._scheduler._boundary  # noqa: SLF001 - one class in two
-        if not boundary.acquire(timeout=BOUNDARY_S):
-            raise Refused(
-                f"the engine did not end an iteration's schedule within {BOUNDARY_S:g} s",
-                hint="See whether the server is alive: its log, /health.",
-                kind="failed",
-            )
-        try:
-            self._scheduler.max_num_active_reqs = limits.max_num_seqs
-            self._scheduler.max_num_scheduled_tokens = limits.max_num_batched_tokens
-        finally:
-            boundary.release()
-
-
-def most_seqs(scheduler: LiveScheduler) -> int:
-    """Return the largest cap that a scheduler which was just built can have.
-
-    vLLM 0.33 lets in only as many as the draft pass of DFlash or DSpark has room for.
-    """
-    drafts = scheduler.vllm_config.speculative_config
-    if drafts is None or getattr(drafts, "method", None) not in {"dflash", "dspark"}:
-        return scheduler.max_num_running_reqs
-    return min(scheduler.max_num_running_reqs, scheduler.max_num_active_reqs)
-
-
 def arguments_of(config: Any) -> dict[str, str | int | float | bool | None]:
-    """Return the engine arguments that a profile is held against, as resolved."""
+    """Return the engine arguments that a profile is compared with, as resolved."""
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
     return {
         "model": str(model.model),

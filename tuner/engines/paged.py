@@ -1,14 +1,15 @@
-"""What the engines that tuner has started have in common: limits, log and death."""
+"""What the engines that tuner has started have in common: facts, limits, log and death."""
 
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from tuner.engines.page import SERVED, Page
+from tuner.engines import devices, provenance
+from tuner.engines.page import SERVED, About, Page, name_of
 from tuner.engines.seam import (
     STOPPED,
     EngineFacts,
@@ -18,8 +19,13 @@ from tuner.engines.seam import (
     RequestFailedError,
 )
 from tuner.engines.timeouts import HangWatch
-from tuner.engines.vllm.log import Compiles
+from tuner.engines.vllm.installed import in_one_process
+from tuner.engines.vllm.log import Compiles, start_phases_s
+from tuner.engines.vllm.start import Resolved
 from tuner.errors import EngineError
+
+WARM_UPS = 8
+"""Requests that are sent before the others, and that the engine's own log must confirm."""
 
 WARM_UP_TOKENS = 8
 
@@ -32,20 +38,24 @@ class PagedEngine(ABC):
 
     facts: EngineFacts
 
-    def __init__(self, page: Page, log: Path, *, doing: Callable[[], str]) -> None:
+    def __init__(self, page: Page, log: Path, pids: Sequence[int]) -> None:
         self.compiled: list[str] = []
         self._page, self._compiles = page, Compiles(log)
         self._numbers = count(secrets.randbits(40))
         self._replies: dict[int, Reply] = {}
-        """By the request's number: what the log has still to say of them."""
+        """By the request's number: those that the log has still to complete."""
 
         self._in_flight = self._tokens = 0
-        self._watch = HangWatch(lambda: page.iterations + self._tokens, self._end, doing=doing)
+        self._watch = HangWatch(
+            lambda: page.iterations + self._tokens,
+            self._end,
+            doing=lambda: devices.state_of(pids),
+        )
         self._stopped = False
 
     @abstractmethod
-    async def generate(self, request: EngineRequest, reply: Reply) -> None:
-        """See the seam."""
+    async def _ask(self, name: str, request: EngineRequest, reply: Reply) -> None:
+        """Send a request of this name and fill ``reply``, counting what comes in ``_tokens``."""
 
     @abstractmethod
     def _death(self) -> EngineError | None:
@@ -53,29 +63,29 @@ class PagedEngine(ABC):
 
     @abstractmethod
     def _end(self, cause: EngineError) -> None:
-        """End its processes, which are said to have died of this."""
+        """End its processes, for this cause."""
+
+    async def generate(self, request: EngineRequest, reply: Reply) -> None:
+        """See the seam."""
+        self._check_running()
+        self.facts.check_length(request)
+        number = next(self._numbers)
+        self._replies[number] = reply
+        self._in_flight += 1
+        try:
+            with self._watch.over():
+                await self._ask(name_of(number), request, reply)
+        finally:
+            self._in_flight -= 1
+        if reply.output_tokens != request.output_length:
+            raise RequestFailedError(f"{reply.output_tokens} of {request.output_length} tokens")
 
     async def prepare(
         self, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
     ) -> None:
         """See the seam."""
         self._check_running()
-        limits = {
-            "max_num_seqs": (max_num_seqs, 1),
-            "max_num_batched_tokens": (max_num_batched_tokens, max_num_seqs or 1),
-        }
-        for name, (value, least) in limits.items():
-            most = int(str(self.facts.arguments[name]))
-            if value is not None and not least <= value <= most:
-                raise EngineError(
-                    f"{name} {value} is not between {least} and {most}",
-                    hint="Start the engine with the largest value that will be asked of it.",
-                )
-        if self._in_flight:
-            raise EngineError(
-                "the limits cannot change: requests are in flight",
-                hint="Let the replay drain first.",
-            )
+        self.facts.check_limits(max_num_seqs, max_num_batched_tokens, in_flight=self._in_flight)
         await self.iterations()
         self._page.set(max_num_seqs, max_num_batched_tokens)
         # takes both over, so that no request that is measured waits for it
@@ -96,26 +106,29 @@ class PagedEngine(ABC):
         self.compiled += self._compiles.new()
         return log
 
-    @contextmanager
-    def _generating(self, request: EngineRequest, reply: Reply) -> Iterator[int]:
-        """Count a request as in flight, and give it a number.
+    async def prove(self, begun_s: float) -> None:
+        """Send the first requests, whose cost is not the others', and see that our own scheduler
+        served them: where two servers listen at one port, connections are dealt out between them.
 
-        Raises RequestFailedError for what vLLM would refuse, or cut short without a word.
+        Raises EngineError where somebody else's server answered, or ours served others' requests.
         """
-        self._check_running()
-        length = len(request.prompt_token_ids) + request.output_length
-        if length > self.facts.max_model_len:
-            raise RequestFailedError(
-                f"{length} tokens of prompt and output, max_model_len is {self.facts.max_model_len}"
+        length = min(WARM_UP_TOKENS, self.facts.max_model_len // 2)
+        request = EngineRequest([1] * length, length)
+        await asyncio.gather(*(self.generate(request, Reply()) for _ in range(WARM_UPS)))
+        await self._drained()
+        _, served = self._page.take()
+        ours = sum(int(one) in self._replies for one in served["number"])
+        if (ours, len(served)) != (WARM_UPS, WARM_UPS):
+            raise EngineError(
+                f"{WARM_UPS} requests were sent to the server that tuner has started, it served "
+                f"{ours} of them and {len(served) - ours} others",
+                hint="Another server listens at the same port: end it, then try again.",
             )
-        number = next(self._numbers)
-        self._replies[number] = reply
-        self._in_flight += 1
-        try:
-            with self._watch.over():
-                yield number
-        finally:
-            self._in_flight -= 1
+        await self.prepare()
+        self.compiled.clear()
+        self._watch.begin()
+        start_s = asyncio.get_running_loop().time() - begun_s
+        self.facts = replace(self.facts, start_s=start_s)
 
     async def _drained(self) -> None:
         """Wait until what was aborted has left the engine, which computes the batches that were
@@ -130,3 +143,34 @@ class PagedEngine(ABC):
             raise STOPPED
         if (dead := self._death()) is not None:
             raise dead
+
+
+def facts_of(resolved: Resolved, about: About, *, engine: str, log_text: str) -> EngineFacts:
+    """Return the facts of an engine that has started, but for how long that took.
+
+    Raises EngineError where it runs with something else than was resolved for it.
+    """
+    for name, runs_with in about.arguments.items():
+        wanted = resolved.arguments.get(name, runs_with)
+        if name != "model" and runs_with != wanted:
+            raise EngineError(
+                f"the engine runs with {name}={runs_with}, asked was for {wanted}",
+                hint="An environment variable of vLLM may say otherwise: read its log.",
+            )
+    block_size = int(about.arguments["block_size"])  # some know it after the start only
+    return EngineFacts(
+        engine=engine,
+        arguments={**resolved.arguments, "block_size": block_size},
+        max_model_len=resolved.max_model_len,
+        vocab_size=resolved.vocab_size,
+        block_size=block_size,
+        kv_blocks=about.kv_blocks,
+        start_s=0.0,
+        versions=provenance.versions(),
+        device=devices.device_of(resolved.arguments, log_text),
+        environment=provenance.environment(),
+        sampling=resolved.sampling,
+        phases_s=start_phases_s(log_text),
+        cautions=(*in_one_process(resolved.arguments), *about.cautions),
+        unmodelled=about.unmodelled,
+    )

@@ -1,7 +1,7 @@
 """The parameters by which tokens are drawn while it is measured: ``--sampling``. Pure.
 
 Drawing takes time in every iteration. So it is done as in production: by the model's generation
-configuration, and what the option says on top.
+configuration, and what the option adds.
 """
 
 from collections.abc import Iterator, Mapping
@@ -91,26 +91,13 @@ def as_sent(sampling: Sampling) -> dict[str, float]:
     return {name: type(_RANGES[name][0])(value) for name, value in sampling.items()}
 
 
+_TYPES = {int: "integer", float: "number"}
+
 SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
     "properties": {
-        name: {
-            "type": "integer" if isinstance(least, int) else "number",
-            "minimum": least,
-            "maximum": most,
-        }
+        name: {"type": _TYPES[type(least)], "minimum": least, "maximum": most}
         for name, (least, most) in _RANGES.items()
     },
 }
 """The same as ``faults`` says, for the published schema."""
-
-
-def in_words(sampling: Sampling) -> str:
-    """Return it as it is shown.
-
-    >>> in_words({"temperature": 0.7, "top_k": 20}), in_words({"temperature": 0.0})
-    ('temperature 0.7, top_k 20', 'greedy')
-    """
-    if not sampling.get("temperature", 1.0):
-        return "greedy"
-    return ", ".join(f"{name} {value:g}" for name, value in sampling.items())

@@ -7,7 +7,7 @@ one on virtual time.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -93,6 +93,36 @@ class EngineFacts:
         """Tokens that an iteration may compute at most; 0 where that is not pinned."""
         return int(str(self.arguments.get("max_num_batched_tokens", 0)))
 
+    def check_limits(
+        self, max_num_seqs: int | None, max_num_batched_tokens: int | None, *, in_flight: int
+    ) -> None:
+        """Raise EngineError for limits that were not built for, and while requests are in flight.
+        None leaves a limit as it is."""
+        if in_flight:
+            raise EngineError(
+                f"the limits cannot change: {in_flight} requests are in flight",
+                hint="Let the replay drain first.",
+            )
+        for name, value, least in (
+            ("max_num_seqs", max_num_seqs, 1),
+            ("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs or 1),
+        ):
+            most = int(str(self.arguments[name]))
+            if value is not None and not least <= value <= most:
+                raise EngineError(
+                    f"{name} {value} is not between {least} and {most}",
+                    hint="Start the engine with the largest value that will be asked of it.",
+                )
+
+    def check_length(self, request: "EngineRequest") -> None:
+        """Raise RequestFailedError for what vLLM would refuse, or cut short without a word."""
+        prompt, output = len(request.prompt_token_ids), request.output_length
+        if min(prompt, output) < 1 or prompt + output > self.max_model_len:
+            raise RequestFailedError(
+                f"{prompt} prompt and {output} output tokens: at least one of each, and no more "
+                f"than max_model_len, {self.max_model_len}, together"
+            )
+
     @property
     def is_served(self) -> bool:
         """Whether its requests come through the front end of a server of ours."""
@@ -123,7 +153,7 @@ class Reply:
     """When the client saw something come: the token of one iteration or, read late, of several."""
 
     late_tokens: int = 0
-    """Outputs of a server that came apart, and that its client has read together."""
+    """Outputs that came apart, and that were read together with others."""
 
     queued_s: float = math.nan
     """When its scheduler got the request, and when it was scheduled first; this and the next three
@@ -134,11 +164,6 @@ class Reply:
     last_s: float = math.nan
     cached_tokens: int = UNKNOWN
     preemptions: int = UNKNOWN
-
-    @property
-    def joined_tokens(self) -> int:
-        """Tokens that came together with others."""
-        return max(0, self.output_tokens - len(self.seen_s))
 
 
 class Engine(Protocol):
@@ -191,11 +216,6 @@ class Starter(Protocol):
         ...
 
     async def start(self, *, max_num_seqs: int) -> Engine: ...
-
-    def doing(self) -> Callable[[], str]:
-        """Return a function that says, whenever it is called, what a start that begins now is
-        doing; an empty text where that is not told."""
-        ...
 
 
 class RequestFailedError(Exception):

@@ -29,10 +29,12 @@ def start_limit_s() -> float:
     """Return how long an engine may take to start. Raises UsageError for a variable that is no
     number of seconds."""
     given = os.environ.get(_START)
-    if given is None:
-        return START_ON_CPU_S if provenance.is_cpu_build() else START_S
     try:
-        return float(given)
+        return (
+            (START_ON_CPU_S if provenance.is_cpu_build() else START_S)
+            if given is None
+            else float(given)
+        )
     except ValueError:
         raise UsageError(
             f"{_START}: {given!r} is not a number of seconds",
@@ -43,8 +45,7 @@ def start_limit_s() -> float:
 @asynccontextmanager
 async def started_in_time(log: Path) -> AsyncIterator[None]:
     """Cancel a start that takes too long. Raises EngineError with vLLM's last words."""
-    limit_s = start_limit_s()
-    size_before = size_of(log)
+    limit_s, size_before = start_limit_s(), size_of(log)
     limit = asyncio.timeout(limit_s)
     try:
         async with limit:
@@ -84,8 +85,7 @@ class HangWatch:
 
     def begin(self) -> None:
         """Forget what the start has shown: its requests are short."""
-        self._longest_s = (0.0, 0.0)
-        self._has_moved = False
+        self._longest_s: list[float] = []
 
     @contextmanager
     def over(self) -> Iterator[None]:
@@ -109,22 +109,20 @@ class HangWatch:
             # what is longer than that we have stood still ourselves
             still_s += min(loop.time() - looked_s, 2 * _LOOK_S)
             looked_s = loop.time()
+            # the second longest: the longest may be a stall
+            usual_s = self._longest_s[0] if len(self._longest_s) > 1 else 0.0
+            limit_s = HANG_FACTOR * usual_s if self._longest_s else self._first_s
             if (now := self._progress()) != seen:
-                self._longest_s = tuple(sorted((*self._longest_s, still_s))[1:])  # type: ignore[assignment]
-                seen, still_s, self._has_moved = now, 0.0, True
-            elif still_s > self._limit_s():
-                self._end(self._stood_still(still_s))
+                self._longest_s = sorted([*self._longest_s, still_s])[-2:]
+                seen, still_s = now, 0.0
+            elif still_s > max(HANG_S, limit_s):
+                problem = f"The engine stands still: no iteration for {still_s:.0f} s"
+                self._end(
+                    StoodStillError(
+                        f"{problem} with work waiting{self._doing()}",
+                        hint="See its log, and what the kernel and the driver say (dmesg); then "
+                        "tuner resume.",
+                        seconds=still_s,
+                    )
+                )
                 return
-
-    def _limit_s(self) -> float:
-        if not self._has_moved:
-            return max(HANG_S, self._first_s)
-        return max(HANG_S, HANG_FACTOR * self._longest_s[0])  # but for once: that may be a stall
-
-    def _stood_still(self, seconds: float) -> StoodStillError:
-        return StoodStillError(
-            f"The engine stands still: no iteration for {seconds:.0f} s with work waiting"
-            f"{self._doing()}",
-            hint="See its log, and what the kernel and the driver say (dmesg); then tuner resume.",
-            seconds=seconds,
-        )

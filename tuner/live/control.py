@@ -73,8 +73,7 @@ class Knobs(Protocol):
         ...
 
     def set_limits(self, limits: Limits) -> None:
-        """Set them between two iterations. Raises Refused when the engine does not come to one in
-        time."""
+        """Set them, for the next iteration on."""
         ...
 
 

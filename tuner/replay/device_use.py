@@ -1,11 +1,9 @@
 """The use of a device, from its readings. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tuner.replay.records import DEVICE, DeviceLog
 
@@ -43,27 +41,29 @@ class DeviceUse:
     """Share of the readings in which processes of others computed on our GPUs."""
 
 
+_STATISTICS = (
+    ("utilisation", np.mean),
+    ("utilisation", np.std),
+    ("utilisation", lambda busy: np.mean(busy < IDLE)),
+    ("memory_bytes", np.max),
+    ("power_w", np.mean),
+    ("others", np.mean),
+    ("steal", np.mean),
+    ("clock_mhz", lambda mhz: 1 - np.mean(mhz) / np.max(mhz)),
+    ("throttled", lambda share: np.mean(share > 0)),
+    ("foreign", lambda share: np.mean(share > 0)),
+)
+"""Column of DEVICE and what is made of it, for each field of DeviceUse in its order."""
+
+
 def device_use(logs: Sequence[DeviceLog]) -> DeviceUse | None:
     """Return what the readings of several replays say together; None without readings."""
     log = np.concatenate(list(logs))
     if not len(log):
         return None
     known = {name: log[name][~np.isnan(log[name])] for name in DEVICE.names or ()}
-
-    def over(name: str, statistic: Callable[[NDArray[np.float64]], Any]) -> float | None:
-        return float(statistic(known[name])) if len(known[name]) else None
-
     return DeviceUse(
-        utilisation_mean=over("utilisation", np.mean),
-        utilisation_sd=over("utilisation", np.std),
-        idle_share=over("utilisation", lambda busy: np.mean(busy < IDLE)),
-        memory_peak_bytes=over("memory_bytes", np.max),
-        power_mean_w=over("power_w", np.mean),
-        others_mean=over("others", np.mean),
-        steal_mean=over("steal", np.mean),
-        clock_drop=over("clock_mhz", lambda mhz: 1 - np.mean(mhz) / np.max(mhz)),
-        throttled_share=over("throttled", lambda share: np.mean(share > 0)),
-        foreign_share=over("foreign", lambda share: np.mean(share > 0)),
+        *(float(of(known[name])) if len(known[name]) else None for name, of in _STATISTICS)
     )
 
 
@@ -71,36 +71,25 @@ OTHERS_LIMIT = 0.25
 """Share of the CPU cores. The choice is replayed once more above it (docs/decisions): lower, and
 every shared machine pays for that; higher, and its numbers are those of others too."""
 
-STEAL_LIMIT = 0.05
-"""The same of stolen time. It is lower, because nothing is stolen from a core that is idle."""
-
-CLOCK_LIMIT = 0.10
-"""As a machine that became 10 % slower is said to have drifted (``DRIFT_LIMIT`` of the knee)."""
-
-THROTTLED_LIMIT = 0.10
-FOREIGN_LIMIT = 0.10
-"""Shares of the readings, which come once a second: lower, and a single one of ten would be said;
-higher, and more of the numbers are another machine's without a word."""
+_DISTURBANCES = (
+    ("others_mean", OTHERS_LIMIT, "other processes took {:.0%} of the CPU cores"),
+    # lower than others, because nothing is stolen from a core that is idle
+    ("steal_mean", 0.05, "the hypervisor gave {:.0%} of the CPU to other machines"),
+    # readings come once a second: lower, and a single one of ten would be named; higher, and more
+    # of the numbers are another machine's without a word
+    ("throttled_share", 0.10, "heat or a fault slowed the GPU down {:.0%} of time"),
+    ("foreign_share", 0.10, "other processes were on the GPU {:.0%} of time"),
+    # as a machine that became 10 % slower is said to have drifted (``DRIFT_LIMIT`` of the knee)
+    ("clock_drop", 0.10, "the GPU's clock fell by {:.0%} on average"),
+)
+"""Field of DeviceUse, limit above which it disturbs, and what is said of it."""
 
 
 def disturbance(use: DeviceUse | None) -> str | None:
     """Say what else than the engine the numbers are of; None when nothing was seen."""
-    if use is None:
-        return None
-    for value, limit, text in (
-        (use.others_mean, OTHERS_LIMIT, "other processes took {:.0%} of the CPU cores"),
-        (use.steal_mean, STEAL_LIMIT, "the hypervisor gave {:.0%} of the CPU to other machines"),
-        (
-            use.throttled_share,
-            THROTTLED_LIMIT,
-            "heat or a fault slowed the GPU down {:.0%} of time",
-        ),
-        (use.foreign_share, FOREIGN_LIMIT, "other processes were on the GPU {:.0%} of time"),
-        (use.clock_drop, CLOCK_LIMIT, "the GPU's clock fell by {:.0%} on average"),
-    ):
-        if value is not None and value > limit:
-            return text.format(value)
-    return None
+    values = ((getattr(use, name, None), limit, text) for name, limit, text in _DISTURBANCES)
+    found = (text.format(value) for value, limit, text in values if (value or 0.0) > limit)
+    return next(found, None)
 
 
 CROWDED_LIMIT = 0.5

@@ -37,14 +37,13 @@ def joined(logs: Iterable[IterationLog]) -> IterationLog:
 def batch_times(work: IterationLog) -> tuple[BatchTime, ...]:
     """Return the median duration of the iterations that only decoded, by their batch size."""
     pure = work[(work["prefill_tokens"] == 0) & (work["decode_seqs"] > 0)]
-    by_size = [
-        (size, pure["duration_s"][pure["decode_seqs"] == size])
-        for size in np.unique(pure["decode_seqs"])
-    ]
-    return tuple(BatchTime(int(size), len(took), float(np.median(took))) for size, took in by_size)
+    sizes, took_s = pure["decode_seqs"], pure["duration_s"]
+    times_s = {size: took_s[sizes == size] for size in np.unique(sizes)}
+    return tuple(BatchTime(int(n), len(s), float(np.median(s))) for n, s in times_s.items())
 
 
 def kv_cache_usage(work: IterationLog, kv_blocks: int) -> KvCacheUsage | None:
+    """Return the usage over time; None where the engine does not report it."""
     durations = work["duration_s"].astype(float)
     if not kv_blocks or not durations.sum() > 0:
         return None
@@ -75,8 +74,8 @@ def token_bound_share(work: IterationLog, cap: int, budget: int) -> float:
 
 
 def _share(work: IterationLog, chosen: NDArray[np.bool_]) -> float:
-    total = float(work["duration_s"].sum())
-    return float(work["duration_s"][chosen].sum()) / total if total else 0.0
+    total = float(work["duration_s"].sum())  # of all in another order it may be a bit less
+    return min(1.0, float(work["duration_s"][chosen].sum()) / total) if total else 0.0
 
 
 def weighted_quantile(values: Floats, weights: Floats, share: float) -> float:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tuner.engines.seam import IterationLog
 from tuner.replay.device_use import DeviceUse, device_use
 from tuner.replay.iterations import (
     BatchTime,
@@ -16,17 +15,7 @@ from tuner.replay.iterations import (
     token_bound_share,
     waiting_share,
 )
-from tuner.replay.records import (
-    Bools,
-    Floats,
-    Replay,
-    Requests,
-    broken,
-    e2el_s,
-    met,
-    queue_s,
-    ttft_s,
-)
+from tuner.replay.records import Floats, Replay, broken, e2el_s, met, queue_s, ttft_s
 from tuner.traffic.slo import Slo
 
 
@@ -109,11 +98,9 @@ def spread(values: Iterable[float], weights: Iterable[float] | None = None) -> S
     >>> spread([1.0, 3.0]).p50
     2.0
     """
-    array = _floats(values)
-    if not array.size:
-        return None
-    heavy = np.ones(array.size) if weights is None else _floats(weights)
-    if not heavy.sum() > 0:
+    array = np.asarray(values if isinstance(values, np.ndarray) else [*values], float)
+    heavy = np.ones(array.size) if weights is None else np.asarray([*weights], float)
+    if not array.size or not heavy.sum() > 0:
         return None
     ranks = (0.50, 0.90, 0.95, 0.99)
     percentiles = (percentile(array, heavy, rank) for rank in ranks)
@@ -128,37 +115,29 @@ def percentile(values: Floats, weights: Floats, rank: float) -> float:
     return float(np.interp(rank, places, values[order]))
 
 
-def _floats(values: Iterable[float]) -> Floats:
-    return values if isinstance(values, np.ndarray) else np.fromiter(values, float)
-
-
 def measure(replays: Sequence[Replay], slo: Slo) -> Measurement:
     """Return what these replays of one cap cost, pooled.
 
     A replay's requests and seconds count as often as its weight says, so that a few windows speak
     for the whole trace. Totals, such as preemptions, are what was counted.
     """
-    assert replays
-    counts = [_counts(one, slo) for one in replays]
+    parts, weights = [_Part(one, slo) for one in replays], np.array([one.weight for one in replays])
     scored, good, possible, window_s, ended, tokens, span_s = (
-        float(total) for total in np.array([one.weight for one in replays]) @ np.array(counts)
-    )
-    seen = [_seen(one) for one in replays]
-    asked = np.concatenate([one["output_length"] for one in seen])
-    work = joined(one.iterations for one in replays)
-    scored_work = joined(map(_scored_iterations, replays))
+        weights @ np.array([part.counts for part in parts], float)
+    ).tolist()
+    work, scored_work = joined(one.iterations for one in replays), joined(one.work for one in parts)
+    asked = np.concatenate([part.seen["output_length"] for part in parts])
     cap, cut = replays[0].max_num_seqs, [one for one in replays if one.cut]
 
     def over(values: Iterable[Floats]) -> Spread | None:
         """Return the spread of what the requests have, each as heavy as its replay."""
         found = [one[~np.isnan(one)] for one in values]
-        heavy = np.repeat([one.weight for one in replays], [len(one) for one in found])
-        return spread(np.concatenate(found), heavy)
+        return spread(np.concatenate(found), np.repeat(weights, [len(one) for one in found]))
 
     return Measurement(
         max_num_seqs=cap,
         blocks=len(replays),
-        requests=sum(int(one[0]) for one in counts),
+        requests=sum(part.counts[0] for part in parts),
         attainment=good / scored,
         attainment_bound=max(good, possible) / scored,
         arrival_rate_rps=scored / window_s,
@@ -166,11 +145,11 @@ def measure(replays: Sequence[Replay], slo: Slo) -> Measurement:
         offered_tokens_per_s=scored / window_s * (float(asked.mean()) if len(asked) else 0.0),
         requests_per_s=ended / span_s,
         output_tokens_per_s=tokens / span_s,
-        ttft_s=over(map(ttft_s, seen)),
-        tpot_s=over(one["tpot_s"][one["outcome"] == "ok"] for one in seen),
-        itl_s=over(map(_gaps_s, replays)),
-        e2el_s=over(map(e2el_s, seen)),
-        queue_s=over(map(queue_s, seen)),
+        ttft_s=over(ttft_s(part.seen) for part in parts),
+        tpot_s=over(part.seen["tpot_s"][part.seen["outcome"] == "ok"] for part in parts),
+        itl_s=over(part.gaps_s for part in parts),
+        e2el_s=over(e2el_s(part.seen) for part in parts),
+        queue_s=over(queue_s(part.seen) for part in parts),
         batch_times=batch_times(work),
         kv_cache_usage=kv_cache_usage(scored_work, replays[0].kv_blocks),
         preemptions=int(work["preemptions"].sum()),
@@ -203,71 +182,50 @@ def most_at_once(begin_s: Floats, end_s: Floats) -> int:
     return int(np.cumsum(changes[np.lexsort((changes, times))]).max(initial=0))
 
 
-def _counts(one: Replay, slo: Slo) -> tuple[float, ...]:
-    """Return, of one replay, its scored requests (at least one, so that shares are defined), the
-    good ones, the most that could have been good, the seconds of its window; and of the span over
-    which throughput is counted the requests that ended, the output tokens, and the seconds."""
-    scored = one.requests[one.requests["scored"]]
-    good = int(met(scored, slo).sum())
-    total = max(1, len(scored) + one.unsent)
-    waits = (scored["outcome"] == "cut") & ~broken(scored, replace(slo, tpot_s=None))
-    open_ = int(waits.sum()) + one.unsent
-    bound = 1.0 if one.is_cut_under_another(slo) else one.attainment_bound
-    begin_s, end_s = _span(one)
-    ends_s = one.requests["end_s"]
-    ended = (one.requests["outcome"] == "ok") & (begin_s <= ends_s) & (ends_s < end_s)
-    return (
-        total,
-        good,
-        min(good + open_, bound * total),
-        one.window_s,
-        int(ended.sum()),
-        _tokens(one, begin_s, end_s),
-        (end_s - begin_s) or 1e-9,
-    )
+class _Part:
+    """What one replay contributes.
 
+    Throughput is counted over the scored window, whichever request a token belongs to; of a cut
+    replay over everything until the cut. The tail, when nothing more is sent and the engine
+    drains, is left out: production does not look like that.
+    """
 
-def _is_seen(one: Replay) -> Bools:
-    """Return which requests speed is measured on: the scored ones. Of a cut replay all of them,
-    because it may not have come past its run-in."""
-    scored: Bools = one.requests["scored"]
-    return np.ones(len(scored), bool) if one.cut else scored
+    def __init__(self, one: Replay, slo: Slo) -> None:
+        requests, is_scored = one.requests, one.requests["scored"]
+        is_seen = is_scored | bool(one.cut)  # a cut one may not have come past its run-in
+        self.seen = requests[is_seen]
+        """The requests that speed is measured on."""
 
+        self.gaps_s = one.gaps_s[np.repeat(is_seen, requests["gaps"])]
+        begin_s = 0.0 if one.cut else one.scored_from_s
+        end_s = one.elapsed_s if one.cut else begin_s + one.window_s
+        starts_s, ends_s = one.iterations["start_s"], requests["end_s"]
+        self.work = one.iterations[(starts_s >= begin_s) & (starts_s < end_s)]
+        """The iterations of that span."""
 
-def _seen(one: Replay) -> Requests:
-    return one.requests[_is_seen(one)]
+        scored = requests[is_scored]
+        good = int(met(scored, slo).sum())
+        total = max(1, len(scored) + one.unsent)  # at least one, so that shares are defined
+        waits = (scored["outcome"] == "cut") & ~broken(scored, replace(slo, tpot_s=None))
+        bound = 1.0 if one.is_cut_under_another(slo) else one.attainment_bound
+        possible = min(good + int(waits.sum()) + one.unsent, bound * total)
+        has_ended = (requests["outcome"] == "ok") & (begin_s <= ends_s) & (ends_s < end_s)
+        tokens, span_s = self._tokens(one, begin_s, end_s), (end_s - begin_s) or 1e-9
+        self.counts = (
+            *(total, good, possible, one.window_s, int(has_ended.sum()), tokens, span_s),
+        )
 
-
-def _gaps_s(one: Replay) -> Floats:
-    return one.gaps_s[np.repeat(_is_seen(one), one.requests["gaps"])]
-
-
-def _span(one: Replay) -> tuple[float, float]:
-    """Return the span over which throughput is counted: the scored window, whichever request a
-    token belongs to; of a cut replay everything until the cut."""
-    if one.cut:
-        return 0.0, one.elapsed_s
-    return one.scored_from_s, one.scored_from_s + one.window_s
-
-
-def _tokens(one: Replay, begin_s: float, end_s: float) -> int:
-    """Return the output tokens of a span: the first ones as clients saw them, the rest
-    logged; where nothing is logged, evenly between each request's first and last."""
-    first_s, last_s = one.requests["first_s"], one.requests["last_s"]
-    if len(one.iterations):
-        firsts = int(((begin_s <= first_s) & (first_s < end_s)).sum())
-        return firsts + int(_scored_iterations(one)["decode_seqs"].sum())
-    took_s = last_s - first_s
-    inside_s = np.minimum(end_s, last_s) - np.maximum(begin_s, first_s)
-    at_once = (begin_s <= last_s) & (last_s < end_s)  # the reply came whole
-    with np.errstate(invalid="ignore", divide="ignore"):
-        share = np.where(took_s > 0, np.clip(inside_s / took_s, 0.0, 1.0), at_once)
-    return round(float(np.where(took_s >= 0, share * one.requests["output_tokens"], 0.0).sum()))
-
-
-def _scored_iterations(one: Replay) -> IterationLog:
-    """Return the iterations of the span. The tail, when nothing more is sent and the engine
-    drains, is left out: production does not look like that."""
-    begin_s, end_s = _span(one)
-    starts_s = one.iterations["start_s"]
-    return one.iterations[(starts_s >= begin_s) & (starts_s < end_s)]
+    def _tokens(self, one: Replay, begin_s: float, end_s: float) -> int:
+        """Return the output tokens of the span: the first ones as clients saw them, the rest
+        logged; where nothing is logged, evenly between each request's first and last."""
+        first_s, last_s = one.requests["first_s"], one.requests["last_s"]
+        if len(one.iterations):
+            firsts = int(((begin_s <= first_s) & (first_s < end_s)).sum())
+            return firsts + int(self.work["decode_seqs"].sum())
+        took_s = last_s - first_s
+        inside_s = np.minimum(end_s, last_s) - np.maximum(begin_s, first_s)
+        at_once = (begin_s <= last_s) & (last_s < end_s)  # the reply came whole
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = np.where(took_s > 0, np.clip(inside_s / took_s, 0.0, 1.0), at_once)
+        tokens = np.where(took_s >= 0, share * one.requests["output_tokens"], 0.0)
+        return round(float(tokens.sum()))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.sessions import Turn
+from tuner.traffic.sessions import Turn, places_of
 from tuner.traffic.window import Window
 
 
@@ -16,7 +16,6 @@ class PlannedRequest:
     planned_s: float
     prompt_token_ids: Sequence[int]
     output_length: int
-    n: int = 1
     abort_after_s: float | None = None
     """It is cancelled so long after its planned time, as its client did in production."""
 
@@ -30,6 +29,13 @@ class PlannedRequest:
     think_s: float = 0.0
     """How long after the parent's end it leaves, if that is later than planned."""
 
+    place: int = 0
+    """Of those in flight that a recorded concurrency holds: requests of a place follow one another.
+    A place that was given up and taken again is another."""
+
+    held_until_s: float | None = None
+    """When its place was given up; None where no concurrency is held."""
+
 
 def plan_requests(
     requests: Sequence[TraceRequest],
@@ -39,31 +45,37 @@ def plan_requests(
     prompt: Callable[[TraceRequest], Sequence[int]],
     turns: Mapping[int, Turn] | None = None,
 ) -> tuple[PlannedRequest, ...]:
-    """Return what to send, with planned times from the start of the run-in.
+    """Return what to send, with planned times from the start of the run-in; each of a request's
+    sequences by itself, as vLLM schedules them.
 
-    ``turns`` (row → what its request waits for) closes the loop of sessions.
+    ``turns`` (row → what its request waits for) closes the loop of sessions; requests that hold a
+    recorded concurrency follow one another in any case.
 
     An aborted request asks for as many tokens as its client asked for, or as fit, and is cancelled
     when its client gave up. Where the trace does not know when that was, it ends after its recorded
     tokens.
     """
     origin_s = window.start_s - window.run_in_s
-    turns = turns or {}
-    return tuple(
-        PlannedRequest(
+    turns, places = turns or {}, places_of(requests)
+    planned = []
+    for request in requests:
+        place, until_s = places.get(request.row, (0, None))
+        turn = turns.get(request.row) if until_s is None else None
+        one = PlannedRequest(
             row=request.row,
             planned_s=request.arrival_s - origin_s,
             prompt_token_ids=prompt(request),
             output_length=_asked_length(request, max_model_len),
-            n=request.n,
             abort_after_s=request.e2e_s if request.status == "aborted" else None,
             priority=request.priority or 0,
             scored=request.arrival_s >= window.start_s,
-            parent=turns[request.row].parent if request.row in turns else None,
-            think_s=turns[request.row].think_s if request.row in turns else 0.0,
+            parent=None if turn is None else turn.parent,
+            think_s=0.0 if turn is None else turn.think_s,
+            place=place,
+            held_until_s=None if until_s is None else until_s - origin_s,
         )
-        for request in requests
-    )
+        planned += [one] * request.n
+    return tuple(planned)
 
 
 def _asked_length(request: TraceRequest, max_model_len: int) -> int:

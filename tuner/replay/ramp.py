@@ -6,7 +6,7 @@ the step-time law than a minute of replay at every cap (docs/deciding.md).
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
 
 import numpy as np
@@ -57,39 +57,33 @@ async def ramp(  # noqa: PLR0913 - what is sent where, how high and how long
     time of one iteration. The iterations' times count from the beginning. Raises EngineError.
     """
     loop = asyncio.get_running_loop()
-    await engine.iterations()
+    logs = [(await engine.iterations())[:0]]
     begin_s = loop.time()
     clients = _Clients(requests, engine, prompt, seed)
     sizes = sizes_upto(ceiling)
-    dwell_s = dict.fromkeys(sizes, DWELL * tpot_s)
-    logs: list[IterationLog] = []
+    dwell_s, is_over = dict.fromkeys(sizes, DWELL * tpot_s), False
     try:
         for size in cycle([*sizes, *sizes[:0:-1]]):  # at the top for two dwells, as elsewhere
             clients.become(size)
             for _ in range(PATIENCE):
                 await clients.live(dwell_s[size])
-                if not clients.is_newest_waiting or loop.time() - begin_s >= length_s:
+                is_over = loop.time() - begin_s >= length_s
+                if is_over or clients.newest.seen_s:
                     break
-            if loop.time() - begin_s >= length_s:
+            if is_over:
                 break
-            if size == 1:
+            if size == 1:  # stay as long as DWELL iterations of that size have taken
                 logs.append(await engine.iterations())
-                dwell_s |= _dwells(np.concatenate(logs), sizes)
+                log = np.concatenate(logs)
+                for seqs in sizes:
+                    if len(took_s := log["duration_s"][log["decode_seqs"] == seqs]):
+                        dwell_s[seqs] = DWELL * float(np.median(took_s))
     finally:
         await clients.stop()
     logs.append(await engine.iterations())
-    log: IterationLog = np.concatenate(logs)
+    log = np.concatenate(logs)
     log["start_s"] -= begin_s
     return log, begin_s
-
-
-def _dwells(log: IterationLog, sizes: Sequence[int]) -> dict[int, float]:
-    """Return how long to stay at each size that was seen, for DWELL iterations."""
-    return {
-        size: DWELL * float(np.median(seen))
-        for size in sizes
-        if len(seen := log["duration_s"][log["decode_seqs"] == size])
-    }
 
 
 class _Clients:
@@ -102,26 +96,21 @@ class _Clients:
         prompt: Callable[[TraceRequest], Sequence[int]],
         seed: int,
     ) -> None:
-        self._engine = engine
-        self._prompt = prompt
+        self._requests, self._engine, self._prompt = requests, engine, prompt
         self._rng = np.random.default_rng(seed)
-        self._requests = self._shuffled(requests)
+        self._order = list[int]()
         self._tasks: list[asyncio.Task[None]] = []
-        self._newest = Reply()
-
-    @property
-    def is_newest_waiting(self) -> bool:
-        """Whether the client that came last has no token yet, so that fewer than that decode."""
-        return bool(self._tasks) and not self._newest.seen_s
+        self.newest = Reply()
+        """The first reply of the client that came last: without a token of it fewer decode."""
 
     def become(self, size: int) -> None:
         """Let clients come, or some of them leave at once."""
         while len(self._tasks) < size:
-            self._newest = Reply()
-            self._tasks.append(asyncio.create_task(self._send(self._newest)))
+            self.newest = Reply()
+            self._tasks.append(asyncio.create_task(self._send(self.newest)))
         while len(self._tasks) > size:
             self._tasks.pop(int(self._rng.integers(len(self._tasks)))).cancel()
-            self._newest = Reply(seen_s=[0.0])  # of those that stay all came before
+            self.newest = Reply(seen_s=[0.0])  # of those that stay all came before
 
     async def live(self, seconds: float) -> None:
         """Wait; raise what a client fails with."""
@@ -138,20 +127,20 @@ class _Clients:
 
     async def _send(self, reply: Reply) -> None:
         while True:
-            request = next(self._requests)
+            self._order = self._order or self._rng.permutation(len(self._requests))[::-1].tolist()
+            request = self._requests[self._order.pop()]
             tokens = max(1, request.output_length)
-            asked = EngineRequest(self._prompt(request), tokens)
-            try:
-                await self._engine.generate(asked, reply)
-            except RequestFailedError as failure:
-                raise EngineError(
-                    f"the engine refuses a request of {request.input_length} + {tokens} tokens: "
-                    f"{failure}",
-                    hint="Try the engine arguments with vllm serve first.",
-                ) from failure
+            await served(self._engine, EngineRequest(self._prompt(request), tokens), reply)
             reply = Reply()
 
-    def _shuffled(self, requests: Sequence[TraceRequest]) -> Iterator[TraceRequest]:
-        while True:
-            for place in self._rng.permutation(len(requests)):
-                yield requests[place]
+
+async def served(engine: Engine, request: EngineRequest, reply: Reply) -> None:
+    """Generate; raise EngineError for a request that the engine refuses, too."""
+    try:
+        await engine.generate(request, reply)
+    except RequestFailedError as failure:
+        raise EngineError(
+            f"the engine refuses a request of {len(request.prompt_token_ids)} + "
+            f"{request.output_length} tokens: {failure}",
+            hint="Try the engine arguments with vllm serve first.",
+        ) from failure

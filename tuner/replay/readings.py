@@ -28,15 +28,14 @@ async def while_reading(work: Awaitable[Result], read: Read | None) -> tuple[Res
         await asyncio.to_thread(read)  # the first says nothing of this work
         while True:
             await asyncio.sleep(EVERY_S)
-            row = await asyncio.to_thread(read)
-            if row is not None:
-                rows.append(row)
+            rows.extend(filter(None, [await asyncio.to_thread(read)]))
 
-    reading = asyncio.ensure_future(go_on(read)) if read is not None else None
+    if read is None:
+        return await work, np.array(rows, DEVICE)
+    reading = asyncio.ensure_future(go_on(read))
     try:
         result = await work
     finally:
-        if reading is not None:
-            reading.cancel()
-            await asyncio.wait([reading])
+        reading.cancel()
+        await asyncio.wait([reading])
     return result, np.array(rows, DEVICE)

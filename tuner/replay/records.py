@@ -27,11 +27,10 @@ REQUEST = np.dtype(
         ("tpot_s", "f8"),  # (last - first output) / (tokens - 1) as the client saw them
         ("queued_s", "f8"),  # the engine's scheduler got it; this and the next three: by the engine
         ("scheduled_s", "f8"),
-        ("engine_first_s", "f8"),  # this and the next: NaN for several sequences
+        ("engine_first_s", "f8"),
         ("engine_last_s", "f8"),
         ("cached_tokens", "i8"),  # of its prompt; this and the next: or UNKNOWN
         ("preemptions", "i8"),
-        ("joined_tokens", "i8"),  # came together with others
         ("late_tokens", "i8"),  # came apart, and were read together
         ("gaps", "i8"),  # of ``Replay.gaps_s``
     ]

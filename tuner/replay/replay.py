@@ -7,12 +7,13 @@ from that *planned* time: no slow engine hides by delaying the next one (coordin
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
+from statistics import median
 
 import numpy as np
 
-from tuner.engines.seam import UNKNOWN, Engine, EngineRequest, Reply, RequestFailedError
-from tuner.replay.live_reading import RECENT, LiveReading, reading
+from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.priority import sending_priority
 from tuner.replay.records import REQUEST, Replay
@@ -26,6 +27,12 @@ DRAIN_FACTOR = 2.0
 
 EARLY_S = 0.003
 """Seconds for which a request's sender is awake before it is due."""
+
+RECENT = 200
+"""Requests whose first tokens tell of now."""
+
+TAIL = 0.95
+"""Ten of so many first tokens are beyond it; beyond a p99 there would be two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +53,58 @@ class CutRule:
     """Wait so long after the last request was due for what is unfinished; None: for all of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class LiveReading:
+    """A replay under way as its clients see it. Requests in flight are decoding, or have not seen
+    their first token."""
+
+    elapsed_s: float
+    done: int
+    in_flight: int
+    decoding: int
+    tpot_s: float | None
+    """Median over the requests that decode, since their first token; None without any."""
+
+    ttft_tail_s: float | None
+    """p95 over the newest requests with a first token; None without any."""
+
+    kv_cache_usage: float | None
+    """Share of the KV cache that those that decode fill, about. It is counted here, because asking
+    the engine would cost it time. Unfinished prompts and cached prefixes are left out. None where
+    the engine does not report how large the cache is."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests in flight before their first token."""
+        return self.in_flight - self.decoding
+
+
 Progress = Callable[[LiveReading], None]
 """Called four times a second."""
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A request that was sent. Times from the start of the replay, but for those of replies."""
+    """A request that was sent. Times from the start of the replay, but for those of its reply."""
 
     request: PlannedRequest
     due_s: float
     sent_s: float
-    replies: list[Reply]
+    reply: Reply = field(default_factory=Reply)
     outcome: str = "failed"
-    end_s: float = 0.0
+    end_s: float = math.nan
+
+    def first_s(self, start_s: float) -> float:
+        """Return when its first output came; NaN before it does."""
+        return self.reply.seen_s[0] - start_s if self.reply.seen_s else math.nan
 
     @property
-    def firsts_s(self) -> list[float]:
-        return [reply.seen_s[0] for reply in self.replies if reply.seen_s]
-
-    @property
-    def slowest(self) -> Reply:
-        return max(self.replies, key=lambda one: (one.seen_s[-1:], one.output_tokens))
+    def tpot_s(self) -> float:
+        """The time of an output token after the first; NaN where they came all at once."""
+        seen_s, tokens = self.reply.seen_s, self.reply.output_tokens
+        if tokens < 2 or len(seen_s) < 2:
+            return math.nan
+        return (seen_s[-1] - seen_s[0]) / (tokens - 1)
 
 
 async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watched
@@ -85,13 +122,14 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
     Raises EngineError when the engine dies.
     """
     await engine.iterations()
-    run = _Run(plan, engine, cut_rule, progress)
+    run = _Run(plan, engine, cut_rule, progress, scored_from_s)
     with sending_priority(run.loop):
         await run.go()
     elapsed_s = run.loop.time() - run.start_s
     iterations = (await engine.iterations()).copy()  # which completes the replies
     iterations["start_s"] -= run.start_s
     flights = sorted(run.landed, key=lambda one: (one.due_s, one.request.row))
+    scored = sum(flight.request.scored for flight in flights)
     return Replay(
         max_num_seqs=max_num_seqs,
         scored_from_s=scored_from_s,
@@ -100,13 +138,13 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
         iterations=iterations,
         kv_blocks=engine.facts.kv_blocks,
         requests=np.array([_row(one, run.start_s) for one in flights], REQUEST),
-        gaps_s=np.concatenate([np.zeros(0), *map(_gaps_s, flights)]),
+        gaps_s=np.concatenate([np.zeros(0), *(np.diff(one.reply.seen_s) for one in flights)]),
         token_budget=engine.facts.max_num_batched_tokens,
         failures=tuple(run.failures),
         cut=run.cut,
         attainment_bound=run.bound,
         slo=cut_rule.slo,
-        unsent=run.scored - sum(one.request.scored for one in flights),
+        unsent=0 if run.is_held else run.scored - scored,
         start_s=run.start_s,
     )
 
@@ -119,6 +157,7 @@ class _Run:
     engine: Engine
     rule: CutRule
     progress: Progress | None
+    scored_from_s: float
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     flights: dict[int, _Flight] = field(default_factory=dict)
     landed: list[_Flight] = field(default_factory=list)
@@ -129,6 +168,7 @@ class _Run:
     start_s: float = 0.0
 
     def __post_init__(self) -> None:
+        self.is_held = any(request.held_until_s is not None for request in self.plan)
         self.scored = sum(request.scored for request in self.plan)
         waited_for = {request.parent for request in self.plan} - {None}
         self.ends: dict[int, asyncio.Future[float]] = {
@@ -154,13 +194,35 @@ class _Run:
             await asyncio.gather(*tasks, return_exceptions=True)
         for task in done:
             if (error := task.exception()) is not None:
-                raise _first(error)
+                while isinstance(error, BaseExceptionGroup):
+                    error = error.exceptions[0]
+                raise error
 
     async def _send_all(self) -> None:
         async with asyncio.TaskGroup() as group:
-            for index, request in enumerate(self.plan):
+            if self.is_held:
+                for place in dict.fromkeys(request.place for request in self.plan):
+                    group.create_task(self._hold([r for r in self.plan if r.place == place]))
+                return
+            for request in self.plan:
                 await self._until(request.planned_s)
-                group.create_task(self._send(index, request))
+                group.create_task(self._send(request))
+
+    async def _hold(self, requests: Sequence[PlannedRequest]) -> None:
+        """Send one request after the other, and again, as long as their place is recorded as held:
+        by a fast engine more than were recorded, by a slow one fewer."""
+        await self._until(requests[0].planned_s)
+        until_s = requests[0].held_until_s or 0.0
+        for lap in count():
+            for one in requests:
+                if (now_s := self.now_s) >= until_s:
+                    return
+                ids = one.prompt_token_ids  # turned, so that no prefix is found in the cache
+                turned = [*ids[lap % len(ids) :], *ids[: lap % len(ids)]]
+                is_scored = now_s >= self.scored_from_s
+                await self._send(
+                    replace(one, planned_s=now_s, prompt_token_ids=turned, scored=is_scored)
+                )
 
     async def _until(self, due_s: float) -> None:
         """Wake up early and wait awake: a busy machine may wake a sleeper milliseconds late."""
@@ -183,15 +245,16 @@ class _Run:
         await self._until(due_s)
         return due_s
 
-    async def _send(self, index: int, request: PlannedRequest) -> None:
+    async def _send(self, request: PlannedRequest) -> None:
         due_s = await self._due_s(request)
-        flight = _Flight(request, due_s, self.now_s, [Reply() for _ in range(request.n)])
-        self.flights[index] = flight
-        limit_s = math.inf if request.abort_after_s is None else request.abort_after_s
-        until_s = None if math.isinf(limit_s) else self.start_s + due_s + limit_s
+        flight = _Flight(request, due_s, self.now_s)
+        self.flights[id(flight)] = flight
+        limit_s = request.abort_after_s
+        until_s = None if limit_s is None else self.start_s + due_s + limit_s
+        asked = EngineRequest(request.prompt_token_ids, request.output_length, request.priority)
         try:
             async with asyncio.timeout_at(until_s):
-                await self._generate(flight)
+                await self.engine.generate(asked, flight.reply)
             flight.outcome = "ok"
         except TimeoutError:
             flight.outcome = "aborted"
@@ -201,25 +264,12 @@ class _Run:
             flight.outcome = "cut"
             raise
         finally:
-            del self.flights[index]
+            del self.flights[id(flight)]
             flight.end_s = self.now_s
             self.landed.append(flight)
             if (ended := self.ends.get(request.row)) is not None and not ended.done():
                 ended.set_result(flight.end_s)
             self.misses += request.scored and not _met(flight, self.start_s, self.rule.slo)
-
-    async def _generate(self, flight: _Flight) -> None:
-        one = flight.request
-        asked = EngineRequest(one.prompt_token_ids, one.output_length, one.priority)
-        if one.n == 1:
-            await self.engine.generate(asked, flight.replies[0])
-            return
-        try:
-            async with asyncio.TaskGroup() as group:
-                for reply in flight.replies:
-                    group.create_task(self.engine.generate(asked, reply))
-        except BaseExceptionGroup as failures:
-            raise _first(failures) from None
 
     async def _watch(self) -> None:
         while self.cut is None:
@@ -243,102 +293,66 @@ class _Run:
         if self.flights and lost == len(self.flights) and now_s > drains_until_s:
             return "the queue does not drain: all that is left came too late long ago"
         bound = 1 - (self.misses + lost) / max(1, self.scored)
-        if bound >= rule.floor:
+        if self.is_held or bound >= rule.floor:
             return None
         self.bound = bound
         return f"its attainment is certain to stay below {rule.floor:.2f}"
 
     def _reading(self) -> LiveReading:
-        """Return what the clients see now."""
-        recent = [*self.landed[-RECENT:], *self.flights.values()]
-        return reading(
-            self.now_s,
+        """Return what the clients see now, cheaply enough for four times a second."""
+        facts, flying = self.engine.facts, list(self.flights.values())
+        decoding = [one for one in flying if one.reply.seen_s]
+        waited_s = (
+            one.first_s(self.start_s) - one.due_s for one in [*self.landed[-RECENT:], *decoding]
+        )
+        tail_s = sorted([one for one in waited_s if not math.isnan(one)][-RECENT:])
+        tpots_s = [one.tpot_s for one in decoding if not math.isnan(one.tpot_s)]
+        tokens = (len(one.request.prompt_token_ids) + one.reply.output_tokens for one in decoding)
+        used = sum(-(-one // facts.block_size) for one in tokens) if facts.kv_blocks else 0
+        return LiveReading(
+            elapsed_s=self.now_s,
             done=len(self.landed),
-            flying=[flight.replies[0] for flight in self.flights.values()],
-            ttft_s=[
-                one.replies[0].seen_s[0] - self.start_s - one.due_s
-                for one in recent
-                if one.replies[0].seen_s
-            ],
-            kv_cache_usage=self._kv_cache_usage(),
+            in_flight=len(flying),
+            decoding=len(decoding),
+            tpot_s=median(tpots_s) if tpots_s else None,
+            ttft_tail_s=tail_s[int(TAIL * (len(tail_s) - 1))] if tail_s else None,
+            kv_cache_usage=min(1.0, used / facts.kv_blocks) if facts.kv_blocks else None,
         )
-
-    def _kv_cache_usage(self) -> float | None:
-        """Return which share of the KV blocks the tokens of those that decode need."""
-        facts = self.engine.facts
-        if not facts.kv_blocks:
-            return None
-        blocks = sum(
-            -(-(len(flight.request.prompt_token_ids) + reply.output_tokens) // facts.block_size)
-            for flight in self.flights.values()
-            for reply in flight.replies
-            if reply.seen_s
-        )
-        return min(1.0, blocks / facts.kv_blocks)
 
 
 def _row(flight: _Flight, start_s: float) -> tuple[object, ...]:
     """Return a request as a row of REQUEST."""
-    request, replies = flight.request, flight.replies
-    first, slowest = replies[0], flight.slowest
-    sent_s = [one.sent_s - start_s for one in replies if one.sent_s is not None]
-    single = 0.0 if len(replies) == 1 else math.nan
-    is_done = flight.outcome == "ok" and slowest.seen_s
+    request, reply = flight.request, flight.reply
+    is_done = flight.outcome == "ok" and reply.seen_s
     return (
         request.row,
         request.scored,
         len(request.prompt_token_ids),
         request.output_length,
         flight.due_s,
-        max(sent_s, default=flight.sent_s),
-        min(flight.firsts_s, default=math.nan) - start_s,
-        slowest.seen_s[-1] - start_s if is_done else math.nan,
+        flight.sent_s if reply.sent_s is None else reply.sent_s - start_s,
+        flight.first_s(start_s),
+        reply.seen_s[-1] - start_s if is_done else math.nan,
         flight.end_s,
         flight.outcome,
-        sum(one.output_tokens for one in replies),
-        _tpot_s(slowest),
-        first.queued_s - start_s,
-        first.scheduled_s - start_s,
-        first.first_s - start_s + single,
-        first.last_s - start_s + single,
-        _sum([one.cached_tokens for one in replies]),
-        _sum([one.preemptions for one in replies]),
-        sum(one.joined_tokens for one in replies),
-        sum(one.late_tokens for one in replies),
-        sum(max(0, len(one.seen_s) - 1) for one in replies),
+        reply.output_tokens,
+        flight.tpot_s,
+        reply.queued_s - start_s,
+        reply.scheduled_s - start_s,
+        reply.first_s - start_s,
+        reply.last_s - start_s,
+        reply.cached_tokens,
+        reply.preemptions,
+        reply.late_tokens,
+        max(0, len(reply.seen_s) - 1),
     )
-
-
-def _gaps_s(flight: _Flight) -> np.ndarray:
-    return np.concatenate([np.diff(reply.seen_s) for reply in flight.replies])
-
-
-def _tpot_s(reply: Reply) -> float:
-    """Return the time of an output token after the first; NaN where they came all at once."""
-    seen_s, tokens = reply.seen_s, reply.output_tokens
-    if tokens < 2 or len(seen_s) < 2:
-        return math.nan
-    return (seen_s[-1] - seen_s[0]) / (tokens - 1)
-
-
-def _sum(counts: Sequence[int]) -> int:
-    return UNKNOWN if UNKNOWN in counts else sum(counts)
-
-
-def _first(error: BaseException) -> BaseException:
-    """Return what went wrong first inside a group of failures."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _met(flight: _Flight, start_s: float, slo: Slo) -> bool:
     """Whether a request that is over met the SLO; see ``records.met``."""
-    if flight.outcome not in {"ok", "aborted"}:
-        return False
-    first_s = min(flight.firsts_s, default=flight.end_s + start_s) - start_s
-    tpot_s = _tpot_s(flight.slowest)
-    return slo.met_by(
+    first_s = flight.first_s(start_s) if flight.reply.seen_s else flight.end_s
+    tpot_s = flight.tpot_s
+    return flight.outcome in {"ok", "aborted"} and slo.met_by(
         input_length=len(flight.request.prompt_token_ids),
         ttft_s=first_s - flight.due_s,
         tpot_s=None if math.isnan(tpot_s) else tpot_s,
@@ -354,10 +368,8 @@ def _is_lost(flight: _Flight, now_s: float, start_s: float, slo: Slo) -> bool:
     waited_s = now_s - flight.due_s
     if slo.e2el_s is not None and waited_s > slo.e2el_s:
         return True
-    firsts_s = flight.firsts_s
-    if not firsts_s:
+    if not flight.reply.seen_s:
         return waited_s > slo.ttft_limit_s(len(request.prompt_token_ids))
     if slo.tpot_s is None or request.output_length < 2 or request.abort_after_s is not None:
         return False
-    decoding_s = now_s - (max(firsts_s) - start_s)
-    return decoding_s > slo.tpot_s * (request.output_length - 1)
+    return now_s - flight.first_s(start_s) > slo.tpot_s * (request.output_length - 1)

@@ -5,7 +5,7 @@ better of the two counts, and its flaws stay with it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Generic, TypeVar
@@ -60,13 +60,12 @@ async def better_of_two(
     attempt: Callable[[], Awaitable[Attempt[Result]]], retry: Retry
 ) -> Attempt[Result]:
     """Measure; once more where that has flaws and ``retry`` allows it. Return the better one."""
-    loop = asyncio.get_running_loop()
-    begun_s = loop.time()
+    clock = asyncio.get_running_loop().time
+    begun_s = clock()
     first = await attempt()
-    if not first.flaws or not retry(first.flaws, loop.time() - begun_s):
+    if not first.flaws or not retry(first.flaws, clock() - begun_s):
         return first
-    second = await attempt()
-    return min(first, second, key=lambda one: (len(one.flaws), one.lag_s))
+    return min(first, await attempt(), key=lambda one: (len(one.flaws), one.lag_s))
 
 
 async def replay_soundly(  # noqa: PLR0913 - what is sent where, when it is cut, and who is told
@@ -109,17 +108,6 @@ async def replay_soundly(  # noqa: PLR0913 - what is sent where, when it is cut,
     return (await better_of_two(attempt, retry)).result
 
 
-def flaws_of(result: Replay, facts: EngineFacts) -> tuple[str, ...]:
-    """Return what shaped a replay's numbers besides the engine, a phrase each."""
-    found = (
-        _nothing(result),
-        _lag(result),
-        _late_reading(result, facts),
-        crowded(device_use([result.device])),
-    )
-    return tuple(one for one in found if one is not None)
-
-
 def engine_flaws(engine: Engine, log: IterationLog) -> tuple[str, ...]:
     """Return how long the engine stood still in these iterations, and what it has compiled."""
     found = [f"the engine stood still for {one:.0f} s" for one in stalls_s(log)]
@@ -140,42 +128,28 @@ def stalls_s(log: IterationLog) -> list[float]:
     return []
 
 
-def _nothing(result: Replay) -> str | None:
-    """Say that nothing was computed, though some waited for it to the end."""
-    outcomes, tokens = result.requests["outcome"], result.requests["output_tokens"]
-    waited = np.isin(outcomes, ("cut", "aborted")).any()
-    if not waited or len(result.iterations) or tokens.any():
-        return None
-    return f"no iteration ended in {result.elapsed_s:.0f} s"
+def flaws_of(result: Replay, facts: EngineFacts) -> tuple[str, ...]:
+    """Return what shaped a replay's numbers besides the engine, a phrase each."""
+    return tuple(_flaws(result, facts))
 
 
-def _lag(result: Replay) -> str | None:
-    """Say how late requests left, where that is a share of what their users wait for."""
-    waits_s = ttft_s(result.requests)
-    waits_s = waits_s[~np.isnan(waits_s)]
-    limits_s = [LAG_SHARE * float(np.median(waits_s))] if len(waits_s) else []
-    if result.slo is not None and result.slo.ttft_s is not None:
-        limits_s.append(LAG_SHARE * result.slo.ttft_s)
+def _flaws(result: Replay, facts: EngineFacts) -> Iterator[str]:
+    requests, slo = result.requests, result.slo
+    tokens, has_waited = (
+        int(requests["output_tokens"].sum()),
+        np.isin(requests["outcome"], ("cut", "aborted")),
+    )
+    if has_waited.any() and not len(result.iterations) and not tokens:
+        yield f"no iteration ended in {result.elapsed_s:.0f} s"
+    waits_s = ttft_s(requests)[~np.isnan(requests["first_s"])]
+    limits_s = [float(np.median(waits_s))] if len(waits_s) else []
+    limits_s += [slo.ttft_s] if slo is not None and slo.ttft_s is not None else []
     lag_s = lag_p99_s([result])
-    if lag_s <= max(LEAST_LAG_S, min(limits_s, default=0.0)):
-        return None
-    return f"{OURS[0]} (p99 {lag_s * 1e3:.0f} ms)"
-
-
-def _late_reading(result: Replay, facts: EngineFacts) -> str | None:
-    """Say how many outputs we read too late to tell their times apart.
-
-    Outputs that the server itself joins are not late, nor are those that drafts or
-    ``stream_interval`` join: its users see them so. On a CPU the engine takes the cores that we
-    read on, and the times between tokens are its own.
-    """
-    tokens = int(result.requests["output_tokens"].sum())
-    if facts.device.get("kind", "cpu") == "cpu" or not tokens:
-        return None
-    arguments = facts.arguments
-    joins = arguments.get("speculative_config") or arguments.get("stream_interval") not in {None, 1}
-    of_process = facts.engine == "vllm" and not joins
-    late = int(result.requests["joined_tokens" if of_process else "late_tokens"].sum())
-    if late / tokens <= JOINED_SHARE:
-        return None
-    return f"{OURS[1]} ({late / tokens:.0%} of them together with others)"
+    if lag_s > max(LEAST_LAG_S, LAG_SHARE * min(limits_s, default=0.0)):
+        yield f"{OURS[0]} (p99 {lag_s * 1e3:.0f} ms)"
+    # On a CPU the engine takes the cores that we read on: the times between tokens are its own.
+    late = int(requests["late_tokens"].sum()) / max(1, tokens)
+    if facts.device.get("kind", "cpu") != "cpu" and late > JOINED_SHARE:
+        yield f"{OURS[1]} ({late:.0%} of them together with others)"
+    if (taken := crowded(device_use([result.device]))) is not None:
+        yield taken

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 
 from tuner.engines.arguments import ArgumentValue
-from tuner.engines.vllm.flags import GRAMMAR, SHORT, canonical
+from tuner.engines.vllm.flags import FLAGS, SHORT, canonical
 from tuner.engines.vllm.values import same, typed
 from tuner.errors import TunerError
 from tuner.rollout.known import FACTS, NO_WORD
@@ -122,7 +122,8 @@ def _put(text: str, span: Span, new: str) -> str:
 def flags(name: str) -> str:
     """Return a pattern for all spellings of an argument: as a flag, as a key, short."""
     long = rf"(?i:(?:--)?{re.escape(name).replace('_', '[-_]?')})(?![\w.-])"
-    others = [flag for flag, meaning in ({**SHORT, **GRAMMAR.also}).items() if meaning == name]
+    seconds = {flag: of for flag, (of, kind) in FLAGS.items() if kind != "off"} | SHORT
+    others = [flag for flag, of in seconds.items() if of == name]
     return "|".join([long, *(rf"(?<!\S){re.escape(f)}(?![\w-])" for f in others)])
 
 

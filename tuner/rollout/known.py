@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from importlib import resources
 from typing import Any
 
-from tuner.engines.vllm.flags import GRAMMAR, LISTS, SWITCHES
+from tuner.engines.vllm.flags import TAKES
 from tuner.engines.vllm.supported import spelt
 
 FACTS: dict[str, Any] = tomllib.loads(
     resources.files(__package__).joinpath("known.toml").read_text(encoding="utf-8")
 )
-NO_WORD = SWITCHES | {*FACTS["older_switches"]}
+NO_WORD = {name for name, kind in TAKES.items() if kind == "switch"} | {*FACTS["older_switches"]}
 """Switches of vLLM, of all versions: the next word is not theirs."""
 
-NAMES = {*NO_WORD, *LISTS, *GRAMMAR.words, *GRAMMAR.optional, *FACTS["older_arguments"]}
+NAMES = {*NO_WORD, *TAKES, *FACTS["older_arguments"]}
 
 _NUMBER = r"(\d+\.\d+\.\d+(?:[._-]?(?:alpha|beta|rc|post|dev|a|b)[._-]?\d+)*)"
 _VERSION = re.compile(

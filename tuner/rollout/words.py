@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tuner.engines.arguments import ArgumentValue
-from tuner.engines.vllm.flags import GRAMMAR, LISTS, SHORT, canonical
+from tuner.engines.vllm.flags import SHORT, TAKES, canonical
 from tuner.engines.vllm.values import typed
 from tuner.rollout.known import FACTS, NO_WORD, are_vllms, starts_vllm
 from tuner.rollout.server import Server
@@ -350,12 +350,12 @@ def _flag(word: str) -> tuple[str, bool, str | None]:
 def _value(word: str, name: str, inline: str | None, rest: deque[str]) -> ArgumentValue:
     """Return the value of a flag, and take it from the words behind where it is not in the flag."""
     values = [] if inline is None else [inline]
-    while inline is None and rest and (name in LISTS or not values):
+    while inline is None and rest and (TAKES.get(name) == "words" or not values):
         if rest[0].startswith("-") and not re.fullmatch(r"-\d[\d.]*", rest[0]):
             break
         values.append(rest.popleft())
-    if name in LISTS:
+    if TAKES.get(name) == "words":
         return [typed(each) for each in values]
-    if not values and name in GRAMMAR.words and name not in GRAMMAR.optional:
+    if not values and TAKES.get(name) == "word":
         raise UnreadableError(f"{word} has no value", word)
     return typed(values[0]) if values else None

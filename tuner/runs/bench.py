@@ -15,14 +15,13 @@ from typing import Protocol, TypeVar
 from tuner.engines.seam import Engine, EngineFacts, IterationLog, Starter
 from tuner.errors import EngineError, StoodStillError
 from tuner.replay.device_use import crowded, device_use
-from tuner.replay.live_reading import LiveReading
 from tuner.replay.measure import Measurement
 from tuner.replay.plan import plan_requests
 from tuner.replay.probe import probe
 from tuner.replay.ramp import ramp
 from tuner.replay.readings import Read, while_reading
 from tuner.replay.records import DeviceLog, ProbeResult, Replay
-from tuner.replay.replay import CutRule
+from tuner.replay.replay import CutRule, LiveReading
 from tuner.replay.soundness import Attempt, better_of_two, engine_flaws, replay_soundly
 from tuner.runs.events import EngineStart, Probed, Repeated
 from tuner.runs.evidence import Evidence
@@ -34,12 +33,6 @@ from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
 
 Result = TypeVar("Result")
-
-LOOK_S = 1.0
-"""Seconds between two looks whether the engine moves."""
-
-LONG_START_S = 10.0
-"""Length of a start from which on it is said what the start does."""
 
 FRESH_PROMPTS = 10**9
 """First row that is nobody's: prompts of rows from here on are in no prefix cache."""
@@ -112,7 +105,8 @@ class Bench:
         if self.engine is None or self.build != build:
             await self.stop()
             self.watcher.stage(f"{build.title} with max_num_seqs={build.max_num_seqs}")
-            self.engine, self.build = await self._started(build), build
+            self.engine = await build.starter.start(max_num_seqs=build.max_num_seqs)
+            self.build = build
             facts = self.engine.facts
             self.limits = (build.max_num_seqs, facts.max_num_batched_tokens)
             self.evidence.check_machine(facts)
@@ -129,23 +123,6 @@ class Bench:
             await self.engine.prepare(max_num_seqs=limits[0], max_num_batched_tokens=limits[1])
             self.limits = limits
         return self.engine
-
-    async def _started(self, build: Build) -> Engine:
-        """Start an engine, and say what it does where that takes long."""
-        saying = asyncio.ensure_future(self._say_parts(build.starter.doing()))
-        try:
-            return await build.starter.start(max_num_seqs=build.max_num_seqs)
-        finally:
-            saying.cancel()
-
-    async def _say_parts(self, doing: Callable[[], str]) -> None:
-        before = ""
-        await asyncio.sleep(LONG_START_S)
-        while True:
-            if (part := doing()) not in {before, ""}:
-                before = part
-                self.watcher.stage(f"the engine is {part}")
-            await asyncio.sleep(LOOK_S)
 
     async def stop(self) -> None:
         """Stop the engine. Stopping twice is allowed."""

@@ -20,6 +20,9 @@ from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
 
 MAX_S = 366 * 86_400
 MAX_CONCURRENCY = 100_000
+SOURCE = "concurrency_schedule"
+"""Source of a trace that was made of a schedule, in its header."""
+
 KEYS = ("time_sec", "concurrency")
 HINT = 'Each tick is {"time_sec": SECONDS, "concurrency": WHOLE NUMBER}, later ones below.'
 
@@ -101,8 +104,8 @@ def _rows(path: Path) -> Iterator[tuple[int, tuple[object, object]]]:
 def holding(schedule: Sequence[Tick], lengths: Sequence[tuple[int, int]]) -> Iterator[Holder]:
     """Yield requests in order of arrival that hold a given concurrency at an assumed speed.
 
-    Each of the requests in flight is a place, in which one follows the other without a pause; a
-    place that is given up lets its last request end. Their (prompt, output) ``lengths`` are taken
+    Each of the requests in flight is a place, in which one follows the other without a pause, and
+    ends where the place is given up. Their (prompt, output) ``lengths`` are taken
     in turn, and again.
     """
     drawn = cycle(lengths)
@@ -118,6 +121,8 @@ def holding(schedule: Sequence[Tick], lengths: Sequence[tuple[int, int]]) -> Ite
             at_s, place = due[0]
             prompt, output = next(drawn)
             lasts_s = output * S_PER_OUTPUT_TOKEN + prompt * S_PER_PROMPT_TOKEN
+            if place >= after.concurrency:
+                lasts_s = min(lasts_s, after.at_s - at_s)
             yield Holder(at_s, lasts_s, prompt, output, place, turns[place])
             turns[place] += 1
             free_s[place] = at_s + lasts_s

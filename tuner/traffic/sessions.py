@@ -15,6 +15,10 @@ NO_THOUGHT_S = 0.001
 round their times, and sums of them may even be negative."""
 
 
+PLACE = "place-"
+"""Beginning of the session of requests that hold a recorded concurrency, one after the other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """The turn that one request waits for."""
@@ -52,3 +56,22 @@ def turns_of(requests: Sequence[TraceRequest]) -> dict[int, Turn]:
         if think_s >= 0:
             found[one.row] = Turn(parent.row, think_s)
     return found
+
+
+def places_of(requests: Sequence[TraceRequest]) -> dict[int, tuple[int, float]]:
+    """Return row → the place that it holds in a recorded concurrency, and when that place is given
+    up, in seconds of the trace. A place that is taken again later is another."""
+    current: dict[str, int] = {}
+    until_s: list[float] = []
+    found: dict[int, int] = {}
+    for one in requests:
+        session, end_s = one.session_id or "", one.arrival_s + (one.e2e_s or 0.0)
+        if not session.startswith(PLACE):
+            continue
+        number = current.get(session)
+        if number is None or one.arrival_s - until_s[number] > NO_THOUGHT_S:
+            number = current[session] = len(until_s)
+            until_s.append(end_s)
+        until_s[number] = end_s
+        found[one.row] = number
+    return {row: (number, until_s[number]) for row, number in found.items()}

@@ -12,10 +12,10 @@ from rich.live import Live
 from rich.text import Text
 
 from tuner.profile.summary import milliseconds, minutes, percent
-from tuner.replay.live_reading import LiveReading
 from tuner.replay.measure import Measurement
 from tuner.replay.readings import Read
 from tuner.replay.records import DEVICE
+from tuner.replay.replay import LiveReading
 from tuner.system.printable import printable
 
 if TYPE_CHECKING:

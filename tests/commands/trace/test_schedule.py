@@ -47,29 +47,20 @@ def test_the_concurrency_is_that_of_the_schedule(tuner: Run, tmp_path: Path) -> 
         assert held.mean() == held.max() == in_flight
 
 
-def test_each_place_is_a_session_whose_turns_wait_for_each_other(
-    tuner: Run, tmp_path: Path
-) -> None:
-    lengths = write_lines(tmp_path / "l", HEADER, row(0, input_length=5000, output_length=50))
-    tuner("trace", "import", schedule(tmp_path / "s"), "--lengths", lengths, "-o", tmp_path / "t")
-    first, *_ = (one for one in load(tmp_path / "t").requests if one.turn == 1)
-    assert (first.session_id, first.parent_id, first.arrival_s) == ("s0", "s0:0", 2.0)
-
-
 def test_lengths_are_taken_in_turn_and_begin_again() -> None:
     found = [(one.input_length, one.output_length) for one in holding(TICKS, [TWO_SECONDS, (1, 1)])]
     assert found[:3] == [TWO_SECONDS, (1, 1), TWO_SECONDS]
 
 
-def test_a_place_that_is_given_up_lets_its_last_request_end() -> None:
+def test_a_place_that_is_given_up_ends_its_last_request() -> None:
     ticks = (Tick(0, 2), Tick(1, 0), Tick(5, 0))
     found = list(holding(ticks, [TWO_SECONDS]))
-    assert [(one.at_s, one.lasts_s) for one in found] == [(0, 2), (0, 2)]
+    assert [(one.at_s, one.lasts_s) for one in found] == [(0, 1), (0, 1)]
 
 
 def test_a_place_that_comes_back_goes_on_where_it_was() -> None:
     ticks = (Tick(0, 1), Tick(1, 0), Tick(1.5, 1), Tick(3, 0))
-    assert [(one.at_s, one.turn) for one in holding(ticks, [TWO_SECONDS])] == [(0, 0), (2, 1)]
+    assert [(one.at_s, one.turn) for one in holding(ticks, [TWO_SECONDS])] == [(0, 0), (1.5, 1)]
 
 
 def test_a_table_is_read_too(tmp_path: Path) -> None:

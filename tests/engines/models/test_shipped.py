@@ -1,12 +1,10 @@
 """The models that ship."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.places import ROOT
 from tuner.engines.models.memory import ModelMemory, memory_of
 from tuner.engines.models.shipped import is_shipped, model_path, shipped_models
 from tuner.errors import InputError
@@ -34,25 +32,6 @@ def test_the_model_for_gpus_has_about_a_billion_parameters_and_no_file_of_them()
     assert isinstance(memory, ModelMemory)
     assert memory.weight_bytes == pytest.approx(2e9, rel=0.05)
     assert memory.kv_bytes_per_token == 2 * 2 * 16 * 8 * 64
-
-
-@pytest.mark.parametrize(
-    ("engine", "said"),
-    [("cpu", "--slo ttft=4s,tpot=32ms --budget 3m"), ("cuda", "--model tuner:1b --budget 15m")],
-)
-def test_make_sweep_takes_that_model_and_more_time_on_a_gpu_alone(
-    tmp_path: Path, engine: str, said: str
-) -> None:
-    (tmp_path / ".venv").mkdir()
-    (tmp_path / ".venv" / "tuner-setup.json").write_text(json.dumps({"engine": engine}))
-    done = subprocess.run(
-        ["make", "-n", "--no-print-directory", "-f", str(ROOT / "Makefile"), "sweep"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines()[-1].endswith(f" -o profile.yaml {said}")
 
 
 def test_a_model_that_does_not_ship_is_refused_with_those_that_do() -> None:

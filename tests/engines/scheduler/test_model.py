@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.engines.scheduler.model import abort, advance
-from tuner.engines.scheduler.queue import let_go
+from tuner.engines.scheduler.model import abort, advance, let_go
 from tuner.engines.scheduler.state import (
     ABORTED,
     FINISHED,
@@ -80,59 +79,6 @@ def test_the_law_decides_how_long_an_iteration_takes() -> None:
     law = StepLaw(np.array([1.0, 2.0]), 10.0, 0.5, 3.0, 0.25)
     _, log = play(scheduler_of([(0, 4, 2)]), law)
     assert log["duration_s"].tolist() == [1 + 10 * 4 + 0.5 * 16 + 3, 2 + 0.25 * 4]
-
-
-def test_a_long_prompt_is_computed_in_chunks_of_the_budget() -> None:
-    requests, log = play(scheduler_of([(0, 25, 1)], max_num_batched_tokens=10))
-    assert log["prefill_tokens"].tolist() == [10, 10, 5]
-    assert requests["first_token_s"].tolist() == [3]
-
-
-def test_running_requests_come_before_waiting_ones() -> None:
-    """The second prompt gets what the first one's decode leaves of the budget of 4."""
-    _, log = play(scheduler_of([(0, 4, 4), (0.5, 6, 1)], max_num_batched_tokens=4))
-    assert log["decode_seqs"].tolist() == [0, 1, 1, 1]
-    assert log["prefill_tokens"].tolist() == [4, 3, 3, 0]
-
-
-def test_the_cap_makes_requests_wait_in_order_of_arrival() -> None:
-    requests, log = play(scheduler_of([(0, 1, 2), (0, 1, 2), (0, 1, 2)], max_num_seqs=2))
-    assert requests["scheduled_s"].tolist() == [0, 0, 2]
-    assert log["waiting"].tolist() == [1, 1, 0, 0]
-    assert log["running"].tolist() == [2, 2, 1, 1]
-
-
-def test_the_last_running_request_is_preempted_when_blocks_run_out() -> None:
-    """Two requests of 3 prompt tokens fill 6 blocks; the first one's next token takes them all."""
-    requests, log = play(scheduler_of([(0, 3, 3), (0, 3, 3)], kv_blocks=6))
-    assert requests["preemptions"].tolist() == [0, 1]
-    assert log["preemptions"].tolist() == [0, 1, 0, 0, 0]
-    assert log["recomputed_tokens"].tolist() == [0, 3, 0, 0, 0]
-    assert log["waiting"].tolist() == [0, 1, 1, 0, 0]
-    # It has generated one token already, so it computes 3 + 1 anew.
-    assert log["prefill_tokens"].tolist() == [6, 0, 0, 4, 0]
-    assert requests["last_token_s"].tolist() == [3, 5]
-    assert requests["scheduled_s"].tolist() == [0, 0]
-
-
-def test_a_prompt_waits_until_all_of_it_has_room_where_prompts_are_reserved() -> None:
-    """Two chunks of 4 tokens and one of 2: the first would fit beside the 5 blocks in use."""
-    traffic = [(0.0, 4, 3), (0.5, 10, 1)]
-    sooner, later = (
-        play(
-            scheduler_of(traffic, max_num_batched_tokens=5, kv_blocks=12, reserves_prompts=reserves)
-        )[0]
-        for reserves in (False, True)
-    )
-    assert (sooner["scheduled_s"].tolist(), later["scheduled_s"].tolist()) == ([0, 1], [0, 3])
-
-
-def test_a_slot_comes_free_one_iteration_later_with_async_scheduling() -> None:
-    same = [(0.0, 1, 1), (0.0, 1, 3), (0.0, 1, 1)]
-    early, _ = play(scheduler_of(same, max_num_seqs=2))
-    late, _ = play(scheduler_of(same, max_num_seqs=2, async_scheduling=True))
-    assert early["scheduled_s"].tolist() == [0, 0, 1]
-    assert late["scheduled_s"].tolist() == [0, 0, 2]
 
 
 def test_a_full_log_interrupts_and_loses_nothing() -> None:

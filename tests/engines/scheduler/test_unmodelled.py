@@ -38,23 +38,6 @@ def test_what_the_model_does_not_know_is_named(arguments: dict[str, Any], found:
     assert unmodelled(lone.configured(**arguments), ["one group"]) == found
 
 
-def test_caches_of_two_kinds_in_one_pool_are_named_by_the_server_itself() -> None:
-    """vLLM's own description of a model whose layers alternate between full attention and a
-    window."""
-    lone: Any = importlib.import_module("tests.support.lone_scheduler")
-    scheduler = lone.scheduler_of(lone.live.LiveScheduler, lone.configured())
-    (group,) = scheduler.kv_cache_config.kv_cache_groups
-    found = unmodelled(scheduler.vllm_config, [group, group])
-    assert found == ["KV caches of 2 kinds in one pool"]
-
-
-def test_adapters_that_no_replay_asks_for_are_a_caution() -> None:
-    lone: Any = importlib.import_module("tests.support.lone_scheduler")
-    (caution,) = unasked(lone.configured(enable_lora=True, max_loras=3))
-    assert "max_loras=3" in caution
-    assert unasked(lone.configured()) == []
-
-
 def test_drafts_and_experts_that_are_chosen_by_chance_are_a_caution() -> None:
     lone: Any = importlib.import_module("tests.support.lone_scheduler")
     drafting = lone.configured(speculative_config={"method": "ngram", "num_speculative_tokens": 2})

@@ -220,11 +220,3 @@ def test_a_request_that_is_given_up_closes_its_connection_and_keeps_what_had_com
         return reply
 
     assert asked_of(answer, work).output_tokens == 2
-
-
-def test_a_hundred_streams_at_once_each_get_their_own() -> None:
-    async def work(client: CompletionClient) -> list[Reply]:
-        return await asyncio.gather(*(complete(client, 1 + n % 7) for n in range(100)))
-
-    replies = asked_of(lambda asked: asked.whole(asked.body["max_tokens"]), work)
-    assert [one.output_tokens for one in replies] == [1 + n % 7 for n in range(100)]

@@ -12,8 +12,8 @@ import pytest
 from tests.engines.conftest import VLLM_CRAMPED, generate, request, until_it_generates
 from tests.support.places import ROOT
 from tests.support.processes import TIMEOUT_S, cores, family, lives, wait_until
+from tuner.engines.paged import WARM_UPS
 from tuner.engines.seam import ArgumentValue, Engine, Reply
-from tuner.engines.server.running import WARM_UPS
 from tuner.engines.server.start import ServerStarter, words
 from tuner.engines.vllm.start import Resolved
 from tuner.errors import EngineError
@@ -50,7 +50,6 @@ class StubStarter(ServerStarter):
             max_model_len=1024,
             vocab_size=1000,
             by_priority=False,
-            how={},
             sampling={"temperature": 1.0},
         )
 
@@ -69,20 +68,6 @@ def started(starter: ServerStarter) -> Reply:
             await engine.stop()
 
     return asyncio.run(main())
-
-
-def test_a_port_that_was_taken_meanwhile_is_given_up_for_another(tmp_path: Path) -> None:
-    starts = tmp_path / "starts"
-    assert started(StubStarter(tmp_path, STUB_STARTS=starts, STUB_TAKEN=2)).output_tokens == 9
-    assert starts.read_text() == "start\n" * 3
-
-
-def test_where_every_port_is_taken_nothing_is_left_and_one_line_says_so(tmp_path: Path) -> None:
-    before = family(os.getpid())
-    starter = StubStarter(tmp_path, STUB_STARTS=tmp_path / "starts", STUB_TAKEN=3)
-    with pytest.raises(EngineError, match=r"3 free ports of 127\.0\.0\.1 were taken"):
-        started(starter)
-    wait_until(lambda: not any(map(lives, family(os.getpid()) - before)))
 
 
 @pytest.mark.parametrize(
@@ -198,14 +183,3 @@ def test_when_a_part_of_it_is_killed_whoever_asks_is_told_and_nothing_is_left(
 def _core(pids: list[int]) -> int:
     names = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in pids}
     return next(pid for pid, name in names.items() if "EngineCore" in name)
-
-
-@pytest.mark.vllm
-@pytest.mark.long
-def test_a_server_that_does_not_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
-    starter = ServerStarter(
-        {"model": "tuner:tiny", "num_gpu_blocks_override": 1}, log=tmp_path / "vllm.log"
-    )
-    with pytest.raises(EngineError, match="cache blocks") as caught:
-        asyncio.run(starter.start(max_num_seqs=4))
-    assert "kv_cache_memory_bytes" in caught.value.hint

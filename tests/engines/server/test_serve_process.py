@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.completions import Asked, completions
 from tests.support.processes import family, lives, wait_until
 from tuner.engines.server.serve_process import FreePort, ServeProcess
 from tuner.engines.timeouts import started_in_time
@@ -100,14 +99,6 @@ def test_a_server_that_never_answers_is_given_up_with_its_last_words(
     assert "TUNER_START_TIMEOUT=" in found.value.hint
 
 
-def test_it_is_ready_when_health_says_so(tmp_path: Path) -> None:
-    async def never(asked: Asked) -> None:
-        raise AssertionError(asked)
-
-    with completions(never, get={"/health": b""}) as url, launched(tmp_path / "log") as process:
-        asyncio.run(process.ready(url))
-
-
 @pytest.mark.parametrize("option", [socket.SO_REUSEADDR, socket.SO_REUSEPORT])
 def test_a_free_port_is_kept_for_the_server_that_names_it(option: int) -> None:
     port = FreePort()
@@ -134,20 +125,6 @@ def test_the_servers_environment_is_not_that_of_a_deployment(
         up(log)
     assert "VLLM_API_KEY" not in log.read_text()
     assert "TUNER_LIVE_SOCKET" not in log.read_text()
-
-
-def test_a_request_that_failed_is_explained_by_a_death_that_is_seen_later(tmp_path: Path) -> None:
-    log = tmp_path / "serve.log"
-
-    async def main(process: ServeProcess) -> str:
-        assert await process.death_soon(lambda: True) is None
-        loop = asyncio.get_running_loop()
-        loop.call_later(0.2, os.kill, process.group, signal.SIGKILL)
-        return str(await process.death_soon(lambda: False))
-
-    with launched(log) as process:
-        up(log)
-        assert "vllm serve was killed by SIGKILL" in asyncio.run(main(process))
 
 
 @pytest.mark.attack

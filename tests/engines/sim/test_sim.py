@@ -59,20 +59,6 @@ async def served_all(engine: Engine, requests: Sequence[tuple[float, int, int]])
     return [task.result() for task in tasks]
 
 
-def test_a_start_costs_the_worlds_time_and_facts_tell_it() -> None:
-    async def main() -> None:
-        engine = await started()
-        assert asyncio.get_running_loop().time() == 60
-        facts = engine.facts
-        assert facts.start_s == 60
-        assert facts.kv_blocks * facts.block_size == facts.max_model_len == 400
-        assert facts.arguments["model"] == "sim:world"
-        assert facts.arguments["max_num_seqs"] == 8
-        assert facts.arguments["max_num_batched_tokens"] == 50
-
-    run(main())
-
-
 def test_tokens_come_at_the_ends_of_iterations() -> None:
     async def main() -> None:
         engine = await started()
@@ -85,19 +71,6 @@ def test_tokens_come_at_the_ends_of_iterations() -> None:
             0,
         )
         assert asyncio.get_running_loop().time() == 68
-
-    run(main())
-
-
-def test_a_reply_is_up_to_date_whenever_somebody_looks() -> None:
-    async def main() -> None:
-        engine = await started()
-        reply = Reply()
-        task = asyncio.create_task(engine.generate(EngineRequest(range(10), 9), reply))
-        await asyncio.sleep(4.5)
-        assert reply.seen_s == [61, 62, 63, 64]
-        assert reply.output_tokens == 4
-        await task
 
     run(main())
 
@@ -116,18 +89,6 @@ def test_the_front_end_delays_a_request_by_the_lag() -> None:
 def test_arguments_that_vllm_would_refuse_are_refused_without_a_start(max_num_seqs: int) -> None:
     with pytest.raises(EngineError, match="max_num_seqs"):
         SimStarter(CALM_WORLD).resolve(max_num_seqs=max_num_seqs)
-
-
-def test_two_engines_share_one_time() -> None:
-    async def main() -> None:
-        engines = await asyncio.gather(started(), started())
-        first, second = await asyncio.gather(
-            served(engines[0], 1, 3), served(engines[1], 1, 2, after_s=0.5)
-        )
-        assert first.seen_s == [61, 62, 63]
-        assert second.seen_s == [61.5, 62.5]
-
-    run(main())
 
 
 async def replies_of(world: World, starts: int = 1) -> list[list[float]]:

@@ -8,28 +8,6 @@ import pytest
 from tuner.engines.sim.virtual_time import DeadlockError, VirtualTimeLoop, run
 
 
-def test_an_hour_passes_at_once() -> None:
-    async def sleep() -> float:
-        await asyncio.sleep(3600)
-        return asyncio.get_running_loop().time()
-
-    assert run(sleep()) == 3600
-
-
-def test_sleeps_end_in_the_order_of_their_times() -> None:
-    woken = []
-
-    async def sleep(seconds: float) -> None:
-        await asyncio.sleep(seconds)
-        woken.append(seconds)
-
-    async def main() -> None:
-        await asyncio.gather(*map(sleep, (3, 1, 2)))
-
-    run(main())
-    assert woken == [1, 2, 3]
-
-
 def test_a_deadlock_is_an_error_that_names_the_task_that_waits() -> None:
     async def wait() -> None:
         await asyncio.Event().wait()
@@ -91,9 +69,6 @@ class Ticker:
         self.news.append(now_s)
         return now_s
 
-    def next_event_s(self) -> float:
-        return self.at_s
-
 
 def test_a_process_advances_up_to_the_next_timer() -> None:
     async def main() -> list[float]:
@@ -103,7 +78,7 @@ def test_a_process_advances_up_to_the_next_timer() -> None:
         ticker = Ticker(2.0, news)
         loop.attach(ticker)
         await asyncio.sleep(5)
-        loop.detach(ticker)
+        loop.detach()
         await asyncio.sleep(5)
         return news
 

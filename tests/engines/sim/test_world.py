@@ -8,47 +8,11 @@ from tests.support.places import ROOT
 from tuner.engines.sim.world import WorldNoise, padded, read_world, step_law
 from tuner.errors import InputError
 
-ARTICLE = """
-step:
-  a: 0.020
-  b: 0.0006
-  n0: 16
-  h: 0.0025
-  c: 0.00012
-  c2: 0.0
-  p0: 0.0
-  d: 2.0e-7
-  pad: false
-  async_release: false
-  lag: 0.0
-kv: {blocks: 1200, block_size: 16}
-budget: 2048
-engine_start: 60.0
-noise:
-  sigma_iter: 0.05
-  sigma_drift: 0.02
-  tau: 120.0
-  sigma_start: 0.01
-  stall_rate: 0.0083
-  stall_mean: 0.10
-  episode_rate: 0.0
-  episode_len: 45.0
-  episode_mult: 1.4
-seed: 1
-"""
-
 
 def world_file(folder: Path, text: str | bytes) -> Path:
     path = folder / "mine.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
-
-
-def test_every_key_is_read(tmp_path: Path) -> None:
-    world = read_world(world_file(tmp_path, ARTICLE))
-    assert (world.step.a, world.step.h, world.step.n0, world.step.d) == (0.02, 0.0025, 16, 2e-7)
-    assert (world.kv.blocks, world.budget, world.noise.stall_mean) == (1200, 2048, 0.1)
-    assert world.name == "mine"
 
 
 def test_numbers_may_be_written_as_people_write_them(tmp_path: Path) -> None:
@@ -104,11 +68,6 @@ def test_the_law_is_the_formula_of_the_world(tmp_path: Path) -> None:
 def test_padding_follows_the_sizes_of_cuda_graphs() -> None:
     batch = np.array([0, 1, 2, 3, 4, 5, 8, 9, 31, 256, 257, 512, 513])
     assert padded(batch).tolist() == [0, 1, 2, 4, 4, 8, 8, 16, 32, 256, 272, 512, 513]
-
-
-def test_a_padded_law_has_steps(tmp_path: Path) -> None:
-    law = step_law(read_world(world_file(tmp_path, "step: {a: 0, b: 1, c: 1, pad: true}")).step, 9)
-    assert law.decode_s.tolist() == [0, 1, 2, 4, 4, 8, 8, 8, 8, 16]
 
 
 WORLDS = sorted((ROOT / "examples/worlds").iterdir())

@@ -6,12 +6,12 @@ import yaml
 from tests.support.places import ROOT
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import allowed
-from tuner.engines.vllm.flags import GRAMMAR, LISTS, SWITCHES
+from tuner.engines.vllm.flags import TAKES
 
 
 @pytest.mark.attack
 def test_every_name_on_the_list_is_vllms() -> None:
-    assert allowed.NAMES - {*SWITCHES, *LISTS, *GRAMMAR.words} == set()
+    assert allowed.NAMES - TAKES.keys() == set()
 
 
 FLAG = "--tool-parser-plugin=./evil.py"

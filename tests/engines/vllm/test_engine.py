@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -240,22 +239,6 @@ def name_of(pid: int) -> str:
         return ""
 
 
-def test_a_shipped_model_brings_what_a_deployment_without_tuner_needs() -> None:
-    arguments = VllmStarter({"model": "tuner:tiny"}).resolve(max_num_seqs=2)
-    assert arguments["model"] == "tuner:tiny"
-    assert arguments["load_format"] == "dummy"
-    assert not {"skip_tokenizer_init", "scheduler_cls", "disable_log_stats"} & arguments.keys()
-
-
-@pytest.mark.gpu
-def test_the_token_budget_is_the_servers_own_when_none_is_asked_for() -> None:
-    """2,048 on a CPU; on a GPU as many as the device is worth to vLLM."""
-    starter = VllmStarter({"model": "tuner:tiny", "max_model_len": 100})
-    (budget,) = {starter.resolve(max_num_seqs=n)["max_num_batched_tokens"] for n in (1, 8)}
-    assert isinstance(budget, int)
-    assert budget >= 2048
-
-
 def test_what_nobody_asked_for_is_left_to_vllm() -> None:
     left = VllmStarter({"model": "tuner:tiny"})
     assert "block_size" not in left.resolve(max_num_seqs=2)
@@ -263,17 +246,6 @@ def test_what_nobody_asked_for_is_left_to_vllm() -> None:
     asked = VllmStarter({"model": "tuner:tiny", "block_size": 64})
     assert asked.resolve(max_num_seqs=2)["block_size"] == 64
     assert llm_arguments(asked, share=0.5)["block_size"] == 64
-
-
-def test_a_cap_for_which_the_drafts_have_no_room_is_refused() -> None:
-    from tuner.engines.vllm.config import check_drafts  # noqa: PLC0415 - imports vLLM
-
-    limits = SimpleNamespace(max_num_seqs=32, max_num_active_seqs=20, max_num_batched_tokens=160)
-    with pytest.raises(EngineError, match="lets in 20 at most") as caught:
-        check_drafts(SimpleNamespace(scheduler_config=limits))
-    assert "--ceiling 20" in caught.value.hint
-    limits.max_num_seqs = 20
-    check_drafts(SimpleNamespace(scheduler_config=limits))
 
 
 def test_tokens_are_drawn_by_the_generation_configuration_but_for_what_is_asked() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from tuner.engines.vllm import flags
-from tuner.engines.vllm.flags import GRAMMAR, Grammar, canonical
+from tuner.engines.vllm.flags import FLAGS, canonical
 
 
 @pytest.mark.parametrize(
@@ -25,27 +25,13 @@ def test_every_spelling_of_a_flag_has_its_meaning(name: str, meaning: tuple[str,
     assert canonical(name) == meaning
 
 
-def test_no_argument_is_itself_called_no_something() -> None:
-    assert not [name for name, _ in GRAMMAR.meanings().values() if name.startswith("no_")]
-
-
-def test_an_argument_takes_one_kind_of_words() -> None:
-    kinds = (GRAMMAR.switches, GRAMMAR.words, GRAMMAR.lists, GRAMMAR.optional)
-    assert sum(map(len, kinds)) == len(set().union(*kinds))
-
-
 @pytest.mark.vllm
 def test_the_parser_that_is_installed_says_nothing_else() -> None:
     """When this fails on a new vLLM: python scripts/vllm_flags.py --update."""
-    from tuner.engines.vllm.arguments import grammar  # noqa: PLC0415 - imports vLLM
+    from tuner.engines.vllm import arguments  # noqa: PLC0415 - imports vLLM
 
-    here: Grammar = grammar()
-    known = GRAMMAR.meanings()
-    assert {flag: known.get(flag) for flag in here.meanings()} == here.meanings()
-    for kind in ("words", "lists", "optional"):
-        assert set(getattr(here, kind)) <= set(getattr(GRAMMAR, kind))
-    assert here.switches.keys() <= GRAMMAR.switches.keys()
-    assert all(bool(off) == bool(GRAMMAR.switches[name]) for name, off in here.switches.items())
+    here = arguments.flags()
+    assert {flag: FLAGS.get(flag) for flag in here} == here
 
 
 @pytest.mark.attack

@@ -11,8 +11,6 @@ from tests.support.lone_ranks import OUTPUT, PROMPT, REQUESTS
 from tests.support.places import ROOT
 from tests.support.processes import family, lives, wait_until
 from tuner.engines.seam import ArgumentValue
-from tuner.engines.vllm.start import VllmStarter
-from tuner.errors import EngineError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 """Every rank imports vLLM by itself."""
@@ -66,20 +64,3 @@ def test_two_ranks_are_one_engine_and_none_survives_a_tuner_that_is_killed(
     assert seen["kv_blocks_peak"] == 4
     assert len(everybody) >= 3  # EngineCore and its workers
     wait_until(lambda: not any(map(lives, everybody)))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message", "hint"),
-    [
-        ({"data_parallel_size": 2}, "data_parallel_size is 2", "--replicas"),
-        ({"tensor_parallel_size": 2, "distributed_executor_backend": "uni"}, "2 ranks", "mp"),
-        ({"tensor_parallel_size": 3}, "divisible by tensor parallel size", ""),
-    ],
-)
-def test_what_ranks_cannot_do_is_refused_before_anything_starts(
-    arguments: dict[str, ArgumentValue], message: str, hint: str
-) -> None:
-    with pytest.raises(EngineError, match=message) as caught:
-        VllmStarter({"model": "tuner:tiny", **arguments}).resolve(max_num_seqs=8)
-    assert hint in caught.value.hint
-    assert "\n" not in str(caught.value) + caught.value.hint

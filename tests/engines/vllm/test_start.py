@@ -12,7 +12,7 @@ pytestmark = pytest.mark.vllm
 PREPARED = """
 import os
 from tuner.engines.vllm import start
-start._prepare("tuner:tiny", start.default_log())
+start._set_variables("tuner:tiny", start.default_log())
 print(os.environ["VLLM_WORKER_MULTIPROC_METHOD"])
 """
 

@@ -38,8 +38,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("0.33.0-rc1", "0.33.0rc1+cpu", True),
         ("0.33.0rc1", "0.33.0", False),
         ("0.33.1.dev3+g1a2b3c4", "0.33.1.dev3+g1a2b3c4.cu130", True),
-        ("0.33.1.dev3+g1a2b3c4", "0.33.1.dev3+g5d6e7f8", False),
-        ("0.33.1.dev3+g1a2b3c4", "0.33.1.dev3", True),  # it does not tell
+        ("0.33.1.dev3", "0.33.1.dev4", False),
         ("unknown", "unknown", True),
     ],
 )

@@ -49,7 +49,7 @@ def test_exactly_the_asked_number_of_tokens_comes(roomy: StartedEngine, output: 
     reply = roomy.run(generate(roomy.engine, request(1, prompt=20, output=output)))
     roomy.run(roomy.engine.iterations())  # which completes it
     assert reply.output_tokens == output
-    assert len(reply.seen_s) + reply.joined_tokens == output
+    assert len(reply.seen_s) + reply.late_tokens == output
     assert reply.seen_s == sorted(set(reply.seen_s))
     assert reply.queued_s <= reply.scheduled_s <= reply.first_s <= reply.last_s
     assert reply.first_s <= reply.seen_s[0]
@@ -190,7 +190,7 @@ def test_a_lone_request_shows_its_context_grow_and_its_blocks(roomy: StartedEngi
     block = roomy.engine.facts.block_size
     assert log["kv_blocks_used"].tolist() == [-(-tokens // block) for tokens in range(100, 150)]
     assert len(log) == 50
-    assert len(reply.seen_s) == 50 or reply.joined_tokens  # read late, two tokens come as one
+    assert len(reply.seen_s) == 50 or reply.late_tokens  # read late, two tokens come as one
     # An iteration ends when its token is out, to within the engine's own accounting.
     ends = log["start_s"] + log["duration_s"]
     nearest = np.abs(ends[:, None] - np.array([reply.first_s, reply.last_s])).min(axis=0)
@@ -234,9 +234,9 @@ def test_outputs_that_are_read_late_are_counted_as_merged(roomy: StartedEngine) 
 
     reply = roomy.run(main())
     assert reply.output_tokens == 60
-    assert len(reply.seen_s) + reply.joined_tokens == 60
+    assert len(reply.seen_s) + reply.late_tokens == 60
     is_late = roomy.engine.facts.engine != "sim"  # virtual time stands still meanwhile
-    assert (reply.joined_tokens > 0) == is_late
+    assert (reply.late_tokens > 0) == is_late
 
 
 def test_a_request_that_cannot_be_served_fails_alone(roomy: StartedEngine) -> None:

@@ -33,7 +33,8 @@ from tuner.trace.reading import Tell, read
 from tuner.trace.trace import Trace, TraceHeader, TraceRequest, load
 from tuner.traffic.arrivals import Stretch, busiest, stretch
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN, assign
-from tuner.traffic.schedule import holding, ticks
+from tuner.traffic.schedule import SOURCE, holding, ticks
+from tuner.traffic.sessions import PLACE
 from tuner.traffic.summary import describe
 from tuner.traffic.window import parse_duration_s, parse_window
 from tuner.views.text import print_json
@@ -221,11 +222,10 @@ def _held(options: TraceImportOptions, lengths: Path) -> Trace:
     note = (
         f"synthetic: lengths of {lengths.name}, arrivals that hold the concurrency of a schedule "
         f"at {S_PER_OUTPUT_TOKEN * 1000:g} ms an output token and "
-        f"{S_PER_PROMPT_TOKEN * 1000:g} ms a prompt token; with --closed-sessions a slower engine "
-        "holds it too"
+        f"{S_PER_PROMPT_TOKEN * 1000:g} ms a prompt token; a replay holds it at any speed"
     )
     header = TraceHeader(
-        source="concurrency_schedule",
+        source=SOURCE,
         rows_read=len(holders),
         rows_kept=len(holders),
         missing=("aborts", "errors", "prefixes"),
@@ -238,10 +238,8 @@ def _held(options: TraceImportOptions, lengths: Path) -> Trace:
             input_length=one.input_length,
             output_length=one.output_length,
             e2e_s=round(one.lasts_s, 6),
-            request_id=f"s{one.place}:{one.turn}",
-            session_id=f"s{one.place}",
+            session_id=f"{PLACE}{one.place}",
             turn=one.turn,
-            parent_id=f"s{one.place}:{one.turn - 1}" if one.turn else None,
         )
         for row, one in enumerate(holders)
     ]

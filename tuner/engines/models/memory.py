@@ -1,7 +1,7 @@
 """The memory of a model in bytes, from its config.json alone: weights, and KV cache a token.
 
-It takes a second, and no torch. Only decoders with one kind of attention are known: of any other
-nothing is said, for a wrong number is worse than none.
+It takes a second, and no torch. Only decoders with one kind of attention are known: for any other
+there is no number, because a wrong one is worse than none.
 """
 
 import json
@@ -25,7 +25,6 @@ heads, and a gated MLP."""
 BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 
 KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "bfloat16": 2, "float16": 2}
-
 
 _PART = re.compile(r".*-of-0*(\d+)\.safetensors")
 """A file of one part of the weights, and how many there are: an interrupted download has fewer."""
@@ -57,14 +56,11 @@ def memory_of(arguments: Mapping[str, ArgumentValue]) -> ModelMemory | str:
         if not folder.is_dir() and (kept := hub_folder(name, arguments.get("revision"))):
             folder = kept
         config = json.loads(files.read_regular(folder / "config.json"))
+        return _of_config(config, arguments, folder)
     except OSError:
         return "the model is in no folder here that has a config.json, and not in the Hub's cache"
-    except (ValueError, RecursionError):
-        return f"{folder / 'config.json'} is no JSON"
-    try:
-        return _of_config(config, arguments, folder)
-    except (ArithmeticError, KeyError, TypeError, ValueError, InputError) as problem:
-        return f"{folder / 'config.json'} does not tell: {problem}"
+    except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError, InputError) as why:
+        return f"{folder / 'config.json'} does not tell: {why}"
 
 
 def hub_folder(name: str, revision: object = None) -> Path | None:
@@ -84,21 +80,24 @@ def _of_config(
 ) -> ModelMemory | str:
     kind = config["model_type"]
     if kind not in KNOWN or config.get("quantization_config") or arguments.get("quantization"):
-        quantized = "a quantised " if kind in KNOWN else ""
+        quantized = "a quantized " if kind in KNOWN else ""
         return f"not known for {quantized}{kind}"
     width, heads, layers = (
         int(config[name]) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
     )
     kv_heads = int(config.get("num_key_value_heads") or heads)
     head_size = int(config.get("head_dim") or width // heads)
-    weight_size = BYTES[_dtype(config, arguments)]
-    kv_size = KV_BYTES.get(str(arguments.get("kv_cache_dtype", "auto")), weight_size)
+    dtype = str(arguments.get("dtype", "auto"))
+    if dtype == "auto":  # vLLM halves what is stored as float32
+        stored = str(config.get("torch_dtype") or config.get("dtype") or "float32")
+        dtype = "float16" if stored == "float32" else stored
+    kv_size = KV_BYTES.get(str(arguments.get("kv_cache_dtype", "auto")), BYTES[dtype])
     attention = width * head_size * (2 * heads + 2 * kv_heads)
     mlp = 3 * width * int(config["intermediate_size"])
     vocabulary = width * int(config["vocab_size"]) * (1 if config.get("tie_word_embeddings") else 2)
     parameters = layers * (attention + mlp + 2 * width) + vocabulary + width
     return ModelMemory(
-        weight_bytes=_stored_bytes(folder) or parameters * weight_size,
+        weight_bytes=_stored_bytes(folder) or parameters * BYTES[dtype],
         kv_bytes_per_token=2 * layers * kv_heads * head_size * kv_size,
     )
 
@@ -109,12 +108,3 @@ def _stored_bytes(folder: Path) -> int:
     parts = [int(hit[1]) for path in found if (hit := _PART.fullmatch(path.name))]
     is_whole = all(parts.count(of) == of for of in parts)
     return sum(path.stat().st_size for path in found) if is_whole else 0
-
-
-def _dtype(config: Mapping[str, Any], arguments: Mapping[str, ArgumentValue]) -> str:
-    """Return the data type as vLLM takes it: of ``auto`` half of what is stored as float32."""
-    asked = str(arguments.get("dtype", "auto"))
-    if asked != "auto":
-        return asked
-    stored = str(config.get("torch_dtype") or config.get("dtype") or "float32")
-    return "float16" if stored == "float32" else stored

@@ -1,6 +1,6 @@
 """The arrays of records that the scheduler model changes in place. Times are seconds."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,8 +9,10 @@ from tuner.engines.seam import ITERATION, IterationLog
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Record = np.void
-Records = NDArray[np.void]
+Record = Any
+"""One row: in compiled code its fields are attributes."""
+
+Records = NDArray[Any]
 
 REQUEST = np.dtype(
     [
@@ -151,7 +153,7 @@ class Scheduler(NamedTuple):
     state: Records  # one STATE
     requests: Records  # REQUEST, one or more
     running: Ints  # rows in the order of admission
-    iteration: IterationLog  # one ITERATION: the one in flight
+    iteration: Records  # one ITERATION: the one in flight
     log: IterationLog  # length 0: not wanted
     tokens: Tokens
 

@@ -28,9 +28,7 @@ MOST_EVENT_BYTES = 2**20
 REASON_LENGTH = 300
 HIDDEN = "***"
 
-_DONE = b"[DONE]"
 _OK = 200
-
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
@@ -66,7 +64,6 @@ class CompletionStream:
         self._reply, self._rest = reply, b""
         self._usage: _Usage | None = None
         self._bytes_left = MOST_REFUSAL_BYTES + MOST_OUTPUT_BYTES * outputs
-        self._outputs = 0
         self._ended_s: float | None = None
         """When an end without text came: some servers then send a token, others none."""
 
@@ -78,11 +75,9 @@ class CompletionStream:
             raise RequestFailedError("no event ends: it is no stream of completions")
         if self._bytes_left < 0:
             raise RequestFailedError("it answers too much")
-        brought = [self._read(event, now_s) for event in events]
-        if any(brought):
-            self._outputs += sum(brought)
+        if outputs := sum(self._read(event, now_s) for event in events):
             self._reply.seen_s.append(now_s)
-            self._reply.output_tokens = self._outputs
+            self._reply.output_tokens += outputs
 
     def end(self) -> None:
         """Complete the reply by what the server has counted."""
@@ -91,19 +86,18 @@ class CompletionStream:
             raise RequestFailedError(
                 "the stream ended without usage: how many tokens came is unknown"
             )
-        if usage.completion_tokens > self._outputs and self._ended_s is not None:
+        if usage.completion_tokens > reply.output_tokens and self._ended_s is not None:
             reply.seen_s.append(self._ended_s)  # it did bring a token
-        reply.late_tokens = max(0, self._outputs - len(reply.seen_s))
+        reply.late_tokens = max(0, reply.output_tokens - len(reply.seen_s))
         reply.output_tokens = usage.completion_tokens
-        details = usage.prompt_tokens_details
-        if details is not None and details.cached_tokens is not None:
+        if (details := usage.prompt_tokens_details) and details.cached_tokens is not None:
             reply.cached_tokens = details.cached_tokens
 
     def _read(self, event: bytes, now_s: float) -> bool:
         """Return whether an event brings output."""
         lines = [line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")]
         content = b"\n".join(lines)
-        if content in {b"", _DONE}:  # a comment keeps a connection open
+        if content in {b"", b"[DONE]"}:  # a comment keeps a connection open
             return False
         try:
             chunk = _CHUNK.decode(content)
@@ -125,7 +119,10 @@ class CompletionClient:
 
     def __init__(self, url: str, *, key: str | None = None) -> None:
         self._url = f"{url}/v1/completions"
-        self._spellings = _spellings(key) if key else []
+        spellings = set[str]()
+        if key:
+            spellings = {key, json.dumps(key)[1:-1], html.escape(key), quote(key, safe="")}
+        self._spellings = sorted(spellings, key=len, reverse=True)
         self._tasks = set[asyncio.Task[Any]]()
         self._error: EngineError | None = None
         self._session = aiohttp.ClientSession(
@@ -160,12 +157,17 @@ class CompletionClient:
         assert task is not None
         self._tasks.add(task)
         try:
-            await self._exchange(body, reply, name, outputs, came)
+            await self._exchange(body, CompletionStream(reply, outputs=outputs), reply, name, came)
         except asyncio.CancelledError:
             if self._error is not None:
                 task.uncancel()
             self._check_running()
             raise
+        except RequestFailedError as problem:
+            text = str(problem)
+            for spelling in self._spellings:
+                text = re.sub(re.escape(spelling), HIDDEN, text, flags=re.IGNORECASE)
+            raise RequestFailedError(text[:REASON_LENGTH]) from None
         finally:
             self._tasks.discard(task)
 
@@ -187,61 +189,43 @@ class CompletionClient:
     async def _exchange(
         self,
         body: Mapping[str, Any],
+        stream: CompletionStream,
         reply: Reply,
         name: str,
-        outputs: int,
         came: Callable[[int], None],
     ) -> None:
-        stream, clock = CompletionStream(reply, outputs=outputs), asyncio.get_running_loop().time
+        clock, headers = asyncio.get_running_loop().time, {"X-Request-Id": name}
         content = msgspec.json.encode(body)  # a long prompt takes milliseconds
         reply.sent_s = clock()
         try:
             async with self._session.post(
-                self._url,
-                data=content,
-                headers={"X-Request-Id": name},
-                allow_redirects=False,
-            ) as answer:
-                await self._check(answer)
-                async for data in answer.content.iter_any():
+                self._url, data=content, headers=headers, allow_redirects=False
+            ) as response:
+                await self._check(response)
+                async for data in response.content.iter_any():
                     stream.feed(data, clock())
                     came(1)
             stream.end()
-        except RequestFailedError as problem:
-            raise RequestFailedError(self._hidden(str(problem))[:REASON_LENGTH]) from None
         except aiohttp.ClientConnectorError as problem:
             raise RequestFailedError(f"no connection: {problem.strerror or problem}") from None
         except (aiohttp.ClientError, OSError, ValueError) as problem:
             raise RequestFailedError(f"the connection broke: {type(problem).__name__}") from None
 
-    async def _check(self, answer: aiohttp.ClientResponse) -> None:
+    async def _check(self, response: aiohttp.ClientResponse) -> None:
         """Raise RequestFailedError for a refusal, with what the server says of it."""
-        if 300 <= answer.status < 400:
-            raise RequestFailedError(f"{answer.status}: it redirects, which is not followed")
-        if answer.status != _OK:
-            content, is_whole = bytearray(), False
-            with contextlib.suppress(TimeoutError, aiohttp.ClientError):
-                async with asyncio.timeout(REFUSAL_S):
-                    while piece := await answer.content.read(MOST_REFUSAL_BYTES - len(content)):
-                        content += piece
-                    is_whole = True
-            if not is_whole:  # its end may be the beginning of a key
-                content = content[
-                    : max(0, len(content) - max(map(len, self._spellings), default=0))
-                ]
-            text = " ".join(content.decode(errors="replace").split())
-            raise RequestFailedError(f"{answer.status} {answer.reason}: {text}")
-        if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+        if 300 <= response.status < 400:
+            raise RequestFailedError(f"{response.status}: it redirects, which is not followed")
+        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
             raise RequestFailedError("it answers compressed, which was not asked for")
-
-    def _hidden(self, text: str) -> str:
-        """Return a text of the server without the key."""
-        for spelling in self._spellings:
-            text = re.sub(re.escape(spelling), HIDDEN, text, flags=re.IGNORECASE)
-        return text
-
-
-def _spellings(key: str) -> list[str]:
-    """Return a key as servers may spell it, the longest first."""
-    found = {key, json.dumps(key)[1:-1], html.escape(key), quote(key, safe="")}
-    return sorted(found, key=len, reverse=True)
+        if response.status == _OK:
+            return
+        content, is_whole = bytearray(), False
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+            async with asyncio.timeout(REFUSAL_S):
+                while piece := await response.content.read(MOST_REFUSAL_BYTES - len(content)):
+                    content += piece
+                is_whole = True
+        hidden = 0 if is_whole else max(map(len, self._spellings), default=0)
+        content = content[: max(0, len(content) - hidden)]  # its end may be that of a key
+        text = " ".join(content.decode(errors="replace").split())
+        raise RequestFailedError(f"{response.status} {response.reason}: {text}")

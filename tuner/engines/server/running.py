@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
 
 import numpy as np
 
 from tuner.engines.page import name_of
+from tuner.engines.paged import WARM_UP_TOKENS, WARM_UPS
 from tuner.engines.sampling import GREEDY, Sampling
 from tuner.engines.seam import (
     ITERATION,
@@ -25,11 +25,6 @@ from tuner.engines.server.client import CompletionClient
 from tuner.engines.timeouts import HangWatch
 from tuner.errors import EngineError
 
-WARM_UPS = 8
-"""Requests that are sent before the others, and whose number the server itself must confirm."""
-
-WARM_UP_TOKENS = 8
-
 VOCAB_SIZE = 1000
 """Token ids below this every model has."""
 
@@ -40,7 +35,7 @@ FAILED_SHARE = 0.05
 """A server that fails so many is not asked further."""
 
 EARLY_SHARE = 0.02
-"""Share of answers that may end before the asked length: above it other work is measured."""
+"""Share of replies that may end before the requested length: above it other work is measured."""
 
 FIRST_S = 600.0
 """For the first output: a long prompt on a slow machine."""
@@ -48,13 +43,13 @@ FIRST_S = 600.0
 _COUNTED_S = 5.0
 _LOOK_S = 0.05
 
+_KEY = "Set TUNER_API_KEY to its key."
 _HINTS = {
-    "401": "Set TUNER_API_KEY to its key.",
-    "403": "Set TUNER_API_KEY to its key.",
+    "401": _KEY,
+    "403": _KEY,
     "404": "Check address and model: completions are asked at /v1/completions.",
     "429": "It limits its clients: verify where nothing limits.",
 }
-_READ_LOG = "Its own log says why."
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +67,13 @@ class RunningServer:
     most: int | None
     """Requests that it may be sent in all; None: as many as it takes."""
 
-    most_rps: float | None = None
-    """Requests a second that it is sent in the mean: then the first ones leave one by one."""
-
     sampling: Sampling = field(default_factory=lambda: GREEDY)
     key: str | None = field(default=None, repr=False)
     takes_ignore_eos: bool = True
     """Whether a length can be forced; else it is only asked for."""
 
     served: Callable[[], float] | None = None
-    """Returns how many requests it has served, by its own counter; None where it does not tell, or
-    serves others meanwhile."""
+    """Returns how many requests it has served, by its own counter; None where it does not tell."""
 
 
 class RunningStarter:
@@ -96,15 +87,10 @@ class RunningStarter:
         del max_num_seqs
         return self._server.facts.arguments
 
-    def doing(self) -> Callable[[], str]:
-        """See the seam: it runs."""
-        return str
-
     async def start(self, *, max_num_seqs: int) -> "RunningEngine":
         """Start the client alone, and see that the server answers as one of completions does."""
         del max_num_seqs
-        server, key = self._server, self._server.key
-        engine = RunningEngine(server, CompletionClient(server.url, key=key))
+        engine = RunningEngine(self._server)
         async with contextlib.AsyncExitStack() as failing:
             failing.push_async_callback(engine.stop)
             await engine.prove()
@@ -115,15 +101,14 @@ class RunningStarter:
 class RunningEngine:
     """See the seam: tuner.engines.seam.Engine. It tells what its clients see, and no iterations."""
 
-    def __init__(self, server: RunningServer, client: CompletionClient) -> None:
+    def __init__(self, server: RunningServer) -> None:
         self.facts, self.compiled = server.facts, list[str]()
-        self._server, self._client = server, client
+        self._server, self._client = server, CompletionClient(server.url, key=server.key)
         self._numbers = count(secrets.randbits(40))
         self._reads = 0
-        self._watch = HangWatch(lambda: self._reads, client.fail, first_s=FIRST_S)
+        self._watch = HangWatch(lambda: self._reads, self._client.fail, first_s=FIRST_S)
         self._shift = secrets.randbelow(VOCAB_SIZE)
-        self._sent = 0
-        self._failed = self._failed_in_a_row = self._early = 0
+        self._sent = self._failed = self._failed_in_a_row = self._early = 0
 
     @property
     def url(self) -> str:
@@ -132,21 +117,49 @@ class RunningEngine:
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
         """See the seam. Raises EngineError once too many have failed or ended early, and before
         more is sent than was allowed."""
-        self._count_sent()
+        server, length = self._server, request.output_length
+        if server.most is not None and self._sent >= server.most:
+            raise EngineError(
+                f"{self._sent} requests were sent to {server.url}, as many as allowed, and "
+                "some must be sent again: they had left late",
+                hint=f"Run it on a machine with less to do, or allow more: --send-load "
+                f"{2 * server.most}.",
+            )
+        self._sent += 1
+        usable = VOCAB_SIZE - SPECIAL_IDS
+        prompt = [
+            SPECIAL_IDS + (token - SPECIAL_IDS + self._shift) % usable
+            for token in request.prompt_token_ids
+        ]
+        body = {
+            **server.sampling,  # first: it sets nothing else
+            "model": server.model,
+            "prompt": prompt,
+            "max_tokens": length,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **({"ignore_eos": True} if server.takes_ignore_eos else {}),
+        }
         try:
             with self._watch.over():
-                await self._client.complete(
-                    self._body(request),
-                    reply,
-                    name=name_of(next(self._numbers)),
-                    outputs=request.output_length,
-                    came=self._came,
-                )
-            self._check_length(request, reply)
+                name = name_of(next(self._numbers))
+                await self._client.complete(body, reply, name=name, outputs=length, came=self._came)
+            missing = length - reply.output_tokens
+            is_wrong = missing < 0 or (missing > 0 and server.takes_ignore_eos)
+            why = f"{reply.output_tokens} of {length} tokens" if is_wrong else ""
         except RequestFailedError as failure:
-            self._count_failure(str(failure))
-            raise
+            missing, why = 0, str(failure)
+        if why:
+            self._count_failure(why)
+            raise RequestFailedError(why)
         self._failed_in_a_row = 0
+        self._early += missing > 0
+        if self._early > max(1.0, EARLY_SHARE * server.planned):
+            raise EngineError(
+                f"{self._early} replies of {server.url} ended before the requested length: it "
+                "would serve other work than the trace's",
+                hint="It does not know ignore_eos; verify on a vLLM server.",
+            )
 
     async def prepare(
         self, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
@@ -163,42 +176,33 @@ class RunningEngine:
         self._shift = (self._shift + 1 + secrets.randbelow(VOCAB_SIZE // 2)) % VOCAB_SIZE
 
     async def iterations(self) -> IterationLog:
+        """See the seam: none."""
         return np.empty(0, ITERATION)
 
     async def stop(self) -> None:
+        """See the seam."""
         await self._client.stop()
 
     async def prove(self) -> None:
         """Send the first requests, whose cost is not the others', and see that they are answered
         token by token, and by the server whose counters we read. Raises EngineError."""
-        served = self._server.served
-        before = await asyncio.to_thread(served) if served is not None else 0.0
-        replies = [Reply() for _ in range(WARM_UPS)]
+        served, loop = self._server.served, asyncio.get_running_loop()
+        before = 0.0 if served is None else await asyncio.to_thread(served)
+        first, *others = replies = [Reply() for _ in range(WARM_UPS)]
         asked = EngineRequest(list(range(SPECIAL_IDS, 32)), WARM_UP_TOKENS)
         try:
-            await self.generate(asked, replies[0])
-            await self._warm_up(asked, replies[1:])
+            await self.generate(asked, first)
+            await asyncio.gather(*(self.generate(asked, one) for one in others))
         except RequestFailedError as failure:
-            raise self._refuses(str(failure)) from None
+            raise self._refuses(str(failure), "the first request failed") from None
         if all(len(one.seen_s) < 2 < one.output_tokens for one in replies):
             raise EngineError(
                 f"{self._server.url}: {WARM_UP_TOKENS} tokens come at once each time: something "
                 "in front of it buffers what it streams, and no time of a token can be seen",
                 hint="Give the server's own address, or turn the proxy's buffering off.",
             )
-        if served is not None:
-            await self._check_counted(served, before)
-
-    async def _warm_up(self, asked: EngineRequest, replies: Sequence[Reply]) -> None:
-        if self._server.most_rps is None:
-            await asyncio.gather(*(self.generate(asked, one) for one in replies))
+        if served is None:
             return
-        for one in replies:
-            await asyncio.sleep(1 / self._server.most_rps)
-            await self.generate(asked, one)
-
-    async def _check_counted(self, served: Callable[[], float], before: float) -> None:
-        loop = asyncio.get_running_loop()
         until_s = loop.time() + _COUNTED_S
         while (counted := await asyncio.to_thread(served) - before) < WARM_UPS:
             if loop.time() > until_s:
@@ -211,50 +215,8 @@ class RunningEngine:
                 hint="Give the address of one server that serves nobody else.",
             )
 
-    def _body(self, request: EngineRequest) -> dict[str, Any]:
-        usable = VOCAB_SIZE - SPECIAL_IDS
-        shifted = [
-            SPECIAL_IDS + (token - SPECIAL_IDS + self._shift) % usable
-            for token in request.prompt_token_ids
-        ]
-        body: dict[str, Any] = {
-            **self._server.sampling,  # first: it sets nothing else
-            "model": self._server.model,
-            "prompt": shifted,
-            "max_tokens": request.output_length,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if self._server.takes_ignore_eos:
-            body["ignore_eos"] = True
-        return body
-
     def _came(self, reads: int) -> None:
         self._reads += reads
-
-    def _count_sent(self) -> None:
-        if self._server.most is not None and self._sent >= self._server.most:
-            raise EngineError(
-                f"{self._sent} requests were sent to {self._server.url}, as many as allowed, and "
-                "some must be sent again: they had left late",
-                hint=f"Run it on a machine with less to do, or allow more: --send-load "
-                f"{2 * self._server.most}.",
-            )
-        self._sent += 1
-
-    def _check_length(self, request: EngineRequest, reply: Reply) -> None:
-        asked, came = request.output_length, reply.output_tokens
-        if came == asked:
-            return
-        if self._server.takes_ignore_eos or came > asked:
-            raise RequestFailedError(f"{came} of {asked} tokens")
-        self._early += 1
-        if self._early > max(1.0, EARLY_SHARE * self._server.planned):
-            raise EngineError(
-                f"{self._early} answers of {self._server.url} ended before the length that was "
-                "asked: it would serve other work than the trace's",
-                hint="It does not know ignore_eos; verify on a vLLM server.",
-            )
 
     def _count_failure(self, why: str) -> None:
         self._failed += 1
@@ -264,7 +226,6 @@ class RunningEngine:
         if self._failed > max(1.0, FAILED_SHARE * self._server.planned):
             raise self._refuses(why, f"{self._failed} requests failed, the last")
 
-    def _refuses(self, why: str, what: str = "the first request failed") -> EngineError:
-        return EngineError(
-            f"{self._server.url}: {what}: {why}", hint=_HINTS.get(why[:3], _READ_LOG)
-        )
+    def _refuses(self, why: str, what: str) -> EngineError:
+        hint = _HINTS.get(why[:3], "Its own log says why.")
+        return EngineError(f"{self._server.url}: {what}: {why}", hint=hint)

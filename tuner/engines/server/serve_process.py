@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tuner.engines import devices
 from tuner.engines.page import SOCKET
-from tuner.engines.vllm import failure as vllm_failure
+from tuner.engines.vllm import failure
 from tuner.engines.vllm.log import said_since, size_of
 from tuner.errors import EngineError, InputError
 from tuner.system import files, http, interruption
@@ -34,10 +34,6 @@ _NOT_FOR_IT = ("VLLM_LOGGING_STREAM", "VLLM_API_KEY", SOCKET)
 """Variables that tuner, or a deployment, has set for others: its requests come without a key."""
 
 
-class PortTakenError(Exception):
-    """Somebody else was faster: another port may do."""
-
-
 class FreePort:
     """A port that nobody listens at, kept from others until the server has it.
 
@@ -52,6 +48,7 @@ class FreePort:
             failing.callback(self._socket.close)
             self._socket.bind((HOST, 0))  # without the options: free of everybody
             self.number = int(self._socket.getsockname()[1])
+            self.url = f"http://{HOST}:{self.number}"
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             failing.pop_all()
@@ -63,54 +60,55 @@ class FreePort:
 class ServeProcess:
     """The guardian, and through it the server with all that it has started."""
 
-    def __init__(
-        self, guardian: "subprocess.Popen[bytes]", group: int, log: Path, log_start: int
-    ) -> None:
-        self._guardian, self.group = guardian, group
-        self._log, self._log_start = log, log_start
+    def __init__(self, guardian: "subprocess.Popen[bytes]", log: Path, log_start: int) -> None:
+        self._guardian, self._log, self._log_start = guardian, log, log_start
         self._cause: EngineError | None = None
         self._memory_before = devices.memory_used()
         interruption.ends_with_us(self.kill)
+        assert guardian.stdout is not None
+        group = guardian.stdout.readline()
+        guardian.stdout.close()
+        self.group = int(group) if group.strip().isdigit() else 0
 
     @property
     def pid(self) -> int:
-        """Process number of the guardian, which lives as long as the server."""
+        """The guardian's."""
         return self._guardian.pid
 
     @classmethod
     def launch(
         cls, command: Sequence[str], *, environment: Mapping[str, str], log: Path
     ) -> "ServeProcess":
-        """Start a command; what it says goes to the log. Raises EngineError without a guardian."""
+        """Start a command; what it prints goes to the log. Raises EngineError without a
+        guardian."""
         log_start = size_of(log)
         kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_IT}
-        with open(log, "ab", opener=files.opened_own) as said:
+        with open(log, "ab", opener=files.opened_own) as output:
             guardian = subprocess.Popen(  # noqa: S603 - vLLM, as the user has asked for it
                 [sys.executable, "-P", "-m", "tuner.engines.server.guardian", *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=said,
+                stderr=output,
                 env={**kept, **environment},
                 start_new_session=True,
             )
-        assert guardian.stdout is not None
-        told = guardian.stdout.readline()
-        guardian.stdout.close()
-        if not told.strip().isdigit():
-            guardian.kill()
+        made = cls(guardian, log, log_start)
+        if not made.group:
+            made.kill()
             raise EngineError("the server's guardian did not start", hint=f"Read {log}.")
-        return cls(guardian, int(told), log, log_start)
+        return made
 
     async def ready(self, url: str) -> None:
-        """Wait until it answers at /health. Raises EngineError with why it never will, and
-        PortTakenError."""
+        """Wait until it answers at /health. Raises EngineError with why it never will."""
         health = http.HttpRequest(f"{url}/health", most_bytes=_HEALTH_BYTES)
         while True:
             if self._guardian.poll() is not None:
-                raise self._did_not_start(url)
+                text = self.log_text()
+                last = RuntimeError(failure.last_line(text))
+                raise failure.failed_to_start(last, text, str(self._log))
             with contextlib.suppress(InputError):
-                answer = await asyncio.to_thread(http.ask, health, timeout_s=_HEALTH_S)
-                if answer.status == _OK:
+                reply = await asyncio.to_thread(http.ask, health, timeout_s=_HEALTH_S)
+                if reply.status == _OK:
                     return
             await asyncio.sleep(_LOOK_S)
 
@@ -121,9 +119,7 @@ class ServeProcess:
         """
         loop = asyncio.get_running_loop()
         until_s = loop.time() + GONE_S
-        while self._guardian.poll() is None and not is_alive():
-            if loop.time() > until_s:
-                break
+        while self._guardian.poll() is None and not is_alive() and loop.time() <= until_s:  # noqa: ASYNC110 - a process gives no event
             await asyncio.sleep(_LOOK_S)
         return self.death()
 
@@ -132,7 +128,7 @@ class ServeProcess:
         code = self._guardian.poll()
         if code is None or self._cause is not None:
             return self._cause
-        return vllm_failure.died(code, self.said(), str(self._log), who="vllm serve")
+        return failure.died(code, self.log_text(), str(self._log), who="vllm serve")
 
     def end(self, cause: EngineError) -> None:
         """End it now, for this cause."""
@@ -156,31 +152,13 @@ class ServeProcess:
     def kill(self) -> None:
         """End all of it now. Any thread may, and twice."""
         interruption.has_ended(self.kill)
-        if self._guardian.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.group, signal.SIGKILL)
-        else:  # which has ended the group unless it was killed itself
+        if self.group:  # whose guardian ends it too, unless that was killed itself
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.group, signal.SIGKILL)
+        assert self._guardian.stdin is not None
+        self._guardian.stdin.close()
         self._guardian.wait()
-        if self._guardian.stdin is not None:
-            self._guardian.stdin.close()
 
-    def _did_not_start(self, url: str) -> EngineError | PortTakenError:
-        text = self.said()
-        if vllm_failure.is_address_taken(text) and _is_listened_at(url):
-            return PortTakenError()
-        return vllm_failure.failed_to_start(
-            RuntimeError(vllm_failure.last_line(text)), text, str(self._log)
-        )
-
-    def said(self) -> str:
+    def log_text(self) -> str:
         """Return what it has written to the log."""
         return said_since(self._log, self._log_start)
-
-
-def _is_listened_at(url: str) -> bool:
-    """Whether somebody listens at the port: then it is the one that was taken."""
-    port = int(url.rpartition(":")[2])
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        return probe.connect_ex((HOST, port)) == 0

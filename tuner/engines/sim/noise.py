@@ -1,6 +1,6 @@
-"""The noise of a simulated machine: jitter, drift, stalls and busy neighbours.
+"""The noise of a simulated machine: jitter, drift, stalls and busy neighbors.
 
-Drift, stalls and episodes belong to the machine and go on over engine starts. The jitter of
+Drift, stalls and episodes belong to the machine and continue over engine starts. The jitter of
 iterations and the offset of a start belong to one engine. Both are drawn ahead, are extended when
 the scheduler model has used them up, and do not depend on what is asked of the engine. Jitter
 begins anew whenever the engine is idle, from the time that it is then: so a run that was
@@ -8,14 +8,12 @@ interrupted meets the noise that it would have met.
 """
 
 import math
-from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
-from numpy.random import Generator
 
 from tuner.engines.scheduler.state import NO_NOISE, Floats, Noise
-from tuner.engines.sim.world import World, WorldNoise
+from tuner.engines.sim.world import World
 
 CHUNK_S = 600.0
 """Seconds of the machine's noise that are drawn at a time."""
@@ -23,45 +21,34 @@ CHUNK_S = 600.0
 JITTER_LENGTH = 8192
 
 
-@dataclass(slots=True)
 class MachineNoise:
     """The noise of one machine, drawn from time 0 to ``end_s``."""
 
-    world: World
-    end_s: float = 0.0
-    slowdown: Floats = field(default_factory=lambda: np.ones(0))
-    stall_at_s: Floats = field(default_factory=lambda: np.array([math.inf]))
-    stall_s: Floats = field(default_factory=lambda: np.zeros(1))
-    _log_speed: float = 0.0
-    _rng: Generator = field(init=False)
-    _episode_until_s: float = 0.0
-    _next_episode_s: float = math.inf
+    def __init__(self, world: World) -> None:
+        self.world, noise = world, world.noise
+        self.end_s = 0.0
+        self.grid_s = min(0.25, max(0.01, noise.tau / 50))
+        """Step of the grid on which drift and episodes are drawn."""
 
-    def __post_init__(self) -> None:
-        noise = self.world.noise
-        self._rng = np.random.default_rng([self.world.seed, 0])
+        self.slowdown: Floats = np.ones(0)
+        self.stall_at_s: Floats = np.array([math.inf])
+        self.stall_s: Floats = np.zeros(1)
+        self._rng = np.random.default_rng([world.seed, 0])
         self._log_speed = float(self._rng.normal(0.0, noise.sigma_drift))
+        self._episode_until_s, self._next_episode_s = 0.0, math.inf
         if noise.episode_rate > 0:
             self._next_episode_s = float(self._rng.exponential(1 / noise.episode_rate))
 
-    @property
-    def grid_s(self) -> float:
-        """Step of the grid on which drift and episodes are drawn, in seconds."""
-        return min(0.25, max(0.01, self.world.noise.tau / 50))
-
     def extend(self, until_s: float) -> None:
         """Draw the noise up to ``until_s`` at least, the same however it is asked for."""
-        while self.end_s < until_s:
-            self._extend()
-
-    def _extend(self) -> None:
-        begin_s = self.end_s
         steps = math.ceil(CHUNK_S / self.grid_s)
-        grid = np.arange(self.slowdown.size, self.slowdown.size + steps) * np.float64(self.grid_s)
-        self.end_s = begin_s + self.grid_s * steps
-        slowdown = np.multiply(self._drift(steps), self._episodes(grid))
-        self.slowdown = np.concatenate((self.slowdown, slowdown))
-        self._stalls(begin_s)
+        while self.end_s < until_s:
+            begin_s, begin = self.end_s, self.slowdown.size
+            self.end_s += self.grid_s * steps
+            grid = np.arange(begin, begin + steps) * np.float64(self.grid_s)
+            slowdown = self._drift(steps) * self._episodes(grid)
+            self.slowdown = np.concatenate((self.slowdown, slowdown))
+            self._stalls(begin_s)
 
     def _drift(self, steps: int) -> Floats:
         """Return the next part of exp(Ornstein-Uhlenbeck), exact at the grid's points."""
@@ -71,9 +58,10 @@ class MachineNoise:
         kept = math.exp(-self.grid_s / noise.tau)
         scale = noise.sigma_drift * math.sqrt(1 - kept * kept)
         shocks = self._rng.normal(0.0, scale, steps).tolist()
-        path = list(accumulate(shocks, lambda x, shock: kept * x + shock, initial=self._log_speed))
-        self._log_speed = path[-1]
-        return np.array([math.exp(x) for x in path[:-1]])
+        *path, self._log_speed = accumulate(
+            shocks, lambda x, shock: kept * x + shock, initial=self._log_speed
+        )
+        return np.array([math.exp(x) for x in path])
 
     def _episodes(self, grid: Floats) -> Floats:
         noise = self.world.noise
@@ -106,8 +94,7 @@ class EngineNoise:
     """
 
     def __init__(self, machine: MachineNoise, *, number: int) -> None:
-        self._machine = machine
-        self._noise: WorldNoise = machine.world.noise
+        self._machine, self._noise = machine, machine.world.noise
         self._seeds = (machine.world.seed, number)
         self._rng = np.random.default_rng(self._seeds)
         self._offset = float(self._rng.normal(0.0, self._noise.sigma_start))
@@ -121,15 +108,16 @@ class EngineNoise:
         """Return the noise up to ``until_s`` at least, with jitter not used before."""
         if self._noise.is_calm:
             return NO_NOISE
-        if until_s + self._machine.grid_s >= self._machine.end_s:
-            self._machine.extend(until_s + CHUNK_S)
+        machine = self._machine
+        if until_s + machine.grid_s >= machine.end_s:
+            machine.extend(until_s + CHUNK_S)
         log_jitter = self._rng.normal(self._offset, self._noise.sigma_iter, JITTER_LENGTH)
         return Noise(
             jitter=np.exp(log_jitter),
-            slowdown=self._machine.slowdown,
+            slowdown=machine.slowdown,
             begin_s=0.0,
-            grid_s=self._machine.grid_s,
-            end_s=self._machine.end_s - self._machine.grid_s,
-            stall_at_s=self._machine.stall_at_s,
-            stall_s=self._machine.stall_s,
+            grid_s=machine.grid_s,
+            end_s=machine.end_s - machine.grid_s,
+            stall_at_s=machine.stall_at_s,
+            stall_s=machine.stall_s,
         )

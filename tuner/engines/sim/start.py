@@ -2,7 +2,7 @@
 
 import asyncio
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numba
@@ -16,7 +16,6 @@ from tuner.errors import EngineError
 
 VOCAB_SIZE = 32_000
 """Any will do: the tokens themselves are never looked at."""
-
 
 VARIABLE = ("max_num_batched_tokens", "num_gpu_blocks_override", "block_size")
 """Arguments in which engines of one machine may differ besides ``max_num_seqs``."""
@@ -33,7 +32,7 @@ class _Line:
 
 
 class SimStarter:
-    """Starts engines on one simulated machine, whose noise goes on from engine to engine."""
+    """Starts engines on one simulated machine, whose noise continues from engine to engine."""
 
     def __init__(
         self,
@@ -44,8 +43,7 @@ class SimStarter:
         ranks: int = 1,
     ) -> None:
         """``ranks``: of a data-parallel server, of which each engine is one."""
-        self.ranks = ranks
-        self._world = world
+        self.ranks, self._world = ranks, world
         self._model = model or f"sim:{world.name}"
         self._line = line or _Line(MachineNoise(world))
 
@@ -74,7 +72,6 @@ class SimStarter:
 
         Raises EngineError for what a simulated engine cannot change, or has no memory for.
         """
-        found = dict.fromkeys(VARIABLE, 0)
         for name, value in arguments.items():
             if name not in VARIABLE or not isinstance(value, int) or value < 1:
                 raise EngineError(
@@ -82,32 +79,26 @@ class SimStarter:
                     f"not {name}={value}",
                     hint="Leave it out, or write it into the world file.",
                 )
-            found[name] = value
-        world = self._world
+        world, (budget, blocks, size) = self._world, (arguments.get(name) for name in VARIABLE)
         memory = world.kv.blocks * world.kv.block_size
-        size = found["block_size"] or world.kv.block_size
-        blocks = found["num_gpu_blocks_override"] or memory // size
+        size = int(str(size or world.kv.block_size))
+        blocks = int(str(blocks or memory // size))
         if not 1 <= blocks <= memory // size:
             raise EngineError(
                 f"{blocks} blocks of {size} tokens do not fit the {memory} tokens of memory",
                 hint="Lower num_gpu_blocks_override or block_size.",
             )
-        changed = replace(
-            world,
-            kv=WorldKv(blocks=blocks, block_size=size),
-            budget=found["max_num_batched_tokens"] or world.budget,
-        )
+        kv = WorldKv(blocks=blocks, block_size=size)
+        changed = replace(world, kv=kv, budget=int(str(budget or world.budget)))
         return SimStarter(changed, model=self._model, line=self._line, ranks=self.ranks)
 
     def resolve(self, *, max_num_seqs: int) -> Mapping[str, ArgumentValue]:
         """See the seam. Raises EngineError for a cap that is not from 1 to the token budget."""
         world = self._world
-        if max_num_seqs < 1:
-            raise EngineError(f"max_num_seqs is {max_num_seqs}", hint="It must be at least 1.")
-        if max_num_seqs > world.budget:
+        if not 1 <= max_num_seqs <= world.budget:
             raise EngineError(
-                f"max_num_batched_tokens ({world.budget}) is smaller than max_num_seqs "
-                f"({max_num_seqs})",
+                f"max_num_seqs {max_num_seqs} is not between 1 and max_num_batched_tokens, "
+                f"{world.budget}",
                 hint="Lower --ceiling, or raise budget in the world file.",
             )
         return {
@@ -122,10 +113,6 @@ class SimStarter:
             "async_scheduling": world.step.async_release,
         }
 
-    def doing(self) -> Callable[[], str]:
-        """See the seam: it only waits."""
-        return str
-
     async def start(self, *, max_num_seqs: int, world: World | None = None) -> SimEngine:
         """See the seam. ``world``: the machine as this engine finds it, its noise apart.
 
@@ -137,8 +124,7 @@ class SimStarter:
                 "the simulated engine lives on virtual time only",
                 hint="Run the program with tuner.engines.sim.virtual_time.run.",
             )
-        arguments = self.resolve(max_num_seqs=max_num_seqs)
-        line = self._line
+        arguments, kv, line = self.resolve(max_num_seqs=max_num_seqs), self._world.kv, self._line
         if max_num_seqs != line.lost:
             await asyncio.sleep(self._world.engine_start)
             line.started += 1
@@ -146,10 +132,10 @@ class SimStarter:
         facts = EngineFacts(
             engine="sim",
             arguments=arguments,
-            max_model_len=self._world.kv.blocks * self._world.kv.block_size,
+            max_model_len=kv.blocks * kv.block_size,
             vocab_size=VOCAB_SIZE,
-            block_size=self._world.kv.block_size,
-            kv_blocks=self._world.kv.blocks,
+            block_size=kv.block_size,
+            kv_blocks=kv.blocks,
             start_s=self._world.engine_start,
             versions=self.versions,
             device=self.device,

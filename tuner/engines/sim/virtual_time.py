@@ -1,8 +1,8 @@
 """An event loop on which time is free: instead of waiting it jumps to the next thing that happens.
 
-Simulated processes, such as the engine of ``--world``, are attached to the loop. Whenever
-nothing is ready to run, they may advance by themselves up to the next timer; so a process wakes
-the loop when it has news and not at each of its steps.
+A simulated process, the engine of ``--world``, is attached to the loop. Whenever nothing is
+ready to run, it may advance by itself up to the next timer; so it wakes the loop when it has news
+and not at each of its steps.
 """
 
 import asyncio
@@ -34,10 +34,6 @@ class VirtualProcess(Protocol):
         """
         ...
 
-    def next_event_s(self) -> float:
-        """Return when the state changes next, or infinity."""
-        ...
-
 
 class _JumpingSelector(selectors.DefaultSelector):
     """A selector that never waits, but for threads: those take real time, and none passes here."""
@@ -46,7 +42,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         super().__init__()
         self.now_s = 0.0
         self.threads = 0
-        self.processes: list[VirtualProcess] = []
+        self.process: VirtualProcess | None = None
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if self.threads:
@@ -57,13 +53,8 @@ class _JumpingSelector(selectors.DefaultSelector):
         return events
 
     def _jump(self, horizon_s: float) -> None:
-        if len(self.processes) > 1:
-            begin_s = math.nextafter(self.now_s, math.inf)
-            for process in self.processes:
-                process.advance(begin_s)
-            horizon_s = min(horizon_s, *(each.next_event_s() for each in self.processes))
-        for process in self.processes:
-            horizon_s = process.advance(horizon_s)
+        if self.process is not None:
+            horizon_s = self.process.advance(horizon_s)
         if math.isinf(horizon_s):
             raise DeadlockError(_deadlock_message())
         self.now_s = horizon_s
@@ -81,11 +72,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._jumping.now_s
 
     def attach(self, process: VirtualProcess) -> None:
-        """Let a process go on with this loop's time."""
-        self._jumping.processes.append(process)
+        """Let a process go on with this loop's time: one at a time."""
+        assert self._jumping.process is None
+        self._jumping.process = process
 
-    def detach(self, process: VirtualProcess) -> None:
-        self._jumping.processes.remove(process)
+    def detach(self) -> None:
+        self._jumping.process = None
 
     def run_in_executor(
         self,

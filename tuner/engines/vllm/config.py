@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm import AsyncEngineArgs, EngineArgs
 from vllm.usage.usage_lib import UsageContext
@@ -18,6 +18,11 @@ from tuner.engines.vllm.failure import refused
 from tuner.engines.vllm.flags import OF_SERVER
 from tuner.engines.vllm.start import Resolved
 from tuner.errors import EngineError
+
+SCHEDULER = "tuner.engines.live_scheduler.LiveScheduler"
+"""vLLM's own, with limits that change live and a log; it becomes the asynchronous one by itself."""
+
+_KNOWN = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
 
 _TUNER_SETS: dict[str, ArgumentValue] = {
     "disable_log_stats": True,
@@ -39,7 +44,7 @@ _GRAPHS = ("max_cudagraph_capture_size", "cudagraph_capture_sizes")
 """Arguments that say which sizes of batches are captured as CUDA graphs."""
 
 _PRIVATE = frozenset({"download_dir", "hf_token", "served_model_name"})
-"""Of one machine or one deployment; a profile says nothing of them."""
+"""Of one machine or one deployment; a profile leaves them out."""
 
 _PLACEHOLDER = re.compile(
     r"(image|video|audio|vision|media|boi|eoi|boa|eoa)\w*_(id|index)|.*(image|video|audio)_token_id"
@@ -56,13 +61,8 @@ _REFUSED = {
 }
 
 
-SCHEDULER = "tuner.engines.live_scheduler.LiveScheduler"
-"""vLLM's own, with limits that change live and a log; it becomes the asynchronous one by itself."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ServerLimits:
-    """The limits that were asked for; of those that were not, the server's own."""
+class ServerLimits(NamedTuple):
+    """The limits as stated; of those that are not, the server's own."""
 
     max_num_seqs: int
     fixed: Mapping[str, ArgumentValue]
@@ -83,90 +83,57 @@ def server_limits(arguments: Mapping[str, ArgumentValue]) -> ServerLimits:
     return ServerLimits(config.scheduler_config.max_num_seqs if seqs is None else seqs, fixed)
 
 
-def configure(  # noqa: PLR0913 - what is asked for, and what is fixed
+def configure(
     stated: Mapping[str, ArgumentValue],
-    asked: Mapping[str, ArgumentValue],
+    given: Mapping[str, ArgumentValue],
     *,
-    max_num_seqs: int,
-    limits: ServerLimits,
     ranks: int,
     sampling: Mapping[str, float],
 ) -> Resolved:
     """Let vLLM resolve and check everything as its server would, without starting anything.
 
-    ``stated`` is what the user has said, ``asked`` that with what a shipped model needs; ``ranks``
-    are those of a data-parallel server, of which this is one. Raises EngineError with what vLLM has
-    against it.
+    ``stated`` is what the user has stated, ``given`` that with its limits and what a shipped model
+    needs; ``ranks`` are those of a data-parallel server, of which this is one. Raises EngineError
+    with what vLLM has against it.
     """
-    given = {**asked, **limits.fixed, "max_num_seqs": max_num_seqs}
     config = _create(given)
-    _check_ranks(config, ranks)
-    check_drafts(config)
-    config.scheduler_config.scheduler_cls = SCHEDULER
-    arguments = pinned(config, given, is_started=False)
-    token = stated.get("hf_token")  # on a command line others can read it
-    return Resolved(
-        config=config,
-        given=given,
-        arguments=arguments,
-        command=_for_serve(arguments, stated),
-        environment={"HF_TOKEN": token} if isinstance(token, str) else {},
-        how=_how(config),
-        max_model_len=config.model_config.max_model_len,
-        vocab_size=prompt_vocabulary(config.model_config),
-        by_priority=config.scheduler_config.policy == "priority",
-        sampling=sampled(config.model_config.get_diff_sampling_param(), sampling),
-    )
-
-
-def check_drafts(config: Any) -> None:
-    """Refuse a cap that vLLM lowers: for the draft pass of DFlash and DSpark, since vLLM 0.33.
-
-    Raises EngineError.
-    """
-    limits = config.scheduler_config
-    active = getattr(limits, "max_num_active_seqs", None)  # which vLLM has from 0.31 on
-    if active is not None and active < limits.max_num_seqs:
-        raise EngineError(
-            f"max_num_seqs {limits.max_num_seqs}: vLLM lets in {active} at most, for more the "
-            f"drafts have no room in max_num_batched_tokens {limits.max_num_batched_tokens}",
-            hint=f"Give --ceiling {active}, or raise max_num_batched_tokens.",
-        )
-
-
-def _how(config: Any) -> dict[str, ArgumentValue]:
-    """Return how an engine of this configuration computes: what decides speed and is no argument of
-    a deployment."""
-    compilation = config.compilation_config
-    return {
-        "model_runner": "V2" if getattr(config, "use_v2_model_runner", False) else "V1",
-        "cudagraph_mode": compilation.cudagraph_mode.name,
-        "cudagraph_capture_sizes": list[object](compilation.cudagraph_capture_sizes or ()),
-    }
-
-
-def _check_ranks(config: Any, ranks: int) -> None:
-    """Refuse what vLLM would find out only after its processes have started, or not at all."""
-    parallel = config.parallel_config
-    world = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-    if ranks > 1 and config.model_config.is_moe:
+    model, scheduler = config.model_config, config.scheduler_config
+    if ranks > 1 and model.is_moe:
         raise EngineError(
             f"data_parallel_size is {ranks}: ranks of a mixture of experts wait for each other, "
             "and one alone shows nothing of that",
             hint="Tune it as tensor_parallel_size with data_parallel_size 1.",
         )
-    if parallel.distributed_executor_backend == "uni" and world > 1:
+    active = getattr(scheduler, "max_num_active_seqs", None)  # since vLLM 0.31
+    if active is not None and active < scheduler.max_num_seqs:  # 0.33: for the drafts of DFlash
         raise EngineError(
-            f"distributed_executor_backend is uni: one process, for {world} ranks",
-            hint="Leave distributed_executor_backend out: vLLM chooses mp.",
+            f"max_num_seqs {scheduler.max_num_seqs}: vLLM lets in {active} at most, for more the "
+            f"drafts have no room in max_num_batched_tokens {scheduler.max_num_batched_tokens}",
+            hint=f"Give --ceiling {active}, or raise max_num_batched_tokens.",
         )
+    scheduler.scheduler_cls = SCHEDULER
+    arguments = _pinned(config, given)
+    kept = {name: stated[name] for name in (*_OF_THE_FRONT_END, "download_dir") if name in stated}
+    path = models.model_path(str(arguments["model"]))
+    command = {**arguments, **kept, "model": path, "scheduler_cls": SCHEDULER}
+    token = stated.get("hf_token")
+    return Resolved(
+        config=config,
+        given=dict(given),
+        arguments=arguments,
+        command={name: value for name, value in command.items() if value is not None},
+        environment={"HF_TOKEN": token} if isinstance(token, str) else {},  # others read commands
+        max_model_len=model.max_model_len,
+        vocab_size=prompt_vocabulary(model),
+        by_priority=scheduler.policy == "priority",
+        sampling=sampled(model.get_diff_sampling_param(), sampling),
+    )
 
 
 def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
-    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for name in arguments:
-        if name not in known | OF_SERVER:
-            close = difflib.get_close_matches(name, known, n=1)
+        if name not in _KNOWN | OF_SERVER:
+            close = difflib.get_close_matches(name, _KNOWN, n=1)
             raise EngineError(
                 f"{name} is not an engine argument of this vLLM",
                 hint=f"Did you mean {close[0]}?" if close else "See vllm serve --help=all.",
@@ -181,7 +148,7 @@ def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
             hint="Set data_parallel_size to 1, and --replicas to how many share the traffic.",
         )
     settings = _as_tuner_sets(arguments)
-    settings = {name: value for name, value in settings.items() if name in known}
+    settings = {name: value for name, value in settings.items() if name in _KNOWN}
     try:
         config = AsyncEngineArgs(**settings).create_engine_config(UsageContext.OPENAI_API_SERVER)
     except Exception as error:  # vLLM refuses with whatever its depths raise
@@ -216,7 +183,7 @@ def _as_tuner_sets(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
 def for_llm(resolved: Resolved, *, share: float) -> dict[str, Any]:
     """Return what ``vllm.LLM`` is called with to run the same, with a share of the memory.
 
-    What nobody asked for is left to it: the executor decides on ``block_size``, for one.
+    What nobody stated is left to it: the executor decides on ``block_size``, for one.
     """
     arguments = dict(resolved.given)
     for name in _MEMORY:
@@ -233,26 +200,8 @@ def for_llm(resolved: Resolved, *, share: float) -> dict[str, Any]:
     return {name: value for name, value in wanted.items() if name in known}
 
 
-def _for_serve(
-    arguments: Mapping[str, ArgumentValue], stated: Mapping[str, ArgumentValue]
-) -> dict[str, ArgumentValue]:
-    """Return what ``vllm serve`` is told to run these arguments."""
-    told = {
-        **arguments,
-        **{name: stated[name] for name in (*_OF_THE_FRONT_END, "download_dir") if name in stated},
-        "model": models.model_path(str(arguments["model"])),
-        "scheduler_cls": SCHEDULER,
-    }
-    return {name: value for name, value in told.items() if value is not None}
-
-
-def pinned(
-    config: Any, arguments: Mapping[str, ArgumentValue], *, is_started: bool
-) -> dict[str, ArgumentValue]:
-    """Return every argument that a deployment must spell out to run as ``config`` does.
-
-    Before an engine has started vLLM does not know the ``block_size`` that it will choose.
-    """
+def _pinned(config: Any, arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:
+    """Return every argument that a deployment must spell out to run as ``config`` does."""
     model, cache = config.model_config, config.cache_config
     scheduler, parallel = config.scheduler_config, config.parallel_config
     resolved: dict[str, ArgumentValue] = {
@@ -273,13 +222,10 @@ def pinned(
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
         "seed": model.seed,
     }
-    if not is_started and not cache.user_specified_block_size:
-        del resolved["block_size"]
+    if not cache.user_specified_block_size:
+        del resolved["block_size"]  # vLLM chooses it when the engine has started
     if cache.kv_cache_memory_bytes is not None:
         del resolved["gpu_memory_utilization"]  # vLLM ignores it beside the other
-    also = {
-        name: value
-        for name, value in arguments.items()
-        if name not in resolved and name not in _TUNER_SETS and name not in _PRIVATE
-    }
-    return {name: value for name, value in (resolved | also).items() if value is not None}
+    left_out = {*resolved, *_TUNER_SETS, *_PRIVATE}
+    resolved |= {name: value for name, value in arguments.items() if name not in left_out}
+    return {name: value for name, value in resolved.items() if value is not None}

@@ -17,7 +17,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext, ForkServerProcess, SpawnProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tuner.engines import devices
 from tuner.engines.page import SOCKET
@@ -34,14 +34,13 @@ _server_has: dict[str, str | None] = {}
 
 class _CoreProcess(BaseProcess):
     log: Path
-    variables: Mapping[str, str]
     environment: dict[str, str]
     cancelled: bool = False
 
     def start(self) -> None:
         if self.cancelled:
             raise RuntimeError("the start was cancelled")
-        self.environment = {**os.environ, **self.variables}
+        self.environment = {**os.environ, **self.environment}
         self.environment.pop(SOCKET, None)  # a deployment's
         with _output_to(self.log):
             super().start()
@@ -85,24 +84,22 @@ class CoreContext:
     def __init__(self, log: Path, variables: Mapping[str, str] = {}) -> None:
         self.log_start, self.memory_before = size_of(log), devices.memory_used()
         now = {name: os.environ.get(name) for name in _READ_ON_LOADING}
-        self.method: Literal["forkserver", "spawn"] = (
+        self._kind: type[_CoreProcess] = _ForkServerCore if now == _server_has else _SpawnCore
+        self.processes: list[_CoreProcess] = []
+        self._base: BaseContext = multiprocessing.get_context(
             "forkserver" if now == _server_has else "spawn"
         )
-        self.processes: list[_CoreProcess] = []
-        self._base: BaseContext = multiprocessing.get_context(self.method)
         with _output_to(log):
             resource_tracker.ensure_running()  # which tells of what is left when we end at once
-        self._log, self._variables = log, variables
-        self._cancelled = False
+        self._log, self._variables, self._cancelled = log, variables, False
         interruption.ends_with_us(self.kill)  # or leaving would wait for the engine for ever
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - all that a context has
         return getattr(self._base, name)
 
     def Process(self, **kwargs: Any) -> BaseProcess:  # noqa: ANN401, N802 - as in multiprocessing
-        kind = _ForkServerCore if self.method == "forkserver" else _SpawnCore
-        process = kind(**kwargs)
-        process.log, process.variables = self._log, self._variables
+        process = self._kind(**kwargs)
+        process.log, process.environment = self._log, {**self._variables}
         process.cancelled = self._cancelled
         self.processes.append(process)
         return process
@@ -149,25 +146,18 @@ def _with_libraries(preloaded: str) -> str:
     vLLM does so when it has been imported; the fork server is older than that. Should vLLM find
     something else (vllm/platforms/cpu.py), CoreContext sees the difference and spawns.
     """
-    torch, vllm = (_folder(name) for name in ("torch", "vllm"))
-    places = (
+    specs = map(importlib.util.find_spec, ("torch", "vllm"))
+    torch, vllm = (Path(str(spec and spec.origin)).parent for spec in specs)
+    paths = [path for path in preloaded.split(":") if path]
+    for name, folder in (
         ("libtcmalloc", vllm / "libs"),
         ("libgomp", torch.parent / "torch.libs"),
         ("libgomp", torch / "lib"),
-    )
-    paths = [path for path in preloaded.split(":") if path]
-    for name, folder in places:
+    ):
         found = sorted(folder.glob(f"{name}*.so*"))
         if found and name not in ":".join(paths):
             paths.append(str(found[0]))
     return ":".join(paths)
-
-
-def _folder(package: str) -> Path:
-    spec = importlib.util.find_spec(package)
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
 
 
 def _die_with_parent() -> None:
@@ -189,19 +179,19 @@ def _output_to(log: Path) -> Iterator[None]:
     In the tuner that lasts for the milliseconds in which a process is started.
     """
     descriptor = files.opened_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    saved = [os.dup(1), os.dup(2)]
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
+    saved = {number: os.dup(number) for number in (1, 2)}
 
     def take_back() -> None:
-        for number, kept in zip((1, 2), saved, strict=True):
+        for number, kept in saved.items():
             os.dup2(kept, number)
 
+    for number in saved:
+        os.dup2(descriptor, number)
     interruption.ends_with_us(take_back)  # for the last words of one who is ended meanwhile
     try:
         yield
     finally:
         take_back()
         interruption.has_ended(take_back)
-        for each in (*saved, descriptor):
+        for each in (*saved.values(), descriptor):
             os.close(each)

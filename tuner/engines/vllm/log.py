@@ -30,15 +30,6 @@ _PHASES = {
 """What vLLM says at the end of each part of a start; the download is a part of its loading."""
 
 
-_BEGUN = {
-    # by its first model runner and its second; it downloads them before, where it must
-    "loading weights": ("Starting to load model", "Loading model from scratch"),
-    "compiling": ("for vLLM's torch.compile",),
-    "capturing CUDA graphs": ("Capturing CUDA graphs",),
-}
-"""What vLLM says at the beginning of each."""
-
-
 class _Stream:
     """The stream under vLLM's log handler, however often vLLM configures its logging anew.
 
@@ -100,19 +91,6 @@ class Compiles:
         whole = log_text[: log_text.rfind("\n") + 1]  # the rest of a line comes later
         self._read += len(whole.encode(errors="replace"))
         return [kernel or graph for kernel, graph in _COMPILED.findall(whole)]
-
-
-def part_of_start(log_text: str) -> str | None:
-    r"""Return what a start does, by what vLLM has said of it so far; None before it says anything.
-
-    >>> part_of_start("Starting to load model m...\nCapturing CUDA graphs (decode, FULL):   0%")
-    'capturing CUDA graphs'
-    >>> part_of_start("Loading model from scratch...")
-    'loading weights'
-    """
-    places = {part: max(map(log_text.rfind, texts)) for part, texts in _BEGUN.items()}
-    latest = max(places, key=lambda part: places[part])
-    return latest if places[latest] >= 0 else None
 
 
 def start_phases_s(log_text: str) -> dict[str, float]:

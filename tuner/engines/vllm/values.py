@@ -26,8 +26,9 @@ def same(one: object, other: object) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, dict) and isinstance(other, dict):
-        ours, theirs = ({(type(key), key): value for key, value in d.items()} for d in (one, other))
-        return ours.keys() == theirs.keys() and all(same(ours[key], theirs[key]) for key in ours)
+        one, other = (
+            sorted(map(list, each.items()), key=lambda item: repr(item[0])) for each in (one, other)
+        )
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(same, one, other))
     return repr(one) == repr(other)  # NaN is NaN

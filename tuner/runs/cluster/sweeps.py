@@ -19,8 +19,8 @@ from tuner.engines import devices
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.vllm.start import VllmStarter, default_log
 from tuner.errors import EngineError, TunerError
-from tuner.replay.live_reading import LiveReading
 from tuner.replay.measure import Measurement
+from tuner.replay.replay import LiveReading
 from tuner.runs import journal
 from tuner.runs.bench import Watcher
 from tuner.runs.cluster.session import LostError, RaySession

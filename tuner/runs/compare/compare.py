@@ -5,15 +5,16 @@ replays the same requests; another block replays others, so that intervals know 
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.engines.seam import ArgumentValue, Engine, Starter
+from tuner.engines.batched import BatchedStarter
+from tuner.engines.seam import Starter
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
-from tuner.engines.workers import start_workers
+from tuner.engines.workers import WorkersStarter
 from tuner.errors import UsageError
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import restored
@@ -87,25 +88,6 @@ class Tuned:
     max_num_seqs: int
     source: str
     """Where it comes from: a profile or an option."""
-
-
-@dataclass(frozen=True, slots=True)
-class _WorkersStarter:
-    """See Starter: workers behind queues."""
-
-    base: VllmStarter
-    approach: Approach
-
-    def resolve(self, *, max_num_seqs: int) -> Mapping[str, ArgumentValue]:
-        return self.base.resolve(max_num_seqs=max_num_seqs)
-
-    async def start(self, *, max_num_seqs: int) -> Engine:
-        assert max_num_seqs == self.approach.batching.size
-        workers, batching = self.approach.workers, self.approach.batching
-        return await start_workers(self.base, workers, batching, log=self.base.log)
-
-    def doing(self) -> Callable[[], str]:
-        return self.base.doing()
 
 
 @dataclass(slots=True)
@@ -220,8 +202,10 @@ class Comparison:
             assert question.of_profile is not None  # or it is not chosen
             assert question.profile is not None
             return question.of_profile, question.profile.decision.max_num_seqs
+        if approach.batching is not None:
+            return BatchedStarter(base, approach.batching), approach.batching.size
         if isinstance(base, VllmStarter) and approach.workers:
-            return _WorkersStarter(base, approach), approach.batching.size
+            return WorkersStarter(base, approach.workers), 1
         if isinstance(base, VllmStarter) and approach.name == SERVER:
             base = ServerStarter.like(base)
         return base, self.tuned.max_num_seqs

@@ -10,8 +10,8 @@ from functools import cached_property
 
 import numpy as np
 
+from tuner.engines.batched import Batching
 from tuner.engines.scheduler.state import Floats
-from tuner.engines.workers import Batching
 from tuner.errors import TraceError, UsageError
 from tuner.profile.stored_twin import StoredTwin
 from tuner.trace.trace import TraceRequest
@@ -22,7 +22,6 @@ from tuner.twin.simulation import simulate, traffic_of
 UNTUNED = 64
 """``max_num_seqs`` that nobody measured."""
 
-ONE = Batching()
 OF_PROFILE, SERVER = "profile", "server"
 
 
@@ -31,15 +30,16 @@ class Approach:
     name: str
     title: str
     workers: int = 0
-    """Worker processes behind queues, on one device; 0 batches continuously."""
+    """Worker processes behind a queue, on one device; 0 batches."""
 
-    batching: Batching = ONE
+    batching: Batching | None = None
+    """None batches continuously."""
 
 
 APPROACHES = (
     Approach("worker", "one worker", 1),
     Approach("two-workers", "two workers", 2),
-    Approach("static", "static batching", 1, Batching(16, 0.05)),
+    Approach("static", "static batching", batching=Batching(16, 0.05)),
     Approach("untuned", "untuned"),
     Approach("tuned", "tuned"),
     Approach(SERVER, "tuned, behind a server"),
@@ -64,8 +64,9 @@ MOST = 1_000_000
 def chosen(names: str | None, *, has_profile: bool, simulated: bool) -> tuple[Approach, ...]:
     """Return the approaches of a list such as ``worker,tuned``, in the order of the story.
 
-    None is all that there can be but the server, which takes half a minute to start. Raises
-    UsageError for a name that is unknown or there twice, or needs what is not there.
+    None is all that there can be but the server, which takes half a minute to start, and batches of
+    a simulated engine. Raises UsageError for a name that is unknown or there twice, or needs what
+    is not there.
     """
     possible = {
         each.name: each
@@ -74,7 +75,8 @@ def chosen(names: str | None, *, has_profile: bool, simulated: bool) -> tuple[Ap
         and not (simulated and (each.workers or each.name == SERVER))
     }
     if names is None:
-        return tuple(each for name, each in possible.items() if name != SERVER)
+        left = {SERVER, *(name for name, each in possible.items() if simulated and each.batching)}
+        return tuple(each for name, each in possible.items() if name not in left)
     named = names_in(names, [each.name for each in APPROACHES], option="--approaches")
     for name in named:
         if name not in possible:
