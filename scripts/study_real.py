@@ -2,7 +2,7 @@
 
     python scripts/study_real.py --folder F [--cases NAME …] [--budget 4m] [--rounds N]
 
-Each case is a model, engine arguments and a trace of 60 s. It is swept once, with the confirming
+Each case is engine arguments and a trace of 60 s. It is swept once, with the confirming
 replay behind a server. Then fresh servers at the choice, at half and at twice of it get the whole
 trace from vLLM's own client, as recorded and with headroom, --rounds of each. What the client sees
 at the choice is compared with the intervals that the profile promises; the other caps show what the
@@ -10,7 +10,7 @@ choice loses.
 
 Results are kept in the folder as they come, and the same command continues with what is missing.
 Printed of each case: how many intervals held, how wide they are, and the attainment that the choice
-loses against the best cap. All cases take four hours.
+loses against the best cap. All cases take three hours.
 """
 
 import argparse
@@ -66,14 +66,6 @@ ENGINE = {
     "kv_cache_memory_bytes": 2**28,
     "enable_prefix_caching": False,
 }
-DEEP = {
-    "num_hidden_layers": 12,
-    "hidden_size": 192,
-    "intermediate_size": 512,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 3,
-}
-"""Twelve thin layers instead of three: a step costs more by itself, and less for each token."""
 
 Arrivals = Callable[[np.random.Generator, float], list[float]]
 
@@ -90,7 +82,7 @@ def bursts(rng: np.random.Generator, rate: float) -> list[float]:
 
 @dataclass(frozen=True)
 class Case:
-    """One model, one way to serve it, one kind of traffic."""
+    """One way to serve, and one kind of traffic."""
 
     rate: float
     inputs: tuple[float, float] = (80.0, 0.6)
@@ -101,7 +93,6 @@ class Case:
     shared: int = 0
     """Prompt tokens that one in four prompts shares with others."""
 
-    deep: bool = False
     arguments: Mapping[str, object] = field(default_factory=dict)
 
     def requests(self, seed: int) -> list[TraceRequest]:
@@ -129,8 +120,6 @@ CASES: dict[str, Case] = {
     "memory-binds": Case(
         5.0, outputs=(150.0, 0.4), arguments={"kv_cache_memory_bytes": 24 * 2**20}
     ),
-    "deep": Case(4.0, deep=True),
-    "deep-bursts": Case(3.0, deep=True, arrivals=bursts),
 }
 
 
@@ -143,14 +132,7 @@ class Study:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.path = self.folder / "profile.yaml"
         self.requests = self.case.requests(list(CASES).index(name))
-        self.model = self.deep_model() if self.case.deep else shipped.model_path("tuner:tiny")
-
-    def deep_model(self) -> str:
-        path = self.folder / "model"
-        shutil.copytree(shipped.model_path("tuner:tiny"), path, dirs_exist_ok=True)
-        config = json.loads((path / "config.json").read_text())
-        (path / "config.json").write_text(json.dumps({**config, **DEEP}))
-        return str(path)
+        self.model = shipped.model_path("tuner:tiny")
 
     def measure(self) -> None:
         """Do what is missing: the sweep, and every round of every cap."""
