@@ -5,12 +5,14 @@ apply      seconds of `tuner apply --dry-run` on a Compose file
 trace      time and peak memory of `tuner trace show` and `import` of --rows rows, CSV and JSON
            lines in no order
 twin       milliseconds of a replay of 20,000 requests at one cap, compiled
-generator  lag of the sender, and its share of a core, while 32 streams run at once
+client     CPU seconds for 1,000 streamed tokens of engine, API server and client: the sample's
+           requests from a `vllm serve`, asked by tuner and by `vllm bench serve`
 sample     `make sweep` --runs times on a real engine, as a table; only when named
 """
 
 import argparse
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -22,18 +24,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import csv
 from results import table, table_row
 
+from tuner.engines.models.shipped import model_path
 from tuner.engines.scheduler.state import StepLaw
-from tuner.engines.seam import Engine, EngineFacts
-from tuner.engines.vllm.start import VllmStarter
+from tuner.engines.seam import Engine
+from tuner.engines.server.start import ServerStarter
 from tuner.profile.profile import load as load_profile
 from tuner.profile.summary import milliseconds, minutes, percent, promised
 from tuner.replay.measure import measure
 from tuner.replay.plan import PlannedRequest
-from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule, replay
 from tuner.trace.encode import lines_of
 from tuner.trace.trace import TraceRequest, load
@@ -43,61 +47,96 @@ from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 TUNER = Path(sys.executable).with_name("tuner")
-TINY = {"model": "tuner:tiny"}
 NEVER_CUT = CutRule(Slo(ttft_s=1e9), floor=0.0)
 
+GUARDIAN = "tuner.engines.server.guardian"
+MODEL = "tuner:small"
+SERVED_S = 30.0
+"""The beginning of the sample that both clients send."""
 
-def planned(
-    requests: Sequence[TraceRequest], facts: EngineFacts, *, every_s: float
-) -> list[PlannedRequest]:
-    """Return the requests as a plan in which one leaves every ``every_s`` seconds."""
-    prompt = partial(prompt_token_ids, seed=0, vocab_size=facts.vocab_size, block_size=16)
-    return [
-        PlannedRequest(number, number * every_s, prompt(one), one.output_length)
-        for number, one in enumerate(requests)
+
+async def clients(folder: Path) -> dict[str, Any]:
+    """Send the beginning of the sample to one server, by tuner and by `vllm bench serve`."""
+    trace = load(ROOT / "traces" / "chat.jsonl")
+    requests = [one for one in trace.requests if one.arrival_s < SERVED_S]
+    starter = ServerStarter({"model": MODEL, "enable_prefix_caching": False})
+    engine = await starter.start(max_num_seqs=16)
+    own = psutil.Process()
+    (guardian,) = (one for one in own.children() if GUARDIAN in one.cmdline())
+    try:
+        ours = [await by_tuner(engine, guardian, requests, seed=seed) for seed in (1, 2)]
+        theirs = [by_vllm(guardian, requests, folder, seed=seed) for seed in (3, 4)]
+    finally:
+        await engine.stop()
+    return {"tuner": shares(ours), "vllm bench serve": shares(theirs)}
+
+
+def shares(runs: Sequence[tuple[NDArray[np.float64], float, float]]) -> str:
+    """Say CPU seconds for 1,000 tokens, and the median time of a token, in the mean of the runs."""
+    cpu_s = np.mean([spent / tokens * 1e3 for spent, tokens, _ in runs], axis=0)
+    tpot_ms = 1e3 * np.mean([tpot_s for *_, tpot_s in runs])
+    words = "engine {:.2f}, API server {:.3f}, client {:.3f} s of CPU; p50 TPOT {:.1f} ms"
+    return words.format(*cpu_s, tpot_ms)
+
+
+def cpu_s(guardian: psutil.Process, client: psutil.Process) -> NDArray[np.float64]:
+    """Return the CPU seconds so far of a server's engine, its API server and a client."""
+    (server,) = guardian.children()
+    groups = (server.children(recursive=True), [server], [client])
+    return np.array([sum(sum(one.cpu_times()[:2]) for one in group) for group in groups])
+
+
+async def by_tuner(
+    engine: Engine, guardian: psutil.Process, requests: Sequence[TraceRequest], *, seed: int
+) -> tuple[NDArray[np.float64], float, float]:
+    """Return CPU seconds, tokens, and the median time of a token."""
+    prompt = partial(prompt_token_ids, seed=seed, vocab_size=engine.facts.vocab_size, block_size=16)
+    plan = [
+        PlannedRequest(one.row, one.arrival_s, prompt(one), one.output_length) for one in requests
     ]
-
-
-async def replayed(engine: Engine, plan: Sequence[PlannedRequest], cap: int) -> Replay:
-    tokens = int(str(engine.facts.arguments["max_num_batched_tokens"]))
-    await engine.prepare(max_num_seqs=cap, max_num_batched_tokens=tokens)
-    return await replay(
-        plan,
-        engine,
-        max_num_seqs=cap,
-        scored_from_s=0.0,
-        window_s=plan[-1].planned_s + 1e-3,
-        cut_rule=NEVER_CUT,
+    await engine.prepare(max_num_seqs=16)
+    before_s = cpu_s(guardian, psutil.Process())
+    result = await replay(
+        plan, engine, max_num_seqs=16, scored_from_s=0.0, window_s=SERVED_S, cut_rule=NEVER_CUT
     )
+    spent_s = cpu_s(guardian, psutil.Process()) - before_s
+    tpot_s = measure([result], NEVER_CUT.slo).tpot_s
+    assert tpot_s is not None
+    return spent_s, float(result.requests["output_tokens"].sum()), tpot_s.p50
 
 
-def tokens_per_s(result: Replay) -> float:
-    return float(result.requests["output_tokens"].sum()) / result.elapsed_s
-
-
-async def generator(requests: Sequence[TraceRequest]) -> dict[str, Any]:
-    """Keep 32 streams busy and look at the sender."""
-    engine = await VllmStarter(TINY).start(max_num_seqs=32)
-    plan = planned(requests, engine.facts, every_s=0.1)
-    await replayed(engine, plan[:8], 32)
-    begin_cpu_s = time.process_time()
-    begin_s = time.monotonic()
-    result = await replayed(engine, plan, 32)
-    elapsed_s = time.monotonic() - begin_s
-    cpu_s = time.process_time() - begin_cpu_s
-    await engine.stop()
-    one = measure([result], NEVER_CUT.slo)
-    assert one.itl_s is not None
-    return {
-        "running_peak": one.running_peak,
-        "output_tokens_per_s": tokens_per_s(result),
-        "lag_p99_ms": 1e3 * one.lag_p99_s,
-        "lag_p99_over_itl_p50": one.lag_p99_s / one.itl_s.p50,
-        "cpu_share_of_one_core": cpu_s / elapsed_s,
-        "joined_share": float(
-            result.requests["late_tokens"].sum() / result.requests["output_tokens"].sum()
-        ),
-    }
+def by_vllm(
+    guardian: psutil.Process, requests: Sequence[TraceRequest], folder: Path, *, seed: int
+) -> tuple[NDArray[np.float64], float, float]:
+    """Return the same, from the moment that its clients begin: it imports vLLM before."""
+    lines = [
+        {
+            "timestamp": one.arrival_s,
+            "input_length": one.input_length,
+            "output_length": one.output_length,
+            "hash_ids": [10**6 * seed + 1000 * one.row + block for block in range(200)],
+        }
+        for one in requests
+    ]
+    (folder / "timed.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    vllm = (
+        *(sys.executable, "-u", "-m", "vllm.entrypoints.cli.main", "bench", "serve"),
+        *("--model", model_path(MODEL), "--base-url", f"http://127.0.0.1:{guardian.cmdline()[-1]}"),
+        *("--dataset-name", "timed_trace", "--dataset-path", str(folder / "timed.jsonl")),
+        *("--num-prompts", str(len(lines)), "--timed-trace-chunk-hash-size", "16"),
+        *("--save-result", "--save-detailed", "--result-dir", str(folder)),
+        *("--result-filename", "bench.json"),
+    )
+    with subprocess.Popen(vllm, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
+        assert process.stdout is not None
+        begin_s, end_s = (
+            cpu_s(guardian, psutil.Process(process.pid))
+            for line in process.stdout
+            if "Starting main benchmark" in line or "Serving Benchmark Result" in line
+        )
+    seen = json.loads((folder / "bench.json").read_text())
+    tpots_s = [float(np.mean(gaps)) for gaps in seen["itls"] if gaps]
+    return end_s - begin_s, float(sum(seen["output_lens"])), float(np.median(tpots_s))
 
 
 def program(folder: Path, *words: str) -> dict[str, Any]:
@@ -190,8 +229,6 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=1_000_000, help="of the traces that are read")
     parser.add_argument("--runs", type=int, default=10, help="of the sample")
     options = parser.parse_args()
-    trace = load(ROOT / "traces" / "translation.jsonl")
-    requests = [one for one in trace.requests if one.status == "ok"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         parts: dict[str, Callable[[], dict[str, Any]]] = {
@@ -199,7 +236,7 @@ def main() -> int:
             "apply": lambda: apply_once(folder),
             "trace": lambda: read_rows(folder, options.rows),
             "twin": twin,
-            "generator": lambda: asyncio.run(generator(requests[:150])),
+            "client": lambda: asyncio.run(clients(folder)),
         }
         if "sample" in options.parts:
             return sample(folder, options.runs)
