@@ -57,23 +57,6 @@ def test_the_opposite_of_a_switch_is_that_switch(base: Path) -> None:
     assert arguments(base) == off
 
 
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ("a: [1\n", "serve.yaml:"),
-        ("block-size: 16\nblock-size: 32\n", "serve.yaml:2"),
-        ("- a\n- b\n", "serve.yaml:1"),
-        ("x: !!python/object/apply:os.system [ls]\n", "serve.yaml:1"),
-    ],
-)
-def test_a_file_that_is_no_mapping_of_plain_values_is_refused_with_its_place(
-    base: Path, text: str, place: str
-) -> None:
-    base.write_text(text)
-    with pytest.raises(InputError, match=place):
-        arguments(base)
-
-
 @pytest.mark.vllm
 def test_a_serve_config_is_read_as_vllm_reads_it(base: Path) -> None:
     base.write_text(

@@ -10,19 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.engines.page import Page, name_of
-from tuner.engines.seam import UNKNOWN
+from tuner.engines.page import Page
 from tuner.live import control_client
 from tuner.live.protocol import Limits, SetLimits
 
 pytestmark = pytest.mark.vllm
-
-BUILT = Limits(max_num_seqs=8, max_num_batched_tokens=2048)
 
 
 @pytest.fixture(scope="module")
@@ -112,42 +108,6 @@ def test_a_prompt_that_cannot_be_split_keeps_the_whole_budget(
 def page(lone: Any, scheduler: Any) -> Iterator[Page]:
     with lone.logged(scheduler) as made:
         yield made
-
-
-def test_a_measured_scheduler_reports_every_request_with_its_times_in_order(
-    lone: Any, scheduler: Any, page: Page
-) -> None:
-    assert page.about().kv_blocks == lone.BLOCKS - 1
-    first = lone.add(scheduler, f"cmpl-{name_of(1)}-0-abcd", prompt=10, tokens=2)
-    lone.step(scheduler)
-    lone.add(scheduler, f"{name_of(2)}-abcd", prompt=10, tokens=1)
-    lone.add(scheduler, "somebody", prompt=10, tokens=5)
-    assert not page.is_idle
-    lone.step(scheduler)
-    log, served = page.take()
-    assert served["number"].tolist() == [1, 2]
-    ends = (log["start_s"] + log["duration_s"]).tolist()
-    one, two = served
-    assert one["queued_s"] <= one["scheduled_s"] == log["start_s"][0]
-    assert [one["first_s"], one["last_s"]] == pytest.approx(ends, abs=1e-3)
-    assert two["first_s"] == two["last_s"]
-    assert (one["preemptions"], one["cached_tokens"]) == (first.num_preemptions, 0)
-    scheduler.finish_requests("somebody", lone.ABORTED)
-    (left,) = page.take()[1]
-    assert (left["number"], np.isnan(left["last_s"]), page.is_idle) == (UNKNOWN, True, True)
-
-
-def test_a_measured_scheduler_takes_its_limits_before_it_schedules(
-    lone: Any, scheduler: Any, page: Page
-) -> None:
-    page.set(2, 16)
-    for number in range(4):
-        lone.add(scheduler, name_of(number), prompt=20, tokens=2)
-    while scheduler.has_requests():
-        lone.step(scheduler)
-    log, served = page.take()
-    assert (log["running"].max(), log["prefill_tokens"].max(), len(served)) == (2, 16, 4)
-    assert page.iterations == len(log)
 
 
 def test_where_vllm_knows_one_limit_it_is_never_below_what_runs(

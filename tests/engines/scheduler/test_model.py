@@ -118,16 +118,6 @@ def noise(
     )
 
 
-def test_noise_stretches_iterations() -> None:
-    scheduler = scheduler_of([(0, 1, 2), (10, 1, 1), (12, 1, 1)])
-    rough = noise(jitter=[1, 2, 1, 1, 1], slowdown=[1, 3], stalls=[(1.5, 4), (8, 99), (10.5, 1)])
-    assert advance(scheduler, SECOND, rough, np.inf, False) == REACHED
-    log = scheduler.log[: scheduler.state["logged"][0]]
-    # As the law says; twice as long and stalled; three times as slow and stalled (the stall at 8
-    # fell into idle time); three times as slow.
-    assert log["duration_s"].tolist() == [1, 2 + 4, 3 + 1, 3]
-
-
 def test_the_model_asks_for_more_noise_when_it_is_used_up() -> None:
     scheduler = scheduler_of([(0, 1, 5)])
     short = noise(jitter=[1, 1], slowdown=[1], stalls=[])

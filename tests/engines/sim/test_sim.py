@@ -16,7 +16,6 @@ from tuner.engines.seam import Engine, EngineRequest, Reply, Starter
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep, step_law
-from tuner.errors import EngineError
 
 CALM_WORLD = World(
     step=WorldStep(a=1.0), kv=WorldKv(blocks=100, block_size=4), budget=50, engine_start=60.0
@@ -73,22 +72,6 @@ def test_tokens_come_at_the_ends_of_iterations() -> None:
         assert asyncio.get_running_loop().time() == 68
 
     run(main())
-
-
-def test_the_front_end_delays_a_request_by_the_lag() -> None:
-    async def main() -> None:
-        world = replace(CALM_WORLD, step=WorldStep(a=1.0, lag=0.25))
-        reply = await served(await started(world), 1, 1)
-        assert reply.first_s == 61.25
-        assert reply.scheduled_s == reply.queued_s
-
-    run(main())
-
-
-@pytest.mark.parametrize("max_num_seqs", [0, 51])
-def test_arguments_that_vllm_would_refuse_are_refused_without_a_start(max_num_seqs: int) -> None:
-    with pytest.raises(EngineError, match="max_num_seqs"):
-        SimStarter(CALM_WORLD).resolve(max_num_seqs=max_num_seqs)
 
 
 async def replies_of(world: World, starts: int = 1) -> list[list[float]]:

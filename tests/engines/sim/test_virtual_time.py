@@ -1,6 +1,4 @@
 import asyncio
-import os
-import signal
 import threading
 
 import pytest
@@ -17,23 +15,6 @@ def test_a_deadlock_is_an_error_that_names_the_task_that_waits() -> None:
 
     with pytest.raises(DeadlockError, match="waits for godot"):
         run(main())
-
-
-def test_ctrl_c_cancels_the_program_and_is_raised() -> None:
-    cleaned_up = []
-
-    async def main() -> None:
-        try:
-            while True:
-                await asyncio.sleep(1)
-                if asyncio.get_running_loop().time() == 10:
-                    os.kill(os.getpid(), signal.SIGINT)
-        finally:
-            cleaned_up.append(True)
-
-    with pytest.raises(KeyboardInterrupt):
-        run(main())
-    assert cleaned_up == [True]
 
 
 def test_time_stands_still_while_a_thread_works() -> None:

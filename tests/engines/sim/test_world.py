@@ -1,11 +1,8 @@
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.support.places import ROOT
-from tuner.engines.sim.world import WorldNoise, padded, read_world, step_law
+from tuner.engines.sim.world import read_world, step_law
 from tuner.errors import InputError
 
 
@@ -63,17 +60,3 @@ def test_the_law_is_the_formula_of_the_world(tmp_path: Path) -> None:
     law = step_law(read_world(world_file(tmp_path, text)).step, 4)
     assert law.decode_s.tolist() == [1, 3, 5, 17, 29]
     assert law[1:] == (3, 4, 5, 6, 0)
-
-
-def test_padding_follows_the_sizes_of_cuda_graphs() -> None:
-    batch = np.array([0, 1, 2, 3, 4, 5, 8, 9, 31, 256, 257, 512, 513])
-    assert padded(batch).tolist() == [0, 1, 2, 4, 4, 8, 8, 16, 32, 256, 272, 512, 513]
-
-
-WORLDS = sorted((ROOT / "examples/worlds").iterdir())
-
-
-def test_the_articles_worlds_differ_in_their_noise_alone() -> None:
-    calm = {replace(read_world(path), noise=WorldNoise(), name="", digest="") for path in WORLDS}
-    assert len(WORLDS) == 3
-    assert len(calm) == 1

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +15,7 @@ from tests.engines.conftest import (
     request,
     until_it_generates,
 )
-from tests.support.places import ROOT
-from tests.support.processes import TIMEOUT_S, cores, family, lives, wait_until
+from tests.support.processes import TIMEOUT_S, cores, family, lives
 from tuner.engines import timeouts
 from tuner.engines.seam import ArgumentValue, Reply
 from tuner.engines.server.start import ServerStarter
@@ -35,44 +32,12 @@ def llm_arguments(starter: VllmStarter, *, share: float) -> dict[str, Any]:
     return for_llm(starter.resolved(max_num_seqs=2), share=share)
 
 
-def launch(log: Path, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.support.lone_engine", str(log)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-    )
-
-
 @pytest.fixture
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder for temporary files, with a path that leaves room for the names of sockets."""
     monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)  # where this process has theirs
     with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as name:
         yield Path(name)
-
-
-@pytest.fixture
-def program(tmp_path: Path, temporary: Path) -> Iterator[subprocess.Popen[str]]:
-    with launch(tmp_path / "vllm.log", TMPDIR=str(temporary)) as process:
-        yield process
-        process.kill()
-
-
-@pytest.mark.long
-@pytest.mark.gpu
-def test_no_engine_and_no_worker_survives_a_tuner_that_is_killed_while_they_generate_or_start(
-    program: subprocess.Popen[str],
-) -> None:
-    assert program.stdout is not None
-    assert program.stdout.readline() == "generating\n"
-    wait_until(lambda: len(cores(program.pid)) == 3)  # the last starts
-    everybody = family(program.pid)
-    program.kill()
-    assert program.stdout.read() == ""
-    wait_until(lambda: not any(map(lives, everybody)))
 
 
 @pytest.mark.parametrize(
@@ -237,15 +202,6 @@ def name_of(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text() + Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return ""
-
-
-def test_what_nobody_asked_for_is_left_to_vllm() -> None:
-    left = VllmStarter({"model": "tuner:tiny"})
-    assert "block_size" not in left.resolve(max_num_seqs=2)
-    assert "block_size" not in llm_arguments(left, share=0.5)
-    asked = VllmStarter({"model": "tuner:tiny", "block_size": 64})
-    assert asked.resolve(max_num_seqs=2)["block_size"] == 64
-    assert llm_arguments(asked, share=0.5)["block_size"] == 64
 
 
 def test_tokens_are_drawn_by_the_generation_configuration_but_for_what_is_asked() -> None:
