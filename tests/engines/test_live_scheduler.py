@@ -6,7 +6,6 @@ import importlib
 import itertools
 import threading
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.engines.page import Page
 from tuner.live import control_client
 from tuner.live.protocol import Limits, SetLimits
 
@@ -102,12 +100,6 @@ def test_a_prompt_that_cannot_be_split_keeps_the_whole_budget(
         ).least_tokens
         == least
     )
-
-
-@pytest.fixture
-def page(lone: Any, scheduler: Any) -> Iterator[Page]:
-    with lone.logged(scheduler) as made:
-        yield made
 
 
 def test_where_vllm_knows_one_limit_it_is_never_below_what_runs(

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +28,6 @@ def llm_arguments(starter: VllmStarter, *, share: float) -> dict[str, Any]:
     from tuner.engines.vllm.config import for_llm  # noqa: PLC0415 - imports vLLM
 
     return for_llm(starter.resolved(max_num_seqs=2), share=share)
-
-
-@pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for temporary files, with a path that leaves room for the names of sockets."""
-    monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)  # where this process has theirs
-    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as name:
-        yield Path(name)
 
 
 @pytest.mark.parametrize(
