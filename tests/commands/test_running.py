@@ -369,21 +369,3 @@ def test_what_is_in_the_way_ends_the_run_in_one_line(
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
-
-
-def test_a_server_that_begins_to_fail_is_left_alone(folder: Path) -> None:
-    asked: list[Asked] = []
-    pages = Pages()
-
-    async def failing(one: Asked) -> None:
-        if len(asked) <= WARM_UPS:
-            pages.count(1)
-            await paced(one, one.body["max_tokens"])
-        else:
-            await refused(one, b"500 Internal Server Error")
-
-    with vllm(pages, asked, failing) as url:
-        done = verify(folder, url)
-    assert done.returncode == 4
-    assert "requests failed, the last: 500" in done.stderr
-    assert len(asked) <= WARM_UPS + 5

@@ -158,19 +158,6 @@ def test_a_profile_alone_has_a_page_and_names_of_others_never_run(tmp_path: Path
     assert "&lt;script&gt;alert(1)&lt;/script&gt;]]&gt;\\x1b[31m\\u202e" in page.text
 
 
-@pytest.mark.parametrize(
-    ("name", "old", "code"),
-    [("page.html", "<p>mine</p>", 3), ("curve.csv", "mine", 3), ("page.pdf", "", 2), ("p", "", 2)],
-)
-def test_what_is_not_ours_is_not_written_over(
-    name: str, old: str, code: int, tmp_path: Path
-) -> None:
-    save(profile(), tmp_path / "p.yaml")
-    (tmp_path / name).write_text(old)
-    assert tuner(tmp_path, "show", "p.yaml", "-o", name).returncode == code
-    assert (tmp_path / name).read_text() == old
-
-
 # Tables
 
 
