@@ -15,7 +15,7 @@ from tuner.errors import TraceError
 from tuner.trace.files import PARQUET, TraceFile
 from tuner.trace.headings import main_roles
 from tuner.trace.parquet import parquet_file
-from tuner.trace.raw import MOST_COLUMNS, ROWS, SAMPLE_ROWS, Object, Opened, Raw, Tally, flattened
+from tuner.trace.raw import ROWS, SAMPLE_ROWS, Object, Opened, Raw, Tally, flattened
 from tuner.trace.text_table import text_table
 
 PREFIX = rb"(?m)^[^{\"\n]{1,200}(?=\{\")"
@@ -53,17 +53,15 @@ def _is_document(file: TraceFile, start: bytes) -> bool:
     return not more or (file.is_whole and not rest.strip())
 
 
-def _json_lines(file: TraceFile, prefix: bytes = b"") -> Opened:
-    def bare(block: bytes) -> bytes:
-        return re.sub(prefix, b"", block) if prefix else block
-
-    lines = bare(file.head).split(b"\n", 4 * SAMPLE_ROWS)
+def _json_lines(file: TraceFile, prefix: bytes = rb"(?!)") -> Opened:
+    lines = re.sub(prefix, b"", file.head).split(b"\n", 4 * SAMPLE_ROWS)
     lines = lines if file.is_whole else lines[:-1]  # which breaks off
     first = [row for line in lines if (row := _row(line)) is not None][:SAMPLE_ROWS]
 
     def raws(_: Sequence[str]) -> Iterator[Raw]:
         for number, block in file.blocks():
-            yield _of_lines(number, bare(block), file.tally)
+            bare = block if prefix != PREFIX else re.sub(prefix, b"", block)
+            yield _of_lines(number, bare, file.tally)
 
     return _of_objects(first, raws)
 
@@ -78,15 +76,13 @@ def _of_lines(first: int, block: bytes, tally: Tally) -> Raw:
     marks = block.count(b'":') + block.count(b'" :')
     if are_rows and marks == sum(map(len, rows)):  # no key stands twice
         return Raw(np.arange(first, first + len(rows)), rows)
-    lines = [
-        (number, line) for number, line in enumerate(block.split(b"\n"), first) if line.strip()
-    ]
-    found = [(number, _row(line)) for number, line in lines]
-    for number, row in found:
-        if row is None:
+    kept: dict[int, Object] = {}
+    for number, line in enumerate(block.split(b"\n"), first):
+        if (row := _row(line)) is not None:
+            kept[number] = row
+        elif line.strip():
             tally.lose("malformed", number)
-    kept = [(number, row) for number, row in found if row is not None]
-    return Raw(np.array([number for number, _ in kept], np.int64), [row for _, row in kept])
+    return Raw(np.array([*kept], np.int64), [*kept.values()])
 
 
 def _row(line: bytes) -> Object | None:
@@ -126,17 +122,18 @@ def _document(file: TraceFile) -> Opened:
             hint="Export it again: it is cut off, or not JSON in UTF-8.",
         ) from None
     file.tally.unit = "row" if len(rows) > 1 or b"\n" in text else "line"
+    kept = {number: row for number, row in enumerate(rows, 1) if isinstance(row, dict)}
 
     def raws(_: Sequence[str]) -> Iterator[Raw]:
-        is_row = np.array([isinstance(row, dict) for row in rows], np.bool_)
-        for place in np.flatnonzero(~is_row).tolist():
-            file.tally.lose("malformed", place + 1)
-        places = np.flatnonzero(is_row)
-        for begin in range(0, len(places), ROWS):
-            some = places[begin : begin + ROWS]
-            yield Raw(some + 1, [rows[place] for place in some.tolist()])
+        for number in range(1, len(rows) + 1):
+            if number not in kept:
+                file.tally.lose("malformed", number)
+        numbers = np.array([*kept], np.int64)
+        for begin in range(0, len(kept), ROWS):
+            some = numbers[begin : begin + ROWS]
+            yield Raw(some, [kept[number] for number in some.tolist()])
 
-    return _of_objects([row for row in rows[:SAMPLE_ROWS] if isinstance(row, dict)], raws)
+    return _of_objects([*kept.values()][:SAMPLE_ROWS], raws)
 
 
 def _rows_in(documents: list[Any]) -> list[Any]:
@@ -144,20 +141,16 @@ def _rows_in(documents: list[Any]) -> list[Any]:
     if len(documents) != 1 or not isinstance(documents[0], dict):
         return documents
     lists = [held for _, held in flattened(documents[0]) if isinstance(held, list)]
-    lists = [rows for rows in lists if any(isinstance(row, dict) for row in rows)]
+    lists = [rows for rows in lists if rows and isinstance(rows[0], dict)]
     if not lists or documents[0].keys() & {"resourceSpans", "conversations", "turns"}:
         return documents
 
     def roles(rows: list[Any]) -> int:
-        first = next(row for row in rows if isinstance(row, dict))
-        return len(main_roles(path for path, _ in flattened(first)))
+        return len(main_roles(path for path, _ in flattened(rows[0])))
 
     most = max(lists, key=lambda rows: (roles(rows), len(rows)))
     return documents if roles(most) < roles(documents) else _rows_in(most)
 
 
 def _of_objects(first: Sequence[Object], raws: Callable[[Sequence[str]], Iterator[Raw]]) -> Opened:
-    rows = [dict(flattened(one)) for one in first]
-    headings = tuple(dict.fromkeys(key for row in rows for key in row))[:MOST_COLUMNS]
-    sample = tuple(tuple(map(row.get, headings)) for row in rows)
-    return Opened(headings, sample, raws, first)
+    return Opened([dict(flattened(row)) for row in first], raws, objects=first)

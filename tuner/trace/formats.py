@@ -7,7 +7,7 @@ other table becomes a ``Format`` by its headings, in ``guess``.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,15 @@ import msgspec
 
 from tuner.errors import TraceError, UsageError
 from tuner.trace import nested, same
-from tuner.trace.headings import Role
-from tuner.trace.raw import Numbered, Opened, Tally, first_rows, flattened
-from tuner.trace.record import FIELDS, Status, TimeUnit, TraceHeader
-from tuner.trace.values import Clock, Counts, Reader, Spans, as_object, date_ms
-from tuner.trace.words import status_in, status_of
+from tuner.trace.headings import COUNTS, SPANS, TIMES, Role
+from tuner.trace.raw import Numbered, Opened, Tally
+from tuner.trace.record import FIELDS, TimeUnit, TraceHeader
+from tuner.trace.values import Clock, Counts, Reader, Spans
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that has a role: its spellings, the first of which that says anything counts."""
+    """A column that has a role: its spellings, the first of which that is not empty counts."""
 
     paths: tuple[str, ...]
     reader: Reader | None = None
@@ -44,23 +43,28 @@ class Column:
 
 @dataclass(frozen=True)
 class Format:
-    """How the rows of a file are read."""
+    """How the rows of a file are read, or why they are not."""
 
-    name: str
-    says: str
-    mark: str
-    """What a file is known by, for people."""
+    name: str = ""
+    says: str = ""
+    refused: str = ""
+    """Why a file of this kind can be no trace."""
 
-    columns: Mapping[Role, Column]
+    cure: str = ""
+    columns: Mapping[Role, Column] = field(default_factory=dict)
+
+    # The marks by which a file is known: all that are given hold.
     needs: Sequence[Sequence[str]] = ()
+    """Its first rows have all keys of one of these."""
+
     one_of: Sequence[Sequence[str]] = ()
-    """Its first object has a key of each of these too."""
+    """Its first object has a key of each of these."""
 
     only: Sequence[str] = ()
     """Its first object has no other keys."""
 
-    holds: Sequence[str] = ()
-    """One of these stands in its beginning."""
+    line: str = ""
+    """Its beginning has a match of this pattern."""
 
     missing: Sequence[str] = ()
     """What the source cannot show, such as ``aborts``."""
@@ -93,7 +97,9 @@ class Format:
     generating: Sequence[str] | None = None
     """Kinds of rows that are requests, in lower case; others are not."""
 
-    status: Callable[[object], Status | None] = status_in
+    flag: bool = False
+    """The status says whether it went well, so that 0 is an error."""
+
     prompt_is_sum: bool = False
     """Cached prompt tokens are counted beside the others."""
 
@@ -103,16 +109,13 @@ class Format:
     reads: str = ""
     """How times and durations are read, where the columns do not show it."""
 
-    notes: tuple[str, ...] = ()
-    without_tokens: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
+    without_tokens: Sequence[str] = ()
     """What to say where no row has tokens, and the cure."""
 
-    flatten: Callable[[Numbered, Tally, TimeUnit | None], Numbered] | None = None
+    flatten: Callable[[Numbered, Tally], Numbered] | None = None
     is_table: bool = True
     """Its rows have columns of its own; otherwise they are objects in JSON."""
-
-    checks_text: bool = False
-    """The generator looks for text itself: it stands under keys of its own."""
 
     settle: Callable[[list[same.Row]], same.Settled] | None = None
     """Finds the rows that are one request."""
@@ -124,17 +127,10 @@ class Format:
         assert isinstance(column.reader, Clock)
         return column.reader
 
-    def paths(self) -> list[str]:
-        """Return all columns that are needed."""
-        return [path for column in self.columns.values() for path in column.paths]
-
     def header(self) -> TraceHeader:
         """Return the header of a trace of this format."""
-        return TraceHeader(
-            source=self.name,
-            block_size=self.block_size,
-            missing=tuple(self.missing),
-        )
+        size, missing = self.block_size, tuple(self.missing)
+        return TraceHeader(source=self.name, block_size=size, missing=missing)
 
     def of(self, opened: Opened, unit: TimeUnit | None, tally: Tally) -> "Format":
         """Return the format as this file has it, with the unit that the user names."""
@@ -145,7 +141,6 @@ class Format:
                     f"{tally.place}: the times of {self.name} have one unit",
                     hint="Leave out --time-unit.",
                 )
-            assert unit in ("s", "ms")
             column = Column(("timestamp",), replace(self.clock, unit=unit))
             found = replace(self, columns={**self.columns, "timestamp": column}, whole_ms=False)
         if self.any_block_size:
@@ -166,17 +161,15 @@ def _block_size(known: Format, opened: Opened, tally: Tally) -> int:
     Tools of one format use 16 to 512 tokens, and say so nowhere in the file. It is the usual size,
     unless the first rows do not fit that and fit one other.
     """
-    prompts, ids = (
-        first_rows(opened, known.columns[role].paths) for role in ("input_length", "hash_ids")
-    )
+    prompts, ids = (opened.cells(known.columns[r].paths) for r in ("input_length", "hash_ids"))
     both = [
-        (tokens, len(one) if isinstance(one, list) else 1)
-        for tokens, one in zip(prompts, ids, strict=False)
-        if isinstance(tokens, int) and one
+        (tokens, len(held) if isinstance(held, list) else 1)
+        for tokens, held in zip(prompts, ids, strict=True)
+        if isinstance(tokens, int) and held
     ]
     fitting = [
         size
-        for size in {16, 32, 64, 128, 256, 512, 1024, known.block_size}
+        for size in {known.block_size, *(2**power for power in range(4, 11))}
         if all(count in (tokens // size, -(-tokens // size)) for tokens, count in both)
     ]
     if known.block_size in fitting or len(fitting) != 1:
@@ -187,31 +180,11 @@ def _block_size(known: Format, opened: Opened, tally: Tally) -> int:
 
 # Formats as they stand in the file beside this one.
 
-READERS: dict[str, Reader] = {
-    "count": Counts(),
-    "any-count": Counts(least=-(2**31)),
-    "date": Clock(),
-    "date-zoned": Clock(zoned=True),
-    "date-naive": Clock(zoned=False),
-    "epoch-ms": Clock("ms"),
-    "since-ms": Clock("ms", dated=False),
-    "since-s": Clock("s", dated=False),
-    "ms": Spans("ms"),
-    "s": Spans("s"),
-}
+_ROWS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes())
 KEY_OF: dict[Role, str] = {"duration": "e2e_ms", "ttft": "ttft_ms", "queue": "queue_ms"}
 """Roles whose field of the record has another name."""
 
 ROLE_OF = {key: role for role, key in KEY_OF.items()}
-KINDS = {"count": "count", "time": "ms"}
-USUAL: dict[Role, str] = {
-    **{ROLE_OF.get(one.key, one.key): KINDS[one.kind] for one in FIELDS if one.kind in KINDS},
-    **dict.fromkeys(("timestamp", "end", "first_token"), "date"),
-}
-"""How the cells of a role are read, unless a format reads them otherwise."""
-
-USUAL["priority"] = "any-count"
-_ROWS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes())
 _RECORD = {ROLE_OF.get(one.key, one.key): [one.key] for one in FIELDS}
 BASES: dict[str, dict[Role, list[str]]] = {
     "": {},
@@ -221,69 +194,32 @@ BASES: dict[str, dict[Role, list[str]]] = {
 }
 
 
-def _canonical_status(value: object) -> Status | None:
-    return msgspec.convert(value or "ok", Status) if value in STATUSES else None
-
-
-def _envoy_status(value: object) -> Status | None:
-    """Return what Envoy's code means: 0 is no answer at all."""
-    text = str(value).removesuffix(".0")
-    return "error" if text == "0" else status_of(int(text)) if text.isdecimal() else "ok"
-
-
-STATUSES = {None, "ok", "aborted", "error", "rejected"}
-STATUS: dict[str, Callable[[object], Status | None]] = {
-    "": status_in,
-    "canonical": _canonical_status,
-    "envoy": _envoy_status,
-    "level": lambda level: "error" if level == "ERROR" else "ok",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Lookalike:
-    """A kind of file that is recognized only to be refused."""
-
-    what: str
-    cure: str
-    keys: tuple[frozenset[str], ...] = ()
-    """Its first object has all keys of one of these."""
-
-    lists: tuple[str, ...] = ()
-    """Or there is a list under one of these."""
-
-    line: str = ""
-    """Or a line of its beginning matches this."""
+def reader_of(role: Role, **how: Any) -> Reader | None:  # noqa: ANN401 - fields of a reader
+    """Return what reads the numbers of a role: times are dates and spans are ms by default."""
+    if role == "priority":
+        return Counts(least=-(2**31))
+    kinds = ((TIMES, Clock), (SPANS, Spans), (COUNTS, Counts))
+    return next((kind(**how) for roles, kind in kinds if role in roles), None)
 
 
 def _format(row: dict[str, Any]) -> Format:
-    base = row.pop("base", "")
+    base, read = row.pop("base", ""), row.pop("read", {})
     columns = {**BASES[base], **row.pop("columns", {})}
-    read = {**USUAL, **({"timestamp": "since-ms"} if base else {}), **row.pop("read", {})}
-    named_ = {"flatten": vars(nested), "settle": vars(same)}
+    functions = {"flatten": vars(nested), "settle": vars(same)}
     return Format(
-        **row
-        | {key: of[row[key]] for key, of in named_.items() if key in row}
-        | {
-            "columns": {
-                role: Column(tuple(paths), READERS[read[role]] if role in read else None)
-                for role, paths in columns.items()
-            },
-            "is_table": not base,
-            "status": STATUS[row.get("status", "")],
-        }
+        **row | {key: named[row[key]] for key, named in functions.items() if key in row},
+        columns={
+            role: Column(tuple(paths), reader_of(role, **read.get(role, {})))
+            for role, paths in columns.items()
+        },
+        is_table=not base and "refused" not in row,
     )
 
 
-FORMATS: tuple[Format, ...] = tuple(map(_format, _ROWS["format"]))
-LOOKALIKES = msgspec.convert(_ROWS["lookalike"], list[Lookalike])
+_ALL = tuple(map(_format, _ROWS["format"]))
+FORMATS = tuple(known for known in _ALL if known.name)
 CANONICAL = FORMATS[0]
-TABLE = Format(
-    "table",
-    "Any table of requests, by its headings: CSV, TSV, JSON lines, Parquet",
-    "a time, a prompt's and an output's tokens, in any words",
-    {},
-)
+TABLE = Format("table", "Any table of requests, by its headings: CSV, TSV, JSON lines, Parquet")
 
 
 def named(name: str) -> Format:
@@ -291,49 +227,33 @@ def named(name: str) -> Format:
     by_name = {known.name.replace("-", "_"): known for known in (*FORMATS, TABLE)}
     found = by_name.get(name.lower().replace("-", "_"))
     if found is None:
-        names = ", ".join(known.name for known in (*FORMATS, TABLE))
+        names = ", ".join(known.name for known in by_name.values())
         raise UsageError(f"no trace format {name!r}", hint=f"Known: {names}.")
     return found
 
 
-def detected(opened: Opened, head: bytes) -> Format | None:
-    """Return the format whose marks a file has; None for any other table."""
-    first = opened.objects[0] if opened.objects else {}
-    keys = {heading.lower() for heading in (*opened.headings, *first)}
-    for known in FORMATS:
-        if (
-            any({key.lower() for key in need} <= keys for need in known.needs)
-            and all(first.keys() & {*one} for one in known.one_of)
-            and (not known.only or first.keys() <= {*known.only})
-            and (not known.holds or any(text.encode() in head for text in known.holds))
-            and (known.is_table or opened.objects)
-            and (not known.is_table or _fits(known, opened))
-        ):
-            return known
-    return None
-
-
-def _fits(known: Format, opened: Opened) -> bool:
-    """Whether the times of the first rows are written as the format has them."""
-    column = known.columns.get("timestamp") or known.columns["end"]
-    cells = first_rows(opened, column.paths)
-    dates = (cell for cell in cells if date_ms(cell) is not None)
-    first = next(dates, None) if known.clock.unit is None else None
-    return first is None or not known.clock.read([first])[1].any()
-
-
-LOG_BYTES = 2**18
+HEAD_BYTES = 2**18
 """A server's banner may stand above its first line of log."""
 
 
-def refuse_lookalikes(place: str, head: bytes, opened: Opened) -> None:
-    """Raise TraceError for a file that looks like a trace and can be none."""
+def detected(opened: Opened, head: bytes, place: str) -> Format | None:
+    """Return the format whose marks a file has; None for any other table.
+
+    Raises TraceError for a file that looks like a trace and can be none.
+    """
     first = opened.objects[0] if opened.objects else {}
-    wraps = (key for key, held in first.items() if isinstance(held, str) and as_object(held))
-    keys = {*first, *(path for path, _ in flattened(first))} - {*wraps}
-    text = head[:LOG_BYTES].decode(errors="replace")
-    for one in LOOKALIKES:
-        is_one = any(need <= keys for need in one.keys)
-        is_one = is_one or any(isinstance(first.get(key), list) for key in one.lists)
-        if is_one or (one.line and re.search(one.line, text, re.MULTILINE | re.IGNORECASE)):
-            raise TraceError(f"{place}: {one.what}", hint=one.cure)
+    keys = {*opened.headings, *(key for key, held in first.items() if not isinstance(held, str))}
+    text = head[:HEAD_BYTES].decode(errors="replace")
+    for known in _ALL:
+        if (
+            (known.needs or known.line)
+            and (not known.needs or any({*need} <= keys for need in known.needs))
+            and all(first.keys() & {*one} for one in known.one_of)
+            and (not known.only or first.keys() <= {*known.only})
+            and (not known.line or re.search(known.line, text, re.MULTILINE | re.IGNORECASE))
+            and (known.is_table or opened.objects or not known.needs)
+        ):
+            if known.refused:
+                raise TraceError(f"{place}: {known.refused}", hint=known.cure)
+            return known
+    return None

@@ -12,23 +12,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tuner.errors import TraceError, UsageError
 from tuner.system.printable import printable
 from tuner.trace.formats import TABLE, Column, Format
 from tuner.trace.headings import (
-    BEGIN,
+    COUNTS,
     ROLES,
     SPANS,
     TIMES,
-    WRITTEN_RANK,
     Role,
     in_words,
     main_roles,
     meanings,
     role_of,
     unit_of,
+    word_set,
     words_of,
 )
 from tuner.trace.raw import Opened
@@ -38,19 +37,16 @@ from tuner.trace.values import (
     ABSENT,
     FROM_MS,
     NAMES,
-    ORDERS,
+    PER_S,
     TO_MS,
-    UNIT_MS,
     Clock,
     Counts,
     Floats,
-    Marks,
+    Mask,
     Spans,
     Unit,
-    as_array,
     in_ms,
     is_empty,
-    marks_of,
     numbers,
     parse,
     shown_date,
@@ -62,10 +58,6 @@ from tuner.trace.words import error_in, from_cache, status_in
 STDIN = "stdin"
 """The name of standard input in messages."""
 
-COUNTS = words(
-    "input_length output_length total_length cached_tokens requests cache_creation_tokens "
-    "max_tokens num_images"
-)
 NEEDED = words(
     "timestamp input_length output_length total_length duration requests status error cache_hit "
     "kind"
@@ -73,17 +65,13 @@ NEEDED = words(
 """Roles that decide over rows: a table in which one is unclear is refused. Other columns that are
 unclear are left out."""
 
-LENGTHS = words("input_length output_length total_length")
-WHOLE_DAYS = "whole days (if the time of day has a column of its own, export both in one)"
-CACHE = ("cached_tokens", "cache_creation_tokens")
-USABLE = 0.5
-"""Share of a column's values that must be of its kind; rows with others are judged one by one."""
+LENGTHS = ("input_length", "output_length", "total_length")
+MOSTLY, USABLE = 0.8, 0.5
+"""Shares of a column's times that must be of one unit, and of its values that must be of its kind;
+rows with others are judged one by one."""
 
-MOSTLY = 0.8
-"""Share of a column's times that must be of one unit; the others are dropped one by one."""
-
-RELATIVE, CONSTANT = 3, 10
-"""Ranks that a time loses which is no date, or the same in all rows."""
+RELATIVE = 3
+"""Ranks that a time loses which is no date."""
 
 SOME_ROWS = 3
 """Fewer rows are alike by chance."""
@@ -105,17 +93,23 @@ FAR_OFF, MANY_TOKENS = 200.0, 32
 """Of so many tokens, a time a token so many times from the usual one is of another unit."""
 
 FROM_SOME_START = ({"time_unit": "s"}, {"time_unit": "ms"})
-DECIMALS = ({"decimal": ","}, {"decimal": "."})
-BEGINS = BEGIN | words("created create creation")
-OF_LOGS = words("level severity levelname lvl logger log_type")
+LOGS = words("level severity levelname lvl logger log_type")
 PATHS = words("uri path request url request_uri")
 OVER = words("complet finish served handled access respon end")
 """Keys of logs, and of paths that a web server logs; parts of messages that a request is over."""
 
-SUMS = "sums over time are no requests"
-_METHOD = re.compile(r"(?:GET|POST|PUT|HEAD|DELETE)(?: |$)")
+_METHOD = re.compile(r"(?:get|post|put|head|delete)(?: |$)")
+
+_MARKED = re.compile(r"[+-]?\d+(?:[,'\u2019 \u00a0\u202f_]\d+)+(?:\.\d+)?|[+-]?\d+(?:\.\d{3}){2,}")
+"""A number with a decimal comma, or with marks between thousands."""
+
+_IN_THREES = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
+"""1.234, which may be a thousand."""
 _CUT_SHORT = re.compile(r"\d([.,]\d{1,8})?[eE]")
 """Of a time since 1970 that a spreadsheet cut to ``1.79E+12``."""
+
+_OTHER_DATE = re.compile(r"\d{1,2}[./-](?:\d{1,2}|[A-Za-z]{3})[./-]\d{2}|[A-Z][a-z]{2,8},? .*\d{4}")
+"""A date whose day and month may change places, or in words."""
 
 SHOWN = 12
 """Headings that a refusal lists."""
@@ -131,9 +125,6 @@ class Asked:
     """Role, or role and unit (``duration_ms``) → heading, dotted path, or ``#`` and number."""
 
     delimiter: str | None = None
-    decimal: str | None = None
-    """The mark before fractions: a point or a comma."""
-
     allow_text: bool = False
     name: str | None = None
     """What messages call the file, if not by its path."""
@@ -144,7 +135,6 @@ class Asked:
             "--columns": ",".join(f"{role}={name}" for role, name in self.columns.items()),
             "--time-unit": self.time_unit,
             "--delimiter": self.delimiter,
-            "--decimal": self.decimal,
         }
         found = [word for name, value in options.items() if value for word in (name, value)]
         return [*found, *(["--allow-text"] if self.allow_text else [])]
@@ -152,7 +142,7 @@ class Asked:
     @property
     def is_of_table(self) -> bool:
         """Whether something was said that only a table without a known format has."""
-        return bool(self.columns or self.delimiter or self.decimal)
+        return bool(self.columns or self.delimiter)
 
 
 def columns_asked(text: str) -> dict[str, str]:
@@ -171,7 +161,7 @@ def columns_asked(text: str) -> dict[str, str]:
 
 def delimiter_asked(text: str) -> str:
     """Read ``--delimiter``. Raises UsageError for what is not one character."""
-    found = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}.get(text, text)
+    found = {"tab": "\t", "\\t": "\t"}.get(text, text)
     if len(found) != 1 or found in '"\n\r' or not found.isascii():
         raise UsageError(
             f"--delimiter {text!r} is not one character", hint="Write ';', ',', '|' or tab."
@@ -187,14 +177,14 @@ class UnclearError(Exception):
         self.cures = cures
         """Changes of what the user says, each of which may do."""
 
+        self.is_likely = False
+        """It is a table of requests all the same: two of the three main columns are there."""
+
         self.taken = ""
         """Which heading was taken for what."""
 
         self.options: list[Asked] = []
         """What the user may say instead: each was tried. Empty where nothing helps."""
-
-        self.is_likely = False
-        """It is a table of requests all the same: two of the three main columns are there."""
 
 
 def guessed(opened: Opened, asked: Asked) -> Format:
@@ -202,7 +192,6 @@ def guessed(opened: Opened, asked: Asked) -> Format:
 
     Raises UnclearError.
     """
-    opened = opened.with_inside()
     guess = _Guess(opened, asked)
     try:
         return guess.format()
@@ -219,14 +208,13 @@ def guessed(opened: Opened, asked: Asked) -> Format:
         raise
 
 
-def refused(place: str, opened: Opened, problem: UnclearError, asked: Asked) -> TraceError:
+def refused(place: str, opened: Opened, problem: UnclearError) -> TraceError:
     """Return the error: what was seen, what was taken for what, and the command that would do."""
     seen = ", ".join(shown(opened, heading) for heading in opened.headings[:SHOWN])
     more = ", …" if len(opened.headings) > SHOWN else ""
     taken = f"; taken: {problem.taken}" if problem.taken else ""
     message = f"{place}:{max(1, opened.first_line - 1)}: {problem}; columns: {seen}{more}{taken}"
     options = [shlex.join(option.words()) for option in problem.options]
-    count = len(opened.headings)
     cure = (
         "Export it as CSV or JSON lines with the time, the prompt's and the output's tokens; or "
         "name their columns: --columns timestamp=HEADING,input_length=…,output_length=…"
@@ -239,8 +227,6 @@ def refused(place: str, opened: Opened, problem: UnclearError, asked: Asked) -> 
         cure = f"tuner trace import {file} {options[0]} -o trace.jsonl"
     elif options:
         cure = f"Add one of: {'; '.join(options)}"
-    elif asked.columns:
-        cure = f"--columns ROLE=HEADING takes headings as they stand, or #1 to #{count}."
     return TraceError(printable(message), hint=printable(cure))
 
 
@@ -256,10 +242,7 @@ class _Guess:
 
     def __init__(self, opened: Opened, asked: Asked) -> None:
         self.opened, self.asked = opened, asked
-        self.values = {
-            heading: [row[place] for row in opened.sample]
-            for place, heading in enumerate(opened.headings)
-        }
+        self.values = {name: [row.get(name) for row in opened.sample] for name in opened.headings}
         self.asked_roles = {role_of(name)[0] for name in asked.columns}
         self.found: dict[Role, Column] = {}
         self.token_ms: float | None = None
@@ -274,9 +257,8 @@ class _Guess:
                     self._find(role)
                 except UnclearError as problem:
                     problems += [problem] if role in NEEDED else []
-        missing = self._missing()
-        lacking = [role for role in missing if role != "timestamp"]
-        if problems and not (lacking and any("time_unit" in cure for cure in problems[0].cures)):
+        lacking = [role for role in self._missing() if role != "timestamp"]
+        if problems and not (lacking and problems[0].cures == FROM_SOME_START):
             raise problems[0]  # to say how times are read would not do without lengths
         if lacking:
             raise self._without(lacking)
@@ -287,34 +269,23 @@ class _Guess:
         return self._made()
 
     def _made(self) -> Format:
-        status = self.found.get("status")
-        flag = status is not None and bool({"success", "ok"} & {*words_of(status.paths[0])})
+        found, status = self.found, self.found.get("status")
         prompt_is_sum = self._prompt_is_sum()
-        if {"input_length", "output_length"} <= self.found.keys():
-            self.found.pop("total_length", None)
-        lengths = [f"{role} from {self.name(role)}" for role in self.found if role in LENGTHS]
-        marks = {one.reader.marks for one in self.found.values() if isinstance(one.reader, Counts)}
-        missing = ["prefixes"]
-        missing += [] if {"status", "error"} & self.found.keys() else ["aborts", "errors"]
-        missing += [] if "session_id" in self.found else ["sessions"]
-        notes = [", ".join(lengths)]
-        notes += [
-            f"{one.thousands!r} stands between thousands"
-            for one in marks
-            if one and one.thousands not in ("", "?")
-        ]
+        if {"input_length", "output_length"} <= found.keys():
+            found.pop("total_length", None)
+        missing = ["prefixes", *([] if "session_id" in found else ["sessions"])]
+        missing += [] if {"status", "error"} & found.keys() else ["aborts", "errors"]
+        notes = [", ".join(f"{role} from {self.name(role)}" for role in LENGTHS if role in found)]
         if prompt_is_sum:
             notes.append("cached prompt tokens are counted apart, and added to the others")
         return replace(
             TABLE,
-            columns={
-                role: replace(column, title=self.name(role)) for role, column in self.found.items()
-            },
-            missing=tuple(missing),
-            status=lambda value: status_in(value, flag=flag),
+            columns={role: replace(one, title=self.name(role)) for role, one in found.items()},
+            missing=missing,
+            flag=status is not None and bool({"success", "ok"} & {*words_of(status.paths[0])}),
             prompt_is_sum=prompt_is_sum,
-            token_ms=self.token_ms if "duration" in self.found else None,
-            notes=tuple(notes),
+            token_ms=self.token_ms if "duration" in found else None,
+            notes=notes,
         )
 
     def name(self, role: Role) -> str:
@@ -337,35 +308,27 @@ class _Guess:
             except UnclearError as problem:
                 is_relative = problem.cures == FROM_SOME_START
                 problems.append((meaning.rank + RELATIVE * is_relative, problem))
-                continue
-            loses = 0 if column is None or role not in TIMES else self._loses(column)
-            if column is not None and (role != "end" or loses < CONSTANT):
-                fitting.append((meaning.rank + loses, column))
+            else:
+                reader = column and column.reader
+                is_relative = isinstance(reader, Clock) and not reader.dated
+                if column is not None:
+                    fitting.append((meaning.rank + RELATIVE * is_relative, column))
         best = min((rank for rank, _ in fitting), default=99)
-        if problems:
-            least, first = min(problems, key=lambda one: one[0])
-            if least < best:
-                raise first
+        first = min(problems, key=lambda one: one[0], default=(99, None))
+        if first[1] is not None and first[0] < best:
+            raise first[1]
         if fitting:
             self._take(role, [column for rank, column in fitting if rank == best])
-
-    def _loses(self, column: Column) -> int:
-        """Return the ranks that a time loses which is no date, or the same in all rows."""
-        known = self._known(column.paths[0])
-        is_constant = len(known) >= SOME_ROWS and known.count(known[0]) == len(known)
-        is_relative = isinstance(column.reader, Clock) and not column.reader.dated
-        return RELATIVE * is_relative + CONSTANT * is_constant
 
     def _take(self, role: Role, fitting: Sequence[Column]) -> None:
         """Take one of the columns that fit a role as well as each other; of spans the longest."""
         if role == "duration":
-            apart_ms = [[np.subtract(*self._both(a, b)) for b in fitting] for a in fitting]
-            is_longest = [all((each >= 0).all() for each in one) for one in apart_ms]
-            fitting = [fitting[is_longest.index(True)]] if any(is_longest) else fitting
+            middle = {one.paths: np.nanmedian(self._numbers(one)) for one in fitting}
+            fitting = sorted(fitting, key=lambda one: -middle[one.paths])
         first, *others = fitting
         for other in others:
             namesake = first.paths[0].lower() == other.paths[0].lower().partition("#")[0]
-            decides = role in COUNTS | TIMES | SPANS and role != "requests"
+            decides = role in COUNTS | TIMES and role != "requests"
             if (namesake or decides) and not self._alike(first, other):
                 names = [shown(self.opened, one.paths[0]) for one in (first, other)]
                 raise UnclearError(
@@ -383,35 +346,42 @@ class _Guess:
         return bool(is_known and not (np.abs(a - b) > ALIKE[type(one.reader)]).any())
 
     def _known(self, heading: str) -> list[Any]:
-        return [one for one in self.values[heading] if not is_empty(one)]
+        return [cell for cell in self.values[heading] if not is_empty(cell)]
 
     def _read(self, role: Role, heading: str, unit: Unit | None) -> Column | None:
         """Return the column if its values fit the role. Raises UnclearError if they fit twice."""
         known = self._known(heading)
         if not known and role not in ("error", "finish_reason"):
             return None
+        if role in TIMES | SPANS | COUNTS:
+            self._refuse_marks(heading, known, whole=role in COUNTS)
         if role in TIMES:
             return self._clock(heading, known, unit)
         if role in SPANS:
             return self._spans(role, heading, unit)
-        reader = Counts(self._marks(heading, whole=True)) if role in COUNTS else None
-        if reader is not None:
-            fits = (reader.read(known)[1] == 0).mean() >= USABLE
-        elif role == "status":
-            fits = sum(status_in(one, flag=True) is not None for one in known) * 2 >= len(known)
+        if role in COUNTS - {"replica"}:
+            fits = (Counts().read(known)[1] == 0).mean() >= USABLE
+            return Column((heading,), Counts()) if fits else None
+        if role == "status":
+            fits = sum(status_in(cell, flag=True) is not None for cell in known) * 2 >= len(known)
         elif role == "cache_hit":
-            fits = all(from_cache(one) is not None for one in known)
+            fits = all(from_cache(cell) is not None for cell in known)
         else:
-            fits = role != "error" or not known or any(error_in(one) != "ok" for one in known)
-        return Column((heading,), reader) if fits else None
+            fits = role != "error" or not known or any(error_in(cell) != "ok" for cell in known)
+        return Column((heading,)) if fits else None
 
-    def _marks(self, heading: str, *, whole: bool = False) -> Marks:
-        marks = marks_of(self._known(heading), self.asked.decimal, whole=whole)
-        if isinstance(marks, Marks):
-            return marks
-        mark = "," if "," in marks else "."
-        two = f"{marks} may be {marks.replace(mark, '')} or {marks.replace(mark, '.')}"
-        raise UnclearError(f"{shown(self.opened, heading)}: {two}", *DECIMALS)
+    def _refuse_marks(self, heading: str, known: Sequence[Any], *, whole: bool) -> None:
+        """Raise where numbers are not as programs write them: 1.234 may be a thousand then."""
+        texts = [cell.strip() for cell in known if isinstance(cell, str)]
+        marked = [text for text in texts if "." in text]
+        in_threes = [text for text in marked if _IN_THREES.fullmatch(text)]
+        rest = [text for text in texts if "." not in text]
+        is_unclear = rest and max(map(len, rest)) < 4 and len(in_threes) == len(marked)
+        if any(map(_MARKED.fullmatch, texts)) or (in_threes and (whole or is_unclear)):
+            raise UnclearError(
+                f"{shown(self.opened, heading)}: numbers with decimal commas or marks between "
+                "thousands: export them as 1234.5"
+            )
 
     def _user_columns(self) -> None:
         """Take what the user names. Counts come first: they show the units of spans."""
@@ -437,38 +407,37 @@ class _Guess:
     # Times and spans.
 
     def _clock(self, heading: str, known: list[Any], unit: Unit | None) -> Column | None:
+        """Return how times are written; None where they are none. Raises UnclearError."""
+        values, odd = numbers(known)
         is_cut_short = all(isinstance(one, str) and _CUT_SHORT.match(one) for one in known)
-        odd = numbers(known)[1]
-        if odd.sum() * 2 >= len(known):
-            with suppress(UnclearError):
-                odd = numbers(known, self._marks(heading))[1]
-        if odd.sum() * 2 >= len(known) or is_cut_short:
-            dates = self._dates(heading, [str(one) for one in known])
-            return None if dates is None else Column((heading,), dates)
-        marks = self._marks(heading)
-        clock, why = self._clock_of_numbers(heading, numbers(known, marks)[0], unit)
-        zoned = False if heading in self.opened.naive else clock.zoned
-        return Column((heading,), replace(clock, marks=marks, zoned=zoned), why)
+        if odd.sum() * 2 < len(known) and not is_cut_short:
+            clock, why = self._clock_of_numbers(heading, values[~np.isnan(values)], unit)
+            return Column((heading,), clock, why)
+        dates = [date for cell in known if (date := parse(str(cell)))]
+        if len(dates) * 2 < len(known):
+            if sum(_OTHER_DATE.match(str(cell)) is not None for cell in known) * 2 < len(known):
+                return None
+            name = shown(self.opened, heading)
+            raise UnclearError(f"{name}: dates in another form than 2026-11-21 10:00:00")
+        return Column((heading,), Clock(zoned=sum(date[1] for date in dates) * 2 > len(dates)))
 
     def _clock_of_numbers(
         self, place: str, values: Floats, heading: Unit | None
     ) -> tuple[Clock, str]:
         """Return how numbers count time, and why. ``heading`` is the unit that theirs names."""
         name, asked = shown(self.opened, place), self.asked.time_unit
-        values = values[~np.isnan(values)]
-        fits = {
-            unit: (in_ms(values, unit) >= FROM_MS) & (in_ms(values, unit) < TO_MS)
-            for unit in UNIT_MS
-        }
-        unit = max(fits, key=lambda one: fits[one].sum())
-        if asked in UNIT_MS:
-            return Clock(asked, dated=bool(fits[asked].any())), "as you say"
-        if fits[unit].mean() >= MOSTLY:
+        in_range = {unit: (in_ms(values, unit) >= FROM_MS) & (in_ms(values, unit) < TO_MS)
+                    for unit in PER_S}  # fmt: skip
+        unit = max(in_range, key=lambda one: in_range[one].sum())
+        fits = in_range[unit]
+        if asked is not None:
+            return Clock(asked, dated=bool(in_range[asked].any())), "as you say"
+        if fits.mean() >= MOSTLY:
             if heading not in (None, unit):
                 what = f"times since 1970 in {NAMES[unit]}, and the heading says {heading}"
                 raise UnclearError(f"{name}: {what}", {"time_unit": unit}, {"time_unit": heading})
-            return Clock(unit), f"the first is {shown_date(in_ms(values[fits[unit]][0], unit))}"
-        if fits[unit].any():
+            return Clock(unit), f"the first is {shown_date(in_ms(values[fits][0], unit))}"
+        if fits.any():
             what = "times of several units stand in it; of one unit, the others are dropped"
             raise UnclearError(f"{name}: {what}", {"time_unit": unit})
         if heading is not None:
@@ -481,34 +450,13 @@ class _Guess:
             *FROM_SOME_START,
         )
 
-    def _dates(self, heading: str, texts: Sequence[str]) -> Clock | None:
-        """Return how dates are written; None where they are none. Raises UnclearError."""
-        read = {order: [parse(text, order) for text in texts] for order in ORDERS}
-        counts = {order: sum(one is not None for one in done) for order, done in read.items()}
-        most = max(counts.values())
-        asked = self.asked.time_unit
-        orders = [order for order in ORDERS if counts[order] == most]
-        orders = [order for order in orders if asked not in ORDERS or order == asked]
-        if most * 2 < len(texts) or not orders:
-            return None
-        if len(orders) > 1 and read[orders[0]] != read[orders[1]]:
-            parts = " or the ".join(ORDERS[order] for order in orders)
-            raise UnclearError(
-                f"{shown(self.opened, heading)}: dates may have the {parts} first",
-                *({"time_unit": order} for order in orders),
-            )
-        zoned = sum(one[1] for one in read[orders[0]] if one is not None) * 2 > most
-        return Clock(order=orders[0], zoned=zoned)
-
     def _spans(self, role: Role, heading: str, unit: Unit | None) -> Column | None:
         """Return how spans are written; None where they are none. Raises UnclearError."""
         known = self._known(heading)
-        if sum(isinstance(one, str) and written_ms(one) is not None for one in known) * 2 >= len(
-            known
-        ):
+        written = [cell for cell in known if isinstance(cell, str) and written_ms(cell) is not None]
+        if len(written) * 2 >= len(known):
             return Column((heading,), Spans(None), "with their units")
-        marks = self._marks(heading)
-        values, odd = numbers(as_array(self.values[heading]), marks)
+        values, odd = numbers(self.values[heading])
         is_time = unit is None and np.nanmin(values, initial=np.inf) >= FROM_MS / 1000
         if odd.sum() * 2 > len(known) or not (values >= 0).any() or is_time:
             return None
@@ -517,7 +465,7 @@ class _Guess:
             unit, why = self._unit_by_tokens(shown(self.opened, heading), values)
         elif unit is None and lasted is not None and isinstance(lasted.reader, Spans):
             unit, why = lasted.reader.unit, "as the durations"
-        return None if unit is None else Column((heading,), Spans(unit, marks), why)
+        return None if unit is None else Column((heading,), Spans(unit), why)
 
     def _unit_by_tokens(self, name: str, values: Floats) -> tuple[Unit, str]:
         """Return the unit that gives an output token a time that some server takes, and why."""
@@ -526,7 +474,7 @@ class _Guess:
         if not len(each):
             return "ms", "no tokens to tell the unit by"
         middle = float(np.median(each))
-        fitting = [unit for unit in UNIT_MS if TOKEN_MS[0] <= in_ms(middle, unit) <= TOKEN_MS[1]]
+        fitting = [unit for unit in PER_S if TOKEN_MS[0] <= in_ms(middle, unit) <= TOKEN_MS[1]]
         if len(fitting) != 1:
             units: Sequence[Unit] = fitting or ("s", "ms")
             what = " or ".join(NAMES[unit] for unit in units)
@@ -547,20 +495,12 @@ class _Guess:
 
     def _numbers(self, column: Column) -> Floats:
         assert column.reader is not None
-        values, reasons = column.reader.read(self.values[column.paths[0]])
-        return np.where((reasons != 0) | (values == ABSENT), np.nan, values)
-
-    def _both(self, one: Column, other: Column) -> tuple[Floats, Floats]:
-        """Return two columns of times or spans, in rows that have both."""
-        a, b = self._numbers(one), self._numbers(other)
-        known = ~np.isnan(a + b)
-        return a[known], b[known]
+        values, codes = column.reader.read(self.values[column.paths[0]])
+        return np.where((codes != 0) | (values == ABSENT), np.nan, values)
 
     def _combine(self) -> None:
         """Find ends, and drop what another column says better."""
-        found = self.found
-        if "timestamp" in found and "timestamp" not in self.asked_roles:
-            self._begin_when_created()
+        found, asked = self.found, self.asked_roles
         if {"timestamp", "end"} <= found.keys() and found["timestamp"].paths == found["end"].paths:
             del found["timestamp" if "duration" in found else "end"]
         time = found.get("timestamp")
@@ -572,85 +512,52 @@ class _Guess:
                 del found[role]
         if "duration" not in found:
             return
-        spans_ms, times_ms = self._both(found["duration"], time)
-        if "end" not in found and not {"timestamp", "end"} & self.asked_roles:
-            self._end_where_logged(times_ms, spans_ms)
+        times_ms, spans_ms = self._column("timestamp"), self._column("duration")
+        both = ~np.isnan(times_ms + spans_ms)
+        times_ms, spans_ms = times_ms[both], spans_ms[both]
+        if "end" not in found and not {"timestamp", "end"} & asked and self._is_log():
+            is_in_order = [not (np.diff(a) < -1).any() for a in (times_ms, times_ms + spans_ms)]
+            if is_in_order != [False, True]:  # else rows that are written at the end say the begin
+                found["end"] = replace(found.pop("timestamp"), why="logged when a request ends")
+                return
         grows = len(spans_ms) >= SOME_ROWS and np.ptp(spans_ms) >= RUNS_ON_MS
         from_start = grows and np.ptp(times_ms - spans_ms) < ALIKE[Clock]
-        if (
-            "timestamp" in found
-            and ("end" in found or from_start)
-            and "duration" not in self.asked_roles
-        ):
+        if ("end" in found or from_start) and "duration" not in asked:
             del found["duration"]
 
-    def _begin_when_created(self) -> None:
-        """Take when a row was created for the arrival where what it stands for began later."""
-        for heading in self.opened.headings:
-            for one in meanings(heading):
-                if one.role == "timestamp" and one.rank == WRITTEN_RANK:
-                    with suppress(UnclearError):
-                        created = (
-                            self._read("timestamp", heading, one.unit) or self.found["timestamp"]
-                        )
-                        waits_ms = np.subtract(*self._both(self.found["timestamp"], created))
-                        if waits_ms.min(initial=0) >= 0 and waits_ms.max(initial=0) >= ALIKE[Clock]:
-                            self.found["timestamp"] = created
-
-    def _end_where_logged(self, times_ms: Floats, spans_ms: Floats) -> None:
-        """Take the time at which a row was logged for its end, where a duration stands beside it.
-
-        Access logs, and events that are sent when a call is over, are stamped then. Times in no
-        order whose ends are in order are arrivals all the same.
-        """
-        leaves = {one.lower().rpartition(".")[2]: one for one in self.opened.headings}
-        first = {leaf: str(([*self._known(one), ""])[0]) for leaf, one in leaves.items()}
-        is_http = any(map(_METHOD.match, first.values())) and bool(leaves.keys() & PATHS)
-        is_log = bool(leaves.keys() & OF_LOGS)
-        message = next(
-            (first[key].lower() for key in ("msg", "message", "event") if key in first), ""
-        )
-        is_over = is_log and any(word in message for word in OVER)
-        has_status = any("status" in leaf for leaf in leaves)
-        own = {*words_of(self.found["timestamp"].paths[0].rpartition(".")[2])}
-        if own & BEGINS or "receivetimestamp" in leaves:  # Google stamps when a request comes
-            return
-        if (
-            "$ai_latency" in leaves
-            or is_over
-            or (is_http and (has_status or is_log))
-            or (is_log and has_status)
-        ):
-            in_order = [not (np.diff(one) < -1).any() for one in (times_ms, times_ms + spans_ms)]
-            if in_order != [False, True]:
-                why = "logged when a request ends"
-                self.found["end"] = replace(self.found.pop("timestamp"), why=why)
+    def _is_log(self) -> bool:
+        """Whether rows are those of an access log, or events that are sent when a call is over,
+        whose time is no begin by its heading."""
+        first = {
+            heading.lower().rpartition(".")[2]: str([*self._known(heading), ""][0]).lower()
+            for heading in self.opened.headings
+        }
+        is_begin = {*words_of(self.name("timestamp").rpartition(".")[2])} & word_set("@starts")
+        if is_begin or "receivetimestamp" in first:
+            return False
+        is_log = bool(first.keys() & LOGS)
+        is_http = bool(first.keys() & PATHS) and any(map(_METHOD.match, first.values()))
+        message = " ".join(first.get(key, "") for key in ("msg", "message", "event"))
+        is_over = any("status" in leaf for leaf in first) or any(one in message for one in OVER)
+        return "$ai_latency" in first or (is_log and (is_http or is_over)) or (is_http and is_over)
 
     def _refuse_sums(self) -> None:
         """Raise where rows are sums over time, and no requests."""
         counts = self._column("requests")
-        counts = counts[counts > 0]
-        if len(counts) >= SOME_ROWS and {*np.diff(counts).tolist()} == {1}:
-            del self.found["requests"]  # which numbers the rows
-        elif len(counts) and (counts > 1).mean() > USABLE:
+        if (counts > 1).sum() > USABLE * (counts > 0).sum():
             raise UnclearError(f"{self.name('requests')} counts several requests a row: {SUMS}")
-        elif len(counts):  # a row is a stretch of time that holds one request
-            for role in (TIMES | SPANS) - {"timestamp"}:
-                self.found.pop(role, None)
-        time, end = self.found.get("timestamp"), self.found.get("end")
-        if time is None or not isinstance(time.reader, Clock) or not time.reader.dated:
-            return
+        reader = self.found["timestamp"].reader if "timestamp" in self.found else None
         starts_ms = np.unique(self._column("timestamp"))
         starts_ms = starts_ms[~np.isnan(starts_ms)]
-        lasted_ms = np.zeros(0) if end is None else np.subtract(*self._both(end, time))
-        is_even = len(lasted_ms) >= SOME_ROWS and np.ptp(lasted_ms) == 0 and lasted_ms[0] >= 60_000
+        if not isinstance(reader, Clock) or not reader.dated or not len(starts_ms):
+            return
+        lasted_ms = self._column("end") - self._column("timestamp")
+        is_even = np.ptp(lasted_ms) == 0 and lasted_ms[0] >= 60_000
+        is_some = len(starts_ms) >= SOME_ROWS
         for is_sum, what in (
-            (
-                len(self.opened.sample) >= SOME_ROWS and not (starts_ms % 86_400_000).any(),
-                WHOLE_DAYS,
-            ),
-            (len(starts_ms) >= SOME_ROWS and is_even, "stretches of one length"),
-            (len(starts_ms) >= SOME_ROWS and not (starts_ms % 3_600_000).any(), "whole hours"),
+            (len(lasted_ms) >= SOME_ROWS and not (starts_ms % 86_400_000).any(), WHOLE_DAYS),
+            (is_some and is_even, "stretches of one length"),
+            (is_some and not (starts_ms % 3_600_000).any(), "whole hours"),
         ):
             if is_sum:
                 raise UnclearError(f"{self.name('timestamp')}: the times are {what}: {SUMS}")
@@ -664,13 +571,13 @@ class _Guess:
         """
         if not {"cached_tokens", "input_length"} <= self.found.keys():
             return False
-        cached, prompt = (self._column(role) for role in ("cached_tokens", "input_length"))
+        cached, prompt = self._column("cached_tokens"), self._column("input_length")
         if ((cached > prompt) & (prompt > 0)).any():
             return True
         leaf = words_of(self.found["input_length"].paths[0].rpartition(".")[2])
-        paths = [self.found[role].paths[0].lower() for role in CACHE if role in self.found]
-        is_apart = len(paths) == 2 and not any("detail" in path for path in paths)
-        return is_apart and "input" in leaf and "prompt" not in leaf
+        has_writes = "cache_creation_tokens" in self.found
+        is_detail = "detail" in self.found["cached_tokens"].paths[0].lower()
+        return has_writes and not is_detail and "input" in leaf and "prompt" not in leaf
 
     # What is missing.
 
@@ -691,10 +598,14 @@ class _Guess:
         return UnclearError(what if self.opened.sample else f"{what}: no rows")
 
 
-def is_far_off(ms: Floats, tokens: Any, token_ms: float) -> NDArray[np.bool_]:  # noqa: ANN401
+SUMS = "sums over time are no requests"
+WHOLE_DAYS = "whole days (if the time of day has a column of its own, export both in one)"
+
+
+def is_far_off(ms: Floats, tokens: Any, token_ms: float) -> Mask:  # noqa: ANN401
     """Return where durations of many tokens are of another unit than those of ``token_ms``."""
     each, (least, most) = ms / np.maximum(tokens, 1), TOKEN_MS
     is_long = (each > max(most, token_ms * FAR_OFF)) & (each <= 1000 * most)
     is_short = (each < min(least, token_ms / FAR_OFF)) & (each * 1000 >= least)
-    found: NDArray[np.bool_] = (tokens >= MANY_TOKENS) & (is_long | is_short)
+    found: Mask = (tokens >= MANY_TOKENS) & (is_long | is_short)
     return found

@@ -30,11 +30,16 @@ ROLES: tuple[Role, ...] = (*_ROLES.split(),)
 model, or a link that sums up several.
 
 Formats whose columns are known have more: other fields of the record, and ``path`` and ``flags`` of
-an access log, ``error_code`` within a message, ``reason`` why a row is no request, ``links``."""
-
+an access log, ``error_code`` within a message, ``reason`` why a row is no request, and what links
+rows that are one request: ``trace``, ``span``, ``parent``, ``server``, ``key``."""
 
 TIMES = words("timestamp end first_token")
 SPANS = words("duration ttft queue")
+COUNTS = words(
+    "input_length output_length total_length cached_tokens requests cache_creation_tokens "
+    "max_tokens num_images n turn row replica priority"
+)
+MAIN = words("timestamp input_length output_length")
 
 
 class _Rule(msgspec.Struct, frozen=True):
@@ -55,9 +60,9 @@ _TABLE = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes())
 
 
 @lru_cache(maxsize=256)
-def _set(text: str) -> frozenset[str]:
-    """Return the words of a text of a rule."""
-    named = (_set(_TABLE["words"][word[1:]]) for word in text.split() if word[0] == "@")
+def word_set(text: str) -> frozenset[str]:
+    """Return the words of a text of ``headings.toml``; ``@name`` stands for those of that name."""
+    named = (word_set(_TABLE["words"][word[1:]]) for word in text.split() if word[0] == "@")
     return frozenset(word for word in text.split() if word[0] != "@").union(*named)
 
 
@@ -65,32 +70,18 @@ _COUNT_RULES, _TIME_RULES = (msgspec.convert(_TABLE[key], list[_Rule]) for key i
 WHOLE: dict[Role, frozenset[str]] = {
     role: frozenset(" ".join(names.split()).split(", ")) for role, names in _TABLE["whole"].items()
 }
-PROMPT, TOKENS, COUNTS, TIME, BEGIN, NOISE, NOT_A_COUNT = (
-    _set(f"@{name}")
-    for name in ("prompt", "tokens", "counts", "time", "begin", "noise", "not_a_count")
+VOCABULARY = frozenset(UNITS).union(
+    *(word_set(f"@{name}") for name in _TABLE["words"]),
+    *(name.split() for names in WHOLE.values() for name in names),
 )
-WRITTEN_RANK = 4
-"""Of the time when a row was written: taken where nothing says when the request came."""
-
-MAIN = words("timestamp input_length output_length")
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _A_SECOND = re.compile(r"/\s*(?=s\b|sec)", re.IGNORECASE)
-_WORD = re.compile(r"[a-zµ]+[0-9]?[a-z]*|\d+")
+_IN_UNIT = re.compile(r"\bin (?=m?s\b|milli|sec|micro|nano)")  # latencyInMillis has no input
+_WORD = re.compile(r"[a-zµ]+[0-9]?[a-z]*")
 LONGEST_HEADING = 200
-MONGODB = frozenset(
-    {"$date", "$numberLong", "$numberInt", "$numberDouble", "$numberDecimal", "$oid"}
-)
+MONGODB = re.compile(r"\.\$(?:date|number\w+|oid)\b")
 """Names of types, which stand around values."""
-
-VOCABULARY = frozenset(UNITS).union(
-    *map(_set, (f"@{name}" for name in _TABLE["words"])),
-    *(name.split() for names in WHOLE.values() for name in names),
-)
-_PARTS = frozenset(
-    {word for word in VOCABULARY if len(word) > 3} | {"id", "ts", "ms", "end", "max"}
-)
-"""Words that may stand in another without a mark between: shorter ones are in words by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +109,7 @@ def role_of(name: str) -> tuple[Role | None, Unit | None]:
 
 
 def unit_of(heading: str) -> Unit | None:
-    """Return a time's unit by its heading; else that which it ends with: ``offset_s``."""
+    """Return the unit of a time that its heading ends with: ``offset_s``."""
     *others, last = words_of(heading) or [""]
     at_the_end = UNITS.get(last) if others else None
     return next((one.unit for one in meanings(heading) if one.unit), at_the_end)
@@ -130,63 +121,41 @@ def words_of(heading: str) -> list[str]:
     >>> words_of("usage.promptTokens (total)")
     ['usage', 'prompt', 'tokens', 'total']
     """
-    spaced = _A_SECOND.sub(" per ", _CAMEL.sub(" ", heading[:LONGEST_HEADING]))
-    found = _WORD.findall(spaced.lower().replace("gen_ai", " ").replace("e2_e", "e2e"))
-    return [part for word in found if not word.isdecimal() for part in _parts(word) or [word]]
-
-
-def _parts(word: str) -> list[str]:
-    """Return the words that some databases write as one, in lower case; nothing where it is none.
-
-    >>> _parts("inputtokencount"), _parts("modelid"), _parts("started"), _parts("contextual")
-    (['input', 'token', 'count'], ['model', 'id'], ['started'], [])
-    """
-    if word in VOCABULARY:
-        return [word]
-    for end in range(len(word) - 1, 1, -1):
-        if word[:end] in _PARTS and (rest := _parts(word[end:])) and rest[0] in _PARTS:
-            return [word[:end], *rest]
-    return []
-
-
-def meanings(heading: str) -> Iterable[Meaning]:
-    """Return all that a heading may mean; what its values are decides among them."""
-    return _kept(heading) if len(heading) <= LONGEST_HEADING else _meanings(heading)
+    spaced = _A_SECOND.sub(" per ", _CAMEL.sub(" ", heading[:LONGEST_HEADING])).lower()
+    return _WORD.findall(_IN_UNIT.sub("", spaced.replace("gen_ai", " ").replace("e2_e", "e2e")))
 
 
 @lru_cache(maxsize=1024)
-def _kept(heading: str) -> tuple[Meaning, ...]:
-    """Return the meanings of a heading, and keep them: it is asked about time and again."""
-    return tuple(_meanings(heading))
+def meanings(heading: str) -> tuple[Meaning, ...]:
+    """Return all that a heading may mean; what its values are decides among them."""
+    return tuple(_meanings(heading)) if len(heading) <= LONGEST_HEADING else ()
 
 
 def _meanings(heading: str) -> Iterator[Meaning]:
-    parts = [part for part in heading.split(".") if part not in MONGODB]
-    path = [words for part in parts if (words := words_of(part))]
+    parts = MONGODB.sub("", heading).split(".")
+    path = [found for part in parts if (found := words_of(part))]
     if not path:
         return
     leaf = path[-1]
-    if len(path) > 1 and (
-        not set(leaf) - NOISE - COUNTS - TIME - UNITS.keys()
-        or (TOKENS & set(path[-2]) and not TOKENS & set(leaf))
-    ):
-        leaf = path[-2] + leaf  # timings.prompt.n, tokens.input
-    behind = [*leaf[1:], ""]  # in latencyInMillis, "in" is no prompt
-    both = zip(leaf, behind, strict=True)
-    leaf = [one for one, after in both if one != "in" or after not in UNITS]
+    if len(path) > 1:  # timings.prompt.n, tokens.input
+        says_nothing = word_set("@noise @counts @time").union(UNITS).issuperset(leaf)
+        tokens = word_set("@tokens")
+        if says_nothing or (tokens & {*path[-2]} and not tokens & {*leaf}):
+            leaf = path[-2] + leaf
     unit = next((UNITS[word] for word in reversed(leaf) if word in UNITS and len(leaf) > 1), None)
-    words = [word for word in leaf if word not in UNITS or len(leaf) == 1]
-    has = frozenset(words)
+    plain = [word for word in leaf if word not in UNITS or len(leaf) == 1]
     name = " ".join(leaf[leaf[0] == "ai" and len(leaf) > 1 :])  # PostHog's $ai_model
     for role, names in WHOLE.items():
-        if name in names and not (role == "replica" and "request" in parts[:-1]):  # the asked host
-            yield Meaning(role, len(path))
+        if name in names and not (role == "replica" and "request" in parts[:-1]):
+            yield Meaning(role, len(path))  # a request's host is the one that was asked
     above = {word for words in path[:-1] for word in words}
-    depth = len(path) + 3 * bool(above & NOT_A_COUNT)
+    depth = len(path) + 3 * bool(above & word_set("@not_a_count"))
+    has = frozenset(plain)
     yield from _by_rules(_COUNT_RULES, has, has, depth, None)
-    if words and not has & PROMPT and (not has & TOKENS or has & {"first", "last"}):
-        marks = {f"^{words[0]}", "<time>" if unit else ""}
-        yield from _by_rules(_TIME_RULES, has - TOKENS, has - TOKENS | marks, 0, unit)
+    tokens = has & word_set("@tokens")
+    if plain and not has & word_set("@prompt") and (not tokens or has & {"first", "last"}):
+        marks = {f"^{plain[0]}", "<time>" if unit else ""}
+        yield from _by_rules(_TIME_RULES, has - tokens, (has - tokens) | marks, 0, unit)
 
 
 def _by_rules(
@@ -198,22 +167,21 @@ def _by_rules(
 ) -> Iterator[Meaning]:
     """Yield what words mean by rules, which see ``marks`` as well."""
     for rule in rules:
-        beside = len(has - NOISE - _set(rule.beside))
-        is_met = beside <= rule.most and not marks & _set(rule.none)
-        if is_met and all(marks & _set(one) for one in rule.all):
-            rank = rule.rank + rule.weight * beside + depth * rule.deep
-            yield Meaning(rule.role, rank, unit)
+        beside = len(has - word_set("@noise") - word_set(rule.beside))
+        is_met = beside <= rule.most and not marks & word_set(rule.none)
+        if is_met and all(marks & word_set(one) for one in rule.all):
+            yield Meaning(rule.role, rule.rank + rule.weight * beside + depth * rule.deep, unit)
             if rule.stop:
                 return
 
 
-_PLAIN = re.compile(r"[A-Za-z0-9_ .()/%#@$-]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_ .()/%#@$-]{1,60}")
 
 
 def in_words(heading: str) -> bool:
     """Whether a heading is made of known words alone, so that it can be nobody's text."""
-    words = words_of(heading) if _PLAIN.fullmatch(heading) else []
-    return 0 < len(words) <= 8 and len(heading) <= 60 and VOCABULARY.issuperset(words)
+    found = words_of(heading) if _PLAIN.fullmatch(heading) else []
+    return 0 < len(found) <= 8 and VOCABULARY.issuperset(found)
 
 
 def main_roles(headings: Iterable[str]) -> set[Role]:

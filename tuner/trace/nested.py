@@ -1,29 +1,22 @@
 """Files whose rows are no flat requests: generators that make flat rows of them.
 
 Each takes the objects of a file and yields flat ones, by the keys of the canonical record or by the
-roles of ``formats.FLAT``, which then take the same check as the rows of any table.
+roles of a table, which then take the same check as the rows of any table.
 """
 
 import math
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from typing import Any, TypeGuard
 
 from tuner.errors import TraceError
-from tuner.trace.raw import Numbered, Object, Tally
-from tuner.trace.record import TimeUnit
-from tuner.trace.text import is_text, refuse_text
+from tuner.trace.raw import Numbered, Object, Tally, first
 from tuner.trace.values import as_object, date_ms, is_empty, number, words
 from tuner.trace.words import error_in, status_of
 
 
-def _keys(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-def first(found: Object, keys: Iterable[str]) -> Any:  # noqa: ANN401 - whatever is there
-    """Return what stands under the first of the keys that says anything."""
-    return next((value for key in keys if not is_empty(value := found.get(key))), None)
+def _of(found: Object, keys: Iterable[str]) -> Any:  # noqa: ANN401 - any JSON
+    """Return what stands under the first of the keys that is not empty."""
+    return first(map(found.get, keys))
 
 
 def _ms(value: Any, more: float = 0) -> Any:  # noqa: ANN401 - as it is, if no number
@@ -36,55 +29,33 @@ def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def bailian(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
+def bailian(rows: Numbered, _: Tally) -> Numbered:
     """Yield Bailian's turns with the session of their first: a parent of -1 is none."""
-    del tally, unit
     roots: dict[int, int] = {}
     for line, row in rows:
         chat, parent, turn = (row.get(key) for key in ("chat_id", "parent_chat_id", "turn"))
-        parent = None if parent == -1 else parent
-        session = (
-            chat if parent is None else roots.get(parent, parent) if _is_count(parent) else None
-        )
+        is_first = parent in (None, -1)
+        session = chat if is_first else roots.get(parent, parent) if _is_count(parent) else None
         if _is_count(chat) and _is_count(session):
             roots[chat] = session
-        links = {"request_id": chat, "parent_id": parent, "session_id": session}
-        number_of = turn - 1 if _is_count(turn) and turn else None
-        yield line, {**row, **links, "turn": number_of}
+        found = {"request_id": chat, "session_id": session, "turn": None}
+        found["parent_id"] = None if is_first else parent
+        if _is_count(turn) and turn:
+            found["turn"] = turn - 1
+        yield line, row | found
 
 
-def litellm(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
-    """Yield LiteLLM's rows; attempts of one request have its trace and its model."""
-    del tally, unit
-    for line, row in rows:
-        request = first(row, ("trace_id", "session_id"))
-        model = first(row, ("model_group", "model"))
-        yield line, {**row, "links": {"key": (str(request), str(model)) if request else None}}
-
-
-def langfuse(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
+def langfuse(rows: Numbered, _: Tally) -> Numbered:
     """Yield Langfuse's observations, with the sums of what their usage counts."""
-    del tally, unit
     for line, row in rows:
-        usage = first(row, ("usageDetails", "usage_details", "usage"))
-        counts = as_object(usage) or {}
+        counts = as_object(_of(row, ("usageDetails", "usage_details", "usage"))) or {}
         counts = {} if str(counts.get("unit") or "TOKENS") != "TOKENS" else counts
-        trace, span, parent = (
-            _id(first(row, keys))
-            for keys in (
-                ("traceId", "trace_id"),
-                ("id",),
-                ("parentObservationId", "parent_observation_id"),
-            )
-        )
         found = {
             "input_length": _sum(counts, ("input", "prompt"), row),
             "output_length": _sum(counts, ("output", "completion"), row),
             "cached_tokens": _sum(counts, ("cache",), {}, never="creation"),
         }
-        key = (trace, span) if span else None
-        links = {"trace": trace, "span": span, "parent": parent, "key": key}
-        yield line, {**row, **found, "links": links}
+        yield line, row | found
 
 
 def _sum(counts: Object, words: Iterable[str], row: Object, never: str = "cost") -> Any:  # noqa: ANN401
@@ -95,7 +66,7 @@ def _sum(counts: Object, words: Iterable[str], row: Object, never: str = "cost")
             known = [number(one) for one in held]
             return held[0] if None in known else sum(filter(None, known))
     names = ("{}Tokens", "{}_tokens", "{}Usage", "{}_usage")
-    return first(row, (name.format(word) for word in words for name in names))
+    return _of(row, (name.format(word) for word in words for name in names))
 
 
 DELAYED = (
@@ -105,41 +76,34 @@ DELAYED = (
 ACCUMULATED = "prompts of later turns are the earlier prompts and answers and what the row adds"
 
 
-def aiperf(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
+def aiperf(rows: Numbered, tally: Tally) -> Numbered:
     """Yield aiperf's turns: each holds only what is new in it, and may wait for the one before."""
-    factor = 1000 if unit == "s" else 1
     names: dict[str, str] = {}
     last: dict[str, tuple[int, float, int]] = {}  # turn, stamp, tokens that the next begins with
     for line, row in rows:
-        found = {key: row.get(key) for key in ("input_length", "output_length", "hash_ids")}
-        stamp, delay = (number(row.get(key)) for key in ("timestamp", "delay"))
-        found["timestamp"] = row.get("timestamp") if stamp is None else stamp * factor
-        name = row.get("session_id")
+        found = {key: row.get(key) for key in ("timestamp", "input_length", "output_length")}
+        found["hash_ids"] = row.get("hash_ids")
+        name, delay = row.get("session_id"), number(row.get("delay"))
         if not is_empty(name) and not isinstance(name, dict | list):
             session = names.setdefault(str(name), f"s{len(names)}")
-            turn, before_ms, tokens = last.get(session, (-1, 0.0, 0))
-            if turn >= 0 and found["timestamp"] is None and delay is not None:
-                found["timestamp"] = before_ms + delay * factor
+            turn, before, tokens = last.get(session, (-1, 0.0, 0))
+            if turn >= 0 and is_empty(found["timestamp"]) and delay is not None:
+                found["timestamp"] = before + delay
                 tally.note(DELAYED)
             if turn >= 0 and _is_count(found["input_length"]):
                 found |= {"input_length": found["input_length"] + tokens, "hash_ids": None}
                 tally.note(ACCUMULATED)  # their ids begin at no block
             turn += 1
-            if isinstance(found["timestamp"], int | float) and _is_count(found["input_length"]):
-                output = found["output_length"] if _is_count(found["output_length"]) else 0
-                last[session] = turn, found["timestamp"], found["input_length"] + output
-            found |= {
-                "session_id": session,
-                "turn": turn,
-                "request_id": f"{session}:{turn}",
-            }
+            stamp, prompt, output = map(number, [*found.values()][:3])
+            if stamp is not None and _is_count(prompt):
+                last[session] = turn, stamp, prompt + (output if _is_count(output) else 0)
+            found |= {"session_id": session, "turn": turn, "request_id": f"{session}:{turn}"}
             found["parent_id"] = f"{session}:{turn - 1}" if turn else None
         yield line, found
 
 
-def tracelab(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
+def tracelab(rows: Numbered, _: Tally) -> Numbered:
     """Yield TraceLab's rounds: from the last of the inputs to the last that the model wrote."""
-    del tally, unit
     for line, row in rows:
         stamps: dict[bool, list[float]] = {True: [], False: []}
         for event in row.get("timing_events") or ():
@@ -152,10 +116,9 @@ def tracelab(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
         yield line, {**row, "timestamp": begin_s, "end": max(outputs, default=None)}
 
 
-def llmservingsim(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
+def llmservingsim(rows: Numbered, _: Tally) -> Numbered:
     """Yield LLMServingSim's records. ``arrival_time`` is s since 1970, ``*_ts`` are s of another
     clock; the request that was queued soonest after it arrived aligns the two."""
-    del tally, unit
     held = list(rows)
     both = ([number(row.get(key)) for key in ("arrival_time", "queued_ts")] for _, row in held)
     ahead_s = min((at[1] - at[0] for at in both if None not in at), default=0.0)  # type: ignore[operator]
@@ -176,13 +139,12 @@ def _between(row: Object, start: str, end: str, ahead_s: float = 0.0) -> float |
     return _ms(end_s - (start_s + ahead_s)) if is_known else None  # type: ignore[operator]
 
 
-def vllm_bench(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
+def vllm_bench(rows: Numbered, tally: Tally) -> Numbered:
     """Yield the requests of results of ``vllm bench serve``: documents with a list for each column.
 
     Stamps are s of a monotonic clock. With ``--max-concurrency`` a request waits in the client for
     ``queue_times`` before it is sent, so that it was due so much earlier.
     """
-    del unit
     results = list(rows)
     if len(results) > 1:
         raise TraceError(
@@ -209,31 +171,27 @@ def vllm_bench(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
         due = "when requests were due" if "queue_times" in columns else "when it sent them"
         tally.note(f"the client kept at most {number(most)} requests in flight: arrivals are {due}")
     for place in range(size):
-        one = {key: columns[key][place] for key in BENCH if key in columns}
-        queue_s = number(one.get("queue_times")) or 0
-        gaps, ttft_s = one.get("itls"), number(one.get("ttfts"))
-        lasted_s = number(one.get("latencies"))
+        held = {key: columns[key][place] for key in BENCH if key in columns}
+        queue_s, ttft_s = number(held.get("queue_times")) or 0, number(held.get("ttfts"))
+        gaps, lasted_s = held.get("itls"), number(held.get("latencies"))
         if lasted_s is None and isinstance(gaps, list) and ttft_s is not None:
             lasted_s = ttft_s + math.fsum(filter(None, map(number, gaps)))
-        spans = {"e2e_ms": lasted_s, "ttft_ms": ttft_s, "queue_ms": one.get("server_queue_times")}
-        status = error_in(one.get("errors"))
-        yield (
-            line,
-            {
-                "timestamp": _ms(one["start_times"], -queue_s),
-                "input_length": one["input_lens"],
-                "output_length": one["output_lens"],
-                "status": status,
-                **{
-                    key: _ms(held, queue_s)
-                    for key, held in spans.items()
-                    if status == "ok" and number(held) is not None
-                },
-            },
-        )
+        status = error_in(held.get("errors"))
+        found = {
+            "timestamp": _ms(held["start_times"], -queue_s),
+            "input_length": held["input_lens"],
+            "output_length": held["output_lens"],
+            "status": status,
+        }
+        if status == "ok":
+            spans_s = lasted_s, ttft_s, number(held.get("server_queue_times"))
+            found |= zip(
+                ("e2e_ms", "ttft_ms", "queue_ms"), (_ms(s, queue_s) for s in spans_s), strict=True
+            )
+        yield line, found
 
 
-BENCH = _keys(
+BENCH = words(
     "start_times input_lens output_lens ttfts itls latencies queue_times errors server_queue_times"
 )
 
@@ -242,7 +200,7 @@ BENCH = _keys(
 REQUEST_NAME = "llm_request"
 """vLLM's name for the span of a request."""
 
-TOKENS = _keys(
+TOKENS = words(
     "gen_ai.usage.input_tokens gen_ai.usage.prompt_tokens llm.token_count.prompt "
     "llm.usage.prompt_tokens ai.usage.inputTokens langfuse.observation.usage_details "
     "gen_ai.usage.output_tokens gen_ai.usage.completion_tokens llm.token_count.completion "
@@ -251,27 +209,12 @@ TOKENS = _keys(
 """Attributes that only a call of a model has."""
 
 COMPLETION_START = "langfuse.observation.completion_start_time"
-CODE = _keys("http.response.status_code http.status_code error.type")
-INSTANCE = _keys("service.instance.id host.name k8s.pod.name")
-KIND = _keys(
+CODE = ("http.response.status_code", "http.status_code", "error.type")
+INSTANCE = ("service.instance.id", "host.name", "k8s.pod.name")
+KIND = words(
     "gen_ai.operation.name openinference.span.kind langfuse.observation.type llm.request.type "
     "traceloop.span.kind"
 )
-TEXT = _keys(
-    "gen_ai.input.messages gen_ai.output.messages gen_ai.system_instructions gen_ai.prompt "
-    "gen_ai.completion gen_ai.content.prompt gen_ai.content.completion llm.input_messages "
-    "llm.output_messages llm.prompts llm.completions input.value output.value "
-    "traceloop.entity.input traceloop.entity.output gen_ai.event.content "
-    "gen_ai.tool.call.arguments gen_ai.tool.call.result langfuse.observation.input "
-    "langfuse.observation.output langfuse.trace.input langfuse.trace.output ai.prompt "
-    "ai.prompt.messages ai.response.text ai.response.object ai.response.toolCalls "
-    "ai.response.reasoning ai.toolCall.args ai.toolCall.result mlflow.spanInputs "
-    "mlflow.spanOutputs all_messages_events final_result pydantic_ai.all_messages request_data "
-    "response_data embedding.text llm.prompt_template.variables retrieval.documents"
-)
-_LISTED = tuple(f"{key}.{digit}" for key in TEXT for digit in range(10))
-"""Lists are flattened: ``gen_ai.prompt.0.content``."""
-
 GENERATING = words("chat text_completion generate_content completion llm generation")
 OTHER_CALLS = words("embeddings embedding rerank reranker")
 LINKS = words(
@@ -283,22 +226,21 @@ LINKS = words(
 CLIENTS = "times are the clients': with the network, and with what they tried again"
 
 
-def genai_spans(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered:
+def genai_spans(rows: Numbered, tally: Tally) -> Numbered:
     """Yield spans of calls to language models, and those that link them."""
-    del unit
     spans = found = 0
-    for line, span, attributes, resource in _spans(rows, tally):
+    for line, span, resource in _spans(rows, tally):
         spans += 1
-        kind = str(first(attributes, KIND)).lower()
+        row = _request(span, _attributes(span), resource)
+        kind = str(_of(row, KIND)).lower()
         is_request = kind in GENERATING or span.get("name") == REQUEST_NAME
         if not is_request and kind not in OTHER_CALLS | LINKS:
-            is_request = first(attributes, TOKENS) is not None
+            is_request = _of(row, TOKENS) is not None
         found += is_request or kind in OTHER_CALLS
-        row = _request(span, attributes, resource)
-        if is_request and not row["links"]["server"]:
+        if is_request and not row["server"]:
             tally.note(CLIENTS)
         reason = "not_generation" if kind in OTHER_CALLS else None if is_request else "link"
-        yield line, {**row, "reason": reason}
+        yield line, row | {"reason": reason}
     if not found:
         raise TraceError(
             f"{tally.place}: none of its {spans:,} spans is a request to a language model",
@@ -306,51 +248,32 @@ def genai_spans(rows: Numbered, tally: Tally, unit: TimeUnit | None) -> Numbered
         )
 
 
-def _spans(rows: Numbered, tally: Tally) -> Iterator[tuple[int, Object, Object, Object]]:
-    """Yield (line, span, its attributes, its resource's); count what is none.
-
-    Raises TraceError for a span that holds text, unless that was allowed.
-    """
+def _spans(rows: Numbered, tally: Tally) -> Iterator[tuple[int, Object, Object]]:
+    """Yield (line, span, attributes of its resource); count what is none."""
     for line, export in rows:
         for of_resource in _dicts(export.get("resourceSpans"), line, tally):
-            held = of_resource.get("resource")
-            resource = _attributes(held.get("attributes") if isinstance(held, dict) else None)
+            resource = _attributes(of_resource.get("resource"))
             for scope in _dicts(of_resource.get("scopeSpans"), line, tally):
                 for span in _dicts(scope.get("spans"), line, tally):
-                    attributes = _attributes(span.get("attributes"))
-                    _look_for_text(attributes, line, tally)
-                    for event in _dicts(span.get("events"), line, tally, count=False):
-                        _look_for_text(
-                            _attributes(event.get("attributes")), line, tally, event=True
-                        )
-                    yield line, span, attributes, resource
+                    yield line, span, resource
 
 
-def _dicts(held: object, line: int, tally: Tally, *, count: bool = True) -> Iterator[Object]:
+def _dicts(held: object, line: int, tally: Tally) -> Iterator[Object]:
     for one in held if isinstance(held, list) else () if held is None else (held,):
         if isinstance(one, dict) and isinstance(held, list):
             yield one
-        elif count:
+        else:
             tally.lose("malformed", line)
 
 
-def _look_for_text(attributes: Object, line: int, tally: Tally, *, event: bool = False) -> None:
-    for key, value in attributes.items():
-        if (_names_text(key) or (event and key in ("content", "body"))) and is_text(value):
-            refuse_text(tally, line, key)
-
-
-@lru_cache(maxsize=4096)
-def _names_text(key: str) -> bool:
-    return key in TEXT or key.startswith(_LISTED)
-
-
-def _attributes(pairs: object) -> Object:
-    found = {}
-    for pair in pairs if isinstance(pairs, list) else ():
-        if isinstance(pair, dict) and isinstance(key := pair.get("key"), str):
-            found[key] = _value(pair.get("value"))
-    return found
+def _attributes(of: object) -> Object:
+    """Return the attributes of a span, an event or a resource."""
+    pairs = of.get("attributes") if isinstance(of, dict) else None
+    return {
+        pair["key"]: _value(pair.get("value"))
+        for pair in (pairs if isinstance(pairs, list) else ())
+        if isinstance(pair, dict) and isinstance(pair.get("key"), str)
+    }
 
 
 def _value(value: object) -> Any:  # noqa: ANN401 - whatever it holds
@@ -367,16 +290,10 @@ def _request(span: Object, attributes: Object, resource: Object) -> Object:
     """Return the attributes of a span, its times, and what it is linked by."""
     start_ms, end_ms = (_span_ms(span.get(f"{side}TimeUnixNano")) for side in ("start", "end"))
     is_server = span.get("kind") in (2, "SPAN_KIND_SERVER")
-    instance, request = first(resource, INSTANCE), attributes.get("gen_ai.request.id")
-    ids = [_id(span.get(key)) for key in ("traceId", "spanId", "parentSpanId")]
-    alone = (ids[0], ids[1]) if ids[1] else None
-    key = alone if request is None else (str(request), str(instance), start_ms)
-    links = dict(
-        zip(("trace", "span", "parent", "server", "key"), (*ids, is_server, key), strict=True)
-    )
+    instance, request = _of(resource, INSTANCE), attributes.get("gen_ai.request.id")
     usage = as_object(attributes.get("langfuse.observation.usage_details")) or {}
-    return {
-        **attributes,
+    events = span.get("events")
+    return attributes | {
         "timestamp": start_ms,
         "end": end_ms,
         "input_length": _sum(usage, ("input",), {}),
@@ -384,16 +301,19 @@ def _request(span: Object, attributes: Object, resource: Object) -> Object:
         "first_token": str(attributes.get(COMPLETION_START, "")).strip('"'),
         "status": _span_status(span, attributes),
         "replica": instance if is_server else None,
-        "links": links,
+        "trace": span.get("traceId"),
+        "span": span.get("spanId"),
+        "parent": span.get("parentSpanId"),
+        "server": is_server,
+        "key": None if request is None else f"{request} {instance} {start_ms}",
+        "events": [*map(_attributes, events)] if isinstance(events, list) else None,
     }
 
 
 def _span_ms(nanoseconds: Any) -> Any:  # noqa: ANN401 - what is no time stays what it is
     """Return ms, to the microsecond, divided as integers first; 0 is an unknown time."""
-    if nanoseconds in ("", "0", 0, None):
-        return None
-    whole = number(nanoseconds)
-    return nanoseconds if whole is None else round(whole // 1000 / 1000, 3)
+    ns = None if nanoseconds == "" else number(nanoseconds)
+    return round(ns // 1000 / 1000, 3) if ns else None if ns == 0 else nanoseconds
 
 
 def _span_status(span: Object, attributes: Object) -> str:
@@ -402,12 +322,8 @@ def _span_status(span: Object, attributes: Object) -> str:
     kind = attributes.get("error.type")
     if code not in (2, "STATUS_CODE_ERROR") and is_empty(kind):
         return "ok"
-    http = number(first(attributes, CODE))
+    http = number(_of(attributes, CODE))
     if http is not None and status_of(int(http)) != "ok":
         return status_of(int(http))
     gone = any(word in str(kind).lower() for word in ("cancel", "disconnect"))
     return "aborted" if gone else "error"
-
-
-def _id(value: object) -> str:
-    return value if isinstance(value, str) and value.strip("0") else ""

@@ -3,17 +3,14 @@
 ``Opened`` is a file whose rows are located, ``Raw`` some of its rows, ``Tally`` the count of them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tuner.trace.record import REASONS, Reason
-from tuner.trace.values import Cells, as_object, is_empty
+from tuner.trace.values import Cells, Ints, as_object, is_empty
 
 MOST_COLUMNS = 2000
 SAMPLE_ROWS, ROWS = 1000, 2**16
@@ -43,7 +40,7 @@ class Tally:
     rows_kept: int = 0
     dropped: dict[Reason, int] = field(default_factory=dict)
     first: dict[Reason, str] = field(default_factory=dict)
-    """Where each reason first showed."""
+    """The place of the first row of each reason."""
 
     notes: dict[str, None] = field(default_factory=dict)
     """What the reading assumed, in order."""
@@ -78,17 +75,22 @@ class Tally:
 class Raw:
     """Some rows of a file: objects of JSON, or columns of text or of Arrow's types."""
 
-    lines: NDArray[np.int64]
+    lines: Ints
     """The number of each row's line."""
 
-    objects: Sequence[Object] | None = None
+    objects: Sequence[Object] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.lines)
 
+    @cached_property
+    def names(self) -> Iterable[str]:
+        """The keys that any object has, or the columns."""
+        return self.columns or frozenset(chain.from_iterable(self.objects))
+
     def cells(self, paths: Sequence[str]) -> Cells | None:
-        """Return the cells at the first of these paths that says anything, row by row.
+        """Return the cells at the first of these paths that is not empty, row by row.
 
         None where no row has any of them.
         """
@@ -96,27 +98,24 @@ class Raw:
         if len(each) < 2:
             return each[0] if each else None
         lists = (cells if isinstance(cells, list) else cells.to_pylist() for cells in each)
-        rows = zip(*lists, strict=True)
-        return [next((one for one in row if not is_empty(one)), None) for row in rows]
-
-    @cached_property
-    def keys(self) -> frozenset[str]:
-        """The keys that any object has."""
-        return frozenset(chain.from_iterable(self.objects or ()))
+        return [first(row) for row in zip(*lists, strict=True)]
 
     def _at(self, path: str) -> Cells | None:
-        names = self.keys if self.objects is not None else self.columns
-        if self.objects is not None and path in names:
+        if path in self.columns:
+            return self.columns[path]
+        if path in self.names:
             held = [row.get(path) for row in self.objects]
             return [*map(only, held)] if list in {*map(type, held)} else held
-        top = next((one for one in names if one.lower() == path.lower()), None)
-        if self.objects is None and top is not None:
-            return self.columns[top]
-        top = next((one for one in names if path.startswith(f"{one}.")), None)
+        top = next((name for name in self.names if path.startswith(f"{name}.")), None)
         if top is None:
             return None
-        inner = self.objects or [{top: cell} for cell in self.columns[top].to_pylist()]
-        return [at(row, path) for row in inner]
+        rows = self.objects or [{top: cell} for cell in self.columns[top].to_pylist()]
+        return [at(row, path) for row in rows]
+
+
+def first(cells: Iterable[Any]) -> Any:  # noqa: ANN401 - any JSON
+    """Return the first cell that is not empty."""
+    return next((cell for cell in cells if not is_empty(cell)), None)
 
 
 def at(found: Mapping[str, Any], path: str) -> Any:  # noqa: ANN401 - any JSON
@@ -149,49 +148,40 @@ def flattened(
 
 @dataclass(frozen=True)
 class Opened:
-    """A file whose rows are located: its headings, first rows, and all of them as raw columns."""
+    """A file whose rows are located."""
 
-    headings: tuple[str, ...]
-    """Dotted paths, of JSON and of columns that hold others. Each names one column."""
-
-    sample: tuple[tuple[Any, ...], ...]
-    """The first rows, by the headings; None for what is not there."""
+    sample: Sequence[Object]
+    """The first rows, flat: also what cells hold as JSON objects."""
 
     raws: Callable[[Sequence[str]], Iterator[Raw]]
     """Yields all rows, with the columns in which these paths stand."""
 
+    columns: Sequence[str] = ()
+    """The headings of a table, which may have no rows."""
+
     objects: Sequence[Object] = ()
-    """The first rows, of JSON."""
+    """The first rows, as they are in JSON."""
 
     is_text: bool = False
     """Cells are parted by a delimiter, so that the headings are cells as well."""
 
-    naive: frozenset[str] = frozenset()
-    """Columns of times without a zone that are numbers by now."""
-
     first_line: int = 1
 
-    def with_inside(self) -> "Opened":
-        """Return the same with columns for what cells hold as JSON objects."""
-        held = [dict(zip(self.headings, cells, strict=True)) for cells in self.sample]
-        rows = [{**row, **dict(flattened(row))} for row in held]
-        paths = dict.fromkeys([*self.headings, *chain.from_iterable(rows)])
-        headings = tuple(paths)[:MOST_COLUMNS]
-        sample = tuple(tuple(map(row.get, headings)) for row in rows)
-        return replace(self, headings=headings, sample=sample, objects=())
+    @cached_property
+    def headings(self) -> tuple[str, ...]:
+        """Dotted paths, of JSON and of columns that hold others. Each names one column."""
+        paths = dict.fromkeys([*self.columns, *chain.from_iterable(self.sample)])
+        return tuple(paths)[:MOST_COLUMNS]
+
+    def cells(self, paths: Sequence[str]) -> list[Any]:
+        """Return the first cells at these paths."""
+        return [first(map(row.get, paths)) for row in self.sample[:100]]
 
 
-def first_rows(opened_file: Opened, paths: Sequence[str]) -> list[Any]:
-    """Return the first cells at the first of these paths that is there."""
-    by_name = {heading.lower(): place for place, heading in enumerate(opened_file.headings)}
-    places = [by_name[path.lower()] for path in paths if path.lower() in by_name]
-    return [row[places[0]] for row in opened_file.sample[:100]] if places else []
-
-
-def unique_names(headings: Sequence[str]) -> tuple[str, ...]:
+def unique_names(headings: Sequence[str]) -> list[str]:
     """Return headings of which each names one column."""
     names: dict[str, None] = {}
     for place, heading in enumerate(headings, 1):
         name = heading or f"#{place}"
         names[f"{name}#{place}" if name in names else name] = None
-    return tuple(names)
+    return [*names]

@@ -8,9 +8,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,21 +20,14 @@ from tuner.trace.check import Checker
 from tuner.trace.decode import opened
 from tuner.trace.encode import TYPES
 from tuner.trace.files import TraceFile
-from tuner.trace.formats import (
-    CANONICAL,
-    TABLE,
-    Format,
-    detected,
-    named,
-    refuse_lookalikes,
-)
+from tuner.trace.formats import CANONICAL, TABLE, Format, detected, named
 from tuner.trace.guess import Asked, UnclearError, guessed, refused
 from tuner.trace.raw import ROWS, Object, Opened, Raw, Tally
 from tuner.trace.record import REASONS, VERSION, TraceHeader
 from tuner.trace.same import Row
-from tuner.trace.text import TEXT_KEYS, look_for_text
+from tuner.trace.text import look_for_text, names_text
 from tuner.trace.trace import Trace, date_of, sorted_by_arrival
-from tuner.trace.values import FROM_MS
+from tuner.trace.values import FROM_MS, Ints
 
 MOST_ROWS = 10**8
 """Rows that are read at most: a day of more than a thousand requests a second. Packed, a billion
@@ -49,7 +41,7 @@ IN_ORDER = 0.01
 its steps show nothing."""
 
 Tell = Callable[[Tally], None]
-"""Is told now and then how far the reading is."""
+"""Is called now and then with how far the reading is."""
 
 
 def read(path: Path, asked: Asked | None = None, tell: Tell = lambda _: None) -> Trace:
@@ -60,9 +52,8 @@ def read(path: Path, asked: Asked | None = None, tell: Tell = lambda _: None) ->
     """
     asked = asked or Asked()
     tally = Tally(asked.name or str(path), allow_text=asked.allow_text)
-    file = TraceFile(path, tally)
     try:
-        return _read(file, asked, tell)
+        return _read(TraceFile(path, tally), asked, tell)
     except OSError as error:
         what = (error.strerror or str(error)).lower()
         raise TraceError(f"{tally.place}: {what}", hint="Check the file.") from error
@@ -75,9 +66,9 @@ def _read(file: TraceFile, asked: Asked, tell: Tell) -> Trace:
     header = _header(known, rows_of, file)
     checker = Checker(replace(known, block_size=header.block_size), tally)
     tables: list[pa.Table] = []
-    lines: list[Any] = []
+    lines: list[Ints] = []
     linked: list[Row] = []
-    for raw in _flat(_raws(rows_of, known, tally), known, asked, tally):
+    for raw in _flat(_raws(rows_of, known, tally), known, tally):
         if tally.rows_read > MOST_ROWS:
             raise TraceError(
                 f"{tally.place}: more than {MOST_ROWS:,} rows", hint="Cut it to a day."
@@ -107,25 +98,22 @@ def _read(file: TraceFile, asked: Asked, tell: Tell) -> Trace:
 
 def _format(file: TraceFile, rows_of: Opened, asked: Asked) -> Format:
     """Return how a file is read. Raises TraceError with what would do, UsageError."""
-    place = file.tally.place
-    if asked.is_of_table and asked.format_name not in (None, TABLE.name):
+    place, name = file.tally.place, asked.format_name
+    if asked.is_of_table and name not in (None, TABLE.name):
         raise UsageError(
-            "--columns, --delimiter and --decimal are for tables without a --format",
+            "--columns and --delimiter are for tables without a --format",
             hint="Leave one of them out.",
         )
-    known = None if asked.format_name is None else named(asked.format_name)
-    if known is None and not asked.is_of_table:
-        known = detected(rows_of, file.head)
+    is_free = name is None and not asked.is_of_table
+    known = detected(rows_of, file.head, place) if is_free else named(name or TABLE.name)
     if known is not None and known is not TABLE:
         return known.of(rows_of, asked.time_unit, file.tally)
-    if known is None and not asked.is_of_table:
-        refuse_lookalikes(place, file.head, rows_of)
     try:
         if rows_of.headings:
             return guessed(rows_of, asked)
     except UnclearError as problem:
-        if rows_of.sample or problem.is_likely or asked.is_of_table or known:
-            raise refused(place, rows_of, problem, asked) from None
+        if rows_of.sample or problem.is_likely or not is_free:
+            raise refused(place, rows_of, problem) from None
     raise TraceError(
         f"{place}:1: not a trace format that tuner knows, and no table of requests",
         hint="Export it as CSV or JSON lines with the time, the prompt's and the output's tokens; "
@@ -137,35 +125,34 @@ def _header(known: Format, rows_of: Opened, file: TraceFile) -> TraceHeader:
     """Return the header that the file has, or the one of its format. Raises TraceError."""
     first = rows_of.objects[0] if rows_of.objects else {}
     is_headed = b'"tuner_trace"' in file.head.lstrip().partition(b"\n")[0]
-    if known.name == CANONICAL.name and is_headed:
-        hint, problem = "Compare the first line with docs/traces.md.", ""
-        if "tuner_trace" not in first:
-            problem = "not valid JSON"
-        elif first["tuner_trace"] != VERSION:
-            hint = f"This tuner reads tuner_trace {VERSION}: use a newer one."
-            problem = "another version of tuner_trace"
-        elif first.get("time_unit", "ms") != "ms":
-            hint = "Multiply the times; or drop the header and import with --time-unit s."
-            problem = "time_unit is not ms, which the canonical format is in"
-        if not problem:
-            try:
-                return msgspec.convert(first, TraceHeader)
-            except msgspec.ValidationError as error:
-                problem = str(error)
-        raise TraceError(f"{file.tally.place}:1: header: {problem}", hint=hint)
-    model = first.get("model_id") if known.name == "vllm_bench" else None
-    is_name = isinstance(model, str) and re.fullmatch(r"[\w./:@-]{1,200}", model)
-    header = TraceHeader() if known.name == CANONICAL.name else known.header()
-    return replace(header, model=model if is_name else None)
+    if known.name != CANONICAL.name:
+        model = first.get("model_id") if known.name == "vllm_bench" else None
+        is_name = isinstance(model, str) and re.fullmatch(r"[\w./:@-]{1,200}", model)
+        return replace(known.header(), model=model if is_name else None)
+    if not is_headed:
+        return TraceHeader()
+    problem, hint = "not valid JSON", "Compare the first line with docs/traces.md."
+    if first.get("tuner_trace", VERSION) != VERSION:
+        hint = f"This tuner reads tuner_trace {VERSION}: use a newer one."
+        problem = "another version of tuner_trace"
+    elif first.get("time_unit", "ms") != "ms":
+        hint = "Multiply the times; or drop the header and import with --time-unit s."
+        problem = "time_unit is not ms, which the canonical format is in"
+    elif "tuner_trace" in first:
+        try:
+            return msgspec.convert(first, TraceHeader)
+        except msgspec.ValidationError as error:
+            problem = str(error)
+    raise TraceError(f"{file.tally.place}:1: header: {problem}", hint=hint)
 
 
 def _raws(rows_of: Opened, known: Format, tally: Tally) -> Iterator[Raw]:
     """Yield the raw columns. Raises TraceError for rows that hold text, and a second header."""
-    named_text = [one for one in rows_of.headings if one.rpartition(".")[2].lower() in TEXT_KEYS]
-    wanted = [*known.paths(), *named_text] if known.flatten is None else rows_of.headings
+    paths = chain.from_iterable(column.paths for column in known.columns.values())
+    wanted = [*paths, *filter(names_text, rows_of.headings)]
     is_first = True
-    for raw in rows_of.raws(wanted):
-        headers = [place for place, row in enumerate(raw.objects or ()) if "tuner_trace" in row]
+    for raw in rows_of.raws(wanted if known.flatten is None else rows_of.headings):
+        headers = [place for place, row in enumerate(raw.objects) if "tuner_trace" in row]
         if known.name == CANONICAL.name and headers:
             if headers != [0] or not is_first:
                 raise TraceError(
@@ -173,31 +160,32 @@ def _raws(rows_of: Opened, known: Format, tally: Tally) -> Iterator[Raw]:
                     "two origins in one file",
                     hint="Split the file at this line and use the parts one by one.",
                 )
-            raw = Raw(raw.lines[1:], (raw.objects or ())[1:])  # noqa: PLW2901
+            raw = Raw(raw.lines[1:], raw.objects[1:])  # noqa: PLW2901
         is_first = False
-        if not known.checks_text:
-            look_for_text(raw, tally)
+        look_for_text(raw, tally)
         if len(raw):
             yield raw
 
 
-def _flat(raws: Iterator[Raw], known: Format, asked: Asked, tally: Tally) -> Iterator[Raw]:
-    """Yield raw columns of flat rows."""
+def _flat(raws: Iterator[Raw], known: Format, tally: Tally) -> Iterator[Raw]:
+    """Yield raw columns of flat rows. Raises TraceError for rows that hold text."""
     if known.flatten is None:
         yield from raws
         return
-    flat = known.flatten(_numbered(raws), tally, asked.time_unit)
+    flat = known.flatten(_numbered(raws), tally)
     while some := list(islice(flat, ROWS)):
-        yield Raw(np.array([line for line, _ in some], np.int64), [row for _, row in some])
+        raw = Raw(np.array([line for line, _ in some], np.int64), [row for _, row in some])
+        look_for_text(raw, tally)
+        yield raw
 
 
 def _numbered(raws: Iterator[Raw]) -> Iterator[tuple[int, Object]]:
     for raw in raws:
-        rows = pa.table(dict(raw.columns)).to_pylist() if raw.objects is None else raw.objects
+        rows = raw.objects or pa.table(dict(raw.columns)).to_pylist()
         yield from zip(raw.lines.tolist(), rows, strict=True)
 
 
-def _ask_for_unit(table: pa.Table, lines: Any, known: Format, tally: Tally) -> None:  # noqa: ANN401 - an array
+def _ask_for_unit(table: pa.Table, lines: Ints, known: Format, tally: Tally) -> None:
     """Raise TraceError for the first time with a fraction, which is ms or seconds."""
     if known.whole_ms and len(odd := np.flatnonzero(table.column("timestamp").to_numpy() % 1)):
         raise TraceError(
@@ -209,17 +197,16 @@ def _ask_for_unit(table: pa.Table, lines: Any, known: Format, tally: Tally) -> N
 def _settled(linked: list[Row], known: Format, tally: Tally) -> pa.Table:
     """Return the requests that there really are."""
     assert known.settle is not None
-    settled = known.settle(linked)
-    for reason, line in settled.dropped:
+    kept, dropped = known.settle(linked)
+    for reason, line in dropped:
         tally.drop(reason, line)
-    kept = sorted(settled.kept, key=lambda row: row.line)
-    fields = [row.fields for row in kept if row.fields is not None]
+    fields = [row.fields or {} for row in sorted(kept, key=lambda row: row.line)]
     tally.rows_kept += len(fields)
     keys = [key for key in TYPES if any(one.get(key) is not None for one in fields)]
     return pa.table({key: pa.array([one.get(key) for one in fields], TYPES[key]) for key in keys})
 
 
-def _check_clock(table: pa.Table, lines: Any, known: Format, tally: Tally) -> None:  # noqa: ANN401
+def _check_clock(table: pa.Table, lines: Ints, known: Format, tally: Tally) -> None:
     """Raise TraceError where local times show an hour twice."""
     times_ms = table.column("timestamp").to_numpy()
     if "timestamp" not in known.columns:

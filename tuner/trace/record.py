@@ -20,8 +20,8 @@ SERVED: tuple[Status, ...] = ("ok", "aborted")
 REFUSED = frozenset({400, 413, 422, 429, 503})
 """HTTP statuses that reject a request: it is too long, or the server too full."""
 
-TimeUnit = Literal["s", "ms", "us", "ns", "dmy", "mdy", "ymd"]
-"""The unit of times that are numbers, or the order of day, month and year in dates."""
+TimeUnit = Literal["s", "ms", "us", "ns"]
+"""The unit of times that are numbers."""
 
 Reason = Literal[
     "malformed",

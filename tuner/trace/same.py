@@ -1,6 +1,6 @@
 """Rows that are one request: sequences of n > 1, spans above one another, attempts of a client."""
 
-from bisect import bisect_left
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ HANDED = ("session_id", "model", "finish_reason", "stream", "cached_tokens")
 """Fields that a client's span may know and the server's does not."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """A row of a file, and what it is linked by."""
 
@@ -31,32 +31,36 @@ class Row:
     span: str = ""
     parent: str = ""
     key: Hashable = None
-    """Equal for what is one request; None for what stands alone."""
+    """Equal for sequences of one request, if it is known."""
 
     server: bool = False
 
+    def at(self, key: str) -> Any:  # noqa: ANN401 - a field's value
+        return (self.fields or {}).get(key)
+
+    @property
+    def identity(self) -> Hashable:
+        return (self.trace, self.span) if self.span else self
+
     @property
     def is_served(self) -> bool:
-        return ((self.fields or {}).get("status") or "ok") in SERVED
+        return (self.at("status") or "ok") in SERVED
 
     @property
-    def times_ms(self) -> tuple[float, float]:
-        """When the request came and ended."""
-        fields = self.fields or {}
-        return fields["timestamp"], fields["timestamp"] + (fields.get("e2e_ms") or 0)
+    def start_ms(self) -> float:
+        return float(self.at("timestamp"))
 
     @property
-    def size(self) -> Hashable:
-        fields = self.fields or {}
-        return self.trace, fields.get("input_length"), fields.get("output_length")
+    def end_ms(self) -> float:
+        return self.start_ms + (self.at("e2e_ms") or 0)
+
+    @property
+    def alike(self) -> Hashable:
+        return self.trace, self.at("input_length"), self.at("output_length")
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """The requests that there really are, and the rows that another one stands for."""
-
-    kept: Sequence[Row]
-    dropped: Sequence[tuple[Reason, int]]
+Settled = tuple[list[Row], list[tuple[Reason, int]]]
+"""The requests that there really are, and the lines of rows that another one stands for."""
 
 
 def sequences(rows: Sequence[Row]) -> Settled:
@@ -64,28 +68,38 @@ def sequences(rows: Sequence[Row]) -> Settled:
     by_key: dict[Hashable, list[Row]] = defaultdict(list)
     for row in rows:
         if row.fields is not None:
-            by_key[("alone", row.line, id(row)) if row.key is None else row.key].append(row)
+            by_key[row.key or row.identity].append(row)
     kept: list[Row] = []
     dropped: list[tuple[Reason, int]] = []
-    for first, *others in by_key.values():
-        own = {row.span or place: row for place, row in enumerate([first, *others])}
-        held = [row.fields or {} for row in own.values()][:MAX_N]
-        dropped += [("same_request", row.line) for row in others[: MAX_N - 1]]
-        dropped += [("bad_field", row.line) for row in others[MAX_N - 1 :]]
-        kept.append(first if len(held) == 1 else replace(first, fields=_together(held)))
-    return Settled(kept, dropped)
+    for same in by_key.values():
+        own = {row.span or row: row.fields or {} for row in same[:MAX_N]}
+        dropped += [("same_request", row.line) for row in same[1:MAX_N]]
+        dropped += [("bad_field", row.line) for row in same[MAX_N:]]
+        fields = same[0].fields if len(own) == 1 else _together([*own.values()])
+        kept.append(replace(same[0], fields=fields))
+    return kept, dropped
 
 
 def _together(held: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return one request of its sequences."""
-    lengths: list[int] = []
-    for one in held:
-        own = [] if one.get("output_length") is None else [one["output_length"]]
-        lengths += one.get("output_lengths") or own
-    found = {**held[0], "n": sum(one.get("n") or 1 for one in held)}
-    for name, choose in (("e2e_ms", max), ("ttft_ms", min), ("queue_ms", min)):
-        found[name] = choose((one[name] for one in held if one.get(name) is not None), default=None)
-    return {**found, "output_length": max(lengths, default=None), "output_lengths": lengths}
+
+    def known(key: str) -> list[Any]:
+        return [fields[key] for fields in held if fields.get(key) is not None]
+
+    lengths = [
+        length
+        for fields in held
+        for length in fields.get("output_lengths") or [fields.get("output_length")]
+        if length is not None
+    ]
+    return held[0] | {
+        "n": sum(fields.get("n") or 1 for fields in held),
+        "e2e_ms": max(known("e2e_ms"), default=None),
+        "ttft_ms": min(known("ttft_ms"), default=None),
+        "queue_ms": min(known("queue_ms"), default=None),
+        "output_length": max(lengths, default=None),
+        "output_lengths": lengths,
+    }
 
 
 def lowest_spans(rows: Sequence[Row]) -> Settled:
@@ -93,77 +107,70 @@ def lowest_spans(rows: Sequence[Row]) -> Settled:
 
     What an upper one knows and the lower one does not, such as the session, is handed down.
     """
-    by_id: dict[tuple[str, str], Row] = {}
+    by_id: dict[Hashable, Row] = {}
     dropped: list[tuple[Reason, int]] = []
-    for place, row in enumerate(rows):
-        key = (row.trace, row.span) if row.trace and row.span else ("", str(place))
+    for row in rows:
+        key = row.identity
         known = by_id.setdefault(key, row)
         if known is not row and known.fields is not None and row.fields is not None:
             dropped.append(("same_request", row.line))  # sent twice
         elif known.fields is None:
             by_id[key] = row
     requests = [row for row in by_id.values() if row.fields is not None]
-    known_above: dict[tuple[str, str], Row | None] = {}
-    above = {id(row): _request_above(row, by_id, known_above) for row in requests}
-    upper = {id(over) for over in above.values()}
+    seen: dict[Hashable, Row | None] = {}
+    above = {row: _request_above(row, by_id, seen) for row in requests}
+    upper = {*above.values()}
     clients: dict[Hashable, list[Row]] = defaultdict(list)
     for row in requests:
-        if not row.server and id(row) not in upper:
-            clients[row.size].append(row)
+        if not row.server and row not in upper:
+            clients[row.alike].append(row)
     for row in requests:  # whose link was never exported, but whose lengths are a client's
-        if row.server and row.trace and above[id(row)] is None:
-            start_ms, end_ms = row.times_ms
-            for over in clients[row.size][:MOST_ALIKE]:
-                if (
-                    id(over) not in upper
-                    and over.times_ms[0] <= start_ms <= end_ms <= over.times_ms[1]
-                ):
-                    above[id(row)] = over
-                    upper.add(id(over))
+        if row.server and row.trace and above[row] is None:
+            for over in clients[row.alike][:MOST_ALIKE]:
+                if over not in upper and over.start_ms <= row.start_ms <= row.end_ms <= over.end_ms:
+                    above[row] = over
+                    upper.add(over)
                     break
-    dropped += [("same_request", row.line) for row in requests if id(row) in upper]
-    lowest = [_informed(row, above[id(row)]) for row in requests if id(row) not in upper]
-    settled = sequences(sorted(lowest, key=lambda row: row.line))
-    return Settled(settled.kept, [*dropped, *settled.dropped])
+    dropped += [("same_request", row.line) for row in requests if row in upper]
+    lowest = [_informed(row, above[row]) for row in requests if row not in upper]
+    kept, more = sequences(sorted(lowest, key=lambda row: row.line))
+    return kept, [*dropped, *more]
 
 
 def _request_above(
-    row: Row, by_id: dict[tuple[str, str], Row], known: dict[tuple[str, str], Row | None]
+    row: Row, by_id: dict[Hashable, Row], seen: dict[Hashable, Row | None]
 ) -> Row | None:
     """Return the nearest request above, through whatever lies between; spans may form a ring.
 
-    ``known`` keeps the result for the spans on the way, so that no way is gone twice.
+    ``seen`` keeps the result for the spans on the way, so that no way is gone twice.
     """
-    key, way = (row.trace, row.parent), dict.fromkeys([(row.trace, row.span)])
-    while key in by_id and by_id[key].fields is None and key not in known and key not in way:
+    way: dict[Hashable, None] = {}
+    key: Hashable = (row.trace, row.parent)
+    while (over := by_id.get(key)) and over.fields is None and not (key in seen or key in way):
         way[key] = None
-        key = (row.trace, by_id[key].parent)
-    found = known[key] if key in known else by_id.get(key)
+        key = (over.trace, over.parent)
+    found = seen.get(key, over)
     found = None if found is None or found.fields is None or found is row else found
-    known.update(dict.fromkeys([*way][1:], found))
+    seen.update(dict.fromkeys(way, found))
     return found
 
 
 def _informed(row: Row, above: Row | None) -> Row:
-    fields, more = row.fields or {}, (above and above.fields) or {}
-    handed = {key: more[key] for key in HANDED if fields.get(key) is None and key in more}
-    return replace(row, fields={**fields, **handed})
+    more = {key: above.at(key) for key in HANDED if row.at(key) is None} if above else {}
+    known = {key: value for key, value in more.items() if value is not None}
+    return replace(row, fields=(row.fields or {}) | known)
 
 
 def final_attempts(rows: Sequence[Row]) -> Settled:
-    """Return the rows without failures soon after which the same key was served."""
-    served: dict[Hashable, list[float]] = defaultdict(list)
+    """Return the rows without failures soon after which the same trace and model was served."""
     requests = [row for row in rows if row.fields is not None]
-    for row in sorted(requests, key=lambda one: one.times_ms):
-        if row.key is not None and row.is_served:
-            served[row.key].append(row.times_ms[0])
-    retried: list[Row] = []
-    for row in requests:
-        times_ms, (at_ms, end_ms) = served.get(row.key, []), row.times_ms
-        later = bisect_left(times_ms, at_ms)
-        if not row.is_served and later < len(times_ms) and times_ms[later] <= end_ms + RETRY_MS:
-            retried.append(row)
-    gone = {id(row) for row in retried}
-    return Settled(
-        [row for row in requests if id(row) not in gone], [("retried", row.line) for row in retried]
-    )
+    served: dict[Hashable, float] = {}  # the start of the next attempt that was served
+    retried: set[Row] = set()
+    for row in sorted(requests, key=lambda row: (row.start_ms, row.is_served), reverse=True):
+        key = (row.trace, row.at("model"))
+        if row.trace and row.is_served:
+            served[key] = row.start_ms
+        elif row.trace and served.get(key, math.inf) <= row.end_ms + RETRY_MS:
+            retried.add(row)
+    kept = [row for row in requests if row not in retried]
+    return kept, [("retried", row.line) for row in requests if row in retried]

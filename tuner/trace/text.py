@@ -14,11 +14,15 @@ from tuner.trace.values import as_object, number, words
 
 TEXT_KEYS = words(
     "text_input text texts prompt prompts messages content input output inputs outputs "
-    "completion response generated_text generated_texts prompt_token_ids output_token_ids "
-    "system_message user_context_message payload proxy_server_request request_body "
-    "response_body"
+    "completion completions response generated_text generated_texts prompt_token_ids "
+    "output_token_ids system_message system_instructions user_context_message payload "
+    "proxy_server_request request_body response_body arguments input.value output.value "
+    "ai.response.object ai.response.toolcalls ai.response.reasoning ai.toolcall.args "
+    "ai.toolcall.result gen_ai.tool.call.result mlflow.spaninputs mlflow.spanoutputs "
+    "all_messages_events final_result pydantic_ai.all_messages request_data response_data "
+    "llm.prompt_template.variables retrieval.documents"
 )
-"""Keys under which other tools keep what was said."""
+"""Keys, or ends of dotted paths, under which other tools keep what was said."""
 
 NO_TEXT = ("", "{}", "[]", "null", "None", "redacted-by-litellm")
 NO_TEXT_KEYS = words(
@@ -35,6 +39,12 @@ def shown_key(key: str) -> str:
     return key if _KEY.fullmatch(key) else "a key that is not shown"
 
 
+def names_text(key: str) -> bool:
+    """Whether other tools keep text under this key."""
+    key = key.lower()
+    return key.rpartition(".")[2] in TEXT_KEYS or key in TEXT_KEYS
+
+
 def is_text(value: object) -> bool:
     """Whether a value under one of the keys for text says anything."""
     if isinstance(value, str):
@@ -44,62 +54,49 @@ def is_text(value: object) -> bool:
     return isinstance(value, list) and any(map(is_text, value))
 
 
-def refuse_text(tally: Tally, line: int, key: str) -> None:
-    """Raise TraceError for a row that holds text, unless the user allows it."""
-    if not tally.allow_text:
-        raise TraceError(
-            f"{tally.at(line)}: holds text ({shown_key(key)})",
-            hint="tuner trace import --allow-text reads the rest; no text is ever written.",
-        )
-
-
 def look_for_text(raw: Raw, tally: Tally) -> None:
     """Raise TraceError for the first row that holds text, unless that is allowed."""
     if tally.allow_text:
         return
-    if raw.objects is not None:
-        _in_objects(raw.objects, raw, tally)
-        return
     for name, column in raw.columns.items():
-        is_named = name.rpartition(".")[2].lower() in TEXT_KEYS
-        for cell in column.dictionary_encode().dictionary.to_pylist() if is_named else ():
-            if is_text(cell):
-                places = [place for place, one in enumerate(column.to_pylist()) if one == cell]
-                refuse_text(tally, int(raw.lines[places[0]]), name)
-        kinds = column[:1].to_pylist() if not is_named else []
-        if kinds and isinstance(kinds[0], str) and kinds[0].startswith("{"):
+        if names_text(name):
+            for cell in column.dictionary_encode().dictionary.to_pylist():
+                if is_text(cell):
+                    _refuse(tally, int(raw.lines[column.to_pylist().index(cell)]), name)
+        elif str(column[0] if len(column) else "").startswith("{"):
             _in_objects([as_object(cell) or {} for cell in column.to_pylist()], raw, tally)
+    if raw.objects and (any(map(names_text, raw.names)) or _is_nested(raw.objects)):
+        _in_objects(raw.objects, raw, tally)
+
+
+def _is_nested(rows: Sequence[Object]) -> bool:
+    """Whether any value holds others; most rows are known by their types at once."""
+    types = {*map(type, chain.from_iterable(map(dict.values, rows)))}
+    strings = (value for row in rows for value in row.values() if type(value) is str)
+    return bool(types & {dict, list}) or (str in types and any(one[:1] == "{" for one in strings))
 
 
 def _in_objects(rows: Sequence[Object], raw: Raw, tally: Tally) -> None:
-    """Look at each row; only at its keys where all values are numbers."""
-    types = {*map(type, chain.from_iterable(map(dict.values, rows)))}
-    keys = raw.keys if raw.objects is rows else TEXT_KEYS
-    if not types & {dict, list} and not keys & TEXT_KEYS:
-        strings = str in types
-        if not strings or not any(
-            type(one) is str and one[:1] == "{" for row in rows for one in row.values()
-        ):
-            return
     for line, row in zip(raw.lines.tolist(), rows, strict=True):
         if key := _text_in(row):
-            refuse_text(tally, line, key)
+            _refuse(tally, line, key)
 
 
 def _text_in(value: Any, depth: int = 6) -> str:  # noqa: ANN401 - any JSON
     """Return the key under which text stands; an empty one for none."""
     if isinstance(value, list):
-        held = (
-            (_text_in(one, depth - 1) for one in value if type(one) in (dict, list))
-            if depth
-            else ()
-        )
-        return next(filter(None, held), "")
-    inner = as_object(value) if depth else None
-    for key, one in (inner or {}).items():
-        if key.rpartition(".")[2].lower() in TEXT_KEYS and is_text(one):
+        return next(filter(None, (_text_in(one, depth - 1) for one in value)), "") if depth else ""
+    inner = as_object(value) if depth and type(value) in (dict, str) else None
+    for key, held in (inner or {}).items():
+        if names_text(key) and is_text(held):
             return key
-        is_nested = type(one) in (dict, list) or (type(one) is str and one[:1] == "{")
-        if is_nested and (found := _text_in(one, depth - 1)):
+        if found := _text_in(held, depth - 1):
             return found
     return ""
+
+
+def _refuse(tally: Tally, line: int, key: str) -> None:
+    raise TraceError(
+        f"{tally.at(line)}: holds text ({shown_key(key)})",
+        hint="tuner trace import --allow-text reads the rest; no text is ever written.",
+    )

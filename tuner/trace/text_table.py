@@ -4,7 +4,6 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from pyarrow import csv as arrow_csv
 from tuner.errors import TraceError
 from tuner.trace.files import TraceFile
 from tuner.trace.headings import main_roles
-from tuner.trace.raw import MOST_COLUMNS, SAMPLE_ROWS, Opened, Raw, unique_names
+from tuner.trace.raw import MOST_COLUMNS, SAMPLE_ROWS, Opened, Raw, flattened, unique_names
 
 DELIMITERS = (",", ";", "\t", "|")
 HEADINGS_WITHIN = 25
@@ -28,58 +27,32 @@ _VALUE = re.compile(r"[+-]?[\d.,]+$|\[?\d{1,4}[-/.]\d\d?[-/.]\d")
 """A number or a date, and no heading."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    headings: tuple[str, ...]
-    delimiter: str
-    first_line: int
-    """Where rows begin."""
-
-
 def text_table(file: TraceFile, delimiter: str | None, named: Sequence[str]) -> Opened:
     """Locate the headings and the rows of a table as text; without either nothing is in it."""
     lines = file.head.decode(errors="replace").split("\n", 3 * SAMPLE_ROWS)
     lines = lines if file.is_whole else lines[:-1]
-    if lines and (hint := re.fullmatch(r"sep=(.)", lines[0].strip('" \r'))):
-        delimiter, lines[0] = delimiter or hint[1], ""
-    shape = _shape(lines, (delimiter,) if delimiter else DELIMITERS, named)
-    if shape is None:
-        return Opened((), (), lambda _: iter(()), is_text=True)
-    rows = [cells for _, cells in _cells(lines[shape.first_line - 1 :], shape.delimiter)]
-    headings = shape.headings
-    if [len(cells) for cells in rows].count(len(headings) + 1) * 2 > len(rows):
-        is_named = any(cells[-1] for cells in rows if len(cells) > len(headings))
-        headings = ("", *headings) if is_named else (*headings, "")
-    names = unique_names(headings)
-    kept = [tuple(one or None for one in cells) for cells in rows if len(cells) == len(names)]
-
-    def raws(wanted: Sequence[str]) -> Iterator[Raw]:
-        paths = [path.lower() for path in wanted]
-        used = [
-            name
-            for name in names
-            if any(path == name.lower() or path.startswith(f"{name.lower()}.") for path in paths)
-        ]
-        return _raws(file, shape, names, used or [*names[:1]])
-
-    sample = tuple(kept[:SAMPLE_ROWS])
-    return Opened(names, sample, raws, is_text=True, first_line=shape.first_line)
-
-
-def _shape(lines: Sequence[str], delimiters: Sequence[str], named: Sequence[str]) -> _Shape | None:
-    """Return the shape of the table whose headings look most like some; None for no two columns."""
-    wanted = {name.lower() for name in named}
-    best: tuple[tuple[int, ...], _Shape] | None = None
-    for delimiter in delimiters:
-        for line, cells in _cells(lines[:HEADINGS_WITHIN], delimiter):
-            asked = len(wanted & {cell.lower() for cell in cells})
+    best: tuple[tuple[int, ...], list[str], int, str] = ((), [], 0, "")
+    for mark in (delimiter,) if delimiter else DELIMITERS:
+        for line, cells in _cells(lines[:HEADINGS_WITHIN], mark):
+            asked = len({*named} & {*cells})
             holds_values = any(map(_VALUE.match, cells)) or max(map(len, cells)) > 200
             roles = 0 if holds_values and not asked else len(main_roles(cells)) + asked
+            names = cells if roles or not holds_values else [""] * len(cells)
             score = (roles, not holds_values, len(cells))
-            if best is None or score > best[0]:
-                names = ("",) * len(cells) if holds_values and not roles else tuple(cells)
-                best = score, _Shape(names, delimiter, line + any(names))
-    return best[1] if best else None
+            best = max(best, (score, names, line + any(names), mark), key=lambda one: one[0])
+    _, headings, first_line, mark = best
+    if not headings:
+        return Opened((), lambda _: iter(()), is_text=True)
+    names = unique_names(headings)
+    kept = [cells for _, cells in _cells(lines[first_line - 1 :], mark) if len(cells) == len(names)]
+    rows = [{n: c or None for n, c in zip(names, cells, strict=True)} for cells in kept]
+
+    def raws(wanted: Sequence[str]) -> Iterator[Raw]:
+        used = [name for name in names if any(f"{path}.".startswith(f"{name}.") for path in wanted)]
+        return _raws(file, names, used or names[:1], first_line, mark)
+
+    sample = [row | dict(flattened(row)) for row in rows[:SAMPLE_ROWS]]
+    return Opened(sample, raws, names, is_text=True, first_line=first_line)
 
 
 def _cells(lines: Sequence[str], delimiter: str) -> list[tuple[int, list[str]]]:
@@ -116,7 +89,7 @@ class _Stream(io.RawIOBase):
 
 
 def _raws(
-    file: TraceFile, shape: _Shape, names: Sequence[str], used: Sequence[str]
+    file: TraceFile, names: Sequence[str], used: Sequence[str], begin: int, delimiter: str
 ) -> Iterator[Raw]:
     """Yield the rows as columns of text; count those that have other columns.
 
@@ -131,7 +104,6 @@ def _raws(
             tally.lose("malformed", row.number)
         return "skip"
 
-    begin = shape.first_line
     try:
         for batch in arrow_csv.open_csv(
             io.BufferedReader(stream),
@@ -142,7 +114,7 @@ def _raws(
                 column_names=[*names],
             ),
             arrow_csv.ParseOptions(
-                delimiter=shape.delimiter,
+                delimiter=delimiter,
                 newlines_in_values=True,
                 ignore_empty_lines=False,
                 invalid_row_handler=count,
@@ -156,7 +128,7 @@ def _raws(
         ):
             lines = np.setdiff1d(np.arange(begin, begin + len(batch) + len(bad)), bad)[: len(batch)]
             begin = int(lines[-1]) + 1 if len(lines) else begin
-            kept = _rows_of(batch, lines, shape, file)
+            kept = _are_rows(batch, lines, names, file)
             columns = batch.filter(pa.array(kept)).columns
             yield Raw(lines[kept], columns=dict(zip(used, columns, strict=True)))
     except pa.ArrowException:
@@ -168,18 +140,17 @@ def _raws(
         )
 
 
-def _rows_of(batch: pa.RecordBatch, lines: Any, shape: _Shape, file: TraceFile) -> Any:  # noqa: ANN401
+def _are_rows(batch: pa.RecordBatch, lines: Any, names: Sequence[str], file: TraceFile) -> Any:  # noqa: ANN401
     """Return which rows are rows: no empty lines, and no headings of a further table."""
-    empty = np.ones(len(batch), np.bool_)
+    kept = np.zeros(len(batch), np.bool_)
     for column in batch.columns:
-        empty &= column.is_null().to_numpy(zero_copy_only=False)
-    again = pc.is_in(batch.column(0), pa.array([one for one in shape.headings if one], pa.string()))
-    places = np.flatnonzero(again.to_numpy(zero_copy_only=False))
-    for place in places.tolist():
+        kept |= column.is_valid().to_numpy(zero_copy_only=False)
+    again = pc.is_in(batch.column(0), pa.array(names)).to_numpy(zero_copy_only=False)
+    for place in np.flatnonzero(again).tolist():
         if [column[place].as_py() for column in batch.columns] != batch.schema.names:
             raise TraceError(
                 f"{file.tally.at(int(lines[place]))}: headings in another order than above",
                 hint="Cut the file there, and import each part by itself.",
             )
-    empty[places] = True
-    return ~empty
+    kept[again] = False
+    return kept

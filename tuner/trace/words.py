@@ -72,7 +72,7 @@ def status_in(value: object, *, flag: bool = False) -> Status | None:
 
 def error_in(value: object) -> Status:
     """Return what a column of errors says: nothing, or that there was one."""
-    nothing = ("false", "0", "0.0", "no", "ok", "no error")
+    nothing = words("false 0 0.0 no ok")
     return "ok" if is_empty(value) or str(value).strip().lower() in nothing else "error"
 
 

@@ -18,8 +18,8 @@ FormatName = Annotated[
     str | None, typer.Option("--format", help="Format of FILE; default: found out.")
 ]
 Unit = Annotated[
-    Literal["s", "ms", "us", "ns", "dmy", "mdy", "ymd"] | None,
-    typer.Option(help="Unit of the times, or order of day and month, where the file leaves two."),
+    Literal["s", "ms", "us", "ns"] | None,
+    typer.Option(help="Unit of times that are numbers, where the file leaves two."),
 ]
 Columns = Annotated[
     str | None,
@@ -31,9 +31,6 @@ Columns = Annotated[
 ]
 Delimiter = Annotated[
     str | None, typer.Option(help="What parts the columns of a table: ';', tab, …")
-]
-Decimal = Annotated[
-    Literal[".", ","] | None, typer.Option(help="Mark before the fractions of a table's numbers.")
 ]
 Length = Annotated[str | None, typer.Option(help="Length of the busiest part; default: 60s.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.")]
@@ -55,7 +52,6 @@ class ReadingOptions:
     time_unit: Unit = None
     columns: Columns = None
     delimiter: Delimiter = None
-    decimal: Decimal = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

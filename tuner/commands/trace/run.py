@@ -117,14 +117,14 @@ def cut(options: TraceCutOptions) -> None:
 
 
 def print_formats() -> None:
-    """Print every format with what marks its files."""
+    """Print every format."""
     from tuner.trace.formats import FORMATS, TABLE  # noqa: PLC0415 - for this alone
 
-    table = plain_table("format", "what it is", "known by", gap=2)
+    table = plain_table("format", "what it is", gap=2)
     for column in table.columns:
         column.justify, column.no_wrap = "left", False
     for known in (*FORMATS, TABLE):
-        table.add_row(known.name, shown(known.says), shown(known.mark))
+        table.add_row(known.name, shown(known.says))
     console_for(at_least=LIST_WIDTH).print(table)
 
 
@@ -139,7 +139,6 @@ def _read(options: FileOptions | TraceImportOptions, *, allow_text: bool = False
         time_unit=options.time_unit,
         columns={} if options.columns is None else columns_asked(options.columns),
         delimiter=None if options.delimiter is None else delimiter_asked(options.delimiter),
-        decimal=options.decimal,
         allow_text=allow_text,
         name=_place(options.file),
     )
