@@ -12,23 +12,24 @@ import math
 import os
 import re
 import shlex
-import time
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
+from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tuner.errors import AnswerTooLongError, InputError, TraceError, UsageError
+from tuner.errors import InputError, TraceError, UsageError
 from tuner.system import http
+from tuner.trace.encode import TYPES
 from tuner.trace.record import TraceHeader
 from tuner.trace.trace import Trace, date_of, sorted_by_arrival
-from tuner.trace.values import written_ms
+from tuner.trace.values import parse, written_ms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -45,14 +46,14 @@ METRICS = (
     *(f"{name}_{part}" for name in (INPUT, OUTPUT) for part in ("bucket", "sum")),
 )
 
-CHUNK_S, LEAST_CHUNK_S = 3600.0, 60.0
-"""History that one question asks for, and the least where an answer is too long."""
+CHUNK_S = 900.0
+"""History that one query covers."""
 
-TIMEOUT_S, MOST_S = 60.0, 1800.0
-"""Longest wait for one answer, and for all of them."""
+TIMEOUT_S = 60.0
+"""Longest wait for one reply."""
 
 MAX_ANSWER_BYTES, MOST_BYTES = 64 * 2**20, 512 * 2**20
-"""Of one answer, and of all: some 20 million samples, five days of twelve engines every 15 s."""
+"""Of one reply, and of all: some 20 million samples, five days of twelve engines every 15 s."""
 
 GAP_SCRAPES = 5
 """Scrapes in a row that may be missing; of a longer gap nothing is known."""
@@ -106,21 +107,18 @@ def source(url: str, from_: str | None, to: str | None, selector: str) -> Source
 
 def _moment_s(text: str, now_s: float, option: str) -> float:
     """Read ``now``, ``2h`` (ago), a date, or seconds since 1970; none of the future."""
-    hint = "Write now, how long ago (2h), a date, or seconds since 1970, not milliseconds."
-    try:
-        if text.replace(".", "", 1).isdecimal() and float(text) > 10**8:
-            time_s = float(text)
-        elif text[:4].isdecimal() and "-" in text:
-            time_s = datetime.fromisoformat(text).astimezone(UTC).timestamp()
-        else:
-            ago_ms = 0.0 if text == "now" else written_ms(text)
-            time_s = math.nan if ago_ms is None else now_s - ago_ms / 1000
-    except (ValueError, OverflowError):
-        time_s = math.nan
-    if math.isnan(time_s):
-        raise UsageError(f"{option}: cannot read {text!r}", hint=hint)
+    date, ago_ms = parse(text), 0.0 if text == "now" else written_ms(text)
+    if re.fullmatch(r"\d{9,11}(\.\d*)?", text):
+        time_s = float(text)
+    elif date is not None:
+        time_s = date[0] / 1000
+    else:
+        time_s = -1.0 if ago_ms is None else now_s - ago_ms / 1000
     if not 0 <= time_s <= now_s + CLOCKS_APART_S:
-        raise UsageError(f"{option} {text}: not a time that can have been recorded", hint=hint)
+        raise UsageError(
+            f"{option} {text!r}: not a time that can have been recorded",
+            hint="Write now, how long ago (2h), a date in UTC, or seconds since 1970.",
+        )
     return time_s
 
 
@@ -167,7 +165,7 @@ class _Answer(msgspec.Struct):
 
 
 def fetch(source: Source) -> Samples:
-    """Return all finite samples of the metrics, asked for by the hour.
+    """Return all finite samples of the metrics, one query for each quarter of an hour.
 
     A range selector is used: the grid of a range query would skip and repeat scrapes, and hide
     restarts. Raises InputError where there is no Prometheus, or too much; UsageError for a bad
@@ -178,27 +176,19 @@ def fetch(source: Source) -> Samples:
     if source.selector:
         matchers += f",{source.selector}"
     samples: dict[Labels, dict[str, dict[str, Floats]]] = {}
-    until_s, left_bytes = time.monotonic() + MOST_S, MOST_BYTES
-    end_s, chunk_s = source.to_s, CHUNK_S
+    end_s, left_bytes = source.to_s, MOST_BYTES
     while end_s > source.from_s:
-        length_s = min(chunk_s, end_s - source.from_s)
-        query = f"{{{matchers}}}[{max(1, math.ceil(length_s))}s]"
-        try:
-            content = _ask(source, query, end_s, until_s - time.monotonic())
-        except AnswerTooLongError:
-            if chunk_s / 2 < LEAST_CHUNK_S:
-                raise
-            chunk_s /= 2
-            continue
+        length_s = min(CHUNK_S, end_s - source.from_s)
+        content = _ask(source, f"{{{matchers}}}[{max(1, math.ceil(length_s))}s]", end_s)
         left_bytes -= len(content)
+        if left_bytes < 0:
+            raise source.refuse(f"answers with more than {MOST_BYTES:,} bytes", _LESS)
         for series in _decode(source, content):
             metric = series.metric
             name, reason = metric.pop("__name__", "")[5:], metric.pop("finished_reason", "")
             part, engine = metric.pop("le", reason), tuple(sorted(metric.items()))
             rows = samples.setdefault(engine, {}).setdefault(name, {})
             rows[part] = np.concatenate((rows.get(part, np.zeros((0, 2))), _finite(series, source)))
-        if left_bytes < 0:
-            raise source.refuse(f"answers with more than {MOST_BYTES:,} bytes", _LESS)
         end_s -= length_s
     return samples
 
@@ -207,9 +197,7 @@ _LESS = "Ask for less: --from and --to, or one engine with --selector."
 _ADDRESS = "Give the address of the Prometheus, not of the server that it scrapes."
 
 
-def _ask(source: Source, query: str, at_s: float, left_s: float) -> bytes:
-    if left_s <= 0:
-        raise source.refuse(f"not all answers within {MOST_S:,.0f} s", _LESS)
+def _ask(source: Source, query: str, at_s: float) -> bytes:
     request = http.HttpRequest(
         f"{source.url.rstrip('/')}/api/v1/query",
         most_bytes=MAX_ANSWER_BYTES,
@@ -217,7 +205,7 @@ def _ask(source: Source, query: str, at_s: float, left_s: float) -> bytes:
         authorization=source.authorization,
         reads_refusals=True,
     )
-    answer = http.ask(request, timeout_s=min(TIMEOUT_S, left_s))
+    answer = http.ask(request, timeout_s=TIMEOUT_S)
     if answer.status in {401, 403}:
         raise source.refuse(
             f"refused ({answer.status})",
@@ -325,23 +313,19 @@ def _check(engine: Engine, source: Source) -> None:
     """Raise InputError for buckets and numbers that cannot be true, and for gaps in the scrapes."""
     for name in (INPUT, OUTPUT):
         bounds = sorted(engine.counted[f"{name}_bucket"])
-        numbers = [float(one) for one in bounds if re.fullmatch(r"[\d.e+]+|\+Inf", one)]
-        if len(bounds) < 2 or "+Inf" not in bounds or len(numbers) < len(bounds):
+        are_numbers = all(re.fullmatch(r"[\d.]+(e[+-]?\d+)?|\+Inf", bound) for bound in bounds)
+        if len(bounds) < 2 or "+Inf" not in bounds or not are_numbers:
             raise source.refuse(
                 f"the buckets of vllm:{name} are {', '.join(bounds)[:100]}",
                 "vLLM's last bucket is +Inf: keep the label le as it is.",
             )
-    counts = {name: np.array([*parts.values()]) for name, parts in engine.counted.items()}
-    if min(engine.in_flight.min(), *(float(one.min()) for one in counts.values())) < 0:
-        raise source.refuse(
-            "a counter of requests is below zero", "Is another program's metric called vllm:?"
-        )
-    most = {name: float(one.sum(axis=1).max()) for name, one in counts.items()}
-    tokens = max(most.pop(f"{name}_sum") for name in (INPUT, OUTPUT))
-    requests = max(float(engine.in_flight.max()), *most.values())
-    if requests > MAX_REQUESTS or tokens > MAX_TOKENS:
-        much = f"{requests:,.0f} requests in that time, more than can be drawn here"
-        raise source.refuse(f"{much} ({MAX_REQUESTS:,})", _LESS)
+    for name, parts in [*engine.counted.items(), ("in flight", {"": engine.in_flight})]:
+        most = MAX_TOKENS if name.endswith("_sum") else MAX_REQUESTS
+        counts = np.array([*parts.values()])
+        if counts.min() < 0 or counts.sum(axis=1).max() > most:
+            raise source.refuse(
+                f"{name}: below zero, or more than {MAX_REQUESTS:,} requests in that time", _LESS
+            )
     spacing_s = np.where(engine.restarted, 0, np.diff(engine.times_s))
     gaps = np.flatnonzero(spacing_s > GAP_SCRAPES * engine.scrape_s)
     if len(gaps):
@@ -356,29 +340,24 @@ def _check(engine: Engine, source: Source) -> None:
 def draw(engines: Sequence[Engine], seed: int) -> Trace:
     """Return the synthetic trace. Raises TraceError where there was no request."""
     rng = np.random.default_rng(seed)
-    replicas = _replicas(engines)
     drawn = [_requests(engine, rng) for engine in engines]
-    times_s = np.concatenate([of[0] for of, _ in drawn])
-    if not len(times_s):
+    columns = {name: np.concatenate([one[name] for one in drawn]) for name in drawn[0]}
+    if not len(columns["timestamp"]):
         raise TraceError(
             "no request was in flight or finished in that time",
             hint="Choose a busier time with --from and --to.",
         )
-    reasons = np.concatenate([of[3] for of, _ in drawn])
-    statuses = np.array([STATUSES.get(reason, "ok") for reason in reasons.tolist()])
-    columns = {
-        "timestamp": np.round(times_s * 1000, 3),
-        "input_length": np.concatenate([of[1] for of, _ in drawn]).astype(np.int32),
-        "output_length": np.concatenate([of[2] for of, _ in drawn]).astype(np.int32),
-        "status": pa.array(statuses, pa.string()),
-        "finish_reason": pa.array(reasons, pa.string(), mask=reasons == ""),
-    }
+    reasons = columns["finish_reason"]
+    statuses = [STATUSES.get(reason, "ok") for reason in reasons.tolist()]
+    columns["status"] = pa.array(statuses, pa.string())
+    columns["finish_reason"] = pa.array(reasons, pa.string(), mask=reasons == "")
+    replicas = _replicas(engines)
     if max(replicas) > 0:
-        sizes = [len(of[0]) for of, _ in drawn]
-        columns["replica"] = np.repeat(replicas, sizes).astype(np.int32)
-    table, origin_ms = sorted_by_arrival(pa.table(columns), absolute=True)
+        columns["replica"] = np.repeat(replicas, [len(one["timestamp"]) for one in drawn])
+    unfinished = int(columns.pop("is_open").sum())
+    held = {name: pa.array(column, TYPES[name]) for name, column in columns.items()}
+    table, origin_ms = sorted_by_arrival(pa.table(held), absolute=True)
     scrape_s = max(engine.scrape_s for engine in engines)
-    unfinished = sum(open_ for _, open_ in drawn)
     header = TraceHeader(
         source="prometheus",
         model=engines[0].labels.get("model_name"),
@@ -395,11 +374,8 @@ def draw(engines: Sequence[Engine], seed: int) -> Trace:
     return Trace(header, table)
 
 
-def _requests(
-    engine: Engine, rng: np.random.Generator
-) -> tuple[tuple[Floats, Ints, Ints, NDArray[np.str_]], int]:
-    """Return arrival in seconds since 1970, prompt, output and reason of each request in order of
-    arrival, and how many of them were in flight at the last scrape.
+def _requests(engine: Engine, rng: np.random.Generator) -> dict[str, NDArray[Any]]:
+    """Return the requests in order of arrival, and which were in flight at the last scrape.
 
     Between two scrapes as many arrive as finish, and as many more as are then in flight. The k-th
     to arrive is taken for the k-th to finish.
@@ -428,8 +404,13 @@ def _requests(
     known = min(len(times_s), len(inputs), len(outputs), len(reasons))
     others = rng.integers(0, known, len(times_s) - known) if known else np.zeros(0, np.int64)
     chosen = np.concatenate((np.arange(known), others))
-    columns = (times_s[: len(chosen)], inputs[chosen], outputs[chosen], reasons[chosen])
-    return columns, len(others)
+    return {
+        "timestamp": np.round(times_s[: len(chosen)] * 1000, 3),
+        "input_length": inputs[chosen],
+        "output_length": outputs[chosen],
+        "finish_reason": reasons[chosen],
+        "is_open": np.arange(len(chosen)) >= known,
+    }
 
 
 def _lengths(engine: Engine, name: str, rng: np.random.Generator) -> Ints:

@@ -23,7 +23,6 @@ from tuner.trace.headings import (
     TIMES,
     Role,
     in_words,
-    main_roles,
     meanings,
     role_of,
     unit_of,
@@ -76,7 +75,7 @@ RELATIVE = 3
 SOME_ROWS = 3
 """Fewer rows are alike by chance."""
 
-ALIKE: dict[type, float] = {Clock: 1000.0, Spans: 1.0, Counts: 0.0}
+ALIKE_MS = 1000.0
 """Two columns of one time differ by less: one of them may be of whole seconds."""
 
 RUNS_ON_MS = 10_000.0
@@ -177,57 +176,36 @@ class UnclearError(Exception):
         self.cures = cures
         """Changes of what the user says, each of which may do."""
 
-        self.is_likely = False
-        """It is a table of requests all the same: two of the three main columns are there."""
 
-        self.taken = ""
-        """Which heading was taken for what."""
-
-        self.options: list[Asked] = []
-        """What the user may say instead: each was tried. Empty where nothing helps."""
-
-
-def guessed(opened: Opened, asked: Asked) -> Format:
+def guessed(opened: Opened, asked: Asked, place: str) -> Format:
     """Return how a table is read, by its columns and by what their cells hold as JSON.
 
-    Raises UnclearError.
+    Raises TraceError with what was seen and the command that would do: each cure is tried.
     """
-    guess = _Guess(opened, asked)
     try:
-        return guess.format()
-    except UnclearError as problem:
-        taken = (role for role in ROLES if role in guess.found and role in NEEDED | TIMES)
-        problem.taken = ", ".join(f"{role}={guess.name(role)}" for role in taken)
-        problem.is_likely = len(main_roles(opened.headings)) >= 2
-        for cure in problem.cures:
-            columns = {**asked.columns, **cure.get("columns", {})}
-            option = replace(asked, **{**cure, "columns": columns})
-            with suppress(UnclearError):
-                _Guess(opened, option).format()
-                problem.options.append(option)
-        raise
-
-
-def refused(place: str, opened: Opened, problem: UnclearError) -> TraceError:
-    """Return the error: what was seen, what was taken for what, and the command that would do."""
+        return _Guess(opened, asked).format()
+    except UnclearError as unclear:
+        problem = unclear
+    options: list[str] = []
+    for cure in problem.cures:
+        columns = {**asked.columns, **cure.get("columns", {})}
+        option = replace(asked, **{**cure, "columns": columns})
+        with suppress(UnclearError):
+            _Guess(opened, option).format()
+            options.append(shlex.join(option.words()))
     seen = ", ".join(shown(opened, heading) for heading in opened.headings[:SHOWN])
     more = ", …" if len(opened.headings) > SHOWN else ""
-    taken = f"; taken: {problem.taken}" if problem.taken else ""
-    message = f"{place}:{max(1, opened.first_line - 1)}: {problem}; columns: {seen}{more}{taken}"
-    options = [shlex.join(option.words()) for option in problem.options]
-    cure = (
+    hint = (
         "Export it as CSV or JSON lines with the time, the prompt's and the output's tokens; or "
         "name their columns: --columns timestamp=HEADING,input_length=…,output_length=…"
     )
-    if any("\ufffd" in heading for heading in opened.headings):
-        message += ": headings are not UTF-8"
-        cure = "Convert it first, with the name of its encoding: iconv -f GB18030 -t UTF-8 FILE."
-    elif len(options) == 1:
+    if len(options) == 1:
         file = shlex.quote("-" if place == STDIN else place)
-        cure = f"tuner trace import {file} {options[0]} -o trace.jsonl"
+        hint = f"tuner trace import {file} {options[0]} -o trace.jsonl"
     elif options:
-        cure = f"Add one of: {'; '.join(options)}"
-    return TraceError(printable(message), hint=printable(cure))
+        hint = f"Add one of: {'; '.join(options)}"
+    message = f"{place}:{max(1, opened.first_line - 1)}: {problem}; columns: {seen}{more}"
+    raise TraceError(printable(message), hint=printable(hint))
 
 
 def shown(opened: Opened, heading: str) -> str:
@@ -327,9 +305,9 @@ class _Guess:
             fitting = sorted(fitting, key=lambda one: -middle[one.paths])
         first, *others = fitting
         for other in others:
-            namesake = first.paths[0].lower() == other.paths[0].lower().partition("#")[0]
-            decides = role in COUNTS | TIMES and role != "requests"
-            if (namesake or decides) and not self._alike(first, other):
+            is_namesake = first.paths[0] == other.paths[0].partition("#")[0]
+            decides = role in TIMES | COUNTS - {"requests"}
+            if (decides or is_namesake) and not self._alike(first, other):
                 names = [shown(self.opened, one.paths[0]) for one in (first, other)]
                 raise UnclearError(
                     f"both {names[0]} and {names[1]} may be {role}",
@@ -338,12 +316,13 @@ class _Guess:
         self.found[role] = first
 
     def _alike(self, one: Column, other: Column) -> bool:
-        """Return whether two columns hold the same, up to a second of a time and a ms of a span."""
+        """Return whether two columns hold the same, times up to a second."""
         if one.reader is None or other.reader is None:
             return self.values[one.paths[0]] == self.values[other.paths[0]]
         a, b = self._numbers(one), self._numbers(other)
-        is_known = isinstance(one.reader, Spans) or (np.isnan(a) == np.isnan(b)).all()
-        return bool(is_known and not (np.abs(a - b) > ALIKE[type(one.reader)]).any())
+        apart = np.abs(a - b).max(initial=0, where=~np.isnan(a - b))
+        is_near = apart <= (ALIKE_MS if isinstance(one.reader, Clock) else 0)
+        return bool(is_near and (np.isnan(a) == np.isnan(b)).all())
 
     def _known(self, heading: str) -> list[Any]:
         return [cell for cell in self.values[heading] if not is_empty(cell)]
@@ -521,7 +500,7 @@ class _Guess:
                 found["end"] = replace(found.pop("timestamp"), why="logged when a request ends")
                 return
         grows = len(spans_ms) >= SOME_ROWS and np.ptp(spans_ms) >= RUNS_ON_MS
-        from_start = grows and np.ptp(times_ms - spans_ms) < ALIKE[Clock]
+        from_start = grows and np.ptp(times_ms - spans_ms) < ALIKE_MS
         if ("end" in found or from_start) and "duration" not in asked:
             del found["duration"]
 

@@ -21,7 +21,7 @@ from tuner.trace.decode import opened
 from tuner.trace.encode import TYPES
 from tuner.trace.files import TraceFile
 from tuner.trace.formats import CANONICAL, TABLE, Format, detected, named
-from tuner.trace.guess import Asked, UnclearError, guessed, refused
+from tuner.trace.guess import Asked, guessed
 from tuner.trace.raw import ROWS, Object, Opened, Raw, Tally
 from tuner.trace.record import REASONS, VERSION, TraceHeader
 from tuner.trace.same import Row
@@ -108,12 +108,8 @@ def _format(file: TraceFile, rows_of: Opened, asked: Asked) -> Format:
     known = detected(rows_of, file.head, place) if is_free else named(name or TABLE.name)
     if known is not None and known is not TABLE:
         return known.of(rows_of, asked.time_unit, file.tally)
-    try:
-        if rows_of.headings:
-            return guessed(rows_of, asked)
-    except UnclearError as problem:
-        if rows_of.sample or problem.is_likely or not is_free:
-            raise refused(place, rows_of, problem) from None
+    if rows_of.headings:
+        return guessed(rows_of, asked, place)
     raise TraceError(
         f"{place}:1: not a trace format that tuner knows, and no table of requests",
         hint="Export it as CSV or JSON lines with the time, the prompt's and the output's tokens; "
