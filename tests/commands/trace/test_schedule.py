@@ -34,7 +34,7 @@ def test_the_concurrency_is_that_of_the_schedule(tuner: Run, tmp_path: Path) -> 
         *("trace", "import", schedule(tmp_path / "s"), "--lengths", lengths),
         *("-o", tmp_path / "t.jsonl"),
     )
-    assert "synthetic: lengths of l" in ended.out
+    assert "synthetic: lengths of l" in ended.text
     found = load(tmp_path / "t.jsonl")
     assert found.header.source == "concurrency_schedule"
     assert len(found.requests) == 2 * 5 + 4 * 5

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from tuner.commands.shared.console import console_for, plain_table, shown
 from tuner.commands.trace.options import (
     FileOptions,
     TraceCutOptions,
     TraceImportOptions,
     TraceShowOptions,
 )
-from tuner.commands.trace.report import Shares, TraceReport, json_of, print_report, print_written
 from tuner.errors import TraceError, UsageError
 from tuner.system import interruption
 from tuner.system.files import whole_file
+from tuner.system.printable import printable
 from tuner.trace.columns import Columns
 from tuner.trace.guess import STDIN, Asked, columns_asked, delimiter_asked
 from tuner.trace.raw import Tally
@@ -37,7 +37,9 @@ from tuner.traffic.schedule import SOURCE, holding, ticks
 from tuner.traffic.sessions import PLACE
 from tuner.traffic.summary import describe
 from tuner.traffic.window import parse_duration_s, parse_window
-from tuner.views.text import print_json
+from tuner.views.page import Column, Page, Section, Table
+from tuner.views.text import print_json, print_page
+from tuner.views.trace import Shares, TraceReport, trace_json, trace_page, written_page
 
 BUSIEST_S = 60.0
 """Length of the busiest part, unless the user names one."""
@@ -47,8 +49,6 @@ UNKNOWN_REPLICAS = 0.05
 
 MAX_HOLDERS = 2_000_000
 """Requests that a concurrency schedule may become."""
-
-LIST_WIDTH = 130
 
 
 def show(options: TraceShowOptions) -> None:
@@ -70,9 +70,9 @@ def show(options: TraceShowOptions) -> None:
             )
     report = TraceReport(_place(options.file), trace, traffic, part, _shares(columns, options))
     if options.json:
-        print_json(json_of(report))
+        print_json(trace_json(report))
     else:
-        print_report(report)
+        print_page(trace_page(report), details=True)
 
 
 def import_(options: TraceImportOptions) -> None:
@@ -91,7 +91,7 @@ def import_(options: TraceImportOptions) -> None:
     traffic = describe(trace.columns)
     if tick_ms is not None:
         traffic = replace(traffic, tick_ms=None)
-    print_written(TraceReport(str(options.output), trace, traffic))
+    print_page(written_page(TraceReport(str(options.output), trace, traffic)), details=True)
 
 
 def cut(options: TraceCutOptions) -> None:
@@ -113,19 +113,18 @@ def cut(options: TraceCutOptions) -> None:
         if options.max_model_len is not None:
             trace = trace.no_longer_than(options.max_model_len)
         out.writelines(trace.lines())
-    print_written(TraceReport(str(options.output), trace, describe(trace.columns)))
+    report = TraceReport(str(options.output), trace, describe(trace.columns))
+    print_page(written_page(report), details=True)
 
 
 def print_formats() -> None:
     """Print every format."""
     from tuner.trace.formats import FORMATS, TABLE  # noqa: PLC0415 - for this alone
 
-    table = plain_table("format", "what it is", gap=2)
-    for column in table.columns:
-        column.justify, column.no_wrap = "left", False
-    for known in (*FORMATS, TABLE):
-        table.add_row(known.name, shown(known.says))
-    console_for(at_least=LIST_WIDTH).print(table)
+    columns = [Column("format", "format"), Column("says", "what it is")]
+    table = Table(columns, [[known.name, known.says] for known in (*FORMATS, TABLE)])
+    section = Section("Formats", tables=[table])
+    print_page(Page(subject="Formats", title="Formats of traces", sections=[section]))
 
 
 def _place(file: Path) -> str:
@@ -315,7 +314,7 @@ def _telling(what: str) -> Iterator[Tell]:
         return
     bars = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
     with Progress(*bars, TimeRemainingColumn(), console=console, transient=True) as progress:
-        task = progress.add_task(shown(what), total=1.0)
+        task = progress.add_task(escape(printable(what)), total=1.0)
 
         def tell(tally: Tally) -> None:
             progress.update(task, completed=tally.bytes_read / max(1, tally.bytes_total))

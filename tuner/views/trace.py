@@ -1,20 +1,23 @@
-"""Render a trace: as the JSON object that programs read, and for people."""
+"""The page and the JSON of a trace: what it holds, before anything is run. Pure."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
-from tuner.commands.shared.console import console_for, plain_table, shown
 from tuner.trace.trace import Trace
 from tuner.traffic.arrivals import Stretch
 from tuner.traffic.concurrency import Levels
 from tuner.traffic.summary import Distribution, TrafficSummary
 from tuner.traffic.trace_warnings import trace_warnings
+from tuner.views.page import Cell, Column, Page, Section, Table
 
-LEAST_WIDTH = 80
-BARS, ASCII_BARS = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
+BARS, BAR_COUNT = " ▁▂▃▄▅▆▇█", 50
+SPREADS = (
+    Column("tokens", " "),
+    Column("mean", "mean", "number"),
+    *(Column(name, name, "count") for name in ("p50", "p90", "p95", "p99", "max")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +42,12 @@ class TraceReport:
     shares: Shares | None = None
 
     @property
-    def warnings(self) -> tuple[str, ...]:
+    def warnings(self) -> list[str]:
         trace = self.trace
-        return (*trace.warnings, *trace_warnings(trace.columns, self.traffic, trace.header))
+        return [*trace.warnings, *trace_warnings(trace.columns, self.traffic, trace.header)]
 
 
-def json_of(report: TraceReport) -> Any:  # noqa: ANN401 - JSON
+def trace_json(report: TraceReport) -> Any:  # noqa: ANN401 - JSON
     """Return the object that ``tuner trace show --json`` prints."""
     traffic, header, shares = report.traffic, report.trace.header, report.shares
     recorded, levels = traffic.recorded, traffic.levels
@@ -60,7 +63,7 @@ def json_of(report: TraceReport) -> Any:  # noqa: ANN401 - JSON
         "output_tokens": traffic.output_tokens and _spread(traffic.output_tokens),
         "concurrency": _concurrency(traffic),
         "prefix_share": traffic.prefix_share,
-        "warnings": list(report.warnings),
+        "warnings": report.warnings,
         "dispersion": {f"{bin_s:g}": value for bin_s, value in traffic.dispersion.items()},
         "same_time_share": traffic.same_time_share,
         "peak_arrivals": {f"{span_s:g}": count for span_s, count in traffic.peak_arrivals.items()},
@@ -78,54 +81,54 @@ def json_of(report: TraceReport) -> Any:  # noqa: ANN401 - JSON
     return _rounded(found)
 
 
-def print_written(report: TraceReport) -> None:
-    """Print what a trace is that was written."""
-    console = console_for()
-    console.print(f"{shown(report.place)}: {_headline(report.traffic)}", soft_wrap=True)
-    _print_rows(console, report)
-    _print_warnings(console, report)
+def written_page(report: TraceReport) -> Page:
+    """Return what a trace is that was written."""
+    return Page(
+        subject=f"Trace {report.place}",
+        title=f"{report.place}: {_headline(report.traffic)}",
+        facts=_rows(report),
+        warnings=report.warnings,
+    )
 
 
-def print_report(report: TraceReport) -> None:
-    """Print a trace for people."""
-    console = console_for(at_least=LEAST_WIDTH)
-    traffic, header = report.traffic, report.trace.header
+def trace_page(report: TraceReport) -> Page:
+    """Return what a trace holds."""
+    traffic, header, shares = report.traffic, report.trace.header, report.shares
     model = f", model {header.model}" if header.model else ""
-    console.print(f"[bold]{shown(report.place)}[/] (from {shown(header.source + model)})")
-    console.print(_headline(traffic))
-    _print_rows(console, report)
+    facts = [("from", f"{report.place} ({header.source}{model})"), *_rows(report)]
     cv = "-" if traffic.interarrival_cv is None else f"{traffic.interarrival_cv:.2f}"
     peaks = ", ".join(f"{n:,} in {span_s:g}s" for span_s, n in traffic.peak_arrivals.items())
-    console.print(f"arrivals: gaps have CV {cv} (1 = Poisson), at most {peaks}")
+    facts.append(("arrivals", f"gaps have CV {cv} (1 = Poisson), at most {peaks}"))
     if traffic.dispersion:
         spread = ", ".join(f"{v:,.1f} in {s:g}s" for s, v in traffic.dispersion.items())
-        console.print(f"counts have variance ÷ mean {spread} (1 = Poisson)")
+        facts.append(("counts", f"variance ÷ mean {spread} (1 = Poisson)"))
     if traffic.tick_ms is not None or traffic.same_time_share >= 0.01:
-        console.print(f"{traffic.same_time_share:.1%} arrive at the very time of another")
-    _print_bars(console, report)
-    _print_spreads(console, traffic)
+        facts.append(("ticks", f"{traffic.same_time_share:.1%} arrive at the time of another"))
     if traffic.levels is not None:
         above = (f"{one['level']}: {one['share']:.1%}" for one in _above(traffic.levels))
-        console.print(f"share of time with more in flight than {', '.join(above)}")
+        facts.append(("levels", f"share of time with more in flight than {', '.join(above)}"))
     if traffic.recorded is not None and traffic.littles_mean is not None:
-        console.print(
-            f"Little's law: arrival rate x mean duration = {traffic.littles_mean:,.1f} in flight, "
-            f"recorded {traffic.recorded.mean:,.1f}"
-        )
+        little = f"arrival rate x mean duration = {traffic.littles_mean:,.1f} in flight"
+        facts.append(("Little", f"{little}, recorded {traffic.recorded.mean:,.1f}"))
     if traffic.prefix_share is not None:
-        console.print(
-            f"prefix sharing: {traffic.prefix_share:.1%} of prompt tokens were seen before"
-        )
-    if report.part is not None:
-        _print_part(console, report.part)
-    if (shares := report.shares) is not None:
-        console.print(
-            f"{len(shares.requests)} replicas, router {shares.router}: "
-            f"{min(shares.requests):,} to {max(shares.requests):,} requests each; the busiest:"
-        )
-        console.print(_headline(shares.busiest))
-        _print_spreads(console, shares.busiest)
-    _print_warnings(console, report)
+        facts.append(("prefixes", f"{traffic.prefix_share:.1%} of prompt tokens were seen before"))
+    if (part := report.part) is not None:
+        what = f"{part.start_s:,.1f}s+{part.length_s:g}s: {_requests(part.requests)}"
+        facts.append(("window", f"{what}, {part.load:,.2f} x the mean load"))
+    lengths = Table(list(SPREADS), _spreads(traffic), caption="Lengths in tokens; concurrency")
+    tables = [_bars(report), lengths]
+    if shares is not None:
+        least, most = min(shares.requests), max(shares.requests)
+        words = f"{len(shares.requests)} replicas, router {shares.router}: {least:,} to {most:,}"
+        facts.append(("replicas", f"{words} requests each; busiest: {_headline(shares.busiest)}"))
+        tables.append(Table(list(SPREADS), _spreads(shares.busiest), caption="The busiest replica"))
+    return Page(
+        subject=f"Trace {report.place}",
+        title=_headline(traffic),
+        facts=facts,
+        sections=[Section("Traffic", tables=tables)],
+        warnings=report.warnings,
+    )
 
 
 def _headline(traffic: TrafficSummary) -> str:
@@ -143,68 +146,50 @@ def _requests(count: int) -> str:
     return f"{count:,} request{'' if count == 1 else 's'}"
 
 
-def _print_rows(console: Console, report: TraceReport) -> None:
-    header = report.trace.header
+def _rows(report: TraceReport) -> list[tuple[str, str]]:
+    header, warnings = report.trace.header, report.warnings
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in header.dropped.items())
-    more = f", dropped: {shown(dropped)}" if dropped else ""
-    console.print(f"rows: {header.rows_read:,} read, {header.rows_kept:,} kept{more}")
-    for note in header.notes:
-        if note not in report.warnings:
-            console.print(f"note: {shown(note)}", soft_wrap=True)
+    more = f", dropped: {dropped}" if dropped else ""
+    rows = ("rows", f"{header.rows_read:,} read, {header.rows_kept:,} kept{more}")
+    return [rows, *(("note", note) for note in header.notes if note not in warnings)]
 
 
-def _print_warnings(console: Console, report: TraceReport) -> None:
-    for warning in report.warnings:
-        console.print(f"[yellow]Warning:[/] {shown(warning)}", soft_wrap=True)
-
-
-def _print_bars(console: Console, report: TraceReport) -> None:
-    """Draw what arrived and what was in flight, and mark the part."""
+def _bars(report: TraceReport) -> Table:
+    """Return what arrived and what was in flight over time, with the part marked."""
     arrival_s, levels = report.trace.columns.arrival_s, report.traffic.levels
     first_s, last_s = float(arrival_s[0]), float(arrival_s[-1])
+    columns = [Column("series", "most"), Column("bars", f"{first_s:,.0f}s to {last_s:,.0f}s")]
     if last_s <= first_s:
-        return
-    edges_s = np.linspace(first_s, last_s, LEAST_WIDTH - 3)
+        return Table(columns, [])
+    edges_s = np.linspace(first_s, last_s, BAR_COUNT + 1)
     arrived = np.histogram(arrival_s, edges_s)[0] / (edges_s[1] - edges_s[0])
     series = {"arrivals a second": [*arrived.tolist()]}
     if levels is not None:
-        series["most in flight"] = [one or 0 for one in levels.highest_in(edges_s)]
-    glyphs = ASCII_BARS if console.options.ascii_only else BARS
+        series["in flight"] = [level or 0 for level in levels.highest_in(edges_s)]
+    rows: list[list[Cell]] = []
     for title, values in series.items():
         top = max(values) or 1
-        bars = "".join(glyphs[int(np.ceil(value / top * 8))] for value in values)
-        console.print(f"{title}, {first_s:,.0f}s to {last_s:,.0f}s, up to {top:,.4g}")
-        console.print(f"  {bars.rstrip()}", markup=False)
+        bars = "".join(BARS[int(np.ceil(value / top * 8))] for value in values)
+        rows.append([f"{top:,.4g} {title}", bars.rstrip()])
     if (part := report.part) is not None:
         begin, end = np.searchsorted(edges_s[1:], [part.start_s, part.start_s + part.length_s])
-        console.print(f"  {'':>{begin}}{'^' * max(1, int(end - begin))} the part below")
+        rows.append(["window", " " * int(begin) + "^" * max(1, int(end - begin))])
+    return Table(columns, rows, caption="Over time")
 
 
-def _print_spreads(console: Console, traffic: TrafficSummary) -> None:
-    table = plain_table("", "mean", "p50", "p90", "p95", "p99", "max", gap=1)
-    table.columns[0].justify = "left"
+def _spreads(traffic: TrafficSummary) -> list[list[Cell]]:
     rows: dict[str, Distribution | None] = {
         "input tokens": traffic.input_tokens,
         "output tokens": traffic.output_tokens,
         "in flight (recorded)": traffic.recorded,
         "running (recorded)": traffic.running,
+        **{f"in flight at {s * 1000:.0f} ms/token": one for s, one in traffic.band.items()},
     }
-    rows |= {f"in flight at {s * 1000:.0f} ms/token": one for s, one in traffic.band.items()}
-    for title, found in rows.items():
-        if found is not None:
-            values = (found.p50, found.p90, found.p95, found.p99, found.max)
-            mean = f"{found.mean:,.{0 if found.mean >= 1000 else 1}f}"
-            table.add_row(title, mean, *(f"{value:,.0f}" for value in values))
-    console.print(table)
-
-
-def _print_part(console: Console, part: Stretch) -> None:
-    """Print how heavy this part is."""
-    console.print(
-        f"the part {part.start_s:,.1f}s+{part.length_s:g}s: {_requests(part.requests)}, "
-        f"{part.load:,.2f} x the mean load",
-        soft_wrap=True,
-    )
+    return [
+        [title, *(getattr(one, column.name) for column in SPREADS[1:])]
+        for title, one in rows.items()
+        if one is not None
+    ]
 
 
 def _above(levels: Levels) -> list[dict[str, Any]]:
