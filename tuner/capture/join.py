@@ -23,29 +23,27 @@ def join(paths: Sequence[Path]) -> Trace:
     traces = [load(path) for path in paths]
     headers = [trace.header for trace in traces]
     first, cure = headers[0], "Join the files of one recording only."
-    begins_ms = [date_ms(header.time_origin) for header in headers]
-    known_ms = [one for one in begins_ms if one is not None]
-    tables = []
-    for path, trace, begin_ms in zip(paths, traces, begins_ms, strict=True):
-        for field in ("source", "block_size"):
-            theirs, ours = getattr(trace.header, field), getattr(first, field)
-            if theirs != ours:
-                raise TraceError(
-                    f"{path}: its {field} is {theirs}, that of {paths[0]} is {ours}", hint=cure
-                )
-        if begin_ms is None:
+    begins_ms = [date_ms(header.time_origin) or 0.0 for header in headers]
+    for path, header, begin_ms in zip(paths, headers, begins_ms, strict=True):
+        if not begin_ms:
             raise TraceError(f"{path}: no time_origin in its header", hint=cure)
-        tables.append(moved(trace.table, begin_ms - min(known_ms)))
-    whole = pa.concat_tables(tables, promote_options="default")
-    whole = whole.drop_columns([name for name in ("row",) if name in whole.column_names])
+        theirs, ours = (f"{one.source}, block_size {one.block_size}" for one in (header, first))
+        if theirs != ours:
+            raise TraceError(f"{path}: is of {theirs}, {paths[0]} of {ours}", hint=cure)
+    begin_ms = min(begins_ms)
+    whole = pa.concat_tables(
+        (moved(one.table, at - begin_ms) for one, at in zip(traces, begins_ms, strict=True)),
+        promote_options="default",
+    )
+    whole = whole.select([name for name in whole.column_names if name != "row"])
     table, _ = sorted_by_arrival(whole, absolute=False)
     header = replace(
         first,
-        time_origin=headers[begins_ms.index(min(known_ms))].time_origin,
+        time_origin=headers[begins_ms.index(begin_ms)].time_origin,
         rows_read=sum(header.rows_read for header in headers),
         rows_kept=len(table),
         dropped=dict(sum((Counter(header.dropped) for header in headers), Counter[str]())),
-        missing=tuple(dict.fromkeys(name for header in headers for name in header.missing)),
-        notes=tuple(dict.fromkeys(note for header in headers for note in header.notes)),
+        missing=tuple({name: None for header in headers for name in header.missing}),
+        notes=tuple({note: None for header in headers for note in header.notes}),
     )
     return Trace(header, table)

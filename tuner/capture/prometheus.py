@@ -12,7 +12,6 @@ import math
 import os
 import re
 import shlex
-import urllib.parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -69,6 +68,7 @@ CLOCKS_APART_S = 3600.0
 """How far the clock of the Prometheus may be ahead of ours."""
 
 TOKEN = "TUNER_PROMETHEUS_TOKEN"  # noqa: S105 - the name of the variable
+"""Of a bearer token, or of a user and a password with a colon between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +99,10 @@ def source(url: str, from_: str | None, to: str | None, selector: str) -> Source
         raise UsageError(
             f"--from {from_} is not before --to {to}", hint="Write how long ago: --from 2h --to 1h"
         )
-    bare, login = without_login(url)
-    if token := os.environ.get(TOKEN):
-        login = f"Bearer {token}"
+    bare, login = http.check_address(url, option="Prometheus"), os.environ.get(TOKEN, "")
+    if login:
+        encoded = base64.b64encode(login.encode()).decode()
+        login = f"Basic {encoded}" if ":" in login else f"Bearer {login}"
     return Source(bare, from_s, to_s, selector, login)
 
 
@@ -125,28 +126,6 @@ def _moment_s(text: str, now_s: float, option: str) -> float:
 def read(source: Source, *, seed: int = 0) -> Trace:
     """Return a trace of what was scraped. Raises InputError, TraceError, UsageError."""
     return draw(engines_of(fetch(source), source), seed)
-
-
-def without_login(url: str) -> tuple[str, str]:
-    """Return the address without ``user:password@``, and these as a header of authorization.
-
-    Raises UsageError, with no part of it that may be a secret, for what is not an address.
-    """
-    try:
-        parts = urllib.parse.urlsplit(url)
-        login, at, host = parts.netloc.rpartition("@")
-        bare = urllib.parse.urlunsplit(parts._replace(netloc=host))
-        problem = http.problem_of(bare)
-    except ValueError:
-        login = at = bare = ""
-        problem = "no address"
-    if problem is not None:
-        raise UsageError(
-            f"{http.shown(bare)}: {problem}".removeprefix(": "),
-            hint="Give the address of the Prometheus: http://prometheus:9090",
-        )
-    encoded = base64.b64encode(urllib.parse.unquote(login).encode()).decode()
-    return bare, f"Basic {encoded}" if at else ""
 
 
 class _Series(msgspec.Struct):
@@ -209,8 +188,7 @@ def _ask(source: Source, query: str, at_s: float) -> bytes:
     if answer.status in {401, 403}:
         raise source.refuse(
             f"refused ({answer.status})",
-            "Put a bearer token into TUNER_PROMETHEUS_TOKEN, or log in with "
-            "http://USER:PASSWORD@HOST.",
+            f"Put a bearer token, or USER:PASSWORD, into {TOKEN}.",
         )
     return answer.content
 

@@ -88,7 +88,7 @@ class TraceImportOptions(ReadingOptions):
 
     A table (CSV, TSV, JSON lines, Parquet; plain or packed) is read by its headings. Several files
     are the parts of one recording. Of a Prometheus's address a synthetic trace is made that fits
-    what it stored of a vLLM server; TUNER_PROMETHEUS_TOKEN may hold a bearer token.
+    what it stored of a vLLM server; TUNER_PROMETHEUS_TOKEN holds a bearer token or USER:PASSWORD.
     """
 
     sources: Annotated[
