@@ -26,7 +26,7 @@ _decode = msgspec.json.Decoder().decode
 _decode_lines = msgspec.json.Decoder().decode_lines
 
 
-def opened(file: TraceFile, *, delimiter: str | None = None, named: Sequence[str] = ()) -> Opened:
+def opened(file: TraceFile, named: Sequence[str]) -> Opened:
     """Locate the rows of a file. ``named`` are headings that the user names.
 
     Raises TraceError for a file that has none.
@@ -42,7 +42,7 @@ def opened(file: TraceFile, *, delimiter: str | None = None, named: Sequence[str
     if sum(re.match(PREFIX, line) is not None for line in lines) * 2 > len(lines):
         file.tally.note("what stands before the JSON of each line is left out")
         return _json_lines(file, PREFIX)
-    return text_table(file, delimiter, named)
+    return text_table(file, named)
 
 
 def _is_document(file: TraceFile, start: bytes) -> bool:

@@ -123,7 +123,6 @@ class Asked:
     columns: Mapping[str, str] = field(default_factory=dict)
     """Role, or role and unit (``duration_ms``) → heading, dotted path, or ``#`` and number."""
 
-    delimiter: str | None = None
     allow_text: bool = False
     name: str | None = None
     """What messages call the file, if not by its path."""
@@ -133,15 +132,9 @@ class Asked:
         options = {
             "--columns": ",".join(f"{role}={name}" for role, name in self.columns.items()),
             "--time-unit": self.time_unit,
-            "--delimiter": self.delimiter,
         }
         found = [word for name, value in options.items() if value for word in (name, value)]
         return [*found, *(["--allow-text"] if self.allow_text else [])]
-
-    @property
-    def is_of_table(self) -> bool:
-        """Whether something was said that only a table without a known format has."""
-        return bool(self.columns or self.delimiter)
 
 
 def columns_asked(text: str) -> dict[str, str]:
@@ -155,16 +148,6 @@ def columns_asked(text: str) -> dict[str, str]:
                 hint="Write it as timestamp=ts,input_length=prompt_tok,output_length=gen_tok.",
             )
         found[role.strip()] = heading.strip()
-    return found
-
-
-def delimiter_asked(text: str) -> str:
-    """Read ``--delimiter``. Raises UsageError for what is not one character."""
-    found = {"tab": "\t", "\\t": "\t"}.get(text, text)
-    if len(found) != 1 or found in '"\n\r' or not found.isascii():
-        raise UsageError(
-            f"--delimiter {text!r} is not one character", hint="Write ';', ',', '|' or tab."
-        )
     return found
 
 

@@ -61,7 +61,7 @@ def read(path: Path, asked: Asked | None = None, tell: Tell = lambda _: None) ->
 
 def _read(file: TraceFile, asked: Asked, tell: Tell) -> Trace:
     tally = file.tally
-    rows_of = opened(file, delimiter=asked.delimiter, named=tuple(asked.columns.values()))
+    rows_of = opened(file, tuple(asked.columns.values()))
     known = _format(file, rows_of, asked)
     header = _header(known, rows_of, file)
     checker = Checker(replace(known, block_size=header.block_size), tally)
@@ -99,12 +99,9 @@ def _read(file: TraceFile, asked: Asked, tell: Tell) -> Trace:
 def _format(file: TraceFile, rows_of: Opened, asked: Asked) -> Format:
     """Return how a file is read. Raises TraceError with what would do, UsageError."""
     place, name = file.tally.place, asked.format_name
-    if asked.is_of_table and name not in (None, TABLE.name):
-        raise UsageError(
-            "--columns and --delimiter are for tables without a --format",
-            hint="Leave one of them out.",
-        )
-    is_free = name is None and not asked.is_of_table
+    if asked.columns and name not in (None, TABLE.name):
+        raise UsageError("--columns is for tables without a --format", hint="Leave one out.")
+    is_free = name is None and not asked.columns
     known = detected(rows_of, file.head, place) if is_free else named(name or TABLE.name)
     if known is not None and known is not TABLE:
         return known.of(rows_of, asked.time_unit, file.tally)

@@ -27,12 +27,12 @@ _VALUE = re.compile(r"[+-]?[\d.,]+$|\[?\d{1,4}[-/.]\d\d?[-/.]\d")
 """A number or a date, and no heading."""
 
 
-def text_table(file: TraceFile, delimiter: str | None, named: Sequence[str]) -> Opened:
+def text_table(file: TraceFile, named: Sequence[str]) -> Opened:
     """Locate the headings and the rows of a table as text; without either nothing is in it."""
     lines = file.head.decode(errors="replace").split("\n", 3 * SAMPLE_ROWS)
     lines = lines if file.is_whole else lines[:-1]
     best: tuple[tuple[int, ...], list[str], int, str] = ((), [], 0, "")
-    for mark in (delimiter,) if delimiter else DELIMITERS:
+    for mark in DELIMITERS:
         for line, cells in _cells(lines[:HEADINGS_WITHIN], mark):
             asked = len({*named} & {*cells})
             holds_values = any(map(_VALUE.match, cells)) or max(map(len, cells)) > 200

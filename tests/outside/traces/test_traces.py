@@ -151,7 +151,7 @@ def names_in(refusal: str, source: Path) -> list[str]:
     """Return what a refusal has to name: the line, options of the cure, and headings."""
     line = re.search(re.escape(source.name) + r"(:\d+)?", refusal)
     place_ = [line[0]] if line else []
-    options = sorted(set(re.findall(r"--(?:columns|time-unit|allow-text|delimiter)", refusal)))
+    options = sorted(set(re.findall(r"--(?:columns|time-unit|allow-text)", refusal)))
     message = refusal.partition("; seen:")[0].partition("\n")[0]
     quoted = re.findall(r"'([^']{1,40})'(?= (?:\(#|goes|may be))", message)
     text = re.findall(r"holds text \(([^)]{1,60})\)", message)

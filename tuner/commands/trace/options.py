@@ -29,9 +29,6 @@ Columns = Annotated[
         "end, duration_ms, ttft_ms, status, model, …; #3 is the third column.",
     ),
 ]
-Delimiter = Annotated[
-    str | None, typer.Option(help="What parts the columns of a table: ';', tab, …")
-]
 Length = Annotated[str | None, typer.Option(help="Length of the busiest part; default: 60s.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.")]
 
@@ -51,7 +48,6 @@ class ReadingOptions:
     format_name: FormatName = None
     time_unit: Unit = None
     columns: Columns = None
-    delimiter: Delimiter = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -27,7 +27,7 @@ from tuner.system import interruption
 from tuner.system.files import whole_file
 from tuner.system.printable import printable
 from tuner.trace.columns import Columns
-from tuner.trace.guess import STDIN, Asked, columns_asked, delimiter_asked
+from tuner.trace.guess import STDIN, Asked, columns_asked
 from tuner.trace.raw import Tally
 from tuner.trace.reading import Tell, read
 from tuner.trace.trace import Trace, TraceHeader, TraceRequest, load
@@ -137,7 +137,6 @@ def _read(options: FileOptions | TraceImportOptions, *, allow_text: bool = False
         format_name=options.format_name,
         time_unit=options.time_unit,
         columns={} if options.columns is None else columns_asked(options.columns),
-        delimiter=None if options.delimiter is None else delimiter_asked(options.delimiter),
         allow_text=allow_text,
         name=_place(options.file),
     )
@@ -176,10 +175,10 @@ def _collected(options: TraceImportOptions) -> Trace:
         )
     if len(options.sources) == 1 and not is_address:
         return _read(options, allow_text=options.allow_text)
-    of_file = (options.format_name, options.time_unit, options.columns, options.delimiter)
+    of_file = (options.format_name, options.time_unit, options.columns)
     if any(of_file) or options.spread_ticks:
         raise UsageError(
-            "--format, --time-unit, --columns, --delimiter and --spread-ticks are for one file",
+            "--format, --time-unit, --columns and --spread-ticks are for one file",
             hint="Leave them out.",
         )
     if is_address:
@@ -200,9 +199,9 @@ def _collected(options: TraceImportOptions) -> Trace:
 
 def _held(options: TraceImportOptions, lengths: Path) -> Trace:
     """Return a trace that holds a schedule's concurrency with another trace's lengths."""
-    if any((options.format_name, options.time_unit, options.columns, options.delimiter)):
+    if any((options.format_name, options.time_unit, options.columns)):
         raise UsageError(
-            "--lengths takes no --format, --columns, --delimiter or --time-unit",
+            "--lengths takes no --format, --columns or --time-unit",
             hint="A schedule has one form; leave them out.",
         )
     schedule = ticks(options.file)
