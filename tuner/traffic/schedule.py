@@ -10,16 +10,22 @@ import heapq
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle, pairwise
+from itertools import count, cycle, islice, pairwise
 from pathlib import Path
+
+import numpy as np
 
 from tuner.errors import TraceError
 from tuner.system.files import read_regular
+from tuner.trace.record import TraceHeader
+from tuner.trace.trace import Trace, TraceRequest, load
 from tuner.trace.values import number
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
+from tuner.traffic.sessions import PLACE
 
 MAX_S = 366 * 86_400
 MAX_CONCURRENCY = 100_000
+MAX_REQUESTS = 2_000_000
 SOURCE = "concurrency_schedule"
 """Source of a trace that was made of a schedule, in its header."""
 
@@ -33,19 +39,6 @@ class Tick:
 
     at_s: float
     concurrency: int
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A request that holds a place."""
-
-    at_s: float
-    lasts_s: float
-    input_length: int
-    output_length: int
-    place: int
-    turn: int
-    """How many came before it in its place."""
 
 
 def ticks(path: Path) -> tuple[Tick, ...]:
@@ -101,14 +94,45 @@ def _rows(path: Path) -> Iterator[tuple[int, tuple[object, object]]]:
         yield place, (time, level)
 
 
-def holding(schedule: Sequence[Tick], lengths: Sequence[tuple[int, int]]) -> Iterator[Holder]:
+def scheduled(path: Path, lengths: Path) -> Trace:
+    """Return a trace that holds the concurrency of a schedule with the lengths of another trace.
+
+    Raises TraceError.
+    """
+    schedule, columns = ticks(path), load(lengths).columns
+    chosen = columns.served & (columns.output_length > 0)
+    pairs = np.column_stack([columns.input_length, columns.output_length])[chosen].tolist()
+    if not pairs:
+        raise TraceError(f"{lengths}: no request was served", hint="Take lengths from another.")
+    requests = list(islice(holding(schedule, [*map(tuple, pairs)]), MAX_REQUESTS + 1))
+    if len(requests) > MAX_REQUESTS:
+        raise TraceError(
+            f"{path}: more than {MAX_REQUESTS:,} requests would hold it",
+            hint="Shorten it, or take the lengths of longer requests.",
+        )
+    note = (
+        f"synthetic: lengths of {lengths.name}, arrivals that hold the concurrency of a schedule "
+        f"at {S_PER_OUTPUT_TOKEN * 1000:g} ms an output token and "
+        f"{S_PER_PROMPT_TOKEN * 1000:g} ms a prompt token; a replay holds it at any speed"
+    )
+    header = TraceHeader(
+        source=SOURCE,
+        rows_read=len(requests),
+        rows_kept=len(requests),
+        missing=("aborts", "errors", "prefixes"),
+        notes=(note,),
+    )
+    return Trace.of(header, requests).warned(note)
+
+
+def holding(schedule: Sequence[Tick], lengths: Sequence[tuple[int, int]]) -> Iterator[TraceRequest]:
     """Yield requests in order of arrival that hold a given concurrency at an assumed speed.
 
     Each of the requests in flight is a place, in which one follows the other without a pause, and
     ends where the place is given up. Their (prompt, output) ``lengths`` are taken
     in turn, and again.
     """
-    drawn = cycle(lengths)
+    drawn, rows = cycle(lengths), count()
     free_s: list[float] = []
     turns: list[int] = []
     for tick, after in pairwise(schedule):
@@ -123,7 +147,15 @@ def holding(schedule: Sequence[Tick], lengths: Sequence[tuple[int, int]]) -> Ite
             lasts_s = output * S_PER_OUTPUT_TOKEN + prompt * S_PER_PROMPT_TOKEN
             if place >= after.concurrency:
                 lasts_s = min(lasts_s, after.at_s - at_s)
-            yield Holder(at_s, lasts_s, prompt, output, place, turns[place])
+            yield TraceRequest(
+                row=next(rows),
+                arrival_s=round(at_s, 6),
+                input_length=prompt,
+                output_length=output,
+                e2e_s=round(lasts_s, 6),
+                session_id=f"{PLACE}{place}",
+                turn=turns[place],
+            )
             turns[place] += 1
             free_s[place] = at_s + lasts_s
             heapq.heapreplace(due, (free_s[place], place))

@@ -55,12 +55,15 @@ def test_lengths_are_taken_in_turn_and_begin_again() -> None:
 def test_a_place_that_is_given_up_ends_its_last_request() -> None:
     ticks = (Tick(0, 2), Tick(1, 0), Tick(5, 0))
     found = list(holding(ticks, [TWO_SECONDS]))
-    assert [(one.at_s, one.lasts_s) for one in found] == [(0, 1), (0, 1)]
+    assert [(one.arrival_s, one.e2e_s) for one in found] == [(0, 1), (0, 1)]
 
 
 def test_a_place_that_comes_back_goes_on_where_it_was() -> None:
     ticks = (Tick(0, 1), Tick(1, 0), Tick(1.5, 1), Tick(3, 0))
-    assert [(one.at_s, one.turn) for one in holding(ticks, [TWO_SECONDS])] == [(0, 0), (1.5, 1)]
+    assert [(one.arrival_s, one.turn) for one in holding(ticks, [TWO_SECONDS])] == [
+        (0, 0),
+        (1.5, 1),
+    ]
 
 
 def test_a_table_is_read_too(tmp_path: Path) -> None:
@@ -102,4 +105,4 @@ def test_without_lengths_the_refusal_names_the_option(tuner: Run, tmp_path: Path
     assert "tuner trace import --lengths TRACE" in ended.err
     ended = tuner(*asked, "--lengths", tmp_path / "s", "--format", "table")
     assert ended.code == 2
-    assert "--lengths takes no" in ended.err
+    assert "are for one file" in ended.err

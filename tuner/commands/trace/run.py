@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +29,10 @@ from tuner.trace.columns import Columns
 from tuner.trace.guess import STDIN, Asked, columns_asked
 from tuner.trace.raw import Tally
 from tuner.trace.reading import Tell, read
-from tuner.trace.trace import Trace, TraceHeader, TraceRequest, load
+from tuner.trace.trace import Trace
 from tuner.traffic.arrivals import Stretch, busiest, stretch
-from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN, assign
-from tuner.traffic.schedule import SOURCE, holding, ticks
-from tuner.traffic.sessions import PLACE
+from tuner.traffic.routing import assign
+from tuner.traffic.schedule import scheduled
 from tuner.traffic.summary import describe
 from tuner.traffic.window import parse_duration_s, parse_window
 from tuner.views.page import Column, Page, Section, Table
@@ -46,9 +44,6 @@ BUSIEST_S = 60.0
 
 UNKNOWN_REPLICAS = 0.05
 """Share of the served requests that may lack a replica where the others have one."""
-
-MAX_HOLDERS = 2_000_000
-"""Requests that a concurrency schedule may become."""
 
 
 def show(options: TraceShowOptions) -> None:
@@ -78,8 +73,7 @@ def show(options: TraceShowOptions) -> None:
 def import_(options: TraceImportOptions) -> None:
     """Write a trace in tuner's own form. Raises TraceError, TargetError, UsageError."""
     with whole_file(options.output, force=options.force) as out:
-        lengths = options.lengths
-        trace = _collected(options) if lengths is None else _held(options, lengths)
+        trace = _collected(options)
         if options.model is not None:
             trace = replace(trace, header=replace(trace.header, model=options.model))
         tick_ms = describe(trace.columns).tick_ms if options.spread_ticks else None
@@ -166,81 +160,32 @@ def _collected(options: TraceImportOptions) -> Trace:
 
     Raises UsageError, InputError.
     """
-    is_address = "://" in options.sources[0]
-    of_history = any((options.from_, options.to, options.selector))
-    if not is_address and of_history:
+    first = options.sources[0]
+    is_address = "://" in first
+    is_file = len(options.sources) == 1 and not is_address and options.lengths is None
+    of_file = (options.format_name, options.time_unit, options.columns, options.spread_ticks)
+    if not is_address and any((options.from_, options.to, options.selector)):
         raise UsageError(
             "--from, --to and --selector are for a Prometheus",
             hint="Give its address: tuner trace import http://prometheus:9090 -o trace.jsonl",
         )
-    if len(options.sources) == 1 and not is_address:
-        return _read(options, allow_text=options.allow_text)
-    of_file = (options.format_name, options.time_unit, options.columns)
-    if any(of_file) or options.spread_ticks:
+    if not is_file and any(of_file):
         raise UsageError(
             "--format, --time-unit, --columns and --spread-ticks are for one file",
             hint="Leave them out.",
         )
-    if is_address:
-        from tuner.capture import prometheus  # noqa: PLC0415 - loads the recorder
+    if is_file:
+        return _read(options, allow_text=options.allow_text)
+    if len(options.sources) > 1 and (is_address or options.lengths is not None):
+        raise UsageError("several sources, one of which stands alone", hint="Import one at a time.")
+    if options.lengths is not None:
+        return scheduled(options.file, options.lengths)
+    from tuner.capture import join, prometheus  # noqa: PLC0415 - loads the recorder
 
-        if len(options.sources) > 1:
-            raise UsageError(
-                "several sources, one of them an address", hint="Import one at a time."
-            )
-        source = prometheus.source(
-            options.sources[0], options.from_, options.to, options.selector or ""
-        )
-        return prometheus.read(source, seed=options.seed)
-    from tuner.capture.join import join  # noqa: PLC0415 - loads the recorder
-
-    return join([Path(source) for source in options.sources])
-
-
-def _held(options: TraceImportOptions, lengths: Path) -> Trace:
-    """Return a trace that holds a schedule's concurrency with another trace's lengths."""
-    if any((options.format_name, options.time_unit, options.columns)):
-        raise UsageError(
-            "--lengths takes no --format, --columns or --time-unit",
-            hint="A schedule has one form; leave them out.",
-        )
-    schedule = ticks(options.file)
-    columns = load(lengths).columns
-    chosen = columns.served & (columns.output_length > 0)
-    pairs = np.column_stack([columns.input_length, columns.output_length])[chosen].tolist()
-    if not pairs:
-        raise TraceError(f"{lengths}: no request was served", hint="Take lengths from another.")
-    holders = list(islice(holding(schedule, [*map(tuple, pairs)]), MAX_HOLDERS + 1))
-    if len(holders) > MAX_HOLDERS:
-        raise TraceError(
-            f"{options.file}: more than {MAX_HOLDERS:,} requests would hold it",
-            hint="Shorten it, or take the lengths of longer requests.",
-        )
-    note = (
-        f"synthetic: lengths of {lengths.name}, arrivals that hold the concurrency of a schedule "
-        f"at {S_PER_OUTPUT_TOKEN * 1000:g} ms an output token and "
-        f"{S_PER_PROMPT_TOKEN * 1000:g} ms a prompt token; a replay holds it at any speed"
-    )
-    header = TraceHeader(
-        source=SOURCE,
-        rows_read=len(holders),
-        rows_kept=len(holders),
-        missing=("aborts", "errors", "prefixes"),
-        notes=(note,),
-    )
-    requests = [
-        TraceRequest(
-            row=row,
-            arrival_s=round(one.at_s, 6),
-            input_length=one.input_length,
-            output_length=one.output_length,
-            e2e_s=round(one.lasts_s, 6),
-            session_id=f"{PLACE}{one.place}",
-            turn=one.turn,
-        )
-        for row, one in enumerate(holders)
-    ]
-    return Trace.of(header, requests).warned(note)
+    if not is_address:
+        return join.join([Path(source) for source in options.sources])
+    source = prometheus.source(first, options.from_, options.to, options.selector or "")
+    return prometheus.read(source, seed=options.seed)
 
 
 def _part(options: TraceShowOptions | TraceCutOptions) -> tuple[float, float] | None:
