@@ -73,7 +73,7 @@ class Checker:
         """Return the rows with what links them, for a format whose rows may be one request."""
         rows = self._rows(raw)
         links = {
-            role: [_id(cell) for cell in rows.cells(role) or [""] * len(raw)]
+            role: [_id(cell) for cell in rows.cells(role) or [None] * len(raw)]
             for role in ("trace", "span", "parent", "key", "server")
         }
         held = zip(
@@ -97,7 +97,7 @@ class Checker:
 
 
 def _id(value: object) -> Any:  # noqa: ANN401 - a word, or a flag
-    return value if value is True or (isinstance(value, str) and value.strip("0")) else ""
+    return value if value is True or (isinstance(value, str) and value.strip("0")) else None
 
 
 class _Rows:

@@ -174,8 +174,9 @@ def _block_size(known: Format, opened: Opened, tally: Tally) -> int:
     ]
     if known.block_size in fitting or len(fitting) != 1:
         return known.block_size
-    tally.note(f"hash_ids are taken for {fitting[0]} tokens each, by their number")
-    return fitting[0]
+    (size,) = fitting
+    tally.note(f"hash_ids are taken for {size} tokens each, by their number")
+    return size
 
 
 # Formats as they stand in the file beside this one.

@@ -22,6 +22,7 @@ from tuner.trace.encode import TYPES
 from tuner.trace.files import TraceFile
 from tuner.trace.formats import CANONICAL, TABLE, Format, detected, named
 from tuner.trace.guess import Asked, guessed
+from tuner.trace.headings import main_roles
 from tuner.trace.raw import ROWS, Object, Opened, Raw, Tally
 from tuner.trace.record import REASONS, VERSION, TraceHeader
 from tuner.trace.same import Row
@@ -105,7 +106,7 @@ def _format(file: TraceFile, rows_of: Opened, asked: Asked) -> Format:
     known = detected(rows_of, file.head, place) if is_free else named(name or TABLE.name)
     if known is not None and known is not TABLE:
         return known.of(rows_of, asked.time_unit, file.tally)
-    if rows_of.headings:
+    if rows_of.sample or main_roles(rows_of.headings) or not is_free:
         return guessed(rows_of, asked, place)
     raise TraceError(
         f"{place}:1: not a trace format that tuner knows, and no table of requests",

@@ -27,13 +27,13 @@ class Row:
     fields: dict[str, Any] | None
     """The request by the keys of the record; None for a link in a chain."""
 
-    trace: str = ""
-    span: str = ""
-    parent: str = ""
-    key: Hashable = None
+    trace: str | None = None
+    span: str | None = None
+    parent: str | None = None
+    key: str | None = None
     """Equal for sequences of one request, if it is known."""
 
-    server: bool = False
+    server: bool | None = None
 
     def at(self, key: str) -> Any:  # noqa: ANN401 - a field's value
         return (self.fields or {}).get(key)
