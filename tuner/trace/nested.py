@@ -145,33 +145,28 @@ def vllm_bench(rows: Numbered, tally: Tally) -> Numbered:
     Stamps are s of a monotonic clock. With ``--max-concurrency`` a request waits in the client for
     ``queue_times`` before it is sent, so that it was due so much earlier.
     """
-    results = list(rows)
-    if len(results) > 1:
+    (line, result), *more = rows
+    if more:
         raise TraceError(
-            f"{tally.at(results[1][0])}: a second result",
+            f"{tally.at(more[0][0])}: a second result",
             hint="One result a file: --append-result writes several, one a line; split them.",
         )
-    line, result = results[0]
-    columns = {key: held for key, held in result.items() if isinstance(held, list) and held}
-    size = len(columns.get("start_times", ()))
-    needed = ("start_times", "input_lens", "output_lens")
-    if absent := [key for key in needed if key not in columns]:
+    lists = {key: result[key] for key in BENCH if isinstance(result.get(key), list)}
+    columns = {key: cells for key, cells in lists.items() if cells}
+    if absent := {"start_times", "input_lens", "output_lens"} - columns.keys():
         raise TraceError(
-            f"{tally.place}: no {', '.join(absent)}: only detailed results have send times",
+            f"{tally.place}: no {min(absent)}: only detailed results have send times",
             hint="Run vllm bench serve with --save-result --save-detailed; old versions of vLLM, "
             "and SGLang, never write start_times.",
         )
-    if uneven := [key for key in BENCH if len(columns.get(key, ())) not in (0, size)]:
-        raise TraceError(
-            f"{tally.place}: {uneven[0]} has {len(columns[uneven[0]]):,} entries, start_times "
-            f"{size:,}",
-            hint="Is the file complete?",
-        )
+    sizes = {key: len(cells) for key, cells in columns.items()}
+    if len({*sizes.values()}) > 1:
+        raise TraceError(f"{tally.place}: uneven lists: {sizes}", hint="Is the file complete?")
     if (most := result.get("max_concurrency")) is not None:
         due = "when requests were due" if "queue_times" in columns else "when it sent them"
         tally.note(f"the client kept at most {number(most)} requests in flight: arrivals are {due}")
-    for place in range(size):
-        held = {key: columns[key][place] for key in BENCH if key in columns}
+    for cells in zip(*columns.values(), strict=True):
+        held = dict(zip(columns, cells, strict=True))
         queue_s, ttft_s = number(held.get("queue_times")) or 0, number(held.get("ttfts"))
         gaps, lasted_s = held.get("itls"), number(held.get("latencies"))
         if lasted_s is None and isinstance(gaps, list) and ttft_s is not None:

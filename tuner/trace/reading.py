@@ -125,19 +125,16 @@ def _header(known: Format, rows_of: Opened, file: TraceFile) -> TraceHeader:
         return replace(known.header(), model=model if is_name else None)
     if not is_headed:
         return TraceHeader()
-    problem, hint = "not valid JSON", "Compare the first line with docs/traces.md."
-    if first.get("tuner_trace", VERSION) != VERSION:
-        hint = f"This tuner reads tuner_trace {VERSION}: use a newer one."
-        problem = "another version of tuner_trace"
-    elif first.get("time_unit", "ms") != "ms":
-        hint = "Multiply the times; or drop the header and import with --time-unit s."
-        problem = "time_unit is not ms, which the canonical format is in"
-    elif "tuner_trace" in first:
+    problem = f"not tuner_trace {VERSION} in ms, which this tuner reads"
+    if first.get("tuner_trace") == VERSION and first.get("time_unit", "ms") == "ms":
         try:
             return msgspec.convert(first, TraceHeader)
         except msgspec.ValidationError as error:
             problem = str(error)
-    raise TraceError(f"{file.tally.place}:1: header: {problem}", hint=hint)
+    raise TraceError(
+        f"{file.tally.place}:1: header: {problem}",
+        hint="Compare the first line with docs/traces.md; or drop it and import with --time-unit.",
+    )
 
 
 def _raws(rows_of: Opened, known: Format, tally: Tally) -> Iterator[Raw]:
