@@ -42,21 +42,21 @@ Reason = Literal[
 ]
 
 REASONS: dict[Reason, str] = {
-    "malformed": "the line is not valid JSON, not UTF-8, cut off, or has a wrong number of columns",
-    "no_timestamp": "the arrival time is missing",
-    "bad_timestamp": "the arrival time is not a time, or has another unit, zone or form",
+    "malformed": "not JSON, not UTF-8, cut off, or a wrong number of columns",
+    "no_timestamp": "no arrival time",
+    "bad_timestamp": "the arrival is not a time, or has another unit, zone or form",
     "no_tokens": "input_length or output_length is missing",
-    "not_integer": "a count of tokens is not a whole number",
+    "not_integer": "a count of tokens is not an integer",
     "negative": "a count of tokens is negative",
-    "zero_tokens": "a request that was served has no prompt tokens, or no output tokens",
-    "out_of_range": "a number is too large to be true",
-    "bad_field": "an optional field has a value of the wrong kind, or of another unit",
-    "negative_time": "a duration is negative, or the end is before the start",
-    "several_requests": "the row sums up several requests, or sequences of n > 1",
-    "same_request": "the row is part of a request that another row stands for",
-    "retried": "an attempt that failed before another attempt of the same request was served",
-    "cache_hit": "a gateway answered from its cache, and no server saw the request",
-    "not_generation": "the row generates no tokens: an embedding, a tool call, a link in a chain",
+    "zero_tokens": "served without prompt tokens, or without output tokens",
+    "out_of_range": "a number too large to be true",
+    "bad_field": "an optional field of the wrong kind, or of another unit",
+    "negative_time": "a negative duration, or an end before the start",
+    "several_requests": "a sum of several requests, or of n > 1 sequences",
+    "same_request": "part of a request that another row stands for",
+    "retried": "an attempt that failed before another one was served",
+    "cache_hit": "answered by a gateway's cache: no server saw it",
+    "not_generation": "generates no tokens: an embedding, a tool call, a link in a chain",
 }
 """Why a row is not used. docs/traces.md says what to do about each."""
 
