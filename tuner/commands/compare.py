@@ -75,7 +75,7 @@ def run(options: CompareOptions) -> None:
         with progress:
             comparison = compare(question, book, progress, progress.reading(machine.read))
         doubts = [*_doubts(options, profile, machine, comparison.evidence), *comparison.warnings()]
-        _conclude(options, comparison, [*doubts, *trace.warnings])
+        _conclude(options, profile, comparison, [*doubts, *trace.warnings])
 
 
 def _starters(
@@ -103,7 +103,12 @@ def _starters(
     return base, machine.starter(profile.engine)
 
 
-def _conclude(options: CompareOptions, comparison: Comparison, warnings: Sequence[str]) -> None:
+def _conclude(
+    options: CompareOptions,
+    profile: ServingProfile | None,
+    comparison: Comparison,
+    warnings: Sequence[str],
+) -> None:
     """Print the tables. Raises EngineError where nothing could be measured."""
     evidence, tables = comparison.evidence, comparison.tables()
     run_dir = comparison.journal.run_dir
@@ -122,7 +127,7 @@ def _conclude(options: CompareOptions, comparison: Comparison, warnings: Sequenc
         spent_s=sum(evidence.starts_s()) + evidence.replay_s(),
         warnings=warnings,
         run_dir=str(run_dir),
-        next_=_next(options, is_measured=row is None or row.numbers is not None),
+        next_=_next(options, profile, is_measured=row is None or row.numbers is not None),
     )
     finish(options, result, page, run_dir)
     if not any(row.numbers for table in tables for row in table.rows):
@@ -155,11 +160,11 @@ def _doubts(
     return doubts if change is None else [*doubts, f"the profile was {change}"]
 
 
-def _next(options: CompareOptions, *, is_measured: bool) -> str:
+def _next(options: CompareOptions, profile: ServingProfile | None, *, is_measured: bool) -> str:
     """Return what to do with what was compared: roll the profile out where it was measured, look at
     it where not, or make one."""
-    if options.profile is None:
+    if options.profile is None or profile is None:
         return command("sweep", "--trace", options.trace)
     if not is_measured:
         return command("show", options.profile)
-    return after(load_profile(options.profile), options.profile, base=options.base)
+    return after(profile, options.profile, base=options.base)
