@@ -166,12 +166,12 @@ def test_a_server_that_took_the_place_of_another_is_the_same_replica(url: str) -
 def test_the_program_writes_a_trace_that_says_that_it_is_synthetic(
     url: str, tmp_path: Path
 ) -> None:
-    done = import_(tmp_path, url, "two", "--seed", "5")
+    done = import_(tmp_path, url, "two")
     assert done.code == OK, done.stderr
     loaded = trace.load(tmp_path / "out.jsonl")
     assert len(loaded.requests) == 720
     assert (loaded.header.source, loaded.header.model) == ("prometheus", "m")
-    assert loaded.header.notes[0] == "synthetic: drawn from Prometheus history, seed 5"
+    assert loaded.header.notes[0] == "synthetic: drawn from Prometheus history, seed 0"
     assert {"aborts", "ends", "hash_ids"} <= set(loaded.header.missing)
 
 

@@ -111,7 +111,7 @@ def _format(file: TraceFile, rows_of: Opened, asked: Asked) -> Format:
     raise TraceError(
         f"{place}:1: not a trace format that tuner knows, and no table of requests",
         hint="Export it as CSV or JSON lines with the time, the prompt's and the output's tokens; "
-        "tuner trace import --list shows what else is read.",
+        "docs/traces.md lists what else is read.",
     )
 
 

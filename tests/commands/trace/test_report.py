@@ -64,8 +64,8 @@ def test_a_part_of_ones_choice_is_held_against_the_whole(tuner: Run, tmp_path: P
     path = write_lines(tmp_path / "t", HEADER, *(row(i * 1000) for i in range(100)))
     found = json.loads(tuner("trace", "show", path, "--window", "10s+5s", "--json").out)["window"]
     assert (found["start_s"], found["length_s"], found["requests"]) == (10, 5, 5)
-    found = json.loads(tuner("trace", "show", path, "--length", "90s", "--json").out)["window"]
-    assert found["length_s"] == 90
+    ended = tuner("trace", "show", path, "--window", "busiest+90s", "--json")
+    assert json.loads(ended.out)["window"]["length_s"] == 90
 
 
 def test_a_part_without_requests_is_refused(tuner: Run, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tuner.commands.shared.options import Json, Router, command
+from tuner.commands.shared.options import Json, command
 
 app = typer.Typer(help="Look at, import and cut traces.")
 
@@ -29,16 +29,7 @@ Columns = Annotated[
         "end, duration_ms, ttft_ms, status, model, …; #3 is the third column.",
     ),
 ]
-Length = Annotated[str | None, typer.Option(help="Length of the busiest part; default: 60s.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.")]
-
-
-def _list_formats(asked: bool) -> None:
-    if asked:
-        from tuner.commands.trace.run import print_formats  # noqa: PLC0415 - keeps --help light
-
-        print_formats()
-        raise typer.Exit
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -66,15 +57,10 @@ class TraceShowOptions(FileOptions):
     the trace can carry a tuning.
     """
 
-    replicas: Annotated[
-        int, typer.Option(min=1, help="Servers that share the trace; show the busiest one's part.")
-    ] = 1
-    router: Router = "least"
     window: Annotated[
         str,
-        typer.Option(help="Part to compare with the whole: busiest, or START+LEN (120s+60s)."),
+        typer.Option(help="Part to compare with the whole: busiest+10m, or START+LEN (120s+60s)."),
     ] = "busiest"
-    length: Length = None
     json: Json = False
 
 
@@ -107,16 +93,12 @@ class TraceImportOptions(ReadingOptions):
         str | None,
         typer.Option(help="Servers in a Prometheus: label matchers, as 'job=\"vllm\"'."),
     ] = None
-    model: Annotated[
-        str | None, typer.Option(help="Model to name in the header; the sweep's default.")
-    ] = None
     spread_ticks: Annotated[
         bool,
         typer.Option(
             "--spread-ticks", help="Spread arrivals evenly within the ticks of a coarse clock."
         ),
     ] = False
-    seed: Annotated[int, typer.Option(min=0, help="Seed of what is drawn.")] = 0
     allow_text: Annotated[
         bool,
         typer.Option("--allow-text", help="Read a file that holds text, and leave the text out."),
@@ -126,12 +108,6 @@ class TraceImportOptions(ReadingOptions):
         typer.Option(help="Trace whose lengths to take, where SOURCE is a concurrency schedule."),
     ] = None
     force: Force = False
-    list_: Annotated[
-        bool,
-        typer.Option(
-            "--list", is_eager=True, callback=_list_formats, help="List the formats, and end."
-        ),
-    ] = False
 
     @property
     def file(self) -> Path:
@@ -140,18 +116,18 @@ class TraceImportOptions(ReadingOptions):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TraceCutOptions(FileOptions):
+class TraceCutOptions:
     """Write a part of a trace, with its gaps and its prompts as they are in the whole.
 
     Without --window all of its time.
     """
 
+    file: File
     output: Output
     window: Annotated[
         str | None,
-        typer.Option(help="Part to keep: START+LEN (120s+60s), or busiest with --length."),
+        typer.Option(help="Part to keep: START+LEN (120s+60s), or busiest+10m."),
     ] = None
-    length: Length = None
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Drop and count requests with more tokens than this.")
     ] = None
@@ -159,7 +135,6 @@ class TraceCutOptions(FileOptions):
         str | None,
         typer.Option(help="Keep what one recorded server got: its number, or busiest."),
     ] = None
-    force: Force = False
 
 
 app.command("show")(command(TraceShowOptions, "tuner.commands.trace.run", "show"))

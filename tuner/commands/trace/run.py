@@ -11,9 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from tuner.commands.trace.options import (
     FileOptions,
@@ -24,20 +21,21 @@ from tuner.commands.trace.options import (
 from tuner.errors import TraceError, UsageError
 from tuner.system import interruption
 from tuner.system.files import whole_file
-from tuner.system.printable import printable
 from tuner.trace.columns import Columns
 from tuner.trace.guess import STDIN, Asked, columns_asked
 from tuner.trace.raw import Tally
 from tuner.trace.reading import Tell, read
 from tuner.trace.trace import Trace
 from tuner.traffic.arrivals import Stretch, busiest, stretch
-from tuner.traffic.routing import assign
 from tuner.traffic.schedule import scheduled
 from tuner.traffic.summary import describe
 from tuner.traffic.window import parse_duration_s, parse_window
-from tuner.views.page import Column, Page, Section, Table
+from tuner.views.live import Progress
 from tuner.views.text import print_json, print_page
 from tuner.views.trace import Shares, TraceReport, trace_json, trace_page, written_page
+
+SEED = 0
+"""Of what is drawn: the same trace every time."""
 
 BUSIEST_S = 60.0
 """Length of the busiest part, unless the user names one."""
@@ -48,14 +46,14 @@ UNKNOWN_REPLICAS = 0.05
 
 def show(options: TraceShowOptions) -> None:
     """Show a trace. Raises TraceError, UsageError."""
-    chosen = _part(options)
+    chosen = _part(options.window)
     trace = _read(options)
     columns = trace.columns
     traffic = describe(columns)
     has_parts = traffic.served > 0 and traffic.duration_s >= 2 * BUSIEST_S
     part: Stretch | None = None
-    if chosen is not None or options.length is not None or has_parts:
-        start_s, length_s = chosen or _busiest(columns, options)
+    if chosen is not None or options.window != "busiest" or has_parts:
+        start_s, length_s = chosen or _busiest(columns, options.window)
         part = stretch(columns, start_s=start_s, length_s=length_s)
         if part is None:
             first_s, last_s = columns.arrival_s[[0, -1]]
@@ -63,7 +61,7 @@ def show(options: TraceShowOptions) -> None:
                 f"{_place(options.file)}: no request was served in {start_s:g}s+{length_s:g}s",
                 hint=f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
             )
-    report = TraceReport(_place(options.file), trace, traffic, part, _shares(columns, options))
+    report = TraceReport(_place(options.file), trace, traffic, part, _shares(columns))
     if options.json:
         print_json(trace_json(report))
     else:
@@ -74,11 +72,9 @@ def import_(options: TraceImportOptions) -> None:
     """Write a trace in tuner's own form. Raises TraceError, TargetError, UsageError."""
     with whole_file(options.output, force=options.force) as out:
         trace = _collected(options)
-        if options.model is not None:
-            trace = replace(trace, header=replace(trace.header, model=options.model))
         tick_ms = describe(trace.columns).tick_ms if options.spread_ticks else None
         if tick_ms is not None:
-            trace = trace.spread(tick_ms, options.seed)
+            trace = trace.spread(tick_ms, SEED)
         elif options.spread_ticks:
             trace = trace.warned("arrivals lie on no grid: nothing to spread")
         out.writelines(trace.lines())
@@ -90,17 +86,14 @@ def import_(options: TraceImportOptions) -> None:
 
 def cut(options: TraceCutOptions) -> None:
     """Write a part of a trace. Raises TraceError, TargetError, UsageError."""
-    chosen = _part(options)
-    if options.window is None:
-        if options.replica is None and options.max_model_len is None:
-            raise UsageError("nothing to cut", hint="Give --window, --replica or --max-model-len.")
-        if options.length is not None:
-            raise UsageError("--length is of the busiest part", hint="Add --window busiest.")
-    with whole_file(options.output, force=options.force) as out:
-        trace = _read(options)
+    chosen = _part(options.window)
+    if options.window is None and options.replica is None and options.max_model_len is None:
+        raise UsageError("nothing to cut", hint="Give --window, --replica or --max-model-len.")
+    with whole_file(options.output, force=False) as out:
+        trace = _read(FileOptions(file=options.file))
         columns = trace.columns
         if options.window is not None:
-            start_s, length_s = chosen or _busiest(columns, options)
+            start_s, length_s = chosen or _busiest(columns, options.window)
             trace = trace.within(start_s, length_s).since(start_s, length_s)
         if options.replica is not None:
             trace = trace.of_replica(_replica(columns, options.replica))
@@ -109,16 +102,6 @@ def cut(options: TraceCutOptions) -> None:
         out.writelines(trace.lines())
     report = TraceReport(str(options.output), trace, describe(trace.columns))
     print_page(written_page(report), details=True)
-
-
-def print_formats() -> None:
-    """Print every format."""
-    from tuner.trace.formats import FORMATS, TABLE  # noqa: PLC0415 - for this alone
-
-    columns = [Column("format", "format"), Column("says", "what it is")]
-    table = Table(columns, [[known.name, known.says] for known in (*FORMATS, TABLE)])
-    section = Section("Formats", tables=[table])
-    print_page(Page(subject="Formats", title="Formats of traces", sections=[section]))
 
 
 def _place(file: Path) -> str:
@@ -185,25 +168,18 @@ def _collected(options: TraceImportOptions) -> Trace:
     if not is_address:
         return join.join([Path(source) for source in options.sources])
     source = prometheus.source(first, options.from_, options.to, options.selector or "")
-    return prometheus.read(source, seed=options.seed)
+    return prometheus.read(source, seed=SEED)
 
 
-def _part(options: TraceShowOptions | TraceCutOptions) -> tuple[float, float] | None:
+def _part(window: str | None) -> tuple[float, float] | None:
     """Return the part that the user names as start and length; None for the busiest."""
-    window = options.window
-    if window is None or window == "busiest" or (found := parse_window(window)) is None:
-        return None
-    if options.length is not None:
-        raise UsageError(
-            f"--window {window} has a length, so --length {options.length} means nothing",
-            hint="Drop --length, or write --window busiest.",
-        )
-    return found
+    return None if window is None or window.startswith("busiest") else parse_window(window)
 
 
-def _busiest(columns: Columns, options: TraceShowOptions | TraceCutOptions) -> tuple[float, float]:
-    length = options.length
-    length_s = BUSIEST_S if length is None else parse_duration_s(length, option="--length")
+def _busiest(columns: Columns, window: str) -> tuple[float, float]:
+    """Return the busiest part, as long as ``busiest+LEN`` says."""
+    _, plus, length = window.partition("+")
+    length_s = parse_duration_s(length, option="--window") if plus else BUSIEST_S
     return busiest(columns.arrival_s, columns.tokens_before(), length_s)[0], length_s
 
 
@@ -226,41 +202,28 @@ def _replica(columns: Columns, asked: str) -> int:
     return int(numbers[np.bincount(places, weights=columns.tokens()[known]).argmax()])
 
 
-def _shares(columns: Columns, options: TraceShowOptions) -> Shares | None:
-    """Return what the replicas get, and the traffic of the one with the most tokens.
-
-    Where the trace knows its replicas, and none are asked for, its own; None for a single one.
-    """
-    if options.replicas > 1:
-        router: str = options.router
-        count = options.replicas
-        chosen = assign(columns, replicas=count, router=options.router, seed=0)
-    elif columns.replica.strides == (0,):  # nothing knows its replica
+def _shares(columns: Columns) -> Shares | None:
+    """Return what the recorded replicas get, and the traffic of the one with the most tokens; None
+    where there is one, or too few requests know theirs."""
+    if columns.replica.strides == (0,):  # nothing knows its replica
         return None
-    else:
-        unknown = int((columns.served & (columns.replica < 0)).sum())
-        numbers, chosen = np.unique(columns.replica, return_inverse=True)
-        if len(numbers) == 1 or unknown > UNKNOWN_REPLICAS * columns.served.sum():
-            return None
-        router, count = "as recorded", len(numbers)
-    requests = np.bincount(chosen, minlength=count)
-    tokens = np.bincount(chosen, weights=columns.tokens(), minlength=count)
+    unknown = int((columns.served & (columns.replica < 0)).sum())
+    numbers, chosen = np.unique(columns.replica, return_inverse=True)
+    if len(numbers) == 1 or unknown > UNKNOWN_REPLICAS * columns.served.sum():
+        return None
+    requests = np.bincount(chosen, minlength=len(numbers))
+    tokens = np.bincount(chosen, weights=columns.tokens(), minlength=len(numbers))
     most = describe(columns.take(chosen == tokens.argmax()))
-    return Shares(router, tuple(requests.tolist()), most)
+    return Shares("as recorded", tuple(requests.tolist()), most)
 
 
 @contextmanager
 def _telling(what: str) -> Iterator[Tell]:
     """Show how far the reading is; on a terminal only."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    bars = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
-    with Progress(*bars, TimeRemainingColumn(), console=console, transient=True) as progress:
-        task = progress.add_task(escape(printable(what)), total=1.0)
+    with Progress() as progress:
 
         def tell(tally: Tally) -> None:
-            progress.update(task, completed=tally.bytes_read / max(1, tally.bytes_total))
+            share = tally.bytes_read / max(1, tally.bytes_total)
+            progress.show(f"{what}: {share:.0%}", {}, at_once=False)
 
         yield tell
