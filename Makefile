@@ -1,6 +1,6 @@
 # A machine with Python, pip and make is enough: every target sets up what it needs in .venv.
 #   make sweep ENGINE=cpu             another engine than the one that fits the machine
-#   make sweep SWEEP_ARGS=--fresh     more options for tuner sweep
+#   make sweep SWEEP_ARGS="--slo ttft=1s --budget 5m"   other options for tuner sweep
 #   make test PYTEST_ARGS="-k trace"  some of the tests
 #   make PYTHON=python3.12 …          another Python for a new .venv
 

@@ -29,6 +29,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import csv
 from results import table, table_row
+from vllm_client import RESULT, bench_serve
 
 from tuner.engines.models.shipped import model_path
 from tuner.engines.scheduler.state import StepLaw
@@ -109,24 +110,9 @@ def by_vllm(
     guardian: psutil.Process, requests: Sequence[TraceRequest], folder: Path, *, seed: int
 ) -> tuple[NDArray[np.float64], float, float]:
     """Return the same, from the moment that its clients begin: it imports vLLM before."""
-    lines = [
-        {
-            "timestamp": one.arrival_s,
-            "input_length": one.input_length,
-            "output_length": one.output_length,
-            "hash_ids": [10**6 * seed + 1000 * one.row + block for block in range(200)],
-        }
-        for one in requests
-    ]
-    (folder / "timed.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    vllm = (
-        *(sys.executable, "-u", "-m", "vllm.entrypoints.cli.main", "bench", "serve"),
-        *("--model", model_path(MODEL), "--base-url", f"http://127.0.0.1:{guardian.cmdline()[-1]}"),
-        *("--dataset-name", "timed_trace", "--dataset-path", str(folder / "timed.jsonl")),
-        *("--num-prompts", str(len(lines)), "--timed-trace-chunk-hash-size", "16"),
-        *("--save-result", "--save-detailed", "--result-dir", str(folder)),
-        *("--result-filename", "bench.json"),
-    )
+    port, model = int(guardian.cmdline()[-1]), model_path(MODEL)
+    words = bench_serve(requests, folder, port=port, model=model, seed=seed)
+    vllm = [sys.executable, "-u", "-m", "vllm.entrypoints.cli.main", *words]
     with subprocess.Popen(vllm, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         assert process.stdout is not None
         begin_s, end_s = (
@@ -134,7 +120,7 @@ def by_vllm(
             for line in process.stdout
             if "Starting main benchmark" in line or "Serving Benchmark Result" in line
         )
-    seen = json.loads((folder / "bench.json").read_text())
+    seen = json.loads((folder / RESULT).read_text())
     tpots_s = [float(np.mean(gaps)) for gaps in seen["itls"] if gaps]
     return end_s - begin_s, float(sum(seen["output_lens"])), float(np.median(tpots_s))
 

@@ -33,6 +33,7 @@ from urllib.request import urlopen
 
 import numpy as np
 from results import keep, table
+from vllm_client import RESULT, bench_serve
 
 from tuner.engines.models import shipped
 from tuner.engines.server.serve_process import FreePort
@@ -193,8 +194,8 @@ class Study:
     def served(self, cap: int) -> Iterator[int]:
         """Start `vllm serve` with the arguments of the profile, and this cap."""
         free = FreePort()
-        arguments: dict[str, Any] = {**profile.load(self.path).engine, "max_num_seqs": cap}
-        arguments |= {"model": self.model, "served_model_name": "m"}
+        engine = profile.load(self.path).engine
+        arguments: dict[str, Any] = {**engine, "max_num_seqs": cap, "model": self.model}
         with self.started("vllm", "serve", *words(arguments, port=free.number)) as process:
             end_s = monotonic() + START_S
             while not _answers(free.number):
@@ -208,20 +209,10 @@ class Study:
         """Return what vLLM's client saw of each request; prompts of each load are its own. Times
         count from when it sent; how late that was stands beside them."""
         sent = self.requests if load == 1.0 else scale_load(self.requests, load, seed=0)
-        path, result = self.folder / "bench.jsonl", self.folder / "bench.json"
-        with path.open("w") as file:
-            for each in sent:
-                ids = [10**7 * int(4 * load) + block for block in each.hash_ids]
-                lengths = {"input_length": each.input_length, "output_length": each.output_length}
-                row = {"timestamp": each.arrival_s, **lengths, "hash_ids": ids}
-                print(json.dumps(row), file=file)
-        command: list[object] = ["bench", "serve", "--model", "m", "--tokenizer", self.model]
-        command += ["--port", port, "--dataset-name", "timed_trace", "--dataset-path", path]
-        command += ["--timed-trace-chunk-hash-size", "16", "--num-prompts", len(sent)]
-        command += ["--ignore-eos", "--save-result", "--save-detailed"]
-        command += ["--result-dir", self.folder, "--result-filename", result.name]
+        seed = int(4 * load)
+        command = bench_serve(sent, self.folder, port=port, model=self.model, seed=seed)
         self.run("vllm", *command)
-        seen = json.loads(result.read_text())
+        seen = json.loads((self.folder / RESULT).read_text())
         late_s = np.array(seen["start_times"]) - np.array([each.arrival_s for each in sent])
         keys = ("ttfts", "itls", "input_lens", "output_lens", "errors")
         rows = zip(late_s - late_s.min(), *(seen[key] for key in keys), strict=True)
