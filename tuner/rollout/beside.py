@@ -9,9 +9,6 @@ from tuner.rollout.known import FACTS
 from tuner.rollout.server import Near
 from tuner.system import files, yaml_strict
 
-_MOST = 64
-"""Patches or drop-ins that are looked at."""
-
 _PATCH = re.compile(r"(?m)(?:\bpath:|^[ \t]*-) *[\"']?([\w./-]+\.ya?ml)\b")
 
 
@@ -33,7 +30,7 @@ def near(folder: Path) -> Near:
 def patches(kustomization: str) -> list[str]:
     """Return the names of the files that a kustomization patches with."""
     _, _, listed = kustomization.partition("patches")
-    return list(dict.fromkeys(_PATCH.findall(listed)))[:_MOST]
+    return list(dict.fromkeys(_PATCH.findall(listed)))
 
 
 def overruled(path: Path, kind: str, server: str) -> Iterator[str]:
@@ -42,7 +39,7 @@ def overruled(path: Path, kind: str, server: str) -> Iterator[str]:
     others = patches(read("kustomization.yaml") or read("kustomization.yml") or "")
     if pattern:
         found = path.parent.glob(pattern.format(stem=path.stem, name=path.name))
-        others = [str(each.relative_to(path.parent)) for each in sorted(found)[:_MOST]]
+        others = [str(each.relative_to(path.parent)) for each in sorted(found)]
     sets = sets.replace("{server}", re.escape(server))
     for other in others:
         text = read(other) or ""

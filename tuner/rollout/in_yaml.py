@@ -338,6 +338,8 @@ class _Reader:
         raw = self.raw(*nodes)
         if scalar(node, "modelFormat", "name").lower() in {"vllm", "huggingface"}:
             return "--backend" not in raw
+        if scalar(node, "engine") == "VLLM":
+            return True
         if scalar(node, "modelCommand") == "vllmServe":
             return known.may_have_vllm(place.image)
         is_patch = get(node, "image") is None and get(node, "command") is None
@@ -477,15 +479,16 @@ class _Reader:
 
     def within(self, node: Node, place: _Place) -> None:
         """Look into a block that is a file of its own."""
-        is_file = PurePath(place.key).suffix in known.FACTS["nested_suffixes"]
+        name = place.key
+        if PurePath(name).suffix not in known.FACTS["nested_suffixes"]:
+            name = known.FACTS["nested_keys"].get(name, "")
         is_block = isinstance(node, yaml.ScalarNode) and node.style == "|"
-        if not is_block or not (is_file or place.key in known.FACTS["nested_keys"]):
+        if not is_block or not name:
             return
         begin = self.text.index("\n", node.start_mark.index) + 1
-        path = PurePath(place.key if is_file else "values.yaml")
-        for each in self.find(path, self.text[begin : node.end_mark.index], self.near):
-            name = "/".join(filter(None, (place.workload, each.name)))
-            self.add(replace(_moved(each, begin), name=name), [node], place)
+        for each in self.find(PurePath(name), self.text[begin : node.end_mark.index], self.near):
+            full_name = "/".join(filter(None, (place.workload, each.name)))
+            self.add(replace(_moved(each, begin), name=full_name), [node], place)
 
 
 def _moved(server: Server, by: int) -> Server:
