@@ -94,10 +94,7 @@ def place_of(text: str, server: Server, needle: str) -> tuple[int, str]:
 def _guesses(text: str, server: Server, name: str, value: ArgumentValue) -> Iterator[str]:
     """Yield texts with the value in it, the most likely first."""
     for span in server.spans:
-        if isinstance(value, bool):
-            yield from _switched(text, span, server, name, to=value)
-        else:
-            yield from _replaced(text, span, server, name, value)
+        yield from _replaced(text, span, server, name, value)
     if value is None or (name in server.arguments and not server.chart):
         return
     for end in server.ends:
@@ -121,7 +118,7 @@ def _put(text: str, span: Span, new: str) -> str:
 
 def flags(name: str) -> str:
     """Return a pattern for all spellings of an argument: as a flag, as a key, short."""
-    long = rf"(?i:(?:--)?{re.escape(name).replace('_', '[-_]?')})(?![\w.-])"
+    long = rf"(?i:(?:--)?(?:no[-_])?{re.escape(name).replace('_', '[-_]?')})(?![\w.-])"
     seconds = {flag: of for flag, (of, kind) in FLAGS.items() if kind != "off"} | SHORT
     others = [flag for flag, of in seconds.items() if of == name]
     return "|".join([long, *(rf"(?<!\S){re.escape(f)}(?![\w-])" for f in others)])
@@ -135,19 +132,31 @@ _BEHIND = r"""(?:["']?\s*[:=]\s*|(?:[\s"',\\]|-\ |\#[^\n]*\n)+)["']?
 def _replaced(
     text: str, span: Span, server: Server, name: str, value: ArgumentValue
 ) -> Iterator[str]:
-    """Yield texts with another value; it is a word that no shell, list or unit needs quotes for."""
+    """Yield texts with another value, or with a switch swapped for its opposite."""
     new = str(value)
     if isinstance(value, list | dict) or value is None or not _PLAIN.fullmatch(new):
-        return
+        return  # only a word that no shell, list or unit needs quotes for
     if server.chart in _HELM and isinstance(value, int) and value >= _LARGEST_PLAIN:
         new = f'"{value}"'
-    pattern = re.compile(rf"(?<![\w-])(?:{flags(name)}){_BEHIND}", re.VERBOSE)
+    pattern = re.compile(rf"(?<![\w-])(?P<flag>{flags(name)})(?:{_BEHIND})?", re.VERBOSE)
     for found in pattern.finditer(text[slice(*span)]):
-        old, place = found["old"], (span[0] + found.start("old"), span[0] + found.end("old"))
-        default = re.fullmatch(r"(\$\{\w+:?-)[^}]*(\}.*)", old)
-        yield _put(text, place, default[1] + new + default[2] if default else new)
-        if variable := re.match(r"\$[({]?(\w+)", old):
-            yield from _set(text, server, variable[1], new)
+        flag, old = found["flag"], found["old"]
+        (key, place) = ((span[0] + a, span[0] + b) for a, b in map(found.span, ("flag", "old")))
+        if isinstance(value, bool):
+            swapped = name if value else f"no_{name}"
+            swapped = swapped if "_" in flag else swapped.replace("_", "-")
+            if flag.startswith("--"):
+                yield _put(text, key, f"--{swapped}")
+            elif old and not server.chart:  # vllm serve ignores a key that is false
+                yield _put(_put(text, place, "true"), key, swapped)
+            if old and not flag.startswith("--"):
+                is_off = flag.lower().startswith("no")
+                yield _put(text, place, str(value is not is_off).lower())
+        elif old:
+            default = re.fullmatch(r"(\$\{\w+:?-)[^}]*(\}.*)", old)
+            yield _put(text, place, default[1] + new + default[2] if default else new)
+            if variable := re.match(r"\$[({]?(\w+)", old):
+                yield from _set(text, server, variable[1], new)
 
 
 def _set(text: str, server: Server, name: str, new: str) -> Iterator[str]:
@@ -156,27 +165,6 @@ def _set(text: str, server: Server, name: str, new: str) -> Iterator[str]:
     for begin, end in server.spans:
         for found in re.finditer(sets, text[begin:end]):
             yield _put(text, (begin + found.start(1), begin + found.end(1)), new)
-
-
-def _switched(text: str, span: Span, server: Server, name: str, *, to: bool) -> Iterator[str]:
-    """Yield texts with a flag swapped for its opposite, or with another word behind a key."""
-    key = r"--[a-z][\w-]*|[\w-]+(?=[\"']?\s*:\s*[\"']?(\w+))"
-    for found in re.finditer(key, text[slice(*span)]):
-        argument, is_off = canonical(
-            re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", found[0].removeprefix("--")).lower()
-        )
-        if argument != name:
-            continue
-        swapped = name if to else f"no_{name}"
-        swapped = swapped if "_" in found[0] else swapped.replace("_", "-")
-        place = (span[0] + found.start(), span[0] + found.end())
-        if found[0].startswith("--"):
-            yield _put(text, place, f"--{swapped}")
-        else:
-            value = (span[0] + found.start(1), span[0] + found.end(1))
-            if not server.chart:  # vllm serve ignores a key that is false
-                yield _put(_put(text, value, "true"), place, swapped)
-            yield _put(text, value, str(to is not is_off).lower())
 
 
 # What is not there yet
