@@ -17,6 +17,7 @@ from tuner.engines.seam import ArgumentValue
 from tuner.rollout.edit import edited
 from tuner.rollout.find import servers
 from tuner.rollout.server import Server
+from tuner.rollout.words import vllm_in
 
 OURS: dict[str, st.SearchStrategy[ArgumentValue]] = {
     "max_num_seqs": st.integers(1, 512),
@@ -178,6 +179,14 @@ def test_docker_compose_reads_the_edited_file(
     command = yaml.safe_load(done.stdout)["services"]["v"]["command"]  # version 1 writes a text
     read = shlex.split(command) if isinstance(command, str) else command
     assert meaning([word.replace("$$", "$") for word in read]) == meaning(words) | plain(wanted)
+
+
+@pytest.mark.attack
+@pytest.mark.timeout(20)
+def test_no_command_line_takes_long() -> None:
+    assert vllm_in(["nice", *["-n", "env"] * 10_000, "x"], {}) is None
+    assert vllm_in(["docker", "run", *["-e", "A=b"] * 10_000, "-x"], {}) is None
+    assert vllm_in(["sudo", *["-u", "python3"] * 10_000, "x"], {}) is None
 
 
 @pytest.mark.vllm

@@ -147,11 +147,12 @@ def _one_of(table: str) -> str:
     return rf"{_FOLDER}(?:{'|'.join(map(re.escape, FACTS[table]))})\0"
 
 
+_LAUNCHER = _one_of("launchers")
 _START = re.compile(
     rf"""(?:{_SETS})*
     (?:{_one_of("launchers_of_one_word")}{_WORD} | exec\0-a\0{_WORD}
-      |(?!exec\0-a\0){_one_of("launchers")}
-        (?:-{_WORD}(?:(?!-|{_SETS}|{_AMOUNT}){_WORD})? | {_SETS} | {_AMOUNT})*
+      |(?!exec\0-a\0){_LAUNCHER}
+        (?:-{_WORD}(?:(?!-|{_SETS}|{_AMOUNT}|{_LAUNCHER}){_WORD})? | {_SETS} | {_AMOUNT})*
     )*
     (?:(?P<vllm>{_FOLDER}vllm\0serve\0
         |{_FOLDER}python[\d.]*\0(?:-[^\0\ m]{_WORD})*
@@ -165,7 +166,8 @@ _START = re.compile(
 """How a command line begins whose words end in NUL: what sets variables and launches, then what
 starts a server, or what starts another command line.
 
-An option's value cannot be told from a program, so a word behind an option may be either.
+An option's value cannot be told from a program, so a word behind an option may be either; all other
+words have one reading, so that nothing is tried twice.
 """
 
 _CONTAINER = re.compile(
