@@ -218,7 +218,7 @@ class _Reader:
             more = [p for p in getattr(kept, "value", ()) if p[0].value not in _COMMANDS]
             service.value = more + service.value
             return ""
-        if base not in pairs(services) or base == name:
+        if not pairs(pairs(services).get(base)) or base == name:
             return ""
         service.value = [each for each in service.value if each[0].value != "extends"]
         self.extend(services, base)
@@ -323,7 +323,7 @@ class _Reader:
         if nodes:
             has_program = "entrypoint" in parts or ("command" in parts and not place.is_docker)
             is_vllms = is_more or self.is_vllms(node, nodes, place)
-            self.command(node, nodes, place, is_vllms=is_vllms, program=has_program)
+            self.command(node, nodes, place, is_vllms=is_vllms, has_program=has_program)
         if place.key == "vllmConfig" or not known.starts_vllm(place.image):
             return
         for key, value in pairs(node).items():
@@ -347,10 +347,16 @@ class _Reader:
         return is_patch and is_container and has_vllms_flag(raw)
 
     def command(
-        self, node: Node, nodes: Sequence[Node], place: _Place, *, is_vllms: bool, **has: bool
+        self,
+        node: Node,
+        nodes: Sequence[Node],
+        place: _Place,
+        *,
+        is_vllms: bool,
+        has_program: bool = False,
     ) -> None:
         """Keep the server that a command line starts, or why it cannot be read."""
-        has_program, raw = has.get("program", False), self.raw(*nodes)
+        raw = self.raw(*nodes)
         mentioned = [
             span
             for name, span in self.variables_of(node)[1].items()
