@@ -255,12 +255,6 @@ def test_a_file_that_watches_is_written_known_again_replaced_and_taken_back(kind
     assert apply("profile.yaml", "--to", kind).code == 3
 
 
-def test_a_selector_says_which_servers() -> None:
-    apply("profile.yaml", "--to", "prometheus-rules", "--selector", 'job="llm"')
-    rules = yaml.safe_load(Path("tuner-rules.yaml").read_text())["groups"][1]["rules"]
-    assert 'absent(vllm:num_requests_running{job="llm"})' in [rule["expr"] for rule in rules]
-
-
 def test_an_undecided_profile_changes_and_watches_nothing_until_forced() -> None:
     save(profile(verdict="inconclusive", reason="inconclusive: noise"), Path("p.yaml"))
     done = apply("p.yaml", "prod.yaml")

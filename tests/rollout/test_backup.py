@@ -22,15 +22,6 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_behind_a_link_the_copy_stands_beside_the_real_file(path: Path, tmp_path: Path) -> None:
-    link = tmp_path / "elsewhere" / "link.yaml"
-    link.parent.mkdir()
-    link.symlink_to(path)
-    assert apply(link, b"new") == path.with_name("serve.yaml.tuner-backup")
-    assert backup.roll_back(link, force=False) == "restored"
-    assert (path.read_bytes(), link.is_symlink()) == (b"original", True)
-
-
 def test_a_damaged_copy_is_not_restored(path: Path) -> None:
     copy = apply(path, b"new")
     assert copy is not None

@@ -129,18 +129,6 @@ def test_what_is_no_answer_is_one_line(answer: bytes, message: str) -> None:
     assert refused.value.hint
 
 
-def test_a_port_where_nobody_listens_and_one_without_tls_are_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    with pytest.raises(InputError, match="no answer: nobody listens there"):
-        got(f"http://127.0.0.1:{port}/metrics")
-    with (
-        serving(says(b"HTTP/1.1 400 Bad Request\r\n\r\n")) as url,
-        pytest.raises(InputError, match="speaks no TLS"),
-    ):
-        got(url.replace("http:", "https:"))
-
-
 def test_over_tls_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if (openssl := shutil.which("openssl")) is None:
         pytest.skip("no openssl to make a certificate with")
