@@ -7,19 +7,15 @@ from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import InputError, ProfileError
 from tuner.rollout import fit
-from tuner.rollout.fit import Deployment, LocalMachine
+from tuner.rollout.fit import Deployment, Host
 from tuner.rollout.known import vllm_version
 
 GPU = {"kind": "gpu", "name": "NVIDIA H200", "memory_bytes": 150 * 10**9}
-H200 = LocalMachine(vllm="0.32.0", gpu="NVIDIA H200")
+H200 = Host("here is", "0.32.0", "NVIDIA H200")
 
 
-def here(machine: LocalMachine | None = None, /, **told: ArgumentValue) -> Deployment:
-    return Deployment(arguments={"model": "m", **told}, source="f", machine=machine)
-
-
-def on(gpu: str) -> Deployment:
-    return Deployment(arguments={"model": "m"}, source="f", gpu=gpu)
+def here(*hosts: Host, **told: ArgumentValue) -> Deployment:
+    return Deployment(arguments={"model": "m", **told}, source="f", hosts=hosts)
 
 
 @pytest.mark.parametrize(
@@ -74,22 +70,22 @@ def test_an_argument_that_would_undo_the_choice_is_refused(
 MEASURED = {"versions": {"vllm": "0.32.0"}, "device": GPU}
 FOUND: list[tuple[dict[str, object], Deployment, list[str]]] = [
     ({}, here(), []),
-    ({}, here(LocalMachine("0.32.0+cu130", "NVIDIA H200")), []),
-    ({}, here(LocalMachine("0.32.0", None)), ["NVIDIA H200, here is a CPU"]),
-    ({}, here(LocalMachine("0.31.2", "NVIDIA A10"), model="n"),
+    ({}, here(Host("here is", "0.32.0+cu130", "NVIDIA H200")), []),
+    ({}, here(Host("here is", "0.32.0", None)), ["NVIDIA H200, here is a CPU"]),
+    ({}, here(Host("here is", "0.31.2", "NVIDIA A10"), model="n"),
      ["model m, f has n", "vLLM 0.32.0, here is 0.31.2", "NVIDIA H200, here is NVIDIA A10"]),
     ({}, here(model="$M"), ["model m, f has $M, which is decided elsewhere"]),
     ({}, Deployment(arguments={}, source="f"), ["model m, f names none"]),
     ({}, Deployment(arguments={}, source="f", is_new=True), []),
-    ({}, on("NVIDIA-H100"), ["NVIDIA H200, f has NVIDIA-H100"]),
-    ({}, on("NVIDIA-H200-SHARED"), []),
+    ({}, here(Host("f has", gpu="NVIDIA-H100")), ["NVIDIA H200, f has NVIDIA-H100"]),
+    ({}, here(Host("f has", gpu="NVIDIA-H200-SHARED")), []),
     ({}, here(kv_cache_dtype="fp8"), ["kv_cache_dtype auto, f has fp8"]),
     ({}, here(quantization="awq"), ["quantization none, f has awq"]),
     ({"engine": ENGINE | {"tensor_parallel_size": 2}}, here(), ["tensor_parallel_size 2, f has 1"]),
     ({"engine": ENGINE | {"revision": "a"}}, here(revision="b"), ["revision a, f has b"]),
     ({"engine": ENGINE | {"tokenizer": "evil/t"}}, here(), ["tokenizer evil/t, f has none"]),
     ({"engine": ENGINE | {"load_format": "dummy"}}, here(), ["load_format dummy, f has auto"]),
-    ({"device": {**GPU, "driver": "580.1"}}, here(LocalMachine("0.32.0", "NVIDIA H200", "590.2")),
+    ({"device": {**GPU, "driver": "580.1"}}, here(H200._replace(driver="590.2")),
      ["driver 580.1, here is 590.2"]),
     ({"device": {}, "versions": {}}, here(H200),
      ["no device and no vLLM: the profile does not say which"]),

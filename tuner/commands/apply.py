@@ -240,8 +240,8 @@ def _new(
         for name, value in arguments.items()
         if value is not None
     }
-    machine = fit.LocalMachine.here()
-    here = fit.Deployment(arguments={}, source=str(path), machine=machine, is_new=True)
+    hosts = fit.Host.here()
+    here = fit.Deployment(arguments={}, source=str(path), hosts=hosts, is_new=True)
     found = fit.mismatches(profile, here)
     refusal = refusal or (None if options.force else fit.refusal(profile, found))
     return Edit(

@@ -112,7 +112,8 @@ def _check_built(change: SetLimits, path: Path, server: Server) -> None:
 def _deployment(profile: ServingProfile, server: Server) -> fit.Deployment:
     """Return what a server reports, as what a profile is compared with."""
     about = server.state.about
-    machine = None if about.device is None else fit.LocalMachine.of(about.vllm, about.device)
+    host = fit.Host(f"{server.socket} has", vllm=about.vllm)
+    host = host if about.device is None else fit.Host.of(about.vllm, about.device)
     return fit.Deployment(
         arguments={
             name: value
@@ -120,8 +121,7 @@ def _deployment(profile: ServingProfile, server: Server) -> fit.Deployment:
             if name != "quantization" or name in profile.engine  # a checkpoint may bring its own
         },
         source=str(server.socket),
-        vllm=about.vllm if machine is None else None,
-        machine=machine,
+        hosts=[host],
         is_new=True,
     )
 

@@ -8,7 +8,7 @@ from tuner.profile.schema import ServingProfile
 from tuner.profile.served_models import ServedModel, model_mismatch
 from tuner.rollout import fit
 from tuner.rollout.edit import alike
-from tuner.rollout.fit import Deployment
+from tuner.rollout.fit import Deployment, Host
 from tuner.rollout.known import FACTS
 from tuner.rollout.server import Arguments
 from tuner.rollout.words import is_elsewhere
@@ -61,7 +61,8 @@ def of_server(
     served: Sequence[ServedModel] = (),
 ) -> list[Difference]:
     """Return in what a running server differs, as far as it tells: see ``untold``."""
-    here = Deployment(arguments=arguments, source=source, vllm=version, is_new=True)
+    hosts = [Host(f"{source} has", vllm=version)]
+    here = Deployment(arguments=arguments, source=source, hosts=hosts, is_new=True)
     changes = of_deployment(profile, here)
     if (other := model_mismatch(profile, served)) is not None:
         changes.insert(0, Difference("engine", "model", other.profile, other.found, other.why))

@@ -7,7 +7,7 @@ from typing import Self
 
 from tuner.errors import ByHandError, TargetError, UsageError
 from tuner.rollout import beside, edit, known
-from tuner.rollout.fit import Deployment, LocalMachine
+from tuner.rollout.fit import Deployment, Host
 from tuner.rollout.in_lines import in_shell, in_unit, in_variables
 from tuner.rollout.in_yaml import in_yaml
 from tuner.rollout.server import Arguments, Near, Server
@@ -148,16 +148,21 @@ class Target:
 
     def deployment(self, server: Server, *, model_is: str | None = None) -> Deployment:
         """Return what the file says of the server, and what is known of where it runs."""
-        gpus = set(_GPU.findall(self.text))
-        version = known.vllm_version(server.image)
+        gpus, version = set(_GPU.findall(self.text)), known.vllm_version(server.image)
         names_image = server.image or self.kind in {"compose", "kubernetes", "kustomize"}
+        hosts = Host.here() if self.kind in _ON_THIS_MACHINE else []
+        if version:
+            hosts.insert(0, Host(f"{self.place(server, version)} has", vllm=version))
+        if len(gpus) == 1:
+            hosts.append(Host(f"{self.place(server, *gpus)} has", gpu=gpus.pop()))
         return Deployment(
             arguments=server.arguments,
             source=str(self.path),
-            place=lambda needle: f"{self.path}:{edit.place_of(self.text, server, needle)[0]}",
-            vllm=version,
-            gpu=gpus.pop() if len(gpus) == 1 else None,
+            place=lambda needle: self.place(server, needle),
+            hosts=hosts,
             image=None if version or not names_image else server.image,
-            machine=LocalMachine.here() if self.kind in _ON_THIS_MACHINE else None,
             model_is=model_is,
         )
+
+    def place(self, server: Server, needle: str) -> str:
+        return f"{self.path}:{edit.place_of(self.text, server, needle)[0]}"

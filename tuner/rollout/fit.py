@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from tuner.engines import provenance
 from tuner.engines.arguments import ArgumentValue
@@ -34,48 +34,47 @@ SIMULATED = (
 )
 
 
-@dataclass(frozen=True)
-class LocalMachine:
-    """A machine as a server would find it: vLLM's version, the GPU's name (None: a CPU)."""
+class Host(NamedTuple):
+    """What is known of where a server runs."""
 
-    vllm: str | None
-    gpu: str | None
+    place: str
+    """Who tells of it, as in ``serve.yaml:7 has`` or ``here is``."""
+
+    vllm: str | None = None
+    gpu: str | None = ""
+    """Its name; None for a CPU, empty where nobody tells."""
+
     driver: str | None = None
 
     @classmethod
     def of(cls, vllm: str | None, device: Mapping[str, object]) -> Self:
         """Return the machine that has this vLLM and this device."""
-        if device.get("kind") != "gpu":
-            return cls(vllm, None)
-        driver = device.get("driver")
-        return cls(vllm, str(device.get("name")), None if driver is None else str(driver))
+        is_gpu, driver = device.get("kind") == "gpu", device.get("driver")
+        gpu = str(device.get("name")) if is_gpu else None
+        return cls("here is", vllm, gpu, str(driver) if is_gpu and driver is not None else None)
 
     @classmethod
-    def here(cls) -> Self | None:
-        """Return this machine; None where vLLM is not installed."""
+    def here(cls) -> list[Self]:
+        """Return this machine; none where vLLM is not installed."""
         if (vllm := supported.version_in(provenance.versions())) is None:
-            return None
+            return []
         from tuner.engines import devices  # noqa: PLC0415 - slow to load
 
-        return cls.of(vllm, devices.device_facts())
+        return [cls.of(vllm, devices.device_facts())]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """What a file or a server says of itself, and where it runs; None where it says nothing."""
+    """What a file or a server says of itself, and where it runs."""
 
     arguments: Arguments
     source: str
     place: Callable[[str], str] | None = None
     """Returns where something of it stands: ``serve.yaml:7``."""
 
-    vllm: str | None = None
-    gpu: str | None = None
+    hosts: Sequence[Host] = ()
     image: str | None = None
     """An image whose name does not tell vLLM's version; empty where the file names none."""
-
-    machine: LocalMachine | None = None
-    """The one that it runs on; None for a file that is meant for others."""
 
     is_new: bool = False
     """There is no file yet, or a server that tells only what it tells."""
@@ -260,25 +259,18 @@ def _of_arguments(profile: ServingProfile, here: Deployment) -> Iterator[Mismatc
 def _of_origin(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch]:
     """Yield where another vLLM or another device will serve. A profile that does not say what it
     was measured on cannot be compared with anything."""
-    device, machine = profile.provenance.device, here.machine
-    vllm = supported.version_in(profile.provenance.versions)
-    gpu = str(device.get("name", "an unnamed GPU")) if device.get("kind") == "gpu" else None
+    device, vllm = profile.provenance.device, supported.version_in(profile.provenance.versions)
+    gpu = str(device.get("name", "an unnamed GPU")) if device.get("kind") == "gpu" else "a CPU"
     silent = [what for what, facts in (("device", device), ("vLLM", vllm)) if not facts]
     if silent:
         yield Mismatch("origin", f"no {' and no '.join(silent)}: the profile does not say which")
-    if machine is not None and machine.vllm is None:
-        machine = None
-    places = [(here.vllm, f"{here.at(here.vllm or '')} has")]
-    places += [(machine.vllm, "here is")] if machine else []
-    for version, where in places:
+    for place, version, other, driver in here.hosts:
         if vllm and version and not supported.is_same(vllm, version):
-            yield Mismatch("vllm", f"vLLM {vllm}, {where} {version}")
-    if device and here.gpu and _label(gpu or "") != _label(here.gpu):
-        yield Mismatch("gpu", f"{gpu or 'a CPU'}, {here.at(here.gpu)} has {here.gpu}")
-    if machine is not None and device and gpu != machine.gpu:
-        yield Mismatch("gpu", f"{gpu or 'a CPU'}, here is {machine.gpu or 'a CPU'}")
-    elif machine is not None and device.get("driver") not in {None, machine.driver}:
-        yield Mismatch("driver", f"driver {device['driver']}, here is {machine.driver}")
+            yield Mismatch("vllm", f"vLLM {vllm}, {place} {version}")
+        if device and other != "" and _label(gpu) != _label(other or "a CPU"):
+            yield Mismatch("gpu", f"{gpu}, {place} {other or 'a CPU'}")
+        elif driver and device.get("driver") not in {None, driver}:
+            yield Mismatch("driver", f"driver {device['driver']}, {place} {driver}")
 
 
 def _label(name: str) -> str:
