@@ -98,10 +98,6 @@ def _one_line(words: str) -> str:
 # Templates
 
 
-class _MissingError(Exception):
-    """A profile says nothing of what a template asks for."""
-
-
 @cache
 def template() -> dict[str, Any]:
     """Return the rules' template."""
@@ -113,14 +109,14 @@ def template() -> dict[str, Any]:
 def filled(node: Any, values: Mapping[str, object]) -> Any:  # noqa: ANN401 - JSON
     """Return a template with its placeholders filled; of a list, the items that can be.
 
-    Raises _MissingError for a placeholder without a value.
+    Raises KeyError for a placeholder without a value.
     """
     if isinstance(node, dict):
         return {key: filled(value, values) for key, value in node.items()}
     if isinstance(node, list):
         items = []
         for each in node:
-            with suppress(_MissingError):
+            with suppress(KeyError):
                 items.append(filled(each, values))
         return items
     if not isinstance(node, str):
@@ -134,8 +130,6 @@ def filled(node: Any, values: Mapping[str, object]) -> Any:  # noqa: ANN401 - JS
         if name in template()["series"]:
             inner = {**values, "window": window} if window else values
             return str(filled(template()["series"][name], inner))
-        if name not in values:
-            raise _MissingError(name)
         value = values[name]
         return f"{value:.6g}" if isinstance(value, float) else str(value)
 
@@ -153,12 +147,6 @@ def _values(profile: ServingProfile, matchers: str) -> dict[str, object]:
         "digest": profile.digest,
         "name": f"tuner-{name}".strip("-"),
     }
-    for key in [*values]:
-        seconds = values[key]
-        if key.startswith(("itl", "ttft", "e2el")) and isinstance(seconds, float):
-            values[f"{key}_ms"] = f"{seconds * 1e3:.4g}"
-    if "kv_promised" in values:
-        values["kv_promised_share"] = f"{values['kv_promised']:.1%}"
     if stated := settings(profile):
         others = (
             f'vllm:cache_config_info{{{label}!={text(value)},{label}!=""}}'
