@@ -116,19 +116,10 @@ def check_address(url: str, *, option: str) -> str:
 def ask(request: HttpRequest, *, timeout_s: float) -> HttpResponse:
     """Send a request and return the response; no redirect is followed.
 
-    ``timeout_s`` is for all of it, from the name of the host to the last byte. Raises InputError,
-    of one line, with the address and nothing that the server sent.
+    ``timeout_s`` is for all of it, to the last byte. Raises InputError, of one line, with the
+    address and nothing that the server sent.
     """
-    loop = asyncio.new_event_loop()  # asyncio.run would wait for a name server
-    try:
-        return loop.run_until_complete(_within(request, timeout_s))
-    finally:
-        for task in (left := asyncio.all_tasks(loop)):
-            task.cancel()
-        if left:
-            loop.run_until_complete(asyncio.wait(left))
-        loop.run_until_complete(asyncio.sleep(0))  # in which connections are closed
-        loop.close()
+    return asyncio.run(_within(request, timeout_s))
 
 
 async def _within(request: HttpRequest, timeout_s: float) -> HttpResponse:
