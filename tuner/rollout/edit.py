@@ -13,7 +13,7 @@ from tuner.engines.vllm.flags import FLAGS, SHORT, canonical
 from tuner.engines.vllm.values import same, typed
 from tuner.errors import TunerError
 from tuner.rollout.known import FACTS, NO_WORD
-from tuner.rollout.server import Arguments, End, Server, Span
+from tuner.rollout.server import Arguments, Server, Span
 from tuner.rollout.words import UnreadableError, is_elsewhere
 from tuner.system import yaml_strict
 
@@ -97,16 +97,9 @@ def _guesses(text: str, server: Server, name: str, value: ArgumentValue) -> Iter
         yield from _replaced(text, span, server, name, value)
     if value is None or (name in server.arguments and not server.chart):
         return
-    for end in server.ends:
-        if end.form == "keys":
-            yield from _added_key(text, end, server, name, value)
-            continue
-        words = spelled(name, value, by_blank=_is_apart(server.words))
-        if end.form == "list":
-            new = "".join(end.gap + _in_quotes(word, end.quote) for word in words)
-            yield _put(text, (end.at, end.at), new)
-        elif all(_PLAIN.fullmatch(word.replace("=", "", 1)) for word in words):
-            yield from _added_to_text(text, end, server, " ".join(words))
+    if server.is_keyed:
+        yield from _added_key(text, server, name, value)
+    yield from _added(text, server, spelled(name, value, by_blank=_is_apart(server.words)))
 
 
 def _put(text: str, span: Span, new: str) -> str:
@@ -197,35 +190,63 @@ def _in_quotes(word: str, quote: str) -> str:
     return yaml_strict.dump(word, is_flow=True)
 
 
-def _added_to_text(text: str, end: End, server: Server, new: str) -> Iterator[str]:
+def _added(text: str, server: Server, new: Sequence[str]) -> Iterator[str]:
     """Yield texts with new words behind each of the server's own, the last one first."""
-    for word in reversed(server.words):
-        if len(word) < 2 and not word.isalnum():
-            continue
-        pattern = rf"(?<![\w./-]){re.escape(word)}(?![\w./-])"
-        for found in reversed([*re.finditer(pattern, text[end.begin : end.at])]):
-            at = end.begin + found.end()
-            gaps = re.findall(r"((?:[ \t\r\n]|\\\r?\n)+)(?=-)", text[end.begin : at])
-            yield _put(text, (at, at), (gaps[-1] if gaps else " ") + new)
-            yield _put(text, (at, at), f" {new}")
-    at = end.begin + len(text[end.begin : end.at].rstrip("]\"' \t\r\n"))
-    yield _put(text, (at, at), f" {new}")
+    is_plain = all(_PLAIN.fullmatch(word.replace("=", "", 1)) for word in new)
+    for begin, end in server.spans:
+        for word in reversed(server.words):
+            if len(word) < 2 and not word.isalnum():
+                continue
+            pattern = rf"([\"']?)(?<![\w./-]){re.escape(word)}(?![\w./-])\1"
+            for found in reversed([*re.finditer(pattern, text[begin:end])]):
+                first, at, quote = begin + found.start(), begin + found.end(), found[1]
+                items = [_in_quotes(each, quote) for each in new]
+                line = text.rfind("\n", 0, first) + 1
+                if re.fullmatch(r"[ \t]*-[ \t]+", text[line:first]):
+                    gap, behind = _line_end(text) + text[line:first], _end_of_line(text, at)
+                    yield _put(text, (behind, behind), "".join(gap + each for each in items))
+                elif re.match(r"\s*[],]", text[at:]):
+                    gap = [", ", *re.findall(r",\s*(?=\S)", text[begin:at])][-1]
+                    yield _put(text, (at, at), "".join(gap + each for each in items))
+                if is_plain:
+                    at -= len(quote)
+                    gaps = re.findall(r"((?:[ \t\r\n]|\\\r?\n)+)(?=-)", text[begin:at])
+                    yield _put(text, (at, at), (gaps[-1] if gaps else " ") + " ".join(new))
+                    yield _put(text, (at, at), f" {' '.join(new)}")
+        at = begin + len(text[begin:end].rstrip("]\"' \t\r\n"))
+        yield _put(text, (at, at), f" {' '.join(new)}")
 
 
-def _added_key(
-    text: str, end: End, server: Server, name: str, value: ArgumentValue
-) -> Iterator[str]:
+def _added_key(text: str, server: Server, name: str, value: ArgumentValue) -> Iterator[str]:
     """Yield texts with one more key: of a chart only those that its templates know."""
-    shown = yaml_strict.dump(value, is_flow=True)
-    first = re.match(r"[{\s]*[\"']?([\w-]+)", text[end.begin :])
-    key = name
+    begin, end = server.spans[0]
+    first = re.match(r"[{\s]*([\"']?)([\w-]+)", text[begin:end])
+    if first is None or (server.chart in _HELM and name not in FACTS["stack_keys"]):
+        return
+    shown, key = yaml_strict.dump(value, is_flow=True), name
     if server.chart in _HELM:
-        if server.chart == "own" or name not in FACTS["stack_keys"]:
-            return
         key = re.sub(r"_(\w)", lambda one: one[1].upper(), name)
         shown = f'"{value}"' if isinstance(value, int) and value >= _LARGEST_PLAIN else shown
     elif not server.chart and isinstance(value, bool):
         key, shown = (name if value else f"no_{name}"), "true"
-    if not server.chart and first and "_" not in first[1]:
+    if not server.chart and "_" not in first[2]:
         key = key.replace("_", "-")
-    yield _put(text, (end.at, end.at), f"{end.gap}{end.quote}{key}{end.quote}: {shown}")
+    new = f"{first[1]}{key}{first[1]}: {shown}"
+    margin = re.sub(r"\S", " ", text[text.rfind("\n", 0, begin) + 1 : begin])
+    extra = re.search(rf"\r?\n{margin}extra_?[aA]rgs:", text[begin:end])
+    if text[begin] == "{":
+        at = begin + len(text[begin:end].rstrip("} \t\r\n,"))
+        yield _put(text, (at, at), f", {new}")
+    else:
+        at = begin + extra.start() if extra else end
+        yield _put(text, (at, at), f"{_line_end(text)}{margin}{new}")
+
+
+def _end_of_line(text: str, at: int) -> int:
+    end = text.find("\n", at)
+    end = len(text) if end < 0 else end
+    return end - (text[end - 1 : end] == "\r" and end > at)
+
+
+def _line_end(text: str) -> str:
+    return "\r\n" if "\r\n" in text else "\n"

@@ -1,11 +1,11 @@
 """Servers in files of lines: units, supervisor's programs, variables, scripts."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from tuner.rollout.server import End, Server, Span
+from tuner.rollout.server import Server, Span
 from tuner.rollout.words import (
     Found,
     UnreadableError,
@@ -54,7 +54,7 @@ def in_unit(text: str) -> list[Server]:
         raw = raw.lstrip("-@:+!|") if each["key"] == "ExecStart" else raw
         name = section.rpartition(":")[2] if ":" in section else each["key"]
         unused = {key: value for key, value in env.items() if key not in raw}
-        server = _server(name, [each.span("value"), *env_spans], rest=unused)
+        server = Server(name=name, spans=[each.span("value"), *env_spans], rest=unused)
         servers += _read(server, raw, partial(_of_unit, raw, env, image))
     return servers
 
@@ -77,7 +77,9 @@ def in_variables(text: str) -> list[Server]:
             is_odd = not is_quoted and re.search(r"['\"]|\s#", value) is not None
             why = "its quotes or its comment are read differently" if is_odd else ""
             why = why or (f"{name} is set a second time" if names.count(name) > 1 else "")
-            found = _read(_server(name, [span]), value, partial(_of_variable, value, why, name))
+            found = _read(
+                Server(name=name, spans=[span]), value, partial(_of_variable, value, why, name)
+            )
             servers += [replace(each, is_proven=True) for each in found]
     return servers
 
@@ -91,12 +93,8 @@ def _of_variable(value: str, why: str, name: str) -> Found:
 
 def in_shell(text: str) -> list[Server]:
     """Return the server that a script starts."""
-    server = _server("script", [(0, len(text))])
+    server = Server(name="script", spans=[(0, len(text))])
     return _read(server, text, partial(in_script, text, {}))
-
-
-def _server(name: str, spans: Sequence[Span], rest: object = ()) -> Server:
-    return Server(name=name, spans=spans, ends=[End("text", *each) for each in spans], rest=rest)
 
 
 def _read(server: Server, raw: str, find: Callable[[], Found | None]) -> list[Server]:

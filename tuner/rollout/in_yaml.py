@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import Literal
 
 import yaml
 
@@ -18,7 +17,7 @@ from tuner.engines.vllm.flags import canonical
 from tuner.engines.vllm.values import typed
 from tuner.errors import TargetError
 from tuner.rollout import known
-from tuner.rollout.server import Chart, End, Near, Server, Span
+from tuner.rollout.server import Chart, Near, Server, Span
 from tuner.rollout.words import Found, UnreadableError, filled, read_flags, reading, split, vllm_in
 from tuner.system import yaml_strict
 
@@ -168,28 +167,6 @@ class _Reader:
 
     def raw(self, *nodes: Node) -> str:
         return " ".join(self.text[slice(*self.span(each))] for each in nodes)
-
-    def end(self, node: Node, *, before: Node | None = None) -> End:
-        """Return how arguments are added to a list, a mapping (before a key of it), or a text."""
-        begin, end = self.span(node)
-        if isinstance(node, yaml.ScalarNode):
-            return End("text", begin, end)
-        pairs = [each if isinstance(each, tuple) else (each, each) for each in node.value]
-        pairs = [each for each in pairs if each[1] is not before]
-        form: Literal["keys", "list"] = "keys" if isinstance(node, yaml.MappingNode) else "list"
-        first, last = pairs[-1] if pairs else (node, node)
-        starts, at = int(first.start_mark.index), self.end_of(last)
-        margin = self.text[self.text.rfind("\n", 0, starts) + 1 : starts]
-        if getattr(node, "flow_style", False):
-            gap = ", "
-            if len(pairs) > 1 and form == "list":
-                gap = re.sub(r"#.*", "", self.text[self.end_of(pairs[-2][1]) : starts])
-        else:
-            at = self.line_end(at)
-            margin = re.sub(r"\S", " ", margin) if form == "keys" else margin
-            gap = ("\r\n" if "\r\n" in self.text else "\n") + margin
-        quote = first.style if getattr(first, "style", None) in {"'", '"'} else ""
-        return End(form, begin, at, gap, quote)
 
     # Documents
 
@@ -366,7 +343,6 @@ class _Reader:
         program = first.value.split(" ")[0] if isinstance(first, yaml.ScalarNode) else ""
         is_script = program.rpartition("/")[2] in known.FACTS["shells"]
         spans = [*(self.span(each) for each in reversed(nodes)), *mentioned]
-        ends = [End("text", *each) for each in spans] if is_script else [self.end(nodes[-1])]
 
         def find() -> Found:
             words, image = list[str](), "" if has_program else place.image
@@ -382,7 +358,7 @@ class _Reader:
 
         has_image = not has_program and known.starts_vllm(place.image)
         server = reading(
-            Server(name=place.full_name, spans=spans, ends=ends, image=place.image),
+            Server(name=place.full_name, spans=spans, image=place.image),
             find,
             is_sure=is_vllms or has_image or _MAY_BE.search(raw) is not None,
         )
@@ -455,8 +431,6 @@ class _Reader:
             else:
                 name, is_off = argument_of(key)
                 arguments[name] = value is not True if is_off else value
-        ends = [self.end(node, before=extra)] if arguments else []
-        ends += [] if extra is None else [self.end(extra)]
         problem, words = "", [str(each.value) for each in items(extra)]
         if chart == "stack":
             arguments = {"enable_prefix_caching": False} | arguments
@@ -473,8 +447,8 @@ class _Reader:
             doubt=doubt,
             spans=[self.span(node)],
             rest=tuple(dropped),
-            ends=ends,
             words=words,
+            is_keyed=True,
             problem=problem,
             image=place.image,
             chart=chart,
@@ -494,16 +468,8 @@ class _Reader:
         begin = self.text.index("\n", node.start_mark.index) + 1
         for each in self.find(PurePath(name), self.text[begin : node.end_mark.index], self.near):
             full_name = "/".join(filter(None, (place.workload, each.name)))
-            self.add(replace(_moved(each, begin), name=full_name), [node], place)
-
-
-def _moved(server: Server, by: int) -> Server:
-    """Return a server whose text begins later."""
-    return replace(
-        server,
-        spans=[(begin + by, end + by) for begin, end in server.spans],
-        ends=[each._replace(begin=each.begin + by, at=each.at + by) for each in server.ends],
-    )
+            spans = [(begin + first, begin + last) for first, last in each.spans]
+            self.add(replace(each, name=full_name, spans=spans), [node], place)
 
 
 def _dotenv(text: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from tuner.engines.arguments import ArgumentValue
 
@@ -17,18 +17,6 @@ Near = Callable[[str], str | None]
 Chart = Literal["", "own", "stack", "kwargs"]
 """What keys mean: vllm serve's config, a chart's own values, those of vLLM's production stack, or
 arguments of Python's."""
-
-
-class End(NamedTuple):
-    """A place where arguments may be added."""
-
-    form: Literal["text", "list", "keys"]
-    begin: int
-    at: int
-    gap: str = ""
-    """What stands between two of them."""
-
-    quote: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +39,10 @@ class Server:
     rest: object = ()
     """What else is said there: an edit leaves it alone too."""
 
-    ends: Sequence[End] = ()
     words: Sequence[str] = ()
+    is_keyed: bool = False
+    """Whether its arguments are keys; ``words`` are then those of an ``extraArgs`` among them."""
+
     problem: str = ""
     """Why it cannot be read or edited."""
 
