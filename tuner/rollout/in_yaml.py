@@ -125,7 +125,9 @@ class _Place:
     name: str = ""
     workload: str = ""
     image: str = ""
-    model: str = ""
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """Arguments that are set beside vLLM's own words."""
+
     env: Mapping[str, str] = field(default_factory=dict)
     is_docker: bool = False
 
@@ -221,7 +223,7 @@ class _Reader:
             workload=scalar(node, "metadata", "name") or place.workload,
             name=scalar(node, "name") or place.name,
             image=self.image_of(node) or place.image,
-            model=self.model_in(node) or place.model,
+            beside={**place.beside, **self.beside(node)},
             env={**place.env, **self.variables_of(node)[0]},
         )
         self.commands(node, place)
@@ -251,14 +253,15 @@ class _Reader:
         path = "/".join(part for part in parts[:2] if part)
         return f"{path}:{parts[2]}" if path and parts[2] else path
 
-    def model_in(self, node: Node) -> str:
-        """Return the model that a mapping names beside vLLM's own words."""
-        for path in known.FACTS["model_paths"]:
+    def beside(self, node: Node) -> dict[str, str]:
+        """Return the arguments that a mapping sets beside vLLM's own words."""
+        found = dict[str, str]()
+        for name, *path in known.FACTS["beside"]:
             where = get(node, *path[:-1])
-            if name := scalar(where, path[-1]):
-                own = scalar(where, "name")
-                return re.sub(r"\{\{.*?\}\}", own.replace("\\", ""), name).removeprefix("hf://")
-        return ""
+            if value := scalar(where, path[-1]):
+                own = scalar(where, "name").replace("\\", "")
+                found.setdefault(name, re.sub(r"\{\{.*?\}\}", own, value).removeprefix("hf://"))
+        return found
 
     def model_anywhere(self) -> str:
         """Return the model that the values of a chart name somewhere."""
@@ -289,14 +292,14 @@ class _Reader:
 
     def commands(self, node: Node, place: _Place) -> None:
         """Look for command lines in a mapping: of a container, or flags behind a chart's key."""
-        parts = {key: each for key in _COMMANDS if (each := get(node, key)) is not None}
-        patched = scalar(node, "path").rpartition("/")[2]
+        parts = {key: get(node, key) for key in _COMMANDS}
+        patched, is_more = scalar(node, "path").rpartition("/")[2], False
         if get(node, "op") is not None and patched in _COMMANDS:
-            value = get(node, "value")
-            parts = {} if value is None else {patched: value}
-        if is_more := scalar(node, "name") == "VLLM_ADDITIONAL_ARGS":
-            parts = {"value": value} if (value := get(node, "value")) is not None else {}
-        nodes = [each for each in parts.values() if not isinstance(each, yaml.MappingNode)]
+            parts = {patched: get(node, "value")}
+        elif is_more := scalar(node, "name") == "VLLM_ADDITIONAL_ARGS":
+            parts = {"value": get(node, "value")}
+        parts = {k: v for k, v in parts.items() if not isinstance(v, None | yaml.MappingNode)}
+        nodes = [each for each in parts.values() if each is not None]
         if nodes:
             has_program = "entrypoint" in parts or ("command" in parts and not place.is_docker)
             is_vllms = is_more or self.is_vllms(node, nodes, place)
@@ -307,8 +310,8 @@ class _Reader:
             if key.lower() in _COMMANDS or not _FLAGS.search(key):
                 continue
             if not isinstance(value, yaml.MappingNode) and has_vllms_flag(self.raw(value)):
-                model = place.model or self.model_anywhere()
-                self.command(node, [value], replace(place, model=model), is_vllms=True)
+                beside = {"model": self.model_anywhere(), **place.beside}
+                self.command(node, [value], replace(place, beside=beside), is_vllms=True)
 
     def is_vllms(self, node: Node, nodes: Sequence[Node], place: _Place) -> bool:
         """Whether a mapping says beside its command that it starts vLLM."""
@@ -339,15 +342,12 @@ class _Reader:
             for name, span in self.variables_of(node)[1].items()
             if re.search(rf"\$[({{]?{re.escape(name)}\b", raw)
         ]
-        first = (items(nodes[0]) or nodes)[0]
-        program = first.value.split(" ")[0] if isinstance(first, yaml.ScalarNode) else ""
-        is_script = program.rpartition("/")[2] in known.FACTS["shells"]
         spans = [*(self.span(each) for each in reversed(nodes)), *mentioned]
 
         def find() -> Found:
             words, image = list[str](), "" if has_program else place.image
             for each in nodes:
-                words += self.words(each, place, is_vllms=is_vllms, is_script=is_script)
+                words += self.words(each, place, is_vllms=is_vllms)
             if has_program and words and words[0].startswith("-"):
                 image = place.image
             found = vllm_in(words, place.env, image)
@@ -365,7 +365,7 @@ class _Reader:
         if server is not None:
             self.add(server, nodes, place)
 
-    def words(self, node: Node, place: _Place, *, is_vllms: bool, is_script: bool) -> list[str]:
+    def words(self, node: Node, place: _Place, *, is_vllms: bool) -> list[str]:
         """Return the words of one part of a command line, its variables filled in."""
         texts = [each.value for each in items(node) if isinstance(each, yaml.ScalarNode)]
         if len(texts) < len(items(node)):
@@ -376,19 +376,14 @@ class _Reader:
             if place.is_docker and node.style == "|" and re.search(r"\\[ \t]*\n", node.value):
                 raise UnreadableError("Compose joins no lines at a backslash", "\\")
             texts = split(node.value.replace("\n", " ").replace("$$", "\0"), {})
-        elif not place.is_docker and not is_script:
+        elif not place.is_docker:
             texts = [re.sub(r"\$\((\w+)\)", lambda m: place.env.get(m[1], m[0]), t) for t in texts]
         return [each.replace("\0", "$") for each in texts]
 
     def add(self, server: Server, own: Sequence[Node], place: _Place) -> None:
         """Keep a server, with what the file says beside its own nodes."""
-        arguments = dict(server.arguments)
-        if place.model:
-            arguments.setdefault("model", place.model)
-        at = (*place.path.split(".")[:1], "parallelism", "tensor")
-        tensors = (scalar(root, *at) for root in self.roots)
-        if tensor := next(filter(None, tensors), ""):
-            arguments.setdefault("tensor_parallel_size", typed(tensor))
+        beside = {name: typed(value) for name, value in place.beside.items() if value}
+        arguments = {**beside, **server.arguments}
         shared = [
             self.raw(node)
             for node in own
@@ -434,7 +429,7 @@ class _Reader:
         problem, words = "", [str(each.value) for each in items(extra)]
         if chart == "stack":
             arguments = {"enable_prefix_caching": False} | arguments
-        elif is_helm and not place.model and (model := self.model_anywhere()):
+        elif is_helm and "model" not in place.beside and (model := self.model_anywhere()):
             arguments.setdefault("model", model)
         try:
             flags = read_flags(words)
