@@ -80,8 +80,8 @@ def run(options: ApplyOptions) -> None:
     _check_usage(options)
     if options.rollback is not None:
         outcome = backup.roll_back(options.rollback, force=options.force)
-        text = f"{printable(str(options.rollback))}: {_ROLLED_BACK[outcome]}"
         document = {"file": str(options.rollback), "status": outcome}
+        text = f"{printable(str(options.rollback))}: {outcome}"
         _print(json.dumps(document) if options.json else text)
         return
     assert options.profile is not None
@@ -105,13 +105,6 @@ def run(options: ApplyOptions) -> None:
             sys.stderr.write(f"{printable(str(edit.path))}: nothing to change\n")
     if edit.refused is not None:
         raise edit.refused
-
-
-_ROLLED_BACK = {
-    "restored": "restored as it was before the last apply",
-    "removed": "removed; there was no such file before the last apply",
-    "unchanged": "already as it was before the last apply",
-}
 
 
 def _given(options: ApplyOptions, names: str) -> list[str]:

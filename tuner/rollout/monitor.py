@@ -172,11 +172,6 @@ def _groups(profile: ServingProfile, values: Mapping[str, object]) -> list[dict[
     ]
     recorded += filled(template()["recorded"], values)
     alerts = burning + filled(template()["alerts"], values)
-    for each in (*recorded, *alerts):
-        each.pop("needs", None)
-    for each in alerts:
-        each["labels"]["tuner_profile"] = values["profile"]
-        each["annotations"]["profile"] = profile.digest
     groups = {"recorded": recorded, "alerts": alerts}
     return [{"name": f"{name} {what}", "rules": rules} for what, rules in groups.items()]
 
