@@ -38,14 +38,14 @@ def overruled(path: Path, kind: str, server: str) -> Iterator[str]:
     read, (pattern, sets) = near(path.parent), FACTS["overrules"].get(kind, ("", "$^"))
     others = patches(read("kustomization.yaml") or read("kustomization.yml") or "")
     if pattern:
-        found = path.parent.glob(pattern.format(stem=path.stem, name=path.name))
-        others = [str(each.relative_to(path.parent)) for each in sorted(found)]
+        names = path.parent.glob(pattern.format(stem=path.stem, name=path.name))
+        others = [str(each.relative_to(path.parent)) for each in sorted(names)]
     sets = sets.replace("{server}", re.escape(server))
-    for other in others:
-        text = read(other) or ""
-        if other != path.name and (again := re.search(sets, text, re.MULTILINE)):
+    for name in others:
+        text = read(name) or ""
+        if name != path.name and (again := re.search(sets, text, re.MULTILINE)):
             line = text.count("\n", 0, again.end()) + 1
-            yield f"{other}:{line} sets the server's arguments again and decides after {path.name}"
+            yield f"{name}:{line} sets the server's arguments again and decides after {path.name}"
     unit = read(path.name) or "" if kind == "systemd" else ""
     if re.search(r"^ExecStart=[^\n]*(?:\\\n[^\n]*)*\$", unit, re.MULTILINE):
         for each in re.finditer(r"^EnvironmentFile=-?(.*)", unit, re.MULTILINE):

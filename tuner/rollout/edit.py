@@ -67,13 +67,13 @@ def _beside(text: str, every: Sequence[Server], server: Server) -> object:
     return outside, others, server.rest
 
 
-def alike(one: object, other: object) -> bool:
+def alike(left: object, right: object) -> bool:
     """Whether vLLM reads two values alike: a file's 0.90 and '16' are a profile's 0.9 and 16."""
-    if isinstance(one, str) or isinstance(other, str):
-        one, other = (typed(x) if isinstance(x, str) else x for x in (one, other))
-    if type(one) is not bool and type(other) is not bool and isinstance(one, int | float):
-        return isinstance(other, int | float) and one == other
-    return same(one, other)
+    if isinstance(left, str) or isinstance(right, str):
+        left, right = (typed(x) if isinstance(x, str) else x for x in (left, right))
+    if type(left) is not bool and type(right) is not bool and isinstance(left, int | float):
+        return isinstance(right, int | float) and left == right
+    return same(left, right)
 
 
 def place_of(text: str, server: Server, needle: str) -> tuple[int, str]:
@@ -84,9 +84,9 @@ def place_of(text: str, server: Server, needle: str) -> tuple[int, str]:
     plain = re.sub(r"[^ -~].*", "", first, flags=re.DOTALL)
     for each in (rf"(?:{flags(needle)})(?:{_BEHIND})?", re.escape(needle), re.escape(plain)):
         for begin, end in (*server.spans, (0, len(text))):
-            if needle and (found := re.search(each, text[begin:end], re.VERBOSE)):
-                variable = re.match(r"\$[({]?(\w+)", found.groupdict().get("old") or "")
-                line = text.count("\n", 0, begin + found.start()) + 1
+            if needle and (match := re.search(each, text[begin:end], re.VERBOSE)):
+                variable = re.match(r"\$[({]?(\w+)", match.groupdict().get("old") or "")
+                line = text.count("\n", 0, begin + match.start()) + 1
                 return line, variable[1] if variable else ""
     return text.count("\n", 0, server.spans[0][0] if server.spans else 0) + 1, ""
 
@@ -132,9 +132,9 @@ def _replaced(
     if server.chart in _HELM and isinstance(value, int) and value >= _LARGEST_PLAIN:
         new = f'"{value}"'
     pattern = re.compile(rf"(?<![\w-])(?P<flag>{flags(name)})(?:{_BEHIND})?", re.VERBOSE)
-    for found in pattern.finditer(text[slice(*span)]):
-        flag, old = found["flag"], found["old"]
-        (key, place) = ((span[0] + a, span[0] + b) for a, b in map(found.span, ("flag", "old")))
+    for match in pattern.finditer(text[slice(*span)]):
+        flag, old = match["flag"], match["old"]
+        (key, place) = ((span[0] + a, span[0] + b) for a, b in map(match.span, ("flag", "old")))
         if isinstance(value, bool):
             swapped = name if value else f"no_{name}"
             swapped = swapped if "_" in flag else swapped.replace("_", "-")
@@ -156,8 +156,8 @@ def _set(text: str, server: Server, name: str, new: str) -> Iterator[str]:
     """Yield texts in which a variable has another value, wherever the file sets it."""
     sets = rf"""(?<!\w){name}["']?(?:=|\s*:|[,\s]*["']?value["']?\s*:)\s*["']?([^\s"';,}}]+)"""
     for begin, end in server.spans:
-        for found in re.finditer(sets, text[begin:end]):
-            yield _put(text, (begin + found.start(1), begin + found.end(1)), new)
+        for match in re.finditer(sets, text[begin:end]):
+            yield _put(text, (begin + match.start(1), begin + match.end(1)), new)
 
 
 # What is not there yet
@@ -198,8 +198,8 @@ def _added(text: str, server: Server, new: Sequence[str]) -> Iterator[str]:
             if len(word) < 2 and not word.isalnum():
                 continue
             pattern = rf"([\"']?)(?<![\w./-]){re.escape(word)}(?![\w./-])\1"
-            for found in reversed([*re.finditer(pattern, text[begin:end])]):
-                first, at, quote = begin + found.start(), begin + found.end(), found[1]
+            for match in reversed([*re.finditer(pattern, text[begin:end])]):
+                first, at, quote = begin + match.start(), begin + match.end(), match[1]
                 items = [_in_quotes(each, quote) for each in new]
                 line = text.rfind("\n", 0, first) + 1
                 if re.fullmatch(r"[ \t]*-[ \t]+", text[line:first]):
@@ -225,7 +225,7 @@ def _added_key(text: str, server: Server, name: str, value: ArgumentValue) -> It
         return
     shown, key = yaml_strict.dump(value, is_flow=True), name
     if server.chart in _HELM:
-        key = re.sub(r"_(\w)", lambda one: one[1].upper(), name)
+        key = re.sub(r"_(\w)", lambda left: left[1].upper(), name)
         shown = f'"{value}"' if isinstance(value, int) and value >= _LARGEST_PLAIN else shown
     elif not server.chart and isinstance(value, bool):
         key, shown = (name if value else f"no_{name}"), "true"

@@ -215,13 +215,13 @@ def model_mismatch(profile: ServingProfile, here: Deployment) -> str | None:
 
     None where it is the profile's, or where there is no file yet.
     """
-    found = here.arguments.get("model")
-    if found is None:
+    differing = here.arguments.get("model")
+    if differing is None:
         return None if here.is_new else f"model {profile.model}, {here.source} names none"
-    if is_model_of(profile, str(found)):
+    if is_model_of(profile, str(differing)):
         return None
-    unknown = ", which is decided elsewhere" if is_elsewhere(found) else ""
-    return f"model {profile.model}, {here.at('model')} has {found}{unknown}"
+    unknown = ", which is decided elsewhere" if is_elsewhere(differing) else ""
+    return f"model {profile.model}, {here.at('model')} has {differing}{unknown}"
 
 
 def is_model_of(profile: ServingProfile, name: str) -> bool:
@@ -278,29 +278,29 @@ def _label(name: str) -> str:
     return name.replace(" ", "-").lower().removesuffix("-shared")
 
 
-def _all(found: Sequence[Mismatch]) -> str:
-    return f"the profile was measured elsewhere: {'; '.join(each.words for each in found)}"
+def _all(differing: Sequence[Mismatch]) -> str:
+    return f"the profile was measured elsewhere: {'; '.join(each.words for each in differing)}"
 
 
-def refusal(profile: ServingProfile, found: Sequence[Mismatch]) -> GateError | None:
+def refusal(profile: ServingProfile, differing: Sequence[Mismatch]) -> GateError | None:
     """Return the refusal of what does not fit; None where all fits."""
-    if not found:
+    if not differing:
         return None
-    by_model = {each.subject for each in found} == {"model"}
+    by_model = {each.subject for each in differing} == {"model"}
     named = f"If it is that model: --model-is {shlex.quote(profile.model)}. " if by_model else ""
     return GateError(
-        _all(found),
+        _all(differing),
         hint=f"{named}Sweep there, or pass --force: what is deployed then keeps its own of these, "
         "on record.",
     )
 
 
 def cautions(
-    profile: ServingProfile, found: Sequence[Mismatch], here: Deployment | None = None
+    profile: ServingProfile, differing: Sequence[Mismatch], here: Deployment | None = None
 ) -> tuple[str, ...]:
     """Return the warnings for when the profile is rolled out all the same."""
     warnings = [ranks] if (ranks := profile.provenance.of_ranks) is not None else []
-    warnings += [_all(found)] if found else []
+    warnings += [_all(differing)] if differing else []
     vllm = supported.version_in(profile.provenance.versions)
     if profile.provenance.engine == "sim":
         warnings.append(SIMULATED)
@@ -340,8 +340,8 @@ def undecided(profile: ServingProfile, *, source: str, force: bool) -> Undecided
     )
 
 
-def of_the_file(found: Sequence[Mismatch]) -> set[str]:
+def of_the_file(differing: Sequence[Mismatch]) -> set[str]:
     """Return the arguments that an overridden refusal leaves as the file has them."""
-    subjects = {each.subject for each in found}
+    subjects = {each.subject for each in differing}
     own = subjects & (NUMERICS.keys() | _SERVED.keys())
     return ({*FACTS["of_the_model"]} if "model" in subjects else set()) | own

@@ -7,7 +7,7 @@ from functools import partial
 
 from tuner.rollout.server import Server, Span
 from tuner.rollout.words import (
-    Found,
+    Launch,
     UnreadableError,
     in_script,
     reading,
@@ -59,7 +59,7 @@ def in_unit(text: str) -> list[Server]:
     return servers
 
 
-def _of_unit(raw: str, env: dict[str, str], image: str) -> Found | None:
+def _of_unit(raw: str, env: dict[str, str], image: str) -> Launch | None:
     words = split(raw.replace("$$", "\0"), env)
     return vllm_in([word.replace("\0", "$").replace("%%", "%") for word in words], env, image)
 
@@ -77,18 +77,16 @@ def in_variables(text: str) -> list[Server]:
             is_odd = not is_quoted and re.search(r"['\"]|\s#", value) is not None
             why = "its quotes or its comment are read differently" if is_odd else ""
             why = why or (f"{name} is set a second time" if names.count(name) > 1 else "")
-            found = _read(
-                Server(name=name, spans=[span]), value, partial(_of_variable, value, why, name)
-            )
-            servers += [replace(each, is_proven=True) for each in found]
+            server, find = Server(name=name, spans=[span]), partial(_of_variable, value, why, name)
+            servers += [replace(each, is_proven=True) for each in _read(server, value, find)]
     return servers
 
 
-def _of_variable(value: str, why: str, name: str) -> Found:
+def _of_variable(value: str, why: str, name: str) -> Launch:
     if why:
         raise UnreadableError(why, f"{name}=")
     words = split(value, {})
-    return vllm_in(words, {}) or Found(words, is_proven=False)
+    return vllm_in(words, {}) or Launch(words, is_proven=False)
 
 
 def in_shell(text: str) -> list[Server]:
@@ -97,6 +95,6 @@ def in_shell(text: str) -> list[Server]:
     return _read(server, text, partial(in_script, text, {}))
 
 
-def _read(server: Server, raw: str, find: Callable[[], Found | None]) -> list[Server]:
+def _read(server: Server, raw: str, find: Callable[[], Launch | None]) -> list[Server]:
     read = reading(server, find, is_sure=_MAY_BE.search(raw) is not None)
     return [] if read is None else [read]

@@ -18,7 +18,7 @@ from tuner.engines.vllm.values import typed
 from tuner.errors import TargetError
 from tuner.rollout import known
 from tuner.rollout.server import Chart, Near, Server, Span
-from tuner.rollout.words import Found, UnreadableError, filled, read_flags, reading, split, vllm_in
+from tuner.rollout.words import Launch, UnreadableError, filled, read_flags, reading, split, vllm_in
 from tuner.system import yaml_strict
 
 Node = yaml.Node
@@ -344,7 +344,7 @@ class _Reader:
         ]
         spans = [*(self.span(each) for each in reversed(nodes)), *mentioned]
 
-        def find() -> Found:
+        def find() -> Launch:
             words, image = list[str](), "" if has_program else place.image
             for each in nodes:
                 words += self.words(each, place, is_vllms=is_vllms)
@@ -352,9 +352,9 @@ class _Reader:
                 image = place.image
             found = vllm_in(words, place.env, image)
             if found is not None or is_vllms:
-                return found or Found(words)
+                return found or Launch(words)
             begin = next((n for n, one in enumerate(words) if one[:1] == "-"), len(words))
-            return Found(words[begin:], tuple(words[:begin]), is_proven=False)
+            return Launch(words[begin:], tuple(words[:begin]), is_proven=False)
 
         has_image = not has_program and known.starts_vllm(place.image)
         server = reading(

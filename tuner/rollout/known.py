@@ -42,8 +42,8 @@ def vllm_version(image: str) -> str | None:
     >>> vllm_version("vllm/vllm-openai:v0.11.0-rc1"), vllm_version("vllm/vllm-openai:latest")
     ('0.11.0rc1', None)
     """
-    found = None if _OWN_NUMBERS.search(image) else _VERSION.search(image)
-    return spelt(found[1] or found[2]) if found else None
+    match = None if _OWN_NUMBERS.search(image) else _VERSION.search(image)
+    return spelt(match[1] or match[2]) if match else None
 
 
 def repository(image: str) -> str:

@@ -17,7 +17,7 @@ def limits(profile: ServingProfile) -> dict[str, float]:
     nothing of are left out. Means, because of a histogram sum / count is exact and quantiles are
     not."""
     promised, validity = profile.promise, profile.validity
-    validated = [one for one in promised.predicted if one.load <= validity.validated_load]
+    validated = [each for each in promised.predicted if each.load <= validity.validated_load]
     every = [promised, *validated]
     result: dict[str, float] = {
         "cap": profile.decision.max_num_seqs,
@@ -26,27 +26,29 @@ def limits(profile: ServingProfile) -> dict[str, float]:
     if validity.peak_concurrency is not None:
         result["in_flight_limit"] = validity.peak_concurrency
     for name in ("itl", "ttft", "e2el"):
-        spreads = [getattr(one, f"{name}_ms") or (name == "itl" and one.tpot_ms) for one in every]
+        spreads = [
+            getattr(each, f"{name}_ms") or (name == "itl" and each.tpot_ms) for each in every
+        ]
         means_s = [spread.mean / 1e3 for spread in spreads if spread]
         if means_s:
             result[f"{name}_promised"] = means_s[0]
             result[f"{name}_limit"] = max(means_s) * (1 + TOLERANCE) + SLACK_S[name]
-    lowest = min(one.attainment for one in every)
-    lows = (one.intervals.get("attainment", (lowest, 0))[0] for one in validated)
+    lowest = min(each.attainment for each in every)
+    lows = (each.intervals.get("attainment", (lowest, 0))[0] for each in validated)
     result["attainment_limit"] = max(0.0, min([lowest, *lows]) - ATTAINMENT_TOLERANCE)
 
-    peaks = [one.kv_cache_usage.peak for one in every if one.kv_cache_usage]
-    highs = [one.intervals.get("kv_cache_usage_peak", (0, 0))[1] for one in validated]
+    peaks = [each.kv_cache_usage.peak for each in every if each.kv_cache_usage]
+    highs = [each.intervals.get("kv_cache_usage_peak", (0, 0))[1] for each in validated]
     if peaks and (limit := max([*peaks, *highs]) * (1 + TOLERANCE)) < 1:  # no more can be in use
         result |= {"kv_promised": peaks[0], "kv_limit": limit}
 
     # for each request: of the part that was tuned for where the twin predicts, else of the windows
     windows = [validity.window] if validated else validity.windows
-    seconds = sum(parsed[1] for one in windows if (parsed := parse_window(one)) is not None)
+    seconds = sum(parsed[1] for each in windows if (parsed := parse_window(each)) is not None)
     counts = [
-        (validity.arrival_rate_rps * one.load,
-         max(one.preemptions, *one.intervals.get("preemptions", (0.0, 0.0))))
-        for one in validated
+        (validity.arrival_rate_rps * each.load,
+         max(each.preemptions, *each.intervals.get("preemptions", (0.0, 0.0))))
+        for each in validated
     ] or [(promised.requests_per_s, float(promised.preemptions))]  # fmt: skip
     shares = [count / (rate * seconds) for rate, count in counts if rate * seconds > 0]
     if shares:

@@ -38,8 +38,8 @@ KINDS: dict[str, dict[str, str]] = FACTS["watching"]
 
 def kind_of(to: str | None, text: str) -> str | None:
     """Return the kind that is named, or that an existing file says it is of; None for another."""
-    found = _MARK.search(text[:4000])
-    name = to if to is not None else found and found[1]
+    match = _MARK.search(text[:4000])
+    name = to if to is not None else match and match[1]
     return name if name in KINDS else None
 
 
@@ -85,8 +85,8 @@ def selector(matchers: str) -> str:
             hint="""For example: --selector 'job="vllm",namespace=~"prod.*"'""",
         )
     return ",".join(
-        re.sub(r"\s*(=~|!~|!=|=)\s*", r"\1", one.strip(), count=1)
-        for one in re.findall(_MATCHER, inner)
+        re.sub(r"\s*(=~|!~|!=|=)\s*", r"\1", matcher.strip(), count=1)
+        for matcher in re.findall(_MATCHER, inner)
     )
 
 
@@ -125,8 +125,8 @@ def filled(node: Any, values: Mapping[str, object]) -> Any:  # noqa: ANN401 - JS
     if whole and not isinstance(values.get(whole[1], ""), str):
         return values[whole[1]]
 
-    def value_of(found: re.Match[str]) -> str:
-        name, window = found.groups()
+    def value_of(match: re.Match[str]) -> str:
+        name, window = match.groups()
         if name in template()["series"]:
             inner = {**values, "window": window} if window else values
             return str(filled(template()["series"][name], inner))

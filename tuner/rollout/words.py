@@ -95,8 +95,8 @@ def unquoted_words(text: str, env: Mapping[str, str]) -> list[str]:
 def filled(text: str, env: Mapping[str, str]) -> str:
     """Put in the variables that are known; others stay as they are spelt."""
     return _VARIABLE.sub(
-        lambda found: (
-            env.get(found["a"] or found["b"] or found["c"]) or found["default"] or found[0]
+        lambda launch: (
+            env.get(launch["a"] or launch["b"] or launch["c"]) or launch["default"] or launch[0]
         ),
         text,
     )
@@ -124,7 +124,7 @@ def unquoted(word: str, env: Mapping[str, str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Found:
+class Launch:
     """A server of vLLM's among the words that start a process."""
 
     words: Sequence[str]
@@ -183,7 +183,7 @@ def _joined(words: Sequence[str]) -> str:
     return "".join(f"{word}\0" for word in words)
 
 
-def vllm_in(words: Sequence[str], env: Mapping[str, str], image: str = "") -> Found | None:
+def vllm_in(words: Sequence[str], env: Mapping[str, str], image: str = "") -> Launch | None:
     """Return the server that words start; ``image`` starts them where they are no program.
 
     >>> vllm_in(["exec", "vllm", "serve", "acme/m"], {}).words
@@ -194,64 +194,64 @@ def vllm_in(words: Sequence[str], env: Mapping[str, str], image: str = "") -> Fo
     start = _START.match(_joined(words))
     if start is not None and start["vllm"]:
         own = start[0].count("\0")
-        return Found(words[own:], tuple(words[:own]))
+        return Launch(words[own:], tuple(words[:own]))
     if start is not None:
         at = start[0][: start.start(start.lastgroup or 0)].count("\0")
         find = {"engine": _in_container, "cluster": _in_cluster}.get(
             start.lastgroup or "", _in_text
         )
-        found = find(words[at:], env)
-        if found is not None:
-            return replace(found, rest=(*words[:at], *found.rest))
+        launch = find(words[at:], env)
+        if launch is not None:
+            return replace(launch, rest=(*words[:at], *launch.rest))
     if starts_vllm(image):
         own = int(words[:1] == ["serve"])
-        return Found(words[own:], tuple(words[:own]), image)
+        return Launch(words[own:], tuple(words[:own]), image)
     return None
 
 
-def _in_text(words: Sequence[str], env: Mapping[str, str]) -> Found | None:
+def _in_text(words: Sequence[str], env: Mapping[str, str]) -> Launch | None:
     """Return the server that a text starts, which is handed to a shell."""
     is_shell = words[0].rpartition("/")[2] in FACTS["shells"]
     texts = [b for a, b in pairwise(words) if re.fullmatch(r"-\w*c", a) or not is_shell]
     return next(filter(None, (in_script(text, env) for text in texts if " " in text)), None)
 
 
-def _in_container(words: Sequence[str], env: Mapping[str, str]) -> Found | None:
+def _in_container(words: Sequence[str], env: Mapping[str, str]) -> Launch | None:
     """Return the server that ``docker run`` starts."""
     start = _CONTAINER.match(_joined(words))
     if start is None:
         return None
     entry = re.findall(r"\0--entrypoint[=\0]([^\0]*)", start[0])
     own = start[0].count("\0")
-    found = vllm_in([*entry, *words[own:]], env, "" if entry else start["image"])
-    image = found.image if found and found.image else start["image"]
-    return found and replace(found, rest=(*words[:own], *found.rest), image=image)
+    launch = vllm_in([*entry, *words[own:]], env, "" if entry else start["image"])
+    image = launch.image if launch and launch.image else start["image"]
+    return launch and replace(launch, rest=(*words[:own], *launch.rest), image=image)
 
 
-def _in_cluster(words: Sequence[str], env: Mapping[str, str]) -> Found | None:
+def _in_cluster(words: Sequence[str], env: Mapping[str, str]) -> Launch | None:
     """Return the server that ``apptainer exec`` and its like start: options that nobody lists, an
     image, a program."""
     for at in range(2, len(words)):
         image = words[at - 1] if starts_vllm(words[at - 1]) else ""
         if image or re.fullmatch(r"(?:.*/)?(?:vllm|python[\d.]*|ba?sh)", words[at]):
-            found = vllm_in(words[at:], env, image)
-            if found:
-                return replace(found, rest=(*words[:at], *found.rest))
+            launch = vllm_in(words[at:], env, image)
+            if launch:
+                return replace(launch, rest=(*words[:at], *launch.rest))
     return None
 
 
-def in_script(text: str, env: Mapping[str, str]) -> Found | None:
+def in_script(text: str, env: Mapping[str, str]) -> Launch | None:
     """Return the one server that a shell's script starts. Raises UnreadableError for several."""
-    known, starts, rest = dict(env), list[tuple[Found, list[str]]](), list[object]()
+    known, starts, rest = dict(env), list[tuple[Launch, list[str]]](), list[object]()
     for raw in commands(text):
         assigned = _assign(raw, known)
         words = [bare for word in raw for bare in unquoted(word, known)]
-        found = vllm_in(words, known)
-        if found is not None:
+        launch = vllm_in(words, known)
+        if launch is not None:
             if "<<" in raw:
                 raise UnreadableError("it reads a here-document", "<<")
-            starts.append((found, raw))
-            rest.append(found.rest)
+            starts.append((launch, raw))
+            rest.append(launch.rest)
         elif assigned < len(raw):
             rest.append(tuple(raw))
     if len(starts) > 1:
@@ -262,12 +262,12 @@ def in_script(text: str, env: Mapping[str, str]) -> Found | None:
 def _assign(raw: Sequence[str], known: dict[str, str]) -> int:
     """Set the variables that a command begins with, and return how many words that takes."""
     for at, word in enumerate(raw):
-        one = _ASSIGNMENT.fullmatch(word)
-        if one is None:
+        assignment = _ASSIGNMENT.fullmatch(word)
+        if assignment is None:
             if word in {"export", "readonly", "local", "declare"} or word.startswith("-"):
                 continue
             return at
-        name, adds, value = one.groups()
+        name, adds, value = assignment.groups()
         is_list = value.startswith("(")
         name = f"{name}[@]" if is_list else name
         value = value[1:-1] if is_list else " ".join(unquoted(value, known))
@@ -275,26 +275,26 @@ def _assign(raw: Sequence[str], known: dict[str, str]) -> int:
     return len(raw)
 
 
-def reading(server: Server, find: Callable[[], Found | None], *, is_sure: bool) -> Server | None:
+def reading(server: Server, find: Callable[[], Launch | None], *, is_sure: bool) -> Server | None:
     """Return the server with what its words say; None where they are not seen to be vLLM's.
 
     With ``is_sure`` also one that cannot be read, and why.
     """
     try:
-        found = find()
-        arguments = read_flags(found.words) if found else {}
+        launch = find()
+        arguments = read_flags(launch.words) if launch else {}
     except UnreadableError as problem:
         unread = replace(server, is_proven=True, problem=str(problem), near=problem.near)
         return unread if is_sure else None
-    if found is None or not (found.is_proven or are_vllms(arguments)):
+    if launch is None or not (launch.is_proven or are_vllms(arguments)):
         return None
     return replace(
         server,
         arguments=arguments,
-        is_proven=found.is_proven,
-        words=found.words,
-        rest=(server.rest, found.rest),
-        image=found.image or server.image,
+        is_proven=launch.is_proven,
+        words=launch.words,
+        rest=(server.rest, launch.rest),
+        image=launch.image or server.image,
     )
 
 
