@@ -31,10 +31,11 @@ from results import keep, table
 
 from tuner.engines.sim.world import step_law
 from tuner.profile import profile
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
+from tuner.traffic.constants import HALF
 from tuner.traffic.slo import Slo
-from tuner.twin.load import loads_of
-from tuner.twin.objective import HALF, candidates, choose, right_caps
+from tuner.twin.decide import rule
+from tuner.twin.samples import loads_of
 from tuner.twin.simulation import Traffic, attainment, simulate, tail_s
 
 SURE, HEADROOM, LOSS = 0.95, 1.25, 0.02
@@ -96,14 +97,15 @@ def result_of(job: tuple[int, str], *, harder: bool) -> Result:
         answer = swept(one, Path(folder))
     slo, cap = answer.decision.slo.slo, answer.decision.max_num_seqs
     truth = {each: numbers(one, one.traffic, slo, each) for each in CAPS}
-    values = {each: (row["attainment"], math.log(row["tail_s"])) for each, row in truth.items()}
+    shares, tails_s = ([truth[each][name] for each in CAPS] for name in ("attainment", "tail_s"))
+    ruling = rule(shares, tails_s)
+    candidates = [each for each, is_one in zip(CAPS, ruling.candidates, strict=True) if is_one]
     copies = loads_of(one.traffic, HEADROOM, seed=OTHER_COPIES).raised
     raised = {
         each: float(np.mean([numbers(one, load, slo, each)["attainment"] for load in copies]))
-        for each in {*candidates(values), cap}
+        for each in {*candidates, cap}
     }
-    equals = {each: raised[each] for each in candidates(values)}
-    most = max(equals.values())
+    most = max(raised[each] for each in candidates)
     promised = next((p for p in answer.promise.predicted if p.load == 1.0), None)
     ends = {} if promised is None else promised.intervals
     known = {name: truth[cap][name] for name in truth[cap].keys() & ends.keys()}
@@ -112,9 +114,9 @@ def result_of(job: tuple[int, str], *, harder: bool) -> Result:
         level=level,
         verdict=answer.decision.verdict,
         cap=cap,
-        best=choose(values, equals),
+        best=CAPS[int(rule(shares, tails_s, [raised.get(each, 0.0) for each in CAPS]).choice)],
         confidence=answer.decision.confidence,
-        is_good=cap in right_caps(values),
+        is_good=bool(ruling.right[CAPS.index(cap)]),
         warned=bool(answer.provenance.warnings)
         or answer.decision.verdict in {"inconclusive", "overloaded"},
         headroom_loss=most - raised[cap] if most >= HALF else None,

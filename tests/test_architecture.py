@@ -26,7 +26,7 @@ ROOMS = (
 """In the order of imports: a room imports only those before it."""
 
 UPWARDS = {
-    ("tuner.engines.live_scheduler", f"tuner.live.{name}") for name in ("control", "protocol")
+    ("tuner.engines.live_scheduler", "tuner.live.control"),
 }
 """Servers name this scheduler in their command line, so it stays where it is."""
 

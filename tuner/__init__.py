@@ -22,8 +22,8 @@ One walk through them. A row of a trace (trace/formats) becomes a request (trace
 of requests (traffic/window.py) becomes a plan (replay/plan.py) that is replayed on an engine
 (replay/replay.py, engines/seam.py). The engine's iterations become a step-time law (twin/law.py),
 the law and vLLM's scheduler a twin that replays the whole trace at every cap (twin/simulation.py),
-the twin a verdict (twin/knee.py), the verdict a profile (profile/profile.py), and the profile a few
-changed words in what is deployed (rollout/edit.py). runs/sweep/sweep.py is where all of that is
+the twin a verdict (twin/verdict.py), the verdict a profile (profile/profile.py), and the profile a
+few changed words in what is deployed (rollout/edit.py). runs/sweep/sweep.py is where all of that is
 called, commands/sweep.py what calls it, and views/profile.py what is shown of it.
 
 ``cli.py`` is the entry and the one error boundary, ``errors.py`` all that is raised on purpose.

@@ -14,9 +14,9 @@ import pytest
 import yaml
 
 from tests.outside.table import Done, run
-from tests.profile.test_admission import with_twin
+from tests.profile.test_admission import limits as admission
 from tests.support.profiles import ENGINE, profile
-from tuner.profile.profile import save
+from tuner.profile.profile import resealed, save
 from tuner.rollout import monitor
 from tuner.rollout.fit import SIMULATED
 
@@ -221,7 +221,7 @@ def test_a_drop_in_is_written_beside_the_unit() -> None:
 
 
 def test_admission_limits_are_set_when_wanted_with_their_reason() -> None:
-    save(with_twin(), Path("twin.yaml"))
+    save(resealed(profile(), admission=admission()), Path("twin.yaml"))
     done = apply("twin.yaml", "--admission-limits")
     written = yaml.safe_load(Path("serve.yaml").read_text())
     limits = ("max-num-queued-tokens", "max-num-queued-reqs", "max-num-active-seqs")

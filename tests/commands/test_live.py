@@ -9,7 +9,7 @@ import pytest
 from tests.support.live_servers import Numbers, Server, serving
 from tests.support.profiles import ENGINE, profile
 from tuner import cli
-from tuner.live.protocol import Limits
+from tuner.live.control import Limits
 from tuner.profile.profile import save
 
 Tuner = Callable[..., tuple[int, str, str]]
@@ -86,19 +86,6 @@ def test_another_server_than_measured_is_refused_and_forced_on_record(
         assert (code, err) == (0, f"Warning: the profile was measured elsewhere: {differs}\n")
 
 
-def test_another_vllm_than_measured_is_refused(tuner: Tuner, server: Server) -> None:
-    of(4, versions={"vllm": "0.33.0+cu129"})
-    words = refused(tuner("cap-4.yaml", "--socket", server.path), 6)
-    assert words.endswith(f"vLLM 0.33.0+cu129, {server.path} has 0.32.0")
-
-
-def test_a_quantization_that_the_checkpoint_brings_is_no_difference(
-    tuner: Tuner, tmp_path: Path
-) -> None:
-    with serving(tmp_path / "t.sock", arguments={"quantization": "awq"}) as server:
-        assert tuner("cap-16.yaml", "--socket", server.path)[0] == 0
-
-
 def test_other_settings_than_measured_are_said(tuner: Tuner, tmp_path: Path) -> None:
     numbers = Numbers(set=Limits(max_num_seqs=32, max_num_batched_tokens=2048))
     with serving(tmp_path / "t.sock", numbers=numbers) as server:
@@ -112,14 +99,6 @@ def test_an_undecided_profile_needs_force(tuner: Tuner, server: Server) -> None:
     of(4, verdict="inconclusive", reason="the intervals overlap")
     assert "the intervals overlap" in refused(tuner("cap-4.yaml", "--socket", server.path), 5)
     assert tuner("cap-4.yaml", "--socket", server.path, "--force")[0] == 0
-
-
-def test_a_rank_that_is_gone_stops_all(tuner: Tuner, tmp_path: Path) -> None:
-    path = tmp_path / "t.sock"
-    with serving(path) as zero:
-        words = refused(tuner("cap-16.yaml", "--socket", path, "--socket", tmp_path / "u.sock"), 3)
-        assert words == f"{tmp_path / 'u.sock'}: no such socket"
-        assert zero.cap == 32
 
 
 def test_servers_built_differently_are_held_each_against_its_own(

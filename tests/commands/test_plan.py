@@ -9,10 +9,9 @@ import pytest
 
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
-from tests.support.profiles import resealed
 from tests.support.traces import beginning
 from tuner.profile import profile
-from tuner.profile.numbers import FrontEndSection
+from tuner.profile.profile import FrontEndSection, evidence_of, resealed
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
 
@@ -27,7 +26,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert tuner(path, *tuning).returncode == 0
     whole = profile.load(path / "profile.yaml")
     curve = [step for step in whole.curve if step.max_num_seqs >= 4]
-    profile.save(resealed(whole, curve=curve), path / "profile.yaml")
+    kept = evidence_of(whole, path / "profile.yaml")
+    profile.save(resealed(whole, curve=curve, evidence=kept), path / "profile.yaml")
     return path
 
 
@@ -47,7 +47,8 @@ def behind(folder: Path) -> str:
     """Return the same profile behind a front end that takes 0.2 s for each request."""
     one = profile.load(folder / "profile.yaml")
     of_requests = FrontEndSection(contention=1.0, request_ms=200.0, delivery_ms=1.0)
-    profile.save(resealed(one, front_end=of_requests), folder / "behind.yaml")
+    kept = evidence_of(one, folder / "profile.yaml")
+    profile.save(resealed(one, front_end=of_requests, evidence=kept), folder / "behind.yaml")
     assert profile.load(folder / "behind.yaml").front_end == of_requests
     return "behind.yaml"
 
@@ -76,3 +77,21 @@ def test_what_is_required_is_held_against_every_replica(folder: Path) -> None:
     assert f"On {found['replicas_that_keep']} replicas it keeps all." in done.stderr
     never = plan(folder, *asked, "--require", "p99 ttft <= 1ms")
     assert "No number of replicas keeps it: require less." in never.stderr
+
+
+def test_two_kinds_of_traffic_share_the_cap_that_costs_neither_much(
+    folder: Path, behind: str
+) -> None:
+    done = plan(folder, "profile.yaml", behind, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    chosen = profile.load(folder / "profile.yaml").decision.max_num_seqs
+    assert found["max_num_seqs"] == chosen
+    (row,) = [each for each in found["caps"] if each["max_num_seqs"] == chosen]
+    assert row["lost"] == [0.0, 0.0]
+
+
+def test_what_a_replica_costs_is_said_of_every_cap(folder: Path) -> None:
+    done = plan(folder, "profile.yaml", "--load", "4", "--price", "2.5")
+    needed = planned(folder, "--load", "4")["replicas_needed"]
+    assert f"{2.5 * needed:,.2f} per hour" in " ".join(done.stdout.split())

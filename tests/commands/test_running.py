@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.support.completions import DONE, HEAD, TOKEN, Asked, completions, usage
 from tests.support.in_process import tuner
-from tests.support.profiles import resealed
 from tuner.engines.paged import WARM_UPS
 from tuner.engines.server import running as engines_running
-from tuner.profile.profile import load, save
+from tuner.profile.profile import evidence_of, load, resealed, save
 from tuner.replay import soundness
 from tuner.traffic import sampling, workload
 
@@ -226,7 +226,8 @@ def test_another_server_keeps_no_promise_and_needs_no_twin(
     folder: Path, tmp_path: Path, required: str, title: str, *, is_kept: bool
 ) -> None:
     one = load(folder / "profile.yaml")
-    save(resealed(one, twin=one.twin if is_kept else None), tmp_path / "profile.yaml")
+    kept = evidence_of(one, folder / "profile.yaml") if is_kept else b""
+    save(resealed(one, evidence=kept), tmp_path / "profile.yaml")
     shutil.copy(folder / "prod.jsonl", tmp_path)
     asked: list[Asked] = []
     with vllm(Pages().only_models(), asked) as url:
@@ -291,8 +292,9 @@ def test_a_server_that_cannot_be_held_to_it_is_sent_nothing(
 def measured_with(folder: Path, place: Path, **changes: object) -> None:
     """Lay a profile with this provenance, and its trace, into another folder."""
     one = load(folder / "profile.yaml")
-    measured = one.provenance.model_copy(update=changes)
-    save(resealed(one, provenance=measured), place / "profile.yaml")
+    measured = msgspec.structs.replace(one.provenance, **changes)
+    kept = evidence_of(one, folder / "profile.yaml")
+    save(resealed(one, provenance=measured, evidence=kept), place / "profile.yaml")
     if not (place / "prod.jsonl").exists():
         shutil.copy(folder / "prod.jsonl", place)
 

@@ -27,8 +27,8 @@ from tuner.errors import (
     Interrupted,
     TunerError,
 )
+from tuner.profile import evidence
 from tuner.profile import profile as profiles
-from tuner.profile import stored_twin
 
 LENGTH_S = 400.0
 FOR, WINDOWS = "250s", 4
@@ -39,7 +39,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a profile that keeps fewer laws than ours do."""
     path = tmp_path_factory.mktemp("watch") / "profile.yaml"
     with pytest.MonkeyPatch.context() as fewer:
-        fewer.setattr(stored_twin, "PRINTED", LAWS)
+        fewer.setattr(evidence, "PRINTED_DRAWS", LAWS)
         profiles.save(profile_of(WORLD, STORED, STORED_S, cap=CAP, caps=CAPS), path)
     return path
 
@@ -105,8 +105,6 @@ def test_an_honest_server_is_still_valid(
     assert found["measures"]["slowness"]["state"] == "within"
     assert found["choice"]["rightness"] == 1.0
     assert found["missed_scrapes"] == found["restarts"] == 0
-    low, high = found["times"]["itl_ms"]["counted"]["p50"]
-    assert low < found["times"]["itl_ms"]["counted"]["mean"] < high
     text = (tmp_path / "run" / "windows.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     assert [line["event"] for line in lines] == ["begin", *["window"] * WINDOWS]
@@ -114,30 +112,7 @@ def test_an_honest_server_is_still_valid(
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["reason"] == found["reason"]
     assert result["page"]["next"].startswith("tuner show ")
-    assert (
-        sum(line["finished"] for line in lines[1:]) <= found["times"]["e2el_ms"]["counted"]["count"]
-    )
-
-
-def test_scrapes_that_fail_now_and_then_are_counted_and_forgiven(
-    watch: Callable[..., Watched], honest: SimulatedServer
-) -> None:
-    def fine(at_s: float) -> str:
-        text = page_of(honest)(at_s)
-        assert text is not None
-        return text
-
-    def page(at_s: float) -> str | None:
-        if at_s and at_s % 30 < 2:
-            return None
-        if at_s and at_s % 70 < 2:  # cut short, though it promised more
-            return "\x01" + fine(at_s)[:3000]
-        return "\x00<html>" if at_s and at_s % 50 < 2 else fine(at_s)
-
-    found, ended = watch(page)
-    assert ended is None
-    assert found["verdict"] == "still valid"
-    assert found["missed_scrapes"] > 10
+    assert sum(line["finished"] for line in lines[1:]) <= found["finished"]
 
 
 def test_a_server_that_dies_ends_the_watch_with_what_is_known(
@@ -208,17 +183,6 @@ def test_the_verdict_is_there_for_prometheus_while_it_goes_on(
     assert 'tuner_watch_beyond{measure="slowness"} 0.0' in said[0]
     assert 'tuner_watch_measure{bound="high",measure="slowness"} 1.' in said[0]
     assert "tuner_watch_choice_rightness 1.0" in said[0]
-
-
-def test_a_server_that_only_calls_its_model_otherwise_is_a_warning(
-    watch: Callable[..., Watched], honest: SimulatedServer
-) -> None:
-    def page(at_s: float) -> str:
-        return exposition({"0": honest.scrape(at_s)}).replace('model_name="m"', 'model_name="n"')
-
-    found, _ = watch(page, for_="120s")
-    (warning,) = found["warnings"]
-    assert "serves model n and not m (a name" in warning
 
 
 def test_a_server_that_serves_another_model_from_then_on_ends_the_watch(

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.live import control_client
-from tuner.live.protocol import Limits, SetLimits
+from tuner.live.control import Limits, SetLimits
 
 pytestmark = pytest.mark.vllm
 

@@ -18,14 +18,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.live_servers import Numbers, Server, said, serving
+from tests.support.live_servers import Server, said, serving
 from tuner.errors import GateError, InputError, TargetError, TunerError
 from tuner.live import control, control_client
-from tuner.live.control import listen, withdraw
-from tuner.live.protocol import (
+from tuner.live.control import (
     Answer,
     SetLimits,
     line_of,
+    listen,
+    withdraw,
 )
 
 STATE = b'{"version": 3, "do": "state"}\n'
@@ -56,14 +57,6 @@ def test_what_the_server_was_not_built_for_is_refused(
     with pytest.raises(GateError, match=why):
         put(server, **asked)
     assert server.cap == 32
-
-
-def test_a_model_that_needs_the_whole_budget_keeps_it(tmp_path: Path) -> None:
-    with serving(tmp_path / "tuner.sock", numbers=Numbers(least_tokens=8192)) as server:
-        with pytest.raises(GateError, match="8192 that this model needs"):
-            put(server, 8, max_num_batched_tokens=4096)
-        put(server, 8)
-        assert server.cap == 8
 
 
 def mode(path: Path) -> int:

@@ -2,12 +2,11 @@
 
 import math
 import time
-from collections.abc import Callable
 
 import pytest
 
 from tuner.errors import InputError
-from tuner.live.prometheus import Histogram, parse, parse_engines
+from tuner.live.prometheus import Histogram, parse
 
 TODAY = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -39,8 +38,10 @@ python_info{version="3.12"} 1.0
 
 
 def test_todays_names() -> None:
-    metrics = parse(TODAY, source="here")
-    assert metrics.gauges == {"running": 8, "waiting": 1, "kv_cache_usage": 0.75}
+    engines = parse(TODAY, source="here")
+    assert engines["1"].gauges == {"running": 3, "kv_cache_usage": 0.75}
+    metrics = engines["0"]
+    assert metrics.gauges == {"running": 5, "waiting": 1, "kv_cache_usage": 0.25}
     assert metrics.counters == {"preemptions": 7, "requests": 14}
     assert metrics.finish_reasons == {"stop": 10, "length": 4}
     assert metrics.models == ("m",)
@@ -48,22 +49,6 @@ def test_todays_names() -> None:
     itl = metrics.distributions["itl_s"]
     assert (itl.count, itl.total) == (80, 2.4)
     assert (itl.bounds, itl.counts) == ((0.01, 0.03, math.inf), (20, 60, 80))
-
-
-@pytest.mark.parametrize("read", [parse, parse_engines])
-def test_a_model_that_is_not_served_is_said_with_those_that_are(
-    read: Callable[..., object],
-) -> None:
-    with pytest.raises(InputError, match="http://x/metrics: serves no model n, but m") as refused:
-        read(TODAY, source="http://x/metrics", model="n")
-    assert "--served-model-name" in refused.value.hint
-    read(TODAY, source="http://x/metrics", model="m")
-
-
-def test_what_the_engines_of_a_server_say_of_their_cache_is_told_of_all() -> None:
-    line = 'vllm:cache_config_info{{block_size="16",engine="{0}",num_gpu_blocks="{0}00"}} 1.0\n'
-    told = parse("".join(map(line.format, (1, 2))), source="here").cache_config
-    assert told == {"block_size": "16", "engine": "1, 2", "num_gpu_blocks": "100, 200"}
 
 
 @pytest.mark.parametrize(
@@ -93,9 +78,8 @@ def test_what_is_no_vllm_metrics_is_refused_with_its_source(text: str, message: 
 def test_a_line_that_takes_seconds_to_read_is_refused_at_once(line: str) -> None:
     """Each is of 1.6 MB or more, and took ten seconds."""
     begun = time.process_time()
-    for read in (parse, parse_engines):
-        with pytest.raises(InputError, match=r"^x: not Prometheus text: a line of \d+ characters$"):
-            read(line, source="x")
+    with pytest.raises(InputError, match=r"^x: not Prometheus text: a line of \d+ characters$"):
+        parse(line, source="x")
     assert time.process_time() - begun < 1
 
 

@@ -4,17 +4,17 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.live_sim import LENGTHS, SimulatedServer, poisson, profile_of, simulated
+from tests.support.live_sim import SimulatedServer, poisson, profile_of, simulated
 from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep
 from tuner.live.prometheus import Distribution, Histogram, ServerMetrics
-from tuner.live.today import traffic_like
 from tuner.live.watch import Promised, Watch, reason
-from tuner.live.windows import ScrapeWindow, WindowMaker, arrivals, step
-from tuner.profile.stored_twin import restored
+from tuner.live.windows import ScrapeWindow, Step, WindowMaker, arrivals, traffic_like
+from tuner.profile.evidence import twin_of
 from tuner.twin.front_end import FrontEnd
 from tuner.twin.simulation import Traffic
 
@@ -39,8 +39,7 @@ def promised() -> Promised:
 def of_world() -> Promised:
     """Return what a profile of the world promises: the same for every module."""
     profile = profile_of(WORLD, STORED, STORED_S, cap=CAP, caps=CAPS)
-    assert profile.twin is not None
-    twin = restored(profile.twin, source="here")
+    twin = twin_of(profile, Path("profile.yaml"), cure="")
     return Promised(
         twin=replace(twin, laws=twin.laws[:LAWS]),
         slo=profile.decision.slo.slo,
@@ -80,15 +79,6 @@ def value(watch: Watch, name: str) -> float:
 def changing(early: Traffic, late: Traffic, at_s: float) -> Traffic:
     moved = replace(late, arrival_s=late.arrival_s + at_s)
     return early.between(0, at_s).followed_by(moved)
-
-
-def test_an_honest_server_is_never_suspected(promised: Promised) -> None:
-    for seed in range(3):
-        watch = watched(promised, poisson(RATE, 600.0, seed=100 + seed), 600.0)
-        assert (watch.verdict, watch.beyond) == ("still valid", [])
-        assert watch.choice is not None
-        assert watch.choice.holds
-        assert "iterations take 1." in reason(watch) or "iterations take 0.9" in reason(watch)
 
 
 def test_a_slower_server_is_found_by_how_much(promised: Promised) -> None:
@@ -145,15 +135,6 @@ def test_traffic_that_would_choose_another_cap_is_to_be_tuned_for(promised: Prom
     assert "the twin would choose max_num_seqs" in reason(watch)
 
 
-def test_several_engines_are_each_compared_with_their_own_part(promised: Promised) -> None:
-    watch = watched(
-        promised, poisson(RATE, 300.0, seed=10), 300.0, seen=lambda _, one: {"0": one, "1": one}
-    )
-    assert watch.beyond == []
-    assert value(watch, "rate") == pytest.approx(1.0, abs=0.15)
-    assert value(watch, "slowness") == pytest.approx(1.0, abs=0.06)
-
-
 def test_a_server_with_another_cap_is_not_called_slow(promised: Promised) -> None:
     watch = watched(promised, poisson(2 * RATE, 250.0, seed=13), 250.0, cap=32)
     assert watch.runs_another_cap
@@ -175,21 +156,6 @@ def test_other_buckets_after_a_restart_leave_every_measure_watched(promised: Pro
     watch = watched(promised, poisson(RATE, 400.0, seed=19), 400.0, seen=halved)
     assert watch.measures["ttft_excess"].windows > 3
     assert watch.beyond == []
-
-
-def test_too_little_evidence_is_no_verdict(promised: Promised) -> None:
-    silent = watched(promised, Traffic.of([]), 130.0)
-    assert silent.verdict == "not enough evidence"
-    assert "watch during traffic" in reason(silent)
-
-    def few(_: float, one: ServerMetrics) -> Mapping[str, ServerMetrics]:
-        only = one.distributions["e2el_s"]
-        return {"0": ServerMetrics(one.gauges, {}, {"e2el_s": only}, one.finish_reasons)}
-
-    watch = watched(promised, poisson(RATE, 300.0, seed=16), 300.0, seen=few)
-    assert watch.measures["slowness"].windows == 0
-    assert watch.measures["rate"].windows > 3
-    assert watch.verdict == "not enough evidence"
 
 
 def metrics(done: float, *, waiting: float = 0.0, started_s: float | None = None) -> ServerMetrics:
@@ -218,9 +184,9 @@ def metrics(done: float, *, waiting: float = 0.0, started_s: float | None = None
 def test_a_step_is_what_came_between_two_readings(
     before: ServerMetrics, after: ServerMetrics, restarted: bool, finished: int, gaps: int | None
 ) -> None:
-    found = step(before, after, 0.0, 2.0)
+    found = Step.of(before, after, 0.0, 2.0)
     assert (found.restarted, found.finished) == (restarted, finished)
-    assert (found.distributions["itl_s"].count if gaps else None) == gaps
+    assert (found.more.distributions["itl_s"].count if gaps else None) == gaps
 
 
 def windows(
@@ -263,14 +229,6 @@ def test_a_counter_that_jumps_is_in_no_window() -> None:
     assert all(each.waiting == 0 for one in found for each in one.every_step)
 
 
-def test_servers_that_answer_in_turn_are_not_one_that_restarts() -> None:
-    for starts, several in (((1, 2, 3), False), ((1, 1, 2, 2), False), ((1, 2, 1), True)):
-        maker = WindowMaker(10.0, 2.0)
-        for place, start in enumerate(starts):
-            maker.add(2.0 * place, {"0": metrics(place, started_s=100.0 * start)})
-        assert maker.is_several is several
-
-
 def second_minute(server: SimulatedServer) -> ScrapeWindow:
     maker = WindowMaker(60.0, 2.0)
     found = [maker.add(float(at_s), {"0": server.scrape(at_s)}) for at_s in range(0, 122, 2)]
@@ -287,23 +245,9 @@ def test_todays_requests_are_as_many_and_as_long_as_were_counted(cap: int) -> No
     today = traffic_like(steps, STORED, seed=0)
     assert (today.arrival_s < window.begin_s).sum() == round(steps[0].in_flight)
     assert (np.diff(today.arrival_s) >= 0).all()
-    counted = steps[0].distributions["output_length"]
+    counted = steps[0].more.distributions["output_length"]
     for each in steps[1:]:
-        counted = counted.plus(each.distributions["output_length"])
+        counted = counted.plus(each.more.distributions["output_length"])
     assert today.output_length.mean() == pytest.approx(counted.mean, rel=0.02)
     again = traffic_like(steps, STORED, seed=0)
     assert np.array_equal(today.output_length, again.output_length)
-
-
-def test_an_output_stays_with_its_prompt() -> None:
-    inputs = np.array([30, 150] * 200)
-    outputs = np.where(inputs == 30, 15, 300)
-    no_cache = np.zeros(400, np.int64)
-    stored = Traffic(np.arange(400) * np.float64(1), inputs, outputs, no_cache)
-    counts = tuple(float((inputs <= bound).sum()) for bound in LENGTHS)
-    before = ServerMetrics({}, {}, {"input_length": Histogram(LENGTHS, (0.0,) * 13, 0.0)})
-    after = ServerMetrics(
-        {"running": 400.0}, {}, {"input_length": Histogram(LENGTHS, counts, float(inputs.sum()))}
-    )
-    today = traffic_like((step(before, after, 0.0, 2.0),), stored, seed=0)
-    assert ((today.output_length > 100) == (today.input_length > 100)).all()

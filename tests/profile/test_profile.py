@@ -3,13 +3,13 @@
 import contextlib
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 from hypothesis import assume, given, settings
@@ -17,13 +17,10 @@ from hypothesis import strategies as st
 
 from tests.support import golden
 from tests.support.places import ROOT
-from tests.support.profiles import any_profile, profile, step
-from tuner.errors import InputError, ProfileError
-from tuner.profile.profile import _digest, dump, load, parse
-from tuner.profile.schema import (
-    ServingProfile,
-)
-from tuner.profile.verdict_block import WIDTH
+from tests.support.profiles import any_profile, profile
+from tuner.errors import ProfileError
+from tuner.profile.profile import ServingProfile, digest_of, dump, load, parse
+from tuner.profile.summary import WIDTH
 from tuner.system import yaml_strict
 
 PROFILE = profile()
@@ -33,12 +30,6 @@ NUMBERS = [
     for match in re.finditer(r"(?<=[ \[])-?\d+(\.\d+)?(?=[\n,\]}])", TEXT)
     if match.start() > TEXT.index("schema_version")  # not of the comments
 ]  # fmt: skip
-
-
-VERDICTS = (
-    "decision.verdict: input should be 'knee', 'plateau', 'kv_bound', 'not_reached', "
-    "'overloaded' or 'inconclusive', found 'good'"
-)
 
 
 def refused(text: str) -> ProfileError:
@@ -122,17 +113,18 @@ def test_no_bytes_bring_anything_but_a_profile_error(content: bytes) -> None:
          "provenance.created: is no time in UTC: 'yesterday'"),
         ("kv_cache_dtype", "KV-cache", "engine.KV-cache: is not spelt like a vLLM engine argument"),
         ("attainment: 0.995", "attainment: 1.5",
-         "curve.0.attainment: input should be less than or equal to 1, found 1.5"),
+         "curve.0.attainment: expected `float` <= 1.0"),
         ("attainment: 0.995", "attainment: .nan",
-         "curve.0.attainment: input should be a finite number, found nan"),
+         "curve.0.attainment: is no finite number"),
         ("preemptions: 0", "preemptions: -1",
-         "curve.0.preemptions: input should be greater than or equal to 0, found -1"),
+         "curve.0.preemptions: expected `int` >= 0"),
         ("p50: 38.0", "p50: '38'",
-         "curve.0.ttft_ms.p50: input should be a valid number, found '38'"),
-        ("cut: false", "cut: 0", "curve.0.cut: input should be a valid boolean, found 0"),
-        ("verdict: knee", "verdict: good", VERDICTS),
+         "curve.0.ttft_ms.p50: expected `float`, got `str`"),
+        ("cut: false", "cut: 0", "curve.0.cut: expected `bool`, got `int`"),
+        ("verdict: knee", "verdict: good",
+         "decision.verdict: invalid enum value 'good'"),
         ("verdict: knee", "verdict: knee\n  color: red",
-         "decision.color: is not in schema version 1"),
+         "decision: has unknown field `color`"),
         ("created: '2025-06-01T12:00:00Z'", "created: '2025-06-01T12:00:00+02:00'",
          "provenance.created: is no time in UTC: '2025-06-01T12:00:00+02:00'"),
     ],
@@ -195,18 +187,6 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes, messa
     assert str(caught.value) == message.format(path)
 
 
-def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.yaml")
-    with pytest.raises(ProfileError, match="is not a regular file") as caught:
-        load(tmp_path / "pipe.yaml")
-    assert caught.value.hint
-
-
-def test_sections_that_contradict_are_not_sealed() -> None:
-    with pytest.raises(InputError, match=r"curve\.1\.max_num_seqs: is 8 after 16"):
-        profile(curve=(step(16), step(8)))
-
-
 def test_the_file_looks_like_this(update_golden: bool) -> None:
     golden.check("profile.yaml", TEXT, update=update_golden)
 
@@ -222,7 +202,7 @@ def resealed(change: Callable[[dict[str, Any]], object]) -> str:
     """Return the profile with another content, and the digest of that: anybody can compute it."""
     content = yaml.safe_load(TEXT)
     change(content)
-    content["digest"] = _digest(content)
+    content["digest"] = digest_of(content)
     return json.dumps(content)
 
 
@@ -248,7 +228,7 @@ def test_how_tokens_are_drawn_says_nothing_else_of_a_request(
     said: dict[str, float], why: str
 ) -> None:
     problem = refused(resealed(lambda content: content["provenance"].update(sampling=said)))
-    assert f"provenance.sampling: value error, {why}" in str(problem)
+    assert f"provenance.sampling: {why}" in str(problem)
 
 
 def test_whole_numbers_are_sent_as_such() -> None:
@@ -269,6 +249,6 @@ def test_a_longest_request_that_is_no_number_is_refused_where_it_is_needed(lengt
 
 def test_the_schema_beside_the_profiles_is_that_of_the_types(*, update_golden: bool) -> None:
     dialect = "https://json-schema.org/draft/2020-12/schema"
-    schema = {"$schema": dialect, **ServingProfile.model_json_schema()}
+    schema = {"$schema": dialect, **msgspec.json.schema(ServingProfile)}
     path = ROOT / "profiles" / "profile.schema.json"
     golden.check(str(path), json.dumps(schema, indent=1) + "\n", update=update_golden)

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 
 from tests.support.places import ROOT
 from tests.support.profiles import any_profile, profile
-from tuner.profile.profile import load
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile, load
 from tuner.rollout import monitor
 from tuner.rollout.limits import limits
 

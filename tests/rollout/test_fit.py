@@ -1,5 +1,6 @@
 """What a profile means for a deployment, and what speaks against it."""
 
+import msgspec
 import pytest
 
 from tests.support.profiles import ENGINE, profile, step
@@ -43,7 +44,7 @@ def test_a_shipped_model_is_written_by_its_path() -> None:
 
 
 def test_the_live_knob_deploys_what_the_ladder_measured() -> None:
-    twin = step(64).model_copy(update={"source": "twin"})
+    twin = msgspec.structs.replace(step(64), source="twin")
     for curve, built in (((step(8), step(16), step(32)), 32), ((step(16), twin), 16)):
         arguments = fit.settings(profile(curve=curve), live_knob=True)
         assert (arguments["max_num_seqs"], arguments["max_num_active_seqs"]) == (built, 16)

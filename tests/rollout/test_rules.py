@@ -22,8 +22,7 @@ from tests.support.places import ROOT
 from tests.support.profiles import any_profile
 from tests.support.scraped import binary
 from tuner.errors import UsageError
-from tuner.profile.profile import load
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile, load
 from tuner.rollout import monitor
 from tuner.rollout.monitor import selector
 

@@ -13,7 +13,7 @@ from tuner.replay.records import REQUEST, Replay, Requests, e2el_s, queue_s, ttf
 from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
-from tuner.twin.uncertainty import Block, Purpose, Trial
+from tuner.twin.windows import Block, Purpose, Trial
 
 
 def facts(**changes: Any) -> EngineFacts:  # noqa: ANN401 - any field

@@ -7,20 +7,20 @@ import pytest
 
 from tuner.profile import plan
 from tuner.runs.sweep import confirmation
-from tuner.twin import choice, forecast
+from tuner.twin import forecast
 
 ASKED = 16
-"""Instead of ``choice.DRAWS``."""
+"""Instead of ``DRAWS``."""
 
 FEW = 20
-"""Instead of ``draws.PRINTED``; a few more than the draws that are asked about every cap."""
+"""Instead of ``PRINTED_DRAWS``; a few more than the draws that are asked about every cap."""
 
 
 @contextmanager
 def few_draws() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (forecast, confirmation, plan):
-            patch.setattr(module, "PRINTED", FEW)
-        for other in (forecast, choice, plan):
+        for module in (forecast, confirmation):
+            patch.setattr(module, "PRINTED_DRAWS", FEW)
+        for other in (forecast, plan):
             patch.setattr(other, "DRAWS", ASKED)
         yield

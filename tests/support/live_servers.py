@@ -12,8 +12,7 @@ import pytest
 
 from tests.support.processes import wait_until
 from tuner.live import control, control_client
-from tuner.live.control import LiveThread, about_server
-from tuner.live.protocol import Limits, Refused, State
+from tuner.live.control import Limits, LiveThread, Refused, State, about_server
 
 BUILT = Limits(max_num_seqs=32, max_num_batched_tokens=8192)
 ARGUMENTS: dict[str, Any] = {"model": "m", "kv_cache_dtype": "auto", "tensor_parallel_size": 1}

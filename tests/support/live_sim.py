@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec.structs import replace
 
 from tests.support.profiles import profile, step
 from tuner.engines.scheduler.model import advance
@@ -22,14 +23,13 @@ from tuner.engines.scheduler.state import (
 from tuner.engines.sim.noise import EngineNoise, MachineNoise
 from tuner.engines.sim.world import World, step_law
 from tuner.live.prometheus import Counter, Distribution, Histogram, ServerMetrics
-from tuner.profile.profile import seal
-from tuner.profile.schema import ServingProfile
-from tuner.profile.stored_twin import stored
+from tuner.profile.evidence import pack
+from tuner.profile.profile import ServingProfile, resealed
 from tuner.traffic.slo import Slo
-from tuner.twin.choice import weigh
+from tuner.twin.decide import choose
 from tuner.twin.forecast import Forecast
 from tuner.twin.law import Segment, fit_law
-from tuner.twin.load import Loads
+from tuner.twin.samples import Loads
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, math.inf)
@@ -298,11 +298,9 @@ def profile_of(  # noqa: PLR0913 - the machine, its traffic, and what a sweep wo
         length_s=length_s,
         hit_share=0.0,
         stalled_share=0.0,
-        weighed=weigh(Loads(traffic), fitted, shape, slo, caps),
+        choice=choose(Loads(traffic), fitted, shape, slo, caps),
     )
     engine = {"model": model, "max_num_seqs": cap, "max_num_batched_tokens": world.budget}
     plain = profile(engine=engine, curve=tuple(step(one) for one in caps))
-    validity = plain.validity.model_copy(update={"arrival_rate_rps": len(traffic) / length_s})
-    ours = {"schema_version", "digest", "validity", "twin"}
-    rest = {name: getattr(plain, name) for name in type(plain).model_fields if name not in ours}
-    return seal(**rest, validity=validity, twin=stored(view))
+    validity = replace(plain.validity, arrival_rate_rps=len(traffic) / length_s)
+    return resealed(plain, validity=validity, evidence=pack(view))

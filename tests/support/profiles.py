@@ -3,24 +3,23 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
-from tuner.profile.numbers import (
+from tuner.profile.profile import (
     ChangeSection,
     CurveStep,
+    Decision,
+    EngineSeconds,
     KvCacheUsageSection,
     MeasuredNumbers,
     Promise,
-    SpreadSection,
-)
-from tuner.profile.profile import seal
-from tuner.profile.schema import (
-    Decision,
-    EngineSeconds,
     Provenance,
     ServingProfile,
     SloSection,
+    SpreadSection,
     Validity,
+    seal,
 )
 
 SPREAD = SpreadSection(mean=40.0, p50=38.0, p90=45.0, p95=48.5, p99=60.25)
@@ -46,7 +45,7 @@ def step(max_num_seqs: int, *, goodput_rps: float = 8.0) -> CurveStep:
         source="both",
         intervals={"goodput_rps": (7.5, 8.5)},
         changes={"e2el_p99_ms": ChangeSection(value=-0.5, low=-0.6, high=-0.4)},
-        measured=MeasuredNumbers(**numbers, cut=False, blocks=3, device=None),
+        measured=MeasuredNumbers(**numbers, cut=False, blocks=3),
     )
 
 
@@ -102,23 +101,21 @@ def profile(
         "warnings": [],
     }
     return seal(
-        engine=arguments,  # type: ignore[arg-type]
-        decision=Decision.model_validate(
-            {
-                "verdict": verdict,
-                "max_num_seqs": max_num_seqs,
-                "interval": (max_num_seqs, max_num_seqs),
-                "confidence": 0.97,
-                "reason": reason,
-                "objective": "goodput_rps",
-                "slo": SloSection(
-                    ttft_ms=500.0,
-                    ttft_ms_per_input_token=None,
-                    tpot_ms=50.0,
-                    e2el_ms=None,
-                    derived=True,
-                ),
-            }
+        engine=dict(arguments),
+        decision=Decision(
+            verdict=verdict,  # type: ignore[arg-type] # any that is checked
+            max_num_seqs=max_num_seqs,  # type: ignore[arg-type]
+            interval=(max_num_seqs, max_num_seqs),  # type: ignore[arg-type]
+            confidence=0.97,
+            reason=reason,
+            objective="goodput_rps",
+            slo=SloSection(
+                ttft_ms=500.0,
+                ttft_ms_per_input_token=None,
+                tpot_ms=50.0,
+                e2el_ms=None,
+                derived=True,
+            ),
         ),
         curve=list(curve),
         promise=Promise(
@@ -149,16 +146,8 @@ def profile(
             arrival_rate_rps=8.0,
             retune_when=["the peak concurrency exceeds 20"],
         ),
-        provenance=Provenance.model_validate(facts | provenance),
-        twin=None,
+        provenance=Provenance(**(facts | provenance)),  # type: ignore[arg-type]
     )
-
-
-def resealed(one: ServingProfile, **changes: object) -> ServingProfile:
-    """Return the profile with other sections, whole again."""
-    ours = {"schema_version", "digest"}
-    sections = {name: getattr(one, name) for name in type(one).model_fields if name not in ours}
-    return seal(**sections | changes)
 
 
 _TEXT = st.text(max_size=30)
@@ -180,14 +169,12 @@ def any_profile(draw: st.DrawFn) -> ServingProfile:
     """Any engine arguments, any texts, any numbers that a measurement can have."""
     seqs = draw(st.integers(1, 2**20))
     number = st.floats(0, 1e12)
-    spread = SpreadSection.model_validate(
-        {name: draw(number) for name in SpreadSection.model_fields}
-    )
+    spread = SpreadSection(**{name: draw(number) for name in SpreadSection.__struct_fields__})
     return profile(
         engine=draw(st.dictionaries(_NAMES, _VALUES, max_size=4))
         | {"model": draw(_MODELS), "max_num_seqs": seqs}
         | {"max_num_batched_tokens": seqs + draw(st.integers(0, 2**20))},
-        curve=(step(seqs, goodput_rps=draw(number)).model_copy(update={"tpot_ms": spread}),),
+        curve=(msgspec.structs.replace(step(seqs, goodput_rps=draw(number)), tpot_ms=spread),),
         reason=draw(_TEXT),
         warnings=draw(st.lists(_TEXT, max_size=2)),
         device=draw(st.dictionaries(_TEXT, _VALUES, max_size=2)),

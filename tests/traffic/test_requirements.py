@@ -62,12 +62,6 @@ def test_what_cannot_be_read_is_named_with_what_may_stand_there(text: str, said:
     assert "\n" not in str(caught.value)
 
 
-def test_the_bound_lies_on_the_bad_side_of_95_percent_of_the_draws() -> None:
-    drawn = [float(number) for number in range(1, 100)]
-    assert parse_requirement("preemptions <= 5").bound_of(drawn) == pytest.approx(95)
-    assert parse_requirement("goodput >= 5").bound_of(drawn) == pytest.approx(5)
-
-
 def test_a_measurement_tells_its_numbers() -> None:
     one = measurement(
         8, attainment=0.98, ttft_s=SPREAD, preemptions=3,

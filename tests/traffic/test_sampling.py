@@ -48,29 +48,11 @@ def test_together_they_stand_for_every_request_and_take_a_step() -> None:
     assert sum(one.replay_s + 2.0 for one in windows) == pytest.approx(60.0, abs=0.1)
 
 
-def test_every_window_has_a_run_in_before_it() -> None:
-    for one in sample():
-        assert one.run_in_s == pytest.approx(min(15.0, one.length_s / 4), abs=1e-9)
-
-
-def test_a_short_step_or_long_requests_get_the_busiest_window_alone() -> None:
-    assert len(sample(step_s=30.0)) == 1
-    assert len(sample(drain_s=20.0)) == 1
-    (one,) = sample(drain_s=20.0)
-    assert one.replay_s == pytest.approx(40.0)
-
-
 def test_a_part_that_fits_a_step_is_replayed_whole() -> None:
     (one,) = sample(part=Part(100.0, 140.0))
     assert (one.start_s, one.length_s, one.run_in_s) == (100.0, 40.0, 10.0)
     (first,) = sample(part=Part(0.0, 50.0))
     assert (first.start_s, first.run_in_s, first.length_s) == (10.0, 10.0, 40.0)
-
-
-def test_one_burst_is_a_window_without_run_in() -> None:
-    burst = [request(row, arrival_s=5.0) for row in range(9)]
-    (one,) = sample(burst, Part(5.0, 5.002))
-    assert (one.start_s, one.run_in_s) == (5.0, 0.0)
 
 
 @given(

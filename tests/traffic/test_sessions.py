@@ -36,14 +36,6 @@ def test_nobody_waits_without_a_recorded_end_or_for_what_had_not_ended() -> None
     assert turns_of(overlapping) == {}
 
 
-def test_two_that_name_each_other_do_not_wait_for_ever() -> None:
-    circle = [
-        request(0, arrival_s=1.0, request_id="a", parent_id="b", e2e_s=0.0),
-        request(1, arrival_s=1.0, request_id="b", parent_id="a", e2e_s=0.0),
-    ]
-    assert turns_of(circle) == {1: Turn(parent=0, think_s=0.0)}
-
-
 def test_a_turn_that_came_within_a_millisecond_of_the_end_waits_and_does_not_think() -> None:
     """0.1 + 0.2 is 4e-17 above 0.3: the turn at 0.3 s came as the one before it ended."""
     for arrival_s in (0.3, 0.2995, 0.3005):

@@ -4,12 +4,10 @@ import numpy as np
 import pytest
 
 from tests.support.traces import request
-from tuner.trace.columns import NO_AFFINITY, Columns, columns_of
+from tuner.trace.columns import Columns, columns_of
 from tuner.trace.record import TraceHeader
 from tuner.trace.trace import TraceRequest
-from tuner.traffic import concurrency
-from tuner.traffic.arrivals import busiest_rows, busiest_window
-from tuner.traffic.concurrency import modelled_band, recorded_levels
+from tuner.traffic.sampling import busiest_rows, busiest_window
 from tuner.traffic.summary import describe, tick_ms
 from tuner.traffic.trace_warnings import trace_warnings
 
@@ -25,19 +23,6 @@ def arrivals(*arrival_s: float) -> list[TraceRequest]:
 # -- columns
 
 
-def test_columns_are_in_order_of_arrival() -> None:
-    found = columns(request(0, 2.0, input_length=2), request(1, 1.0, input_length=1))
-    assert found.arrival_s.tolist() == [1.0, 2.0]
-    assert found.input_length.tolist() == [1, 2]
-
-
-def test_what_is_unknown_is_nan_or_minus_one() -> None:
-    found = columns(request(0, e2e_s=None, replica=None), request(1, e2e_s=2.0, replica=3))
-    assert math.isnan(found.e2e_s[0])
-    assert found.e2e_s[1] == 2.0
-    assert found.replica.tolist() == [-1, 3]
-
-
 def test_tokens_that_came_before_are_counted_in_full_blocks() -> None:
     found = columns(
         request(0, input_length=40, hash_ids=(1, 2, 3)),  # the third block is partial
@@ -48,25 +33,6 @@ def test_tokens_that_came_before_are_counted_in_full_blocks() -> None:
     assert describe(found).prefix_share == 48 / 120
 
 
-def test_without_ids_sharing_is_unknown_and_not_zero() -> None:
-    assert describe(columns(request())).prefix_share is None
-
-
-def test_sticky_routers_go_by_session_or_by_what_tells_prompts_apart() -> None:
-    system_prompt, alice, bob = 1, 2, 3
-    found = columns(
-        request(0, hash_ids=(system_prompt, alice)),
-        request(1, hash_ids=(system_prompt, bob, 7)),
-        request(2, hash_ids=(system_prompt, alice, 8)),
-        request(3, hash_ids=(system_prompt,)),
-        request(4),
-        request(5, session_id="x"),
-        request(6, session_id="x", hash_ids=(system_prompt, bob)),
-    ).affinity.tolist()
-    assert found[:5] == [alice, bob, alice, NO_AFFINITY, NO_AFFINITY]
-    assert found[5] == found[6]
-
-
 # -- arrivals
 
 
@@ -75,12 +41,6 @@ def test_the_rate_is_one_over_the_mean_gap() -> None:
     assert found.arrival_rate_rps == 3 / 4
     assert found.interarrival_cv == pytest.approx(math.sqrt(2 / 9) / (4 / 3))
     assert describe(columns(*arrivals(0, 1, 2))).interarrival_cv == 0
-
-
-def test_requests_of_one_time_have_no_rate() -> None:
-    found = describe(columns(*arrivals(5, 5, 5)))
-    assert (found.arrival_rate_rps, found.interarrival_cv, found.tick_ms) == (None, None, None)
-    assert found.duration_s == 0
 
 
 def test_the_peak_is_over_any_window_wherever_it_begins() -> None:
@@ -94,19 +54,10 @@ def test_a_grid_is_found(tick: int) -> None:
     assert tick_ms(columns(*arrivals(*at_s)).arrival_s) == tick
 
 
-def test_a_grid_may_jitter_by_a_millisecond() -> None:
-    at_s = [i * 3 + (i % 3 - 1) / 1000 for i in range(1, 60)]
-    assert tick_ms(columns(*arrivals(*at_s)).arrival_s) == 3000
-
-
 def test_a_clock_that_counts_ms_is_no_grid() -> None:
     rng = np.random.default_rng(1)
     at_s = np.sort(rng.integers(0, 100_000, 500)) / 1000
     assert tick_ms(at_s) is None
-
-
-def test_any_few_times_are_on_a_grid_and_say_nothing() -> None:
-    assert tick_ms(columns(*arrivals(0, 5, 10, 15)).arrival_s) is None
 
 
 def test_the_busiest_window_has_the_most_tokens_not_the_most_requests() -> None:
@@ -123,20 +74,10 @@ def test_the_busiest_rows_ask_for_the_most_in_their_time() -> None:
     assert busiest_rows(arrival_s, tokens, 5) == slice(0, 5)
 
 
-def test_what_was_not_served_is_not_load() -> None:
-    failed = request(0, 0.0, input_length=1000, status="error")
-    served = [request(1, 50.0), request(2, 99.0)]
-    assert busiest_window([failed, *served], 5.0)[0] == 50.0
-
-
 def test_the_busiest_window_does_not_reach_past_the_end() -> None:
     start_s, end_s = busiest_window([*arrivals(0, 8), request(9, 10.0, output_length=1000)], 4.0)
     assert 10.0 < end_s < 10.001
     assert end_s - start_s == pytest.approx(4.0)
-
-
-def test_a_window_longer_than_the_trace_begins_with_it() -> None:
-    assert busiest_window(arrivals(3, 4), 60.0) == (3.0, 63.0)
 
 
 # -- concurrency
@@ -169,15 +110,6 @@ def test_where_ends_are_unknown_there_is_a_band_and_no_number() -> None:
     assert {speed: round(one.mean) for speed, one in found.band.items()} == {
         0.010: 10, 0.020: 20, 0.040: 40, 0.080: 80,
     }  # fmt: skip
-
-
-def test_a_few_unknown_ends_are_left_out_and_many_are_too_many() -> None:
-    def table(unknown: int) -> Columns:
-        ends = [None if i < unknown else 1.0 for i in range(100)]
-        return columns(*(request(i, float(i), e2e_s=end) for i, end in enumerate(ends)))
-
-    assert recorded_levels(table(5)) is not None
-    assert recorded_levels(table(6)) is None
 
 
 # -- what to beware of
@@ -236,22 +168,3 @@ def test_what_the_source_cannot_show_is_told() -> None:
     assert "cannot show aborted" in told(*healthy(), header=TraceHeader(missing=("aborts",)))
     assert "understated" in told(*healthy(), header=TraceHeader(block_size=512))
     assert "understated" not in told(*healthy(), header=TraceHeader(block_size=16))
-
-
-def test_dates_are_not_said_to_be_of_another_unit() -> None:
-    said = told(*healthy(gap_s=0.0005), header=TraceHeader(source="litellm"))
-    assert "look at the stamps" in said
-    assert "--time-unit" not in said
-
-
-def test_of_a_long_trace_some_requests_stand_for_all_in_its_band(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    rows = [request(i, i / 10, output_length=50 + i % 99) for i in range(2000)]
-    trace = columns(*rows)
-    whole = modelled_band(trace)
-    monkeypatch.setattr(concurrency, "MOST_PREVIEWED", 500)
-    some = modelled_band(trace)
-    assert [*some] == [*whole] == [0.01, 0.02, 0.04, 0.08]
-    for speed, one in some.items():
-        assert one.mean() == pytest.approx(whole[speed].mean(), rel=0.05)

@@ -8,13 +8,10 @@ from tests.support.builders import request
 from tuner.errors import TraceError
 from tuner.replay.plan import plan_requests
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.window import Part, Window, choose_part, in_window, parse_duration_s
+from tuner.traffic.sampling import choose_part, in_window
+from tuner.traffic.window import Part, Window, parse_duration_s
 
 HOUR = [request(row) for row in range(3600)]
-
-
-def busiest(_: object, length_s: float) -> tuple[float, float]:
-    return 100.0, 100.0 + length_s
 
 
 def test_durations_are_read_in_their_units() -> None:
@@ -23,7 +20,7 @@ def test_durations_are_read_in_their_units() -> None:
 
 
 def part(requests: list[TraceRequest], asked: str, length_s: float = 60.0) -> Part:
-    return choose_part(requests, asked, length_s=length_s, busiest=busiest)
+    return choose_part(requests, asked, length_s=length_s)
 
 
 def test_all_is_the_whole_trace_with_its_last_request() -> None:
@@ -33,7 +30,7 @@ def test_all_is_the_whole_trace_with_its_last_request() -> None:
 
 
 def test_the_busiest_part_is_as_long_as_a_step_or_the_whole_trace() -> None:
-    assert part(HOUR, "busiest") == Part(100.0, 160.0)
+    assert part(HOUR, "busiest") == Part(0.0, 60.0)
     assert part(HOUR[:11], "busiest") == part(HOUR[:11], "all")
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.replay.records import ProbeResult
-from tuner.twin.front_end import FrontEnd, fit_front_end, probed_passages, simulate_behind
+from tuner.twin.front_end import FrontEnd, fit_front_end, probed_passages
 from tuner.twin.front_end import probed_contention as contention
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 
@@ -34,9 +34,7 @@ def test_what_probes_show_is_found() -> None:
 
 def test_clients_feel_all_three() -> None:
     plain = simulate(TRAFFIC, LAW, SHAPE, max_num_seqs=8)
-    behind = simulate_behind(FrontEnd(1.5, 0.1, 0.2), TRAFFIC, LAW, SHAPE, max_num_seqs=8)
+    behind = simulate(TRAFFIC, LAW, SHAPE, max_num_seqs=8, front_end=FrontEnd(1.5, 0.1, 0.2))
     assert behind.tpot_s == pytest.approx(1.5 * plain.tpot_s)
     assert behind.ttft_s == pytest.approx(0.3 + 1.5 * plain.ttft_s)
     assert behind.e2el_s == pytest.approx(behind.ttft_s + 10 * behind.tpot_s)
-    without = simulate_behind(None, TRAFFIC, LAW, SHAPE, max_num_seqs=8)
-    assert without.e2el_s == pytest.approx(plain.e2el_s)

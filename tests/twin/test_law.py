@@ -6,7 +6,7 @@ import pytest
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import ITERATION, IterationLog
 from tuner.engines.sim.world import WorldStep, step_law
-from tuner.twin.law import MIN_ITERATIONS, Segment, fit_law, knots_of
+from tuner.twin.law import Segment, fit_law
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 SIZES = np.arange(17)
@@ -67,15 +67,6 @@ def test_what_a_prompt_costs_that_comes_in_pieces_is_found() -> None:
     assert off.max() > 3 * np.abs(fitted.durations_s(log) / log["duration_s"] - 1).max()
 
 
-def test_noise_averages_out() -> None:
-    rng = np.random.default_rng(0)
-    log = log_of(1, 16)
-    noisy = slowed(log, np.exp(rng.normal(0, 0.1, len(log))))
-    fitted = fit_law([Segment(noisy, 0.0, 0)], max_num_seqs=16)
-    assert relative_error(fitted.law) < 0.05
-    assert fitted.noise_sd == pytest.approx(0.1, rel=0.1)
-
-
 def test_stalls_do_not_count() -> None:
     rng = np.random.default_rng(0)
     log = log_of(1, 16)
@@ -122,14 +113,6 @@ def test_what_was_seen_counts_beyond_the_sizes_that_were_asked_for() -> None:
     assert less.law.durations_s(log) == pytest.approx(more.law.durations_s(log))
 
 
-def test_below_the_sizes_seen_it_goes_on_as_in_their_lower_half() -> None:
-    log = log_of(1, 8)
-    busy = log[log["decode_seqs"] >= 3]
-    fitted = fit_law([Segment(busy, 0.0, 0)], max_num_seqs=8)
-    assert fitted.knots[0] == 3
-    assert relative_error(fitted.law, upto=8) < 0.002
-
-
 def test_draws_spread_as_the_data_leaves_open() -> None:
     rng = np.random.default_rng(0)
     log = log_of(1, 8)
@@ -142,26 +125,11 @@ def test_draws_spread_as_the_data_leaves_open() -> None:
     assert np.median(drawn[:, 5]) == pytest.approx(fitted.law.decode_s[5], rel=0.01)
 
 
-def test_draws_are_the_same_for_the_same_measurements() -> None:
-    fitted, again = (fit_law([Segment(log_of(1, 8), 0.0, 0)], max_num_seqs=8) for _ in range(2))
-    first, second = fitted.draws(2), again.draws(2)
-    assert all((a.decode_s == b.decode_s).all() for a, b in zip(first, second, strict=True))
-    more = fitted.draws(5)
-    assert len(more) == 5  # what was drawn before is among them
-    for one, two in zip(more[:2], second, strict=True):
-        assert one.decode_s == pytest.approx(two.decode_s)
-
-
 def test_one_iteration_is_enough_for_a_law() -> None:
     log = log_of(1, 8)[:1]
     fitted = fit_law([Segment(log, 0.0, 0)], max_num_seqs=4)
     assert fitted.law.decode_s.shape == (5,)
     assert np.isfinite(fitted.law.decode_s).all()
-
-
-def test_batch_sizes_seen_too_rarely_are_no_knots() -> None:
-    seen = np.array([1] * 50 + [2] * (MIN_ITERATIONS - 1) + [3] * MIN_ITERATIONS)
-    assert knots_of(seen).tolist() == [1, 3]
 
 
 def test_sizes_that_are_each_seen_seldom_tell_together_of_a_bend() -> None:

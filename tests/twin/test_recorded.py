@@ -18,13 +18,10 @@ from tests.support.places import THIRD_PARTY
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.runs.ladder import doubling
 from tuner.traffic.slo import Slo
-from tuner.twin.choice import value_of
 from tuner.twin.forecast import measurement_of
 from tuner.twin.law import nnls
-from tuner.twin.objective import choose
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
-from tuner.twin.uncertainty import Point
-from tuner.twin.verdict_text import kind_of
+from tuner.twin.verdict import best_of, kind_of
 
 TRACES = THIRD_PARTY / "traces"
 pytestmark = pytest.mark.skipif(not TRACES.exists(), reason="the recorded runs are not here")
@@ -155,17 +152,11 @@ def test_the_run_that_the_memory_binds_is_called_so_and_the_other_is_not(
     length_s = float(run.traffic.arrival_s[-1])
     caps = doubling(run.max_num_seqs)
     replays = {cap: simulate(run.traffic, law, shape, max_num_seqs=cap, log=True) for cap in caps}
-    measured = {
+    curve = {
         cap: measurement_of(run.traffic, replay, slo, shape=shape, length_s=length_s)
         for cap, replay in replays.items()
     }
-    curve = [
-        Point(cap, 0, False, *value_of(run.traffic, replays[cap], slo), 1.0, None, one)
-        for cap, one in measured.items()
-    ]
-    best = choose({point.cap: (point.attainment, point.log_tail) for point in curve})
-    chosen = next(point for point in curve if point.cap == best)
-    found, why = kind_of(chosen, curve, run.max_num_seqs)
+    found, why = kind_of(curve[best_of(curve)], curve, run.max_num_seqs)
     assert (found == "kv_bound") == (kind == "kv_bound")
     if kind == "kv_bound":
         assert "gpu_memory_utilization" in why

@@ -10,8 +10,8 @@ from tuner.engines.scheduler.state import StepLaw
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
 from tuner.twin.simulation import (
+    Clock,
     EngineShape,
-    Slowdown,
     Traffic,
     attainment,
     met,
@@ -97,26 +97,10 @@ def test_cached_prompt_tokens_are_not_computed_but_the_last_one_is() -> None:
 
 
 def test_a_slow_machine_stretches_the_replay_while_it_is_slow() -> None:
-    slowdown = Slowdown(np.array([1.0, 3.0]), begin_s=0.0, grid_s=2.0)
-    replay = simulate(Traffic.of([(0, 1, 4)]), SECOND, SHAPE, max_num_seqs=1, slowdown=slowdown)
+    clock = Clock.of_slowdown(np.array([1.0, 3.0]), begin_s=0.0, grid_s=2.0)
+    replay = simulate(Traffic.of([(0, 1, 4)]), SECOND, SHAPE, max_num_seqs=1, clock=clock)
     assert replay.ttft_s[0] == 1
     assert replay.e2el_s[0] == pytest.approx(1 + 1 + 3 + 3)
-
-
-def test_a_replay_can_stop_early() -> None:
-    traffic = Traffic.of([(0, 1, 2), (0, 1, 9), (50, 1, 1)])
-    replay = simulate(traffic, SECOND, SHAPE, max_num_seqs=2, until_s=5.5)
-    assert replay.output_tokens == 2 + 5
-    assert np.isnan(replay.e2el_s).tolist() == [False, True, True]
-    assert np.isnan(replay.ttft_s).tolist() == [False, False, True]
-
-
-def test_a_log_has_all_iterations_however_long_it_is() -> None:
-    traffic = Traffic.of([(0, 1, 300)] * 300)
-    shape = EngineShape(100, 4, 4000, 400)
-    replay = simulate(traffic, SECOND, shape, max_num_seqs=1, log=True)
-    assert len(replay.iterations) == 300 * 300
-    assert replay.running_mean == 1
 
 
 def test_memory_and_preemptions_are_told() -> None:

@@ -15,11 +15,11 @@ from tuner.commands.shared.run_folder import read_run
 from tuner.commands.sweep import prepared, swept, written
 from tuner.errors import Interrupted, ProfileError, TunerError, UsageError
 from tuner.profile import profile as profiles
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.profile.summary import block_of
 from tuner.rollout import fit
 from tuner.system import interruption
-from tuner.twin.verdict_text import NO_CONFIDENCE
+from tuner.traffic.constants import NO_CONFIDENCE
 from tuner.views.profile import curve_table
 from tuner.views.tables import TABLES
 

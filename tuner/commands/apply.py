@@ -17,7 +17,7 @@ import msgspec
 from tuner.commands.options import ApplyOptions
 from tuner.errors import ByHandError, GateError, TargetError, TunerError, UsageError
 from tuner.profile import profile as profiles
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.rollout import backup, beside, fit, monitor
 from tuner.rollout.backup import Override
 from tuner.rollout.find import KINDS, Target, read_text

@@ -15,8 +15,8 @@ from tuner.engines.provenance import environment_differs
 from tuner.engines.seam import Starter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError, TraceError, UsageError
+from tuner.profile.profile import ServingProfile
 from tuner.profile.profile import load as load_profile
-from tuner.profile.schema import ServingProfile
 from tuner.runs.compare.compare import Comparison, Question, compare
 from tuner.runs.compare.ways import STORY, UNIFORM, UNTUNED, chosen, parse_levels
 from tuner.runs.evidence import Evidence
@@ -40,7 +40,7 @@ def run(options: CompareOptions) -> None:
     model = trace.header.model if profile is None else profile.model
     machine = machine_of(options, model, None if profile is None else profile.sampling)
     base, of_profile = _starters(options, machine, trace, profile)
-    has_twin = profile is not None and profile.twin is not None
+    has_twin = profile is not None and profile.evidence is not None
     loads = options.loads or (f"recorded,{STORY},{UNIFORM}" if has_twin else "recorded")
     is_simulated, has_profile = options.world is not None, profile is not None
     question = Question(

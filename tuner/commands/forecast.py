@@ -15,10 +15,8 @@ from tuner.engines.vllm.start import VllmStarter
 from tuner.profile.summary import minutes
 from tuner.runs.ladder import STEPS, doubling
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
-from tuner.traffic.sampling import sample_windows
-from tuner.traffic.window import choose_part
+from tuner.traffic.sampling import choose_part, sample_windows
 from tuner.traffic.workload import LOADED, MIN_STEP_S, affordable_step_s
 from tuner.views.page import Page
 from tuner.views.text import print_json, print_page
@@ -177,7 +175,7 @@ def _steps(ready: "Ready") -> dict[str, str]:
     )
     longest_s = (settings.budget_s - MIN_STEP_S * STEPS) / STARTS
     start = f"at most {minutes(longest_s)}" if start_s is None else minutes(start_s)
-    part = choose_part(requests, settings.window, length_s=step_s, busiest=busiest_window)
+    part = choose_part(requests, settings.window, length_s=step_s)
     ends_s = [
         each.input_length * S_PER_PROMPT_TOKEN + each.output_length * S_PER_OUTPUT_TOKEN
         for each in requests

@@ -17,7 +17,7 @@ from tuner.commands.sweep import Ready, Swept, finished, keep_trace, ready_on, s
 from tuner.engines.engine_arguments import engine_arguments
 from tuner.errors import EngineError, RunError, TunerError, UndecidedError, UsageError
 from tuner.profile import profile as profiles
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.profile.summary import engine_time, is_simulated
 from tuner.runs.cluster.share import Node, Share, share_of, usable
 from tuner.runs.ladder import doubling

@@ -10,9 +10,9 @@ import msgspec
 from tuner.commands.options import LiveOptions
 from tuner.errors import GateError, UsageError
 from tuner.live import control_client
-from tuner.live.protocol import LONGEST_REASON, Limits, SetLimits, State
+from tuner.live.control import LONGEST_REASON, Limits, SetLimits, State
 from tuner.profile import profile as profiles
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.rollout import difference, fit
 from tuner.system.printable import printable
 from tuner.views.text import print_json

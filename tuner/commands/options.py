@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from tuner.commands.shared.options import Json, Router, headroom, option
-from tuner.profile.tolerances import TOLERANCE
+from tuner.traffic.constants import TOLERANCE
 
 FOREVER = "forever"
 
@@ -274,10 +274,15 @@ class ShowOptions:
 class PlanOptions:
     """Predict another load, other caps or a fleet from a profile; nothing is run.
 
+    Of two profiles: which max_num_seqs serves both kinds of traffic, and what each loses by it.
+
     Example: tuner plan profile.yaml --load 3x
     """
 
     profile: Profile
+    other: Annotated[
+        Path | None, typer.Argument(help="Profile of the other traffic that a server gets.")
+    ] = None
     load: Annotated[
         str,
         option(
@@ -288,6 +293,9 @@ class PlanOptions:
     replicas: Annotated[
         int | None,
         option("Servers that share the traffic; default: what it needs.", min=1, max=100_000),
+    ] = None
+    price: Annotated[
+        float | None, option("What a replica costs per hour, in any currency.", min=0.0)
     ] = None
     require: Require = ()
     json: Json = False

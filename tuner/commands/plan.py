@@ -1,20 +1,21 @@
 """``tuner plan``: from its options to the printed result."""
 
 import math
-from dataclasses import replace
+from dataclasses import asdict
 
 from tuner.commands.options import PlanOptions
 from tuner.commands.shared.next_step import again, command
 from tuner.commands.shared.options import times
-from tuner.commands.shared.promise import required_of, twin_of
+from tuner.commands.shared.promise import required_of
 from tuner.errors import GateError, UsageError
-from tuner.profile.plan import MOST_REPLICAS, CapForecast, Fleet
+from tuner.profile.evidence import StoredTwin, twin_of
+from tuner.profile.plan import MOST_REPLICAS, Fleet, shared_caps
+from tuner.profile.profile import ServingProfile
 from tuner.profile.profile import load as load_profile
-from tuner.profile.schema import ServingProfile
-from tuner.profile.stored_twin import StoredTwin
 from tuner.profile.summary import confirmed_text
-from tuner.twin.objective import EQUAL_ATTAINMENT, NOT_ASKED, choose
-from tuner.views.plan import FleetPlan, plan_json, plan_page, replicas_in_words
+from tuner.traffic.constants import EQUAL_ATTAINMENT
+from tuner.twin.decide import rule
+from tuner.views.plan import FleetPlan, plan_json, plan_page, replicas_in_words, shared_page
 from tuner.views.text import print_json, print_page
 
 MOST_LOAD = 16.0
@@ -27,8 +28,11 @@ that."""
 def run(options: PlanOptions) -> None:
     """Ask and print. Raises ProfileError and UsageError."""
     profile = load_profile(options.profile)
+    if options.other is not None:
+        _print_shared(options, profile, load_profile(options.other))
+        return
     cure = "Sweep on a quieter machine or longer, so that the twin is believed."
-    twin = twin_of(profile, options.profile, cure=cure, front_end=profile.front_end)
+    twin = twin_of(profile, options.profile, cure=cure, behind=profile.front_end)
     result = _planned(options, profile, twin)
     if options.json:
         print_json(plan_json(result))
@@ -40,12 +44,22 @@ def run(options: PlanOptions) -> None:
         _refuse(result)
 
 
+def _print_shared(options: PlanOptions, *profiles: ServingProfile) -> None:
+    """Print which cap serves both kinds of traffic. Raises ProfileError."""
+    paths = [str(options.profile), str(options.other)]
+    caps, best = shared_caps(profiles)
+    if options.json:
+        print_json({"profiles": paths, "max_num_seqs": best, "caps": [asdict(one) for one in caps]})
+    else:
+        print_page(shared_page(caps, best, profiles, paths))
+
+
 def _next(plan: FleetPlan, profile: ServingProfile, options: PlanOptions) -> str:
     """Return what to run: the rollout where that many replicas do, else the same question with as
     many as it takes, or the curves where no number does."""
     if profile.provenance.engine == "sim":
         return command("show", options.profile)
-    if plan.chosen.attainment[0] >= plan.attainment and not plan.broken:
+    if plan.least(plan.max_num_seqs) >= plan.attainment and not plan.broken:
         return command("apply", options.profile, "--dry-run")
     needed = plan.replicas_that_keep if plan.broken else plan.replicas_needed
     if needed is None or needed == plan.replicas:
@@ -70,37 +84,45 @@ def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) ->
     needed = fleet.replicas_for(cap, attainment=target)
     replicas = options.replicas or needed or max(1, math.ceil(load))
     _check_load(load / replicas)
-    steps = fleet.ask(caps, replicas=replicas, promised=cap)
     headroom = profile.promise.headroom
+    samples = fleet.ask(caps, replicas=replicas, headroom=headroom)
+    peaks = {each: samples.middle("running_peak", each) for each in caps}
+    guesses = [each for each, peak in peaks.items() if peak > twin.extrapolated_from]
     requirements = required_of(profile, options.require, headroom=headroom)
     bounds = fleet.bounds(caps, requirements, headroom=headroom, replicas=replicas)
     keeping = None
     if bounds.of_cap and bounds.broken(cap):
         keeping = fleet.replicas_that_keep(cap, requirements, headroom=headroom, guess=replicas)
-    raised = NOT_ASKED
+    eligible = bounds.eligible(caps)
+    shares, tails_s = (
+        [samples.middle(name, each) for each in eligible] for name in ("attainment", "e2el_p99_s")
+    )
+    raised = None
     if headroom > 1:
-        raised = replace(fleet, load=headroom * load).attained(caps, replicas=replicas)
+        raised = [samples.middle("attainment", each, raised=True) for each in eligible]
     return FleetPlan(
         load=load / replicas_then,
         rps=load * captured_rps,
         replicas=replicas,
         router=fleet.router,
         max_num_seqs=cap,
-        best=choose(bounds.eligible({each.max_num_seqs: _value(each) for each in steps}), raised),
+        best=eligible[int(rule(shares, tails_s, raised).choice)],
         attainment=target,
         replicas_needed=needed,
         replicas_by_cap={
             each: fleet.replicas_for(each, attainment=target, surely=False) for each in caps
         },
         stored_requests=len(twin.traffic),
-        steps=steps,
+        samples=samples,
+        guesses=guesses,
         required=[str(each) for each in bounds.checks(cap)] if bounds.of_cap else [],
         broken=[str(each) for each in bounds.checks(cap) if not each.is_kept]
         if bounds.of_cap
         else [],
         replicas_that_keep=keeping,
+        price=options.price,
         checked=_checked(profile),
-        warnings=_warnings(profile, load / replicas, steps, needed),
+        warnings=_warnings(profile, load / replicas, guesses, needed),
     )
 
 
@@ -157,13 +179,8 @@ def load_of(text: str, recorded_rps: float) -> float:
     return load
 
 
-def _value(forecast: CapForecast) -> tuple[float, float]:
-    tail_ms = forecast.e2el_p99_ms
-    return forecast.attainment_middle, math.inf if tail_ms is None else math.log(tail_ms)
-
-
 def _warnings(
-    profile: ServingProfile, load: float, steps: list[CapForecast], needed: int | None
+    profile: ServingProfile, load: float, guesses: list[int], needed: int | None
 ) -> list[str]:
     text = []
     if (each := profile.provenance.of_ranks) is not None:
@@ -174,10 +191,11 @@ def _warnings(
             f"{profile.validity.validated_load:g} that was validated: a forecast; tuner sweep with "
             "a larger --headroom measures it"
         )
-    if guessed := [str(each.max_num_seqs) for each in steps if each.is_guess]:
+    if guesses:
         text.append(
-            f"batches larger than any that was measured: what is said of {', '.join(guessed)} is "
-            "a guess; tuner sweep with a larger --ceiling measures them"
+            "batches larger than any that was measured: predictions of "
+            f"{', '.join(map(str, guesses))} are a guess; tuner sweep with a larger --ceiling "
+            "measures them"
         )
     if needed is None:
         text.append(

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from tuner.commands.options import RefineOptions
 from tuner.commands.shared.machine import Machine, ThisMachine, check_machine, machine_of
 from tuner.commands.shared.next_step import after, check_required, command, is_short
@@ -20,9 +22,16 @@ from tuner.engines.vllm import start as vllm
 from tuner.engines.vllm import supported
 from tuner.engines.vllm.flags import Setting
 from tuner.errors import TraceError, TunerError, UsageError
-from tuner.profile.profile import check_output, keep, save, seal
+from tuner.profile.profile import (
+    RequirementSection,
+    ServingProfile,
+    check_output,
+    evidence_of,
+    keep,
+    resealed,
+    save,
+)
 from tuner.profile.profile import load as load_profile
-from tuner.profile.schema import RequirementSection, ServingProfile
 from tuner.runs.bench import Bench
 from tuner.runs.journal import Journal
 from tuner.runs.ladder import doubling
@@ -257,13 +266,13 @@ def _profile(search: _Search, refinement: Refinement) -> ServingProfile:
     plan, outcome = search.plan, refinement.outcome
     profile, settings, origin = plan.profile, plan.settings, plan.profile.provenance
     if outcome is None:
-        sections = {
-            name: getattr(profile, name)
-            for name in type(profile).model_fields
-            if name not in {"schema_version", "digest"}
-        }
-        update = {"reason": refinement.reason, "requirements": _of_knee(search, refinement)}
-        return seal(**{**sections, "decision": profile.decision.model_copy(update=update)})
+        evidence = evidence_of(profile, search.options.profile) if profile.evidence else b""
+        decision = msgspec.structs.replace(
+            profile.decision,
+            reason=refinement.reason,
+            requirements=_of_knee(search, refinement),
+        )
+        return resealed(profile, evidence=evidence, decision=decision)
     arguments, knobs = outcome.facts.arguments, {knob.name for knob in plan.space.knobs}
     changed = {name for name in knobs if arguments.get(name) != profile.engine.get(name)}
     own = origin_of(

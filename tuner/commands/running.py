@@ -16,7 +16,7 @@ from tuner.errors import GateError, InputError, UsageError
 from tuner.live import prometheus
 from tuner.live import server as live_server
 from tuner.profile import served_models
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.profile.served_models import ServedModel
 from tuner.system import http
 
@@ -145,8 +145,9 @@ def _models(base: str, key: str | None) -> tuple[ServedModel, ...]:
 
 
 def _check_idle(base: str) -> None:
-    gauges = prometheus.parse(live_server.get(f"{base}/metrics", direct=True), source=base).gauges
-    busy = int(gauges.get("running", 0) + gauges.get("waiting", 0))
+    engines = prometheus.parse(live_server.get(f"{base}/metrics", direct=True), source=base)
+    gauges = [engine.gauges for engine in engines.values()]
+    busy = int(sum(one.get("running", 0) + one.get("waiting", 0) for one in gauges))
     if busy:
         raise GateError(
             f"{base} is serving {busy} requests: what is measured beside them is theirs too",
@@ -200,8 +201,8 @@ def _warnings(
 def _counter(base: str) -> Callable[[], float]:
     def served() -> float:
         text = live_server.get(f"{base}/metrics", direct=True)
-        counters = prometheus.parse(text, source=base).counters
-        return counters.get("requests", 0.0)
+        engines = prometheus.parse(text, source=base).values()
+        return sum(engine.counters.get("requests", 0.0) for engine in engines)
 
     return served
 

@@ -14,7 +14,7 @@ from tuner.commands.shared.results import kept_page
 from tuner.commands.shared.run_folder import command_of, goes_on, making_sense, read_run
 from tuner.errors import ByHandError, InputError, ProfileError, RunError, TargetError, UsageError
 from tuner.profile import profile as profiles
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.rollout import difference, fit
 from tuner.rollout.find import Target, is_profile, read_text
 from tuner.runs.cluster.prices import parse_prices, price_of

@@ -29,7 +29,7 @@ from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import ProfileError, RunError, UndecidedError, UsageError
 from tuner.live.exporter import SweepExporter
 from tuner.profile import profile as profiles
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.replay.readings import Read
 from tuner.runs import journal
 from tuner.runs.bench import Watcher
@@ -43,11 +43,11 @@ from tuner.runs.sweep.outcome import in_use
 from tuner.runs.sweep.rescore import rescore
 from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import Trace, TraceRequest, digest, load, write
-from tuner.traffic.arrivals import busiest_window
+from tuner.traffic.sampling import choose_part
 from tuner.traffic.schedule import SOURCE
 from tuner.traffic.sessions import turns_of
 from tuner.traffic.slo import Slo, parse_slo
-from tuner.traffic.window import choose_part, parse_duration_s, parse_window
+from tuner.traffic.window import parse_duration_s, parse_window
 from tuner.views.live import Progress
 from tuner.views.page import Page
 from tuner.views.profile import profile_page
@@ -178,7 +178,7 @@ def ready_on(options: SweepOptions, trace: Trace, starter: Starter, began_s: flo
     settings = settings_in(settings_plan(options, trace), slo=_slo_in(options.slo))
     if parse_window(options.window) is not None:
         # refused before an engine is started for it
-        choose_part(requests, options.window, length_s=1.0, busiest=busiest_window)
+        choose_part(requests, options.window, length_s=1.0)
     return Ready(options, trace, requests, starter, settings, warnings, notes, began_s)
 
 

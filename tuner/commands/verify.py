@@ -14,7 +14,7 @@ from tuner.commands.options import SweepOptions, VerifyOptions
 from tuner.commands.shared.machine import check_machine, machine_of
 from tuner.commands.shared.next_step import after, again, command
 from tuner.commands.shared.options import in_plan
-from tuner.commands.shared.promise import required_of, twin_of
+from tuner.commands.shared.promise import required_of
 from tuner.commands.shared.results import finish
 from tuner.commands.shared.run_folder import kept, open_run
 from tuner.commands.shared.traffic import one_engines, served_in
@@ -24,10 +24,9 @@ from tuner.engines.seam import Starter
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import GateError, Interrupted, TargetError, UndecidedError, UsageError
-from tuner.profile.profile import keep
+from tuner.profile.evidence import StoredTwin, twin_of
+from tuner.profile.profile import ServingProfile, keep
 from tuner.profile.profile import load as load_profile
-from tuner.profile.schema import ServingProfile
-from tuner.profile.stored_twin import StoredTwin
 from tuner.profile.summary import promised
 from tuner.replay.readings import Read
 from tuner.runs import journal
@@ -57,12 +56,13 @@ def run(options: VerifyOptions) -> None:
     served = served_in(trace, options.trace)
     requests = one_engines(served, replicas=replicas, router=origin.router)
     server = None if options.url is None else running.find(options.url, profile, options)
+    twin = _twin(options, profile) if server is None or server.is_vllm else None
     question = Verification(
-        twin=_twin(options, profile) if server is None or server.is_vllm else None,
+        twin=twin,
         slo=profile.decision.slo.slo,
         max_num_seqs=profile.decision.max_num_seqs,
         tpot_s=_tpot_s(profile),
-        hit_share=0.0 if profile.twin is None else profile.twin.hit_share,
+        hit_share=0.0 if twin is None else twin.hit_share,
         trace_block_size=trace.header.block_size,
         window="all",
         step_s=parse_step_s(options.step),
@@ -121,7 +121,7 @@ def _twin(options: VerifyOptions, profile: ServingProfile) -> StoredTwin:
     """Return the profile's twin. Raises ProfileError, and GateError where nothing is promised."""
     front_end = profile.front_end if is_behind_server(options, profile) else None
     cure = "Sweep again; only a twin can predict this trace's windows."
-    twin = twin_of(profile, options.profile, cure=cure, front_end=front_end)
+    twin = twin_of(profile, options.profile, cure=cure, behind=front_end)
     if profile.decision.verdict in {"overloaded", "inconclusive"} and not options.force:
         raise GateError(
             f"{options.profile}: its verdict is {profile.decision.verdict}: it promises nothing "

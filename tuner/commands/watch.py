@@ -2,22 +2,18 @@
 
 import json
 import math
-import os
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from tuner.commands.options import FOREVER, WatchOptions
 from tuner.commands.shared.next_step import again, command
-from tuner.commands.shared.promise import twin_of
 from tuner.commands.shared.results import keep_result
 from tuner.errors import (
     EngineError,
     GateError,
     InputError,
     Interrupted,
-    RunError,
     TargetError,
     TunerError,
     UndecidedError,
@@ -28,8 +24,9 @@ from tuner.live.exporter import WatchExporter
 from tuner.live.server import Clock, LiveServer, MonotonicClock, Reading
 from tuner.live.watch import Promised, Watch, WindowSummary, reason
 from tuner.live.windows import WindowMaker
+from tuner.profile.evidence import twin_of
+from tuner.profile.profile import ServingProfile
 from tuner.profile.profile import load as load_profile
-from tuner.profile.schema import ServingProfile
 from tuner.profile.served_models import model_mismatch
 from tuner.profile.summary import is_simulated
 from tuner.rollout import difference
@@ -68,9 +65,10 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
         if options.metrics_port is not None:
             exporter = stack.enter_context(closing(WatchExporter(options.metrics_port)))
         session = Session(
-            options, profile, watch, WindowMaker(window_s, every_s), _journal(options, stack),
-            exporter, stack.enter_context(Progress(for_s)),
+            options, profile, watch, WindowMaker(window_s, every_s), exporter,
+            stack.enter_context(Progress(for_s)),
         )  # fmt: skip
+        session.write("begin", {"profile": str(options.profile), "url": options.url})
         for text in (
             *(f"Warning: {warning}" for warning in warnings),
             *([f"{options.url} does not export {', '.join(hidden)}"] if hidden else []),
@@ -105,7 +103,7 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
         run_dir = str(options.run_dir or "")
         page = watch_page(result, profile, run_dir=run_dir, next_=_next(watch, profile, options))
         if options.run_dir is not None:
-            with suppress(RunError, TargetError):  # a full disk was reported with the windows
+            with suppress(TargetError):  # a full disk was reported with the windows
                 keep_result(options.run_dir, watch_json(result), page)
     if options.json:
         print_json(watch_json(result))
@@ -124,12 +122,14 @@ class Session:
     profile: ServingProfile
     watch: Watch
     maker: WindowMaker
-    journal: IO[bytes] | None
     exporter: WatchExporter | None
     progress: Progress
     windows: list[WindowSummary] = field(default_factory=list)
     missed: int = 0
     """Readings without an answer."""
+
+    journal: bytes = b""
+    """All lines of windows.jsonl."""
 
     _missed_in_a_row: int = 0
     _answered_s: float | None = None
@@ -140,7 +140,7 @@ class Session:
 
     def take(self, reading: Reading) -> None:
         """Take a reading in. Raises EngineError for a server that is gone, hangs or serves another
-        model, InputError where several servers answer at one address in turn, RunError."""
+        model, InputError where several servers answer at one address in turn, TargetError."""
         url, engines = self.options.url, reading.engines
         self._check_presence(reading)
         if not engines:
@@ -205,46 +205,17 @@ class Session:
         self._models = self._models or names
 
     def write(self, event: str, content: dict[str, Any]) -> None:
-        """Append a line to the journal; it is on disk when this returns. Raises RunError."""
-        if self.journal is None:
+        """Add a line to the journal; it is on disk when this returns. A watch that continues in a
+        folder adds another ``begin``. Raises TargetError."""
+        if self.options.run_dir is None:
             return
-        line = json.dumps(rounded({"event": event, **content}), allow_nan=False) + "\n"
-        try:
-            _append(self.journal, line.encode())
-        except OSError as problem:
-            raise _cannot_write(self.options, problem) from None
-
-
-def _append(file: IO[bytes], content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[file.write(rest) :]
-    os.fsync(file.fileno())
-
-
-def _journal(options: WatchOptions, stack: ExitStack) -> IO[bytes] | None:
-    """Open the journal; a watch that continues in a folder writes another ``begin``."""
-    if options.run_dir is None:
-        return None
-    try:
-        options.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # unbuffered: what could not be written must not be tried again at the end
-        path = options.run_dir / WINDOWS_FILE
-        file = open(path, "ab", buffering=0, opener=files.opened_own)  # noqa: SIM115
-        journal: IO[bytes] = stack.enter_context(file)
-        begin = {"event": "begin", "profile": str(options.profile), "url": options.url}
-        _append(journal, json.dumps(begin).encode() + b"\n")
-    except OSError as problem:
-        raise _cannot_write(options, problem) from None
-    return journal
-
-
-def _cannot_write(options: WatchOptions, problem: OSError) -> RunError:
-    path = (options.run_dir or Path()) / WINDOWS_FILE
-    return RunError(
-        f"{path}: cannot be written: {(problem.strerror or str(problem)).lower()}",
-        hint="Free some space, or give another --run-dir.",
-    )
+        path = self.options.run_dir / WINDOWS_FILE
+        if not self.journal:
+            files.make_own(self.options.run_dir)
+            self.journal = files.content(path) or b""
+        line = json.dumps(rounded({"event": event, **content}), allow_nan=False)
+        self.journal += line.encode() + b"\n"
+        files.write_own(path, self.journal)
 
 
 def _times_s(options: WatchOptions) -> tuple[float, float, float]:
@@ -264,7 +235,7 @@ def _times_s(options: WatchOptions) -> tuple[float, float, float]:
 def _promised(profile: ServingProfile, options: WatchOptions) -> Promised:
     cure = "Sweep again; only a twin can predict what today's traffic should give."
     return Promised(
-        twin=twin_of(profile, options.profile, cure=cure, front_end=profile.front_end),
+        twin=twin_of(profile, options.profile, cure=cure, behind=profile.front_end),
         slo=profile.decision.slo.slo,
         max_num_seqs=profile.decision.max_num_seqs,
         caps=tuple(step.max_num_seqs for step in profile.curve),

@@ -30,8 +30,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from tuner.engines import page
 from tuner.engines.scheduler.unmodelled import unasked, unmodelled
 from tuner.engines.seam import ITERATION, UNKNOWN
-from tuner.live.control import LiveThread, about_server, switched_off
-from tuner.live.protocol import Limits
+from tuner.live.control import Limits, LiveThread, about_server, switched_off
 from tuner.system.contain_errors import contain_errors
 
 _NAME = re.compile(r"(?:cmpl-)?tuner-(\d{1,18})(?!\d)")

@@ -1,56 +1,145 @@
-"""The control of a running server's limits: a socket for its user alone, answered on a thread.
+"""The control of a running server's limits: a socket for its user alone, one line of JSON each way.
 
-The thread runs inside EngineCore. It serves one client at a time, never waits for the engine while
+A thread inside EngineCore answers. It serves one client at a time, never waits for the engine while
 it holds something that the engine needs, and whatever happens to it, the server goes on.
 """
 
-import errno
 import logging
 import os
+import select
 import socket
 import stat
+import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-from msgspec.structs import replace
+import msgspec
+from msgspec import Meta, Struct
 
 from tuner.errors import TargetError, TunerError
-from tuner.live.peer import Peer, peer_of
-from tuner.live.protocol import (
-    MAX_LINE_BYTES,
-    About,
-    Answer,
-    Limits,
-    Refused,
-    Request,
-    SetLimits,
-    State,
-    line_of,
-    parse,
-)
 from tuner.system.contain_errors import contain_errors
 
 log = logging.getLogger("vllm.tuner")
 
-BACKLOG = 8
 CLIENT_S = 5.0
 """From connecting to having read the answer: others wait for it."""
 
 PAUSE_S = 1.0
 """After a failed accept, such as when the process has no descriptor left."""
 
-STOP_S = 2.0
-PROBE_S = 1.0
-
+STOP_S, PROBE_S = 2.0, 1.0
+MAX_LINE_BYTES = 64 * 2**10
+LONGEST_REASON = 500
 LONGEST_NAME = 70
 """In bytes; an address has room for 107, with the folder's descriptor before the name."""
 
+_CREDENTIALS = struct.Struct("3i")
+
+Positive = Annotated[int, Meta(ge=1, le=2**31)]
+Kind = Literal["request", "refused", "failed"]
+"""Of a refusal: it is not understood, it must not be done, or it could not be done."""
+
+
+# The protocol
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a fault
+    """The server's answer instead of doing it."""
+
+    def __init__(self, message: str, *, hint: str, kind: Kind = "refused") -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.kind: Kind = kind
+
+
+class Limits(Struct, frozen=True):
+    """The limits of a scheduler: sequences at a time, and tokens in one iteration."""
+
+    max_num_seqs: Positive
+    max_num_batched_tokens: Positive
+
+
+class AskState(Struct, frozen=True, tag_field="do", tag="state", forbid_unknown_fields=True):
+    version: Literal[3] = 3
+
+
+class SetLimits(Struct, frozen=True, tag_field="do", tag="set", forbid_unknown_fields=True):
+    max_num_seqs: Positive
+    max_num_batched_tokens: Positive | None = None
+    """None leaves it as it is."""
+
+    reason: Annotated[str, Meta(max_length=LONGEST_REASON)] = ""
+    """For the server's log."""
+
+    version: Literal[3] = 3
+
+
+Request = AskState | SetLimits
+
+
+class About(Struct, frozen=True):
+    """The server, as it was started."""
+
+    pid: int
+    rank: int
+    """Of this scheduler among those of a data-parallel server."""
+
+    vllm: str
+    arguments: dict[str, str | int | float | bool | None]
+    """Engine arguments as resolved, by vLLM's names; only some."""
+
+    device: dict[str, Any] | None = None
+    """``devices.device_facts()`` of the server; None where it cannot tell."""
+
+
+class State(Struct, frozen=True):
+    about: About
+    built: Limits
+    """What the server was started with, and the most that it can be set to."""
+
+    limits: Limits
+    running: int
+    waiting: int
+
+
+class Answer(Struct, frozen=True):
+    """``state`` is as it is now; ``before`` is set where limits were to be changed."""
+
+    ok: bool
+    state: State | None = None
+    before: Limits | None = None
+    kind: Kind = "failed"
+    error: str = ""
+    hint: str = ""
+
+
+_REQUEST: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
 _FAILED = Answer(ok=False, error="the control failed", hint="See the server's log.")
+
+
+def line_of(message: Struct) -> bytes:
+    """Return a message as it goes over the socket."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def _parse(line: bytes) -> Request:
+    """Return the request of a line. Raises Refused."""
+    fault = f"the request is longer than {MAX_LINE_BYTES} bytes"
+    if len(line) <= MAX_LINE_BYTES:
+        try:
+            return _REQUEST.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+            fault = f"the request cannot be used: {ascii(str(problem))[1:-1][:200]}"
+    hint = "Ask with the tuner of the server's machine: docs/operating.md has the protocol."
+    raise Refused(fault, hint=hint, kind="request")
+
+
+# What is done
 
 
 class Knobs(Protocol):
@@ -77,71 +166,72 @@ class Knobs(Protocol):
         ...
 
 
-def checked(knobs: Knobs, seqs: int, tokens: int | None) -> Limits:
-    """Return the limits that are meant; None leaves the tokens as they are.
-
-    Raises Refused for limits that the server cannot have.
-    """
-    built, least = knobs.built, knobs.least_tokens
-    tokens = knobs.limits().max_num_batched_tokens if tokens is None else tokens
-    for name, wanted, most in (
-        ("max_num_seqs", seqs, built.max_num_seqs),
-        ("max_num_batched_tokens", tokens, built.max_num_batched_tokens),
-    ):
-        if wanted > most:
+def _checked(knobs: Knobs, change: SetLimits, client: socket.socket) -> Limits:
+    """Return the limits that are meant. Raises Refused for limits that the server cannot have, and
+    where nobody waits for the answer."""
+    tokens = change.max_num_batched_tokens or knobs.limits().max_num_batched_tokens
+    wanted, built = Limits(change.max_num_seqs, tokens), knobs.built
+    for name in Limits.__struct_fields__:
+        value, most = getattr(wanted, name), getattr(built, name)
+        if value > most:
             raise Refused(
-                f"{name} {wanted} is more than the {most} that the server was built for",
-                hint=f"Start the server with {name} {wanted} or more.",
+                f"{name} {value} is more than the {most} that the server was built for",
+                hint=f"Start the server with {name} {value} or more.",
             )
-    if tokens < max(seqs, least):
-        needs = "this model" if least > seqs else f"max_num_seqs {seqs}"
+    least = max(wanted.max_num_seqs, knobs.least_tokens)
+    if tokens < least:
+        needs = f"max_num_seqs {wanted.max_num_seqs}"
+        needs = "this model" if least > wanted.max_num_seqs else needs
         raise Refused(
-            f"max_num_batched_tokens {tokens} is less than the {max(seqs, least)} that {needs} "
-            "needs",
+            f"max_num_batched_tokens {tokens} is less than the {least} that {needs} needs",
             hint="Leave max_num_batched_tokens as it is.",
         )
-    return Limits(seqs, tokens)
+    if has_left(client):
+        raise Refused("whoever asked has left", hint="Ask again.", kind="failed")
+    return wanted
 
 
-def answer(knobs: Knobs, about: About, line: bytes, peer: Peer) -> Answer:
+def _answer(knobs: Knobs, about: About, line: bytes, client: socket.socket) -> Answer:
     """Do what a line asks for, unless its sender has left, and return how it went."""
-    before = None
+    before, refused = None, None
     try:
-        request = parse(line)
+        request = _parse(line)
         if isinstance(request, SetLimits):
-            before = knobs.limits()
-        _done(knobs, request, peer)
-    except Refused as refused:
-        return Answer(
-            ok=False,
-            state=_state(knobs, about),
-            kind=refused.kind,
-            error=str(refused),
-            hint=refused.hint,
-        )
-    return Answer(ok=True, state=_state(knobs, about), before=before)
+            before, wanted = knobs.limits(), _checked(knobs, request, client)
+            if wanted != before:
+                knobs.set_limits(wanted)
+                pid, uid = peer_of(client)
+                log.info(
+                    "tuner: max_num_seqs %d -> %d, max_num_batched_tokens %d -> %d, by pid %d of "
+                    "user %d: %s",
+                    *(before.max_num_seqs, wanted.max_num_seqs),
+                    *(before.max_num_batched_tokens, wanted.max_num_batched_tokens),
+                    *(pid, uid, ascii(request.reason)),
+                )
+    except Refused as problem:
+        refused = problem
+    state = State(about, knobs.built, knobs.limits(), *knobs.load())
+    if refused is not None:
+        return Answer(False, state, None, refused.kind, str(refused), refused.hint)
+    return Answer(ok=True, state=state, before=before)
 
 
-def _done(knobs: Knobs, request: Request, peer: Peer) -> None:
-    """Do what is asked. Raises Refused."""
-    if isinstance(request, SetLimits):
-        old = knobs.limits()
-        new = checked(knobs, request.max_num_seqs, request.max_num_batched_tokens)
-        if peer.has_left():
-            raise Refused("whoever asked has left", hint="Ask again.", kind="failed")
-        if new != old:
-            knobs.set_limits(new)
-            log.info(
-                "tuner: max_num_seqs %d -> %d, max_num_batched_tokens %d -> %d, by pid %d of user "
-                "%d: %s",
-                *(old.max_num_seqs, new.max_num_seqs),
-                *(old.max_num_batched_tokens, new.max_num_batched_tokens),
-                *(peer.pid, peer.uid, ascii(request.reason)),
-            )
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return pid (0 for a process of another container) and user at the other end. Linux only."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(found)
+    return pid, uid
 
 
-def _state(knobs: Knobs, about: About) -> State:
-    return State(about, knobs.built, knobs.limits(), *knobs.load())
+def has_left(connection: socket.socket) -> bool:
+    """Whether nobody waits for the answer any more, though what was sent can still be read. One
+    that has only ended its own sending, as ``socat`` does, still waits."""
+    poll = select.poll()
+    poll.register(connection, 0)
+    return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
+
+
+# The thread
 
 
 class LiveThread:
@@ -167,9 +257,9 @@ class LiveThread:
         self._thread.join(STOP_S)
 
     def _run(self) -> None:
-        device = contain_errors(_unknown, _device_facts)
-        about = replace(self._about, device=device)
-        self._listening = listening = listen(self._path, rank=about.rank)
+        device = contain_errors(_complain, _device_facts)
+        self._about = msgspec.structs.replace(self._about, device=device)
+        self._listening = listening = listen(self._path, rank=self._about.rank)
         log.info("tuner: live control at %s", listening.path)
         try:
             while not self._stopped.is_set():
@@ -179,13 +269,12 @@ class LiveThread:
                     self._stopped.wait(PAUSE_S)
                     continue
                 with client:
-                    contain_errors(_complain, self._serve, about, client)
+                    contain_errors(_complain, self._serve, client)
         finally:
             withdraw(listening)
 
-    def _serve(self, about: About, client: socket.socket) -> None:
-        until_s = time.monotonic() + CLIENT_S
-        peer, line = peer_of(client), bytearray()
+    def _serve(self, client: socket.socket) -> None:
+        until_s, line = time.monotonic() + CLIENT_S, bytearray()
         with suppress(TimeoutError, ConnectionError):
             while b"\n" not in line and len(line) <= MAX_LINE_BYTES:
                 client.settimeout(max(0.001, until_s - time.monotonic()))
@@ -193,11 +282,10 @@ class LiveThread:
                 if not received:
                     break
                 line += received
-            if not line or peer.has_left():
+            if not line or has_left(client):
                 return
-            reply = contain_errors(
-                _complain, answer, self._knobs, about, bytes(line).partition(b"\n")[0], peer
-            )
+            request = bytes(line).partition(b"\n")[0]
+            reply = contain_errors(_complain, _answer, self._knobs, self._about, request, client)
             client.settimeout(max(0.001, until_s - time.monotonic()))
             client.sendall(line_of(reply or _FAILED))
 
@@ -212,10 +300,6 @@ def _complain(problem: Exception) -> None:
     log.error("tuner: live control failed: %s: %s", type(problem).__name__, problem)
 
 
-def _unknown(problem: Exception) -> None:
-    log.warning("tuner: live control cannot tell the device: %s", problem)
-
-
 def _device_facts() -> dict[str, object]:
     from tuner.engines import devices  # noqa: PLC0415 - a server may lack what it needs
 
@@ -226,7 +310,10 @@ def about_server(
     *, rank: int, vllm: str, arguments: Mapping[str, str | int | float | bool | None]
 ) -> About:
     """Return the facts of this process's server, its device not known yet."""
-    return About(os.getpid(), rank, vllm, dict(arguments), None)
+    return About(os.getpid(), rank, vllm, dict(arguments))
+
+
+# The socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,26 +337,26 @@ def listen(path: str, *, rank: int) -> Listening:
     name = named.name if rank == 0 else f"{named.name}.dp{rank}"
     if len(os.fsencode(name)) > LONGEST_NAME:
         raise TargetError(f"{name}: the name is too long", hint="Use a shorter name.")
-    at = named.with_name(name)
+    at, new = named.with_name(name), f"{name}.{os.getpid()}"
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _folder(at.parent) as folder:
             _check_free(at, folder)
-            new = f"{name}.{os.getpid()}"
             address = f"/proc/self/fd/{folder}/{new}"
             with suppress(FileNotFoundError):
                 os.unlink(new, dir_fd=folder)
             listening.bind(address)
             Path(address).chmod(0o600)  # nobody can connect before listen()
             status = os.stat(new, dir_fd=folder)
-            listening.listen(BACKLOG)
+            listening.listen()
             os.rename(new, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError as problem:
+    except (OSError, TargetError) as problem:
         listening.close()
-        raise _explained(at, problem) from None
-    except TargetError:
-        listening.close()
-        raise
+        if isinstance(problem, TargetError):
+            raise
+        why = (problem.strerror or str(problem)).lower()
+        hint = "Check the path, its permissions and the disk."
+        raise TargetError(f"{at}: {why}", hint=hint) from None
     return Listening(listening, at, (status.st_dev, status.st_ino))
 
 
@@ -322,10 +409,3 @@ def _check_free(path: Path, folder: int) -> None:
     raise TargetError(
         f"{path}: a living server listens there", hint="Give each server its own path."
     )
-
-
-def _explained(path: Path, problem: OSError) -> TargetError:
-    if problem.errno in {errno.ELOOP, errno.ENXIO}:
-        return TargetError(f"{path}: is a link, or no file", hint="Move it away.")
-    why = (problem.strerror or str(problem)).lower()
-    return TargetError(f"{path}: {why}", hint="Check the path, its permissions and the disk.")

@@ -12,33 +12,35 @@ from pathlib import Path
 import msgspec
 
 from tuner.errors import EngineError, GateError, InputError, TunerError
-from tuner.live.peer import peer_of
-from tuner.live.protocol import (
-    Answer,
-    AskState,
-    Kind,
-    Request,
-    SetLimits,
-    State,
-    line_of,
-)
+from tuner.live.control import Answer, AskState, Kind, Request, SetLimits, State, line_of, peer_of
 
 ANSWER_S = 30.0
 """Longest wait for an answer: it takes the server's disk, and at most two seconds of its engine."""
 
 MAX_ANSWER_BYTES = 2**20
-
-_LONGEST = 1000
+LONGEST = 1000
 """Characters of what a server says that are shown."""
-
-_TIME = struct.Struct("ll")
-"""Seconds and microseconds."""
 
 _ERRORS: dict[Kind, type[TunerError]] = {
     "request": InputError,
     "refused": GateError,
     "failed": EngineError,
 }
+_FAULTS: tuple[tuple[tuple[type[OSError], ...], str, str], ...] = (
+    (
+        (FileNotFoundError, NotADirectoryError), "no such socket",
+        "Start the server with TUNER_LIVE_SOCKET and --scheduler-cls (docs/operating.md).",
+    ),
+    ((PermissionError,), "permission denied", "Be the user that the server runs as, or root."),
+    (
+        (ConnectionRefusedError,), "nobody listens there any more",
+        "Is the server running? If this rank is gone for good, remove the socket.",
+    ),
+    (
+        (TimeoutError, BlockingIOError), f"no answer within {ANSWER_S:g} s",
+        "See what holds: tuner live --socket PATH",
+    ),
+)  # fmt: skip
 
 
 def ranks(path: Path) -> list[Path]:
@@ -48,9 +50,8 @@ def ranks(path: Path) -> list[Path]:
         names = [one.name for one in path.parent.iterdir()]
     except OSError:
         names = []
-    matches = filter(None, map(named.fullmatch, names))
-    found = [(int(match[1]), path.with_name(match[0])) for match in matches]
-    return [path, *(beside for _, beside in sorted(found))]
+    matches = sorted(filter(None, map(named.fullmatch, names)), key=lambda found: int(found[1]))
+    return [path, *(path.with_name(found[0]) for found in matches)]
 
 
 def state(path: Path) -> State:
@@ -83,41 +84,40 @@ def ask(path: Path, request: Request) -> Answer:
     Raises InputError where no live server answers or it does not understand, GateError when it
     refuses, EngineError when it tried and failed.
     """
-    line = _exchange(path, line_of(request))
     try:
-        answer = msgspec.json.decode(line, type=Answer)
+        answer = msgspec.json.decode(_exchange(path, line_of(request)), type=Answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        answer = Answer(ok=True)
+    except OSError as problem:
+        for kinds, why, hint in _FAULTS:
+            if isinstance(problem, kinds):
+                raise InputError(f"{path}: {why}", hint=hint) from None
+        why = (problem.strerror or str(problem)).lower()
+        raise InputError(f"{path}: {why}", hint="Is the server running?") from None
+    if not answer.ok:
+        raise _ERRORS[answer.kind](f"{path}: {answer.error[:LONGEST]}", hint=answer.hint[:LONGEST])
+    if answer.state is None:
         raise InputError(
             f"{path}: what listens there does not answer as a live server does",
             hint="Check the path; a server that runs another tuner is asked with that one.",
-        ) from None
-    if not answer.ok:
-        message, hint = answer.error[:_LONGEST], answer.hint[:_LONGEST]
-        raise _ERRORS[answer.kind](f"{path}: {message}", hint=hint)
-    if answer.state is None:
-        raise InputError(f"{path}: answers without its state", hint="Check the path.")
+        )
     return answer
 
 
 def _exchange(path: Path, line: bytes) -> bytes:
-    until_s = time.monotonic() + ANSWER_S
-    received = bytearray()
-    try:
-        file = path.stat()
-        if not stat.S_ISSOCK(file.st_mode):
-            raise InputError(f"{path}: is no socket", hint="See TUNER_LIVE_SOCKET of the server.")
-        with _connected(path) as connection:
-            users = {path.lstat().st_uid, file.st_uid, peer_of(connection).uid}
-            _check_server(path, users)
-            connection.sendall(line)
-            while not received.endswith(b"\n") and len(received) <= MAX_ANSWER_BYTES:
-                connection.settimeout(max(0.001, until_s - time.monotonic()))
-                got = connection.recv(2**16)
-                if not got:
-                    break
-                received += got
-    except OSError as problem:
-        raise _explained(path, problem) from None
+    until_s, received = time.monotonic() + ANSWER_S, bytearray()
+    file = path.stat()
+    if not stat.S_ISSOCK(file.st_mode):
+        raise InputError(f"{path}: is no socket", hint="See TUNER_LIVE_SOCKET of the server.")
+    with _connected(path) as connection:
+        _check_server(path, {path.lstat().st_uid, file.st_uid, peer_of(connection)[1]})
+        connection.sendall(line)
+        while not received.endswith(b"\n") and len(received) <= MAX_ANSWER_BYTES:
+            connection.settimeout(max(0.001, until_s - time.monotonic()))
+            got = connection.recv(2**16)
+            if not got:
+                break
+            received += got
     return bytes(received)
 
 
@@ -143,7 +143,8 @@ def _connected(path: Path) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # Not settimeout(): where others wait already, connect() would then fail instead of waiting.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIME.pack(int(ANSWER_S), 0))
+        timeout = struct.pack("ll", int(ANSWER_S), 0)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         connection.connect(f"/proc/self/fd/{folder}/{path.name}")
     except OSError:
         connection.close()
@@ -151,28 +152,3 @@ def _connected(path: Path) -> socket.socket:
     finally:
         os.close(folder)
     return connection
-
-
-def _explained(path: Path, problem: OSError) -> InputError:
-    if isinstance(problem, FileNotFoundError | NotADirectoryError):
-        return InputError(
-            f"{path}: no such socket",
-            hint="Start the server with TUNER_LIVE_SOCKET and --scheduler-cls (docs/operating.md).",
-        )
-    if isinstance(problem, PermissionError):
-        return InputError(
-            f"{path}: permission denied", hint="Be the user that the server runs as, or root."
-        )
-    if isinstance(problem, ConnectionRefusedError):
-        return InputError(
-            f"{path}: nobody listens there any more",
-            hint="Is the server running? If this rank is gone for good, remove the socket.",
-        )
-    if isinstance(problem, TimeoutError | BlockingIOError):
-        return InputError(
-            f"{path}: no answer within {ANSWER_S:g} s",
-            hint=f"See what holds: tuner live --socket {path}",
-        )
-    return InputError(
-        f"{path}: {(problem.strerror or str(problem)).lower()}", hint="Is the server running?"
-    )

@@ -4,7 +4,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Literal
 
@@ -21,6 +21,9 @@ Distribution = Literal[
 
 LONGEST_LINE = 16_384
 """prometheus_client (0.26) reads a line in time that grows with the square of its length."""
+
+RESTART_S = 1.0
+"""Start times that differ by less are one start: they are rounded."""
 
 _GAUGES: Mapping[Gauge, str] = {
     "running": "num_requests_running",
@@ -46,13 +49,13 @@ _DISTRIBUTIONS: Mapping[Distribution, str] = {
 }
 """Our name → vLLM's without ``vllm:``."""
 
-_Samples = Mapping[str, list[tuple[dict[str, str], float]]]
+_Samples = dict[str, list[tuple[dict[str, str], float]]]
 """Sample name without ``vllm:`` → label sets with their values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """A distribution since the server started."""
+    """A distribution since the server started, or between two readings."""
 
     bounds: tuple[float, ...]
     """Upper ends of the buckets, ascending, the last one infinite."""
@@ -98,10 +101,10 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class ServerMetrics:
-    """One reading of a server. What it does not export is absent."""
+    """One reading of an engine, or what came between two. What it does not export is absent."""
 
     gauges: Mapping[Gauge, float]
-    """Summed over the server's engines; ``kv_cache_usage`` is the fullest engine's, 0-1."""
+    """``kv_cache_usage`` is 0-1."""
 
     counters: Mapping[Counter, float]
     distributions: Mapping[Distribution, Histogram]
@@ -113,64 +116,64 @@ class ServerMetrics:
     started_s: float | None = None
     """When the server's process started, in seconds since 1970."""
 
+    def restarted_since(self, before: "ServerMetrics") -> bool:
+        """Whether a counter fell, or the process reports another start time."""
+        starts = [each.started_s for each in (before, self) if each.started_s is not None]
+        if len(starts) == 2 and abs(starts[1] - starts[0]) > RESTART_S:
+            return True
+        fell = [self.counters.get(n, v) < v for n, v in before.counters.items()]
+        fell += [
+            self.distributions[n].count < h.count
+            for n, h in before.distributions.items()
+            if n in self.distributions
+        ]
+        return any(fell)
 
-def parse(text: str, *, source: str, model: str | None = None) -> ServerMetrics:
-    """Read the text of ``/metrics``; of ``model`` alone if the server has several.
+    def since(self, before: "ServerMetrics") -> "ServerMetrics":
+        """Return the increments since an earlier reading; gauges are as now. What the earlier one
+        lacks has no increment, and after a restart all is new."""
+        if self.restarted_since(before):
+            return self
+        known = before.finish_reasons
+        return ServerMetrics(
+            self.gauges,
+            {n: v - before.counters[n] for n, v in self.counters.items() if n in before.counters},
+            {
+                name: histogram.since(before.distributions[name])
+                for name, histogram in self.distributions.items()
+                if name in before.distributions
+            },
+            {n: v - known.get(n, 0.0) for n, v in self.finish_reasons.items() if known},
+        )
+
+
+def parse(text: str, *, source: str) -> dict[str, ServerMetrics]:
+    """Read the text of ``/metrics``: each engine of a server by its label ``engine``. Old servers
+    have one engine, without that label.
 
     Raises InputError for text that is not Prometheus text, or not vLLM's.
     """
-    return _parsed(text, source, model)[1]
-
-
-def parse_engines(
-    text: str, *, source: str, model: str | None = None
-) -> Mapping[str, ServerMetrics]:
-    """Read every engine of a server by itself: its label ``engine`` → its metrics.
-
-    Old servers have one engine, without that label. Raises InputError as ``parse`` does.
-    """
-    samples, _ = _parsed(text, source, model)
-    by_engine: dict[str, dict[str, list[tuple[dict[str, str], float]]]] = {}
-    for name, rows in samples.items():
-        for labels, value in rows:
-            engine = by_engine.setdefault(labels.get("engine", "0"), {})
-            engine.setdefault(name, []).append((labels, value))
-    started = re.search(r"^process_start_time_seconds ([-+.\deE]+)$", text, flags=re.MULTILINE)
-    started_s = float(started.group(1)) if started else None
-    read = {engine: _read(rows, model) for engine, rows in sorted(by_engine.items())}
-    found = {name: replace(one, started_s=started_s) for name, one in read.items() if one.gauges}
-    if not found:
-        raise _not_vllm(source)
-    return found
-
-
-def _parsed(text: str, source: str, model: str | None) -> tuple[_Samples, ServerMetrics]:
     try:
-        samples = _samples(text)
-        metrics = _read(samples, model)
+        by_engine = _samples(text)
+        started = re.search(r"^process_start_time_seconds ([-+.\deE]+)$", text, flags=re.MULTILINE)
+        started_s = float(started.group(1)) if started else None
+        found = {engine: _read(samples, started_s) for engine, samples in sorted(by_engine.items())}
     except (ValueError, IndexError, KeyError) as error:
         raise InputError(
             f"{source}: not Prometheus text: {str(error)[:100]}",
             hint="Check that the address is the server's /metrics.",
         ) from error
-    if not samples:
-        raise _not_vllm(source)
-    if model is not None and metrics.models and model not in metrics.models:
+    found = {engine: one for engine, one in found.items() if one.gauges or one.cache_config}
+    if not found:
         raise InputError(
-            f"{source}: serves no model {model[:100]}, but {', '.join(metrics.models)[:200]}",
-            hint="Its name is the first of --served-model-name, and in the label model_name there.",
+            f"{source}: no metric of vLLM in it",
+            hint="Check the address, and that the server runs without --disable-log-stats.",
         )
-    return samples, metrics
+    return found
 
 
-def _not_vllm(source: str) -> InputError:
-    return InputError(
-        f"{source}: no metric of vLLM in it",
-        hint="Check the address, and that the server runs without --disable-log-stats.",
-    )
-
-
-def _samples(text: str) -> _Samples:
+def _samples(text: str) -> dict[str, _Samples]:
+    """Return engine → its samples."""
     from prometheus_client.parser import (  # noqa: PLC0415 - brings a web server along
         text_string_to_metric_families,
     )
@@ -178,19 +181,17 @@ def _samples(text: str) -> _Samples:
     longest = max(map(len, text.split("\n")))
     if longest > LONGEST_LINE:
         raise ValueError(f"a line of {longest} characters")
-    samples: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
+    found: dict[str, _Samples] = defaultdict(lambda: defaultdict(list))
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name.startswith("vllm:"):
-                samples[sample.name.removeprefix("vllm:")].append((sample.labels, sample.value))
-    return samples
+                samples = found[sample.labels.get("engine", "0")]
+                name = sample.name.removeprefix("vllm:")
+                samples[name].append((sample.labels, sample.value))
+    return found
 
 
-def _read(every: _Samples, model: str | None) -> ServerMetrics:
-    samples: _Samples = {
-        name: [row for row in rows if model is None or row[0].get("model_name", model) == model]
-        for name, rows in every.items()
-    }
+def _read(samples: _Samples, started_s: float | None) -> ServerMetrics:
     gauges: dict[Gauge, float] = {}
     for gauge, theirs in _GAUGES.items():
         if values := _values(samples, theirs):
@@ -199,12 +200,8 @@ def _read(every: _Samples, model: str | None) -> ServerMetrics:
     for labels, value in samples.get("request_success_total", []):
         if math.isfinite(value):
             reasons[labels["finished_reason"]] += value
-    distributions = {
-        ours: _histogram(samples, theirs)
-        for ours, theirs in _DISTRIBUTIONS.items()
-        if samples.get(f"{theirs}_bucket")
-    }
-    every_label = [labels for rows in every.values() for labels, _ in rows]
+    infos = samples.get("cache_config_info", [])
+    names = {row.get("model_name") for rows in samples.values() for row, _ in rows}
     return ServerMetrics(
         gauges=gauges,
         counters={
@@ -212,23 +209,19 @@ def _read(every: _Samples, model: str | None) -> ServerMetrics:
             for ours, theirs in _COUNTERS.items()
             if (values := _values(samples, theirs))
         },
-        distributions=distributions,
+        distributions={
+            ours: _histogram(samples, theirs)
+            for ours, theirs in _DISTRIBUTIONS.items()
+            if samples.get(f"{theirs}_bucket")
+        },
         finish_reasons=dict(reasons),
-        cache_config=_joined([labels for labels, _ in samples.get("cache_config_info", [])]),
-        models=tuple(sorted({row["model_name"] for row in every_label if "model_name" in row})),
+        cache_config=infos[0][0] if infos else {},
+        models=tuple(sorted(name for name in names if name is not None)),
+        started_s=started_s,
     )
 
 
-def _joined(infos: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return the labels of all engines; where they differ, every value."""
-    names = dict.fromkeys(name for labels in infos for name in labels)
-    return {
-        name: ", ".join(dict.fromkeys(labels[name] for labels in infos if name in labels))
-        for name in names
-    }
-
-
-def _values(samples: _Samples, name: str) -> list[float]:
+def _values(samples: _Samples, name: str) -> Sequence[float]:
     """Return the finite values of a metric, one for each label set."""
     rows = samples.get(f"{name}_total") or samples.get(name, [])
     return [value for _, value in rows if math.isfinite(value)]

@@ -48,17 +48,18 @@ def ask(url: str, *, direct: bool = False) -> LiveServer:
     Raises InputError where no vLLM answers, and UsageError for what is not an address.
     """
     base = base_of(url)
-    metrics = prometheus.parse(get(f"{base}/metrics", direct=direct), source=f"{base}/metrics")
+    source = f"{base}/metrics"
+    engines = list(prometheus.parse(get(source, direct=direct), source=source).values())
     found = {
         _NAMES.get(name, name): _WORDS[text] if text in _WORDS else typed(text)
-        for name, text in metrics.cache_config.items()
+        for name, text in engines[0].cache_config.items()
         if name != "engine"
     }
     served = served_models.listed(_if_open(f"{base}/v1/models", direct=direct))
     lengths = {model.max_model_len for model in served}
     if len(lengths) == 1 and (length := lengths.pop()) is not None:
         found["max_model_len"] = length
-    named = tuple(ServedModel(name) for name in metrics.models)
+    named = tuple(ServedModel(name) for name in engines[0].models)
     version = _version(_if_open(f"{base}/version", direct=direct))
     return LiveServer(version, found, served or named)
 
@@ -106,7 +107,7 @@ def read_engines(url: str, *, timeout_s: float = TIMEOUT_S) -> Mapping[str, Serv
     """
     address = f"{base_of(url)}/metrics"
     text = get(address, timeout_s=timeout_s)
-    engines = prometheus.parse_engines(text, source=address)
+    engines = prometheus.parse(text, source=address)
     models = {name for engine in engines.values() for name in engine.models}
     if len(models) > 1:
         raise InputError(

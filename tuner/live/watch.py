@@ -17,13 +17,10 @@ from typing import Literal, get_args
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats
-from tuner.live.prometheus import Distribution, Histogram
-from tuner.live.today import prefix_share, traffic_like
-from tuner.live.windows import ScrapeWindow, total
-from tuner.profile.stored_twin import StoredTwin
+from tuner.live.windows import ScrapeWindow, prefix_share, total
+from tuner.profile.evidence import StoredTwin
+from tuner.traffic.constants import PRINTED_DRAWS
 from tuner.traffic.slo import Slo
-from tuner.twin.draws import PRINTED
-from tuner.twin.objective import choose
 from tuner.twin.simulation import Traffic
 
 Verdict = Literal["still valid", "drifting", "re-tune now", "not enough evidence"]
@@ -233,21 +230,21 @@ class CapCheck:
 
 
 def choice_for(
-    traffic: Traffic, promised: Promised, *, slowdown: float = 1.0, most: int = PRINTED
+    traffic: Traffic, promised: Promised, *, slowdown: float = 1.0, most: int = PRINTED_DRAWS
 ) -> CapCheck:
     """Return the choice for this traffic, and the headroom times of it, on a machine that is so
     many times slower than the law."""
     twin, cap = promised.twin, promised.max_num_seqs
     caps = sorted({each for each in promised.caps if each < len(twin.law.decode_s)} | {cap})
-    weighed = twin.weighed(
-        traffic, promised.slo, caps, headroom=promised.headroom, slowdown=slowdown, most=most
+    choice = twin.slowed(slowdown).choice(
+        traffic, promised.slo, caps, headroom=promised.headroom, most=most
     )
-    best = choose(weighed.values, weighed.raised, requests=len(traffic))
+    best = choice.chosen_of(choice.eligible)
     return CapCheck(
         best=best,
-        rightness=weighed.rightness.get(cap, 0.0),
-        attainment=weighed.values[cap][0],
-        best_attainment=weighed.values[best][0],
+        rightness=choice.rightness.get(cap, 0.0),
+        attainment=choice.share(cap),
+        best_attainment=choice.share(best),
         requests=len(traffic),
     )
 
@@ -262,9 +259,6 @@ class Expected:
     ttft_s: Floats
     """Of the requests whose first token came in the window."""
 
-    e2el_s: Floats
-    """Of those that ended in it."""
-
     running: float
     """Mean over the window, for each engine."""
 
@@ -277,7 +271,7 @@ def expected(
     begin_s, end_s = window.begin_s, window.end_s
     law = twin.law.slowed(slowdown)
     lasting_s = gaps = running_s = 0.0
-    firsts, lasts = [np.zeros(0)], [np.zeros(0)]
+    firsts = [np.zeros(0)]
 
     def inside_s(from_s: Floats, to_s: Floats) -> Floats:
         inside = np.minimum(to_s, end_s) - np.maximum(from_s, begin_s)
@@ -293,11 +287,9 @@ def expected(
         scheduled_s = traffic.arrival_s + twin.shape.lag_s + replay.queue_s
         running_s += float(np.nansum(inside_s(scheduled_s, last_s)))
         firsts.append(replay.ttft_s[(first_s >= begin_s) & (first_s < end_s)])
-        lasts.append(replay.e2el_s[(last_s >= begin_s) & (last_s < end_s)])
     return Expected(
         gap_s=lasting_s / gaps if gaps >= 1 else math.nan,
         ttft_s=np.concatenate(firsts),
-        e2el_s=np.concatenate(lasts),
         running=running_s / window.length_s / max(1, len(parts)),
     )
 
@@ -339,10 +331,6 @@ class Watch:
     """Requests that an engine ran at a time."""
 
     choice: CapCheck | None = None
-    counted: dict[Distribution, Histogram] = field(default_factory=dict)
-    """Times over the whole watch, in the server's buckets."""
-
-    predicted: dict[Distribution, Floats] = field(default_factory=dict)
     measures: dict[str, Measure] = field(init=False)
     _answerable: bool | None = None
     _ttft_bound_s: float | None = None
@@ -357,10 +345,7 @@ class Watch:
         steps, beyond = window.every_step, self.beyond
         self.most_running = max(self.most_running, *(each.running for each in steps))
         seed, stored = self.seed * 1_000_003 + self.windows, self.promised.twin.traffic
-        parts = {
-            name: traffic_like((*window.run_in[name], *each), stored, seed=seed)
-            for name, each in window.steps.items()
-        }
+        parts = window.traffic(stored, seed=seed)
         lawful = expected(list(parts.values()), self.promised, 1.0, window)
         gaps = total(steps, "itl_s") or total(steps, "tpot_s")
         gap_s = gaps.mean if gaps is not None and gaps.count >= LEAST_GAPS else math.nan
@@ -375,12 +360,13 @@ class Watch:
         for name, value in values.items():
             if value is not None and name in self.measures:
                 self.measures[name].add(value)
-        self._remember(window, parts, lawful)
+        self._remember(window, parts)
         if self.windows >= LEAST_WINDOWS and (
             self.beyond != beyond or self.choice is None or self.windows % ASK_EVERY == 0
         ):
             self.choose_again()
-        usage = [each.kv_cache_usage for each in steps if each.kv_cache_usage is not None]
+        gauges = [each.more.gauges for each in steps]
+        usage = [each["kv_cache_usage"] for each in gauges if "kv_cache_usage" in each]
         summary = WindowSummary(
             number=self.windows,
             begin_s=window.begin_s,
@@ -395,7 +381,7 @@ class Watch:
             promised_running=lawful.running,
             waiting=float(np.mean([each.waiting for each in steps])),
             kv_cache_usage=max(usage, default=None),
-            preemptions=sum(each.counters.get("preemptions", 0.0) for each in steps),
+            preemptions=sum(each.more.counters.get("preemptions", 0.0) for each in steps),
             restarts=window.restarts,
         )
         self.requests += summary.arrived
@@ -450,24 +436,13 @@ class Watch:
                 values[name] = counted.mean / float(getattr(stored, name).mean())
         return {**values, "prefix_share": prefix_share(steps)}
 
-    def _remember(
-        self, window: ScrapeWindow, parts: Mapping[str, Traffic], lawful: Expected
-    ) -> None:
+    def _remember(self, window: ScrapeWindow, parts: Mapping[str, Traffic]) -> None:
         for engine, part in parts.items():
             traffic = part.between(window.begin_s, window.end_s)
             if engine in self._recent:
                 traffic = self._recent[engine].followed_by(traffic)
             self._recent[engine] = traffic.rows(slice(-MOST_SIMULATED, None))
         self._recent = {engine: self._recent[engine] for engine in parts}  # they come and go
-        names: tuple[Distribution, ...] = ("itl_s", "ttft_s", "e2el_s")
-        for name in names:
-            if (counted := total(window.every_step, name)) is not None:
-                before = self.counted.get(name)
-                self.counted[name] = counted if before is None else before.plus(counted)
-        predicted: dict[Distribution, Floats] = {"ttft_s": lawful.ttft_s, "e2el_s": lawful.e2el_s}
-        for name, values_s in predicted.items():
-            kept_s = self.predicted.get(name, np.zeros(0))
-            self.predicted[name] = np.concatenate((kept_s, values_s))[-MOST_SIMULATED:]
 
     def choose_again(self) -> None:
         """Look whether today's traffic would choose another cap. A twin that does not choose the
@@ -522,34 +497,6 @@ class Watch:
         lacking = [name for name in names if self.measures[name].state == "unknown"]
         few = self.windows < LEAST_WINDOWS or self.requests < LEAST_REQUESTS
         return [*lacking, *(["requests"] if few else [])]
-
-    def times_ms(self) -> dict[str, dict[str, dict[str, object]]]:
-        """Return mean and quantiles of every time; a counted one is the range of its bucket."""
-        found: dict[str, dict[str, dict[str, object]]] = {}
-        for name, histogram in self.counted.items():
-            if histogram.count:
-                ends = {f"p{q}": histogram.quantile(q / 100) for q in (50, 95, 99)}
-                found[_ms(name)] = {
-                    "counted": {
-                        "count": round(histogram.count),
-                        "mean": histogram.mean * 1e3,
-                        **{q: [_known_ms(end) for end in pair] for q, pair in ends.items()},
-                    }
-                }
-        for name, values_s in self.predicted.items():
-            known = values_s[~np.isnan(values_s)]
-            if len(known) and _ms(name) in found:
-                quantiles = {f"p{q}": float(np.quantile(known, q / 100)) for q in (50, 95, 99)}
-                found[_ms(name)]["promised"] = {
-                    "count": len(known),
-                    "mean": float(known.mean()) * 1e3,
-                    **{q: [value * 1e3] * 2 for q, value in quantiles.items()},
-                }
-        return found
-
-
-def _ms(name: str) -> str:
-    return f"{name.removesuffix('_s')}_ms"
 
 
 def _known_ms(seconds: float) -> float | None:

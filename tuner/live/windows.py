@@ -1,17 +1,22 @@
-"""Windows of a server's counters: the differences between readings of its /metrics. Pure.
+"""Windows of a server's counters, and requests like those of a window. Pure, seeded.
 
-All numbers are increments: of counters, and of the buckets of histograms. They add up exactly, so
-a window's distribution is that of all that happened in it, never an average of averages.
+All numbers are increments between readings of /metrics: of counters, and of the buckets of
+histograms. They add up exactly, so a window's distribution is that of all that happened in it.
+
+Requests like a window's arrive as its own did, with its mean lengths. The profile's requests are
+drawn with weights that give the window's share of every bucket of lengths (iterative proportional
+fitting; Deming and Stephan, 1940), so that an output stays with its prompt.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 
 import numpy as np
 
 from tuner.engines.scheduler.state import Ints
-from tuner.live.prometheus import Counter, Distribution, Histogram, ServerMetrics
+from tuner.live.prometheus import RESTART_S, Distribution, Histogram, ServerMetrics
+from tuner.twin.simulation import Traffic
 
 LATE = 5
 """Intervals that may lie between two readings; after more nobody knows what happened when."""
@@ -19,12 +24,12 @@ LATE = 5
 RUN_IN_S = 60.0
 """Readings before a window that the twin is given too, so that it begins as full as the server."""
 
-RESTART_S = 1.0
-"""Start times that differ by less are one start: they are rounded."""
-
-MOST_RUNNING = 1e6
-MOST_A_STEP = 20_000
+MOST_RUNNING, MOST_A_STEP = 1e6, 20_000
 """Requests at a time, or between two readings, beyond which a counter has jumped."""
+
+RAKES = 30
+MOST_REQUESTS, MOST_TOKENS = 20_000, 10_000_000.0
+"""Of a server that claims more in a window, so many are simulated."""
 
 _PER_REQUEST: tuple[Distribution, ...] = ("ttft_s", "e2el_s", "input_length", "output_length")
 
@@ -38,85 +43,50 @@ class Step:
     in_flight: float
     """Running and waiting at the begin; 0 where the engine restarted since."""
 
-    running: float
-    """At the end, as the next two."""
+    more: ServerMetrics
+    """The increments; its gauges are of the end."""
 
-    waiting: float
-    kv_cache_usage: float | None
-    counters: Mapping[Counter, float]
-    finish_reasons: Mapping[str, float]
-    distributions: Mapping[Distribution, Histogram]
     restarted: bool
+
+    @classmethod
+    def of(
+        cls, before: ServerMetrics, after: ServerMetrics, begin_s: float, end_s: float
+    ) -> "Step":
+        restarted = after.restarted_since(before)
+        in_flight = 0.0 if restarted else _gauge(before, "running") + _gauge(before, "waiting")
+        return cls(begin_s, end_s, in_flight, after.since(before), restarted)
+
+    @property
+    def running(self) -> float:
+        return _gauge(self.more, "running")
+
+    @property
+    def waiting(self) -> float:
+        return _gauge(self.more, "waiting")
 
     @property
     def finished(self) -> float:
-        return sum(self.finish_reasons.values())
+        return sum(self.more.finish_reasons.values())
 
     @property
     def failed(self) -> float:
-        return sum(self.finish_reasons.get(reason, 0.0) for reason in ("abort", "error"))
+        return sum(self.more.finish_reasons.get(reason, 0.0) for reason in ("abort", "error"))
 
     @property
     def is_possible(self) -> bool:
-        counts = (self.distributions[n].count for n in _PER_REQUEST if n in self.distributions)
+        known = self.more.distributions
+        counts = (known[name].count for name in _PER_REQUEST if name in known)
         return max(self.finished, *counts, 0.0) <= MOST_A_STEP
 
 
-def step(before: ServerMetrics, after: ServerMetrics, begin_s: float, end_s: float) -> Step:
-    """Return the increments between two readings of one engine.
-
-    After a restart all of ``after`` is new. What the earlier reading lacks has no increment.
-    """
-    restarted = was_restarted(before, after)
-    in_flight = 0.0 if restarted else _requests(before, "running") + _requests(before, "waiting")
-    return Step(
-        begin_s=begin_s,
-        end_s=end_s,
-        in_flight=in_flight,
-        running=_requests(after, "running"),
-        waiting=_requests(after, "waiting"),
-        kv_cache_usage=after.gauges.get("kv_cache_usage"),
-        counters={
-            name: value - (0.0 if restarted else before.counters[name])
-            for name, value in after.counters.items()
-            if restarted or name in before.counters
-        },
-        finish_reasons={
-            reason: value - (0.0 if restarted else before.finish_reasons.get(reason, 0.0))
-            for reason, value in after.finish_reasons.items()
-            if restarted or before.finish_reasons
-        },
-        distributions={
-            name: histogram if restarted else histogram.since(before.distributions[name])
-            for name, histogram in after.distributions.items()
-            if restarted or name in before.distributions
-        },
-        restarted=restarted,
-    )
-
-
-def _requests(metrics: ServerMetrics, name: str) -> float:
+def _gauge(metrics: ServerMetrics, name: str) -> float:
     value = metrics.gauges.get("running" if name == "running" else "waiting", 0.0)
     return min(MOST_RUNNING, max(0.0, value))
 
 
-def was_restarted(before: ServerMetrics, after: ServerMetrics) -> bool:
-    """Whether a counter fell, or the process reports another start time."""
-    starts = [each.started_s for each in (before, after) if each.started_s is not None]
-    if len(starts) == 2 and abs(starts[1] - starts[0]) > RESTART_S:
-        return True
-    counters = (after.counters.get(n, v) < v for n, v in before.counters.items())
-    histograms = (
-        after.distributions[n].count < h.count
-        for n, h in before.distributions.items()
-        if n in after.distributions
-    )
-    return any(counters) or any(histograms)
-
-
 def total(steps: Iterable[Step], name: Distribution) -> Histogram | None:
     """Return a distribution over several steps; None where none of them has it."""
-    found = [each.distributions[name] for each in steps if name in each.distributions]
+    found = [one.more.distributions[name] for one in steps if name in one.more.distributions]
     return reduce(Histogram.plus, found) if found else None
 
 
@@ -130,7 +100,7 @@ def arrivals(steps: Iterable[Step]) -> Ints:
     """
     counts, waiting = [], None
     for each in steps:
-        first = each.distributions.get("ttft_s")
+        first = each.more.distributions.get("ttft_s")
         if first is not None and waiting is not None and not each.restarted:
             counts.append(first.count + each.waiting - waiting)
         else:
@@ -171,6 +141,13 @@ class ScrapeWindow:
             for name, steps in self.steps.items()
         )
 
+    def traffic(self, stored: Traffic, *, seed: int) -> dict[str, Traffic]:
+        """Return engine → requests like those of the window and its run-in."""
+        return {
+            name: traffic_like((*self.run_in[name], *steps), stored, seed=seed)
+            for name, steps in self.steps.items()
+        }
+
 
 @dataclass(slots=True)
 class WindowMaker:
@@ -204,7 +181,7 @@ class WindowMaker:
             return None
         begin_s, were = before
         steps = {
-            name: step(were[name], engines[name], begin_s, at_s)
+            name: Step.of(were[name], engines[name], begin_s, at_s)
             for name in were.keys() & engines.keys()
         }
         self.restarts += any(each.restarted for each in steps.values())
@@ -257,3 +234,74 @@ def _end_s(steps: Mapping[str, Step]) -> float:
 def _since_restart(steps: list[Step]) -> tuple[Step, ...]:
     first = max((i for i, each in enumerate(steps) if each.restarted), default=0)
     return tuple(steps[first:])
+
+
+# Requests like those of a window
+
+
+def traffic_like(steps: Sequence[Step], stored: Traffic, *, seed: int) -> Traffic:
+    """Return requests that arrive as those of these steps did, with lengths like theirs.
+
+    Those in flight at the begin arrive before it, spread over the time that Little's law says they
+    have been there.
+    """
+    rng = np.random.default_rng(seed)
+    counts = np.minimum(arrivals(steps), MOST_REQUESTS // len(steps))
+    begin_s, end_s = steps[0].begin_s, steps[-1].end_s
+    waited = round(min(MOST_REQUESTS, steps[0].in_flight))
+    rate_rps = max(1.0, float(counts.sum())) / (end_s - begin_s)
+    times = [begin_s - rng.uniform(0, waited / rate_rps, waited)]
+    times += [
+        rng.uniform(each.begin_s, each.end_s, count)
+        for each, count in zip(steps, counts.tolist(), strict=True)
+    ]
+    arrival_s = np.sort(np.concatenate(times))
+    inputs, outputs = total(steps, "input_length"), total(steps, "output_length")
+    rows = _rows_like(inputs, outputs, stored, len(arrival_s), rng)
+    input_length = _with_mean(stored.input_length[rows], inputs)
+    cached = (prefix_share(steps) or 0.0) * input_length
+    output_length = _with_mean(stored.output_length[rows], outputs)
+    return Traffic(arrival_s, input_length, output_length, cached.astype(np.int64))
+
+
+def prefix_share(steps: Sequence[Step]) -> float | None:
+    """Return the share of prompt tokens that came from the prefix cache; None without a count."""
+    queried = sum(each.more.counters.get("prefix_cache_queries", 0.0) for each in steps)
+    hit = sum(each.more.counters.get("prefix_cache_hits", 0.0) for each in steps)
+    return min(1.0, hit / queried) if queried > 0 else None
+
+
+def _rows_like(
+    inputs: Histogram | None,
+    outputs: Histogram | None,
+    stored: Traffic,
+    count: int,
+    rng: np.random.Generator,
+) -> Ints:
+    """Return rows of stored requests in random order, with today's share in every bucket."""
+    margins = [
+        (
+            np.searchsorted(histogram.bounds, lengths),
+            np.diff(histogram.counts, prepend=0.0) / histogram.count,
+        )
+        for histogram, lengths in ((inputs, stored.input_length), (outputs, stored.output_length))
+        if histogram is not None and histogram.count
+    ]
+    weight = np.ones(len(stored))
+    for _ in range(RAKES):
+        for bucket, share in margins:
+            have = np.bincount(bucket, weight, minlength=len(share))
+            weight *= np.divide(share, have, out=np.zeros(len(share)), where=have > 0)[bucket]
+    if not weight.sum() > 0:  # all lengths are new
+        weight = np.ones(len(stored))
+    upto = np.cumsum(weight)
+    at = (np.arange(count) + rng.random()) / max(1, count) * upto[-1]
+    rows = np.minimum(np.searchsorted(upto, at, side="right"), len(stored) - 1)
+    return np.asarray(rng.permutation(rows), np.int64)
+
+
+def _with_mean(lengths: Ints, counted: Histogram | None) -> Ints:
+    if counted is None or not counted.count or not len(lengths):
+        return lengths
+    scaled = lengths * (min(MOST_TOKENS, counted.mean) / lengths.mean())
+    return np.asarray(np.clip(np.rint(scaled), 1, MOST_TOKENS), np.int64)

@@ -1,7 +1,7 @@
-"""The serving profile: what to run, and all that it rests on, in one sealed YAML file.
+"""The serving profile: what to run, and what that rests on: a sealed page of YAML and its evidence.
 
-In come a verdict and its evidence, or a file; out go sections with strict types, and answers that
-need no engine: other loads, caps and fleets by the stored twin, limits on admission. It touches
-the profile's file alone. The sections are in ``schema.py`` and ``numbers.py``; ``profile.py``
-seals, writes and reads them.
+In come a verdict and what it rests on, or a file; out go sections with strict types, and answers
+that need no engine: other loads, caps and fleets by the twin, limits on admission. It touches the
+profile's two files alone. The sections are in ``profile.py``, which seals, writes and reads them;
+``evidence.py`` has the twin beside the page.
 """

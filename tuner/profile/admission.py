@@ -4,12 +4,12 @@ Beyond them vLLM answers 503 at once instead of letting everybody wait longer th
 """
 
 from tuner.engines.scheduler.state import StepLaw
-from tuner.profile.numbers import Admission, Promise, Twin
-from tuner.profile.schema import Decision
-from tuner.profile.stored_twin import law_of
+from tuner.profile.profile import Admission, Decision, Promise
 
 
-def limits(decision: Decision, promise: Promise, twin: Twin | None) -> Admission | None:
+def limits(
+    decision: Decision, promise: Promise, law: StepLaw | None, *, token_budget: int
+) -> Admission | None:
     """Return the limits for the decision's SLO; None without a limit on the TTFT or a law.
 
     ``max_num_queued_tokens`` = TTFT limit x prefill throughput: that many prompt tokens are
@@ -20,17 +20,16 @@ def limits(decision: Decision, promise: Promise, twin: Twin | None) -> Admission
     decode outputs of mean length. vLLM calls it a coarse valve; the other one guards the TTFT.
     """
     limit_ms = decision.slo.ttft_ms
-    if limit_ms is None or twin is None:
+    if limit_ms is None or law is None:
         return None
-    budget = twin.shape.max_num_batched_tokens
-    slots = min(decision.max_num_seqs, budget - 1)
-    law = law_of(twin.law).up_to(slots)
-    tokens_per_s = _prefill_tokens_per_s(law, slots, budget - slots)
+    slots = min(decision.max_num_seqs, token_budget - 1)
+    law = law.up_to(slots)
+    tokens_per_s = _prefill_tokens_per_s(law, slots, token_budget - slots)
     outputs = promise.output_tokens_per_s / max(promise.requests_per_s, 1e-9)
     holding_s = max(outputs, 1.0) * float(law.decode_s[slots])
     limit_s = limit_ms / 1000
     tokens = max(1, int(limit_s * tokens_per_s))
-    requests = slots + int(slots * limit_s / holding_s)
+    requests = slots + int(slots * limit_s / max(holding_s, 1e-9))
     of_tokens = (
         f"max_num_queued_tokens {tokens}: a TTFT limit of {limit_ms:g} ms x "
         f"{tokens_per_s:.0f} prompt tokens/s beside {slots} decoding sequences"

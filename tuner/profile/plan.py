@@ -9,30 +9,30 @@ simulated: they are alike.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats
-from tuner.profile.stored_twin import StoredTwin
+from tuner.errors import ProfileError
+from tuner.profile.evidence import StoredTwin
+from tuner.profile.profile import CurveStep, ServingProfile
+from tuner.traffic.constants import DRAWS
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo
-from tuner.twin.choice import DRAWS, Bounds, Question, numbers_of
-from tuner.twin.draws import ENDS, PRINTED, Draw
-from tuner.twin.load import Loads, scaled
-from tuner.twin.simulation import Traffic, TwinReplay
+from tuner.twin.decide import Bounds, rule
+from tuner.twin.samples import Draw, Loads, Samples, ask, draws_of, scaled
+from tuner.twin.simulation import Traffic
 
 FleetRouter = Literal["least", "rr", "random"]
 
 ASKED_REPLICAS = 4
 """Replicas of a fleet that are simulated."""
 
-MOST_ROUTED = 200_000
+MOST_ROUTED, SMALL_FLEET = 200_000, 32
 """Requests that are handed to replicas one by one. A fleet that gets more is asked about as one
 that is so much smaller: among hundreds of replicas nothing else depends on their number."""
-
-SMALL_FLEET = 32
 
 MOST_REPLICAS = 100_000
 MOST_MORE = 64
@@ -41,37 +41,11 @@ MOST_MORE = 64
 LEAST_LOAD = 1 / 64
 """Of the stored traffic: a replica that cannot carry so little can carry nothing."""
 
-Range = tuple[float, float]
-Replayed = Callable[[Traffic], TwinReplay]
-
-
-@dataclass(frozen=True, slots=True)
-class CapForecast:
-    """The forecast of one cap for a replica of the fleet; middle values with 95 % intervals."""
-
-    max_num_seqs: int
-    attainment: Range
-    attainment_middle: float
-    goodput_rps: float
-    """Of one replica."""
-
-    tpot_p95_ms: float | None
-    e2el_p99_ms: float | None
-    e2el_p99_range_ms: Range | None
-    queue_p95_ms: float | None
-    kv_cache_usage_peak: float
-    preemptions: float
-    """Per thousand requests."""
-
-    is_guess: bool
-    """Whether batches became larger than any that was measured."""
-
-
 SEED = 0
 """Of copies and of the routing."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fleet:
     """Servers that are alike, and the load that they share."""
 
@@ -84,43 +58,64 @@ class Fleet:
 
     router: FleetRouter
 
-    def ask(
-        self, caps: Sequence[int], *, replicas: int, promised: int | None = None
-    ) -> list[CapForecast]:
-        """Return what each cap gives on so many replicas: of the ``promised`` one with all draws of
-        the profile's promise."""
-        parts, twin = self.parts(replicas), self.twin
-        rate_rps = self.load * len(twin.traffic) / twin.length_s / replicas
-        draws = twin.draws([twin.traffic])
-        counts = {cap: PRINTED if cap == promised else DRAWS for cap in caps}
-        return [self._answer(cap, parts, rate_rps, draws[: counts[cap]]) for cap in caps]
+    @cached_property
+    def draws(self) -> list[Draw]:
+        """The first of the draws that made the profile's promise."""
+        return draws_of(self.twin.laws[:DRAWS], self.twin.machine, [self.twin.traffic])
 
-    def attained(self, caps: Sequence[int], *, replicas: int) -> dict[int, float]:
-        """Return cap → the share of requests within the SLO, by the law alone."""
-        busy = [part for part in self.parts(replicas) if len(part)]
-        if not busy:
-            return dict.fromkeys(caps, 1.0)
-        return {cap: float(self._pooled(busy, self._lawful(cap))[0]) for cap in caps}
+    @property
+    def lawful(self) -> list[Draw]:
+        """The law alone."""
+        return [Draw(self.twin.law, self.twin.machine.front_end)]
+
+    def ask(
+        self,
+        caps: Sequence[int],
+        *,
+        replicas: int,
+        draws: Sequence[Draw] | None = None,
+        headroom: float = 1.0,
+        log: bool = False,
+    ) -> Samples:
+        """Return what each cap gives a replica, of so many, and with ``headroom`` times the load:
+        the mean over those that are simulated, by their requests."""
+        twin, today = self.twin, self.parts(replicas)
+        more = replace(self, load=headroom * self.load).parts(replicas) if headroom > 1 else today
+        rate_rps = self.load * len(twin.traffic) / twin.length_s / replicas
+        found, weights = [], []
+        for one, raised in zip(today, more, strict=True):
+            if len(one) and len(raised):
+                loads = Loads(one, (raised,) if headroom > 1 else (), headroom, rate_rps)
+                samples = ask(draws or self.draws, loads, caps, twin.shape, self.slo, log=log)
+                found.append(samples)
+                weights.append(len(one))
+        if not found:  # nothing comes to it, and all of that is served
+            empty = Loads(twin.traffic.rows(slice(0)), (), 1.0, rate_rps)
+            return ask(draws or self.draws, empty, caps, twin.shape, self.slo)
+        values = np.average([one.values for one in found], axis=0, weights=weights)
+        return replace(found[0], values=values)
 
     def replicas_for(self, cap: int, *, attainment: float, surely: bool = True) -> int | None:
         """Return the fewest replicas with which 97.5 % of the draws, or with ``surely`` off the law
         alone, serve this share of requests within the SLO; None when MOST_REPLICAS do not."""
-        draws = self.twin.draws([self.twin.traffic], DRAWS)
+        draws = self.draws if surely else self.lawful
 
         def enough(replicas: int) -> bool:
-            if not surely:
-                return self.attained((cap,), replicas=replicas)[cap] >= attainment
-            answer = self._answer(cap, self.parts(replicas), 0.0, draws)
-            return answer.attainment[0] >= attainment
+            ends = self.ask((cap,), replicas=replicas, draws=draws).ends("attainment", cap)
+            return ends is not None and ends[0] >= attainment
 
         def carries(share: float) -> bool:
             one = scaled(self.twin.traffic, share, np.random.default_rng(SEED))
-            return numbers_of(one, self._lawful(cap)(one), self.slo)[0] >= attainment
+            found = ask(self.lawful, Loads(one), (cap,), self.twin.shape, self.slo)
+            return float(found.column("attainment", cap)[0]) >= attainment
 
         if not carries(LEAST_LOAD):
             return None
-        guess = max(1, math.ceil(self.load / _most_load(carries)))
-        return least(enough, guess, MOST_REPLICAS)
+        low, high = LEAST_LOAD, 1 / LEAST_LOAD
+        for _ in range(10):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if carries(middle) else (low, middle)
+        return least(enough, max(1, math.ceil(self.load / low)), MOST_REPLICAS)
 
     def bounds(
         self,
@@ -130,23 +125,14 @@ class Fleet:
         headroom: float,
         replicas: int,
     ) -> Bounds:
-        """Return how far each cap is sure to keep what is required, on each of the replicas that
-        are asked; with headroom at so many times the load."""
+        """Return how far each cap is sure to keep what is required, of so many replicas; with
+        headroom at so many times the load."""
         if not requirements:
             return Bounds()
-        twin, today = self.twin, self.parts(replicas)
-        raised = replace(self, load=headroom * self.load).parts(replicas)
-        drawn = []
-        for one, more in zip(today, raised, strict=True):
-            if not len(one):
-                continue
-            loads = Loads(one, (more,) if headroom > 1 else (), headroom)
-            rate_rps = len(one) / twin.length_s
-            asked = Question(
-                loads, twin.shape, self.slo, tuple(requirements), rate_rps, twin.front_end
-            )
-            drawn += [asked.drawn(0, law, caps)[1] for law in twin.laws[:DRAWS]]
-        return Bounds.of(requirements, drawn)
+        twin, log = self.twin, any(one.needs_log for one in requirements)
+        laws = [Draw(law, twin.machine.front_end) for law in twin.laws[:DRAWS]]  # as in a sweep
+        samples = self.ask(caps, replicas=replicas, draws=laws, headroom=headroom, log=log)
+        return Bounds.of(requirements, samples)
 
     def replicas_that_keep(
         self, cap: int, requirements: Sequence[Requirement], *, headroom: float, guess: int
@@ -173,7 +159,7 @@ class Fleet:
         whole = scaled(twin.traffic, load, rng)
         numbers = np.arange(len(whole)) % replicas
         if self.router == "least":
-            from tuner.profile.least_in_flight import (  # noqa: PLC0415 - numba: 0.2 s
+            from tuner.traffic.least_in_flight import (  # noqa: PLC0415 - numba: 0.2 s
                 least_in_flight,
             )
 
@@ -181,53 +167,53 @@ class Fleet:
         first = rng.choice(replicas, asked, replace=False)
         return [whole.rows(np.flatnonzero(numbers == replica)) for replica in first.tolist()]
 
-    def _answer(
-        self, cap: int, parts: Sequence[Traffic], rate_rps: float, draws: Sequence[Draw]
-    ) -> CapForecast:
-        busy = [part for part in parts if len(part)]
-        if not busy:
-            return CapForecast(
-                cap, (1.0, 1.0), 1.0, 0.0, None, None, None, None, 0.0, 0.0, is_guess=False
+
+@dataclass(frozen=True, slots=True)
+class SharedCap:
+    """One value of ``max_num_seqs`` for several kinds of traffic, each of which gets its turn."""
+
+    max_num_seqs: int
+    shares: tuple[float, ...]
+    """Of each kind the requests within its SLO."""
+
+    lost: tuple[float, ...]
+    """Of these what each profile's own choice gives more."""
+
+    longer: tuple[float, ...]
+    """Times the p99 E2EL of each profile's own choice."""
+
+
+def shared_caps(profiles: Sequence[ServingProfile]) -> tuple[list[SharedCap], int]:
+    """Return what each cap that all profiles know gives each kind of traffic, and the one to take:
+    it costs no kind much, by the same tolerances as any choice. Raises ProfileError where they have
+    none in common."""
+    curves = [{step.max_num_seqs: step for step in one.curve} for one in profiles]
+    found = []
+    for cap in sorted(set.intersection(*map(set, curves))):
+        steps = [curve[cap] for curve in curves]
+        own = [
+            curve.get(one.decision.max_num_seqs, curve[cap])
+            for curve, one in zip(curves, profiles, strict=True)
+        ]
+        pairs = list(zip(steps, own, strict=True))
+        found.append(
+            SharedCap(
+                cap,
+                tuple(step.attainment for step in steps),
+                tuple(max(0.0, best.attainment - step.attainment) for step, best in pairs),
+                tuple(_tail_ms(step) / _tail_ms(best) for step, best in pairs),
             )
-        replays = (
-            partial(one.replay, shape=self.twin.shape, max_num_seqs=cap, clock=one.slowdown.clock())
-            for one in draws
         )
-        samples = np.array([self._pooled(busy, each) for each in replays])
-        peak = max(self._lawful(cap)(part).running_peak for part in busy)
-        middle = np.nanmedian(samples, axis=0)
-        low, high = np.nanquantile(samples, ENDS, axis=0, method="weibull")
-        return CapForecast(
-            max_num_seqs=cap,
-            attainment=(float(low[0]), float(high[0])),
-            attainment_middle=float(middle[0]),
-            goodput_rps=float(middle[0]) * rate_rps,
-            tpot_p95_ms=_known_ms(middle[2]),
-            e2el_p99_ms=_known_ms(np.exp(middle[1])),
-            e2el_p99_range_ms=_range_ms(np.exp(low[1]), np.exp(high[1])),
-            queue_p95_ms=_known_ms(middle[3]),
-            kv_cache_usage_peak=float(middle[4]),
-            preemptions=float(middle[5]) / float(np.mean([*map(len, busy)])) * 1000,
-            is_guess=peak > self.twin.extrapolated_from,
+    if not found:
+        raise ProfileError(
+            "the profiles have no max_num_seqs in common", hint="Sweep both to one --ceiling."
         )
-
-    def _lawful(self, cap: int) -> Replayed:
-        """Return the twin's replay by its law alone."""
-        return lambda part: self.twin.replayed(part, self.twin.law, max_num_seqs=cap)
-
-    def _pooled(self, parts: Sequence[Traffic], replayed: Replayed) -> Floats:
-        """Return the mean of each statistic over the replicas, by their requests."""
-        values = np.array([numbers_of(one, replayed(one), self.slo) for one in parts])
-        return np.asarray(np.average(values, axis=0, weights=[*map(len, parts)]))
+    best = rule([1 - max(one.lost) for one in found], [max(one.longer) for one in found]).choice
+    return found, found[int(best)].max_num_seqs
 
 
-def _most_load(carries: Callable[[float], bool]) -> float:
-    """Return about the most load that one replica carries, as a multiple of the stored traffic."""
-    low, high = LEAST_LOAD, 1 / LEAST_LOAD
-    for _ in range(10):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if carries(middle) else (low, middle)
-    return low
+def _tail_ms(step: CurveStep) -> float:
+    return math.inf if step.e2el_ms is None else max(1e-6, step.e2el_ms.p99)
 
 
 def least(enough: Callable[[int], bool], guess: int, most: int) -> int | None:
@@ -258,11 +244,3 @@ def _lasting_s(twin: StoredTwin, traffic: Traffic) -> Floats:
     middle_s = float(law.decode_s[(len(law.decode_s) - 1) // 2])
     prompt_s = law.decode_s[0] + law.prefill_token_s * traffic.input_length
     return np.asarray(prompt_s + middle_s * traffic.output_length + twin.shape.lag_s)
-
-
-def _known_ms(seconds: float) -> float | None:
-    return float(seconds) * 1e3 if np.isfinite(seconds) else None
-
-
-def _range_ms(low_s: float, high_s: float) -> Range | None:
-    return (low_s * 1e3, high_s * 1e3) if np.isfinite(low_s) and np.isfinite(high_s) else None

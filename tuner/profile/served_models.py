@@ -2,14 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tuner.engines.models import shipped as models
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
 
-MOST = 1000
-LONGEST = 300
+MOST, LONGEST = 1000, 300
 """Models that are read, and characters of a name: a server may say anything."""
 
 _HUB_FOLDER = re.compile(r"(?:^|/)models--([^/]+)/snapshots/")
@@ -27,6 +26,16 @@ class ServedModel:
     """``--model``: a repository or a folder. None where only names are told, as in ``/metrics``."""
 
     max_model_len: int | None = None
+
+    @property
+    def repository(self) -> str | None:
+        """What was fetched from a hub; None for a folder, and where only a name is told."""
+        root = self.root
+        if root is None:
+            return None
+        if (kept := _HUB_FOLDER.search(root)) is not None:
+            return kept[1].replace("--", "/")
+        return None if root.startswith((".", "/", "~")) or "://" in root else root
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +68,22 @@ def model_mismatch(
     meant = [one for one in served if model in {None, one.name}]
     if not meant or any(_is_same(profile, one) for one in meant):
         return None
-    found = ", ".join(dict.fromkeys(one.root or one.name for one in meant))
+    found = ", ".join(dict.fromkeys(one.root or one.name for one in meant))[:LONGEST]
+    names = ", ".join(dict.fromkeys(one.name for one in meant))[:LONGEST]
+    why = "what it was started with" if names == found else f"served as {names}"
     if all(one.root is None for one in meant):
         why = "a name, which the server may have been given: --served-model-name"
-    else:
-        names = ", ".join(dict.fromkeys(one.name for one in meant))
-        why = "what it was started with" if names == found else f"served as {names}"
-    is_sure = all(_repository(one) is not None for one in meant)
-    return ModelMismatch(profile.model, _short(found), _short(why), is_sure)
+    is_sure = all(one.repository is not None for one in meant)
+    return ModelMismatch(profile.model, found, why, is_sure)
+
+
+def _is_same(profile: ServingProfile, served: ServedModel) -> bool:
+    names = {profile.model, models.model_path(profile.model), profile.provenance.model}
+    if served.root in names or served.repository is not None:
+        return served.root in names or served.repository in names  # whatever it is called
+    given = profile.engine.get("served_model_name")
+    called = {given} if isinstance(given, str) else set(given) if isinstance(given, list) else set()
+    return served.name in names | called
 
 
 def listed(text: str) -> tuple[ServedModel, ...]:
@@ -79,44 +96,12 @@ def listed(text: str) -> tuple[ServedModel, ...]:
     except (ValueError, RecursionError):
         return ()
     cards = answer.get("data") if isinstance(answer, dict) else None
-    if not isinstance(cards, list):
-        return ()
-    return tuple(_read(cards[:MOST]))
-
-
-def _read(cards: Iterable[object]) -> Iterable[ServedModel]:
-    for card in cards:
+    found = []
+    for card in cards[:MOST] if isinstance(cards, list) else ():
         if not isinstance(card, dict) or card.get("parent") is not None:  # an adapter has one
             continue
         name, root, length = card.get("id"), card.get("root"), card.get("max_model_len")
         if isinstance(name, str) and name:
-            yield ServedModel(
-                name[:LONGEST],
-                root[:LONGEST] if isinstance(root, str) and root else None,
-                length if isinstance(length, int) and not isinstance(length, bool) else None,
-            )
-
-
-def _is_same(profile: ServingProfile, served: ServedModel) -> bool:
-    names = {profile.model, models.model_path(profile.model), profile.provenance.model}
-    if served.root in names:
-        return True
-    if (repository := _repository(served)) is not None:
-        return repository in names  # whatever it is called
-    given = profile.engine.get("served_model_name")
-    called = {given} if isinstance(given, str) else set(given) if isinstance(given, list) else set()
-    return served.name in names | called
-
-
-def _repository(served: ServedModel) -> str | None:
-    """Return what was fetched from a hub; None for a folder, and where only a name is told."""
-    root = served.root
-    if root is None:
-        return None
-    if (kept := _HUB_FOLDER.search(root)) is not None:
-        return kept[1].replace("--", "/")
-    return None if root.startswith((".", "/", "~")) or "://" in root else root
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+            root = root[:LONGEST] if isinstance(root, str) and root else None
+            found.append(ServedModel(name[:LONGEST], root, length if type(length) is int else None))
+    return tuple(found)

@@ -1,30 +1,32 @@
-"""The summary of a profile in words, the answer first: its verdict block. Pure."""
+"""The summary of a profile in words, the answer first. Pure."""
 
 import re
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from tuner.engines.vllm import supported
-from tuner.profile.numbers import (
+from tuner.profile.profile import (
     Baseline,
     CapNumbers,
     CheckSection,
     CurveStep,
     Predicted,
+    RequirementSection,
+    ServingProfile,
     SpreadSection,
 )
-from tuner.profile.schema import RequirementSection, ServingProfile
-from tuner.profile.verdict_block import NAMES, VerdictBlock
 from tuner.traffic.requirements import RequirementCheck, parse_requirement
-from tuner.twin.objective import holds
+from tuner.traffic.slo import holds
 
 LOW = 0.90
 """Attainment below which that is the answer, and not the cap."""
 
-SERVED = ("server",)
-"""Ways of confirming in which a front end stands before the engine."""
-
 SAME = 0.02
 """A time or a share of the KV cache that differs by less is the same to whoever decides."""
+
+WIDTH, NAMES, MOST_LINES = 80, 11, 2
+"""Columns of a line, of a row's name with the space on both sides, and lines of a row."""
 
 KINDS = {
     "knee": "knee",
@@ -36,6 +38,67 @@ KINDS = {
 }
 """Verdict → the same in words."""
 
+_HEADLINE = re.compile(
+    r"^(?:[^:(]*\(95 %: [^)]*\): |overloaded: )(?:the fewest slots that [^;]*; )?"
+)
+"""Words of a reason that the title and its aside say already, and the objective, which is the same
+for every knee."""
+
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=%|(?:ms|s|min|h)\b)")
+_TOGETHER = "\N{NO-BREAK SPACE}"
+"""Between a number and its unit while lines are filled: they stay together."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerdictBlock:
+    """A verdict: what to set, then what that gives, costs and rests on."""
+
+    title: str
+    aside: str
+    """What sort of answer it is, and how sure: at the right of the title."""
+
+    rows: Sequence[tuple[str, str]]
+    """Name and sentence of each, the most important first."""
+
+    def lines(self) -> list[str]:
+        """Return the title and MOST_LINES lines a row, of at most WIDTH columns."""
+        space = WIDTH - len(self.title) - len(self.aside)
+        head = [f"{self.title}{' ' * space * bool(self.aside)}{self.aside}"]
+        rows = list(self.rows)
+        if self.aside and space < 2:
+            head = textwrap.wrap(self.title, WIDTH, max_lines=2, placeholder=" …")
+            rows = [("verdict", self.aside), *rows]
+        for name, text in rows:
+            for number, line in enumerate(wrapped(text, most=MOST_LINES)):
+                head.append(f"  {'' if number else name:<{NAMES - 2}}{line}")
+        return head
+
+
+def wrapped(text: str, *, most: int | None = None) -> list[str]:
+    """Return the sentence of a row in lines, ``most`` of them at most. Of one that is too long the
+    first clauses that fit are kept.
+
+    >>> wrapped("16 serves all; " + "8 serves less " * 5, most=1)
+    ['16 serves all']
+    """
+    ends = [found.start() for found in re.finditer("; ", text)] if most else []
+    for end in (len(text), *reversed(ends)):
+        lines = _filled(text[:end])
+        if most is None or len(lines) <= most:
+            return lines
+    return _filled(text, most=most)
+
+
+def _filled(text: str, *, most: int | None = None) -> list[str]:
+    together = _BEFORE_UNIT.sub(_TOGETHER, text)
+    lines = textwrap.wrap(
+        together, WIDTH - NAMES, max_lines=most, placeholder=" …", break_on_hyphens=False
+    )
+    return [line.replace(_TOGETHER, " ") for line in lines] or [""]
+
+
+# Words for numbers
+
 
 def with_share(share: float, title: str) -> str:
     """Return the title of an answer, after the share of requests in time where that is too low.
@@ -44,138 +107,6 @@ def with_share(share: float, title: str) -> str:
     ('only 71.0% meet the SLO: max_num_seqs 16 breaks its promise', 'max_num_seqs 16')
     """
     return f"only {percent(share)} meet the SLO: {title}" if share < LOW else title
-
-
-_HEADLINE = re.compile(
-    r"^(?:[^:(]*\(95 %: [^)]*\): |overloaded: )(?:the fewest slots that [^;]*; )?"
-)
-"""Words of a reason that the title and its aside say already, and the objective, which is the same
-for every knee."""
-
-
-def block_of(profile: ServingProfile) -> VerdictBlock:
-    """Return the verdict block of a profile."""
-    decision, given = profile.decision, promised(profile)
-    aside = KINDS[decision.verdict]
-    if decision.confidence and decision.verdict not in {"overloaded", "not_reached"}:
-        aside += f", confidence {decision.confidence:.2f}"
-    if is_simulated(profile):
-        aside += ", simulated"
-    if decision.busy is not None:
-        aside += ", measured on a busy machine"
-    rows = [
-        ("cost", _cost(profile, given)),
-        ("load", _load(profile)),
-        ("why", why(profile)),
-        ("checked", _checked(profile)),
-    ]
-    title = _answer(profile, given)
-    return VerdictBlock(title, aside, [(name, text) for name, text in rows if text])
-
-
-def why(profile: ServingProfile) -> str:
-    """Return the reason of a decision without what the title and the aside already say."""
-    return _HEADLINE.sub("", profile.decision.reason)
-
-
-def _answer(profile: ServingProfile, given: CapNumbers) -> str:
-    """Return the sentence that says what to set, and what that changes."""
-    decision, now = profile.decision, profile.baseline
-    cap = f"max_num_seqs {decision.max_num_seqs}"
-    kept = now is not None and now.max_num_seqs == decision.max_num_seqs
-    beside = "" if now is None or kept else f" (now {now.max_num_seqs})"
-    if decision.broken:
-        return f"{cap}{beside} breaks {decision.broken[0].text}"
-    share = f"{percent(given.attainment)} of requests meet the SLO"
-    if given.attainment < LOW:
-        return f"Only {share}, with {cap}{beside}"
-    if decision.verdict == "inconclusive":
-        return f"No sure answer yet: {cap}{beside} is the best so far"
-    verb = {"not_reached": "Use at least"}.get(decision.verdict, "Keep" if kept else "Use")
-    compared = _compared(profile)
-    gain = share if compared is None else _gain(given, compared, _standing(profile))
-    return f"{verb} {cap}{beside}: {gain}"
-
-
-def _standing(profile: ServingProfile) -> str:
-    """Return what to know of the numbers of the cap that is set now: that another one stands for
-    it, or that no replay is behind them."""
-    now = profile.baseline
-    if now is None:
-        return ""
-    if now.numbers_at != now.max_num_seqs:
-        return f" with {now.numbers_at}"
-    return " (predicted)" if now.max_num_seqs in predicted_caps(profile) else ""
-
-
-def predicted_caps(profile: ServingProfile) -> list[int]:
-    """Return the caps of the table that were not replayed, ascending."""
-    now, curve = profile.baseline, profile.curve
-    caps = {step.max_num_seqs for step in curve if step.measured is None}
-    if now is not None and now.numbers is not None and now.max_num_seqs > curve[-1].max_num_seqs:
-        top = curve[-1]
-        is_as_top = top.measured is not None and top.running_peak < top.max_num_seqs
-        if now.numbers_at == now.max_num_seqs and not is_as_top:
-            caps.add(now.max_num_seqs)
-    return sorted(caps)
-
-
-def _gain(given: CapNumbers, now: CapNumbers, standing: str) -> str:
-    """Return what the choice gives instead of what is given now."""
-    more = given.attainment - now.attainment
-    parts = [f"{percent(given.attainment)} of requests meet the SLO"]
-    if abs(more) > SAME / 2:
-        parts[0] += f" instead of {percent(now.attainment)}{standing}"
-    here, there = _time(given, "tpot_ms", "p95"), _time(now, "tpot_ms", "p95")
-    if here is not None and there is not None and here < there * (1 - SAME):
-        parts.append(f"p95 TPOT {milliseconds(here)} instead of {milliseconds(there)}")
-    if now.output_tokens_per_s > 0:
-        rate = given.output_tokens_per_s / now.output_tokens_per_s - 1
-        parts.append(
-            "at the same throughput"
-            if abs(rate) <= SAME
-            else f"at {abs(rate):.0%} {'more' if rate > 0 else 'less'} throughput"
-        )
-    return ", ".join(parts)
-
-
-def facts_of(profile: ServingProfile) -> list[str]:
-    """Return for whom a profile is, a line each: model and machine, SLO, traffic, origin."""
-    origin, validity = profile.provenance, profile.validity
-    vllm = supported.version_in(origin.versions)
-    device = origin.device.get("name") or "a machine without a name"
-    in_flight, running = validity.peak_concurrency, promised(profile).running_peak
-    at_once = f"{running} running"
-    if in_flight is not None:
-        at_once = f"{in_flight} in flight (between arrival and last token), {running} running"
-    rows = {
-        "model": f"{profile.model} on {device}{f', vLLM {vllm}' if vllm else ''}",
-        "SLO": str(profile.decision.slo.slo),
-        "traffic": f"{validity.arrival_rate_rps:.2f} req/s, {validity.window}",
-        "at once": f"at most {at_once}",
-        "made": f"{origin.created[:10]} by tuner {origin.tuner}, {profile.digest[:19]}",
-    }
-    return [f"  {name:<{NAMES - 2}}{text}" for name, text in rows.items()]
-
-
-def promised(profile: ServingProfile) -> CapNumbers:
-    """Return what the choice gives as captured: the twin's numbers of all of the traffic. Where the
-    twin's forecast failed, or the windows decided, the confirming replay's; where nothing
-    confirmed, the ladder's."""
-    promise, record = profile.promise, profile.promise.record
-    if profile.decision.verdict == "overloaded":  # the curve says so: no confirmation is better
-        return chosen_step(profile) or promise
-    twin = next((numbers for numbers in promise.predicted if numbers.load == 1.0), None)
-    if twin is not None and not (record is not None and "foretold" in record.failed):
-        return twin
-    confirmed = twin is not None or promise.source == "confirming run"
-    return promise if confirmed else chosen_step(profile) or promise
-
-
-def chosen_step(profile: ServingProfile) -> CurveStep | None:
-    """Return the step of the curve that was chosen; None where the choice is not on it."""
-    cap = profile.decision.max_num_seqs
-    return next((step for step in profile.curve if step.max_num_seqs == cap), None)
 
 
 def percent(share: float) -> str:
@@ -215,17 +146,131 @@ def minutes(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min".removesuffix(" 0 min")
 
 
-def required(section: RequirementSection) -> str:
-    """Return what was required and what it comes to.
+def engine_time(spent_s: float, *, simulated: bool) -> str:
+    """Return the time of an engine that an answer cost, and whether the engine was a real one.
 
-    >>> section = RequirementSection(
-    ...     text="p99 ttft <= 500ms", at_worst=0.612, measured=None, kept=False
-    ... )
-    >>> required(section)
-    'p99 ttft <= 500ms (at worst 612 ms)'
+    >>> engine_time(252.0, simulated=False), engine_time(252.0, simulated=True)
+    ('4 min 12 s of engine time', '4 min 12 s of simulated time')
     """
+    return f"{minutes(spent_s)} of {'simulated' if simulated else 'engine'} time"
+
+
+# What a profile says
+
+
+def is_simulated(profile: ServingProfile) -> bool:
+    return profile.provenance.engine == "sim"
+
+
+def promised(profile: ServingProfile) -> CapNumbers:
+    """Return what the choice gives as captured: the twin's numbers of all of the traffic. Where the
+    twin's prediction failed, or the windows decided, the confirming replay's; where nothing
+    confirmed, the ladder's."""
+    promise, record = profile.promise, profile.promise.record
+    if profile.decision.verdict == "overloaded":  # the curve says so: no confirmation is better
+        return chosen_step(profile) or promise
+    twin = next((numbers for numbers in promise.predicted if numbers.load == 1.0), None)
+    if twin is not None and not (record is not None and "predicted" in record.failed):
+        return twin
+    confirmed = twin is not None or promise.source == "confirming run"
+    return promise if confirmed else chosen_step(profile) or promise
+
+
+def chosen_step(profile: ServingProfile) -> CurveStep | None:
+    """Return the step of the curve that was chosen; None where the choice is not on it."""
+    cap = profile.decision.max_num_seqs
+    return next((step for step in profile.curve if step.max_num_seqs == cap), None)
+
+
+def predicted_caps(profile: ServingProfile) -> list[int]:
+    """Return the caps of the table that were not replayed, ascending."""
+    now, curve = profile.baseline, profile.curve
+    caps = {step.max_num_seqs for step in curve if step.measured is None}
+    if now is not None and now.numbers is not None and now.max_num_seqs > curve[-1].max_num_seqs:
+        top = curve[-1]
+        is_as_top = top.measured is not None and top.running_peak < top.max_num_seqs
+        if now.numbers_at == now.max_num_seqs and not is_as_top:
+            caps.add(now.max_num_seqs)
+    return sorted(caps)
+
+
+def block_of(profile: ServingProfile) -> VerdictBlock:
+    """Return the verdict block of a profile."""
+    decision, given = profile.decision, promised(profile)
+    aside = KINDS[decision.verdict]
+    if decision.confidence and decision.verdict not in {"overloaded", "not_reached"}:
+        aside += f", confidence {decision.confidence:.2f}"
+    aside += ", simulated" * is_simulated(profile)
+    aside += ", measured on a busy machine" * (decision.busy is not None)
+    rows = {
+        "cost": _cost(profile, given),
+        "load": _load(profile),
+        "why": _HEADLINE.sub("", decision.reason),
+        "checked": _checked(profile),
+    }
+    title = _answer(profile, given)
+    return VerdictBlock(title, aside, [(name, text) for name, text in rows.items() if text])
+
+
+def facts_of(profile: ServingProfile) -> list[str]:
+    """Return for whom a profile is, a line each: model and machine, SLO, traffic, origin."""
+    origin, validity = profile.provenance, profile.validity
+    vllm = supported.version_in(origin.versions)
+    device = origin.device.get("name") or "a machine without a name"
+    in_flight, running = validity.peak_concurrency, promised(profile).running_peak
+    at_once = f"{running} running"
+    if in_flight is not None:
+        at_once = f"{in_flight} in flight (between arrival and last token), {running} running"
+    rows = {
+        "model": f"{profile.model} on {device}{f', vLLM {vllm}' if vllm else ''}",
+        "SLO": str(profile.decision.slo.slo),
+        "traffic": f"{validity.arrival_rate_rps:.2f} req/s, {validity.window}",
+        "at once": f"at most {at_once}",
+        "made": f"{origin.created[:10]} by tuner {origin.tuner}, {profile.digest[:19]}",
+    }
+    return [f"  {name:<{NAMES - 2}}{text}" for name, text in rows.items()]
+
+
+def required(section: RequirementSection) -> str:
+    """Return what was required and what it comes to, as 'p99 ttft <= 500ms (at worst 612 ms)'."""
     requirement = parse_requirement(section.text)
     return str(RequirementCheck(requirement, section.at_worst, section.measured))
+
+
+def confirmed_text(record: CheckSection) -> str:
+    """Return how many predictions the confirming replay confirmed."""
+    confirmed = f"{record.held} of {len(record.numbers)} predictions confirmed"
+    if not record.predicted:
+        return f"{confirmed} at the engine's own speed"
+    of = "new windows" if record.unseen else "the same windows"
+    failed = "predicted" in record.failed
+    return f"{confirmed} on {of}{'; too few: the promise is what was measured' * failed}"
+
+
+# The rows of a block
+
+
+def _answer(profile: ServingProfile, given: CapNumbers) -> str:
+    """Return the sentence that says what to set, and what that changes."""
+    decision, now = profile.decision, profile.baseline
+    cap = f"max_num_seqs {decision.max_num_seqs}"
+    kept = now is not None and now.max_num_seqs == decision.max_num_seqs
+    beside = "" if now is None or kept else f" (now {now.max_num_seqs})"
+    if decision.broken:
+        return f"{cap}{beside} breaks {decision.broken[0].text}"
+    share = f"{percent(given.attainment)} of requests meet the SLO"
+    if given.attainment < LOW:
+        return f"Only {share}, with {cap}{beside}"
+    if decision.verdict == "inconclusive":
+        return f"No sure answer yet: {cap}{beside} is the best so far"
+    verb = "Use at least" if decision.verdict == "not_reached" else "Keep" if kept else "Use"
+    compared, standing = _compared(profile), ""
+    if now is not None and compared is not None:
+        standing = " (predicted)" * (now.max_num_seqs in predicted_caps(profile))
+        if now.numbers_at != now.max_num_seqs:
+            standing = f" with {now.numbers_at}"
+        share = _gain(given, compared, standing)
+    return f"{verb} {cap}{beside}: {share}"
 
 
 def _compared(profile: ServingProfile) -> CapNumbers | None:
@@ -234,10 +279,25 @@ def _compared(profile: ServingProfile) -> CapNumbers | None:
     now = profile.baseline
     if now is None or now.max_num_seqs == profile.decision.max_num_seqs:
         return None
-    given, served = promised(profile), profile.provenance.confirm in SERVED
-    by_twin = profile.twin is not None and profile.decision.verdict != "overloaded"
+    given, served = promised(profile), profile.provenance.confirm == "server"
+    by_twin = profile.evidence is not None and profile.decision.verdict != "overloaded"
     alone = not isinstance(given, Predicted) if by_twin else given is profile.promise and served
     return None if alone else now.numbers
+
+
+def _gain(given: CapNumbers, now: CapNumbers, standing: str) -> str:
+    """Return what the choice gives instead of what is given now."""
+    parts = [f"{percent(given.attainment)} of requests meet the SLO"]
+    if abs(given.attainment - now.attainment) > SAME / 2:
+        parts[0] += f" instead of {percent(now.attainment)}{standing}"
+    here, there = _time(given, "tpot_ms", "p95"), _time(now, "tpot_ms", "p95")
+    if here is not None and there is not None and here < there * (1 - SAME):
+        parts.append(f"p95 TPOT {milliseconds(here)} instead of {milliseconds(there)}")
+    if now.output_tokens_per_s > 0:
+        rate = given.output_tokens_per_s / now.output_tokens_per_s - 1
+        more = f"at {abs(rate):.0%} {'more' if rate > 0 else 'less'} throughput"
+        parts.append("at the same throughput" if abs(rate) <= SAME else more)
+    return ", ".join(parts)
 
 
 def _time(numbers: CapNumbers, name: str, statistic: str) -> float | None:
@@ -246,11 +306,12 @@ def _time(numbers: CapNumbers, name: str, statistic: str) -> float | None:
 
 
 def _cost(profile: ServingProfile, given: CapNumbers) -> str:
-    now = profile.baseline
-    if now is not None and now.max_num_seqs != profile.decision.max_num_seqs:
+    now, cap = profile.baseline, profile.decision.max_num_seqs
+    if now is not None and now.max_num_seqs != cap:
         return _against_now(profile, now, given)
-    below = _below(profile)
-    if below is None or _is_part(below) or profile.decision.verdict == "overloaded":
+    below = next((step for step in reversed(profile.curve) if step.max_num_seqs < cap), None)
+    is_part = below is not None and below.cut and below.source == "measured"
+    if below is None or is_part or profile.decision.verdict == "overloaded":
         return ""
     worse = list(_worse(chosen_step(profile) or given, below))
     return f"compared with {below.max_num_seqs}: {', '.join(worse)}" if worse else ""
@@ -270,30 +331,16 @@ def _against_now(profile: ServingProfile, now: Baseline, given: CapNumbers) -> s
     return "none compared with now"
 
 
-def _below(profile: ServingProfile) -> CurveStep | None:
-    """Return the next smaller step; None where the choice is the smallest."""
-    cap = profile.decision.max_num_seqs
-    return next((step for step in reversed(profile.curve) if step.max_num_seqs < cap), None)
-
-
-def _is_part(step: CurveStep) -> bool:
-    """Whether a step's numbers are those of a replay that was cut."""
-    return step.cut and step.source == "measured"
-
-
 def _worse(given: CapNumbers, other: CapNumbers) -> Iterator[str]:
     """Yield in what the first is worse, as "p99 TTFT 2.08 s instead of 135 ms"."""
     lost = other.attainment - given.attainment
     if lost > SAME / 2:
         yield f"{100 * lost:.1f} points fewer meet the SLO"
-    for name, statistic, label in (
-        ("tpot_ms", "p95", "p95 TPOT"),
-        ("ttft_ms", "p99", "p99 TTFT"),
-        ("e2el_ms", "p99", "p99 E2EL"),
-    ):
-        here, there = _time(given, name, statistic), _time(other, name, statistic)
+    for name, statistic in (("tpot", "p95"), ("ttft", "p99"), ("e2el", "p99")):
+        here, there = (_time(one, f"{name}_ms", statistic) for one in (given, other))
         if here is not None and there and here > (1 + SAME) * there:
-            yield f"{label} {milliseconds(here)} instead of {milliseconds(there)}"
+            times = f"{milliseconds(here)} instead of {milliseconds(there)}"
+            yield f"{statistic} {name.upper()} {times}"
     if given.kv_cache_usage is not None and other.kv_cache_usage is not None:
         more = given.kv_cache_usage.peak - other.kv_cache_usage.peak
         if more > SAME:
@@ -305,75 +352,43 @@ def _worse(given: CapNumbers, other: CapNumbers) -> Iterator[str]:
 def _load(profile: ServingProfile) -> str:
     """Return which requirements hold, and what a higher load gives."""
     requirements = profile.decision.requirements
-    kept = [required(section) for section in requirements if section.kept]
+    kept = [f"keeps {required(section)}" for section in requirements if section.kept]
     broken = [f"breaks {required(section)}" for section in requirements if not section.kept]
-    return "; ".join([*broken, *(f"keeps {text}" for text in kept), _headroom(profile)])
+    return "; ".join([*broken, *kept, _headroom(profile)])
 
 
 def _headroom(profile: ServingProfile) -> str:
     if promised(profile).attainment < LOW:
         return "too much for one server"
-    validity, raised = profile.validity, max(profile.promise.predicted, key=_by_load, default=None)
-    shares, holds_more = [], validity.validated_load > 1.0
-    load = f"{validity.validated_load:g}x the recorded load"
+    validity, loads = profile.validity, profile.promise.predicted
+    raised = max(loads, key=lambda numbers: numbers.load, default=None)
+    shares, holds_more, load = [], validity.validated_load > 1.0, validity.validated_load
     if raised is not None and raised.load > 1.0:
         shares.append(f"{percent(raised.attainment)} meet the SLO (predicted)")
         holds_more &= holds(promised(profile).attainment, raised.attainment)
-        load = f"{raised.load:g}x the recorded load"
+        load = raised.load
     if validity.headroom_attainment is not None:
         shares.append(f"{percent(validity.headroom_attainment)} in the part that was replayed")
+    times = f"{load:g}x the recorded load"
     if holds_more:
-        return ": ".join([f"OK up to {load}", *[", ".join(shares)] * bool(shares)])
-    return f"at {load} {', '.join(shares)}" if shares else "more load was not tried"
-
-
-def _by_load(numbers: Predicted) -> float:
-    return numbers.load
-
-
-def confirmed_text(record: CheckSection) -> str:
-    """Return how many predictions the confirming replay confirmed."""
-    confirmed = f"{record.held} of {len(record.numbers)} predictions confirmed"
-    if not record.foretold:
-        return f"{confirmed} at the engine's own speed"
-    of = "new windows" if record.unseen else "the same windows"
-    failed = "foretold" in record.failed
-    return f"{confirmed} on {of}{'; too few: the promise is what was measured' * failed}"
+        return ": ".join([f"OK up to {times}", *[", ".join(shares)] * bool(shares)])
+    return f"at {times} {', '.join(shares)}" if shares else "more load was not tried"
 
 
 def _checked(profile: ServingProfile) -> str:
     """Return what confirmed the choice, and the engine time that all of it took."""
-    promise, origin = profile.promise, profile.provenance
+    promise, origin, given = profile.promise, profile.provenance, promised(profile)
     parts = []
     if isinstance(promise.checked, str):
         parts.append(promise.checked)
     elif promise.source == "confirming run":
-        where = "server" if origin.confirm in SERVED else "engine"
         record = promise.record if promise.predicted else None
         what = "replayed"
         if record is not None and record.numbers:
             what = f"{record.held} of {len(record.numbers)} predictions confirmed"
-        parts.append(f"{what} on a fresh {where}{_interval(promised(profile))}")
+        parts.append(f"{what} on a fresh {'server' if origin.confirm == 'server' else 'engine'}")
+        if isinstance(given, Predicted):
+            low, high = given.intervals["attainment"]
+            parts.append(f"{percent(low)} to {percent(high)} meet the SLO in 95% of cases")
     spent_s = origin.engine_seconds.starts + origin.engine_seconds.replay
     return "; ".join([*parts, engine_time(spent_s, simulated=is_simulated(profile))])
-
-
-def _interval(given: CapNumbers) -> str:
-    """Return between what the share of a fresh server lies in 95 % of cases."""
-    if not isinstance(given, Predicted):
-        return ""
-    low, high = given.intervals["attainment"]
-    return f"; {percent(low)} to {percent(high)} meet the SLO in 95% of cases"
-
-
-def engine_time(spent_s: float, *, simulated: bool) -> str:
-    """Return the time of an engine that an answer cost, and whether the engine was a real one.
-
-    >>> engine_time(252.0, simulated=False), engine_time(252.0, simulated=True)
-    ('4 min 12 s of engine time', '4 min 12 s of simulated time')
-    """
-    return f"{minutes(spent_s)} of {'simulated' if simulated else 'engine'} time"
-
-
-def is_simulated(profile: ServingProfile) -> bool:
-    return profile.provenance.engine == "sim"

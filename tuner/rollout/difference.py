@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.engines.arguments import WHICH_DEVICE, ArgumentValue
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.profile.served_models import ServedModel, model_mismatch
 from tuner.rollout import fit
 from tuner.rollout.edit import alike

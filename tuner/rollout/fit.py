@@ -11,7 +11,7 @@ from tuner.engines.models import shipped as models
 from tuner.engines.vllm import supported
 from tuner.engines.vllm.allowed import not_allowed
 from tuner.errors import GateError, ProfileError, TargetError, UndecidedError
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.rollout.edit import alike, spelled
 from tuner.rollout.known import FACTS
 from tuner.rollout.server import Arguments
@@ -120,7 +120,7 @@ def settings(profile: ServingProfile, *, live_knob: bool = False) -> dict[str, A
                 f"engine.max_num_batched_tokens: {tokens} is less than the ladder's largest cap",
                 hint="Apply the profile without --live-knob.",
             )
-    return arguments  # type: ignore[return-value]
+    return arguments
 
 
 def wanted(
@@ -173,7 +173,7 @@ def left_out(profile: ServingProfile) -> set[str]:
     if profile.provenance.engine == "sim":
         kept = {"max_num_seqs"} if models.is_shipped(profile.model) else {"max_num_seqs", "model"}
         return profile.engine.keys() - kept
-    return set(not_allowed(dict(profile.engine)))  # type: ignore[arg-type]
+    return set(not_allowed(dict(profile.engine)))
 
 
 def check_visible(profile: ServingProfile) -> None:

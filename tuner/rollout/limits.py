@@ -3,9 +3,9 @@
 Each is the profile's own number, with the tolerance of ``tuner verify`` on top.
 """
 
-from tuner.profile.schema import ServingProfile
-from tuner.profile.tolerances import ATTAINMENT_TOLERANCE, SLACK_S, TOLERANCE
+from tuner.profile.profile import ServingProfile
 from tuner.rollout.known import FACTS
+from tuner.traffic.constants import ATTAINMENT_TOLERANCE, SLACK_S, TOLERANCE
 from tuner.traffic.window import parse_window
 
 _PREEMPTIONS_TOLERANCE = 0.01

@@ -15,7 +15,7 @@ import yaml
 
 from tuner.engines.models import shipped as models
 from tuner.errors import TargetError, UsageError
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.rollout.known import FACTS
 from tuner.rollout.limits import limits, settings, slo_s
 from tuner.system import yaml_strict

@@ -12,7 +12,7 @@ from tuner.engines.seam import ArgumentValue, EngineFacts
 from tuner.replay.records import ProbeResult
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Part, Window
-from tuner.twin.check import Foretold
+from tuner.twin.check import Predicted
 
 FORMAT = 3
 """Of a run; another format is refused."""
@@ -120,7 +120,7 @@ class Gathered(Event, frozen=True, tag="gathered"):
     """The windows in which the chosen configuration is compared with the knee, pair by pair."""
 
 
-class ForetoldReplay(Event, frozen=True, tag="foretold"):
+class PredictedReplay(Event, frozen=True, tag="predicted"):
     """The confirming replay as the model predicted it before it began."""
 
     max_num_seqs: int
@@ -129,7 +129,7 @@ class ForetoldReplay(Event, frozen=True, tag="foretold"):
     """Whether the ladder replayed none of them."""
 
     slo: Slo
-    numbers: dict[str, Foretold]
+    numbers: dict[str, Predicted]
     means: tuple[tuple[float, float], ...]
     """Of each window the mean TTFT and TPOT in seconds."""
 
@@ -144,5 +144,5 @@ class Repeated(Event, frozen=True, tag="late"):
 
 AnyEvent = (
     Planned | TraceKept | BudgetRaised | EngineStart | Probed | Selection | TrialBegun | Replayed
-    | TrialEnded | Gathered | ForetoldReplay | Repeated
+    | TrialEnded | Gathered | PredictedReplay | Repeated
 )  # fmt: skip

@@ -25,10 +25,9 @@ from tuner.runs.events import (
 from tuner.runs.journal import NO_SENSE, Journal
 from tuner.runs.rungs import RUNGS, Rung, disturbances_of
 from tuner.traffic.slo import Unloaded, fit_unloaded
-from tuner.twin.check import Observed, observed
 from tuner.twin.front_end import Passages, probed_passages
 from tuner.twin.law import Segment
-from tuner.twin.uncertainty import Trial
+from tuner.twin.windows import Trial
 
 CONFIRMING = ("confirm", "headroom")
 """Purposes of replays that are no part of the curve."""
@@ -213,11 +212,11 @@ class Evidence:
             if event.max_num_seqs == max_num_seqs
         ]
 
-    def observed(self, *, confirming: bool = False) -> list[Observed]:
+    def observed(self, *, confirming: bool = False) -> list[Replay]:
         """Return the windows that were replayed, without those that arithmetic had ruled out; with
         ``confirming`` only those of the confirming engine."""
         replays = map(self.journal.replay, self._replays(["confirm"] if confirming else RUNGS))
-        return [observed(replay) for replay in replays if not replay.ruled_out]
+        return [replay for replay in replays if not replay.ruled_out]
 
     def taken(self) -> float:
         """Return the largest share of the cores that others took during a replay or ramp; of what

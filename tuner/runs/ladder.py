@@ -4,11 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 
+from tuner.traffic.constants import CONFIDENT, DRIFT_LIMIT, EQUAL_ATTAINMENT, EQUAL_TAIL, HALF
 from tuner.twin.forecast import Forecast
-from tuner.twin.knee import CONFIDENT, DRIFT_LIMIT, best_of, decide, ladder_is_done, moved
-from tuner.twin.objective import EQUAL_ATTAINMENT, EQUAL_TAIL, HALF
-from tuner.twin.uncertainty import Block, Trial, drift, noise, points
-from tuner.twin.verdict_text import Verdict
+from tuner.twin.verdict import Verdict, best_of, ladder_is_done, moved, verdict_by_windows
+from tuner.twin.windows import Block, Trial, drift, noise, pooled
 
 MAX_EXTRA_BLOCKS = 2
 """Replays more, at most, while the windows are not CONFIDENT: each costs a step, and what is then
@@ -70,14 +69,14 @@ def next_for_twin(
     a ramp that shows drift.
     """
     counts = Counter(trial.purpose for trial in done)
-    unsure = view is None or view.weighed.confidence < CONFIDENT
+    unsure = view is None or view.choice.confidence < CONFIDENT
     if view is None or (unsure and counts["ramp"] < MAX_RAMPS and steps_left >= 1.0):
         return Trial(ceiling, "ramp")
-    rung = _next_rung(done, view.weighed.best, ceiling=ceiling, steps_left=steps_left)
+    rung = _next_rung(done, view.choice.best, ceiling=ceiling, steps_left=steps_left)
     if rung is not None:
         return rung
     again = {trial.max_num_seqs for trial in done if trial.purpose == "tie_break"}
-    todo = [cap for cap in _neighbors(view.weighed.best, ceiling) if cap in {*disturbed} - again]
+    todo = [cap for cap in _neighbors(view.choice.best, ceiling) if cap in {*disturbed} - again]
     if todo and steps_left >= 1.0:
         return Trial(todo[0], "tie_break")
     most = 2 if abs(moved(view)) > DRIFT_LIMIT else 1
@@ -130,7 +129,7 @@ def next_trial(blocks: Sequence[Block], *, ceiling: int) -> Trial | None:
         return Trial(blocks[0].trial.max_num_seqs, "drift_replay")
     extra = sum(block.trial.purpose == "tie_break" for block in blocks)
     if extra < MAX_EXTRA_BLOCKS and len(plausible) > 1:
-        verdict = decide(blocks, ceiling=ceiling)
+        verdict = verdict_by_windows(blocks, ceiling=ceiling)
         if verdict.confidence < CONFIDENT:
             return Trial(_least_sure(blocks, verdict), "tie_break")
     return None
@@ -139,23 +138,27 @@ def next_trial(blocks: Sequence[Block], *, ceiling: int) -> Trial | None:
 def _plausible(blocks: Sequence[Block]) -> set[int]:
     """Return the caps that noise could make the best, and the neighbours of the choice. One that
     was cut may only have met a bad moment, so it is plausible unless arithmetic rules it out."""
-    alive = [point for point in points(blocks) if not point.cut]
+    curve = pooled(blocks)
+    alive = {cap: one for cap, one in curve.items() if one.cut is None}
     if not alive:
         return set()
     attainment_sd, _ = noise(blocks, "attainment")
-    tail_sd, _ = noise(blocks, "e2el_p99_ms")
-    most = max(point.attainment for point in alive) - EQUAL_ATTAINMENT - 3 * attainment_sd
-    kept = [point for point in alive if point.attainment >= most]
-    shortest = min(point.log_tail for point in kept) + math.log(EQUAL_TAIL) + 3 * tail_sd
-    caps = {point.cap for point in kept if point.log_tail <= shortest}
-    best = best_of(alive)
-    above = [point.cap for point in points(blocks) if point.cap > best.cap]
-    below = [p.cap for p in points(blocks) if p.cap < best.cap and not p.last.ruled_out]
-    return {*caps, best.cap, *above[:1], *below[-1:]}
+    tail_sd, _ = noise(blocks, "e2el_p99_s")
+    most = max(one.attainment for one in alive.values()) - EQUAL_ATTAINMENT - 3 * attainment_sd
+    tails_s = {
+        cap: one.e2el_s.p99
+        for cap, one in alive.items()
+        if one.attainment >= most and one.e2el_s is not None
+    }
+    longest_s = min(tails_s.values()) * EQUAL_TAIL * math.exp(3 * tail_sd)
+    caps, best = {cap for cap, tail_s in tails_s.items() if tail_s <= longest_s}, best_of(alive)
+    above = [cap for cap in curve if cap > best]
+    below = [cap for cap, one in curve.items() if cap < best and not one.ruled_out]
+    return {*caps, best, *above[:1], *below[-1:]}
 
 
 def _least_sure(blocks: Sequence[Block], verdict: Verdict) -> int:
     """Return which of the choice and its rivals has the fewest blocks."""
-    counts = {point.cap: point.blocks for point in points(blocks) if not point.cut}
+    counts = {cap: one.blocks for cap, one in pooled(blocks).items() if one.cut is None}
     rivals = {verdict.max_num_seqs, *verdict.interval} & counts.keys()
     return min(rivals, key=lambda cap: (counts[cap], cap))

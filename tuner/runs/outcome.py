@@ -1,19 +1,20 @@
 """The outcome of a sweep or a refinement, before it is written anywhere. Pure."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tuner.engines.seam import EngineFacts
-from tuner.replay.measure import Measurement
+from tuner.replay.measure import Measurement, Spread
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Part, Window
 from tuner.twin.check import Check
-from tuner.twin.draws import PredictedRanges, spread_of
-from tuner.twin.forecast import Forecast, Range, StepChange
+from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd
-from tuner.twin.uncertainty import Block
-from tuner.twin.verdict_text import Verdict
+from tuner.twin.samples import NUMBERS, SHARES, Range, StepChange
+from tuner.twin.verdict import Verdict
+from tuner.twin.windows import Block
 
 Source = Literal["measured", "twin", "both"]
 
@@ -71,31 +72,27 @@ def predictions_of(view: Forecast, cap: int) -> tuple[Prediction, ...]:
 
 def prediction_of(view: Forecast, cap: int, load: float = 1.0) -> Prediction:
     """Return what the twin says of a cap at a load, today's or the headroom's."""
-    numbers = view.measurement(cap, raised=load > 1)
-    promised_ranges = view.promised(cap, raised=load > 1)
-    middle = promised_ranges.middle
+    raised = load > 1
+    numbers, samples = view.measurement(cap, raised=raised), view.promised(cap)
+
+    def middle(name: str) -> float:
+        return samples.middle(name, cap, raised=raised)
+
+    def spread_of(name: str) -> Spread | None:
+        found = Spread(*(middle(f"{name}_{each}_s") for each in ("mean", *SHARES)))
+        return None if math.isnan(found.mean) else found
+
     numbers = replace(
         numbers,
-        attainment=middle["attainment"],
-        goodput_rps=middle["attainment"] * numbers.arrival_rate_rps,
-        ttft_s=spread_of(middle, "ttft"),
-        tpot_s=spread_of(middle, "tpot"),
-        e2el_s=spread_of(middle, "e2el"),
-        queue_s=spread_of(middle, "queue"),
+        attainment=middle("attainment"),
+        goodput_rps=middle("attainment") * numbers.arrival_rate_rps,
+        ttft_s=spread_of("ttft"),
+        tpot_s=spread_of("tpot"),
+        e2el_s=spread_of("e2el"),
+        queue_s=spread_of("queue"),
     )
-    return Prediction(load, numbers, _ranges(promised_ranges, numbers.arrival_rate_rps))
-
-
-def _ranges(promised_ranges: PredictedRanges, rate_rps: float) -> dict[str, Range]:
-    """Return the 95 % intervals in the profile's units."""
-    found = {}
-    for name, (low, high) in promised_ranges.ranges.items():
-        if name.endswith("_s"):
-            found[f"{name.removesuffix('_s')}_ms"] = (low * 1e3, high * 1e3)
-        else:
-            found[name] = (low, high)
-    low, high = promised_ranges.ranges["attainment"]
-    return {**found, "goodput_rps": (low * rate_rps, high * rate_rps)}
+    names = ("goodput_rps", *NUMBERS)
+    return Prediction(load, numbers, samples.intervals(cap, raised=raised, names=names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +102,8 @@ class CheckRecord:
     unseen: bool
     """Whether it was of windows that the ladder did not replay."""
 
-    foretold: Check
-    """What was foretold before it began; without numbers where nothing was."""
+    predicted: Check
+    """What was predicted before it began; without numbers where nothing was."""
 
     at_own_speed: Check
     """The twin at the speed that the engine had."""
@@ -179,12 +176,6 @@ class SweepOutcome:
 
     front_end: FrontEnd | None = None
     """What stands before the confirming engine; None where that was no server."""
-
-    kv_blocks: Mapping[str, int] = field(default_factory=dict)
-    """Of the ladder's engine, and of the confirming one."""
-
-    start_parts_s: Mapping[str, float] = field(default_factory=dict)
-    """What all starts took to download, load, compile and capture, where they told."""
 
     @property
     def verdict(self) -> Verdict:

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple
-from typing import TYPE_CHECKING, Any, Literal, cast
+from dataclasses import astuple
+from typing import Any, Literal, cast
 
 from tuner.engines.seam import EngineFacts
 from tuner.profile import admission
-from tuner.profile.numbers import (
+from tuner.profile.evidence import pack
+from tuner.profile.profile import (
     Baseline,
     Binds,
     CapNumbers,
@@ -15,41 +16,34 @@ from tuner.profile.numbers import (
     CheckSection,
     Count,
     CurveStep,
-    DeviceUseSection,
+    Decision,
+    EngineSeconds,
     Fraction,
     FrontEndSection,
     KvCacheUsageSection,
     MeasuredNumbers,
     Predicted,
     Promise,
-    Section,
-    Seqs,
-    SeqsRange,
-    SpreadSection,
-)
-from tuner.profile.profile import seal
-from tuner.profile.schema import (
-    Decision,
-    EngineSeconds,
     Provenance,
     RequirementSection,
+    Section,
+    Seqs,
     ServingProfile,
     SloSection,
+    SpreadSection,
     Validity,
+    content_of,
+    seal,
 )
-from tuner.profile.schema import Verdict as VerdictName
-from tuner.profile.stored_twin import stored
 from tuner.replay.iterations import KvCacheUsage
 from tuner.replay.measure import Measurement, Spread
 from tuner.runs.outcome import InUse, SweepOutcome
 from tuner.runs.settings import SweepSettings
+from tuner.traffic.constants import KV_FULL, VerdictKind
 from tuner.traffic.requirements import RequirementCheck
-from tuner.traffic.slo import Slo
-from tuner.twin.objective import OBJECTIVE, holds
-from tuner.twin.verdict_text import BEFORE_THAT, KV_FULL
-
-if TYPE_CHECKING:
-    from pydantic import JsonValue
+from tuner.traffic.slo import Slo, holds
+from tuner.twin.decide import OBJECTIVE
+from tuner.twin.verdict import BEFORE_THAT
 
 RETUNE_WHEN = [
     "the GPU, the model, its revision or its quantisation changes",
@@ -124,7 +118,6 @@ def _measured(one: Measurement) -> MeasuredNumbers:
         **_numbers(one),
         cut=one.cut is not None,
         blocks=one.blocks,
-        device=None if one.device is None else DeviceUseSection(**asdict(one.device)),
     )
 
 
@@ -180,14 +173,17 @@ def profile_of(
         requirements=required_sections(verdict.requirements),
     )
     promise = _promise(outcome)
-    twin = stored(view) if view is not None and outcome.conclusion.by_twin else None
+    by_twin = view is not None and outcome.conclusion.by_twin
+    law = None if view is None or not by_twin else view.fitted.law
     return seal(
         engine={**facts.arguments, "max_num_seqs": verdict.max_num_seqs},
         decision=decision,
         baseline=_baseline(outcome.in_use),
         curve=curve_steps(outcome),
         promise=promise,
-        admission=admission.limits(decision, promise, twin),
+        admission=admission.limits(
+            decision, promise, law, token_budget=facts.max_num_batched_tokens
+        ),
         validity=Validity(
             peak_concurrency=max(one.in_flight_peak for one in (chosen, raised) if one is not None),
             validated_load=headroom if holds_with_headroom(outcome) else 1.0,
@@ -200,16 +196,16 @@ def profile_of(
         ),
         provenance=_provenance(outcome, facts, origin),
         front_end=_front_end(outcome),
-        twin=twin,
+        evidence=b"" if view is None or not by_twin else pack(view),
     )
 
 
-class SweepResult(Section):
+class SweepResult(Section, frozen=True, kw_only=True):
     """The object that ``tuner sweep --json`` prints of one trace."""
 
-    verdict: VerdictName
+    verdict: VerdictKind
     max_num_seqs: Seqs
-    interval: SeqsRange
+    interval: tuple[Seqs, Seqs]
     confidence: Fraction
     reason: str
     slo: SloSection
@@ -259,7 +255,7 @@ def json_object(
 ) -> dict[str, Any]:
     """Return the object that ``tuner sweep --json`` prints."""
     found = result_of(outcome, run_dir=run_dir, profile=profile, warnings=warnings)
-    return found.model_dump(mode="json")
+    return content_of(found)
 
 
 def holds_with_headroom(outcome: SweepOutcome) -> bool:
@@ -284,7 +280,7 @@ def _checked(outcome: SweepOutcome) -> CheckSection | str | None:
     record = outcome.checked
     if record is None:
         return None
-    both = {"foretold": record.foretold, "paced": record.at_own_speed}
+    both = {"predicted": record.predicted, "paced": record.at_own_speed}
     return CheckSection(
         unseen=record.unseen,
         failed=[cast("Any", name) for name, one in both.items() if one.failed],
@@ -384,12 +380,10 @@ def _provenance(outcome: SweepOutcome, facts: EngineFacts, origin: Mapping[str, 
     return Provenance(
         engine=cast("Any", outcome.ladder_engine),
         confirm=_confirmed_by(outcome),
-        device=cast("dict[str, JsonValue]", dict(facts.device)),
+        device=dict(facts.device),
         versions=dict(facts.versions),
         environment=None if facts.environment is None else dict(facts.environment),
         model=str(facts.arguments["model"]),
-        start_parts_s=dict(outcome.start_parts_s),
-        kv_blocks=dict(outcome.kv_blocks),
         sampling=None if facts.sampling is None else dict(facts.sampling),
         engine_starts=len(outcome.starts_s),
         engine_seconds=EngineSeconds(starts=sum(outcome.starts_s), replay=outcome.replay_s),

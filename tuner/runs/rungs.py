@@ -9,7 +9,7 @@ from tuner.replay.measure import Measurement, measure
 from tuner.replay.records import Replay
 from tuner.replay.soundness import OURS
 from tuner.traffic.slo import Slo
-from tuner.twin.uncertainty import Block, Purpose, Trial
+from tuner.twin.windows import Block, Purpose, Trial
 
 RUNGS: tuple[Purpose, ...] = ("ladder", "repeat", "drift_replay", "tie_break")
 """Purposes of trials whose windows were replayed whole, or cut because they had lost."""

@@ -12,9 +12,8 @@ import numpy as np
 
 from tuner.engines.provenance import environment_differs
 from tuner.engines.seam import Starter
-from tuner.profile.stored_twin import StoredTwin
+from tuner.profile.evidence import StoredTwin
 from tuner.profile.summary import LOW
-from tuner.profile.tolerances import ATTAINMENT_TOLERANCE, SLACK_S
 from tuner.replay.device_use import crowded, device_use
 from tuner.replay.measure import Measurement, Spread
 from tuner.replay.measure import measure as measurement_of
@@ -28,13 +27,13 @@ from tuner.runs.journal import Journal
 from tuner.runs.measure import Trial, measure
 from tuner.runs.sweep.confirmation import planned_window
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.arrivals import busiest_window
+from tuner.traffic.constants import ATTAINMENT_TOLERANCE, SLACK_S
 from tuner.traffic.requirements import KV, TIMES, Requirement
-from tuner.traffic.sampling import sample_windows
+from tuner.traffic.sampling import choose_part, in_window, sample_windows
 from tuner.traffic.slo import Slo
-from tuner.traffic.window import Window, choose_part, in_window
+from tuner.traffic.window import Window
 from tuner.traffic.workload import LOADED, keep_what_fits
-from tuner.twin.check import Foretold, foretell
+from tuner.twin.check import Predicted, predict
 
 ENGINES_OWN = ("queue", "preemptions", KV)
 """Numbers that only the engine knows, and not its clients."""
@@ -201,7 +200,7 @@ def windows_of(
     requests: Sequence[TraceRequest], question: Verification
 ) -> list[tuple[Window, list[TraceRequest]]]:
     """Return the windows that are replayed, each with the requests that it sends."""
-    part = choose_part(requests, question.window, length_s=question.step_s, busiest=busiest_window)
+    part = choose_part(requests, question.window, length_s=question.step_s)
     token_s = question.tpot_s
     if question.twin is not None:
         law = question.twin.law
@@ -230,20 +229,20 @@ def gates(replays: Sequence[Replay], sent: Sent, question: Verification) -> list
         )
         for window, requests in sent
     ]
-    foretold, _ = foretell(
+    predicted, _ = predict(
         planned, twin.laws, twin.machine, twin.shape, question.slo,
         max_num_seqs=question.max_num_seqs,
     )  # fmt: skip
     # a server that runs does not tell its preemptions a replay
     held = {gate.name for gate in required} | ({"preemptions"} if question.url else set())
-    promised = _promised(foretold, measured, question.tolerance, len(replays) // len(sent))
+    promised = _promised(predicted, measured, question.tolerance, len(replays) // len(sent))
     return [*required, *(gate for gate in promised if gate.name not in held)]
 
 
 def _promised(
-    foretold: Mapping[str, Foretold], measured: Measurement, tolerance: float, repeats: int
+    predicted: Mapping[str, Predicted], measured: Measurement, tolerance: float, repeats: int
 ) -> list[Gate]:
-    share, share_of = foretold["attainment"], measured.attainment_bound
+    share, share_of = predicted["attainment"], measured.attainment_bound
     floor = max(0.0, share.low - ATTAINMENT_TOLERANCE)
     points = f"its 95 % bound less {100 * ATTAINMENT_TOLERANCE:g} points"
     found = [Gate("attainment", share_of, share.middle, floor, share_of >= floor, points)]
@@ -255,8 +254,8 @@ def _promised(
     seen["preemptions"] = measured.preemptions / repeats, 0.0
     bound = f"its 95 % bound plus {100 * tolerance:g} %"
     for name, (value, slack) in seen.items():
-        if name in foretold:
-            one = foretold[name]
+        if name in predicted:
+            one = predicted[name]
             limit = one.high * (1 + tolerance) + slack
             found.append(Gate(name, value, one.middle, limit, value <= limit, bound))
     return found

@@ -24,9 +24,6 @@ STATISTICS = (*OF_TIMES, "peak")
 AT_MOST, AT_LEAST = ("<=", "<"), (">=", ">")
 SECONDS = {"ms": 1e-3, "s": 1.0}
 
-BAD_SIDE = 0.95
-"""Of the draws that must meet a requirement: its bound is their quantile on the bad side."""
-
 FORM = "[p50|p90|p95|p99|mean|peak] NAME OP VALUE [at headroom]"
 EXAMPLES = "'p99 ttft <= 500ms', 'attainment >= 99% at headroom', 'preemptions == 0'"
 
@@ -65,13 +62,21 @@ class Requirement:
             "==": value == self.limit,
         }[self.operator]
 
-    def bound_of(self, drawn: Sequence[float]) -> float:
-        """Return the number that 95 % of the draws stay on the good side of. A draw in which
-        nothing came to that (NaN) has broken it."""
-        import numpy as np  # noqa: PLC0415 - slow to load, and apply only reads requirements
+    @property
+    def is_at_most(self) -> bool:
+        return self.operator not in AT_LEAST
 
-        share = 1 - BAD_SIDE if self.operator in AT_LEAST else BAD_SIDE
-        return float(np.quantile(drawn, share, method="weibull")) if len(drawn) else math.nan
+    @property
+    def number(self) -> str:
+        """The number's name in ``twin.samples``."""
+        if self.name in TIMES:
+            return f"{self.name}_{self.statistic}_s"
+        return {"goodput": "goodput_rps", KV: f"{KV}_{self.statistic}"}.get(self.name, self.name)
+
+    @property
+    def needs_log(self) -> bool:
+        """Whether only a replay with a log tells the number."""
+        return self.name == "itl" or (self.name == KV and self.statistic == "p99")
 
     def miss(self, value: float) -> float:
         """Return by how much of the limit it is missed; 0 where it is met.

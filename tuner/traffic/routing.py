@@ -3,7 +3,6 @@
 Time is never stretched instead: that would break bursts and think times.
 """
 
-import heapq
 from collections.abc import Sequence
 from typing import Literal
 
@@ -49,7 +48,13 @@ def assign(columns: Columns, *, replicas: int, router: Router, seed: int) -> NDA
         home = rng.integers(replicas, size=len(keys))[session]
         alone = columns.affinity == NO_AFFINITY
         return np.where(alone, rng.integers(replicas, size=size), home)
-    return _least_in_flight(columns, replicas)
+    from tuner.traffic.least_in_flight import least_in_flight  # noqa: PLC0415 - numba: 0.2 s
+
+    modelled_s = (
+        columns.output_length * S_PER_OUTPUT_TOKEN + columns.input_length * S_PER_PROMPT_TOKEN
+    )
+    lasting_s = np.where(np.isnan(columns.e2e_s), modelled_s, columns.e2e_s)
+    return least_in_flight(columns.arrival_s, np.where(columns.served, lasting_s, 0.0), replicas)
 
 
 def busiest_part(parts: Sequence[Sequence[TraceRequest]]) -> int:
@@ -59,26 +64,3 @@ def busiest_part(parts: Sequence[Sequence[TraceRequest]]) -> int:
         for part in parts
     ]
     return tokens.index(max(tokens))
-
-
-def _least_in_flight(columns: Columns, replicas: int) -> NDArray[np.int64]:
-    modelled_s = (
-        columns.output_length * S_PER_OUTPUT_TOKEN + columns.input_length * S_PER_PROMPT_TOKEN
-    )
-    lasts_s = np.where(np.isnan(columns.e2e_s), modelled_s, columns.e2e_s)
-    sequences = np.where(columns.served, columns.n, 0)
-    chosen = np.empty(len(columns), np.int64)
-    in_flight = [0] * replicas
-    ends: list[tuple[float, int, int]] = []
-    last = -1
-    arrivals = zip(columns.arrival_s.tolist(), lasts_s.tolist(), sequences.tolist(), strict=True)
-    for i, (arrival_s, lasted_s, n) in enumerate(arrivals):
-        while ends and ends[0][0] <= arrival_s:
-            _, replica, ended = heapq.heappop(ends)
-            in_flight[replica] -= ended
-        turn = [*range(last + 1, replicas), *range(last + 1)]
-        last = min(turn, key=in_flight.__getitem__)
-        in_flight[last] += n
-        heapq.heappush(ends, (arrival_s + lasted_s, last, n))
-        chosen[i] = last
-    return chosen

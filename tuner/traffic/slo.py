@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tuner.errors import UsageError
+from tuner.traffic.constants import GOOD_ATTAINMENT, HALF
 
 _LIMIT = re.compile(r"(?P<key>[a-z0-9]+)\s*(?:<=|=)\s*(?P<value>[0-9.eE+-]+)\s*(?P<unit>ms|s)")
 _EXAMPLE = "Write it as ttft=500ms,tpot=50ms,e2el=10s; every limit is optional, its unit is not."
@@ -107,6 +108,15 @@ def parse_slo(text: str) -> Slo:
     if not limits:
         raise UsageError("--slo: no limit given", hint=_EXAMPLE)
     return Slo(ttft_s=limits.get("ttft"), tpot_s=limits.get("tpot"), e2el_s=limits.get("e2el"))
+
+
+def holds(today: float, raised: float) -> bool:
+    """Whether a cap with so much attainment today still holds a load with so much.
+
+    >>> holds(0.99, 0.975), holds(0.99, 0.96), holds(0.45, 0.45)
+    (True, False, False)
+    """
+    return raised >= HALF and raised >= today - GOOD_ATTAINMENT
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,14 @@ import numpy as np
 
 from tuner.errors import TraceError, UsageError
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.arrivals import busiest_rows, busiest_window
-from tuner.traffic.sampling import sample_windows
+from tuner.traffic.sampling import (
+    busiest_rows,
+    choose_part,
+    in_window,
+    sample_windows,
+)
 from tuner.traffic.slo import Slo, Unloaded, derive_slo
-from tuner.traffic.window import Part, Window, choose_part, in_window, parse_duration_s
+from tuner.traffic.window import Part, Window, parse_duration_s
 
 MIN_STEP_S = 6.0
 """A shorter step shows the engine at hardly any batch size."""
@@ -143,7 +147,7 @@ def choose_workload(
 ) -> Workload:
     """Return the workload of the part that is asked for. Raises TraceError when nothing arrives in
     it."""
-    part = choose_part(requests, asked, length_s=step_s, busiest=busiest_window)
+    part = choose_part(requests, asked, length_s=step_s)
     ends_s = [unloaded.residence_s(one.input_length, one.output_length) for one in requests]
     drain_s = LOADED * float(np.percentile(ends_s, 95))
     windows = sample_windows(requests, part, step_s=step_s, drain_s=drain_s)

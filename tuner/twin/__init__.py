@@ -1,8 +1,7 @@
 """The forecast of every cap: what it would do, which one to take, and how sure that is.
 
-In come iterations and measurements; out go a step-time law, the whole trace replayed at every cap
-by the scheduler model, a check of both against what was measured, and a verdict with its reason.
-Pure and seeded. ``objective.py`` says which cap is best for today's load and for the headroom,
-``load.py`` makes that load, ``required.py`` says which caps may be chosen at all. ``choice.py``
-puts these together, under each drawn law. ``verdict_text.py`` puts the answer into words.
+In come iterations and replays; out go a step-time law, the whole trace replayed at every cap by the
+scheduler model, a check of both against what was measured, and a verdict with its reason. Pure and
+seeded. ``samples.py`` has what draws of the law predict, ``windows.py`` what replayed windows show,
+in one kind of array; ``decide.py`` is the rule for both, ``verdict.py`` puts it into words.
 """

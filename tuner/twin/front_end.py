@@ -1,30 +1,19 @@
 """The front end between users and a server's scheduler: HTTP, tokenizer, detokenizer. Pure.
 
-Three numbers of it are felt. It takes CPU from the engine, whose iterations last longer:
-contention. A request is under way for a fixed time before the scheduler has it, and every token for
-a fixed time after it. A front end that is too busy for its load is slower than that; the check of
-the confirming replay finds it.
+Three numbers describe it. It takes CPU from the engine, whose iterations last longer: contention. A
+request is under way for a fixed time before the scheduler has it, and every token for a fixed time
+after it. The check of the confirming replay finds a front end that is too busy for its load.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import IterationLog
 from tuner.replay.records import ProbeResult, Requests
-from tuner.twin.simulation import (
-    EngineShape,
-    MachineClock,
-    Slowdown,
-    Traffic,
-    TwinReplay,
-    simulate,
-)
-
-FEWEST = 5
-"""Requests that show anything of a front end."""
+from tuner.traffic.constants import FEWEST_PASSAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +45,9 @@ class Passages:
     """Of lone requests: tokens after the first, and the engine's time for them."""
 
 
-def passages_of(requests: Requests, iterations: IterationLog) -> Passages:
+def passages_of(requests: Requests) -> Passages:
     """Return the times of a replay's requests, where the engine exports its own. Under load the
-    scheduler looks only between iterations: what comes before it is not told apart."""
-    del iterations
+    scheduler looks only between iterations, so what comes before it is not known."""
     known = requests[(requests["outcome"] == "ok") & ~np.isnan(requests["engine_first_s"])]
     return Passages(np.zeros(0), known["first_s"] - known["engine_first_s"])
 
@@ -96,32 +84,7 @@ def fit_front_end(parts: Sequence[Passages], *, contention: float = 1.0) -> Fron
     """Return the front end of which these are the median times; None of too few requests."""
     delivery_s = np.concatenate([np.zeros(0), *(part.delivery_s for part in parts)])
     ahead_s = np.concatenate([np.zeros(0), *(part.ahead_s for part in parts)])
-    if len(delivery_s) < FEWEST:
+    if len(delivery_s) < FEWEST_PASSAGES:
         return None
     request_s = max(0.0, float(np.median(ahead_s))) if len(ahead_s) else 0.0
     return FrontEnd(contention, request_s, max(0.0, float(np.median(delivery_s))))
-
-
-def simulate_behind(  # noqa: PLR0913 - what is replayed, and behind what
-    front_end: FrontEnd | None,
-    traffic: Traffic,
-    law: StepLaw,
-    shape: EngineShape,
-    *,
-    max_num_seqs: int,
-    slowdown: Slowdown | MachineClock | None = None,
-    until_s: float = np.inf,
-    log: bool = False,
-) -> TwinReplay:
-    """Replay traffic at one cap as its clients see it, behind a front end where there is one:
-    ``law`` is of an engine without."""
-    if front_end is not None:
-        law = law.slowed(front_end.contention)
-        shape = replace(shape, lag_s=front_end.request_s)
-    replay = simulate(
-        traffic, law, shape, max_num_seqs=max_num_seqs, slowdown=slowdown, until_s=until_s, log=log
-    )
-    if front_end is None or not front_end.delivery_s:
-        return replay
-    later_s = front_end.delivery_s
-    return replace(replay, ttft_s=replay.ttft_s + later_s, e2el_s=replay.e2el_s + later_s)

@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,47 +26,22 @@ from numpy.typing import NDArray
 from tuner.engines.scheduler.state import Floats, Ints, StepLaw
 from tuner.engines.seam import IterationLog
 from tuner.replay.device_use import OTHERS_LIMIT
-
-BLOCK_S = 5.0
-CORRELATION_S = 60.0
-"""Time for which the machine's slowdown resembles itself. From the study of noise levels; that of
-the study's machines is 60 to 120 s."""
-
-START_SHARE = 0.6
-"""Share of the speed's variation in time by which an engine start shifts it. One start cannot show
-it, so it is believed (the study's machines: 0.5 to 0.7)."""
-
-MIN_SPEED_SD = 0.002
-SPEED_MOVED = 1.25
-"""Ratio of the slowest replay to the fastest from which on others must have been at work: on the
-study's noisy machines it is 1.2 at most."""
-
-BEYOND = 0.03
-"""Share of that range by which its ends lie beyond what was seen: the middle 95 % are all of it."""
-
-LEAST_BUSY_S = 5.0
-"""Seconds of iterations that tell a replay's speed: a stall of half a second is a tenth of it."""
-
-FAR_OUT = 3.5
-"""Standard deviations beyond which a block is another machine's."""
-
-MIN_ITERATIONS = 20
-"""Iterations that tell where a knot of f lies: at one batch size, or at neighbouring ones
-together."""
-
-FEWEST_ITERATIONS = 5
-"""So many tell of the smallest batch size, whose neighbours are all on one side."""
-
-DENSE_KNOTS = 32
-"""Above this batch size knots are at least 1/16 apart."""
-
-LOG_STEEPNESS_SD = 1.0
-"""Standard deviation of the logarithm of the slope beyond the last knot: that slope is a guess."""
-
-HUBER = 1.345
-"""95 % efficient where the noise is normal (Huber, Robust Statistics, 1981)."""
-
-ROUNDS = 8
+from tuner.traffic.constants import (
+    CORRELATION_S,
+    DENSE_KNOTS,
+    FAR_OUT,
+    FEWEST_ITERATIONS,
+    HUBER,
+    HUBER_ROUNDS,
+    LAW_BLOCK_S,
+    LEAST_BUSY_S,
+    LOG_STEEPNESS_SD,
+    MIN_ITERATIONS,
+    MIN_SPEED_SD,
+    SPEED_BEYOND,
+    SPEED_MOVED,
+    START_SHARE,
+)
 
 RIDGE = 1e-9
 """Of columns scaled to length 1: two that are alike share what they explain."""
@@ -85,6 +61,19 @@ class Segment:
 
     engine: int
     """Which engine start it was."""
+
+
+class Laws(Protocol):
+    """A step-time law, and others that the measurements make as likely."""
+
+    @property
+    def law(self) -> StepLaw: ...
+
+    @property
+    def extrapolated_from(self) -> int:
+        """The largest batch size that was seen."""
+
+    def draws(self, count: int) -> Sequence[StepLaw]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +168,7 @@ def fit_law(segments: Sequence[Segment], *, max_num_seqs: int, taken: float = 0.
     coefficients = nnls(relative.T @ relative, relative.sum(axis=0))
     noise = _Noise(work, _residual(work, coefficients), np.ones(len(work.duration_s)))
     information, target = _equations(work, coefficients, noise, alike)
-    for _ in range(ROUNDS):
+    for _ in range(HUBER_ROUNDS):
         coefficients = nnls(information, target)
         noise = _Noise(work, _residual(work, coefficients), noise.weight)
         information, target = _equations(work, coefficients, noise, alike)
@@ -212,7 +201,7 @@ def _speed_range(segments: Sequence[Segment], law: StepLaw, taken: float) -> tup
         low, high = min(factors), max(factors)
     if taken > OTHERS_LIMIT:
         low = min(low, 1 - taken)
-    beyond = (high / low) ** BEYOND
+    beyond = (high / low) ** SPEED_BEYOND
     return low / beyond, high * beyond
 
 
@@ -266,13 +255,13 @@ def _work_of(segments: Sequence[Segment]) -> _Work:
         if not len(log):
             continue
         offset_s = log["start_s"] - log["start_s"][0]
-        last = max(0, int(offset_s[-1] // BLOCK_S) - 1)
-        block = np.minimum((offset_s // BLOCK_S).astype(np.int64), last)
+        last = max(0, int(offset_s[-1] // LAW_BLOCK_S) - 1)
+        block = np.minimum((offset_s // LAW_BLOCK_S).astype(np.int64), last)
         present, block = np.unique(block, return_inverse=True)
         begin_s = segment.start_s + float(log["start_s"][0])
         kept.append(log)
         blocks.append(block + len(middles_s))
-        middles_s += (begin_s + (present + 0.5) * BLOCK_S).tolist()
+        middles_s += (begin_s + (present + 0.5) * LAW_BLOCK_S).tolist()
         engines += [segment.engine] * len(present)
     log, block = np.concatenate(kept), np.concatenate(blocks)
     prefill = log["prefill_tokens"].astype(float)

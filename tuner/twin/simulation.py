@@ -6,8 +6,7 @@ would have seen at any cap and any load.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +27,9 @@ from tuner.engines.seam import EngineFacts, IterationLog
 from tuner.replay.records import Replay
 from tuner.system.files import refuse_config_of_folder
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.arrivals import busiest_rows
+from tuner.traffic.sampling import busiest_rows
 from tuner.traffic.slo import Slo
+from tuner.twin.front_end import FrontEnd
 
 refuse_config_of_folder()  # here, and not where numba is loaded: before anything is measured
 
@@ -92,36 +92,23 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Slowdown:
-    """The slowdown of the machine against its law: factors on a grid of the traffic's clock.
-
-    2 is twice as long. Before and after the grid it is as at its ends.
-    """
-
-    factors: Floats
-    begin_s: float
-    grid_s: float
-
-    def clock(self) -> "MachineClock":
-        """Return the machine's own clock, on which every iteration takes what its law says."""
-        known_s = self.grid_s * np.arange(len(self.factors) + 1)
-        machine_s = np.concatenate(([0.0], np.cumsum(self.grid_s / self.factors)))
-        first, last = float(self.factors[0]), float(self.factors[-1])
-        times_s = np.concatenate(([-FAR_S], known_s, [known_s[-1] + FAR_S]))
-        ends_s = ([-FAR_S / first], machine_s, [machine_s[-1] + FAR_S / last])
-        return MachineClock(self.begin_s + times_s, np.concatenate(ends_s))
-
-
-@dataclass(frozen=True, slots=True)
-class MachineClock:
-    """A clock on which every iteration takes what its law says: the same moments on the traffic's
-    and on it, ascending."""
+class Clock:
+    """A machine's own clock, on which every iteration takes what its law says: the same moments on
+    the traffic's clock and on it, ascending."""
 
     times_s: Floats
     machine_s: Floats
 
     @classmethod
-    def of(cls, log: IterationLog, law: StepLaw) -> "MachineClock":
+    def of_slowdown(cls, factors: Floats, *, begin_s: float, grid_s: float) -> "Clock":
+        """Return the clock of a machine that is so many times slower than its law, on a grid of the
+        traffic's clock; before and after the grid as at its ends."""
+        known_s = begin_s + grid_s * np.arange(len(factors) + 1, dtype=np.float64)
+        machine_s = np.concatenate(([0.0], np.cumsum(grid_s / factors)))
+        return cls._extended(known_s, machine_s, float(factors[0]), float(factors[-1]))
+
+    @classmethod
+    def of_iterations(cls, log: IterationLog, law: StepLaw) -> "Clock":
         """Return the clock of an engine that did these iterations; while it is idle it goes as the
         traffic's does."""
         begin_s = log["start_s"].astype(float)
@@ -131,11 +118,16 @@ class MachineClock:
         times_s = np.column_stack((begin_s, end_s)).ravel()
         steps_s = np.column_stack((law.durations_s(log), idle_s)).ravel()
         machine_s = np.concatenate(([0.0], np.cumsum(steps_s)[:-1])) + begin_s[0]
-        ends_s = [times_s[0] - FAR_S], [times_s[-1] + FAR_S]
-        far_s = [machine_s[0] - FAR_S], [machine_s[-1] + FAR_S]
+        return cls._extended(times_s, machine_s, 1.0, 1.0)
+
+    @classmethod
+    def _extended(cls, times_s: Floats, machine_s: Floats, first: float, last: float) -> "Clock":
+        """Return the clock with what is before and after, at these slowdowns."""
         return cls(
-            np.concatenate((ends_s[0], times_s, ends_s[1])),
-            np.concatenate((far_s[0], machine_s, far_s[1])),
+            np.concatenate(([times_s[0] - FAR_S], times_s, [times_s[-1] + FAR_S])),
+            np.concatenate(
+                ([machine_s[0] - FAR_S / first], machine_s, [machine_s[-1] + FAR_S / last])
+            ),
         )
 
     def on_machine(self, times_s: Floats) -> Floats:
@@ -168,8 +160,6 @@ class EngineShape:
     reserves_prompts: bool = False
     """A request is let in where the KV cache has room for all of its prompt, as vLLM does."""
 
-    """While something decodes, one iteration in so many carries prefill (vLLM 0.33)."""
-
     @property
     def kv_tokens(self) -> int:
         return self.kv_blocks * self.block_size
@@ -186,23 +176,21 @@ class TwinReplay:
     """NaN below two tokens too."""
 
     e2el_s: Floats
-    queue_s: Floats
-    preemptions: Ints
-    recomputed_tokens: int
-    output_tokens: int
-    duration_s: float
-    """From the first arrival to the last token."""
-
-    running_mean: float
-    """Over the time in which the engine is busy."""
-
-    running_peak: int
-    kv_usage_mean: float
-    """Share of the blocks, over busy time."""
-
-    kv_usage_peak: float
     iterations: IterationLog
     """Empty unless asked for."""
+
+    queue_s: Floats = field(default_factory=lambda: np.zeros(0))
+    preemptions: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    recomputed_tokens: int = 0
+    output_tokens: int = 0
+    duration_s: float = 0.0
+    """From the first arrival to the last token."""
+
+    running_peak: int = 0
+    kv_usage_mean: float = 0.0
+    """Share of the blocks, over busy time."""
+
+    kv_usage_peak: float = 0.0
 
 
 def shape_of(facts: EngineFacts, *, lag_s: float = 0.0) -> EngineShape:
@@ -279,33 +267,34 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
     shape: EngineShape,
     *,
     max_num_seqs: int,
-    slowdown: Slowdown | MachineClock | None = None,
-    until_s: float = np.inf,
+    clock: Clock | None = None,
+    front_end: FrontEnd | None = None,
     log: bool = False,
 ) -> TwinReplay:
-    """Replay all of the traffic at one cap, to its last token or to ``until_s``.
+    """Replay all of the traffic at one cap, to its last token, as its clients see it.
 
     With a log every iteration is run singly, which takes some ten times as long. A machine whose
-    speed varies is simulated on its own clock, on which the law holds.
+    speed varies is simulated on its own clock, on which the law holds. ``law`` is that of an engine
+    without a front end.
     """
     from tuner.engines.scheduler.model import advance  # noqa: PLC0415 - numba: 0.2 s
 
+    if front_end is not None:
+        law = law.slowed(front_end.contention)
+        shape = replace(shape, lag_s=front_end.request_s)
     arrived_s = traffic.arrival_s + shape.lag_s
-    clock = slowdown.clock() if isinstance(slowdown, Slowdown) else slowdown
     to_machine = _same if clock is None else clock.on_machine
     to_traffic = _same if clock is None else clock.on_traffic
-    until = until_s if until_s == np.inf else float(to_machine(np.array([until_s]))[0])
     scheduler = _loaded(
         traffic, to_machine(arrived_s), shape, max_num_seqs, log_length=LOG_LENGTH if log else 0
     )
     requests, state = scheduler.requests, scheduler.state
     law = law.up_to(max_num_seqs)
     logs = []
-    while advance(scheduler, law, NO_NOISE, until, False) == FULL:
+    while advance(scheduler, law, NO_NOISE, np.inf, False) == FULL:
         logs.append(scheduler.log.copy())
         state["logged"] = 0
-    logs.append(scheduler.log[: state["logged"][0]].copy())
-    iterations = np.concatenate(logs)
+    iterations = np.concatenate([*logs, scheduler.log[: state["logged"][0]]])
     if clock is not None:
         begin_s = to_traffic(iterations["start_s"])
         ends_s = to_traffic(iterations["start_s"] + iterations["duration_s"])
@@ -315,19 +304,18 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
     end_s = to_traffic(np.where(requests["status"] == FINISHED, requests["last_token_s"], np.nan))
     gaps = requests["output_length"] - 1.0
     decode_s = end_s - first_s
+    later_s = 0.0 if front_end is None else front_end.delivery_s
+    now_s = float(to_traffic(state["now"])[0])
     return TwinReplay(
         max_num_seqs=max_num_seqs,
-        ttft_s=first_s - traffic.arrival_s,
+        ttft_s=first_s - traffic.arrival_s + later_s,
         tpot_s=np.where(gaps > 0, decode_s / np.maximum(1, gaps), np.nan),
-        e2el_s=end_s - traffic.arrival_s,
+        e2el_s=end_s - traffic.arrival_s + later_s,
         queue_s=np.maximum(0.0, to_traffic(requests["scheduled_s"]) - arrived_s),
         preemptions=requests["preemptions"].copy(),
         recomputed_tokens=int(state["recomputed_tokens"][0]),
         output_tokens=int(requests["generated"].sum()),
-        duration_s=float(to_traffic(state["now"])[0] - traffic.arrival_s[0])
-        if len(traffic)
-        else 0.0,
-        running_mean=float(state["running_s"][0]) / busy_s,
+        duration_s=now_s - float(traffic.arrival_s[0]) if len(traffic) else 0.0,
         running_peak=int(state["most_running"][0]),
         kv_usage_mean=float(state["block_s"][0]) / busy_s / shape.kv_blocks,
         kv_usage_peak=int(state["most_blocks"][0]) / shape.kv_blocks,
@@ -368,20 +356,7 @@ def _same(times_s: Floats) -> Floats:
     return times_s
 
 
-class Seen(Protocol):
-    """What clients saw of traffic, be it of the twin or of an engine: see ``TwinReplay``."""
-
-    @property
-    def ttft_s(self) -> Floats: ...
-
-    @property
-    def tpot_s(self) -> Floats: ...
-
-    @property
-    def e2el_s(self) -> Floats: ...
-
-
-def met(traffic: Traffic, replay: Seen, slo: Slo) -> NDArray[np.bool_]:
+def met(traffic: Traffic, replay: TwinReplay, slo: Slo) -> NDArray[np.bool_]:
     """Return which requests met every limit; a refused one did not."""
     good = ~np.isnan(replay.e2el_s)
     if slo.ttft_s is not None:
@@ -394,7 +369,7 @@ def met(traffic: Traffic, replay: Seen, slo: Slo) -> NDArray[np.bool_]:
     return good
 
 
-def attainment(traffic: Traffic, replay: Seen, slo: Slo) -> float:
+def attainment(traffic: Traffic, replay: TwinReplay, slo: Slo) -> float:
     """Return the share of all requests that met every limit."""
     return float(met(traffic, replay, slo).mean()) if len(traffic) else 1.0
 
@@ -402,22 +377,4 @@ def attainment(traffic: Traffic, replay: Seen, slo: Slo) -> float:
 def tail_s(replay: TwinReplay) -> float:
     """Return the p99 E2EL over the requests that were served."""
     served = replay.e2el_s[~np.isnan(replay.e2el_s)]
-    return quantile(served, 0.99) if served.size else np.inf
-
-
-def quantile(values: Floats, share: float) -> float:
-    """Return what ``np.quantile`` does, in a tenth of its time: a sweep asks thousands of times.
-
-    >>> quantile(np.array([4.0, 0.0, 1.0]), 0.75)
-    2.5
-    """
-    return quantile_of(np.sort(values), share)
-
-
-def quantile_of(ordered: Floats, share: float) -> float:
-    """Return the same of values that ascend."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    low, high = float(ordered[below]), float(ordered[min(below + 1, len(ordered) - 1)])
-    after = place - below  # counted from the nearer one, as numpy does
-    return low + (high - low) * after if after < 0.5 else high - (high - low) * (1 - after)
+    return float(np.quantile(served, 0.99)) if served.size else np.inf

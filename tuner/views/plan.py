@@ -1,19 +1,21 @@
 """The page and the JSON of a plan for a fleet. Pure."""
 
 import math
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.profile.plan import CapForecast
-from tuner.profile.schema import ServingProfile
-from tuner.profile.stored_twin import MOST_STORED
+from tuner.profile.evidence import MOST_STORED
+from tuner.profile.plan import SharedCap
+from tuner.profile.profile import ServingProfile
 from tuner.profile.summary import LOW, is_simulated, percent, with_share
-from tuner.twin.objective import EQUAL_ATTAINMENT
+from tuner.traffic.constants import EQUAL_ATTAINMENT
+from tuner.twin.samples import ON_CURVE, Samples, in_ms
 from tuner.views.numbers import COLUMNS
-from tuner.views.page import Column, Page, Section, Table
+from tuner.views.page import Cell, Column, Page, Section, Table
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FleetPlan:
     """What every max_num_seqs gives at a load, and how many replicas it takes."""
 
@@ -32,7 +34,10 @@ class FleetPlan:
     """About how many each cap needs, by the law alone."""
     stored_requests: int
     """How many requests the profile's traffic is here."""
-    steps: list[CapForecast]
+    samples: Samples
+    """Of every max_num_seqs on a replica."""
+    guesses: list[int]
+    """Values at which batches became larger than any that was measured."""
     checked: str
     """What confirmed the predictions."""
     warnings: list[str]
@@ -40,17 +45,42 @@ class FleetPlan:
     """What is required of the profile's cap on these replicas, and at worst given."""
     broken: list[str] = field(default_factory=list)
     """Which of it is not kept."""
+    price: float | None = None
+    """Of a replica per hour."""
     replicas_that_keep: int | None = None
     """On how many replicas all of it is kept; None where it is, or on none."""
 
-    @property
-    def chosen(self) -> CapForecast:
-        return next(step for step in self.steps if step.max_num_seqs == self.max_num_seqs)
+    def share(self, cap: int) -> float:
+        return self.samples.middle("attainment", cap)
+
+    def least(self, cap: int) -> float:
+        ends = self.samples.ends("attainment", cap)
+        return math.nan if ends is None else ends[0]
 
 
 def plan_json(plan: FleetPlan) -> dict[str, Any]:
     """Return the object that ``tuner plan --json`` prints."""
-    return {name: _six_digits(value) for name, value in asdict(plan).items()}
+    whole = {
+        name: value for name, value in vars(plan).items() if name not in {"samples", "guesses"}
+    }
+    steps = [{"max_num_seqs": cap, **_step(plan, cap)} for cap in plan.samples.caps]
+    return {name: _six_digits(value) for name, value in {**whole, "steps": steps}.items()}
+
+
+def _step(plan: FleetPlan, cap: int) -> dict[str, Any]:
+    """Return what a cap gives a replica: middles, and intervals of 95 %, times in milliseconds."""
+    samples = plan.samples
+    middles = {name: samples.middle(name, cap) for name in ON_CURVE}
+    return {
+        **{
+            in_ms(name): None
+            if math.isnan(value)
+            else value * (1e3 if name.endswith("_s") else 1.0)
+            for name, value in middles.items()
+        },
+        "intervals": samples.intervals(cap),
+        "is_guess": cap in plan.guesses,
+    }
 
 
 def _six_digits(value: Any) -> Any:  # noqa: ANN401 - JSON content
@@ -63,36 +93,37 @@ def _six_digits(value: Any) -> Any:  # noqa: ANN401 - JSON content
 
 def plan_page(plan: FleetPlan, profile: ServingProfile, *, subject: str, next_: str) -> Page:
     """Return what to run at this load and how many replicas it takes."""
-    needed, cap, chosen = plan.replicas_needed, plan.max_num_seqs, plan.chosen
+    needed, cap = plan.replicas_needed, plan.max_num_seqs
     title = f"max_num_seqs {cap} on {replicas_in_words(needed or plan.replicas)}"
     if needed is None:
         title = f"no number of replicas serves {percent(plan.attainment)} within the SLO"
-    elif chosen.attainment_middle < LOW:
+    elif plan.share(cap) < LOW:
         title = f"max_num_seqs {cap} on {plan.replicas:,} of {replicas_in_words(needed)}"
-        title = with_share(chosen.attainment_middle, title)
+        title = with_share(plan.share(cap), title)
     times = "the profile's own traffic"
     if f"{plan.load:g}" != "1":
         times = f"{plan.load:g} times the profile's traffic"
     if plan.stored_requests >= MOST_STORED:
         times += f" (its busiest {plan.stored_requests:,} requests)"
-    share, least = percent(chosen.attainment_middle), percent(chosen.attainment[0])
+    share, least = percent(plan.share(cap)), percent(plan.least(cap))
     facts = [
         ("load", f"{plan.rps:,.2f} req/s, {times}"),
         ("gives", f"{share} on {replicas_in_words(plan.replicas)} meet the SLO, {least} at least"),
     ]
     if needed is not None:
         words = f"{replicas_in_words(needed)} for {percent(plan.attainment)} at least"
+        words += "" if plan.price is None else f", {needed * plan.price:,.2f} per hour"
         facts.append(("needs", words))
     known = {cap: count for cap, count in plan.replicas_by_cap.items() if count is not None}
     cheapest = min(known, key=lambda each: (known[each], each), default=cap)
     if cheapest != cap and known[cheapest] < known.get(cap, math.inf):
         words = f"max_num_seqs {cheapest} on about {replicas_in_words(known[cheapest])}"
+        words += "" if plan.price is None else f" for {known[cheapest] * plan.price:,.2f} per hour"
         facts.append(("cheapest", f"{words}: sweep a trace of this load"))
     if plan.required:
         facts.append(("requires", "; ".join(plan.required)))
-    best = next(step for step in plan.steps if step.max_num_seqs == plan.best)
-    if best.attainment_middle > chosen.attainment_middle + EQUAL_ATTAINMENT:
-        there = percent(best.attainment_middle)
+    if plan.share(plan.best) > plan.share(cap) + EQUAL_ATTAINMENT:
+        there = percent(plan.share(plan.best))
         words = f"with max_num_seqs {plan.best}, {there} would meet the SLO: sweep a trace of it"
         facts.append(("better", words))
     facts.append(("rests on", f"the profile's prediction, {plan.checked}"))
@@ -121,27 +152,72 @@ def _table(plan: FleetPlan) -> Table:
         Column("e2el_most_s", "E2EL worst", "time"),
         *(COLUMNS[name] for name in ("queue_p95_s", "kv_peak")),
         Column("replicas", "needs about", "count"),
+        *([] if plan.price is None else [Column("per_hour", "per hour", "number")]),
     ]
-    return Table(
-        columns,
-        [
+    samples, rows = plan.samples, list[list[Cell]]()
+    for cap in samples.caps:
+        middle = {name: known(samples.middle(name, cap)) for name in ON_CURVE}
+        worst = samples.ends("e2el_p99_s", cap)
+        rows.append(
             [
-                step.max_num_seqs,
-                step.attainment_middle,
-                step.attainment[0],
-                step.goodput_rps,
-                _seconds(step.tpot_p95_ms),
-                _seconds(step.e2el_p99_ms),
-                _seconds(None if step.e2el_p99_range_ms is None else step.e2el_p99_range_ms[1]),
-                _seconds(step.queue_p95_ms),
-                step.kv_cache_usage_peak,
-                plan.replicas_by_cap[step.max_num_seqs],
+                cap,
+                middle["attainment"],
+                plan.least(cap),
+                middle["goodput_rps"],
+                middle["tpot_p95_s"],
+                middle["e2el_p99_s"],
+                None if worst is None else worst[1],
+                middle["queue_p95_s"],
+                middle["kv_cache_usage_peak"],
+                count := plan.replicas_by_cap[cap],
             ]
-            for step in plan.steps
-        ],
-        chosen=[step.max_num_seqs for step in plan.steps].index(plan.max_num_seqs),
+        )
+        if plan.price is not None:
+            rows[-1].append(None if count is None else plan.price * count)
+    return Table(columns, rows, chosen=samples.caps.index(plan.max_num_seqs))
+
+
+def shared_page(
+    caps: Sequence[SharedCap], best: int, profiles: Sequence[ServingProfile], paths: Sequence[str]
+) -> Page:
+    """Return which cap serves several kinds of traffic, and what each loses by it."""
+    chosen = next(one for one in caps if one.max_num_seqs == best)
+    facts = list[tuple[str, str]]()
+    for path, profile, share, lost, longer in zip(
+        paths, profiles, chosen.shares, chosen.lost, chosen.longer, strict=True
+    ):
+        own = profile.decision.max_num_seqs
+        costs = f"{100 * lost:.1f} points fewer and {longer:.2f}x the p99 E2EL of its own {own}"
+        costs = "its own choice" if own == best else costs
+        facts.append((f"traffic {len(facts) + 1}", f"{path}: {percent(share)} met; {costs}"))
+    columns = [COLUMNS["max_num_seqs"]]
+    for number in range(1, len(paths) + 1):
+        columns += [
+            Column(f"met_{number}", f"met, traffic {number}", "share"),
+            Column(f"lost_{number}", "loses", "share"),
+            Column(f"longer_{number}", "p99 E2EL x", "number"),
+        ]
+    rows: list[list[Cell]] = [
+        [
+            one.max_num_seqs,
+            *(
+                cell
+                for cells in zip(one.shares, one.lost, one.longer, strict=True)
+                for cell in cells
+            ),
+        ]
+        for one in caps
+    ]
+    place = [one.max_num_seqs for one in caps].index(best)
+    return Page(
+        subject=f"Plan for {' and '.join(paths)}",
+        title=f"max_num_seqs {best} serves both kinds of traffic",
+        aside="simulated" if any(map(is_simulated, profiles)) else "by their curves",
+        facts=facts,
+        sections=[Section("Every max_num_seqs", tables=[Table(columns, rows, chosen=place)])],
+        next=f"tuner sweep --trace BOTH --ceiling {max(one.max_num_seqs for one in caps)}",
     )
 
 
-def _seconds(time_ms: float | None) -> float | None:
-    return None if time_ms is None else time_ms / 1e3
+def known(value: float) -> float | None:
+    return None if math.isnan(value) else value

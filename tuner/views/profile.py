@@ -6,8 +6,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from tuner.engines.devices import gpus_of
-from tuner.profile.numbers import CapNumbers, CurveStep
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import CapNumbers, CurveStep, ServingProfile
 from tuner.profile.summary import block_of, facts_of, percent, predicted_caps, promised, with_share
 from tuner.runs.cluster.prices import per_million_tokens
 from tuner.traffic.slo import Slo

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.profile.summary import engine_time, is_simulated
 from tuner.runs.refine.refine import THEN_REFINED, Refinement, RefinePlan, TrialRow
 from tuner.runs.refine.space import LIVE, Configuration, Space, in_words

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from tuner.profile.verdict_block import WIDTH, wrapped
+from tuner.profile.summary import WIDTH, wrapped
 from tuner.system.printable import printable
 from tuner.views.page import Page, Table, headed, texts
 

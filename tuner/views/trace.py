@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from tuner.trace.trace import Trace
-from tuner.traffic.arrivals import Stretch
 from tuner.traffic.concurrency import Levels
+from tuner.traffic.sampling import Stretch
 from tuner.traffic.summary import Distribution, TrafficSummary
 from tuner.traffic.trace_warnings import trace_warnings
 from tuner.views.page import Cell, Column, Page, Section, Table

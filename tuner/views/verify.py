@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.profile.summary import engine_time, is_simulated, minutes, percent, with_share
 from tuner.runs.verify import Gate, Verified
 from tuner.views.page import Cell, Column, Page, Section, Table, text

@@ -12,8 +12,8 @@ from tuner.live.watch import (
     reason,
     value_in_words,
 )
-from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import is_simulated, milliseconds, percent, with_share
+from tuner.profile.profile import ServingProfile
+from tuner.profile.summary import is_simulated, percent, with_share
 from tuner.views.page import Cell, Chart, Column, Kind, Page, Section, Series, Table
 
 LABELS = {
@@ -23,9 +23,6 @@ LABELS = {
     "input_length": "prompts / profile's",
     "output_length": "outputs / profile's",
     "prefix_share": "prefix share",
-    "itl_ms": "between tokens",
-    "ttft_ms": "to first token",
-    "e2el_ms": "to last token",
 }
 _Value = Callable[[WindowSummary], float | None]
 CHARTS: tuple[tuple[str, Kind, _Value, _Value | None], ...] = (
@@ -75,7 +72,7 @@ def watch_page(result: WatchResult, profile: ServingProfile, *, run_dir: str, ne
     facts.append(("seen", f"{watch.requests:,} requests at {result.url}, {windows}"))
     if watch.verdict == "re-tune now":
         facts.append(("re-tune", "run the command below, then capture a new trace and sweep"))
-    tables = [_measures(watch), _times(watch)] if watch.windows else []
+    tables = [_measures(watch)] if watch.windows else []
     return Page(
         subject=f"Watch of {result.url}",
         title=title,
@@ -135,7 +132,6 @@ def watch_json(result: WatchResult) -> Any:  # noqa: ANN401 - JSON content
             "most_running": watch.most_running,
             "measures": measures,
             "choice": watch.choice and asdict(watch.choice),
-            "times": watch.times_ms(),
             "untold": list(result.untold),
             "warnings": list(result.warnings),
         }
@@ -200,26 +196,6 @@ def _measures(watch: Watch) -> Table:
         for name, measure in watch.measures.items()
     ]
     return Table(columns, rows)
-
-
-def _times(watch: Watch) -> Table:
-    """Return times over the whole watch; a quantile is the range that the buckets leave it."""
-    columns = [Column("time", "time"), Column("kind", "kind"), Column("mean_s", "mean", "time")]
-    columns += [Column(name, name, "number") for name in ("p50", "p95", "p99")]
-    rows: list[list[Cell]] = []
-    times: dict[str, dict[str, Any]] = watch.times_ms()
-    for name, kinds in times.items():
-        for kind, entry in kinds.items():
-            ranges = [_range(*entry[name]) for name in ("p50", "p95", "p99")]
-            rows.append([LABELS[name], kind, _seconds(entry["mean"]), *ranges])
-    return Table(columns, rows)
-
-
-def _range(low_ms: float | None, high_ms: float | None) -> str:
-    low = "-" if low_ms is None else milliseconds(low_ms)
-    if low_ms == high_ms:
-        return low
-    return f"> {low}" if high_ms is None else f"{low} to {milliseconds(high_ms)}"
 
 
 def _seconds(time_ms: float | None) -> float | None:

@@ -49,7 +49,7 @@ def test_plan_says_how_many_replicas_a_load_needs(
     assert plan["replicas_needed"] in replicas
     assert plan["max_num_seqs"] == 16
     (chosen,) = [step for step in plan["steps"] if step["max_num_seqs"] == 16]
-    assert share[0] <= chosen["attainment_middle"] <= share[1]
+    assert share[0] <= chosen["attainment"] <= share[1]
 
 
 def test_plan_speaks_of_all_servers_that_share_the_trace(swept: Swept, tmp_path: Path) -> None:

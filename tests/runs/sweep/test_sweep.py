@@ -157,10 +157,10 @@ def test_the_twin_is_held_against_every_window_that_was_replayed(calm: Run) -> N
     assert view.is_believed
 
 
-def test_what_the_confirming_engine_shows_is_foretold_before_it_begins(calm: Run) -> None:
+def test_what_the_confirming_engine_shows_is_predicted_before_it_begins(calm: Run) -> None:
     lines = (calm.run_dir / "journal.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
-    (said,) = (one for one in events if one["event"] == "foretold")
+    (said,) = (one for one in events if one["event"] == "predicted")
     first = next(one for one in events if one.get("purpose") == "confirm" and "file" in one)
     assert events.index(said) < events.index(first)
     ladder = {one.start_s for one in calm.outcome.windows}
@@ -168,8 +168,8 @@ def test_what_the_confirming_engine_shows_is_foretold_before_it_begins(calm: Run
     assert ladder.isdisjoint(one["start_s"] for one in said["windows"])
     record = calm.outcome.checked
     assert record is not None
-    assert len(record.foretold.numbers) == 9
-    assert not record.foretold.failed
+    assert len(record.predicted.numbers) == 9
+    assert not record.predicted.failed
     assert not record.at_own_speed.failed
     assert len(record.tpot_errors) == len(said["windows"])
 

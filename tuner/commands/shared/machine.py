@@ -11,7 +11,7 @@ from tuner.engines.seam import SIMULATED, ArgumentValue, Starter
 from tuner.engines.vllm import supported
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import GateError, UsageError
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.replay.readings import Read
 
 Arguments = Mapping[str, Any]

@@ -7,7 +7,7 @@ from typing import Any
 
 from tuner.commands.shared.options import as_typed
 from tuner.errors import GateError
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.profile.summary import LOW, promised, required
 from tuner.system.passwords import public_words
 
@@ -27,7 +27,7 @@ def after(profile: ServingProfile, path: Path, *, base: Path | None = None) -> s
     ):
         return command("show", path)
     if is_short(profile):
-        return command("show" if profile.twin is None else "plan", path)
+        return command("show" if profile.evidence is None else "plan", path)
     return command("apply", path, *([] if base is None else [base]), "--dry-run")
 
 

@@ -1,24 +1,9 @@
-"""A profile's promise, as commands ask of it: its twin, and what is required of it."""
+"""What a profile requires, as commands ask of it."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from tuner.errors import ProfileError
-from tuner.profile.numbers import FrontEndSection
-from tuner.profile.schema import ServingProfile
-from tuner.profile.stored_twin import StoredTwin, restored
+from tuner.profile.profile import ServingProfile
 from tuner.traffic.requirements import Requirement, parse_requirements
-
-
-def twin_of(
-    profile: ServingProfile, path: Path, *, cure: str, front_end: FrontEndSection | None = None
-) -> StoredTwin:
-    """Return the twin of a profile. Raises ProfileError, with the cure where it has none."""
-    if profile.twin is None:
-        raise ProfileError(
-            f"{path}: twin: is null: the windows alone decided this profile", hint=cure
-        )
-    return restored(profile.twin, source=str(path), front_end=front_end)
 
 
 def required_of(

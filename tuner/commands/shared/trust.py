@@ -11,7 +11,7 @@ from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.allowed import not_allowed
 from tuner.engines.vllm.values import same
 from tuner.errors import ProfileError, UsageError
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.system.printable import printable
 
 MOST_SHOWN = 60

@@ -26,7 +26,7 @@ from tuner.trace.guess import STDIN, Asked, columns_asked
 from tuner.trace.raw import Tally
 from tuner.trace.reading import Tell, read
 from tuner.trace.trace import Trace
-from tuner.traffic.arrivals import Stretch, busiest, stretch
+from tuner.traffic.sampling import Stretch, busiest, stretch
 from tuner.traffic.schedule import scheduled
 from tuner.traffic.summary import describe
 from tuner.traffic.window import parse_duration_s, parse_window

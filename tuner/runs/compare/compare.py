@@ -7,6 +7,7 @@ replays the same requests; another block replays others, so that intervals know 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -16,8 +17,8 @@ from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.engines.workers import WorkersStarter
 from tuner.errors import UsageError
-from tuner.profile.schema import ServingProfile
-from tuner.profile.stored_twin import restored
+from tuner.profile.evidence import twin_of
+from tuner.profile.profile import ServingProfile
 from tuner.replay.readings import Read
 from tuner.replay.replay import CutRule
 from tuner.runs.bench import Bench, Build, Watcher
@@ -37,8 +38,9 @@ from tuner.runs.execute import execute
 from tuner.runs.journal import Journal
 from tuner.runs.measure import Trial, measure
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.sampling import RUN_IN_SHARE
 from tuner.traffic.slo import Slo
-from tuner.traffic.window import RUN_IN_SHARE, Part
+from tuner.traffic.window import Part
 from tuner.traffic.workload import keep_what_fits
 
 REPEATS = 3
@@ -224,12 +226,10 @@ def compare(
         starts = profile.provenance
         start_s = starts.engine_seconds.starts / max(1, starts.engine_starts)
     if any(LEVELS[level] for level in question.levels):
-        if profile is None or profile.twin is None:
-            raise UsageError(
-                "a load by requests in flight needs the twin of a profile",
-                hint="Give --profile (tuner sweep makes one), or compare with --loads recorded.",
-            )
-        twin = restored(profile.twin, source=question.source)
+        cure = "Give --profile (tuner sweep makes one), or compare with --loads recorded."
+        if profile is None:
+            raise UsageError("a load by requests in flight needs a profile", hint=cure)
+        twin = twin_of(profile, Path(question.source), cure=cure)
     tuned = _tuned(question)
     kept, dropped = keep_what_fits(question.requests, max_model_len=question.max_model_len)
     choice = evidence.selection()

@@ -16,7 +16,7 @@ from tuner.replay.records import Floats, Replay, e2el_s
 from tuner.runs.compare.ways import LEVELS, Approach, mean_in_flight
 from tuner.runs.evidence import MadeTrial
 from tuner.traffic.slo import Slo
-from tuner.twin.uncertainty import t_quantile
+from tuner.twin.windows import t_quantile
 
 NEVER_S = 1e12
 """Longer than any wait."""

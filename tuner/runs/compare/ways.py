@@ -13,10 +13,11 @@ import numpy as np
 from tuner.engines.batched import Batching
 from tuner.engines.scheduler.state import Floats
 from tuner.errors import TraceError, UsageError
-from tuner.profile.stored_twin import StoredTwin
+from tuner.profile.evidence import StoredTwin
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.sampling import RUN_IN_SHARE, in_window
 from tuner.traffic.scaling import scale_load
-from tuner.traffic.window import RUN_IN_SHARE, Window, in_window
+from tuner.traffic.window import Window
 from tuner.twin.simulation import simulate, traffic_of
 
 UNTUNED = 64

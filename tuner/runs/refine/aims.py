@@ -19,8 +19,8 @@ import numpy as np
 from tuner.engines.scheduler.state import Floats
 from tuner.errors import UsageError
 from tuner.replay.measure import Spread
-from tuner.twin.objective import EQUAL_ATTAINMENT, GOOD_TAIL
-from tuner.twin.uncertainty import t_quantile, t_share
+from tuner.traffic.constants import EQUAL_ATTAINMENT, GOOD_TAIL
+from tuner.twin.windows import t_quantile, t_share
 
 PAIRS, MOST_PAIRS = 4, 16
 """Pairs that are made at least, and where the budget has room for more; even numbers."""

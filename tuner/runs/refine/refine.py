@@ -13,7 +13,7 @@ import numpy as np
 
 from tuner.engines.seam import EngineFacts, Starter
 from tuner.errors import UsageError
-from tuner.profile.schema import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.replay.measure import Measurement
 from tuner.replay.measure import measure as numbers_of
 from tuner.replay.replay import CutRule
@@ -69,10 +69,9 @@ from tuner.traffic.workload import (
     keep_what_fits,
     workload_of,
 )
-from tuner.twin.check import observed
 from tuner.twin.forecast import Forecast
 from tuner.twin.law import Segment
-from tuner.twin.verdict_text import Verdict
+from tuner.twin.verdict import Verdict
 
 RAMP, SEARCH, KNEE, REFINED, ALONE, RAISED = "ramp", "search", "knee", "refined", "alone", "raised"
 """Purposes of trials: what times every batch size, and what is compared with the knee; the halves
@@ -570,7 +569,7 @@ class _Run:
                 if len(replay.iterations):
                     segments.append(Segment(replay.iterations, start_s, trial.ended.engine))
                 if len(replay.requests):
-                    windows.append(observed(replay, max_num_batched_tokens=tokens))
+                    windows.append(replace(replay, token_budget=tokens))
                 if begun.purpose not in {RAMP, RAISED} and replay.cut is None:
                     whole.append((begun.windows[place], replay))
         facts = self.facts(configuration)
@@ -640,9 +639,9 @@ class _Run:
         checks = tuple(RequirementCheck(each, None) for each in required)
         curve: tuple[CurvePoint, ...] = (CurvePoint(confirmed, confirmed, "measured", {}, {}),)
         if view is not None:
-            low, high = view.weighed.interval
-            interval, checks = (min(low, cap), max(high, cap)), view.weighed.bounds.checks(cap)
-            curve = curve_by_twin(view, view.weighed.samples.caps, {cap: confirmed})
+            low, high = view.choice.interval
+            interval, checks = (min(low, cap), max(high, cap)), view.choice.bounds.checks(cap)
+            curve = curve_by_twin(view, view.choice.samples.caps, {cap: confirmed})
         kind = self.plan.profile.decision.verdict
         verdict = Verdict(kind, cap, interval, confidence, reason, requirements=checks)
         raised_numbers = above[0] if above else None

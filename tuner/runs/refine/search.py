@@ -33,8 +33,8 @@ from tuner.runs.refine.space import (
     smallest,
 )
 from tuner.system.passwords import without_passwords
+from tuner.traffic.constants import EQUAL_ATTAINMENT
 from tuner.twin.forecast import Forecast
-from tuner.twin.objective import EQUAL_ATTAINMENT
 from tuner.twin.simulation import met, simulate
 
 FREE = 300

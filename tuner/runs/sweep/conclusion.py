@@ -22,18 +22,16 @@ from tuner.runs.sweep.sweep_warnings import (
     where_windows_decide,
     where_windows_were_lost,
 )
+from tuner.traffic.constants import GOOD_ATTAINMENT, HALF
 from tuner.traffic.slo import Unloaded, out_of_reach
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
-from tuner.twin.check import Observed
-from tuner.twin.forecast import Forecast, StepChange, forecast
+from tuner.twin.forecast import Forecast, forecast
 from tuner.twin.front_end import Passages
-from tuner.twin.knee import decide, verdict_by_twin
 from tuner.twin.law import Segment
-from tuner.twin.objective import GOOD_ATTAINMENT, HALF
 from tuner.twin.simulation import hit_share, shape_of
-from tuner.twin.uncertainty import Block, intervals, relative_changes
-from tuner.twin.verdict_text import ADD_REPLICAS, Verdict
+from tuner.twin.verdict import ADD_REPLICAS, Verdict, verdict_by_twin, verdict_by_windows
+from tuner.twin.windows import Block, samples_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ def view_of(basis: Basis, *, printed: bool = False) -> Forecast | None:
 def forecast_of(  # noqa: PLR0913 - what was measured, and what it is asked
     basis: Basis,
     segments: Sequence[Segment],
-    windows: Sequence[Observed],
+    windows: Sequence[Replay],
     whole: Sequence[tuple[Window, Replay]],
     *,
     caps: Sequence[int],
@@ -121,15 +119,14 @@ def curve_by_twin(
     view: Forecast, caps: Sequence[int], seen: Mapping[int, Measurement]
 ) -> tuple[CurvePoint, ...]:
     """Return the twin's curve, with what was measured (``seen``) beside it."""
-    changes: dict[int, Mapping[str, StepChange]] = {
-        cap: view.changes(below, cap) for below, cap in pairwise(caps)
-    }
+    samples = view.choice.samples
+    changes = {cap: samples.changes(below, cap) for below, cap in pairwise(caps)}
     return tuple(
         CurvePoint(
             numbers=view.measurement(cap),
             measured=seen.get(cap),
             source="both" if cap in seen else "twin",
-            intervals=view.intervals(cap),
+            intervals=samples.intervals(cap),
             changes=changes.get(cap, {}),
         )
         for cap in caps
@@ -155,7 +152,7 @@ def by_windows(basis: Basis, view: Forecast | None, *, doubt: str | None) -> Con
     evidence, workload, settings = basis.evidence, basis.workload, basis.settings
     rungs, blocks = evidence.rungs(), window_blocks(basis)
     curve = _measured_curve(measured(rungs, workload.slo), blocks)
-    verdict = decide(
+    verdict = verdict_by_windows(
         blocks,
         ceiling=settings.ceiling,
         complete=evidence.is_complete(),
@@ -206,26 +203,23 @@ def slots_held(replays: Iterable[Replay], unloaded: Unloaded) -> float | None:
 def _measured_curve(
     measured: Mapping[int, Measurement], blocks: Sequence[Block]
 ) -> tuple[CurvePoint, ...]:
-    def changes(below: int | None, cap: int) -> dict[str, StepChange]:
-        if below is None:
-            return {}
-        found = relative_changes(blocks, below, cap)
-        return {name: StepChange(*values) for name, values in found.items()}
-
-    return tuple(
-        CurvePoint(
-            numbers=one,
-            measured=one,
-            source="measured",
-            intervals=(
-                {"attainment": (one.attainment, one.attainment_bound)}
-                if one.cut
-                else intervals(blocks, cap)
-            ),
-            changes=changes(below, cap),
+    _, samples = samples_of(blocks)
+    steps, below = list[CurvePoint](), None
+    for cap, one in measured.items():
+        is_whole = one.cut is None
+        steps.append(
+            CurvePoint(
+                numbers=one,
+                measured=one,
+                source="measured",
+                intervals=samples.intervals(cap)
+                if is_whole
+                else {"attainment": (one.attainment, one.attainment_bound)},
+                changes=samples.changes(below, cap) if is_whole and below is not None else {},
+            )
         )
-        for below, (cap, one) in zip([None, *measured], measured.items(), strict=False)
-    )
+        below = cap if is_whole else None
+    return tuple(steps)
 
 
 def _reachable(verdict: Verdict, workload: Workload, curve: Sequence[CurvePoint]) -> Verdict:

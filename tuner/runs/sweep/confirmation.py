@@ -12,32 +12,31 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats
 from tuner.replay.measure import Measurement, measure
-from tuner.runs.events import ForetoldReplay
+from tuner.replay.records import Replay, ttft_s
+from tuner.runs.events import PredictedReplay
 from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import CheckRecord, Conclusion
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Basis, by_windows
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.constants import PRINTED_DRAWS
 from tuner.traffic.sampling import unseen_windows
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
 from tuner.twin.check import (
     Check,
-    Foretold,
-    Observed,
     PlannedWindow,
+    Predicted,
+    as_sent,
     check_at_own_speed,
-    check_foretold,
-    driver,
-    foretell,
-    least_attainment,
+    check_predicted,
+    predict,
 )
-from tuner.twin.draws import PRINTED
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd, contention_of, fit_front_end, passages_of
 from tuner.twin.simulation import traffic_of
-from tuner.twin.verdict_text import BEFORE_THAT, miss_in_words
+from tuner.twin.verdict import BEFORE_THAT
 
 DRAIN_SHARE = 0.1
 """Of the time of a replay, for what is unfinished when the last request was sent."""
@@ -46,17 +45,17 @@ LEAST_WINDOW_S = 8.0
 """Less of a window, its run-in left out, confirms nothing."""
 
 
-def foretold_replay(basis: Basis, view: Forecast, cap: int, *, most_s: float) -> ForetoldReplay:
+def predicted_replay(basis: Basis, view: Forecast, cap: int, *, most_s: float) -> PredictedReplay:
     """Choose what the confirming engine replays in this time, windows that the ladder did not see
-    where there are any, and foretell it."""
+    where there are any, and predict it."""
     workload = basis.workload
     windows, unseen = workload.windows, True
     if basis.evidence.rungs():
         others = unseen_windows(workload.requests, workload.part, windows)
         windows, unseen = others or windows, others is not None
     windows = tuple(_affordable(windows, (1 - DRAIN_SHARE) * most_s))
-    numbers, means = foretold_numbers(basis, view, windows, cap) if windows else ({}, [])
-    return ForetoldReplay(
+    numbers, means = predicted_numbers(basis, view, windows, cap) if windows else ({}, [])
+    return PredictedReplay(
         max_num_seqs=cap, windows=windows, unseen=unseen, slo=workload.slo, numbers=numbers,
         means=tuple(means),
     )  # fmt: skip
@@ -72,19 +71,19 @@ def _affordable(windows: Sequence[Window], most_s: float) -> Iterator[Window]:
         most_s -= one.run_in_s + length_s
 
 
-def foretold_in(evidence: Evidence, cap: int) -> ForetoldReplay | None:
-    """Return what was foretold of the replay at a cap; None where nothing was."""
-    events = evidence.journal.of(ForetoldReplay)
+def prediction_in(evidence: Evidence, cap: int) -> PredictedReplay | None:
+    """Return what was predicted of the replay at a cap; None where nothing was."""
+    events = evidence.journal.of(PredictedReplay)
     return next((one for one in events if one.max_num_seqs == cap), None)
 
 
-def foretold_numbers(
+def predicted_numbers(
     basis: Basis, view: Forecast, windows: Sequence[Window], cap: int
-) -> tuple[dict[str, Foretold], list[tuple[float, float]]]:
+) -> tuple[dict[str, Predicted], list[tuple[float, float]]]:
     """Return what the twin says of a replay of these windows, and of each the mean TTFT and TPOT in
     seconds."""
-    planned, laws = planned_for(view, basis, windows), view.fitted.draws(PRINTED)
-    return foretell(planned, laws, view.machine, view.shape, basis.workload.slo, max_num_seqs=cap)
+    planned, laws = planned_for(view, basis, windows), view.fitted.draws(PRINTED_DRAWS)
+    return predict(planned, laws, view.machine, view.shape, basis.workload.slo, max_num_seqs=cap)
 
 
 def planned_window(
@@ -95,7 +94,7 @@ def planned_window(
     hit_share: float,
     kv_tokens: int,
 ) -> PlannedWindow:
-    """Return a window as it is sent, for the twin to foretell."""
+    """Return a window as it is sent, for the twin to predict."""
     traffic = traffic_of(
         sent, hash_block_size=hash_block_size, hit_share=hit_share, kv_tokens=kv_tokens
     )
@@ -114,7 +113,7 @@ def raised(workload: Workload, window: Window, load: float, seed: int) -> list[T
 def planned_for(
     view: Forecast, basis: Basis, windows: Sequence[Window], load: float = 1.0
 ) -> list[PlannedWindow]:
-    """Return windows as they are sent at so many times the load, for the twin to foretell."""
+    """Return windows as they are sent at so many times the load, for the twin to predict."""
     workload, settings = basis.workload, basis.settings
     return [
         planned_window(
@@ -137,7 +136,7 @@ def front_end_of(conclusion: Conclusion, evidence: Evidence) -> FrontEnd | None:
         return None if view is None else view.machine.front_end
     logs = [one.iterations for one in replays]
     contention = 1.0 if view is None else contention_of(view.fitted.law, logs)
-    passages = [passages_of(one.requests, one.iterations) for one in replays]
+    passages = [passages_of(one.requests) for one in replays]
     parts = [*evidence.probed(), *passages]
     return fit_front_end(parts, contention=contention)
 
@@ -152,32 +151,33 @@ def check_of(
     if view is None or not windows:
         return None
     law = view.fitted.law
-    by_speed = check_at_own_speed(windows, slo, driver(law, view.shape, front_end))
-    prediction = foretold_in(basis.evidence, cap)
+    by_speed = check_at_own_speed(windows, slo, law, view.shape, front_end)
+    prediction = prediction_in(basis.evidence, cap)
     if prediction is None or len(windows) < len(prediction.windows):
-        return CheckRecord(unseen=False, foretold=Check(()), at_own_speed=by_speed)
+        return CheckRecord(unseen=False, predicted=Check(()), at_own_speed=by_speed)
     numbers = prediction.numbers
     if prediction.slo != slo:  # of another SLO than that of the run only attainment is another
-        numbers, _ = foretold_numbers(basis, view, prediction.windows, cap)
+        numbers, _ = predicted_numbers(basis, view, prediction.windows, cap)
     errors = _errors_of(windows, prediction.means) if prediction.unseen else ((), ())
-    return CheckRecord(prediction.unseen, check_foretold(numbers, windows, slo), by_speed, *errors)
+    return CheckRecord(prediction.unseen, check_predicted(numbers, windows, slo), by_speed, *errors)
 
 
-def _confirming_windows(evidence: Evidence, cap: int) -> list[Observed]:
+def _confirming_windows(evidence: Evidence, cap: int) -> list[Replay]:
     """Return what was replayed to confirm a cap."""
     return [one for one in evidence.observed(confirming=True) if one.max_num_seqs == cap]
 
 
 def _errors_of(
-    windows: Sequence[Observed], means: Sequence[tuple[float, float]]
+    windows: Sequence[Replay], means: Sequence[tuple[float, float]]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return log(measured / predicted) of the mean TTFT and TPOT of each window, from the predicted
     means in seconds."""
-    pairs = list(zip(windows, means, strict=True))
-    return (
-        tuple(_log_ratio(one.ttft_s[one.planned.counted], ttft) for one, (ttft, _) in pairs),
-        tuple(_log_ratio(one.tpot_s[one.planned.counted], tpot) for one, (_, tpot) in pairs),
-    )
+    ttft, tpot = list[float](), list[float]()
+    for one, (ttft_mean_s, tpot_mean_s) in zip(windows, means, strict=True):
+        counted = as_sent(one).counted
+        ttft.append(_log_ratio(ttft_s(one.requests)[counted], ttft_mean_s))
+        tpot.append(_log_ratio(one.requests["tpot_s"][counted], tpot_mean_s))
+    return tuple(ttft), tuple(tpot)
 
 
 def _log_ratio(measured_s: Floats, predicted_s: float) -> float:
@@ -209,9 +209,7 @@ def after_check(
         if front_end is not None and verdict.requirements:
             verdict = replace(verdict, requirements=view.bounds(cap).checks(cap))
         return replace(conclusion, verdict=verdict, view=view)
-    doubt = (
-        f"the twin was wrong at the engine's own speed ({miss_in_words(record.at_own_speed.worst)})"
-    )
+    doubt = f"the twin was wrong at the engine's own speed ({record.at_own_speed.worst.words})"
     if basis.evidence.rungs():
         return by_windows(basis, view, doubt=doubt)
     reason = f"inconclusive, {cap} is the twin's choice: {doubt} in the replay that verifies it"
@@ -230,7 +228,7 @@ def after_headroom(conclusion: Conclusion, basis: Basis) -> Conclusion:
     shortfall = _shortfall(measured, least, basis.settings)
     if shortfall is None:
         return conclusion
-    above = min((one for one in view.weighed.eligible if one > cap), default=None)
+    above = min((one for one in view.choice.eligible if one > cap), default=None)
     cure = "no larger cap may be chosen" if above is None else f"the next cap is {above}"
     verdict = conclusion.verdict
     warnings = (f"{shortfall}; {cure}; {BEFORE_THAT}", *verdict.warnings)
@@ -265,5 +263,6 @@ def least_expected(view: Forecast, basis: Basis, cap: int, front_end: FrontEnd |
     """
     windows = planned_for(view, basis, basis.workload.windows, basis.settings.headroom)
     machine = replace(view.machine, front_end=front_end)
-    laws = view.fitted.draws(PRINTED)
-    return least_attainment(windows, laws, machine, view.shape, view.slo, max_num_seqs=cap)
+    laws = view.fitted.draws(PRINTED_DRAWS)
+    found, _ = predict(windows, laws, machine, view.shape, view.slo, max_num_seqs=cap)
+    return found["attainment"].low if "attainment" in found else 0.0

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Literal
 
 from tuner.replay.measure import Measurement, measure
-from tuner.runs.events import EngineStart
 from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import (
     Conclusion,
@@ -21,8 +20,8 @@ from tuner.runs.sweep.conclusion import Basis
 from tuner.runs.sweep.confirmation import after_check, check_of, front_end_of
 from tuner.runs.sweep.sweep_warnings import of_the_whole_run
 from tuner.twin.forecast import Forecast
-from tuner.twin.uncertainty import never_binds
-from tuner.twin.verdict_text import Verdict
+from tuner.twin.verdict import Verdict
+from tuner.twin.windows import never_binds
 
 
 def outcome_of(
@@ -39,7 +38,7 @@ def outcome_of(
     starts, facts = evidence.starts(), evidence.facts()
     front_end = front_end_of(conclusion, evidence)
     checked = check_of(conclusion, basis, front_end)
-    failed = checked is not None and checked.foretold.failed
+    failed = checked is not None and checked.predicted.failed
     after = after_check(conclusion, basis, checked, front_end)
     confirmed = _confirmed(after, basis, "confirm")
     with_headroom = _confirmed(after, basis, "headroom")
@@ -62,9 +61,6 @@ def outcome_of(
         ladder_engine=starts[0].facts.engine,
         starts_s=evidence.starts_s(),
         replay_s=evidence.replay_s(),
-        # the newest of each purpose: the pool of a small engine may be another than the ladder's
-        kv_blocks={one.purpose: one.facts.kv_blocks for one in starts},
-        start_parts_s=_parts_s(starts),
         dropped=dropped,
         warnings=(
             *facts.cautions,
@@ -79,15 +75,6 @@ def _confirmed(conclusion: Conclusion, basis: Basis, purpose: str) -> Measuremen
     """Return what the choice gave in the confirming replays of a purpose; None without any."""
     replays = basis.evidence.confirming(purpose, conclusion.verdict.max_num_seqs)
     return measure(replays, basis.workload.slo) if replays else None
-
-
-def _parts_s(starts: Sequence[EngineStart]) -> dict[str, float]:
-    """Return what all starts together took for each of their parts, where they told."""
-    found: dict[str, float] = {}
-    for start in starts:
-        for name, took_s in start.facts.phases_s.items():
-            found[name] = found.get(name, 0.0) + took_s
-    return found
 
 
 LATE_IS_COUNTED = "the times and their intervals have that in them"

@@ -29,10 +29,11 @@ from tuner.runs.outcome import Conclusion, SweepOutcome
 from tuner.runs.rungs import RUNGS, best_attainments, disturbed, whole_rung_s
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Basis, conclude, view_of, window_blocks
-from tuner.runs.sweep.confirmation import after_headroom, foretold_in, foretold_replay, raised
+from tuner.runs.sweep.confirmation import after_headroom, predicted_replay, prediction_in, raised
 from tuner.runs.sweep.outcome import outcome_of
 from tuner.runs.sweep.sweep_warnings import left_out, no_room_for, shortened
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.constants import HALF
 from tuner.traffic.window import Window
 from tuner.traffic.workload import (
     MIN_STEP_S,
@@ -43,7 +44,6 @@ from tuner.traffic.workload import (
     slo_for,
     workload_of,
 )
-from tuner.twin.objective import HALF
 
 SERVER_START_S = 30.0
 """Seconds that a server takes longer to start than its engine alone, on a small machine. More would
@@ -319,8 +319,8 @@ class SweepRun:
             self.thinking_s = self.now_s() - begun_s
         self.has_compiled = view is not None
         if view is not None:
-            weighed = view.weighed
-            self.watcher.believed(weighed.best, weighed.agreeing, weighed.draws)
+            choice, draws = view.choice, len(view.choice.samples.values)
+            self.watcher.believed(choice.best, round(choice.confidence * draws), draws)
             if not view.is_believed:
                 self.is_doubted = True
                 self.watcher.warn(f"{view.doubt}: the windows must decide")
@@ -465,12 +465,12 @@ class SweepRun:
         return self.left_s() - start_s
 
     def confirming_windows(self) -> tuple[Window, ...]:
-        """Return what the confirming engine replays. What the twin foretells of it is on disk
+        """Return what the confirming engine replays. What the twin predicts of it is on disk
         before the replay begins."""
         workload, view = self.workload, self.conclusion.view
         cap = self.conclusion.verdict.max_num_seqs
-        prediction = foretold_in(self.evidence, cap)
+        prediction = prediction_in(self.evidence, cap)
         if prediction is None and view is not None and self.conclusion.by_twin:
-            prediction = foretold_replay(self.basis, view, cap, most_s=self.confirming_left_s())
+            prediction = predicted_replay(self.basis, view, cap, most_s=self.confirming_left_s())
             self.journal.add(prediction)
         return workload.windows if prediction is None else prediction.windows

@@ -1,10 +1,9 @@
 """Warn of what a sweep cannot promise: one sentence each, with what to do. Pure.
 
-What is decided warns by itself of how sure it is (``twin.knee``), and a trace of what it cannot
+What is decided warns by itself of how sure it is (``twin.verdict``), and a trace of what it cannot
 carry (``traffic.trace_warnings``).
 """
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -15,10 +14,10 @@ from tuner.runs.outcome import Conclusion
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.trace_warnings import FEW_REQUESTS, UNIFORM_SPREAD
 from tuner.traffic.workload import Workload
-from tuner.twin.choice import value_of
+from tuner.twin.decide import rule
 from tuner.twin.forecast import Forecast
-from tuner.twin.objective import choose
-from tuner.twin.uncertainty import Block
+from tuner.twin.simulation import attainment, tail_s
+from tuner.twin.windows import Block
 
 ROOM = 0.5
 """Share of the KV cache that is enough to hold what comes again, at any cap that may be chosen."""
@@ -161,15 +160,15 @@ def _uniform(conclusion: Conclusion, settings: SweepSettings) -> str | None:
     room = view.shape.max_model_len - view.traffic.input_length
     varied = np.clip(np.rint(drawn), 1, np.maximum(1, room)).astype(np.int64)
     traffic = replace(view.traffic, output_length=varied)
-    values = {
-        cap: value_of(traffic, view.replayed(traffic, cap), view.slo)
-        for cap in doubling(settings.ceiling)
-    }
-    cap, other = conclusion.verdict.max_num_seqs, choose(values)
-    here, there = view.weighed.values[cap], values[cap]
+    caps, cap = doubling(settings.ceiling), conclusion.verdict.max_num_seqs
+    replays = [view.replayed(traffic, each) for each in caps]
+    shares = [attainment(traffic, each, view.slo) for each in replays]
+    tails_s = list(map(tail_s, replays))
+    other, at = caps[int(rule(shares, tails_s).choice)], caps.index(cap)
+    before_s = float(view.choice.own.column("e2el_p99_s", cap)[0])
     return (
         f"every output is about {lengths.mean():,.0f} tokens long, and that misleads: {cap} serves "
-        f"{here[0]:.1%} within the SLO with a p99 E2EL of {math.exp(here[1]):,.2f}s; if outputs of "
-        f"the same mean varied as production's do, {there[0]:.1%} and {math.exp(there[1]):,.2f}s, "
-        f"and {other} would be chosen: capture real lengths"
+        f"{view.choice.share(cap):.1%} within the SLO with a p99 E2EL of {before_s:,.2f}s; if "
+        f"outputs of the same mean varied as production's do, {shares[at]:.1%} and "
+        f"{tails_s[at]:,.2f}s, and {other} would be chosen: capture real lengths"
     )

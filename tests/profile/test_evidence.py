@@ -1,0 +1,171 @@
+"""The twin beside a profile, and out of its file again."""
+
+import json
+import zipfile
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.profiles import profile
+from tuner.engines.scheduler.state import StepLaw
+from tuner.errors import ProfileError
+from tuner.profile.evidence import MOST_STORED, StoredTwin, pack, twin_of, unpack
+from tuner.profile.profile import load, resealed, save
+from tuner.traffic.constants import PRINTED_DRAWS
+from tuner.traffic.slo import Slo
+from tuner.twin.decide import choose
+from tuner.twin.forecast import Forecast
+from tuner.twin.law import Segment, fit_law
+from tuner.twin.samples import Loads, Machine, ask, draws_of
+from tuner.twin.simulation import EngineShape, Traffic, simulate
+
+SHAPE = EngineShape(
+    max_num_batched_tokens=2048, block_size=16, kv_blocks=4000, max_model_len=10_000, lag_s=0.003
+)
+LAW = StepLaw(np.linspace(0.010, 0.018, 9), 1e-5, 0.0, 0.0, 1e-7)
+SLO = Slo(ttft_s=1.0)
+
+
+def view(requests: int = 500) -> Forecast:
+    rng = np.random.default_rng(0)
+    arrivals = np.sort(rng.uniform(0, requests / 5, requests)).tolist()
+    traffic = Traffic.of((at_s, 50, int(rng.integers(50, 150))) for at_s in arrivals)
+    log = simulate(traffic, LAW, SHAPE, max_num_seqs=8, log=True).iterations
+    log["duration_s"] *= np.exp(rng.normal(0, 0.05, len(log)))
+    fitted = fit_law([Segment(log, 0.0, 0)], max_num_seqs=8)
+    return Forecast(
+        fitted=fitted,
+        shape=SHAPE,
+        loads=Loads(traffic),
+        slo=SLO,
+        length_s=requests / 5,
+        hit_share=0.25,
+        stalled_share=0.0,
+        choice=choose(Loads(traffic), fitted, SHAPE, SLO, (4, 8)),
+        machine=Machine(np.array([1.0, 1.25, 0.5]), 0.03, (0.25,), (-0.125,)),
+    )
+
+
+def again(one: Forecast) -> StoredTwin:
+    return unpack(pack(one), source="p.evidence")
+
+
+def test_what_is_stored_answers_as_the_twin_did() -> None:
+    one = view()
+    found = again(one)
+    assert (found.shape, found.length_s, found.hit_share) == (SHAPE, one.length_s, 0.25)
+    before, after = (
+        simulate(traffic, law, SHAPE, max_num_seqs=8)
+        for traffic, law in ((one.traffic, one.fitted.law), (found.traffic, found.law))
+    )
+    tail_s = np.quantile(before.e2el_s, 0.99)
+    assert np.quantile(after.e2el_s, 0.99) == pytest.approx(tail_s, rel=1e-3)
+    assert len(found.laws) == PRINTED_DRAWS
+    tails = [np.quantile(simulate(one.traffic, law, SHAPE, max_num_seqs=8).e2el_s, 0.99)
+             for law in found.laws]  # fmt: skip
+    assert min(tails) < tail_s < max(tails)
+    at_s = one.traffic.arrival_s - one.traffic.arrival_s[0]
+    assert np.abs(found.traffic.arrival_s - at_s).max() < 1e-3
+    assert np.array_equal(found.traffic.output_length, one.traffic.output_length)
+
+
+def test_a_law_of_larger_batches_than_are_asked_for_is_stored_up_to_those() -> None:
+    one = view()
+    fitted = replace(one.fitted, law=one.fitted.law._replace(decode_s=one.fitted.law.decode_s[:6]))
+    assert fitted.knots[-1] > 5
+    found = again(replace(one, fitted=fitted))
+    assert found.law.decode_s == pytest.approx(fitted.law.decode_s, rel=1e-5)
+
+
+def test_what_is_stored_promises_what_was_promised() -> None:
+    """So that plan, watch and verify say the same as the profile."""
+    one = view()
+    found = again(one)
+    assert found.machine.slowdown.tolist() == [1.0, 1.25, 0.5]
+    assert (found.machine.ttft_errors, found.machine.tpot_errors) == ((0.25,), (-0.125,))
+    draws = draws_of(found.laws, found.machine, [found.traffic])
+    same = ask(draws, Loads(found.traffic), (8,), found.shape, SLO)
+    for name, ends in one.promised(8).intervals(8).items():
+        if name != "goodput_rps":
+            assert same.intervals(8)[name] == pytest.approx(ends, rel=0.02, abs=1e-3), name
+
+
+def test_what_is_stored_is_as_sure_of_the_choice_as_the_sweep_was() -> None:
+    one, slo = view(50), Slo(tpot_s=0.0125)
+    sweep = choose(Loads(one.traffic), one.fitted, SHAPE, slo, (1, 2, 4), draws=PRINTED_DRAWS)
+    assert 0.9 < sweep.confidence < 1
+    assert again(one).choice(one.traffic, slo, (1, 2, 4), headroom=1).rightness == sweep.rightness
+
+
+def test_of_long_traffic_the_busiest_stretch_is_stored() -> None:
+    """The hour asks for 200 tokens a second, the night for 2 of twice as long requests."""
+    hour = [(float(at_s), 100, 100) for at_s in range(MOST_STORED)]
+    night = [(100_000.0 + 200 * one, 200, 200) for one in range(MOST_STORED)]
+    one = replace(view(), loads=Loads(Traffic.of([*hour, *night])), length_s=1e6)
+    found = again(one)
+    assert (found.length_s, found.traffic.arrival_s[0]) == (MOST_STORED - 1, 0.0)
+    assert set(found.traffic.input_length.tolist()) == {100}
+    assert len(pack(view(MOST_STORED + 500))) < 200_000
+
+
+def edited(content: bytes, **parts: bytes) -> bytes:
+    """Return the archive with other content of some of its files."""
+    file = BytesIO()
+    with zipfile.ZipFile(BytesIO(content)) as old, zipfile.ZipFile(file, "w", 8) as new:
+        for name in old.namelist():
+            new.writestr(name, parts.get(name.partition(".")[0], old.read(name)))
+    return file.getvalue()
+
+
+def array(values: np.ndarray) -> bytes:
+    file = BytesIO()
+    np.save(file, values)
+    return file.getvalue()
+
+
+CONTENT = pack(view(50))
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"nonsense",
+        CONTENT[:-50],
+        edited(CONTENT, facts=b"[" * 99_999),
+        edited(CONTENT, facts=json.dumps({"shape": {}}).encode()),
+        edited(CONTENT, sizes=array(np.array([0, 8, 4]))),
+        edited(CONTENT, sizes=array(np.array([0, 10**12]))),
+        edited(CONTENT, slowdown=array(np.array([0.0, np.nan]))),
+        edited(CONTENT, input_length=array(np.zeros(3, "u4"))),
+        edited(CONTENT, gaps_s=array(np.zeros(2**23))),
+        edited(CONTENT, gaps_s=array(np.array([{}], object))),
+    ],
+    ids=["empty", "nonsense", "cut", "deep", "facts", "order", "huge", "nan", "short", "bomb",
+         "pickle"],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_with_its_place(content: bytes) -> None:
+    with pytest.raises(ProfileError, match=r"p\.evidence: makes no sense"):
+        unpack(content, source="p.evidence")
+
+
+def test_the_evidence_is_needed_beside_the_page_and_must_be_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    save(resealed(profile(), evidence=CONTENT), path)
+    page = load(path)
+    assert twin_of(page, path, cure="").shape == SHAPE
+    beside = tmp_path / "p.evidence"
+    beside.write_bytes(pack(view(60)))
+    with pytest.raises(ProfileError, match=r"p\.evidence: is not the one that this profile"):
+        twin_of(page, path, cure="")
+    beside.unlink()
+    with pytest.raises(ProfileError, match=r"p\.evidence: no such file") as missing:
+        twin_of(page, path, cure="")
+    assert "Copy it from" in missing.value.hint
+    with pytest.raises(ProfileError, match="the windows alone decided") as without:
+        twin_of(profile(), path, cure="Sweep again.")
+    assert without.value.hint == "Sweep again."

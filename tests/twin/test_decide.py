@@ -1,0 +1,142 @@
+"""Which cap is chosen, and which others are as right."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.engines.scheduler.state import StepLaw
+from tuner.traffic.requirements import parse_requirements
+from tuner.traffic.slo import Slo
+from tuner.twin.decide import Choice, choose, rule
+from tuner.twin.law import FittedLaw, Segment, fit_law
+from tuner.twin.samples import Loads, loads_of
+from tuner.twin.simulation import EngineShape, Traffic, simulate
+
+CAPS = (1, 2, 4, 8, 16)
+SHAPE = EngineShape(
+    max_num_batched_tokens=2048, block_size=16, kv_blocks=4000, max_model_len=10_000
+)
+SIZES = np.arange(17)
+KNEE_AT_8 = StepLaw(0.01 + 0.0001 * SIZES + 0.01 * np.maximum(0, SIZES - 8), 1e-5, 0, 0, 0)
+SLO = Slo(ttft_s=1.0, tpot_s=0.02)
+
+SHARES = st.lists(st.floats(0.94, 1.0) | st.floats(0.0, 1.0), min_size=5, max_size=5)
+TAILS = st.lists(st.floats(0.9, 1.3) | st.floats(0.05, 20.0), min_size=5, max_size=5)
+RAISED = st.none() | st.lists(st.floats(0.4, 1.0), min_size=5, max_size=5)
+
+
+@given(SHARES, TAILS, RAISED, st.sampled_from([None, 50, 5000]))
+def test_the_choice_is_right_and_within_the_tolerances(
+    shares: list[float], tails_s: list[float], raised: list[float] | None, requests: int | None
+) -> None:
+    found = rule(shares, tails_s, raised, requests=requests)
+    assert found.right[found.choice]
+    assert found.candidates[found.choice]
+    assert shares[int(found.choice)] >= max(shares) - max(0.01, 2 / (requests or 1000))
+    rows = rule([shares] * 3, [tails_s] * 3, None if raised is None else [raised] * 3,
+                requests=requests)  # fmt: skip
+    assert rows.choice.tolist() == [int(found.choice)] * 3
+
+
+@pytest.mark.parametrize(
+    ("shares", "tails_s", "raised", "choice", "right"),
+    [
+        ([0.80, 0.990, 0.992], [1.0, 1.02, 1.0], None, 1, {1, 2}),
+        ([1.0, 0.992], [1, 1], [0.8, 1.0], 1, {1}),
+        ([1.0, 0.992], [1, 1], [0.3, 0.4], 0, {0, 1}),
+        ([0.975, 0.985, 0.999, 0.99], [1, 1.09, 1, 1.22], [0.9, 0.9, 0.97, 0.98], 2, {2}),
+        ([0.0, 0.0], [np.nan, np.nan], None, 0, {0, 1}),
+    ],
+)
+def test_what_the_rule_says(
+    shares: list[float],
+    tails_s: list[float],
+    raised: list[float] | None,
+    choice: int,
+    right: set[int],
+) -> None:
+    found = rule(shares, tails_s, raised)
+    assert int(found.choice) == choice
+    assert {*np.flatnonzero(found.right).tolist()} == right
+
+
+def traffic(rate_rps: float = 5.5, duration_s: float = 200.0) -> Traffic:
+    rng = np.random.default_rng(7)
+    count = int(rate_rps * duration_s)
+    arrivals = np.sort(rng.uniform(0, duration_s, count)).tolist()
+    return Traffic.of((at_s, 50, int(rng.integers(50, 150))) for at_s in arrivals)
+
+
+def fitted(noise: float = 0.02) -> FittedLaw:
+    """Return the law as fitted to a minute at 8 and a minute at 16 slots."""
+    rng = np.random.default_rng(1)
+    segments = []
+    for i, cap in enumerate((8, 16)):
+        one = simulate(traffic().between(0, 60), KNEE_AT_8, SHAPE, max_num_seqs=cap, log=True)
+        one.iterations["duration_s"] *= np.exp(rng.normal(0, noise, len(one.iterations)))
+        segments.append(Segment(one.iterations, 100.0 * i, 0))
+    return fit_law(segments, max_num_seqs=16)
+
+
+def test_the_cap_at_the_knee_is_chosen_and_surely() -> None:
+    found = choose(Loads(traffic()), fitted(), SHAPE, SLO, CAPS)
+    assert (found.best, found.interval, found.unseen) == (8, (8, 8), ())
+    assert found.confidence >= 0.95
+    assert found.share(8) > found.share(16) + 0.1
+
+
+def test_few_noisy_iterations_make_it_less_sure() -> None:
+    rng = np.random.default_rng(3)
+    one = simulate(traffic(rate_rps=30).between(0, 2), KNEE_AT_8, SHAPE, max_num_seqs=16, log=True)
+    one.iterations["duration_s"] *= np.exp(rng.normal(0, 1.0, len(one.iterations)))
+    unsure = fit_law([Segment(one.iterations, 0.0, 0)], max_num_seqs=16)
+    found = choose(Loads(traffic()), unsure, SHAPE, SLO, CAPS)
+    assert found.confidence < 0.95
+    assert found.interval[0] < found.interval[1]
+
+
+def test_batches_larger_than_any_measured_are_named() -> None:
+    one = simulate(traffic().between(0, 60), KNEE_AT_8, SHAPE, max_num_seqs=4, log=True)
+    low = fit_law([Segment(one.iterations, 0.0, 0)], max_num_seqs=16)
+    assert choose(Loads(traffic()), low, SHAPE, SLO, CAPS).unseen == (8, 16)
+
+
+def test_of_equals_today_the_one_that_serves_more_with_headroom_is_chosen() -> None:
+    """At 1 req/s 4 slots are as good as 8; at twice the load they are not."""
+    light = traffic(rate_rps=1.0)
+    today = choose(Loads(light), fitted(), SHAPE, SLO, CAPS)
+    both = choose(loads_of(light, 2.0, seed=0), fitted(), SHAPE, SLO, CAPS)
+    assert (today.best, both.best) == (4, 8)
+    assert both.share(8, raised=True) > both.share(4, raised=True) + 0.03
+
+
+def required(*texts: str) -> Choice:
+    """Return what is chosen where this is required: without, 8 slots are."""
+    requirements = parse_requirements(texts, headroom=1.25)
+    loads = loads_of(traffic(), 1.25, seed=0, rate_rps=5.5)
+    return choose(loads, fitted(), SHAPE, SLO, CAPS, requirements=requirements)
+
+
+def test_what_breaks_a_requirement_is_no_candidate() -> None:
+    found = required("p95 tpot <= 10.7ms")  # 10 ms and 0.1 ms for each of up to 7 slots
+    assert found.bounds.broken(8)
+    assert (found.best, found.eligible) == (4, (1, 2, 4))
+
+
+def test_where_nothing_keeps_what_is_required_the_nearest_is_named() -> None:
+    found = required("p95 tpot <= 1ms")
+    assert (found.best, found.eligible) == (8, CAPS)
+    assert found.bounds.nearest() == 1
+    assert found.bounds.shown(1).startswith("p95 tpot <= 1ms (10.")
+
+
+def test_bounds_are_of_each_load_and_of_the_iterations() -> None:
+    texts = ["attainment >= 90%", "attainment >= 90% at headroom", "p50 itl <= 20ms",
+             "goodput >= 5 req/s"]  # fmt: skip
+    today, raised, gaps, goodput = parse_requirements(texts, headroom=1.25)
+    numbers = required(*texts).bounds.of_cap
+    assert numbers[8][raised] < numbers[8][today]
+    assert numbers[8][today] > 0.95
+    assert numbers[8][goodput] == pytest.approx(5.5 * numbers[8][today])
+    assert numbers[1][gaps] == pytest.approx(0.0101, rel=0.02)

@@ -1,0 +1,170 @@
+"""The constants that tune the decision, each with its reason.
+
+Where a reason names a study, `scripts/study_worlds.py` counts right answers on simulated machines,
+and `scripts/study_real.py` holds promises against real servers (docs/deciding.md).
+"""
+
+from typing import Literal
+
+VerdictKind = Literal["knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"]
+
+# What counts as equal, and as right
+
+EQUAL_ATTAINMENT, EQUAL_TAIL = 0.01, 1.05
+"""Caps within these of the best count as equal to it: nobody tells them apart in production."""
+
+GOOD_ATTAINMENT, GOOD_TAIL = 0.02, 1.10
+"""An answer within these of the true best is right for every practical purpose."""
+
+FEW_REQUESTS_APART = 2
+"""So many more or less served are no difference, however few requests there are."""
+
+HALF = 0.5
+"""Attainment below which a cap does not serve a load."""
+
+CONFIDENT, DEFENSIBLE = 0.95, 0.80
+"""Shares of agreeing draws: below the first measure more, below the second it is inconclusive."""
+
+OWN_CHOICE = 0.02
+"""Share of the draws by which another cap must be right more often than the fitted law's own
+choice: fewer is the noise of the draws themselves."""
+
+BAD_SIDE = 0.95
+"""Share of the draws that must meet a requirement: its bound is their quantile there."""
+
+# Draws
+
+DRAWS, PRINTED_DRAWS = 40, 100
+"""While a run decides what to measure next, and for what is printed: with 40 order statistics
+still have both ends of 95 %."""
+
+WINDOW_DRAWS = 2000
+"""Of windows, which cost nothing to draw."""
+
+ENDS = (0.025, 0.975)
+
+JITTERS, JITTER_S = 5, 2.0
+"""Copies of a raised load, so that no prediction rests on one; how far an added request arrives
+from its original. Squeezed time would always be optimistic about tails."""
+
+START_SD, TTFT_SD, TPOT_SD = 0.096, 0.127, 0.042
+"""By which a start of the engine, and the hour, move its speed, and by which mean TTFT and TPOT are
+off besides; standard deviations of logarithms, from study_real on a machine that others use too."""
+
+SHARED_SPEED_SD = 0.04
+"""Standard deviation of that machine's own log speed. A machine whose speed varies less while it is
+measured is taken to differ less between starts, in proportion."""
+
+LEAST_BELIEVED = 0.1
+"""Share of these deviations that is believed of the quietest machine: one run cannot show less."""
+
+BELIEVED_WINDOWS = 4
+"""How many windows that the model had not seen this belief is worth: it is another machine's."""
+
+GRID_S, SLOWDOWN_BLOCK_S = 2.5, 30.0
+"""Grid on which the machine's speed is followed, and the time that stays together in a draw: its
+slowdown is correlated over a minute."""
+
+# The law
+
+LAW_BLOCK_S, CORRELATION_S = 5.0, 60.0
+"""Blocks with one slowdown each, and the time for which it resembles itself (60 to 120 s on the
+study's machines)."""
+
+START_SHARE = 0.6
+"""Share of the speed's variation in time by which an engine start shifts it. One start cannot show
+it, so it is believed (the study's machines: 0.5 to 0.7)."""
+
+MIN_SPEED_SD = 0.002
+"""No clock is steadier."""
+
+SPEED_MOVED = 1.25
+"""Ratio of the slowest replay to the fastest from which on others must have been at work: on the
+study's noisy machines it is 1.2 at most."""
+
+SPEED_BEYOND = 0.03
+"""Share of that range by which its ends lie beyond what was seen: the middle 95 % are all of it."""
+
+LEAST_BUSY_S = 5.0
+"""Seconds of iterations that show a replay's speed: a stall of half a second is a tenth of it."""
+
+FAR_OUT = 3.5
+"""Standard deviations beyond which a block is another machine's."""
+
+MIN_ITERATIONS, FEWEST_ITERATIONS = 20, 5
+"""Iterations that show where a knot of f lies; of the smallest batch size fewer do, because its
+neighbors are all on one side."""
+
+DENSE_KNOTS = 32
+"""Above this batch size knots are at least 1/16 apart: f is smooth there."""
+
+NEAR_ENOUGH = 17 / 16
+"""Batches so little larger than the largest measured one are no guess: the distance of knots."""
+
+LOG_STEEPNESS_SD = 1.0
+"""Standard deviation of the logarithm of the slope beyond the last knot: that slope is a guess."""
+
+HUBER, HUBER_ROUNDS = 1.345, 8
+"""95 % efficient where the noise is normal (Huber, Robust Statistics, 1981)."""
+
+FEWEST_PASSAGES = 5
+"""Requests that show anything of a front end."""
+
+# The check
+
+ALARM, OUTSIDE = 1.63, 3
+"""A check fails with one number so many half-widths of 95 % off (z > 3.2), or so many numbers
+outside of theirs, which one check in ten has by chance."""
+
+TTFT_OFF, TPOT_OFF = 1.35, 1.12
+"""Factors within which TTFT and TPOT are at the engine's own speed, in 95 % of honest windows."""
+
+RANK_ERRORS = 2.0
+"""Standard errors by which the rank of a percentile may be off besides: where a queue begins to
+form, two neighboring ranks are seconds apart, and which request came last into it is chance."""
+
+LEAST_MS = {"ttft": 1.0, "tpot": 0.1, "e2el": 1.0}
+"""Smaller differences are those of the clocks."""
+
+# The windows, where the model does not know the engine
+
+WINDOW_SDS = (0.01, 0.08)
+WINDOW_SDS_WEIGHT = 2.0
+"""Standard deviations of one block before repeats were seen (of the attainment, and of the log of a
+time), and the degrees of freedom that this belief is worth. Repeats at one cap of a real
+engine on a shared machine vary by 8 to 9 %."""
+
+# The machine
+
+DRIFT_LIMIT, DRIFT_REFUSED = 0.10, 0.30
+"""Change of the machine's speed that is reported, and one that makes no curve."""
+
+SPEED_SD_LIMIT, STALLED_LIMIT, STALL = 0.08, 0.02, 3.0
+"""Variation of the machine's speed, and share of its time in stalls, that are reported; a stall is
+an iteration of so many times the law."""
+
+# A promise that is kept, by ``tuner verify`` and by alerts
+
+TOLERANCE = DRIFT_LIMIT
+"""Share of a time above its promise: as much as a machine's speed may change before it is said to
+have drifted."""
+
+SLACK_S = {"ttft": 0.005, "tpot": 0.0005, "itl": 0.0005, "e2el": 0.005}
+"""A time so little longer is no broken promise, whatever its share."""
+
+ATTAINMENT_TOLERANCE = GOOD_ATTAINMENT
+"""Attainment below its promise."""
+
+# Words
+
+KV_FULL = 0.95
+"""Share of the KV cache from which on it is full: a few blocks are always in between."""
+
+NEARLY_ALL = 0.95
+"""Share of the offered tokens from which on nearly all of them are served."""
+
+NO_CONFIDENCE = 0.005
+"""Less is shown as 0.00."""
+
+RISES = 1.05
+"""More tokens by so much: the ceiling is not yet the end."""
