@@ -169,14 +169,13 @@ def _block_size(known: Format, opened: Opened, tally: Tally) -> int:
     ]
     fitting = [
         size
-        for size in {known.block_size, *(2**power for power in range(4, 11))}
+        for size in {known.block_size, *(1 << power for power in range(4, 11))}
         if all(count in (tokens // size, -(-tokens // size)) for tokens, count in both)
     ]
     if known.block_size in fitting or len(fitting) != 1:
         return known.block_size
-    (size,) = fitting
-    tally.note(f"hash_ids are taken for {size} tokens each, by their number")
-    return size
+    tally.note(f"hash_ids are taken for {fitting[0]} tokens each, by their number")
+    return fitting[0]
 
 
 # Formats as they stand in the file beside this one.

@@ -69,9 +69,6 @@ MOSTLY, USABLE = 0.8, 0.5
 """Shares of a column's times that must be of one unit, and of its values that must be of its kind;
 rows with others are judged one by one."""
 
-RELATIVE = 3
-"""Ranks that a time loses which is no date."""
-
 SOME_ROWS = 3
 """Fewer rows are alike by chance."""
 
@@ -256,30 +253,33 @@ class _Guess:
     # Columns by their headings.
 
     def _find(self, role: Role) -> None:
-        """Take the best of the columns whose heading and values fit a role."""
-        fitting: list[tuple[int, Column]] = []
-        problems: list[tuple[int, UnclearError]] = []
-        for heading in self.opened.headings:
-            own = [one for one in meanings(heading) if one.role == role]
-            if not own:
-                continue
-            meaning = min(own, key=lambda one: one.rank)
+        """Take the best of the columns whose heading and values fit a role.
+
+        A time that counts from some start is taken only where no date is.
+        """
+        later: UnclearError | None = None
+        own = [(one.rank, name, one.unit) for name in self.opened.headings
+               for one in meanings(name) if one.role == role]  # fmt: skip
+        dated: list[tuple[int, Column]] = []
+        others: list[tuple[int, Column]] = []  # which count from some start
+        for rank, heading, unit in sorted(own, key=lambda one: one[0]):
+            if dated and rank > dated[0][0]:
+                break
             try:
-                column = self._read(role, heading, meaning.unit)
+                column = self._read(role, heading, unit)
             except UnclearError as problem:
-                is_relative = problem.cures == FROM_SOME_START
-                problems.append((meaning.rank + RELATIVE * is_relative, problem))
-            else:
-                reader = column and column.reader
-                is_relative = isinstance(reader, Clock) and not reader.dated
-                if column is not None:
-                    fitting.append((meaning.rank + RELATIVE * is_relative, column))
-        best = min((rank for rank, _ in fitting), default=99)
-        first = min(problems, key=lambda one: one[0], default=(99, None))
-        if first[1] is not None and first[0] < best:
-            raise first[1]
+                if problem.cures != FROM_SOME_START:
+                    raise
+                later = later or problem
+                continue
+            if column is not None:
+                is_dated = not isinstance(column.reader, Clock) or column.reader.dated
+                (dated if is_dated else others).append((rank, column))
+        fitting = dated or others
         if fitting:
-            self._take(role, [column for rank, column in fitting if rank == best])
+            self._take(role, [column for rank, column in fitting if rank == fitting[0][0]])
+        elif later is not None:
+            raise later
 
     def _take(self, role: Role, fitting: Sequence[Column]) -> None:
         """Take one of the columns that fit a role as well as each other; of spans the longest."""

@@ -15,6 +15,9 @@ minute, and a later turn of a session is another request."""
 MOST_ALIKE = 100
 """So many clients of one trace with equal counts are compared with a server without a link."""
 
+MOST_BETWEEN = 100
+"""Spans between a request and the one above it."""
+
 HANDED = ("session_id", "model", "finish_reason", "stream", "cached_tokens")
 """Fields that a client's span may know and the server's does not."""
 
@@ -117,8 +120,7 @@ def lowest_spans(rows: Sequence[Row]) -> Settled:
         elif known.fields is None:
             by_id[key] = row
     requests = [row for row in by_id.values() if row.fields is not None]
-    seen: dict[Hashable, Row | None] = {}
-    above = {row: _request_above(row, by_id, seen) for row in requests}
+    above = {row: _request_above(row, by_id) for row in requests}
     upper = {*above.values()}
     clients: dict[Hashable, list[Row]] = defaultdict(list)
     for row in requests:
@@ -137,22 +139,15 @@ def lowest_spans(rows: Sequence[Row]) -> Settled:
     return kept, [*dropped, *more]
 
 
-def _request_above(
-    row: Row, by_id: dict[Hashable, Row], seen: dict[Hashable, Row | None]
-) -> Row | None:
-    """Return the nearest request above, through whatever lies between; spans may form a ring.
-
-    ``seen`` keeps the result for the spans on the way, so that no way is gone twice.
-    """
-    way: dict[Hashable, None] = {}
-    key: Hashable = (row.trace, row.parent)
-    while (over := by_id.get(key)) and over.fields is None and not (key in seen or key in way):
-        way[key] = None
-        key = (over.trace, over.parent)
-    found = seen.get(key, over)
-    found = None if found is None or found.fields is None or found is row else found
-    seen.update(dict.fromkeys(way, found))
-    return found
+def _request_above(row: Row, by_id: dict[Hashable, Row]) -> Row | None:
+    """Return the nearest request above, through whatever lies between; spans may form a ring."""
+    below = row
+    for _ in range(MOST_BETWEEN):
+        over = by_id.get((below.trace, below.parent))
+        if over is None or over.fields is not None:
+            return None if over is row else over
+        below = over
+    return None
 
 
 def _informed(row: Row, above: Row | None) -> Row:
