@@ -326,6 +326,12 @@ def drawn(series: Series) -> Trace:
     return history.draw(history.engines_of({(): series}, HERE), 0)
 
 
+def test_a_reason_that_first_counts_late_cuts_no_history() -> None:
+    reasons = {"stop": at(4, 4), "length": at(0, 1)[1:]}
+    made = drawn(scraped_by_hand(**{history.SUCCESS: reasons}))
+    assert [one.finish_reason for one in made.requests] == ["length", "length"]
+
+
 @pytest.mark.attack
 def test_a_model_that_is_named_to_be_pasted_is_one_word_for_a_shell() -> None:
     evil = "m'; touch 0id) \""
