@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 from tuner.errors import TraceError
 from tuner.trace.raw import Numbered, Object, Tally, first
-from tuner.trace.values import as_object, date_ms, is_empty, number, words
+from tuner.trace.values import date_ms, is_empty, number, words
 from tuner.trace.words import error_in, status_of
 
 
@@ -43,30 +43,6 @@ def bailian(rows: Numbered, _: Tally) -> Numbered:
         if _is_count(turn) and turn:
             found["turn"] = turn - 1
         yield line, row | found
-
-
-def langfuse(rows: Numbered, _: Tally) -> Numbered:
-    """Yield Langfuse's observations, with the sums of what their usage counts."""
-    for line, row in rows:
-        counts = as_object(_of(row, ("usageDetails", "usage_details", "usage"))) or {}
-        counts = {} if str(counts.get("unit") or "TOKENS") != "TOKENS" else counts
-        found = {
-            "input_length": _sum(counts, ("input", "prompt"), row),
-            "output_length": _sum(counts, ("output", "completion"), row),
-            "cached_tokens": _sum(counts, ("cache",), {}, never="creation"),
-        }
-        yield line, row | found
-
-
-def _sum(counts: Object, words: Iterable[str], row: Object, never: str = "cost") -> Any:  # noqa: ANN401
-    """Return the sum of the counts whose key has one of the words; else what the row has."""
-    for word in words:
-        keys = (key for key in counts if word in key.lower() and never not in key.lower())
-        if held := [counts[key] for key in keys if not is_empty(counts[key])]:
-            known = [number(one) for one in held]
-            return held[0] if None in known else sum(filter(None, known))
-    names = ("{}Tokens", "{}_tokens", "{}Usage", "{}_usage")
-    return _of(row, (name.format(word) for word in words for name in names))
 
 
 DELAYED = (
@@ -203,7 +179,6 @@ TOKENS = words(
 )
 """Attributes that only a call of a model has."""
 
-COMPLETION_START = "langfuse.observation.completion_start_time"
 CODE = ("http.response.status_code", "http.status_code", "error.type")
 INSTANCE = ("service.instance.id", "host.name", "k8s.pod.name")
 KIND = words(
@@ -286,14 +261,10 @@ def _request(span: Object, attributes: Object, resource: Object) -> Object:
     start_ms, end_ms = (_span_ms(span.get(f"{side}TimeUnixNano")) for side in ("start", "end"))
     is_server = span.get("kind") in (2, "SPAN_KIND_SERVER")
     instance, request = _of(resource, INSTANCE), attributes.get("gen_ai.request.id")
-    usage = as_object(attributes.get("langfuse.observation.usage_details")) or {}
     events = span.get("events")
     return attributes | {
         "timestamp": start_ms,
         "end": end_ms,
-        "input_length": _sum(usage, ("input",), {}),
-        "output_length": _sum(usage, ("output",), {}),
-        "first_token": str(attributes.get(COMPLETION_START, "")).strip('"'),
         "status": _span_status(span, attributes),
         "replica": instance if is_server else None,
         "trace": span.get("traceId"),

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from tuner.trace.record import REASONS, Reason
-from tuner.trace.values import Cells, Ints, as_object, is_empty
+from tuner.trace.values import Cells, Ints, as_object, is_empty, number
 
 MOST_COLUMNS = 2000
 SAMPLE_ROWS, ROWS = 1000, 2**16
@@ -122,10 +122,23 @@ def at(found: Mapping[str, Any], path: str) -> Any:  # noqa: ANN401 - any JSON
     """Return what stands at a dotted path, whose parts may have dots themselves."""
     if path in found:
         return only(found[path])
+    if path.startswith("*"):
+        return total(found, path[1:])
     for key, held in found.items():
         if path.startswith(f"{key}.") and (inner := as_object(held)) is not None:
             return at(inner, path[len(key) + 1 :])
     return None
+
+
+def total(found: Mapping[str, Any], word: str) -> Any:  # noqa: ANN401 - any JSON
+    """Return the sum of the counts of tokens whose key has a word: of ``*input`` at the end of a
+    path."""
+    keys = [key for key in found if word in key.lower() and "cost" not in key.lower()]
+    held = [found[key] for key in keys if not is_empty(found[key])]
+    if not held or found.get("unit") not in (None, "TOKENS"):
+        return None
+    known = [count for cell in held if (count := number(cell)) is not None]
+    return sum(known) if len(known) == len(held) else held[0]
 
 
 def only(held: Any) -> Any:  # noqa: ANN401 - any JSON

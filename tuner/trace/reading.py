@@ -23,7 +23,7 @@ from tuner.trace.files import TraceFile
 from tuner.trace.formats import CANONICAL, TABLE, Format, detected, named
 from tuner.trace.guess import Asked, guessed
 from tuner.trace.headings import main_roles
-from tuner.trace.raw import ROWS, Object, Opened, Raw, Tally
+from tuner.trace.raw import ROWS, Opened, Raw, Tally
 from tuner.trace.record import REASONS, VERSION, TraceHeader
 from tuner.trace.same import Row
 from tuner.trace.text import look_for_text, names_text
@@ -142,7 +142,7 @@ def _raws(rows_of: Opened, known: Format, tally: Tally) -> Iterator[Raw]:
     paths = chain.from_iterable(column.paths for column in known.columns.values())
     wanted = [*paths, *filter(names_text, rows_of.headings)]
     is_first = True
-    for raw in rows_of.raws(wanted if known.flatten is None else rows_of.headings):
+    for raw in rows_of.raws(wanted):
         headers = [place for place, row in enumerate(raw.objects) if "tuner_trace" in row]
         if known.name == CANONICAL.name and headers:
             if headers != [0] or not is_first:
@@ -163,17 +163,12 @@ def _flat(raws: Iterator[Raw], known: Format, tally: Tally) -> Iterator[Raw]:
     if known.flatten is None:
         yield from raws
         return
-    flat = known.flatten(_numbered(raws), tally)
+    rows = ((raw.lines.tolist(), raw.objects) for raw in raws)
+    flat = known.flatten((each for pair in rows for each in zip(*pair, strict=True)), tally)
     while some := list(islice(flat, ROWS)):
         raw = Raw(np.array([line for line, _ in some], np.int64), [row for _, row in some])
         look_for_text(raw, tally)
         yield raw
-
-
-def _numbered(raws: Iterator[Raw]) -> Iterator[tuple[int, Object]]:
-    for raw in raws:
-        rows = raw.objects or pa.table(dict(raw.columns)).to_pylist()
-        yield from zip(raw.lines.tolist(), rows, strict=True)
 
 
 def _ask_for_unit(table: pa.Table, lines: Ints, known: Format, tally: Tally) -> None:

@@ -220,7 +220,7 @@ def parse(text: str) -> tuple[float, bool] | None:
     >>> parse("21/Nov/2026:10:00:00 +0100"), parse("2026-11-21 10:00:00.125 UTC")
     ((1795251600000.0, True), (1795255200125.0, True))
     """
-    text = _ZONE.sub("Z", text.strip("[] ").replace("/", "-"))
+    text = _ZONE.sub("Z", text.strip('[]" ').replace("/", "-"))
     text = re.sub(r"\s(?=[+-]\d)", "", text)
     if hit := _LOG.match(text):
         month = _MONTHS.find(hit[2]) // 3 + 1
