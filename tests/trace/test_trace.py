@@ -80,9 +80,12 @@ def test_a_failure_after_a_served_turn_is_retried_too(tmp_path: Path) -> None:
             "endTime": f"2026-11-21 10:00:{at_s + 1:02}", "completion_tokens": 5,
         }  # fmt: skip
 
-    path = tmp_path / "t"
-    path.write_text(jsonl(attempt(0, "success"), attempt(10, "failure"), attempt(12, "success")))
-    assert load(path).header.dropped == {"retried": 1}
+    attempts = [attempt(0, "success"), attempt(10, "failure"), attempt(12, "success")]
+    (tmp_path / "t").write_text(jsonl(*attempts))
+    lines = [",".join(map(str, cells)) for cells in (attempts[0], *map(dict.values, attempts))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    for name in ("t", "t.csv"):
+        assert load(tmp_path / name).header.dropped == {"retried": 1}
 
 
 @pytest.mark.parametrize(

@@ -72,16 +72,17 @@ class Checker:
     def linked(self, raw: Raw) -> list[Row]:
         """Return the rows with what links them, for a format whose rows may be one request."""
         rows = self._rows(raw)
-        links = {
-            role: [_id(cell) for cell in rows.cells(role) or [None] * len(raw)]
+        links = [
+            pa.nulls(len(raw)) if (cells := rows.cells(role)) is None else cells
             for role in ("trace", "span", "parent", "key", "server")
-        }
-        held = zip(
-            raw.lines.tolist(), pa.table(rows.columns).to_pylist(), rows.reasons, strict=True
-        )
+        ]
+        lists = [cells if isinstance(cells, list) else cells.to_pylist() for cells in links]
+        held = pa.table(rows.columns).to_pylist()
         return [
-            Row(line, None if bad else fields, *(links[role][place] for role in links))
-            for place, (line, fields, bad) in enumerate(held)
+            Row(line, None if bad else fields, *map(_id, ids))
+            for line, fields, bad, *ids in zip(
+                raw.lines.tolist(), held, rows.reasons, *lists, strict=True
+            )
         ]
 
     def _rows(self, raw: Raw) -> "_Rows":
