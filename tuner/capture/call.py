@@ -39,7 +39,6 @@ class Call:
     input_length: int | None = None
     token_ids: Sequence[int] | None = None
     """Tokens of the prompt, until they are hashed."""
-
     cache_salt: str = ""
     n: int = 1
     max_tokens: int | None = None
@@ -53,10 +52,8 @@ class Call:
     end_s: float | None = None
     lengths: dict[int, int] = field(default_factory=dict)
     """Choice → tokens generated."""
-
     stats: Any = None
     """vLLM's RequestStateStats: they keep counting while the request is served."""
-
     queue_s: float | None = None
     cached_tokens: int | None = None
     end: Literal["finished", "failed", "canceled"] | None = None
@@ -107,14 +104,11 @@ class Exchange:
     http_status: int | None = None
     was_answered: bool = False
     """The whole answer was sent."""
-
     client_left: bool = False
     """The client hung up before that."""
-
     is_over: bool = False
     is_lost: bool = False
     """Recording it failed: it has no row, and is counted as lost."""
-
     called_engine: bool = False
     finished_call: bool = False
     calls: dict[Call, Callable[[], None]] = field(default_factory=dict)

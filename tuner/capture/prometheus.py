@@ -226,7 +226,6 @@ class Engine:
     in_flight: Floats
     counted: Mapping[str, Mapping[str, Floats]]
     """Metric → bucket or finish reason → requests, or tokens of a sum."""
-
     restarted: NDArray[np.bool_]
 
     @property

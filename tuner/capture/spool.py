@@ -65,7 +65,6 @@ class Settings:
     folder: Path
     max_bytes: int
     """Size of the file at which recording stops."""
-
     prefix_ids: bool
     key: bytes
     """Key of the hashes. It is in no file, and gone with the process unless the user set it."""

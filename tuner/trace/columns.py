@@ -29,22 +29,17 @@ class Columns:
     arrival_s: Floats
     e2e_s: Floats
     """NaN where production did not record it."""
-
     queue_s: NDArray[np.float32]
     """From arrival to when it was first scheduled; NaN where production did not record it."""
-
     input_length: NDArray[np.int32]
     output_length: NDArray[np.int32]
     n: NDArray[np.int32]
     replica: NDArray[np.int32]
     """-1 where production did not record it."""
-
     served: NDArray[np.bool_]
     """Status ok or aborted: it held a slot. The others only arrived."""
-
     affinity: Ints
     """Equal for requests that a sticky router keeps together; NO_AFFINITY for those alone."""
-
     reused_tokens: int | None
     """Prompt tokens in full blocks that an earlier request had; None without any hash ids."""
 

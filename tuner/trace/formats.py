@@ -29,7 +29,6 @@ class Column:
     reader: Reader | None = None
     why: str = ""
     """Why it is read so, where that was not given."""
-
     title: str = ""
     """What messages call it, if not by its first path."""
 
@@ -49,74 +48,53 @@ class Format:
     says: str = ""
     refused: str = ""
     """Why a file of this kind can be no trace."""
-
     cure: str = ""
     columns: Mapping[Role, Column] = field(default_factory=dict)
 
     # The marks by which a file is known: all that are given hold.
     needs: Sequence[Sequence[str]] = ()
     """Its first rows have all keys of one of these."""
-
     one_of: Sequence[Sequence[str]] = ()
     """Its first object has a key of each of these."""
-
     only: Sequence[str] = ()
     """Its first object has no other keys."""
-
     line: str = ""
     """Its beginning has a match of this pattern."""
-
     missing: Sequence[str] = ()
     """What the source cannot show, such as ``aborts``."""
-
     block_size: int = 16
     any_block_size: bool = False
     """Ids stand for as many tokens as their number shows."""
-
     units: Sequence[TimeUnit] = ()
     """Units that the user may name for the times."""
-
     absolute: bool = True
     """Times count from some other moment than the trace's origin, so that the first becomes it."""
-
     whole_ms: bool = False
     """Times without a fraction are ms; for others the user must name the unit."""
-
     strict: bool = False
     """A wrong value of an optional field costs the row; else it is absent."""
-
     keeps: Sequence[str] = ()
     """Names that stay as they are, for they are pseudonyms or were published."""
-
     sums_of_n: bool = False
     """Of n sequences only the sum of their outputs is known."""
-
     silent_is_error: bool = False
     """A request without output failed."""
-
     generating: Sequence[str] | None = None
     """Kinds of rows that are requests, in lower case; others are not."""
-
     flag: bool = False
     """The status says whether it went well, so that 0 is an error."""
-
     prompt_is_sum: bool = False
     """Cached prompt tokens are counted beside the others."""
-
     token_ms: float | None = None
     """What an output token takes at the median, where that showed the unit of durations."""
-
     reads: str = ""
     """How times and durations are read, where the columns do not show it."""
-
     notes: Sequence[str] = ()
     without_tokens: Sequence[str] = ()
     """What to say where no row has tokens, and the cure."""
-
     flatten: Callable[[Numbered, Tally], Numbered] | None = None
     is_table: bool = True
     """Its rows have columns of its own; otherwise they are objects in JSON."""
-
     settle: Callable[[list[same.Row]], same.Settled] | None = None
     """Finds the rows that are one request."""
 

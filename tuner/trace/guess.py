@@ -119,7 +119,6 @@ class Asked:
     time_unit: TimeUnit | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     """Role, or role and unit (``duration_ms``) → heading, dotted path, or ``#`` and number."""
-
     allow_text: bool = False
     name: str | None = None
     """What messages call the file, if not by its path."""

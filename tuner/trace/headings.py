@@ -91,7 +91,6 @@ class Meaning:
     role: Role
     rank: int
     """0 fits best; of two columns for one role the lower is taken."""
-
     unit: Unit | None = None
     """Of a time, where the heading names it."""
 

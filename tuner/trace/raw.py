@@ -27,13 +27,10 @@ class Tally:
 
     place: str
     """The file, for messages."""
-
     unit: str = "line"
     """What numbers count: lines of text, or rows of a document or a Parquet file."""
-
     allow_text: bool = False
     """Rows that hold text are read without it; otherwise they refuse the file."""
-
     bytes_total: int = 0
     bytes_read: int = 0
     rows_read: int = 0
@@ -41,7 +38,6 @@ class Tally:
     dropped: dict[Reason, int] = field(default_factory=dict)
     first: dict[Reason, str] = field(default_factory=dict)
     """The place of the first row of each reason."""
-
     notes: dict[str, None] = field(default_factory=dict)
     """What the reading assumed, in order."""
 
@@ -77,7 +73,6 @@ class Raw:
 
     lines: Ints
     """The number of each row's line."""
-
     objects: Sequence[Object] = ()
     columns: Mapping[str, Any] = field(default_factory=dict)
 
@@ -165,19 +160,14 @@ class Opened:
 
     sample: Sequence[Object]
     """The first rows, flat: also what cells hold as JSON objects."""
-
     raws: Callable[[Sequence[str]], Iterator[Raw]]
     """Yields all rows, with the columns in which these paths stand."""
-
     columns: Sequence[str] = ()
     """The headings of a table, which may have no rows."""
-
     objects: Sequence[Object] = ()
     """The first rows, as they are in JSON."""
-
     is_text: bool = False
     """Cells are parted by a delimiter, so that the headings are cells as well."""
-
     first_line: int = 1
 
     @cached_property

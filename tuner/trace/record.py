@@ -165,15 +165,12 @@ class TraceHeader:
     time_origin: str | None = None
     block_size: Positive = 16
     """Tokens that one entry of ``hash_ids`` stands for."""
-
     rows_read: Total = 0
     rows_kept: Total = 0
     dropped: dict[str, Total] = field(default_factory=dict)
     """Reason → rows; rows_read = rows_kept + the sum of these."""
-
     missing: tuple[str, ...] = ()
     """What the source cannot show, such as ``aborts``."""
-
     notes: tuple[str, ...] = ()
 
 

@@ -29,13 +29,11 @@ class Row:
     line: int
     fields: dict[str, Any] | None
     """The request by the keys of the record; None for a link in a chain."""
-
     trace: str | None = None
     span: str | None = None
     parent: str | None = None
     key: str | None = None
     """Equal for sequences of one request, if it is known."""
-
     server: bool | None = None
 
     def at(self, key: str) -> Any:  # noqa: ANN401 - a field's value

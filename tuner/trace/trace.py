@@ -32,14 +32,11 @@ class TraceRequest:
     row: int
     """Position among the rows of the whole trace, in order of arrival. It seeds the prompt, so that
     a cut of the trace sends the same prompts as the whole."""
-
     arrival_s: float
     input_length: int
     """0 where a request that was never served does not say."""
-
     output_length: int
     """Generated tokens; of the longest sequence if n > 1."""
-
     status: Status = "ok"
     n: int = 1
     output_lengths: tuple[int, ...] = ()
@@ -51,7 +48,6 @@ class TraceRequest:
     parent_id: str | None = None
     e2e_s: float | None = None
     """As production saw it: from arrival to the last token, or to the abort."""
-
     ttft_s: float | None = None
     queue_s: float | None = None
     finish_reason: str | None = None

@@ -241,10 +241,8 @@ class Clock:
 
     unit: Unit | None = None
     """Of numbers; None for dates."""
-
     dated: bool = True
     """Times count from 1970; otherwise from a start that is unknown."""
-
     zoned: bool | None = None
     """Dates name their zone; those without one are taken for UTC. None: each as it comes, and
     numbers as seconds since 1970."""
