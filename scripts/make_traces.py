@@ -7,13 +7,12 @@ rush of 5 s. And a translation service: visitors come in calm and in busy spells
 time for one more token each grows with the batch. That gives 2 to 20 requests at a time, and peaks
 of 25 to 35.
 
-The same bytes on every run: python scripts/make_traces.py [FOLDER]
+The same bytes on every run: python scripts/make_traces.py
 """
 
 import csv
 import math
 import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -21,6 +20,8 @@ from pathlib import Path
 from statistics import NormalDist
 
 from tuner.trace.trace import Trace, TraceHeader, TraceRequest, write
+
+ROOT = Path(__file__).resolve().parents[1]
 
 SEED = 2
 DURATION_S = 300.0
@@ -48,17 +49,11 @@ EXPORTED = datetime(2026, 9, 14, 8, tzinfo=UTC)
 
 
 def main() -> None:
-    root = Path(__file__).parents[1]
-    folder, walk = (
-        (Path(sys.argv[1]), Path(sys.argv[1]))
-        if len(sys.argv) > 1
-        else (root / "traces", root / "examples" / "walk")
-    )
     visitors = serve(list(visits(random.Random(SEED))), step_s)  # noqa: S311 - no secret
-    save(visitors, folder / "translation.jsonl", "tuner:tiny", "a translation service, made")
+    save(visitors, "translation.jsonl", "tuner:tiny", "a translation service, made")
     chat = serve(list(questions(random.Random(SEED))), chat_step_s)  # noqa: S311 - no secret
-    save(chat, folder / "chat.jsonl", "tuner:small", "a support chat, made")
-    export(chat, walk / "requests.csv")
+    save(chat, "chat.jsonl", "tuner:small", "a support chat, made")
+    export(chat, ROOT / "examples" / "walk" / "requests.csv")
 
 
 def step_s(batch: int) -> float:
@@ -136,7 +131,7 @@ def serve(sent: list[TraceRequest], batch_step_s: Callable[[int], float]) -> lis
     return [logged[row] for row in sorted(logged)]
 
 
-def save(requests: list[TraceRequest], path: Path, model: str, note: str) -> None:
+def save(requests: list[TraceRequest], name: str, model: str, note: str) -> None:
     header = TraceHeader(
         source="scripts/make_traces.py",
         model=model,
@@ -145,8 +140,8 @@ def save(requests: list[TraceRequest], path: Path, model: str, note: str) -> Non
         notes=(note,),
     )
     trace = Trace.of(header, requests)
-    write(trace, path, force=True)
-    print(f"{path}: {len(requests)} requests, {trace.digest}")
+    write(trace, ROOT / "traces" / name, force=True)
+    print(f"{name}: {len(requests)} requests, {trace.digest}")
 
 
 def export(requests: list[TraceRequest], path: Path) -> None:

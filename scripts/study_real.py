@@ -32,7 +32,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
-from results import keep, table
+from results import table
 from vllm_client import RESULT, bench_serve
 
 from tuner.engines.models import shipped
@@ -304,7 +304,6 @@ def main() -> None:
                         help=f"of {', '.join(CASES)}; default: all")  # fmt: skip
     parser.add_argument("--budget", default="15m", help="of each sweep")
     parser.add_argument("--rounds", type=int, default=2, help="servers of each cap")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="write the results as JSON")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # a server is stopped with it
     cells: list[dict[str, Any]] = []
@@ -312,7 +311,6 @@ def main() -> None:
         study = Study(options.folder, name, budget=options.budget, rounds=options.rounds)
         study.measure()
         cells += study.cells()
-        keep(options.keep, cells)
     rows = [row_of(name, [each for each in cells if each["case"] == name]) for name in CASES]
     print(table(HEAD, [*rows, row_of("all", cells)]))
 
