@@ -1,7 +1,6 @@
 """Raw columns to canonical columns: every cell is read here; a row is kept or has a reason."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, get_args
 
 import numpy as np
@@ -295,18 +294,10 @@ class _Rows:
                 cell = [one % 2**63 if one >= 0 else one for one in cell]
             return cell if min(cell, default=0) >= 0 and max(cell, default=0) <= most else None
 
-        kind = pa.list_(pa.int64())
-        column = pa.nulls(self.size)
-        with suppress(pa.ArrowException, OverflowError, TypeError, ValueError):
-            column = pa.array(cells)
-        is_plain = column.type == kind and not column.flatten().null_count
-        bounds = pc.min_max(column.flatten()).as_py() if is_plain else {}
-        if not is_plain or (bounds["min"] or 0) < 0 or (bounds["max"] or 0) > most:
-            kept = [*map(checked, cells)]
-            bad = [one is None and cell is not None for one, cell in zip(kept, cells, strict=True)]
-            self._drop(np.array(bad, np.bool_), key, "bad_field")
-            column = pa.array(kept, kind)
-        self.columns[key] = column
+        kept = [*map(checked, cells)]
+        bad = [one is None and cell is not None for one, cell in zip(kept, cells, strict=True)]
+        self._drop(np.array(bad, np.bool_), key, "bad_field")
+        self.columns[key] = column = pa.array(kept, pa.list_(pa.int64()))
         if key == "hash_ids":
             sizes = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
             least = np.maximum(prompt, 0) + self.format.block_size

@@ -85,12 +85,13 @@ def _in_objects(rows: Sequence[Object], raw: Raw, tally: Tally) -> None:
 def _text_in(value: Any, depth: int = 6) -> str:  # noqa: ANN401 - any JSON
     """Return the key under which text stands; an empty one for none."""
     if isinstance(value, list):
-        return next(filter(None, (_text_in(one, depth - 1) for one in value)), "") if depth else ""
-    inner = as_object(value) if depth and type(value) in (dict, str) else None
+        nested = (one for one in value if depth and type(one) in (dict, list))
+        return next(filter(None, (_text_in(one, depth - 1) for one in nested)), "")
+    inner = as_object(value) if depth else None
     for key, held in (inner or {}).items():
         if names_text(key) and is_text(held):
             return key
-        if found := _text_in(held, depth - 1):
+        if type(held) in (dict, list, str) and (found := _text_in(held, depth - 1)):
             return found
     return ""
 
