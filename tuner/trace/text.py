@@ -5,6 +5,7 @@ No message shows a cell that could be text. Of headings and keys only what is no
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -39,6 +40,7 @@ def shown_key(key: str) -> str:
     return key if _KEY.fullmatch(key) else "a key that is not shown"
 
 
+@lru_cache(maxsize=4096)
 def names_text(key: str) -> bool:
     """Whether other tools keep text under this key."""
     key = key.lower()
