@@ -16,7 +16,6 @@ from tuner.replay.plan import PlannedRequest, plan_requests
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule, LiveReading, Progress, replay
 from tuner.traffic.schedule import Tick, holding
-from tuner.traffic.sessions import PLACE
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 
@@ -104,11 +103,7 @@ def test_a_recorded_concurrency_is_held_whatever_the_speed_of_the_engine(step_s:
     """Recorded at 2 s a request: three in flight for 20 s, then five for 20 s, then two for 20."""
     schedule = [Tick(0.0, 3), Tick(20.0, 5), Tick(40.0, 2), Tick(60.0, 0)]
     held = holding(schedule, [(10, 80), (12, 120)])
-    requests = [
-        request(row, arrival_s=one.at_s, input_length=one.input_length, e2e_s=one.lasts_s,
-                output_length=5, session_id=f"{PLACE}{one.place}")
-        for row, one in enumerate(held)
-    ]  # fmt: skip
+    requests = [replace(one, row=row, output_length=5) for row, one in enumerate(held)]
     window = Window(0.0, 60.0, 0.0)
     plan = plan_requests(requests, window, max_model_len=100, prompt=lambda one: [one.row] * 4)
     sent = replayed(*plan, cap=8, world=replace(SECOND_A_STEP, step=WorldStep(a=step_s))).requests
