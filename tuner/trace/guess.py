@@ -175,8 +175,8 @@ def guessed(opened: Opened, asked: Asked, place: str) -> Format:
     seen = ", ".join(shown(opened, heading) for heading in opened.headings[:SHOWN])
     more = ", …" if len(opened.headings) > SHOWN else ""
     hint = (
-        "Export it as CSV or JSON lines with the time, the prompt's and the output's tokens; or "
-        "name their columns: --columns timestamp=HEADING,input_length=…,output_length=…"
+        "Export the time (2026-11-21 10:00:00.125) and the tokens of prompt and output (1234) as "
+        "CSV or JSON lines; or name: --columns timestamp=HEADING,input_length=…,output_length=…"
     )
     if len(options) == 1:
         file = shlex.quote("-" if place == STDIN else place)
@@ -341,7 +341,7 @@ class _Guess:
         if any(map(_MARKED.fullmatch, texts)) or (in_threes and (whole or is_unclear)):
             raise UnclearError(
                 f"{shown(self.opened, heading)}: numbers with decimal commas or marks between "
-                "thousands: export them as 1234.5"
+                "thousands"
             )
 
     def _user_columns(self) -> None:
@@ -379,7 +379,7 @@ class _Guess:
             if sum(_OTHER_DATE.match(str(cell)) is not None for cell in known) * 2 < len(known):
                 return None
             name = shown(self.opened, heading)
-            raise UnclearError(f"{name}: dates in another form than 2026-11-21 10:00:00")
+            raise UnclearError(f"{name}: dates that are not ISO 8601")
         return Column((heading,), Clock(zoned=sum(date[1] for date in dates) * 2 > len(dates)))
 
     def _clock_of_numbers(
