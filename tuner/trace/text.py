@@ -9,6 +9,8 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
+import pyarrow as pa
+
 from tuner.errors import TraceError
 from tuner.trace.raw import Object, Raw, Tally
 from tuner.trace.values import as_object, number, words
@@ -61,12 +63,12 @@ def look_for_text(raw: Raw, tally: Tally) -> None:
     if tally.allow_text:
         return
     for name, column in raw.columns.items():
-        if names_text(name):
-            for cell in column.dictionary_encode().dictionary.to_pylist():
-                if is_text(cell):
-                    _refuse(tally, int(raw.lines[column.to_pylist().index(cell)]), name)
-        elif str(column[0] if len(column) else "").startswith("{"):
-            _in_objects([as_object(cell) or {} for cell in column.to_pylist()], raw, tally)
+        holds_others = pa.types.is_nested(column.type) or str(column[:1]).find("{") > 0
+        if names_text(name) or holds_others:
+            is_string = pa.types.is_string(column.type)
+            cells = column.dictionary_encode().dictionary if is_string else column
+            if any(_text_in({name: cell}) for cell in cells.to_pylist()):
+                _in_objects([{name: cell} for cell in column.to_pylist()], raw, tally)
     if raw.objects and (any(map(names_text, raw.names)) or _is_nested(raw.objects)):
         _in_objects(raw.objects, raw, tally)
 
