@@ -23,6 +23,7 @@ from tuner.trace.values import (
     Mask,
     Read,
     as_array,
+    as_list,
     by_value,
     is_empty,
 )
@@ -75,12 +76,11 @@ class Checker:
             pa.nulls(len(raw)) if (cells := rows.cells(role)) is None else cells
             for role in ("trace", "span", "parent", "key", "server")
         ]
-        lists = [cells if isinstance(cells, list) else cells.to_pylist() for cells in links]
         held = pa.table(rows.columns).to_pylist()
         return [
             Row(line, None if bad else fields, *map(_id, ids))
             for line, fields, bad, *ids in zip(
-                raw.lines.tolist(), held, rows.reasons, *lists, strict=True
+                raw.lines.tolist(), held, rows.reasons, *map(as_list, links), strict=True
             )
         ]
 
@@ -282,8 +282,8 @@ class _Rows:
     def _list(self, field: Field, prompt: Ints) -> None:
         """Read lists of whole numbers; rows that hold something else are dropped."""
         key, most, strict = field.key, field.most, self.format.strict
-        cells = self.cells(key)
-        if cells is None or all(cell is None for cell in cells):
+        cells = as_list(self.cells(key) or [])
+        if all(cell is None for cell in cells):
             return
 
         def checked(cell: Any) -> list[int] | None:  # noqa: ANN401 - any JSON

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from tuner.trace.record import REASONS, Reason
-from tuner.trace.values import Cells, Ints, as_object, is_empty, number
+from tuner.trace.values import Cells, Ints, as_list, as_object, is_empty, number
 
 MOST_COLUMNS = 2000
 SAMPLE_ROWS, ROWS = 1000, 2**16
@@ -92,8 +92,7 @@ class Raw:
         each = [cells for path in paths if (cells := self._at(path)) is not None]
         if len(each) < 2:
             return each[0] if each else None
-        lists = (cells if isinstance(cells, list) else cells.to_pylist() for cells in each)
-        return [first(row) for row in zip(*lists, strict=True)]
+        return [first(row) for row in zip(*map(as_list, each), strict=True)]
 
     def _at(self, path: str) -> Cells | None:
         if path in self.columns:

@@ -53,10 +53,16 @@ def is_empty(value: object) -> bool:
     return value is None or (len(text := str(value)) < 20 and text.strip().lower() in NULL)
 
 
+def as_list(cells: Cells) -> list[Any]:
+    """Return cells as Python has them."""
+    return cells if isinstance(cells, list) else [*cells.to_pylist()]
+
+
 def as_array(cells: Cells) -> pa.Array:
     """Return cells as one array; as text where they are of several kinds."""
-    if isinstance(cells, pa.Array):
+    if isinstance(cells, pa.Array) and not pa.types.is_nested(cells.type):
         return cells
+    cells = as_list(cells)
     with suppress(pa.ArrowException, OverflowError, ValueError):
         array = pa.array(cells)
         if not pa.types.is_nested(array.type):
