@@ -116,6 +116,8 @@ class Target:
         named = [e for e in every if name in {None, e.name, e.name.rpartition("/")[2]}]
         proven = [each for each in named if each.is_proven]
         proven = proven or (named if name and is_trusted else [])
+        # where a config is in the same file, that decides
+        proven = [each for each in proven if each.near != "config"] or proven
         if len(proven) > 1:
             raise UsageError(
                 f"{self.what}: which of its {len(proven)} servers?",
