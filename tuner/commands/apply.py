@@ -180,8 +180,8 @@ def _edit(
         old, read_from = "", None
         target = replace(target, path=path, text=f"[Service]\nExecStart=\nExecStart={own}\n")
         server = target.server(is_trusted=options.force)
-    here = target.deployment(server, model_is=options.model_is)
-    found = fit.mismatches(profile, here)
+    here = target.deployment(server)
+    found = fit.mismatches(profile, here, is_its_model=options.model_is is not None)
     if not options.force:
         refusal = refusal or fit.refusal(profile, found)
     wanted, reasons = _wanted(profile, server.arguments, options)

@@ -148,7 +148,7 @@ class Target:
             kind = KINDS[self.kind]["is"]
             raise ByHandError(f"{self.path}:{line}: {why}, in {kind}", hint=hint) from None
 
-    def deployment(self, server: Server, *, model_is: str | None = None) -> Deployment:
+    def deployment(self, server: Server) -> Deployment:
         """Return what the file says of the server, and what is known of where it runs."""
         gpus, version = set(_GPU.findall(self.text)), known.vllm_version(server.image)
         names_image = server.image or self.kind in {"compose", "kubernetes", "kustomize"}
@@ -163,7 +163,6 @@ class Target:
             place=lambda needle: self.place(server, needle),
             hosts=hosts,
             image=None if version or not names_image else server.image,
-            model_is=model_is,
         )
 
     def place(self, server: Server, needle: str) -> str:

@@ -79,16 +79,12 @@ class Deployment:
     is_new: bool = False
     """There is no file yet, or a server that tells only what it tells."""
 
-    model_is: str | None = None
-    """What whoever applies the profile says that the file's model is."""
-
     def at(self, needle: str) -> str:
         """Return the place of an argument, or of another part of the text."""
         return self.place(needle) if self.place and needle else self.source
 
 
-@dataclass(frozen=True)
-class Mismatch:
+class Mismatch(NamedTuple):
     """In what the deployment is not what the profile was measured on."""
 
     subject: str
@@ -229,17 +225,25 @@ def is_model_of(profile: ServingProfile, name: str) -> bool:
     return name in {profile.model, models.model_path(profile.model), profile.provenance.model}
 
 
-def mismatches(profile: ServingProfile, here: Deployment) -> list[Mismatch]:
-    """Return the ways in which a deployment is not what the profile was measured on."""
-    is_simulated = profile.provenance.engine == "sim"
-    return [*_of_arguments(profile, here), *(() if is_simulated else _of_origin(profile, here))]
+def mismatches(
+    profile: ServingProfile, here: Deployment, *, is_its_model: bool = False
+) -> list[Mismatch]:
+    """Return the ways in which a deployment is not what the profile was measured on.
+
+    ``is_its_model``: whoever applies the profile says that the file's model is the profile's.
+    """
+    other_model = None if is_its_model else model_mismatch(profile, here)
+    differing = [] if other_model is None else [Mismatch("model", other_model)]
+    differing += _of_arguments(profile, here, other_model)
+    if profile.provenance.engine != "sim":
+        differing += _of_origin(profile, here)
+    return differing
 
 
-def _of_arguments(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch]:
+def _of_arguments(
+    profile: ServingProfile, here: Deployment, other_model: str | None
+) -> Iterator[Mismatch]:
     """Yield where the deployment sets otherwise what it serves, or its numerics."""
-    other_model = model_mismatch(profile, here) if here.model_is is None else None
-    if other_model is not None:
-        yield Mismatch("model", other_model)
     served = _SERVED.keys() & (profile.engine.keys() - left_out(profile))
     if other_model is not None or models.is_shipped(profile.model):
         served -= _SERVED.keys() if other_model is not None else {"load_format"}
