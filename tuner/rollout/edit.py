@@ -221,10 +221,13 @@ def _added_key(text: str, server: Server, name: str, value: ArgumentValue) -> It
     """Yield texts with one more key: of a chart only those that its templates know."""
     begin, end = server.spans[0]
     first = re.match(r"[{\s]*([\"']?)([\w-]+)", text[begin:end])
-    if first is None or (server.chart in _HELM and name not in FACTS["stack_keys"]):
+    is_flag = server.chart == "stack" and name not in FACTS["stack_keys"]
+    if first is None or server.chart == "own" or (is_flag and server.words):
         return
     shown, key = yaml_strict.dump(value, is_flow=True), name
-    if server.chart in _HELM:
+    if is_flag:
+        key, shown = "extraArgs", f'["{spelled(name, value)[0]}"]'
+    elif server.chart == "stack":
         key = re.sub(r"_(\w)", lambda left: left[1].upper(), name)
         shown = f'"{value}"' if isinstance(value, int) and value >= _LARGEST_PLAIN else shown
     elif not server.chart and isinstance(value, bool):
