@@ -363,11 +363,25 @@ def _summary(
         lines.append(f"override: on record in {printable(str(backup.record_of(real)))}")
     is_drop_in = edit.path.suffix == ".conf"
     unit = edit.path.parent.name.removesuffix(".d") if is_drop_in else f"{edit.path.stem}.service"
-    words = {"{file}": path, "{unit}": unit, "{path}": path if "/" in path else f"./{path}"}
+    name = str(edit.path)
+    words = {"{file}": name, "{unit}": unit, "{path}": name if "/" in name else f"./{name}"}
     command = edit.next
     for placeholder, value in words.items():
-        command = command.replace(placeholder, shlex.quote(value))
-    return "\n".join([*lines, command, f"undo: tuner apply --rollback {shlex.quote(path)}"])
+        command = command.replace(placeholder, _for_shell(value))
+    return "\n".join([*lines, command, f"undo: tuner apply --rollback {_for_shell(edit.path)}"])
+
+
+def _for_shell(name: object) -> str:
+    """Return the word that a shell, such as bash, takes for a name, with nothing hidden in it."""
+    text = str(name)
+    if text.isprintable():
+        return shlex.quote(text)
+    hidden = (c if c.isprintable() and c not in "'\\" else _in_bytes(c) for c in text)
+    return f"$'{''.join(hidden)}'"
+
+
+def _in_bytes(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in character.encode("utf-8", "surrogateescape"))
 
 
 def _shown(value: object) -> str:

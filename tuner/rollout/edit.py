@@ -213,7 +213,16 @@ def _added(text: str, server: Server, new: Sequence[str]) -> Iterator[str]:
                     gaps = re.findall(r"((?:[ \t\r\n]|\\\r?\n)+)(?=-)", text[begin:at])
                     yield _put(text, (at, at), (gaps[-1] if gaps else " ") + " ".join(new))
                     yield _put(text, (at, at), f" {' '.join(new)}")
-        at = begin + len(text[begin:end].rstrip("]\"' \t\r\n"))
+        # behind what is there, where a variable hides every word of it
+        tail, last = text[begin:end], text[text.rfind("\n", 0, end) + 1 : end]
+        items = [_in_quotes(each, '"' if '"' in tail else "") for each in new]
+        if tail.endswith("]"):
+            at = begin + len(tail[:-1].rstrip(" \t\r\n,"))
+            yield _put(text, (at, at), "".join(f", {each}" for each in items))
+        elif dash := re.match(r"[ \t]*-[ \t]+", last):
+            gap = _line_end(text) + dash[0]
+            yield _put(text, (end, end), "".join(gap + each for each in items))
+        at = begin + len(tail.rstrip("]\"' \t\r\n"))
         yield _put(text, (at, at), f" {' '.join(new)}")
 
 

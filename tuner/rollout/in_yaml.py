@@ -283,7 +283,8 @@ class _Reader:
                 name, value = str(each[0].value), str(each[1].value)
             else:
                 name, value = scalar(each, "name"), scalar(each, "value")
-            values[name] = value
+            if value:
+                values[name] = value
             first, last = each if isinstance(each, tuple) else (each, each)
             spans[name] = int(first.start_mark.index), self.end_of(last)
         return values, spans
