@@ -458,10 +458,8 @@ def _is_utc(text: str) -> bool:
 # Sealed, written and read
 
 _RERUN = "Restore the file as tuner wrote it, or run tuner sweep again."
-_HEAD = (
-    "Serving profile: roll it out with `tuner apply`; check it with `tuner verify`.",
-    "Do not edit: the digest covers every value. Comments are not part of it.",
-)
+_IN_A_LINE = {"baseline", "front_end", "admission", "validity", "provenance"}
+_HEAD = "Serving profile. Do not edit: its digest covers every value, comments excepted."
 
 
 def seal(*, evidence: bytes = b"", **sections: Any) -> ServingProfile:  # noqa: ANN401 - its fields
@@ -511,16 +509,16 @@ def dump(profile: ServingProfile) -> str:
     from tuner.profile.summary import block_of, facts_of  # noqa: PLC0415 - which reads profiles
 
     said = [*block_of(profile).lines(), *facts_of(profile)]
-    head = "".join(f"# {printable(line)}".rstrip() + "\n" for line in (*_HEAD, "", *said))
+    head = "".join(f"# {printable(line)}".rstrip() + "\n" for line in (_HEAD, "", *said))
     return head + "".join(f"{line}\n" for line in _page(content_of(profile)))
 
 
 def _page(content: Mapping[str, object], indent: str = "") -> Iterator[str]:
-    """Yield the lines of a page that a person reviews: a line for each value of a section, and for
-    each row of a list."""
+    """Yield the lines of a page that a person reviews: a line for each value of a section, for each
+    row of a list, and for each of the sections that programs read."""
     for key, value in content.items():
         first = value[0] if isinstance(value, list) and value else value
-        if isinstance(value, dict) and value and not indent:
+        if isinstance(value, dict) and value and not indent and key not in _IN_A_LINE:
             yield f"{key}:"
             yield from _page(value, "  ")
         elif isinstance(value, list) and isinstance(first, dict):
