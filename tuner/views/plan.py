@@ -14,6 +14,9 @@ from tuner.twin.samples import ON_CURVE, Samples, in_ms
 from tuner.views.numbers import COLUMNS
 from tuner.views.page import Cell, Column, Page, Section, Table
 
+ORDER = ("first", "second")
+"""Names of the profiles that share a server."""
+
 
 @dataclass(frozen=True)
 class FleetPlan:
@@ -189,11 +192,11 @@ def shared_page(
         own = profile.decision.max_num_seqs
         costs = f"{100 * lost:.1f} points fewer and {longer:.2f}x the p99 E2EL of its own {own}"
         costs = "its own choice" if own == best else costs
-        facts.append((f"traffic {len(facts) + 1}", f"{path}: {percent(share)} met; {costs}"))
+        facts.append((ORDER[len(facts)], f"{path}: {percent(share)} met; {costs}"))
     columns = [COLUMNS["max_num_seqs"]]
-    for number in range(1, len(paths) + 1):
+    for number, name in enumerate(ORDER, 1):
         columns += [
-            Column(f"met_{number}", f"met, traffic {number}", "share"),
+            Column(f"met_{number}", f"met, {name}", "share"),
             Column(f"lost_{number}", "loses", "share"),
             Column(f"longer_{number}", "p99 E2EL x", "number"),
         ]
