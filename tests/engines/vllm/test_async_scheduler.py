@@ -105,27 +105,6 @@ def test_every_token_is_logged_once_and_the_rows_tile_the_time(
 
 
 @DEPTHS
-def test_an_abort_while_batches_are_under_way_loses_no_row(
-    lone: Any, scheduler: Any, page: Page, depth: int
-) -> None:
-    from vllm.v1.request import RequestStatus  # noqa: PLC0415 - vLLM
-
-    for name in ("stays", "goes"):
-        lone.add(scheduler, name, prompt=10, tokens=20)
-    core = Core(lone, scheduler, depth)
-    for _ in range(8):
-        core.step()
-    scheduler.finish_requests("goes", RequestStatus.FINISHED_ABORTED)
-    core.run()
-    log, _ = page.take()
-    both = int((log["decode_seqs"] == 2).sum())
-    assert both > 0
-    assert log["decode_seqs"].sum() == 19 + both  # of what is gone, what was scheduled before
-    check_tiles(log)
-    assert page.is_idle
-
-
-@DEPTHS
 def test_with_too_few_blocks_what_is_computed_again_is_prefill(
     lone: Any, depth: int, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,20 +120,3 @@ def test_with_too_few_blocks_what_is_computed_again_is_prefill(
     computed = log["prefill_tokens"].sum() + log["decode_seqs"].sum()
     assert computed == 6 * (20 + 59) + log["recomputed_tokens"].sum()
     check_tiles(log)
-
-
-@pytest.mark.parametrize(("depth", "runner"), [(3, "V2")])
-def test_a_cut_leaves_batches_under_way_and_it_idles_when_they_are_computed(
-    lone: Any, scheduler: Any, page: Page, depth: int
-) -> None:
-    from vllm.v1.request import RequestStatus  # noqa: PLC0415 - vLLM
-
-    lone.add(scheduler, "r", prompt=10, tokens=50)
-    core = Core(lone, scheduler, depth)
-    core.step()
-    core.step()
-    scheduler.finish_requests("r", RequestStatus.FINISHED_ABORTED)
-    assert scheduler.get_request_counts() == (0, 0)
-    assert not page.is_idle  # the second batch of a lone sequence is empty
-    core.run()
-    assert page.is_idle

@@ -13,7 +13,6 @@ from tuner.runs.refine.aims import (
     TAIL,
     PairedRatio,
     acceptance,
-    fieller,
     is_futile,
     paired_ratio,
     ratios_of,
@@ -80,16 +79,6 @@ def test_times_are_compared_by_students_t_of_their_logarithms() -> None:
     assert found.sureness == pytest.approx(0.5 - math.atan(0.5) / math.pi)  # longer is worse
 
 
-def test_the_interval_of_goodput_holds_the_ratios_that_its_own_test_does_not_reject() -> None:
-    """At either end r the mean of refined - r knee is t standard errors from nothing."""
-    knee, refined = np.array([0.5, 0.4, 0.6, 0.5]), np.array([0.55, 0.5, 0.62, 0.6])
-    ends = fieller(refined, knee)
-    assert ends is not None
-    for end in ends:
-        left = refined - end * knee
-        assert abs(left.mean()) / (left.std(ddof=1) / 2) == pytest.approx(3.18245, rel=1e-4)
-
-
 def equal(rng: np.random.Generator, pairs: int, sd: float) -> list[Pair]:
     """Return pairs of engines that serve alike, whose replays differ."""
     attained = np.clip(rng.normal(0.8, sd, (pairs, 2)), 0.0, 1.0)
@@ -117,16 +106,3 @@ def test_half_of_the_pairs_give_up_what_they_leave_no_hope_for() -> None:
     assert looked_at(served(0.5, 0.5, 0.5, 0.5) * 2)
     assert not looked_at(served(0.52, 0.53, 0.51, 0.52) * 2)
     assert not looked_at([(ALL, replace(ALL, tail_s=by)) for by in (0.9, 0.8, 0.85, 0.9)] * 2)
-
-
-def test_a_look_that_may_only_give_up_costs_little_of_a_real_gain() -> None:
-    """A gain that eight pairs prove in about four of five cases."""
-    rng = np.random.default_rng(0)
-    proven = lost = 0
-    for _ in range(300):
-        pairs = [(KNEE, Numbers(0.5 + one)) for one in rng.normal(0.02, 0.02, 8)]
-        if accepted(*pairs) is not None:
-            proven += 1
-            lost += looked_at(pairs)
-    assert proven > 150
-    assert lost <= 0.05 * proven

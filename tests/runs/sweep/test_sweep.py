@@ -251,13 +251,6 @@ def test_a_run_is_not_resumed_on_another_machine(tmp_path: Path) -> None:
         swept(tmp_path, other, resume=True, traffic=HALF)
 
 
-def test_an_slo_that_an_idle_engine_breaks_is_not_blamed_on_the_load(tmp_path: Path) -> None:
-    settings = replace(UP_TO_8, slo=Slo(ttft_s=0.001), ceiling=2)
-    verdict = swept(tmp_path, settings=settings, traffic=HALF).verdict
-    assert verdict.kind == "overloaded"
-    assert "no number of replicas can meet it" in verdict.reason
-
-
 @pytest.mark.parametrize(
     ("noise", "said"),
     [
