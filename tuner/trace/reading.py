@@ -199,7 +199,7 @@ def _check_clock(table: pa.Table, lines: Ints, known: Format, tally: Tally) -> N
         times_ms = times_ms + table.column("e2e_ms").to_numpy()
     steps_ms = np.diff(times_ms)
     newest_first = (steps_ms < 0).sum() > (steps_ms > 0).sum()
-    back_ms = steps_ms if newest_first else -steps_ms
+    back_ms = steps_ms if newest_first else np.negative(steps_ms, out=steps_ms)
     far_back = np.flatnonzero(back_ms >= SET_BACK_MS[0])
     set_back = far_back[back_ms[far_back] <= SET_BACK_MS[1]]
     if len(set_back) and len(far_back) <= max(1, IN_ORDER * len(steps_ms)):
