@@ -431,7 +431,8 @@ class _Guess:
     def _unit_by_tokens(self, name: str, values: Floats) -> tuple[Unit, str]:
         """Return the unit that gives an output token a time that some server takes, and why."""
         tokens = self._column("output_length")
-        each = (values / tokens)[(values > 0) & (tokens > 0)]
+        known = (values > 0) & (tokens > 0)
+        each = values[known] / tokens[known]
         if not len(each):
             return "ms", "no tokens to tell the unit by"
         middle = float(np.median(each))
