@@ -124,26 +124,3 @@ def test_there_is_one_more_attempt_at_most_and_none_without_time(
         )
 
     assert (run(main()).flaws, len(begun)) == (flaws, attempts)
-
-
-def test_of_two_late_replays_the_one_with_less_lag_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    lags_s = iter([0.9, 0.5])
-
-    async def lagging(*_: object, **__: object) -> Replay:
-        return late(next(lags_s), ttft_s=1.0)
-
-    monkeypatch.setattr("tuner.replay.soundness.replay", lagging)
-
-    async def main() -> Replay:
-        return await replay_soundly(
-            [],
-            await SimStarter(SECOND_A_STEP).start(max_num_seqs=4),
-            Window(0.0, 0.0, 10.0),
-            max_num_seqs=4,
-            rule=NEVER_CUT,
-            read=None,
-            begun=lambda: None,
-            retry=lambda _flaws, _s: True,
-        )
-
-    assert run(main()).flaws == ("requests left late (p99 500 ms)",)

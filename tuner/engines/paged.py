@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 
 from tuner.engines import devices, provenance
 from tuner.engines.page import SERVED, About, Page, name_of
@@ -20,7 +19,7 @@ from tuner.engines.seam import (
 )
 from tuner.engines.timeouts import HangWatch
 from tuner.engines.vllm.installed import in_one_process
-from tuner.engines.vllm.log import Compiles, start_phases_s
+from tuner.engines.vllm.log import Since, start_phases_s
 from tuner.engines.vllm.start import Resolved
 from tuner.errors import EngineError
 
@@ -38,9 +37,9 @@ class PagedEngine(ABC):
 
     facts: EngineFacts
 
-    def __init__(self, page: Page, log: Path, pids: Sequence[int]) -> None:
+    def __init__(self, page: Page, log: Since, pids: Sequence[int]) -> None:
         self.compiled: list[str] = []
-        self._page, self._compiles = page, Compiles(log)
+        self._page, self._log = page, log
         self._numbers = count(secrets.randbits(40))
         self._replies: dict[int, Reply] = {}
         """By the request's number: those that the log has still to complete."""
@@ -103,7 +102,7 @@ class PagedEngine(ABC):
             if (reply := self._replies.pop(int(one["number"]), None)) is not None:
                 for name in (SERVED.names or ())[1:]:
                     setattr(reply, name, one[name].item())
-        self.compiled += self._compiles.new()
+        self.compiled += self._log.compiled()
         return log
 
     async def prove(self, begun_s: float) -> None:

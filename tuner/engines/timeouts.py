@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tuner.engines import provenance
 from tuner.engines.vllm.failure import last_line
-from tuner.engines.vllm.log import said_since, size_of
+from tuner.engines.vllm.log import Since
 from tuner.errors import EngineError, StoodStillError, UsageError
 
 START_ON_CPU_S = 600.0
@@ -43,9 +43,9 @@ def start_limit_s() -> float:
 
 
 @asynccontextmanager
-async def started_in_time(log: Path) -> AsyncIterator[None]:
+async def started_in_time(path: Path) -> AsyncIterator[None]:
     """Cancel a start that takes too long. Raises EngineError with vLLM's last words."""
-    limit_s, size_before = start_limit_s(), size_of(log)
+    limit_s, log = start_limit_s(), Since(path)
     limit = asyncio.timeout(limit_s)
     try:
         async with limit:
@@ -54,9 +54,8 @@ async def started_in_time(log: Path) -> AsyncIterator[None]:
         if not limit.expired():
             raise
         raise EngineError(
-            f"vLLM did not start within {limit_s:g} s; its last words: "
-            f"{last_line(said_since(log, size_before))}",
-            hint=f"Read {log}, or give it longer: {_START}={3 * limit_s:.0f}.",
+            f"vLLM did not start within {limit_s:g} s; its last words: {last_line(log.text())}",
+            hint=f"Read {path}, or give it longer: {_START}={3 * limit_s:.0f}.",
         ) from None
 
 

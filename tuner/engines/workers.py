@@ -20,7 +20,6 @@ from tuner.engines import devices, provenance, seam
 from tuner.engines.timeouts import started_in_time
 from tuner.engines.vllm import failure
 from tuner.engines.vllm.core_process import CoreContext
-from tuner.engines.vllm.log import said_since
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError
 
@@ -44,8 +43,8 @@ class Workers:
     facts: seam.EngineFacts  # once all have started
 
     def __init__(self, log: Path) -> None:
-        self.log, self.compiled = log, list[str]()
         self._loop, self._context = asyncio.get_running_loop(), CoreContext(log)
+        self.log, self.compiled = self._context.log, list[str]()
         self._queues, self._replies = list[Any](), list[Any]()
         self._waiting: list[dict[int, asyncio.Future[Output]]] = []  # not answered, by each worker
         self._served = list[Output]()
@@ -62,7 +61,7 @@ class Workers:
         self._replies.append(replies)
         self._waiting.append({})
         self._loop.add_reader(replies, self._read, len(self._queues) - 1, process)
-        async with started_in_time(self.log):
+        async with started_in_time(self.log.path):
             await self._ask(len(self._queues) - 1, _WARM_UP)
 
     async def generate(self, request: seam.EngineRequest, reply: seam.Reply) -> None:
@@ -118,12 +117,10 @@ class Workers:
         except (EOFError, OSError):
             self._loop.remove_reader(self._replies[worker])
             process.join(timeout=1)
-            code, text = process.exitcode, said_since(self.log, self._context.log_start)
-            if hasattr(self, "facts"):
-                self._fail(failure.died(code, text, str(self.log), who="the worker"))
-            else:
-                why = RuntimeError(f"the worker ended: {code}")
-                self._fail(failure.failed_to_start(why, text, str(self.log)))
+            why = RuntimeError(f"the worker ended: {process.exitcode}")
+            died = failure.died(process.exitcode, self.log, who="the worker")
+            has_started = hasattr(self, "facts")
+            self._fail(died if has_started else failure.failed_to_start(self.log, why))
             return
         waiting = self._waiting[worker].pop(number)
         if not waiting.done():
@@ -151,11 +148,11 @@ class WorkersStarter(NamedTuple):
     async def start(self, *, max_num_seqs: int) -> Workers:
         """See the seam. One starts after the other: each measures what the one before has left.
         Failed or cancelled, nothing is left behind."""
-        begun_s, log = time.monotonic(), self.base.log
+        begun_s = time.monotonic()
         resolved = await asyncio.to_thread(self.base.resolved, max_num_seqs=max_num_seqs)
         from tuner.engines.vllm.config import for_llm  # noqa: PLC0415 - imports vLLM
 
-        engine, arguments = Workers(log), for_llm(resolved, share=1 / self.workers)
+        engine, arguments = Workers(self.base.log), for_llm(resolved, share=1 / self.workers)
         try:
             for _ in range(self.workers):
                 await engine.add(arguments)
@@ -167,7 +164,7 @@ class WorkersStarter(NamedTuple):
             engine="vllm", arguments=resolved.arguments, max_model_len=resolved.max_model_len,
             vocab_size=resolved.vocab_size, block_size=0, kv_blocks=0,
             start_s=time.monotonic() - begun_s, versions=provenance.versions(),
-            device=devices.device_of(resolved.arguments, said_since(log, 0)),
+            device=devices.device_of(resolved.arguments, engine.log.text()),
         )  # fmt: skip
         return engine
 

@@ -1,8 +1,6 @@
 """A server's processes: whichever is killed, none is left; whatever happens, one line says why."""
 
 import asyncio
-import os
-import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -49,27 +47,6 @@ def test_a_server_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
         asyncio.run(process.stop())
         wait_until(lambda: not any(map(lives, everybody)))
         asyncio.run(process.stop())
-
-
-@pytest.mark.parametrize("part", ["guardian", "server", "child"])
-def test_when_a_part_is_killed_the_rest_goes_too_or_lives_on_whole(
-    tmp_path: Path, part: str
-) -> None:
-    log = tmp_path / "serve.log"
-    with launched(log) as process:
-        up(log)
-        everybody = family(process.pid)
-        (child,) = everybody - {process.group}
-        victim = {"guardian": process.pid, "server": process.group, "child": child}[part]
-        os.kill(victim, signal.SIGKILL)
-        if part == "child":  # it is the server's to notice
-            wait_until(lambda: not lives(child))
-            assert process.death() is None
-            return
-        wait_until(lambda: process.death() is not None)
-        process.kill()
-        wait_until(lambda: not any(map(lives, everybody)))
-        assert "vllm serve was killed by SIGKILL" in str(process.death())
 
 
 def test_a_server_that_ends_before_it_is_ready_says_why(tmp_path: Path) -> None:

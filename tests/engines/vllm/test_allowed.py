@@ -1,9 +1,7 @@
 """What a stranger's profile may set of an engine: numbers and switches, nothing that acts."""
 
 import pytest
-import yaml
 
-from tests.support.places import ROOT
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import allowed
 from tuner.engines.vllm.flags import TAKES
@@ -31,41 +29,23 @@ def test_what_is_not_on_it_cannot_be_taken_away_either() -> None:
 
 
 @pytest.mark.attack
-def test_the_profile_that_ships_sets_nothing_else() -> None:
-    text = (ROOT / "profiles" / "translation-tiny-cpu.yaml").read_text(encoding="utf-8")
-    assert allowed.not_allowed(yaml.safe_load(text)["engine"]) == []
-
-
-@pytest.mark.attack
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("allowed_local_media_path", "/"),
         ("api_key", ["attacker"]),
-        ("chat_template", "/etc/passwd"),
-        ("code_revision", "main"),
         ("compilation_config", {"backend": "evil.Backend"}),
         ("compilation_config", {"cache_dir": "/srv"}),
         ("compilation_config", {"pass_config": {"x": "evil.Pass"}}),
-        ("distributed_executor_backend", "evil.Executor"),
-        ("download_dir", "/srv"),
         ("hf_overrides", {"auto_map": {"AutoConfig": "evil.Config"}}),
-        ("host", "0.0.0.0"),
-        ("io_processor_plugin", "evil"),
         ("kv_transfer_config", {"kv_connector_module_path": "evil"}),
         ("load_format", "pt"),
-        ("logits_processors", ["evil.Processor"]),
-        ("middleware", ["evil.Middleware"]),
-        ("otlp_traces_endpoint", "http://evil.example"),
-        ("port", 80),
-        ("reasoning_parser_plugin", "/srv/evil.py"),
         ("scheduler_cls", "evil.Scheduler"),
         ("speculative_config", {"model": "evil/model"}),
         ("tokenizer_mode", "custom"),
         ("tool_parser_plugin", "/srv/evil.py"),
         ("trust_remote_code", True),
         ("worker_cls", "evil.Worker"),
-        ("worker_extension_cls", "evil.Extension"),
         ("x_of_tomorrow", 1),
     ],
 )

@@ -1,9 +1,12 @@
 """vLLM's failures, in one line with the cure."""
 
+from pathlib import Path
+
 import pydantic
 import pytest
 
 from tuner.engines.vllm.failure import died, failed_to_start, root_cause
+from tuner.engines.vllm.log import Since
 
 OUT_OF_MEMORY = """\
 (EngineCore pid=7) INFO 11-21 13:00:00 [core.py:1] Initializing a V1 LLM engine
@@ -24,8 +27,14 @@ def test_the_root_cause_is_the_first_error_logged_and_not_its_consequences() -> 
     assert root_cause("all is well\n") is None
 
 
-def test_a_failed_start_tells_the_root_cause_and_its_cure() -> None:
-    error = failed_to_start(RuntimeError("See root cause above"), OUT_OF_MEMORY, "run/vllm.log")
+def written(folder: Path, text: str) -> Since:
+    log = Since(folder / "vllm.log")
+    log.path.write_text(text)
+    return log
+
+
+def test_a_failed_start_tells_the_root_cause_and_its_cure(tmp_path: Path) -> None:
+    error = failed_to_start(written(tmp_path, OUT_OF_MEMORY), RuntimeError("See root cause above"))
     assert "CUDA out of memory" in str(error)
     assert "gpu_memory_utilization" in error.hint
 
@@ -53,8 +62,8 @@ def test_a_failed_start_tells_the_root_cause_and_its_cure() -> None:
         ("could not create a primitive", "primitive", "Lower gpu_memory_utilization"),
     ],
 )
-def test_the_cure_is_of_what_failed(said: str, shown: str, cure: str) -> None:
-    error = failed_to_start(RuntimeError(said), "", "run/vllm.log")
+def test_the_cure_is_of_what_failed(tmp_path: Path, said: str, shown: str, cure: str) -> None:
+    error = failed_to_start(written(tmp_path, ""), RuntimeError(said))
     assert shown in str(error)
     assert cure in error.hint
 
@@ -63,7 +72,9 @@ def test_the_cure_is_of_what_failed(said: str, shown: str, cure: str) -> None:
     ("code", "said", "cure"),
     [(-9, "killed by SIGKILL", "gpu_memory"), (-11, "SIGSEGV", "vllm.log"), (0, "ended", "log")],
 )
-def test_an_engine_that_died_without_a_word_tells_how(code: int, said: str, cure: str) -> None:
-    error = died(code, "", "vllm.log")
+def test_an_engine_that_died_without_a_word_tells_how(
+    tmp_path: Path, code: int, said: str, cure: str
+) -> None:
+    error = died(code, written(tmp_path, ""))
     assert said in str(error)
     assert cure in error.hint

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.engines.vllm.log import Compiles, silent, start_phases_s
+from tuner.engines.vllm.log import Since, silent, start_phases_s
 
 pytestmark = pytest.mark.vllm
 
@@ -20,26 +20,26 @@ def test_a_kernel_that_vllm_compiles_while_it_serves_is_found_in_its_log(tmp_pat
     line = "(EngineCore pid=7) %(levelname)s 11-24 02:00:00 [%(filename)s:%(lineno)d] %(message)s"
     handler.setFormatter(logging.Formatter(line))
     logger.addHandler(handler)
-    found = Compiles(log)
+    found = Since(log)
     try:
         jit_monitor._handle_jit_event(backend="Triton", event="JIT compilation", fn_name="a_kernel")
     finally:
         logger.removeHandler(handler)
-    (told, *_) = found.new()
+    (told, *_) = found.compiled()
     assert told == "Triton JIT compilation during inference: a_kernel"
-    assert found.new() == []
+    assert found.compiled() == []
 
 
 def test_a_line_that_is_not_whole_yet_is_read_when_it_is(tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     log.write_text("Compiling a graph for compile range (1, 2048) takes 9 s\n")
-    found = Compiles(log)
+    found = Since(log)
     with log.open("a") as file:
         file.write("INFO [backends.py:399] Compiling a graph for compile range (1, 16)")
         file.flush()
-        assert found.new() == []
+        assert found.compiled() == []
         file.write(" takes 3.10 s\nINFO all is well\n")
-    assert found.new() == ["Compiling a graph for compile range (1, 16) takes 3.10 s"]
+    assert found.compiled() == ["Compiling a graph for compile range (1, 16) takes 3.10 s"]
 
 
 def test_what_a_start_takes_its_time_for_is_in_the_log() -> None:

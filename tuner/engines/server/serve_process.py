@@ -13,7 +13,7 @@ from pathlib import Path
 from tuner.engines import devices
 from tuner.engines.page import SOCKET
 from tuner.engines.vllm import failure
-from tuner.engines.vllm.log import said_since, size_of
+from tuner.engines.vllm.log import Since
 from tuner.errors import EngineError, InputError
 from tuner.system import files, http, interruption
 
@@ -60,8 +60,8 @@ class FreePort:
 class ServeProcess:
     """The guardian, and through it the server with all that it has started."""
 
-    def __init__(self, guardian: "subprocess.Popen[bytes]", log: Path, log_start: int) -> None:
-        self._guardian, self._log, self._log_start = guardian, log, log_start
+    def __init__(self, guardian: "subprocess.Popen[bytes]", log: Since) -> None:
+        self._guardian, self.log = guardian, log
         self._cause: EngineError | None = None
         self._memory_before = devices.memory_used()
         interruption.ends_with_us(self.kill)
@@ -81,7 +81,7 @@ class ServeProcess:
     ) -> "ServeProcess":
         """Start a command; what it prints goes to the log. Raises EngineError without a
         guardian."""
-        log_start = size_of(log)
+        since = Since(log)
         kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_IT}
         with open(log, "ab", opener=files.opened_own) as output:
             guardian = subprocess.Popen(  # noqa: S603 - vLLM, as the user has asked for it
@@ -92,7 +92,7 @@ class ServeProcess:
                 env={**kept, **environment},
                 start_new_session=True,
             )
-        made = cls(guardian, log, log_start)
+        made = cls(guardian, since)
         if not made.group:
             made.kill()
             raise EngineError("the server's guardian did not start", hint=f"Read {log}.")
@@ -103,9 +103,7 @@ class ServeProcess:
         health = http.HttpRequest(f"{url}/health", most_bytes=_HEALTH_BYTES)
         while True:
             if self._guardian.poll() is not None:
-                text = self.log_text()
-                last = RuntimeError(failure.last_line(text))
-                raise failure.failed_to_start(last, text, str(self._log))
+                raise failure.failed_to_start(self.log)
             with contextlib.suppress(InputError):
                 reply = await asyncio.to_thread(http.ask, health, timeout_s=_HEALTH_S)
                 if reply.status == _OK:
@@ -128,7 +126,7 @@ class ServeProcess:
         code = self._guardian.poll()
         if code is None or self._cause is not None:
             return self._cause
-        return failure.died(code, self.log_text(), str(self._log), who="vllm serve")
+        return failure.died(code, self.log, who="vllm serve")
 
     def end(self, cause: EngineError) -> None:
         """End it now, for this cause."""
@@ -158,7 +156,3 @@ class ServeProcess:
         assert self._guardian.stdin is not None
         self._guardian.stdin.close()
         self._guardian.wait()
-
-    def log_text(self) -> str:
-        """Return what it has written to the log."""
-        return said_since(self._log, self._log_start)

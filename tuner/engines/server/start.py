@@ -5,7 +5,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Self
 
 from tuner.engines.page import VARIABLE, Page
@@ -55,10 +54,10 @@ class ServerStarter(VllmStarter):
                 )
                 failing.push_async_callback(process.abandon)
                 await process.ready(port.url)
-            engine = ServerEngine(resolved, process, CompletionClient(port.url), page, self.log)
+            engine = ServerEngine(resolved, process, CompletionClient(port.url), page)
             failing.push_async_callback(engine.stop)
             engine.facts = facts_of(
-                resolved, page.about(), engine="serve", log_text=process.log_text()
+                resolved, page.about(), engine="serve", log_text=process.log.text()
             )
             await engine.prove(begun_s)
             failing.pop_all()
@@ -79,9 +78,8 @@ class ServerEngine(PagedEngine):
         process: ServeProcess,
         client: CompletionClient,
         page: Page,
-        log: Path,
     ) -> None:
-        super().__init__(page, log, [process.pid])
+        super().__init__(page, process.log, [process.pid])
         self._process, self._client = process, client
         self._by_priority = resolved.by_priority
         self._body = {

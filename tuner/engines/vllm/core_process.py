@@ -21,7 +21,7 @@ from typing import Any
 
 from tuner.engines import devices
 from tuner.engines.page import SOCKET
-from tuner.engines.vllm.log import size_of
+from tuner.engines.vllm.log import Since
 from tuner.system import cores, files, interruption
 
 _PRELOAD = ["vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"]
@@ -82,7 +82,7 @@ class CoreContext:
     """
 
     def __init__(self, log: Path, variables: Mapping[str, str] = {}) -> None:
-        self.log_start, self.memory_before = size_of(log), devices.memory_used()
+        self.log, self.memory_before = Since(log), devices.memory_used()
         now = {name: os.environ.get(name) for name in _READ_ON_LOADING}
         self._kind: type[_CoreProcess] = _ForkServerCore if now == _server_has else _SpawnCore
         self.processes: list[_CoreProcess] = []
@@ -91,7 +91,7 @@ class CoreContext:
         )
         with _output_to(log):
             resource_tracker.ensure_running()  # which tells of what is left when we end at once
-        self._log, self._variables, self._cancelled = log, variables, False
+        self._variables, self._cancelled = variables, False
         interruption.ends_with_us(self.kill)  # or leaving would wait for the engine for ever
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - all that a context has
@@ -99,7 +99,7 @@ class CoreContext:
 
     def Process(self, **kwargs: Any) -> BaseProcess:  # noqa: ANN401, N802 - as in multiprocessing
         process = self._kind(**kwargs)
-        process.log, process.environment = self._log, {**self._variables}
+        process.log, process.environment = self.log.path, {**self._variables}
         process.cancelled = self._cancelled
         self.processes.append(process)
         return process

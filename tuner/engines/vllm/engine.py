@@ -8,7 +8,6 @@ import contextlib
 import gc
 import threading
 import warnings
-from pathlib import Path
 from typing import Any
 
 from vllm import SamplingParams, exceptions
@@ -24,7 +23,6 @@ from tuner.engines.paged import PagedEngine, facts_of
 from tuner.engines.seam import STOPPED, EngineRequest, Reply, RequestFailedError
 from tuner.engines.vllm import failure
 from tuner.engines.vllm.core_process import CoreContext
-from tuner.engines.vllm.log import said_since
 from tuner.engines.vllm.start import Resolved
 from tuner.errors import EngineError
 
@@ -63,11 +61,10 @@ def _close(llm: _Llm, timeout_s: float) -> None:
 class VllmEngine(PagedEngine):
     """See the seam: tuner.engines.seam.Engine."""
 
-    def __init__(
-        self, llm: _Llm, context: CoreContext, page: Page, log: Path, resolved: Resolved
-    ) -> None:
-        super().__init__(page, log, [one.pid for one in context.processes if one.pid is not None])
-        self._llm, self._context, self._log, self._resolved = llm, context, log, resolved
+    def __init__(self, llm: _Llm, context: CoreContext, page: Page, resolved: Resolved) -> None:
+        pids = [one.pid for one in context.processes if one.pid is not None]
+        super().__init__(page, context.log, pids)
+        self._llm, self._context, self._resolved = llm, context, resolved
         self._cause: EngineError | None = None
         self._sampling = {
             **resolved.sampling,
@@ -82,7 +79,7 @@ class VllmEngine(PagedEngine):
 
     @classmethod
     async def start(
-        cls, resolved: Resolved, context: CoreContext, page: Page, log: Path, begun_s: float
+        cls, resolved: Resolved, context: CoreContext, page: Page, begun_s: float
     ) -> "VllmEngine":
         """Start what was configured. Failed or cancelled, nothing is left behind.
 
@@ -102,8 +99,7 @@ class VllmEngine(PagedEngine):
             if error is None:
                 _close(construction.result(), 0)
             context.kill()
-            text = said_since(log, context.log_start)
-            problem = failure.failed_to_start(error, text, str(log)) if error is not None else None
+            problem = failure.failed_to_start(context.log, error) if error is not None else None
             del construction, error
             with warnings.catch_warnings():  # of its sockets and threads, freed here
                 warnings.simplefilter("ignore", ResourceWarning)
@@ -111,10 +107,10 @@ class VllmEngine(PagedEngine):
             page.remove()
             await devices.given_back(context.memory_before)
             raise asyncio.CancelledError if cancelled or problem is None else problem
-        engine = cls(construction.result(), context, page, log, resolved)
+        engine = cls(construction.result(), context, page, resolved)
         async with contextlib.AsyncExitStack() as failing:
             failing.push_async_callback(engine.stop)
-            text = said_since(log, context.log_start)
+            text = context.log.text()
             engine.facts = facts_of(resolved, page.about(), engine="vllm", log_text=text)
             await engine.prove(begun_s)
             failing.pop_all()
@@ -167,5 +163,4 @@ class VllmEngine(PagedEngine):
         if self._cause is not None:
             return self._cause
         codes = [process.exitcode for process in self._context.processes if process.exitcode]
-        text = said_since(self._log, self._context.log_start)
-        return failure.died(codes[0] if codes else None, text, str(self._log))
+        return failure.died(codes[0] if codes else None, self._log)

@@ -4,6 +4,7 @@ import re
 
 import pydantic
 
+from tuner.engines.vllm.log import Since
 from tuner.errors import EngineError
 
 _LONGEST = 300
@@ -57,21 +58,23 @@ def refused(error: Exception) -> EngineError:
     return EngineError(f"vLLM refuses: {message}", hint=_cure(message, "Change that argument."))
 
 
-def failed_to_start(error: BaseException, log_text: str, log: str) -> EngineError:
-    """Return what to raise when an engine did not start: the child's log knows why."""
-    reason = root_cause(log_text) or _first_line(_said(error))
+def failed_to_start(log: Since, error: BaseException | None = None) -> EngineError:
+    """Return what to raise when an engine did not start: the child's log knows why, or the error,
+    or the log's last line."""
+    text = log.text()
+    reason = root_cause(text) or (_first_line(_said(error)) if error else last_line(text))
     if (killed := _KILLED.search(reason)) is not None:
         reason = f"{killed[1]} was killed by {_signal_name(int(killed[2]))}"
-    return EngineError(f"vLLM did not start: {reason}", hint=_cure(reason, f"Read {log}."))
+    return EngineError(f"vLLM did not start: {reason}", hint=_cure(reason, f"Read {log.path}."))
 
 
-def died(exit_code: int | None, log_text: str, log: str, *, who: str = "EngineCore") -> EngineError:
+def died(exit_code: int | None, log: Since, *, who: str = "EngineCore") -> EngineError:
     """Return what to raise when the engine, or ``who`` runs it, was running and is no more."""
-    reason = root_cause(log_text.partition(_FATAL)[2])
+    reason = root_cause(log.text().partition(_FATAL)[2])
     if reason is None and exit_code is not None and exit_code < 0:
         reason = f"{who} was killed by {_signal_name(-exit_code)}"
     reason = reason or f"{who} ended"
-    return EngineError(f"The engine died: {reason}", hint=_cure(reason, f"Read {log}."))
+    return EngineError(f"The engine died: {reason}", hint=_cure(reason, f"Read {log.path}."))
 
 
 def root_cause(log_text: str) -> str | None:

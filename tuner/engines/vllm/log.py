@@ -14,12 +14,10 @@ from tuner.system import files
 
 _KIN = ("vllm", "transformers", "huggingface_hub", "torch", "filelock")
 
-
 _COMPILED = re.compile(
     r"(\w[\w.@ -]* during inference: .+?)\. This causes|(Compiling a graph for compile range .+)"
 )
 """What vLLM says of a kernel (``utils/jit_monitor.py``) or a graph that it had not warmed up."""
-
 
 _PHASES = {
     "download": re.compile(r"Time spent downloading weights for .+: ([\d.]+) seconds"),
@@ -66,31 +64,31 @@ def silent(log: Path) -> Iterator[None]:
         yield
 
 
-def size_of(log: Path) -> int:
-    return log.stat().st_size if log.exists() else 0
+class Since:
+    """What is written to a log from now on."""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._start = self._read = path.stat().st_size if path.exists() else 0
 
-def said_since(log: Path, start: int) -> str:
-    """Return what was written to the log after so many bytes; nothing where it cannot be read."""
-    try:
-        with log.open("rb") as file:
-            file.seek(start)
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
+    def text(self) -> str:
+        """Return it; nothing where it cannot be read."""
+        return self._from(self._start)
 
-
-class Compiles:
-    """The kernels and graphs that an engine's log says were compiled since it was asked last."""
-
-    def __init__(self, log: Path) -> None:
-        self._log, self._read = log, size_of(log)
-
-    def new(self) -> list[str]:
-        log_text = said_since(self._log, self._read)
-        whole = log_text[: log_text.rfind("\n") + 1]  # the rest of a line comes later
+    def compiled(self) -> list[str]:
+        """Return the kernels and graphs that were compiled since the last call."""
+        text = self._from(self._read)
+        whole = text[: text.rfind("\n") + 1]  # the rest of a line comes later
         self._read += len(whole.encode(errors="replace"))
         return [kernel or graph for kernel, graph in _COMPILED.findall(whole)]
+
+    def _from(self, start: int) -> str:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(start)
+                return file.read().decode(errors="replace")
+        except OSError:
+            return ""
 
 
 def start_phases_s(log_text: str) -> dict[str, float]:

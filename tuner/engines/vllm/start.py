@@ -128,7 +128,7 @@ class VllmStarter:
         page = new_page()
         context = core_process.CoreContext(self.log, {VARIABLE: str(page.folder)})
         async with started_in_time(self.log):
-            return await VllmEngine.start(resolved, context, page, self.log, begun_s)
+            return await VllmEngine.start(resolved, context, page, begun_s)
 
 
 def parse(settings: "Sequence[Setting]", *, model: str) -> "dict[str, ArgumentValue]":
