@@ -19,6 +19,7 @@ import math
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections import defaultdict
@@ -36,7 +37,6 @@ from results import table
 from vllm_client import RESULT, bench_serve
 
 from tuner.engines.models import shipped
-from tuner.engines.server.serve_process import FreePort
 from tuner.engines.server.start import words
 from tuner.profile import profile
 from tuner.trace.record import TraceHeader
@@ -193,17 +193,18 @@ class Study:
     @contextmanager
     def served(self, cap: int) -> Iterator[int]:
         """Start `vllm serve` with the arguments of the profile, and this cap."""
-        free = FreePort()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
         engine = profile.load(self.path).engine
         arguments: dict[str, Any] = {**engine, "max_num_seqs": cap, "model": self.model}
-        with self.started("vllm", "serve", *words(arguments, port=free.number)) as process:
+        at = ("--host", "127.0.0.1", "--port", port)
+        with self.started("vllm", "serve", *words(arguments), *at) as process:
             end_s = monotonic() + START_S
-            while not _answers(free.number):
+            while not _answers(port):
                 if monotonic() > end_s or process.poll() is not None:
                     sys.exit(f"{self.name}: the server did not start: {self.folder / 'log'}")
                 sleep(0.5)
-            yield free.number
-        free.release()
+            yield port
 
     def benched(self, port: int, load: float) -> list[dict[str, float]]:
         """Return what vLLM's client saw of each request; prompts of each load are its own. Times

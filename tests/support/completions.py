@@ -66,9 +66,12 @@ class _Server:
         self.ready = threading.Event()
         self.port = 0
 
-    async def run(self, port: int) -> None:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", port, backlog=256)
-        self.port = server.sockets[0].getsockname()[1]
+    async def run(self, path: str | None) -> None:
+        if path is not None:
+            server = await asyncio.start_unix_server(self._serve, path)
+        else:
+            server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=256)
+            self.port = server.sockets[0].getsockname()[1]
         self.ready.set()
         await self.stopped.wait()
         server.close()
@@ -118,13 +121,13 @@ def completions(
     *,
     get: Mapping[str, bytes] | None = None,
     statuses: Mapping[str, bytes] | None = None,
-    port: int = 0,
+    path: str | None = None,
 ) -> Iterator[str]:
     """Answer every completion so, and all else with the bytes for its path, and the status that it
-    has there; yield the address."""
+    has there; yield the address. ``path``: of a Unix socket to listen at."""
     loop = asyncio.new_event_loop()
     server = _Server(answer, get or {}, statuses or {})
-    thread = threading.Thread(target=loop.run_until_complete, args=(server.run(port),))
+    thread = threading.Thread(target=loop.run_until_complete, args=(server.run(path),))
     thread.start()
     assert server.ready.wait(20)
     try:

@@ -1,8 +1,7 @@
-"""A stand-in for ``vllm serve`` without an engine: python -m tests.support.stub_serve … --port N.
+"""A stand-in for ``vllm serve`` without an engine: python -m tests.support.stub_serve … --uds PATH.
 
 Instead of a scheduler it writes the page of one. What it does otherwise than a server that is well,
-the environment says: after STUB_STOPS requests it stops in the middle of a stream; of STUB_SHARE
-requests it logs one; STUB_STRANGER is the name of a request of somebody else.
+the environment says: after STUB_STOPS requests it stops in the middle of a stream.
 """
 
 import asyncio
@@ -30,9 +29,6 @@ class StubServer:
     def __init__(self) -> None:
         self.served = 0
         self.stops = int(os.environ.get("STUB_STOPS", sys.maxsize))
-        self.share = int(os.environ.get("STUB_SHARE", "1"))
-        if stranger := os.environ.get("STUB_STRANGER"):
-            self._log(stranger)
 
     async def answer(self, asked: Asked) -> None:
         tokens = asked.body["max_tokens"]
@@ -44,8 +40,7 @@ class StubServer:
                 return
             await asyncio.sleep(TOKEN_S)
         self.served += 1
-        if self.served % self.share == 0:
-            self._log(asked.headers["X-Request-Id"])
+        self._log(asked.headers["X-Request-Id"])
         await asked.event(usage(tokens), DONE)
         await asked.end()
 
@@ -57,10 +52,10 @@ class StubServer:
 
 
 def main() -> None:
-    port = int(sys.argv[sys.argv.index("--port") + 1])
+    path = sys.argv[sys.argv.index("--uds") + 1]
     (FOLDER / "about.json").write_bytes(msgspec.json.encode(ABOUT))
     server = StubServer()
-    with completions(server.answer, get={"/health": b""}, port=port):
+    with completions(server.answer, get={"/health": b""}, path=path):
         threading.Event().wait()
 
 

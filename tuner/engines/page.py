@@ -81,7 +81,9 @@ class Page:
         """Make the folder, in one that is tuner's own."""
         folder.mkdir(mode=0o700)
         (folder / "page").write_bytes(bytes(PAGE.itemsize))
-        self.folder = folder
+        self.folder, self.socket = folder, folder / "api"
+        """The second is where a server of this engine listens."""
+
         self._cells = mapped(folder)
         self._taken = {"iterations": 0, "served": 0}
 
@@ -130,7 +132,7 @@ class Page:
 
     def remove(self) -> None:
         """Delete the folder. Twice is allowed."""
-        for name in ("page", "iterations", "served", "about.json"):
+        for name in ("page", "iterations", "served", "about.json", "api"):
             (self.folder / name).unlink(missing_ok=True)
         if self.folder.exists():
             self.folder.rmdir()

@@ -24,7 +24,7 @@ from tuner.engines.vllm.start import Resolved
 from tuner.errors import EngineError
 
 WARM_UPS = 8
-"""Requests that are sent before the others, and that the engine's own log must confirm."""
+"""Requests that are sent before the others."""
 
 WARM_UP_TOKENS = 8
 
@@ -105,24 +105,11 @@ class PagedEngine(ABC):
         self.compiled += self._log.compiled()
         return log
 
-    async def prove(self, begun_s: float) -> None:
-        """Send the first requests, whose cost is not the others', and see that our own scheduler
-        served them: where two servers listen at one port, connections are dealt out between them.
-
-        Raises EngineError where somebody else's server answered, or ours served others' requests.
-        """
+    async def warm_up(self, begun_s: float) -> None:
+        """Send the first requests, whose cost is not the others', and forget them."""
         length = min(WARM_UP_TOKENS, self.facts.max_model_len // 2)
         request = EngineRequest([1] * length, length)
         await asyncio.gather(*(self.generate(request, Reply()) for _ in range(WARM_UPS)))
-        await self._drained()
-        _, served = self._page.take()
-        ours = sum(int(one) in self._replies for one in served["number"])
-        if (ours, len(served)) != (WARM_UPS, WARM_UPS):
-            raise EngineError(
-                f"{WARM_UPS} requests were sent to the server that tuner has started, it served "
-                f"{ours} of them and {len(served) - ours} others",
-                hint="Another server listens at the same port: end it, then try again.",
-            )
         await self.prepare()
         self.compiled.clear()
         self._watch.begin()

@@ -1,7 +1,6 @@
 """A server's processes: whichever is killed, none is left; whatever happens, one line says why."""
 
 import asyncio
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import family, lives, wait_until
-from tuner.engines.server.serve_process import FreePort, ServeProcess
+from tuner.engines.server.serve_process import ServeProcess
 from tuner.engines.timeouts import started_in_time
 from tuner.engines.vllm.core_process import _output_to
 from tuner.engines.vllm.log import silent
@@ -34,6 +33,10 @@ def launched(log: Path, program: str = SERVER) -> Iterator[ServeProcess]:
         process.kill()
 
 
+async def never() -> bool:
+    return False
+
+
 def up(log: Path) -> None:
     wait_until(lambda: log.exists() and "up" in log.read_text())
 
@@ -55,7 +58,7 @@ def test_a_server_that_ends_before_it_is_ready_says_why(tmp_path: Path) -> None:
         launched(tmp_path / "serve.log", said) as process,
         pytest.raises(EngineError, match="vLLM did not start: the model is too large"),
     ):
-        asyncio.run(process.ready("http://127.0.0.1:9"))
+        asyncio.run(process.ready(never))
 
 
 def test_a_server_that_never_answers_is_given_up_with_its_last_words(
@@ -68,28 +71,12 @@ def test_a_server_that_never_answers_is_given_up_with_its_last_words(
         async with started_in_time(log):
             with launched(log) as process:
                 up(log)
-                await process.ready("http://127.0.0.1:9")
+                await process.ready(never)
 
     with pytest.raises(EngineError, match=r"not start within 1 s; its last words: up") as found:
         asyncio.run(start())
     assert str(log) in found.value.hint
     assert "TUNER_START_TIMEOUT=" in found.value.hint
-
-
-@pytest.mark.parametrize("option", [socket.SO_REUSEADDR, socket.SO_REUSEPORT])
-def test_a_free_port_is_kept_for_the_server_that_names_it(option: int) -> None:
-    port = FreePort()
-    others = [FreePort() for _ in range(50)]
-    assert port.number not in {one.number for one in others}
-    with socket.socket() as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as vLLM does
-        server.setsockopt(socket.SOL_SOCKET, option, 1)
-        server.bind(("127.0.0.1", port.number))
-        server.listen()
-        with socket.create_connection(("127.0.0.1", port.number)):
-            pass
-        for one in (port, *others):
-            one.release()
 
 
 def test_the_servers_environment_is_not_that_of_a_deployment(

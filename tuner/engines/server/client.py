@@ -19,6 +19,7 @@ CONNECT_S = 10.0
 REFUSAL_S = 1.0
 """For what a server says of a refusal: it is only shown."""
 
+HEALTH_S = 1.0
 READ_BYTES = 2**16
 MOST_REFUSAL_BYTES = 2**16
 MOST_OUTPUT_BYTES = 4096
@@ -117,8 +118,9 @@ class CompletionStream:
 class CompletionClient:
     """Sends completions to one server. ``key`` is never shown."""
 
-    def __init__(self, url: str, *, key: str | None = None) -> None:
-        self._url = f"{url}/v1/completions"
+    def __init__(self, url: str, *, key: str | None = None, socket: str | None = None) -> None:
+        """``socket``: a Unix one, at which the server listens."""
+        self._url = url
         spellings = set[str]()
         if key:
             spellings = {key, json.dumps(key)[1:-1], html.escape(key), quote(key, safe="")}
@@ -126,7 +128,11 @@ class CompletionClient:
         self._tasks = set[asyncio.Task[Any]]()
         self._error: EngineError | None = None
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=(
+                aiohttp.TCPConnector(limit=0)
+                if socket is None
+                else aiohttp.UnixConnector(socket, limit=0)
+            ),
             headers={
                 "Accept-Encoding": "identity",
                 "Content-Type": "application/json",
@@ -171,6 +177,13 @@ class CompletionClient:
         finally:
             self._tasks.discard(task)
 
+    async def answers(self, path: str) -> bool:
+        """Whether the server answers there, with 200."""
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+            async with asyncio.timeout(HEALTH_S), self._session.get(self._url + path) as response:
+                return response.status == _OK
+        return False
+
     def _check_running(self) -> None:
         if self._error is not None:
             raise self._error
@@ -199,7 +212,7 @@ class CompletionClient:
         reply.sent_s = clock()
         try:
             async with self._session.post(
-                self._url, data=content, headers=headers, allow_redirects=False
+                f"{self._url}/v1/completions", data=content, headers=headers, allow_redirects=False
             ) as response:
                 await self._check(response)
                 async for data in response.content.iter_any():

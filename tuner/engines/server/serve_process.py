@@ -1,23 +1,20 @@
-"""A ``vllm serve`` of our own: a free port, a process group, and nothing that is left behind."""
+"""A ``vllm serve`` of our own: a process group, and nothing that is left behind."""
 
 import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from tuner.engines import devices
 from tuner.engines.page import SOCKET
 from tuner.engines.vllm import failure
 from tuner.engines.vllm.log import Since
-from tuner.errors import EngineError, InputError
-from tuner.system import files, http, interruption
-
-HOST = "127.0.0.1"
+from tuner.errors import EngineError
+from tuner.system import files, interruption
 
 STOP_S = 10.0
 """Time that it may take to end by itself."""
@@ -26,35 +23,9 @@ GONE_S = 10.0
 """Time after a failed request within which the server may turn out to have ended."""
 
 _LOOK_S = 0.1
-_HEALTH_S = 1.0
-_HEALTH_BYTES = 2**16
-_OK = 200
 
 _NOT_FOR_IT = ("VLLM_LOGGING_STREAM", "VLLM_API_KEY", SOCKET)
 """Variables that tuner, or a deployment, has set for others: its requests come without a key."""
-
-
-class FreePort:
-    """A port that nobody listens at, kept from others until the server has it.
-
-    While it is bound and not listened at, the system hands it to nobody who asks for any port; a
-    server that names it can listen there all the same (SO_REUSEADDR, and SO_REUSEPORT where it has
-    several processes for its API).
-    """
-
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        with contextlib.ExitStack() as failing:
-            failing.callback(self._socket.close)
-            self._socket.bind((HOST, 0))  # without the options: free of everybody
-            self.number = int(self._socket.getsockname()[1])
-            self.url = f"http://{HOST}:{self.number}"
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            failing.pop_all()
-
-    def release(self) -> None:
-        self._socket.close()
 
 
 class ServeProcess:
@@ -98,16 +69,11 @@ class ServeProcess:
             raise EngineError("the server's guardian did not start", hint=f"Read {log}.")
         return made
 
-    async def ready(self, url: str) -> None:
-        """Wait until it answers at /health. Raises EngineError with why it never will."""
-        health = http.HttpRequest(f"{url}/health", most_bytes=_HEALTH_BYTES)
-        while True:
+    async def ready(self, is_healthy: Callable[[], Awaitable[bool]]) -> None:
+        """Wait until it is. Raises EngineError with why it never will be."""
+        while not await is_healthy():
             if self._guardian.poll() is not None:
                 raise failure.failed_to_start(self.log)
-            with contextlib.suppress(InputError):
-                reply = await asyncio.to_thread(http.ask, health, timeout_s=_HEALTH_S)
-                if reply.status == _OK:
-                    return
             await asyncio.sleep(_LOOK_S)
 
     async def death_soon(self, is_alive: Callable[[], bool]) -> EngineError | None:

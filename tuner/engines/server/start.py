@@ -5,6 +5,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from typing import Self
 
 from tuner.engines.page import VARIABLE, Page
@@ -18,7 +19,7 @@ from tuner.engines.seam import (
     RequestFailedError,
 )
 from tuner.engines.server.client import CompletionClient
-from tuner.engines.server.serve_process import HOST, FreePort, ServeProcess
+from tuner.engines.server.serve_process import ServeProcess
 from tuner.engines.timeouts import started_in_time
 from tuner.engines.vllm.flags import WITHOUT_NEGATIVE, command_line, positional
 from tuner.engines.vllm.start import Resolved, VllmStarter, new_page
@@ -43,30 +44,30 @@ class ServerStarter(VllmStarter):
         begun_s = asyncio.get_running_loop().time()
         resolved = await asyncio.to_thread(self.resolved, max_num_seqs=max_num_seqs)
         async with contextlib.AsyncExitStack() as failing:
-            page, port = new_page(), FreePort()
+            page = new_page()
             failing.callback(page.remove)
-            failing.callback(port.release)
+            client = CompletionClient("http://localhost", socket=str(page.socket))
+            failing.push_async_callback(client.stop)
             async with started_in_time(self.log):
                 process = ServeProcess.launch(
-                    self.command(resolved, port=port.number),
+                    self.command(resolved, socket=str(page.socket)),
                     environment={**resolved.environment, VARIABLE: str(page.folder)},
                     log=self.log,
                 )
                 failing.push_async_callback(process.abandon)
-                await process.ready(port.url)
-            engine = ServerEngine(resolved, process, CompletionClient(port.url), page)
+                await process.ready(partial(client.answers, "/health"))
+            engine = ServerEngine(resolved, process, client, page)
             failing.push_async_callback(engine.stop)
             engine.facts = facts_of(
                 resolved, page.about(), engine="serve", log_text=process.log.text()
             )
-            await engine.prove(begun_s)
+            await engine.warm_up(begun_s)
             failing.pop_all()
-            port.release()
         return engine
 
-    def command(self, resolved: Resolved, *, port: int) -> list[str]:
-        """Return the command that starts a server at a port."""
-        return [*_VLLM, "serve", *words(resolved.command, port=port)]
+    def command(self, resolved: Resolved, *, socket: str) -> list[str]:
+        """Return the command that starts a server at a socket."""
+        return [*_VLLM, "serve", *words(resolved.command), "--uds", socket]
 
 
 class ServerEngine(PagedEngine):
@@ -142,7 +143,7 @@ class ServerEngine(PagedEngine):
         return STOPPED if self._stopped else self._process.death()
 
 
-def words(arguments: Mapping[str, ArgumentValue], *, port: int) -> list[str]:
+def words(arguments: Mapping[str, ArgumentValue]) -> list[str]:
     """Return the words after ``vllm serve``. Raises EngineError for one that is a flag."""
     try:
         rest = [
@@ -157,4 +158,4 @@ def words(arguments: Mapping[str, ArgumentValue], *, port: int) -> list[str]:
             f"{error}: vllm serve would take it for a flag",
             hint="Give a value that does not begin with a hyphen.",
         ) from None
-    return [model, *rest, "--host", HOST, "--port", str(port)]
+    return [model, *rest]

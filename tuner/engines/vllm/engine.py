@@ -112,7 +112,7 @@ class VllmEngine(PagedEngine):
             failing.push_async_callback(engine.stop)
             text = context.log.text()
             engine.facts = facts_of(resolved, page.about(), engine="vllm", log_text=text)
-            await engine.prove(begun_s)
+            await engine.warm_up(begun_s)
             failing.pop_all()
         return engine
 

@@ -34,6 +34,7 @@ _CURES = (
         r"max_num_batched_tokens .*max_num_seqs",
         "Lower --ceiling, or raise max_num_batched_tokens.",
     ),
+    ("AF_UNIX path too long", "Set TMPDIR to a shorter path."),
     (r"(?i)too many open files", "Allow more open files: ulimit -n 65536."),
     (
         r"NUMA nodes to bind threads",
