@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -33,8 +34,12 @@ from vllm_client import RESULT, bench_serve
 
 from tuner.engines.models.shipped import model_path
 from tuner.engines.scheduler.state import StepLaw
-from tuner.engines.seam import Engine
-from tuner.engines.server.start import ServerStarter
+from tuner.engines.seam import Engine, EngineFacts
+from tuner.engines.server.client import CompletionClient
+from tuner.engines.server.running import RunningServer
+from tuner.engines.server.serve_process import ServeProcess
+from tuner.engines.server.start import words
+from tuner.engines.vllm.start import VllmStarter
 from tuner.profile.profile import load as load_profile
 from tuner.profile.summary import milliseconds, minutes, percent, promised
 from tuner.replay.measure import measure
@@ -50,7 +55,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TUNER = Path(sys.executable).with_name("tuner")
 NEVER_CUT = CutRule(Slo(ttft_s=1e9), floor=0.0)
 
-GUARDIAN = "tuner.engines.server.guardian"
+VLLM = (sys.executable, "-u", "-m", "vllm.entrypoints.cli.main")
 MODEL = "tuner:small"
 SERVED_S = 30.0
 """The beginning of the sample that both clients send."""
@@ -60,15 +65,30 @@ async def clients(folder: Path) -> dict[str, Any]:
     """Send the beginning of the sample to one server, by tuner and by `vllm bench serve`."""
     trace = load(ROOT / "traces" / "chat.jsonl")
     requests = [one for one in trace.requests if one.arrival_s < SERVED_S]
-    starter = ServerStarter({"model": MODEL, "enable_prefix_caching": False})
-    engine = await starter.start(max_num_seqs=16)
-    own = psutil.Process()
-    (guardian,) = (one for one in own.children() if GUARDIAN in one.cmdline())
+    resolved = VllmStarter({"model": MODEL, "enable_prefix_caching": False}).resolved(
+        max_num_seqs=16
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [*VLLM, "serve", *words(resolved.command), "--port", str(port)]
+    process = ServeProcess.launch(command, environment={}, log=folder / "serve.log")
+    guardian, url = psutil.Process(process.pid), f"http://127.0.0.1:{port}"
     try:
+        client = CompletionClient(url, {})
+        await process.ready(partial(client.answers, "/health"))
+        await client.stop()
+        facts = EngineFacts(
+            engine="server", arguments=resolved.arguments, max_model_len=resolved.max_model_len,
+            vocab_size=resolved.vocab_size, block_size=16, kv_blocks=0, start_s=0.0, versions={},
+            device={},
+        )  # fmt: skip
+        server = RunningServer(url, model_path(MODEL), facts, planned=len(requests), most=None)
+        engine = await server.start(max_num_seqs=16)
         ours = [await by_tuner(engine, guardian, requests, seed=seed) for seed in (1, 2)]
-        theirs = [by_vllm(guardian, requests, folder, seed=seed) for seed in (3, 4)]
-    finally:
         await engine.stop()
+        theirs = [by_vllm(guardian, port, requests, folder, seed=seed) for seed in (3, 4)]
+    finally:
+        await process.stop()
     return {"tuner": shares(ours), "vllm bench serve": shares(theirs)}
 
 
@@ -107,12 +127,16 @@ async def by_tuner(
 
 
 def by_vllm(
-    guardian: psutil.Process, requests: Sequence[TraceRequest], folder: Path, *, seed: int
+    guardian: psutil.Process,
+    port: int,
+    requests: Sequence[TraceRequest],
+    folder: Path,
+    *,
+    seed: int,
 ) -> tuple[NDArray[np.float64], float, float]:
     """Return the same, from the moment that its clients begin: it imports vLLM before."""
-    port, model = int(guardian.cmdline()[-1]), model_path(MODEL)
-    words = bench_serve(requests, folder, port=port, model=model, seed=seed)
-    vllm = [sys.executable, "-u", "-m", "vllm.entrypoints.cli.main", *words]
+    asked = bench_serve(requests, folder, port=port, model=model_path(MODEL), seed=seed)
+    vllm = [*VLLM, *asked]
     with subprocess.Popen(vllm, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         assert process.stdout is not None
         begin_s, end_s = (

@@ -10,7 +10,7 @@ from tuner.engines.arguments import WHICH_DEVICE
 from tuner.engines.paged import WARM_UPS
 from tuner.engines.sampling import EVERYWHERE, Sampling
 from tuner.engines.seam import EngineFacts
-from tuner.engines.server.running import RunningServer, RunningStarter
+from tuner.engines.server.running import RunningServer
 from tuner.engines.vllm import supported
 from tuner.errors import GateError, InputError, UsageError
 from tuner.live import prometheus
@@ -55,21 +55,19 @@ class FoundServer:
             )
         return send_load
 
-    def starter(self, *, planned: int, most: int | None, sampling: Sampling) -> RunningStarter:
+    def starter(self, *, planned: int, most: int | None, sampling: Sampling) -> RunningServer:
         """Return what asks the server: one that is not vLLM knows a part of the parameters."""
         known = {k: v for k, v in sampling.items() if self.is_vllm or k in EVERYWHERE}
-        return RunningStarter(
-            RunningServer(
-                url=self.url,
-                model=self.model,
-                facts=self.facts,
-                planned=planned,
-                most=most,
-                sampling=known,
-                key=self.key,
-                takes_ignore_eos=self.is_vllm,
-                served=_counter(self.url) if self.is_vllm else None,
-            )
+        return RunningServer(
+            url=self.url,
+            model=self.model,
+            facts=self.facts,
+            planned=planned,
+            most=most,
+            sampling=known,
+            key=self.key,
+            takes_ignore_eos=self.is_vllm,
+            served=_counter(self.url) if self.is_vllm else None,
         )
 
 

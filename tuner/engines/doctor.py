@@ -1,6 +1,7 @@
 """The checks of ``tuner doctor``: whether an engine can be measured on this machine."""
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -8,9 +9,6 @@ from typing import Literal
 from tuner.engines import devices, provenance
 from tuner.engines.vllm import installed, supported
 from tuner.errors import EngineError
-
-CUDA = 13
-"""Major version of CUDA that the default builds of vLLM and torch need of a driver."""
 
 MAX_OTHERS = 0.2
 """Share of the cores that other processes may take while an engine is measured."""
@@ -96,11 +94,13 @@ def _of_gpus() -> Iterator[tuple[str, bool | None, str, str]]:
     alarms = ", ".join(sorted({alarm for gpu in seen for alarm in gpu.alarms or ()}))
     count = sum(len(gpu.processes) for gpu in seen)
     used = max((gpu.memory_used_bytes or 0) / (gpu.memory_bytes or _GIB) for gpu in seen)
+    built = re.search(r"\+cu(\d+)\d$", provenance.version_of("torch") or "")  # +cu130: for CUDA 13
+    needed = int(built[1]) if built else 0
     yield (
         "driver",
-        int(driver["cuda"].partition(".")[0]) >= CUDA,
+        int(driver["cuda"].partition(".")[0]) >= needed,
         f"{driver['driver']}, CUDA {driver['cuda']}",
-        f"Install a driver for CUDA {CUDA}, unless your vLLM is built for an older one.",
+        f"Install a driver for CUDA {needed}, or a torch that is built for an older one.",
     )
     cure = "Check cooling and power: nvidia-smi -q -d PERFORMANCE."
     yield "throttling", not alarms, alarms or "none", cure

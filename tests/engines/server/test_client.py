@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 
 from tests.support.completions import DONE, EMPTY_END, HEAD, TOKEN, Asked, completions, usage
-from tuner.engines.seam import UNKNOWN, Reply, RequestFailedError
+from tuner.engines.seam import UNKNOWN, EngineRequest, Reply, RequestFailedError
 from tuner.engines.server.client import CompletionClient
 from tuner.errors import EngineError
 
@@ -22,7 +22,7 @@ KEY = 'sk-"a+b"/1234'
 
 def asked_of(answer: Answer, work: Work, *, key: str | None = None) -> Any:  # noqa: ANN401 - what the work returns
     async def main(url: str) -> Any:  # noqa: ANN401
-        client = CompletionClient(url, key=key)
+        client = CompletionClient(url, {}, key=key)
         try:
             async with asyncio.timeout(20):
                 return await work(client)
@@ -35,8 +35,8 @@ def asked_of(answer: Answer, work: Work, *, key: str | None = None) -> Any:  # n
 
 async def complete(client: CompletionClient, tokens: int = 3) -> Reply:
     reply = Reply()
-    body = {"model": "m", "prompt": [1, 2, 3], "max_tokens": tokens, "stream": True}
-    await client.complete(body, reply, name="r-0", outputs=tokens, came=lambda _: None)
+    request = EngineRequest([1, 2, 3], tokens)
+    await client.complete(request, reply, name="r-0", came=lambda: None)
     return reply
 
 
@@ -182,7 +182,7 @@ def test_where_nobody_listens_every_request_fails() -> None:
         pass
 
     async def main() -> None:
-        client = CompletionClient(url)
+        client = CompletionClient(url, {})
         with pytest.raises(RequestFailedError, match="no connection"):
             await complete(client)
         await client.stop()
@@ -206,7 +206,7 @@ def test_a_request_that_is_given_up_closes_its_connection_and_keeps_what_had_com
         reply = Reply()
         came = asyncio.Event()
         task = asyncio.create_task(
-            client.complete({}, reply, name="r", outputs=9, came=lambda _: came.set())
+            client.complete(EngineRequest([1], 9), reply, name="r", came=came.set)
         )
         await came.wait()
         if how == "cancelled":

@@ -15,7 +15,6 @@ from tuner.engines.seam import UNKNOWN, Reply, RequestFailedError
 from tuner.engines.server.running import (
     RunningEngine,
     RunningServer,
-    RunningStarter,
 )
 from tuner.errors import EngineError
 
@@ -52,7 +51,7 @@ def engine_of(
             url=url, model="m", facts=facts(engine="server"), planned=planned,
             **{"most": None, **changes},
         )  # fmt: skip
-        engine = await RunningStarter(server).start(max_num_seqs=8)
+        engine = await server.start(max_num_seqs=8)
         try:
             return await work(engine)
         finally:

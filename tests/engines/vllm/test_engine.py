@@ -38,7 +38,7 @@ def llm_arguments(starter: VllmStarter, *, share: float) -> dict[str, Any]:
         ({"max_model_len": 99_999}, "99999", "max_model_len"),
         ({"max_model_len": "wide"}, "max_model_len: .*'wide'", ""),
         ({"gpu_memory_utilization": 3.0}, "gpu_memory_utilization", ""),
-        ({"max_num_seq": 3}, "max_num_seq is not an engine argument", "max_num_seqs"),
+        ({"max_num_seq": 3}, "unexpected keyword argument 'max_num_seq'", ""),
         ({"max_num_active_seqs": 3}, "max_num_active_seqs", "Leave"),
         ({"device_ids": [1]}, "the GPUs that CUDA_VISIBLE_DEVICES shows", "Leave"),
         ({"scheduler_cls": "a.B"}, "scheduler_cls", "Leave"),

@@ -48,7 +48,4 @@ def with_defaults(
     """Return engine arguments with what a shipped model needs, where nothing else was asked for."""
     if not is_shipped(str(arguments["model"])):
         return dict(arguments)
-    needed = dict(_NEEDED_ON_CPU) if on_cpu else {}
-    if arguments.get("pipeline_parallel_size") not in {None, 1}:
-        needed.pop("enforce_eager", None)  # see configure
-    return {**_NEEDED, **needed, **arguments}
+    return {**_NEEDED, **(_NEEDED_ON_CPU if on_cpu else {}), **arguments}

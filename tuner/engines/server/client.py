@@ -12,7 +12,7 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from tuner.engines.seam import STOPPED, Reply, RequestFailedError
+from tuner.engines.seam import STOPPED, EngineRequest, Reply, RequestFailedError
 from tuner.errors import EngineError
 
 CONNECT_S = 10.0
@@ -118,9 +118,17 @@ class CompletionStream:
 class CompletionClient:
     """Sends completions to one server. ``key`` is never shown."""
 
-    def __init__(self, url: str, *, key: str | None = None, socket: str | None = None) -> None:
-        """``socket``: a Unix one, at which the server listens."""
-        self._url = url
+    def __init__(
+        self,
+        url: str,
+        body: Mapping[str, object],
+        *,
+        key: str | None = None,
+        socket: str | None = None,
+    ) -> None:
+        """``body``: what every request says besides, such as its model; ``socket``: a Unix one, at
+        which the server listens."""
+        self._url, self._body = url, body
         spellings = set[str]()
         if key:
             spellings = {key, json.dumps(key)[1:-1], html.escape(key), quote(key, safe="")}
@@ -145,25 +153,19 @@ class CompletionClient:
         )
 
     async def complete(
-        self,
-        body: Mapping[str, Any],
-        reply: Reply,
-        *,
-        name: str,
-        outputs: int,
-        came: Callable[[int], None],
+        self, request: EngineRequest, reply: Reply, *, name: str, came: Callable[[], None]
     ) -> None:
         """Send, and fill ``reply`` while its stream comes; call ``came`` for every read.
 
-        ``outputs`` is how many it is to bring: a server that sends much more is not listened to.
-        Cancelling closes the connection. Raises RequestFailedError, and what ``fail`` was given.
+        A server that sends much more than the requested tokens is not listened to. Cancelling
+        closes the connection. Raises RequestFailedError, and what ``fail`` was given.
         """
         self._check_running()
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         try:
-            await self._exchange(body, CompletionStream(reply, outputs=outputs), reply, name, came)
+            await self._exchange(request, reply, name, came)
         except asyncio.CancelledError:
             if self._error is not None:
                 task.uncancel()
@@ -200,13 +202,17 @@ class CompletionClient:
         await self._session.close()
 
     async def _exchange(
-        self,
-        body: Mapping[str, Any],
-        stream: CompletionStream,
-        reply: Reply,
-        name: str,
-        came: Callable[[int], None],
+        self, request: EngineRequest, reply: Reply, name: str, came: Callable[[], None]
     ) -> None:
+        stream = CompletionStream(reply, outputs=request.output_length)
+        body = {
+            **self._body,
+            "prompt": list(request.prompt_token_ids),
+            "max_tokens": request.output_length,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **({"priority": request.priority} if request.priority else {}),
+        }
         clock, headers = asyncio.get_running_loop().time, {"X-Request-Id": name}
         content = msgspec.json.encode(body)  # a long prompt takes milliseconds
         reply.sent_s = clock()
@@ -217,7 +223,7 @@ class CompletionClient:
                 await self._check(response)
                 async for data in response.content.iter_any():
                     stream.feed(data, clock())
-                    came(1)
+                    came()
             stream.end()
         except aiohttp.ClientConnectorError as problem:
             raise RequestFailedError(f"no connection: {problem.strerror or problem}") from None

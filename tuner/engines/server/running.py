@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import numpy as np
@@ -54,7 +54,7 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that somebody else has started, and how to ask it."""
+    """A server that somebody else has started, and how to ask it: see the seam, Starter."""
 
     url: str
     model: str
@@ -75,22 +75,15 @@ class RunningServer:
     served: Callable[[], float] | None = None
     """Returns how many requests it has served, by its own counter; None where it does not tell."""
 
-
-class RunningStarter:
-    """Asks a server that runs, in place of starting one. See the seam: Starter."""
-
-    def __init__(self, server: RunningServer) -> None:
-        self._server = server
-
     def resolve(self, *, max_num_seqs: int) -> Mapping[str, ArgumentValue]:
         """See the seam: what the server tells."""
         del max_num_seqs
-        return self._server.facts.arguments
+        return self.facts.arguments
 
     async def start(self, *, max_num_seqs: int) -> "RunningEngine":
         """Start the client alone, and see that the server answers as one of completions does."""
         del max_num_seqs
-        engine = RunningEngine(self._server)
+        engine = RunningEngine(self)
         async with contextlib.AsyncExitStack() as failing:
             failing.push_async_callback(engine.stop)
             await engine.prove()
@@ -103,7 +96,10 @@ class RunningEngine:
 
     def __init__(self, server: RunningServer) -> None:
         self.facts, self.compiled = server.facts, list[str]()
-        self._server, self._client = server, CompletionClient(server.url, key=server.key)
+        self._server = server
+        eos = {"ignore_eos": True} if server.takes_ignore_eos else {}
+        body = {**server.sampling, "model": server.model, **eos}  # sampling sets nothing else
+        self._client = CompletionClient(server.url, body, key=server.key)
         self._numbers = count(secrets.randbits(40))
         self._reads = 0
         self._watch = HangWatch(lambda: self._reads, self._client.fail, first_s=FIRST_S)
@@ -131,19 +127,14 @@ class RunningEngine:
             SPECIAL_IDS + (token - SPECIAL_IDS + self._shift) % usable
             for token in request.prompt_token_ids
         ]
-        body = {
-            **server.sampling,  # first: it sets nothing else
-            "model": server.model,
-            "prompt": prompt,
-            "max_tokens": length,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            **({"ignore_eos": True} if server.takes_ignore_eos else {}),
-        }
         try:
             with self._watch.over():
-                name = name_of(next(self._numbers))
-                await self._client.complete(body, reply, name=name, outputs=length, came=self._came)
+                await self._client.complete(
+                    replace(request, prompt_token_ids=prompt, priority=0),
+                    reply,
+                    name=name_of(next(self._numbers)),
+                    came=self._came,
+                )
             missing = length - reply.output_tokens
             is_wrong = missing < 0 or (missing > 0 and server.takes_ignore_eos)
             why = f"{reply.output_tokens} of {length} tokens" if is_wrong else ""
@@ -215,8 +206,8 @@ class RunningEngine:
                 hint="Give the address of one server that serves nobody else.",
             )
 
-    def _came(self, reads: int) -> None:
-        self._reads += reads
+    def _came(self) -> None:
+        self._reads += 1
 
     def _count_failure(self, why: str) -> None:
         self._failed += 1

@@ -5,6 +5,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Self
 
@@ -46,7 +47,9 @@ class ServerStarter(VllmStarter):
         async with contextlib.AsyncExitStack() as failing:
             page = new_page()
             failing.callback(page.remove)
-            client = CompletionClient("http://localhost", socket=str(page.socket))
+            # sampling first: it sets nothing else
+            body = {**resolved.sampling, "model": resolved.command["model"], "ignore_eos": True}
+            client = CompletionClient("http://localhost", body, socket=str(page.socket))
             failing.push_async_callback(client.stop)
             async with started_in_time(self.log):
                 process = ServeProcess.launch(
@@ -83,28 +86,15 @@ class ServerEngine(PagedEngine):
         super().__init__(page, process.log, [process.pid])
         self._process, self._client = process, client
         self._by_priority = resolved.by_priority
-        self._body = {
-            **resolved.sampling,  # first: it sets nothing else
-            "model": resolved.command["model"],
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
         self._loop = asyncio.get_running_loop()
         self._ends = os.pidfd_open(process.pid)
         self._loop.add_reader(self._ends, self._has_ended)
 
     async def _ask(self, name: str, request: EngineRequest, reply: Reply) -> None:
-        body = {
-            **self._body,
-            "prompt": list(request.prompt_token_ids),
-            "max_tokens": request.output_length,
-            **({"priority": request.priority} if self._by_priority else {}),
-        }
+        if not self._by_priority:
+            request = replace(request, priority=0)
         try:
-            await self._client.complete(
-                body, reply, name=name, outputs=request.output_length, came=self._came
-            )
+            await self._client.complete(request, reply, name=name, came=self._came)
         except RequestFailedError as problem:
             if str(problem).startswith("4"):  # it has refused this request alone
                 raise
@@ -125,8 +115,8 @@ class ServerEngine(PagedEngine):
         await self._process.stop(device=self.facts.device if hasattr(self, "facts") else None)
         self._page.remove()
 
-    def _came(self, reads: int) -> None:
-        self._tokens += reads
+    def _came(self) -> None:
+        self._tokens += 1
 
     def _end(self, cause: EngineError) -> None:
         self._process.end(cause)

@@ -67,14 +67,8 @@ class WorldNoise:
 
     @property
     def is_calm(self) -> bool:
-        return not (
-            self.sigma_iter
-            or self.sigma_drift
-            or self.sigma_start
-            or (self.stall_rate and self.stall_mean)
-            or (self.episode_rate and self.episode_len and self.episode_mult != 1)
-            or self.hang_at
-        )
+        sigmas = (self.sigma_iter, self.sigma_drift, self.sigma_start)
+        return not any((*sigmas, self.stall_rate, self.episode_rate, self.hang_at))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 # ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -131,16 +130,10 @@ def configure(
 
 
 def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
-    for name in arguments:
-        if name not in _KNOWN | OF_SERVER:
-            close = difflib.get_close_matches(name, _KNOWN, n=1)
+    for name, why in _REFUSED.items():
+        if arguments.get(name) is not None:
             raise EngineError(
-                f"{name} is not an engine argument of this vLLM",
-                hint=f"Did you mean {close[0]}?" if close else "See vllm serve --help=all.",
-            )
-        if name in _REFUSED and arguments[name] is not None:
-            raise EngineError(
-                f"{name} cannot be set: {_REFUSED[name]}", hint=f"Leave {name} out while tuning."
+                f"{name} cannot be set: {why}", hint=f"Leave {name} out while tuning."
             )
     if arguments.get("data_parallel_size") not in (None, 1):
         raise EngineError(
@@ -148,7 +141,9 @@ def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
             hint="Set data_parallel_size to 1, and --replicas to how many share the traffic.",
         )
     settings = _as_tuner_sets(arguments)
-    settings = {name: value for name, value in settings.items() if name in _KNOWN}
+    # those of tuner's that an older vLLM lacks
+    left_out = {*OF_SERVER, *(_TUNER_SETS.keys() - _KNOWN)}
+    settings = {name: value for name, value in settings.items() if name not in left_out}
     try:
         config = AsyncEngineArgs(**settings).create_engine_config(UsageContext.OPENAI_API_SERVER)
     except Exception as error:  # vLLM refuses with whatever its depths raise
