@@ -127,17 +127,15 @@ def vllm_bench(rows: Numbered, tally: Tally) -> Numbered:
             f"{tally.at(more[0][0])}: a second result",
             hint="One result a file: --append-result writes several, one a line; split them.",
         )
-    lists = {key: result[key] for key in BENCH if isinstance(result.get(key), list)}
-    columns = {key: cells for key, cells in lists.items() if cells}
-    if absent := {"start_times", "input_lens", "output_lens"} - columns.keys():
+    lists = ((key, result.get(key)) for key in sorted(BENCH))
+    columns = {key: cells for key, cells in lists if isinstance(cells, list) and cells}
+    sizes = {key: len(columns.get(key, ())) for key in (*SENT, *columns)}
+    if min(sizes.values()) < max(1, *sizes.values()):
         raise TraceError(
-            f"{tally.place}: no {min(absent)}: only detailed results have send times",
+            f"{tally.place}: not a detailed result, or not all of one: entries: {sizes}",
             hint="Run vllm bench serve with --save-result --save-detailed; old versions of vLLM, "
             "and SGLang, never write start_times.",
         )
-    sizes = {key: len(cells) for key, cells in columns.items()}
-    if len({*sizes.values()}) > 1:
-        raise TraceError(f"{tally.place}: uneven lists: {sizes}", hint="Is the file complete?")
     if (most := result.get("max_concurrency")) is not None:
         due = "when requests were due" if "queue_times" in columns else "when it sent them"
         tally.note(f"the client kept at most {number(most)} requests in flight: arrivals are {due}")
@@ -162,6 +160,7 @@ def vllm_bench(rows: Numbered, tally: Tally) -> Numbered:
         yield line, found
 
 
+SENT = ("start_times", "input_lens", "output_lens")
 BENCH = words(
     "start_times input_lens output_lens ttfts itls latencies queue_times errors server_queue_times"
 )
