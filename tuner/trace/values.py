@@ -117,12 +117,13 @@ class Reader(Protocol):
         """Return numbers, and the codes of the reasons why cells are wrong."""
 
 
-def _codes(size: int, *faults: tuple[Mask, Reason]) -> Codes:
-    """Return the code of the first fault of each cell, of (where, reason)."""
-    codes = np.zeros(size, np.uint8)
+def _judged(values: Floats, *faults: tuple[Mask, Reason]) -> Read:
+    """Return numbers, NaN where they are wrong, and the code of the first fault of each cell, of
+    (where, reason)."""
+    codes = np.zeros(len(values), np.uint8)
     for where, reason in reversed(faults):
         codes[where] = CODES[reason]
-    return codes
+    return np.where(codes == 0, values, np.nan), codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +140,11 @@ class Counts:
             odd = odd | thousands.fill_null(False).to_numpy(zero_copy_only=False)
         with np.errstate(invalid="ignore"):
             odd = odd | (np.mod(values, 1) > 0)
-        negative, large = values < self.least, values > MAX_TOKENS
-        codes = _codes(
-            len(values), (odd, "not_integer"), (negative, "negative"), (large, "out_of_range")
+        large = (values > MAX_TOKENS, "out_of_range")
+        values, codes = _judged(
+            values, (odd, "not_integer"), (values < self.least, "negative"), large
         )
-        absent = np.isnan(values) | (codes != 0)
+        absent = np.isnan(values)
         return np.where(absent, ABSENT, np.where(absent, 0, values).astype(np.int64)), codes
 
 
@@ -180,11 +181,8 @@ class Spans:
         else:
             values, odd = numbers(cells)
             values = in_ms(values, self.unit)
-        negative, long = values < 0, values > MAX_MS
-        codes = _codes(
-            len(values), (odd, "bad_field"), (negative, "negative_time"), (long, "out_of_range")
-        )
-        return np.where(codes == 0, values, np.nan), codes
+        long = (values > MAX_MS, "out_of_range")
+        return _judged(values, (odd, "bad_field"), (values < 0, "negative_time"), long)
 
 
 def in_ms(values: Any, unit: Unit) -> Any:  # noqa: ANN401 - a number, or an array of them
@@ -273,8 +271,7 @@ class Clock:
         least = FROM_MS if self.dated and self.unit is not None else 0.0
         beyond = (np.abs(values) > MAX_MS) & (not self.dated)
         out = odd | (values < least) | (values >= (TO_MS if self.dated else MAX_MS))
-        codes = _codes(len(values), (beyond, "out_of_range"), (out, "bad_timestamp"))
-        return np.where(codes == 0, values, np.nan), codes
+        return _judged(values, (beyond, "out_of_range"), (out, "bad_timestamp"))
 
     def _dates(self, cells: pa.Array) -> tuple[Floats, Mask]:
         """Return ms since 1970 and which cells are no dates; Arrow reads plain ones at once."""
