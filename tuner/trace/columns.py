@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tuner.trace.record import SERVED
@@ -99,8 +100,10 @@ def columns_of_table(table: pa.Table, *, block_size: int) -> Columns:
         times_ms = column(key, np.nan, kind)
         return times_ms if times_ms.strides == (0,) else (times_ms / 1000).astype(kind, copy=False)
 
-    status = column("status", "ok", np.object_)
-    served = np.broadcast_to(True, size) if status.strides == (0,) else np.isin(status, SERVED)
+    served = np.broadcast_to(True, size)
+    if "status" in table.column_names:
+        status = table.column("status").fill_null("ok")
+        served = pc.is_in(status, pa.array(SERVED)).to_numpy()
     input_length = column("input_length", 0, np.int32)
     hash_ids = _hash_ids(table)
     return Columns(
@@ -124,11 +127,10 @@ Lists = tuple[Ints, Ints]
 def _hash_ids(table: pa.Table) -> Lists | None:
     if "hash_ids" not in table.column_names:
         return None
-    chunks = table.column("hash_ids").chunks
-    sizes = [chunk.value_lengths().fill_null(0).to_numpy(zero_copy_only=False) for chunk in chunks]
-    ids = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks]
-    whole = np.concatenate(ids) if ids else np.empty(0, np.int64)
-    return (np.concatenate(sizes).astype(np.int64), whole) if len(whole) else None
+    column = table.column("hash_ids")
+    ids = pc.list_flatten(column).to_numpy()
+    sizes = pc.list_value_length(column).fill_null(0).to_numpy()
+    return (sizes.astype(np.int64), ids) if len(ids) else None
 
 
 def _reused_tokens(
