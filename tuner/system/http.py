@@ -64,31 +64,6 @@ class HttpResponse:
     """Empty where the status is not 200, without ``reads_refusals``."""
 
 
-def shown(url: str) -> str:
-    """Return an address as it may be printed: empty where something in it may be a secret.
-
-    >>> shown("http://prometheus:9090/api"), shown("http://ann:secret@prometheus:9090")
-    ('http://prometheus:9090/api', '')
-    """
-    return url if _ADDRESS.fullmatch(url) else ""
-
-
-def problem_of(url: str) -> str | None:
-    """Return why it is no address of a server, without a part of it; None where it is one."""
-    if not url.startswith(("http://", "https://")):
-        return "neither http:// nor https://"
-    try:
-        parts = urllib.parse.urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        return "no address"
-    if not host or port == 0 or any(c.isspace() or not c.isprintable() for c in url):
-        return "no address"
-    if parts.username is not None:
-        return "a login cannot be given in an address"
-    return "an address has no ? and no # here" if parts.query or parts.fragment else None
-
-
 def is_loopback(url: str) -> bool:
     """Whether an address is this machine's own.
 
@@ -103,11 +78,25 @@ def is_loopback(url: str) -> bool:
 
 
 def check_address(url: str, *, option: str) -> str:
-    """Return the address of a server without a slash at its end. Raises UsageError."""
-    problem = problem_of(url)
-    if problem is not None:
+    """Return the address of a server without a slash at its end.
+
+    Raises UsageError, which shows the address only where nothing in it may be a secret.
+    """
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_address = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        parts, is_address = urllib.parse.urlsplit(""), False
+    problems = {
+        "neither http:// nor https://": not url.startswith(("http://", "https://")),
+        "no address": not is_address or not url.isprintable() or " " in url,
+        "a login cannot be given in an address": parts.username is not None,
+        "an address has no ? and no # here": bool(parts.query or parts.fragment),
+    }
+    if (problem := next((what for what, holds in problems.items() if holds), None)) is not None:
+        shown = url if _ADDRESS.fullmatch(url) else ""
         raise UsageError(
-            f"{option} {shown(url)}".rstrip() + f": {problem}",
+            f"{option} {shown}".rstrip() + f": {problem}",
             hint=f"Give the server's address: {option} http://localhost:8000",
         )
     return url.rstrip("/")
