@@ -30,27 +30,19 @@ _LINE_AND_CURSOR_BACK = b"\r\x1b[K\x1b[?25h"
 Words = tuple[str, str]
 """Last words of a command: what is kept, and what to do next."""
 
+_NOTHING_LOST = ("nothing half-written was left behind", "Run the command again.")
+
 Result = TypeVar("Result")
 
 
 class _Command:
-    """The command that a signal meets."""
+    """The command that a signal meets: how its event loop is cancelled, what it says at last."""
 
     signals: tuple[signal.Signals, ...] = ()
-    """Those that we decide on."""
-
-    count = 0
-    """How many have come."""
-
+    count: int = 0
     cancel: Callable[[], object] | None = None
-    """Cancels the main task of the event loop that runs."""
-
     exit_code: int | None = None
-    """Once it has ended."""
-
-    @staticmethod
-    def words() -> Words:
-        return "nothing half-written was left behind", "Run the command again."
+    words: Callable[[], Words] = staticmethod(lambda: _NOTHING_LOST)
 
 
 _command = _Command()
@@ -96,7 +88,7 @@ def words() -> Words:
 
 def say_at_the_end(last: Callable[[], Words]) -> None:
     """Let these be the last words of the command, should it be interrupted."""
-    _command.words = last  # type: ignore[method-assign]
+    _command.words = last
 
 
 def ends_with_us(ending: Callable[[], object]) -> None:
