@@ -7,6 +7,7 @@ further options, ``profile.json`` what is other in the profile. A new case is a 
 """
 
 import json
+import random
 import shutil
 from functools import cache
 from pathlib import Path
@@ -154,6 +155,23 @@ def test_files_as_people_have_them(tmp_path: Path, name: str) -> None:
     for old, new in changes:
         expected = expected.replace(old, new)
     assert (tmp_path / source.name).read_text() == expected
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("seed", range(4))
+def test_a_broken_file_is_edited_or_refused_in_one_line(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    (tmp_path / "profile.yaml").write_text(profile_of(HERE))
+    for name in rng.sample(EDITED, 30):
+        (file,) = (HERE / "edited" / name).glob("before*")
+        lines = file.read_text().split("\n")
+        at = rng.randrange(len(lines))
+        behind = rng.choice(["", "5", "[]", "{}", "'"])
+        broken = [lines[at][: rng.randrange(len(lines[at]) + 1)], lines[at].partition(":")[0] + ":"]
+        lines[at] = rng.choice(["", lines[at].replace("  ", "", 1), *broken]) + behind
+        (tmp_path / file.name).write_text("\n".join(lines))
+        done = run(tmp_path, "apply", "profile.yaml", file.name, "--dry-run")
+        assert done.code == OK or done.error
 
 
 def test_two_servers_are_asked_for(tmp_path: Path) -> None:
