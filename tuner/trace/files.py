@@ -49,20 +49,16 @@ class TraceFile:
     def head(self) -> bytes:
         """The first bytes. Raises TraceError for what cannot be a trace."""
         place = self.tally.place
-        try:
-            if self.path.exists() and not self.path.is_file():
-                raise TraceError(f"{place}: not a regular file", hint="Write it to a file first.")
-            with self.path.open("rb") as file:
-                mark = file.read(32)
-            self.tally.bytes_total = self.path.stat().st_size
-            found = b""
-            for piece in self._pieces():
-                found += piece
-                if len(found) > CHUNK_BYTES:
-                    break
-        except OSError as error:
-            what = (error.strerror or str(error)).lower()
-            raise TraceError(f"{place}: {what}", hint="Shipped traces are in traces/.") from error
+        if self.path.exists() and not self.path.is_file():
+            raise TraceError(f"{place}: not a regular file", hint="Write it to a file first.")
+        with self.path.open("rb") as file:
+            mark = file.read(32)
+        self.tally.bytes_total = self.path.stat().st_size
+        found = b""
+        for piece in self.chunks():
+            found += piece
+            if len(found) > CHUNK_BYTES:
+                break
         for signature, (what, cure) in SIGNATURES.items():
             if mark.startswith(signature):
                 raise TraceError(f"{place}: {what}", hint=cure)
@@ -76,11 +72,6 @@ class TraceFile:
     def is_whole(self) -> bool:
         """Whether the head is all there is."""
         return len(self.head) <= CHUNK_BYTES
-
-    def chunks(self) -> Iterator[bytes]:
-        """Yield the file as UTF-8, without a mark, and count its bytes in the tally."""
-        self.tally.bytes_read = 0
-        yield from self._pieces()
 
     def blocks(self) -> Iterator[tuple[int, bytes]]:
         """Yield (number of the first line, whole lines). Raises TraceError for an endless one."""
@@ -99,30 +90,29 @@ class TraceFile:
 
     def document(self) -> bytes:
         """Return all of the file. Raises TraceError where that is too much."""
-        parts: list[bytes] = []
+        text = bytearray()
         for piece in self.chunks():
-            parts.append(piece)
-            if sum(map(len, parts)) > MAX_DOCUMENT_BYTES:
+            text += piece
+            if len(text) > MAX_DOCUMENT_BYTES:
                 much = f"a JSON document of more than {MAX_DOCUMENT_BYTES >> 20} MiB"
                 cure = "Write one request a line: jq -c '.[]' FILE > rows.jsonl"
                 raise TraceError(f"{self.tally.place}: {much}", hint=cure)
-        return b"".join(parts)
+        return bytes(text)
 
-    def _pieces(self) -> Iterator[bytes]:
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the file as UTF-8, without a mark, and count its bytes in the tally."""
         with self.path.open("rb") as file:
             stream = _unpacked(file)
-            piece = self._next(stream, file, 0)
+            piece = self._next(stream, file)
             is_utf_16 = piece.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
             encoding = "utf-16" if is_utf_16 else "utf-8-sig"
             is_text = not piece.startswith(PARQUET)
             decoder = codecs.getincrementaldecoder(encoding)("replace")
-            taken = 0
             while piece:
                 yield decoder.decode(piece).encode() if is_text else piece
-                taken += len(piece)
-                piece = self._next(stream, file, taken)
+                piece = self._next(stream, file)
 
-    def _next(self, stream: Any, file: BinaryIO, taken: int) -> bytes:  # noqa: ANN401 - Arrow's too
+    def _next(self, stream: Any, file: BinaryIO) -> bytes:  # noqa: ANN401 - Arrow's too
         try:
             with at_most(UNPACKING_BYTES):
                 piece: bytes = stream.read(CHUNK_BYTES)
@@ -135,7 +125,7 @@ class TraceFile:
             if isinstance(problem, OSError) and problem.errno is not None:
                 raise
             raise TraceError(
-                f"{self.path}: packed data breaks off or is damaged after {taken:,} bytes",
+                f"{self.path}: packed data breaks off or is damaged",
                 hint="Copy or download the file again.",
             ) from None
         self.tally.bytes_read = file.tell()

@@ -57,7 +57,7 @@ def read(path: Path, asked: Asked | None = None, tell: Tell = lambda _: None) ->
         return _read(TraceFile(path, tally), asked, tell)
     except OSError as error:
         what = (error.strerror or str(error)).lower()
-        raise TraceError(f"{tally.place}: {what}", hint="Check the file.") from error
+        raise TraceError(f"{tally.place}: {what}", hint="Sample traces are in traces/.") from error
 
 
 def _read(file: TraceFile, asked: Asked, tell: Tell) -> Trace:
