@@ -295,8 +295,9 @@ class Clock:
 
 def date_ms(value: object) -> float | None:
     """Return ms since 1970 of a date, or of seconds since 1970; None for neither."""
-    values, codes = Clock().read([value])
-    return None if codes[0] or np.isnan(values[0]) else float(values[0])
+    seconds, date = number(value), parse(str(value))
+    found = date[0] if date is not None else (seconds or 0) * 1000
+    return found if FROM_MS <= found < TO_MS else None
 
 
 def shown_date(ms: float) -> str:
