@@ -27,8 +27,8 @@ from tuner.errors import InputError, TraceError, UsageError
 from tuner.system import http
 from tuner.trace.encode import TYPES
 from tuner.trace.record import TraceHeader
-from tuner.trace.trace import Trace, date_of, sorted_by_arrival
-from tuner.trace.values import parse, written_ms
+from tuner.trace.trace import Trace, sorted_by_arrival
+from tuner.trace.values import date_of, parse, written_ms
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -44,11 +44,11 @@ from tuner.trace.values import (
     Mask,
     Spans,
     Unit,
+    date_of,
     in_ms,
     is_empty,
     numbers,
     parse,
-    shown_date,
     words,
     written_ms,
 )
@@ -397,7 +397,7 @@ class _Guess:
             if heading not in (None, unit):
                 what = f"times since 1970 in {NAMES[unit]}, and the heading says {heading}"
                 raise UnclearError(f"{name}: {what}", {"time_unit": unit}, {"time_unit": heading})
-            return Clock(unit), f"the first is {shown_date(in_ms(values[fits][0], unit))}"
+            return Clock(unit), f"the first is {date_of(in_ms(values[fits][0], unit))}"
         if fits.any():
             what = "times of several units stand in it; of one unit, the others are dropped"
             raise UnclearError(f"{name}: {what}", {"time_unit": unit})

@@ -27,8 +27,8 @@ from tuner.trace.raw import ROWS, Opened, Raw, Tally
 from tuner.trace.record import REASONS, VERSION, TraceHeader
 from tuner.trace.same import Row
 from tuner.trace.text import look_for_text, names_text
-from tuner.trace.trace import Trace, date_of, sorted_by_arrival
-from tuner.trace.values import FROM_MS, Ints
+from tuner.trace.trace import Trace, sorted_by_arrival
+from tuner.trace.values import FROM_MS, Ints, date_of
 
 MOST_ROWS = 10**8
 """Rows that are read at most: a day of more than a thousand requests a second. Packed, a billion

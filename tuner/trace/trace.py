@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from tuner.system.files import whole_file
 from tuner.trace.columns import Columns, columns_of_table
 from tuner.trace.encode import TYPES, lines_of
 from tuner.trace.record import FIELDS, Field, Status, TimeUnit, TraceHeader, header_line
-from tuner.trace.values import date_ms
+from tuner.trace.values import date_ms, date_of
 
 __all__ = ["Status", "Trace", "TraceHeader", "TraceRequest", "digest", "load", "write"]
 
@@ -262,12 +261,6 @@ def moved(table: pa.Table, by_ms: float | NDArray[np.float64]) -> pa.Table:
     """Return a table whose arrivals are so much later."""
     stamps_ms = np.round(table.column("timestamp").to_numpy() + by_ms, DECIMALS_MS)
     return _with(table, "timestamp", pa.array(stamps_ms))
-
-
-def date_of(origin_ms: float) -> str:
-    """Return ms since 1970 as a date of UTC."""
-    moment = datetime(1970, 1, 1) + timedelta(milliseconds=origin_ms)  # noqa: DTZ001
-    return f"{moment.isoformat()}Z"
 
 
 def _counted(header: TraceHeader, count: int, note: str) -> TraceHeader:

@@ -300,9 +300,9 @@ def date_ms(value: object) -> float | None:
     return found if FROM_MS <= found < TO_MS else None
 
 
-def shown_date(ms: float) -> str:
-    """Return a time since 1970 for people."""
-    return f"{_EPOCH + timedelta(milliseconds=ms):%Y-%m-%d %H:%M:%S}"
+def date_of(ms: float) -> str:
+    """Return ms since 1970 as a date of UTC."""
+    return f"{(_EPOCH + timedelta(milliseconds=ms)).replace(tzinfo=None).isoformat()}Z"
 
 
 def as_object(value: object) -> dict[str, Any] | None:
