@@ -163,9 +163,11 @@ def is_simulated(profile: ServingProfile) -> bool:
 
 
 def promised(profile: ServingProfile) -> CapNumbers:
-    """Return what the choice gives as captured: the twin's numbers of all of the traffic. Where the
-    twin's prediction failed, or the windows decided, the confirming replay's; where nothing
-    confirmed, the ladder's."""
+    """Return what the choice gives at the recorded load: the twin's numbers of all the traffic.
+
+    Where the twin's prediction failed, or the windows decided, the confirming replay's; where
+    nothing confirmed, the ladder's.
+    """
     promise, record = profile.promise, profile.promise.record
     if profile.decision.verdict == "overloaded":  # the curve says so: no confirmation is better
         return chosen_step(profile) or promise
@@ -259,10 +261,10 @@ def _answer(profile: ServingProfile, given: CapNumbers) -> str:
     if decision.broken:
         return f"{cap}{beside} breaks {decision.broken[0].text}"
     share = f"{percent(given.attainment)} of requests meet the SLO"
+    if decision.verdict == "inconclusive":
+        return f"No sure answer yet: {cap}{beside} is the best so far, {share}"
     if given.attainment < LOW:
         return f"Only {share}, with {cap}{beside}"
-    if decision.verdict == "inconclusive":
-        return f"No sure answer yet: {cap}{beside} is the best so far"
     verb = "Use at least" if decision.verdict == "not_reached" else "Keep" if kept else "Use"
     compared, standing = _compared(profile), ""
     if now is not None and compared is not None:
@@ -313,7 +315,8 @@ def _cost(profile: ServingProfile, given: CapNumbers) -> str:
     is_part = below is not None and below.cut and below.source == "measured"
     if below is None or is_part or profile.decision.verdict == "overloaded":
         return ""
-    worse = list(_worse(chosen_step(profile) or given, below))
+    beside = given if isinstance(given, Predicted) else chosen_step(profile) or given
+    worse = list(_worse(beside, below))
     return f"compared with {below.max_num_seqs}: {', '.join(worse)}" if worse else ""
 
 
@@ -388,7 +391,7 @@ def _checked(profile: ServingProfile) -> str:
             what = f"{record.held} of {len(record.numbers)} predictions confirmed"
         parts.append(f"{what} on a fresh {'server' if origin.confirm == 'server' else 'engine'}")
         if isinstance(given, Predicted):
-            low, high = given.intervals["attainment"]
-            parts.append(f"{percent(low)} to {percent(high)} meet the SLO in 95% of cases")
+            ends = dict.fromkeys(map(percent, given.intervals["attainment"]))
+            parts.append(f"{' to '.join(ends)} meet the SLO in 95% of cases")
     spent_s = origin.engine_seconds.starts + origin.engine_seconds.replay
     return "; ".join([*parts, engine_time(spent_s, simulated=is_simulated(profile))])

@@ -417,8 +417,8 @@ def _overloaded_twin(
         )  # fmt: skip
     cap = top.max_num_seqs
     reason = (
-        f"{headline('not_reached', cap, (cap, cap))}: {top.attainment:.0%} are served within the "
-        f"SLO there and each doubling serves more; sweep with --ceiling {2 * ceiling}"
+        f"{headline('not_reached', cap, (cap, cap))}: each doubling of max_num_seqs still serves "
+        f"more within the SLO; sweep with --ceiling {2 * ceiling}"
     )
     return Verdict(
         "not_reached", cap, (cap, cap), choice.confidence, reason, warnings=tuple(warnings)
