@@ -67,7 +67,7 @@ lock: setup-dev  ## Choose every package anew, with its hashes, in requirements/
 	$(SETUP) --extra dev --lock
 
 clean:  ## Remove all that was made here, .venv too
-	rm -rf .venv runs dist profile.yaml .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv runs dist profile.yaml profile.evidence .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 setup:
