@@ -10,7 +10,6 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any, Literal
 
 from tuner.capture.spool import BLOCK_SIZE, Settings, breathe
@@ -206,11 +205,10 @@ def _hash_ids(call: Call, settings: Settings) -> tuple[int, ...]:
     if min(tokens) < 0 or max(tokens) >= 2**31:  # a client sends what it likes
         return ()
     context = f"{call.lora or ''}\0{call.cache_salt}".encode(errors="replace")
-    ids = prefix_ids(tokens, settings.key, BLOCK_SIZE, context)
     found: list[int] = []
-    while some := tuple(islice(ids, HASH_SLICE)):
-        found += some
-        if len(some) == HASH_SLICE:
+    for block_id in prefix_ids(tokens, settings.key, BLOCK_SIZE, context):
+        found.append(block_id)
+        if len(found) % HASH_SLICE == 0:
             breathe()
     return tuple(found)
 
