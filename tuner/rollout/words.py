@@ -95,8 +95,8 @@ def unquoted_words(text: str, env: Mapping[str, str]) -> list[str]:
 def filled(text: str, env: Mapping[str, str]) -> str:
     """Put in the variables that are known; others stay as they are spelt."""
     return _VARIABLE.sub(
-        lambda launch: (
-            env.get(launch["a"] or launch["b"] or launch["c"]) or launch["default"] or launch[0]
+        lambda match: (
+            env.get(match["a"] or match["b"] or match["c"]) or match["default"] or match[0]
         ),
         text,
     )
@@ -106,9 +106,9 @@ def unquoted(word: str, env: Mapping[str, str]) -> list[str]:
     """Return the words that a shell makes of one: a variable alone may hold several."""
     alone = _ALONE.fullmatch(word)
     if alone and (alone["all"] or not word.startswith('"')):
-        value = env.get(alone["name"] + ((alone["all"] and "[@]") or ""))
-        if value is not None:
-            return unquoted_words(value, env)
+        name = alone["name"] + ((alone["all"] and "[@]") or "")
+        if name in env:  # within its own value it is not known
+            return unquoted_words(env[name], {k: v for k, v in env.items() if k != name})
     parts = []
     for piece in re.findall(rf"{_PIECE}|.", word, re.VERBOSE | re.DOTALL):
         if piece[0] == "'":
@@ -283,8 +283,9 @@ def reading(server: Server, find: Callable[[], Launch | None], *, is_sure: bool)
     try:
         launch = find()
         arguments = read_flags(launch.words) if launch else {}
-    except UnreadableError as problem:
-        unread = replace(server, is_proven=True, problem=str(problem), near=problem.near)
+    except (UnreadableError, RecursionError) as problem:  # a script may run itself
+        near = getattr(problem, "near", "")
+        unread = replace(server, is_proven=True, problem=str(problem), near=near)
         return unread if is_sure else None
     if launch is None or not (launch.is_proven or are_vllms(arguments)):
         return None
