@@ -11,11 +11,8 @@ from tuner.engines.scheduler.model import abort, advance, let_go
 from tuner.engines.scheduler.state import (
     ABORTED,
     FINISHED,
-    FULL,
     NO_NOISE,
-    OUT_OF_NOISE,
     REACHED,
-    Noise,
     Records,
     Scheduler,
     StepLaw,
@@ -75,21 +72,6 @@ def test_a_request_alone_takes_one_iteration_per_token() -> None:
     assert log["start_s"].tolist() == [5, 6, 7]
 
 
-def test_the_law_decides_how_long_an_iteration_takes() -> None:
-    law = StepLaw(np.array([1.0, 2.0]), 10.0, 0.5, 3.0, 0.25)
-    _, log = play(scheduler_of([(0, 4, 2)]), law)
-    assert log["duration_s"].tolist() == [1 + 10 * 4 + 0.5 * 16 + 3, 2 + 0.25 * 4]
-
-
-def test_a_full_log_interrupts_and_loses_nothing() -> None:
-    scheduler = scheduler_of([(0, 1, 5)], log_length=2)
-    assert advance(scheduler, SECOND, NO_NOISE, np.inf, False) == FULL
-    assert scheduler.log["start_s"].tolist() == [0, 1]
-    scheduler.state["logged"] = 0
-    assert advance(scheduler, SECOND, NO_NOISE, np.inf, False) == FULL
-    assert scheduler.log["start_s"].tolist() == [2, 3]
-
-
 def test_aborted_requests_leave_slot_and_blocks_to_others() -> None:
     scheduler = scheduler_of([(0, 4, 9), (0, 4, 9), (0, 4, 1)], max_num_seqs=1, kv_blocks=14)
     advance(scheduler, SECOND, NO_NOISE, 2.5, False)
@@ -100,33 +82,6 @@ def test_aborted_requests_leave_slot_and_blocks_to_others() -> None:
     assert requests["generated"].tolist() == [2, 0, 1]
     assert requests["scheduled_s"][2] == 3
     assert scheduler.state["free_blocks"] == 14
-
-
-def noise(
-    *, jitter: Sequence[float], slowdown: Sequence[float], stalls: Sequence[tuple[float, float]]
-) -> Noise:
-    """Return noise with one slowdown per 10 seconds."""
-    at_s, lasting_s = zip(*stalls, (np.inf, 0.0), strict=True)
-    return Noise(
-        np.array(jitter),
-        np.array(slowdown),
-        0.0,
-        10.0,
-        10.0 * len(slowdown),
-        np.array(at_s),
-        np.array(lasting_s),
-    )
-
-
-def test_the_model_asks_for_more_noise_when_it_is_used_up() -> None:
-    scheduler = scheduler_of([(0, 1, 5)])
-    short = noise(jitter=[1, 1], slowdown=[1], stalls=[])
-    assert advance(scheduler, SECOND, short, np.inf, False) == OUT_OF_NOISE
-    assert scheduler.state["now"] == 2
-    scheduler = scheduler_of([(0, 1, 50)])
-    long = noise(jitter=[1] * 99, slowdown=[1], stalls=[])
-    assert advance(scheduler, SECOND, long, np.inf, False) == OUT_OF_NOISE
-    assert scheduler.state["now"] == 10
 
 
 REQUESTS = st.lists(
