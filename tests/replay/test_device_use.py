@@ -1,15 +1,14 @@
 """What else than the engine the numbers are of."""
 
+import numpy as np
 import pytest
 
-from tuner.replay.device_use import DeviceUse, disturbance
+from tuner.replay.device_use import DeviceUse, device_use, disturbance
+from tuner.replay.records import DEVICE
 
 CALM = {
     "utilisation_mean": 0.9,
-    "utilisation_sd": 0.1,
-    "idle_share": 0.0,
     "memory_peak_bytes": None,
-    "power_mean_w": None,
     "others_mean": 0.02,
     "steal_mean": 0.0,
     "clock_drop": None,
@@ -34,3 +33,20 @@ def test_a_machine_of_ones_own_is_not_disturbed() -> None:
 )
 def test_what_disturbs_is_named_with_its_size(seen: dict[str, float], said: str) -> None:
     assert disturbance(DeviceUse(**{**CALM, **seen})) == said
+
+
+def test_of_readings_what_the_device_does_not_tell_is_none() -> None:
+    rows = [
+        (0.0, np.nan, 100.0, 0.0, 0.0, 2000.0, 0.0, np.nan),
+        (1.0, np.nan, 300.0, 0.5, 0.1, 1000.0, 0.5, 0.5),
+    ]
+    assert device_use([np.array(rows, DEVICE)]) == DeviceUse(
+        utilisation_mean=0.5,
+        memory_peak_bytes=None,
+        others_mean=0.25,
+        steal_mean=0.05,
+        clock_drop=0.25,
+        throttled_share=0.5,
+        foreign_share=1.0,
+    )
+    assert device_use([np.zeros(0, DEVICE)]) is None

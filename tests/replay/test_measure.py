@@ -3,14 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.support.builders import iterations, record, replay_of
-from tuner.replay.device_use import DeviceUse
 from tuner.replay.iterations import batch_times
 from tuner.replay.measure import measure
-from tuner.replay.records import DEVICE
 from tuner.traffic.slo import Slo
 
 LAX = Slo(ttft_s=100.0)
@@ -110,24 +107,3 @@ def test_waiting_is_told_apart_by_what_binds() -> None:
     one = measure([replay_of([record()], iterations=log, token_budget=64)], LAX)
     assert (one.cap_bound_share, one.kv_bound_share) == (0.125, 0.75)
     assert one.token_bound_share == 0.5
-
-
-def test_readings_of_the_device_are_told_and_what_it_does_not_tell_is_none() -> None:
-    rows = [
-        (0.0, np.nan, 100.0, 0.0, 0.0, 2000.0, 0.0, np.nan),
-        (1.0, np.nan, 300.0, 0.5, 0.1, 1000.0, 0.5, 0.5),
-    ]
-    one = measure([replay_of([record()], device=np.array(rows, DEVICE))], LAX)
-    assert one.device == DeviceUse(
-        utilisation_mean=0.5,
-        utilisation_sd=0.5,
-        idle_share=0.5,
-        memory_peak_bytes=None,
-        power_mean_w=200.0,
-        others_mean=0.25,
-        steal_mean=0.05,
-        clock_drop=0.25,
-        throttled_share=0.5,
-        foreign_share=1.0,
-    )
-    assert measure([replay_of([record()])], LAX).device is None

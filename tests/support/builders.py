@@ -43,7 +43,7 @@ def measurement(cap: int, **changes: Any) -> Measurement:  # noqa: ANN401 - any 
         "kv_cache_usage": KvCacheUsage(0.2, 0.3, 0.3), "preemptions": 0, "recomputed_tokens": 0,
         "running_peak": cap, "cap_bound_share": 0.1, "kv_bound_share": 0.0,
         "token_bound_share": 0.0, "in_flight_peak": cap,
-        "lag_p99_s": 0.0, "cut": None, "ruled_out": False, "device": None,
+        "cut": None, "ruled_out": False,
     }  # fmt: skip
     return Measurement(**{**values, **changes})
 

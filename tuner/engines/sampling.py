@@ -5,7 +5,6 @@ configuration, and what the option adds.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from tuner.engines.arguments import ArgumentValue
 from tuner.errors import UsageError
@@ -89,15 +88,3 @@ def faults(sampling: Sampling) -> Iterator[str]:
 def as_sent(sampling: Sampling) -> dict[str, float]:
     """Return parameters as requests carry them: whole numbers without a point."""
     return {name: type(_RANGES[name][0])(value) for name, value in sampling.items()}
-
-
-_TYPES = {int: "integer", float: "number"}
-
-SCHEMA: dict[str, Any] = {
-    "additionalProperties": False,
-    "properties": {
-        name: {"type": _TYPES[type(least)], "minimum": least, "maximum": most}
-        for name, (least, most) in _RANGES.items()
-    },
-}
-"""The same as ``faults`` says, for the published schema."""

@@ -7,9 +7,6 @@ import numpy as np
 
 from tuner.replay.records import DEVICE, DeviceLog
 
-IDLE = 0.05
-"""Share of a stretch; a device, or an engine, that worked for less of it was idle."""
-
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
@@ -18,12 +15,7 @@ class DeviceUse:
     utilisation_mean: float | None
     """Share of time busy: of the GPUs, or of all CPU cores where an engine computes on them."""
 
-    utilisation_sd: float | None
-    idle_share: float | None
-    """Share of the readings in which it was less than 5 % busy."""
-
     memory_peak_bytes: float | None
-    power_mean_w: float | None
     others_mean: float | None
     """Share of the CPU cores that other processes took."""
 
@@ -43,10 +35,7 @@ class DeviceUse:
 
 _STATISTICS = (
     ("utilisation", np.mean),
-    ("utilisation", np.std),
-    ("utilisation", lambda busy: np.mean(busy < IDLE)),
     ("memory_bytes", np.max),
-    ("power_w", np.mean),
     ("others", np.mean),
     ("steal", np.mean),
     ("clock_mhz", lambda mhz: 1 - np.mean(mhz) / np.max(mhz)),

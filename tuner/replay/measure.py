@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tuner.replay.device_use import DeviceUse, device_use
 from tuner.replay.iterations import (
     BatchTime,
     KvCacheUsage,
@@ -73,9 +72,7 @@ class Measurement:
     """The part of it in which the iteration had spent the token budget; the rest is memory."""
 
     in_flight_peak: int
-    lag_p99_s: float
     cut: str | None
-    device: DeviceUse | None
     ruled_out: bool
     """Whether arithmetic alone ruled the cap out, so that the machine has no part in it."""
 
@@ -161,9 +158,7 @@ def measure(replays: Sequence[Replay], slo: Slo) -> Measurement:
         in_flight_peak=max(
             most_at_once(one.requests["planned_s"], one.requests["end_s"]) for one in replays
         ),
-        lag_p99_s=lag_p99_s(replays),
         cut=cut[0].cut if cut else None,
-        device=device_use([one.device for one in replays]),
         ruled_out=bool(cut)
         and all(one.ruled_out and not one.is_cut_under_another(slo) for one in cut),
     )

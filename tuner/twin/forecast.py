@@ -268,9 +268,7 @@ def measurement_of(
         kv_bound_share=waiting_share(work, cap, full=False),
         token_bound_share=token_bound_share(work, cap, shape.max_num_batched_tokens),
         in_flight_peak=most_at_once(traffic.arrival_s[served], last_s),
-        lag_p99_s=0.0,
         cut=None,
-        device=None,
         ruled_out=False,
     )
 
