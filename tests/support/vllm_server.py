@@ -1,9 +1,7 @@
 """A real ``vllm serve`` of the tiny model, and a client that keeps to a plan."""
 
-import asyncio
 import base64
 import contextlib
-import functools
 import gzip
 import json
 import os
@@ -12,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -106,7 +105,7 @@ class RealServer:
     def spans(self, *, since_s: float) -> list[dict[str, Any]]:
         """Return the OTLP/JSON of the requests that began later: one object each."""
         whole = [_without_earlier(_as_json(body), since_s) for body in self.bodies]
-        return [one for one in whole if one["resourceSpans"]]
+        return [one for one in whole if _spans(one)]
 
 
 @contextmanager
@@ -177,16 +176,10 @@ def _spans(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _without_earlier(found: dict[str, Any], since_s: float) -> dict[str, Any]:
-    resources = []
     for resource in found["resourceSpans"]:
-        scopes = [
-            {**scope, "spans": later}
-            for scope in resource["scopeSpans"]
-            if (later := [one for one in scope["spans"] if _begin_s(one) >= since_s])
-        ]
-        if scopes:
-            resources.append({**resource, "scopeSpans": scopes})
-    return {**found, "resourceSpans": resources}
+        for scope in resource["scopeSpans"]:
+            scope["spans"] = [one for one in scope["spans"] if _begin_s(one) >= since_s]
+    return found
 
 
 def _begin_s(span: dict[str, Any]) -> float:
@@ -252,24 +245,16 @@ class Planned:
 
 def send(url: str, plan: Sequence[Planned]) -> None:
     """Send every request when it is due, whatever the others do, and wait for all answers."""
+    begin_s, tick = time.monotonic(), threading.Event()
 
-    async def one(start_s: float, planned: Planned) -> None:
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(start_s + planned.at_s - loop.time())
-        asked = functools.partial(
-            post,
-            url,
-            prompt=list(planned.prompt),
-            max_tokens=planned.max_tokens,
-            stream=planned.stream,
-        )
-        status, _ = await loop.run_in_executor(None, asked)
-        assert status == 200
+    def one(planned: Planned) -> int:
+        tick.wait(max(0.0, begin_s + planned.at_s - time.monotonic()))
+        asked: dict[str, Any] = {
+            "prompt": list(planned.prompt),
+            "max_tokens": planned.max_tokens,
+            "stream": planned.stream,
+        }
+        return post(url, **asked)[0]
 
-    async def everything() -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_default_executor(ThreadPoolExecutor(64))
-        start_s = loop.time()
-        await asyncio.gather(*(one(start_s, planned) for planned in plan))
-
-    asyncio.run(everything())
+    with ThreadPoolExecutor(len(plan)) as pool:
+        assert set(pool.map(one, plan)) == {200}

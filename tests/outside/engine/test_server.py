@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.outside.table import GATE_FAILED, OK, UNDECIDED, run
+from tests.outside.table import GATE_FAILED, OK, ROOT, UNDECIDED, run
 from tests.support.paced import STEP_S
 from tests.support.vllm_server import (
     CAP,
@@ -254,3 +254,13 @@ def test_under_load_the_cap_is_changed_and_back_and_no_request_is_dropped(
     assert [one for one in load.answers if one[1] != one[2]] == []
     log = (server.folder / "serve.log").read_text()
     assert re.search(rf"max_num_seqs {CAP} -> {cap}\b", log)
+
+
+def test_more_than_the_server_was_built_for_is_refused(server: RealServer) -> None:
+    profile = ROOT / "profiles" / "chat-small-cpu.yaml"
+    assert yaml.safe_load(profile.read_text())["engine"]["max_num_seqs"] > CAP
+    refused = run(server.folder, "live", profile, "--socket", server.socket, "--force")
+    assert refused.code == GATE_FAILED
+    assert "max_num_seqs" in refused.error
+    (state,) = run(server.folder, "live", "--socket", server.socket, "--json").json["servers"]
+    assert state["limits"]["max_num_seqs"] == CAP

@@ -6,11 +6,13 @@ that much, a time or rate by that part. `pytest --update-golden` writes the valu
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.outside.machines.swept import HERE, MACHINES, Swept
+from tests.outside.machines.swept import HERE, MACHINES, Swept, options
+from tests.outside.table import run
 
 SHARES = ("attainment", "measured_attainment", "kv_cache_usage_peak")
 TIMES = ("goodput_rps", "output_tokens_per_s", "ttft_p99_ms", "tpot_p95_ms", "e2el_p99_ms")
@@ -70,3 +72,20 @@ def of_step(step: dict[str, Any]) -> dict[str, Any]:
         "preemptions": step["preemptions"],
         "measured_attainment": step["measured"] and step["measured"]["attainment"],
     }
+
+
+def test_what_production_rejected_is_counted_and_never_sent(swept: Swept, tmp_path: Path) -> None:
+    words = options("exact")
+    place = words.index("--trace") + 1
+    header, *rows = Path(words[place]).read_text().splitlines()
+    rejected = [json.dumps({**json.loads(row), "status": "rejected"}) for row in rows]
+    (tmp_path / "prod.jsonl").write_text("\n".join([header, *rows, *rejected]) + "\n")
+    words[place] = str(tmp_path / "prod.jsonl")
+    done = run(tmp_path, "sweep", *words, "--json")
+    assert done.json["curve"] == swept("exact").done.json["curve"]
+
+
+def test_what_is_served_is_counted_by_the_second(swept: Swept) -> None:
+    """One request in two seconds."""
+    for step in swept("exact").done.json["curve"]:
+        assert step["requests_per_s"] == pytest.approx(0.5, abs=0.001)
