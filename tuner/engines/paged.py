@@ -19,7 +19,7 @@ from tuner.engines.seam import (
 )
 from tuner.engines.timeouts import HangWatch
 from tuner.engines.vllm.installed import in_one_process
-from tuner.engines.vllm.log import Since, start_phases_s
+from tuner.engines.vllm.log import Since
 from tuner.engines.vllm.start import Resolved
 from tuner.errors import EngineError
 
@@ -156,7 +156,6 @@ def facts_of(resolved: Resolved, about: About, *, engine: str, log_text: str) ->
         device=devices.device_of(resolved.arguments, log_text),
         environment=provenance.environment(),
         sampling=resolved.sampling,
-        phases_s=start_phases_s(log_text),
         cautions=(*in_one_process(resolved.arguments), *about.cautions),
         unmodelled=about.unmodelled,
     )

@@ -75,10 +75,6 @@ class EngineFacts:
     sampling: Mapping[str, float] | None = None
     """The sampling by which it drew tokens, by vLLM's names. None where it drew none."""
 
-    phases_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of ``start_s`` that download, load, compile and capture took, where the engine says
-    so."""
-
     environment: Mapping[str, str] | None = None
     """The variables that change how it computes; None where it does not tell."""
 

@@ -114,9 +114,6 @@ class Bench:
                 purpose=build.purpose, max_num_seqs=build.max_num_seqs, facts=facts, key=build.key
             )
             self.journal.add(start)
-            long = [f"{name} {s:.0f} s" for name, s in facts.phases_s.items() if s >= 1.0]
-            if long:
-                self.watcher.stage(f"started in {facts.start_s:.0f} s: {', '.join(long)}")
         budget = self.engine.facts.max_num_batched_tokens
         limits = (cap or build.max_num_seqs, tokens or budget)
         if limits != self.limits:

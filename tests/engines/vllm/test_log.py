@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.engines.vllm.log import Since, silent, start_phases_s
+from tuner.engines.vllm.log import Since, silent
 
 pytestmark = pytest.mark.vllm
 
@@ -40,17 +40,3 @@ def test_a_line_that_is_not_whole_yet_is_read_when_it_is(tmp_path: Path) -> None
         assert found.compiled() == []
         file.write(" takes 3.10 s\nINFO all is well\n")
     assert found.compiled() == ["Compiling a graph for compile range (1, 16) takes 3.10 s"]
-
-
-def test_what_a_start_takes_its_time_for_is_in_the_log() -> None:
-    """Of two ranks the slower one counts, and the download is a part of the loading."""
-    said = """
-    Time spent downloading weights for a/model: 20.500000 seconds
-    Model loading took 14.9 GiB memory and 30.500000 seconds
-    Model loading took 14.9 GiB memory and 28.100000 seconds
-    torch.compile took 41.20 s in total
-    Graph capturing finished in 17 secs, took 0.56 GiB
-    """
-    took = {"download": 20.5, "load": 10.0, "compile": 41.2, "capture": 17.0}
-    assert start_phases_s(said) == took
-    assert start_phases_s("") == {}

@@ -19,14 +19,6 @@ _COMPILED = re.compile(
 )
 """What vLLM says of a kernel (``utils/jit_monitor.py``) or a graph that it had not warmed up."""
 
-_PHASES = {
-    "download": re.compile(r"Time spent downloading weights for .+: ([\d.]+) seconds"),
-    "load": re.compile(r"Model loading took .+ GiB memory and ([\d.]+) seconds"),
-    "compile": re.compile(r"torch\.compile took ([\d.]+) s in total"),
-    "capture": re.compile(r"Graph capturing finished in ([\d.]+) secs"),
-}
-"""What vLLM says at the end of each part of a start; the download is a part of its loading."""
-
 
 class _Stream:
     """The stream under vLLM's log handler, however often vLLM configures its logging anew.
@@ -89,16 +81,3 @@ class Since:
                 return file.read().decode(errors="replace")
         except OSError:
             return ""
-
-
-def start_phases_s(log_text: str) -> dict[str, float]:
-    """Return how long each part of a start took, by what vLLM has said of it: the slowest rank's.
-
-    >>> start_phases_s("Model loading took 1.9 GiB memory and 9.5 seconds")
-    {'load': 9.5}
-    """
-    found = {name: one.findall(log_text) for name, one in _PHASES.items()}
-    took = {name: max(map(float, times)) for name, times in found.items() if times}
-    if "download" in took and "load" in took:
-        took["load"] = max(0.0, took["load"] - took["download"])
-    return took
