@@ -162,15 +162,6 @@ def test_what_is_no_profile_is_refused_with_its_line(text: str, message: str) ->
     assert str(refused(text)) == message
 
 
-def test_a_bomb_of_aliases_is_refused_at_its_first_anchor() -> None:
-    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
-    lines += [
-        f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]"
-        for old, new in zip("abcdefgh", "bcdefghi", strict=True)
-    ]
-    assert str(refused("\n".join(lines))) == "p.yaml:1: anchor or alias 'a'"
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.builders import block, flat, hopeless, measurement, request
-from tuner.replay.iterations import BatchTime, KvCacheUsage
+from tuner.replay.iterations import BatchTime
 from tuner.runs.ladder import next_trial
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
@@ -30,49 +30,6 @@ def repeated(blocks: list[Block]) -> list[Block]:
     return [*blocks, *(2 * [b for b in again if b.measurement.cut is None])]
 
 
-def test_the_article_is_a_knee_at_16() -> None:
-    verdict = verdict_by_windows(repeated(article()), ceiling=32)
-    assert (verdict.kind, verdict.max_num_seqs, verdict.interval) == ("knee", 16, (16, 16))
-    assert verdict.confidence > 0.95
-    assert verdict.reason == (
-        "knee at 16 (95 %: 16-16): with 32: goodput the same, p95 TPOT 50% longer, p99 E2EL 50% "
-        "longer; with 8: goodput 20% less, p95 TPOT the same, p99 E2EL 50% longer"
-    )
-
-
-def test_slots_that_are_never_filled_are_a_plateau() -> None:
-    blocks = [
-        block(hopeless(1)),
-        block(measurement(2, e2el_s=flat(3.0))),
-        block(measurement(4, running_peak=3)),
-    ]
-    assert next_trial(blocks, ceiling=32) != Trial(8, "ladder")
-    verdict = verdict_by_windows(repeated(blocks), ceiling=32)
-    assert (verdict.kind, verdict.max_num_seqs) == ("plateau", 4)
-    assert "never needs more than 3 concurrent sequences" in verdict.reason
-
-
-def test_a_curve_that_still_rises_at_the_ceiling_says_how_to_go_on() -> None:
-    blocks = [block(measurement(1, e2el_s=flat(4.0))), block(measurement(2, e2el_s=flat(2.0)))]
-    verdict = verdict_by_windows(repeated(blocks), ceiling=2)
-    assert (verdict.kind, verdict.max_num_seqs) == ("not_reached", 2)
-    assert "--ceiling 4" in verdict.reason
-
-
-def test_full_memory_under_an_open_cap_is_kv_bound() -> None:
-    full = KvCacheUsage(0.9, 1.0, 1.0)
-    memory = {"running_peak": 5, "kv_bound_share": 0.5, "kv_cache_usage": full, "preemptions": 3}
-    blocks = [
-        block(measurement(4, e2el_s=flat(4.0))),
-        block(measurement(8, **memory)),
-        block(measurement(16, **memory)),
-    ]
-    verdict = verdict_by_windows(repeated(blocks), ceiling=16)
-    assert (verdict.kind, verdict.max_num_seqs) == ("kv_bound", 8)
-    assert "gpu_memory_utilization" in verdict.reason
-    assert any("3 preemptions" in warning for warning in verdict.warnings)
-
-
 def test_when_no_cap_meets_half_of_the_slo_the_load_that_would_fit_is_told() -> None:
     slow = {"attainment": 0.1, "attainment_bound": 0.4, "cut": "hopeless"}
     blocks = [
@@ -82,18 +39,6 @@ def test_when_no_cap_meets_half_of_the_slo_the_load_that_would_fit_is_told() -> 
     verdict = verdict_by_windows(blocks, ceiling=2)
     assert (verdict.kind, verdict.max_num_seqs) == ("overloaded", 2)
     assert "1 replica takes about 25% of this load, 4 take all" in verdict.reason
-
-
-def test_rivals_within_the_noise_are_inconclusive_and_the_answer_is_still_given() -> None:
-    blocks = [
-        *(block(measurement(8, e2el_s=flat(s)), "repeat") for s in (1.0, 3.0)),
-        *(block(measurement(16, e2el_s=flat(s)), "repeat") for s in (2.6, 0.9)),
-        *(block(measurement(32, e2el_s=flat(s)), "repeat") for s in (1.1, 2.7)),
-    ]
-    verdict = verdict_by_windows(blocks, ceiling=32)
-    assert verdict.kind == "inconclusive"
-    assert verdict.confidence < 0.8
-    assert verdict.max_num_seqs in {8, 16, 32}
 
 
 def test_a_run_that_the_budget_ended_early_is_inconclusive() -> None:
