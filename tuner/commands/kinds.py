@@ -14,12 +14,12 @@ from tuner.commands.shared.next_step import after, check_required
 from tuner.commands.shared.results import finish
 from tuner.commands.shared.run_folder import kept, making_sense, open_each, open_run
 from tuner.commands.sweep import Ready, Swept, finished, keep_trace, ready_on, sealed, starter_of
-from tuner.engines.engine_arguments import engine_arguments
+from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError, RunError, TunerError, UndecidedError, UsageError
 from tuner.profile import profile as profiles
 from tuner.profile.profile import ServingProfile
 from tuner.profile.summary import engine_time, is_simulated
-from tuner.runs.cluster.share import Node, Share, share_of, usable
+from tuner.runs.cluster.share import Node, share_of, usable
 from tuner.runs.ladder import doubling
 from tuner.system import interruption
 from tuner.trace.trace import Trace, load
@@ -180,7 +180,9 @@ def kinds_on(
     result: dict[str, Kind] = {}
     for name, members in groups.items():
         starter = starter_of(replace(options, world=worlds.get(name)), header_model)
-        share = _share(options, header_model, known[members[0]])
+        arguments = starter.arguments if isinstance(starter, VllmStarter) else {}
+        on_gpus = bool(arguments) and known[members[0]].device.get("kind") == "gpu"
+        share = share_of(arguments, on_gpus=on_gpus)
         here = {node.id: node.name for node in usable([nodes[each] for each in members], share)}
         few = f"an engine takes {share}, more than it has"
         left_out |= {each: few for each in members if each not in here}
@@ -245,20 +247,6 @@ def of_worlds(
         else:
             left_out[each] = f"its label {LABEL} is {label}, which names no --world"
     return {name: result[name] for name in worlds if name in result}
-
-
-def _share(options: SweepOptions, header_model: str | None, node: "Description") -> Share:
-    if options.world is not None:
-        return share_of({}, on_gpus=False)
-    arguments = engine_arguments(
-        model=options.model,
-        base=options.base,
-        header_model=header_model,
-        overrides=options.overrides,
-    )
-    # of data-parallel ranks one is measured
-    one_rank = {k: v for k, v in arguments.items() if not k.startswith("data_parallel_")}
-    return share_of(one_rank, on_gpus=node.device.get("kind") == "gpu")
 
 
 def _json(outcome: Outcome) -> tuple[str, dict[str, Any]]:

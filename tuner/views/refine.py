@@ -26,6 +26,7 @@ def refine_page(
     facts, aside = dict(page.facts), "the knee stays"
     spent_s = sum(refinement.starts_s) + refinement.replay_s
     took = engine_time(spent_s, simulated=is_simulated(profile))
+    facts["knee"] = in_words(plan.space.knee)
     facts["checked"] = f"{len(refinement.trials) - 1} trials, {took}"
     if refinement.outcome is None:
         facts["why"] = refinement.reason.rpartition(THEN_REFINED)[2]
@@ -68,7 +69,7 @@ def _trials(refinement: Refinement, plan: RefinePlan) -> Table:
 def _row(trial: TrialRow, knee: Configuration) -> list[Cell]:
     """Return a trial; of one that ended early only the most that it could attain."""
     changed = {k: v for k, v in trial.configuration.items() if v != knee.get(k)}
-    words = in_words(changed) if changed else f"the knee: {in_words(knee)}"
+    words = in_words(changed) if changed else "the knee"
     gain = None if trial.gain is None else math.expm1(trial.gain)
     if not trial.cut:
         return [words, gain, *cells(trial.measured, *MEASURED)]
