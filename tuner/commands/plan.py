@@ -147,13 +147,13 @@ def _refuse(plan: FleetPlan) -> None:
 
 
 def _checked(profile: ServingProfile) -> str:
-    """Say what the twin was held against."""
+    """Return what confirmed the twin, in words."""
     record = profile.promise.record
     return "never checked by a replay" if record is None else f"checked: {confirmed_text(record)}"
 
 
 def _promised(profile: ServingProfile) -> float:
-    """Return the attainment that the twin is sure of as captured."""
+    """Return the attainment that the twin is sure of at the recorded load."""
     for each in profile.promise.predicted:
         if each.load == 1.0 and "attainment" in each.intervals:
             return min(each.attainment, each.intervals["attainment"][0])

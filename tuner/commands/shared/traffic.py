@@ -1,4 +1,4 @@
-"""The requests of a trace that are replayed, and what to beware of in them."""
+"""The requests of a trace that are replayed, and warnings about them."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +30,6 @@ def one_engines(
 
 
 def warnings_about(trace: Trace) -> tuple[str, ...]:
-    """Return what to beware of in a trace, a sentence each."""
+    """Return the warnings about a trace, a sentence each."""
     columns = columns_of(trace.requests, block_size=trace.header.block_size)
     return trace_warnings(columns, describe(columns), trace.header)
