@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tuner.commands.options import ShowOptions
-from tuner.commands.shared.next_step import after, command
+from tuner.commands.shared.next_step import after
 from tuner.commands.shared.results import kept_page
 from tuner.commands.shared.run_folder import command_of, goes_on, making_sense, read_run
 from tuner.errors import ByHandError, InputError, ProfileError, RunError, TargetError, UsageError
@@ -79,10 +79,8 @@ def _page(options: ShowOptions, *, of_file: bool = False) -> Page:
         with making_sense(source, is_stored=True):
             return _run_page(source, over_time=of_file)
     profile = profiles.load(source)
-    next_ = after(profile, source)
-    if next_ == command("show", source):
-        next_ = command("show", source, "-o", "page.html")
-    return profile_page(profile, subject=f"Serving profile {source}", next_=next_)
+    subject = f"Serving profile {source}"
+    return profile_page(profile, subject=subject, next_=after(profile, source))
 
 
 def _run_page(run_dir: Path, *, over_time: bool) -> Page:

@@ -25,7 +25,7 @@ def after(profile: ServingProfile, path: Path, *, base: Path | None = None) -> s
     if profile.provenance.engine == "sim" or (
         not is_short(profile) and profile.decision.verdict in OPEN
     ):
-        return command("show", path)
+        return command("show", path, "-o", "page.html")
     if is_short(profile):
         return command("show" if profile.evidence is None else "plan", path)
     return command("apply", path, *([] if base is None else [base]), "--dry-run")
