@@ -7,6 +7,7 @@ from tuner.commands.options import PlanOptions
 from tuner.commands.shared.next_step import again, command
 from tuner.commands.shared.options import times
 from tuner.commands.shared.promise import required_of
+from tuner.commands.shared.results import finish
 from tuner.errors import GateError, UsageError
 from tuner.profile.evidence import StoredTwin, twin_of
 from tuner.profile.plan import MOST_REPLICAS, Fleet, shared_caps
@@ -16,7 +17,6 @@ from tuner.profile.summary import confirmed_text
 from tuner.traffic.constants import EQUAL_ATTAINMENT
 from tuner.twin.decide import rule
 from tuner.views.plan import FleetPlan, plan_json, plan_page, replicas_in_words, shared_page
-from tuner.views.text import print_json, print_page
 
 MOST_LOAD = 16.0
 MOST_TIMES = 1e6
@@ -34,12 +34,9 @@ def run(options: PlanOptions) -> None:
     cure = "Sweep on a quieter machine or longer, so that the twin is believed."
     twin = twin_of(profile, options.profile, cure=cure, behind=profile.front_end)
     result = _planned(options, profile, twin)
-    if options.json:
-        print_json(plan_json(result))
-    else:
-        next_ = _next(result, profile, options)
-        page = plan_page(result, profile, subject=f"Plan for {options.profile}", next_=next_)
-        print_page(page)
+    next_ = _next(result, profile, options)
+    page = plan_page(result, profile, subject=f"Plan for {options.profile}", next_=next_)
+    finish(options, plan_json(result), page)
     if result.broken:
         _refuse(result)
 
@@ -48,10 +45,8 @@ def _print_shared(options: PlanOptions, *profiles: ServingProfile) -> None:
     """Print which cap serves both kinds of traffic. Raises ProfileError."""
     paths = [str(options.profile), str(options.other)]
     caps, best = shared_caps(profiles)
-    if options.json:
-        print_json({"profiles": paths, "max_num_seqs": best, "caps": [asdict(one) for one in caps]})
-    else:
-        print_page(shared_page(caps, best, profiles, paths))
+    result = {"profiles": paths, "max_num_seqs": best, "caps": [asdict(each) for each in caps]}
+    finish(options, result, shared_page(caps, best, profiles, paths))
 
 
 def _next(plan: FleetPlan, profile: ServingProfile, options: PlanOptions) -> str:

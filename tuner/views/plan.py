@@ -67,7 +67,7 @@ def plan_json(plan: FleetPlan) -> dict[str, Any]:
         name: value for name, value in vars(plan).items() if name not in {"samples", "guesses"}
     }
     steps = [{"max_num_seqs": cap, **_step(plan, cap)} for cap in plan.samples.caps]
-    return {name: _six_digits(value) for name, value in {**whole, "steps": steps}.items()}
+    return {**whole, "steps": steps}
 
 
 def _step(plan: FleetPlan, cap: int) -> dict[str, Any]:
@@ -84,14 +84,6 @@ def _step(plan: FleetPlan, cap: int) -> dict[str, Any]:
         "intervals": samples.intervals(cap),
         "is_guess": cap in plan.guesses,
     }
-
-
-def _six_digits(value: Any) -> Any:  # noqa: ANN401 - JSON content
-    if isinstance(value, dict):
-        return {key: _six_digits(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_six_digits(each) for each in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def plan_page(plan: FleetPlan, profile: ServingProfile, *, subject: str, next_: str) -> Page:
