@@ -8,7 +8,7 @@ from typing import Any
 
 from tuner.commands.options import FOREVER, WatchOptions
 from tuner.commands.shared.next_step import again, command
-from tuner.commands.shared.results import keep_result
+from tuner.commands.shared.results import finish, keep_result
 from tuner.errors import (
     EngineError,
     GateError,
@@ -33,7 +33,6 @@ from tuner.rollout import difference
 from tuner.system import files
 from tuner.traffic.window import parse_duration_s
 from tuner.views.live import Progress
-from tuner.views.text import print_json, print_page
 from tuner.views.watch import WatchResult, rounded, watch_json, watch_page, window_line
 
 GONE_S, GONE_READINGS = 60.0, 5
@@ -105,10 +104,7 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
         if options.run_dir is not None:
             with suppress(TargetError):  # a full disk was reported with the windows
                 keep_result(options.run_dir, watch_json(result), page)
-    if options.json:
-        print_json(watch_json(result))
-    else:
-        print_page(page)
+    finish(options, watch_json(result), page)
     if stopped is not None:
         raise stopped
     _raise_for(watch, options)
