@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -40,7 +41,9 @@ def open_run(command: str, options: Any, plan: Mapping[str, Any]) -> journal.Jou
         _check_folder(options.run_dir)
         if is_begun(options.run_dir):
             check_command(journal.read(options.run_dir), command)
-            return journal.resume(options.run_dir, plan, command=words)
+            book = journal.resume(options.run_dir, plan, command=words)
+            sys.stderr.write(f"{printable(str(options.run_dir))}: continues where it ended\n")
+            return book
     stem: str = options.trace.stem
     name = stem if command == "sweep" else f"{command}-{stem}"
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
