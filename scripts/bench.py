@@ -64,7 +64,7 @@ SERVED_S = 30.0
 async def clients(folder: Path) -> dict[str, Any]:
     """Send the beginning of the sample to one server, by tuner and by `vllm bench serve`."""
     trace = load(ROOT / "traces" / "chat.jsonl")
-    requests = [one for one in trace.requests if one.arrival_s < SERVED_S]
+    requests = [request for request in trace.requests if request.arrival_s < SERVED_S]
     resolved = VllmStarter({"model": MODEL, "enable_prefix_caching": False}).resolved(
         max_num_seqs=16
     )
@@ -104,7 +104,7 @@ def cpu_s(guardian: psutil.Process, client: psutil.Process) -> NDArray[np.float6
     """Return the CPU seconds so far of a server's engine, its API server and a client."""
     (server,) = guardian.children()
     groups = (server.children(recursive=True), [server], [client])
-    return np.array([sum(sum(one.cpu_times()[:2]) for one in group) for group in groups])
+    return np.array([sum(sum(each.cpu_times()[:2]) for each in group) for group in groups])
 
 
 async def by_tuner(
@@ -113,7 +113,8 @@ async def by_tuner(
     """Return CPU seconds, tokens, and the median time of a token."""
     prompt = partial(prompt_token_ids, seed=seed, vocab_size=engine.facts.vocab_size, block_size=16)
     plan = [
-        PlannedRequest(one.row, one.arrival_s, prompt(one), one.output_length) for one in requests
+        PlannedRequest(request.row, request.arrival_s, prompt(request), request.output_length)
+        for request in requests
     ]
     await engine.prepare(max_num_seqs=16)
     before_s = cpu_s(guardian, psutil.Process())
@@ -135,8 +136,8 @@ def by_vllm(
     seed: int,
 ) -> tuple[NDArray[np.float64], float, float]:
     """Return the same, from the moment that its clients begin: it imports vLLM before."""
-    asked = bench_serve(requests, folder, port=port, model=model_path(MODEL), seed=seed)
-    vllm = [*VLLM, *asked]
+    wanted = bench_serve(requests, folder, port=port, model=model_path(MODEL), seed=seed)
+    vllm = [*VLLM, *wanted]
     with subprocess.Popen(vllm, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603
         assert process.stdout is not None
         begin_s, end_s = (

@@ -110,7 +110,7 @@ def serve(sent: list[TraceRequest], batch_step_s: Callable[[int], float]) -> lis
     """Return the requests as the server logged them: with their durations and real outputs."""
     rng = random.Random(SEED + 1)  # noqa: S311 - traffic, no secret
     logged: dict[int, TraceRequest] = {}
-    waiting = [replace(one, row=row) for row, one in enumerate(sent)][::-1]
+    waiting = [replace(each, row=row) for row, each in enumerate(sent)][::-1]
     running: dict[int, TraceRequest] = {}
     tokens: dict[int, int] = {}
     now_s = 0.0
@@ -118,15 +118,15 @@ def serve(sent: list[TraceRequest], batch_step_s: Callable[[int], float]) -> lis
         if not running:
             now_s = max(now_s, waiting[-1].arrival_s)
         while waiting and waiting[-1].arrival_s <= now_s:
-            one = waiting.pop()
-            if one.status == "aborted":  # somewhere in its answer
-                one = replace(one, output_length=max(1, round(one.output_length * rng.random())))
-            running[one.row], tokens[one.row] = one, 0
+            each = waiting.pop()
+            if each.status == "aborted":  # somewhere in its answer
+                each = replace(each, output_length=max(1, round(each.output_length * rng.random())))
+            running[each.row], tokens[each.row] = each, 0
         now_s += batch_step_s(len(running))
-        for row, one in list(running.items()):
+        for row, each in list(running.items()):
             tokens[row] += 1
-            if tokens[row] == one.output_length:
-                e2e_s = round(now_s + FIRST_TOKEN_S - one.arrival_s, 3)
+            if tokens[row] == each.output_length:
+                e2e_s = round(now_s + FIRST_TOKEN_S - each.arrival_s, 3)
                 logged[row] = replace(running.pop(row), e2e_s=e2e_s)
     return [logged[row] for row in sorted(logged)]
 
@@ -151,12 +151,12 @@ def export(requests: list[TraceRequest], path: Path) -> None:
         rows.writerow(
             ("started_at", "request_id", "prompt_tokens", "completion_tokens", "duration_ms")
         )
-        for number, one in enumerate(requests, start=1):
-            assert one.e2e_s is not None, "all were served"
-            came = EXPORTED + timedelta(seconds=one.arrival_s)
+        for number, each in enumerate(requests, start=1):
+            assert each.e2e_s is not None, "all were served"
+            came = EXPORTED + timedelta(seconds=each.arrival_s)
             stamp = came.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            lengths = one.input_length, one.output_length
-            rows.writerow((stamp, f"req-{number:04d}", *lengths, round(one.e2e_s * 1000)))
+            lengths = each.input_length, each.output_length
+            rows.writerow((stamp, f"req-{number:04d}", *lengths, round(each.e2e_s * 1000)))
 
 
 def exponential(rng: random.Random, mean: float) -> float:

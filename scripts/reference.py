@@ -49,7 +49,7 @@ def with_table(page: str, name: str, rows: Iterable[tuple[str, str]]) -> str:
 
 def main() -> int:
     traces = (DOCS / "traces.md").read_text(encoding="utf-8")
-    traces = with_table(traces, "formats", ((one.name, one.says) for one in FORMATS))
+    traces = with_table(traces, "formats", ((each.name, each.says) for each in FORMATS))
     pages = {
         "cli.md": INTRODUCTION + "".join(sections([], typer.main.get_command(app))),
         "traces.md": with_table(traces, "reasons", REASONS.items()),

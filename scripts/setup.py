@@ -121,7 +121,7 @@ def engine_that_fits() -> str:
 
 def set_up(engine: str, extras: set[str]) -> None:
     inputs = (ROOT / "pyproject.toml", Path(__file__), LOCK, SETUP_LOCK)
-    digest = hashlib.sha256(b"".join(one.read_bytes() for one in inputs)).hexdigest()
+    digest = hashlib.sha256(b"".join(each.read_bytes() for each in inputs)).hexdigest()
     begun = {"engine": engine, "root": str(ROOT)}
     stamp = json.loads(STAMP.read_text()) if STAMP.exists() else {}
     if stamp.get("digest") and begun.items() <= stamp.items() and os.access(PYTHON, os.X_OK):
@@ -206,7 +206,7 @@ def torch_for_cpu(links: list[str], environment: dict[str, str]) -> tuple[str, l
 
 def pip_configuration() -> dict[str, str]:
     """Return where pip looks for packages, by the long names of its options."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     lines = run([BASE_PYTHON, "-m", "pip", "config", "list"]) or run(
         [PYTHON, "-m", "pip", "config", "list"]
     )
@@ -215,8 +215,8 @@ def pip_configuration() -> dict[str, str]:
             name, _, value = line.partition("=")
             key = name.removeprefix(f"{section}.")
             if key != name and (key in UV_NAMES or key == "find-links"):
-                found[key] = str(ast.literal_eval(value))
-    return found
+                result[key] = str(ast.literal_eval(value))
+    return result
 
 
 def uv_environment(pip: dict[str, str]) -> dict[str, str]:

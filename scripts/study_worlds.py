@@ -63,14 +63,14 @@ class Result:
     replay_s: float
 
 
-def swept(one: Case, folder: Path) -> ServingProfile:
+def swept(case: Case, folder: Path) -> ServingProfile:
     """Run the program in a folder, and return the profile that it writes."""
-    world = asdict(one.world)
+    world = asdict(case.world)
     (folder / "world.yaml").write_text(
         json.dumps({key: value for key, value in world.items() if key not in {"name", "digest"}})
     )
     rows = zip(
-        one.traffic.arrival_s, one.traffic.input_length, one.traffic.output_length, strict=True
+        case.traffic.arrival_s, case.traffic.input_length, case.traffic.output_length, strict=True
     )
     lines = [{"tuner_trace": 1, "time_unit": "ms", "source": "study"}] + [
         {"timestamp": 1e3 * float(at_s), "input_length": int(prompt), "output_length": int(output)}
@@ -86,23 +86,23 @@ def swept(one: Case, folder: Path) -> ServingProfile:
         check=False,
     )
     if not (folder / "profile.yaml").exists():
-        raise RuntimeError(f"world {one.world.seed}: exit {done.returncode}: {done.stderr[-300:]}")
+        raise RuntimeError(f"world {case.world.seed}: exit {done.returncode}: {done.stderr[-300:]}")
     return profile.load(folder / "profile.yaml")
 
 
 def result_of(job: tuple[int, str], *, harder: bool) -> Result:
     seed, level = job
-    one = case(seed, level, harder=harder)
+    item = case(seed, level, harder=harder)
     with tempfile.TemporaryDirectory() as folder:
-        answer = swept(one, Path(folder))
+        answer = swept(item, Path(folder))
     slo, cap = answer.decision.slo.slo, answer.decision.max_num_seqs
-    truth = {each: numbers(one, one.traffic, slo, each) for each in CAPS}
+    truth = {each: numbers(item, item.traffic, slo, each) for each in CAPS}
     shares, tails_s = ([truth[each][name] for each in CAPS] for name in ("attainment", "tail_s"))
     ruling = rule(shares, tails_s)
     candidates = [each for each, is_one in zip(CAPS, ruling.candidates, strict=True) if is_one]
-    copies = loads_of(one.traffic, HEADROOM, seed=OTHER_COPIES).raised
+    copies = loads_of(item.traffic, HEADROOM, seed=OTHER_COPIES).raised
     raised = {
-        each: float(np.mean([numbers(one, load, slo, each)["attainment"] for load in copies]))
+        each: float(np.mean([numbers(item, load, slo, each)["attainment"] for load in copies]))
         for each in {*candidates, cap}
     }
     most = max(raised[each] for each in candidates)
@@ -130,9 +130,9 @@ def result_of(job: tuple[int, str], *, harder: bool) -> Result:
     )
 
 
-def numbers(one: Case, traffic: Traffic, slo: Slo, cap: int) -> dict[str, float]:
+def numbers(case: Case, traffic: Traffic, slo: Slo, cap: int) -> dict[str, float]:
     """Return what the machine does without noise, by the names of a promise's intervals."""
-    law, shape = step_law(one.world.step, CAPS[-1]), shape_of(one.world)
+    law, shape = step_law(case.world.step, CAPS[-1]), shape_of(case.world)
     replay = simulate(traffic, law, shape, max_num_seqs=cap)
     times = {"ttft": replay.ttft_s, "tpot": replay.tpot_s, "e2el": replay.e2el_s}
     return {
@@ -152,16 +152,16 @@ HEAD = ("machine", "true best", "within tolerance", "sure, and right", "wrong an
 
 
 def row_of(level: str, results: Sequence[Result]) -> list[str]:
-    sure = [one.is_good for one in results if one.confidence >= SURE]
-    losses = [one.headroom_loss for one in results if one.headroom_loss is not None]
-    held = [each for one in results for each in one.held.values()]
-    replay_s = [one.replay_s for one in results]
+    sure = [result.is_good for result in results if result.confidence >= SURE]
+    losses = [result.headroom_loss for result in results if result.headroom_loss is not None]
+    held = [each for result in results for each in result.held.values()]
+    replay_s = [result.replay_s for result in results]
     return [
         level,
-        f"{np.mean([one.cap == one.best for one in results]):.2f}",
-        f"{np.mean([one.is_good for one in results]):.2f}",
+        f"{np.mean([result.cap == result.best for result in results]):.2f}",
+        f"{np.mean([result.is_good for result in results]):.2f}",
         f"{len(sure) / len(results):.2f}, {np.mean(sure) if sure else math.nan:.2f}",
-        str([one.seed for one in results if not one.is_good and not one.warned]),
+        str([result.seed for result in results if not result.is_good and not result.warned]),
         f"{sum(loss > LOSS for loss in losses)} of {len(losses)}",
         f"{_median(results, times=True):.1%}, {_median(results, times=False):.1%}",
         f"{sum(held)} of {len(held)}",
@@ -172,8 +172,8 @@ def row_of(level: str, results: Sequence[Result]) -> list[str]:
 def _median(results: Sequence[Result], *, times: bool) -> float:
     widths = [
         width
-        for one in results
-        for name, width in one.half_widths.items()
+        for result in results
+        for name, width in result.half_widths.items()
         if (name != "attainment") == times
     ]
     return float(np.median(widths)) if widths else math.nan
@@ -196,13 +196,15 @@ def main() -> None:
     jobs = [(seed, level) for seed in seeds for level in levels]
     results: list[Result] = []
     with get_context("spawn").Pool(options.processes) as pool:
-        for one in pool.imap_unordered(partial(result_of, harder=options.harder), jobs):
-            results.append(one)
-            if not one.is_good:
-                print(one, flush=True)
-    rows = [row_of(level, [one for one in results if one.level == level]) for level in levels]
+        for each in pool.imap_unordered(partial(result_of, harder=options.harder), jobs):
+            results.append(each)
+            if not each.is_good:
+                print(each, flush=True)
+    rows = [
+        row_of(level, [result for result in results if result.level == level]) for level in levels
+    ]
     print(table(HEAD, rows))
-    keep(options.keep, [asdict(one) for one in results])
+    keep(options.keep, [asdict(result) for result in results])
     print(f"{len(jobs)} sweeps in {monotonic() - begin_s:.0f} s")
 
 

@@ -16,12 +16,13 @@ def bench_serve(
     model; RESULT will be there. Every seed has prompts of its own."""
     path = folder / "bench.jsonl"
     with path.open("w") as file:
-        for one in requests:
-            ids = one.hash_ids or range(1000 * one.row, 1000 * one.row + 200)
-            lengths = {"input_length": one.input_length, "output_length": one.output_length}
+        for request in requests:
+            ids = request.hash_ids or range(1000 * request.row, 1000 * request.row + 200)
+            lengths = {"input_length": request.input_length, "output_length": request.output_length}
             hash_ids = [10**7 * seed + block for block in ids]
             print(
-                json.dumps({"timestamp": one.arrival_s, **lengths, "hash_ids": hash_ids}), file=file
+                json.dumps({"timestamp": request.arrival_s, **lengths, "hash_ids": hash_ids}),
+                file=file,
             )
     return [
         *("bench", "serve", "--model", model, "--port", str(port)),

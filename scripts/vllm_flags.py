@@ -34,9 +34,9 @@ def main() -> int:
     if other or not options.update:
         return int(bool(other or new))
     release = version("vllm").partition("+")[0]
-    versions = sorted({*READ_FROM, release}, key=lambda one: tuple(map(int, one.split("."))))
+    versions = sorted({*READ_FROM, release}, key=lambda item: tuple(map(int, item.split("."))))
     both = sorted({**here, **FLAGS}.items())
-    table = ",\n  ".join(f"{json.dumps(flag)}: {json.dumps(one)}" for flag, one in both)
+    table = ",\n  ".join(f"{json.dumps(flag)}: {json.dumps(each)}" for flag, each in both)
     text = f'{{\n"versions": {json.dumps(versions)},\n"flags": {{\n  {table}\n}}\n}}\n'
     TABLE.write_text(text, encoding="utf-8")
     return 0

@@ -41,10 +41,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Where a mark is asked for, only files that name it are imported: all of them take each of the
     processes of a share some seconds."""
-    asked = re.match(r"(vllm|alone) and ", config.getoption("markexpr"))
-    if asked is None or not collection_path.match("test_*.py"):
+    wanted = re.match(r"(vllm|alone) and ", config.getoption("markexpr"))
+    if wanted is None or not collection_path.match("test_*.py"):
         return None
-    return None if f"mark.{asked[1]}" in collection_path.read_text(encoding="utf-8") else True
+    return None if f"mark.{wanted[1]}" in collection_path.read_text(encoding="utf-8") else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -30,17 +30,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cells(folder: Path, by_few_draws: None) -> dict[str, Any]:  # noqa: ARG001 - in force
     """Return what the notebook's names are, once its cells were run inside an event loop."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
 
     async def kernel() -> None:
         for cell in NOTEBOOK.read_text(encoding="utf-8").split("# %%")[1:]:
-            exec(compile("#" + cell, str(NOTEBOOK), "exec"), found)
+            exec(compile("#" + cell, str(NOTEBOOK), "exec"), result)
             await asyncio.sleep(0)
 
     with pytest.MonkeyPatch.context() as here:
         here.chdir(folder)
         asyncio.run(kernel())
-    return found
+    return result
 
 
 def test_a_notebook_tunes_inside_the_event_loop_that_runs_already(cells: dict[str, Any]) -> None:
@@ -55,8 +55,8 @@ def test_a_run_is_read_back_as_it_was(cells: dict[str, Any], folder: Path) -> No
     run = tuner.load_run(folder / cells["run"].run_dir)
     assert run.profile.sections == cells["profile"].sections
     assert len(run.replays()) > 0
-    assert sum(one["requests"] for one in run.replays()) == len(run.requests())
-    assert sum(one["iterations"] for one in run.replays()) == len(run.iterations())
+    assert sum(each["requests"] for each in run.replays()) == len(run.requests())
+    assert sum(each["iterations"] for each in run.replays()) == len(run.iterations())
     assert str(run) == str(run.profile)
     assert str(run).startswith("Use max_num_seqs 16")
 

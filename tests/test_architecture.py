@@ -39,13 +39,13 @@ IMPORT_NAMES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
 @cache
 def imports(module: str) -> frozenset[str]:
     """Return everything that a module imports, anywhere in it."""
-    found: set[str] = set()
+    result: set[str] = set()
     for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            result |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return frozenset(found)
+            result |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return frozenset(result)
 
 
 def room(module: str) -> str:
@@ -80,8 +80,8 @@ def test_the_entry_loads_nothing_that_an_early_interrupt_could_hit() -> None:
 def test_what_is_imported_is_declared_and_the_reverse(extra: bool) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    base = {name_of(one) for one in project["dependencies"]}
-    more = {name_of(one) for name, each in extras.items() if name != "dev" for one in each}
+    base = {name_of(each) for each in project["dependencies"]}
+    more = {name_of(item) for name, each in extras.items() if name != "dev" for item in each}
     imported = {name.split(".")[0] for module in MODULES for name in imports(module)}
     if extra:
         of_vllm = {"huggingface_hub"}

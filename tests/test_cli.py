@@ -87,8 +87,8 @@ def test_an_interruption_anywhere_is_told(tmp_path: Path, number: signal.Signals
         while not list(tmp_path.glob(".tuner-*")) and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(number)
-        _, told = process.communicate()
-    assert (process.returncode, told) == (130, INTERRUPTED)
+        _, words = process.communicate()
+    assert (process.returncode, words) == (130, INTERRUPTED)
 
 
 @pytest.mark.parametrize("repeated", [None, signal.SIGTERM])

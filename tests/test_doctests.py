@@ -16,6 +16,6 @@ SHOWING = sorted(
 
 @pytest.mark.parametrize("name", SHOWING)
 def test_the_examples_of_a_module_hold(name: str) -> None:
-    found = doctest.testmod(importlib.import_module(name))
-    assert found.attempted
-    assert not found.failed
+    result = doctest.testmod(importlib.import_module(name))
+    assert result.attempted
+    assert not result.failed

@@ -78,7 +78,7 @@ def url(busy: list[Served], tmp_path_factory: pytest.TempPathFactory) -> Iterato
     samples = [
         *exposition(busy, HOUR, job="busy", model_name="m"),
         *exposition(few, quiet, job="gap", model_name="m", instance="a:8000"),
-        *exposition([one for one in few if one.end_s < 990], HOUR[:66], job="restart"),
+        *exposition([each for each in few if each.end_s < 990], HOUR[:66], job="restart"),
         *exposition(few, again, since_s=1990.0, job="restart"),
         *exposition(few, HOUR, job="two", model_name="m", instance="a"),
         *exposition(few, HOUR, job="two", model_name="m", instance="b"),
@@ -122,25 +122,25 @@ def begin_s(made: Trace) -> float:
 def test_as_many_requests_as_long_as_finished_or_were_in_flight(
     url: str, busy: list[Served]
 ) -> None:
-    finished = [one for one in busy if one.end_s <= HOUR[-1]]
+    finished = [each for each in busy if each.end_s <= HOUR[-1]]
     made = read(url, "busy").requests
     assert len(made) == len(finished) + in_flight(busy, HOUR[-1])
     rows = made[: len(finished)]
-    assert Counter(row.finish_reason for row in rows) == Counter(one.reason for one in finished)
+    assert Counter(row.finish_reason for row in rows) == Counter(each.reason for each in finished)
     edges = np.array([0, *BUCKETS, 10**6])
     for ours, theirs in (
-        ([row.input_length for row in rows], [one.input_length for one in finished]),
-        ([row.output_length for row in rows], [one.output_length for one in finished]),
+        ([row.input_length for row in rows], [each.input_length for each in finished]),
+        ([row.output_length for row in rows], [each.output_length for each in finished]),
     ):
         assert sum(ours) == pytest.approx(sum(theirs), rel=0.001)
-        drawn, served = (np.histogram(np.array(one) - 0.5, edges)[0] for one in (ours, theirs))
+        drawn, served = (np.histogram(np.array(each) - 0.5, edges)[0] for each in (ours, theirs))
         assert (drawn == served).all()
 
 
 def test_at_every_scrape_as_many_are_in_flight_as_were(url: str, busy: list[Served]) -> None:
     made = read(url, "busy")
     arrivals_s = begin_s(made) + np.array([request.arrival_s for request in made.requests])
-    ends_s = np.array([one.end_s for one in busy])
+    ends_s = np.array([each.end_s for each in busy])
     for time_s in HOUR:
         arrived, left = (arrivals_s <= time_s).sum(), (ends_s <= time_s).sum()
         assert arrived - left == in_flight(busy, time_s)
@@ -329,7 +329,7 @@ def drawn(series: Series) -> Trace:
 def test_a_reason_that_first_counts_late_cuts_no_history() -> None:
     reasons = {"stop": at(4, 4), "length": at(0, 1)[1:]}
     made = drawn(scraped_by_hand(**{history.SUCCESS: reasons}))
-    assert [one.finish_reason for one in made.requests] == ["length", "length"]
+    assert [request.finish_reason for request in made.requests] == ["length", "length"]
 
 
 @pytest.mark.attack
@@ -364,4 +364,4 @@ def test_no_history_is_worse_than_refused(data: st.DataObject) -> None:
         made = drawn(changed)
     except TunerError:
         return
-    assert all(one.arrival_s >= 0 and one.input_length >= 1 for one in made.requests)
+    assert all(request.arrival_s >= 0 and request.input_length >= 1 for request in made.requests)

@@ -85,14 +85,14 @@ def lost(reason: str) -> float:
 def test_a_request_is_recorded_as_the_engine_saw_it(folder: Path) -> None:
     with served(application(ToyEngine())) as url:
         ask(url, n=2, session="eve")
-    found = only(folder)
-    assert (found.input_length, found.output_length, found.output_lengths) == (33, 4, (4, 3))
-    assert (found.n, found.max_tokens, found.cached_tokens, found.queue_s) == (2, 4, 4, 0.25)
-    assert (found.status, found.finish_reason, found.stream) == ("ok", "length", False)
-    assert len(found.hash_ids) == 2
-    assert found.session_id not in {None, "eve"}
-    assert found.e2e_s is not None
-    assert found.ttft_s is None  # the client saw nothing before the end
+    result = only(folder)
+    assert (result.input_length, result.output_length, result.output_lengths) == (33, 4, (4, 3))
+    assert (result.n, result.max_tokens, result.cached_tokens, result.queue_s) == (2, 4, 4, 0.25)
+    assert (result.status, result.finish_reason, result.stream) == ("ok", "length", False)
+    assert len(result.hash_ids) == 2
+    assert result.session_id not in {None, "eve"}
+    assert result.e2e_s is not None
+    assert result.ttft_s is None  # the client saw nothing before the end
     header = recorded(folder).header
     assert (header.source, header.model, header.missing) == ("vllm-middleware", "toy", ())
 

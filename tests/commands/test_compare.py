@@ -45,7 +45,7 @@ def compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Compare:
 
 def rows(result: dict[str, Any], load: str) -> dict[str, dict[str, Any]]:
     """Return approach → its row."""
-    (table,) = (one for one in result["tables"] if one["load"] == load)
+    (table,) = (each for each in result["tables"] if each["load"] == load)
     return {row["approach"]: row for row in table["rows"]}
 
 
@@ -72,8 +72,8 @@ def test_a_level_is_what_is_in_flight_at_the_untuned_engine(
 ) -> None:
     result = whole[1]
     for load, in_flight in (("light", 2), ("very-heavy", 25)):
-        found = rows(result, load)["untuned"]["numbers"]["in_flight_mean"]
-        assert found == pytest.approx(in_flight, rel=0.15)
+        results = rows(result, load)["untuned"]["numbers"]["in_flight_mean"]
+        assert results == pytest.approx(in_flight, rel=0.15)
     rates = result["rates_rps"]
     assert set(rates) == {"light", "very-heavy"}
     assert rates["light"] < 0.5 * rates["very-heavy"]
@@ -110,7 +110,7 @@ def test_a_profile_brings_its_value_and_its_whole_configuration(
     assert any("here it is simulated:article" in warning for warning in result["warnings"])
     assert result["tuned"] == {"max_num_seqs": 8, "source": str(SHIPPED)}
     assert list(rows(result, "recorded")) == ["untuned", "tuned", "profile"]
-    assert any("takes of a profile's arguments only" in one for one in result["warnings"])
+    assert any("takes of a profile's arguments only" in each for each in result["warnings"])
 
 
 def test_a_given_value_needs_no_profile_for_the_load_as_recorded(compare: Compare) -> None:
@@ -151,5 +151,5 @@ def test_real_workers_are_compared_and_a_killed_run_leaves_none_and_goes_on(tmp_
     result = json.loads(done.stdout)
     served = {name: row["numbers"] for name, row in rows(result, "recorded").items()}
     assert list(served) == ["two-workers", "static", "tuned"]
-    assert all(one["completed"] > 0 and one["busy"] > 0 for one in served.values())
+    assert all(each["completed"] > 0 and each["busy"] > 0 for each in served.values())
     assert served["static"]["held_mean_s"] > 0

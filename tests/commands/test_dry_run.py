@@ -35,8 +35,8 @@ def said(folder: Path, *words: str) -> dict[str, Any]:
     done = tuner(folder, *words, "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     assert not (folder / "runs").exists()
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -49,12 +49,12 @@ def said(folder: Path, *words: str) -> dict[str, Any]:
 def test_every_command_that_measures_says_what_it_would_do(
     folder: Path, words: tuple[str, ...], row: str, holds: str
 ) -> None:
-    found = said(folder, *words, *SIM)
-    assert holds in found["facts"][row]
-    assert found["kv_blocks"] == 1200
-    assert found["longest_fit"] == 48  # of 25 blocks, 400 tokens
-    assert found["next"].startswith(f"tuner {words[0]} ")
-    assert "--dry-run" not in found["next"]
+    result = said(folder, *words, *SIM)
+    assert holds in result["facts"][row]
+    assert result["kv_blocks"] == 1200
+    assert result["longest_fit"] == 48  # of 25 blocks, 400 tokens
+    assert result["next"].startswith(f"tuner {words[0]} ")
+    assert "--dry-run" not in result["next"]
 
 
 def test_of_a_real_engine_it_takes_neither_vllm_nor_torch(folder: Path) -> None:
@@ -102,5 +102,5 @@ def test_the_cache_of_a_gpu_is_vllms_share_of_its_memory_where_it_tells_that(
     install(monkeypatch, Card("GPU-a", memory_total=total))
     monkeypatch.setattr("tuner.engines.provenance.is_cpu_build", lambda: False)
     model = ModelMemory(weight_bytes=GIB, kv_bytes_per_token=1024)
-    found = cache_of({}, model, [request()])
-    assert said in (found if isinstance(found, str) else found.source)
+    result = cache_of({}, model, [request()])
+    assert said in (result if isinstance(result, str) else result.source)

@@ -146,10 +146,10 @@ def test_all_ranks_are_changed_and_where_one_fails_that_is_said(
     tuner: Tuner, tmp_path: Path
 ) -> None:
     path = tmp_path / "t.sock"
-    with serving(path) as zero, serving(path, rank=1) as one, serving(path, rank=2) as two:
+    with serving(path) as zero, serving(path, rank=1) as item, serving(path, rank=2) as two:
         two.numbers.busy = True
         done = tuner("cap-16.yaml", "--socket", path)
-        assert refused(done, 4).endswith(f"busy; already set: {zero.path}, {one.path}")
+        assert refused(done, 4).endswith(f"busy; already set: {zero.path}, {item.path}")
         two.numbers.busy = False
         assert tuner("cap-16.yaml", "--socket", path)[0] == 0
-        assert (zero.cap, one.cap, two.cap) == (16, 16, 16)
+        assert (zero.cap, item.cap, two.cap) == (16, 16, 16)

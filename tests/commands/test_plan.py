@@ -38,17 +38,17 @@ def plan(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def planned(folder: Path, *options: str) -> dict[str, Any]:
     done = plan(folder, "profile.yaml", "--json", *options)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 @pytest.fixture(scope="module")
 def behind(folder: Path) -> str:
     """Return the same profile behind a front end that takes 0.2 s for each request."""
-    one = profile.load(folder / "profile.yaml")
+    item = profile.load(folder / "profile.yaml")
     of_requests = FrontEndSection(contention=1.0, request_ms=200.0, delivery_ms=1.0)
-    kept = evidence_of(one, folder / "profile.yaml")
-    profile.save(resealed(one, front_end=of_requests, evidence=kept), folder / "behind.yaml")
+    kept = evidence_of(item, folder / "profile.yaml")
+    profile.save(resealed(item, front_end=of_requests, evidence=kept), folder / "behind.yaml")
     assert profile.load(folder / "behind.yaml").front_end == of_requests
     return "behind.yaml"
 
@@ -57,25 +57,25 @@ def test_what_is_required_is_asked_of_what_comes_through_the_front_end(
     folder: Path, behind: str
 ) -> None:
     """Each request takes 0.2 s before the engine."""
-    asked = ("--json", "--replicas", "1", "--require", "p50 ttft <= 150ms")
-    assert json.loads(plan(folder, "profile.yaml", *asked).stdout)["broken"] == []
-    assert json.loads(plan(folder, behind, *asked).stdout)["broken"] != []
+    wanted = ("--json", "--replicas", "1", "--require", "p50 ttft <= 150ms")
+    assert json.loads(plan(folder, "profile.yaml", *wanted).stdout)["broken"] == []
+    assert json.loads(plan(folder, behind, *wanted).stdout)["broken"] != []
 
 
 def test_what_is_required_is_held_against_every_replica(folder: Path) -> None:
     kept = planned(folder, "--require", "p99 ttft <= 10s", "--require", "preemptions == 0")
     assert kept["broken"] == []
-    assert [one.split(" (")[0] for one in kept["required"]] == [
+    assert [each.split(" (")[0] for each in kept["required"]] == [
         "p99 ttft <= 10s", "preemptions == 0"
     ]  # fmt: skip
-    asked = ("profile.yaml", "--json", "--replicas", "1", "--load", "3")
-    done = plan(folder, *asked, "--require", "p99 ttft <= 1s")
+    wanted = ("profile.yaml", "--json", "--replicas", "1", "--load", "3")
+    done = plan(folder, *wanted, "--require", "p99 ttft <= 1s")
     assert done.returncode == 6
-    found = json.loads(done.stdout)
-    assert found["broken"] == found["required"]
-    assert 2 <= found["replicas_that_keep"] <= 6
-    assert f"On {found['replicas_that_keep']} replicas it keeps all." in done.stderr
-    never = plan(folder, *asked, "--require", "p99 ttft <= 1ms")
+    result = json.loads(done.stdout)
+    assert result["broken"] == result["required"]
+    assert 2 <= result["replicas_that_keep"] <= 6
+    assert f"On {result['replicas_that_keep']} replicas it keeps all." in done.stderr
+    never = plan(folder, *wanted, "--require", "p99 ttft <= 1ms")
     assert "No number of replicas keeps it: require less." in never.stderr
 
 
@@ -84,10 +84,10 @@ def test_two_kinds_of_traffic_share_the_cap_that_costs_neither_much(
 ) -> None:
     done = plan(folder, "profile.yaml", behind, "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    result = json.loads(done.stdout)
     chosen = profile.load(folder / "profile.yaml").decision.max_num_seqs
-    assert found["max_num_seqs"] == chosen
-    (row,) = [each for each in found["caps"] if each["max_num_seqs"] == chosen]
+    assert result["max_num_seqs"] == chosen
+    (row,) = [each for each in result["caps"] if each["max_num_seqs"] == chosen]
     assert row["lost"] == [0.0, 0.0]
 
 

@@ -75,9 +75,9 @@ def whole(swept: Path) -> dict[str, Any]:
 
 def kept(run_dir: Path) -> dict[str, Any]:
     """Return what a run came to, as ``--json`` prints it."""
-    found: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
-    del found["page"]
-    return found
+    result: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
+    del result["page"]
+    return result
 
 
 def test_the_gain_is_stated_with_an_interval_that_excludes_none(
@@ -99,10 +99,10 @@ def test_the_trials_are_in_the_study_for_others_to_look_at(
 ) -> None:
     (name,) = optuna.get_all_study_names(f"sqlite:///{swept}/shared.db")
     study = optuna.load_study(study_name=name, storage=f"sqlite:///{swept}/shared.db")
-    measured = [one for one in study.trials if one.user_attrs["fidelity"] == "replay"]
-    told = {one.user_attrs["configuration"] for one in measured if one.values}
+    measured = [trial for trial in study.trials if trial.user_attrs["fidelity"] == "replay"]
+    words = {each.user_attrs["configuration"] for each in measured if each.values}
     assert len(study.trials) > len(measured)
-    assert told == {str(one["configuration"]) for one in whole["trials"] if one["cut"] is None}
+    assert words == {str(each["configuration"]) for each in whole["trials"] if each["cut"] is None}
 
 
 def test_what_needs_another_engine_is_tried_once_and_compared_on_engines_of_its_own(
@@ -114,8 +114,8 @@ def test_what_needs_another_engine_is_tried_once_and_compared_on_engines_of_its_
     )
     done = refine(swept, *options, "--run-dir", "blocks", "--json", "-o", "blocks.yaml")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    tried = [one["configuration"]["block_size"] for one in found["trials"]]
+    result = json.loads(done.stdout)
+    tried = [each["configuration"]["block_size"] for each in result["trials"]]
     assert sorted(set(tried)) == [8, 16]
 
 
@@ -130,9 +130,9 @@ def test_a_strangers_run_that_is_resumed_starts_nothing_that_is_not_searched(
     shutil.copytree(swept / "whole", folder)
     path = folder / "journal.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()]
-    place = [one["event"] for one in events].index(event)
+    place = [event["event"] for event in events].index(event)
     events[place][key] |= planted
-    path.write_text("".join(json.dumps(one) + "\n" for one in events[: place + 1]))
+    path.write_text("".join(json.dumps(event) + "\n" for event in events[: place + 1]))
     done = refine(swept, "--run-dir", folder.name, *SHARED)
     assert (done.returncode, done.stdout) == (3, "")
     assert "journal.jsonl: an event makes no sense" in done.stderr
@@ -143,7 +143,9 @@ def test_a_strangers_run_that_is_resumed_starts_nothing_that_is_not_searched(
 def test_a_real_engine_is_not_started_for_a_simulated_profile(swept: Path) -> None:
     done = tuner(swept, "refine", "profile.yaml", "--trace", "prod.jsonl", "--run-dir", "real")
     assert done.returncode == 6, done.stderr
-    said, cure = done.stderr.splitlines()
-    assert said.startswith("Error: the profile was measured with name simulated:world, here it is ")
+    words, cure = done.stderr.splitlines()
+    assert words.startswith(
+        "Error: the profile was measured with name simulated:world, here it is "
+    )
     assert cure.startswith("Add --world FILE, or ")
     assert not (swept / "real").exists()

@@ -139,11 +139,13 @@ KEPT = ("--junit", "kept.xml", "--run-dir", "kept")
 def written(folder: Path) -> str:
     """Return all that a run with KEPT has left, and take it away."""
     (folder / "kept").mkdir(exist_ok=True)
-    files = [one for one in (folder / "kept.xml", *(folder / "kept").rglob("*")) if one.is_file()]
-    said = "".join(one.read_text(errors="replace") for one in files)
+    files = [
+        each for each in (folder / "kept.xml", *(folder / "kept").rglob("*")) if each.is_file()
+    ]
+    words = "".join(file.read_text(errors="replace") for file in files)
     shutil.rmtree(folder / "kept")
     (folder / "kept.xml").unlink(missing_ok=True)
-    return said
+    return words
 
 
 @contextmanager
@@ -166,8 +168,8 @@ def vllm(pages: Pages, asked_of: list[Asked], answer: Answer | None = None) -> I
 def test_a_running_server_is_held_against_the_promise_by_what_its_clients_see(
     folder: Path,
 ) -> None:
-    asked: list[Asked] = []
-    with vllm(Pages(), asked) as url:
+    wanted: list[Asked] = []
+    with vllm(Pages(), wanted) as url:
         done = verify(folder, url, "--json")
     assert done.returncode in {0, 6}, done.stderr  # how fast this machine is is no matter
     result = json.loads(done.stdout)
@@ -175,11 +177,11 @@ def test_a_running_server_is_held_against_the_promise_by_what_its_clients_see(
         "attainment", "ttft_p95_ms", "tpot_p95_ms", "e2el_p95_ms"
     ]  # fmt: skip
     assert result["p95_ms"]["tpot"] > 1e3 * TOKEN_S
-    assert len(asked) >= WARM_UPS + 10  # 1 s at 20 a second, less what the draining takes
-    assert {one.body["model"] for one in asked} == {MODEL}
-    assert all(one.body["ignore_eos"] for one in asked)
-    assert {one.body["temperature"] for one in asked} == {0.0}  # a simulation drew none
-    assert not any("authorization" in map(str.lower, one.headers) for one in asked)
+    assert len(wanted) >= WARM_UPS + 10  # 1 s at 20 a second, less what the draining takes
+    assert {each.body["model"] for each in wanted} == {MODEL}
+    assert all(each.body["ignore_eos"] for each in wanted)
+    assert {each.body["temperature"] for each in wanted} == {0.0}  # a simulation drew none
+    assert not any("authorization" in map(str.lower, each.headers) for each in wanted)
 
 
 @pytest.mark.parametrize(
@@ -205,34 +207,34 @@ def test_a_server_of_which_nobody_knows_what_it_is_is_sent_nothing(
     folder: Path, pages: Pages, said: str, cure: str
 ) -> None:
     """It would be asked without any of the guards that a vLLM has."""
-    asked: list[Asked] = []
-    with vllm(pages, asked) as url:
+    wanted: list[Asked] = []
+    with vllm(pages, wanted) as url:
         done = verify(folder, url)
-    assert (done.returncode, asked) == (3, []), done.stderr
-    told = " ".join(done.stderr.split())
-    assert f"/metrics: {said}" in told
-    assert cure in told
+    assert (done.returncode, wanted) == (3, []), done.stderr
+    words = " ".join(done.stderr.split())
+    assert f"/metrics: {said}" in words
+    assert cure in words
 
 
 def test_a_key_is_sent_when_its_variable_is_set(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Asked] = []
+    wanted: list[Asked] = []
 
     async def locked(one: Asked) -> None:
-        said = f"no such key: {one.headers.get('Authorization')}".encode()
+        words = f"no such key: {one.headers.get('Authorization')}".encode()
         await one.send(
-            b"HTTP/1.1 401 Unauthorized\r\nContent-Length: %d\r\n\r\n%b" % (len(said), said)
+            b"HTTP/1.1 401 Unauthorized\r\nContent-Length: %d\r\n\r\n%b" % (len(words), words)
         )
 
-    with vllm(Pages(), asked, locked) as url:
+    with vllm(Pages(), wanted, locked) as url:
         without = verify(folder, url)
         monkeypatch.setenv("TUNER_API_KEY", "sesame")
         named = verify(folder, url, *KEPT)
     assert without.returncode == named.returncode == 4
     assert "the first request failed: 401 Unauthorized" in without.stderr
     assert "Set TUNER_API_KEY" in without.stderr
-    assert [one.headers.get("Authorization") for one in asked] == [None, "Bearer sesame"]
+    assert [each.headers.get("Authorization") for each in wanted] == [None, "Bearer sesame"]
     assert "no such key: Bearer ***" in named.stderr
     assert "sesame" not in named.stdout + named.stderr + written(folder)
 
@@ -247,19 +249,19 @@ def test_a_key_is_sent_when_its_variable_is_set(
 def test_a_server_that_cannot_be_held_to_it_is_sent_nothing(
     folder: Path, pages: Pages, said: str
 ) -> None:
-    asked: list[Asked] = []
-    with vllm(pages, asked) as url:
+    wanted: list[Asked] = []
+    with vllm(pages, wanted) as url:
         done = verify(folder, url)
-    assert (done.returncode, asked) == (6, [])
+    assert (done.returncode, wanted) == (6, [])
     assert said in done.stderr
 
 
 def measured_with(folder: Path, place: Path, **changes: object) -> None:
     """Lay a profile with this provenance, and its trace, into another folder."""
-    one = load(folder / "profile.yaml")
-    measured = msgspec.structs.replace(one.provenance, **changes)
-    kept = evidence_of(one, folder / "profile.yaml")
-    save(resealed(one, provenance=measured, evidence=kept), place / "profile.yaml")
+    item = load(folder / "profile.yaml")
+    measured = msgspec.structs.replace(item.provenance, **changes)
+    kept = evidence_of(item, folder / "profile.yaml")
+    save(resealed(item, provenance=measured, evidence=kept), place / "profile.yaml")
     if not (place / "prod.jsonl").exists():
         shutil.copy(folder / "prod.jsonl", place)
 
@@ -269,10 +271,10 @@ def test_another_vllm_is_sent_nothing_unless_forced_nor_one_that_serves_others(
 ) -> None:
     variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"}
     measured_with(folder, tmp_path, versions={"vllm": "0.31.0"}, environment=variables)
-    asked: list[Asked] = []
-    with vllm(Pages(version="0.32.0"), asked) as url:
+    wanted: list[Asked] = []
+    with vllm(Pages(version="0.32.0"), wanted) as url:
         done = verify(tmp_path, url)
-        assert (done.returncode, asked) == (6, [])
+        assert (done.returncode, wanted) == (6, [])
         assert "measured with vLLM 0.31.0, the server is 0.32.0" in done.stderr
         done = verify(tmp_path, url, "--force")
         assert done.returncode in {0, 6}, done.stdout + done.stderr
@@ -283,12 +285,12 @@ def test_another_vllm_is_sent_nothing_unless_forced_nor_one_that_serves_others(
 
 
 def test_a_server_elsewhere_is_sent_nothing_before_its_user_allows_so_many(folder: Path) -> None:
-    asked: list[Asked] = []
-    with vllm(Pages(), asked) as url:
+    wanted: list[Asked] = []
+    with vllm(Pages(), wanted) as url:
         elsewhere = url.replace("127.0.0.1", "0.0.0.0")
         unasked = verify(folder, elsewhere)
         few = verify(folder, elsewhere, "--send-load", "3")
-    assert (unasked.returncode, few.returncode, asked) == (2, 2, [])
+    assert (unasked.returncode, few.returncode, wanted) == (2, 2, [])
     assert "requests of this trace's load" in unasked.stderr
     assert "--send-load" in few.stderr
 

@@ -172,17 +172,17 @@ def test_the_name_of_a_file_says_which_table_it_holds(folder: Path, tmp_path: Pa
         for suffix in ("csv", "parquet", "json"):
             path = tmp_path / f"{name}.{suffix}"
             assert tuner(folder, "show", "swept", "-o", path).returncode == 0
-    found = {name: rows(tmp_path / f"{name}.csv") for name in names}
+    result = {name: rows(tmp_path / f"{name}.csv") for name in names}
     curve = load(folder / "swept" / "profile.yaml").curve
-    assert [int(row["max_num_seqs"]) for row in found["curve"]] == [s.max_num_seqs for s in curve]
+    assert [int(row["max_num_seqs"]) for row in result["curve"]] == [s.max_num_seqs for s in curve]
     for name in ("requests", "iterations"):
-        assert len(found[name]) == sum(int(row[name]) for row in found["replays"])
-    first = found["requests"][0]
+        assert len(result[name]) == sum(int(row[name]) for row in result["replays"])
+    first = result["requests"][0]
     taken_s = float(first["first_s"]) - float(first["planned_s"])
     assert float(first["ttft_s"]) == pytest.approx(taken_s)
     for name in names:
         table = pq.read_table(tmp_path / f"{name}.parquet")
-        assert (table.column_names, table.num_rows) == (list(found[name][0]), len(found[name]))
+        assert (table.column_names, table.num_rows) == (list(result[name][0]), len(result[name]))
         assert len(json.loads((tmp_path / f"{name}.json").read_text())) == table.num_rows
 
 
@@ -216,10 +216,10 @@ def differences(folder: Path, other: str) -> list[tuple[Any, ...]]:
 
 def test_of_two_profiles_everything_that_differs_is_shown(two: Path) -> None:
     assert differences(two, "a.yaml") == []
-    found = differences(two, "b.yaml")
+    result = differences(two, "b.yaml")
     step = "99.5% met the SLO, p95 TPOT 48.5 ms, p99 E2EL 60.25 ms"
-    assert found[0] == ("engine", "max_num_seqs", "16", "8", f"16: {step}; 8: {step}")
-    assert [row[1] for row in found] == [
+    assert result[0] == ("engine", "max_num_seqs", "16", "8", f"16: {step}; 8: {step}")
+    assert [row[1] for row in result] == [
         *("max_num_seqs", "seed", "interval", "vllm", "device.kind", "device.name"),
     ]
     shown = tuner(two, "show", "a.yaml", "b.yaml").stdout
@@ -227,12 +227,12 @@ def test_of_two_profiles_everything_that_differs_is_shown(two: Path) -> None:
 
 
 def test_of_a_file_what_apply_would_change_is_shown_and_what_undoes_it(two: Path) -> None:
-    found = differences(two, "serve.yaml")
-    assert [row[1:4] for row in found] == [
+    result = differences(two, "serve.yaml")
+    assert [row[1:4] for row in result] == [
         ("max_num_seqs", "16", "32"),
         ("max_num_active_seqs", "-", "4"),
     ]
-    assert found[1][4] == "undoes max_num_seqs"
+    assert result[1][4] == "undoes max_num_seqs"
 
 
 @contextmanager

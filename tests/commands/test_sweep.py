@@ -79,8 +79,8 @@ class Whole:
 
     @property
     def result(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.out)
-        return found
+        result: dict[str, Any] = json.loads(self.out)
+        return result
 
     @property
     def run_dir(self) -> Path:
@@ -131,12 +131,12 @@ def test_a_budget_that_was_too_small_is_raised_and_the_probe_is_kept(folder: Pat
     first = tune(folder, "--run-dir", "run", "--budget", "61s")
     assert "--budget leaves" in refused(first, 2)
     assert "What was measured is kept in run: tuner resume." in first.stderr
-    said = refused(tune(folder, "--run-dir", "run", "--budget", "60s"), 3)
-    assert 'budget was "61s", now "60s"' in said
+    words = refused(tune(folder, "--run-dir", "run", "--budget", "60s"), 3)
+    assert 'budget was "61s", now "60s"' in words
     done = tune(folder, "--run-dir", "run", "--budget", "110s")
     assert done.returncode in {0, 5}, done.stderr
     events = [json.loads(line) for line in (folder / "run/journal.jsonl").read_text().splitlines()]
-    assert [one["event"] for one in events].count("probe") == 1
+    assert [event["event"] for event in events].count("probe") == 1
     again = tune(folder, "--run-dir", "run", "--budget", "110s")
     assert (again.returncode, again.stdout) == (done.returncode, done.stdout)
     measured = _trials(folder / "run")
@@ -194,12 +194,12 @@ def test_what_is_required_moves_the_choice_or_ends_with_6_and_what_would_keep_it
     assert (before["max_num_seqs"], before["requirements"]) == (16, [])
     done = rescored(tmp_path, "--require", "p99 ttft <= 150ms", "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["max_num_seqs"] == 32
-    (one,) = found["requirements"]
-    assert one["kept"]
-    assert one["at_worst"] <= 0.15
-    assert profile.load(tmp_path / "other.yaml").decision.requirements[0].text == one["text"]
+    result = json.loads(done.stdout)
+    assert result["max_num_seqs"] == 32
+    (each,) = result["requirements"]
+    assert each["kept"]
+    assert each["at_worst"] <= 0.15
+    assert profile.load(tmp_path / "other.yaml").decision.requirements[0].text == each["text"]
     done = rescored(tmp_path, "--require", "p99 ttft <= 1ms", "--require", "preemptions == 0")
     assert done.returncode == 6
     error, hint = done.stderr.splitlines()[-2:]

@@ -61,12 +61,12 @@ def test_a_promise_that_looks_broken_while_others_take_the_cores_is_not_called_s
     """Nine of ten seconds of the CPU were theirs."""
     beside = np.array([(1.0, math.nan, math.nan, 0.9, 0.0, *[math.nan] * 3)], DEVICE)
     broken = Gate("attainment", 0.01, 0.95, 0.93, False, "its 95 % bound less 2 points")
-    found = Verified((broken,), 60.0, {}, (replay_of([], device=beside),))
+    result = Verified((broken,), 60.0, {}, (replay_of([], device=beside),))
     with pytest.raises(UndecidedError, match="others took 90% of the CPU cores") as caught:
-        check_gates(found, of_server=False)
+        check_gates(result, of_server=False)
     assert "Verify again when nothing else runs" in caught.value.hint
     with pytest.raises(GateError, match=r"1\.0% met the SLO"):
-        check_gates(replace(found, replays=()), of_server=False)
+        check_gates(replace(result, replays=()), of_server=False)
 
 
 def test_the_junit_of_an_earlier_run_does_not_outlive_a_refusal(folder: Path) -> None:

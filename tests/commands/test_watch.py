@@ -98,32 +98,32 @@ def watch(profile: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Wa
 def test_an_honest_server_is_still_valid(
     watch: Callable[..., Watched], honest: SimulatedServer, of_200_laws: Path, tmp_path: Path
 ) -> None:
-    found, ended = watch(page_of(honest), profile=of_200_laws, run_dir=tmp_path / "run")
+    results, ended = watch(page_of(honest), profile=of_200_laws, run_dir=tmp_path / "run")
     assert ended is None
-    assert found["verdict"] == "still valid"
-    assert found["windows"] == WINDOWS
-    assert found["measures"]["slowness"]["state"] == "within"
-    assert found["choice"]["rightness"] == 1.0
-    assert found["missed_scrapes"] == found["restarts"] == 0
+    assert results["verdict"] == "still valid"
+    assert results["windows"] == WINDOWS
+    assert results["measures"]["slowness"]["state"] == "within"
+    assert results["choice"]["rightness"] == 1.0
+    assert results["missed_scrapes"] == results["restarts"] == 0
     text = (tmp_path / "run" / "windows.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     assert [line["event"] for line in lines] == ["begin", *["window"] * WINDOWS]
     assert lines[-1]["verdict"] == "still valid"
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert result["reason"] == found["reason"]
+    assert result["reason"] == results["reason"]
     assert result["page"]["next"].startswith("tuner show ")
-    assert sum(line["finished"] for line in lines[1:]) <= found["finished"]
+    assert sum(line["finished"] for line in lines[1:]) <= results["finished"]
 
 
 def test_a_server_that_dies_ends_the_watch_with_what_is_known(
     watch: Callable[..., Watched], honest: SimulatedServer
 ) -> None:
     fine = page_of(honest)
-    found, ended = watch(lambda at_s: fine(at_s) if at_s < 100 else None)
+    result, ended = watch(lambda at_s: fine(at_s) if at_s < 100 else None)
     assert isinstance(ended, EngineError)
     assert "does not answer any more" in str(ended)
-    assert found["windows"] >= 1
-    assert found["requests"] > 200
+    assert result["windows"] >= 1
+    assert result["requests"] > 200
 
 
 def hanging(server: SimulatedServer, from_s: float) -> Page:
@@ -147,10 +147,10 @@ def test_ctrl_c_says_what_is_known_so_far(
         raise KeyboardInterrupt
 
     clock.at_wake[101.0] = stop
-    found, ended = watch(page_of(honest), clock)
+    result, ended = watch(page_of(honest), clock)
     assert isinstance(ended, Interrupted)
     assert "so far: not enough evidence" in str(ended)
-    assert found["windows"] == 1
+    assert result["windows"] == 1
 
 
 def test_several_models_are_refused(watch: Callable[..., Watched], honest: SimulatedServer) -> None:
@@ -171,18 +171,18 @@ def test_the_verdict_is_there_for_prometheus_while_it_goes_on(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    clock, said = FreeClock(), list[str]()
+    clock, words = FreeClock(), list[str]()
 
     def look() -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            said.append(answer.read().decode())
+            words.append(answer.read().decode())
 
     clock.at_wake[241.0] = look
     watch(page_of(honest), clock, metrics_port=port)
-    assert 'tuner_watch_verdict{verdict="still valid"} 1.0' in said[0]
-    assert 'tuner_watch_beyond{measure="slowness"} 0.0' in said[0]
-    assert 'tuner_watch_measure{bound="high",measure="slowness"} 1.' in said[0]
-    assert "tuner_watch_choice_rightness 1.0" in said[0]
+    assert 'tuner_watch_verdict{verdict="still valid"} 1.0' in words[0]
+    assert 'tuner_watch_beyond{measure="slowness"} 0.0' in words[0]
+    assert 'tuner_watch_measure{bound="high",measure="slowness"} 1.' in words[0]
+    assert "tuner_watch_choice_rightness 1.0" in words[0]
 
 
 def test_a_server_that_serves_another_model_from_then_on_ends_the_watch(
@@ -192,10 +192,10 @@ def test_a_server_that_serves_another_model_from_then_on_ends_the_watch(
         text = exposition({"0": honest.scrape(at_s)})
         return text if at_s < 100 else text.replace('model_name="m"', 'model_name="n"')
 
-    found, ended = watch(page)
+    result, ended = watch(page)
     assert isinstance(ended, EngineError)
     assert "serves n now, m before" in str(ended)
-    assert found["windows"] == 1
+    assert result["windows"] == 1
 
 
 def test_several_servers_behind_one_address_are_refused(
@@ -216,7 +216,7 @@ def test_a_server_of_another_model_is_refused(
 ) -> None:
     clock = FreeClock()
     with serving(page_of(honest), clock, root="org/other") as other:
-        found, ended = watch(page_of(honest), clock, url=other)
+        result, ended = watch(page_of(honest), clock, url=other)
     assert isinstance(ended, InputError)
     assert "serves model org/other and not m (served as m)" in str(ended)
-    assert found == {"text": ""}
+    assert result == {"text": ""}

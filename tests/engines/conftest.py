@@ -71,9 +71,9 @@ def starter(kind: str, *, cramped: bool) -> tuple[Starter, asyncio.Runner]:
 def started(kind: str, *, cramped: bool) -> Iterator[StartedEngine]:
     start, runner = starter(kind, cramped=cramped)
     with runner:
-        one = StartedEngine(start, runner)
-        yield one
-        one.run(one.engine.stop())
+        engine = StartedEngine(start, runner)
+        yield engine
+        engine.run(engine.engine.stop())
 
 
 @pytest.fixture(scope="session", params=KINDS)
@@ -112,4 +112,4 @@ async def generate(engine: Engine, one: EngineRequest) -> Reply:
 
 
 async def generate_all(engine: Engine, *requests: EngineRequest) -> list[Reply]:
-    return await asyncio.gather(*(generate(engine, one) for one in requests))
+    return await asyncio.gather(*(generate(engine, request) for request in requests))

@@ -21,7 +21,7 @@ async def started(size: int) -> Batched:
 
 async def asked(engine: Batched, *outputs: int) -> list[Reply]:
     requests = [request(n, prompt=20, output=tokens) for n, tokens in enumerate(outputs)]
-    return await asyncio.gather(*(generate(engine, one) for one in requests))
+    return await asyncio.gather(*(generate(engine, request) for request in requests))
 
 
 def test_a_batch_is_answered_at_once_when_its_slowest_is_done() -> None:

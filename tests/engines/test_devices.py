@@ -95,9 +95,9 @@ def test_an_engines_device_is_its_first_gpus_and_what_its_log_says(
     monkeypatch: pytest.MonkeyPatch, log_text: str, backend: str | None
 ) -> None:
     install(monkeypatch, Card("GPU-aaaaaaaa-1"), Card("GPU-bbbbbbbb-2"))
-    found = devices.device_of({"tensor_parallel_size": 1}, log_text)
-    assert (found["kind"], found["count"], found["uuids"]) == ("gpu", 2, ["GPU-aaaaaaaa"])
-    assert found.get("attention_backend") == backend
+    result = devices.device_of({"tensor_parallel_size": 1}, log_text)
+    assert (result["kind"], result["count"], result["uuids"]) == ("gpu", 2, ["GPU-aaaaaaaa"])
+    assert result.get("attention_backend") == backend
 
 
 def test_an_engine_on_the_cpu_of_a_host_with_gpus_has_nothing_of_them(

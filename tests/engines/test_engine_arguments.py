@@ -32,8 +32,8 @@ def test_the_option_names_the_model_before_the_file_and_the_file_before_the_head
     base: Path, model: str | None, stated: str | None, header: str, chosen: str
 ) -> None:
     base.write_text(f"model: {stated}\n" if stated else "")
-    found = engine_arguments(model=model, base=base, header_model=header, overrides=())
-    assert found == {"model": chosen}
+    result = engine_arguments(model=model, base=base, header_model=header, overrides=())
+    assert result == {"model": chosen}
 
 
 @pytest.mark.attack
@@ -93,10 +93,10 @@ cudagraph-capture-sizes: [1, 2]
 @pytest.mark.vllm
 def test_set_counts_more_than_the_file(base: Path) -> None:
     base.write_text("block-size: 16\ncompilation-config.mode: 1\nseed: 4\n")
-    found = arguments(
+    result = arguments(
         base, "block_size=32", 'compilation_config={"mode": 0}', "enable-prefix-caching=false"
     )
-    assert found == {
+    assert result == {
         "model": "tuner:tiny",
         "block_size": 32,
         "compilation_config": {"mode": 0},

@@ -84,7 +84,7 @@ def test_whatever_is_changed_whenever_every_request_gets_all_its_tokens(
         if not scheduler.has_requests():
             break
         assert turn < 10_000
-    assert [one.num_output_tokens for one in made] == [tokens for _, tokens in requests]
+    assert [each.num_output_tokens for each in made] == [tokens for _, tokens in requests]
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,10 @@ def test_what_cannot_be_is_refused_with_what_can(text: str, said: str) -> None:
 
 def test_what_a_model_says_out_of_range_is_taken_to_its_end() -> None:
     model = {"temperature": 3.0, "top_k": -1, "top_p": 0, "repetition_penalty": 1}
-    found = sampled(model, {})
-    assert found == {"temperature": 2.0, "top_p": 0.001, "top_k": 0, "repetition_penalty": 1.0}
-    assert isinstance(found["top_k"], int)
-    assert list(faults(found)) == []
+    result = sampled(model, {})
+    assert result == {"temperature": 2.0, "top_p": 0.001, "top_k": 0, "repetition_penalty": 1.0}
+    assert isinstance(result["top_k"], int)
+    assert list(faults(result)) == []
 
 
 @pytest.mark.attack

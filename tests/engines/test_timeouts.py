@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 def test_an_engine_is_ended_after_many_times_what_it_needs(
     each_s: float, still_s: float, *, ended: bool
 ) -> None:
-    found: list[EngineError] = []
+    result: list[EngineError] = []
     progress = 0
 
     async def main() -> None:
         nonlocal progress
-        watch = HangWatch(lambda: progress, found.append, doing=lambda: ": it sleeps")
+        watch = HangWatch(lambda: progress, result.append, doing=lambda: ": it sleeps")
         with watch.over(), watch.over():
             for _ in range(20):
                 await asyncio.sleep(each_s)
@@ -38,16 +38,16 @@ def test_an_engine_is_ended_after_many_times_what_it_needs(
         await asyncio.sleep(1000.0)  # nobody waits any more
 
     run(main())
-    assert len(found) == ended
-    assert not ended or "stands still: no iteration for" in str(found[0])
+    assert len(result) == ended
+    assert not ended or "stands still: no iteration for" in str(result[0])
 
 
 def test_the_first_progress_may_take_as_long_as_a_start() -> None:
-    found: list[EngineError] = []
+    result: list[EngineError] = []
 
     async def main() -> float:
-        with HangWatch(lambda: 0, found.append, first_s=100.0).over():
-            while not found:  # noqa: ASYNC110 - no event
+        with HangWatch(lambda: 0, result.append, first_s=100.0).over():
+            while not result:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(1.0)
             return asyncio.get_running_loop().time()
 

@@ -36,8 +36,8 @@ def test_a_worker_serves_one_after_the_other_and_fails_all_who_wait_when_it_is_k
         engine = await starter(tmp_path / "log", 1).start(max_num_seqs=1)
         (worker,) = cores() - others
         outputs = (5, 60, 20)
-        asked = [request(n, prompt=20, output=tokens) for n, tokens in enumerate(outputs)]
-        replies = await asyncio.gather(*(generate(engine, one) for one in asked))
+        wanted = [request(n, prompt=20, output=tokens) for n, tokens in enumerate(outputs)]
+        replies = await asyncio.gather(*(generate(engine, each) for each in wanted))
         assert [reply.output_tokens for reply in replies] == [5, 60, 20]
         for before, after in zip(replies, [*replies[1:], None], strict=True):
             assert len(before.seen_s) == 1

@@ -250,5 +250,5 @@ def test_another_user_who_listens_there_is_told_nothing(shared: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
 def test_another_user_cannot_connect(tmp_path: Path) -> None:
     code = "socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
-    with serving(tmp_path / "tuner.sock") as server, as_another_user(code, server.path) as asked:
-        assert asked.wait(20) != 0
+    with serving(tmp_path / "tuner.sock") as server, as_another_user(code, server.path) as wanted:
+        assert wanted.wait(20) != 0

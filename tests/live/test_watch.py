@@ -57,7 +57,9 @@ def watched(  # noqa: PLR0913 - the server, and what happens to it
     traffic: Traffic,
     length_s: float,
     *,
-    seen: Callable[[float, ServerMetrics], Mapping[str, ServerMetrics]] = lambda _, one: {"0": one},
+    seen: Callable[[float, ServerMetrics], Mapping[str, ServerMetrics]] = lambda _, item: {
+        "0": item
+    },
     cap: int = CAP,
     slow_by: float = 1.0,
 ) -> Watch:
@@ -72,8 +74,8 @@ def watched(  # noqa: PLR0913 - the server, and what happens to it
 
 
 def value(watch: Watch, name: str) -> float:
-    found = watch.measures[name].interval()
-    return math.nan if found is None else found.value
+    result = watch.measures[name].interval()
+    return math.nan if result is None else result.value
 
 
 def changing(early: Traffic, late: Traffic, at_s: float) -> Traffic:
@@ -184,17 +186,17 @@ def metrics(done: float, *, waiting: float = 0.0, started_s: float | None = None
 def test_a_step_is_what_came_between_two_readings(
     before: ServerMetrics, after: ServerMetrics, restarted: bool, finished: int, gaps: int | None
 ) -> None:
-    found = Step.of(before, after, 0.0, 2.0)
-    assert (found.restarted, found.finished) == (restarted, finished)
-    assert (found.more.distributions["itl_s"].count if gaps else None) == gaps
+    result = Step.of(before, after, 0.0, 2.0)
+    assert (result.restarted, result.finished) == (restarted, finished)
+    assert (result.more.distributions["itl_s"].count if gaps else None) == gaps
 
 
 def windows(
     readings: Mapping[float, Mapping[str, ServerMetrics]],
 ) -> tuple[list[ScrapeWindow], int]:
     maker = WindowMaker(10.0, 2.0)
-    found = [maker.add(at_s, engines) for at_s, engines in readings.items()]
-    return [window for window in found if window is not None], maker.missed
+    result = [maker.add(at_s, engines) for at_s, engines in readings.items()]
+    return [window for window in result if window is not None], maker.missed
 
 
 def test_windows_hold_all_that_happened_and_know_what_came_before() -> None:
@@ -209,30 +211,30 @@ def test_late_readings_do_not_shift_windows_and_a_long_gap_is_in_none() -> None:
     shaken = {2.0 * i + 0.3 * (-1) ** i: {"0": metrics(i)} for i in range(51)}
     assert len(windows(shaken)[0]) == 10
     long = {2.0 * i: {"0": metrics(i)} for i in range(31) if not 8 <= i <= 20}
-    found, missed = windows(long)
+    result, missed = windows(long)
     assert missed == 1
-    assert all(window.begin_s >= 42 or window.end_s <= 14 for window in found)
+    assert all(window.begin_s >= 42 or window.end_s <= 14 for window in result)
 
 
 def test_a_restart_is_counted_and_ends_the_run_in() -> None:
     readings = {2.0 * i: {"0": metrics(i if i < 8 else i - 8)} for i in range(16)}
-    found, _ = windows(readings)
-    assert [window.restarts for window in found] == [0, 1, 0]
-    assert [each.restarted for each in found[2].run_in["0"]] == [True, False, False]
+    result, _ = windows(readings)
+    assert [window.restarts for window in result] == [0, 1, 0]
+    assert [each.restarted for each in result[2].run_in["0"]] == [True, False, False]
 
 
 def test_a_counter_that_jumps_is_in_no_window() -> None:
     readings = {2.0 * i: {"0": metrics(i if i < 8 else i + 1e9, waiting=-3)} for i in range(16)}
-    found, missed = windows(readings)
+    result, missed = windows(readings)
     assert missed == 1
-    assert all(sum(each.finished for each in one.every_step) <= 10 for one in found)
-    assert all(each.waiting == 0 for one in found for each in one.every_step)
+    assert all(sum(each.finished for each in item.every_step) <= 10 for item in result)
+    assert all(each.waiting == 0 for item in result for each in item.every_step)
 
 
 def second_minute(server: SimulatedServer) -> ScrapeWindow:
     maker = WindowMaker(60.0, 2.0)
-    found = [maker.add(float(at_s), {"0": server.scrape(at_s)}) for at_s in range(0, 122, 2)]
-    return [window for window in found if window is not None][1]
+    result = [maker.add(float(at_s), {"0": server.scrape(at_s)}) for at_s in range(0, 122, 2)]
+    return [window for window in result if window is not None][1]
 
 
 @pytest.mark.parametrize("cap", [16, 2], ids=["nothing queues", "much queues"])

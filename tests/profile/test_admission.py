@@ -15,19 +15,19 @@ LAW = StepLaw(np.interp(np.arange(17), [0, 8, 16], [0.0, 0.006, 0.010]), 0.0001,
 
 
 def limits(law: StepLaw | None = LAW, *, ttft_ms: float | None = 500.0) -> Admission | None:
-    found = profile()
-    slo = msgspec.structs.replace(found.decision.slo, ttft_ms=ttft_ms)
-    decision = msgspec.structs.replace(found.decision, slo=slo)
-    return admission.limits(decision, found.promise, law, token_budget=116)
+    result = profile()
+    slo = msgspec.structs.replace(result.decision.slo, ttft_ms=ttft_ms)
+    decision = msgspec.structs.replace(result.decision, slo=slo)
+    return admission.limits(decision, result.promise, law, token_budget=116)
 
 
 def test_what_is_let_in_is_what_is_served_within_the_ttft_limit() -> None:
     """100 of 116 tokens prefill in 10 + 10 ms: 5000 a second. 100 output tokens of 10 ms hold a
     slot for 1 s: half of 16 come free in half a second."""
-    found = limits()
-    assert found is not None
-    assert (found.max_num_queued_tokens, found.max_num_queued_reqs) == (2500, 24)
-    assert found.reasons[0] == (
+    result = limits()
+    assert result is not None
+    assert (result.max_num_queued_tokens, result.max_num_queued_reqs) == (2500, 24)
+    assert result.reasons[0] == (
         "max_num_queued_tokens 2500: a TTFT limit of 500 ms x 5000 prompt tokens/s beside 16 "
         "decoding sequences"
     )

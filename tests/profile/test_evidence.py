@@ -54,60 +54,62 @@ def again(one: Forecast) -> StoredTwin:
 
 
 def test_what_is_stored_answers_as_the_twin_did() -> None:
-    one = view()
-    found = again(one)
-    assert (found.shape, found.length_s, found.hit_share) == (SHAPE, one.length_s, 0.25)
+    item = view()
+    result = again(item)
+    assert (result.shape, result.length_s, result.hit_share) == (SHAPE, item.length_s, 0.25)
     before, after = (
         simulate(traffic, law, SHAPE, max_num_seqs=8)
-        for traffic, law in ((one.traffic, one.fitted.law), (found.traffic, found.law))
+        for traffic, law in ((item.traffic, item.fitted.law), (result.traffic, result.law))
     )
     tail_s = np.quantile(before.e2el_s, 0.99)
     assert np.quantile(after.e2el_s, 0.99) == pytest.approx(tail_s, rel=1e-3)
-    assert len(found.laws) == PRINTED_DRAWS
-    tails = [np.quantile(simulate(one.traffic, law, SHAPE, max_num_seqs=8).e2el_s, 0.99)
-             for law in found.laws]  # fmt: skip
+    assert len(result.laws) == PRINTED_DRAWS
+    tails = [np.quantile(simulate(item.traffic, law, SHAPE, max_num_seqs=8).e2el_s, 0.99)
+             for law in result.laws]  # fmt: skip
     assert min(tails) < tail_s < max(tails)
-    at_s = one.traffic.arrival_s - one.traffic.arrival_s[0]
-    assert np.abs(found.traffic.arrival_s - at_s).max() < 1e-3
-    assert np.array_equal(found.traffic.output_length, one.traffic.output_length)
+    at_s = item.traffic.arrival_s - item.traffic.arrival_s[0]
+    assert np.abs(result.traffic.arrival_s - at_s).max() < 1e-3
+    assert np.array_equal(result.traffic.output_length, item.traffic.output_length)
 
 
 def test_a_law_of_larger_batches_than_are_asked_for_is_stored_up_to_those() -> None:
-    one = view()
-    fitted = replace(one.fitted, law=one.fitted.law._replace(decode_s=one.fitted.law.decode_s[:6]))
+    item = view()
+    fitted = replace(
+        item.fitted, law=item.fitted.law._replace(decode_s=item.fitted.law.decode_s[:6])
+    )
     assert fitted.knots[-1] > 5
-    found = again(replace(one, fitted=fitted))
-    assert found.law.decode_s == pytest.approx(fitted.law.decode_s, rel=1e-5)
+    result = again(replace(item, fitted=fitted))
+    assert result.law.decode_s == pytest.approx(fitted.law.decode_s, rel=1e-5)
 
 
 def test_what_is_stored_promises_what_was_promised() -> None:
     """So that plan, watch and verify say the same as the profile."""
-    one = view()
-    found = again(one)
-    assert found.machine.slowdown.tolist() == [1.0, 1.25, 0.5]
-    assert (found.machine.ttft_errors, found.machine.tpot_errors) == ((0.25,), (-0.125,))
-    draws = draws_of(found.laws, found.machine, [found.traffic])
-    same = ask(draws, Loads(found.traffic), (8,), found.shape, SLO)
-    for name, ends in one.promised(8).intervals(8).items():
+    item = view()
+    result = again(item)
+    assert result.machine.slowdown.tolist() == [1.0, 1.25, 0.5]
+    assert (result.machine.ttft_errors, result.machine.tpot_errors) == ((0.25,), (-0.125,))
+    draws = draws_of(result.laws, result.machine, [result.traffic])
+    same = ask(draws, Loads(result.traffic), (8,), result.shape, SLO)
+    for name, ends in item.promised(8).intervals(8).items():
         if name != "goodput_rps":
             assert same.intervals(8)[name] == pytest.approx(ends, rel=0.02, abs=1e-3), name
 
 
 def test_what_is_stored_is_as_sure_of_the_choice_as_the_sweep_was() -> None:
-    one, slo = view(50), Slo(tpot_s=0.0125)
-    sweep = choose(Loads(one.traffic), one.fitted, SHAPE, slo, (1, 2, 4), draws=PRINTED_DRAWS)
+    each, slo = view(50), Slo(tpot_s=0.0125)
+    sweep = choose(Loads(each.traffic), each.fitted, SHAPE, slo, (1, 2, 4), draws=PRINTED_DRAWS)
     assert 0.9 < sweep.confidence < 1
-    assert again(one).choice(one.traffic, slo, (1, 2, 4), headroom=1).rightness == sweep.rightness
+    assert again(each).choice(each.traffic, slo, (1, 2, 4), headroom=1).rightness == sweep.rightness
 
 
 def test_of_long_traffic_the_busiest_stretch_is_stored() -> None:
     """The hour asks for 200 tokens a second, the night for 2 of twice as long requests."""
     hour = [(float(at_s), 100, 100) for at_s in range(MOST_STORED)]
-    night = [(100_000.0 + 200 * one, 200, 200) for one in range(MOST_STORED)]
-    one = replace(view(), loads=Loads(Traffic.of([*hour, *night])), length_s=1e6)
-    found = again(one)
-    assert (found.length_s, found.traffic.arrival_s[0]) == (MOST_STORED - 1, 0.0)
-    assert set(found.traffic.input_length.tolist()) == {100}
+    night = [(100_000.0 + 200 * each, 200, 200) for each in range(MOST_STORED)]
+    item = replace(view(), loads=Loads(Traffic.of([*hour, *night])), length_s=1e6)
+    result = again(item)
+    assert (result.length_s, result.traffic.arrival_s[0]) == (MOST_STORED - 1, 0.0)
+    assert set(result.traffic.input_length.tolist()) == {100}
     assert len(pack(view(MOST_STORED + 500))) < 200_000
 
 

@@ -67,9 +67,9 @@ def test_a_front_end_takes_what_it_adds_from_the_limit() -> None:
 
 
 def needed(load: float, router: FleetRouter) -> int:
-    found = fleet(load, router).replicas_for(8, attainment=0.95)
-    assert found is not None
-    return found
+    result = fleet(load, router).replicas_for(8, attainment=0.95)
+    assert result is not None
+    return result
 
 
 def test_the_replicas_that_a_load_needs_follow_from_what_one_serves() -> None:

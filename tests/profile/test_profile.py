@@ -224,7 +224,7 @@ def test_how_tokens_are_drawn_says_nothing_else_of_a_request(
 
 def test_whole_numbers_are_sent_as_such() -> None:
     drawn = {"temperature": 0.5, "top_k": 20, "presence_penalty": -1.5}
-    read = parse(resealed(lambda one: one["provenance"].update(sampling=drawn)), source="m")
+    read = parse(resealed(lambda item: item["provenance"].update(sampling=drawn)), source="m")
     assert read.sampling == drawn
     assert isinstance(read.sampling["top_k"], int)
 

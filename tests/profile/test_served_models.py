@@ -30,8 +30,8 @@ FEW = {name: ENGINE[name] for name in ("model", "max_num_seqs", "max_num_batched
 def test_a_model_is_the_profiles_by_what_the_server_was_started_with_or_else_by_its_name(
     model: str | None, engine: dict[str, object], served: list[ServedModel], is_same: bool
 ) -> None:
-    found = model_mismatch(profile(engine={**FEW, **engine}), served, model=model)
-    assert (found is None) == is_same
+    result = model_mismatch(profile(engine={**FEW, **engine}), served, model=model)
+    assert (result is None) == is_same
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_a_model_is_the_profiles_by_what_the_server_was_started_with_or_else_by_
 def test_another_model_is_sure_where_another_repository_was_fetched(
     served: list[ServedModel], is_sure: bool
 ) -> None:
-    found = model_mismatch(profile(engine={**FEW, "model": "acme/m"}), served)
-    assert found is not None
-    assert found.is_sure == is_sure
+    result = model_mismatch(profile(engine={**FEW, "model": "acme/m"}), served)
+    assert result is not None
+    assert result.is_sure == is_sure
 
 
 @pytest.mark.parametrize(

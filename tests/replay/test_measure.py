@@ -15,9 +15,9 @@ LAX = Slo(ttft_s=100.0)
 
 def test_a_failed_request_counts_as_a_miss_and_has_no_latency() -> None:
     failed = record(row=1, outcome="failed", last_s=None, first_s=None)
-    one = measure([replay_of([record(), failed])], LAX)
-    assert one.attainment == 0.5
-    assert one.goodput_rps == 1 / 10
+    item = measure([replay_of([record(), failed])], LAX)
+    assert item.attainment == 0.5
+    assert item.goodput_rps == 1 / 10
 
 
 def test_an_aborted_request_is_good_when_nothing_it_saw_broke_a_limit() -> None:
@@ -33,19 +33,19 @@ def test_of_a_cut_replay_both_bounds_of_the_attainment_are_told() -> None:
     good = record()
     open_ = record(row=1, outcome="cut", last_s=None, tpot_s=None, end_s=1.5)
     lost = record(row=2, outcome="cut", first_s=None, last_s=None, end_s=3.0)
-    one = measure(
+    item = measure(
         [replay_of([good, open_, lost], cut="hopeless", unsent=1, elapsed_s=3.0)], Slo(ttft_s=2.0)
     )
-    assert (one.requests, one.attainment, one.attainment_bound) == (4, 0.25, 0.75)
+    assert (item.requests, item.attainment, item.attainment_bound) == (4, 0.25, 0.75)
 
 
 def test_of_another_slo_than_it_was_cut_by_a_replay_tells_what_its_requests_leave_open() -> None:
     """Its bound was of that one; nor is a cap then ruled out by arithmetic."""
     late, cut = Slo(ttft_s=0.5), {"cut": "ruled out", "ruled_out": True, "attainment_bound": 0.3}
     lost = replay_of([record()], unsent=3, slo=late, **cut)
-    told = [measure([lost], slo) for slo in (late, Slo(ttft_s=2.0))]
-    assert [(one.attainment, one.attainment_bound) for one in told] == [(0.0, 0.3), (0.25, 1.0)]
-    assert [one.ruled_out for one in told] == [True, False]
+    words = [measure([lost], slo) for slo in (late, Slo(ttft_s=2.0))]
+    assert [(each.attainment, each.attainment_bound) for each in words] == [(0.0, 0.3), (0.25, 1.0)]
+    assert [each.ruled_out for each in words] == [True, False]
     kept_by_nobody = measure([replace(lost, slo=None)], LAX)  # as an older tuner did
     assert kept_by_nobody.attainment_bound == 0.3
     assert measure([replay_of([record()], slo=late)], LAX).attainment == 1.0
@@ -61,9 +61,9 @@ def test_throughput_counts_what_came_out_in_the_window_whoever_asked() -> None:
             {"start_s": 11.0, "duration_s": 1.0, "decode_seqs": 5},
         ]
     )
-    one = measure([replay_of([run_in, inside, after], iterations=log)], LAX)
-    assert one.requests_per_s == 2 / 10
-    assert one.output_tokens_per_s == (2 + 2) / 10  # two decoded, two first tokens
+    item = measure([replay_of([run_in, inside, after], iterations=log)], LAX)
+    assert item.requests_per_s == 2 / 10
+    assert item.output_tokens_per_s == (2 + 2) / 10  # two decoded, two first tokens
 
 
 def test_decode_time_is_told_by_the_batch_that_really_ran() -> None:
@@ -75,7 +75,7 @@ def test_decode_time_is_told_by_the_batch_that_really_ran() -> None:
             {"duration_s": 9.0, "decode_seqs": 4, "prefill_tokens": 100},
         ]
     )
-    assert [(one.decode_seqs, one.iterations, one.median_s) for one in batch_times(log)] == [
+    assert [(each.decode_seqs, each.iterations, each.median_s) for each in batch_times(log)] == [
         (1, 2, 0.02),
         (4, 1, 0.02),
     ]
@@ -104,6 +104,6 @@ def test_waiting_is_told_apart_by_what_binds() -> None:
              "prefill_tokens": 62},
         ]
     )  # fmt: skip
-    one = measure([replay_of([record()], iterations=log, token_budget=64)], LAX)
-    assert (one.cap_bound_share, one.kv_bound_share) == (0.125, 0.75)
-    assert one.token_bound_share == 0.5
+    item = measure([replay_of([record()], iterations=log, token_budget=64)], LAX)
+    assert (item.cap_bound_share, item.kv_bound_share) == (0.125, 0.75)
+    assert item.token_bound_share == 0.5

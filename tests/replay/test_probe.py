@@ -26,8 +26,8 @@ def test_an_accelerator_gets_every_length_twice_and_the_second_time_counts(
             sent.append(one.row)
             return [7] * 10
 
-        found, _ = await probe([request(row) for row in range(PROBES)], engine, prompt=prompt)
-        return len(found)
+        result, _ = await probe([request(row) for row in range(PROBES)], engine, prompt=prompt)
+        return len(result)
 
     assert run(main()) == PROBES
     assert sent[-PROBES:] == list(range(PROBES))

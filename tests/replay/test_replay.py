@@ -73,14 +73,14 @@ def test_a_turn_is_never_sent_before_it_was_recorded_nor_without_its_parent() ->
     early = replace(planned(1, 30.0, tokens=1), parent=0, think_s=2.0)
     orphan = replace(planned(2, 31.0, tokens=1), parent=99, think_s=2.0)
     result = replayed(planned(0, 0.0, tokens=3), early, orphan)
-    assert [one.sent_s for one in rows_of(result)] == [0.0, 30.0, 31.0]
+    assert [each.sent_s for each in rows_of(result)] == [0.0, 30.0, 31.0]
 
 
 def test_every_token_is_timed() -> None:
-    (one,) = rows_of(replayed(planned(0, 2.0, tokens=4)))
-    assert (one.planned_s, one.ttft_s, one.e2el_s) == (2.0, 1.0, 4.0)
-    assert one.gaps == 3
-    assert (one.tpot_s, one.output_tokens, one.outcome) == (1.0, 4, "ok")
+    (each,) = rows_of(replayed(planned(0, 2.0, tokens=4)))
+    assert (each.planned_s, each.ttft_s, each.e2el_s) == (2.0, 1.0, 4.0)
+    assert each.gaps == 3
+    assert (each.tpot_s, each.output_tokens, each.outcome) == (1.0, 4, "ok")
 
 
 def test_an_abort_is_cancelled_when_its_client_gave_up_and_frees_its_slot() -> None:
@@ -95,7 +95,7 @@ def test_an_abort_is_cancelled_when_its_client_gave_up_and_frees_its_slot() -> N
 def test_each_of_n_sequences_is_planned_by_itself() -> None:
     window = Window(0.0, 10.0, 0.0)
     plan = plan_requests([request(n=3)], window, max_model_len=100, prompt=lambda _: [7])
-    assert [one.e2el_s for one in rows_of(replayed(*plan, cap=2))] == [5.0, 5.0, 10.0]
+    assert [each.e2el_s for each in rows_of(replayed(*plan, cap=2))] == [5.0, 5.0, 10.0]
 
 
 @pytest.mark.parametrize("step_s", [0.1, 4.0])
@@ -103,9 +103,9 @@ def test_a_recorded_concurrency_is_held_whatever_the_speed_of_the_engine(step_s:
     """Recorded at 2 s a request: three in flight for 20 s, then five for 20 s, then two for 20."""
     schedule = [Tick(0.0, 3), Tick(20.0, 5), Tick(40.0, 2), Tick(60.0, 0)]
     held = holding(schedule, [(10, 80), (12, 120)])
-    requests = [replace(one, row=row, output_length=5) for row, one in enumerate(held)]
+    requests = [replace(each, row=row, output_length=5) for row, each in enumerate(held)]
     window = Window(0.0, 60.0, 0.0)
-    plan = plan_requests(requests, window, max_model_len=100, prompt=lambda one: [one.row] * 4)
+    plan = plan_requests(requests, window, max_model_len=100, prompt=lambda item: [item.row] * 4)
     sent = replayed(*plan, cap=8, world=replace(SECOND_A_STEP, step=WorldStep(a=step_s))).requests
     for at_s, level in ((2.05, 3), (10.05, 3), (19.05, 3), (22.05, 5), (30.05, 5), (39.05, 5)):
         in_flight = int(((sent["sent_s"] <= at_s) & (at_s < sent["end_s"])).sum())
@@ -120,7 +120,7 @@ def test_whoever_watches_sees_how_much_of_the_kv_cache_those_that_decode_fill() 
     seen = list[LiveReading]()
     world = replace(SECOND_A_STEP, kv=WorldKv(blocks=8, block_size=3))
     replayed(planned(0, 0.0, tokens=7), world=world, progress=seen.append)
-    usage = {int(one.elapsed_s): one.kv_cache_usage for one in seen if one.in_flight}
+    usage = {int(each.elapsed_s): each.kv_cache_usage for each in seen if each.in_flight}
     assert usage == {0: 0.0, 1: 0.25, 2: 0.25, 3: 0.375, 4: 0.375, 5: 0.375, 6: 0.5}
 
 
@@ -131,7 +131,7 @@ def test_a_hopeless_replay_is_cut_when_too_many_are_certain_to_miss() -> None:
     assert result.cut is not None
     assert result.elapsed_s == pytest.approx(5.25, abs=0.3)
     assert result.attainment_bound == pytest.approx(0.1)
-    assert {one.outcome for one in rows_of(result)} == {"cut"}
+    assert {each.outcome for each in rows_of(result)} == {"cut"}
 
 
 def test_tokens_that_come_too_slowly_are_a_certain_miss_too() -> None:
@@ -150,10 +150,10 @@ def test_a_step_that_arithmetic_has_ruled_out_is_replayed_for_seconds_only() -> 
 
 def test_a_request_that_fails_is_data() -> None:
     tiny = World(step=WorldStep(a=1.0), kv=WorldKv(blocks=2), engine_start=0.0)
-    found = replayed(planned(0, 0.0), planned(1, 1.0, tokens=1000), world=tiny)
-    good, bad = rows_of(found)
+    result = replayed(planned(0, 0.0), planned(1, 1.0, tokens=1000), world=tiny)
+    good, bad = rows_of(result)
     assert (good.outcome, bad.outcome) == ("ok", "failed")
-    assert len(found.failures) == 1
+    assert len(result.failures) == 1
 
 
 class Mortal:

@@ -18,8 +18,8 @@ from tuner.traffic.window import Window
 
 
 def late(lag_s: float, ttft_s: float, limit_s: float | None = None) -> Replay:
-    one = replay_of([record(sent_s=lag_s, first_s=ttft_s)])
-    return replace(one, slo=None if limit_s is None else Slo(ttft_s=limit_s))
+    item = replay_of([record(sent_s=lag_s, first_s=ttft_s)])
+    return replace(item, slo=None if limit_s is None else Slo(ttft_s=limit_s))
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_requests_are_late_by_a_share_of_what_their_users_wait_for(
 def test_outputs_are_read_late_where_more_than_a_tenth_came_together(
     late_tokens: int, device: dict[str, Any], *, is_late: bool
 ) -> None:
-    one = replay_of([record(output_tokens=100, late_tokens=late_tokens)])
-    found = flaws_of(one, facts(device=device))
-    assert [part.split(" of ")[0] for part in found] == (
+    item = replay_of([record(output_tokens=100, late_tokens=late_tokens)])
+    result = flaws_of(item, facts(device=device))
+    assert [part.split(" of ")[0] for part in result] == (
         ["outputs were read late (11%"] if is_late else []
     )
 
@@ -74,7 +74,7 @@ def test_a_replay_in_which_nothing_was_computed_has_a_flaw() -> None:
 def test_an_engine_that_stood_still_has_an_iteration_of_three_times_the_others(
     durations_s: list[float], stalls: list[float]
 ) -> None:
-    assert stalls_s(iterations([{"duration_s": one} for one in durations_s])) == stalls
+    assert stalls_s(iterations([{"duration_s": each} for each in durations_s])) == stalls
 
 
 class Compiling(SimEngine):

@@ -40,33 +40,33 @@ def spelled(name: str, value: ArgumentValue, *, hyphens: bool, inline: bool) -> 
 @st.composite
 def lines(draw: st.DrawFn, others: Sequence[str] = OTHERS) -> list[str]:
     """Return a model and flags, each at most once."""
-    found = ["acme/m"]
+    result = ["acme/m"]
     for name in draw(st.lists(st.sampled_from([*OURS, *others]), unique=True, max_size=7)):
         if name in OURS:
             value, styles = draw(OURS[name]), draw(st.tuples(st.booleans(), st.booleans()))
-            found += spelled(name, value, hyphens=styles[0], inline=styles[1])
+            result += spelled(name, value, hyphens=styles[0], inline=styles[1])
         else:
-            found.append(name)
-            found += [] if "=" in name or name == "--trust-remote-code" else [draw(ODD)]
-    return found
+            result.append(name)
+            result += [] if "=" in name or name == "--trust-remote-code" else [draw(ODD)]
+    return result
 
 
 def meaning(words: list[str]) -> dict[str, object]:
     """Read flags as argparse does, without the code under test."""
-    said: dict[str, object] = {"model": words[0]}
+    text: dict[str, object] = {"model": words[0]}
     rest = iter(words[1:])
     for word in rest:
         flag, equals, inline = word.partition("=")
         name = flag.lstrip("-").replace("-", "_")
         if name.removeprefix("no_") in {"enable_prefix_caching", "trust_remote_code"}:
-            said[name.removeprefix("no_")] = not name.startswith("no_")
+            text[name.removeprefix("no_")] = not name.startswith("no_")
         else:
-            said[name] = inline if equals else next(rest)
-    return said
+            text[name] = inline if equals else next(rest)
+    return text
 
 
 def plain(wanted: dict[str, ArgumentValue]) -> dict[str, object]:
-    return {name: one if isinstance(one, bool) else str(one) for name, one in wanted.items()}
+    return {name: each if isinstance(each, bool) else str(each) for name, each in wanted.items()}
 
 
 def in_shell(script: str) -> list[str]:
@@ -89,8 +89,8 @@ def _list(words: list[str]) -> str:
 
 
 def _args(text: str) -> list[str]:
-    found = next(iter(yaml.safe_load_all(text)))["spec"]["containers"][0]["args"]
-    return [word.replace("$$", "$") for word in found]
+    result = next(iter(yaml.safe_load_all(text)))["spec"]["containers"][0]["args"]
+    return [word.replace("$$", "$") for word in result]
 
 
 def _compose(words: list[str]) -> str:

@@ -46,7 +46,7 @@ def lost(ours: Any, theirs: Any, place: str = "") -> list[str]:  # noqa: ANN401 
         pairs = [(str(at), *both) for at, both in enumerate(zip(ours, theirs, strict=True))]
     else:
         return [] if ours == theirs else [place]
-    return [one for key, mine, yours in pairs for one in lost(mine, yours, f"{place}/{key}")]
+    return [each for key, mine, yours in pairs for each in lost(mine, yours, f"{place}/{key}")]
 
 
 def test_the_knees_lines_are_thresholds() -> None:
@@ -56,10 +56,10 @@ def test_the_knees_lines_are_thresholds() -> None:
         for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
         if step["color"] == "red"
     }
-    found = limits(SHIPPED)
-    assert red["Running and waiting"] == found["cap"]
-    assert red["Decode time per token"] == found["itl_limit"]
-    assert red["Requests that missed the SLO"] == pytest.approx(1 - found["attainment_limit"])
+    result = limits(SHIPPED)
+    assert red["Running and waiting"] == result["cap"]
+    assert red["Decode time per token"] == result["itl_limit"]
+    assert red["Requests that missed the SLO"] == pytest.approx(1 - result["attainment_limit"])
 
 
 @pytest.mark.attack

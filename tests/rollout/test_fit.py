@@ -100,9 +100,9 @@ def test_what_was_measured_elsewhere_is_named(
     facts: dict[str, object], at: Deployment, words: list[str]
 ) -> None:
     chosen = profile(**(MEASURED | facts))  # type: ignore[arg-type]
-    found = fit.mismatches(chosen, at)
-    assert [each.words for each in found] == words
-    assert (fit.refusal(chosen, found) is not None) is bool(words)
+    result = fit.mismatches(chosen, at)
+    assert [each.words for each in result] == words
+    assert (fit.refusal(chosen, result) is not None) is bool(words)
 
 
 @pytest.mark.parametrize(

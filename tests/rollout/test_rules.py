@@ -128,9 +128,9 @@ def test_of_servers_side_by_side_each_broken_promise_is_said_and_nothing_else(
 ) -> None:
     cases = {**AS_PROMISED, **BROKEN, **UP_TO_THE_LIMIT, **QUEUES, **MISSES, **AT_NIGHT}
     servers = [
-        replace(one.server, labels={**LABELS, "instance": name}) for name, one in cases.items()
+        replace(each.server, labels={**LABELS, "instance": name}) for name, each in cases.items()
     ]
-    fire_of(tmp_path, rules(), servers, {name: one.firing for name, one in cases.items()})
+    fire_of(tmp_path, rules(), servers, {name: each.firing for name, each in cases.items()})
 
 
 @pytest.mark.parametrize(

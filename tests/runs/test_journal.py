@@ -125,7 +125,7 @@ def test_a_run_is_for_its_owner_alone(tmp_path: Path) -> None:
     with closing(journal.create(tmp_path / "run", PLAN)) as book:
         book.add_replay(replay_of([record()]), "ladder")
     made = [tmp_path / "run", *(tmp_path / "run").rglob("*")]
-    assert {oct(one.stat().st_mode & 0o077) for one in made} == {"0o0"}
+    assert {oct(each.stat().st_mode & 0o077) for each in made} == {"0o0"}
 
 
 @pytest.mark.attack

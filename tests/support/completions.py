@@ -104,9 +104,9 @@ class _Server:
             writer.write(content)
             return
         length = next(int(v) for name, v in headers.items() if name.lower() == "content-length")
-        asked = Asked(headers, json.loads(await reader.readexactly(length)), writer)
-        gone = asyncio.create_task(self._gone(reader, asked))
-        await self._answer(asked)
+        wanted = Asked(headers, json.loads(await reader.readexactly(length)), writer)
+        gone = asyncio.create_task(self._gone(reader, wanted))
+        await self._answer(wanted)
         gone.cancel()
         await asyncio.wait([gone])
 

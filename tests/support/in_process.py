@@ -28,19 +28,19 @@ def tuner(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
     What a signal, a limit of the process or its end does to a command needs a process of its own.
     """
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-    said = list(map(str, words))
+    text = list(map(str, words))
     with (
         contextlib.chdir(folder),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         _signals_as_they_were(),
         environment_as_it_was(),
-        _called(["tuner", *said]),
+        _called(["tuner", *text]),
         pytest.raises(SystemExit) as ended,
     ):
         cli.main()
     assert isinstance(ended.value.code, int)
-    return subprocess.CompletedProcess(said, ended.value.code, _text(out), _text(err))
+    return subprocess.CompletedProcess(text, ended.value.code, _text(out), _text(err))
 
 
 def _text(stream: io.TextIOWrapper) -> str:

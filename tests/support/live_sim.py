@@ -84,7 +84,7 @@ class _Values:
         return cls(at_s, np.concatenate(([0.0], np.cumsum(values))), inside, bounds)
 
     def histogram(self, now_s: float) -> Histogram:
-        counts = tuple(float(np.searchsorted(one, now_s, "right")) for one in self.in_bucket)
+        counts = tuple(float(np.searchsorted(each, now_s, "right")) for each in self.in_bucket)
         place = int(np.searchsorted(self.at_s, now_s, "right"))
         return Histogram(self.bounds, counts, float(self.upto[place]))
 
@@ -108,7 +108,7 @@ class SimulatedServer:
 
         done = count(self.last_s)
         running = count(self.scheduled_s) - done
-        distributions = {name: one.histogram(now_s) for name, one in self.values.items()}
+        distributions = {name: each.histogram(now_s) for name, each in self.values.items()}
         place = int(np.searchsorted(self.usage[0], now_s, "right")) - 1
         counters: dict[Counter, float] = {
             "preemptions": count(self.preempted_s),
@@ -237,18 +237,18 @@ def exposition(
 ) -> str:
     """Return what a server with these engines writes at /metrics."""
     lines = [] if started_s is None else [f"process_start_time_seconds {started_s}"]
-    for engine, one in engines.items():
+    for engine, each in engines.items():
         label = f'engine="{engine}",model_name="m"'
-        for gauge, value in one.gauges.items():
+        for gauge, value in each.gauges.items():
             lines.append(f"vllm:{names[gauge]}{{{label}}} {value}")
-        for counter, value in one.counters.items():
+        for counter, value in each.counters.items():
             if counter in names:
                 lines.append(f"vllm:{names[counter]}_total{{{label}}} {value}")
-        for reason, value in one.finish_reasons.items():
+        for reason, value in each.finish_reasons.items():
             lines.append(
                 f'vllm:request_success_total{{{label},finished_reason="{reason}"}} {value}'
             )
-        for name, histogram in one.distributions.items():
+        for name, histogram in each.distributions.items():
             theirs = f"vllm:{names[name]}"
             for bound, upto in zip(histogram.bounds, histogram.counts, strict=True):
                 le = "+Inf" if math.isinf(bound) else f"{bound:g}"
@@ -301,6 +301,6 @@ def profile_of(  # noqa: PLR0913 - the machine, its traffic, and what a sweep wo
         choice=choose(Loads(traffic), fitted, shape, slo, caps),
     )
     engine = {"model": model, "max_num_seqs": cap, "max_num_batched_tokens": world.budget}
-    plain = profile(engine=engine, curve=tuple(step(one) for one in caps))
+    plain = profile(engine=engine, curve=tuple(step(cap) for cap in caps))
     validity = replace(plain.validity, arrival_rate_rps=len(traffic) / length_s)
     return resealed(plain, validity=validity, evidence=pack(view))

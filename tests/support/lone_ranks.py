@@ -29,7 +29,7 @@ async def main(log: Path, arguments: dict[str, Any]) -> None:
         log_ = await engine.iterations()
         seen = {
             "arguments": dict(engine.facts.arguments),
-            "output_tokens": [one.output_tokens for one in replies],
+            "output_tokens": [reply.output_tokens for reply in replies],
             "prefill_tokens": int(log_["prefill_tokens"].sum()),
             "decode_tokens": int(log_["decode_seqs"].sum()),
             "running_peak": int(log_["running"].max()),

@@ -114,7 +114,9 @@ class Iteration:
 def schedule(scheduler: Any) -> Iteration:
     output = scheduler.schedule()
     requests = [scheduler.requests[name] for name in output.num_scheduled_tokens]
-    return Iteration(output, tuple(one.num_computed_tokens >= one.num_tokens for one in requests))
+    return Iteration(
+        output, tuple(request.num_computed_tokens >= request.num_tokens for request in requests)
+    )
 
 
 def compute(scheduler: Any, iteration: Iteration) -> None:

@@ -79,7 +79,9 @@ def series(server: Server) -> Iterator[tuple[str, float, float]]:
         ("tpot", "request_time_per_output_token_seconds", server.missed_tpot, 0.05),
     ):
         for bound in (
-            one for one in monitor.template()["buckets_s"][limit] if kept_s / 3 < one < kept_s * 3
+            each
+            for each in monitor.template()["buckets_s"][limit]
+            if kept_s / 3 < each < kept_s * 3
         ):
             share = 0 if bound < kept_s else 1 - missed if bound <= 2 * kept_s else 1
             yield named(f"{name}_bucket", le=str(float(bound))), 0, share * server.requests
@@ -110,9 +112,9 @@ def unit_test(rules: str, servers: Iterable[Server], firing: Mapping[str, Iterab
     """Return a file for ``promtool test rules``: these servers side by side, and exactly the alerts
     that fire in the end, by instance."""
     samples = [
-        {"labels": _labels(instance, *one), "value": 1}
+        {"labels": _labels(instance, *each), "value": 1}
         for instance, fired in firing.items()
-        for one in sorted(fired)
+        for each in sorted(fired)
     ]
     fired = (
         'count by (instance, alertname, severity, window) (ALERTS{alertstate="firing"}) > bool 0'

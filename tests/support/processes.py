@@ -29,11 +29,11 @@ def family(pid: int) -> set[int]:
         for entry in Path("/proc").iterdir()
         if entry.name.isdecimal() and (now := status(int(entry.name))) and now[1] != "Z"
     }
-    found, todo = set[int](), {pid}
+    result, todo = set[int](), {pid}
     while todo:
-        todo = {child for child, parent in parents.items() if parent in todo} - found
-        found |= todo
-    return found
+        todo = {child for child, parent in parents.items() if parent in todo} - result
+        result |= todo
+    return result
 
 
 def leads(pid: int) -> bool:

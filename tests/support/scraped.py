@@ -26,10 +26,10 @@ def _find(name: str) -> str | None:
 
 def binary(name: str) -> str:
     """Return the path of ``prometheus`` or ``promtool``; skip the test where it is not."""
-    found = _find(name)
-    if found is None:
+    result = _find(name)
+    if result is None:
         pytest.skip(f"no {name}: scripts/tools.sh fetches it")
-    return found
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,14 @@ def exposition(
         pairs = ",".join(f'{key}="{value}"' for key, value in (labels | more).items())
         return f"vllm:{name}{{{pairs}}}"
 
-    ours = sorted((one for one in served if one.arrival_s >= since_s), key=lambda one: one.end_s)
+    ours = sorted(
+        (each for each in served if each.arrival_s >= since_s), key=lambda item: item.end_s
+    )
     ends, arrivals, begins = (
         sorted(map(attrgetter(name), ours)) for name in ("end_s", "arrival_s", "scheduled_s")
     )
     for time_s in times_s:
-        left, came, begun = (bisect_right(one, time_s) for one in (ends, arrivals, begins))
+        left, came, begun = (bisect_right(each, time_s) for each in (ends, arrivals, begins))
         done = ours[:left]
         values = {
             named("num_requests_running"): begun - left,
@@ -66,10 +68,10 @@ def exposition(
         }
         for reason in ("stop", "length", "abort"):
             name = named("request_success_total", finished_reason=reason)
-            values[name] = sum(one.reason == reason for one in done)
+            values[name] = sum(each.reason == reason for each in done)
         for metric, lengths in (
-            ("prompt", sorted(one.input_length for one in done)),
-            ("generation", sorted(one.output_length for one in done)),
+            ("prompt", sorted(each.input_length for each in done)),
+            ("generation", sorted(each.output_length for each in done)),
         ):
             name = f"request_{metric}_tokens"
             for bound in (*BUCKETS, float("inf")):
@@ -86,7 +88,7 @@ def open_metrics(samples: Iterable[tuple[str, float, float]], *, epoch_s: float)
     lines: dict[str, list[str]] = {}
     for series, value, time_s in samples:
         lines.setdefault(series, []).append(f"{series} {value:g} {epoch_s + time_s:.3f}")
-    return "\n".join([*(line for found in lines.values() for line in found), "# EOF\n"])
+    return "\n".join([*(line for result in lines.values() for line in result), "# EOF\n"])
 
 
 def write_blocks(text: str, folder: Path) -> None:
@@ -122,13 +124,13 @@ def prometheus(folder: Path, config: str = "") -> Iterator[str]:
     )
     try:
         assert process.stderr is not None
-        said: list[str] = []
+        words: list[str] = []
         for line in process.stderr:
-            said.append(line)
+            words.append(line)
             if "Server is ready" in line:
                 break
         else:
-            pytest.fail("".join(said))
+            pytest.fail("".join(words))
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
@@ -136,4 +138,4 @@ def prometheus(folder: Path, config: str = "") -> Iterator[str]:
 
 
 def in_flight(served: Sequence[Served], time_s: float) -> int:
-    return sum(one.arrival_s <= time_s < one.end_s for one in served)
+    return sum(each.arrival_s <= time_s < each.end_s for each in served)

@@ -27,7 +27,7 @@ class FreeClock:
 
     def sleep_until(self, at_s: float) -> None:
         self.at_s = max(self.at_s, at_s)
-        for due_s in [one for one in self.at_wake if one <= self.at_s]:
+        for due_s in [each for each in self.at_wake if each <= self.at_s]:
             self.at_wake.pop(due_s)()
 
 

@@ -42,10 +42,10 @@ def ended(
             lines.append(process.stdout.readline())
             process.send_signal(number)
         try:
-            out, told = process.communicate(timeout=60)
+            out, text = process.communicate(timeout=60)
         finally:
             process.kill()
-    return subprocess.CompletedProcess(arguments, process.returncode, "".join(lines) + out, told)
+    return subprocess.CompletedProcess(arguments, process.returncode, "".join(lines) + out, text)
 
 
 @pytest.mark.parametrize(("first", "second"), list(zip(SIGNALS, SIGNALS[::-1], strict=True)))

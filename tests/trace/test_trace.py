@@ -49,10 +49,10 @@ def test_a_cut_keeps_rows_and_gaps_and_moves_the_origin() -> None:
     whole = trace_of(*(request(row, float(row)) for row in range(10)))
     whole = replace(whole, header=replace(whole.header, time_origin="2026-11-21T10:00:00Z"))
     part = whole.within(3.0, 4.0).since(3.0, 4.0)
-    assert [one.row for one in part.requests] == [3, 4, 5, 6]
-    assert [one.arrival_s for one in part.requests] == [0.0, 1.0, 2.0, 3.0]
+    assert [request.row for request in part.requests] == [3, 4, 5, 6]
+    assert [request.arrival_s for request in part.requests] == [0.0, 1.0, 2.0, 3.0]
     assert part.header.time_origin == "2026-11-21T10:00:03Z"
-    assert [one.row for one in part.within(2.0, 9.0).requests] == [5, 6]
+    assert [request.row for request in part.within(2.0, 9.0).requests] == [5, 6]
     with pytest.raises(TraceError, match="no request arrives"):
         whole.within(20.0, 1.0)
 
@@ -69,7 +69,7 @@ def test_requests_come_in_order_of_arrival_and_those_of_one_time_as_they_stand(
     path = write_lines(
         tmp_path / "t", *(row(at, max_tokens=k) for k, at in enumerate((5, 1, 5, 1, 0), 1))
     )
-    assert [one.max_tokens for one in load(path).requests] == [5, 2, 4, 1, 3]
+    assert [request.max_tokens for request in load(path).requests] == [5, 2, 4, 1, 3]
 
 
 def test_a_failure_after_a_served_turn_is_retried_too(tmp_path: Path) -> None:

@@ -60,6 +60,6 @@ def test_an_empty_time_holds_nothing() -> None:
 @pytest.mark.parametrize("end_s", [1.0, np.nextafter(1.0, 2.0)])
 def test_what_begins_at_the_end_holds_for_no_time(end_s: float) -> None:
     begins_s, ends_s = np.array([0.0, end_s]), np.array([9.0, 9.0])
-    found = count_levels(begins_s, ends_s, None, start_s=0.0, end_s=end_s)
-    assert found is not None
-    assert found.level.tolist() == [1]
+    result = count_levels(begins_s, ends_s, None, start_s=0.0, end_s=end_s)
+    assert result is not None
+    assert result.level.tolist() == [1]

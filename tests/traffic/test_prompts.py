@@ -22,8 +22,8 @@ def prompt(  # noqa: PLR0913 - what makes a prompt
     vocab_size: int = VOCABULARY,
     block_size: int = BLOCK,
 ) -> list[int]:
-    one = request(row, input_length=length, hash_ids=hash_ids)
-    return prompt_token_ids(one, seed=seed, vocab_size=vocab_size, block_size=block_size)
+    item = request(row, input_length=length, hash_ids=hash_ids)
+    return prompt_token_ids(item, seed=seed, vocab_size=vocab_size, block_size=block_size)
 
 
 @given(
@@ -36,10 +36,10 @@ def prompt(  # noqa: PLR0913 - what makes a prompt
 def test_a_prompt_has_the_recorded_length_and_no_special_ids(
     row: int, length: int, hash_ids: tuple[int, ...], seed: int, vocab_size: int
 ) -> None:
-    found = prompt(row, length, hash_ids, seed=seed, vocab_size=vocab_size)
-    assert len(found) == length
-    assert all(SPECIAL_IDS <= token < vocab_size for token in found)
-    assert found == prompt(row, length, hash_ids, seed=seed, vocab_size=vocab_size)
+    result = prompt(row, length, hash_ids, seed=seed, vocab_size=vocab_size)
+    assert len(result) == length
+    assert all(SPECIAL_IDS <= token < vocab_size for token in result)
+    assert result == prompt(row, length, hash_ids, seed=seed, vocab_size=vocab_size)
 
 
 @given(shared=IDS, rows=st.tuples(st.integers(0, 999), st.integers(1000, 1999)))

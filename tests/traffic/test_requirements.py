@@ -26,11 +26,11 @@ SPREAD = Spread(mean=0.1, p50=0.2, p90=0.3, p95=0.4, p99=0.5)
     ],
 )
 def test_a_requirement_is_read(text: str, name: str, bound: str, *, at_headroom: bool) -> None:
-    one = parse_requirement(text)
-    assert f"{one.statistic} {one.name}" == name
-    assert f"{one.operator} {one.limit:g}" == bound
-    assert one.at_headroom is at_headroom
-    assert parse_requirement(str(one)) == one
+    item = parse_requirement(text)
+    assert f"{item.statistic} {item.name}" == name
+    assert f"{item.operator} {item.limit:g}" == bound
+    assert item.at_headroom is at_headroom
+    assert parse_requirement(str(item)) == item
 
 
 @pytest.mark.parametrize(
@@ -63,11 +63,11 @@ def test_what_cannot_be_read_is_named_with_what_may_stand_there(text: str, said:
 
 
 def test_a_measurement_tells_its_numbers() -> None:
-    one = measurement(
+    item = measurement(
         8, attainment=0.98, ttft_s=SPREAD, preemptions=3,
         kv_cache_usage=KvCacheUsage(mean=0.4, p99=0.8, peak=0.9), tpot_s=None,
     )  # fmt: skip
-    told = {
+    words = {
         "p99 ttft <= 1s": 0.5,
         "mean ttft <= 1s": 0.1,
         "attainment >= 90%": 0.98,
@@ -76,4 +76,4 @@ def test_a_measurement_tells_its_numbers() -> None:
         "mean kv_cache_usage <= 95%": 0.4,
         "p95 tpot <= 1s": None,
     }
-    assert {text: parse_requirement(text).value_in(one) for text in told} == told
+    assert {text: parse_requirement(text).value_in(item) for text in words} == words

@@ -19,13 +19,13 @@ routers = pytest.mark.parametrize("router", get_args(Router))
 def test_every_request_goes_to_one_replica_at_its_own_time(router: Router) -> None:
     parts = route(REQUESTS, replicas=3, router=router, seed=0)
     assert len(parts) == 3
-    assert sorted((one for part in parts for one in part), key=lambda one: one.row) == REQUESTS
-    assert all(part == sorted(part, key=lambda one: one.arrival_s) for part in parts)
+    assert sorted((each for part in parts for each in part), key=lambda item: item.row) == REQUESTS
+    assert all(part == sorted(part, key=lambda item: item.arrival_s) for part in parts)
 
 
 def test_a_session_stays_where_it_began() -> None:
     parts = route(REQUESTS, replicas=3, router="session", seed=0)
-    homes = [{one.session_id for one in part} for part in parts]
+    homes = [{each.session_id for each in part} for part in parts]
     assert sum(map(len, homes)) == 7
 
 
@@ -39,7 +39,7 @@ def test_least_goes_where_the_fewest_are_in_flight() -> None:
         request(4, 4.0, e2e_s=short),
     ]
     parts = route(requests, replicas=2, router="least", seed=0)
-    assert [[one.row for one in part] for part in parts] == [[0, 4], [1, 2, 3]]
+    assert [[each.row for each in part] for part in parts] == [[0, 4], [1, 2, 3]]
 
 
 # -- more and less load
@@ -48,11 +48,11 @@ def test_least_goes_where_the_fewest_are_in_flight() -> None:
 @given(factor=st.floats(0.1, 3.0), seed=st.integers(0, 9))
 def test_time_is_never_squeezed(factor: float, seed: int) -> None:
     scaled = scale_load(REQUESTS, factor, seed=seed)
-    rows = {one.row: one for one in REQUESTS}
-    assert [one.arrival_s for one in scaled] == sorted(one.arrival_s for one in scaled)
-    assert all(0.0 <= one.arrival_s <= 19.9 for one in scaled)
-    originals = [one for one in scaled if one.row in rows]
-    assert all(one == rows[one.row] for one in originals)
+    rows = {each.row: each for each in REQUESTS}
+    assert [each.arrival_s for each in scaled] == sorted(each.arrival_s for each in scaled)
+    assert all(0.0 <= each.arrival_s <= 19.9 for each in scaled)
+    originals = [each for each in scaled if each.row in rows]
+    assert all(original == rows[original.row] for original in originals)
     if factor >= 1:
         assert len(originals) == len(REQUESTS)
 
@@ -60,11 +60,11 @@ def test_time_is_never_squeezed(factor: float, seed: int) -> None:
 def test_added_requests_come_near_the_ones_they_copy_with_prompts_of_their_own() -> None:
     requests = [request(i, i * 100.0, input_length=100 + i) for i in range(50)]
     scaled = scale_load(requests, 1.5, seed=0)
-    added = [one for one in scaled if one.row >= 50]
+    added = [each for each in scaled if each.row >= 50]
     assert len(added) == 25
-    assert len({one.row for one in scaled}) == 75
-    for one in added:
-        assert abs(one.arrival_s - (one.input_length - 100) * 100.0) <= JITTER_S
+    assert len({each.row for each in scaled}) == 75
+    for each in added:
+        assert abs(each.arrival_s - (each.input_length - 100) * 100.0) <= JITTER_S
 
 
 def test_prefix_sharing_is_about_the_same_under_more_load() -> None:

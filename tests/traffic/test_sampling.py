@@ -28,7 +28,7 @@ def sample(
 def represented(window: Window, requests: list[TraceRequest]) -> float:
     """Return how many requests of the trace a window stands for."""
     end_s = window.start_s + window.length_s
-    return window.weight * sum(window.start_s <= one.arrival_s < end_s for one in requests)
+    return window.weight * sum(window.start_s <= request.arrival_s < end_s for request in requests)
 
 
 def test_the_busiest_window_is_taken_for_certain_and_one_of_each_half_of_the_rest() -> None:
@@ -36,21 +36,21 @@ def test_the_busiest_window_is_taken_for_certain_and_one_of_each_half_of_the_res
     assert 2000 <= peak.start_s < peak.start_s + peak.length_s <= 2100.5
     assert peak.weight == 1.0
     assert calm.length_s == busy.length_s < peak.length_s
-    loads = [represented(one, HOUR) / one.weight / one.length_s for one in (calm, busy)]
+    loads = [represented(each, HOUR) / each.weight / each.length_s for each in (calm, busy)]
     assert loads[0] <= loads[1]
 
 
 def test_together_they_stand_for_every_request_and_take_a_step() -> None:
     windows = sample()
-    total = sum(represented(one, HOUR) for one in windows)
+    total = sum(represented(window, HOUR) for window in windows)
     assert total == pytest.approx(len(HOUR), rel=0.02)
-    assert sum(one.replay_s for one in windows) <= 60.0
-    assert sum(one.replay_s + 2.0 for one in windows) == pytest.approx(60.0, abs=0.1)
+    assert sum(window.replay_s for window in windows) <= 60.0
+    assert sum(window.replay_s + 2.0 for window in windows) == pytest.approx(60.0, abs=0.1)
 
 
 def test_a_part_that_fits_a_step_is_replayed_whole() -> None:
-    (one,) = sample(part=Part(100.0, 140.0))
-    assert (one.start_s, one.length_s, one.run_in_s) == (100.0, 40.0, 10.0)
+    (each,) = sample(part=Part(100.0, 140.0))
+    assert (each.start_s, each.length_s, each.run_in_s) == (100.0, 40.0, 10.0)
     (first,) = sample(part=Part(0.0, 50.0))
     assert (first.start_s, first.run_in_s, first.length_s) == (10.0, 10.0, 40.0)
 
@@ -68,9 +68,9 @@ def test_no_trace_makes_windows_that_are_empty_or_outside(
         at_s += gap
         requests.append(request(row, arrival_s=at_s))
     part = Part(requests[0].arrival_s, requests[-1].arrival_s + 1e-3)
-    for one in sample(requests, part, step_s=step_s, drain_s=drain_s):
-        assert one.length_s > 0
-        assert one.run_in_s >= 0
-        assert one.weight >= 1.0
-        end_s = one.start_s + one.length_s
-        assert any(one.start_s <= request.arrival_s < end_s for request in requests)
+    for each in sample(requests, part, step_s=step_s, drain_s=drain_s):
+        assert each.length_s > 0
+        assert each.run_in_s >= 0
+        assert each.weight >= 1.0
+        end_s = each.start_s + each.length_s
+        assert any(each.start_s <= request.arrival_s < end_s for request in requests)

@@ -24,28 +24,28 @@ def arrivals(*arrival_s: float) -> list[TraceRequest]:
 
 
 def test_tokens_that_came_before_are_counted_in_full_blocks() -> None:
-    found = columns(
+    result = columns(
         request(0, input_length=40, hash_ids=(1, 2, 3)),  # the third block is partial
         request(1, input_length=40, hash_ids=(1, 2, 3)),
         request(2, input_length=40, hash_ids=(1, 9)),
     )
-    assert found.reused_tokens == (2 + 1) * 16
-    assert describe(found).prefix_share == 48 / 120
+    assert result.reused_tokens == (2 + 1) * 16
+    assert describe(result).prefix_share == 48 / 120
 
 
 # -- arrivals
 
 
 def test_the_rate_is_one_over_the_mean_gap() -> None:
-    found = describe(columns(*arrivals(0, 1, 2, 4)))
-    assert found.arrival_rate_rps == 3 / 4
-    assert found.interarrival_cv == pytest.approx(math.sqrt(2 / 9) / (4 / 3))
+    result = describe(columns(*arrivals(0, 1, 2, 4)))
+    assert result.arrival_rate_rps == 3 / 4
+    assert result.interarrival_cv == pytest.approx(math.sqrt(2 / 9) / (4 / 3))
     assert describe(columns(*arrivals(0, 1, 2))).interarrival_cv == 0
 
 
 def test_the_peak_is_over_any_window_wherever_it_begins() -> None:
-    found = describe(columns(*arrivals(0, 0.9, 1.0, 1.1, 1.9, 5))).peak_arrivals
-    assert (found[1.0], found[10.0]) == (3, 6)
+    result = describe(columns(*arrivals(0, 0.9, 1.0, 1.1, 1.9, 5))).peak_arrivals
+    assert (result[1.0], result[10.0]) == (3, 6)
 
 
 @pytest.mark.parametrize("tick", [10, 100, 1000, 3000])
@@ -85,9 +85,9 @@ def test_the_busiest_window_does_not_reach_past_the_end() -> None:
 
 def test_the_time_in_which_the_trace_fills_up_does_not_count() -> None:
     requests = [request(i, float(i), e2e_s=3.0) for i in range(101)]
-    found = describe(columns(*requests)).recorded
-    assert found is not None
-    assert found.mean == found.max == 3
+    result = describe(columns(*requests)).recorded
+    assert result is not None
+    assert result.mean == result.max == 3
 
 
 def test_mean_concurrency_obeys_littles_law() -> None:
@@ -97,17 +97,17 @@ def test_mean_concurrency_obeys_littles_law() -> None:
         request(i, t, e2e_s=e)
         for i, (t, e) in enumerate(zip(at_s, rng.exponential(2, 5000), strict=True))
     ]
-    found = describe(columns(*requests))
-    assert found.recorded is not None
-    assert found.littles_mean == pytest.approx(10, rel=0.05)
-    assert found.recorded.mean == pytest.approx(found.littles_mean, rel=0.02)
+    result = describe(columns(*requests))
+    assert result.recorded is not None
+    assert result.littles_mean == pytest.approx(10, rel=0.05)
+    assert result.recorded.mean == pytest.approx(result.littles_mean, rel=0.02)
 
 
 def test_where_ends_are_unknown_there_is_a_band_and_no_number() -> None:
     requests = [request(i, i / 10, output_length=100) for i in range(1000)]
-    found = describe(columns(*requests))
-    assert found.recorded is None
-    assert {speed: round(one.mean) for speed, one in found.band.items()} == {
+    result = describe(columns(*requests))
+    assert result.recorded is None
+    assert {speed: round(each.mean) for speed, each in result.band.items()} == {
         0.010: 10, 0.020: 20, 0.040: 40, 0.080: 80,
     }  # fmt: skip
 

@@ -51,7 +51,7 @@ def prompt(one: TraceRequest) -> list[int]:
 def test_the_plan_starts_with_the_run_in_and_scores_the_window() -> None:
     window = Window(start_s=10.0, length_s=2.0, run_in_s=1.0)
     plan = plan_requests(in_window(HOUR, window), window, max_model_len=100, prompt=prompt)
-    assert [(one.planned_s, one.scored) for one in plan] == [(0, False), (1, True), (2, True)]
+    assert [(each.planned_s, each.scored) for each in plan] == [(0, False), (1, True), (2, True)]
     assert plan[0].prompt_token_ids == [9] * 10
 
 
@@ -60,7 +60,7 @@ def test_an_abort_keeps_asking_until_its_client_gave_up() -> None:
     unknown = request(1, status="aborted", output_length=0)
     plan = plan_requests([gone, unknown], Window(0, 10, 0), max_model_len=100, prompt=prompt)
     assert (plan[0].output_length, plan[0].abort_after_s) == (90, 1.5)
-    asked = replace(gone, max_tokens=60)
-    (one,) = plan_requests([asked], Window(0, 10, 0), max_model_len=100, prompt=prompt)
-    assert one.output_length == 60
+    wanted = replace(gone, max_tokens=60)
+    (each,) = plan_requests([wanted], Window(0, 10, 0), max_model_len=100, prompt=prompt)
+    assert each.output_length == 60
     assert (plan[1].output_length, plan[1].abort_after_s) == (1, None)

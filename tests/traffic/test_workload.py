@@ -19,6 +19,6 @@ def test_of_a_long_part_the_twin_replays_the_busy_hour_and_not_the_long_requests
     week = [request(row, arrival_s=10.0 + row) for row in range(3)]
     weekend = [request(3 + row, arrival_s=1000.0 * (1 + row), input_length=90) for row in range(3)]
     part, window = Part(0.0, 4000.0), Window(10.0, 60.0, 0.0)
-    found = workload_of([*week, *weekend], Slo(ttft_s=1.0), UNLOADED, part, [window], 60.0)
-    assert [one.row for one in found.twin_requests] == [0, 1, 2]
-    assert found.twin_length_s == 2.0
+    result = workload_of([*week, *weekend], Slo(ttft_s=1.0), UNLOADED, part, [window], 60.0)
+    assert [request.row for request in result.twin_requests] == [0, 1, 2]
+    assert result.twin_length_s == 2.0

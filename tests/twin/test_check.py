@@ -49,9 +49,11 @@ def measured(
 ) -> tuple[Segment, Replay]:
     """Return a window as a machine that is so much slower would have shown it."""
     slow = Clock.of_slowdown(np.array([slowdown]), begin_s=0.0, grid_s=1.0)
-    one = simulate(traffic(), TRUE, shape, max_num_seqs=cap, clock=slow, front_end=behind, log=True)
-    window = seen(cap, traffic(), one.ttft_s, one.tpot_s, one.e2el_s, one.iterations)
-    return Segment(one.iterations, start_s, 0), window
+    item = simulate(
+        traffic(), TRUE, shape, max_num_seqs=cap, clock=slow, front_end=behind, log=True
+    )
+    window = seen(cap, traffic(), item.ttft_s, item.tpot_s, item.e2el_s, item.iterations)
+    return Segment(item.iterations, start_s, 0), window
 
 
 def seen(  # noqa: PLR0913, PLR0917 - what clients and engine tell of
@@ -86,20 +88,20 @@ def test_a_twin_behind_the_same_front_end_is_right_and_one_without_it_is_not() -
 
 def test_the_twin_is_right_about_what_it_can_represent() -> None:
     segment, window = measured(8)
-    found = at_own_speed([window], fit(segment).law)
-    assert [one.name for one in found.numbers] == [
+    result = at_own_speed([window], fit(segment).law)
+    assert [number.name for number in result.numbers] == [
         *("ttft_p50_ms", "ttft_p95_ms", "tpot_p50_ms", "tpot_p95_ms", "e2el_p95_ms"),
         *("attainment", "running_mean", "waiting_mean", "preemptions"),
     ]
-    assert found.held == 9
-    assert not found.failed
+    assert result.held == 9
+    assert not result.failed
 
 
 def test_a_window_is_driven_at_the_speed_that_the_machine_had_in_it() -> None:
-    one, _ = measured(8)
+    each, _ = measured(8)
     other, _ = measured(16, start_s=1000.0)
     slow, window = measured(8, slowdown=1.1, start_s=2000.0)
-    law = fit(one, other, slow)
+    law = fit(each, other, slow)
     twin = driven(window, law.law, SHAPE)
     tpot_s = np.median(window.requests["tpot_s"])
     assert np.median(twin.tpot_s) == pytest.approx(tpot_s, rel=0.01)
@@ -126,11 +128,11 @@ def last_come_first_served(cap: int, traffic: Traffic, law: StepLaw) -> Replay:
         rows.append((now_s, duration_s, len(running), len(new), tokens, len(waiting)))
         running += new
         now_s += duration_s
-        for one in running:
-            first_s[one] = now_s if np.isnan(first_s[one]) else first_s[one]
-            left[one] -= 1
-            end_s[one] = now_s
-        running = [one for one in running if left[one]]
+        for each in running:
+            first_s[each] = now_s if np.isnan(first_s[each]) else first_s[each]
+            left[each] -= 1
+            end_s[each] = now_s
+        running = [each for each in running if left[each]]
     log = np.zeros(len(rows), ITERATION)
     names = ("start_s", "duration_s", "decode_seqs", "prefill_seqs", "prefill_tokens", "waiting")
     for name, column in zip(names, zip(*rows, strict=True), strict=True):
@@ -153,9 +155,9 @@ def test_an_engine_that_serves_its_queue_in_another_order_is_found_out() -> None
     assert np.median(ttft_s(other.requests)) < 0.1 * np.median(twin.ttft_s)
     assert twin.output_tokens == other.requests["output_tokens"].sum()
     assert np.median(twin.tpot_s) == pytest.approx(np.median(other.requests["tpot_s"]), rel=0.05)
-    found = at_own_speed([other], fit(segment).law)
-    assert found.failed
-    assert found.is_far_off
+    result = at_own_speed([other], fit(segment).law)
+    assert result.failed
+    assert result.is_far_off
 
 
 def test_a_window_of_another_token_budget_is_held_against_the_twin_of_that_budget() -> None:
@@ -176,7 +178,7 @@ def test_a_request_that_was_late_outside_of_the_scheduler_is_no_error_of_its_mod
     segment, window = measured(8)
     late = np.zeros(150)
     late[[40, 90]] = 0.4
-    two, every = (delayed(window, one) for one in (late, np.full(150, 0.4)))
+    two, every = (delayed(window, each) for each in (late, np.full(150, 0.4)))
     law = fit(segment).law
     assert not at_own_speed([two], law).failed
     assert at_own_speed([every], law).failed
@@ -194,9 +196,9 @@ def test_a_prediction_holds_of_the_machine_that_it_is_of_and_fails_of_a_much_slo
     _, same = measured(8)
     _, slow = measured(8, slowdown=1.5)
     assert check_predicted(numbers, [same], SLO).held == 9
-    found = check_predicted(numbers, [slow], SLO)
-    assert found.failed
-    assert found.worst.measured > found.worst.predicted
+    result = check_predicted(numbers, [slow], SLO)
+    assert result.failed
+    assert result.worst.measured > result.worst.predicted
     assert mean_ttft_s == pytest.approx(np.mean(ttft_s(same.requests)), rel=0.1)
     assert mean_tpot_s == pytest.approx(np.mean(same.requests["tpot_s"]), rel=0.05)
 
@@ -212,9 +214,9 @@ def test_of_a_replay_that_was_cut_only_what_it_could_attain_is_checked() -> None
     numbers, _ = predicted([1.0])
     _, window = measured(8)
     lost = replace(window, cut="hopeless", attainment_bound=0.45)
-    found = check_predicted(numbers, [lost], SLO)
-    assert [(one.name, one.measured) for one in found.numbers] == [("attainment", 0.45)]
-    assert found.failed
+    result = check_predicted(numbers, [lost], SLO)
+    assert [(number.name, number.measured) for number in result.numbers] == [("attainment", 0.45)]
+    assert result.failed
     assert not at_own_speed([lost], TRUE).numbers
     of_another = replace(lost, slo=Slo(ttft_s=1e-3))
     assert check_predicted(numbers, [window, of_another], SLO) == Check(())

@@ -30,13 +30,13 @@ RAISED = st.none() | st.lists(st.floats(0.4, 1.0), min_size=5, max_size=5)
 def test_the_choice_is_right_and_within_the_tolerances(
     shares: list[float], tails_s: list[float], raised: list[float] | None, requests: int | None
 ) -> None:
-    found = rule(shares, tails_s, raised, requests=requests)
-    assert found.right[found.choice]
-    assert found.candidates[found.choice]
-    assert shares[int(found.choice)] >= max(shares) - max(0.01, 2 / (requests or 1000))
+    result = rule(shares, tails_s, raised, requests=requests)
+    assert result.right[result.choice]
+    assert result.candidates[result.choice]
+    assert shares[int(result.choice)] >= max(shares) - max(0.01, 2 / (requests or 1000))
     rows = rule([shares] * 3, [tails_s] * 3, None if raised is None else [raised] * 3,
                 requests=requests)  # fmt: skip
-    assert rows.choice.tolist() == [int(found.choice)] * 3
+    assert rows.choice.tolist() == [int(result.choice)] * 3
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_what_the_rule_says(
     choice: int,
     right: set[int],
 ) -> None:
-    found = rule(shares, tails_s, raised)
-    assert int(found.choice) == choice
-    assert {*np.flatnonzero(found.right).tolist()} == right
+    result = rule(shares, tails_s, raised)
+    assert int(result.choice) == choice
+    assert {*np.flatnonzero(result.right).tolist()} == right
 
 
 def traffic(rate_rps: float = 5.5, duration_s: float = 200.0) -> Traffic:
@@ -73,32 +73,32 @@ def fitted(noise: float = 0.02) -> FittedLaw:
     rng = np.random.default_rng(1)
     segments = []
     for i, cap in enumerate((8, 16)):
-        one = simulate(traffic().between(0, 60), KNEE_AT_8, SHAPE, max_num_seqs=cap, log=True)
-        one.iterations["duration_s"] *= np.exp(rng.normal(0, noise, len(one.iterations)))
-        segments.append(Segment(one.iterations, 100.0 * i, 0))
+        item = simulate(traffic().between(0, 60), KNEE_AT_8, SHAPE, max_num_seqs=cap, log=True)
+        item.iterations["duration_s"] *= np.exp(rng.normal(0, noise, len(item.iterations)))
+        segments.append(Segment(item.iterations, 100.0 * i, 0))
     return fit_law(segments, max_num_seqs=16)
 
 
 def test_the_cap_at_the_knee_is_chosen_and_surely() -> None:
-    found = choose(Loads(traffic()), fitted(), SHAPE, SLO, CAPS)
-    assert (found.best, found.interval, found.unseen) == (8, (8, 8), ())
-    assert found.confidence >= 0.95
-    assert found.share(8) > found.share(16) + 0.1
+    result = choose(Loads(traffic()), fitted(), SHAPE, SLO, CAPS)
+    assert (result.best, result.interval, result.unseen) == (8, (8, 8), ())
+    assert result.confidence >= 0.95
+    assert result.share(8) > result.share(16) + 0.1
 
 
 def test_few_noisy_iterations_make_it_less_sure() -> None:
     rng = np.random.default_rng(3)
-    one = simulate(traffic(rate_rps=30).between(0, 2), KNEE_AT_8, SHAPE, max_num_seqs=16, log=True)
-    one.iterations["duration_s"] *= np.exp(rng.normal(0, 1.0, len(one.iterations)))
-    unsure = fit_law([Segment(one.iterations, 0.0, 0)], max_num_seqs=16)
-    found = choose(Loads(traffic()), unsure, SHAPE, SLO, CAPS)
-    assert found.confidence < 0.95
-    assert found.interval[0] < found.interval[1]
+    item = simulate(traffic(rate_rps=30).between(0, 2), KNEE_AT_8, SHAPE, max_num_seqs=16, log=True)
+    item.iterations["duration_s"] *= np.exp(rng.normal(0, 1.0, len(item.iterations)))
+    unsure = fit_law([Segment(item.iterations, 0.0, 0)], max_num_seqs=16)
+    result = choose(Loads(traffic()), unsure, SHAPE, SLO, CAPS)
+    assert result.confidence < 0.95
+    assert result.interval[0] < result.interval[1]
 
 
 def test_batches_larger_than_any_measured_are_named() -> None:
-    one = simulate(traffic().between(0, 60), KNEE_AT_8, SHAPE, max_num_seqs=4, log=True)
-    low = fit_law([Segment(one.iterations, 0.0, 0)], max_num_seqs=16)
+    item = simulate(traffic().between(0, 60), KNEE_AT_8, SHAPE, max_num_seqs=4, log=True)
+    low = fit_law([Segment(item.iterations, 0.0, 0)], max_num_seqs=16)
     assert choose(Loads(traffic()), low, SHAPE, SLO, CAPS).unseen == (8, 16)
 
 
@@ -119,16 +119,16 @@ def required(*texts: str) -> Choice:
 
 
 def test_what_breaks_a_requirement_is_no_candidate() -> None:
-    found = required("p95 tpot <= 10.7ms")  # 10 ms and 0.1 ms for each of up to 7 slots
-    assert found.bounds.broken(8)
-    assert (found.best, found.eligible) == (4, (1, 2, 4))
+    result = required("p95 tpot <= 10.7ms")  # 10 ms and 0.1 ms for each of up to 7 slots
+    assert result.bounds.broken(8)
+    assert (result.best, result.eligible) == (4, (1, 2, 4))
 
 
 def test_where_nothing_keeps_what_is_required_the_nearest_is_named() -> None:
-    found = required("p95 tpot <= 1ms")
-    assert (found.best, found.eligible) == (8, CAPS)
-    assert found.bounds.nearest() == 1
-    assert found.bounds.shown(1).startswith("p95 tpot <= 1ms (10.")
+    result = required("p95 tpot <= 1ms")
+    assert (result.best, result.eligible) == (8, CAPS)
+    assert result.bounds.nearest() == 1
+    assert result.bounds.shown(1).startswith("p95 tpot <= 1ms (10.")
 
 
 def test_bounds_are_of_each_load_and_of_the_iterations() -> None:

@@ -26,9 +26,9 @@ def test_what_probes_show_is_found() -> None:
     passages = probed_passages([probe(float(at_s)) for at_s in range(6)])
     slower = contention(LAW, [passages])
     assert slower == pytest.approx(1.25)
-    found = fit_front_end([passages], contention=slower)
-    assert found is not None
-    assert (found.request_s, found.delivery_s) == pytest.approx((0.005, 0.003))
+    result = fit_front_end([passages], contention=slower)
+    assert result is not None
+    assert (result.request_s, result.delivery_s) == pytest.approx((0.005, 0.003))
     assert fit_front_end([probed_passages([probe(0.0)] * 4)]) is None
 
 

@@ -35,9 +35,9 @@ def log_of(seed: int, cap: int, law: StepLaw = TRUE) -> IterationLog:
 
 def slowed(log: IterationLog, factor: Floats | float) -> IterationLog:
     """Return the log of a machine that was slower; the times of beginning stay."""
-    found = log.copy()
-    found["duration_s"] *= factor
-    return found
+    result = log.copy()
+    result["duration_s"] *= factor
+    return result
 
 
 def relative_error(found: StepLaw, upto: int = 16) -> float:
@@ -107,8 +107,8 @@ def test_what_was_seen_counts_beyond_the_sizes_that_were_asked_for() -> None:
     segments = [Segment(log_of(1, 8), 0.0, 0)]
     less, more = (fit_law(segments, max_num_seqs=most) for most in (2, 16))
     assert less.law.up_to(16).decode_s == pytest.approx(more.law.decode_s)
-    for one, other in zip(less.draws(3), more.draws(3), strict=True):
-        assert one.up_to(16).decode_s == pytest.approx(other.decode_s)
+    for each, other in zip(less.draws(3), more.draws(3), strict=True):
+        assert each.up_to(16).decode_s == pytest.approx(other.decode_s)
     log = log_of(1, 16)
     assert less.law.durations_s(log) == pytest.approx(more.law.durations_s(log))
 
@@ -175,5 +175,5 @@ def test_draws_have_the_speeds_between_which_a_busy_machine_moved(
     fitted = fit_law(segments, max_num_seqs=8, taken=taken)
     low, high = fitted.speed_range
     assert high / low == pytest.approx(slowest_to_fastest, rel=0.1)
-    steps_s = [one.decode_s[8] for one in fitted.draws(200)]
+    steps_s = [each.decode_s[8] for each in fitted.draws(200)]
     assert np.quantile(steps_s, 0.975) / np.quantile(steps_s, 0.025) > 0.9 * slowest_to_fastest

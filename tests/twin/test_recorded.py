@@ -45,16 +45,16 @@ def recorded(name: str, *, kv_blocks: int | None = None) -> Run:
     stem = f"vllmbench_{name}_Llama-3.1-8B"
     meta: dict[str, Any] = json.loads((TRACES / f"{stem}_meta.json").read_text())
     lines = (TRACES / f"{stem}_requests.jsonl").read_text().splitlines()
-    requests = sorted((json.loads(line) for line in lines), key=lambda one: one["queued_ts"])
+    requests = sorted((json.loads(line) for line in lines), key=lambda item: item["queued_ts"])
     with (TRACES / f"{stem}_timeseries.csv").open() as stream:
         readings = list(csv.DictReader(stream))
     origin_s = requests[0]["queued_ts"]
 
     def column(key: str) -> Floats:
-        return np.array([one[key] for one in requests], float)
+        return np.array([request[key] for request in requests], float)
 
     def reading(key: str) -> Floats:
-        return np.array([one[key] for one in readings], float)
+        return np.array([reading[key] for reading in readings], float)
 
     arrival_s = column("queued_ts") - origin_s
     return Run(
@@ -83,13 +83,13 @@ def law_of_first_half(run: Run) -> StepLaw:
     columns = (iterations, run.output_tokens, run.prompt_tokens, iterations * context)
     half = (run.running > 0) & (run.output_tokens > 0) & (run.second <= run.second[-1] / 2)
     design = np.column_stack(columns)[half]
-    weight, found = np.ones(len(design)), np.zeros(len(columns))
+    weight, result = np.ones(len(design)), np.zeros(len(columns))
     for _ in range(20):
         weighted = weight[:, None] * design
-        found = nnls(weighted.T @ design, weighted.sum(axis=0))
-        off = np.abs(1 - design @ found)
+        result = nnls(weighted.T @ design, weighted.sum(axis=0))
+        off = np.abs(1 - design @ result)
         weight = np.minimum(1, 2 * np.median(off) / np.maximum(off, 1e-9))
-    a, b, c, d = (float(value) for value in found)
+    a, b, c, d = (float(value) for value in result)
     return StepLaw(a + b * np.linspace(0, run.max_num_seqs, run.max_num_seqs + 1), c, 0.0, 0.0, d)
 
 
@@ -156,7 +156,7 @@ def test_the_run_that_the_memory_binds_is_called_so_and_the_other_is_not(
         cap: measurement_of(run.traffic, replay, slo, shape=shape, length_s=length_s)
         for cap, replay in replays.items()
     }
-    found, why = kind_of(curve[best_of(curve)], curve, run.max_num_seqs)
-    assert (found == "kv_bound") == (kind == "kv_bound")
+    result, why = kind_of(curve[best_of(curve)], curve, run.max_num_seqs)
+    assert (result == "kv_bound") == (kind == "kv_bound")
     if kind == "kv_bound":
         assert "gpu_memory_utilization" in why

@@ -63,17 +63,17 @@ def test_changes_are_paired_by_draw() -> None:
 
 
 def test_a_quarter_more_load_is_25_copies_of_100_requests() -> None:
-    found = scaled(EVERY_SECOND, 1.25, np.random.default_rng(0))
-    lengths, counts = np.unique(found.input_length, return_counts=True)
+    result = scaled(EVERY_SECOND, 1.25, np.random.default_rng(0))
+    lengths, counts = np.unique(result.input_length, return_counts=True)
     assert lengths.tolist() == list(range(1, 101))
     assert sorted(counts.tolist()) == [1] * 75 + [2] * 25
 
 
 def test_copies_come_within_two_seconds_and_within_the_time_of_the_traffic() -> None:
-    found = scaled(EVERY_SECOND, 3.0, np.random.default_rng(0))
-    assert np.abs(found.arrival_s - (found.input_length - 1)).max() <= 2
-    assert (found.arrival_s.min(), found.arrival_s.max()) == (0, 99)
-    assert (np.diff(found.arrival_s) >= 0).all()
+    result = scaled(EVERY_SECOND, 3.0, np.random.default_rng(0))
+    assert np.abs(result.arrival_s - (result.input_length - 1)).max() <= 2
+    assert (result.arrival_s.min(), result.arrival_s.max()) == (0, 99)
+    assert (np.diff(result.arrival_s) >= 0).all()
 
 
 def test_the_headroom_is_asked_with_five_copies_in_turn() -> None:

@@ -65,9 +65,9 @@ def test_a_prefix_is_found_until_the_cache_has_computed_so_much_else() -> None:
         request(row, input_length=40, output_length=10, hash_ids=(100 + row,)) for row in (2, 3)
     ]
     came = [request(0, **session), request(1, **session), *others, request(4, **session)]
-    for kv_tokens, found in ((math.inf, 32), (120, 32), (99, 0)):
+    for kv_tokens, result in ((math.inf, 32), (120, 32), (99, 0)):
         traffic = traffic_of(came, hash_block_size=16, hit_share=1.0, kv_tokens=kv_tokens)
-        assert traffic.cached_length.tolist() == [0, 32, 0, 0, found]
+        assert traffic.cached_length.tolist() == [0, 32, 0, 0, result]
 
 
 def test_each_limit_of_the_slo_counts() -> None:

@@ -205,12 +205,12 @@ def _hash_ids(call: Call, settings: Settings) -> tuple[int, ...]:
     if min(tokens) < 0 or max(tokens) >= 2**31:  # a client sends what it likes
         return ()
     context = f"{call.lora or ''}\0{call.cache_salt}".encode(errors="replace")
-    found: list[int] = []
+    result: list[int] = []
     for block_id in prefix_ids(tokens, settings.key, BLOCK_SIZE, context):
-        found.append(block_id)
-        if len(found) % HASH_SLICE == 0:
+        result.append(block_id)
+        if len(result) % HASH_SLICE == 0:
             breathe()
-    return tuple(found)
+    return tuple(result)
 
 
 def prefix_ids(

@@ -27,12 +27,12 @@ def join(paths: Sequence[Path]) -> Trace:
     for path, header, begin_ms in zip(paths, headers, begins_ms, strict=True):
         if not begin_ms:
             raise TraceError(f"{path}: no time_origin in its header", hint=cure)
-        theirs, ours = (f"{one.source}, block_size {one.block_size}" for one in (header, first))
+        theirs, ours = (f"{each.source}, block_size {each.block_size}" for each in (header, first))
         if theirs != ours:
             raise TraceError(f"{path}: is of {theirs}, {paths[0]} of {ours}", hint=cure)
     begin_ms = min(begins_ms)
     whole = pa.concat_tables(
-        (moved(one.table, at - begin_ms) for one, at in zip(traces, begins_ms, strict=True)),
+        (moved(each.table, at - begin_ms) for each, at in zip(traces, begins_ms, strict=True)),
         promote_options="default",
     )
     whole = whole.select([name for name in whole.column_names if name != "row"])

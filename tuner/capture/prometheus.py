@@ -236,7 +236,7 @@ class Engine:
 
 def engines_of(samples: Samples, source: Source) -> list[Engine]:
     """Return every engine in what was scraped. Raises InputError where there is none to use."""
-    known = {labels: found for labels, found in sorted(samples.items()) if RUNNING in found}
+    known = {labels: result for labels, result in sorted(samples.items()) if RUNNING in result}
     if not known:
         raise source.refuse(
             f"no vllm:{RUNNING} in that time",
@@ -247,7 +247,7 @@ def engines_of(samples: Samples, source: Source) -> list[Engine]:
         matcher = shlex.quote(f"model_name={json.dumps(models[0])}")
         names = ", ".join(models[:5])
         raise source.refuse(f"{len(models)} models: {names}", f"Choose one: --selector {matcher}")
-    engines = [_engine(dict(labels), found, source) for labels, found in known.items()]
+    engines = [_engine(dict(labels), result, source) for labels, result in known.items()]
     for engine in engines:
         _check(engine, source)
     return engines
@@ -268,19 +268,19 @@ def _engine(
         raise source.refuse("fewer than two scrapes in that time", "Widen --from and --to.")
 
     def at_scrapes(name: str) -> dict[str, Floats]:
-        found = {}
+        result = {}
         for part, rows in series[name].items():
-            found[part] = values = np.zeros(len(times_s))
+            result[part] = values = np.zeros(len(times_s))
             _, places, chosen = np.intersect1d(times_s, rows[:, 0], return_indices=True)
             values[places] = rows[chosen, 1]
-        return found
+        return result
 
-    gauges = [one for name in (RUNNING, WAITING) for one in at_scrapes(name).values()]
+    gauges = [scrape for name in (RUNNING, WAITING) for scrape in at_scrapes(name).values()]
     counters = {name: at_scrapes(name) for name in METRICS if name not in (RUNNING, WAITING)}
-    steps = [np.diff(one) for parts in counters.values() for one in parts.values()]
-    restarted = np.any([one < 0 for one in steps], axis=0)
+    steps = [np.diff(part) for parts in counters.values() for part in parts.values()]
+    restarted = np.any([step < 0 for step in steps], axis=0)
     counted = {  # from 0, after a restart
-        name: {part: np.where(restarted, one[1:], np.diff(one)) for part, one in parts.items()}
+        name: {part: np.where(restarted, each[1:], np.diff(each)) for part, each in parts.items()}
         for name, parts in counters.items()
     }
     return Engine(labels, times_s, np.sum(gauges, axis=0), counted, restarted)
@@ -318,7 +318,7 @@ def draw(engines: Sequence[Engine], seed: int) -> Trace:
     """Return the synthetic trace. Raises TraceError where there was no request."""
     rng = np.random.default_rng(seed)
     drawn = [_requests(engine, rng) for engine in engines]
-    columns = {name: np.concatenate([one[name] for one in drawn]) for name in drawn[0]}
+    columns = {name: np.concatenate([each[name] for each in drawn]) for name in drawn[0]}
     if not len(columns["timestamp"]):
         raise TraceError(
             "no request was in flight or finished in that time",
@@ -330,7 +330,7 @@ def draw(engines: Sequence[Engine], seed: int) -> Trace:
     columns["finish_reason"] = pa.array(reasons, pa.string(), mask=reasons == "")
     replicas = _replicas(engines)
     if max(replicas) > 0:
-        columns["replica"] = np.repeat(replicas, [len(one["timestamp"]) for one in drawn])
+        columns["replica"] = np.repeat(replicas, [len(each["timestamp"]) for each in drawn])
     unfinished = int(columns.pop("is_open").sum())
     held = {name: pa.array(column, TYPES[name]) for name, column in columns.items()}
     table, origin_ms = sorted_by_arrival(pa.table(held), absolute=True)
@@ -398,12 +398,12 @@ def _lengths(engine: Engine, name: str, rng: np.random.Generator) -> Ints:
     counts = np.maximum(0, np.rint(counted)).astype(np.int64).T
     (totals,) = engine.counted[f"{name}_sum"].values()
     lows = np.floor(np.concatenate(([0.0], uppers[:-1]))) + 1  # a bucket holds (lower, upper]
-    found = [np.zeros(0, np.int64)]
+    result = [np.zeros(0, np.int64)]
     for some, total in zip(counts, totals, strict=True):
         highs = np.maximum(lows, np.floor(uppers))
         highs[-1] = max(2 * lows[-1], np.ceil(total / max(1, some[-1])))
-        found.append(_with_total(np.repeat(lows, some), np.repeat(highs, some), total, rng))
-    return np.concatenate(found)
+        result.append(_with_total(np.repeat(lows, some), np.repeat(highs, some), total, rng))
+    return np.concatenate(result)
 
 
 def _with_total(low: Floats, high: Floats, total: float, rng: np.random.Generator) -> Ints:
@@ -424,10 +424,10 @@ def _with_total(low: Floats, high: Floats, total: float, rng: np.random.Generato
 def _replicas(engines: Sequence[Engine]) -> list[int]:
     """Return a replica for each engine: one that took another's place gets the other's number."""
     until_s: list[float] = []
-    found = [0] * len(engines)
-    for place in sorted(range(len(engines)), key=lambda one: float(engines[one].times_s[0])):
+    result = [0] * len(engines)
+    for place in sorted(range(len(engines)), key=lambda item: float(engines[item].times_s[0])):
         begin_s, end_s = (float(engines[place].times_s[edge]) for edge in (0, -1))
         free = [number for number, last_s in enumerate(until_s) if last_s < begin_s]
-        found[place] = free[0] if free else len(until_s)
-        until_s[found[place] : found[place] + 1] = [end_s]
-    return found
+        result[place] = free[0] if free else len(until_s)
+        until_s[result[place] : result[place] + 1] = [end_s]
+    return result

@@ -181,11 +181,11 @@ def _edit(
         target = replace(target, path=path, text=f"[Service]\nExecStart=\nExecStart={own}\n")
         server = target.server(is_trusted=options.force)
     here = target.deployment(server)
-    found = fit.mismatches(profile, here, is_its_model=options.model_is is not None)
+    result = fit.mismatches(profile, here, is_its_model=options.model_is is not None)
     if not options.force:
-        refusal = refusal or fit.refusal(profile, found)
+        refusal = refusal or fit.refusal(profile, result)
     wanted, reasons = _wanted(profile, server.arguments, options)
-    wanted = {n: v for n, v in wanted.items() if n not in fit.of_the_file(found)}
+    wanted = {n: v for n, v in wanted.items() if n not in fit.of_the_file(result)}
     new, after = target.edited(server, wanted)
     new = _BOM * old.startswith(_BOM) + new
     present = old if path == read_from else read_text(path)
@@ -193,13 +193,13 @@ def _edit(
     if not is_same and present not in {None, new} and not options.force:
         hint = f"Edit it in place: tuner apply PROFILE {path}; or overwrite it with --force."
         raise TargetError(f"{path}: already there", hint=hint)
-    despite = [each.words for each in found]
+    despite = [each.words for each in result]
     if not server.is_proven:
         despite.append(f"nothing in {source} shows that it starts vLLM")
     if options.model_is is not None and (words := fit.model_mismatch(profile, here)) is not None:
         despite.append(f"{words}: --model-is {options.model_is}")
     refusal = fit.clash(here, wanted) or refusal
-    cautions = fit.cautions(profile, [] if refusal else found, here)
+    cautions = fit.cautions(profile, [] if refusal else result, here)
     return Edit(
         path=source if is_same else path,
         new=new,
@@ -235,17 +235,17 @@ def _new(
     }
     hosts = fit.Host.here()
     here = fit.Deployment(arguments={}, source=str(path), hosts=hosts, is_new=True)
-    found = fit.mismatches(profile, here)
-    refusal = refusal or (None if options.force else fit.refusal(profile, found))
+    result = fit.mismatches(profile, here)
+    refusal = refusal or (None if options.force else fit.refusal(profile, result))
     return Edit(
         path=path,
         new=yaml_strict.dump(config),
         kind="vllm-config",
         next=f"start: {KINDS['vllm-config']['start']}",
         after=arguments,
-        warnings=fit.cautions(profile, [] if refusal else found),
+        warnings=fit.cautions(profile, [] if refusal else result),
         reasons=reasons,
-        despite=[each.words for each in found],
+        despite=[each.words for each in result],
         refused=refusal,
     )
 

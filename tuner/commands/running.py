@@ -145,7 +145,7 @@ def _models(base: str, key: str | None) -> tuple[ServedModel, ...]:
 def _check_idle(base: str) -> None:
     engines = prometheus.parse(live_server.get(f"{base}/metrics", direct=True), source=base)
     gauges = [engine.gauges for engine in engines.values()]
-    busy = int(sum(one.get("running", 0) + one.get("waiting", 0) for one in gauges))
+    busy = int(sum(gauge.get("running", 0) + gauge.get("waiting", 0) for gauge in gauges))
     if busy:
         raise GateError(
             f"{base} is serving {busy} requests: what is measured beside them is theirs too",

@@ -46,12 +46,12 @@ class Batched:
         """See the seam."""
         if self._stopped:
             raise STOPPED
-        one = _Waiting(request, reply, self._loop.time(), self._loop.create_future())
-        self._waiting.append(one)
+        item = _Waiting(request, reply, self._loop.time(), self._loop.create_future())
+        self._waiting.append(item)
         self._came.set()
         if self._serving is None:
             self._serving = self._loop.create_task(self._serve())
-        await one.done
+        await item.done
 
     async def prepare(
         self, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
@@ -69,9 +69,9 @@ class Batched:
     async def stop(self) -> None:
         """See the seam."""
         self._stopped = True
-        for one in self._waiting:
-            if not one.done.done():
-                one.done.set_exception(STOPPED)
+        for each in self._waiting:
+            if not each.done.done():
+                each.done.set_exception(STOPPED)
         await self._engine.stop()
         await self._idle()
 
@@ -90,22 +90,22 @@ class Batched:
                         await self._came.wait()
             except TimeoutError:
                 pass
-            batch = [one for one in self._waiting[: self._batching.size] if not one.done.done()]
+            batch = [each for each in self._waiting[: self._batching.size] if not each.done.done()]
             del self._waiting[: self._batching.size]
             begun_s, replies = self._loop.time(), [Reply() for _ in batch]
-            work = map(self._engine.generate, [one.request for one in batch], replies)
+            work = map(self._engine.generate, [each.request for each in batch], replies)
             problems = await asyncio.gather(*work, return_exceptions=True)
-            for one, seen, problem in zip(batch, replies, problems, strict=True):
-                if one.done.done():  # its client has left
+            for each, seen, problem in zip(batch, replies, problems, strict=True):
+                if each.done.done():  # its client has left
                     continue
                 if problem is not None:
-                    one.done.set_exception(problem)
+                    each.done.set_exception(problem)
                     continue
-                reply = one.reply
+                reply = each.reply
                 reply.output_tokens, reply.seen_s = seen.output_tokens, [self._loop.time()]
-                reply.queued_s, reply.scheduled_s = one.came_s, begun_s
+                reply.queued_s, reply.scheduled_s = each.came_s, begun_s
                 reply.first_s, reply.last_s = seen.seen_s[0], seen.seen_s[-1]
-                one.done.set_result(None)
+                each.done.set_result(None)
         self._serving = None
 
 

@@ -211,7 +211,7 @@ class DeviceMeter:
         if cpu is None and not seen:
             return None
         busy, *host = cpu or (math.nan,) * 3
-        mine = {one.pid for one in _family()} if seen else set()
+        mine = {each.pid for each in _family()} if seen else set()
         memory = [gpu.memory_used_bytes for gpu in seen]
         return (
             _mean(gpu.utilisation for gpu in seen) if seen or self._kind != "cpu" else busy,
@@ -237,11 +237,11 @@ def state_of(pids: Iterable[int]) -> str:
     for pid in pids:
         with suppress(psutil.Error):
             process = psutil.Process(pid)
-            for one in (process, *process.children(recursive=True)):
-                if one.status() in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}:
-                    return f": process {one.pid} was stopped by a signal"
-                if one.status() == psutil.STATUS_DISK_SLEEP:
-                    return f": process {one.pid} waits for the kernel, as for a driver that hangs"
+            for each in (process, *process.children(recursive=True)):
+                if each.status() in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}:
+                    return f": process {each.pid} was stopped by a signal"
+                if each.status() == psutil.STATUS_DISK_SLEEP:
+                    return f": process {each.pid} waits for the kernel, as for a driver that hangs"
     return ""
 
 
@@ -343,7 +343,7 @@ def _read(gpu: Any) -> Gpu:  # noqa: ANN401 - an NVML handle
         utilisation=None if rates is None else rates.gpu / 100,
         clock_mhz=_ask("ClockInfo", gpu, pynvml.NVML_CLOCK_SM) if is_busy and is_free else None,
         alarms=None if reasons is None else alarms,
-        processes=frozenset(one.pid for one in _ask("ComputeRunningProcesses", gpu) or ()),
+        processes=frozenset(each.pid for each in _ask("ComputeRunningProcesses", gpu) or ()),
     )
 
 

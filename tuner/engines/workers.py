@@ -95,7 +95,7 @@ class Workers:
         """Return a row for each request: without tuner's scheduler an engine logs no iterations."""
         log = np.zeros(len(self._served), seam.ITERATION)
         log[["start_s", "duration_s", "decode_seqs"]] = sorted(
-            (one.begun_s, one.ended_s - one.begun_s, 1) for one in self._served
+            (each.begun_s, each.ended_s - each.begun_s, 1) for each in self._served
         )
         self._served.clear()
         return log

@@ -218,8 +218,8 @@ def _answer(knobs: Knobs, about: About, line: bytes, client: socket.socket) -> A
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
     """Return pid (0 for a process of another container) and user at the other end. Linux only."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(found)
+    result = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(result)
     return pid, uid
 
 

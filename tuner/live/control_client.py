@@ -47,11 +47,11 @@ def ranks(path: Path) -> list[Path]:
     """Return the socket and those of the server's further data-parallel ranks beside it."""
     named = re.compile(re.escape(path.name) + r"\.dp([1-9][0-9]{0,5})")
     try:
-        names = [one.name for one in path.parent.iterdir()]
+        names = [each.name for each in path.parent.iterdir()]
     except OSError:
         names = []
     matches = sorted(filter(None, map(named.fullmatch, names)), key=lambda found: int(found[1]))
-    return [path, *(path.with_name(found[0]) for found in matches)]
+    return [path, *(path.with_name(match[0]) for match in matches)]
 
 
 def state(path: Path) -> State:
@@ -71,7 +71,7 @@ def set_all(changes: Sequence[tuple[Path, SetLimits]]) -> list[Answer]:
         except TunerError as problem:
             if not answers:
                 raise
-            done = ", ".join(str(one) for one, _ in changes[: len(answers)])
+            done = ", ".join(str(each) for each, _ in changes[: len(answers)])
             raise type(problem)(
                 f"{problem}; already set: {done}", hint=f"{problem.hint} Then run it again."
             ) from None

@@ -81,8 +81,8 @@ class WatchExporter(Exporter):
             self._gauges["watch_verdict"].labels(verdict).set(verdict == watch.verdict)
         for name, measure in watch.measures.items():
             self._gauges["watch_beyond"].labels(name).set(measure.is_beyond)
-            if (found := measure.interval()) is not None:
+            if (result := measure.interval()) is not None:
                 for bound in ("value", "low", "high"):
-                    self._gauges["watch_measure"].labels(name, bound).set(getattr(found, bound))
+                    self._gauges["watch_measure"].labels(name, bound).set(getattr(result, bound))
         if watch.choice is not None:
             self._gauges["watch_choice_rightness"].set(watch.choice.rightness)

@@ -157,19 +157,21 @@ def parse(text: str, *, source: str) -> dict[str, ServerMetrics]:
         by_engine = _samples(text)
         started = re.search(r"^process_start_time_seconds ([-+.\deE]+)$", text, flags=re.MULTILINE)
         started_s = float(started.group(1)) if started else None
-        found = {engine: _read(samples, started_s) for engine, samples in sorted(by_engine.items())}
+        result = {
+            engine: _read(samples, started_s) for engine, samples in sorted(by_engine.items())
+        }
     except (ValueError, IndexError, KeyError) as error:
         raise InputError(
             f"{source}: not Prometheus text: {str(error)[:100]}",
             hint="Check that the address is the server's /metrics.",
         ) from error
-    found = {engine: one for engine, one in found.items() if one.gauges or one.cache_config}
-    if not found:
+    result = {engine: each for engine, each in result.items() if each.gauges or each.cache_config}
+    if not result:
         raise InputError(
             f"{source}: no metric of vLLM in it",
             hint="Check the address, and that the server runs without --disable-log-stats.",
         )
-    return found
+    return result
 
 
 def _samples(text: str) -> dict[str, _Samples]:
@@ -181,14 +183,14 @@ def _samples(text: str) -> dict[str, _Samples]:
     longest = max(map(len, text.split("\n")))
     if longest > LONGEST_LINE:
         raise ValueError(f"a line of {longest} characters")
-    found: dict[str, _Samples] = defaultdict(lambda: defaultdict(list))
+    result: dict[str, _Samples] = defaultdict(lambda: defaultdict(list))
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name.startswith("vllm:"):
-                samples = found[sample.labels.get("engine", "0")]
+                samples = result[sample.labels.get("engine", "0")]
                 name = sample.name.removeprefix("vllm:")
                 samples[name].append((sample.labels, sample.value))
-    return found
+    return result
 
 
 def _read(samples: _Samples, started_s: float | None) -> ServerMetrics:

@@ -50,7 +50,7 @@ def ask(url: str, *, direct: bool = False) -> LiveServer:
     base = base_of(url)
     source = f"{base}/metrics"
     engines = list(prometheus.parse(get(source, direct=direct), source=source).values())
-    found = {
+    result = {
         _NAMES.get(name, name): _WORDS[text] if text in _WORDS else typed(text)
         for name, text in engines[0].cache_config.items()
         if name != "engine"
@@ -58,10 +58,10 @@ def ask(url: str, *, direct: bool = False) -> LiveServer:
     served = served_models.listed(_if_open(f"{base}/v1/models", direct=direct))
     lengths = {model.max_model_len for model in served}
     if len(lengths) == 1 and (length := lengths.pop()) is not None:
-        found["max_model_len"] = length
+        result["max_model_len"] = length
     named = tuple(ServedModel(name) for name in engines[0].models)
     version = _version(_if_open(f"{base}/version", direct=direct))
-    return LiveServer(version, found, served or named)
+    return LiveServer(version, result, served or named)
 
 
 def base_of(url: str) -> str:

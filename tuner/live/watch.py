@@ -115,10 +115,10 @@ class Measure:
             return "above"
         if any(self._z(self.low, newest) < -ALARM_Z for newest in (NEWEST, KEPT)):
             return "below"
-        found = self.interval()
-        if found is None or len(self._values) < LEAST_WITHIN:
+        result = self.interval()
+        if result is None or len(self._values) < LEAST_WITHIN:
             return "unknown"
-        return "within" if self.low <= found.low and found.high <= self.high else "unknown"
+        return "within" if self.low <= result.low and result.high <= self.high else "unknown"
 
     def is_above(self, limit: float) -> bool:
         return any(self._z(limit, newest) > ALARM_Z for newest in (NEWEST, KEPT))
@@ -522,11 +522,11 @@ SHARES = {"ttft_excess", "prefix_share"}
 
 def value_in_words(name: str, measure: Measure) -> str:
     """Return a measure with its interval: 1.02 (95%: 0.98 to 1.05)."""
-    found = measure.interval()
-    if found is None:
+    result = measure.interval()
+    if result is None:
         return "unknown"
     digits = ".1%" if name in SHARES else ".2f"
-    return f"{found.value:{digits}} (95%: {found.low:{digits}} to {found.high:{digits}})"
+    return f"{result.value:{digits}} (95%: {result.low:{digits}} to {result.high:{digits}})"
 
 
 def limits_in_words(name: str, measure: Measure) -> str:
@@ -548,9 +548,9 @@ def reason(watch: Watch) -> str:
     for name in beyond or ("slowness", "rate", "input_length", "output_length"):
         measure = watch.measures[name]
         if measure.windows:
-            said = NAMES[name][1].format(value_in_words(name, measure))
+            words = NAMES[name][1].format(value_in_words(name, measure))
             limits = f": the limits are {limits_in_words(name, measure)}" if beyond else ""
-            parts.append(said + limits)
+            parts.append(words + limits)
     if watch.runs_another_cap:
         parts.append(
             f"the server ran {watch.most_running:.0f} requests at a time, the profile's cap is "

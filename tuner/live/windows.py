@@ -86,8 +86,8 @@ def _gauge(metrics: ServerMetrics, name: str) -> float:
 
 def total(steps: Iterable[Step], name: Distribution) -> Histogram | None:
     """Return a distribution over several steps; None where none of them has it."""
-    found = [one.more.distributions[name] for one in steps if name in one.more.distributions]
-    return reduce(Histogram.plus, found) if found else None
+    result = [step.more.distributions[name] for step in steps if name in step.more.distributions]
+    return reduce(Histogram.plus, result) if result else None
 
 
 def arrivals(steps: Iterable[Step]) -> Ints:
@@ -214,15 +214,15 @@ class WindowMaker:
 
     def _window(self, begin_s: float, end_s: float) -> ScrapeWindow:
         least_s = begin_s - max(RUN_IN_S, self.length_s)
-        self._rounds = [one for one in self._rounds if _end_s(one) > least_s]
-        inside = [one for one in self._rounds if _end_s(one) > begin_s]
+        self._rounds = [each for each in self._rounds if _end_s(each) > least_s]
+        inside = [each for each in self._rounds if _end_s(each) > begin_s]
         before = self._rounds[: len(self._rounds) - len(inside)]
         new, self._restarts_seen = self.restarts - self._restarts_seen, self.restarts
         return ScrapeWindow(
             begin_s,
             end_s,
-            steps={name: tuple(one[name] for one in inside) for name in inside[0]},
-            run_in={name: _since_restart([one[name] for one in before]) for name in inside[0]},
+            steps={name: tuple(each[name] for each in inside) for name in inside[0]},
+            run_in={name: _since_restart([each[name] for each in before]) for name in inside[0]},
             restarts=new,
         )
 

@@ -70,7 +70,7 @@ class StoredTwin:
 
     def slowed(self, factor: float) -> "StoredTwin":
         """Return the twin of a machine that is so many times slower."""
-        laws = tuple(one.slowed(factor) for one in self.laws or (self.law,))
+        laws = tuple(each.slowed(factor) for each in self.laws or (self.law,))
         return replace(self, law=self.law.slowed(factor), laws=laws)
 
     def choice(  # noqa: PLR0913 - what the twin is asked
@@ -105,7 +105,7 @@ def pack(view: Forecast) -> bytes:
         "output_length": traffic.output_length.astype("<u4"),
         "cached_length": traffic.cached_length.astype("<u4"),
         "sizes": np.array(sizes, "<u4"),
-        "laws": np.array([[*one.decode_s[sizes], *one[1:]] for one in laws], "<f4"),
+        "laws": np.array([[*law.decode_s[sizes], *law[1:]] for law in laws], "<f4"),
         "slowdown": machine.slowdown.astype("<f4"),
     }
     facts = {
@@ -139,7 +139,7 @@ def unpack(content: bytes, *, source: str, behind: FrontEndSection | None = None
     sense."""
     try:
         with zipfile.ZipFile(BytesIO(content)) as archive:
-            unpacked = sum(one.file_size for one in archive.infolist())
+            unpacked = sum(each.file_size for each in archive.infolist())
             names = archive.namelist() if unpacked <= MOST_UNPACKED else []
             parts = {name: archive.read(name) for name in names}
         arrays = {
@@ -170,19 +170,21 @@ def _twin(
         and (np.diff(sizes) > 0).all()
         and 0 < int(sizes[-1]) <= MOST_SEQS
         and len(gaps_s) > 0
-        and all(one.shape == gaps_s.shape for one in lengths)
+        and all(length.shape == gaps_s.shape for length in lengths)
     )
-    is_sane = all(np.isfinite(one).all() and (one >= 0).all() for one in (laws, gaps_s, slowdown))
+    is_sane = all(
+        np.isfinite(each).all() and (each >= 0).all() for each in (laws, gaps_s, slowdown)
+    )
     if not fits or not is_sane or (slowdown <= 0).any():
         raise ValueError("its parts do not fit each other")
     shape = EngineShape(**facts["shape"])
     limits = (shape.max_num_batched_tokens, shape.block_size, shape.kv_blocks, shape.max_model_len)
-    if not all(type(one) is int and one > 0 for one in limits):
+    if not all(type(limit) is int and limit > 0 for limit in limits):
         raise ValueError("an engine without room")
     front_end = None
     if behind is not None:
         front_end = FrontEnd(behind.contention, behind.request_ms / 1e3, behind.delivery_ms / 1e3)
-    law, *others = (_law(one, sizes) for one in laws)
+    law, *others = (_law(law, sizes) for law in laws)
     return StoredTwin(
         law=law,
         shape=shape,

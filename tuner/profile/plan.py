@@ -82,18 +82,18 @@ class Fleet:
         twin, today = self.twin, self.parts(replicas)
         more = replace(self, load=headroom * self.load).parts(replicas) if headroom > 1 else today
         rate_rps = self.load * len(twin.traffic) / twin.length_s / replicas
-        found, weights = [], []
-        for one, raised in zip(today, more, strict=True):
-            if len(one) and len(raised):
-                loads = Loads(one, (raised,) if headroom > 1 else (), headroom, rate_rps)
+        result, weights = [], []
+        for each, raised in zip(today, more, strict=True):
+            if len(each) and len(raised):
+                loads = Loads(each, (raised,) if headroom > 1 else (), headroom, rate_rps)
                 samples = ask(draws or self.draws, loads, caps, twin.shape, self.slo, log=log)
-                found.append(samples)
-                weights.append(len(one))
-        if not found:  # nothing comes to it, and all of that is served
+                result.append(samples)
+                weights.append(len(each))
+        if not result:  # nothing comes to it, and all of that is served
             empty = Loads(twin.traffic.rows(slice(0)), (), 1.0, rate_rps)
             return ask(draws or self.draws, empty, caps, twin.shape, self.slo)
-        values = np.average([one.values for one in found], axis=0, weights=weights)
-        return replace(found[0], values=values)
+        values = np.average([each.values for each in result], axis=0, weights=weights)
+        return replace(result[0], values=values)
 
     def replicas_for(self, cap: int, *, attainment: float, surely: bool = True) -> int | None:
         """Return the fewest replicas with which 97.5 % of the draws, or with ``surely`` off the law
@@ -105,9 +105,9 @@ class Fleet:
             return ends is not None and ends[0] >= attainment
 
         def carries(share: float) -> bool:
-            one = scaled(self.twin.traffic, share, np.random.default_rng(SEED))
-            found = ask(self.lawful, Loads(one), (cap,), self.twin.shape, self.slo)
-            return float(found.column("attainment", cap)[0]) >= attainment
+            item = scaled(self.twin.traffic, share, np.random.default_rng(SEED))
+            result = ask(self.lawful, Loads(item), (cap,), self.twin.shape, self.slo)
+            return float(result.column("attainment", cap)[0]) >= attainment
 
         if not carries(LEAST_LOAD):
             return None
@@ -129,7 +129,7 @@ class Fleet:
         headroom at so many times the load."""
         if not requirements:
             return Bounds()
-        twin, log = self.twin, any(one.needs_log for one in requirements)
+        twin, log = self.twin, any(requirement.needs_log for requirement in requirements)
         laws = [Draw(law, twin.machine.front_end) for law in twin.laws[:DRAWS]]  # as in a sweep
         samples = self.ask(caps, replicas=replicas, draws=laws, headroom=headroom, log=log)
         return Bounds.of(requirements, samples)
@@ -141,17 +141,17 @@ class Fleet:
         times the guess do not."""
 
         def enough(replicas: int) -> bool:
-            found = self.bounds((cap,), requirements, headroom=headroom, replicas=replicas)
-            return bool(found.of_cap) and not found.broken(cap)
+            result = self.bounds((cap,), requirements, headroom=headroom, replicas=replicas)
+            return bool(result.of_cap) and not result.broken(cap)
 
         return least(enough, guess, min(MOST_REPLICAS, MOST_MORE * guess))
 
     def parts(self, replicas: int) -> list[Traffic]:
         """Return the traffic of a few of so many replicas."""
         twin, load, rng = self.twin, self.load, np.random.default_rng(SEED)
-        asked = min(replicas, ASKED_REPLICAS)
+        wanted = min(replicas, ASKED_REPLICAS)
         if self.router == "random":  # what each gets is a random share, whatever the others get
-            return [scaled(twin.traffic, load / replicas, rng) for _ in range(asked)]
+            return [scaled(twin.traffic, load / replicas, rng) for _ in range(wanted)]
         share = min(1.0, MOST_ROUTED / (load * len(twin.traffic)))
         if share < 1 and replicas > SMALL_FLEET:
             smaller = max(SMALL_FLEET, round(share * replicas))
@@ -164,7 +164,7 @@ class Fleet:
             )
 
             numbers = least_in_flight(whole.arrival_s, _lasting_s(twin, whole), replicas)
-        first = rng.choice(replicas, asked, replace=False)
+        first = rng.choice(replicas, wanted, replace=False)
         return [whole.rows(np.flatnonzero(numbers == replica)) for replica in first.tolist()]
 
 
@@ -187,16 +187,16 @@ def shared_caps(profiles: Sequence[ServingProfile]) -> tuple[list[SharedCap], in
     """Return what each cap that all profiles know gives each kind of traffic, and the one to take:
     it costs no kind much, by the same tolerances as any choice. Raises ProfileError where they have
     none in common."""
-    curves = [{step.max_num_seqs: step for step in one.curve} for one in profiles]
-    found = []
+    curves = [{step.max_num_seqs: step for step in profile.curve} for profile in profiles]
+    result = []
     for cap in sorted(set.intersection(*map(set, curves))):
         steps = [curve[cap] for curve in curves]
         own = [
-            curve.get(one.decision.max_num_seqs, curve[cap])
-            for curve, one in zip(curves, profiles, strict=True)
+            curve.get(each.decision.max_num_seqs, curve[cap])
+            for curve, each in zip(curves, profiles, strict=True)
         ]
         pairs = list(zip(steps, own, strict=True))
-        found.append(
+        result.append(
             SharedCap(
                 cap,
                 tuple(step.attainment for step in steps),
@@ -204,12 +204,14 @@ def shared_caps(profiles: Sequence[ServingProfile]) -> tuple[list[SharedCap], in
                 tuple(_tail_ms(step) / _tail_ms(best) for step, best in pairs),
             )
         )
-    if not found:
+    if not result:
         raise ProfileError(
             "the profiles have no max_num_seqs in common", hint="Sweep both to one --ceiling."
         )
-    best = rule([1 - max(one.lost) for one in found], [max(one.longer) for one in found]).choice
-    return found, found[int(best)].max_num_seqs
+    best = rule(
+        [1 - max(each.lost) for each in result], [max(each.longer) for each in result]
+    ).choice
+    return result, result[int(best)].max_num_seqs
 
 
 def _tail_ms(step: CurveStep) -> float:

@@ -187,7 +187,7 @@ class Promise(CapNumbers, frozen=True, kw_only=True):
     @property
     def headroom(self) -> float:
         """Times the captured load that the choice was made for besides; 1 without any."""
-        return max((one.load for one in self.predicted), default=1.0)
+        return max((each.load for each in self.predicted), default=1.0)
 
 
 class Baseline(Section, frozen=True, kw_only=True):
@@ -272,7 +272,7 @@ class Decision(Section, frozen=True, kw_only=True):
 
     @property
     def broken(self) -> list[RequirementSection]:
-        return [one for one in self.requirements if not one.kept]
+        return [requirement for requirement in self.requirements if not requirement.kept]
 
 
 class Validity(Section, frozen=True, kw_only=True):
@@ -383,13 +383,13 @@ class ServingProfile(Section, frozen=True, kw_only=True):
     @property
     def max_model_len(self) -> int:
         """Tokens of the longest request. Raises ProfileError where the profile does not say."""
-        found = self.engine.get("max_model_len")
-        if type(found) is not int or found < 1:
+        result = self.engine.get("max_model_len")
+        if type(result) is not int or result < 1:
             raise ProfileError(
-                f"engine.max_model_len: is {str(found)[:40]!r}, no number of tokens",
+                f"engine.max_model_len: is {str(result)[:40]!r}, no number of tokens",
                 hint="Sweep again: tuner writes what the engine came to.",
             )
-        return found
+        return result
 
     @property
     def sampling(self) -> Sampling:
@@ -413,9 +413,9 @@ def _contradictions(profile: ServingProfile) -> Iterator[tuple[str, str]]:
     low, high = profile.decision.interval
     if low > high:
         yield "decision.interval", f"begins at {low}, above its end {high}"
-    for place, (one, other) in enumerate(pairwise(profile.curve), start=1):
-        if one.max_num_seqs >= other.max_num_seqs:
-            fault = f"is {other.max_num_seqs} after {one.max_num_seqs}: steps must ascend"
+    for place, (each, other) in enumerate(pairwise(profile.curve), start=1):
+        if each.max_num_seqs >= other.max_num_seqs:
+            fault = f"is {other.max_num_seqs} after {each.max_num_seqs}: steps must ascend"
             yield f"curve.{place}.max_num_seqs", fault
     if not _is_utc(profile.provenance.created):
         yield "provenance.created", f"is no time in UTC: {profile.provenance.created!r}"
@@ -498,9 +498,9 @@ def _rounded(value: Any) -> Any:  # noqa: ANN401 - JSON
 
 def content_of(profile: Struct) -> dict[str, Any]:
     """Return a profile, or a part of one, as JSON content."""
-    found: dict[str, Any] = msgspec.to_builtins(profile, str_keys=True)
-    found.pop("companion", None)
-    return found
+    result: dict[str, Any] = msgspec.to_builtins(profile, str_keys=True)
+    result.pop("companion", None)
+    return result
 
 
 def dump(profile: ServingProfile) -> str:
@@ -508,8 +508,8 @@ def dump(profile: ServingProfile) -> str:
     it says, in comments."""
     from tuner.profile.summary import block_of, facts_of  # noqa: PLC0415 - which reads profiles
 
-    said = [*block_of(profile).lines(), *facts_of(profile)]
-    head = "".join(f"# {printable(line)}".rstrip() + "\n" for line in (_HEAD, "", *said))
+    words = [*block_of(profile).lines(), *facts_of(profile)]
+    head = "".join(f"# {printable(line)}".rstrip() + "\n" for line in (_HEAD, "", *words))
     return head + "".join(f"{line}\n" for line in _page(content_of(profile)))
 
 

@@ -65,16 +65,16 @@ def model_mismatch(
     ``model`` is the one that is meant among several, by its name. What a server was started with
     counts; where that is a folder or is not told, the name that it gives the model counts too.
     """
-    meant = [one for one in served if model in {None, one.name}]
-    if not meant or any(_is_same(profile, one) for one in meant):
+    meant = [each for each in served if model in {None, each.name}]
+    if not meant or any(_is_same(profile, each) for each in meant):
         return None
-    found = ", ".join(dict.fromkeys(one.root or one.name for one in meant))[:LONGEST]
-    names = ", ".join(dict.fromkeys(one.name for one in meant))[:LONGEST]
-    why = "what it was started with" if names == found else f"served as {names}"
-    if all(one.root is None for one in meant):
+    result = ", ".join(dict.fromkeys(each.root or each.name for each in meant))[:LONGEST]
+    names = ", ".join(dict.fromkeys(each.name for each in meant))[:LONGEST]
+    why = "what it was started with" if names == result else f"served as {names}"
+    if all(each.root is None for each in meant):
         why = "a name, which the server may have been given: --served-model-name"
-    is_sure = all(one.repository is not None for one in meant)
-    return ModelMismatch(profile.model, found, why, is_sure)
+    is_sure = all(each.repository is not None for each in meant)
+    return ModelMismatch(profile.model, result, why, is_sure)
 
 
 def _is_same(profile: ServingProfile, served: ServedModel) -> bool:
@@ -96,12 +96,14 @@ def listed(text: str) -> tuple[ServedModel, ...]:
     except (ValueError, RecursionError):
         return ()
     cards = answer.get("data") if isinstance(answer, dict) else None
-    found = []
+    result = []
     for card in cards[:MOST] if isinstance(cards, list) else ():
         if not isinstance(card, dict) or card.get("parent") is not None:  # an adapter has one
             continue
         name, root, length = card.get("id"), card.get("root"), card.get("max_model_len")
         if isinstance(name, str) and name:
             root = root[:LONGEST] if isinstance(root, str) and root else None
-            found.append(ServedModel(name[:LONGEST], root, length if type(length) is int else None))
-    return tuple(found)
+            result.append(
+                ServedModel(name[:LONGEST], root, length if type(length) is int else None)
+            )
+    return tuple(result)

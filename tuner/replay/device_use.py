@@ -77,8 +77,8 @@ _DISTURBANCES = (
 def disturbance(use: DeviceUse | None) -> str | None:
     """Say what else than the engine the numbers are of; None when nothing was seen."""
     values = ((getattr(use, name, None), limit, text) for name, limit, text in _DISTURBANCES)
-    found = (text.format(value) for value, limit, text in values if (value or 0.0) > limit)
-    return next(found, None)
+    result = (text.format(value) for value, limit, text in values if (value or 0.0) > limit)
+    return next(result, None)
 
 
 CROWDED_LIMIT = 0.5

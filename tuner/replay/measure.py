@@ -118,18 +118,24 @@ def measure(replays: Sequence[Replay], slo: Slo) -> Measurement:
     A replay's requests and seconds count as often as its weight says, so that a few windows speak
     for the whole trace. Totals, such as preemptions, are what was counted.
     """
-    parts, weights = [_Part(one, slo) for one in replays], np.array([one.weight for one in replays])
+    parts, weights = (
+        [_Part(replay, slo) for replay in replays],
+        np.array([replay.weight for replay in replays]),
+    )
     scored, good, possible, window_s, ended, tokens, span_s = (
         weights @ np.array([part.counts for part in parts], float)
     ).tolist()
-    work, scored_work = joined(one.iterations for one in replays), joined(one.work for one in parts)
-    asked = np.concatenate([part.seen["output_length"] for part in parts])
-    cap, cut = replays[0].max_num_seqs, [one for one in replays if one.cut]
+    work, scored_work = (
+        joined(replay.iterations for replay in replays),
+        joined(part.work for part in parts),
+    )
+    wanted = np.concatenate([part.seen["output_length"] for part in parts])
+    cap, cut = replays[0].max_num_seqs, [replay for replay in replays if replay.cut]
 
     def over(values: Iterable[Floats]) -> Spread | None:
         """Return the spread of what the requests have, each as heavy as its replay."""
-        found = [one[~np.isnan(one)] for one in values]
-        return spread(np.concatenate(found), np.repeat(weights, [len(one) for one in found]))
+        result = [each[~np.isnan(each)] for each in values]
+        return spread(np.concatenate(result), np.repeat(weights, [len(each) for each in result]))
 
     return Measurement(
         max_num_seqs=cap,
@@ -139,7 +145,7 @@ def measure(replays: Sequence[Replay], slo: Slo) -> Measurement:
         attainment_bound=max(good, possible) / scored,
         arrival_rate_rps=scored / window_s,
         goodput_rps=good / window_s,
-        offered_tokens_per_s=scored / window_s * (float(asked.mean()) if len(asked) else 0.0),
+        offered_tokens_per_s=scored / window_s * (float(wanted.mean()) if len(wanted) else 0.0),
         requests_per_s=ended / span_s,
         output_tokens_per_s=tokens / span_s,
         ttft_s=over(ttft_s(part.seen) for part in parts),
@@ -156,17 +162,20 @@ def measure(replays: Sequence[Replay], slo: Slo) -> Measurement:
         kv_bound_share=waiting_share(scored_work, cap, full=False),
         token_bound_share=token_bound_share(scored_work, cap, replays[0].token_budget),
         in_flight_peak=max(
-            most_at_once(one.requests["planned_s"], one.requests["end_s"]) for one in replays
+            most_at_once(replay.requests["planned_s"], replay.requests["end_s"])
+            for replay in replays
         ),
         cut=cut[0].cut if cut else None,
         ruled_out=bool(cut)
-        and all(one.ruled_out and not one.is_cut_under_another(slo) for one in cut),
+        and all(each.ruled_out and not each.is_cut_under_another(slo) for each in cut),
     )
 
 
 def lag_p99_s(replays: Sequence[Replay]) -> float:
     """Return the 99th percentile of how late requests left, in seconds."""
-    lags = np.concatenate([one.requests["sent_s"] - one.requests["planned_s"] for one in replays])
+    lags = np.concatenate(
+        [replay.requests["sent_s"] - replay.requests["planned_s"] for replay in replays]
+    )
     return float(np.percentile(lags, 99)) if len(lags) else 0.0
 
 
@@ -185,36 +194,36 @@ class _Part:
     drains, is left out: production does not look like that.
     """
 
-    def __init__(self, one: Replay, slo: Slo) -> None:
-        requests, is_scored = one.requests, one.requests["scored"]
-        is_seen = is_scored | bool(one.cut)  # a cut one may not have come past its run-in
+    def __init__(self, replay: Replay, slo: Slo) -> None:
+        requests, is_scored = replay.requests, replay.requests["scored"]
+        is_seen = is_scored | bool(replay.cut)  # a cut one may not have come past its run-in
         self.seen = requests[is_seen]
         """The requests that speed is measured on."""
 
-        self.gaps_s = one.gaps_s[np.repeat(is_seen, requests["gaps"])]
-        begin_s = 0.0 if one.cut else one.scored_from_s
-        end_s = one.elapsed_s if one.cut else begin_s + one.window_s
-        starts_s, ends_s = one.iterations["start_s"], requests["end_s"]
-        self.work = one.iterations[(starts_s >= begin_s) & (starts_s < end_s)]
+        self.gaps_s = replay.gaps_s[np.repeat(is_seen, requests["gaps"])]
+        begin_s = 0.0 if replay.cut else replay.scored_from_s
+        end_s = replay.elapsed_s if replay.cut else begin_s + replay.window_s
+        starts_s, ends_s = replay.iterations["start_s"], requests["end_s"]
+        self.work = replay.iterations[(starts_s >= begin_s) & (starts_s < end_s)]
         """The iterations of that span."""
 
         scored = requests[is_scored]
         good = int(met(scored, slo).sum())
-        total = max(1, len(scored) + one.unsent)  # at least one, so that shares are defined
+        total = max(1, len(scored) + replay.unsent)  # at least one, so that shares are defined
         waits = (scored["outcome"] == "cut") & ~broken(scored, replace(slo, tpot_s=None))
-        bound = 1.0 if one.is_cut_under_another(slo) else one.attainment_bound
-        possible = min(good + int(waits.sum()) + one.unsent, bound * total)
+        bound = 1.0 if replay.is_cut_under_another(slo) else replay.attainment_bound
+        possible = min(good + int(waits.sum()) + replay.unsent, bound * total)
         has_ended = (requests["outcome"] == "ok") & (begin_s <= ends_s) & (ends_s < end_s)
-        tokens, span_s = self._tokens(one, begin_s, end_s), (end_s - begin_s) or 1e-9
+        tokens, span_s = self._tokens(replay, begin_s, end_s), (end_s - begin_s) or 1e-9
         self.counts = (
-            *(total, good, possible, one.window_s, int(has_ended.sum()), tokens, span_s),
+            *(total, good, possible, replay.window_s, int(has_ended.sum()), tokens, span_s),
         )
 
-    def _tokens(self, one: Replay, begin_s: float, end_s: float) -> int:
+    def _tokens(self, replay: Replay, begin_s: float, end_s: float) -> int:
         """Return the output tokens of the span: the first ones as clients saw them, the rest
         logged; where nothing is logged, evenly between each request's first and last."""
-        first_s, last_s = one.requests["first_s"], one.requests["last_s"]
-        if len(one.iterations):
+        first_s, last_s = replay.requests["first_s"], replay.requests["last_s"]
+        if len(replay.iterations):
             firsts = int(((begin_s <= first_s) & (first_s < end_s)).sum())
             return firsts + int(self.work["decode_seqs"].sum())
         took_s = last_s - first_s
@@ -222,5 +231,5 @@ class _Part:
         at_once = (begin_s <= last_s) & (last_s < end_s)  # the reply came whole
         with np.errstate(invalid="ignore", divide="ignore"):
             share = np.where(took_s > 0, np.clip(inside_s / took_s, 0.0, 1.0), at_once)
-        tokens = np.where(took_s >= 0, share * one.requests["output_tokens"], 0.0)
+        tokens = np.where(took_s >= 0, share * replay.requests["output_tokens"], 0.0)
         return round(float(tokens.sum()))

@@ -61,7 +61,7 @@ def plan_requests(
     for request in requests:
         place, until_s = places.get(request.row, (0, None))
         turn = turns.get(request.row) if until_s is None else None
-        one = PlannedRequest(
+        item = PlannedRequest(
             row=request.row,
             planned_s=request.arrival_s - origin_s,
             prompt_token_ids=prompt(request),
@@ -74,7 +74,7 @@ def plan_requests(
             place=place,
             held_until_s=None if until_s is None else until_s - origin_s,
         )
-        planned += [one] * request.n
+        planned += [item] * request.n
     return tuple(planned)
 
 

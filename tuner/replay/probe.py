@@ -33,7 +33,7 @@ async def probe(
     length kernels may have been compiled or tuned. Raises EngineError when the engine refuses one.
     """
     clock = asyncio.get_running_loop().time
-    by_length = sorted(requests, key=lambda one: (one.input_length, one.row))
+    by_length = sorted(requests, key=lambda item: (item.input_length, item.row))
     chosen = [by_length[(2 * i + 1) * len(by_length) // (2 * PROBES)] for i in range(PROBES)]
     is_compiling = engine.facts.device.get("kind", "cpu") != "cpu"
     warm_ups = chosen if is_compiling else [chosen[PROBES // 2]]

@@ -63,20 +63,20 @@ Bools = NDArray[np.bool_]
 
 def ttft_s(requests: Requests) -> Floats:
     """Return the times to first token; NaN for requests without one."""
-    found: Floats = requests["first_s"] - requests["planned_s"]
-    return found
+    floats: Floats = requests["first_s"] - requests["planned_s"]
+    return floats
 
 
 def e2el_s(requests: Requests) -> Floats:
     """Return the end-to-end latencies; NaN for requests that did not finish."""
-    found: Floats = requests["last_s"] - requests["planned_s"]
-    return found
+    floats: Floats = requests["last_s"] - requests["planned_s"]
+    return floats
 
 
 def queue_s(requests: Requests) -> Floats:
     """Return how long the scheduler let requests wait; NaN where the engine does not report it."""
-    found: Floats = requests["scheduled_s"] - requests["queued_s"]
-    return found
+    floats: Floats = requests["scheduled_s"] - requests["queued_s"]
+    return floats
 
 
 def met(requests: Requests, slo: Slo) -> Bools:

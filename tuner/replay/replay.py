@@ -128,7 +128,7 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
     elapsed_s = run.loop.time() - run.start_s
     iterations = (await engine.iterations()).copy()  # which completes the replies
     iterations["start_s"] -= run.start_s
-    flights = sorted(run.landed, key=lambda one: (one.due_s, one.request.row))
+    flights = sorted(run.landed, key=lambda item: (item.due_s, item.request.row))
     scored = sum(flight.request.scored for flight in flights)
     return Replay(
         max_num_seqs=max_num_seqs,
@@ -137,8 +137,8 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
         elapsed_s=elapsed_s,
         iterations=iterations,
         kv_blocks=engine.facts.kv_blocks,
-        requests=np.array([_row(one, run.start_s) for one in flights], REQUEST),
-        gaps_s=np.concatenate([np.zeros(0), *(np.diff(one.reply.seen_s) for one in flights)]),
+        requests=np.array([_row(flight, run.start_s) for flight in flights], REQUEST),
+        gaps_s=np.concatenate([np.zeros(0), *(np.diff(flight.reply.seen_s) for flight in flights)]),
         token_budget=engine.facts.max_num_batched_tokens,
         failures=tuple(run.failures),
         cut=run.cut,
@@ -214,14 +214,14 @@ class _Run:
         await self._until(requests[0].planned_s)
         until_s = requests[0].held_until_s or 0.0
         for lap in count():
-            for one in requests:
+            for request in requests:
                 if (now_s := self.now_s) >= until_s:
                     return
-                ids = one.prompt_token_ids  # turned, so that no prefix is found in the cache
+                ids = request.prompt_token_ids  # turned, so that no prefix is found in the cache
                 turned = [*ids[lap % len(ids) :], *ids[: lap % len(ids)]]
                 is_scored = now_s >= self.scored_from_s
                 await self._send(
-                    replace(one, planned_s=now_s, prompt_token_ids=turned, scored=is_scored)
+                    replace(request, planned_s=now_s, prompt_token_ids=turned, scored=is_scored)
                 )
 
     async def _until(self, due_s: float) -> None:
@@ -251,10 +251,10 @@ class _Run:
         self.flights[id(flight)] = flight
         limit_s = request.abort_after_s
         until_s = None if limit_s is None else self.start_s + due_s + limit_s
-        asked = EngineRequest(request.prompt_token_ids, request.output_length, request.priority)
+        wanted = EngineRequest(request.prompt_token_ids, request.output_length, request.priority)
         try:
             async with asyncio.timeout_at(until_s):
-                await self.engine.generate(asked, flight.reply)
+                await self.engine.generate(wanted, flight.reply)
             flight.outcome = "ok"
         except TimeoutError:
             flight.outcome = "aborted"
@@ -288,7 +288,9 @@ class _Run:
             return "the budget ended it"
         if rule.stop_after_s is not None and now_s >= rule.stop_after_s:
             return "ruled out by Little's law; replayed for its iterations only"
-        lost = sum(_is_lost(one, now_s, self.start_s, rule.slo) for one in self.flights.values())
+        lost = sum(
+            _is_lost(flight, now_s, self.start_s, rule.slo) for flight in self.flights.values()
+        )
         drains_until_s = DRAIN_FACTOR * self.plan[-1].planned_s + WATCH_S
         if self.flights and lost == len(self.flights) and now_s > drains_until_s:
             return "the queue does not drain: all that is left came too late long ago"
@@ -301,14 +303,16 @@ class _Run:
     def _reading(self) -> LiveReading:
         """Return what the clients see now, cheaply enough for four times a second."""
         facts, flying = self.engine.facts, list(self.flights.values())
-        decoding = [one for one in flying if one.reply.seen_s]
+        decoding = [each for each in flying if each.reply.seen_s]
         waited_s = (
-            one.first_s(self.start_s) - one.due_s for one in [*self.landed[-RECENT:], *decoding]
+            each.first_s(self.start_s) - each.due_s for each in [*self.landed[-RECENT:], *decoding]
         )
-        tail_s = sorted([one for one in waited_s if not math.isnan(one)][-RECENT:])
-        tpots_s = [one.tpot_s for one in decoding if not math.isnan(one.tpot_s)]
-        tokens = (len(one.request.prompt_token_ids) + one.reply.output_tokens for one in decoding)
-        used = sum(-(-one // facts.block_size) for one in tokens) if facts.kv_blocks else 0
+        tail_s = sorted([each for each in waited_s if not math.isnan(each)][-RECENT:])
+        tpots_s = [each.tpot_s for each in decoding if not math.isnan(each.tpot_s)]
+        tokens = (
+            len(each.request.prompt_token_ids) + each.reply.output_tokens for each in decoding
+        )
+        used = sum(-(-token // facts.block_size) for token in tokens) if facts.kv_blocks else 0
         return LiveReading(
             elapsed_s=self.now_s,
             done=len(self.landed),

@@ -65,7 +65,7 @@ async def better_of_two(
     first = await attempt()
     if not first.flaws or not retry(first.flaws, clock() - begun_s):
         return first
-    return min(first, await attempt(), key=lambda one: (len(one.flaws), one.lag_s))
+    return min(first, await attempt(), key=lambda item: (len(item.flaws), item.lag_s))
 
 
 async def replay_soundly(  # noqa: PLR0913 - what is sent where, when it is cut, and who is told
@@ -110,10 +110,10 @@ async def replay_soundly(  # noqa: PLR0913 - what is sent where, when it is cut,
 
 def engine_flaws(engine: Engine, log: IterationLog) -> tuple[str, ...]:
     """Return how long the engine stood still in these iterations, and what it has compiled."""
-    found = [f"the engine stood still for {one:.0f} s" for one in stalls_s(log)]
-    found += [f"the engine compiled: {one}" for one in engine.compiled[-1:]]
+    result = [f"the engine stood still for {each:.0f} s" for each in stalls_s(log)]
+    result += [f"the engine compiled: {each}" for each in engine.compiled[-1:]]
     engine.compiled.clear()
-    return tuple(found)
+    return tuple(result)
 
 
 def stalls_s(log: IterationLog) -> list[float]:

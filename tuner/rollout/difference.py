@@ -86,15 +86,15 @@ def of_profiles(profile: ServingProfile, other: ServingProfile) -> list[Differen
     order = list(FACTS["compared"])
     differences = []
     for key in sorted({**mine, **theirs}, key=lambda each: order.index(each[0])):
-        one, two = mine.get(key), theirs.get(key)
-        if one == two and type(one) is type(two):
+        item, two = mine.get(key), theirs.get(key)
+        if item == two and type(item) is type(two):
             continue
-        evidence = _evidence(profile, key[1], one, two) if key[0] == "engine" else ""
+        evidence = _evidence(profile, key[1], item, two) if key[0] == "engine" else ""
         if key[0] == "promise" and not is_same_traffic:
             evidence = "measured in other windows: not comparable"
-        elif key[0] == "promise" and isinstance(one, int | float) and isinstance(two, int | float):
-            evidence = f"{100 * (two / one - 1):+.3g}%" if one else ""
-        differences.append(Difference(*key, one, two, evidence))
+        elif key[0] == "promise" and isinstance(item, int | float) and isinstance(two, int | float):
+            evidence = f"{100 * (two / item - 1):+.3g}%" if item else ""
+        differences.append(Difference(*key, item, two, evidence))
     return differences
 
 
@@ -123,12 +123,12 @@ def _at(value: object, path: str) -> object:
     return value
 
 
-def _evidence(profile: ServingProfile, name: str, one: object, other: object) -> str:
+def _evidence(profile: ServingProfile, name: str, item: object, other: object) -> str:
     """Return what the profile knows of both values, where it is the one that was tuned."""
     if name != "max_num_seqs":
         return ""
     steps, parts = {step.max_num_seqs: step for step in profile.curve}, []
-    for cap in (each for each in (one, other) if isinstance(each, int)):
+    for cap in (each for each in (item, other) if isinstance(each, int)):
         if cap not in steps:
             parts.append(f"{cap} is not on the curve")
             continue

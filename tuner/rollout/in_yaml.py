@@ -255,13 +255,13 @@ class _Reader:
 
     def beside(self, node: Node) -> dict[str, str]:
         """Return the arguments that a mapping sets beside vLLM's own words."""
-        found = dict[str, str]()
+        result = dict[str, str]()
         for name, *path in known.FACTS["beside"]:
             where = get(node, *path[:-1])
             if value := scalar(where, path[-1]):
                 own = scalar(where, "name").replace("\\", "")
-                found.setdefault(name, re.sub(r"\{\{.*?\}\}", own, value).removeprefix("hf://"))
-        return found
+                result.setdefault(name, re.sub(r"\{\{.*?\}\}", own, value).removeprefix("hf://"))
+        return result
 
     def model_anywhere(self) -> str:
         """Return the model that the values of a chart name somewhere."""
@@ -351,10 +351,10 @@ class _Reader:
                 words += self.words(each, place, is_vllms=is_vllms)
             if has_program and words and words[0].startswith("-"):
                 image = place.image
-            found = vllm_in(words, place.env, image)
-            if found is not None or is_vllms:
-                return found or Launch(words)
-            begin = next((n for n, one in enumerate(words) if one[:1] == "-"), len(words))
+            result = vllm_in(words, place.env, image)
+            if result is not None or is_vllms:
+                return result or Launch(words)
+            begin = next((n for n, each in enumerate(words) if each[:1] == "-"), len(words))
             return Launch(words[begin:], tuple(words[:begin]), is_proven=False)
 
         has_image = not has_program and known.starts_vllm(place.image)

@@ -135,7 +135,7 @@ class Bench:
             begun_s = now_s()
             return *await probe(requests, engine, prompt=prompt), now_s() - begun_s
 
-        attempt = await self._soundly("one at a time", engine, work, lambda one: one[1])
+        attempt = await self._soundly("one at a time", engine, work, lambda item: item[1])
         results, _, elapsed_s = attempt.result[0]
         self.journal.add(
             Probed(
@@ -162,11 +162,11 @@ class Bench:
                 ceiling=ceiling,
                 length_s=length_s,
                 tpot_s=workload.unloaded.tpot_s or workload.unloaded.ttft_s,
-                prompt=lambda one: prompt(replace(one, row=next(rows), hash_ids=())),
+                prompt=lambda item: prompt(replace(item, row=next(rows), hash_ids=())),
                 seed=self.seed + trial,
             )
 
-        attempt = await self._soundly(what, engine, work, lambda one: one[0])
+        attempt = await self._soundly(what, engine, work, lambda item: item[0])
         (log, begin_s), device = attempt.result
         if not len(log):
             raise EngineError(

@@ -24,7 +24,7 @@ def at_most(more_bytes: int) -> Iterator[None]:
     pages = int(_HELD.read_text(encoding="ascii").split()[0])  # of addresses: proc(5), statm
     held = pages * resource.getpagesize()
     before = resource.getrlimit(resource.RLIMIT_AS)
-    bounds = [held + more_bytes, *(one for one in before if one != resource.RLIM_INFINITY)]
+    bounds = [held + more_bytes, *(each for each in before if each != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_AS, (min(bounds), before[1]))
     try:
         yield

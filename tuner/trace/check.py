@@ -210,12 +210,12 @@ class _Rows:
         """Return both lengths. What a request that was never served lacks is absent."""
         served = status < len(SERVED)
         is_record = self.format.strict and self.format.flatten is None
-        found: list[Ints] = []
+        result: list[Ints] = []
         for role in ("input_length", "output_length", "total_length"):
             values, wrong = self._numbers(role)
             self._drop(np.where(served | is_record, wrong, 0), role)
-            found.append(values)
-        prompt, output, total = found
+            result.append(values)
+        prompt, output, total = result
         for role in ("cached_tokens", "cache_creation_tokens") if self.format.prompt_is_sum else ():
             more, _ = self._numbers(role)
             prompt = np.where((prompt == ABSENT) | (more == ABSENT), prompt, prompt + more)
@@ -258,11 +258,11 @@ class _Rows:
 
     def _moments(self, role: Role) -> Floats:
         """Return times that are no arrivals, or spans of time."""
-        found, wrong = self._numbers(role)
+        result, wrong = self._numbers(role)
         if "timestamp" in self.roles:
             self._drop(wrong == CODES["bad_timestamp"], role, "bad_field")
         self._drop(wrong, role)
-        return found
+        return result
 
     def _put(self, key: str, values: Ints) -> None:
         absent = values == ABSENT
@@ -291,11 +291,11 @@ class _Rows:
             if not isinstance(cell, list) or not {*map(type, cell)} <= {int}:
                 return None
             if not strict:  # hashes of 64 bits: what is left differs too
-                cell = [one % 2**63 if one >= 0 else one for one in cell]
+                cell = [each % 2**63 if each >= 0 else each for each in cell]
             return cell if min(cell, default=0) >= 0 and max(cell, default=0) <= most else None
 
         kept = [*map(checked, cells)]
-        bad = [one is None and cell is not None for one, cell in zip(kept, cells, strict=True)]
+        bad = [each is None and cell is not None for each, cell in zip(kept, cells, strict=True)]
         self._drop(np.array(bad, np.bool_), key, "bad_field")
         self.columns[key] = column = pa.array(kept, pa.list_(pa.int64()))
         if key == "hash_ids":

@@ -53,8 +53,8 @@ class Columns:
 
     def tokens(self) -> Ints:
         """Return what each request asks of an engine: prompt tokens and all sequences' outputs."""
-        asked: Ints = np.add(self.input_length, self.outputs(), dtype=np.int64)
-        return asked if self.served.all() else np.where(self.served, asked, 0)
+        ints: Ints = np.add(self.input_length, self.outputs(), dtype=np.int64)
+        return ints if self.served.all() else np.where(self.served, ints, 0)
 
     def tokens_before(self) -> Ints:
         """Return what all earlier requests together ask for, and at the end what all do."""
@@ -79,9 +79,9 @@ def columns_of(requests: Sequence["TraceRequest"], *, block_size: int) -> Column
     """Return the columns of requests, in order of arrival."""
     from tuner.trace.trace import table_of  # noqa: PLC0415 - a trace has columns
 
-    requests = sorted(requests, key=lambda one: one.arrival_s)
+    requests = sorted(requests, key=lambda item: item.arrival_s)
     columns = columns_of_table(table_of(requests), block_size=block_size)
-    arrival_s = np.fromiter((one.arrival_s for one in requests), np.float64, len(requests))
+    arrival_s = np.fromiter((request.arrival_s for request in requests), np.float64, len(requests))
     return replace(columns, arrival_s=arrival_s)  # to the last bit, and not to the microsecond
 
 

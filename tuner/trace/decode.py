@@ -88,17 +88,17 @@ def _of_lines(first: int, block: bytes, tally: Tally) -> Raw:
 def _row(line: bytes) -> Object | None:
     """Return the object that a line is; None where it is none, or a key stands twice in it."""
     try:
-        found = json.loads(line, object_pairs_hook=_unique, parse_constant=_no_number)
+        result = json.loads(line, object_pairs_hook=_unique, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return result if isinstance(result, dict) else None
 
 
 def _unique(pairs: list[tuple[str, object]]) -> Object:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    result = dict(pairs)
+    if len(result) != len(pairs):
         raise ValueError
-    return found
+    return result
 
 
 def _no_number(name: str) -> None:

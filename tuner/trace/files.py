@@ -54,19 +54,19 @@ class TraceFile:
         with self.path.open("rb") as file:
             mark = file.read(32)
         self.tally.bytes_total = self.path.stat().st_size
-        found = b""
+        result = b""
         for piece in self.chunks():
-            found += piece
-            if len(found) > CHUNK_BYTES:
+            result += piece
+            if len(result) > CHUNK_BYTES:
                 break
         for signature, (what, cure) in SIGNATURES.items():
             if mark.startswith(signature):
                 raise TraceError(f"{place}: {what}", hint=cure)
-        if not found.strip():
+        if not result.strip():
             raise TraceError(f"{place}: empty", hint="Capture or import a trace first.")
-        if not found.startswith(PARQUET) and b"\x00" in found.partition(b"\n")[0]:
+        if not result.startswith(PARQUET) and b"\x00" in result.partition(b"\n")[0]:
             raise TraceError(f"{place}: binary, not text", hint="A trace is UTF-8 text or Parquet.")
-        return found
+        return result
 
     @property
     def is_whole(self) -> bool:

@@ -112,7 +112,7 @@ class Format:
 
     def of(self, opened: Opened, unit: TimeUnit | None, tally: Tally) -> "Format":
         """Return the format as this file has it, with the unit that the user names."""
-        found = self
+        result = self
         if unit is not None:
             if unit not in self.units:
                 raise UsageError(
@@ -120,10 +120,10 @@ class Format:
                     hint="Leave out --time-unit.",
                 )
             column = Column(("timestamp",), replace(self.clock, unit=unit))
-            found = replace(self, columns={**self.columns, "timestamp": column}, whole_ms=False)
+            result = replace(self, columns={**self.columns, "timestamp": column}, whole_ms=False)
         if self.any_block_size:
-            found = replace(found, block_size=_block_size(self, opened, tally))
-        return found
+            result = replace(result, block_size=_block_size(self, opened, tally))
+        return result
 
     def how(self) -> str:
         """Return in one line how times and durations are read."""
@@ -163,7 +163,7 @@ KEY_OF: dict[Role, str] = {"duration": "e2e_ms", "ttft": "ttft_ms", "queue": "qu
 """Roles whose field of the record has another name."""
 
 ROLE_OF = {key: role for role, key in KEY_OF.items()}
-_RECORD = {ROLE_OF.get(one.key, one.key): [one.key] for one in FIELDS}
+_RECORD = {ROLE_OF.get(each.key, each.key): [each.key] for each in FIELDS}
 BASES: dict[str, dict[Role, list[str]]] = {
     "": {},
     "record": _RECORD,
@@ -203,11 +203,11 @@ TABLE = Format("table", "Any table of requests, by its headings: CSV, TSV, JSON 
 def named(name: str) -> Format:
     """Return the format that the user names. Raises UsageError."""
     by_name = {known.name.replace("-", "_"): known for known in (*FORMATS, TABLE)}
-    found = by_name.get(name.lower().replace("-", "_"))
-    if found is None:
+    result = by_name.get(name.lower().replace("-", "_"))
+    if result is None:
         names = ", ".join(known.name for known in by_name.values())
         raise UsageError(f"no trace format {name!r}", hint=f"Known: {names}.")
-    return found
+    return result
 
 
 HEAD_BYTES = 2**18
@@ -226,7 +226,7 @@ def detected(opened: Opened, head: bytes, place: str) -> Format | None:
         if (
             (known.needs or known.line)
             and (not known.needs or any({*need} <= keys for need in known.needs))
-            and all(first.keys() & {*one} for one in known.one_of)
+            and all(first.keys() & {*each} for each in known.one_of)
             and (not known.only or first.keys() <= {*known.only})
             and (not known.line or re.search(known.line, text, re.MULTILINE | re.IGNORECASE))
             and (known.is_table or opened.objects or not known.needs)

@@ -129,13 +129,13 @@ class Asked:
             "--columns": ",".join(f"{role}={name}" for role, name in self.columns.items()),
             "--time-unit": self.time_unit,
         }
-        found = [word for name, value in options.items() if value for word in (name, value)]
-        return [*found, *(["--allow-text"] if self.allow_text else [])]
+        result = [word for name, value in options.items() if value for word in (name, value)]
+        return [*result, *(["--allow-text"] if self.allow_text else [])]
 
 
 def columns_asked(text: str) -> dict[str, str]:
     """Read ``--columns timestamp=ts,input_length=prompt_tok``. Raises UsageError."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for part in text.replace("\\,", "\0").split(","):
         role, equals, heading = part.replace("\0", ",").partition("=")
         if not equals or not role.strip():
@@ -143,8 +143,8 @@ def columns_asked(text: str) -> dict[str, str]:
                 f"--columns: cannot read {part!r}",
                 hint="Write it as timestamp=ts,input_length=prompt_tok,output_length=gen_tok.",
             )
-        found[role.strip()] = heading.strip()
-    return found
+        result[role.strip()] = heading.strip()
+    return result
 
 
 class UnclearError(Exception):
@@ -226,22 +226,22 @@ class _Guess:
         return self._made()
 
     def _made(self) -> Format:
-        found, status = self.found, self.found.get("status")
+        result, status = self.found, self.found.get("status")
         prompt_is_sum = self._prompt_is_sum()
-        if {"input_length", "output_length"} <= found.keys():
-            found.pop("total_length", None)
-        missing = ["prefixes", *([] if "session_id" in found else ["sessions"])]
-        missing += [] if {"status", "error"} & found.keys() else ["aborts", "errors"]
-        notes = [", ".join(f"{role} from {self.name(role)}" for role in LENGTHS if role in found)]
+        if {"input_length", "output_length"} <= result.keys():
+            result.pop("total_length", None)
+        missing = ["prefixes", *([] if "session_id" in result else ["sessions"])]
+        missing += [] if {"status", "error"} & result.keys() else ["aborts", "errors"]
+        notes = [", ".join(f"{role} from {self.name(role)}" for role in LENGTHS if role in result)]
         if prompt_is_sum:
             notes.append("cached prompt tokens are counted apart, and added to the others")
         return replace(
             TABLE,
-            columns={role: replace(one, title=self.name(role)) for role, one in found.items()},
+            columns={role: replace(each, title=self.name(role)) for role, each in result.items()},
             missing=missing,
             flag=status is not None and bool({"success", "ok"} & {*words_of(status.paths[0])}),
             prompt_is_sum=prompt_is_sum,
-            token_ms=self.token_ms if "duration" in found else None,
+            token_ms=self.token_ms if "duration" in result else None,
             notes=notes,
         )
 
@@ -257,11 +257,11 @@ class _Guess:
         A time that counts from some start is taken only where no date is.
         """
         later: UnclearError | None = None
-        own = [(one.rank, name, one.unit) for name in self.opened.headings
-               for one in meanings(name) if one.role == role]  # fmt: skip
+        own = [(meaning.rank, name, meaning.unit) for name in self.opened.headings
+               for meaning in meanings(name) if meaning.role == role]  # fmt: skip
         dated: list[tuple[int, Column]] = []
         others: list[tuple[int, Column]] = []  # which count from some start
-        for rank, heading, unit in sorted(own, key=lambda one: one[0]):
+        for rank, heading, unit in sorted(own, key=lambda item: item[0]):
             if dated and rank > dated[0][0]:
                 break
             try:
@@ -283,27 +283,27 @@ class _Guess:
     def _take(self, role: Role, fitting: Sequence[Column]) -> None:
         """Take one of the columns that fit a role as well as each other; of spans the longest."""
         if role == "duration":
-            middle = {one.paths: np.nanmedian(self._numbers(one)) for one in fitting}
-            fitting = sorted(fitting, key=lambda one: -middle[one.paths])
+            middle = {each.paths: np.nanmedian(self._numbers(each)) for each in fitting}
+            fitting = sorted(fitting, key=lambda item: -middle[item.paths])
         first, *others = fitting
         for other in others:
             is_namesake = first.paths[0] == other.paths[0].partition("#")[0]
             decides = role in TIMES | COUNTS - {"requests"}
             if (decides or is_namesake) and not self._alike(first, other):
-                names = [shown(self.opened, one.paths[0]) for one in (first, other)]
+                names = [shown(self.opened, each.paths[0]) for each in (first, other)]
                 raise UnclearError(
                     f"both {names[0]} and {names[1]} may be {role}",
                     *({"columns": {role: name}} for name in names),
                 )
         self.found[role] = first
 
-    def _alike(self, one: Column, other: Column) -> bool:
+    def _alike(self, column: Column, other: Column) -> bool:
         """Return whether two columns hold the same, times up to a second."""
-        if one.reader is None or other.reader is None:
-            return self.values[one.paths[0]] == self.values[other.paths[0]]
-        a, b = self._numbers(one), self._numbers(other)
+        if column.reader is None or other.reader is None:
+            return self.values[column.paths[0]] == self.values[other.paths[0]]
+        a, b = self._numbers(column), self._numbers(other)
         apart = np.abs(a - b).max(initial=0, where=~np.isnan(a - b))
-        is_near = apart <= (ALIKE_MS if isinstance(one.reader, Clock) else 0)
+        is_near = apart <= (ALIKE_MS if isinstance(column.reader, Clock) else 0)
         return bool(is_near and (np.isnan(a) == np.isnan(b)).all())
 
     def _known(self, heading: str) -> list[Any]:
@@ -349,20 +349,20 @@ class _Guess:
         headings = self.opened.headings
         by_name = {heading.lower(): heading for heading in reversed(headings)}
         by_name |= {f"#{place}": heading for place, heading in enumerate(headings, 1)}
-        for name, asked in sorted(self.asked.columns.items(), key=lambda one: one[0] in SPANS):
+        for name, wanted in sorted(self.asked.columns.items(), key=lambda item: item[0] in SPANS):
             role, unit = role_of(name)
-            heading = by_name.get(asked.lower())
+            heading = by_name.get(wanted.lower())
             if role is None:
                 raise UnclearError(
                     f"{name!r} is nothing that a column can be (times and spans also with their "
                     f"unit, as duration_ms): {', '.join(ROLES)}"
                 )
-            if asked and heading is None:
-                raise UnclearError(f"no column is headed {asked!r}")
+            if wanted and heading is None:
+                raise UnclearError(f"no column is headed {wanted!r}")
             if heading is not None:
                 column = self._read(role, heading, unit or unit_of(heading))
                 if column is None:
-                    raise UnclearError(f"{asked} cannot be {role} by its values")
+                    raise UnclearError(f"{wanted} cannot be {role} by its values")
                 self.found[role] = column
 
     # Times and spans.
@@ -370,7 +370,7 @@ class _Guess:
     def _clock(self, heading: str, known: list[Any], unit: Unit | None) -> Column | None:
         """Return how times are written; None where they are none. Raises UnclearError."""
         values, odd = numbers(known)
-        is_cut_short = all(isinstance(one, str) and _CUT_SHORT.match(one) for one in known)
+        is_cut_short = all(isinstance(each, str) and _CUT_SHORT.match(each) for each in known)
         if odd.sum() * 2 < len(known) and not is_cut_short:
             clock, why = self._clock_of_numbers(heading, values[~np.isnan(values)], unit)
             return Column((heading,), clock, why)
@@ -386,13 +386,13 @@ class _Guess:
         self, place: str, values: Floats, heading: Unit | None
     ) -> tuple[Clock, str]:
         """Return how numbers count time, and why. ``heading`` is the unit that theirs names."""
-        name, asked = shown(self.opened, place), self.asked.time_unit
+        name, wanted = shown(self.opened, place), self.asked.time_unit
         in_range = {unit: (in_ms(values, unit) >= FROM_MS) & (in_ms(values, unit) < TO_MS)
                     for unit in PER_S}  # fmt: skip
-        unit = max(in_range, key=lambda one: in_range[one].sum())
+        unit = max(in_range, key=lambda item: in_range[item].sum())
         fits = in_range[unit]
-        if asked is not None:
-            return Clock(asked, dated=bool(in_range[asked].any())), "as you say"
+        if wanted is not None:
+            return Clock(wanted, dated=bool(in_range[wanted].any())), "as you say"
         if fits.mean() >= MOSTLY:
             if heading not in (None, unit):
                 what = f"times since 1970 in {NAMES[unit]}, and the heading says {heading}"
@@ -462,30 +462,32 @@ class _Guess:
 
     def _combine(self) -> None:
         """Find ends, and drop what another column says better."""
-        found, asked = self.found, self.asked_roles
-        if {"timestamp", "end"} <= found.keys() and found["timestamp"].paths == found["end"].paths:
-            del found["timestamp" if "duration" in found else "end"]
-        time = found.get("timestamp")
+        result, wanted = self.found, self.asked_roles
+        if {"timestamp", "end"} <= result.keys() and result["timestamp"].paths == result[
+            "end"
+        ].paths:
+            del result["timestamp" if "duration" in result else "end"]
+        time = result.get("timestamp")
         if time is None or not isinstance(time.reader, Clock):
             return
         for role in ("end", "first_token"):  # which count from another start
-            reader = found[role].reader if role in found else None
+            reader = result[role].reader if role in result else None
             if isinstance(reader, Clock) and reader.dated != time.reader.dated:
-                del found[role]
-        if "duration" not in found:
+                del result[role]
+        if "duration" not in result:
             return
         times_ms, spans_ms = self._column("timestamp"), self._column("duration")
         both = ~np.isnan(times_ms + spans_ms)
         times_ms, spans_ms = times_ms[both], spans_ms[both]
-        if "end" not in found and not {"timestamp", "end"} & asked and self._is_log():
+        if "end" not in result and not {"timestamp", "end"} & wanted and self._is_log():
             is_in_order = [not (np.diff(a) < -1).any() for a in (times_ms, times_ms + spans_ms)]
             if is_in_order != [False, True]:  # else rows that are written at the end say the begin
-                found["end"] = replace(found.pop("timestamp"), why="logged when a request ends")
+                result["end"] = replace(result.pop("timestamp"), why="logged when a request ends")
                 return
         grows = len(spans_ms) >= SOME_ROWS and np.ptp(spans_ms) >= RUNS_ON_MS
         from_start = grows and np.ptp(times_ms - spans_ms) < ALIKE_MS
-        if ("end" in found or from_start) and "duration" not in asked:
-            del found["duration"]
+        if ("end" in result or from_start) and "duration" not in wanted:
+            del result["duration"]
 
     def _is_log(self) -> bool:
         """Whether rows are those of an access log, or events that are sent when a call is over,
@@ -500,7 +502,7 @@ class _Guess:
         is_log = bool(first.keys() & LOGS)
         is_http = bool(first.keys() & PATHS) and any(map(_METHOD.match, first.values()))
         message = " ".join(first.get(key, "") for key in ("msg", "message", "event"))
-        is_over = any("status" in leaf for leaf in first) or any(one in message for one in OVER)
+        is_over = any("status" in leaf for leaf in first) or any(each in message for each in OVER)
         return "$ai_latency" in first or (is_log and (is_http or is_over)) or (is_http and is_over)
 
     def _refuse_sums(self) -> None:
@@ -544,17 +546,17 @@ class _Guess:
     # What is missing.
 
     def _missing(self) -> list[Role]:
-        found = self.found.keys()
-        has_times = "timestamp" in found or {"end", "duration"} <= found
-        lacking = [role for role in ("input_length", "output_length") if role not in found]
-        has_lengths = len(lacking) + ("total_length" not in found) < 2 or not lacking
+        result = self.found.keys()
+        has_times = "timestamp" in result or {"end", "duration"} <= result
+        lacking = [role for role in ("input_length", "output_length") if role not in result]
+        has_lengths = len(lacking) + ("total_length" not in result) < 2 or not lacking
         return [*([] if has_times else ["timestamp"]), *([] if has_lengths else lacking)]
 
     def _without(self, missing: Sequence[Role]) -> UnclearError:
         """Return what to say where roles have no column."""
         what = f"no column for {', '.join(missing)}"
         for heading in self.opened.headings:
-            if {one.role for one in meanings(heading)} & {*missing}:
+            if {meaning.role for meaning in meanings(heading)} & {*missing}:
                 holds = "holds nothing that can be read so" if self._known(heading) else "is empty"
                 return UnclearError(f"{what}: {shown(self.opened, heading)} {holds}")
         return UnclearError(what if self.opened.sample else f"{what}: no rows")
@@ -569,5 +571,5 @@ def is_far_off(ms: Floats, tokens: Any, token_ms: float) -> Mask:  # noqa: ANN40
     each, (least, most) = ms / np.maximum(tokens, 1), TOKEN_MS
     is_long = (each > max(most, token_ms * FAR_OFF)) & (each <= 1000 * most)
     is_short = (each < min(least, token_ms / FAR_OFF)) & (each * 1000 >= least)
-    found: Mask = (tokens >= MANY_TOKENS) & (is_long | is_short)
-    return found
+    mask: Mask = (tokens >= MANY_TOKENS) & (is_long | is_short)
+    return mask

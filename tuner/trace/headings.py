@@ -111,7 +111,7 @@ def unit_of(heading: str) -> Unit | None:
     """Return the unit of a time that its heading ends with: ``offset_s``."""
     *others, last = words_of(heading) or [""]
     at_the_end = UNITS.get(last) if others else None
-    return next((one.unit for one in meanings(heading) if one.unit), at_the_end)
+    return next((meaning.unit for meaning in meanings(heading) if meaning.unit), at_the_end)
 
 
 def words_of(heading: str) -> list[str]:
@@ -132,7 +132,7 @@ def meanings(heading: str) -> tuple[Meaning, ...]:
 
 def _meanings(heading: str) -> Iterator[Meaning]:
     parts = MONGODB.sub("", heading).split(".")
-    path = [found for part in parts if (found := words_of(part))]
+    path = [result for part in parts if (result := words_of(part))]
     if not path:
         return
     leaf = path[-1]
@@ -168,7 +168,7 @@ def _by_rules(
     for rule in rules:
         beside = len(has - word_set("@noise") - word_set(rule.beside))
         is_met = beside <= rule.most and not marks & word_set(rule.none)
-        if is_met and all(marks & word_set(one) for one in rule.all):
+        if is_met and all(marks & word_set(each) for each in rule.all):
             yield Meaning(rule.role, rule.rank + rule.weight * beside + depth * rule.deep, unit)
             if rule.stop:
                 return
@@ -179,13 +179,13 @@ _PLAIN = re.compile(r"[A-Za-z0-9_ .()/%#@$-]{1,60}")
 
 def in_words(heading: str) -> bool:
     """Whether a heading is made of known words alone, so that it can be nobody's text."""
-    found = words_of(heading) if _PLAIN.fullmatch(heading) else []
-    return 0 < len(found) <= 8 and VOCABULARY.issuperset(found)
+    result = words_of(heading) if _PLAIN.fullmatch(heading) else []
+    return 0 < len(result) <= 8 and VOCABULARY.issuperset(result)
 
 
 def main_roles(headings: Iterable[str]) -> set[Role]:
     """Return which of the three main roles these headings may have."""
-    roles = {one.role for heading in headings for one in meanings(heading)}
+    roles = {meaning.role for heading in headings for meaning in meanings(heading)}
     if {"end", "duration"} <= roles:
         roles.add("timestamp")
     return roles & MAIN

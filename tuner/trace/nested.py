@@ -21,8 +21,8 @@ def _of(found: Object, keys: Iterable[str]) -> Any:  # noqa: ANN401 - any JSON
 
 def _ms(value: Any, more: float = 0) -> Any:  # noqa: ANN401 - as it is, if no number
     """Return ms, to the microsecond, of a number of seconds and more of them."""
-    found = number(value)
-    return value if found is None else round((found + more) * 1000, 3)
+    result = number(value)
+    return value if result is None else round((result + more) * 1000, 3)
 
 
 def _is_count(value: object) -> TypeGuard[int]:
@@ -38,11 +38,11 @@ def bailian(rows: Numbered, _: Tally) -> Numbered:
         session = chat if is_first else roots.get(parent, parent) if _is_count(parent) else None
         if _is_count(chat) and _is_count(session):
             roots[chat] = session
-        found = {"request_id": chat, "session_id": session, "turn": None}
-        found["parent_id"] = None if is_first else parent
+        result = {"request_id": chat, "session_id": session, "turn": None}
+        result["parent_id"] = None if is_first else parent
         if _is_count(turn) and turn:
-            found["turn"] = turn - 1
-        yield line, row | found
+            result["turn"] = turn - 1
+        yield line, row | result
 
 
 DELAYED = (
@@ -57,25 +57,25 @@ def aiperf(rows: Numbered, tally: Tally) -> Numbered:
     names: dict[str, str] = {}
     last: dict[str, tuple[int, float, int]] = {}  # turn, stamp, tokens that the next begins with
     for line, row in rows:
-        found = {key: row.get(key) for key in ("timestamp", "input_length", "output_length")}
-        found["hash_ids"] = row.get("hash_ids")
+        result = {key: row.get(key) for key in ("timestamp", "input_length", "output_length")}
+        result["hash_ids"] = row.get("hash_ids")
         name, delay = row.get("session_id"), number(row.get("delay"))
         if not is_empty(name) and not isinstance(name, dict | list):
             session = names.setdefault(str(name), f"s{len(names)}")
             turn, before, tokens = last.get(session, (-1, 0.0, 0))
-            if turn >= 0 and is_empty(found["timestamp"]) and delay is not None:
-                found["timestamp"] = before + delay
+            if turn >= 0 and is_empty(result["timestamp"]) and delay is not None:
+                result["timestamp"] = before + delay
                 tally.note(DELAYED)
-            if turn >= 0 and _is_count(found["input_length"]):
-                found |= {"input_length": found["input_length"] + tokens, "hash_ids": None}
+            if turn >= 0 and _is_count(result["input_length"]):
+                result |= {"input_length": result["input_length"] + tokens, "hash_ids": None}
                 tally.note(ACCUMULATED)  # their ids begin at no block
             turn += 1
-            stamp, prompt, output = map(number, [*found.values()][:3])
+            stamp, prompt, output = map(number, [*result.values()][:3])
             if stamp is not None and _is_count(prompt):
                 last[session] = turn, stamp, prompt + (output if _is_count(output) else 0)
-            found |= {"session_id": session, "turn": turn, "request_id": f"{session}:{turn}"}
-            found["parent_id"] = f"{session}:{turn - 1}" if turn else None
-        yield line, found
+            result |= {"session_id": session, "turn": turn, "request_id": f"{session}:{turn}"}
+            result["parent_id"] = f"{session}:{turn - 1}" if turn else None
+        yield line, result
 
 
 def tracelab(rows: Numbered, _: Tally) -> Numbered:
@@ -99,13 +99,13 @@ def llmservingsim(rows: Numbered, _: Tally) -> Numbered:
     both = ([number(row.get(key)) for key in ("arrival_time", "queued_ts")] for _, row in held)
     ahead_s = min((at[1] - at[0] for at in both if None not in at), default=0.0)  # type: ignore[operator]
     for line, row in held:
-        found = {
+        result = {
             "timestamp": _ms(row.get("arrival_time")),
             "e2e_ms": _between(row, "arrival_time", "last_token_ts", ahead_s),
             "ttft_ms": _between(row, "arrival_time", "first_token_ts", ahead_s),
             "queue_ms": _between(row, "queued_ts", "scheduled_ts"),
         }
-        yield line, {**row, **found}
+        yield line, {**row, **result}
 
 
 def _between(row: Object, start: str, end: str, ahead_s: float = 0.0) -> float | None:
@@ -146,7 +146,7 @@ def vllm_bench(rows: Numbered, tally: Tally) -> Numbered:
         if lasted_s is None and isinstance(gaps, list) and ttft_s is not None:
             lasted_s = ttft_s + math.fsum(filter(None, map(number, gaps)))
         status = error_in(held.get("errors"))
-        found = {
+        results = {
             "timestamp": _ms(held["start_times"], -queue_s),
             "input_length": held["input_lens"],
             "output_length": held["output_lens"],
@@ -154,10 +154,10 @@ def vllm_bench(rows: Numbered, tally: Tally) -> Numbered:
         }
         if status == "ok":
             spans_s = lasted_s, ttft_s, number(held.get("server_queue_times"))
-            found |= zip(
+            results |= zip(
                 ("e2e_ms", "ttft_ms", "queue_ms"), (_ms(s, queue_s) for s in spans_s), strict=True
             )
-        yield line, found
+        yield line, results
 
 
 SENT = ("start_times", "input_lens", "output_lens")
@@ -197,7 +197,7 @@ CLIENTS = "times are the clients': with the network, and with what they tried ag
 
 def genai_spans(rows: Numbered, tally: Tally) -> Numbered:
     """Yield spans of calls to language models, and those that link them."""
-    spans = found = 0
+    spans = result = 0
     for line, span, resource in _spans(rows, tally):
         spans += 1
         row = _request(span, _attributes(span), resource)
@@ -205,12 +205,12 @@ def genai_spans(rows: Numbered, tally: Tally) -> Numbered:
         is_request = kind in GENERATING or span.get("name") == REQUEST_NAME
         if not is_request and kind not in OTHER_CALLS | LINKS:
             is_request = _of(row, TOKENS) is not None
-        found += is_request or kind in OTHER_CALLS
+        result += is_request or kind in OTHER_CALLS
         if is_request and not row["server"]:
             tally.note(CLIENTS)
         reason = "not_generation" if kind in OTHER_CALLS else None if is_request else "link"
         yield line, row | {"reason": reason}
-    if not found:
+    if not result:
         raise TraceError(
             f"{tally.place}: none of its {spans:,} spans is a request to a language model",
             hint="docs/traces.md lists the attributes by which one is known.",
@@ -228,9 +228,9 @@ def _spans(rows: Numbered, tally: Tally) -> Iterator[tuple[int, Object, Object]]
 
 
 def _dicts(held: object, line: int, tally: Tally) -> Iterator[Object]:
-    for one in held if isinstance(held, list) else () if held is None else (held,):
-        if isinstance(one, dict) and isinstance(held, list):
-            yield one
+    for each in held if isinstance(held, list) else () if held is None else (held,):
+        if isinstance(each, dict) and isinstance(held, list):
+            yield each
         else:
             tally.lose("malformed", line)
 
@@ -251,7 +251,7 @@ def _value(value: object) -> Any:  # noqa: ANN401 - whatever it holds
     kind, held = next(iter(value.items()))
     if kind == "arrayValue" and isinstance(held, dict):
         elements = held.get("values")
-        return [_value(one) for one in elements] if isinstance(elements, list) else []
+        return [_value(element) for element in elements] if isinstance(elements, list) else []
     return held
 
 

@@ -38,11 +38,11 @@ def parquet_file(file: TraceFile) -> Opened:
                 while any(pa.types.is_struct(kind) for kind in table.schema.types):
                     table = table.flatten()
                 names = unique_names(table.column_names)
-                found = {
+                result = {
                     name: _plain(column.combine_chunks())
                     for name, column in zip(names, table.columns, strict=True)
                 }
-            yield found
+            yield result
 
     first = next(tables(None, SAMPLE_ROWS), None)
     if not first:

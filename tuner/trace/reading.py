@@ -188,8 +188,10 @@ def _settled(linked: list[Row], known: Format, tally: Tally) -> pa.Table:
         tally.drop(reason, line)
     fields = [row.fields or {} for row in sorted(kept, key=lambda row: row.line)]
     tally.rows_kept += len(fields)
-    keys = [key for key in TYPES if any(one.get(key) is not None for one in fields)]
-    return pa.table({key: pa.array([one.get(key) for one in fields], TYPES[key]) for key in keys})
+    keys = [key for key in TYPES if any(field.get(key) is not None for field in fields)]
+    return pa.table(
+        {key: pa.array([field.get(key) for field in fields], TYPES[key]) for key in keys}
+    )
 
 
 def _check_clock(table: pa.Table, lines: Ints, known: Format, tally: Tally) -> None:

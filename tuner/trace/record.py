@@ -135,13 +135,13 @@ KINDS: dict[type[inspect.Type], Kind] = {
 """The kind of a field whose type is, or holds, the first of these."""
 
 
-def _field(one: inspect.Field) -> Field:
-    held = one.type.types if isinstance(one.type, inspect.UnionType) else (one.type,)
+def _field(field: inspect.Field) -> Field:
+    held = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
     kind = next(kind for known, kind in KINDS.items() if known in {*map(type, held)})
     inner = (*held, *(part.item_type for part in held if isinstance(part, inspect.VarTupleType)))
     number = next((part for part in inner if isinstance(part, inspect.IntType)), inspect.IntType())
-    default = None if one.default is msgspec.NODEFAULT else one.default
-    return Field(one.encode_name, kind, number.ge or 0, number.le or MAX_TOKENS, default)
+    default = None if field.default is msgspec.NODEFAULT else field.default
+    return Field(field.encode_name, kind, number.ge or 0, number.le or MAX_TOKENS, default)
 
 
 def _fields() -> tuple[Field, ...]:

@@ -77,7 +77,9 @@ def _is_nested(rows: Sequence[Object]) -> bool:
     """Whether any value holds others; most rows are known by their types at once."""
     types = {*map(type, chain.from_iterable(map(dict.values, rows)))}
     strings = (value for row in rows for value in row.values() if type(value) is str)
-    return bool(types & {dict, list}) or (str in types and any(one[:1] == "{" for one in strings))
+    return bool(types & {dict, list}) or (
+        str in types and any(string[:1] == "{" for string in strings)
+    )
 
 
 def _in_objects(rows: Sequence[Object], raw: Raw, tally: Tally) -> None:
@@ -89,14 +91,14 @@ def _in_objects(rows: Sequence[Object], raw: Raw, tally: Tally) -> None:
 def _text_in(value: Any, depth: int = 6) -> str:  # noqa: ANN401 - any JSON
     """Return the key under which text stands; an empty one for none."""
     if isinstance(value, list):
-        nested = (one for one in value if depth and type(one) in (dict, list))
-        return next(filter(None, (_text_in(one, depth - 1) for one in nested)), "")
+        nested = (each for each in value if depth and type(each) in (dict, list))
+        return next(filter(None, (_text_in(each, depth - 1) for each in nested)), "")
     inner = as_object(value) if depth else None
     for key, held in (inner or {}).items():
         if names_text(key) and is_text(held):
             return key
-        if type(held) in (dict, list, str) and (found := _text_in(held, depth - 1)):
-            return found
+        if type(held) in (dict, list, str) and (result := _text_in(held, depth - 1)):
+            return result
     return ""
 
 

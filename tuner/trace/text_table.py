@@ -34,12 +34,12 @@ def text_table(file: TraceFile, named: Sequence[str]) -> Opened:
     best: tuple[tuple[int, ...], list[str], int, str] = ((), [], 0, "")
     for mark in DELIMITERS:
         for line, cells in _cells(lines[:HEADINGS_WITHIN], mark):
-            asked = len({*named} & {*cells})
+            requested = len({*named} & {*cells})
             holds_values = any(map(_VALUE.match, cells)) or max(map(len, cells)) > 200
-            roles = 0 if holds_values and not asked else len(main_roles(cells)) + asked
+            roles = 0 if holds_values and not requested else len(main_roles(cells)) + requested
             names = cells if roles or not holds_values else [""] * len(cells)
             score = (roles, not holds_values, len(cells))
-            best = max(best, (score, names, line + any(names), mark), key=lambda one: one[0])
+            best = max(best, (score, names, line + any(names), mark), key=lambda item: item[0])
     _, headings, first_line, mark = best
     if not headings:
         return Opened((), lambda _: iter(()), is_text=True)
@@ -58,16 +58,16 @@ def text_table(file: TraceFile, named: Sequence[str]) -> Opened:
 def _cells(lines: Sequence[str], delimiter: str) -> list[tuple[int, list[str]]]:
     """Return (number of its last line, cells) of each row of these lines that has several."""
     reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter)
-    found: list[tuple[int, list[str]]] = []
+    result: list[tuple[int, list[str]]] = []
     while True:
         try:
             cells = next(reader)
         except StopIteration:
-            return found
+            return result
         except csv.Error:  # a quote that nothing closes
             continue
         if 2 <= len(cells) <= MOST_COLUMNS:
-            found.append((reader.line_num, [cell.strip() for cell in cells]))
+            result.append((reader.line_num, [cell.strip() for cell in cells]))
 
 
 class _Stream(io.RawIOBase):

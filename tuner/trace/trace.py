@@ -91,7 +91,7 @@ class Trace:
         held["row"] = self.rows.tolist()
         names = tuple(held)
         each = zip(*held.values(), strict=True)
-        return tuple(TraceRequest(**dict(zip(names, one, strict=True))) for one in each)
+        return tuple(TraceRequest(**dict(zip(names, each, strict=True))) for each in each)
 
     @cached_property
     def rows(self) -> NDArray[np.int64]:
@@ -114,10 +114,10 @@ class Trace:
         for key in ("input_length", "output_length"):
             if key in table.column_names:
                 table = _with(table, key, table.column(key).fill_null(0))
-        found = hashlib.sha256(f"block_size {self.header.block_size}\n".encode())
+        result = hashlib.sha256(f"block_size {self.header.block_size}\n".encode())
         for lines in lines_of(table):
-            found.update(lines)
-        return f"sha256:{found.hexdigest()}"
+            result.update(lines)
+        return f"sha256:{result.hexdigest()}"
 
     def warned(self, *warnings: str) -> "Trace":
         """Return the same with further warnings."""
@@ -157,11 +157,11 @@ class Trace:
         """Return what one of the recorded servers got. Raises TraceError where it got nothing."""
         numbers = self.columns.replica
         known = ", ".join(map(str, np.unique(numbers[numbers >= 0])[:20])) or "none"
-        found = self._take(
+        result = self._take(
             numbers == replica, f"no request of replica {replica}", f"Replicas there: {known}."
         )
-        header = _counted(self.header, len(found), f"replica {replica}")
-        return replace(found, header=header)
+        header = _counted(self.header, len(result), f"replica {replica}")
+        return replace(result, header=header)
 
     def no_longer_than(self, max_model_len: int) -> "Trace":
         """Return the requests whose prompt and output fit; count the others as dropped.
@@ -172,16 +172,16 @@ class Trace:
         longest = self.columns.output_length
         if "output_lengths" in self.table.column_names:
             lists = self.table.column("output_lengths").to_pylist()
-            longest = np.maximum(longest, [max(one or (), default=0) for one in lists])
-        found = self._take(
+            longest = np.maximum(longest, [max(each or (), default=0) for each in lists])
+        result = self._take(
             self.columns.input_length + longest <= max_model_len,
             f"every request is longer than {max_model_len} tokens",
             "Use a model with a longer context.",
         )
-        if len(found) == len(self):
+        if len(result) == len(self):
             return self
-        dropped = {**self.header.dropped, "over_max_model_len": len(self) - len(found)}
-        return replace(found, header=replace(self.header, rows_kept=len(found), dropped=dropped))
+        dropped = {**self.header.dropped, "over_max_model_len": len(self) - len(result)}
+        return replace(result, header=replace(self.header, rows_kept=len(result), dropped=dropped))
 
     def spread(self, tick_ms: float, seed: int) -> "Trace":
         """Return the requests with arrivals moved within the ticks of a coarse clock, evenly."""
@@ -235,12 +235,14 @@ def table_of(requests: Sequence[TraceRequest]) -> pa.Table:
     """Return requests as a table of canonical columns."""
     held: dict[str, Any] = {}
     for field in FIELDS:
-        values = [getattr(one, field.attribute) for one in requests]
+        values = [getattr(request, field.attribute) for request in requests]
         if field.key == "row":
             values = [None if row == place else row for place, row in enumerate(values)]
         if values.count(field.default) < len(values) or field.key == "timestamp":
             if field.kind == "time":
-                values = [None if one is None else round(one * 1000, DECIMALS_MS) for one in values]
+                values = [
+                    None if each is None else round(each * 1000, DECIMALS_MS) for each in values
+                ]
             held[field.key] = pa.array(values, TYPES[field.key])
     return pa.table(held)
 
@@ -272,11 +274,11 @@ def _counted(header: TraceHeader, count: int, note: str) -> TraceHeader:
 def _python(field: Field, values: list[Any]) -> Iterable[Any]:
     """Return what requests hold of a column: seconds, tuples, and defaults for what is absent."""
     if field.kind == "time":
-        return [None if one is None else round(one / 1000, DECIMALS_S) for one in values]
+        return [None if each is None else round(each / 1000, DECIMALS_S) for each in values]
     if field.kind == "list":
-        return [tuple(one or ()) for one in values]
+        return [tuple(each or ()) for each in values]
     default = 0 if field.key in ("input_length", "output_length") else field.default
-    return values if default is None else [default if one is None else one for one in values]
+    return values if default is None else [default if each is None else each for each in values]
 
 
 def _with(table: pa.Table, key: str, column: pa.Array) -> pa.Table:

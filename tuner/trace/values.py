@@ -77,8 +77,8 @@ def by_value(
     array = as_array(cells).dictionary_encode()
     codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
     values = np.array([*map(rule, array.dictionary.to_pylist()), absent], kind)
-    found: NDArray[Any] = values[codes]
-    return found
+    result: NDArray[Any] = values[codes]
+    return result
 
 
 _NUMBER = r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
@@ -140,7 +140,7 @@ class Counts:
             odd = odd | thousands.fill_null(False).to_numpy(zero_copy_only=False)
         with np.errstate(invalid="ignore"):
             odd = odd | (np.mod(values, 1) > 0)
-        large = (values > MAX_TOKENS, "out_of_range")
+        large: tuple[Mask, Reason] = (values > MAX_TOKENS, "out_of_range")
         values, codes = _judged(
             values, (odd, "not_integer"), (values < self.least, "negative"), large
         )
@@ -181,7 +181,7 @@ class Spans:
         else:
             values, odd = numbers(cells)
             values = in_ms(values, self.unit)
-        long = (values > MAX_MS, "out_of_range")
+        long: tuple[Mask, Reason] = (values > MAX_MS, "out_of_range")
         return _judged(values, (odd, "bad_field"), (values < 0, "negative_time"), long)
 
 
@@ -203,9 +203,9 @@ def written_ms(text: str) -> float | None:
         )
         return round((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000, 6)
     text = text.lower().removeprefix("pt")
-    found = _PARTS.findall(text)
-    is_span = found and not _PARTS.sub("", text) and all(unit in _WORD_MS for _, unit in found)
-    return sum(float(value) * _WORD_MS[unit] for value, unit in found) if is_span else None
+    result = _PARTS.findall(text)
+    is_span = result and not _PARTS.sub("", text) and all(unit in _WORD_MS for _, unit in result)
+    return sum(float(value) * _WORD_MS[unit] for value, unit in result) if is_span else None
 
 
 # Times.
@@ -285,8 +285,8 @@ class Clock:
                     return values, np.zeros(len(cells), np.bool_)
 
         def ms(text: str) -> float:
-            found = parse(text)
-            return found[0] if found is not None and self.zoned in (None, found[1]) else np.nan
+            result = parse(text)
+            return result[0] if result is not None and self.zoned in (None, result[1]) else np.nan
 
         values = by_value(cells, ms, np.nan, np.float64)
         empty = by_value(cells, is_empty, absent=True, kind=np.bool_)
@@ -296,8 +296,8 @@ class Clock:
 def date_ms(value: object) -> float | None:
     """Return ms since 1970 of a date, or of seconds since 1970; None for neither."""
     seconds, date = number(value), parse(str(value))
-    found = date[0] if date is not None else (seconds or 0) * 1000
-    return found if FROM_MS <= found < TO_MS else None
+    result = date[0] if date is not None else (seconds or 0) * 1000
+    return result if FROM_MS <= result < TO_MS else None
 
 
 def date_of(ms: float) -> str:
@@ -315,6 +315,6 @@ def as_object(value: object) -> dict[str, Any] | None:
 @lru_cache(maxsize=4)  # a row asks once for each of its columns
 def _object_in(text: str) -> dict[str, Any] | None:
     with suppress(msgspec.DecodeError, UnicodeError, RecursionError):
-        found = msgspec.json.decode(text)
-        return found if isinstance(found, dict) else None
+        result = msgspec.json.decode(text)
+        return result if isinstance(result, dict) else None
     return None

@@ -91,18 +91,18 @@ class Requirement:
             return math.inf
         return round(abs(value - self.limit) / (self.limit or 1.0), 9)
 
-    def value_in(self, one: object) -> float | None:
+    def value_in(self, item: object) -> float | None:
         """Return the number as a measurement has it (``replay.measure``); None where it does not
         tell."""
         if self.name in TIMES:
-            spread = getattr(one, f"{self.name}_s", None)
+            spread = getattr(item, f"{self.name}_s", None)
             return None if spread is None else float(getattr(spread, self.statistic))
         if self.name == "goodput":
-            return float(getattr(one, "goodput_rps"))  # noqa: B009 - of any measurement
-        value = getattr(one, self.name)
+            return float(getattr(item, "goodput_rps"))  # noqa: B009 - of any measurement
+        value = getattr(item, self.name)
         if self.name == KV:
             return None if value is None else float(getattr(value, self.statistic))
-        if self.name == "preemptions" and getattr(one, KV) is None:  # only clients tell of it
+        if self.name == "preemptions" and getattr(item, KV) is None:  # only clients tell of it
             return None
         return float(value)
 
@@ -139,14 +139,14 @@ class RequirementCheck:
     @property
     def is_kept(self) -> bool:
         """Whether all that is known of it keeps it; what nobody knows is not kept."""
-        known = [one for one in (self.bound, self.measured) if one is not None]
+        known = [each for each in (self.bound, self.measured) if each is not None]
         return bool(known) and all(map(self.requirement.is_met_by, known))
 
     def __str__(self) -> str:
         known = [
-            f"{label} {self.requirement.shown(one)}"
-            for label, one in (("at worst", self.bound), ("measured", self.measured))
-            if one is not None
+            f"{label} {self.requirement.shown(each)}"
+            for label, each in (("at worst", self.bound), ("measured", self.measured))
+            if each is not None
         ]
         return f"{self.requirement} ({', '.join(known) or 'not known'})"
 
@@ -156,18 +156,18 @@ def parse_requirements(texts: Sequence[str], *, headroom: float) -> tuple[Requir
 
     Raises UsageError for what cannot be read, twice the same, and a load that is not asked about.
     """
-    found: list[Requirement] = []
+    result: list[Requirement] = []
     for text in texts:
-        one = parse_requirement(text)
-        if one.at_headroom and headroom <= 1:
+        item = parse_requirement(text)
+        if item.at_headroom and headroom <= 1:
             raise UsageError(
-                f"--require: {one.text!r} is of a load that is not asked about",
+                f"--require: {item.text!r} is of a load that is not asked about",
                 hint="Leave out 'at headroom', or ask for more load: --headroom 1.25.",
             )
-        if one in found:
-            raise UsageError(f"--require: {one.text!r} is given twice", hint="Give each once.")
-        found.append(one)
-    return tuple(found)
+        if item in result:
+            raise UsageError(f"--require: {item.text!r} is given twice", hint="Give each once.")
+        result.append(item)
+    return tuple(result)
 
 
 def parse_requirement(text: str) -> Requirement:

@@ -153,7 +153,7 @@ def sample_windows(
     ``requests`` are in order of arrival; those before the part may serve as run-in. ``drain_s`` is
     how long the last requests of a window take to end.
     """
-    inside = [one for one in requests if part.begin_s <= one.arrival_s < part.end_s]
+    inside = [request for request in requests if part.begin_s <= request.arrival_s < part.end_s]
     origin_s = requests[0].arrival_s
     if part.length_s + _run_in_s(part.length_s, part.begin_s - origin_s) <= step_s:
         return (_whole(part, part.begin_s - origin_s),)
@@ -188,16 +188,16 @@ def unseen_windows(
     """
     columns = columns_of(requests, block_size=1)
     arrival_s, tokens = columns.arrival_s, np.concatenate(([0], np.cumsum(columns.tokens())))
-    taken = [(one.start_s - one.run_in_s, one.start_s + one.length_s) for one in seen]
+    taken = [(each.start_s - each.run_in_s, each.start_s + each.length_s) for each in seen]
     ends_s = [(part.begin_s, part.end_s), (float(arrival_s[0]), float(arrival_s[-1]))]
-    found = list[Window]()
-    for one in seen:
-        here, there = _load(arrival_s, tokens, one.start_s, one.length_s)
+    result = list[Window]()
+    for each in seen:
+        here, there = _load(arrival_s, tokens, each.start_s, each.length_s)
         for begin_s, end_s in ends_s:
-            starts_s = np.arange(begin_s, end_s - one.length_s, one.length_s / STARTS)
+            starts_s = np.arange(begin_s, end_s - each.length_s, each.length_s / STARTS)
             for low_s, high_s in taken:
-                starts_s = starts_s[(starts_s + one.length_s <= low_s) | (starts_s >= high_s)]
-            counts, loads = _load(arrival_s, tokens, starts_s, one.length_s)
+                starts_s = starts_s[(starts_s + each.length_s <= low_s) | (starts_s >= high_s)]
+            counts, loads = _load(arrival_s, tokens, starts_s, each.length_s)
             near = np.flatnonzero(loads >= max(1.0, NEAREST * float(there)))
             if len(near):
                 break
@@ -205,11 +205,11 @@ def unseen_windows(
             return None
         place = near[np.argmin(np.abs(np.log(loads[near] / max(1.0, float(there)))))]
         start_s = float(starts_s[place])
-        run_in_s = _run_in_s(one.length_s, start_s - float(arrival_s[0]))
-        weight = one.weight * float(here) / float(counts[place])
-        found.append(Window(start_s, one.length_s, run_in_s, weight))
-        taken.append((start_s, start_s + one.length_s))
-    return tuple(found)
+        run_in_s = _run_in_s(each.length_s, start_s - float(arrival_s[0]))
+        weight = each.weight * float(here) / float(counts[place])
+        result.append(Window(start_s, each.length_s, run_in_s, weight))
+        taken.append((start_s, start_s + each.length_s))
+    return tuple(result)
 
 
 def _load(

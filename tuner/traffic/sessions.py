@@ -39,23 +39,23 @@ def turns_of(requests: Sequence[TraceRequest]) -> dict[int, Turn]:
     """
     by_id: dict[str, TraceRequest] = {}  # only those before: nobody waits for what comes later
     newest: dict[str, TraceRequest] = {}
-    found: dict[int, Turn] = {}
-    for one in requests:
-        parent = by_id.get(one.parent_id) if one.parent_id is not None else None
-        if parent is None and one.parent_id is None and one.session_id is not None:
-            parent = newest.get(one.session_id)
-        if one.session_id is not None:
-            newest[one.session_id] = one
-        if one.request_id is not None:
-            by_id[one.request_id] = one
+    result: dict[int, Turn] = {}
+    for request in requests:
+        parent = by_id.get(request.parent_id) if request.parent_id is not None else None
+        if parent is None and request.parent_id is None and request.session_id is not None:
+            parent = newest.get(request.session_id)
+        if request.session_id is not None:
+            newest[request.session_id] = request
+        if request.request_id is not None:
+            by_id[request.request_id] = request
         if parent is None or parent.e2e_s is None:
             continue
-        think_s = one.arrival_s - (parent.arrival_s + parent.e2e_s)
+        think_s = request.arrival_s - (parent.arrival_s + parent.e2e_s)
         if abs(think_s) <= NO_THOUGHT_S:
             think_s = 0.0
         if think_s >= 0:
-            found[one.row] = Turn(parent.row, think_s)
-    return found
+            result[request.row] = Turn(parent.row, think_s)
+    return result
 
 
 def places_of(requests: Sequence[TraceRequest]) -> dict[int, tuple[int, float]]:
@@ -63,15 +63,15 @@ def places_of(requests: Sequence[TraceRequest]) -> dict[int, tuple[int, float]]:
     up, in seconds of the trace. A place that is taken again later is another."""
     current: dict[str, int] = {}
     until_s: list[float] = []
-    found: dict[int, int] = {}
-    for one in requests:
-        session, end_s = one.session_id or "", one.arrival_s + (one.e2e_s or 0.0)
+    result: dict[int, int] = {}
+    for request in requests:
+        session, end_s = request.session_id or "", request.arrival_s + (request.e2e_s or 0.0)
         if not session.startswith(PLACE):
             continue
         number = current.get(session)
-        if number is None or one.arrival_s - until_s[number] > NO_THOUGHT_S:
+        if number is None or request.arrival_s - until_s[number] > NO_THOUGHT_S:
             number = current[session] = len(until_s)
             until_s.append(end_s)
         until_s[number] = end_s
-        found[one.row] = number
-    return {row: (number, until_s[number]) for row, number in found.items()}
+        result[request.row] = number
+    return {row: (number, until_s[number]) for row, number in result.items()}

@@ -53,9 +53,9 @@ class Slo:
         (True, False)
         """
         return all(
-            one == another
-            or (one is not None and another is not None and math.isclose(one, another))
-            for one, another in (
+            each == another
+            or (each is not None and another is not None and math.isclose(each, another))
+            for each, another in (
                 (self.ttft_s, other.ttft_s),
                 (self.ttft_s_per_input_token, other.ttft_s_per_input_token),
                 (self.tpot_s, other.tpot_s),
@@ -93,18 +93,18 @@ def parse_slo(text: str) -> Slo:
     """
     limits: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        found = _LIMIT.fullmatch(part)
-        if found is None or found["key"] not in {"ttft", "tpot", "e2el"}:
+        result = _LIMIT.fullmatch(part)
+        if result is None or result["key"] not in {"ttft", "tpot", "e2el"}:
             raise UsageError(f"--slo: cannot read {part!r}", hint=_EXAMPLE)
         try:
-            seconds = float(found["value"]) * (1e-3 if found["unit"] == "ms" else 1.0)
+            seconds = float(result["value"]) * (1e-3 if result["unit"] == "ms" else 1.0)
         except ValueError:
-            raise UsageError(f"--slo: {found['value']!r} is no number", hint=_EXAMPLE) from None
+            raise UsageError(f"--slo: {result['value']!r} is no number", hint=_EXAMPLE) from None
         if not (math.isfinite(seconds) and seconds > 0):
             raise UsageError(f"--slo: {part!r} is not a positive time", hint=_EXAMPLE)
-        if found["key"] in limits:
-            raise UsageError(f"--slo: {found['key']} is given twice", hint="Give each limit once.")
-        limits[found["key"]] = seconds
+        if result["key"] in limits:
+            raise UsageError(f"--slo: {result['key']} is given twice", hint="Give each limit once.")
+        limits[result["key"]] = seconds
     if not limits:
         raise UsageError("--slo: no limit given", hint=_EXAMPLE)
     return Slo(ttft_s=limits.get("ttft"), tpot_s=limits.get("tpot"), e2el_s=limits.get("e2el"))

@@ -111,7 +111,7 @@ def describe(columns: Columns) -> TrafficSummary:
         duration_s=lasted_s,
         arrival_rate_rps=len(gaps_s) / lasted_s if lasted_s else None,
         interarrival_cv=float(gaps_s.std() / gaps_s.mean()) if lasted_s else None,
-        dispersion={bin_s: found for bin_s, found in spread.items() if found is not None},
+        dispersion={bin_s: result for bin_s, result in spread.items() if result is not None},
         tick_ms=tick_ms(arrival_s),
         same_time_share=int(np.count_nonzero(gaps_s == 0)) / len(columns),
         peak_arrivals={window_s: _most_in(arrival_s, window_s) for window_s in PEAK_WINDOWS_S},

@@ -50,13 +50,13 @@ def parse_duration_s(text: str, *, option: str) -> float:
 
     Raises UsageError for anything else and for zero.
     """
-    found = _DURATION.fullmatch(text.strip())
-    if found is None or float(found["value"]) == 0:
+    result = _DURATION.fullmatch(text.strip())
+    if result is None or float(result["value"]) == 0:
         raise UsageError(
             f"{option}: {text!r} is not a positive duration",
             hint="Write a number above 0 with ms, s, m or h: 90s, 1.5m or 2h.",
         )
-    return float(found["value"]) * _UNITS_S[found["unit"]]
+    return float(result["value"]) * _UNITS_S[result["unit"]]
 
 
 def parse_window(asked: str) -> tuple[float, float] | None:

@@ -76,7 +76,7 @@ class Workload:
         """Return what a replay of a window sends."""
         ends_s = (window.start_s - window.run_in_s, window.start_s + window.length_s)
         first, last = (  # of a long trace many windows are looked at
-            bisect_left(self.requests, end_s, key=lambda one: one.arrival_s) for end_s in ends_s
+            bisect_left(self.requests, end_s, key=lambda item: item.arrival_s) for end_s in ends_s
         )
         return in_window(self.requests[first:last], window)
 
@@ -114,7 +114,9 @@ def keep_what_fits(
     Nothing is clipped: clipped it would be other traffic. Raises TraceError when nothing is left.
     """
     kept = [
-        one for one in requests if one.input_length + max(1, one.output_length) <= max_model_len
+        request
+        for request in requests
+        if request.input_length + max(1, request.output_length) <= max_model_len
     ]
     if not kept:
         raise TraceError(
@@ -126,7 +128,9 @@ def keep_what_fits(
 
 def slo_for(requests: Sequence[TraceRequest], unloaded: Unloaded) -> Slo:
     """Return the derived SLO of these requests."""
-    return derive_slo(unloaded, [(one.input_length, max(1, one.output_length)) for one in requests])
+    return derive_slo(
+        unloaded, [(request.input_length, max(1, request.output_length)) for request in requests]
+    )
 
 
 def affordable_step_s(asked_s: float, *, steps: float, budget_s: float, starts_s: float) -> float:
@@ -148,7 +152,9 @@ def choose_workload(
     """Return the workload of the part that is asked for. Raises TraceError when nothing arrives in
     it."""
     part = choose_part(requests, asked, length_s=step_s)
-    ends_s = [unloaded.residence_s(one.input_length, one.output_length) for one in requests]
+    ends_s = [
+        unloaded.residence_s(request.input_length, request.output_length) for request in requests
+    ]
     drain_s = LOADED * float(np.percentile(ends_s, 95))
     windows = sample_windows(requests, part, step_s=step_s, drain_s=drain_s)
     return workload_of(requests, slo, unloaded, part, windows, step_s)
@@ -163,13 +169,15 @@ def workload_of(  # noqa: PLR0913, PLR0917 - what was chosen
     step_s: float,
 ) -> Workload:
     """Return the workload of what was chosen. Raises TraceError when nothing arrives in it."""
-    inside = tuple(one for one in requests if part.begin_s <= one.arrival_s < part.end_s)
+    inside = tuple(
+        request for request in requests if part.begin_s <= request.arrival_s < part.end_s
+    )
     if not inside:
         raise TraceError(f"window {part}: nothing to replay", hint="Choose another --window.")
     length_s = part.length_s
     if len(inside) > MOST_TWIN_REQUESTS:
-        arrival_s = np.array([one.arrival_s for one in inside])
-        tokens = np.array([one.input_length + one.output_length for one in inside])
+        arrival_s = np.array([each.arrival_s for each in inside])
+        tokens = np.array([each.input_length + each.output_length for each in inside])
         inside = inside[busiest_rows(arrival_s, tokens, MOST_TWIN_REQUESTS)]
         length_s = inside[-1].arrival_s - inside[0].arrival_s
     length_s = max(length_s, LEAST_S)
@@ -199,17 +207,19 @@ def littles_bound(  # noqa: PLR0913 - what waits, and for how long
     """
     free = [-math.inf] * cap
     good = total = 0
-    for one in requests:
-        scored = one.arrival_s >= scored_from_s
+    for request in requests:
+        scored = request.arrival_s >= scored_from_s
         total += scored
-        if one.status != "ok":
+        if request.status != "ok":
             good += scored
             continue
-        residence_s = held * unloaded.residence_s(one.input_length, max(1, one.output_length))
+        residence_s = held * unloaded.residence_s(
+            request.input_length, max(1, request.output_length)
+        )
         starts_s = []
-        for _ in range(one.n):
-            starts_s.append(max(one.arrival_s, heapq.heappop(free)))
+        for _ in range(request.n):
+            starts_s.append(max(request.arrival_s, heapq.heappop(free)))
             heapq.heappush(free, starts_s[-1] + residence_s)
-        in_time = min(starts_s) - one.arrival_s <= slo.ttft_limit_s(one.input_length)
+        in_time = min(starts_s) - request.arrival_s <= slo.ttft_limit_s(request.input_length)
         good += scored and in_time
     return good / total if total else 1.0

@@ -114,11 +114,11 @@ class Check:
 
     @property
     def held(self) -> int:
-        return sum(one.held for one in self.numbers)
+        return sum(number.held for number in self.numbers)
 
     @property
     def worst(self) -> Number:
-        return max(self.numbers, key=lambda one: abs(one.off))
+        return max(self.numbers, key=lambda item: abs(item.off))
 
     @property
     def is_far_off(self) -> bool:
@@ -173,10 +173,10 @@ def lag_s(windows: Sequence[Replay], law: StepLaw, shape: EngineShape) -> float:
     """Return how long a request is under way before the scheduler knows it: the median, over the
     requests that did not have to wait, of measured minus predicted TTFT."""
     later = [np.zeros(0)]
-    for one in windows:
-        twin = driven(one, law, replace(shape, lag_s=0.0), log=False)
+    for window in windows:
+        twin = driven(window, law, replace(shape, lag_s=0.0), log=False)
         at_once = twin.queue_s <= 2 * law.decode_s[-1]
-        later.append((ttft_s(one.requests) - twin.ttft_s)[at_once])
+        later.append((ttft_s(window.requests) - twin.ttft_s)[at_once])
     known = np.concatenate(later)
     known = known[~np.isnan(known)]
     return max(0.0, float(np.median(known))) if len(known) else 0.0
@@ -194,12 +194,14 @@ def predict(  # noqa: PLR0913 - what is sent, on what, and what is asked of it
     """Return what a replay of these windows at a cap will show, over the draws of a run for each
     law: its numbers, and of each window the mean TTFT and TPOT in seconds."""
     rows, means = [], []
-    for draw in draws_of(laws, machine, [one.traffic for one in windows]):
+    for draw in draws_of(laws, machine, [window.traffic for window in windows]):
         replayed = partial(draw.replay, shape=shape, max_num_seqs=max_num_seqs, log=True)
-        served = [_served(one, replayed(one.traffic), slo) for one in windows]
+        served = [_served(window, replayed(window.traffic), slo) for window in windows]
         numbers = _numbers(served)
         rows.append(_longer(numbers, draw.ttft_factor, draw.tpot_factor, max_num_seqs))
-        means.append([(_mean(one.times_s["ttft"]), _mean(one.times_s["tpot"])) for one in served])
+        means.append(
+            [(_mean(each.times_s["ttft"]), _mean(each.times_s["tpot"])) for each in served]
+        )
     known = np.nan_to_num(np.median(np.array(means), axis=0))
     return _over(rows, windows), [(float(ttft), float(tpot)) for ttft, tpot in known]
 
@@ -209,19 +211,19 @@ def check_predicted(
 ) -> Check:
     """Compare what was predicted with the replay of all its windows. Nothing is compared where one
     was cut because of another SLO."""
-    cut = [one for one in windows if one.cut is not None]
-    if any(one.is_cut_under_another(slo) for one in cut):
+    cut = [window for window in windows if window.cut is not None]
+    if any(each.is_cut_under_another(slo) for each in cut):
         return Check(())
     if cut:  # of a replay that had lost only what it could have attained is known
-        numbers = {"attainment": min(one.attainment_bound for one in cut)}
+        numbers = {"attainment": min(each.attainment_bound for each in cut)}
     else:
-        numbers = _numbers([_seen(one, slo) for one in windows])
-        if not any(len(one.iterations) for one in windows):  # only its clients tell of it
-            numbers = {name: one for name, one in numbers.items() if name not in ENGINES_OWN}
+        numbers = _numbers([_seen(window, slo) for window in windows])
+        if not any(len(window.iterations) for window in windows):  # only its clients tell of it
+            numbers = {name: each for name, each in numbers.items() if name not in ENGINES_OWN}
     return Check(
         tuple(
-            Number(name, one.middle, one.low, one.high, numbers[name])
-            for name, one in predictions.items()
+            Number(name, each.middle, each.low, each.high, numbers[name])
+            for name, each in predictions.items()
             if name in numbers
         )
     )
@@ -238,17 +240,17 @@ def check_at_own_speed(
 
     Those cut are left out, and those of which only clients report.
     """
-    windows = [one for one in windows if one.cut is None and len(one.iterations)]
-    planned = [as_sent(one) for one in windows]
-    if not any(one.counted.any() for one in planned):
+    windows = [window for window in windows if window.cut is None and len(window.iterations)]
+    planned = [as_sent(window) for window in windows]
+    if not any(each.counted.any() for each in planned):
         return Check(())
-    twins = [driven(one, law, shape, front_end=front_end) for one in windows]
+    twins = [driven(window, law, shape, front_end=front_end) for window in windows]
     rows = []
     for power in (0, -1, 1):
         ttft, tpot = TTFT_OFF**power, TPOT_OFF**power
         served = [
-            _served(one, lengthened(twin, one.traffic, ttft, tpot), slo)
-            for one, twin in zip(planned, twins, strict=True)
+            _served(each, lengthened(twin, each.traffic, ttft, tpot), slo)
+            for each, twin in zip(planned, twins, strict=True)
         ]
         numbers = _numbers(served, rank_errors=power * RANK_ERRORS)
         rows.append(_longer(numbers, ttft, tpot, windows[0].max_num_seqs))
@@ -290,22 +292,22 @@ def _seen(replay: Replay, slo: Slo) -> _Served:
 def _numbers(windows: Sequence[_Served], *, rank_errors: float = 0.0) -> dict[str, float]:
     """Return the numbers of a replay of these windows, those that it has. The ranks of percentiles
     are moved by so many of their standard errors."""
-    found = dict[str, float]()
-    weights = np.concatenate([np.full(len(one.met), one.weight) for one in windows])
+    result = dict[str, float]()
+    weights = np.concatenate([np.full(len(window.met), window.weight) for window in windows])
     for name, percentiles in CHECKED.items():
-        values = np.concatenate([one.times_s[name] for one in windows])
+        values = np.concatenate([window.times_s[name] for window in windows])
         known = ~np.isnan(values)
         for percent in percentiles if weights[known].sum() > 0 else ():
             rank = _moved(percent / 100, weights[known], rank_errors)
-            found[f"{name}_p{percent}_ms"] = 1e3 * percentile(values[known], weights[known], rank)
+            result[f"{name}_p{percent}_ms"] = 1e3 * percentile(values[known], weights[known], rank)
     if weights.sum() > 0:
-        good = np.concatenate([one.met for one in windows])
-        found["attainment"] = float(good @ weights / weights.sum())
-    work = joined(one.work for one in windows)
-    return found | {
+        good = np.concatenate([window.met for window in windows])
+        result["attainment"] = float(good @ weights / weights.sum())
+    work = joined(window.work for window in windows)
+    return result | {
         "running_mean": time_mean(work, "running"),
         "waiting_mean": time_mean(work, "waiting"),
-        "preemptions": float(sum(one.preemptions for one in windows)),
+        "preemptions": float(sum(window.preemptions for window in windows)),
     }
 
 
@@ -331,9 +333,9 @@ def _over(
 ) -> dict[str, Predicted]:
     """Return middle and ends of every number over the draws; the ends stay as far apart as anybody
     would call a difference."""
-    weight = sum(one.weight * float(one.counted.sum()) for one in windows)
-    request = max(one.weight for one in windows) / max(1.0, weight)
-    found = {}
+    weight = sum(window.weight * float(window.counted.sum()) for window in windows)
+    request = max(window.weight for window in windows) / max(1.0, weight)
+    result = {}
     for name in rows[0]:
         values = np.array([row[name] for row in rows if name in row])
         middle, ends = float(np.median(values)), ends_of(values)
@@ -341,8 +343,8 @@ def _over(
         least = FEW_REQUESTS_APART * request if name == "attainment" else least
         low, high = (middle, middle) if ends is None else ends
         low, high = max(0.0, min(low, middle - least)), max(high, middle + least)
-        found[name] = Predicted(middle, low, min(1.0, high) if name == "attainment" else high)
-    return found
+        result[name] = Predicted(middle, low, min(1.0, high) if name == "attainment" else high)
+    return result
 
 
 def _mean(values: Floats) -> float:

@@ -90,7 +90,7 @@ def rule(
         enough = candidates & (lost | (raised >= most - equal))
         nearly = lost | (raised >= most - good)
     choice = np.argmax(enough, axis=-1)
-    share, tail = (np.take_along_axis(one, choice[..., None], -1) for one in (shares, tails))
+    share, tail = (np.take_along_axis(each, choice[..., None], -1) for each in (shares, tails))
     right = (shares >= share - GOOD_ATTAINMENT) & (tails <= tail + math.log(GOOD_TAIL)) & nearly
     return Ruling(choice, candidates, right)
 
@@ -108,20 +108,20 @@ class Bounds:
 
     @classmethod
     def of(cls, requirements: Sequence[Requirement], samples: Samples) -> "Bounds":
-        found = {
+        result = {
             cap: {
                 each: _bound(each, samples.column(each.number, cap, raised=each.at_headroom))
                 for each in requirements
             }
             for cap in samples.caps
         }
-        return cls(tuple(requirements), found if requirements else {})
+        return cls(tuple(requirements), result if requirements else {})
 
     def broken(self, cap: int) -> list[Requirement]:
         """Return what a cap breaks, the worst first."""
         numbers = self.of_cap.get(cap, {})
-        found = [each for each, value in numbers.items() if not each.is_met_by(value)]
-        return sorted(found, key=lambda each: -each.miss(numbers[each]))
+        result = [each for each, value in numbers.items() if not each.is_met_by(value)]
+        return sorted(result, key=lambda each: -each.miss(numbers[each]))
 
     def eligible(self, caps: Sequence[int]) -> tuple[int, ...]:
         """Return the caps that may be chosen: those that break nothing, or all where none does."""
@@ -246,13 +246,13 @@ def interval_of(best: int, caps: Sequence[int], right: NDArray[np.bool_]) -> tup
     (8, 16)
     """
     at = caps.index(best)
-    found = []
+    result = []
     for low in range(at + 1):
         for high in range(at, len(caps)):
             share = float(right[:, low : high + 1].any(1).mean())
             if share >= CONFIDENT - 1e-9 or high - low == len(caps) - 1:
-                found.append((high - low, -share, -low))
-    width, _, low = min(found)
+                result.append((high - low, -share, -low))
+    width, _, low = min(result)
     return caps[-low], caps[width - low]
 
 

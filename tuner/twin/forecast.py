@@ -87,9 +87,9 @@ class Forecast:
         """
         if self.unmodelled:
             return f"the twin does not know {', '.join(self.unmodelled)}"
-        wrong = [one.worst for one in self.checks if one.is_far_off]
+        wrong = [check.worst for check in self.checks if check.is_far_off]
         if wrong:
-            furthest = max(wrong, key=lambda one: abs(one.off)).words
+            furthest = max(wrong, key=lambda item: abs(item.off)).words
             return f"the twin was wrong at the engine's own speed ({furthest})"
         return None
 
@@ -178,7 +178,7 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
         front_end=front_end,
         draws=PRINTED_DRAWS if printed else DRAWS,
     )
-    slowdown = np.concatenate([slowdowns_of(one.log, law) for one in segments])
+    slowdown = np.concatenate([slowdowns_of(segment.log, law) for segment in segments])
     return Forecast(
         fitted=fitted,
         shape=shape,
@@ -198,10 +198,10 @@ def _checks(
     windows: Sequence[Replay], slo: Slo, law: StepLaw, shape: EngineShape
 ) -> tuple[Check, ...]:
     by_cap: dict[tuple[int, int], list[Replay]] = {}
-    for one in windows:
-        by_cap.setdefault((one.max_num_seqs, one.token_budget), []).append(one)
-    found = (check_at_own_speed(alike, slo, law, shape) for alike in by_cap.values())
-    return tuple(one for one in found if one.numbers)
+    for window in windows:
+        by_cap.setdefault((window.max_num_seqs, window.token_budget), []).append(window)
+    result = (check_at_own_speed(alike, slo, law, shape) for alike in by_cap.values())
+    return tuple(each for each in result if each.numbers)
 
 
 def speed_sd_of(fitted: FittedLaw) -> float:
@@ -210,7 +210,7 @@ def speed_sd_of(fitted: FittedLaw) -> float:
 
 
 def _stalled_share(segments: Sequence[Segment], law: StepLaw) -> float:
-    log = np.concatenate([one.log for one in segments])
+    log = np.concatenate([segment.log for segment in segments])
     over_s = log["duration_s"] - law.durations_s(log)
     stalls = log["duration_s"] > STALL * law.durations_s(log)
     return float(over_s[stalls].sum() / log["duration_s"].sum())
@@ -218,7 +218,7 @@ def _stalled_share(segments: Sequence[Segment], law: StepLaw) -> float:
 
 def _probed_lag_s(unloaded: Unloaded, law: StepLaw, requests: Sequence[TraceRequest]) -> float:
     """Return what a lone request's TTFT was above the time of its prompt's iteration."""
-    tokens = float(np.median([one.input_length for one in requests]))
+    tokens = float(np.median([request.input_length for request in requests]))
     lawful_s = (
         float(law.decode_s[0])
         + law.prefill_token_s * tokens

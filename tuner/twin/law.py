@@ -126,12 +126,12 @@ class FittedLaw:
         targets = self._target + rng.standard_normal((count, size)) @ spread.T
         steeper = np.exp(np.random.default_rng((0, 1)).normal(0.0, LOG_STEEPNESS_SD, count))
         most = len(self.law.decode_s) - 1
-        found = nnls_of_each(self._information, targets)
+        result = nnls_of_each(self._information, targets)
         low, high = (math.log(factor) for factor in self.speed_range)
         speeds = np.exp(np.random.default_rng((0, 2)).uniform(low, high, count))
         return [
-            law_of(one / self._scale, self.knots, most, steeper=factor).slowed(speed)
-            for one, factor, speed in zip(found, steeper.tolist(), speeds.tolist(), strict=True)
+            law_of(each / self._scale, self.knots, most, steeper=factor).slowed(speed)
+            for each, factor, speed in zip(result, steeper.tolist(), speeds.tolist(), strict=True)
         ]
 
 
@@ -192,9 +192,9 @@ def _speed_range(segments: Sequence[Segment], law: StepLaw, taken: float) -> tup
     """Return between which factors on the law the machine's speed lay, replay by replay; 1 and 1
     where that is its usual noise. Without the others it might have been faster by their share."""
     factors = [
-        float(one.log["duration_s"].sum() / law.durations_s(one.log).sum())
-        for one in segments
-        if one.log["duration_s"].sum() >= LEAST_BUSY_S
+        float(segment.log["duration_s"].sum() / law.durations_s(segment.log).sum())
+        for segment in segments
+        if segment.log["duration_s"].sum() >= LEAST_BUSY_S
     ]
     low = high = 1.0
     if factors and max(factors) > SPEED_MOVED * min(factors):
@@ -246,7 +246,7 @@ def _equations(
 
 
 def _work_of(segments: Sequence[Segment]) -> _Work:
-    logs = [one.log for one in segments if len(one.log)]
+    logs = [segment.log for segment in segments if len(segment.log)]
     knots = knots_of(np.concatenate([log["decode_seqs"] for log in logs]))
     kept, blocks, middles_s, engines = [], [], list[float](), list[int]()
     for segment in segments:
@@ -341,8 +341,8 @@ def nnls(gram: Floats, target: Floats) -> Floats:
 
     A column of zeros gets the coefficient 0.
     """
-    (found,) = nnls_of_each(gram, target[None])
-    return found
+    (result,) = nnls_of_each(gram, target[None])
+    return result
 
 
 def nnls_of_each(gram: Floats, targets: Floats) -> list[Floats]:
@@ -353,5 +353,5 @@ def nnls_of_each(gram: Floats, targets: Floats) -> list[Floats]:
     scale = np.where(length > 0, length, 1.0)
     root = np.linalg.cholesky(gram / np.outer(scale, scale) + RIDGE * np.eye(len(scale)))
     scaled = (target / scale for target in targets)
-    goals = (np.linalg.solve(root, one - PENALTY * np.abs(one).max()) for one in scaled)
+    goals = (np.linalg.solve(root, each - PENALTY * np.abs(each).max()) for each in scaled)
     return [np.asarray(optimize.nnls(root.T, goal)[0] / scale) for goal in goals]

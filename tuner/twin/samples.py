@@ -170,11 +170,11 @@ class Draw(NamedTuple):
         self, traffic: Traffic, shape: EngineShape, *, max_num_seqs: int, log: bool = False
     ) -> TwinReplay:
         """Return what this run would see of the traffic."""
-        found = simulate(
+        result = simulate(
             traffic, self.law, shape, max_num_seqs=max_num_seqs, clock=self.clock,
             front_end=self.front_end, log=log,
         )  # fmt: skip
-        return lengthened(found, traffic, self.ttft_factor, self.tpot_factor)
+        return lengthened(result, traffic, self.ttft_factor, self.tpot_factor)
 
 
 def lengthened(
@@ -197,15 +197,15 @@ def draws_of(laws: Sequence[StepLaw], machine: Machine, traffics: Sequence[Traff
     # how a front end slows an engine was seen in one start, and the one to come is another
     start_sd = machine.believed * START_SD * math.sqrt(1 if machine.front_end is None else 2)
     count = math.ceil((end_s - begin_s) / GRID_S) + 1
-    found = []
+    result = []
     for law in laws:
         start = math.exp(start_sd * float(rng.standard_normal()))
         factors = start * _in_another_order(machine.slowdown, count, rng)
         clock = Clock.of_slowdown(factors, begin_s=begin_s, grid_s=GRID_S)
         ttft = _factor(machine.ttft_errors, machine.believed * TTFT_SD, rng)
         tpot = _factor(machine.tpot_errors, machine.believed * TPOT_SD, rng)
-        found.append(Draw(law, machine.front_end, clock, ttft, tpot))
-    return found
+        result.append(Draw(law, machine.front_end, clock, ttft, tpot))
+    return result
 
 
 def _factor(errors: Sequence[float], believed_sd: float, rng: np.random.Generator) -> float:
@@ -262,17 +262,17 @@ class Samples:
         self, cap: int, *, raised: bool = False, names: Sequence[str] = ON_CURVE
     ) -> dict[str, Range]:
         """Return the 95 % interval of each number at a cap, times in milliseconds."""
-        found = {}
+        result = {}
         for name in names:
             if (ends := self.ends(name, cap, raised=raised)) is not None:
                 scale = 1e3 if _is_time(name) else 1.0
-                found[in_ms(name)] = scale * ends[0], scale * ends[1]
-        return found
+                result[in_ms(name)] = scale * ends[0], scale * ends[1]
+        return result
 
     def changes(self, below: int, cap: int) -> dict[str, StepChange]:
         """Return what ``cap`` gives more than ``below``, draw by draw: shares of goodput, p95 TPOT
         and p99 E2EL, differences of the rest."""
-        found = {}
+        result = {}
         for name in ON_CURVE[1:]:
             here, there = self.column(name, cap), self.column(name, below)
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -280,8 +280,8 @@ class Samples:
             more = more * (1e3 if _is_time(name) and name not in AS_SHARES else 1.0)
             if (ends := ends_of(more)) is not None:
                 middle = float(np.median(more[np.isfinite(more)]))
-                found[in_ms(name)] = StepChange(middle, *ends)
-        return found
+                result[in_ms(name)] = StepChange(middle, *ends)
+        return result
 
 
 def _is_time(name: str) -> bool:
@@ -338,7 +338,7 @@ def numbers_of(traffic: Traffic, replay: TwinReplay, slo: Slo, shape: EngineShap
     if len(work := replay.iterations):
         usage = kv_cache_usage(work, shape.kv_blocks)
         gaps = spread(work["duration_s"], work["decode_seqs"])
-    found = [
+    result = [
         attainment(traffic, replay, slo),
         float(replay.preemptions.sum()),
         float(replay.running_peak),
@@ -347,9 +347,9 @@ def numbers_of(traffic: Traffic, replay: TwinReplay, slo: Slo, shape: EngineShap
         replay.kv_usage_peak,
     ]
     for name in TIMES[:-1]:
-        found += _statistics(getattr(replay, f"{name}_s"))
-    found += [math.nan if gaps is None else getattr(gaps, each) for each in ("mean", *SHARES)]
-    return np.array(found)
+        result += _statistics(getattr(replay, f"{name}_s"))
+    result += [math.nan if gaps is None else getattr(gaps, each) for each in ("mean", *SHARES)]
+    return np.array(result)
 
 
 def _statistics(values: Floats) -> list[float]:

@@ -223,23 +223,27 @@ def traffic_of(
     """
     rows = list[tuple[float, int, int, int]]()
     computed, asked_at = 0, dict[int, int]()
-    for one in requests:
-        if one.status not in {"ok", "aborted"}:
+    for request in requests:
+        if request.status not in {"ok", "aborted"}:
             continue
         oldest = computed - kv_tokens
         gone = (
             i
-            for i, block in enumerate(one.hash_ids)
+            for i, block in enumerate(request.hash_ids)
             if block not in asked_at or asked_at[block] < oldest
         )
-        known = next(gone, len(one.hash_ids))
-        lengths = one.output_lengths or (one.output_length,) * one.n
-        computed += one.input_length - min(known * hash_block_size, one.input_length) + sum(lengths)
-        asked_at.update(dict.fromkeys(one.hash_ids, computed))
+        known = next(gone, len(request.hash_ids))
+        lengths = request.output_lengths or (request.output_length,) * request.n
+        computed += (
+            request.input_length - min(known * hash_block_size, request.input_length) + sum(lengths)
+        )
+        asked_at.update(dict.fromkeys(request.hash_ids, computed))
         for i, length in enumerate(lengths):
-            before = one.input_length if i else min(known * hash_block_size, one.input_length)
+            before = (
+                request.input_length if i else min(known * hash_block_size, request.input_length)
+            )
             cached = int(hit_share * before)
-            rows.append((one.arrival_s, one.input_length, max(1, length), cached))
+            rows.append((request.arrival_s, request.input_length, max(1, length), cached))
     rows.sort(key=lambda row: row[0])
     columns = np.array(rows, dtype=float).reshape(-1, 4).T
     tokens = columns[1:].astype(np.int64)

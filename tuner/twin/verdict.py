@@ -61,7 +61,7 @@ class Verdict:
 
     @property
     def broken(self) -> tuple[RequirementCheck, ...]:
-        return tuple(one for one in self.requirements if not one.is_kept)
+        return tuple(requirement for requirement in self.requirements if not requirement.is_kept)
 
     @property
     def is_defended(self) -> bool:
@@ -84,13 +84,13 @@ def verdict_by_twin(
         warnings.append(
             "the run ended early: fewer caps were replayed than planned; give a larger --budget"
         )
-    if max(one.attainment for one in curve.values()) < HALF:
+    if max(each.attainment for each in curve.values()) < HALF:
         return _as_required(_overloaded_twin(view, curve, ceiling, warnings), view)
     seen = [cap for cap in choice.eligible if cap not in choice.unseen]
     cap = choice.best
     if cap not in seen and seen:  # what is safe to serve is not a guess
         cap = choice.chosen_of(seen)
-    eligible = {each: one for each, one in curve.items() if each in choice.eligible}
+    eligible = {each: item for each, item in curve.items() if each in choice.eligible}
     kind, why = kind_of(curve[cap], eligible, ceiling)
     refused = [each for each in curve if each > cap and each not in eligible]
     if refused:
@@ -205,24 +205,24 @@ def _changed(change: float) -> str:
 
 def _machine_warnings(view: Forecast) -> list[str]:
     """Return what the machine did while it was measured."""
-    found = []
+    result = []
     change, speed_sd = moved(view), view.speed_sd
     if abs(change) > DRIFT_LIMIT:
-        found.append(
+        result.append(
             f"the machine drifted: it was {_changed(change)} at the end than at the beginning; the "
             "choice allows for it, the latencies are of its usual speed; use a quieter one"
         )
     if speed_sd > SPEED_SD_LIMIT:
-        found.append(
+        result.append(
             f"the machine's speed varies by {speed_sd:.0%}, and the promise with it: keep others "
             "off its cores to promise more"
         )
     if view.stalled_share > STALLED_LIMIT:
-        found.append(
+        result.append(
             f"{view.stalled_share:.0%} of the engine's time went into stalls, which the promise "
             "knows nothing of: find what holds it up"
         )
-    return found
+    return result
 
 
 # By the windows
@@ -241,15 +241,15 @@ def verdict_by_windows(
     ``complete`` is False when the budget ended the run before everything was measured.
     """
     curve = pooled(blocks)
-    alive = {cap: one for cap, one in curve.items() if one.cut is None}
+    alive = {cap: each for cap, each in curve.items() if each.cut is None}
     if not complete and not ladder_is_done(blocks) and max(curve) < ceiling:
         return _unfinished(curve, best_of(alive) if alive else max(curve), ceiling)
     bounds = Bounds.of([each for each in requirements if not each.at_headroom], own_of(alive))
-    if not alive or max(one.attainment for one in alive.values()) < HALF:
+    if not alive or max(each.attainment for each in alive.values()) < HALF:
         return replace(_overloaded(curve), **_as_measured(curve, requirements, bounds, None))
     kept = {cap: alive[cap] for cap in bounds.eligible(list(alive))}
     cap, choice = best_of(kept), decide(*samples_of(blocks), bounds=bounds)
-    left = {each: one for each, one in curve.items() if each in kept or one.cut is not None}
+    left = {each: item for each, item in curve.items() if each in kept or item.cut is not None}
     kind, why = kind_of(curve[cap], left, ceiling)
     refused = [each for each in alive if each > cap and each not in kept]
     if refused and kind in {"plateau", "not_reached"}:
@@ -284,17 +284,19 @@ def _as_measured(
 def best_of(alive: Curve) -> int:
     """Return the choice by the numbers themselves, of caps that were replayed whole."""
     caps, numbers = list(alive), list(alive.values())
-    return caps[int(rule([one.attainment for one in numbers], list(map(_tail_s, numbers))).choice)]
+    return caps[
+        int(rule([number.attainment for number in numbers], list(map(_tail_s, numbers))).choice)
+    ]
 
 
-def _tail_s(one: Measurement) -> float:
-    return math.inf if one.e2el_s is None else one.e2el_s.p99
+def _tail_s(run: Measurement) -> float:
+    return math.inf if run.e2el_s is None else run.e2el_s.p99
 
 
 def ladder_is_done(blocks: Sequence[Block]) -> bool:
     """Whether a larger cap cannot help: the top never bound, or is worse than the best for sure."""
     curve = pooled(blocks)
-    alive = {cap: one for cap, one in curve.items() if one.cut is None}
+    alive = {cap: each for cap, each in curve.items() if each.cut is None}
     if not alive:
         return False
     top, best = curve[max(curve)], alive[best_of(alive)]
@@ -330,25 +332,25 @@ def headline(kind: VerdictKind, cap: int, interval: tuple[int, int]) -> str:
 def kind_of(chosen: Measurement, curve: Curve, ceiling: int) -> tuple[VerdictKind, str]:
     """Return what sort of answer ``chosen`` is on this curve, and the sentence that says why."""
     cap = chosen.max_num_seqs
-    above = [one for each, one in curve.items() if each > cap and one.cut is None]
-    below = [(each, one) for each, one in curve.items() if each < cap]
-    lost = [(each, one) for each, one in curve.items() if each > cap and one.cut is not None]
-    worse = [one for one in above if _is_worse(one, chosen)]
-    memory = [one for one in (chosen, *above[:1]) if memory_binds(one)]
+    above = [item for each, item in curve.items() if each > cap and item.cut is None]
+    below = [(each, item) for each, item in curve.items() if each < cap]
+    lost = [(each, item) for each, item in curve.items() if each > cap and item.cut is not None]
+    worse = [each for each in above if _is_worse(each, chosen)]
+    memory = [each for each in (chosen, *above[:1]) if memory_binds(each)]
     gain = ""
     if below:
-        at, one = below[-1]
-        gain = f"; {_against(one, chosen) if one.cut is None else _hopeless(at, one)}"
+        at, item = below[-1]
+        gain = f"; {_against(item, chosen) if item.cut is None else _hopeless(at, item)}"
     if memory and not worse:
-        one = memory[0]
+        item = memory[0]
         return "kv_bound", (
-            f"KV cache binds at {one.max_num_seqs}, not the cap (at most {one.running_peak} ran, "
-            f"{one.preemptions} preempted); {MORE_MEMORY}{gain}"
+            f"KV cache binds at {item.max_num_seqs}, not the cap (at most {item.running_peak} ran, "
+            f"{item.preemptions} preempted); {MORE_MEMORY}{gain}"
         )
     if worse or lost:
         return "knee", f"{_against(worse[0], chosen) if worse else _hopeless(*lost[0])}{gain}"
     if above or never_binds(chosen):
-        peak = max(one.running_peak for one in (chosen, *above))
+        peak = max(each.running_peak for each in (chosen, *above))
         why = f"the traffic never needs more than {peak} concurrent sequences"
         if below and below[-1][0] >= peak:
             why = f"the recorded load needs at most {peak} slots, the rest is for the headroom"
@@ -360,28 +362,28 @@ def kind_of(chosen: Measurement, curve: Curve, ceiling: int) -> tuple[VerdictKin
     )
 
 
-def memory_binds(one: Measurement) -> bool:
+def memory_binds(run: Measurement) -> bool:
     """Whether requests waited for KV blocks while the cap had room."""
-    full = one.kv_cache_usage is not None and one.kv_cache_usage.peak >= KV_FULL
-    short = full or one.preemptions > 0
-    return one.running_peak < one.max_num_seqs and one.kv_bound_share > 0 and short
+    full = run.kv_cache_usage is not None and run.kv_cache_usage.peak >= KV_FULL
+    short = full or run.preemptions > 0
+    return run.running_peak < run.max_num_seqs and run.kv_bound_share > 0 and short
 
 
-def _is_worse(one: Measurement, chosen: Measurement) -> bool:
-    is_longer = _tail_s(one) > EQUAL_TAIL * _tail_s(chosen)
-    return one.attainment < chosen.attainment - EQUAL_ATTAINMENT or is_longer
+def _is_worse(run: Measurement, chosen: Measurement) -> bool:
+    is_longer = _tail_s(run) > EQUAL_TAIL * _tail_s(chosen)
+    return run.attainment < chosen.attainment - EQUAL_ATTAINMENT or is_longer
 
 
-def _against(one: Measurement, chosen: Measurement) -> str:
+def _against(run: Measurement, chosen: Measurement) -> str:
     """Return what a cap gives compared with ``chosen``: one step of the marginal table."""
     parts = []
     if chosen.goodput_rps > 0:
-        parts.append(_change("goodput", one.goodput_rps / chosen.goodput_rps, "more", "less"))
-    if chosen.tpot_s is not None and one.tpot_s is not None and chosen.tpot_s.p95 > 0:
-        parts.append(_change("p95 TPOT", one.tpot_s.p95 / chosen.tpot_s.p95, "longer", "shorter"))
-    ratio = _tail_s(one) / max(1e-9, _tail_s(chosen))
+        parts.append(_change("goodput", run.goodput_rps / chosen.goodput_rps, "more", "less"))
+    if chosen.tpot_s is not None and run.tpot_s is not None and chosen.tpot_s.p95 > 0:
+        parts.append(_change("p95 TPOT", run.tpot_s.p95 / chosen.tpot_s.p95, "longer", "shorter"))
+    ratio = _tail_s(run) / max(1e-9, _tail_s(chosen))
     parts.append(_change("p99 E2EL", ratio, "longer", "shorter"))
-    return f"with {one.max_num_seqs}: " + ", ".join(parts)
+    return f"with {run.max_num_seqs}: " + ", ".join(parts)
 
 
 def _change(name: str, ratio: float, more: str, less: str) -> str:
@@ -397,10 +399,10 @@ def _change(name: str, ratio: float, more: str, less: str) -> str:
     return f"{name} {abs(ratio - 1):.0%} {more if ratio > 1 else less}"
 
 
-def _hopeless(cap: int, one: Measurement) -> str:
-    if one.attainment_bound >= 1.0:  # it was cut because of another SLO
+def _hopeless(cap: int, run: Measurement) -> str:
+    if run.attainment_bound >= 1.0:  # it was cut because of another SLO
         return f"what {cap} serves in time was not measured"
-    return f"{cap} is certain to serve at most {one.attainment_bound:.0%} in time"
+    return f"{cap} is certain to serve at most {run.attainment_bound:.0%} in time"
 
 
 def _overloaded_twin(
@@ -410,10 +412,10 @@ def _overloaded_twin(
     still serve more."""
     choice, top = view.choice, curve[max(curve)]
     if not _still_rises(curve):
-        found = _overloaded(curve, choice.best)
+        result = _overloaded(curve, choice.best)
         return replace(
-            found, interval=choice.interval, confidence=choice.confidence,
-            warnings=(*found.warnings, *warnings),
+            result, interval=choice.interval, confidence=choice.confidence,
+            warnings=(*result.warnings, *warnings),
         )  # fmt: skip
     cap = top.max_num_seqs
     reason = (
@@ -430,8 +432,10 @@ def _overloaded(curve: Curve, choice: int | None = None) -> Verdict:
     serves the most, with the load that would fit."""
     if choice is None:
         choice = _most_served(curve)
-    one, bound = curve[choice], [each for each in curve.values() if memory_binds(each)]
-    share = one.output_tokens_per_s / one.offered_tokens_per_s if one.offered_tokens_per_s else 0.0
+    item, bound = curve[choice], [each for each in curve.values() if memory_binds(each)]
+    share = (
+        item.output_tokens_per_s / item.offered_tokens_per_s if item.offered_tokens_per_s else 0.0
+    )
     fits = "no token was generated"
     if share >= NEARLY_ALL:
         fits = "nearly all of it is served, but too late"
@@ -445,8 +449,8 @@ def _overloaded(curve: Curve, choice: int | None = None) -> Verdict:
         )
     reason = (
         f"overloaded: no cap up to {max(curve)} meets the SLO for half of the requests; "
-        f"{choice} serves {one.output_tokens_per_s:,.0f} of "
-        f"{one.offered_tokens_per_s:,.0f} output tokens/s; {fits}{memory}"
+        f"{choice} serves {item.output_tokens_per_s:,.0f} of "
+        f"{item.offered_tokens_per_s:,.0f} output tokens/s; {fits}{memory}"
     )
     interval = (min(curve), max(curve))
     return Verdict("overloaded", choice, interval, 0.0, reason, warnings=(ADD_REPLICAS,))
@@ -468,14 +472,14 @@ def _still_rises(curve: Curve) -> bool:
     )
 
 
-def kv_warnings(one: Measurement) -> list[str]:
-    if one.preemptions:
+def kv_warnings(run: Measurement) -> list[str]:
+    if run.preemptions:
         text = (
-            f"{one.preemptions} preemptions at {one.max_num_seqs} made {one.recomputed_tokens} "
+            f"{run.preemptions} preemptions at {run.max_num_seqs} made {run.recomputed_tokens} "
             "tokens be computed again: raise gpu_memory_utilization or lower max_model_len"
         )
         return [text]
-    if one.kv_cache_usage is not None and one.kv_cache_usage.peak > KV_FULL:
-        full = f"the KV cache was {one.kv_cache_usage.peak:.0%} full at {one.max_num_seqs}"
+    if run.kv_cache_usage is not None and run.kv_cache_usage.peak > KV_FULL:
+        full = f"the KV cache was {run.kv_cache_usage.peak:.0%} full at {run.max_num_seqs}"
         return [f"{full}: raise gpu_memory_utilization before more traffic comes"]
     return []

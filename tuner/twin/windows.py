@@ -42,33 +42,33 @@ class Block:
         return self.measurement.cut is None and self.measurement.e2el_s is not None
 
 
-def never_binds(one: Measurement) -> bool:
+def never_binds(run: Measurement) -> bool:
     """Whether neither the cap nor the memory ever kept a request waiting."""
-    return one.running_peak < one.max_num_seqs and one.kv_bound_share == 0
+    return run.running_peak < run.max_num_seqs and run.kv_bound_share == 0
 
 
 def pooled(blocks: Sequence[Block]) -> dict[int, Measurement]:
     """Return cap → the newest of its measurements, with the means over its whole ones, ascending;
     of a cap that was always cut over all."""
-    found = {}
+    result = {}
     for cap in sorted({block.trial.max_num_seqs for block in blocks}):
         every = [block for block in blocks if block.trial.max_num_seqs == cap]
-        used = [one.measurement for one in every if one.is_whole]
-        used = used or [one.measurement for one in every]
-        found[cap] = replace(
+        used = [each.measurement for each in every if each.is_whole]
+        used = used or [each.measurement for each in every]
+        result[cap] = replace(
             used[-1],
             blocks=len(used),
-            attainment=float(np.mean([one.attainment for one in used])),
-            goodput_rps=float(np.mean([one.goodput_rps for one in used])),
-            tpot_s=_mean([one.tpot_s for one in used]),
-            e2el_s=_mean([one.e2el_s for one in used]),
+            attainment=float(np.mean([each.attainment for each in used])),
+            goodput_rps=float(np.mean([each.goodput_rps for each in used])),
+            tpot_s=_mean([each.tpot_s for each in used]),
+            e2el_s=_mean([each.e2el_s for each in used]),
         )
-    return found
+    return result
 
 
 def _mean(spreads: Sequence[Spread | None]) -> Spread | None:
     """Return the geometric means of some distributions."""
-    known = [astuple(one) for one in spreads if one is not None]
+    known = [astuple(spread) for spread in spreads if spread is not None]
     if not known:
         return None
     return Spread(*np.exp(np.log(np.maximum(known, 1e-9)).mean(axis=0)).tolist())
@@ -78,26 +78,26 @@ def own_of(curve: Mapping[int, Measurement]) -> Samples:
     """Return the numbers of caps as they were measured; a cap that was cut has the most that it
     could attain, and no more."""
     caps = tuple(curve)
-    values = np.array([numbers_of(one) for one in curve.values()])
-    rates_rps = [one.arrival_rate_rps for one in curve.values()]
+    values = np.array([numbers_of(each) for each in curve.values()])
+    rates_rps = [each.arrival_rate_rps for each in curve.values()]
     shape = (1, 1, len(caps), len(NUMBERS))
     return Samples(caps, values.reshape(shape), (rates_rps[0] if rates_rps else 0.0,))
 
 
-def numbers_of(one: Measurement) -> list[float]:
+def numbers_of(run: Measurement) -> list[float]:
     """Return NUMBERS of a measurement; NaN where nothing tells."""
-    found = dict.fromkeys(NUMBERS, math.nan)
-    if one.cut is not None:
-        return [*(found | {"attainment": one.attainment_bound}).values()]
-    found["attainment"] = one.attainment
-    if (usage := one.kv_cache_usage) is not None:  # the engine reported its iterations
-        found |= {"preemptions": one.preemptions, "running_peak": one.running_peak}
-        found |= {f"kv_cache_usage_{name}": value for name, value in asdict(usage).items()}
+    result = dict.fromkeys(NUMBERS, math.nan)
+    if run.cut is not None:
+        return [*(result | {"attainment": run.attainment_bound}).values()]
+    result["attainment"] = run.attainment
+    if (usage := run.kv_cache_usage) is not None:  # the engine reported its iterations
+        result |= {"preemptions": run.preemptions, "running_peak": run.running_peak}
+        result |= {f"kv_cache_usage_{name}": value for name, value in asdict(usage).items()}
     for time in TIMES:
-        spread: Spread | None = getattr(one, f"{time}_s")
+        spread: Spread | None = getattr(run, f"{time}_s")
         if spread is not None:
-            found |= {f"{time}_{name}_s": value for name, value in asdict(spread).items()}
-    return [float(found[name]) for name in NUMBERS]
+            result |= {f"{time}_{name}_s": value for name, value in asdict(spread).items()}
+    return [float(result[name]) for name in NUMBERS]
 
 
 def noise(blocks: Sequence[Block], name: str) -> tuple[float, float]:
@@ -129,7 +129,7 @@ def drift(blocks: Sequence[Block]) -> float:
     0.1 is 10 % slower. Zero when it was not replayed again or nothing can be compared.
     """
     again = [b.measurement for b in blocks if b.trial.purpose == "drift_replay"]
-    before = {one.decode_seqs: one for one in blocks[0].measurement.batch_times} if again else {}
+    before = {each.decode_seqs: each for each in blocks[0].measurement.batch_times} if again else {}
     ratios = [
         (after.median_s / before[after.decode_seqs].median_s, after.iterations)
         for after in (again[-1].batch_times if again else ())
@@ -155,9 +155,9 @@ def samples_of(blocks: Sequence[Block]) -> tuple[Samples, Samples]:
     rng = np.random.default_rng(0)
     (share_sd, freedom), (time_sd, _) = noise(blocks, "attainment"), noise(blocks, "e2el_p99_s")
     shifts = rng.standard_t(freedom, (WINDOW_DRAWS, 1, len(curve), 2))
-    free = [i for i, one in enumerate(curve.values()) if one.cut is None and never_binds(one)]
+    free = [i for i, each in enumerate(curve.values()) if each.cut is None and never_binds(each)]
     shifts[..., free, :] = shifts[..., free[:1], :]
-    shifts /= np.sqrt([one.blocks for one in curve.values()])[:, None]
+    shifts /= np.sqrt([each.blocks for each in curve.values()])[:, None]
     drawn = np.repeat(own.values, WINDOW_DRAWS, axis=0)
     share = NUMBERS.index("attainment")
     drawn[..., share] = np.clip(drawn[..., share] + share_sd * shifts[..., 0], 0.0, 1.0)

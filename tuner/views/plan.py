@@ -176,7 +176,7 @@ def shared_page(
     caps: Sequence[SharedCap], best: int, profiles: Sequence[ServingProfile], paths: Sequence[str]
 ) -> Page:
     """Return which cap serves several kinds of traffic, and what each loses by it."""
-    chosen = next(one for one in caps if one.max_num_seqs == best)
+    chosen = next(cap for cap in caps if cap.max_num_seqs == best)
     facts = list[tuple[str, str]]()
     for path, profile, share, lost, longer in zip(
         paths, profiles, chosen.shares, chosen.lost, chosen.longer, strict=True
@@ -194,23 +194,23 @@ def shared_page(
         ]
     rows: list[list[Cell]] = [
         [
-            one.max_num_seqs,
+            cap.max_num_seqs,
             *(
                 cell
-                for cells in zip(one.shares, one.lost, one.longer, strict=True)
+                for cells in zip(cap.shares, cap.lost, cap.longer, strict=True)
                 for cell in cells
             ),
         ]
-        for one in caps
+        for cap in caps
     ]
-    place = [one.max_num_seqs for one in caps].index(best)
+    place = [cap.max_num_seqs for cap in caps].index(best)
     return Page(
         subject=f"Plan for {' and '.join(paths)}",
         title=f"max_num_seqs {best} serves both kinds of traffic",
         aside="simulated" if any(map(is_simulated, profiles)) else "by their curves",
         facts=facts,
         sections=[Section("Every max_num_seqs", tables=[Table(columns, rows, chosen=place)])],
-        next=f"tuner sweep --trace BOTH --ceiling {max(one.max_num_seqs for one in caps)}",
+        next=f"tuner sweep --trace BOTH --ceiling {max(cap.max_num_seqs for cap in caps)}",
     )
 
 

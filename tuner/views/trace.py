@@ -51,7 +51,7 @@ def trace_json(report: TraceReport) -> Any:  # noqa: ANN401 - JSON
     """Return the object that ``tuner trace show --json`` prints."""
     traffic, header, shares = report.traffic, report.trace.header, report.shares
     recorded, levels = traffic.recorded, traffic.levels
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "requests": traffic.requests,
         "rows_read": header.rows_read,
         "dropped": header.dropped,
@@ -73,12 +73,12 @@ def trace_json(report: TraceReport) -> Any:  # noqa: ANN401 - JSON
         "window": report.part and asdict(report.part),
     }
     if shares is not None:
-        found["per_replica"] = {
+        result["per_replica"] = {
             "router": shares.router,
             "requests": list(shares.requests),
             "busiest_concurrency": _concurrency(shares.busiest),
         }
-    return _rounded(found)
+    return _rounded(result)
 
 
 def written_page(report: TraceReport) -> Page:
@@ -105,7 +105,7 @@ def trace_page(report: TraceReport) -> Page:
     if traffic.tick_ms is not None or traffic.same_time_share >= 0.01:
         facts.append(("ticks", f"{traffic.same_time_share:.1%} arrive at the time of another"))
     if traffic.levels is not None:
-        above = (f"{one['level']}: {one['share']:.1%}" for one in _above(traffic.levels))
+        above = (f"{each['level']}: {each['share']:.1%}" for each in _above(traffic.levels))
         facts.append(("levels", f"share of time with more in flight than {', '.join(above)}"))
     if traffic.recorded is not None and traffic.littles_mean is not None:
         little = f"arrival rate x mean duration = {traffic.littles_mean:,.1f} in flight"
@@ -183,23 +183,23 @@ def _spreads(traffic: TrafficSummary) -> list[list[Cell]]:
         "output tokens": traffic.output_tokens,
         "in flight (recorded)": traffic.recorded,
         "running (recorded)": traffic.running,
-        **{f"in flight at {s * 1000:.0f} ms/token": one for s, one in traffic.band.items()},
+        **{f"in flight at {s * 1000:.0f} ms/token": each for s, each in traffic.band.items()},
     }
     return [
-        [title, *(getattr(one, column.name) for column in SPREADS[1:])]
-        for title, one in rows.items()
-        if one is not None
+        [title, *(getattr(each, column.name) for column in SPREADS[1:])]
+        for title, each in rows.items()
+        if each is not None
     ]
 
 
 def _above(levels: Levels) -> list[dict[str, Any]]:
     """Return how long each step of the ladder would have had to make requests wait."""
-    held, found, level = levels.held(), [], 1
+    held, result, level = levels.held(), [], 1
     while level < 2 * held.max():
         longest_s = levels.longest_above_s(level)
-        found.append({"level": level, "share": held.share_above(level), "longest_s": longest_s})
+        result.append({"level": level, "share": held.share_above(level), "longest_s": longest_s})
         level *= 2
-    return found
+    return result
 
 
 def _concurrency(traffic: TrafficSummary) -> dict[str, Any] | None:
@@ -221,5 +221,5 @@ def _rounded(value: Any) -> Any:  # noqa: ANN401 - JSON
     if isinstance(value, list):
         return [*map(_rounded, value)]
     if isinstance(value, dict):
-        return {key: _rounded(one) for key, one in value.items()}
+        return {key: _rounded(each) for key, each in value.items()}
     return round(value, 6) if isinstance(value, float) else value

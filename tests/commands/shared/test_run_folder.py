@@ -57,7 +57,7 @@ def test_what_others_keep_in_the_folder_of_a_refused_run_stays(tmp_path: Path) -
     (tmp_path / "study.log").write_text("the run's")
     (tmp_path / "notes.txt").write_text("mine, too")
     refused(book, error=TOO_SMALL)
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["notes.txt", "trace.jsonl"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["notes.txt", "trace.jsonl"]
 
 
 def test_a_run_that_has_measured_something_stays_whatever_ends_it(tmp_path: Path) -> None:

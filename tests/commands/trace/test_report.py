@@ -26,11 +26,11 @@ def queued() -> list[dict[str, object]]:
 
 def test_waiting_and_running_are_kept_apart(tuner: Run, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", HEADER, *queued())
-    found = json.loads(tuner("trace", "show", path, "--json").out)
-    assert found["in_flight"]["mean"] == found["in_flight"]["max"] == 5
-    assert found["running"]["mean"] == found["running"]["max"] == 3
-    assert found["concurrency"]["mean"] == 5
-    assert found["littles_mean"] == pytest.approx(5, rel=0.02)
+    result = json.loads(tuner("trace", "show", path, "--json").out)
+    assert result["in_flight"]["mean"] == result["in_flight"]["max"] == 5
+    assert result["running"]["mean"] == result["running"]["max"] == 3
+    assert result["concurrency"]["mean"] == 5
+    assert result["littles_mean"] == pytest.approx(5, rel=0.02)
     out = tuner("trace", "show", path).out
     assert "running (recorded)" in out
     assert "Little" in out
@@ -52,18 +52,18 @@ def test_the_busiest_part_is_shown_beside_the_whole(tuner: Run, tmp_path: Path) 
     calm = [row(i * 1000) for i in range(600)]
     burst = [row(300_000 + i * 100) for i in range(600)]
     path = write_lines(tmp_path / "t", HEADER, *calm, *burst)
-    found = json.loads(tuner("trace", "show", path, "--json").out)["window"]
-    assert found["start_s"] == pytest.approx(300, abs=1)
-    assert found["length_s"] == 60
-    assert found["load"] == pytest.approx(11 / 2, rel=0.02)
+    result = json.loads(tuner("trace", "show", path, "--json").out)["window"]
+    assert result["start_s"] == pytest.approx(300, abs=1)
+    assert result["length_s"] == 60
+    assert result["load"] == pytest.approx(11 / 2, rel=0.02)
     out = tuner("trace", "show", path).out
     assert "^^^^^" in out
 
 
 def test_a_part_of_ones_choice_is_held_against_the_whole(tuner: Run, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", HEADER, *(row(i * 1000) for i in range(100)))
-    found = json.loads(tuner("trace", "show", path, "--window", "10s+5s", "--json").out)["window"]
-    assert (found["start_s"], found["length_s"], found["requests"]) == (10, 5, 5)
+    result = json.loads(tuner("trace", "show", path, "--window", "10s+5s", "--json").out)["window"]
+    assert (result["start_s"], result["length_s"], result["requests"]) == (10, 5, 5)
     ended = tuner("trace", "show", path, "--window", "busiest+90s", "--json")
     assert json.loads(ended.out)["window"]["length_s"] == 90
 
@@ -78,16 +78,16 @@ def test_a_part_without_requests_is_refused(tuner: Run, tmp_path: Path) -> None:
 def test_replicas_that_the_trace_knows_are_shown(tuner: Run, tmp_path: Path) -> None:
     lines = [row(i * 1000, e2e_ms=1500, replica=2_000_000_000 * (i % 3 == 0)) for i in range(99)]
     path = write_lines(tmp_path / "t", HEADER, *lines)
-    found = json.loads(tuner("trace", "show", path, "--json").out)["per_replica"]
-    assert (found["router"], found["requests"]) == ("as recorded", [66, 33])
+    result = json.loads(tuner("trace", "show", path, "--json").out)["per_replica"]
+    assert (result["router"], result["requests"]) == ("as recorded", [66, 33])
     assert "2 replicas, router as recorded" in tuner("trace", "show", path).text
 
 
 def test_a_trace_of_failures_is_shown(tuner: Run, tmp_path: Path) -> None:
     lines = [{"timestamp": i * 1000, "status": "rejected", "replica": i % 2} for i in range(300)]
     path = write_lines(tmp_path / "t", HEADER, *lines)
-    found = json.loads(tuner("trace", "show", path, "--json").out)
-    assert found["window"] is found["running"] is found["in_flight"] is None
+    result = json.loads(tuner("trace", "show", path, "--json").out)
+    assert result["window"] is result["running"] is result["in_flight"] is None
     assert tuner("trace", "show", path).code == 0
 
 

@@ -35,10 +35,10 @@ def test_the_concurrency_is_that_of_the_schedule(tuner: Run, tmp_path: Path) -> 
         *("-o", tmp_path / "t.jsonl"),
     )
     assert "synthetic: lengths of l" in ended.text
-    found = load(tmp_path / "t.jsonl")
-    assert found.header.source == "concurrency_schedule"
-    assert len(found.requests) == 2 * 5 + 4 * 5
-    columns = columns_of(found.requests, block_size=16)
+    result = load(tmp_path / "t.jsonl")
+    assert result.header.source == "concurrency_schedule"
+    assert len(result.requests) == 2 * 5 + 4 * 5
+    columns = columns_of(result.requests, block_size=16)
     for begin_s, in_flight in ((0.0, 2), (10.0, 4)):
         begins_s, ends_s = columns.arrival_s, columns.arrival_s + columns.e2e_s
         found_levels = count_levels(begins_s, ends_s, None, start_s=begin_s, end_s=begin_s + 10)
@@ -48,19 +48,21 @@ def test_the_concurrency_is_that_of_the_schedule(tuner: Run, tmp_path: Path) -> 
 
 
 def test_lengths_are_taken_in_turn_and_begin_again() -> None:
-    found = [(one.input_length, one.output_length) for one in holding(TICKS, [TWO_SECONDS, (1, 1)])]
-    assert found[:3] == [TWO_SECONDS, (1, 1), TWO_SECONDS]
+    result = [
+        (each.input_length, each.output_length) for each in holding(TICKS, [TWO_SECONDS, (1, 1)])
+    ]
+    assert result[:3] == [TWO_SECONDS, (1, 1), TWO_SECONDS]
 
 
 def test_a_place_that_is_given_up_ends_its_last_request() -> None:
     ticks = (Tick(0, 2), Tick(1, 0), Tick(5, 0))
-    found = list(holding(ticks, [TWO_SECONDS]))
-    assert [(one.arrival_s, one.e2e_s) for one in found] == [(0, 1), (0, 1)]
+    result = list(holding(ticks, [TWO_SECONDS]))
+    assert [(each.arrival_s, each.e2e_s) for each in result] == [(0, 1), (0, 1)]
 
 
 def test_a_place_that_comes_back_goes_on_where_it_was() -> None:
     ticks = (Tick(0, 1), Tick(1, 0), Tick(1.5, 1), Tick(3, 0))
-    assert [(one.arrival_s, one.turn) for one in holding(ticks, [TWO_SECONDS])] == [
+    assert [(each.arrival_s, each.turn) for each in holding(ticks, [TWO_SECONDS])] == [
         (0, 0),
         (1.5, 1),
     ]
@@ -99,10 +101,10 @@ def test_a_schedule_that_cannot_be_used_is_refused_with_nothing_written(
 
 
 def test_without_lengths_the_refusal_names_the_option(tuner: Run, tmp_path: Path) -> None:
-    asked = ("trace", "import", schedule(tmp_path / "s"), "-o", tmp_path / "t")
-    ended = tuner(*asked)
+    wanted = ("trace", "import", schedule(tmp_path / "s"), "-o", tmp_path / "t")
+    ended = tuner(*wanted)
     assert ended.code == 3
     assert "tuner trace import --lengths TRACE" in ended.err
-    ended = tuner(*asked, "--lengths", tmp_path / "s", "--format", "table")
+    ended = tuner(*wanted, "--lengths", tmp_path / "s", "--format", "table")
     assert ended.code == 2
     assert "are for one file" in ended.err

@@ -66,30 +66,30 @@ class Run:
 
 def test_show_prints_the_contracts_object_and_nothing_else(tuner: Run) -> None:
     ended = tuner("trace", "show", SAMPLE, "--json")
-    found = json.loads(ended.out)
+    result = json.loads(ended.out)
     assert (ended.code, ended.err) == (0, "")
-    assert list(found) == [*CONTRACT, *BESIDES]
-    assert list(found["input_tokens"]) == ["mean", "p50", "p95", "p99", "max"]
-    assert list(found["concurrency"]) == ["basis", "mean", "p50", "p95", "p99", "max"]
-    assert found["concurrency"]["basis"] == "recorded"
-    assert found["requests"] == found["rows_read"] == len(load(SAMPLE).requests)
-    assert found["tick_ms"] is None
+    assert list(result) == [*CONTRACT, *BESIDES]
+    assert list(result["input_tokens"]) == ["mean", "p50", "p95", "p99", "max"]
+    assert list(result["concurrency"]) == ["basis", "mean", "p50", "p95", "p99", "max"]
+    assert result["concurrency"]["basis"] == "recorded"
+    assert result["requests"] == result["rows_read"] == len(load(SAMPLE).requests)
+    assert result["tick_ms"] is None
 
 
 def test_show_counts_reconcile(tuner: Run, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", HEADER, row(0), row(-1), row(1000), row(None), "{")
-    found = json.loads(tuner("trace", "show", path, "--json").out)
-    assert found["rows_read"] == 5
-    assert found["dropped"] == {"bad_timestamp": 1, "no_timestamp": 1, "malformed": 1}
-    assert found["requests"] == found["rows_read"] - sum(found["dropped"].values())
-    assert sum("rows dropped" in warning for warning in found["warnings"]) == 3
+    result = json.loads(tuner("trace", "show", path, "--json").out)
+    assert result["rows_read"] == 5
+    assert result["dropped"] == {"bad_timestamp": 1, "no_timestamp": 1, "malformed": 1}
+    assert result["requests"] == result["rows_read"] - sum(result["dropped"].values())
+    assert sum("rows dropped" in warning for warning in result["warnings"]) == 3
 
 
 def test_a_band_has_a_low_and_a_high_end(tuner: Run, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", *(row(i * 100, output_length=100) for i in range(1000)))
-    found = json.loads(tuner("trace", "show", path, "--json").out)["concurrency"]
-    assert found["basis"] == "band"
-    assert found["mean"] == [pytest.approx(10, rel=0.01), pytest.approx(80, rel=0.01)]
+    result = json.loads(tuner("trace", "show", path, "--json").out)["concurrency"]
+    assert result["basis"] == "band"
+    assert result["mean"] == [pytest.approx(10, rel=0.01), pytest.approx(80, rel=0.01)]
 
 
 def test_the_report_says_at_once_if_a_unit_is_wrong(tuner: Run, tmp_path: Path) -> None:
@@ -133,24 +133,24 @@ def test_ticks_are_spread_evenly_and_the_result_says_so(tuner: Run, tmp_path: Pa
     before, after = load(path), load(tmp_path / "a")
     assert "spread evenly within ticks of 3000 ms, seed 0" in after.header.notes
     moved_s = sorted(
-        one.arrival_s - old.arrival_s
-        for old, one in zip(before.requests, after.requests, strict=True)
+        each.arrival_s - old.arrival_s
+        for old, each in zip(before.requests, after.requests, strict=True)
     )
     assert 0 <= moved_s[0] < 0.1
     assert 2.9 < moved_s[-1] < 3
-    found = json.loads(tuner("trace", "show", tmp_path / "a", "--json").out)
-    assert found["tick_ms"] is None
-    assert found["interarrival_cv"] == pytest.approx(1, abs=0.1)
+    result = json.loads(tuner("trace", "show", tmp_path / "a", "--json").out)
+    assert result["tick_ms"] is None
+    assert result["interarrival_cv"] == pytest.approx(1, abs=0.1)
 
 
 def test_a_cut_sends_the_same_prompts_as_the_whole(tuner: Run, tmp_path: Path) -> None:
     ended = tuner("trace", "cut", SAMPLE, "-o", tmp_path / "out", "--window", "60s+1m")
     assert (ended.code, ended.err) == (0, "")
     whole, part = load(SAMPLE), load(tmp_path / "out")
-    expected = [one for one in whole.requests if 60 <= one.arrival_s < 120]
-    assert [one.row for one in part.requests] == [one.row for one in expected]
-    assert [one.arrival_s for one in part.requests] == pytest.approx(
-        [one.arrival_s - 60 for one in expected]
+    expected = [request for request in whole.requests if 60 <= request.arrival_s < 120]
+    assert [request.row for request in part.requests] == [each.row for each in expected]
+    assert [request.arrival_s for request in part.requests] == pytest.approx(
+        [each.arrival_s - 60 for each in expected]
     )
     assert part.header.notes[-1] == "cut 60s+60s"
 
@@ -177,11 +177,11 @@ def test_what_one_recorded_server_got_can_be_cut_out(tuner: Run, tmp_path: Path)
     assert "the traffic of 2 servers" in tuner("trace", "show", path).text
     ended = tuner("trace", "cut", path, "-o", tmp_path / "out", "--replica", "busiest")
     assert "the traffic of" not in ended.text
-    found = load(tmp_path / "out")
-    assert [(one.row, one.arrival_s) for one in found.requests] == [
+    result = load(tmp_path / "out")
+    assert [(request.row, request.arrival_s) for request in result.requests] == [
         (i, float(i)) for i in range(1, 10, 2)
     ]
-    assert found.header.notes == ("replica 1",)
-    assert found.header.rows_kept == 5
+    assert result.header.notes == ("replica 1",)
+    assert result.header.rows_kept == 5
     tuner("trace", "cut", path, "-o", tmp_path / "a", "--replica", "0", "--window", "2s+4s")
-    assert [one.arrival_s for one in load(tmp_path / "a").requests] == [0.0, 2.0]
+    assert [request.arrival_s for request in load(tmp_path / "a").requests] == [0.0, 2.0]

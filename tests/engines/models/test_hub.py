@@ -81,7 +81,7 @@ def test_weights_that_are_not_all_there_are_counted_from_the_config(
     (folder / "model-gone.safetensors").symlink_to(folder / "nowhere")
     for name in shards:
         (folder / name).write_bytes(b"weights")
-    found = memory_of({"model": NAME})
-    assert isinstance(found, ModelMemory)
+    result = memory_of({"model": NAME})
+    assert isinstance(result, ModelMemory)
     assert isinstance(unread, ModelMemory)
-    assert found.weight_bytes == (stored or unread.weight_bytes)
+    assert result.weight_bytes == (stored or unread.weight_bytes)

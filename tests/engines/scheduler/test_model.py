@@ -135,7 +135,7 @@ def test_fast_forwarding_over_iterations_gives_the_times_of_one_by_one(
 ) -> None:
     """Without a log to write the model hurries; to the last bit that must not show."""
     law = StepLaw(np.array([0.3, 0.31, 0.32, 0.35, 0.4, 0.5, 0.7]), 0.01, 0.001, 0.1, 0.0007)
-    found = []
+    result = []
     for log_length in (10_000, 0):
         scheduler = scheduler_of(
             requests,
@@ -145,8 +145,8 @@ def test_fast_forwarding_over_iterations_gives_the_times_of_one_by_one(
         )
         for end_s in (until, np.inf):
             assert advance(scheduler, law, NO_NOISE, end_s, False) == REACHED
-        found.append((scheduler.requests.tobytes(), scheduler.state[0]))
-    (one_by_one, slow), (at_once, fast) = found
+        result.append((scheduler.requests.tobytes(), scheduler.state[0]))
+    (one_by_one, slow), (at_once, fast) = result
     assert one_by_one == at_once
     for total in ("now", "iterations", "preemptions", "recomputed_tokens", "most_running"):
         assert slow[total] == fast[total]

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.vllm
             ["a KV connector"],
         ),
     ],
-    ids=lambda one: ",".join(one) or "nothing" if isinstance(one, dict) else "",
+    ids=lambda item: ",".join(item) or "nothing" if isinstance(item, dict) else "",
 )
 def test_what_the_model_does_not_know_is_named(arguments: dict[str, Any], found: list[str]) -> None:
     lone: Any = importlib.import_module("tests.support.lone_scheduler")

@@ -76,10 +76,10 @@ def cached(count: int) -> bytes:
 def test_a_reply_is_timed_as_it_is_read(
     answer: Answer, tokens: int, seen: int, late: int, cached_tokens: int
 ) -> None:
-    one: Reply = asked_of(answer, complete)
-    assert (one.output_tokens, len(one.seen_s), one.late_tokens) == (tokens, seen, late)
-    assert one.cached_tokens == cached_tokens
-    assert one.seen_s == sorted(set(one.seen_s))
+    reply: Reply = asked_of(answer, complete)
+    assert (reply.output_tokens, len(reply.seen_s), reply.late_tokens) == (tokens, seen, late)
+    assert reply.cached_tokens == cached_tokens
+    assert reply.seen_s == sorted(set(reply.seen_s))
 
 
 def refusal(status: bytes, headers: bytes = b"") -> Answer:
@@ -128,7 +128,7 @@ FAILING: list[tuple[Answer, str]] = [
     (endless, "answers too much"),
     (not_http, "the connection broke"),
     (compressed, "answers compressed"),
-    *((events(counted(one)), "no completion") for one in (b"-1", b"1" + 30 * b"0")),
+    *((events(counted(each)), "no completion") for each in (b"-1", b"1" + 30 * b"0")),
 ]
 
 

@@ -71,16 +71,16 @@ async def served(asked: Asked) -> None:
 
 async def outcomes(engine: RunningEngine) -> list[str]:
     """Ask on until the engine gives up; return what came of each request."""
-    found = []
+    result = []
     while True:
         try:
             await generate(engine, ASKED)
         except RequestFailedError:
-            found.append("failed")
+            result.append("failed")
         except EngineError as error:
-            return [*found, str(error)]
+            return [*result, str(error)]
         else:
-            found.append("ok")
+            result.append("ok")
 
 
 def test_after_five_failures_in_a_row_it_is_sent_no_more() -> None:
@@ -99,16 +99,16 @@ def test_where_lengths_cannot_be_forced_one_answer_in_fifty_may_end_early() -> N
 
 
 def test_no_more_is_sent_than_was_allowed_whatever_must_be_sent_again() -> None:
-    asked: list[Asked] = []
+    wanted: list[Asked] = []
 
     async def counted(one: Asked) -> None:
-        asked.append(one)
+        wanted.append(one)
         await served(one)
 
     *before, last = engine_of(counted, outcomes, most=WARM_UPS + 2)
     assert before == ["ok"] * 2
     assert f"{WARM_UPS + 2} requests were sent" in last
-    assert len(asked) == 2
+    assert len(wanted) == 2
 
 
 def test_what_its_clients_do_not_see_is_not_known_and_not_zero() -> None:
@@ -129,7 +129,7 @@ def test_how_tokens_are_drawn_sets_nothing_else_of_a_request() -> None:
         bodies.append(one.body)
         await served(one)
 
-    said = {"max_tokens": 1e6, "stream": 0.0, "temperature": 0.5}
-    engine_of(kept, lambda engine: generate(engine, ASKED), sampling=said)
-    assert [(one["max_tokens"], one["stream"]) for one in bodies] == [(4, True)]
+    words = {"max_tokens": 1e6, "stream": 0.0, "temperature": 0.5}
+    engine_of(kept, lambda engine: generate(engine, ASKED), sampling=words)
+    assert [(body["max_tokens"], body["stream"]) for body in bodies] == [(4, True)]
     assert bodies[0]["temperature"] == 0.5

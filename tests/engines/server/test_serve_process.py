@@ -53,9 +53,9 @@ def test_a_server_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
 
 
 def test_a_server_that_ends_before_it_is_ready_says_why(tmp_path: Path) -> None:
-    said = "print('loading'); raise ValueError('the model is too large')"
+    words = "print('loading'); raise ValueError('the model is too large')"
     with (
-        launched(tmp_path / "serve.log", said) as process,
+        launched(tmp_path / "serve.log", words) as process,
         pytest.raises(EngineError, match="vLLM did not start: the model is too large"),
     ):
         asyncio.run(process.ready(never))
@@ -73,10 +73,10 @@ def test_a_server_that_never_answers_is_given_up_with_its_last_words(
                 up(log)
                 await process.ready(never)
 
-    with pytest.raises(EngineError, match=r"not start within 1 s; its last words: up") as found:
+    with pytest.raises(EngineError, match=r"not start within 1 s; its last words: up") as result:
         asyncio.run(start())
-    assert str(log) in found.value.hint
-    assert "TUNER_START_TIMEOUT=" in found.value.hint
+    assert str(log) in result.value.hint
+    assert "TUNER_START_TIMEOUT=" in result.value.hint
 
 
 def test_the_servers_environment_is_not_that_of_a_deployment(

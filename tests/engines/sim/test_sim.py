@@ -76,14 +76,14 @@ def test_tokens_come_at_the_ends_of_iterations() -> None:
 
 async def replies_of(world: World, starts: int = 1) -> list[list[float]]:
     starter = SimStarter(world)
-    found = []
+    result = []
     for _ in range(starts):
         engine = await starter.start(max_num_seqs=8)
         begin_s = asyncio.get_running_loop().time()
         reply = await served(engine, 1, 300)
-        found.append([at_s - begin_s for at_s in reply.seen_s])
+        result.append([at_s - begin_s for at_s in reply.seen_s])
         await engine.stop()
-    return found
+    return result
 
 
 def test_noise_is_the_same_in_every_run_and_new_at_every_start() -> None:

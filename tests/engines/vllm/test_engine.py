@@ -109,10 +109,10 @@ def test_a_start_that_hangs_is_ended_in_time_with_vllms_last_words(
         starter = VllmStarter(VLLM_CRAMPED, log=log)
         starter.resolve(max_num_seqs=2)
         task = asyncio.create_task(starter.start(max_num_seqs=2))
-        while not (found := cores() - before):  # noqa: ASYNC110 - another process gives no event
+        while not (result := cores() - before):  # noqa: ASYNC110 - another process gives no event
             await asyncio.sleep(0.001)
         log.write_text("loading weights\n")
-        os.kill(found.pop(), signal.SIGSTOP)
+        os.kill(result.pop(), signal.SIGSTOP)
         await task
 
     with pytest.raises(EngineError, match="did not start within 2 s; its last words: ") as caught:
@@ -169,7 +169,7 @@ def test_an_engine_that_is_stopped_for_a_while_goes_on_and_for_good_is_ended(
         seen = first.output_tokens
         while first.output_tokens < seen + 2:  # noqa: ASYNC110 - another process gives no event
             await asyncio.sleep(0.01)
-        assert [round(one) for one in stalls_s(await engine.iterations())] in ([3], [4], [5])
+        assert [round(each) for each in stalls_s(await engine.iterations())] in ([3], [4], [5])
         os.kill(core, signal.SIGSTOP)
         why = rf"stands still: no iteration for \d+ s .*: process {core} was stopped by a signal"
         with pytest.raises(StoodStillError, match=why):

@@ -20,23 +20,23 @@ def test_a_kernel_that_vllm_compiles_while_it_serves_is_found_in_its_log(tmp_pat
     line = "(EngineCore pid=7) %(levelname)s 11-24 02:00:00 [%(filename)s:%(lineno)d] %(message)s"
     handler.setFormatter(logging.Formatter(line))
     logger.addHandler(handler)
-    found = Since(log)
+    result = Since(log)
     try:
         jit_monitor._handle_jit_event(backend="Triton", event="JIT compilation", fn_name="a_kernel")
     finally:
         logger.removeHandler(handler)
-    (told, *_) = found.compiled()
-    assert told == "Triton JIT compilation during inference: a_kernel"
-    assert found.compiled() == []
+    (words, *_) = result.compiled()
+    assert words == "Triton JIT compilation during inference: a_kernel"
+    assert result.compiled() == []
 
 
 def test_a_line_that_is_not_whole_yet_is_read_when_it_is(tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     log.write_text("Compiling a graph for compile range (1, 2048) takes 9 s\n")
-    found = Since(log)
+    result = Since(log)
     with log.open("a") as file:
         file.write("INFO [backends.py:399] Compiling a graph for compile range (1, 16)")
         file.flush()
-        assert found.compiled() == []
+        assert result.compiled() == []
         file.write(" takes 3.10 s\nINFO all is well\n")
-    assert found.compiled() == ["Compiling a graph for compile range (1, 16) takes 3.10 s"]
+    assert result.compiled() == ["Compiling a graph for compile range (1, 16) takes 3.10 s"]

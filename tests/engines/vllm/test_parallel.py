@@ -45,15 +45,15 @@ def test_two_ranks_are_one_engine_and_none_survives_a_tuner_that_is_killed(
     ) as program:
         try:
             assert program.stdout is not None
-            said = program.stdout.readline()
-            assert said, log.read_text()[-2000:]
+            words = program.stdout.readline()
+            assert words, log.read_text()[-2000:]
             everybody = family(program.pid)
         finally:
             program.kill()
-    seen = json.loads(said)
+    seen = json.loads(words)
     sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
     assert {name: seen["arguments"][name] for name in sizes} == {
-        name: arguments.get(name, one) for name, one in sizes.items()
+        name: arguments.get(name, each) for name, each in sizes.items()
     }
     assert seen["output_tokens"] == [OUTPUT] * REQUESTS
     # one log for all ranks: nothing is missing in it, and nothing is counted twice

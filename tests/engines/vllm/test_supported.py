@@ -14,8 +14,8 @@ def install(folder: Path, name: str, version: str | None, *, owns: bool = True) 
     """Write what pip leaves of a distribution."""
     place = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     place.mkdir()
-    said = f"Version: {version}\n" if version else ""
-    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\n{said}")
+    words = f"Version: {version}\n" if version else ""
+    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\n{words}")
     (place / "RECORD").write_text("vllm/__init__.py,,\n" if owns else "other.py,,\n")
     if owns:
         (folder / "vllm").mkdir(exist_ok=True)

@@ -32,11 +32,11 @@ STATUS = {"redirect to a file": (302, "file:///etc/passwd"), "a loop": (302, "/m
 @contextmanager
 def answering(name: str) -> Iterator[tuple[str, list[str]]]:
     """Serve one answer at every path; collect what is asked, with its authorization."""
-    asked: list[str] = []
+    wanted: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(f"{self.path} {self.headers.get('Authorization')}")
+            wanted.append(f"{self.path} {self.headers.get('Authorization')}")
             status, to = STATUS.get(name, (200, None))
             self.send_response(status)
             if to:
@@ -56,7 +56,7 @@ def answering(name: str) -> Iterator[tuple[str, list[str]]]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}", asked
+        yield f"http://127.0.0.1:{server.server_port}", wanted
     finally:
         server.shutdown()
         server.server_close()
@@ -102,9 +102,9 @@ def test_a_token_goes_to_the_server_that_was_named_and_to_no_other(
     monkeypatch.setenv("TUNER_PROMETHEUS_TOKEN", "secret-token")
     with answering("nothing") as (other, leaked):
         monkeypatch.setitem(STATUS, "elsewhere", (302, other))
-        with answering("elsewhere") as (url, asked):
+        with answering("elsewhere") as (url, wanted):
             done = run(swept, "history", url, "-o", "out.jsonl")
     harmless(done)
-    assert any("secret-token" in line for line in asked)
+    assert any("secret-token" in line for line in wanted)
     assert not any("secret-token" in line for line in leaked)
     assert "secret-token" not in done.stdout + done.stderr

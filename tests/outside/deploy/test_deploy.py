@@ -61,9 +61,9 @@ def laid_out(case: Path, file: Path, folder: Path, ends: str) -> list[str]:
             shutil.copy(each, folder / each.name)
     (folder / file.name).write_bytes(spelled(file.read_bytes(), ends))
     options, refused = case / "options.json", case / "refused.json"
-    found: list[str] = json.loads(options.read_text()) if options.exists() else []
-    found += json.loads(refused.read_text()).get("options", []) if refused.exists() else []
-    return [file.name, *found]
+    result: list[str] = json.loads(options.read_text()) if options.exists() else []
+    result += json.loads(refused.read_text()).get("options", []) if refused.exists() else []
+    return [file.name, *result]
 
 
 def contents(folder: Path) -> dict[str, bytes]:

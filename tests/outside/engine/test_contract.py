@@ -171,9 +171,9 @@ def test_iterations_account_for_every_token(roomy: StartedEngine) -> None:
 
     log, after = roomy.run(main())
     assert log.dtype == ITERATION
-    assert log["prefill_tokens"].sum() == sum(len(one.prompt_token_ids) for one in requests)
+    assert log["prefill_tokens"].sum() == sum(len(request.prompt_token_ids) for request in requests)
     # The end of a prompt brings the first token; each further one is one sequence's iteration.
-    assert log["decode_seqs"].sum() == sum(one.output_length - 1 for one in requests)
+    assert log["decode_seqs"].sum() == sum(request.output_length - 1 for request in requests)
     assert log["prefill_seqs"].sum() >= CEILING
     assert log["preemptions"].sum() == log["recomputed_tokens"].sum() == 0
     assert after.size == 0
@@ -257,10 +257,10 @@ def test_the_kv_blocks_that_the_models_config_forecasts_are_the_engines(
     roomy: StartedEngine,
 ) -> None:
     assert isinstance(roomy.starter, VllmStarter)
-    asked, facts = roomy.starter.asked, roomy.engine.facts
-    memory = memory_of(asked)
+    wanted, facts = roomy.starter.asked, roomy.engine.facts
+    memory = memory_of(wanted)
     assert isinstance(memory, ModelMemory)
-    assert memory.kv_blocks(int(str(asked["kv_cache_memory_bytes"])), facts.block_size) == (
+    assert memory.kv_blocks(int(str(wanted["kv_cache_memory_bytes"])), facts.block_size) == (
         facts.kv_blocks
     )
 
@@ -317,17 +317,17 @@ def test_a_stopped_engine_refuses_everything_and_stops_twice(cramped: StartedEng
 
 
 def test_a_prompt_is_found_again_until_the_prefix_cache_is_reset(roomy: StartedEngine) -> None:
-    one = request(1, prompt=2 * roomy.engine.facts.block_size + 10, output=2)
+    item = request(1, prompt=2 * roomy.engine.facts.block_size + 10, output=2)
 
     async def main() -> tuple[list[int | None], int]:
-        replies = [await generate(roomy.engine, one), await generate(roomy.engine, one)]
+        replies = [await generate(roomy.engine, item), await generate(roomy.engine, item)]
         first = await roomy.engine.iterations()
         await roomy.engine.prepare()
-        replies.append(await generate(roomy.engine, one))
+        replies.append(await generate(roomy.engine, item))
         log = await roomy.engine.iterations()
         cached = int(first["cached_tokens"].sum() + log["cached_tokens"].sum())
         return [reply.cached_tokens for reply in replies], cached
 
     caches = roomy.engine.facts.arguments["enable_prefix_caching"]  # the simulated engine has none
-    found = 2 * roomy.engine.facts.block_size if caches else 0
-    assert roomy.run(main()) == ([0, found, 0], found)
+    result = 2 * roomy.engine.facts.block_size if caches else 0
+    assert roomy.run(main()) == ([0, result, 0], result)

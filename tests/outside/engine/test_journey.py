@@ -60,7 +60,7 @@ def test_a_killed_sweep_leaves_no_process_and_measures_nothing_twice(swept: Swep
     assert journal.startswith(swept.kept)
     events = map(json.loads, journal.splitlines())
     replays = [(e["trial"], e["window"], e["purpose"]) for e in events if e["event"] == "replay"]
-    ladder = [one for one in replays if one[2] not in {"confirm", "headroom"}]
+    ladder = [replay for replay in replays if replay[2] not in {"confirm", "headroom"}]
     assert len(set(ladder)) == len(ladder) > 0
 
 

@@ -140,7 +140,7 @@ class Vllm:
                 gone |= {int(row) for row in output.preempted_req_ids or ()}
                 if output.total_num_scheduled_tokens:
                     busy_until_s = max(now_s, busy_until_s) + next(taking_s, 1.0)
-                    given = {int(row): one for row, one in output.num_scheduled_tokens.items()}
+                    given = {int(row): each for row, each in output.num_scheduled_tokens.items()}
                     scheduled.append(given)
                     preempted.append(gone)
                     gone = set()
@@ -206,7 +206,7 @@ def in_lockstep(vllm: Vllm, case: Case) -> None:
 @pytest.mark.parametrize("path", sorted(KEPT.glob("*.json")), ids=lambda path: path.stem)
 def test_what_was_different_once_is_no_more(vllm: Vllm, path: Path) -> None:
     given = json.loads(path.read_text())
-    in_lockstep(vllm, Case(**{**given, "traffic": [tuple(one) for one in given["traffic"]]}))
+    in_lockstep(vllm, Case(**{**given, "traffic": [tuple(each) for each in given["traffic"]]}))
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])

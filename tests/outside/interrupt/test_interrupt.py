@@ -241,8 +241,8 @@ def test_apply_that_is_killed_leaves_the_old_file_or_the_new_one(
     assert len(folders) > 10
     for folder in folders:
         serve = folder / "serve.yaml"
-        found = serve.read_bytes()
-        assert found == BEFORE or AFTER in found, folder.name
+        result = serve.read_bytes()
+        assert result == BEFORE or AFTER in result, folder.name
         assert run(folder, *apply).code == OK, folder.name
         assert AFTER in serve.read_bytes(), folder.name
         assert run(folder, "rollback", "serve.yaml").code == OK, folder.name

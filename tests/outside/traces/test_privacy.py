@@ -22,13 +22,13 @@ SIZE = 20_000
 
 def chosen() -> list[tuple[Path, tuple[str, ...]]]:
     """Return files of text with the options of their first case, the same in every run."""
-    found: dict[Path, tuple[str, ...]] = {}
+    result: dict[Path, tuple[str, ...]] = {}
     for folder in folders():
         for case in cases(folder):
             path = folder / case["file"]
             if path.is_file() and path.stat().st_size <= SIZE and is_strangers(path.read_bytes()):
-                found.setdefault(path, tuple(case.get("options", ())))
-    return random.Random(5).sample(sorted(found.items()), min(FILES, len(found)))
+                result.setdefault(path, tuple(case.get("options", ())))
+    return random.Random(5).sample(sorted(result.items()), min(FILES, len(result)))
 
 
 def is_strangers(content: bytes) -> bool:

@@ -34,8 +34,8 @@ Case = dict[str, Any]
 
 
 def cases(folder: Path) -> list[Case]:
-    found: list[Case] = json.loads((folder / "expected.json").read_text(encoding="utf-8"))
-    return found
+    result: list[Case] = json.loads((folder / "expected.json").read_text(encoding="utf-8"))
+    return result
 
 
 def folders() -> list[Path]:
@@ -99,8 +99,8 @@ def observed(source: Path, case: Case, scratch: Path) -> Case:
 
 def suggestions(done: Done) -> list[str]:
     """Return the commands that a refusal prints for its user to run, if they are about files."""
-    found = re.findall(r"tuner (trace import \S.* -o trace\.jsonl)", done.error)
-    return [command for command in found if "://" not in command]
+    result = re.findall(r"tuner (trace import \S.* -o trace\.jsonl)", done.error)
+    return [command for command in result if "://" not in command]
 
 
 def followed(command: str, scratch: Path) -> Case:

@@ -72,12 +72,12 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     head = {**SLOW, "include_dashboard": False}
-    found = Cluster(initialize_head=True, head_node_args=head)
-    found.add_node(**FAST)
-    ray.init(address=found.address, log_to_driver=False, logging_level="CRITICAL")
-    yield found
+    result = Cluster(initialize_head=True, head_node_args=head)
+    result.add_node(**FAST)
+    ray.init(address=result.address, log_to_driver=False, logging_level="CRITICAL")
+    yield result
     ray.shutdown()
-    found.shutdown()
+    result.shutdown()
 
 
 @pytest.fixture
@@ -109,27 +109,27 @@ def started(
 def wait_for_line(running: "subprocess.Popen[str]", text: str) -> list[str]:
     """Return all that it said until then."""
     assert running.stderr is not None
-    said = []
+    words = []
     for line in running.stderr:
-        said.append(line)
+        words.append(line)
         if text in line:
-            return said
-    pytest.fail(f"never said {text!r}: {''.join(said)}")
+            return words
+    pytest.fail(f"never said {text!r}: {''.join(words)}")
 
 
 def starts(run_dir: Path) -> list[dict[str, Any]]:
     lines = (run_dir / "journal.jsonl").read_text().splitlines()
-    return [one for one in map(json.loads, lines) if one["event"] == "start"]
+    return [each for each in map(json.loads, lines) if each["event"] == "start"]
 
 
 def ours(part: str) -> list[psutil.Process]:
     """Processes that descend from this one, with a part of their command lines."""
-    found = []
+    result = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if part in " ".join(process.cmdline()):
-                found.append(process)
-    return found
+                result.append(process)
+    return result
 
 
 def workers() -> list[psutil.Process]:
@@ -148,35 +148,35 @@ def test_a_cluster_of_our_own_lets_nobody_in_without_its_token_and_ends_with_us_
     swept: Path, tmp_path: Path
 ) -> None:
     words = ["sweep", *SIM, *SLO, "--ray", "local", "-o", "alone.yaml"]
-    bare = {name: one for name, one in os.environ.items() if not name.startswith("RAY_AUTH")}
+    bare = {name: each for name, each in os.environ.items() if not name.startswith("RAY_AUTH")}
     bare["HOME"] = str(tmp_path)
     running = started(swept, *words, "--run-dir", "alone", env=bare)
-    said = wait_for_line(running, "iterations")
-    assert not any("asks for no token" in line for line in said)
+    text = wait_for_line(running, "iterations")
+    assert not any("asks for no token" in line for line in text)
     at_work = workers()
-    (token,) = {one.environ()["RAY_AUTH_TOKEN"] for one in at_work}
-    assert {one.nice() for one in at_work} == {os.nice(0)}
+    (token,) = {each.environ()["RAY_AUTH_TOKEN"] for each in at_work}
+    assert {each.nice() for each in at_work} == {os.nice(0)}
     assert len(token) == 64
     with_token = bare | {"RAY_AUTH_MODE": "token"}
-    asked = (
+    wanted = (
         with_token | {"RAY_AUTH_TOKEN": token},
         bare | {"RAY_AUTH_MODE": "disabled"},
         with_token | {"RAY_AUTH_TOKEN": "ab" * 32},
     )
     for process in at_work:  # the sweep ends its cluster, so it waits for the answers
         process.suspend()
-    assert are_let_in(*asked) == [True, False, False]
+    assert are_let_in(*wanted) == [True, False, False]
     for process in at_work:
         process.resume()
     assert not (tmp_path / ".ray").exists()  # where Ray keeps a token for everybody
     assert not any(
-        token.encode() in one.read_bytes() for one in tmp_path.rglob("*") if one.is_file()
+        token.encode() in each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()
     )
     started_by_it = ours("/tuner-ray-")
     assert started_by_it
-    folders = [one.parent for one in Path(tempfile.gettempdir()).glob("tuner-ray-*/r")]
+    folders = [each.parent for each in Path(tempfile.gettempdir()).glob("tuner-ray-*/r")]
     assert folders
-    assert {one.stat().st_mode & 0o077 for one in folders} == {0}  # nobody else's to read
+    assert {folder.stat().st_mode & 0o077 for folder in folders} == {0}  # nobody else's to read
     running.kill()
     running.communicate()
     _, alive = psutil.wait_procs(started_by_it, timeout=GONE_S)
@@ -185,9 +185,9 @@ def test_a_cluster_of_our_own_lets_nobody_in_without_its_token_and_ends_with_us_
 
 def own_address() -> str:
     """Return the address of the cluster that a driver started."""
-    said = (word for one in ours("/tuner-ray-") for word in one.cmdline())
-    (found,) = {one.partition("=")[2] for one in said if one.startswith("--gcs-address=")}
-    return found
+    words = (word for our in ours("/tuner-ray-") for word in our.cmdline())
+    (result,) = {each.partition("=")[2] for each in words if each.startswith("--gcs-address=")}
+    return result
 
 
 def are_let_in(*envs: dict[str, str]) -> list[bool]:
@@ -195,8 +195,8 @@ def are_let_in(*envs: dict[str, str]) -> list[bool]:
     words = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address"]
     words.append(own_address())
     unheard = subprocess.DEVNULL
-    asking = [subprocess.Popen(words, env=one, stdout=unheard, stderr=unheard) for one in envs]
-    return [one.wait() == 0 for one in asking]
+    asking = [subprocess.Popen(words, env=env, stdout=unheard, stderr=unheard) for env in envs]
+    return [each.wait() == 0 for each in asking]
 
 
 def test_each_kind_of_node_has_a_curve_of_its_own(swept: Path, two_nodes: Cluster) -> None:
@@ -207,9 +207,9 @@ def test_each_kind_of_node_has_a_curve_of_its_own(swept: Path, two_nodes: Cluste
     wait_for_line(running, "iterations")
     for process in workers()[:1]:
         process.kill()
-    out, told = running.communicate()
-    assert running.returncode == 0, told
-    assert "its node is lost" in told
+    out, text = running.communicate()
+    assert running.returncode == 0, text
+    assert "its node is lost" in text
     kinds = json.loads(out)["kinds"]
     assert set(kinds) == {"slow", "fast"}
     kept = json.loads((swept / "kinds" / "result.json").read_text())
@@ -217,7 +217,7 @@ def test_each_kind_of_node_has_a_curve_of_its_own(swept: Path, two_nodes: Cluste
     here, there = (profile.load(swept / name) for name in ("profile.yaml", "kinds-slow.yaml"))
     assert there.curve == here.curve
     assert there.decision == here.decision
-    assert {one["facts"]["device"]["name"] for one in starts(swept / "kinds" / "fast")} == {
+    assert {start["facts"]["device"]["name"] for start in starts(swept / "kinds" / "fast")} == {
         "simulated:fast"
     }
     assert_nothing_is_left()
@@ -248,7 +248,7 @@ def assert_refused(done: "subprocess.CompletedProcess[str]", code: int, said: st
 def test_a_sweep_that_is_refused_leaves_no_folder_to_resume(swept: Path, cluster: Cluster) -> None:
     words = ("sweep", *SIM, *SLO, "--ray", cluster.address, "--window", "9999s+10s")
     ended = started(swept, *words, "--run-dir", "no-window")
-    _, told = ended.communicate()
+    _, text = ended.communicate()
     assert ended.returncode == 3
-    assert "window 9999s+10s: no request arrives there" in told
+    assert "window 9999s+10s: no request arrives there" in text
     assert not (swept / "no-window").exists()

@@ -22,25 +22,25 @@ def workload(*arrivals_s: float, length_s: float = 1000.0) -> Workload:
 
 @pytest.mark.parametrize("pairs", [4, 8])
 def test_each_pair_has_windows_of_its_own_spread_over_the_part(pairs: int) -> None:
-    found = windows_of_pairs(workload(*np.arange(0.0, 1000.0)), pairs)
-    assert len(found) == pairs
-    for pair in found:
-        assert [(one.length_s, one.run_in_s) for one in pair] == [(30.0, 7.5), (10.0, 2.5)]
-    every = [one for pair in found for one in pair]
-    assert all(one.run_in_s <= one.start_s <= 1000.0 - one.length_s for one in every)
-    inside = [one for one in every if one.start_s + one.length_s < 1000.0]
-    for one, other in combinations(inside, 2):
-        first, second = sorted((one, other), key=lambda each: each.start_s)
+    result = windows_of_pairs(workload(*np.arange(0.0, 1000.0)), pairs)
+    assert len(result) == pairs
+    for pair in result:
+        assert [(each.length_s, each.run_in_s) for each in pair] == [(30.0, 7.5), (10.0, 2.5)]
+    every = [each for pair in result for each in pair]
+    assert all(each.run_in_s <= each.start_s <= 1000.0 - each.length_s for each in every)
+    inside = [each for each in every if each.start_s + each.length_s < 1000.0]
+    for item, other in combinations(inside, 2):
+        first, second = sorted((item, other), key=lambda each: each.start_s)
         assert first.start_s + first.length_s <= second.start_s + 1e-6
-    starts = [one.start_s for one in every]
+    starts = [each.start_s for each in every]
     assert max(starts) - min(starts) > 700
 
 
 def test_no_window_is_empty() -> None:
     arrivals_s = [*np.arange(0.0, 100.0), *np.arange(900.0, 1000.0)]
     for pair in windows_of_pairs(workload(*arrivals_s), 2):
-        for one in pair:
-            assert any(one.start_s <= at_s < one.start_s + one.length_s for at_s in arrivals_s)
+        for each in pair:
+            assert any(each.start_s <= at_s < each.start_s + each.length_s for at_s in arrivals_s)
 
 
 def test_where_there_is_no_room_each_pair_has_the_searchs() -> None:

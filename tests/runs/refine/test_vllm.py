@@ -22,34 +22,34 @@ REQUESTS = [TraceRequest(row, row / 100, 20, 30) for row in range(10)]
 
 def space(*search: str) -> Space:
     options = RefineOptions(profile=PROFILE, trace=Path(), search=search)
-    one = profile.load(PROFILE)
-    machine = machine_of(options, one.model, one.sampling)
+    item = profile.load(PROFILE)
+    machine = machine_of(options, item.model, item.sampling)
 
     def vary(changes: Configuration) -> Starter:
-        return machine.starter(one.engine, changes)
+        return machine.starter(item.engine, changes)
 
-    return space_of(options, one, vary, requests=REQUESTS, block_size=16)
+    return space_of(options, item, vary, requests=REQUESTS, block_size=16)
 
 
 def test_vllm_is_asked_about_every_value_before_anything_starts() -> None:
-    found = space(
+    result = space(
         "--block-size=64,128",
         "kv_cache_dtype=auto,fp8",
         'compilation_config={"mode": 0, "custom_ops": ["none", "+rms_norm"]},{"mode": 2}',
     )
-    values = {knob.name: knob.values for knob in found.knobs}
+    values = {knob.name: knob.values for knob in result.knobs}
     assert values["block_size"] == (64, 128)
     assert values["kv_cache_dtype"] == ("auto", "fp8")
     assert values["compilation_config"] == (
         None, {"mode": 0, "custom_ops": ["none", "+rms_norm"]}, {"mode": 2},
     )  # fmt: skip
     assert not any("async" in name for name in values)  # off on a CPU, whatever is asked
-    for search, said in (
+    for search, words in (
         ("kv_cache_dtype=nonsense", "vLLM (does not take|refuses: .*) 'nonsense'"),
         ('compilation_config={"mode": 99}', "vLLM does not take {'mode': 99}"),
         ('compilation_config={"mode"', "not JSON"),
         ("max_num_sqs=3", "is not an argument of this vLLM"),
         ("async_scheduling=true", "it is False here, whatever is asked"),
     ):
-        with pytest.raises(UsageError, match=said):
+        with pytest.raises(UsageError, match=words):
             space(search)

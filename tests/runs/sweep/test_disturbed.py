@@ -136,21 +136,21 @@ def truth() -> Mapping[int, Measurement]:
         engine = await SimStarter(SLOTS_COST_LATE).start(max_num_seqs=cap)
         window = Window(0.0, HALF[-1].arrival_s + 1, 0.0)
         plan = plan_requests(
-            HALF, window, max_model_len=10_000, prompt=lambda one: [1] * one.input_length
+            HALF, window, max_model_len=10_000, prompt=lambda item: [1] * item.input_length
         )
         rule = CutRule(SLO, floor=0.0)
-        found = await replay(
+        result = await replay(
             plan, engine, max_num_seqs=cap, scored_from_s=0, window_s=window.length_s, cut_rule=rule
         )
         await engine.stop()
-        return measure([found], SLO)
+        return measure([result], SLO)
 
     return {cap: run(main(cap)) for cap in (1, 2, 4, 8, 16)}
 
 
 def check(outcome: SweepOutcome, took_s: float) -> None:
     """An answer in time, not sure and wrong."""
-    best = max(one.attainment for one in truth().values())
+    best = max(each.attainment for each in truth().values())
     is_right = truth()[outcome.verdict.max_num_seqs].attainment >= best - LOSS
     assert is_right or outcome.verdict.confidence < 0.95
     assert took_s <= SETTINGS.budget_s + 10
@@ -181,7 +181,7 @@ def test_a_disturbed_sweep_ends_with_an_answer(
     if busy is not None:
         assert busy in str(outcome.busy)
         assert outcome.verdict.confidence <= 0.9
-    assert any("requests left late" in one for one in outcome.warnings) == (what.lag_s > 0)
+    assert any("requests left late" in warning for warning in outcome.warnings) == (what.lag_s > 0)
     is_lost = what.server != "lives" or what.server_starts_s > 300
     assert (outcome.unconfirmed is not None) == is_lost
 

@@ -110,16 +110,16 @@ def _place(file: Path) -> str:
 
 def _read(options: FileOptions | TraceImportOptions, *, allow_text: bool = False) -> Trace:
     """Read the trace that the options name."""
-    asked = Asked(
+    wanted = Asked(
         format_name=options.format_name,
         time_unit=options.time_unit,
         columns={} if options.columns is None else columns_asked(options.columns),
         allow_text=allow_text,
         name=_place(options.file),
     )
-    path = _stdin() if asked.name == STDIN else options.file
+    path = _stdin() if wanted.name == STDIN else options.file
     with _telling(f"reading {options.file.name}") as tell:
-        return read(path, asked, tell)
+        return read(path, wanted, tell)
 
 
 def _stdin() -> Path:

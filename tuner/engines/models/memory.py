@@ -69,10 +69,10 @@ def hub_folder(name: str, revision: object = None) -> Path | None:
     try:
         from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - vLLM brings it
 
-        found = try_to_load_from_cache(name, "config.json", revision=str(revision or "main"))
+        result = try_to_load_from_cache(name, "config.json", revision=str(revision or "main"))
     except (ImportError, ValueError, OSError):  # the name is no model's of the Hub
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(result).parent if isinstance(result, str) else None
 
 
 def _of_config(
@@ -104,7 +104,7 @@ def _of_config(
 
 def _stored_bytes(folder: Path) -> int:
     """Return what the weights there take on disk; 0 where there are none, or not all of them."""
-    found = [path for path in folder.glob("*.safetensors") if path.exists()]
-    parts = [int(hit[1]) for path in found if (hit := _PART.fullmatch(path.name))]
+    result = [path for path in folder.glob("*.safetensors") if path.exists()]
+    parts = [int(hit[1]) for path in result if (hit := _PART.fullmatch(path.name))]
     is_whole = all(parts.count(of) == of for of in parts)
-    return sum(path.stat().st_size for path in found) if is_whole else 0
+    return sum(path.stat().st_size for path in result) if is_whole else 0

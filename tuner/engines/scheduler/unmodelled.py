@@ -19,7 +19,7 @@ def unmodelled(
     interval = getattr(scheduler, "prefill_schedule_interval", 1)
     stages = parallel.pipeline_parallel_size
     contexts = getattr(parallel, "decode_context_parallel_size", 1)
-    found = {
+    result = {
         f"KV caches of {len(kv_cache_groups)} kinds in one pool": len(kv_cache_groups) > 1,
         "speculative decoding": config.speculative_config is not None,
         "priorities": str(scheduler.policy) != "fcfs",
@@ -31,27 +31,27 @@ def unmodelled(
         f"pipeline_parallel_size={stages}": stages > 1,
         f"decode_context_parallel_size={contexts}": contexts > 1,
     }
-    return [name for name, does in found.items() if does]
+    return [name for name, does in result.items() if does]
 
 
 def unasked(config: Any) -> list[str]:  # noqa: ANN401
     """Return cautions: what a server with these arguments can do and no replay asks for, or shows
     as it is."""
-    found = list[str]()
+    result = list[str]()
     if config.lora_config is not None:
-        found.append(
+        result.append(
             f"no replay asks for a LoRA adapter: what max_loras={config.lora_config.max_loras} "
             "and the adapters cost is not measured"
         )
     if config.model_config.is_multimodal_model:
-        found.append("no replay sends an image, a sound or a video: their encoder is not measured")
+        result.append("no replay sends an image, a sound or a video: their encoder is not measured")
     if config.speculative_config is not None:
-        found.append(
+        result.append(
             "prompts of random tokens: how many drafts are accepted here says nothing of production"
         )
     if config.model_config.is_moe and str(config.load_config.load_format) == "dummy":
-        found.append(
+        result.append(
             "a mixture of experts with made-up weights: tokens go to other experts than with "
             "trained ones, so that its speed is not the model's"
         )
-    return found
+    return result

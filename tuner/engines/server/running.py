@@ -180,13 +180,13 @@ class RunningEngine:
         served, loop = self._server.served, asyncio.get_running_loop()
         before = 0.0 if served is None else await asyncio.to_thread(served)
         first, *others = replies = [Reply() for _ in range(WARM_UPS)]
-        asked = EngineRequest(list(range(SPECIAL_IDS, 32)), WARM_UP_TOKENS)
+        wanted = EngineRequest(list(range(SPECIAL_IDS, 32)), WARM_UP_TOKENS)
         try:
-            await self.generate(asked, first)
-            await asyncio.gather(*(self.generate(asked, one) for one in others))
+            await self.generate(wanted, first)
+            await asyncio.gather(*(self.generate(wanted, each) for each in others))
         except RequestFailedError as failure:
             raise self._refuses(str(failure), "the first request failed") from None
-        if all(len(one.seen_s) < 2 < one.output_tokens for one in replies):
+        if all(len(reply.seen_s) < 2 < reply.output_tokens for reply in replies):
             raise EngineError(
                 f"{self._server.url}: {WARM_UP_TOKENS} tokens come at once each time: something "
                 "in front of it buffers what it streams, and no time of a token can be seen",

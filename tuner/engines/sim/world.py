@@ -115,7 +115,9 @@ def read_world(path: Path) -> World:
 
 def _check_keys(node: yaml.MappingNode, kind: type, source: str) -> None:
     """Raise InputError with the line of a key that a section does not have."""
-    known = {one.name: one.type for one in fields(kind) if one.name not in {"name", "digest"}}
+    known = {
+        field.name: field.type for field in fields(kind) if field.name not in {"name", "digest"}
+    }
     for key, value in node.value:
         if key.value not in known:
             raise InputError(

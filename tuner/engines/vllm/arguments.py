@@ -72,12 +72,12 @@ def _serve_parser() -> Any:  # noqa: ANN401 - vLLM's
 def flags() -> dict[str, tuple[str, str]]:
     """Return the flags that the parser of the installed vLLM takes: see ``flags.FLAGS``."""
     takes = {0: "switch", None: "word", "+": "words", "?": "optional"}
-    found = {}
+    result = {}
     for flag, action in sorted(_serve_parser()._option_string_actions.items()):  # noqa: SLF001
         is_off = flag.startswith("--no-") or flag in getattr(action, "negative_option_strings", ())
         if action.dest != "help":
-            found[flag] = (action.dest, "off" if is_off else takes[action.nargs])
-    return found
+            result[flag] = (action.dest, "off" if is_off else takes[action.nargs])
+    return result
 
 
 def _refused(setting: "Setting", why: str) -> TunerError:
@@ -98,11 +98,11 @@ def _refused(setting: "Setting", why: str) -> TunerError:
     )
 
 
-def _merged(one: object, other: object) -> Any:  # noqa: ANN401 - as deep as they are
+def _merged(item: object, other: object) -> Any:  # noqa: ANN401 - as deep as they are
     """Return the union of two nested mappings; of what is in both the other's counts."""
-    if not (isinstance(one, dict) and isinstance(other, dict)):
+    if not (isinstance(item, dict) and isinstance(other, dict)):
         return other
-    return one | {key: _merged(one.get(key), value) for key, value in other.items()}
+    return item | {key: _merged(item.get(key), value) for key, value in other.items()}
 
 
 def _nested(key: str, value: object) -> object:

@@ -154,9 +154,9 @@ def _with_libraries(preloaded: str) -> str:
         ("libgomp", torch.parent / "torch.libs"),
         ("libgomp", torch / "lib"),
     ):
-        found = sorted(folder.glob(f"{name}*.so*"))
-        if found and name not in ":".join(paths):
-            paths.append(str(found[0]))
+        result = sorted(folder.glob(f"{name}*.so*"))
+        if result and name not in ":".join(paths):
+            paths.append(str(result[0]))
     return ":".join(paths)
 
 

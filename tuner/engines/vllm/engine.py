@@ -62,7 +62,7 @@ class VllmEngine(PagedEngine):
     """See the seam: tuner.engines.seam.Engine."""
 
     def __init__(self, llm: _Llm, context: CoreContext, page: Page, resolved: Resolved) -> None:
-        pids = [one.pid for one in context.processes if one.pid is not None]
+        pids = [process.pid for process in context.processes if process.pid is not None]
         super().__init__(page, context.log, pids)
         self._llm, self._context, self._resolved = llm, context, resolved
         self._cause: EngineError | None = None

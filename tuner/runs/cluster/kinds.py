@@ -54,7 +54,7 @@ def described(
     session: RaySession, nodes: Sequence[Node]
 ) -> tuple[dict[str, Description], dict[str, str]]:
     """Return what nodes are, and why others are not used; by id."""
-    here, found, left_out = provenance.versions(), dict[str, Description](), dict[str, str]()
+    here, result, left_out = provenance.versions(), dict[str, Description](), dict[str, str]()
     for node, answer in session.ask(describe_node, nodes).items():
         if not isinstance(answer, Description):
             left_out[node] = f"tuner does not run there: {answer}"
@@ -66,8 +66,8 @@ def described(
         elif answer.code != _code():
             left_out[node] = "the modules of tuner differ from those here"
         else:
-            found[node] = answer
-    return found, left_out
+            result[node] = answer
+    return result, left_out
 
 
 def named(found: Mapping[str, Description]) -> dict[str, list[str]]:
@@ -79,8 +79,8 @@ def named(found: Mapping[str, Description]) -> dict[str, list[str]]:
     {'nvidia-h100-80gb-hbm3': ['a', 'b']}
     """
     groups: dict[tuple[object, ...], list[str]] = {}
-    for node, one in found.items():
-        groups.setdefault(one.kind, []).append(node)
+    for node, each in found.items():
+        groups.setdefault(each.kind, []).append(node)
     kinds: dict[str, list[str]] = {}
     for group in groups.values():
         device = str(found[group[0]].device.get("name"))

@@ -14,7 +14,7 @@ def parse_prices(text: str | None) -> dict[str, float]:
     >>> parse_prices("h100=4.1,a100=2.2")
     {'h100': 4.1, 'a100': 2.2}
     """
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     for part in (text or "").split(",") if text is not None else ():
         name, equals, number = (word.strip() for word in part.partition("="))
         try:
@@ -23,10 +23,10 @@ def parse_prices(text: str | None) -> dict[str, float]:
             price = math.nan
         if not (name and equals and math.isfinite(price) and price > 0):
             raise UsageError(f"--prices {part.strip()!r}: is no price", hint=_HINT)
-        if name.lower() in found:
+        if name.lower() in result:
             raise UsageError(f"--prices {name}: has two prices", hint=_HINT)
-        found[name.lower()] = price
-    return found
+        result[name.lower()] = price
+    return result
 
 
 def price_of(prices: Mapping[str, float], kind: str) -> float | None:

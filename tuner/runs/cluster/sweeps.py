@@ -197,7 +197,7 @@ def _prepare(omp_threads: str | None) -> None:
 def _read(folder: Path, sizes: Mapping[str, int]) -> dict[str, bytes]:
     """Return what is beyond these sizes of the run's files, the journal first: the files that its
     events name were there before it."""
-    found: dict[str, bytes] = {}
+    result: dict[str, bytes] = {}
     paths = [folder / "journal.jsonl", *sorted((folder / "replays").glob("*.npz"))]
     for path in paths:
         name = str(path.relative_to(folder))
@@ -205,15 +205,15 @@ def _read(folder: Path, sizes: Mapping[str, int]) -> dict[str, bytes]:
         if name == "journal.jsonl":
             content = content[: content.rfind(b"\n") + 1]
         if content:
-            found[name] = content
+            result[name] = content
             if isinstance(sizes, dict):
                 sizes[name] = sizes.get(name, 0) + len(content)
-    return found
+    return result
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
     """Append what is new to a run's files, the journal last."""
-    for name in sorted(files, key=lambda one: one == "journal.jsonl"):
+    for name in sorted(files, key=lambda item: item == "journal.jsonl"):
         path = folder / name
         if path.resolve().parent not in {folder.resolve(), (folder / "replays").resolve()}:
             raise LostError(f"it named {name!r} as a file of the run")

@@ -117,15 +117,15 @@ class Model:
         gains: dict[str, float] = {}
         for place in range(min(FREE, len(grid))):
             # all of a small space, else what the sampler proposes
-            asked = None
+            wanted = None
             key = list(grid)[place]
             if len(grid) > FREE:
-                asked = sampler.ask({"configuration": CategoricalDistribution(list(grid))})
-                key = asked.params["configuration"]
+                wanted = sampler.ask({"configuration": CategoricalDistribution(list(grid))})
+                key = wanted.params["configuration"]
             gain, lacking = self.gain(grid[key]), self.deficit(grid[key])
             kept = -math.inf if gain is None or lacking > 0 else gain
-            if asked is not None:
-                sampler.tell(asked, max(kept, -1e3))
+            if wanted is not None:
+                sampler.tell(wanted, max(kept, -1e3))
             gains[key] = kept
             study.tell(grid[key], gain, lacking, fidelity="twin")
 
