@@ -12,8 +12,7 @@ from tuner.errors import RunError
 from tuner.replay.records import Replay
 from tuner.runs import journal
 from tuner.runs.events import EngineStart, TrialBegun, TrialEnded
-from tuner.runs.evidence import Evidence
-from tuner.runs.rungs import cut_under_another, measured
+from tuner.runs.evidence import Evidence, cut_under_another, measured
 from tuner.traffic.slo import Slo
 
 PLAN = {"trace_digest": "sha256:1", "seed": 0}

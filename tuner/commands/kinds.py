@@ -21,6 +21,7 @@ from tuner.profile.profile import ServingProfile
 from tuner.profile.summary import engine_time, is_simulated
 from tuner.runs.cluster.share import Node, share_of, usable
 from tuner.runs.ladder import doubling
+from tuner.runs.result import json_object
 from tuner.system import interruption
 from tuner.trace.trace import Trace, load
 from tuner.views.live import Progress
@@ -251,8 +252,9 @@ def of_worlds(
 
 def _json(outcome: Outcome) -> tuple[str, dict[str, Any]]:
     more = {"failed": str(outcome.error)}
-    if outcome.done is not None:
-        more = outcome.done.as_json(outcome.path)
+    if outcome.done is not None and outcome.profile is not None:
+        run_dir, path = str(outcome.done.run_dir), str(outcome.path)
+        more = json_object(outcome.profile, run_dir=run_dir, path=path)
     return outcome.kind, {**more, "takes": outcome.takes}
 
 
@@ -264,7 +266,7 @@ def _page(outcomes: Sequence[Outcome], run_dir: Path, options: SweepOptions) -> 
     chosen = page.tables[0].chosen or 0
     best = [each for each in outcomes if each.kind in ended][chosen]
     simulated = is_simulated(ended[best.kind])
-    spent_s = sum(sum(each.starts_s) + each.replay_s for each in runs)
+    spent_s = sum(each.starts_s + each.replay_s for each in runs)
     took = f"{engine_time(spent_s, simulated=simulated)} on {len(ended)} kinds of nodes"
     failed = [f"{each.kind} failed: {each.error}" for each in outcomes if each.error]
     curves = [

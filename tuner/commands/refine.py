@@ -106,7 +106,7 @@ def run(options: RefineOptions) -> None:
     with kept(book):
         refinement = _refined(search, book)
         if refinement.outcome is not None:
-            doubts = second_thoughts(refinement.outcome, search.plan.settings)
+            doubts = second_thoughts(refinement.outcome, search.plan.settings.headroom)
             refinement = replace(refinement, warnings=(*refinement.warnings, *doubts))
         _conclude(search, book, refinement)
 
@@ -135,7 +135,6 @@ def plan_of(
         settings=settings_in(settings, slo=profile.decision.slo.slo),
         start_s=measured.engine_seconds.starts / max(1, measured.engine_starts),
         max_model_len=profile.max_model_len,
-        is_same_trace=is_same,
         warnings=warnings if is_same else [*warnings, OTHER_TRACE],
     )
 

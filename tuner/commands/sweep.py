@@ -36,11 +36,9 @@ from tuner.runs.bench import Watcher
 from tuner.runs.events import TraceKept
 from tuner.runs.execute import execute
 from tuner.runs.ladder import doubling
-from tuner.runs.outcome import SweepOutcome
+from tuner.runs.outcome import SweepOutcome, in_use, rescore
 from tuner.runs.result import json_object, profile_of, second_thoughts
 from tuner.runs.settings import SweepSettings, settings_in
-from tuner.runs.sweep.outcome import in_use
-from tuner.runs.sweep.rescore import rescore
 from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import Trace, TraceRequest, digest, load, write
 from tuner.traffic.sampling import choose_part
@@ -110,15 +108,8 @@ class Swept:
     def warnings(self) -> list[str]:
         """Return all that whoever reads the result should know, the trace's own last."""
         outcome = self.outcome
-        doubts = second_thoughts(outcome, self.settings)
+        doubts = second_thoughts(outcome, self.settings.headroom)
         return [*outcome.verdict.warnings, *doubts, *outcome.warnings, *self.trace_warnings]
-
-    def as_json(self, profile: Path) -> dict[str, Any]:
-        """Return the object that ``tuner sweep --json`` prints of it; its profile is there."""
-        run_dir = str(self.run_dir)
-        return json_object(
-            self.outcome, run_dir=run_dir, profile=str(profile), warnings=self.warnings
-        )
 
 
 def run(options: SweepOptions) -> None:
@@ -420,7 +411,8 @@ def written(options: SweepOptions, done: Swept) -> tuple[ServingProfile, Page]:
         profile = sealed(done)
         page = _page(done, profile, _next(options, profile))
         profiles.keep(profile, done.run_dir)
-        keep_result(done.run_dir, done.as_json(options.output), page)
+        printed = json_object(profile, run_dir=str(done.run_dir), path=str(options.output))
+        keep_result(done.run_dir, printed, page)
     profiles.check_output(options.output, force=None)
     profiles.save(profile, options.output)
     return profile, page
@@ -453,7 +445,7 @@ def _conclude(
 ) -> None:
     """Print the answer. Raises GateError, and UndecidedError where it cannot be defended."""
     if options.json:
-        print_json(done.as_json(path))
+        print_json(json_object(profile, run_dir=str(done.run_dir), path=str(path)))
     else:
         print_page(page, details=options.details if isinstance(options, ShowOptions) else None)
     verdict = done.outcome.verdict

@@ -187,7 +187,11 @@ def chosen_step(profile: ServingProfile) -> CurveStep | None:
 def predicted_caps(profile: ServingProfile) -> list[int]:
     """Return the caps of the table that were not replayed, ascending."""
     now, curve = profile.baseline, profile.curve
-    caps = {step.max_num_seqs for step in curve if step.measured is None}
+    caps = {
+        step.max_num_seqs
+        for step in curve
+        if step.measured is None or (step.measured.cut and step.source == "both")
+    }
     if now is not None and now.numbers is not None and now.max_num_seqs > curve[-1].max_num_seqs:
         top = curve[-1]
         is_as_top = top.measured is not None and top.running_peak < top.max_num_seqs

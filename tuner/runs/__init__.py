@@ -2,9 +2,11 @@
 
 In come a trace, settings and a starter of engines; out go a journal in which everything measured
 is on disk the moment it exists, and an outcome. It may touch engines, the run folder and a
-cluster, and prints nothing. What ``--objective`` of a refinement may be is in
-``refine/objective.py``; what makes a cap best is in ``twin/decide.py``. Most warnings come from
-four places: ``sweep/sweep_warnings.py`` of what a sweep cannot promise, ``second_thoughts`` in
-``result.py`` of what it measured, ``twin/verdict.py`` of how sure the choice is
-and of the KV cache.
+cluster, and prints nothing.
+
+All four are one loop (``measure``): a plan reads the events of the run and returns the next trial,
+the ``bench`` makes it on the engine that it needs, the ``journal`` keeps it; a resumed run calls
+the same plan on the same events. What was measured is read back by ``evidence``. A sweep, top to
+bottom: ``sweep/sweep`` (what there is time for), ``ladder`` (the next cap), ``sweep/conclusion``
+(the decision), ``sweep/confirmation`` (a fresh engine), ``outcome``, and ``result`` (the profile).
 """

@@ -2,14 +2,15 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.engines.arguments import WHICH_DEVICE
 from tuner.engines.devices import BY_LOG, PER_CARD
 from tuner.engines.seam import EngineFacts
 from tuner.errors import RunError
-from tuner.replay.device_use import device_use, share_taken
+from tuner.replay.device_use import device_use, disturbance, share_taken
+from tuner.replay.measure import Measurement, measure
 from tuner.replay.records import Replay
 from tuner.replay.soundness import OURS
 from tuner.runs.events import (
@@ -23,14 +24,16 @@ from tuner.runs.events import (
     TrialEnded,
 )
 from tuner.runs.journal import NO_SENSE, Journal
-from tuner.runs.rungs import RUNGS, Rung, disturbances_of
-from tuner.traffic.slo import Unloaded, fit_unloaded
+from tuner.traffic.slo import Slo, Unloaded, fit_unloaded
 from tuner.twin.front_end import Passages, probed_passages
 from tuner.twin.law import Segment
-from tuner.twin.windows import Trial
+from tuner.twin.windows import Block, Trial
+
+RUNGS = ("ladder", "repeat", "drift_replay", "tie_break")
+"""Purposes of trials whose windows were replayed whole, or cut because they had lost."""
 
 CONFIRMING = ("confirm", "headroom")
-"""Purposes of replays that are no part of the curve."""
+"""Purposes of replays that are no trial of a search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,10 @@ class MadeTrial:
     ended: TrialEnded | None
 
     @property
+    def trial(self) -> Trial:
+        return Trial(self.begun.max_num_seqs, self.begun.purpose)  # type: ignore[arg-type]
+
+    @property
     def failed(self) -> str | None:
         return None if self.ended is None else self.ended.failed
 
@@ -55,14 +62,17 @@ class MadeTrial:
                 return f"window {number + 1} of {len(self.begun.windows)}: {replay.cut}"
         return None
 
+    def numbers(self, slo: Slo) -> Measurement:
+        return measure([*self.replays.values()], slo)
+
+    def block(self, slo: Slo) -> Block:
+        return Block(self.trial, self.numbers(slo))
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A journal, read as measurements: as it stands when it is asked.
-
-    It tells of the engines that were started, then of idle ones and what stands before them, then
-    of what was asked for and how far it came, then of replays.
-    """
+    """A journal, read as measurements, as it stands: of the engines that were started, of idle ones
+    and what stands before them, of trials and how far they came, of replays."""
 
     journal: Journal
 
@@ -81,11 +91,13 @@ class Evidence:
                 hint="Start again in another --run-dir.",
             ) from error
 
+    # Engines
+
     def starts(self) -> list[EngineStart]:
         return list(self.journal.of(EngineStart))
 
     def facts(self) -> EngineFacts:
-        """Return what the newest engine said of itself."""
+        """Return what the newest engine reported of itself."""
         return self.starts()[-1].facts
 
     def starts_s(self) -> tuple[float, ...]:
@@ -96,6 +108,10 @@ class Evidence:
         because its run was interrupted counts once."""
         return [size for _, size in self._each_start_s()]
 
+    def _each_start_s(self) -> dict[tuple[str, int], float]:
+        """Return (purpose, size) of each engine → what its newest start took."""
+        return {(each.purpose, each.max_num_seqs): each.facts.start_s for each in self.starts()}
+
     def check_machine(self, facts: EngineFacts) -> None:
         """Raise RunError when an engine is not of the machine, versions and environment of this
         run's others."""
@@ -104,8 +120,8 @@ class Evidence:
                 then, now = getattr(start.facts, what), getattr(facts, what)
                 if then is None or now is None:
                     continue  # a simulated engine
-                untold = BY_LOG & (then.keys() ^ now.keys())
-                for key in sorted((then.keys() | now.keys()) - PER_CARD - WHICH_DEVICE - untold):
+                unknown = BY_LOG & (then.keys() ^ now.keys())
+                for key in sorted((then.keys() | now.keys()) - PER_CARD - WHICH_DEVICE - unknown):
                     was, is_ = then.get(key), now.get(key)
                     if json.loads(json.dumps(is_)) != was:
                         raise RunError(
@@ -114,13 +130,15 @@ class Evidence:
                             hint="Numbers of two machines make no curve: start another --run-dir.",
                         )
 
+    # Idle engines
+
     def unloaded(self, purpose: str = "ladder") -> Unloaded | None:
         """Return what an idle engine of this purpose does, None before it was probed."""
         for probed in self._probes(purpose):
             return fit_unloaded(
-                [one.input_length for one in probed.results],
-                [one.ttft_s for one in probed.results],
-                [one.tpot_s for one in probed.results if one.tpot_s is not None],
+                [each.input_length for each in probed.results],
+                [each.ttft_s for each in probed.results],
+                [each.tpot_s for each in probed.results if each.tpot_s is not None],
             )
         return None
 
@@ -129,7 +147,12 @@ class Evidence:
         where that was no server of ours."""
         if all(start.facts.engine != "serve" for start in self.starts()):
             return []
-        return [probed_passages(probed.results) for probed in self._probes("confirm")]
+        return [probed_passages(each.results) for each in self._probes("confirm")]
+
+    def _probes(self, purpose: str) -> list[Probed]:
+        return [event for event in self.journal.of(Probed) if event.purpose == purpose]
+
+    # Trials
 
     def selection(self) -> Selection | None:
         """Return what this run replays, None before it was selected."""
@@ -146,29 +169,33 @@ class Evidence:
         """Return how many trials have ended."""
         return sum(1 for _ in self.journal.of(TrialEnded))
 
-    def made(self, *purposes: str) -> list[MadeTrial]:
-        """Return every trial that has ended, or those of these purposes that did not fail."""
+    def under_way(self) -> TrialBegun | None:
+        """Return the trial that was begun and not ended: this run's or an interrupted one's."""
+        return next(iter(self.begun()[self.count() :]), None)
+
+    def made(self, *purposes: str, under_way: bool = False) -> list[MadeTrial]:
+        """Return every trial that has ended, in order, and with ``under_way`` the one that has not;
+        or those of these purposes that did not fail."""
         replays: dict[int, dict[int, Replay]] = defaultdict(dict)
         for event in self.journal.of(Replayed):
             if event.purpose not in CONFIRMING:
                 replays[event.trial][event.window] = self.journal.replay(event)
-        made = [
-            MadeTrial(begun, replays[number], ended)
-            for number, (begun, ended) in enumerate(
-                zip(self.begun(), self.journal.of(TrialEnded), strict=False)
-            )
-        ]
+        ended: list[TrialEnded | None] = [*self.journal.of(TrialEnded)]
+        ended += [None] * under_way
+        every = enumerate(zip(self.begun(), ended, strict=False))
+        made = [MadeTrial(begun, replays[number], end) for number, (begun, end) in every]
         if not purposes:
             return made
         return [each for each in made if each.begun.purpose in purposes and each.failed is None]
 
     def trials(self) -> list[Trial]:
-        """Return what has been measured whole, in order."""
-        return [_trial(one) for one in self.begun()[: self.count()]]
+        return [each.trial for each in self.made()]
 
-    def under_way(self) -> TrialBegun | None:
-        """Return the trial that was begun and not ended: this run's or an interrupted one's."""
-        return next(iter(self.begun()[self.count() :]), None)
+    def rungs(self, *, under_way: bool = False) -> list[MadeTrial]:
+        """Return the rungs of the ladder and their repeats, in order."""
+        return self.made(*RUNGS, under_way=under_way)
+
+    # Time
 
     def replay_s(self) -> float:
         """Return the seconds of all replays and ramps, those that were made again included."""
@@ -182,50 +209,29 @@ class Evidence:
     def _elapsed_s(self, *kinds: type[Replayed | Repeated | Probed]) -> float:
         return float(sum(event.elapsed_s for kind in kinds for event in self.journal.of(kind)))
 
-    def replayed(self) -> dict[int, Replay]:
-        """Return number of window → its replay, of the trial under way."""
-        number = self.count()
-        return {
-            event.window: self.journal.replay(event)
-            for event in self.journal.of(Replayed)
-            if event.purpose not in CONFIRMING and event.trial == number
-        }
+    # Replays
 
-    def rungs(self, *, under_way: bool = False) -> list[Rung]:
-        """Return the rungs of the ladder and their repeats, in order: those that were measured
-        whole, or ``under_way`` too."""
-        replays: dict[int, dict[int, Replay]] = defaultdict(dict)
-        for event in self._replays(RUNGS):
-            replays[event.trial][event.window] = self.journal.replay(event)
-        begun = self.begun()
-        return [
-            Rung(_trial(trial), replays[number])
-            for number, trial in enumerate(begun if under_way else begun[: self.count()])
-            if trial.purpose in RUNGS
-        ]
+    def _replays(self, *purposes: str) -> Iterator[tuple[Replayed, Replay]]:
+        for event in self.journal.of(Replayed):
+            if event.purpose in purposes:
+                yield event, self.journal.replay(event)
 
     def confirming(self, purpose: str, max_num_seqs: int) -> list[Replay]:
         """Return the replays on the confirming engine, in the order of their windows."""
-        return [
-            self.journal.replay(event)
-            for event in self._replays([purpose])
-            if event.max_num_seqs == max_num_seqs
-        ]
+        replays = self._replays(purpose)
+        return [replay for event, replay in replays if event.max_num_seqs == max_num_seqs]
 
-    def observed(self, *, confirming: bool = False) -> list[Replay]:
-        """Return the windows that were replayed, without those that arithmetic had ruled out; with
-        ``confirming`` only those of the confirming engine."""
-        replays = map(self.journal.replay, self._replays(["confirm"] if confirming else RUNGS))
-        return [replay for replay in replays if not replay.ruled_out]
+    def observed(self) -> list[Replay]:
+        """Return the windows that were replayed, without those that arithmetic had ruled out."""
+        return [replay for _, replay in self._replays(*RUNGS) if not replay.ruled_out]
 
     def taken(self) -> float:
         """Return the largest share of the cores that others took during a replay or ramp; of what
         was measured again the least. 0 on a GPU, whose engine needs few of them."""
-        least: dict[tuple[str, int, int], float] = {}
-        for event in self._replays(("ramp", "ladder", "tie_break")):
-            step = "ramp" if event.purpose == "ramp" else "rung"
-            key = (step, event.max_num_seqs, event.window)
-            taken = share_taken(device_use([self.journal.replay(event).device]))
+        least: dict[tuple[bool, int, int], float] = {}
+        for event, replay in self._replays("ramp", "ladder", "tie_break"):
+            key = (event.purpose == "ramp", event.max_num_seqs, event.window)
+            taken = share_taken(device_use([replay.device]))
             least[key] = min(taken, least.get(key, 1.0))
         return max(least.values(), default=0.0)
 
@@ -243,15 +249,16 @@ class Evidence:
         flaws = (flaw for replay in self._last() for flaw in replay.flaws if flaw.startswith(OURS))
         return next(flaws, None)
 
-    def _last(self) -> Iterator[Replay]:
+    def _last(self) -> list[Replay]:
         last = {
-            (event.purpose in CONFIRMING, event.max_num_seqs, event.window): event
-            for event in self._replays((*RUNGS, "ramp", *CONFIRMING))
+            (event.purpose in CONFIRMING, event.max_num_seqs, event.window): replay
+            for event, replay in self._replays(*RUNGS, "ramp", *CONFIRMING)
         }
-        return map(self.journal.replay, last.values())
+        return [*last.values()]
 
-    def segments(self) -> list[Segment]:
-        """Return the iterations of everything but the confirming engine, on one clock."""
+    def segments(self, trials: Collection[int] | None = None) -> list[Segment]:
+        """Return the iterations of everything but the confirming engine, on one clock; or of these
+        trials, by their numbers."""
         segments, free_s = list[Segment](), 0.0
         engine, engines = 0, dict[object, int]()
         for number, event in enumerate(self.journal.events):
@@ -262,6 +269,8 @@ class Evidence:
                 engine = engines.setdefault(which, len(engines))
             if not isinstance(event, Replayed) or event.purpose in CONFIRMING:
                 continue
+            if trials is not None and event.trial not in trials:
+                continue
             replay = self.journal.replay(event)
             start_s = max(free_s, replay.start_s)  # another boot's clock may stand lower
             free_s = start_s + replay.elapsed_s
@@ -269,23 +278,78 @@ class Evidence:
                 segments.append(Segment(replay.iterations, start_s, engine))
         return segments
 
-    def _each_start_s(self) -> dict[tuple[str, int], float]:
-        """Return (purpose, size) of each engine → what its newest start took."""
-        return {(one.purpose, one.max_num_seqs): one.facts.start_s for one in self.starts()}
-
-    def _probes(self, purpose: str) -> list[Probed]:
-        return [event for event in self.journal.of(Probed) if event.purpose == purpose]
-
-    def _replays(self, purposes: Collection[str]) -> Iterator[Replayed]:
-        return (event for event in self.journal.of(Replayed) if event.purpose in purposes)
-
-
-def _trial(begun: TrialBegun) -> Trial:
-    return Trial(begun.max_num_seqs, begun.purpose)  # type: ignore[arg-type]
-
 
 def _check_limits(facts: EngineFacts) -> None:
     """Raise ValueError where an engine could never compute a token: its twin would never end."""
     for name in ("max_num_batched_tokens", "block_size", "max_model_len"):
         if getattr(facts, name) < 1:
             raise ValueError(f"an engine with {name} {getattr(facts, name)}")
+
+
+# Rungs
+
+
+def measured(rungs: Sequence[MadeTrial], slo: Slo) -> dict[int, Measurement]:
+    """Return cap → its replays pooled: of each window the whole ones without a disturbance, or else
+    the whole ones, or else all."""
+    return {cap: measure(replays, slo) for cap, replays in _that_count(rungs).items()}
+
+
+def cut_under_another(rungs: Sequence[MadeTrial], slo: Slo) -> set[int]:
+    """Return the caps of which a window was cut because of another SLO: what that cost them under
+    this one was not measured."""
+    return {
+        cap
+        for cap, replays in _that_count(rungs).items()
+        if any(replay.is_cut_under_another(slo) for replay in replays)
+    }
+
+
+def _that_count(rungs: Sequence[MadeTrial]) -> dict[int, list[Replay]]:
+    of_window: dict[tuple[int, int], list[Replay]] = defaultdict(list)
+    for rung in rungs:
+        for number, replay in rung.replays.items():
+            of_window[rung.begun.max_num_seqs, number].append(replay)
+    of_cap: dict[int, list[Replay]] = defaultdict(list)
+    for (cap, _), replays in sorted(of_window.items(), key=lambda each: each[0]):
+        whole = [replay for replay in replays if not replay.cut]
+        calm = [replay for replay in whole if not is_disturbed(replay)]
+        of_cap[cap] += calm or whole or replays
+    return of_cap
+
+
+def whole_windows(rungs: Sequence[MadeTrial]) -> list[tuple[int, Replay]]:
+    """Return (number of its window, replay) of all that was not cut."""
+    every = (each for rung in rungs for each in rung.replays.items())
+    return [(number, replay) for number, replay in every if replay.cut is None]
+
+
+def best_attainments(rungs: Sequence[MadeTrial], slo: Slo) -> dict[int, float]:
+    """Return number of a window → the most that a rung attained in it."""
+    best: dict[int, float] = {}
+    for number, replay in whole_windows(rungs):
+        best[number] = max(measure([replay], slo).attainment, best.get(number, 0.0))
+    return best
+
+
+def disturbed(rungs: Sequence[MadeTrial]) -> set[int]:
+    """Return the caps of which a window had something else at work when it was replayed last."""
+    last = {rung.begun.max_num_seqs: rung.replays.values() for rung in rungs}
+    return {cap for cap, replays in last.items() if any(map(is_disturbed, replays))}
+
+
+def is_disturbed(replay: Replay) -> bool:
+    return any(disturbances_of(replay))
+
+
+def disturbances_of(replay: Replay) -> Iterator[str]:
+    """Yield what besides the engine and our own client was at work during a replay."""
+    yield from (flaw for flaw in replay.flaws if not flaw.startswith(OURS))
+    if (other := disturbance(device_use([replay.device]))) is not None:
+        yield other
+
+
+def whole_rung_s(rungs: Sequence[MadeTrial]) -> float | None:
+    """Return how long a rung takes that is not cut short; None before there was one."""
+    whole = (rung.replays.values() for rung in rungs if rung.cut is None)
+    return max((sum(each.elapsed_s for each in replays) for replays in whole), default=None)

@@ -7,7 +7,7 @@ RUN_DIR/replays/000.npz   one replay, written before its event
 import asyncio
 import io
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -103,31 +103,22 @@ class Journal:
             raise _cannot_write(self.run_dir, error.strerror or error) from error
         self.events.extend(stamped)
 
-    def add_replay(self, result: Replay, purpose: str, **place: Any) -> None:  # noqa: ANN401
+    def add_replay(self, replay: Replay, purpose: str, **place: Any) -> None:  # noqa: ANN401
         """Write a replay, then the event that names it, with the ``place`` that Replayed has for
         it. Raises RunError."""
-        name = f"{REPLAYS}/{sum(1 for _ in self.of(Replayed)):03}.npz"
-        content = io.BytesIO()
-        rest = {one: getattr(result, one) for one in _REST.__struct_fields__}
-        np.savez_compressed(
-            content,
-            rest=np.frombuffer(msgspec.msgpack.encode(rest), np.uint8),
-            **{one: getattr(result, one) for one in _ARRAYS},
-        )
+        name, content = f"{REPLAYS}/{sum(1 for _ in self.of(Replayed)):03}.npz", io.BytesIO()
+        rest = msgspec.msgpack.encode({f: getattr(replay, f) for f in _REST.__struct_fields__})
+        arrays = {each: getattr(replay, each) for each in _ARRAYS}
+        np.savez_compressed(content, rest=np.frombuffer(rest, np.uint8), **arrays)
         try:
             files.make_own(self.run_dir / REPLAYS)
             files.write_own(self.run_dir / name, content.getvalue())
         except TargetError as error:
             raise _cannot_write(self.run_dir, error) from error
-        self._replays[name] = result
+        self._replays[name] = replay
+        cap, elapsed_s = replay.max_num_seqs, replay.elapsed_s
         self.add(
-            Replayed(
-                file=name,
-                purpose=purpose,
-                max_num_seqs=result.max_num_seqs,
-                elapsed_s=result.elapsed_s,
-                **place,
-            )
+            Replayed(file=name, purpose=purpose, max_num_seqs=cap, elapsed_s=elapsed_s, **place)
         )
 
     def replay(self, event: Replayed) -> Replay:
@@ -135,9 +126,6 @@ class Journal:
         if event.file not in self._replays:
             self._replays[event.file] = _read_replay(self.run_dir, event.file)
         return self._replays[event.file]
-
-    def replays(self, wanted: Callable[[Replayed], bool]) -> list[Replay]:
-        return [self.replay(event) for event in self.of(Replayed) if wanted(event)]
 
     def close(self) -> None:
         if self._file is not None:
@@ -185,11 +173,15 @@ def resume(run_dir: Path, plan: Mapping[str, Any], **told: Any) -> Journal:  # n
         events, whole_bytes = _events(run_dir)
         journal = Journal(run_dir, events, _file=file)
         before, now = journal.plan, msgspec.json.decode(msgspec.json.encode(dict(plan)))
-        raised = _is_raised(before.get("budget"), now.get("budget"))
+        was_s, is_s = (
+            parse_duration_s(str(each["budget"]), option="--budget") if "budget" in each else 0.0
+            for each in (before, now)
+        )
         for key in sorted(before.keys() | now.keys()):
-            if before.get(key) != now.get(key) and not (raised and key == "budget"):
+            if before.get(key) != now.get(key) and not (key == "budget" and is_s > was_s):
+                was, is_ = (msgspec.json.encode(one.get(key)).decode() for one in (before, now))
                 raise RunError(
-                    f"{path}:1: {key} was {_short(before.get(key))}, now {_short(now.get(key))}",
+                    f"{path}:1: {key} was {was[:80]}, now {is_[:80]}",
                     hint="Resume with the options of the run, or start another --run-dir.",
                 )
         try:
@@ -201,19 +193,11 @@ def resume(run_dir: Path, plan: Mapping[str, Any], **told: Any) -> Journal:  # n
                     left.unlink()
         except (OSError, TargetError) as error:
             raise _cannot_write(run_dir, error) from error
-        if raised:
+        if is_s > was_s:
             journal.add(BudgetRaised(budget=now["budget"], **told))
             _raise_budget(events)
         failing.pop_all()
     return journal
-
-
-def _is_raised(before: object, now: object) -> bool:
-    """Whether a run has more to spend now: what it could not afford is measured then."""
-    if not isinstance(before, str) or not isinstance(now, str):
-        return False
-    was_s, is_s = (parse_duration_s(one, option="--budget") for one in (before, now))
-    return is_s > was_s
 
 
 def _events(run_dir: Path) -> tuple[list[Event], int]:
@@ -286,8 +270,3 @@ def _cannot_write(path: Path, why: object) -> RunError:
         f"{path}: cannot be written ({why})",
         hint="Make room or choose another --run-dir; what is measured stays.",
     )
-
-
-def _short(value: object) -> str:
-    text = msgspec.json.encode(value).decode()
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -98,7 +98,7 @@ async def make(trial: Trial, bench: Bench) -> None:
                 load=trial.load,
             )
         )
-    done = evidence.replayed() if is_step else {}
+    done = {**evidence.made(under_way=True)[-1].replays} if is_step else {}
     if trial.ramp_s and not done:
         assert trial.workload is not None
         engine = await bench.up(trial.build, cap=trial.cap, tokens=trial.tokens)

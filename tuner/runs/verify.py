@@ -16,11 +16,12 @@ from tuner.profile.evidence import StoredTwin
 from tuner.profile.summary import LOW
 from tuner.replay.device_use import crowded, device_use
 from tuner.replay.measure import Measurement, Spread
-from tuner.replay.measure import measure as measurement_of
+from tuner.replay.measure import measure as numbers_of
 from tuner.replay.readings import Read
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
 from tuner.runs.bench import Bench, Build, Watcher
+from tuner.runs.events import Replayed
 from tuner.runs.evidence import Evidence
 from tuner.runs.execute import execute
 from tuner.runs.journal import Journal
@@ -121,7 +122,7 @@ class Verified:
 Sent = Sequence[tuple[Window, Sequence[TraceRequest]]]
 
 
-def verify(  # noqa: PLR0913, PLR0917 - what is held against what, and who is told
+def verify(  # noqa: PLR0913, PLR0917 - what is compared with what, and who watches
     requests: Sequence[TraceRequest],
     starter: Starter,
     question: Verification,
@@ -140,18 +141,18 @@ def verify(  # noqa: PLR0913, PLR0917 - what is held against what, and who is to
         title = f"asking {question.url}" if question.url else "starting the engine"
         build = Build("verify", question.max_num_seqs, starter, title=title)
         try:
-            engine = await bench.up(build)
-            for one in question.requirements:
-                if (why := question.why_not(one)) is not None:
-                    watcher.stage(f"not checked: {one}: {why}")
-            differs = environment_differs(question.environment, engine.facts.environment)
-            for caution in engine.facts.cautions:
-                watcher.warn(caution)
-            if differs is not None:
-                watcher.warn(f"the profile was {differs}")
-            kept, dropped = keep_what_fits(requests, max_model_len=engine.facts.max_model_len)
+            facts = (await bench.up(build)).facts
+            for each in question.requirements:
+                if (why := question.why_not(each)) is not None:
+                    watcher.stage(f"not checked: {each}: {why}")
+            differs = environment_differs(question.environment, facts.environment)
+            kept, dropped = keep_what_fits(requests, max_model_len=facts.max_model_len)
+            cautions = [*facts.cautions]
+            cautions += [] if differs is None else [f"the profile was {differs}"]
             if dropped:
-                watcher.warn(f"{dropped} requests are longer than the engine takes: left out")
+                cautions.append(f"{dropped} requests are longer than the engine takes: left out")
+            for text in cautions:
+                watcher.warn(text)
             sent = windows_of(kept, question)
             await measure(lambda: _next_trial(bench, build, question, sent), bench)
         finally:
@@ -160,31 +161,30 @@ def verify(  # noqa: PLR0913, PLR0917 - what is held against what, and who is to
 
     sent = execute(work(), starter, journal)
     replays = _replays(journal)
-    seen = measurement_of(replays, question.slo)
+    seen = numbers_of(replays, question.slo)
     times = {"ttft": seen.ttft_s, "tpot": seen.tpot_s, "e2el": seen.e2el_s}
     return Verified(
         gates=gates(replays, sent, question),
         engine_s=Evidence(journal).spent_s(),
-        p95_ms={name: 1e3 * one.p95 for name, one in times.items() if one is not None},
+        p95_ms={name: 1e3 * spread.p95 for name, spread in times.items() if spread is not None},
         replays=replays,
     )
 
 
 def _replays(journal: Journal) -> list[Replay]:
-    return journal.replays(lambda _: True)
+    return [journal.replay(event) for event in journal.of(Replayed)]
 
 
 def _next_trial(bench: Bench, build: Build, question: Verification, sent: Sent) -> Trial | None:
     """Return all windows, and all of them once more where a promise looks broken."""
     done = bench.evidence.count()
-    if done == 2 or (done == 1 and not question.repeats):
+    if done > question.repeats:
         return None
-    if done == 1:
-        if all(gate.kept for gate in gates(_replays(bench.journal), sent, question)):
-            return None
+    if done and all(gate.kept for gate in gates(_replays(bench.journal), sent, question)):
+        return None
+    if done:
         bench.watcher.stage("a promise looks broken: measuring once more")
-    of_window = dict(sent)
-    rule = CutRule(question.slo, floor=0.0)
+    rule, of_window = CutRule(question.slo, floor=0.0), dict(sent)
     return Trial(
         purpose="verify",
         build=build,
@@ -205,7 +205,7 @@ def windows_of(
     if question.twin is not None:
         law = question.twin.law
         token_s = float(law.decode_s[min(question.max_num_seqs, len(law.decode_s) - 1)])
-    outputs = np.percentile([one.output_length for one in requests], 95)
+    outputs = np.percentile([each.output_length for each in requests], 95)
     windows = sample_windows(
         requests, part, step_s=question.step_s, drain_s=LOADED * token_s * float(outputs)
     )
@@ -214,11 +214,14 @@ def windows_of(
 
 def gates(replays: Sequence[Replay], sent: Sent, question: Verification) -> list[Gate]:
     """Return every gate; ``replays`` are one or more of each window that was ``sent``."""
-    measured = measurement_of(replays, question.slo)
+    measured = numbers_of(replays, question.slo)
     required = _required(question, measured)
-    if question.twin is None:
-        return required or [_least(measured)]
     twin = question.twin
+    if twin is None:  # nothing is promised of such a server
+        words = "what is expected of any server; --require says otherwise"
+        share = measured.attainment_bound
+        least = Gate("attainment", share, LOW, LOW, share >= LOW, words, is_promise=False)
+        return required or [least]
     planned = [
         planned_window(
             window,
@@ -233,7 +236,7 @@ def gates(replays: Sequence[Replay], sent: Sent, question: Verification) -> list
         planned, twin.laws, twin.machine, twin.shape, question.slo,
         max_num_seqs=question.max_num_seqs,
     )  # fmt: skip
-    # a server that runs does not tell its preemptions a replay
+    # a server that runs does not report its preemptions of a replay
     held = {gate.name for gate in required} | ({"preemptions"} if question.url else set())
     promised = _promised(predicted, measured, question.tolerance, len(replays) // len(sent))
     return [*required, *(gate for gate in promised if gate.name not in held)]
@@ -242,51 +245,38 @@ def gates(replays: Sequence[Replay], sent: Sent, question: Verification) -> list
 def _promised(
     predicted: Mapping[str, Predicted], measured: Measurement, tolerance: float, repeats: int
 ) -> list[Gate]:
-    share, share_of = predicted["attainment"], measured.attainment_bound
+    share, seen_share = predicted["attainment"], measured.attainment_bound
     floor = max(0.0, share.low - ATTAINMENT_TOLERANCE)
     points = f"its 95 % bound less {100 * ATTAINMENT_TOLERANCE:g} points"
-    found = [Gate("attainment", share_of, share.middle, floor, share_of >= floor, points)]
-    seen: dict[str, tuple[float, float]] = {}
-    for name in ("ttft", "tpot", "e2el"):
+    promised = [Gate("attainment", seen_share, share.middle, floor, seen_share >= floor, points)]
+    seen = {"preemptions": (measured.preemptions / repeats, 0.0)}
+    for name, slack_s in SLACK_S.items():
         spread: Spread | None = getattr(measured, f"{name}_s")
         if spread is not None:
-            seen[f"{name}_p95_ms"] = spread.p95 * 1e3, SLACK_S[name] * 1e3
-    seen["preemptions"] = measured.preemptions / repeats, 0.0
+            seen[f"{name}_p95_ms"] = spread.p95 * 1e3, slack_s * 1e3
     bound = f"its 95 % bound plus {100 * tolerance:g} %"
-    for name, (value, slack) in seen.items():
-        if name in predicted:
-            one = predicted[name]
-            limit = one.high * (1 + tolerance) + slack
-            found.append(Gate(name, value, one.middle, limit, value <= limit, bound))
-    return found
+    for name, each in predicted.items():
+        if name in seen:
+            value, slack = seen[name]
+            limit = each.high * (1 + tolerance) + slack
+            promised.append(Gate(name, value, each.middle, limit, value <= limit, bound))
+    return promised
 
 
 def _required(question: Verification, measured: Measurement) -> list[Gate]:
-    """Return a gate for each requirement of the captured load that the engine's clients, or the
-    engine itself, tell of."""
-    found = []
-    for one in question.requirements:
-        value = None if question.why_not(one) else one.value_in(measured)
+    """Return a gate for each requirement of the recorded load that the engine's clients, or the
+    engine itself, can show."""
+    required = []
+    for each in question.requirements:
+        value = None if question.why_not(each) else each.value_in(measured)
         if value is not None:
-            is_time = one.name in TIMES
-            name = f"{one.name}_{one.statistic}" if one.statistic else one.name
-            limit = one.limit * (1e3 if is_time else 1.0)
-            found.append(
+            scale, unit = (1e3, "_ms") if each.name in TIMES else (1.0, "")
+            name = f"{each.name}_{each.statistic}" if each.statistic else each.name
+            limit, words = each.limit * scale, f"required: {each}"
+            required.append(
                 Gate(
-                    name=f"{name}_ms" if is_time else name,
-                    measured=value * (1e3 if is_time else 1.0),
-                    promised=limit,
-                    limit=limit,
-                    kept=one.is_met_by(value),
-                    limit_is=f"required: {one}",
+                    name + unit, value * scale, limit, limit, each.is_met_by(value), words,
                     is_promise=False,
                 )
-            )
-    return found
-
-
-def _least(measured: Measurement) -> Gate:
-    """Return the gate of a server of which nothing is promised, and nothing is required."""
-    share = measured.attainment_bound
-    words = "what is expected of any server; --require says otherwise"
-    return Gate("attainment", share, LOW, LOW, share >= LOW, words, is_promise=False)
+            )  # fmt: skip
+    return required

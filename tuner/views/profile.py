@@ -126,8 +126,8 @@ def several_page(
 
 
 def curve_table(profile: ServingProfile) -> Table:
-    """Return the curve, a row a step. The row of the choice is what a fresh server gives, as the
-    verdict has it."""
+    """Return the curve, a row a step: what was replayed as it was measured, the choice on the
+    engine that confirmed it, and what was not replayed as it is predicted for the whole trace."""
     columns = [COLUMNS["max_num_seqs"]]
     for each in STATISTICS:
         columns.append(COLUMNS[each.name])
@@ -135,15 +135,20 @@ def curve_table(profile: ServingProfile) -> Table:
             columns += [Column(f"{each.name}_{end}") for end in ("low", "high")]
     choice, now = profile.decision.max_num_seqs, profile.baseline
     steps = {step.max_num_seqs: step for step in profile.curve}
-    by_cap: dict[int, CapNumbers] = {**steps}
+    by_cap: dict[int, CapNumbers] = {}
     if now is not None and now.numbers is not None:
         by_cap[now.numbers_at] = now.numbers
-    by_cap[choice] = promised(profile)
+    replayed = {cap: s.measured for cap, s in steps.items() if s.measured and not s.measured.cut}
+    by_cap |= {**steps, **replayed}
+    is_confirmed = profile.promise.source == "confirming run"
+    by_cap[choice] = profile.promise if is_confirmed else promised(profile)
     caps = sorted(by_cap)
     notes = [f"{now.max_num_seqs} is set now"] if now and now.max_num_seqs in by_cap else []
     if predicted := predicted_caps(profile):
         words = ", ".join(map(str, predicted))
         notes.append(f"predicted from measured step times, not replayed: {words}")
+    if profile.promise.predicted:
+        notes.append("other rows are of replayed parts of the trace, the verdict of all of it")
     return Table(
         [*columns, Column("source"), Column("chosen")],
         [[cap, *_row(by_cap[cap], steps.get(cap)), cap == choice] for cap in caps],

@@ -37,6 +37,7 @@ COMPARE = (
     *("compare", *SIM, "--max-num-seqs", "4", "--approaches", "untuned,tuned"),
     *("--loads", "recorded", "--run-dir", "run"),
 )
+PROFILE = ("profile.yaml", "profile.evidence")
 RUNS = {"sweep": SWEEP, "refine": REFINE, "compare": COMPARE}
 STRIDES = {"sweep": 1, "refine": 1, "compare": 7}
 """After which of the events of a run it is cut."""
@@ -83,7 +84,8 @@ def whole(swept: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tu
     made = {}
     for name, command in RUNS.items():
         folder = tmp_path_factory.mktemp(name)
-        shutil.copy(swept / "profile.yaml", folder)
+        for kept in PROFILE:
+            shutil.copy(swept / kept, folder)
         made[name] = folder, run(folder, *command, "--json")
     return made
 
@@ -151,7 +153,8 @@ def test_a_killed_run_continues_to_the_same_answer(
 
 
 def test_a_killed_search_measures_nothing_twice(swept: Path, tmp_path: Path) -> None:
-    shutil.copy(swept / "profile.yaml", tmp_path)
+    for kept in PROFILE:
+        shutil.copy(swept / kept, tmp_path)
     assert stopped(tmp_path, REFINE, 9, signal.SIGKILL).code == -signal.SIGKILL
     kept = (tmp_path / "run" / JOURNAL).read_bytes()
     assert run(tmp_path, *REFINE).code == OK

@@ -90,7 +90,11 @@ def test_a_tail_that_is_only_known_to_be_longer_has_no_ratio() -> None:
         "a": {0: replay_of([record(0), cut])},
         "b": {0: replay_of([record(0), record(1)])},
     }
-    found = compared(blocks, "worker")
+    numbers = {
+        name: {block: numbers_of([one]) for block, one in seen.items()}
+        for name, seen in blocks.items()
+    }
+    found = compared(numbers, "worker")
     assert set(found["a"]) == {"requests_per_s", "tpot_p95"}
     assert found["a"]["requests_per_s"].value == 0.5
     assert set(found["b"]) == {"requests_per_s", "tpot_p95", "e2el_p95"}

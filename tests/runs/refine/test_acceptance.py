@@ -52,15 +52,9 @@ def served(*attained: float) -> list[Pair]:
     return [(KNEE, Numbers(one)) for one in attained]
 
 
-def test_four_pairs_that_agree_prove_a_tenth_more_goodput() -> None:
+def test_more_goodput_a_shorter_tail_or_less_memory_are_gains_where_nothing_is_lost() -> None:
     assert accepted(*served(0.54, 0.55, 0.56, 0.55)) == "goodput"
-
-
-def test_a_shorter_tail_at_the_same_goodput_is_a_gain_too() -> None:
     assert accepted(*[(ALL, replace(ALL, tail_s=by)) for by in (0.8, 0.78, 0.82, 0.8)]) == "e2el"
-
-
-def test_less_memory_is_a_gain_where_nothing_is_lost() -> None:
     slower = [(ALL, replace(ALL, tail_s=by)) for by in (1.19, 1.2, 1.21, 1.2)]
     alike = [(ALL, replace(ALL, tail_s=by)) for by in (0.99, 1.0, 1.01, 1.0)]
     assert accepted(*alike, frees_memory=True) == "memory"

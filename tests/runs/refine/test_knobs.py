@@ -13,7 +13,6 @@ from tuner.runs.refine.space import (
     build_space,
     frees,
     parse_search,
-    restart_key,
     smallest,
 )
 
@@ -54,18 +53,6 @@ def test_on_a_gpu_values_in_between_are_those_of_cuda_graphs_and_the_knee_stays(
     assert caps(enforce_eager=True) == (8, 10, 12, 14, 16, 20, 24, 28, 32)
 
 
-def test_arguments_that_cannot_matter_are_left_out_and_it_says_why() -> None:
-    space = build_space(ENGINE, PLAIN, {}, takes_all)
-    names = {knob.name for knob in space.knobs}
-    assert names == {CAP, TOKENS, "async_scheduling"}
-    assert any("begin alike" in line for line in space.left_out)
-
-
-def test_shared_prefixes_bring_their_argument_in() -> None:
-    space = build_space(ENGINE, FULL, {}, takes_all)
-    assert "enable_prefix_caching" in {knob.name for knob in space.knobs}
-
-
 def test_what_the_engine_does_not_take_is_left_out_by_default_and_refused_when_named() -> None:
     def refusal(name: str, _value: ArgumentValue) -> str | None:
         return "not on this machine" if name == "async_scheduling" else None
@@ -102,18 +89,6 @@ def test_the_least_memory_comes_first_and_a_fifth_less_is_worth_a_restart() -> N
     assert min((large, small), key=smallest) == small
     assert frees(small, large)
     assert not frees({**large, "kv_cache_memory_bytes": 900}, large)
-
-
-def test_configurations_that_contradict_are_left_out() -> None:
-    space = build_space(ENGINE, PLAIN, {CAP: (8, 32), TOKENS: (16,)}, takes_all)
-    pairs = {(one[CAP], one[TOKENS]) for one in space.combined((CAP, TOKENS))}
-    assert pairs == {(8, 16), (16, 16), (8, 2048), (16, 2048), (32, 2048)}
-
-
-def test_only_cap_and_budget_change_without_a_restart() -> None:
-    one = {CAP: 8, TOKENS: 512, "block_size": 16}
-    assert restart_key(one) == restart_key({**one, CAP: 4, TOKENS: 99})
-    assert restart_key(one) != restart_key({**one, "block_size": 32})
 
 
 @pytest.mark.parametrize(

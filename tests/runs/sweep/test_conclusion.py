@@ -14,9 +14,8 @@ from tuner.replay.records import Replay
 from tuner.runs import journal
 from tuner.runs.events import EngineStart, Gathered, TrialBegun, TrialEnded
 from tuner.runs.evidence import Evidence
-from tuner.runs.outcome import Conclusion
 from tuner.runs.result import memory_marks
-from tuner.runs.sweep.conclusion import Basis, conclude, window_blocks
+from tuner.runs.sweep.conclusion import Basis, Conclusion, conclude, window_blocks
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
 from tuner.traffic.workload import workload_of
@@ -68,15 +67,6 @@ def test_without_a_window_the_prefix_cache_is_taken_to_hold_what_came_before(
     assert found.view is not None
     cached = 99 * 64 if prefix_caching else 0
     assert found.view.traffic.cached_length.sum() == cached
-
-
-def test_a_prefix_cache_that_has_little_room_is_a_warning(tmp_path: Path) -> None:
-    """A request takes up to five or six of the blocks."""
-    roomy = ramped(tmp_path / "roomy", prefix_caching=True)
-    tight = ramped(tmp_path / "tight", prefix_caching=True, kv_blocks=8)
-    off = ramped(tmp_path / "off", prefix_caching=False, kv_blocks=8)
-    told = [["of the KV cache" in " ".join(one.verdict.warnings)] for one in (roomy, tight, off)]
-    assert told == [[False], [True], [False]]
 
 
 LOST = replay_of(

@@ -114,10 +114,6 @@ class ComparisonTable:
     rows: tuple[ComparisonRow, ...]
 
 
-Blocks = Mapping[str, Mapping[int, Replay]]
-"""Approach → block → its replay."""
-
-
 def block_of(trial: MadeTrial) -> int:
     return int(trial.begun.purpose.rpartition(" ")[2])
 
@@ -135,8 +131,12 @@ def table_of(
         elif trial.begun.load == load:
             blocks[name][block_of(trial)] = trial.replays[0]
     numbers = {name: numbers_of([*seen.values()], slo) for name, seen in blocks.items() if seen}
+    of_blocks = {
+        name: {block: numbers_of([replay]) for block, replay in seen.items()}
+        for name, seen in blocks.items()
+    }
     against_first, against_untuned = (
-        compared(blocks, name) for name in (approaches[0].name, "untuned")
+        compared(of_blocks, name) for name in (approaches[0].name, "untuned")
     )
     rows = []
     for each in approaches:
@@ -251,16 +251,15 @@ COMPARED: Mapping[str, Callable[[Numbers], float | None]] = {
 }
 
 
-def compared(blocks: Blocks, baseline: str) -> dict[str, dict[str, Ratio]]:
-    """Return approach → name of a number → its ratio to the baseline's.
+def compared(
+    numbers: Mapping[str, Mapping[int, Numbers]], baseline: str
+) -> dict[str, dict[str, Ratio]]:
+    """Return approach → name of a number → its ratio to the baseline's, from approach → block → its
+    numbers.
 
     A tail that is only known to be longer has no ratio.
     """
-    numbers = {
-        name: {block: numbers_of([replay]) for block, replay in seen.items()}
-        for name, seen in blocks.items()
-    }
-    found: dict[str, dict[str, Ratio]] = {name: {} for name in blocks}
+    found: dict[str, dict[str, Ratio]] = {name: {} for name in numbers}
     for what, value_of in COMPARED.items():
         values = {
             name: {block: value_of(each) for block, each in seen.items()}

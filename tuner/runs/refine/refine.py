@@ -12,21 +12,18 @@ from functools import partial
 import numpy as np
 
 from tuner.engines.seam import EngineFacts, Starter
-from tuner.errors import UsageError
+from tuner.errors import EngineError, UsageError
 from tuner.profile.profile import ServingProfile
 from tuner.replay.measure import Measurement
 from tuner.replay.measure import measure as numbers_of
 from tuner.replay.replay import CutRule
 from tuner.runs.bench import Bench, Build
 from tuner.runs.events import Gathered, Selection
-from tuner.runs.evidence import MadeTrial
 from tuner.runs.ladder import doubling
 from tuner.runs.measure import Trial, measure
-from tuner.runs.outcome import Conclusion, CurvePoint, SweepOutcome, predictions_of, with_measured
+from tuner.runs.outcome import SweepOutcome, outcome_of
 from tuner.runs.refine.aims import (
-    GOODPUT,
     MEMORY_AIM,
-    NOT_LOST,
     PAIRS,
     Aim,
     PairedResult,
@@ -34,7 +31,6 @@ from tuner.runs.refine.aims import (
     affordable,
     gain_over,
     is_futile,
-    proving,
     ratios_of,
 )
 from tuner.runs.refine.search import ALIKE, Model, Study, deficit
@@ -55,8 +51,14 @@ from tuner.runs.refine.space import (
     smallest,
 )
 from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.conclusion import Basis, curve_by_twin, forecast_of
-from tuner.runs.sweep.confirmation import raised
+from tuner.runs.sweep.conclusion import (
+    Basis,
+    Conclusion,
+    CurvePoint,
+    curve_by_twin,
+    forecast_of,
+)
+from tuner.runs.sweep.confirmation import Confirmation
 from tuner.runs.sweep.sweep_warnings import left_out
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import RequirementCheck
@@ -70,12 +72,11 @@ from tuner.traffic.workload import (
     workload_of,
 )
 from tuner.twin.forecast import Forecast
-from tuner.twin.law import Segment
 from tuner.twin.verdict import Verdict
 
-RAMP, SEARCH, KNEE, REFINED, ALONE, RAISED = "ramp", "search", "knee", "refined", "alone", "raised"
+RAMP, SEARCH, KNEE, REFINED = "ramp", "search", "knee", "refined"
 """Purposes of trials: what times every batch size, and what is compared with the knee; the halves
-of a pair; the refined engine by itself, at the recorded load and with headroom."""
+of a pair."""
 
 SIDES = (REFINED, KNEE, KNEE, REFINED)
 """Order of the halves, over and over: each side is first as often as second, so that a machine that
@@ -101,9 +102,6 @@ WORTH = 0.005
 AT_LIMIT = 0.9
 """KV-cache usage from which on the next longer conversation does not fit."""
 
-SAME_LOAD = 0.1
-"""Log ratio of arrival rates that a router's choice of whom to give a request makes."""
-
 THEN_REFINED = "; refined: "
 """Between the reason of a knee and the result of its refinement."""
 
@@ -127,9 +125,6 @@ class RefinePlan:
     """How long an engine start takes, by the profile."""
 
     max_model_len: int
-    is_same_trace: bool
-    """Whether it is the trace that the profile was tuned for."""
-
     warnings: Sequence[str] = ()
 
 
@@ -205,7 +200,7 @@ class _Run:
 
     async def refined(self) -> Refinement:
         await self._measure(self.next_in_search)
-        self.model = self._model(self.made(RAMP, SEARCH))
+        self.model = self._model(1 + sum(t.begun.purpose == SEARCH for t in self.made()))
         gathered = self.journal.last(Gathered)
         if gathered is None:
             best = dict(self.best())
@@ -229,9 +224,9 @@ class _Run:
             paired = self._proof(chosen, len(windows))
         reason = reason_of(self.plan, chosen, paired)
         if paired is not None and paired.accepted is not None:
-            await self._measure(partial(self.next_alone, chosen, 2 * len(windows)))
-            outcome = self._outcome(chosen, reason, paired.accepted.sureness)
-            self.warnings += outcome.facts.cautions
+            await self._measure(partial(self.next_ramp, chosen))
+            outcome = await self._confirmed(chosen, reason, paired.accepted.sureness)
+            self.warnings += outcome.warnings
             above = outcome.with_headroom
             if frees(chosen, self.knee) and above is not None and not has_room(above):
                 self.warnings.append(NO_ROOM)
@@ -252,6 +247,10 @@ class _Run:
     async def _measure(self, plan: Callable[[], Trial | None]) -> None:
         await measure(plan, self.bench, most_failures=MOST_FAILURES)
 
+    @property
+    def basis(self) -> Basis:
+        return Basis(self.evidence, self.workload, self.settings)
+
     # What was measured
 
     def check(self) -> None:
@@ -262,17 +261,18 @@ class _Run:
             if not self.plan.space.holds(each):
                 raise ValueError(f"{in_words(each)} is not searched")
 
-    def _numbers(self, trial: MadeTrial) -> Measurement:
-        return numbers_of([*trial.replays.values()], self.workload.slo)
-
     def rows(self) -> list[TrialRow]:
         """Return the trials of the search that served, with their scores."""
         searched = {str(t.begun.configuration): t for t in self.made(SEARCH)}
         at_knee = searched.get(str(self.knee))
-        knee = None if at_knee is None else self._numbers(at_knee)
+        knee = None if at_knee is None else at_knee.numbers(self.workload.slo)
         rows = []
         for trial in searched.values():
-            tried, measured, gain = trial.begun.configuration, self._numbers(trial), None
+            tried, measured, gain = (
+                trial.begun.configuration,
+                trial.numbers(self.workload.slo),
+                None,
+            )
             lacking = self._broken_by(measured)
             if trial.cut is None and knee is not None:
                 if self.model is not None and self.model.tells(tried):
@@ -316,16 +316,16 @@ class _Run:
     def next_in_search(self) -> Trial | None:
         """Return the ramp, the knee, the best by the twin, then each other argument once."""
         self.evidence.check(self.check)
-        if (half := self.evidence.under_way()) is not None:
-            return self.trial(half.purpose, half.configuration)
         if self.journal.last(Gathered) is not None:
             return None
+        if (half := self.evidence.under_way()) is not None:
+            return self.trial(half.purpose, half.configuration)
         if not self.made(RAMP):
             return self.trial(RAMP, self.knee)
         if self.knee not in [each.begun.configuration for each in self.made(SEARCH)]:
             return self.trial(SEARCH, self.knee)
         if self.first is None:
-            self.model = self._model(self.made(RAMP, SEARCH)[:2])
+            self.model = self._model(2)
             self.first = (
                 self.neighbors() if self.model is None else self.model.best(self.space, self.study)
             )
@@ -363,20 +363,12 @@ class _Run:
         build = self.build(own, cap, tokens, turn)
         return self._trial(side, own, build, tuple(windows[done // 2]))
 
-    def next_alone(self, chosen: Configuration, turn: int) -> Trial | None:
-        """Return what is missing of an engine built for exactly the choice."""
-        is_shared = is_live(chosen, self.knee) and all(
-            number(chosen[name]) >= number(self.knee[name]) for name in LIVE
-        )
-        turn = 1 if is_shared else turn
-        if not self.made(ALONE):
-            return self.trial(ALONE, chosen, turn=turn)
-        if self.settings.headroom > 1 and not self.made(RAISED):
-            return self.trial(RAISED, chosen, turn=turn)
+    def next_ramp(self, chosen: Configuration) -> Trial | None:
+        """Return what times every batch size of the chosen engine, where no ramp did yet."""
         ramps = [each for each in self.made() if each.begun.purpose == RAMP]
         if any(each.failed or is_live(each.begun.configuration, chosen) for each in ramps):
             return None
-        return self.trial(RAMP, chosen, turn=turn + 1)
+        return self._ramp(chosen, self.fresh(chosen))
 
     def neighbors(self) -> list[Configuration]:
         """Return the knee's neighbors of the live arguments."""
@@ -404,22 +396,23 @@ class _Run:
 
     # Trials
 
-    def trial(self, purpose: str, configuration: Configuration, *, turn: int = 0) -> Trial:
+    def trial(self, purpose: str, configuration: Configuration) -> Trial:
         cap, tokens = max(self.settings.ceiling, self.space.most(CAP)), self.space.most(TOKENS)
-        if purpose in {ALONE, RAISED}:
-            cap, tokens = number(configuration[CAP]), number(configuration[TOKENS])
-        build = self.build(configuration, cap, tokens, 0 if purpose == SEARCH else turn)
-        if purpose != RAMP:
-            return self._trial(purpose, configuration, build, self.workload.windows)
+        build = self.build(configuration, cap, tokens, 0)
+        if purpose == RAMP:
+            return self._ramp(configuration, build)
+        return self._trial(purpose, configuration, build, self.workload.windows)
+
+    def _ramp(self, configuration: Configuration, build: Build) -> Trial:
         return Trial(
-            purpose=RAMP, build=build, cap=cap, workload=self.workload,
+            purpose=RAMP, build=build, cap=build.max_num_seqs, workload=self.workload,
             ramp_s=self.workload.step_s, configuration=dict(configuration),
         )  # fmt: skip
 
     def _trial(
         self, purpose: str, own: Configuration, build: Build, windows: tuple[Window, ...]
     ) -> Trial:
-        workload, load = self.workload, self.settings.headroom if purpose == RAISED else 1.0
+        workload = self.workload
         floors = [0.0] * len(windows)
         if purpose == SEARCH:  # below these a trial has lost for certain
             for trial in self.made(SEARCH):
@@ -432,7 +425,7 @@ class _Run:
             cap=number(own[CAP]),
             tokens=number(own[TOKENS]),
             windows=windows,
-            sent=lambda window: raised(workload, window, load, self.settings.seed),
+            sent=workload.sent_in,
             rule=lambda place, _: (CutRule(workload.slo, floors[place]), None),
             slo=workload.slo,
             configuration=dict(own),
@@ -445,6 +438,11 @@ class _Run:
         changed = {k: v for k, v in configuration.items() if k != CAP} | {TOKENS: tokens}
         title = f"starting an engine for {in_words(changed)}"
         return Build(f"{tokens} {turn} {key}", cap, self.vary(changed), key, title)
+
+    def fresh(self, chosen: Configuration) -> Build:
+        """Return an engine that is built for exactly the choice."""
+        build = self.build(chosen, number(chosen[CAP]), number(chosen[TOKENS]), 0)
+        return replace(build, purpose="confirm")
 
     # What there is time for
 
@@ -503,9 +501,6 @@ class _Run:
             windows = ", ".join(map(str, work.windows))
             self.bench.watcher.stage(f"a trial replays {windows} of the trace")
         self.workload = workload_of(kept, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
-        if plan.is_same_trace and (text := unlike(plan.profile, self.workload)) is not None:
-            self.warnings.append(text)
-            self.bench.watcher.warn(text)
 
     def _planned_step_s(self) -> float:
         """Return the longest step of which LEAST_STEPS and the trials fit the budget. Raises
@@ -529,11 +524,11 @@ class _Run:
 
     # The twin
 
-    def _model(self, made: Sequence[MadeTrial]) -> Model | None:
-        """Return the twin of the knee's engine, fitted to these trials; None where it is not
-        believed. The first look is at the ramp and the knee, the last one at all: what the first
-        trials saw too little of would pass for a gain."""
-        view = self.view(self.knee, made)
+    def _model(self, most: int) -> Model | None:
+        """Return the twin of the knee's engine, fitted to the first trials; None where it is not
+        believed. The first look is at the ramp and the knee, the last one at all of the search:
+        what the first trials saw too little of would pass for a gain."""
+        view = self.view(self.knee, most)
         if view is None or view.is_believed:
             return None if view is None else Model(view, self.plan.aim, self.knee)
         text = (
@@ -546,42 +541,38 @@ class _Run:
     def view(
         self,
         configuration: Configuration,
-        made: Sequence[MadeTrial],
+        most: int | None = None,
         caps: Collection[int] = (),
         *,
         printed: bool = False,
     ) -> Forecast | None:
-        """Return the twin of the engines that share what needs a restart with a configuration; None
-        without any iteration. Only what is ``printed`` is evaluated at every cap."""
-        segments, windows, whole, free_s = list[Segment](), [], [], 0.0
-        for trial in made:
-            begun = trial.begun
-            if (
-                trial.ended is None
-                or trial.failed
-                or not is_live(begun.configuration, configuration)
-            ):
-                continue
-            tokens = number(begun.configuration[TOKENS])
-            for place, replay in trial.replays.items():
-                start_s = max(free_s, replay.start_s)
-                free_s = start_s + replay.elapsed_s
-                if len(replay.iterations):
-                    segments.append(Segment(replay.iterations, start_s, trial.ended.engine))
-                if len(replay.requests):
-                    windows.append(replace(replay, token_budget=tokens))
-                if begun.purpose not in {RAMP, RAISED} and replay.cut is None:
-                    whole.append((begun.windows[place], replay))
+        """Return the twin of the engines that share what needs a restart with a configuration, by
+        the first ``most`` trials; None without any iteration. Only what is ``printed`` is evaluated
+        at every cap."""
+        alike = {
+            number: trial
+            for number, trial in enumerate(self.made()[:most])
+            if not trial.failed and is_live(trial.begun.configuration, configuration)
+        }
+        replays = [
+            (trial.begun, place, replay)
+            for trial in alike.values()
+            for place, replay in trial.replays.items()
+            if len(replay.requests)
+        ]
         facts = self.facts(configuration)
         return forecast_of(
-            Basis(self.evidence, self.workload, self.settings),
-            segments,
-            windows,
-            whole,
+            self.basis,
+            self.evidence.segments(alike),
+            [
+                replace(replay, token_budget=number(begun.configuration[TOKENS]))
+                for begun, _, replay in replays
+            ],
+            [(begun.windows[place], replay) for begun, place, replay in replays if not replay.cut],
             caps=sorted({*doubling(self.settings.ceiling), number(configuration[CAP]), *caps}),
             facts=replace(facts, arguments={**facts.arguments, TOKENS: configuration[TOKENS]}),
             printed=printed,
-        )
+        )  # fmt: skip
 
     def facts(self, configuration: Configuration) -> EngineFacts:
         """Return the facts of the newest engine that was built for exactly this, or else of one
@@ -602,7 +593,7 @@ class _Run:
         done = self.made(REFINED, KNEE)
         pairs = []
         for halves in zip(done[::2], done[1::2], strict=False):
-            by_side = {half.begun.purpose: self._numbers(half) for half in halves}
+            by_side = {half.begun.purpose: half.numbers(self.workload.slo) for half in halves}
             pairs.append((by_side[KNEE], by_side[REFINED]))
         return pairs
 
@@ -622,50 +613,51 @@ class _Run:
             accepted = acceptance(self.plan.aim, ratios, frees_memory=less)
         return PairedResult(ratios, accepted, len(pairs))
 
-    def _outcome(self, chosen: Configuration, reason: str, confidence: float) -> SweepOutcome:
-        """Return the refined choice as a sweep would have chosen it."""
-        workload, cap, required = self.workload, number(chosen[CAP]), self.settings.requirements
-        confirmed = self._numbers(self.made(ALONE)[-1])
-        above = [self._numbers(each) for each in self.made(RAISED)[-1:]]
+    async def _confirmed(
+        self, chosen: Configuration, reason: str, confidence: float
+    ) -> SweepOutcome:
+        """Confirm the choice on an engine of its own, as a sweep does."""
+        cap, basis = number(chosen[CAP]), self.basis
+        conclusion = self._conclusion(chosen, reason, confidence)
+        why: str | None = "the budget left no room for it"
+        confirmation = Confirmation(
+            self.bench, basis, conclusion, self.fresh(chosen), self.bench.spare_s
+        )
+        try:
+            await measure(confirmation.next_trial, self.bench)
+        except EngineError as error:
+            why = str(error)
+        return outcome_of(
+            conclusion,
+            basis,
+            dropped=self.dropped,
+            unconfirmed=None if self.evidence.confirming("confirm", cap) else why,
+            facts=self.facts(chosen),
+        )
+
+    def _conclusion(self, chosen: Configuration, reason: str, confidence: float) -> Conclusion:
+        """Return the refined choice as a sweep would have concluded it."""
+        cap, required = number(chosen[CAP]), self.settings.requirements
+        halves = [each for trial in self.made(REFINED) for each in trial.replays.values()]
+        measured = numbers_of(halves, self.workload.slo)
         tried = {
             number(each.begun.configuration[CAP])
             for each in self.made(SEARCH)
             if is_live(each.begun.configuration, chosen)
         }
-        view = self.view(chosen, self.made(), tried, printed=True)
-        if view is not None and not view.is_believed:
-            view = None
+        view = self.view(chosen, None, tried, printed=True)
         interval = (cap, cap)
         checks = tuple(RequirementCheck(each, None) for each in required)
-        curve: tuple[CurvePoint, ...] = (CurvePoint(confirmed, confirmed, "measured", {}, {}),)
-        if view is not None:
+        curve: tuple[CurvePoint, ...] = (CurvePoint(measured, measured, "measured", {}, {}),)
+        if view is not None and view.is_believed:
             low, high = view.choice.interval
             interval, checks = (min(low, cap), max(high, cap)), view.choice.bounds.checks(cap)
-            curve = curve_by_twin(view, view.choice.samples.caps, {cap: confirmed})
+            curve = curve_by_twin(view, view.choice.samples.caps, {cap: measured})
+        else:
+            view = None
         kind = self.plan.profile.decision.verdict
         verdict = Verdict(kind, cap, interval, confidence, reason, requirements=checks)
-        raised_numbers = above[0] if above else None
-        facts = self.facts(chosen)
-        return SweepOutcome(
-            conclusion=Conclusion(
-                with_measured(verdict, confirmed, raised_numbers), curve, view,
-                by_twin=view is not None,
-            ),
-            slo=workload.slo,
-            part=workload.part,
-            windows=workload.windows,
-            arrival_rate_rps=workload.arrival_rate_rps,
-            confirmed=confirmed,
-            with_headroom=raised_numbers,
-            predictions=() if view is None else predictions_of(view, cap),
-            checked=None,
-            facts=facts,
-            ladder_engine=facts.engine,
-            starts_s=self.evidence.starts_s(),
-            replay_s=self.evidence.replay_s(),
-            dropped={"over_max_model_len": self.dropped} if self.dropped else {},
-            warnings=(),
-        )  # fmt: skip
+        return Conclusion(verdict, curve, view, by_twin=view is not None, is_proven=True)
 
 
 def unloaded_of(profile: ServingProfile) -> Unloaded:
@@ -728,30 +720,7 @@ def reason_of(plan: RefinePlan, chosen: Configuration, paired: PairedResult | No
         what = "serves as well with less memory" if is_memory else "against it"
         knee_at = f"the {decision.verdict} at {decision.max_num_seqs}"
         return f"refined from {knee_at}: {changed}; {what} {over}"
-    goodput = paired.ratios.get(GOODPUT.name)
-    better = [
-        aim for aim in proving(plan.aim)
-        if aim.name in paired.ratios and paired.ratios[aim.name].is_better
-    ]  # fmt: skip
-    why = f"no gain of {changed} is proven"
-    if better and goodput is not None and goodput.low < NOT_LOST:
-        why = (
-            f"{changed} gains in {better[0].text}, but may lose over {1 - NOT_LOST:.0%} of goodput "
-            f"({goodput.low - 1:+.2%} at worst)"
-        )
-    return f"{before}{THEN_REFINED}{why} {over}"
-
-
-def unlike(profile: ServingProfile, workload: Workload) -> str | None:
-    """Say that a trace brings another load here than where it was tuned for; None where it is the
-    same, or the windows are not."""
-    here, there = workload.arrival_rate_rps, profile.validity.arrival_rate_rps
-    if str(workload.part) != profile.validity.window or abs(math.log(here / there)) < SAME_LOAD:
-        return None
-    return (
-        f"{here:.2f} requests/s of this trace arrive here, {there:.2f} where the profile was "
-        "tuned: give the --replicas and --router of its sweep"
-    )
+    return f"{before}{THEN_REFINED}no gain of {changed} is proven {over}"
 
 
 def _shown(value: object) -> str:

@@ -6,22 +6,17 @@ Needs no engine: a stored run is concluded anew under another SLO in seconds.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
 from tuner.engines.seam import EngineFacts
 from tuner.replay.measure import Measurement
 from tuner.replay.records import REQUEST, Replay, e2el_s, queue_s
-from tuner.runs.evidence import Evidence
+from tuner.runs.evidence import Evidence, MadeTrial, cut_under_another, measured, whole_windows
 from tuner.runs.ladder import doubling
-from tuner.runs.outcome import Conclusion, CurvePoint
-from tuner.runs.rungs import Rung, cut_under_another, measured, whole_windows
 from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.sweep_warnings import (
-    where_the_twin_decides,
-    where_windows_decide,
-    where_windows_were_lost,
-)
+from tuner.runs.sweep.sweep_warnings import cut_by_another_slo, few, today_alone, windows_decide
 from tuner.traffic.constants import GOOD_ATTAINMENT, HALF
 from tuner.traffic.slo import Unloaded, out_of_reach
 from tuner.traffic.window import Window
@@ -29,9 +24,48 @@ from tuner.traffic.workload import Workload
 from tuner.twin.forecast import Forecast, forecast
 from tuner.twin.front_end import Passages
 from tuner.twin.law import Segment
+from tuner.twin.samples import Range, StepChange
 from tuner.twin.simulation import hit_share, shape_of
 from tuner.twin.verdict import ADD_REPLICAS, Verdict, verdict_by_twin, verdict_by_windows
 from tuner.twin.windows import Block, samples_of
+
+Source = Literal["measured", "twin", "both"]
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """One cap of the curve."""
+
+    numbers: Measurement
+    """The twin's over the whole part; where it is not believed, as measured in the windows."""
+
+    measured: Measurement | None
+    """As measured in the windows; None where none were replayed."""
+
+    source: Source
+    intervals: Mapping[str, Range]
+    changes: Mapping[str, StepChange]
+    """What it gives more than the step below; empty for the first, and where it was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """The conclusion from the measurements of a run."""
+
+    verdict: Verdict
+    curve: tuple[CurvePoint, ...]
+    view: Forecast | None
+    """The twin; None when the budget ended the run before it was made."""
+
+    by_twin: bool
+    """Whether the twin decided, and not the windows alone."""
+
+    is_proven: bool = False
+    """Whether pairs of replays proved the choice: what is wrong with the twin costs its predictions
+    alone."""
+
+    def step(self, cap: int) -> CurvePoint:
+        return next(each for each in self.curve if each.numbers.max_num_seqs == cap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +88,19 @@ def conclude(basis: Basis) -> Conclusion:
 def view_of(basis: Basis, *, printed: bool = False) -> Forecast | None:
     """Return what the twin says so far; None before anything of the engine has been seen."""
     evidence = basis.evidence
+    windows = basis.workload.windows
+    whole = whole_windows(evidence.rungs(under_way=True))
     return forecast_of(
         basis,
         evidence.segments(),
         evidence.observed(),
-        [
-            (basis.workload.windows[number], replay)
-            for number, replay in whole_windows(evidence.rungs(under_way=True))
-        ],
+        [(windows[number], replay) for number, replay in whole],
         caps=doubling(basis.settings.ceiling),
         # not in between, or else a resumed run, which has them, would measure other steps
         probes=evidence.probed() if printed else (),
         printed=printed,
         taken=evidence.taken(),
-        # before any window was replayed, vLLM's cache is on, and that nothing is in it is the
-        # worse guess
+        # before any window was replayed, vLLM's cache is on, and an empty one is the worse guess
         nothing_replayed=not evidence.rungs(),
     )
 
@@ -134,16 +166,16 @@ def curve_by_twin(
 
 
 def _by_twin(basis: Basis, view: Forecast) -> Conclusion:
-    workload, settings = basis.workload, basis.settings
-    rungs = basis.evidence.rungs()
+    workload, ceiling, rungs = basis.workload, basis.settings.ceiling, basis.evidence.rungs()
     otherwise = cut_under_another(rungs, workload.slo)
-    seen = {cap: one for cap, one in measured(rungs, workload.slo).items() if cap not in otherwise}
-    curve = curve_by_twin(view, doubling(settings.ceiling), seen)
+    seen = {
+        cap: each for cap, each in measured(rungs, workload.slo).items() if cap not in otherwise
+    }
+    curve = curve_by_twin(view, doubling(ceiling), seen)
     numbers = {point.numbers.max_num_seqs: point.numbers for point in curve}
     complete = basis.evidence.is_complete()
-    verdict = verdict_by_twin(view, numbers, ceiling=settings.ceiling, complete=complete)
-    warnings = where_the_twin_decides(view, workload, verdict.max_num_seqs)
-    verdict = replace(verdict, warnings=(*verdict.warnings, *warnings))
+    verdict = verdict_by_twin(view, numbers, ceiling=ceiling, complete=complete)
+    verdict = _warned(verdict, few(len(workload.twin_requests)))
     return Conclusion(_reachable(verdict, workload, curve), curve, view, by_twin=True)
 
 
@@ -158,12 +190,18 @@ def by_windows(basis: Basis, view: Forecast | None, *, doubt: str | None) -> Con
         complete=evidence.is_complete(),
         requirements=settings.requirements,
     )
-    verdict = _reachable(verdict, workload, curve)
-    seen, cap = [one.block(workload.slo) for one in rungs], verdict.max_num_seqs
-    lost = where_windows_were_lost(cut_under_another(rungs, workload.slo))
-    warnings = (*where_windows_decide(seen, blocks, cap, settings, doubt), *lost)
-    verdict = replace(verdict, warnings=(*verdict.warnings, *warnings))
-    return Conclusion(verdict, curve, view, by_twin=False, blocks=tuple(blocks))
+    lost = cut_under_another(rungs, workload.slo)
+    verdict = _warned(
+        _reachable(verdict, workload, curve),
+        windows_decide(doubt),
+        today_alone(settings.headroom),
+        cut_by_another_slo(lost),
+    )
+    return Conclusion(verdict, curve, view, by_twin=False)
+
+
+def _warned(verdict: Verdict, *warnings: str | None) -> Verdict:
+    return replace(verdict, warnings=(*verdict.warnings, *filter(None, warnings)))
 
 
 def window_blocks(basis: Basis) -> list[Block]:
@@ -175,29 +213,31 @@ def window_blocks(basis: Basis) -> list[Block]:
     """
     slo, rungs = basis.workload.slo, basis.evidence.rungs()
     if basis.settings.closed_sessions:
-        return [one.block(slo) for one in rungs]
-    return [_with_queue(one, basis.workload) for one in rungs]
+        return [rung.block(slo) for rung in rungs]
+    return [_with_queue(rung, basis.workload) for rung in rungs]
 
 
-def _with_queue(rung: Rung, workload: Workload) -> Block:
+def _with_queue(rung: MadeTrial, workload: Workload) -> Block:
     block = rung.block(workload.slo)
-    one, held = block.measurement, slots_held(rung.replays.values(), workload.unloaded)
+    numbers, held = block.measurement, slots_held(rung.replays.values(), workload.unloaded)
     share = 1.0 if held is None else workload.queued(rung.trial.max_num_seqs, held=held)
-    if one.cut is None and share < one.attainment - GOOD_ATTAINMENT:
-        goodput_rps = one.goodput_rps * share / one.attainment
-        one = replace(one, attainment=share, attainment_bound=share, goodput_rps=goodput_rps)
-    return replace(block, measurement=one)
+    if numbers.cut is None and share < numbers.attainment - GOOD_ATTAINMENT:
+        goodput_rps = numbers.goodput_rps * share / numbers.attainment
+        numbers = replace(
+            numbers, attainment=share, attainment_bound=share, goodput_rps=goodput_rps
+        )
+    return replace(block, measurement=numbers)
 
 
 def slots_held(replays: Iterable[Replay], unloaded: Unloaded) -> float | None:
     """Return for how long requests held their slots, as a multiple of what they do on an idle
     engine; None where the engine does not tell."""
-    sent = np.concatenate([np.zeros(0, REQUEST), *(one.requests for one in replays)])
+    sent = np.concatenate([np.zeros(0, REQUEST), *(replay.requests for replay in replays)])
     held_s = e2el_s(sent) - queue_s(sent)
-    told = ~np.isnan(held_s)
-    lengths = zip(sent["input_length"][told], sent["output_tokens"][told], strict=True)
-    alone_s = float(sum(unloaded.residence_s(*one) for one in lengths))
-    return float(held_s[told].sum()) / alone_s if alone_s > 0 else None
+    known = ~np.isnan(held_s)
+    lengths = zip(sent["input_length"][known], sent["output_tokens"][known], strict=True)
+    alone_s = float(sum(unloaded.residence_s(*each) for each in lengths))
+    return float(held_s[known].sum()) / alone_s if alone_s > 0 else None
 
 
 def _measured_curve(
@@ -205,16 +245,15 @@ def _measured_curve(
 ) -> tuple[CurvePoint, ...]:
     _, samples = samples_of(blocks)
     steps, below = list[CurvePoint](), None
-    for cap, one in measured.items():
-        is_whole = one.cut is None
+    for cap, numbers in measured.items():
+        is_whole = numbers.cut is None
+        bound = {"attainment": (numbers.attainment, numbers.attainment_bound)}
         steps.append(
             CurvePoint(
-                numbers=one,
-                measured=one,
+                numbers=numbers,
+                measured=numbers,
                 source="measured",
-                intervals=samples.intervals(cap)
-                if is_whole
-                else {"attainment": (one.attainment, one.attainment_bound)},
+                intervals=samples.intervals(cap) if is_whole else bound,
                 changes=samples.changes(below, cap) if is_whole and below is not None else {},
             )
         )
@@ -227,5 +266,5 @@ def _reachable(verdict: Verdict, workload: Workload, curve: Sequence[CurvePoint]
     why = out_of_reach(workload.slo, workload.unloaded)
     if why is None or any(step.numbers.attainment >= HALF for step in curve):
         return verdict
-    warnings = tuple(one for one in verdict.warnings if one != ADD_REPLICAS)
+    warnings = tuple(each for each in verdict.warnings if each != ADD_REPLICAS)
     return replace(verdict, kind="overloaded", reason=f"overloaded: {why}", warnings=warnings)

@@ -1,25 +1,21 @@
-"""The confirming replays: predicted before they begin, checked after, and what stands then.
-
-A choice falls short with headroom where it serves fewer than the prediction's 95 % interval allows,
-or breaks what is required there. The choice stays, and a warning names the next cap.
-"""
+"""The confirming replays: predicted before they begin, checked after, and what stands then."""
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats
-from tuner.replay.measure import Measurement, measure
-from tuner.replay.records import Replay, ttft_s
+from tuner.replay.records import ttft_s
+from tuner.replay.replay import CutRule
+from tuner.runs.bench import Bench, Build
 from tuner.runs.events import PredictedReplay
-from tuner.runs.evidence import Evidence
-from tuner.runs.outcome import CheckRecord, Conclusion
-from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.conclusion import Basis, by_windows
+from tuner.runs.evidence import CONFIRMING, Evidence
+from tuner.runs.measure import Trial
+from tuner.runs.sweep.conclusion import Basis, Conclusion, by_windows
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.constants import PRINTED_DRAWS
+from tuner.traffic.constants import HALF, PRINTED_DRAWS
 from tuner.traffic.sampling import unseen_windows
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.window import Window
@@ -36,7 +32,6 @@ from tuner.twin.check import (
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd, contention_of, fit_front_end, passages_of
 from tuner.twin.simulation import traffic_of
-from tuner.twin.verdict import BEFORE_THAT
 
 DRAIN_SHARE = 0.1
 """Of the time of a replay, for what is unfinished when the last request was sent."""
@@ -45,12 +40,99 @@ LEAST_WINDOW_S = 8.0
 """Less of a window, its run-in left out, confirms nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class CheckRecord:
+    """The twin against the confirming replay."""
+
+    unseen: bool
+    """Whether it was of windows that the ladder did not replay."""
+
+    predicted: Check
+    """What was predicted before it began; without numbers where nothing was."""
+
+    at_own_speed: Check
+    """The twin at the speed that the engine had."""
+
+    ttft_errors: tuple[float, ...] = ()
+    tpot_errors: tuple[float, ...] = ()
+    """Log of measured / predicted mean of each unseen window."""
+
+
+@dataclass(slots=True)
+class Confirmation:
+    """The choice on an engine of its own: at the recorded load, in windows that the ladder did not
+    replay; with headroom, in those that it did."""
+
+    bench: Bench
+    basis: Basis
+    conclusion: Conclusion
+    build: Build
+    left_s: Callable[[], float]
+    """Returns what is left of the budget."""
+
+    affords_headroom: Callable[[], bool] = lambda: True
+
+    def next_trial(self) -> Trial | None:
+        """Return the next window, as far as the budget goes."""
+        settings, workload, evidence = self.basis.settings, self.basis.workload, self.basis.evidence
+        cap = self.conclusion.verdict.max_num_seqs
+        is_overloaded = self.conclusion.verdict.kind == "overloaded"
+        floor = 0.0 if is_overloaded else HALF
+        for purpose, load in zip(CONFIRMING, (1.0, settings.headroom), strict=True):
+            is_raised = purpose == "headroom"
+            if is_raised and (load <= 1.0 or is_overloaded):
+                return None
+            windows = workload.windows if is_raised else self._windows()
+            number = len(evidence.confirming(purpose, cap))
+            if number == len(windows):
+                continue
+            if is_raised and not number and not self.affords_headroom():
+                return None  # the twin says what it would be
+            if self._replays_left_s() < windows[number].replay_s:
+                return None
+            return Trial(
+                purpose=purpose,
+                build=self.build,
+                cap=cap,
+                windows=windows[number : number + 1],
+                first=number,
+                sent=lambda window, load=load: raised(workload, window, load, settings.seed),  # type: ignore[misc]
+                rule=lambda *_: (CutRule(workload.slo, floor, budget_s=self.left_s()), None),
+                slo=workload.slo,
+            )
+        return None
+
+    def _replays_left_s(self) -> float:
+        """Return what is left of the budget for replays once the confirming engine is up."""
+        is_up = self.bench.build == self.build
+        return self.left_s() - (0.0 if is_up else self.basis.evidence.facts().start_s)
+
+    def _windows(self) -> tuple[Window, ...]:
+        """Return what is replayed at the recorded load. What the twin predicts of it is on disk
+        before the replay begins."""
+        view, cap = self.conclusion.view, self.conclusion.verdict.max_num_seqs
+        prediction = prediction_in(self.basis.evidence, cap)
+        if prediction is None and view is not None and self.conclusion.by_twin:
+            prediction = predicted_replay(self.basis, view, cap, most_s=self._replays_left_s())
+            self.bench.journal.add(prediction)
+        return self.basis.workload.windows if prediction is None else prediction.windows
+
+
+def raised(workload: Workload, window: Window, load: float, seed: int) -> list[TraceRequest]:
+    """Return what a window sends at so many times the load."""
+    sent = workload.sent_in(window)
+    return sent if load == 1.0 else scale_load(sent, load, seed=seed)
+
+
+# The prediction
+
+
 def predicted_replay(basis: Basis, view: Forecast, cap: int, *, most_s: float) -> PredictedReplay:
     """Choose what the confirming engine replays in this time, windows that the ladder did not see
     where there are any, and predict it."""
     workload = basis.workload
     windows, unseen = workload.windows, True
-    if basis.evidence.rungs():
+    if any(begun.windows for begun in basis.evidence.begun()):
         others = unseen_windows(workload.requests, workload.part, windows)
         windows, unseen = others or windows, others is not None
     windows = tuple(_affordable(windows, (1 - DRAIN_SHARE) * most_s))
@@ -63,18 +145,18 @@ def predicted_replay(basis: Basis, view: Forecast, cap: int, *, most_s: float) -
 
 def _affordable(windows: Sequence[Window], most_s: float) -> Iterator[Window]:
     """Yield as much of these windows as there is time for, the last one shortened."""
-    for one in windows:
-        length_s = min(one.length_s, most_s - one.run_in_s)
-        if length_s < min(one.length_s, LEAST_WINDOW_S):
+    for window in windows:
+        length_s = min(window.length_s, most_s - window.run_in_s)
+        if length_s < min(window.length_s, LEAST_WINDOW_S):
             return
-        yield replace(one, length_s=length_s)
-        most_s -= one.run_in_s + length_s
+        yield replace(window, length_s=length_s)
+        most_s -= window.run_in_s + length_s
 
 
 def prediction_in(evidence: Evidence, cap: int) -> PredictedReplay | None:
     """Return what was predicted of the replay at a cap; None where nothing was."""
     events = evidence.journal.of(PredictedReplay)
-    return next((one for one in events if one.max_num_seqs == cap), None)
+    return next((event for event in events if event.max_num_seqs == cap), None)
 
 
 def predicted_numbers(
@@ -82,7 +164,17 @@ def predicted_numbers(
 ) -> tuple[dict[str, Predicted], list[tuple[float, float]]]:
     """Return what the twin says of a replay of these windows, and of each the mean TTFT and TPOT in
     seconds."""
-    planned, laws = planned_for(view, basis, windows), view.fitted.draws(PRINTED_DRAWS)
+    planned = [
+        planned_window(
+            window,
+            basis.workload.sent_in(window),
+            hash_block_size=basis.settings.trace_block_size,
+            hit_share=view.hit_share,
+            kv_tokens=view.shape.kv_tokens,
+        )
+        for window in windows
+    ]
+    laws = view.fitted.draws(PRINTED_DRAWS)
     return predict(planned, laws, view.machine, view.shape, basis.workload.slo, max_num_seqs=cap)
 
 
@@ -98,47 +190,25 @@ def planned_window(
     traffic = traffic_of(
         sent, hash_block_size=hash_block_size, hit_share=hit_share, kv_tokens=kv_tokens
     )
-    aborted_s = [one.arrival_s for one in sent if one.status == "aborted"]
+    aborted_s = [each.arrival_s for each in sent if each.status == "aborted"]
     counted = (traffic.arrival_s >= window.start_s) & ~np.isin(traffic.arrival_s, aborted_s)
     span_s = (window.start_s, window.start_s + window.length_s)
     return PlannedWindow(traffic, counted, span_s, window.weight)
 
 
-def raised(workload: Workload, window: Window, load: float, seed: int) -> list[TraceRequest]:
-    """Return what a window sends at so many times the load."""
-    sent = workload.sent_in(window)
-    return sent if load == 1.0 else scale_load(sent, load, seed=seed)
-
-
-def planned_for(
-    view: Forecast, basis: Basis, windows: Sequence[Window], load: float = 1.0
-) -> list[PlannedWindow]:
-    """Return windows as they are sent at so many times the load, for the twin to predict."""
-    workload, settings = basis.workload, basis.settings
-    return [
-        planned_window(
-            window,
-            raised(workload, window, load, settings.seed),
-            hash_block_size=settings.trace_block_size,
-            hit_share=view.hit_share,
-            kv_tokens=view.shape.kv_tokens,
-        )
-        for window in windows
-    ]
+# The check
 
 
 def front_end_of(conclusion: Conclusion, evidence: Evidence) -> FrontEnd | None:
     """Return the front end of the server that confirmed the choice, by its probes alone where it
     replayed nothing. None where that was no server, or told too little."""
-    cap, view, facts = conclusion.verdict.max_num_seqs, conclusion.view, evidence.facts()
-    replays = evidence.confirming("confirm", cap)
-    if facts.engine != "serve" or not replays:
+    view, replays = conclusion.view, evidence.confirming("confirm", conclusion.verdict.max_num_seqs)
+    if evidence.facts().engine != "serve" or not replays:
         return None if view is None else view.machine.front_end
-    logs = [one.iterations for one in replays]
+    logs = [replay.iterations for replay in replays]
     contention = 1.0 if view is None else contention_of(view.fitted.law, logs)
-    passages = [passages_of(one.requests) for one in replays]
-    parts = [*evidence.probed(), *passages]
-    return fit_front_end(parts, contention=contention)
+    passages = [passages_of(replay.requests) for replay in replays]
+    return fit_front_end([*evidence.probed(), *passages], contention=contention)
 
 
 def check_of(
@@ -147,37 +217,24 @@ def check_of(
     """Return the twin against the confirming replay; None without a replay or without a twin.
     ``front_end`` is what its requests came through."""
     view, cap, slo = conclusion.view, conclusion.verdict.max_num_seqs, basis.workload.slo
-    windows = _confirming_windows(basis.evidence, cap)
-    if view is None or not windows:
+    replays = [each for each in basis.evidence.confirming("confirm", cap) if not each.ruled_out]
+    if view is None or not replays:
         return None
-    law = view.fitted.law
-    by_speed = check_at_own_speed(windows, slo, law, view.shape, front_end)
+    by_speed = check_at_own_speed(replays, slo, view.fitted.law, view.shape, front_end)
     prediction = prediction_in(basis.evidence, cap)
-    if prediction is None or len(windows) < len(prediction.windows):
+    if prediction is None or len(replays) < len(prediction.windows):
         return CheckRecord(unseen=False, predicted=Check(()), at_own_speed=by_speed)
     numbers = prediction.numbers
     if prediction.slo != slo:  # of another SLO than that of the run only attainment is another
         numbers, _ = predicted_numbers(basis, view, prediction.windows, cap)
-    errors = _errors_of(windows, prediction.means) if prediction.unseen else ((), ())
-    return CheckRecord(prediction.unseen, check_predicted(numbers, windows, slo), by_speed, *errors)
-
-
-def _confirming_windows(evidence: Evidence, cap: int) -> list[Replay]:
-    """Return what was replayed to confirm a cap."""
-    return [one for one in evidence.observed(confirming=True) if one.max_num_seqs == cap]
-
-
-def _errors_of(
-    windows: Sequence[Replay], means: Sequence[tuple[float, float]]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return log(measured / predicted) of the mean TTFT and TPOT of each window, from the predicted
-    means in seconds."""
     ttft, tpot = list[float](), list[float]()
-    for one, (ttft_mean_s, tpot_mean_s) in zip(windows, means, strict=True):
-        counted = as_sent(one).counted
-        ttft.append(_log_ratio(ttft_s(one.requests)[counted], ttft_mean_s))
-        tpot.append(_log_ratio(one.requests["tpot_s"][counted], tpot_mean_s))
-    return tuple(ttft), tuple(tpot)
+    for replay, (ttft_mean_s, tpot_mean_s) in zip(replays, prediction.means, strict=True):
+        counted = as_sent(replay).counted
+        ttft.append(_log_ratio(ttft_s(replay.requests)[counted], ttft_mean_s))
+        tpot.append(_log_ratio(replay.requests["tpot_s"][counted], tpot_mean_s))
+    errors = (tuple(ttft), tuple(tpot)) if prediction.unseen else ((), ())
+    check = check_predicted(numbers, replays, slo)
+    return CheckRecord(prediction.unseen, check, by_speed, *errors)
 
 
 def _log_ratio(measured_s: Floats, predicted_s: float) -> float:
@@ -209,60 +266,10 @@ def after_check(
         if front_end is not None and verdict.requirements:
             verdict = replace(verdict, requirements=view.bounds(cap).checks(cap))
         return replace(conclusion, verdict=verdict, view=view)
+    if conclusion.is_proven:
+        return replace(conclusion, view=None, by_twin=False)
     doubt = f"the twin was wrong at the engine's own speed ({record.at_own_speed.worst.words})"
     if basis.evidence.rungs():
         return by_windows(basis, view, doubt=doubt)
     reason = f"inconclusive, {cap} is the twin's choice: {doubt} in the replay that verifies it"
-    verdict = replace(verdict, kind="inconclusive", reason=reason)
-    return replace(conclusion, verdict=verdict)
-
-
-def after_headroom(conclusion: Conclusion, basis: Basis) -> Conclusion:
-    """Add a warning where the replay with headroom fell short of its prediction."""
-    view, cap = conclusion.view, conclusion.verdict.max_num_seqs
-    workload, replays = basis.workload, basis.evidence.confirming("headroom", cap)
-    if view is None or not conclusion.by_twin or len(replays) < len(workload.windows):
-        return conclusion
-    measured = measure(replays, workload.slo)
-    least = least_expected(view, basis, cap, front_end_of(conclusion, basis.evidence))
-    shortfall = _shortfall(measured, least, basis.settings)
-    if shortfall is None:
-        return conclusion
-    above = min((one for one in view.choice.eligible if one > cap), default=None)
-    cure = "no larger cap may be chosen" if above is None else f"the next cap is {above}"
-    verdict = conclusion.verdict
-    warnings = (f"{shortfall}; {cure}; {BEFORE_THAT}", *verdict.warnings)
-    return replace(conclusion, verdict=replace(verdict, warnings=warnings))
-
-
-def _shortfall(seen: Measurement, least: float, settings: SweepSettings) -> str | None:
-    """Return in what the measured headroom falls short; None where it does not."""
-    broken = [
-        one
-        for one in settings.requirements
-        if one.at_headroom
-        and (value := one.value_in(seen)) is not None
-        and not one.is_met_by(value)
-    ]
-    if seen.attainment_bound >= least and not broken:
-        return None
-    share = f"{'at most ' if seen.cut else ''}{seen.attainment_bound:.1%}"
-    why = f"which breaks {broken[0]}" if broken else f"where the twin said {least:.1%} at least"
-    return (
-        f"at {settings.headroom:g} times the load {seen.max_num_seqs} served {share} of the "
-        f"windows that were replayed, {why}"
-    )
-
-
-def least_expected(view: Forecast, basis: Basis, cap: int, front_end: FrontEnd | None) -> float:
-    """Return the lower end of the attainment that is expected, in the windows that are replayed
-    with headroom, at a cap.
-
-    It is the end of a 95 % interval behind the front end that they come through, for an engine
-    start that nobody has seen.
-    """
-    windows = planned_for(view, basis, basis.workload.windows, basis.settings.headroom)
-    machine = replace(view.machine, front_end=front_end)
-    laws = view.fitted.draws(PRINTED_DRAWS)
-    found, _ = predict(windows, laws, machine, view.shape, view.slo, max_num_seqs=cap)
-    return found["attainment"].low if "attainment" in found else 0.0
+    return replace(conclusion, verdict=replace(verdict, kind="inconclusive", reason=reason))

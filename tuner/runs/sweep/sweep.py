@@ -5,8 +5,9 @@ confirms it, because KV pool and graph sizes follow ``max_num_seqs``.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from tuner.engines.seam import EngineFacts, Starter
 from tuner.errors import EngineError, InputError, RunError
@@ -14,7 +15,7 @@ from tuner.replay.readings import Read
 from tuner.replay.replay import CutRule
 from tuner.runs.bench import Bench, Build, Watcher, in_words
 from tuner.runs.events import Gathered, Selection
-from tuner.runs.evidence import CONFIRMING
+from tuner.runs.evidence import RUNGS, best_attainments, disturbed, whole_rung_s
 from tuner.runs.journal import Journal
 from tuner.runs.ladder import (
     DRIFT_RAMP_SHARE,
@@ -25,15 +26,12 @@ from tuner.runs.ladder import (
     short_s,
 )
 from tuner.runs.measure import Trial, measure
-from tuner.runs.outcome import Conclusion, SweepOutcome
-from tuner.runs.rungs import RUNGS, best_attainments, disturbed, whole_rung_s
+from tuner.runs.outcome import SweepOutcome, outcome_of
 from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.conclusion import Basis, conclude, view_of, window_blocks
-from tuner.runs.sweep.confirmation import after_headroom, predicted_replay, prediction_in, raised
-from tuner.runs.sweep.outcome import outcome_of
+from tuner.runs.sweep.conclusion import Basis, Conclusion, conclude, view_of, window_blocks
+from tuner.runs.sweep.confirmation import Confirmation
 from tuner.runs.sweep.sweep_warnings import left_out, no_room_for, shortened
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.constants import HALF
 from tuner.traffic.window import Window
 from tuner.traffic.workload import (
     MIN_STEP_S,
@@ -45,27 +43,26 @@ from tuner.traffic.workload import (
     workload_of,
 )
 
+Made = TypeVar("Made")
+
 SERVER_START_S = 30.0
 """Seconds that a server takes longer to start than its engine alone, on a small machine. More would
 take from the ladder what is kept for it; with less the confirming replay may find no budget."""
 
-CONCLUDING = 3.0
-"""Times as long as weighing the choice once that a run takes for its end: to weigh it with more
-draws, and to work out what is promised of it. Counts until the end was worked out once."""
-
-CONCLUDING_AGAIN = 2.0
-"""Times as long as the last conclusion that a run takes for its end: after headroom it is drawn
-once more, after the check of the confirming replay as well."""
+CONCLUDING, CONCLUDING_AGAIN = 3.0, 2.0
+"""Times as long as weighing the choice that a run takes for its end: with more draws, and with what
+is promised of it; and times as long as the last conclusion, which is drawn once more after the
+check of the confirming replay."""
 
 ENDING_S = 3.0
 """What the end takes besides: to stop the engine and to write the profile."""
 
 OVERDRAWN = 1.1
-"""Steps that may be missing before headroom is replayed: the one that the replay as captured has
-just taken, and a tenth, which is no reason to leave the other out."""
+"""Steps that may be missing before headroom is replayed: the one that the replay at the recorded
+load has just taken, and a tenth, which is no reason to leave the other out."""
 
 
-async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told
+async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who watches
     requests: Sequence[TraceRequest],
     starter: Starter,
     settings: SweepSettings,
@@ -91,7 +88,7 @@ async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told
         seed=settings.seed,
         closed_sessions=settings.closed_sessions,
     )
-    run = SweepRun(bench, settings, starter, confirming)
+    run = SweepRun(bench, settings, starter, confirming or starter)
     if not run.evidence.starts():
         run.began_s = run.now_s() if began_s is None else began_s
     try:
@@ -99,7 +96,13 @@ async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told
         await run.confirm()
     finally:
         await bench.stop()
-    return run.outcome()
+    return outcome_of(
+        run.conclusion,
+        run.basis,
+        dropped=run.dropped,
+        warnings=run.warnings,
+        unconfirmed=run.unconfirmed,
+    )
 
 
 class SweepRun:
@@ -109,17 +112,13 @@ class SweepRun:
     workload: Workload
 
     def __init__(
-        self,
-        bench: Bench,
-        settings: SweepSettings,
-        starter: Starter,
-        confirming: Starter | None = None,
+        self, bench: Bench, settings: SweepSettings, starter: Starter, confirming: Starter
     ) -> None:
         self.bench, self.settings, self.starter = bench, settings, starter
-        self.confirming = confirming or starter
-        self.journal, self.evidence, self.watcher = bench.journal, bench.evidence, bench.watcher
+        self.confirming, self.watcher = confirming, bench.watcher
+        self.journal, self.evidence = bench.journal, bench.evidence
         self.now_s: Callable[[], float] = asyncio.get_running_loop().time
-        self.dropped: dict[str, int] = {}
+        self.dropped = 0
         self.warnings: list[str] = []
         self.unconfirmed: str | None = None
         """Why no fresh engine confirmed the choice, where one was to."""
@@ -127,12 +126,9 @@ class SweepRun:
         self.began_s: float | None = None
         """When a run that nothing interrupted began."""
 
-        self.thinking_s = 0.0
-        """How long it took to weigh the choice last; the first time does not count, which compiles
-        the twin."""
-
-        self.concluding_s = 0.0
-        """How long the last conclusion took: on a machine that others load, much longer."""
+        self.ending_s = ENDING_S
+        """What the end of the run takes, by how long weighing the choice took last; the first time
+        does not count, which compiles the twin."""
 
         self.has_compiled = False
         self.is_doubted = False
@@ -163,38 +159,44 @@ class SweepRun:
         return Build("confirm", cap, self.confirming, title=title)
 
     async def conclude(self, requests: Sequence[TraceRequest]) -> None:
-        """Measure all that the decision asks for, and decide."""
+        """Measure all that the decision asks for, and decide. An engine that dies is replaced once,
+        if the budget allows it; what was measured by then decides where it dies again. Raises
+        EngineError where that is nothing."""
+        self.workload = await self._twice(lambda: self.prepare(requests), steps=0.0)
+        self.bench.spare_s = self.spare_s
         try:
-            self.workload = await self.prepare(requests)
+            await self._twice(lambda: measure(self.next_on_ladder, self.bench), steps=1.0)
         except EngineError as error:
-            if self.bench.engine is None or self.paid_s() < self.evidence.facts().start_s:
+            await self.bench.stop()
+            if not self.evidence.segments():
+                raise
+            self.warnings.append(f"the ladder ended early: {error}")
+            self.is_complete = False
+        # once, and once more where a larger budget then had room for all
+        if not any(each.complete >= self.is_complete for each in self.journal.of(Gathered)):
+            self.journal.add(Gathered(complete=self.is_complete))
+        await self.concluded()
+
+    async def _twice(self, work: Callable[[], Awaitable[Made]], *, steps: float) -> Made:
+        """Do some work; where the engine dies of it, once more with a new one, if the budget has
+        time for its start and so many steps."""
+        try:
+            return await work()
+        except EngineError as error:
+            need_s = self.evidence.facts().start_s if self.evidence.starts() else 0.0
+            need_s += steps * self.workload.step_s if steps else 0.0
+            if self.bench.engine is None or self.paid_s() < need_s:
                 raise  # it did not start, or there is no time for another
             self.watcher.warn(f"{error}; going on with a new engine")
             await self.bench.stop()
-            self.workload = await self.prepare(requests)
-        self.bench.spare_s = self.spare_s
-        await self.gather_with_one_death()
-        # once, and once more where a larger budget then had room for all
-        if not any(one.complete >= self.is_complete for one in self.journal.of(Gathered)):
-            self.journal.add(Gathered(complete=self.is_complete))
-        self.conclusion = await self.concluded()
+            return await work()
 
-    async def concluded(self) -> Conclusion:
-        """Return the conclusion from what was measured, and note how long it took."""
+    async def concluded(self) -> None:
+        """Conclude from what was measured, and note how long that took."""
         begun_s = self.now_s()
-        conclusion = await asyncio.to_thread(conclude, self.basis)
-        self.concluding_s = self.now_s() - begun_s
-        return conclusion
-
-    def outcome(self) -> SweepOutcome:
-        """Return all that was found, once it is confirmed."""
-        return outcome_of(
-            self.conclusion,
-            self.basis,
-            dropped=self.dropped,
-            warnings=self.warnings,
-            unconfirmed=self.unconfirmed,
-        )
+        self.conclusion = await asyncio.to_thread(conclude, self.basis)
+        took_s = CONCLUDING_AGAIN * (self.now_s() - begun_s)
+        self.ending_s = max(self.ending_s, ENDING_S + took_s)
 
     async def prepare(self, all_requests: Sequence[TraceRequest]) -> Workload:
         """Probe the idle engine and choose what to replay; or read both back."""
@@ -209,41 +211,34 @@ class SweepRun:
             assert unloaded is not None
         else:
             requests = self.fitting(all_requests, self.evidence.facts())
-        slo = settings.slo or slo_for(requests, unloaded)
-        chosen = self.evidence.selection()
-        if chosen is not None:
-            self.warn(shortened(settings.step_s, chosen.step_s))
-            return workload_of(requests, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
-        starts_s = self.evidence.facts().start_s
-        steps, confirm_s = STEPS, self.confirm_start_s()
-        budget_s = self.left_s() + self.evidence.spent_s()  # without what else took time so far
-        self.affords_confirming = budget_s - starts_s - confirm_s >= steps * MIN_STEP_S
-        starts_s += confirm_s if self.affords_confirming else 0.0
-        step_s = affordable_step_s(
-            settings.step_s, steps=steps, budget_s=budget_s, starts_s=starts_s
-        )
-        workload = choose_workload(requests, slo, unloaded, asked=settings.window, step_s=step_s)
-        self.journal.add(
-            Selection(part=workload.part, windows=workload.windows, step_s=workload.step_s)
-        )
-        self.warn(shortened(settings.step_s, workload.step_s))
-        windows = ", ".join(map(str, workload.windows))
-        self.watcher.stage(
-            f"a step replays {windows} of the trace; expect up to {steps * workload.step_s:.0f}s "
-            f"of replay and {starts_s:.0f}s of engine starts"
-        )
-        return workload
+        slo, chosen = settings.slo or slo_for(requests, unloaded), self.evidence.selection()
+        if chosen is None:
+            starts_s, confirm_s = self.evidence.facts().start_s, self.confirm_start_s()
+            budget_s = self.left_s() + self.evidence.spent_s()  # without what else took time so far
+            self.affords_confirming = budget_s - starts_s - confirm_s >= STEPS * MIN_STEP_S
+            starts_s += confirm_s if self.affords_confirming else 0.0
+            step_s = affordable_step_s(
+                settings.step_s, steps=STEPS, budget_s=budget_s, starts_s=starts_s
+            )
+            work = choose_workload(requests, slo, unloaded, asked=settings.window, step_s=step_s)
+            chosen = Selection(part=work.part, windows=work.windows, step_s=work.step_s)
+            self.journal.add(chosen)
+            windows = ", ".join(map(str, work.windows))
+            self.watcher.stage(
+                f"a step replays {windows} of the trace; expect up to {STEPS * work.step_s:.0f}s "
+                f"of replay and {starts_s:.0f}s of engine starts"
+            )
+        self.warn(shortened(settings.step_s, chosen.step_s))
+        return workload_of(requests, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
 
     def warn(self, text: str | None) -> None:
-        if text is not None:
+        if text is not None and text not in self.warnings:
             self.warnings.append(text)
 
     def fitting(self, requests: Sequence[TraceRequest], facts: EngineFacts) -> list[TraceRequest]:
-        """Return the requests that this engine can take; count and tell the others."""
-        kept, dropped = keep_what_fits(requests, max_model_len=facts.max_model_len)
-        if dropped:
-            self.dropped = {"over_max_model_len": dropped}
-        self.warn(left_out(dropped, of=len(requests), max_model_len=facts.max_model_len))
+        """Return the requests that this engine can take; count the others and warn of them."""
+        kept, self.dropped = keep_what_fits(requests, max_model_len=facts.max_model_len)
+        self.warn(left_out(self.dropped, of=len(requests), max_model_len=facts.max_model_len))
         return kept
 
     # What there is time for
@@ -259,9 +254,7 @@ class SweepRun:
         interrupted has spent what it measured, and no time in between."""
         spent_s = self.evidence.spent_s()
         if self.began_s is not None:
-            spent_s = max(spent_s, self.now_s() - self.began_s)
-            ending_s = max(CONCLUDING * self.thinking_s, CONCLUDING_AGAIN * self.concluding_s)
-            spent_s += ENDING_S + ending_s
+            spent_s = max(spent_s, self.now_s() - self.began_s) + self.ending_s
         return self.settings.budget_s - spent_s
 
     def paid_s(self) -> float:
@@ -285,27 +278,6 @@ class SweepRun:
 
     # The ladder
 
-    async def gather_with_one_death(self) -> None:
-        """Measure what the decision asks for; where the engine dies of it, go on with a new one if
-        the budget allows it, once. What was measured by then decides. Raises EngineError where that
-        is nothing."""
-        for is_last in (False, True):
-            try:
-                await measure(self.next_on_ladder, self.bench)
-            except EngineError as error:
-                await self.bench.stop()
-                need_s = self.evidence.facts().start_s + self.workload.step_s
-                if not is_last and self.paid_s() > need_s:
-                    self.watcher.warn(f"{error}; going on with a new engine")
-                elif self.evidence.segments():
-                    self.warn(f"the ladder ended early: {error}")
-                    self.is_complete = False
-                    return
-                else:
-                    raise
-            else:
-                return
-
     def next_on_ladder(self) -> Trial | None:
         """Return what to measure next; None when the decision can be taken, or there is no time."""
         evidence, settings = self.evidence, self.settings
@@ -316,7 +288,7 @@ class SweepRun:
         begun_s = self.now_s()
         view = view_of(self.basis)
         if self.has_compiled:
-            self.thinking_s = self.now_s() - begun_s
+            self.ending_s = ENDING_S + CONCLUDING * (self.now_s() - begun_s)
         self.has_compiled = view is not None
         if view is not None:
             choice, draws = view.choice, len(view.choice.samples.values)
@@ -345,8 +317,7 @@ class SweepRun:
             return None
         needed_s = self.evidence.spent_s() + 2 * self.workload.step_s + self.confirm_start_s()
         if blocks and needed_s > self.settings.budget_s:
-            if trial.purpose != "tie_break":
-                self.warn(no_room_for(f"{in_words(trial.purpose)} {trial.max_num_seqs}"))
+            self.warn(no_room_for(f"{in_words(trial.purpose)} {trial.max_num_seqs}"))
             self.is_complete = trial.purpose != "ladder"
             return None
         return self.trial(trial.max_num_seqs, trial.purpose)
@@ -391,10 +362,11 @@ class SweepRun:
             if self.left_s() > self.evidence.facts().start_s:
                 async with asyncio.timeout(self.left_s()):
                     await self.conclude_for_users()
-                    await measure(self.next_confirming, self.bench)
-                    self.conclusion = await asyncio.to_thread(
-                        after_headroom, self.conclusion, self.basis
-                    )
+                    confirmation = Confirmation(
+                        self.bench, self.basis, self.conclusion, self.fresh, self.left_s,
+                        affords_headroom=lambda: self.steps_left() >= -OVERDRAWN,
+                    )  # fmt: skip
+                    await measure(confirmation.next_trial, self.bench)
         except RunError:
             raise
         except TimeoutError:
@@ -423,54 +395,5 @@ class SweepRun:
             assert seen is not None
             self.workload = replace(self.workload, slo=slo_for(self.workload.requests, seen))
         elif not evidence.probed():
-            return  # no front end was told
-        self.conclusion = await self.concluded()
-
-    def next_confirming(self) -> Trial | None:
-        """Return the next window of the choice: at the recorded load those that the ladder did not
-        replay, with headroom those that it did; as far as the budget goes."""
-        settings, workload, verdict = self.settings, self.workload, self.conclusion.verdict
-        cap, is_overloaded = verdict.max_num_seqs, verdict.kind == "overloaded"
-        for purpose, load in zip(CONFIRMING, (1.0, settings.headroom), strict=True):
-            is_raised = purpose == "headroom"
-            if is_raised and (load <= 1.0 or is_overloaded):
-                return None
-            windows = workload.windows if is_raised else self.confirming_windows()
-            number = len(self.evidence.confirming(purpose, cap))
-            if number == len(windows):
-                continue
-            if is_raised and not number and self.steps_left() < -OVERDRAWN:
-                return None  # the twin says what it would be
-            if self.confirming_left_s() < windows[number].replay_s:
-                return None
-            return Trial(
-                purpose=purpose,
-                build=self.fresh,
-                cap=cap,
-                windows=windows[number : number + 1],
-                first=number,
-                sent=lambda window, load=load: raised(workload, window, load, settings.seed),  # type: ignore[misc]
-                rule=self._confirming_rule,
-                slo=workload.slo,
-            )
-        return None
-
-    def _confirming_rule(self, *_: object) -> tuple[CutRule, None]:
-        floor = 0.0 if self.conclusion.verdict.kind == "overloaded" else HALF
-        return CutRule(self.workload.slo, floor, budget_s=self.left_s()), None
-
-    def confirming_left_s(self) -> float:
-        """Return what is left of the budget for replays once the confirming engine is up."""
-        start_s = 0.0 if self.bench.build == self.fresh else self.evidence.facts().start_s
-        return self.left_s() - start_s
-
-    def confirming_windows(self) -> tuple[Window, ...]:
-        """Return what the confirming engine replays. What the twin predicts of it is on disk
-        before the replay begins."""
-        workload, view = self.workload, self.conclusion.view
-        cap = self.conclusion.verdict.max_num_seqs
-        prediction = prediction_in(self.evidence, cap)
-        if prediction is None and view is not None and self.conclusion.by_twin:
-            prediction = predicted_replay(self.basis, view, cap, most_s=self.confirming_left_s())
-            self.journal.add(prediction)
-        return workload.windows if prediction is None else prediction.windows
+            return  # no front end was seen
+        await self.concluded()
