@@ -359,6 +359,8 @@ class ApplyOptions:
 
     Only the engine arguments of the profile are touched, and only where the file shows that it
     starts vLLM with the profile's model; comments, order and everything else stay.
+
+    Example: tuner apply profile.yaml serve.yaml --dry-run
     """
 
     profile: Annotated[Path | None, typer.Argument(help="Serving profile.")] = None
@@ -484,7 +486,7 @@ class WatchOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ResumeOptions:
-    """Continue an interrupted sweep, refinement or comparison with the options that it had.
+    """Continue an interrupted run with the options that it had.
 
     Example: tuner resume runs/prod-20260102-030405
     """

@@ -55,6 +55,8 @@ class TraceShowOptions(FileOptions):
     How many requests, how long, how bursty, which lengths, how many at a time, how much of the
     prompts is shared; how its busiest part compares with the whole; what is missing, and whether
     the trace can carry a tuning.
+
+    Example: tuner trace show prod.jsonl
     """
 
     window: Annotated[
@@ -71,6 +73,8 @@ class TraceImportOptions(ReadingOptions):
     A table (CSV, TSV, JSON lines, Parquet; plain or packed) is read by its headings. Several files
     are the parts of one recording. Of a Prometheus's address a synthetic trace is made that fits
     what it stored of a vLLM server; TUNER_PROMETHEUS_TOKEN holds a bearer token or USER:PASSWORD.
+
+    Example: tuner trace import requests.csv -o prod.jsonl
     """
 
     sources: Annotated[
@@ -117,9 +121,11 @@ class TraceImportOptions(ReadingOptions):
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class TraceCutOptions:
-    """Write a part of a trace, with its gaps and its prompts as they are in the whole.
+    """Write a part of a trace, with its gaps and its prompts as they are there.
 
     Without --window all of its time.
+
+    Example: tuner trace cut prod.jsonl -o busy.jsonl --window busiest+10m
     """
 
     file: File
