@@ -5,6 +5,8 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
+import msgspec
+
 from tuner.engines.devices import gpus_of
 from tuner.profile.profile import CapNumbers, CurveStep, ServingProfile
 from tuner.profile.summary import block_of, facts_of, percent, predicted_caps, promised, with_share
@@ -126,8 +128,9 @@ def several_page(
 
 
 def curve_table(profile: ServingProfile) -> Table:
-    """Return the curve, a row a step: what was replayed as it was measured, the choice on the
-    engine that confirmed it, and what was not replayed as it is predicted for the whole trace."""
+    """Return the curve, a row a step: of what was replayed as it was measured, all in the same
+    windows, with the goodput that its share is at the trace's rate; of what was not replayed as it
+    is predicted for the whole trace."""
     columns = [COLUMNS["max_num_seqs"]]
     for each in STATISTICS:
         columns.append(COLUMNS[each.name])
@@ -138,17 +141,19 @@ def curve_table(profile: ServingProfile) -> Table:
     by_cap: dict[int, CapNumbers] = {}
     if now is not None and now.numbers is not None:
         by_cap[now.numbers_at] = now.numbers
-    replayed = {cap: s.measured for cap, s in steps.items() if s.measured and not s.measured.cut}
-    by_cap |= {**steps, **replayed}
-    is_confirmed = profile.promise.source == "confirming run"
-    by_cap[choice] = profile.promise if is_confirmed else promised(profile)
+    by_cap |= {**steps, choice: promised(profile)}
+    rate_rps = profile.validity.arrival_rate_rps
+    for cap, step in steps.items():
+        if step.source == "both" and step.measured and not step.measured.cut:
+            share = step.measured.attainment
+            by_cap[cap] = msgspec.structs.replace(step.measured, goodput_rps=share * rate_rps)
     caps = sorted(by_cap)
     notes = [f"{now.max_num_seqs} is set now"] if now and now.max_num_seqs in by_cap else []
     if predicted := predicted_caps(profile):
         words = ", ".join(map(str, predicted))
         notes.append(f"predicted from measured step times, not replayed: {words}")
     if profile.promise.predicted:
-        notes.append("other rows are of replayed parts of the trace, the verdict of all of it")
+        notes.append("the others as replayed in parts of the trace")
     return Table(
         [*columns, Column("source"), Column("chosen")],
         [[cap, *_row(by_cap[cap], steps.get(cap)), cap == choice] for cap in caps],
