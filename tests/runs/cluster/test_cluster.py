@@ -242,13 +242,3 @@ def test_what_cannot_be_used_is_said_in_one_line_before_anything_starts(
 def assert_refused(done: "subprocess.CompletedProcess[str]", code: int, said: str) -> None:
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr.splitlines()[-2]
-
-
-@pytest.mark.long
-def test_a_sweep_that_is_refused_leaves_no_folder_to_resume(swept: Path, cluster: Cluster) -> None:
-    words = ("sweep", *SIM, *SLO, "--ray", cluster.address, "--window", "9999s+10s")
-    ended = started(swept, *words, "--run-dir", "no-window")
-    _, text = ended.communicate()
-    assert ended.returncode == 3
-    assert "window 9999s+10s: no request arrives there" in text
-    assert not (swept / "no-window").exists()

@@ -36,12 +36,9 @@ def test_each_pair_has_windows_of_its_own_spread_over_the_part(pairs: int) -> No
     assert max(starts) - min(starts) > 700
 
 
-def test_no_window_is_empty() -> None:
+def test_no_window_is_empty_and_without_room_each_pair_has_the_searchs() -> None:
+    assert windows_of_pairs(workload(*np.arange(0.0, 100.0), length_s=90.0), 4) == (OWN,) * 4
     arrivals_s = [*np.arange(0.0, 100.0), *np.arange(900.0, 1000.0)]
     for pair in windows_of_pairs(workload(*arrivals_s), 2):
         for each in pair:
             assert any(each.start_s <= at_s < each.start_s + each.length_s for at_s in arrivals_s)
-
-
-def test_where_there_is_no_room_each_pair_has_the_searchs() -> None:
-    assert windows_of_pairs(workload(*np.arange(0.0, 100.0), length_s=90.0), 4) == (OWN,) * 4

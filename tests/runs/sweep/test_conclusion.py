@@ -2,19 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.builders import facts, measurement, record, replay_of, request, settings
+from tests.support.builders import facts, record, replay_of, request, settings
 from tuner.engines.scheduler.state import StepLaw
-from tuner.replay.iterations import KvCacheUsage
 from tuner.replay.records import Replay
 from tuner.runs import journal
 from tuner.runs.events import EngineStart, Gathered, TrialBegun, TrialEnded
 from tuner.runs.evidence import Evidence
-from tuner.runs.result import memory_marks
 from tuner.runs.sweep.conclusion import Basis, Conclusion, conclude, window_blocks
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
@@ -98,25 +95,6 @@ def test_where_the_windows_decide_it_is_said_that_it_was_not_measured(
     assert step.numbers.attainment_bound == bound
     said = [one for one in found.verdict.warnings if "what 2 would serve within this SLO" in one]
     assert len(said) == (slo != SLO)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({}, []),
-        (
-            {"preemptions": 12, "recomputed_tokens": 900},
-            ["preempted 12 times at 8 and computed 900"],
-        ),
-        ({"kv_cache_usage": KvCacheUsage(0.5, 0.9, 0.97)}, ["was 97% full at 8"]),
-    ],
-)
-def test_a_confirming_engine_that_runs_short_of_memory_is_marked_unasked(
-    changes: dict[str, Any], said: list[str]
-) -> None:
-    marks = memory_marks(measurement(8, **changes))
-    assert len(marks) == len(said)
-    assert all(one in mark for one, mark in zip(said, marks, strict=True))
 
 
 def rungs(folder: Path) -> Evidence:
