@@ -29,12 +29,9 @@ def start_limit_s() -> float:
     """Return how long an engine may take to start. Raises UsageError for a variable that is no
     number of seconds."""
     given = os.environ.get(_START)
+    usual_s = START_ON_CPU_S if provenance.is_cpu_build() else START_S
     try:
-        return (
-            (START_ON_CPU_S if provenance.is_cpu_build() else START_S)
-            if given is None
-            else float(given)
-        )
+        return usual_s if given is None else float(given)
     except ValueError:
         raise UsageError(
             f"{_START}: {given!r} is not a number of seconds",

@@ -134,12 +134,9 @@ def flaws_of(result: Replay, facts: EngineFacts) -> tuple[str, ...]:
 
 
 def _flaws(result: Replay, facts: EngineFacts) -> Iterator[str]:
-    requests, slo = result.requests, result.slo
-    tokens, has_waited = (
-        int(requests["output_tokens"].sum()),
-        np.isin(requests["outcome"], ("cut", "aborted")),
-    )
-    if has_waited.any() and not len(result.iterations) and not tokens:
+    requests, slo, tokens = result.requests, result.slo, int(result.requests["output_tokens"].sum())
+    has_waited = np.isin(requests["outcome"], ("cut", "aborted")).any()
+    if has_waited and not len(result.iterations) and not tokens:
         yield f"no iteration ended in {result.elapsed_s:.0f} s"
     waits_s = ttft_s(requests)[~np.isnan(requests["first_s"])]
     limits_s = [float(np.median(waits_s))] if len(waits_s) else []
