@@ -34,8 +34,8 @@ def evidence_of(folder: Path, *rungs: Mapping[int, Replay]) -> Evidence:
 
 
 def attained(folder: Path, *rungs: Mapping[int, Replay]) -> tuple[float, int, str | None]:
-    one = measured(evidence_of(folder, *rungs).rungs(), SLO)[4]
-    return one.attainment, one.blocks, one.cut
+    item = measured(evidence_of(folder, *rungs).rungs(), SLO)[4]
+    return item.attainment, item.blocks, item.cut
 
 
 def test_a_window_that_was_cut_counts_beside_one_that_was_not(tmp_path: Path) -> None:
@@ -66,8 +66,8 @@ def test_engines_of_another_environment_are_not_of_the_same_run(tmp_path: Path) 
     with closing(journal.create(tmp_path / "run", PLAN)) as book:
         evidence = Evidence(book)
         for like in (None, one_thread, {**one_thread, "CUDA_VISIBLE_DEVICES": "3"}, None):
-            found = facts(environment=like)
-            evidence.check_machine(found)
-            book.add(EngineStart(purpose="server", max_num_seqs=8, facts=found))
+            result = facts(environment=like)
+            evidence.check_machine(result)
+            book.add(EngineStart(purpose="server", max_num_seqs=8, facts=result))
         with pytest.raises(RunError, match="with environment OMP_NUM_THREADS=1, here it is 2"):
             evidence.check_machine(facts(environment={**one_thread, "OMP_NUM_THREADS": "2"}))

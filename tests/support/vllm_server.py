@@ -105,7 +105,7 @@ class RealServer:
     def spans(self, *, since_s: float) -> list[dict[str, Any]]:
         """Return the OTLP/JSON of the requests that began later: one object each."""
         whole = [_without_earlier(_as_json(body), since_s) for body in self.bodies]
-        return [one for one in whole if _spans(one)]
+        return [each for each in whole if _spans(each)]
 
 
 @contextmanager
@@ -158,27 +158,27 @@ def _as_json(body: bytes) -> dict[str, Any]:
     """Return OTLP/JSON: protobuf's own mapping, but for ids, which are hexadecimal."""
     json_format = pytest.importorskip("google.protobuf.json_format")
     service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
-    found = json_format.MessageToDict(service.ExportTraceServiceRequest.FromString(body))
-    for one in _spans(found):
-        for key in {"traceId", "spanId", "parentSpanId"} & one.keys():
-            one[key] = base64.b64decode(one[key]).hex()
-    whole: dict[str, Any] = json.loads(json.dumps(found))
+    result = json_format.MessageToDict(service.ExportTraceServiceRequest.FromString(body))
+    for span in _spans(result):
+        for key in {"traceId", "spanId", "parentSpanId"} & span.keys():
+            span[key] = base64.b64decode(span[key]).hex()
+    whole: dict[str, Any] = json.loads(json.dumps(result))
     return whole
 
 
 def _spans(found: dict[str, Any]) -> list[dict[str, Any]]:
     return [
-        one
+        each
         for resource in found["resourceSpans"]
         for scope in resource["scopeSpans"]
-        for one in scope["spans"]
+        for each in scope["spans"]
     ]
 
 
 def _without_earlier(found: dict[str, Any], since_s: float) -> dict[str, Any]:
     for resource in found["resourceSpans"]:
         for scope in resource["scopeSpans"]:
-            scope["spans"] = [one for one in scope["spans"] if _begin_s(one) >= since_s]
+            scope["spans"] = [each for each in scope["spans"] if _begin_s(each) >= since_s]
     return found
 
 
@@ -198,9 +198,9 @@ def _wait(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
 
 def post(url: str, path: str = "/v1/completions", **body: Any) -> tuple[int, bytes]:  # noqa: ANN401
     """Return status and body of the answer."""
-    asked = {"model": "tiny", "max_tokens": 5, "ignore_eos": True, **body}
+    wanted = {"model": "tiny", "max_tokens": 5, "ignore_eos": True, **body}
     request = urllib.request.Request(
-        url + path, data=json.dumps(asked).encode(), headers={"Content-Type": "application/json"}
+        url + path, data=json.dumps(wanted).encode(), headers={"Content-Type": "application/json"}
     )
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
@@ -212,13 +212,13 @@ def post(url: str, path: str = "/v1/completions", **body: Any) -> tuple[int, byt
 
 def hang_up(url: str, **body: Any) -> None:  # noqa: ANN401 - JSON
     """Ask, wait until the engine is at work on it, and leave."""
-    asked = json.dumps({"model": "tiny", "ignore_eos": True, **body}).encode()
+    wanted = json.dumps({"model": "tiny", "ignore_eos": True, **body}).encode()
     host, port = url.removeprefix("http://").split(":")
     tick = threading.Event()
     with socket.create_connection((host, int(port)), 20) as client:
         client.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n%b" % (len(asked), asked)
+            b"Content-Length: %d\r\n\r\n%b" % (len(wanted), wanted)
         )
         while running(url) == 0:
             tick.wait(0.02)
@@ -230,7 +230,7 @@ def running(url: str) -> float:
     """Return what the server calls running."""
     with urllib.request.urlopen(f"{url}/metrics", timeout=20) as answer:
         lines = answer.read().decode().splitlines()
-    return sum(float(one.split()[-1]) for one in lines if one.startswith(RUNNING))
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(RUNNING))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,12 +249,12 @@ def send(url: str, plan: Sequence[Planned]) -> None:
 
     def one(planned: Planned) -> int:
         tick.wait(max(0.0, begin_s + planned.at_s - time.monotonic()))
-        asked: dict[str, Any] = {
+        wanted: dict[str, Any] = {
             "prompt": list(planned.prompt),
             "max_tokens": planned.max_tokens,
             "stream": planned.stream,
         }
-        return post(url, **asked)[0]
+        return post(url, **wanted)[0]
 
     with ThreadPoolExecutor(len(plan)) as pool:
         assert set(pool.map(one, plan)) == {200}

@@ -81,7 +81,7 @@ def wrapped(text: str, *, most: int | None = None) -> list[str]:
     >>> wrapped("16 serves all; " + "8 serves less " * 5, most=1)
     ['16 serves all']
     """
-    ends = [found.start() for found in re.finditer("; ", text)] if most else []
+    ends = [result.start() for result in re.finditer("; ", text)] if most else []
     for end in (len(text), *reversed(ends)):
         lines = _filled(text[:end])
         if most is None or len(lines) <= most:
@@ -344,7 +344,7 @@ def _worse(given: CapNumbers, other: CapNumbers) -> Iterator[str]:
     if lost > SAME / 2:
         yield f"{100 * lost:.1f} points fewer meet the SLO"
     for name, statistic in (("tpot", "p95"), ("ttft", "p99"), ("e2el", "p99")):
-        here, there = (_time(one, f"{name}_ms", statistic) for one in (given, other))
+        here, there = (_time(each, f"{name}_ms", statistic) for each in (given, other))
         if here is not None and there and here > (1 + SAME) * there:
             times = f"{milliseconds(here)} instead of {milliseconds(there)}"
             yield f"{statistic} {name.upper()} {times}"

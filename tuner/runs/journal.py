@@ -40,7 +40,7 @@ _ARRAYS = {
 """Array of a replay → its type, with which it is written and read back."""
 
 _REST = msgspec.defstruct(
-    "_REST", [(one.name, one.type) for one in fields(Replay) if one.name not in _ARRAYS]
+    "_REST", [(field.name, field.type) for field in fields(Replay) if field.name not in _ARRAYS]
 )
 """A replay without its arrays."""
 
@@ -75,12 +75,12 @@ class Journal:
         return (event for event in self.events if isinstance(event, kind))
 
     def last(self, kind: type[AnyOf]) -> AnyOf | None:
-        return next((one for one in reversed(self.events) if isinstance(one, kind)), None)
+        return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
 
     @property
     def clock_s(self) -> float:
         """Return when the newest event was written, on the clock of its session's event loop."""
-        return next((one.at_s for one in reversed(self.events) if one.at_s is not None), 0.0)
+        return next((event.at_s for event in reversed(self.events) if event.at_s is not None), 0.0)
 
     def add(self, *events: Event) -> None:
         """Write events that belong together; they are on disk when this returns.
@@ -133,8 +133,8 @@ class Journal:
             self._file = None
 
 
-def create(run_dir: Path, plan: Mapping[str, Any], **told: Any) -> Journal:  # noqa: ANN401
-    """Make the folder of a new run. ``told`` are the other fields of ``Planned``.
+def create(run_dir: Path, plan: Mapping[str, Any], **words: Any) -> Journal:  # noqa: ANN401
+    """Make the folder of a new run. ``words`` are the other fields of ``Planned``.
 
     Raises RunError when a run is there already, or the folder cannot be written.
     """
@@ -145,12 +145,12 @@ def create(run_dir: Path, plan: Mapping[str, Any], **told: Any) -> Journal:  # n
     try:
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         run_dir.mkdir(mode=0o700, exist_ok=True)
-        before = frozenset(one.name for one in run_dir.iterdir() if one != path)
+        before = frozenset(each.name for each in run_dir.iterdir() if each != path)
     except OSError as error:
         raise _cannot_write(run_dir, error.strerror or error) from error
     file = _opened(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     journal = Journal(run_dir, before=before, _file=file)
-    journal.add(Planned(format=FORMAT, plan=dict(plan), **told))
+    journal.add(Planned(format=FORMAT, plan=dict(plan), **words))
     return journal
 
 
@@ -159,7 +159,7 @@ def read(run_dir: Path) -> Journal:
     return Journal(run_dir, _events(run_dir)[0])
 
 
-def resume(run_dir: Path, plan: Mapping[str, Any], **told: Any) -> Journal:  # noqa: ANN401
+def resume(run_dir: Path, plan: Mapping[str, Any], **words: Any) -> Journal:  # noqa: ANN401
     """Open a run to continue it with the same plan.
 
     A last line that a crash left unfinished is dropped. The budget may be larger than it was: what
@@ -179,7 +179,7 @@ def resume(run_dir: Path, plan: Mapping[str, Any], **told: Any) -> Journal:  # n
         )
         for key in sorted(before.keys() | now.keys()):
             if before.get(key) != now.get(key) and not (key == "budget" and is_s > was_s):
-                was, is_ = (msgspec.json.encode(one.get(key)).decode() for one in (before, now))
+                was, is_ = (msgspec.json.encode(each.get(key)).decode() for each in (before, now))
                 raise RunError(
                     f"{path}:1: {key} was {was[:80]}, now {is_[:80]}",
                     hint="Resume with the options of the run, or start another --run-dir.",
@@ -194,7 +194,7 @@ def resume(run_dir: Path, plan: Mapping[str, Any], **told: Any) -> Journal:  # n
         except (OSError, TargetError) as error:
             raise _cannot_write(run_dir, error) from error
         if is_s > was_s:
-            journal.add(BudgetRaised(budget=now["budget"], **told))
+            journal.add(BudgetRaised(budget=now["budget"], **words))
             _raise_budget(events)
         failing.pop_all()
     return journal

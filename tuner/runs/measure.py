@@ -145,7 +145,7 @@ def unsent(
         token_budget=facts.max_num_batched_tokens,
         cut="ruled out by Little's law",
         ruled_out=True,
-        unsent=sum(one.arrival_s >= window.start_s for one in sent),
+        unsent=sum(each.arrival_s >= window.start_s for each in sent),
         attainment_bound=bound,
         slo=trial.slo,
         start_s=asyncio.get_running_loop().time(),

@@ -89,11 +89,11 @@ class Verification:
     environment: Mapping[str, str] | None = None
     """That the profile was measured in; None where that is not known."""
 
-    def why_not(self, one: Requirement) -> str | None:
+    def why_not(self, requirement: Requirement) -> str | None:
         """Say why a requirement is not held against this replay; None where it is."""
-        if one.at_headroom:
+        if requirement.at_headroom:
             return "the captured load is replayed"
-        if self.url and one.name in ENGINES_OWN:
+        if self.url and requirement.name in ENGINES_OWN:
             return "a server that runs does not tell it of a replay"
         return None
 
@@ -115,7 +115,7 @@ class Verified:
     def taken(self) -> str | None:
         """Say how much of the cores others took meanwhile, where that was so much that a promise
         which looks broken may be kept."""
-        logs = [one.device for one in self.replays]
+        logs = [replay.device for replay in self.replays]
         return crowded(device_use(logs)) if logs else None
 
 

@@ -46,8 +46,8 @@ KINDS = (
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
-    with real_server(tmp_path_factory.mktemp("serve")) as one:
-        yield one
+    with real_server(tmp_path_factory.mktemp("serve")) as item:
+        yield item
 
 
 @pytest.fixture(scope="module")
@@ -152,8 +152,8 @@ def test_spans_are_a_trace_and_an_abort_is_not_in_it(server: RealServer, tmp_pat
     header, *rows = map(json.loads, (tmp_path / "trace.jsonl").read_text().splitlines())
     assert header["source"] == "vllm-otlp"
     assert {"aborts", "errors"} <= set(header["missing"])
-    found = [(row["input_length"], row["output_length"], row.get("n", 1)) for row in rows]
-    assert found == [(20, 7, 1), (21, 8, 3), (23, 6, 1)]
+    result = [(row["input_length"], row["output_length"], row.get("n", 1)) for row in rows]
+    assert result == [(20, 7, 1), (21, 8, 3), (23, 6, 1)]
 
 
 def _spans_in(spans: list[dict[str, Any]]) -> int:
@@ -251,7 +251,7 @@ def test_under_load_the_cap_is_changed_and_back_and_no_request_is_dropped(
         assert load.most_running(CAP) == CAP
     assert len(load.answers) > 3 * CLIENTS
     assert {status for status, _, _ in load.answers} == {200}
-    assert [one for one in load.answers if one[1] != one[2]] == []
+    assert [answer for answer in load.answers if answer[1] != answer[2]] == []
     log = (server.folder / "serve.log").read_text()
     assert re.search(rf"max_num_seqs {CAP} -> {cap}\b", log)
 

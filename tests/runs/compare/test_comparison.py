@@ -18,9 +18,9 @@ def test_served_requests_are_a_part_of_the_offered_ones() -> None:
     run_in = record(0, scored=False, planned_s=1.0, end_s=4.0)
     late = record(1, planned_s=9.0, end_s=12.5, last_s=12.5)
     gave_up = record(4, outcome="aborted", last_s=None, end_s=1.5)
-    one = numbers_of([replay_of([run_in, record(2), record(3), late, gave_up], scored_from_s=2.0)])
-    assert (one.offered_rps, one.requests_per_s) == (4 / 12, 3 / 12)
-    assert (one.requests, one.completed) == (5, 4)
+    item = numbers_of([replay_of([run_in, record(2), record(3), late, gave_up], scored_from_s=2.0)])
+    assert (item.offered_rps, item.requests_per_s) == (4 / 12, 3 / 12)
+    assert (item.requests, item.completed) == (5, 4)
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ def test_unfinished_and_failed_requests_make_the_tail_a_lower_bound(
     other: dict[str, object], elapsed_s: float, tail_s: float
 ) -> None:
     waited = record(1, last_s=None, **other)
-    one = numbers_of([replay_of([record(0), waited], elapsed_s=elapsed_s)])
-    assert one.e2el_at_least
-    assert one.e2el_p95_s == pytest.approx(tail_s)
+    item = numbers_of([replay_of([record(0), waited], elapsed_s=elapsed_s)])
+    assert item.e2el_at_least
+    assert item.e2el_p95_s == pytest.approx(tail_s)
     few = numbers_of([replay_of([*(record(row) for row in range(99)), waited])])
     assert (few.e2el_at_least, few.e2el_p95_s) == (False, 3.0)
 
@@ -57,21 +57,21 @@ def samples(**values: Sequence[float]) -> dict[str, dict[int, float]]:
 
 
 def test_ratios_are_paired_by_block_so_that_a_slow_block_costs_nothing() -> None:
-    found = ratios(samples(worker=(2.0, 1.0, 4.0), tuned=(6.0, 3.0, 12.0)), "worker")
-    assert found["worker"] == Ratio(1.0, None, None)
-    values = (found["tuned"].value, found["tuned"].low, found["tuned"].high)
+    result = ratios(samples(worker=(2.0, 1.0, 4.0), tuned=(6.0, 3.0, 12.0)), "worker")
+    assert result["worker"] == Ratio(1.0, None, None)
+    values = (result["tuned"].value, result["tuned"].low, result["tuned"].high)
     assert values == pytest.approx((3.0, 3.0, 3.0))
 
 
 def test_the_interval_is_students_over_what_approach_and_block_leave_unexplained() -> None:
     """Logs (0, 0), (1, 3), (0, 2): residuals of the two-way layout are ±2/3, ∓1/3, ∓1/3."""
     e = math.e
-    found = ratios(samples(worker=(1.0, 1.0), a=(e, e**3), b=(1.0, e**2)), "worker")
+    result = ratios(samples(worker=(1.0, 1.0), a=(e, e**3), b=(1.0, e**2)), "worker")
     s2 = 2 * (4 + 1 + 1) / 9 / 2  # 6 cells, 4 coefficients: 2 degrees of freedom
     reach = 4.303 * math.sqrt(2 * s2 / 2)
-    assert found["a"].value == pytest.approx(e**2)
-    assert found["a"].low == pytest.approx(math.exp(2 - reach), rel=0.05)
-    assert found["b"].high == pytest.approx(math.exp(1 + reach), rel=0.05)
+    assert result["a"].value == pytest.approx(e**2)
+    assert result["a"].low == pytest.approx(math.exp(2 - reach), rel=0.05)
+    assert result["b"].high == pytest.approx(math.exp(1 + reach), rel=0.05)
 
 
 def test_missing_and_empty_blocks_cost_the_interval_and_not_the_ratio() -> None:
@@ -79,8 +79,8 @@ def test_missing_and_empty_blocks_cost_the_interval_and_not_the_ratio() -> None:
     assert ratios(samples(worker=(0.0,), a=(2.0,)), "worker") == {}
     assert ratios({}, "worker") == {}
     assert ratios(samples(worker=(1.0, 3.0), a=(0.0, 2.0)), "worker")["a"] == Ratio(0.5, None, None)
-    found = samples(worker=(1.0, 1.0, 5.0), a=(2.0, 2.0), b=(3.0, 3.0, 15.0))
-    assert ratios(found, "worker")["a"].value == pytest.approx(2.0)
+    result = samples(worker=(1.0, 1.0, 5.0), a=(2.0, 2.0), b=(3.0, 3.0, 15.0))
+    assert ratios(result, "worker")["a"].value == pytest.approx(2.0)
 
 
 def test_a_tail_that_is_only_known_to_be_longer_has_no_ratio() -> None:
@@ -91,13 +91,13 @@ def test_a_tail_that_is_only_known_to_be_longer_has_no_ratio() -> None:
         "b": {0: replay_of([record(0), record(1)])},
     }
     numbers = {
-        name: {block: numbers_of([one]) for block, one in seen.items()}
+        name: {block: numbers_of([each]) for block, each in seen.items()}
         for name, seen in blocks.items()
     }
-    found = compared(numbers, "worker")
-    assert set(found["a"]) == {"requests_per_s", "tpot_p95"}
-    assert found["a"]["requests_per_s"].value == 0.5
-    assert set(found["b"]) == {"requests_per_s", "tpot_p95", "e2el_p95"}
+    result = compared(numbers, "worker")
+    assert set(result["a"]) == {"requests_per_s", "tpot_p95"}
+    assert result["a"]["requests_per_s"].value == 0.5
+    assert set(result["b"]) == {"requests_per_s", "tpot_p95", "e2el_p95"}
 
 
 def test_uniform_lengths_are_the_traces_mean_at_the_same_times() -> None:
@@ -106,15 +106,15 @@ def test_uniform_lengths_are_the_traces_mean_at_the_same_times() -> None:
         request(1, input_length=30, output_length=150, status="aborted", e2e_s=1.0),
     ]
     assert [
-        (one.arrival_s, one.input_length, one.output_length, one.status, one.hash_ids)
-        for one in uniform(trace, trace)
+        (each.arrival_s, each.input_length, each.output_length, each.status, each.hash_ids)
+        for each in uniform(trace, trace)
     ] == [(0.0, 20, 100, "ok", ()), (1.0, 20, 100, "ok", ())]
 
 
 def test_the_time_per_token_is_the_clients_and_of_a_reply_that_comes_whole_the_engines() -> None:
     streamed = record(0, tpot_s=0.5, engine_first_s=1.0, engine_last_s=1.8)
     whole = record(1, tpot_s=None, engine_first_s=1.0, engine_last_s=1.8)
-    of_streamed, of_whole = (numbers_of([replay_of([one])]).tpot_s for one in (streamed, whole))
+    of_streamed, of_whole = (numbers_of([replay_of([each])]).tpot_s for each in (streamed, whole))
     assert of_streamed is not None
     assert of_whole is not None
     assert [of_streamed.p50, of_whole.p50] == pytest.approx([0.5, 0.2])
@@ -124,7 +124,7 @@ class Stays(Workload):
     """At an engine without limits everybody stays 2 s, however many there are."""
 
     def in_flight(self, sent: Sequence[TraceRequest], window: Window) -> float:
-        begin_s = np.array([one.arrival_s for one in sent])
+        begin_s = np.array([each.arrival_s for each in sent])
         end_s = window.start_s + window.length_s
         return mean_in_flight(begin_s, begin_s + 2.0, from_s=window.start_s, to_s=end_s)
 
@@ -137,19 +137,19 @@ def test_a_level_is_reached_by_littles_law(recorded_rps: float) -> None:
     traffic = Stays(requests, [window], ["medium", "recorded"], None, 16)
     assert traffic.rates_rps == {"medium": [pytest.approx(4.0, rel=0.06)]}
     assert len(traffic.sent("medium", 0)) == pytest.approx(200, rel=0.06)
-    sent = [one.row for one in traffic.sent("recorded", 0)]
-    assert sent == [one.row for one in requests if one.arrival_s < 50.0]
+    sent = [each.row for each in traffic.sent("recorded", 0)]
+    assert sent == [request.row for request in requests if request.arrival_s < 50.0]
 
 
 def test_every_block_has_a_window_that_begins_with_a_request() -> None:
     trace = [request(row, arrival_s=10.0 * row) for row in range(100)]
-    found = windows_of(trace, step_s=16.0, blocks=3)
-    assert [(one.start_s, one.length_s, one.run_in_s) for one in found] == [
+    result = windows_of(trace, step_s=16.0, blocks=3)
+    assert [(each.start_s, each.length_s, each.run_in_s) for each in result] == [
         (160.0, 16.0, 4.0), (500.0, 16.0, 4.0), (830.0, 16.0, 4.0),
     ]  # fmt: skip
     sparse = [request(0, arrival_s=0.0), request(1, arrival_s=86400.0)]
     for window in windows_of(sparse, step_s=16.0, blocks=3):
-        assert any(0 <= one.arrival_s - window.start_s + 4.0 <= 20.0 for one in sparse)
+        assert any(0 <= each.arrival_s - window.start_s + 4.0 <= 20.0 for each in sparse)
     short = windows_of([request(row) for row in range(11)], step_s=60.0, blocks=3)
     assert len(set(short)) == 1
     assert short[0].replay_s == pytest.approx(10.0, abs=0.01)

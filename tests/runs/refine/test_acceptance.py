@@ -44,12 +44,12 @@ def ratios(*pairs: Pair) -> dict[str, PairedRatio]:
 
 
 def accepted(*pairs: Pair, frees_memory: bool = False) -> str | None:
-    found = acceptance(GOODPUT, ratios(*pairs), frees_memory=frees_memory)
-    return None if found is None else found.of
+    result = acceptance(GOODPUT, ratios(*pairs), frees_memory=frees_memory)
+    return None if result is None else result.of
 
 
 def served(*attained: float) -> list[Pair]:
-    return [(KNEE, Numbers(one)) for one in attained]
+    return [(KNEE, Numbers(each)) for each in attained]
 
 
 def test_more_goodput_a_shorter_tail_or_less_memory_are_gains_where_nothing_is_lost() -> None:
@@ -64,13 +64,13 @@ def test_more_goodput_a_shorter_tail_or_less_memory_are_gains_where_nothing_is_l
 
 def test_times_are_compared_by_students_t_of_their_logarithms() -> None:
     """Logarithms -0.1 and 0.3: mean 0.1, standard error 0.2, and t of one degree is 12.706."""
-    pairs = [(ALL, replace(ALL, tail_s=math.exp(one))) for one in (-0.1, 0.3)]
-    found = paired_ratio(TAIL, pairs)
-    assert found is not None
-    assert found.value == pytest.approx(math.exp(0.1))
-    assert math.log(found.high) == pytest.approx(0.1 + 12.706 * 0.2, rel=1e-4)
-    assert math.log(found.low) == pytest.approx(0.1 - 12.706 * 0.2, rel=1e-4)
-    assert found.sureness == pytest.approx(0.5 - math.atan(0.5) / math.pi)  # longer is worse
+    pairs = [(ALL, replace(ALL, tail_s=math.exp(each))) for each in (-0.1, 0.3)]
+    result = paired_ratio(TAIL, pairs)
+    assert result is not None
+    assert result.value == pytest.approx(math.exp(0.1))
+    assert math.log(result.high) == pytest.approx(0.1 + 12.706 * 0.2, rel=1e-4)
+    assert math.log(result.low) == pytest.approx(0.1 - 12.706 * 0.2, rel=1e-4)
+    assert result.sureness == pytest.approx(0.5 - math.atan(0.5) / math.pi)  # longer is worse
 
 
 def equal(rng: np.random.Generator, pairs: int, sd: float) -> list[Pair]:
@@ -78,7 +78,7 @@ def equal(rng: np.random.Generator, pairs: int, sd: float) -> list[Pair]:
     attained = np.clip(rng.normal(0.8, sd, (pairs, 2)), 0.0, 1.0)
     tails = np.exp(rng.normal(0.0, sd, (pairs, 2)))
     return [
-        (Numbers(*one), Numbers(*other)) for one, other in np.dstack((attained, tails)).tolist()
+        (Numbers(*each), Numbers(*other)) for each, other in np.dstack((attained, tails)).tolist()
     ]
 
 

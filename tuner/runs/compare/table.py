@@ -259,7 +259,7 @@ def compared(
 
     A tail that is only known to be longer has no ratio.
     """
-    found: dict[str, dict[str, Ratio]] = {name: {} for name in numbers}
+    result: dict[str, dict[str, Ratio]] = {name: {} for name in numbers}
     for what, value_of in COMPARED.items():
         values = {
             name: {block: value_of(each) for block, each in seen.items()}
@@ -271,8 +271,8 @@ def compared(
             if None not in seen.values()
         }
         for name, ratio in ratios(known, baseline).items():
-            found[name][what] = ratio
-    return found
+            result[name][what] = ratio
+    return result
 
 
 def ratios(values: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str, Ratio]:
@@ -287,22 +287,22 @@ def ratios(values: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str
     logs = np.log([[*seen.values()] for seen in values.values() if _is_whole(seen, base)] or [[1]])
     rest = logs - logs.mean(axis=1, keepdims=True) - logs.mean(axis=0) + logs.mean()
     freedom = (logs.shape[0] - 1) * (logs.shape[1] - 1)
-    found = {}
+    result = {}
     for name, blocks in values.items():
         pairs = np.array([(blocks[at], base[at]) for at in sorted(blocks.keys() & base.keys())])
         if not pairs.size or not pairs[:, 1].sum():
             continue
         if not (pairs > 0).all():
-            found[name] = Ratio(float(pairs[:, 0].sum() / pairs[:, 1].sum()))
+            result[name] = Ratio(float(pairs[:, 0].sum() / pairs[:, 1].sum()))
             continue
         middle = float(np.log(pairs[:, 0] / pairs[:, 1]).mean())
-        found[name] = Ratio(math.exp(middle))
+        result[name] = Ratio(math.exp(middle))
         if name != baseline and freedom >= LEAST_FREEDOM:
             s2 = float((rest**2).sum()) / freedom
             reach = t_quantile(freedom) * math.sqrt(2 * s2 / len(pairs))
             low, high = math.exp(middle - reach), math.exp(middle + reach)
-            found[name] = Ratio(math.exp(middle), low, high)
-    return found
+            result[name] = Ratio(math.exp(middle), low, high)
+    return result
 
 
 def _is_whole(seen: Mapping[int, float], base: Mapping[int, float]) -> bool:
