@@ -82,19 +82,15 @@ def of_profiles(profile: ServingProfile, other: ServingProfile) -> list[Differen
     """Return in what they differ, from what to run to what it rests on."""
     mine, theirs = _facts(profile), _facts(other)
     traffic = [("traffic", "trace_digest"), ("traffic", "windows")]
-    is_same_traffic = all(mine[each] == theirs[each] for each in traffic)
+    is_other_traffic = any(mine[each] != theirs[each] for each in traffic)
+    notes = {"promise": "measured in other windows: not comparable"} if is_other_traffic else {}
     order = list(FACTS["compared"])
     differences = []
     for key in sorted({**mine, **theirs}, key=lambda each: order.index(each[0])):
-        item, two = mine.get(key), theirs.get(key)
-        if item == two and type(item) is type(two):
-            continue
-        evidence = _evidence(profile, key[1], item, two) if key[0] == "engine" else ""
-        if key[0] == "promise" and not is_same_traffic:
-            evidence = "measured in other windows: not comparable"
-        elif key[0] == "promise" and isinstance(item, int | float) and isinstance(two, int | float):
-            evidence = f"{100 * (two / item - 1):+.3g}%" if item else ""
-        differences.append(Difference(*key, item, two, evidence))
+        left, right = mine.get(key), theirs.get(key)
+        if left != right or type(left) is not type(right):
+            note = _evidence(profile, key[1], left, right) or notes.get(key[0], "")
+            differences.append(Difference(*key, left, right, note))
     return differences
 
 
