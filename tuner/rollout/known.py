@@ -19,13 +19,11 @@ NAMES = {*NO_WORD, *TAKES, *FACTS["older_arguments"]}
 
 _NUMBER = r"(\d+\.\d+\.\d+(?:[._-]?(?:alpha|beta|rc|post|dev|a|b)[._-]?\d+)*)"
 _VERSION = re.compile(
-    rf"(?:^|/)vllm(?:-openai|-cpu)*(?:-release-repo)?[:_]v?{_NUMBER}(?![\w.]*\w\.)(?!\.?\d)"
+    rf"(?:^|(?<!lmcache)/)vllm(?:-openai|-cpu)*(?:-release-repo)?[:_]v?{_NUMBER}(?![\w.]*\w\.)(?!\.?\d)"
     rf"|:[\w.-]*vllm[_-]v?{_NUMBER}(?![A-Za-z\d.])"
 )
-"""``vllm/vllm-openai:v0.11.0rc1``; ``rocm/vllm:rocm7.0.0_vllm_0.11.2_20251210``."""
-
-_OWN_NUMBERS = re.compile(r"(?:^|/)lmcache/")
-"""Builds with vLLM in them that count their own releases."""
+"""``vllm/vllm-openai:v0.11.0rc1``; ``rocm/vllm:rocm7.0.0_vllm_0.11.2_20251210``. LMCache counts its
+own releases."""
 
 _STARTS_VLLM = re.compile(
     r"(?:^|/)(vllm-openai(?:-(?:cpu|rocm|xpu))?(?:[_-]v?\d[\w.]*)?(?:\.sif)?"
@@ -42,7 +40,7 @@ def vllm_version(image: str) -> str | None:
     >>> vllm_version("vllm/vllm-openai:v0.11.0-rc1"), vllm_version("vllm/vllm-openai:latest")
     ('0.11.0rc1', None)
     """
-    match = None if _OWN_NUMBERS.search(image) else _VERSION.search(image)
+    match = _VERSION.search(image)
     return spelt(match[1] or match[2]) if match else None
 
 
