@@ -58,6 +58,8 @@ class Host(NamedTuple):
         """Return this machine; none where vLLM is not installed."""
         if (vllm := supported.version_in(provenance.versions())) is None:
             return []
+        if provenance.accelerator() == "cpu":
+            return [cls.of(vllm, {})]
         from tuner.engines import devices  # noqa: PLC0415 - slow to load
 
         return [cls.of(vllm, devices.device_facts())]
