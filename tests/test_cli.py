@@ -60,9 +60,10 @@ def test_a_reader_that_has_seen_enough_ends_it_in_silence() -> None:
 def test_what_the_locale_cannot_spell_is_escaped(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "\u00fc.jsonl", row(0), row(1000))
     done = subprocess.run(
-        [*PROGRAM, "trace", "show", path],
+        [*PROGRAM, "trace", "show", path.name],  # a long path is wrapped
         capture_output=True,
         check=False,
+        cwd=tmp_path,
         env={**ENVIRONMENT, "PYTHONIOENCODING": "ascii"},
     )
     assert (done.returncode, done.stderr) == (0, b"")
