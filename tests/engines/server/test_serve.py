@@ -140,6 +140,8 @@ def test_no_value_becomes_a_flag_of_the_server(arguments: dict[str, ArgumentValu
 def test_when_a_part_of_it_is_killed_whoever_asks_is_told_and_nothing_is_left(
     tmp_path: Path, part: str
 ) -> None:
+    starter = ServerStarter(VLLM_CRAMPED, log=tmp_path / "v.log")
+    starter.resolve(max_num_seqs=2)  # which starts what imports vLLM ahead, once for all tests
     before = family(os.getpid()) | cores()
 
     async def asked(engine: Engine) -> None:
@@ -156,7 +158,7 @@ def test_when_a_part_of_it_is_killed_whoever_asks_is_told_and_nothing_is_left(
                 await refused()
 
     async def main() -> None:
-        engine = await ServerStarter(VLLM_CRAMPED, log=tmp_path / "v.log").start(max_num_seqs=2)
+        engine = await starter.start(max_num_seqs=2)
         try:
             await asked(engine)
         finally:
