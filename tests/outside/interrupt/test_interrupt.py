@@ -153,8 +153,8 @@ def test_a_killed_run_continues_to_the_same_answer(
 
 
 def test_a_killed_search_measures_nothing_twice(swept: Path, tmp_path: Path) -> None:
-    for kept in PROFILE:
-        shutil.copy(swept / kept, tmp_path)
+    for name in PROFILE:
+        shutil.copy(swept / name, tmp_path)
     assert stopped(tmp_path, REFINE, 9, signal.SIGKILL).code == -signal.SIGKILL
     kept = (tmp_path / "run" / JOURNAL).read_bytes()
     assert run(tmp_path, *REFINE).code == OK
