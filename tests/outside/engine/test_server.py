@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,9 @@ WORLD = f"step: {{a: {STEP_S}, b: 1.0e-4, c: 1.0e-5}}\nkv: {{blocks: 1000, block
 RATE_RPS = 4
 SHARED = list(range(100, 140))
 """A beginning of 40 tokens, two and a half blocks, that several prompts have."""
+
+ANOTHER = [9] * 16 + SHARED[16:]
+"""Begins with another block, and is the same from then on."""
 
 CHAT = [{"role": "user", "content": "botu fodo diko dele boki " * 8}]
 KINDS = (
@@ -79,7 +83,7 @@ def ask_every_kind(url: str) -> None:
     """Send one request of each of KINDS, one after the other, and some that are no traffic."""
     assert post(url, prompt=SHARED)[0] == 200
     assert post(url, prompt=[*SHARED, 1, 2, 3], stream=True, max_tokens=9)[0] == 200
-    assert post(url, prompt=SHARED, n=3, temperature=1.0, max_tokens=6)[0] == 200
+    assert post(url, prompt=ANOTHER, n=3, temperature=1.0, max_tokens=6)[0] == 200
     for stream in (False, True):
         assert post(url, "/v1/chat/completions", messages=CHAT, stream=stream)[0] == 200
     assert post(url, prompt=[SHARED, [7, 8]], max_tokens=4)[0] == 200
@@ -122,6 +126,7 @@ def test_every_kind_of_request_leaves_its_row(recorded: tuple[Path, dict[str, An
         assert 0 < lengths[name][1] < 1900
     assert rows["whole"]["hash_ids"] == rows["stream"]["hash_ids"]
     assert len(rows["whole"]["hash_ids"]) == 2
+    assert not {*rows["several"]["hash_ids"]} & {*rows["whole"]["hash_ids"]}
 
 
 def test_the_recording_is_a_trace_without_a_word_of_its_traffic(
@@ -262,5 +267,10 @@ def test_more_than_the_server_was_built_for_is_refused(server: RealServer) -> No
     refused = run(server.folder, "live", profile, "--socket", server.socket, "--force")
     assert refused.code == GATE_FAILED
     assert "max_num_seqs" in refused.error
+    with socket.socket(socket.AF_UNIX) as stranger:  # who does not ask what it was built for
+        stranger.connect(str(server.socket))
+        stranger.sendall(b'{"version": 3, "do": "set", "max_num_seqs": 9}\n')
+        answer = json.loads(stranger.makefile().readline())
+    assert (answer["ok"], answer["kind"]) == (False, "refused")
     (state,) = run(server.folder, "live", "--socket", server.socket, "--json").json["servers"]
     assert state["limits"]["max_num_seqs"] == CAP

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.outside.machines.swept import HERE, MACHINES, Swept, options
 from tests.outside.table import run
@@ -86,6 +87,7 @@ def test_what_production_rejected_is_counted_and_never_sent(swept: Swept, tmp_pa
 
 
 def test_what_is_served_is_counted_by_the_second(swept: Swept) -> None:
-    """One request in two seconds."""
-    for step in swept("exact").done.json["curve"]:
-        assert step["requests_per_s"] == pytest.approx(0.5, abs=0.001)
+    """One request in two seconds, and all of them are good."""
+    promise = yaml.safe_load((swept("exact").folder / "profile.yaml").read_text())["promise"]
+    assert promise["requests_per_s"] == pytest.approx(0.5, rel=0.01)
+    assert promise["requests_per_s"] == promise["goodput_rps"]
