@@ -14,7 +14,7 @@ from tuner.profile.summary import milliseconds, percent
 
 Kind = Literal["text", "count", "number", "share", "time", "change"]
 Cell = str | int | float | bool | None
-LONG_S = 10.0
+LONG_S = 2.0
 """A column with a time from here on is in seconds, others are in milliseconds."""
 
 

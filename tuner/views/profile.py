@@ -5,11 +5,9 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
-import msgspec
-
 from tuner.engines.devices import gpus_of
 from tuner.profile.profile import CapNumbers, CurveStep, ServingProfile
-from tuner.profile.summary import block_of, facts_of, percent, predicted_caps, promised, with_share
+from tuner.profile.summary import block_of, facts_of, percent, promised, with_share
 from tuner.runs.cluster.prices import per_million_tokens
 from tuner.traffic.slo import Slo
 from tuner.views.numbers import COLUMNS
@@ -52,6 +50,7 @@ STATISTICS = (
     Statistic("kv_peak", _field("kv_cache_usage.peak")),
     Statistic("preemptions", attrgetter("preemptions")),
 )
+REPLAYED = ("attainment", "goodput_rps", "ttft_p99_s", "tpot_p95_s", "e2el_p99_s", "kv_peak")
 DRAWN = ("goodput_rps", "ttft_p99_s", "tpot_p95_s", "e2el_p99_s")
 CHANGES = {
     "goodput_rps": "goodput",
@@ -65,13 +64,14 @@ def profile_page(profile: ServingProfile, *, subject: str, next_: str) -> Page:
     """Return the page of a profile; ``next_`` is the command to run."""
     block = block_of(profile)
     charts = [_chart(profile, each) for each in STATISTICS if each.name in DRAWN]
+    tables = [curve_table(profile), *_replayed(profile), *_changes(profile)]
     note = "Bands are 95% intervals, grey dots what was measured in the windows."
     return Page(
         subject=subject,
         title=block.title,
         aside=block.aside,
         facts=list(block.rows),
-        sections=[Section("Curve", note, charts, [curve_table(profile), *_changes(profile)])],
+        sections=[Section("Curve", note, charts, tables)],
         details=[
             profile.decision.reason,
             *(" ".join(line.split()) for line in facts_of(profile)),
@@ -128,9 +128,8 @@ def several_page(
 
 
 def curve_table(profile: ServingProfile) -> Table:
-    """Return the curve, a row a step: of what was replayed as it was measured, all in the same
-    windows, with the goodput that its share is at the trace's rate; of what was not replayed as it
-    is predicted for the whole trace."""
+    """Return the curve, a row a step: what each gives, predicted for the whole trace or, where
+    the windows decided, measured in them. The row of the choice is what the profile promises."""
     columns = [COLUMNS["max_num_seqs"]]
     for each in STATISTICS:
         columns.append(COLUMNS[each.name])
@@ -142,24 +141,41 @@ def curve_table(profile: ServingProfile) -> Table:
     if now is not None and now.numbers is not None:
         by_cap[now.numbers_at] = now.numbers
     by_cap |= {**steps, choice: promised(profile)}
-    rate_rps = profile.validity.arrival_rate_rps
-    for cap, step in steps.items():
-        if step.source == "both" and step.measured and not step.measured.cut:
-            share = step.measured.attainment
-            by_cap[cap] = msgspec.structs.replace(step.measured, goodput_rps=share * rate_rps)
     caps = sorted(by_cap)
     notes = [f"{now.max_num_seqs} is set now"] if now and now.max_num_seqs in by_cap else []
-    if predicted := predicted_caps(profile):
-        words = ", ".join(map(str, predicted))
-        notes.append(f"predicted from measured step times, not replayed: {words}")
     if profile.promise.predicted:
-        notes.append("the others as replayed in parts of the trace")
+        notes.append("predicted for the whole trace, from measured step times")
+        if by_cap[choice] is profile.promise:
+            notes.append(f"{choice} as a fresh server gave it")
     return Table(
         [*columns, Column("source"), Column("chosen")],
         [[cap, *_row(by_cap[cap], steps.get(cap)), cap == choice] for cap in caps],
         caption="; ".join(notes),
         chosen=caps.index(choice),
     )
+
+
+def _replayed(profile: ServingProfile) -> list[Table]:
+    """Return what the replays behind a predicted curve gave, each as it was measured."""
+    if not profile.promise.predicted:
+        return []
+    rows: list[list[Cell]] = [
+        [step.max_num_seqs, "ladder", *(_of(name, step.measured) for name in REPLAYED)]
+        for step in profile.curve
+        if step.source == "both" and step.measured is not None and not step.measured.cut
+    ]
+    if profile.promise.source == "confirming run":
+        measured = (_of(name, profile.promise) for name in REPLAYED)
+        rows.append([profile.decision.max_num_seqs, "fresh server", *measured])
+    columns = [
+        COLUMNS["max_num_seqs"], Column("engine", "engine"), *(COLUMNS[name] for name in REPLAYED)
+    ]  # fmt: skip
+    caption = "as replayed, in parts of the trace that are busier than the whole"
+    return [Table(columns, rows, caption)] if rows else []
+
+
+def _of(name: str, numbers: CapNumbers) -> float | None:
+    return next(each.of(numbers) for each in STATISTICS if each.name == name)
 
 
 def _row(numbers: CapNumbers, step: CurveStep | None) -> list[Cell]:
@@ -199,7 +215,7 @@ def _chart(profile: ServingProfile, what: Statistic) -> Chart:
         for step in steps
         if step.measured is not None and not step.measured.cut and step.source == "both"
     ]
-    if replayed:
+    if replayed and what.name != "goodput_rps":  # the windows are busier: they have another rate
         at, measured = map(list, zip(*replayed, strict=True))
         series.append(Series(at, measured, has_dots=True, has_line=False))
     choice, now = profile.decision.max_num_seqs, profile.baseline
