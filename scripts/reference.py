@@ -1,4 +1,4 @@
-"""Write docs/cli.md and the tables of docs/traces.md from the code. `--check` only compares."""
+"""Write the generated pages and tables of docs from the code. `--check` only compares them."""
 
 import os
 import re
@@ -11,6 +11,7 @@ for name in ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS"):
     os.environ.pop(name, None)
 os.environ.update(COLUMNS="88", TERMINAL_WIDTH="88", NO_COLOR="1", TERM="dumb")
 
+import deploy_table
 import typer.main
 from typer.testing import CliRunner
 
@@ -53,6 +54,7 @@ def main() -> int:
     pages = {
         "cli.md": INTRODUCTION + "".join(sections([], typer.main.get_command(app))),
         "traces.md": with_table(traces, "reasons", REASONS.items()),
+        "deploy-table.md": deploy_table.page(),
     }
     if "--check" not in sys.argv:
         for name, page in pages.items():

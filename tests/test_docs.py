@@ -3,6 +3,8 @@
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -160,3 +162,9 @@ def test_the_commands_of_a_page_run_one_after_the_other(
         assert swept.baseline.max_num_seqs == swept.baseline.numbers_at == 128
         assert swept.baseline.numbers is not None
         assert swept.baseline.numbers.attainment < 0.8 < swept.promise.attainment
+
+
+def test_generated_pages_are_those_of_the_code() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "reference.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
