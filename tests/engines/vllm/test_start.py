@@ -36,6 +36,21 @@ def test_workers_are_spawned_as_the_server_spawns_them(
     assert done.stdout == f"{method}\n"
 
 
+@pytest.mark.parametrize("set_by_the_user", [{}, {"HF_HUB_DISABLE_TELEMETRY": "0"}])
+def test_telemetry_is_off_unless_the_user_set_it(set_by_the_user: dict[str, str]) -> None:
+    off = dict.fromkeys(("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY"), "1")
+    kept = {name: value for name, value in os.environ.items() if name not in off}
+    program = f"{PREPARED}print(*(os.environ[name] for name in {tuple(off)}))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**kept, "OMP_NUM_THREADS": "2", **set_by_the_user},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1].split() == [*{**off, **set_by_the_user}.values()]
+
+
 @pytest.mark.attack
 def test_nothing_is_imported_from_the_folder_that_tuner_is_run_in(tmp_path: Path) -> None:
     """Python puts that folder first for ``-c`` and ``-m``, by which vLLM and multiprocessing start

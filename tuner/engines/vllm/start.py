@@ -34,6 +34,8 @@ _STARTS = count()
 
 _KEPT_S = 86_400.0
 
+_NO_TELEMETRY = ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY")
+
 _LONGEST_SOCKET = 107
 """Characters that Linux allows the path of a socket."""
 
@@ -191,7 +193,8 @@ def _vllm(model: str, log: Path) -> "Iterator[None]":
 def _set_variables(model: str, log: Path) -> None:
     """Set what vLLM reads while it is imported; no variable that the user has set changes."""
     models.model_path(model)
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    for name in _NO_TELEMETRY:
+        os.environ.setdefault(name, "1")
     # Its Pythons, and those of multiprocessing, would import what lies in the folder we are run in.
     os.environ.setdefault("PYTHONSAFEPATH", "1")
     # As ``vllm serve`` does (cli_env_setup); else vLLM forks a process that has threads.
