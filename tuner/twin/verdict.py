@@ -340,7 +340,7 @@ def kind_of(chosen: Measurement, curve: Curve, ceiling: int) -> tuple[VerdictKin
     gain = ""
     if below:
         at, item = below[-1]
-        gain = f"; {_against(item, chosen) if item.cut is None else _hopeless(at, item)}"
+        gain = f"; {_against(item) if item.cut is None else _hopeless(at, item)}"
     if memory and not worse:
         item = memory[0]
         return "kv_bound", (
@@ -348,7 +348,7 @@ def kind_of(chosen: Measurement, curve: Curve, ceiling: int) -> tuple[VerdictKin
             f"{item.preemptions} preempted); {MORE_MEMORY}{gain}"
         )
     if worse or lost:
-        return "knee", f"{_against(worse[0], chosen) if worse else _hopeless(*lost[0])}{gain}"
+        return "knee", f"{_against(worse[0]) if worse else _hopeless(*lost[0])}{gain}"
     if above or never_binds(chosen):
         peak = max(each.running_peak for each in (chosen, *above))
         why = f"the traffic never needs more than {peak} concurrent sequences"
@@ -374,29 +374,14 @@ def _is_worse(run: Measurement, chosen: Measurement) -> bool:
     return run.attainment < chosen.attainment - EQUAL_ATTAINMENT or is_longer
 
 
-def _against(run: Measurement, chosen: Measurement) -> str:
-    """Return what a cap gives compared with ``chosen``: one step of the marginal table."""
-    parts = []
-    if chosen.goodput_rps > 0:
-        parts.append(_change("goodput", run.goodput_rps / chosen.goodput_rps, "more", "less"))
-    if chosen.tpot_s is not None and run.tpot_s is not None and chosen.tpot_s.p95 > 0:
-        parts.append(_change("p95 TPOT", run.tpot_s.p95 / chosen.tpot_s.p95, "longer", "shorter"))
-    ratio = _tail_s(run) / max(1e-9, _tail_s(chosen))
-    parts.append(_change("p99 E2EL", ratio, "longer", "shorter"))
+def _against(run: Measurement) -> str:
+    """Return what a cap beside the choice gives, in the numbers of its row."""
+    parts = [f"{run.attainment:.1%} meet the SLO"]
+    if run.tpot_s is not None:
+        parts.append(f"p95 TPOT {_three(1e3 * run.tpot_s.p95)} ms")
+    if math.isfinite(_tail_s(run)):
+        parts.append(f"p99 E2EL {_three(_tail_s(run))} s")
     return f"with {run.max_num_seqs}: " + ", ".join(parts)
-
-
-def _change(name: str, ratio: float, more: str, less: str) -> str:
-    """Return how much a number changes.
-
-    >>> _change("goodput", 0.795, "more", "less"), _change("p99 E2EL", 12.0, "longer", "shorter")
-    ('goodput 20% less', 'p99 E2EL 12 times')
-    """
-    if abs(ratio - 1) < 0.005:
-        return f"{name} the same"
-    if ratio >= 10:
-        return f"{name} {ratio:,.0f} times"
-    return f"{name} {abs(ratio - 1):.0%} {more if ratio > 1 else less}"
 
 
 def _hopeless(cap: int, run: Measurement) -> str:
@@ -483,3 +468,12 @@ def kv_warnings(run: Measurement) -> list[str]:
         full = f"the KV cache was {run.kv_cache_usage.peak:.0%} full at {run.max_num_seqs}"
         return [f"{full}: raise gpu_memory_utilization before more traffic comes"]
     return []
+
+
+def _three(value: float) -> str:
+    """Return three digits.
+
+    >>> _three(13.0), _three(642.1)
+    ('13.0', '642')
+    """
+    return f"{value:#.3g}".rstrip(".")
