@@ -115,6 +115,18 @@ def test_a_recorded_concurrency_is_held_whatever_the_speed_of_the_engine(step_s:
     assert sent["sent_s"].max() < 60.0
 
 
+def test_what_holds_a_place_beyond_the_window_is_sent_and_not_scored() -> None:
+    """Rates are of the window's length: here two places for 30 s, of a window of 10."""
+    held = holding([Tick(0.0, 2), Tick(30.0, 0)], [(10, 1500)])
+    requests = [replace(each, output_length=4) for each in held]
+    plan = plan_requests(
+        requests, Window(0.0, 10.0, 0.0), max_model_len=100, prompt=lambda _: [7] * 4
+    )
+    sent = replayed(*plan, world=replace(SECOND_A_STEP, step=WorldStep(a=0.5))).requests
+    assert sent["sent_s"].max() > 20.0
+    assert (sent["scored"] == (sent["sent_s"] < 10.0)).all()
+
+
 def test_whoever_watches_sees_how_much_of_the_kv_cache_those_that_decode_fill() -> None:
     """A prompt of four tokens and what came after it: 4 blocks of 3 tokens are half of 8."""
     seen = list[LiveReading]()

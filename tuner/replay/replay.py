@@ -122,7 +122,7 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
     Raises EngineError when the engine dies.
     """
     await engine.iterations()
-    run = _Run(plan, engine, cut_rule, progress, scored_from_s)
+    run = _Run(plan, engine, cut_rule, progress, scored_from_s, scored_from_s + window_s)
     with sending_priority(run.loop):
         await run.go()
     elapsed_s = run.loop.time() - run.start_s
@@ -158,6 +158,7 @@ class _Run:
     rule: CutRule
     progress: Progress | None
     scored_from_s: float
+    scored_until_s: float
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     flights: dict[int, _Flight] = field(default_factory=dict)
     landed: list[_Flight] = field(default_factory=list)
@@ -219,7 +220,8 @@ class _Run:
                     return
                 ids = request.prompt_token_ids  # turned, so that no prefix is found in the cache
                 turned = [*ids[lap % len(ids) :], *ids[: lap % len(ids)]]
-                is_scored = now_s >= self.scored_from_s
+                # a place may be held until after the window, whose rates are of its length
+                is_scored = self.scored_from_s <= now_s < self.scored_until_s
                 await self._send(
                     replace(request, planned_s=now_s, prompt_token_ids=turned, scored=is_scored)
                 )

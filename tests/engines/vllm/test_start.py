@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,20 @@ def test_telemetry_is_off_unless_the_user_set_it(set_by_the_user: dict[str, str]
         check=True,
     )
     assert done.stdout.splitlines()[-1].split() == [*{**off, **set_by_the_user}.values()]
+
+
+def test_sockets_get_a_path_that_linux_takes_in_a_folder_of_a_long_name_too(tmp_path: Path) -> None:
+    """Linux takes 107 bytes."""
+    deep = tmp_path / ("d" * 90)
+    deep.mkdir()
+    program = f"{PREPARED}print(start.new_page().socket)\nprint(os.environ['VLLM_RPC_BASE_PATH'])\n"
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "TMPDIR": str(deep)}
+    environment.pop("VLLM_RPC_BASE_PATH", None)
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    _, socket, folder = done.stdout.splitlines()
+    assert len(socket) <= 107
+    assert len(folder) + len("/") + len(str(uuid.uuid4())) <= 107
 
 
 @pytest.mark.attack

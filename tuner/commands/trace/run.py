@@ -146,7 +146,10 @@ def _collected(options: TraceImportOptions) -> Trace:
     first = options.sources[0]
     is_address = "://" in first
     is_file = len(options.sources) == 1 and not is_address and options.lengths is None
-    of_file = (options.format_name, options.time_unit, options.columns, options.spread_ticks)
+    of_file = (
+        *(options.format_name, options.time_unit, options.columns),
+        *(options.spread_ticks, options.allow_text),
+    )
     if not is_address and any((options.from_, options.to, options.selector)):
         raise UsageError(
             "--from, --to and --selector are for a Prometheus",
@@ -154,7 +157,7 @@ def _collected(options: TraceImportOptions) -> Trace:
         )
     if not is_file and any(of_file):
         raise UsageError(
-            "--format, --time-unit, --columns and --spread-ticks are for one file",
+            "--format, --time-unit, --columns, --spread-ticks and --allow-text are for one file",
             hint="Leave them out.",
         )
     if is_file:
@@ -172,8 +175,17 @@ def _collected(options: TraceImportOptions) -> Trace:
 
 
 def _part(window: str | None) -> tuple[float, float] | None:
-    """Return the part that the user names as start and length; None for the busiest."""
-    return None if window is None or window.startswith("busiest") else parse_window(window)
+    """Return the part that the user names as start and length; None for the busiest. Raises
+    UsageError."""
+    if window is None or window.partition("+")[0] == "busiest":
+        return None
+    part = parse_window(window)
+    if part is None:
+        raise UsageError(
+            f"--window {window}: that is no part of the trace, but all of it",
+            hint="Leave --window out, or write busiest+10m or START+LEN (120s+60s).",
+        )
+    return part
 
 
 def _busiest(columns: Columns, window: str) -> tuple[float, float]:

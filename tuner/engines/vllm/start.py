@@ -8,6 +8,7 @@ import importlib.util
 import multiprocessing
 import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -37,10 +38,12 @@ _KEPT_S = 86_400.0
 _NO_TELEMETRY = ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY")
 
 _LONGEST_SOCKET = 107
-"""Characters that Linux allows the path of a socket."""
+"""Bytes that Linux allows the path of a socket."""
 
-_SOCKET_NAME = len("/") + 36
-"""Characters that vLLM adds to the folder: a UUID."""
+_IN_THE_FOLDER = len("/tuner-vllm-12345678/") + 36
+"""Bytes of our folder and of the longest name in it: vLLM's sockets have a UUID for one."""
+
+_SHORT_FOLDER = "/tmp"  # noqa: S108 - a new folder is made in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +159,11 @@ def default_log() -> Path:
 @functools.cache
 def _folder() -> Path:
     """Return this process's folder for temporary files, and delete those of a day ago that nobody
-    holds: of tuners that were killed, or left a log."""
-    folder = files.own_folder("vllm")
+    holds: of tuners that were killed, or left a log. It is not below a TMPDIR too long for
+    sockets."""
+    place = tempfile.gettempdir()
+    is_short = len(os.fsencode(place)) + _IN_THE_FOLDER <= _LONGEST_SOCKET
+    folder = files.own_folder("vllm", place if is_short else _SHORT_FOLDER)
     fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)  # until this process ends, however
     for left in folder.parent.glob("tuner-vllm-*"):
         with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
@@ -203,8 +209,7 @@ def _set_variables(model: str, log: Path) -> None:
     own = _folder()
     own.mkdir(mode=0o700, exist_ok=True)  # it may have been cleared
     multiprocessing.current_process()._config["tempdir"] = str(own)  # type: ignore[attr-defined]  # noqa: SLF001 - no other way
-    if len(str(own)) + _SOCKET_NAME <= _LONGEST_SOCKET:
-        os.environ.setdefault("VLLM_RPC_BASE_PATH", str(own))
+    os.environ.setdefault("VLLM_RPC_BASE_PATH", str(own))
     if not provenance.is_cpu_build():
         return
     # EngineCore computes itself, where there is one rank: a worker process beside it starts ten
