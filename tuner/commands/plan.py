@@ -29,6 +29,13 @@ def run(options: PlanOptions) -> None:
     """Ask and print. Raises ProfileError and UsageError."""
     profile = load_profile(options.profile)
     if options.other is not None:
+        given = {"load": options.load != "1x", "replicas": options.replicas is not None,
+                 "price": options.price is not None, "require": options.require}  # fmt: skip
+        if names := [f"--{name}" for name, is_given in given.items() if is_given]:
+            raise UsageError(
+                f"{' and '.join(names)}: of two profiles only their curves are compared",
+                hint="Leave it out, or ask of each profile by itself.",
+            )
         _print_shared(options, profile, load_profile(options.other))
         return
     cure = "Sweep on a quieter machine or longer, so that the twin is believed."

@@ -3,13 +3,14 @@
 import importlib
 from typing import Any
 
-from tuner.commands.options import RefineOptions, ResumeOptions
+from tuner.commands.options import CompareOptions, RefineOptions, ResumeOptions, VerifyOptions
 from tuner.commands.root import COMMANDS, parsed
 from tuner.commands.shared.next_step import command
 from tuner.commands.shared.run_folder import read_run
 from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.vllm.allowed import not_allowed
-from tuner.errors import ProfileError, RunError
+from tuner.errors import ProfileError, RunError, UsageError
+from tuner.profile.profile import load as load_profile
 from tuner.trace.trace import load
 
 RESUMED = ("sweep", "refine", "compare", "verify")
@@ -24,7 +25,9 @@ def run(options: ResumeOptions) -> None:
             hint="Give the folder of a run as tuner wrote it.",
         )
     words = [*words, f"--run-dir={options.run_dir}"]
-    if options.budget is not None and words[0] != "verify":
+    if options.budget is not None:
+        if words[0] == "verify":
+            raise UsageError("--budget: tuner verify has none", hint="Leave it out.")
         words.append(f"--budget={options.budget}")
     again = parsed(words)
     if risks := _risks(again):
@@ -38,14 +41,17 @@ def run(options: ResumeOptions) -> None:
 
 def _risks(options: Any) -> list[str]:  # noqa: ANN401 - of any command in RESUMED
     """Return what only a user may ask for, and a stranger's journal does."""
-    risks = [f"--{name}" for name in ("ray", "storage") if getattr(options, name, None)]
-    if isinstance(options, RefineOptions):
+    risks = [f"--{name}" for name in ("ray", "storage", "url") if getattr(options, name, None)]
+    if isinstance(options, RefineOptions | VerifyOptions):
         return risks + ["--set"] * bool(options.overrides)  # confirms what a profile may not set
     if options.world is None:
+        model = load(options.trace).header.model
+        if isinstance(options, CompareOptions) and options.profile is not None:
+            model = load_profile(options.profile).model
         arguments = engine_arguments(
-            model=options.model,
+            model=getattr(options, "model", None),
             base=options.base,
-            header_model=load(options.trace).header.model,
+            header_model=model,
             overrides=options.overrides,
         )
         risks += not_allowed(arguments)

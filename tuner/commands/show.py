@@ -44,6 +44,7 @@ UNFINISHED = "This run has not ended: what stands here is what was measured unti
 def run(options: ShowOptions) -> None:
     """Show what is asked for. Raises TunerError."""
     is_profile_wanted = options.output is not None and options.output.suffix in {".yaml", ".yml"}
+    _check_together(options)
     if options.slo is not None or options.require or is_profile_wanted:
         from tuner.commands.sweep import decide_again  # noqa: PLC0415 - numba
 
@@ -67,6 +68,26 @@ def run(options: ShowOptions) -> None:
         print_json(msgspec.to_builtins(page))
     else:
         print_page(page, details=options.details)
+
+
+def _check_together(options: ShowOptions) -> None:
+    """Raise UsageError for options of which one would be ignored."""
+    again, path = options.slo is not None or bool(options.require), options.output
+    given = {
+        "--slo or --require": again,
+        "--flags": options.flags,
+        "--prices": options.prices is not None,
+        "--json": options.json and options.flags,
+        f"-o {path}": path is not None and options.flags,
+        str(options.other): options.other is not None and (again or options.flags),
+    }
+    if len(names := [name for name, is_given in given.items() if is_given]) > 1:
+        raise UsageError(f"{' and '.join(names)} exclude each other", hint="Leave one of them out.")
+    if again and path is not None and path.suffix in {".html", ".htm", *tables.FORMATS}:
+        raise UsageError(
+            f"-o {path}: under another SLO or other requirements a profile is written",
+            hint=f"Write it, then show it: -o {path.with_suffix('.yaml')}.",
+        )
 
 
 def _page(options: ShowOptions, *, of_file: bool = False) -> Page:

@@ -51,6 +51,8 @@ from tuner.views.page import Page
 from tuner.views.profile import profile_page
 from tuner.views.text import print_json, print_page
 
+AGAIN = Path("again.yaml")
+"""Where the profile of a run that is decided again may go: the run keeps its own."""
 IN_PLAN = (
     *("window", "step", "replicas", "router", "closed_sessions", "sampling"),
     *("ceiling", "slo", "require", "headroom", "budget"),
@@ -401,8 +403,8 @@ def decide_again(options: ShowOptions) -> None:
         profile = sealed(done)
     if output is not None:
         profiles.save(profile, output)
-    path = output or options.source / "profile.yaml"
-    _conclude(done, profile, path, _page(done, profile, after(profile, path)), options)
+    next_ = after(profile, output) if output else again("show", options, output=AGAIN, json=False)
+    _conclude(done, profile, output or options.source, _page(done, profile, next_), options, next_)
 
 
 def written(options: SweepOptions, done: Swept) -> tuple[ServingProfile, Page]:
@@ -436,20 +438,22 @@ def _next(options: SweepOptions, profile: ServingProfile) -> str:
     return after(profile, options.output, base=options.base)
 
 
-def _conclude(
+def _conclude(  # noqa: PLR0913, PLR0917 - what was decided, and how it is printed
     done: Swept,
     profile: ServingProfile,
     path: Path,
     page: Page,
     options: SweepOptions | ShowOptions,
+    next_: str | None = None,
 ) -> None:
     """Print the answer. Raises GateError, and UndecidedError where it cannot be defended."""
     if options.json:
-        print_json(json_object(profile, run_dir=str(done.run_dir), path=str(path)))
+        written_to = None if options.output is None else str(path)
+        print_json(json_object(profile, run_dir=str(done.run_dir), path=written_to))
     else:
         print_page(page, details=options.details if isinstance(options, ShowOptions) else None)
     verdict = done.outcome.verdict
-    check_required(profile, path, cure=verdict.cure)
+    check_required(profile, path, cure=verdict.cure, next_=next_)
     if not verdict.is_defended:
         hint = f"{path} is safe to serve but not defended; give a larger --budget."
         if verdict.kind == "overloaded":

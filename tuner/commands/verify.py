@@ -75,7 +75,7 @@ def run(options: VerifyOptions) -> None:
     else:
         starter, question = _running(options, server, profile, requests, question, progress)
         read = None
-    with _book(options, profile) as book:
+    with _book(options, profile, trace.digest) as book:
         with progress:
             verified = verify(requests, starter, question, book, progress, progress.reading(read))
         result = verify_json(verified, profile=str(options.profile), trace=str(options.trace))
@@ -170,13 +170,13 @@ def _running(  # noqa: PLR0913, PLR0917 - what is verified, on what
 
 
 @contextmanager
-def _book(options: VerifyOptions, profile: ServingProfile) -> Iterator[Journal]:
+def _book(options: VerifyOptions, profile: ServingProfile, trace_digest: str) -> Iterator[Journal]:
     """Begin the folder of this verification, before an engine is started; without ``--run-dir`` it
     is gone in the end. Raises RunError."""
     plan = {
         "profile_digest": profile.digest,
-        "trace": str(options.trace),
-        **in_plan(options, "step", "replicas", "require", "tolerance"),
+        "trace_digest": trace_digest,
+        **in_plan(options, "step", "replicas", "require", "tolerance", "url"),
     }
     if options.run_dir is not None:
         book = open_run("verify", options, plan)

@@ -112,6 +112,12 @@ class Evidence:
         """Return (purpose, size) of each engine → what its newest start took."""
         return {(each.purpose, each.max_num_seqs): each.facts.start_s for each in self.starts()}
 
+    def start_needed_s(self, purpose: str, size: int) -> float:
+        """Return what the start of an engine takes of the budget: as the newest did; nothing of one
+        that was started before an interruption."""
+        is_paid = (purpose, size) in self._each_start_s()
+        return 0.0 if is_paid else self.facts().start_s
+
     def check_machine(self, facts: EngineFacts) -> None:
         """Raise RunError when an engine is not of the machine, versions and environment of this
         run's others."""

@@ -200,8 +200,9 @@ def profile_of(
     )
 
 
-def json_object(profile: ServingProfile, *, run_dir: str, path: str) -> dict[str, Any]:
-    """Return the object that ``tuner sweep --json`` prints of a profile that is written there."""
+def json_object(profile: ServingProfile, *, run_dir: str, path: str | None) -> dict[str, Any]:
+    """Return the object that ``tuner sweep --json`` prints of a profile that is written there;
+    None: nowhere."""
     content = content_of(profile)
     decision, provenance = content["decision"], content["provenance"]
     decided = (

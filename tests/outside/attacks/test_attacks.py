@@ -303,6 +303,14 @@ STRANGE: dict[str, tuple[str, list[object]]] = {
         ["sweep", "--trace=prod.jsonl", "--set=trust_remote_code=true"],
     ),
     "a base": ("worker_cls", ["sweep", "--trace=prod.jsonl", "--base=evil.yaml"]),
+    "a base of a comparison": (
+        "worker_cls",
+        ["compare", "--trace=prod.jsonl", "--profile=profile.yaml", "--base=evil.yaml"],
+    ),
+    "an address": (
+        "--url",
+        ["verify", "profile.yaml", "--trace=prod.jsonl", "--url=http://evil.example"],
+    ),
     "a cluster": ("--ray", ["sweep", "--trace=prod.jsonl", "--ray=evil.example:10001"]),
     "a file to write": (
         "--storage",

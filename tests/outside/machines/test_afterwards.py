@@ -14,7 +14,7 @@ import pytest
 
 from tests.outside.conftest import FreeClock
 from tests.outside.machines.swept import HERE, Swept, options
-from tests.outside.table import BAD_INPUT, GATE_FAILED, OK, UNDECIDED, run
+from tests.outside.table import BAD_INPUT, GATE_FAILED, OK, UNDECIDED, USAGE, run
 
 KNEE = ("--trace", HERE / "traces" / "chat.jsonl")
 WORLD = HERE / "knee" / "world.yaml"
@@ -103,6 +103,26 @@ def test_a_stored_run_is_rescored_under_another_slo(knee: Path) -> None:
     assert (loose["max_num_seqs"], share[16], share[32]) == (16, 1.0, 1.0)
     assert max(step["attainment"] for step in tight["curve"]) < 0.5
     assert tight["verdict"] == "overloaded"
+
+
+def test_what_is_decided_again_and_written_nowhere_is_in_no_file(knee: Path) -> None:
+    given = ("show", "run", "--slo", "ttft=30s,tpot=200ms")
+    assert run(knee, *given, "--json").json["profile"] is None
+    assert run(knee, *given).stdout.splitlines()[-1].endswith("--slo=ttft=30s,tpot=200ms")
+
+
+def test_a_verification_does_not_continue_with_another_trace(knee: Path) -> None:
+    lines = KNEE[1].read_text().splitlines(keepends=True)
+    verify = ("verify", "profile.yaml", "--world", WORLD, "--trace", "t.jsonl", "--run-dir", "v")
+    (knee / "t.jsonl").write_text("".join(lines))
+    assert run(knee, *verify).code == OK
+    done = run(knee, "resume", "v", "--budget", "9m")
+    assert done.code == USAGE
+    assert "--budget" in done.error
+    (knee / "t.jsonl").write_text("".join(lines[:100]))
+    done = run(knee, *verify)
+    assert done.code == BAD_INPUT
+    assert "trace_digest" in done.error
 
 
 def test_a_finished_run_is_resumed_without_measuring(knee: Path, swept: Swept) -> None:

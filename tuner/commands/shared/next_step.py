@@ -42,14 +42,16 @@ def is_short(profile: ServingProfile) -> bool:
     )
 
 
-def check_required(profile: ServingProfile, path: Path, *, cure: str) -> None:
+def check_required(
+    profile: ServingProfile, path: Path, *, cure: str, next_: str | None = None
+) -> None:
     """Raise GateError where the choice breaks what is required of it; ``cure`` says what would keep
     it, where that is known."""
     if broken := profile.decision.broken:
         raise GateError(
             f"{path}: max_num_seqs {profile.decision.max_num_seqs} does not keep "
             f"{', '.join(map(required, broken))}" + (f"; {cure}" if cure else ""),
-            hint=f"Add replicas or require less. Next: {after(profile, path)}",
+            hint=f"Add replicas or require less. Next: {next_ or after(profile, path)}",
         )
 
 

@@ -104,8 +104,9 @@ class Confirmation:
 
     def _replays_left_s(self) -> float:
         """Return what is left of the budget for replays once the confirming engine is up."""
-        is_up = self.bench.build == self.build
-        return self.left_s() - (0.0 if is_up else self.basis.evidence.facts().start_s)
+        is_up, build = self.bench.build == self.build, self.build
+        start_s = self.basis.evidence.start_needed_s(build.purpose, build.max_num_seqs)
+        return self.left_s() - (0.0 if is_up else start_s)
 
     def _windows(self) -> tuple[Window, ...]:
         """Return what is replayed at the recorded load. What the twin predicts of it is on disk

@@ -212,10 +212,10 @@ class SweepRun:
         else:
             requests = self.fitting(all_requests, self.evidence.facts())
         slo, chosen = settings.slo or slo_for(requests, unloaded), self.evidence.selection()
+        starts_s, confirm_s = self.evidence.starts_s()[0], self.confirm_start_s()
+        budget_s = self.left_s() + self.evidence.spent_s()  # without what else took time so far
+        self.affords_confirming = budget_s - starts_s - confirm_s >= STEPS * MIN_STEP_S
         if chosen is None:
-            starts_s, confirm_s = self.evidence.facts().start_s, self.confirm_start_s()
-            budget_s = self.left_s() + self.evidence.spent_s()  # without what else took time so far
-            self.affords_confirming = budget_s - starts_s - confirm_s >= STEPS * MIN_STEP_S
             starts_s += confirm_s if self.affords_confirming else 0.0
             step_s = affordable_step_s(
                 settings.step_s, steps=STEPS, budget_s=budget_s, starts_s=starts_s
@@ -254,8 +254,8 @@ class SweepRun:
         interrupted has spent what it measured, and no time in between."""
         spent_s = self.evidence.spent_s()
         if self.began_s is not None:
-            spent_s = max(spent_s, self.now_s() - self.began_s) + self.ending_s
-        return self.settings.budget_s - spent_s
+            spent_s = max(spent_s, self.now_s() - self.began_s)
+        return self.settings.budget_s - spent_s - self.ending_s
 
     def paid_s(self) -> float:
         """Return what the budget leaves for replays before the confirming engine starts."""
@@ -358,10 +358,17 @@ class SweepRun:
         does not start, dies or takes too long costs this measurement, and never the answer."""
         self.is_confirming = True
         why = "the budget left no room for it"
+        is_probed = self.evidence.unloaded("confirm") is not None
         try:
-            if self.left_s() > self.evidence.facts().start_s:
-                async with asyncio.timeout(self.left_s()):
-                    await self.conclude_for_users()
+            if is_probed:  # before an interruption: what it showed counts, whatever is left
+                await self.conclude_for_users()
+            fresh, newest_s = self.fresh, self.evidence.facts().start_s
+            start_s = self.evidence.start_needed_s(fresh.purpose, fresh.max_num_seqs)
+            if self.left_s() > start_s:
+                # a start that only an interruption makes necessary costs nothing
+                async with asyncio.timeout(self.left_s() + newest_s - start_s):
+                    if not is_probed:
+                        await self.conclude_for_users()
                     confirmation = Confirmation(
                         self.bench, self.basis, self.conclusion, self.fresh, self.left_s,
                         affords_headroom=lambda: self.steps_left() >= -OVERDRAWN,
