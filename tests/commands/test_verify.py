@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from tests.support.builders import replay_of
+from tests.support.builders import iterations, record, replay_of, request
 from tests.support.in_process import tuner
 from tests.support.profiles import profile
 from tests.support.traces import beginning
@@ -17,7 +17,10 @@ from tuner.commands.options import VerifyOptions
 from tuner.commands.verify import check_gates, is_behind_server
 from tuner.errors import GateError, UndecidedError
 from tuner.replay.records import DEVICE
-from tuner.runs.verify import Gate, Verified
+from tuner.runs.verify import Gate, Verification, Verified, gates
+from tuner.traffic.requirements import parse_requirements
+from tuner.traffic.slo import Slo
+from tuner.traffic.window import Window
 
 WORLD = """\
 step: {a: 0.020, b: 0.0006, n0: 16, h: 0.0025, c: 1.0e-5}
@@ -67,6 +70,18 @@ def test_a_promise_that_looks_broken_while_others_take_the_cores_is_not_called_s
     assert "Verify again when nothing else runs" in caught.value.hint
     with pytest.raises(GateError, match=r"1\.0% met the SLO"):
         check_gates(replace(result, replays=()), of_server=False)
+
+
+def test_preemptions_of_what_was_replayed_twice_count_once() -> None:
+    log = iterations([{"start_s": 1.0, "duration_s": 0.1, "preemptions": 2}])
+    replay = replay_of([record()], iterations=log)
+    question = Verification(
+        twin=None, slo=Slo(ttft_s=1.0), max_num_seqs=4, hit_share=0.0, trace_block_size=16,
+        window="all", step_s=10.0, tolerance=0.1,
+        requirements=parse_requirements(["preemptions <= 3"], headroom=1.0),
+    )  # fmt: skip
+    (gate,) = gates([replay, replay], [(Window(0.0, 10.0, 0.0), [request()])], question)
+    assert (gate.measured, gate.kept) == (2.0, True)
 
 
 def test_the_junit_of_an_earlier_run_does_not_outlive_a_refusal(folder: Path) -> None:

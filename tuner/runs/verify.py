@@ -215,7 +215,8 @@ def windows_of(
 def gates(replays: Sequence[Replay], sent: Sent, question: Verification) -> list[Gate]:
     """Return every gate; ``replays`` are one or more of each window that was ``sent``."""
     measured = numbers_of(replays, question.slo)
-    required = _required(question, measured)
+    repeats = len(replays) // len(sent)
+    required = _required(question, measured, repeats)
     twin = question.twin
     if twin is None:  # nothing is promised of such a server
         words = "what is expected of any server; --require says otherwise"
@@ -238,7 +239,7 @@ def gates(replays: Sequence[Replay], sent: Sent, question: Verification) -> list
     )  # fmt: skip
     # a server that runs does not report its preemptions of a replay
     held = {gate.name for gate in required} | ({"preemptions"} if question.url else set())
-    promised = _promised(predicted, measured, question.tolerance, len(replays) // len(sent))
+    promised = _promised(predicted, measured, question.tolerance, repeats)
     return [*required, *(gate for gate in promised if gate.name not in held)]
 
 
@@ -263,13 +264,14 @@ def _promised(
     return promised
 
 
-def _required(question: Verification, measured: Measurement) -> list[Gate]:
+def _required(question: Verification, measured: Measurement, repeats: int) -> list[Gate]:
     """Return a gate for each requirement of the recorded load that the engine's clients, or the
     engine itself, can show."""
     required = []
     for each in question.requirements:
         value = None if question.why_not(each) else each.value_in(measured)
         if value is not None:
+            value /= repeats if each.name == "preemptions" else 1
             scale, unit = (1e3, "_ms") if each.name in TIMES else (1.0, "")
             name = f"{each.name}_{each.statistic}" if each.statistic else each.name
             limit, words = each.limit * scale, f"required: {each}"
