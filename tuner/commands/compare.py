@@ -119,7 +119,7 @@ def _conclude(
         )
     facts = evidence.facts()
     result = compare_json(tables, comparison, facts, warnings)
-    row = tuned_row(tables[0])
+    row = tuned_row(tables[0], comparison.tuned)
     page = compare_page(
         tables,
         comparison.tuned,

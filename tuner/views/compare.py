@@ -26,7 +26,7 @@ def compare_page(  # noqa: PLR0913 - all that is printed
     the default. The first table is the trace as it is, or the heaviest load."""
     every = [row for table in tables for row in table.rows]
     title, aside = f"max_num_seqs {tuned.max_num_seqs}", "compared"
-    best = tuned_row(tables[0])
+    best = tuned_row(tables[0], tuned)
     if best is not None and best.numbers is None:
         title, aside = f"{title} was not measured", "failed"
     elif best is not None and (gains := _gains(best, tables[0])):
@@ -45,10 +45,12 @@ def compare_page(  # noqa: PLR0913 - all that is printed
     )
 
 
-def tuned_row(table: ComparisonTable) -> ComparisonRow | None:
-    """Return the tuned engine's row; None where it was not compared."""
+def tuned_row(table: ComparisonTable, tuned: Tuned) -> ComparisonRow | None:
+    """Return the tuned engine's row, the whole profile's where its cap is the tuned one; None where
+    it was not compared."""
     rows = {row.approach: row for row in table.rows}
-    return rows.get("profile") or rows.get("tuned")
+    whole = None if tuned.is_given else rows.get("profile")
+    return whole or rows.get("tuned")
 
 
 def _gains(best: ComparisonRow, table: ComparisonTable) -> list[str]:

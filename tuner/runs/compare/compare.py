@@ -91,6 +91,9 @@ class Tuned:
     source: str
     """Where it comes from: a profile or an option."""
 
+    is_given: bool = False
+    """Whether an option says it, whatever the profile has."""
+
 
 @dataclass(slots=True)
 class Comparison:
@@ -261,7 +264,7 @@ def _tuned(question: Question) -> Tuned:
     """Return the tuned value: as given, or the profile's. Raises UsageError where it is needed and
     nothing says it."""
     if question.max_num_seqs is not None:
-        return Tuned(question.max_num_seqs, "--max-num-seqs")
+        return Tuned(question.max_num_seqs, "--max-num-seqs", is_given=True)
     if question.profile is not None:
         return Tuned(question.profile.decision.max_num_seqs, question.source)
     if any(each.name in {"tuned", SERVER} for each in question.approaches):
