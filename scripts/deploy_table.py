@@ -19,10 +19,8 @@ from tuner.rollout.find import KINDS, kind_of
 SHOWS = {
     "compose": r"^ +(command|entrypoint|environment|extends|profiles|<<):|\$\{\w+(:-)",
     "kubernetes": r"^ *[\"']?kind[\"']?: *\"?([A-Z]\w+)",
-    "kustomize": r"^(?:- )?(op|patches|kind):",
     "helm-values": r"^ *(?:- )?(\w*[aA]rgs|command|\w+Config|max\w+):",
     "systemd": r"^(ExecStart|Environment)=|\b(docker|bash|sh) ",
-    "env": r"^(?:export )?(\w*ARGS|\w*FLAGS)=",
     "script": r"(?<!/)\b(apptainer|bash|docker|for|if|nohup|singularity|srun|ssh|tmux)\b(?!/)",
 }
 """Kind of file → what in its cases a reader looks for."""
@@ -61,7 +59,7 @@ def page() -> str:
         if group == "edited":
             count[kind] += 1
             for match in re.finditer(SHOWS.get(kind, "(?!)"), text, re.MULTILINE):
-                seen[kind][next(filter(None, match.groups()))] += 1
+                seen[kind][match[match.lastindex or 0]] += 1
             continue
         with tempfile.TemporaryDirectory() as name:
             words = laid_out(folder, file, Path(name), "lf")

@@ -13,7 +13,7 @@ The same bytes on every run: python scripts/make_traces.py
 import csv
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -40,6 +40,11 @@ ABORTED = 0.03
 
 FIRST_TOKEN_S = 0.06
 
+STEP = 0.0190, 0.00070, 0
+CHAT_STEP = 0.0131, 0.00077, 6
+"""Seconds of a step, seconds more for each sequence in it, and how many sequences are free: two CPU
+cores read 38 million weights, and from six sequences on they compute longer than they read."""
+
 CHAT_CALM_RPS, CHAT_RUSH_RPS = 1.2, 9.5
 RUSH_S, RUSH_EVERY_S = 5.0, 50.0
 QUESTION, ANSWER = (10, 60), (50, 200)  # tokens, shortest and longest
@@ -49,22 +54,11 @@ EXPORTED = datetime(2026, 9, 14, 8, tzinfo=UTC)
 
 
 def main() -> None:
-    visitors = serve(list(visits(random.Random(SEED))), step_s)  # noqa: S311 - no secret
+    visitors = serve(list(visits(random.Random(SEED))), *STEP)  # noqa: S311 - no secret
     save(visitors, "translation.jsonl", "tuner:tiny", "a translation service, made")
-    chat = serve(list(questions(random.Random(SEED))), chat_step_s)  # noqa: S311 - no secret
+    chat = serve(list(questions(random.Random(SEED))), *CHAT_STEP)  # noqa: S311 - no secret
     save(chat, "chat.jsonl", "tuner:small", "a support chat, made")
     export(chat, ROOT / "examples" / "walk" / "requests.csv")
-
-
-def step_s(batch: int) -> float:
-    """Return what one more token for each of a batch of translations takes."""
-    return 0.0190 + 0.00070 * batch
-
-
-def chat_step_s(batch: int) -> float:
-    """The same of answers: two CPU cores read 38 million weights; from six sequences on they
-    compute longer than they read."""
-    return 0.0131 + 0.00077 * max(0, batch - 6)
 
 
 def questions(rng: random.Random) -> Iterator[TraceRequest]:
@@ -72,7 +66,7 @@ def questions(rng: random.Random) -> Iterator[TraceRequest]:
     now_s = 0.0
     while True:
         rush = now_s % RUSH_EVERY_S < RUSH_S
-        now_s += exponential(rng, 1 / (CHAT_RUSH_RPS if rush else CHAT_CALM_RPS))
+        now_s += rng.expovariate(CHAT_RUSH_RPS if rush else CHAT_CALM_RPS)
         if now_s > DURATION_S:
             return
         yield request(rng, now_s, rng.randint(*QUESTION), rng.randint(*ANSWER))
@@ -82,10 +76,10 @@ def visits(rng: random.Random) -> Iterator[TraceRequest]:
     """Yield what clients want translated; ``output_length`` is that of the whole translation."""
     now_s, spell_end_s, busy = 0.0, 0.0, True
     while True:
-        now_s += exponential(rng, 1 / (BUSY_RPS if busy else CALM_RPS))
+        now_s += rng.expovariate(BUSY_RPS if busy else CALM_RPS)
         while now_s > spell_end_s:
             busy = not busy
-            spell_end_s += exponential(rng, BUSY_S if busy else CALM_S)
+            spell_end_s += rng.expovariate(1 / (BUSY_S if busy else CALM_S))
         if now_s > DURATION_S:
             return
         size = SHORTEST + (LONGEST - SHORTEST) * rng.random()
@@ -106,7 +100,7 @@ def request(rng: random.Random, at_s: float, prompt: int, output: int) -> TraceR
     )
 
 
-def serve(sent: list[TraceRequest], batch_step_s: Callable[[int], float]) -> list[TraceRequest]:
+def serve(sent: list[TraceRequest], base_s: float, more_s: float, free: int) -> list[TraceRequest]:
     """Return the requests as the server logged them: with their durations and real outputs."""
     rng = random.Random(SEED + 1)  # noqa: S311 - traffic, no secret
     logged: dict[int, TraceRequest] = {}
@@ -122,7 +116,7 @@ def serve(sent: list[TraceRequest], batch_step_s: Callable[[int], float]) -> lis
             if each.status == "aborted":  # somewhere in its answer
                 each = replace(each, output_length=max(1, round(each.output_length * rng.random())))
             running[each.row], tokens[each.row] = each, 0
-        now_s += batch_step_s(len(running))
+        now_s += base_s + more_s * max(0, len(running) - free)
         for row, each in list(running.items()):
             tokens[row] += 1
             if tokens[row] == each.output_length:
@@ -139,9 +133,7 @@ def save(requests: list[TraceRequest], name: str, model: str, note: str) -> None
         rows_kept=len(requests),
         notes=(note,),
     )
-    trace = Trace.of(header, requests)
-    write(trace, ROOT / "traces" / name, force=True)
-    print(f"{name}: {len(requests)} requests, {trace.digest}")
+    write(Trace.of(header, requests), ROOT / "traces" / name, force=True)
 
 
 def export(requests: list[TraceRequest], path: Path) -> None:
@@ -157,10 +149,6 @@ def export(requests: list[TraceRequest], path: Path) -> None:
             stamp = came.isoformat(timespec="milliseconds").replace("+00:00", "Z")
             lengths = each.input_length, each.output_length
             rows.writerow((stamp, f"req-{number:04d}", *lengths, round(each.e2e_s * 1000)))
-
-
-def exponential(rng: random.Random, mean: float) -> float:
-    return -mean * math.log(1 - rng.random())
 
 
 if __name__ == "__main__":

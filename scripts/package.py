@@ -25,7 +25,7 @@ apply {PROFILE} serve.yaml --dry-run
 NO_VLLM = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is not None)"
 
 
-def main() -> int:
+def main() -> None:
     pip = pip_configuration()
     environment, links = uv_environment(pip), find_links(pip)
     pinned: Words = ["--build-constraints", SETUP_LOCK, *links]
@@ -40,7 +40,7 @@ def main() -> int:
     dist = ROOT / "dist"
     shutil.rmtree(dist, ignore_errors=True)
     run([UV, "build", "--out-dir", dist, *pinned])
-    for built in sorted([*dist.glob("*.whl"), *dist.glob("*.tar.gz")]):
+    for built in dist.glob("*tuner-*"):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(shutil.copytree(ROOT / "examples" / "walk", Path(name) / "walk"))
             python = folder / "venv" / "bin" / "python"
@@ -50,11 +50,8 @@ def main() -> int:
             run([python, "-c", NO_VLLM])
             for line in COMMANDS.strip().splitlines():
                 run([python.with_name("tuner"), *line.split()], cwd=folder)
-        print(
-            f"{built.name}: {built.stat().st_size / 1e6:.1f} MB, every command works without vLLM"
-        )
-    return 0
+        print(f"{built.name}: every command works without vLLM")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,7 +1,6 @@
 """Random worlds to judge a decision rule by: machines, their noise, and the traffic they get."""
 
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 from numpy.random import Generator
@@ -10,9 +9,10 @@ from tuner.engines.scheduler.state import Floats, Ints
 from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep, step_law
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 
-CAPS: Final = (1, 2, 4, 8, 16, 32)
+CAPS = (1, 2, 4, 8, 16, 32)
+DURATION_S = 1200
 
-NOISE: Final = {
+NOISE = {
     "quiet": WorldNoise(sigma_iter=0.02, sigma_drift=0.005, tau=120.0, sigma_start=0.003),
     "typical": WorldNoise(
         sigma_iter=0.05,
@@ -43,13 +43,13 @@ class Case:
     traffic: Traffic
 
 
-def case(seed: int, level: str, *, harder: bool = False, duration_s: float = 1200.0) -> Case:
+def case(seed: int, level: str) -> Case:
     """Return a random case. The same seed gives the same machine and traffic at every level."""
-    rng = np.random.default_rng([seed, harder])
-    world = _world(rng, harder=harder)
+    rng = np.random.default_rng([seed, 0])
+    world = _world(rng)
     lengths = _lengths(rng)
     rate = rng.uniform(0.3, 0.95) * _capacity_rps(world, lengths)
-    arrivals = _arrivals(rng, rate, duration_s)
+    arrivals = _arrivals(rng, rate)
     traffic = _traffic(arrivals, lengths[rng.integers(0, len(lengths), len(arrivals))])
     return Case(replace(world, noise=NOISE[level], seed=seed), traffic)
 
@@ -61,17 +61,15 @@ def shape_of(world: World) -> EngineShape:
         block_size=world.kv.block_size,
         kv_blocks=world.kv.blocks,
         max_model_len=world.kv.blocks * world.kv.block_size,
-        late_release=world.step.async_release,
-        lag_s=world.step.lag,
     )
 
 
 def _traffic(arrival_s: Floats, lengths: Ints) -> Traffic:
-    uncached = np.zeros(len(lengths), np.int64)
-    return Traffic(arrival_s, lengths[:, 0], lengths[:, 1], uncached)
+    prompts, outputs = lengths.T
+    return Traffic(arrival_s, prompts, outputs, np.zeros_like(prompts))
 
 
-def _world(rng: Generator, *, harder: bool) -> World:
+def _world(rng: Generator) -> World:
     a = float(np.exp(rng.uniform(np.log(0.006), np.log(0.04))))
     step = WorldStep(
         a=a,
@@ -79,12 +77,8 @@ def _world(rng: Generator, *, harder: bool) -> World:
         n0=int(rng.choice([4, 8, 12, 16, 20, 24, 64])),
         h=a * float(rng.choice([0.0, rng.uniform(0.02, 0.25)])),
         c=float(np.exp(rng.uniform(np.log(1e-5), np.log(2e-4)))),
-        c2=float(rng.choice([0.0, 1e-8])) if harder else 0.0,
         p0=float(rng.choice([0.0, 0.1 * a])),
         d=float(rng.choice([0.0, 1e-7, 5e-7])),
-        pad=bool(harder and rng.random() < 0.5),
-        async_release=bool(harder and rng.random() < 0.5),
-        lag=float(rng.choice([0.0, 0.03, 0.1])) if harder else 0.0,
     )
     blocks = int(rng.choice([250, 500, 1000, 2000, 4000]))
     budget = int(rng.choice([512, 2048, 8192]))
@@ -99,11 +93,10 @@ def _lengths(rng: Generator) -> Ints:
     return np.asarray(np.clip(pairs, 2, [2500, 1000]), np.int64)
 
 
-def _arrivals(rng: Generator, rate: float, duration_s: float) -> Floats:
+def _arrivals(rng: Generator, rate: float) -> Floats:
     """Return arrival times: steady, bursty, in spells, or rising and falling."""
     kind = rng.choice(["poisson", "bursty", "spells", "tide"])
-    grid_s = 1.0
-    times = np.arange(0.0, duration_s, grid_s)
+    times = np.arange(DURATION_S)
     level = np.ones(len(times))
     if kind == "spells":
         busy = np.cumsum(rng.random(len(times)) < 1 / rng.uniform(10, 60)) % 2
@@ -113,8 +106,8 @@ def _arrivals(rng: Generator, rate: float, duration_s: float) -> Floats:
     elif kind == "bursty":
         shape = rng.uniform(0.5, 3.0)
         level = rng.gamma(shape, 1 / shape, len(times))
-    counts = rng.poisson(rate * grid_s * level / level.mean())
-    return np.sort(np.repeat(times, counts) + rng.uniform(0, grid_s, counts.sum()))
+    counts = rng.poisson(rate * level / level.mean())
+    return np.sort(np.repeat(times, counts) + rng.uniform(0, 1, counts.sum()))
 
 
 def _capacity_rps(world: World, lengths: Ints) -> float:

@@ -13,6 +13,7 @@ os.environ.update(COLUMNS="88", TERMINAL_WIDTH="88", NO_COLOR="1", TERM="dumb")
 
 import deploy_table
 import typer.main
+from results import table
 from typer.testing import CliRunner
 
 from tuner.commands.root import app
@@ -44,11 +45,11 @@ def sections(words: list[str], command: Any) -> Iterator[str]:  # noqa: ANN401 -
 def with_table(page: str, name: str, rows: Iterable[tuple[str, str]]) -> str:
     """Return the page with other rows in its table between two comments of this name."""
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
-    table = "| name | meaning |\n|---|---|\n" + "".join(f"| `{a}` | {b} |\n" for a, b in rows)
-    return re.sub(f"{begin}.*?{end}", lambda _: begin + table + end, page, flags=re.DOTALL)
+    text = table(("name", "meaning"), [(f"`{word}`", meaning) for word, meaning in rows])
+    return re.sub(f"{begin}.*?{end}", lambda _: f"{begin}{text}\n{end}", page, flags=re.DOTALL)
 
 
-def main() -> int:
+def main() -> None:
     traces = (DOCS / "traces.md").read_text(encoding="utf-8")
     traces = with_table(traces, "formats", ((each.name, each.says) for each in FORMATS))
     pages = {
@@ -61,9 +62,8 @@ def main() -> int:
             (DOCS / name).write_text(page, encoding="utf-8")
     stale = [n for n, page in pages.items() if page != (DOCS / n).read_text(encoding="utf-8")]
     if stale:
-        sys.stderr.write(f"docs/{stale[0]} differs from the code; write it with: make docs\n")
-    return 1 if stale else 0
+        sys.exit(f"docs/{stale[0]} differs from the code; write it with: make docs")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -21,7 +21,7 @@ from tuner.engines.vllm.flags import FLAGS, READ_FROM, TABLE
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--update", action="store_true", help="add what is new to the table")
     options = parser.parse_args()
     here = flags()
