@@ -81,7 +81,7 @@ def conclude(basis: Basis) -> Conclusion:
     """Return the verdict and the curve: by the twin, where it is believed."""
     view = None if basis.settings.closed_sessions else view_of(basis, printed=True)
     if view is not None and view.is_believed:
-        return _by_twin(basis, view)
+        return by_twin(basis, view)
     return by_windows(basis, view, doubt=None if view is None else view.doubt)
 
 
@@ -165,7 +165,8 @@ def curve_by_twin(
     )
 
 
-def _by_twin(basis: Basis, view: Forecast) -> Conclusion:
+def by_twin(basis: Basis, view: Forecast) -> Conclusion:
+    """Return what the twin says of every cap, with what was measured beside it."""
     workload, ceiling, rungs = basis.workload, basis.settings.ceiling, basis.evidence.rungs()
     otherwise = cut_under_another(rungs, workload.slo)
     seen = {

@@ -13,7 +13,7 @@ from tuner.runs.bench import Bench, Build
 from tuner.runs.events import PredictedReplay
 from tuner.runs.evidence import CONFIRMING, Evidence
 from tuner.runs.measure import Trial
-from tuner.runs.sweep.conclusion import Basis, Conclusion, by_windows
+from tuner.runs.sweep.conclusion import Basis, Conclusion, by_twin, by_windows
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import HALF, PRINTED_DRAWS
 from tuner.traffic.sampling import unseen_windows
@@ -29,6 +29,7 @@ from tuner.twin.check import (
     check_predicted,
     predict,
 )
+from tuner.twin.decide import choose
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd, contention_of, fit_front_end, passages_of
 from tuner.twin.simulation import traffic_of
@@ -263,7 +264,10 @@ def after_check(
             tpot_errors=record.tpot_errors,
             front_end=front_end,
         )
-        view = replace(view, machine=machine)
+        was, view = view.machine.front_end, replace(view, machine=machine)
+        if front_end is not None and was is not None and front_end.contention != was.contention:
+            conclusion = _restated(conclusion, basis, view)
+            verdict, view = conclusion.verdict, conclusion.view or view
         if front_end is not None and verdict.requirements:
             verdict = replace(verdict, requirements=view.bounds(cap).checks(cap))
         return replace(conclusion, verdict=verdict, view=view)
@@ -274,3 +278,16 @@ def after_check(
         return by_windows(basis, view, doubt=doubt)
     reason = f"inconclusive, {cap} is the twin's choice: {doubt} in the replay that verifies it"
     return replace(conclusion, verdict=replace(verdict, kind="inconclusive", reason=reason))
+
+
+def _restated(conclusion: Conclusion, basis: Basis, view: Forecast) -> Conclusion:
+    """Return the conclusion with the front end as the whole replay showed it: a few probes may have
+    met another speed of the machine. A choice that this would move stays as it was confirmed."""
+    choice = choose(
+        view.loads, view.fitted, view.shape, view.slo, view.choice.samples.caps,
+        requirements=basis.settings.requirements, front_end=view.machine.front_end,
+        draws=PRINTED_DRAWS,
+    )  # fmt: skip
+    again = by_twin(basis, replace(view, choice=choice))
+    is_same = again.verdict.max_num_seqs == conclusion.verdict.max_num_seqs
+    return again if is_same else replace(conclusion, view=view)
