@@ -303,6 +303,11 @@ def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: P
         assert not each.is_kept
     assert last.measured is not None
     assert last.bound == pytest.approx(last.measured, rel=0.05)
+    # The curve is of the front end as the whole replay showed it, not as the probes did.
+    view = outcome.conclusion.view
+    assert view is not None
+    for point in outcome.curve:
+        assert point.numbers.tpot_s == view.measurement(point.numbers.max_num_seqs).tpot_s
     few = [each.curve[0].numbers.tpot_s for each in (alone, probed)]
     assert [one.p50 for one in few if one is not None] == pytest.approx([0.0206, 0.0306], rel=0.03)
 

@@ -85,14 +85,20 @@ class Question:
         return int(str(self.base.resolve(max_num_seqs=UNTUNED)["max_model_len"]))
 
 
+GIVEN = "--max-num-seqs"
+"""The option that names the tuned value itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tuned:
     max_num_seqs: int
     source: str
     """Where it comes from: a profile or an option."""
 
-    is_given: bool = False
-    """Whether an option says it, whatever the profile has."""
+    @property
+    def is_given(self) -> bool:
+        """Whether an option says it, whatever the profile has."""
+        return self.source == GIVEN
 
 
 @dataclass(slots=True)
@@ -264,7 +270,7 @@ def _tuned(question: Question) -> Tuned:
     """Return the tuned value: as given, or the profile's. Raises UsageError where it is needed and
     nothing says it."""
     if question.max_num_seqs is not None:
-        return Tuned(question.max_num_seqs, "--max-num-seqs", is_given=True)
+        return Tuned(question.max_num_seqs, GIVEN)
     if question.profile is not None:
         return Tuned(question.profile.decision.max_num_seqs, question.source)
     if any(each.name in {"tuned", SERVER} for each in question.approaches):
