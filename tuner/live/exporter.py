@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from tuner.errors import UsageError
 from tuner.live.watch import VERDICTS, Watch
-from tuner.replay.measure import Measurement
+from tuner.replay.numbers import Measurement
 
 Metric = tuple[str, str, list[str]]
 """Name, help text, labels."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from tuner.engines.seam import Engine, EngineFacts, IterationLog
 from tuner.replay.device_use import crowded, device_use
-from tuner.replay.measure import lag_p99_s
+from tuner.replay.numbers import lag_p99_s
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.readings import Read, while_reading
 from tuner.replay.records import Replay, ttft_s

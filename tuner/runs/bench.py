@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from tuner.engines.seam import Engine, EngineFacts, IterationLog, Starter
 from tuner.errors import EngineError, StoodStillError
 from tuner.replay.device_use import crowded, device_use
-from tuner.replay.measure import Measurement
+from tuner.replay.numbers import Measurement
 from tuner.replay.plan import plan_requests
 from tuner.replay.probe import probe
 from tuner.replay.ramp import ramp

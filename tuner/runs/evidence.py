@@ -10,7 +10,7 @@ from tuner.engines.devices import BY_LOG, PER_CARD
 from tuner.engines.seam import EngineFacts
 from tuner.errors import RunError
 from tuner.replay.device_use import device_use, disturbance, share_taken
-from tuner.replay.measure import Measurement, measure
+from tuner.replay.numbers import Measurement, measure
 from tuner.replay.records import Replay
 from tuner.replay.soundness import OURS
 from tuner.runs.events import (

@@ -8,7 +8,7 @@ import numpy as np
 
 from tuner.engines.seam import ITERATION, EngineFacts
 from tuner.errors import EngineError
-from tuner.replay.measure import measure as numbers_of
+from tuner.replay.numbers import measure as numbers_of
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
 from tuner.runs.bench import Bench, Build, in_words

@@ -7,7 +7,7 @@ from typing import Literal
 
 from tuner.engines.seam import EngineFacts
 from tuner.errors import RunError
-from tuner.replay.measure import Measurement, Spread, measure
+from tuner.replay.numbers import Measurement, Spread, measure
 from tuner.runs.events import EngineStart
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal

@@ -30,7 +30,7 @@ from tuner.profile.profile import (
     content_of,
     seal,
 )
-from tuner.replay.measure import Measurement
+from tuner.replay.numbers import Measurement
 from tuner.runs.outcome import SweepOutcome
 from tuner.traffic.constants import KV_FULL
 from tuner.traffic.requirements import RequirementCheck

@@ -15,8 +15,8 @@ from tuner.engines.seam import Starter
 from tuner.profile.evidence import StoredTwin
 from tuner.profile.summary import LOW
 from tuner.replay.device_use import crowded, device_use
-from tuner.replay.measure import Measurement, Spread
-from tuner.replay.measure import measure as numbers_of
+from tuner.replay.numbers import Measurement, Spread
+from tuner.replay.numbers import measure as numbers_of
 from tuner.replay.readings import Read
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule

@@ -92,7 +92,7 @@ class Requirement:
         return round(abs(value - self.limit) / (self.limit or 1.0), 9)
 
     def value_in(self, item: object) -> float | None:
-        """Return the number as a measurement has it (``replay.measure``); None where it does not
+        """Return the number as a measurement has it (``replay.numbers``); None where it does not
         tell."""
         if self.name in TIMES:
             spread = getattr(item, f"{self.name}_s", None)

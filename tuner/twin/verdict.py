@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tuner.replay.measure import Measurement
+from tuner.replay.numbers import Measurement
 from tuner.traffic.constants import (
     CONFIDENT,
     DEFENSIBLE,

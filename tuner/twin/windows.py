@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from tuner.replay.measure import Measurement, Spread
+from tuner.replay.numbers import Measurement, Spread
 from tuner.traffic.constants import WINDOW_DRAWS, WINDOW_SDS, WINDOW_SDS_WEIGHT
 from tuner.twin.samples import NUMBERS, TIMES, Samples
 

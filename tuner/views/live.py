@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from tuner.profile.summary import milliseconds, minutes, percent
-from tuner.replay.measure import Measurement
+from tuner.replay.numbers import Measurement
 from tuner.replay.readings import Read
 from tuner.replay.records import DEVICE
 from tuner.replay.replay import LiveReading

@@ -1,6 +1,6 @@
 """The numbers that tables have in common: one heading and one unit each. Pure."""
 
-from tuner.replay.measure import Measurement
+from tuner.replay.numbers import Measurement
 from tuner.views.page import Cell, Column
 
 COLUMNS = {

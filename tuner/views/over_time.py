@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.errors import RunError
-from tuner.replay.measure import measure
+from tuner.replay.numbers import measure
 from tuner.replay.records import Replay
 from tuner.runs.bench import in_words
 from tuner.runs.events import Replayed

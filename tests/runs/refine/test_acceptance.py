@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from tuner.replay.measure import Spread
+from tuner.replay.numbers import Spread
 from tuner.runs.refine.aims import (
     GOODPUT,
     TAIL,

@@ -19,7 +19,7 @@ from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldNoise
 from tuner.errors import EngineError
-from tuner.replay.measure import Measurement, measure
+from tuner.replay.numbers import Measurement, measure
 from tuner.replay.plan import plan_requests
 from tuner.replay.replay import CutRule, replay
 from tuner.runs import journal

@@ -15,7 +15,7 @@ from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldStep
 from tuner.errors import RunError, UsageError
-from tuner.replay.measure import Measurement
+from tuner.replay.numbers import Measurement
 from tuner.runs import journal
 from tuner.runs.bench import Bench
 from tuner.runs.evidence import Evidence

@@ -19,7 +19,7 @@ from tuner.engines import devices
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.vllm.start import VllmStarter, default_log
 from tuner.errors import EngineError, TunerError
-from tuner.replay.measure import Measurement
+from tuner.replay.numbers import Measurement
 from tuner.replay.replay import LiveReading
 from tuner.runs import journal
 from tuner.runs.bench import Watcher

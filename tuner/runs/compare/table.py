@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.replay.device_use import device_use
-from tuner.replay.measure import Spread, measure, spread
+from tuner.replay.numbers import Spread, measure, spread
 from tuner.replay.records import Floats, Replay, e2el_s
 from tuner.runs.compare.ways import LEVELS, Approach, mean_in_flight
 from tuner.runs.evidence import MadeTrial

@@ -18,7 +18,7 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats
 from tuner.errors import UsageError
-from tuner.replay.measure import Spread
+from tuner.replay.numbers import Spread
 from tuner.traffic.constants import EQUAL_ATTAINMENT, GOOD_TAIL
 from tuner.twin.windows import t_quantile, t_share
 

@@ -14,8 +14,8 @@ import numpy as np
 from tuner.engines.seam import EngineFacts, Starter
 from tuner.errors import EngineError, UsageError
 from tuner.profile.profile import ServingProfile
-from tuner.replay.measure import Measurement
-from tuner.replay.measure import measure as numbers_of
+from tuner.replay.numbers import Measurement
+from tuner.replay.numbers import measure as numbers_of
 from tuner.replay.replay import CutRule
 from tuner.runs.bench import Bench, Build
 from tuner.runs.events import Gathered, Selection

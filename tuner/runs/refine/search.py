@@ -20,7 +20,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
 from tuner.errors import RunError
-from tuner.replay.measure import Spread, spread
+from tuner.replay.numbers import Spread, spread
 from tuner.runs.refine.aims import Aim, gain_over
 from tuner.runs.refine.space import (
     BLOCKS,

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from tuner.engines.seam import EngineFacts
-from tuner.replay.measure import Measurement
+from tuner.replay.numbers import Measurement
 from tuner.replay.records import REQUEST, Replay, e2el_s, queue_s
 from tuner.runs.evidence import Evidence, MadeTrial, cut_under_another, measured, whole_windows
 from tuner.runs.ladder import doubling

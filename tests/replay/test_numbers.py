@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.builders import iterations, record, replay_of
 from tuner.replay.iterations import batch_times
-from tuner.replay.measure import measure
+from tuner.replay.numbers import measure
 from tuner.traffic.slo import Slo
 
 LAX = Slo(ttft_s=100.0)
