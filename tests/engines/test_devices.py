@@ -104,7 +104,7 @@ def test_an_engine_on_the_cpu_of_a_host_with_gpus_has_nothing_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     install(monkeypatch, Card("GPU-a", memory_used=60 * GIB, processes={STRANGER}))
-    monkeypatch.setattr("tuner.engines.provenance.accelerator", lambda: "cpu")
+    monkeypatch.setattr("tuner.engines.provenance.is_cpu_build", lambda: True)
     sample = devices.Cpu(busy=0.9, others=0.8, steal=0.0)
     monkeypatch.setattr(devices.CpuMeter, "sample", lambda _: sample)
     seen = read()

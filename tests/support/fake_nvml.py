@@ -61,4 +61,4 @@ def install(monkeypatch: pytest.MonkeyPatch, *cards: Card) -> None:
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, name, answer)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("tuner.engines.provenance.accelerator", lambda: "cuda")
+    monkeypatch.setattr("tuner.engines.provenance.is_cpu_build", lambda: False)

