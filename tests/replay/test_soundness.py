@@ -36,7 +36,7 @@ def late(lag_s: float, ttft_s: float, limit_s: float | None = None) -> Replay:
 def test_requests_are_late_by_a_share_of_what_their_users_wait_for(
     replay: Replay, *, is_late: bool
 ) -> None:
-    assert bool(flaws_of(replay, facts())) == is_late
+    assert any(flaws_of(replay, facts())) == is_late
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_outputs_are_read_late_where_more_than_a_tenth_came_together(
 
 def test_a_replay_in_which_nothing_was_computed_has_a_flaw() -> None:
     cut = record(outcome="cut", output_tokens=0, first_s=None, last_s=None)
-    assert flaws_of(replay_of([cut]), facts()) == ("no iteration ended in 10 s",)
+    assert [*flaws_of(replay_of([cut]), facts())] == ["no iteration ended in 10 s"]
 
 
 @pytest.mark.parametrize(

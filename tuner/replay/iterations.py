@@ -1,14 +1,11 @@
 """Measures of an engine's log of iterations: decode time, KV usage, what binds. Pure."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tuner.engines.seam import IterationLog
-
-Floats = NDArray[np.float64]
+from tuner.replay.records import Bools, Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +24,6 @@ class BatchTime:
     decode_seqs: int
     iterations: int
     median_s: float
-
-
-def joined(logs: Iterable[IterationLog]) -> IterationLog:
-    log: IterationLog = np.concatenate(list(logs))
-    return log
 
 
 def batch_times(work: IterationLog) -> tuple[BatchTime, ...]:
@@ -73,7 +65,7 @@ def token_bound_share(work: IterationLog, cap: int, budget: int) -> float:
     return _share(work, (work["waiting"] > 0) & (work["running"] < cap) & spent)
 
 
-def _share(work: IterationLog, chosen: NDArray[np.bool_]) -> float:
+def _share(work: IterationLog, chosen: Bools) -> float:
     total = float(work["duration_s"].sum())  # of all in another order it may be a bit less
     return min(1.0, float(work["duration_s"][chosen].sum()) / total) if total else 0.0
 

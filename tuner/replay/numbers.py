@@ -9,7 +9,6 @@ from tuner.replay.iterations import (
     BatchTime,
     KvCacheUsage,
     batch_times,
-    joined,
     kv_cache_usage,
     token_bound_share,
     waiting_share,
@@ -118,17 +117,13 @@ def measure(replays: Sequence[Replay], slo: Slo) -> Measurement:
     A replay's requests and seconds count as often as its weight says, so that a few windows speak
     for the whole trace. Totals, such as preemptions, are what was counted.
     """
-    parts, weights = (
-        [_Part(replay, slo) for replay in replays],
-        np.array([replay.weight for replay in replays]),
-    )
+    parts = [_Part(replay, slo) for replay in replays]
+    weights = np.array([replay.weight for replay in replays])
     scored, good, possible, window_s, ended, tokens, span_s = (
         weights @ np.array([part.counts for part in parts], float)
     ).tolist()
-    work, scored_work = (
-        joined(replay.iterations for replay in replays),
-        joined(part.work for part in parts),
-    )
+    work = np.concatenate([replay.iterations for replay in replays])
+    scored_work = np.concatenate([part.work for part in parts])
     wanted = np.concatenate([part.seen["output_length"] for part in parts])
     cap, cut = replays[0].max_num_seqs, [replay for replay in replays if replay.cut]
 
@@ -215,9 +210,8 @@ class _Part:
         possible = min(good + int(waits.sum()) + replay.unsent, bound * total)
         has_ended = (requests["outcome"] == "ok") & (begin_s <= ends_s) & (ends_s < end_s)
         tokens, span_s = self._tokens(replay, begin_s, end_s), (end_s - begin_s) or 1e-9
-        self.counts = (
-            *(total, good, possible, replay.window_s, int(has_ended.sum()), tokens, span_s),
-        )
+        ended = int(has_ended.sum())
+        self.counts = (total, good, possible, replay.window_s, ended, tokens, span_s)
 
     def _tokens(self, replay: Replay, begin_s: float, end_s: float) -> int:
         """Return the output tokens of the span: the first ones as clients saw them, the rest

@@ -68,7 +68,7 @@ async def better_of_two(
     return min(first, await attempt(), key=lambda item: (len(item.flaws), item.lag_s))
 
 
-async def replay_soundly(  # noqa: PLR0913 - what is sent where, when it is cut, and who is told
+async def replay_soundly(  # noqa: PLR0913 - what is sent where, when it is cut, and who watches
     plan: Sequence[PlannedRequest],
     engine: Engine,
     window: Window,
@@ -102,7 +102,7 @@ async def replay_soundly(  # noqa: PLR0913 - what is sent where, when it is cut,
         result = replace(result, device=device, weight=window.weight)
         flaws = engine_flaws(engine, result.iterations)
         if rule.stop_after_s is None:  # else only its iterations count
-            flaws += flaws_of(result, engine.facts)
+            flaws += tuple(flaws_of(result, engine.facts))
         return Attempt(replace(result, flaws=flaws), flaws, lag_p99_s([result]))
 
     return (await better_of_two(attempt, retry)).result
@@ -128,12 +128,8 @@ def stalls_s(log: IterationLog) -> list[float]:
     return []
 
 
-def flaws_of(result: Replay, facts: EngineFacts) -> tuple[str, ...]:
-    """Return what shaped a replay's numbers besides the engine, a phrase each."""
-    return tuple(_flaws(result, facts))
-
-
-def _flaws(result: Replay, facts: EngineFacts) -> Iterator[str]:
+def flaws_of(result: Replay, facts: EngineFacts) -> Iterator[str]:
+    """Yield what shaped a replay's numbers besides the engine, a phrase each."""
     requests, slo, tokens = result.requests, result.slo, int(result.requests["output_tokens"].sum())
     has_waited = np.isin(requests["outcome"], ("cut", "aborted")).any()
     if has_waited and not len(result.iterations) and not tokens:

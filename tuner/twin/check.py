@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import IterationLog
-from tuner.replay.iterations import joined, time_mean
+from tuner.replay.iterations import time_mean
 from tuner.replay.numbers import percentile
 from tuner.replay.records import Replay, e2el_s, ttft_s
 from tuner.traffic.constants import (
@@ -303,7 +303,7 @@ def _numbers(windows: Sequence[_Served], *, rank_errors: float = 0.0) -> dict[st
     if weights.sum() > 0:
         good = np.concatenate([window.met for window in windows])
         result["attainment"] = float(good @ weights / weights.sum())
-    work = joined(window.work for window in windows)
+    work = np.concatenate([window.work for window in windows])
     return result | {
         "running_mean": time_mean(work, "running"),
         "waiting_mean": time_mean(work, "waiting"),
