@@ -25,6 +25,7 @@ def test_a_kernel_that_vllm_compiles_while_it_serves_is_found_in_its_log(tmp_pat
         jit_monitor._handle_jit_event(backend="Triton", event="JIT compilation", fn_name="a_kernel")
     finally:
         logger.removeHandler(handler)
+        handler.close()
     (words, *_) = result.compiled()
     assert words == "Triton JIT compilation during inference: a_kernel"
     assert result.compiled() == []
