@@ -1,7 +1,9 @@
 """Engines to test against: few, shared by the session, each living on a loop of its own."""
 
 import asyncio
+import importlib
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -95,6 +97,12 @@ def cramped(request: pytest.FixtureRequest) -> Iterator[StartedEngine]:
     yield from started(request.param, cramped=True)
 
 
+@pytest.fixture(scope="session")
+def lone() -> Any:  # noqa: ANN401 - a module that imports vLLM
+    """tests.support.lone_scheduler, which has no business in tests without vLLM."""
+    return importlib.import_module("tests.support.lone_scheduler")
+
+
 async def until_it_generates(reply: Reply) -> None:
     while reply.output_tokens < 2:  # noqa: ASYNC110 - a reply tells nobody that it grows
         await asyncio.sleep(0.001)
@@ -105,9 +113,9 @@ def request(name: int, *, prompt: int, output: int) -> EngineRequest:
     return EngineRequest([3 + (name * 31 + at) % 1000 for at in range(prompt)], output)
 
 
-async def generate(engine: Engine, one: EngineRequest) -> Reply:
+async def generate(engine: Engine, wanted: EngineRequest) -> Reply:
     reply = Reply()
-    await engine.generate(one, reply)
+    await engine.generate(wanted, reply)
     return reply
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.engines.conftest import generate, request, world
+from tests.engines.conftest import generate_all, request, world
 from tuner.engines.batched import Batched, BatchedStarter, Batching
 from tuner.engines.seam import Reply
 from tuner.engines.sim.start import SimStarter
@@ -19,15 +19,15 @@ async def started(size: int) -> Batched:
     return await starter.start(max_num_seqs=size)
 
 
-async def asked(engine: Batched, *outputs: int) -> list[Reply]:
+async def served(engine: Batched, *outputs: int) -> list[Reply]:
     requests = [request(n, prompt=20, output=tokens) for n, tokens in enumerate(outputs)]
-    return await asyncio.gather(*(generate(engine, request) for request in requests))
+    return await generate_all(engine, *requests)
 
 
 def test_a_batch_is_answered_at_once_when_its_slowest_is_done() -> None:
     async def main() -> None:
         engine = await started(3)
-        replies = await asked(engine, 5, 60, 20, 9)
+        replies = await served(engine, 5, 60, 20, 9)
         assert [reply.output_tokens for reply in replies] == [5, 60, 20, 9]
         assert len({reply.seen_s[0] for reply in replies[:3]}) == 1
         assert replies[0].last_s < replies[2].last_s < replies[1].last_s == replies[1].seen_s[0]
@@ -41,7 +41,7 @@ def test_a_batch_is_answered_at_once_when_its_slowest_is_done() -> None:
 def test_what_nobody_waits_for_is_not_begun_and_a_batch_goes_on() -> None:
     async def main() -> None:
         engine, loop = await started(2), asyncio.get_running_loop()
-        tasks = [loop.create_task(asked(engine, tokens)) for tokens in (50, 900, 7, 7)]
+        tasks = [loop.create_task(served(engine, tokens)) for tokens in (50, 900, 7, 7)]
         await asyncio.sleep(0.05)
         for task in tasks[1:]:
             task.cancel()
@@ -51,6 +51,6 @@ def test_what_nobody_waits_for_is_not_begun_and_a_batch_goes_on() -> None:
         assert len(await engine.iterations()) == 0
         await engine.stop()
         with pytest.raises(EngineError, match="stopped"):
-            await asked(engine, 1)
+            await served(engine, 1)
 
     run(main())

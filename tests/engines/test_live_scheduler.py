@@ -2,7 +2,6 @@
 
 # ruff: noqa: ANN401 - vLLM's objects, and modules that import it
 
-import importlib
 import itertools
 import threading
 from collections import deque
@@ -13,16 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.processes import wait_until
 from tuner.live import control_client
 from tuner.live.control import Limits, SetLimits
 
 pytestmark = pytest.mark.vllm
-
-
-@pytest.fixture(scope="module")
-def lone() -> Any:
-    """tests.support.lone_scheduler, which has no business in tests without vLLM."""
-    return importlib.import_module("tests.support.lone_scheduler")
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +27,9 @@ def config(lone: Any) -> Any:
 @pytest.fixture(scope="module")
 def configs(lone: Any, config: Any) -> dict[int, Any]:
     """By how many iterations are under way at once; two need async scheduling."""
-    other = lone.configured()
-    other.scheduler_config.async_scheduling = True
-    return {1: config, 2: other}
+    overlapping = lone.configured()
+    overlapping.scheduler_config.async_scheduling = True
+    return {1: config, 2: overlapping}
 
 
 @pytest.fixture
@@ -61,7 +55,7 @@ def test_whatever_is_changed_whenever_every_request_gets_all_its_tokens(
     changes: list[tuple[int, int] | None],
 ) -> None:
     scheduler = lone.scheduler_of(lone.live.LiveScheduler, configs[in_flight])
-    knobs = lone.live._Knobs(scheduler)
+    knobs = lone.live.SchedulerKnobs(scheduler)
     made = [
         lone.add(scheduler, f"{number}", prompt=prompt, tokens=tokens)
         for number, (prompt, tokens) in enumerate(requests)
@@ -95,7 +89,7 @@ def test_a_prompt_that_cannot_be_split_keeps_the_whole_budget(
     lone: Any, arguments: dict[str, object], least: int
 ) -> None:
     assert (
-        lone.live._Knobs(
+        lone.live.SchedulerKnobs(
             lone.scheduler_of(lone.live.LiveScheduler, lone.configured(**arguments))
         ).least_tokens
         == least
@@ -115,7 +109,7 @@ def test_where_vllm_knows_one_limit_it_is_never_below_what_runs(
 
     monkeypatch.setattr(scheduler, "_cap", "max_num_running_reqs")
     monkeypatch.setattr(scheduler, "_update_after_schedule", last_part_of_schedule)
-    knobs = lone.live._Knobs(scheduler)
+    knobs = lone.live.SchedulerKnobs(scheduler)
     for number in range(6):
         lone.add(scheduler, str(number), prompt=10, tokens=2 + 2 * (number % 2))
     lone.step(scheduler)  # six run
@@ -135,7 +129,7 @@ def test_with_it_the_socket_is_there_until_shutdown(
     path = tmp_path / "tuner.sock"
     monkeypatch.setenv("TUNER_LIVE_SOCKET", str(path))
     made = lone.scheduler_of(lone.live.LiveScheduler, config)
-    wait_for(path)
+    wait_until(lambda: path.exists() and path.stat().st_mode & 0o777 == 0o600)
     control_client.ask(path, SetLimits(3))
     assert control_client.state(path).limits.max_num_seqs == 3
     assert control_client.state(path).about.arguments["kv_cache_dtype"] == "auto"
@@ -161,9 +155,3 @@ def test_a_control_that_cannot_be_leaves_the_server_as_it_is(
         lone.step(made)
     assert request.num_output_tokens == 3
     made.shutdown()
-
-
-def wait_for(path: Path) -> None:
-    tick = threading.Event()
-    while not path.exists() or path.stat().st_mode & 0o777 != 0o600:
-        tick.wait(0.01)

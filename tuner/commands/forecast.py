@@ -100,7 +100,7 @@ def _forecast(
     """Return an engine's arguments, the memory of its model, and its KV cache; words where they are
     not known. Without vLLM."""
     if isinstance(starter, VllmStarter):
-        arguments = {**starter.asked, "max_num_seqs": cap}
+        arguments = {**starter.given, "max_num_seqs": cap}
         memory = memory_of(arguments)
         return arguments, memory, cache_of(arguments, memory, requests)
     arguments = dict(starter.resolve(max_num_seqs=cap))

@@ -28,7 +28,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from tuner.engines import page
-from tuner.engines.scheduler.unmodelled import unasked, unmodelled
+from tuner.engines.scheduler.unmodelled import cautions_of, unmodelled
 from tuner.engines.seam import ITERATION, UNKNOWN
 from tuner.live.control import Limits, LiveThread, about_server, switched_off
 from tuner.system.contain_errors import contain_errors
@@ -157,7 +157,7 @@ class SchedulerLog:
             arguments=arguments_of(config),
             kv_blocks=self._blocks,
             unmodelled=unmodelled(config, scheduler.kv_cache_config.kv_cache_groups),
-            cautions=unasked(config),
+            cautions=cautions_of(config),
         )
         (folder / "about.json").write_bytes(msgspec.json.encode(about))
 
@@ -254,13 +254,11 @@ class SchedulerLog:
             if request_id in again.resumed_req_ids
         )
         used = self._blocks - scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
-        return (
-            *(decode, prefill, prefill_tokens, context, *scheduler.get_request_counts(), used),
-            *(self._preemptions, self._lost_tokens, cached, prefill_context),
-        )
+        counts = (decode, prefill, prefill_tokens, context, *scheduler.get_request_counts(), used)
+        return (*counts, self._preemptions, self._lost_tokens, cached, prefill_context)
 
 
-class _Knobs:
+class SchedulerKnobs:
     """The limits that the control thread may touch: see ``live.control.Knobs``. The scheduler takes
     them over before it schedules next."""
 
@@ -271,12 +269,12 @@ class _Knobs:
         most = self._cells["max_num_seqs"] if drafts else scheduler.max_num_running_reqs
         self.built = Limits(int(most), scheduler.max_num_scheduled_tokens)
         # A prompt, an image or a draft that must fit into one iteration would wait for ever.
-        is_whole = (
+        is_fixed = (
             not config.scheduler_config.enable_chunked_prefill
             or config.model_config.is_multimodal_model
             or drafts
         )
-        self.least_tokens = self.built.max_num_batched_tokens if is_whole else 1
+        self.least_tokens = self.built.max_num_batched_tokens if is_fixed else 1
 
     def limits(self) -> Limits:
         cells = self._cells
@@ -296,7 +294,7 @@ def _control(scheduler: LiveScheduler, path: str) -> LiveThread:
         vllm=vllm.__version__,
         arguments=arguments_of(scheduler.vllm_config),
     )
-    thread = LiveThread(_Knobs(scheduler), path, about)
+    thread = LiveThread(SchedulerKnobs(scheduler), path, about)
     thread.start()
     return thread
 

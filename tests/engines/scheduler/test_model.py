@@ -116,9 +116,7 @@ def test_whatever_the_traffic_no_limit_is_broken_and_every_token_comes_out(
     computed = log["prefill_tokens"].sum() + log["decode_seqs"].sum()
     needed = done["input_length"].sum() + done["output_length"].sum() - len(requests)
     lost = log["recomputed_tokens"].sum()
-    if limits[
-        "async_scheduling"
-    ]:  # who is preempted with the last token under way computes no more
+    if limits["async_scheduling"]:  # preempted with its last token under way, it computes no more
         assert needed <= computed <= needed + lost
         assert log["preemptions"].sum() >= done["preemptions"].sum()
     else:

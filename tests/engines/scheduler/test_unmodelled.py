@@ -1,17 +1,18 @@
 """What vLLM's own configuration says of it that the scheduler model does not know."""
 
-import importlib
+# ruff: noqa: ANN401 - a module that imports vLLM
+
 from typing import Any
 
 import pytest
 
-from tuner.engines.scheduler.unmodelled import unasked, unmodelled
+from tuner.engines.scheduler.unmodelled import cautions_of, unmodelled
 
 pytestmark = pytest.mark.vllm
 
 
 @pytest.mark.parametrize(
-    ("arguments", "found"),
+    ("arguments", "names"),
     [
         ({}, []),
         ({"scheduling_policy": "priority"}, ["priorities"]),
@@ -33,19 +34,19 @@ pytestmark = pytest.mark.vllm
     ],
     ids=lambda item: ",".join(item) or "nothing" if isinstance(item, dict) else "",
 )
-def test_what_the_model_does_not_know_is_named(arguments: dict[str, Any], found: list[str]) -> None:
-    lone: Any = importlib.import_module("tests.support.lone_scheduler")
-    assert unmodelled(lone.configured(**arguments), ["one group"]) == found
+def test_what_the_model_does_not_know_is_named(
+    lone: Any, arguments: dict[str, Any], names: list[str]
+) -> None:
+    assert unmodelled(lone.configured(**arguments), ["one group"]) == names
 
 
-def test_drafts_and_experts_that_are_chosen_by_chance_are_a_caution() -> None:
-    lone: Any = importlib.import_module("tests.support.lone_scheduler")
+def test_drafts_and_experts_that_are_chosen_by_chance_are_a_caution(lone: Any) -> None:
     drafting = lone.configured(speculative_config={"method": "ngram", "num_speculative_tokens": 2})
-    (caution,) = unasked(drafting)
+    (caution,) = cautions_of(drafting)
     assert "drafts" in caution
     mixture = lone.configured()
     mixture.model_config.model_arch_config.num_experts = 8
-    (caution,) = unasked(mixture)
+    (caution,) = cautions_of(mixture)
     assert "mixture of experts with made-up weights" in caution
     mixture.load_config.load_format = "auto"
-    assert unasked(mixture) == []
+    assert cautions_of(mixture) == []

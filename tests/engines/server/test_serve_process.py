@@ -11,7 +11,7 @@ import pytest
 from tests.support.processes import family, lives, wait_until
 from tuner.engines.server.serve_process import ServeProcess
 from tuner.engines.timeouts import started_in_time
-from tuner.engines.vllm.core_process import _output_to
+from tuner.engines.vllm.core_process import output_to
 from tuner.engines.vllm.log import silent
 from tuner.errors import EngineError, TargetError
 
@@ -102,7 +102,7 @@ def test_a_link_in_place_of_a_log_is_not_written_through(
         pass
     with pytest.raises(TargetError, match="is a link"), silent(log):
         pass
-    with pytest.raises(TargetError, match="is a link"), _output_to(log):
+    with pytest.raises(TargetError, match="is a link"), output_to(log):
         pass
     assert not (tmp_path / "victim").exists()
 

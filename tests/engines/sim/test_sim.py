@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engines.conftest import generate
 from tuner.engines.scheduler.model import advance
 from tuner.engines.scheduler.state import NO_NOISE, new_requests, new_scheduler
 from tuner.engines.seam import Engine, EngineRequest, Reply, Starter
@@ -39,12 +40,8 @@ async def started(world: World = CALM_WORLD, *, max_num_seqs: int = 8) -> Engine
     return await starter.start(max_num_seqs=max_num_seqs)
 
 
-async def served(engine: Engine, prompt: int, output: int, *, after_s: float = 0.0) -> Reply:
-    if after_s:
-        await asyncio.sleep(after_s)
-    reply = Reply()
-    await engine.generate(EngineRequest(range(prompt), output), reply)
-    return reply
+async def served(engine: Engine, prompt: int, output: int) -> Reply:
+    return await generate(engine, EngineRequest(range(prompt), output))
 
 
 async def served_all(engine: Engine, requests: Sequence[tuple[float, int, int]]) -> list[Reply]:
@@ -61,14 +58,12 @@ async def served_all(engine: Engine, requests: Sequence[tuple[float, int, int]])
 def test_tokens_come_at_the_ends_of_iterations() -> None:
     async def main() -> None:
         engine = await started()
-        reply = await served(engine, 10, 3, after_s=5)
+        await asyncio.sleep(5)
+        reply = await served(engine, 10, 3)
         assert reply.seen_s == [66, 67, 68]
         assert (reply.first_s, reply.last_s) == (66, 68)
-        assert (reply.output_tokens, reply.scheduled_s - reply.queued_s, reply.preemptions) == (
-            3,
-            0,
-            0,
-        )
+        assert (reply.output_tokens, reply.preemptions) == (3, 0)
+        assert reply.scheduled_s == reply.queued_s
         assert asyncio.get_running_loop().time() == 68
 
     run(main())

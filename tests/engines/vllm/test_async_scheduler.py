@@ -3,7 +3,6 @@ EngineCore.step_with_batch_queue, which on a CPU never runs."""
 
 # ruff: noqa: ANN401 - vLLM's objects, and modules that import it
 
-import importlib
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -19,12 +18,6 @@ pytestmark = pytest.mark.vllm
 DEPTHS = pytest.mark.parametrize(
     ("depth", "runner"), [(1, "V1"), (2, "V1"), (1, "V2"), (2, "V2"), (3, "V2")]
 )
-
-
-@pytest.fixture(scope="module")
-def lone() -> Any:
-    """tests.support.lone_scheduler, which has no business in tests without vLLM."""
-    return importlib.import_module("tests.support.lone_scheduler")
 
 
 @pytest.fixture

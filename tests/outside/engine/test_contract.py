@@ -45,7 +45,7 @@ def test_the_token_budget_does_not_move_with_max_num_seqs(roomy: StartedEngine) 
 
 
 @pytest.mark.parametrize("output", [1, 2, 17])
-def test_exactly_the_asked_number_of_tokens_comes(roomy: StartedEngine, output: int) -> None:
+def test_exactly_the_requested_number_of_tokens_comes(roomy: StartedEngine, output: int) -> None:
     reply = roomy.run(generate(roomy.engine, request(1, prompt=20, output=output)))
     roomy.run(roomy.engine.iterations())  # which completes it
     assert reply.output_tokens == output
@@ -257,7 +257,7 @@ def test_the_kv_blocks_that_the_models_config_forecasts_are_the_engines(
     roomy: StartedEngine,
 ) -> None:
     assert isinstance(roomy.starter, VllmStarter)
-    wanted, facts = roomy.starter.asked, roomy.engine.facts
+    wanted, facts = roomy.starter.given, roomy.engine.facts
     memory = memory_of(wanted)
     assert isinstance(memory, ModelMemory)
     assert memory.kv_blocks(int(str(wanted["kv_cache_memory_bytes"])), facts.block_size) == (

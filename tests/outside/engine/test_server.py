@@ -5,7 +5,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ import yaml
 
 from tests.outside.table import GATE_FAILED, OK, ROOT, UNDECIDED, run
 from tests.support.paced import STEP_S
+from tests.support.processes import wait_until
 from tests.support.vllm_server import (
     CAP,
     Planned,
@@ -70,12 +71,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    tick = threading.Event()
-    while not condition():
-        tick.wait(0.1)
-
-
 # Recorded
 
 
@@ -103,7 +98,7 @@ def recorded(
     before = server.rows()
     send(server.url, plan)
     ask_every_kind(server.url)
-    wait_for(lambda: server.rows() == before + len(plan) + len(KINDS))
+    wait_until(lambda: server.rows() == before + len(plan) + len(KINDS))
     header, *lines = server.recorded().read_text().splitlines()
     path = tmp_path_factory.mktemp("recorded") / "recorded.jsonl"
     path.write_text("\n".join([header, *lines[before:]]) + "\n")
@@ -149,7 +144,7 @@ def test_spans_are_a_trace_and_an_abort_is_not_in_it(server: RealServer, tmp_pat
     assert post(url, prompt=[6] * 21, max_tokens=8, n=3, temperature=0.9)[0] == 200
     hang_up(url, prompt=[7] * 22, max_tokens=1900)
     assert post(url, prompt=[9] * 23, max_tokens=6)[0] == 200
-    wait_for(lambda: _spans_in(server.spans(since_s=begin_s)) == 5)  # n=3 has three
+    wait_until(lambda: _spans_in(server.spans(since_s=begin_s)) == 5)  # n=3 has three
     spans = server.spans(since_s=begin_s)
     (tmp_path / "spans.jsonl").write_text("\n".join(map(json.dumps, spans)) + "\n")
     made = run(tmp_path, "trace import", "spans.jsonl", "-o", "trace.jsonl")
@@ -232,7 +227,7 @@ class Load:
         """Return how many run at most, once all that ran before is answered."""
         tick = threading.Event()
         before = len(self.answers)
-        wait_for(lambda: len(self.answers) >= before + 2 * CLIENTS)  # first come, first served
+        wait_until(lambda: len(self.answers) >= before + 2 * CLIENTS)  # first come, first served
         seen: list[float] = []
         while len(seen) < 8 or max(seen) < cap:
             seen.append(running(self.url))

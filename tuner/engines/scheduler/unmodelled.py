@@ -34,7 +34,7 @@ def unmodelled(
     return [name for name, does in result.items() if does]
 
 
-def unasked(config: Any) -> list[str]:  # noqa: ANN401
+def cautions_of(config: Any) -> list[str]:  # noqa: ANN401
     """Return cautions: what a server with these arguments can do and no replay asks for, or shows
     as it is."""
     result = list[str]()

@@ -42,7 +42,7 @@ class _CoreProcess(BaseProcess):
             raise RuntimeError("the start was cancelled")
         self.environment = {**os.environ, **self.environment}
         self.environment.pop(SOCKET, None)  # a deployment's
-        with _output_to(self.log):
+        with output_to(self.log):
             super().start()
 
     def kill(self) -> None:
@@ -63,7 +63,7 @@ class _CoreProcess(BaseProcess):
         threading.Thread(target=_die_with_parent, name="die-with-tuner", daemon=True).start()
         os.environ.clear()
         os.environ.update(self.environment)
-        with _output_to(self.log):
+        with output_to(self.log):
             super().run()
 
 
@@ -89,7 +89,7 @@ class CoreContext:
         self._base: BaseContext = multiprocessing.get_context(
             "forkserver" if now == _server_has else "spawn"
         )
-        with _output_to(log):
+        with output_to(log):
             resource_tracker.ensure_running()  # which tells of what is left when we end at once
         self._variables, self._cancelled = variables, False
         interruption.ends_with_us(self.kill)  # or leaving would wait for the engine for ever
@@ -126,7 +126,7 @@ def preload(log: Path) -> None:
         return
     os.environ["LD_PRELOAD"] = _with_libraries(os.environ.get("LD_PRELOAD", ""))
     forkserver.set_forkserver_preload(_PRELOAD)
-    with _output_to(log):
+    with output_to(log):
         forkserver.ensure_running()
     _server_has.update({name: os.environ.get(name) for name in _READ_ON_LOADING})
     interruption.ends_with_us(_end_server)
@@ -173,7 +173,7 @@ def _die_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def _output_to(log: Path) -> Iterator[None]:
+def output_to(log: Path) -> Iterator[None]:
     """Append this process's standard output and error, and its children's, to the log.
 
     In the tuner that lasts for the milliseconds in which a process is started.

@@ -94,7 +94,7 @@ class VllmStarter:
         self.log = log if log is not None else default_log()
 
     @property
-    def asked(self) -> "Mapping[str, ArgumentValue]":
+    def given(self) -> "Mapping[str, ArgumentValue]":
         """The arguments that vLLM is given; all else is its own to choose. Read without vLLM."""
         return models.with_defaults(self.arguments, on_cpu=provenance.is_cpu_build())
 
@@ -107,10 +107,9 @@ class VllmStarter:
         with _vllm(str(self.arguments["model"]), self.log):
             from tuner.engines.vllm import config  # noqa: PLC0415 - imports vLLM
 
-            wanted = self.asked
             if self._server_limits is None:
-                self._server_limits = config.server_limits(wanted)
-            given = {**wanted, **self._server_limits.fixed, "max_num_seqs": max_num_seqs}
+                self._server_limits = config.server_limits(self.given)
+            given = {**self.given, **self._server_limits.fixed, "max_num_seqs": max_num_seqs}
             return config.configure(self.arguments, given, ranks=self.ranks, sampling=self.sampling)
 
     def server_max_num_seqs(self) -> tuple[int, bool]:
@@ -184,7 +183,7 @@ def _vllm(model: str, log: Path) -> "Iterator[None]":
             "vLLM is not installed",
             hint="Run pip install 'tuner[vllm]' (NVIDIA) or 'tuner[cpu]', or use --world FILE.",
         )
-    _set_variables(model, log)
+    set_variables(model, log)
     with silent(log):
         installed.check_once()
         try:
@@ -196,7 +195,7 @@ def _vllm(model: str, log: Path) -> "Iterator[None]":
             ) from error
 
 
-def _set_variables(model: str, log: Path) -> None:
+def set_variables(model: str, log: Path) -> None:
     """Set what vLLM reads while it is imported; no variable that the user has set changes."""
     models.model_path(model)
     for name in _NO_TELEMETRY:
