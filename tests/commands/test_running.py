@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.support.completions import DONE, HEAD, TOKEN, Asked, completions, usage
+from tests.support.completions import DONE, HEAD, TOKEN, Exchange, completions, usage
 from tests.support.in_process import tuner
 from tuner.engines.paged import WARM_UPS
 from tuner.engines.server import running as engines_running
@@ -32,7 +32,7 @@ TUNING = (
     *("--ceiling", "8"),
 )
 
-Answer = Callable[[Asked], Awaitable[None]]
+Answer = Callable[[Exchange], Awaitable[None]]
 
 
 def trace_of(model: str, rate_rps: int) -> str:
@@ -106,17 +106,17 @@ class Pages(dict[str, bytes]):
         ).encode()
 
 
-async def paced(asked: Asked, tokens: int) -> None:
-    await asked.send(HEAD)
+async def paced(exchange: Exchange, tokens: int) -> None:
+    await exchange.send(HEAD)
     for _ in range(tokens):
-        await asked.event(TOKEN)
+        await exchange.event(TOKEN)
         await asyncio.sleep(TOKEN_S)
-    await asked.event(usage(tokens), DONE)
-    await asked.end()
+    await exchange.event(usage(tokens), DONE)
+    await exchange.end()
 
 
-async def refused(asked: Asked, status: bytes) -> None:
-    await asked.send(b"HTTP/1.1 %b\r\nContent-Length: 0\r\n\r\n" % status)
+async def refused(exchange: Exchange, status: bytes) -> None:
+    await exchange.send(b"HTTP/1.1 %b\r\nContent-Length: 0\r\n\r\n" % status)
 
 
 def verify(folder: Path, url: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -149,17 +149,17 @@ def written(folder: Path) -> str:
 
 
 @contextmanager
-def vllm(pages: Pages, asked_of: list[Asked], answer: Answer | None = None) -> Iterator[str]:
+def vllm(pages: Pages, exchanges: list[Exchange], answer: Answer | None = None) -> Iterator[str]:
     """Serve as vLLM does, or as ``answer``; keep what was asked."""
 
-    async def keep(asked: Asked) -> None:
-        asked_of.append(asked)
+    async def keep(exchange: Exchange) -> None:
+        exchanges.append(exchange)
         if answer is not None:
-            await answer(asked)
+            await answer(exchange)
             return
         if "/metrics" in pages:
             pages.count(1)
-        await paced(asked, asked.body["max_tokens"])
+        await paced(exchange, exchange.body["max_tokens"])
 
     with completions(keep, get=pages, statuses=pages.statuses) as url:
         yield url
@@ -168,7 +168,7 @@ def vllm(pages: Pages, asked_of: list[Asked], answer: Answer | None = None) -> I
 def test_a_running_server_is_held_against_the_promise_by_what_its_clients_see(
     folder: Path,
 ) -> None:
-    wanted: list[Asked] = []
+    wanted: list[Exchange] = []
     with vllm(Pages(), wanted) as url:
         done = verify(folder, url, "--json")
     assert done.returncode in {0, 6}, done.stderr  # how fast this machine is is no matter
@@ -207,7 +207,7 @@ def test_a_server_of_which_nobody_knows_what_it_is_is_sent_nothing(
     folder: Path, pages: Pages, said: str, cure: str
 ) -> None:
     """It would be asked without any of the guards that a vLLM has."""
-    wanted: list[Asked] = []
+    wanted: list[Exchange] = []
     with vllm(pages, wanted) as url:
         done = verify(folder, url)
     assert (done.returncode, wanted) == (3, []), done.stderr
@@ -219,11 +219,11 @@ def test_a_server_of_which_nobody_knows_what_it_is_is_sent_nothing(
 def test_a_key_is_sent_when_its_variable_is_set(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted: list[Asked] = []
+    wanted: list[Exchange] = []
 
-    async def locked(one: Asked) -> None:
-        words = f"no such key: {one.headers.get('Authorization')}".encode()
-        await one.send(
+    async def locked(exchange: Exchange) -> None:
+        words = f"no such key: {exchange.headers.get('Authorization')}".encode()
+        await exchange.send(
             b"HTTP/1.1 401 Unauthorized\r\nContent-Length: %d\r\n\r\n%b" % (len(words), words)
         )
 
@@ -249,7 +249,7 @@ def test_a_key_is_sent_when_its_variable_is_set(
 def test_a_server_that_cannot_be_held_to_it_is_sent_nothing(
     folder: Path, pages: Pages, said: str
 ) -> None:
-    wanted: list[Asked] = []
+    wanted: list[Exchange] = []
     with vllm(pages, wanted) as url:
         done = verify(folder, url)
     assert (done.returncode, wanted) == (6, [])
@@ -271,7 +271,7 @@ def test_another_vllm_is_sent_nothing_unless_forced_nor_one_that_serves_others(
 ) -> None:
     variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"}
     measured_with(folder, tmp_path, versions={"vllm": "0.31.0"}, environment=variables)
-    wanted: list[Asked] = []
+    wanted: list[Exchange] = []
     with vllm(Pages(version="0.32.0"), wanted) as url:
         done = verify(tmp_path, url)
         assert (done.returncode, wanted) == (6, [])
@@ -279,13 +279,13 @@ def test_another_vllm_is_sent_nothing_unless_forced_nor_one_that_serves_others(
         done = verify(tmp_path, url, "--force")
         assert done.returncode in {0, 6}, done.stdout + done.stderr
         assert "measured with OMP_NUM_THREADS=1 in the environment: whether" in done.stderr
-    busy: list[Asked] = []
+    busy: list[Exchange] = []
     with vllm(Pages(version="0.32.0", running=3), busy) as url:
         assert (verify(tmp_path, url, "--force").returncode, busy) == (6, [])
 
 
 def test_a_server_elsewhere_is_sent_nothing_before_its_user_allows_so_many(folder: Path) -> None:
-    wanted: list[Asked] = []
+    wanted: list[Exchange] = []
     with vllm(Pages(), wanted) as url:
         elsewhere = url.replace("127.0.0.1", "0.0.0.0")
         unasked = verify(folder, elsewhere)
@@ -295,25 +295,25 @@ def test_a_server_elsewhere_is_sent_nothing_before_its_user_allows_so_many(folde
     assert "--send-load" in few.stderr
 
 
-async def at_once(asked: Asked) -> None:
-    tokens = asked.body["max_tokens"]
-    await asked.send(HEAD)
-    await asked.event(TOKEN * tokens, usage(tokens), DONE)
-    await asked.end()
+async def at_once(exchange: Exchange) -> None:
+    tokens = exchange.body["max_tokens"]
+    await exchange.send(HEAD)
+    await exchange.event(TOKEN * tokens, usage(tokens), DONE)
+    await exchange.end()
 
 
-async def uncounted(asked: Asked) -> None:
-    await paced(asked, asked.body["max_tokens"])
+async def uncounted(exchange: Exchange) -> None:
+    await paced(exchange, exchange.body["max_tokens"])
 
 
-async def short(asked: Asked) -> None:
-    await paced(asked, asked.body["max_tokens"] - 1)
+async def short(exchange: Exchange) -> None:
+    await paced(exchange, exchange.body["max_tokens"] - 1)
 
 
 @pytest.mark.parametrize(
     ("pages", "answer", "said"),
     [
-        (Pages(), lambda asked: refused(asked, b"429 Too Many Requests"), "429"),
+        (Pages(), lambda exchange: refused(exchange, b"429 Too Many Requests"), "429"),
         (Pages(), at_once, "buffers what it streams"),
         (Pages(), uncounted, "its counter moved by 0"),
         (Pages(), short, "7 of 8 tokens"),

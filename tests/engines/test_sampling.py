@@ -15,7 +15,7 @@ def test_what_is_asked_counts_more_than_the_generation_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "is no parameter"),
         ("heat=1", "heat is no parameter"),
@@ -27,8 +27,8 @@ def test_what_is_asked_counts_more_than_the_generation_configuration() -> None:
         ("temperature", "temperature is not from"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_can(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said) as caught:
+def test_what_cannot_be_is_refused_with_what_can(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
         parse_sampling(text)
     assert caught.value.hint
 
@@ -43,8 +43,8 @@ def test_what_a_model_says_out_of_range_is_taken_to_its_end() -> None:
 
 @pytest.mark.attack
 @pytest.mark.parametrize(
-    "said",
+    "sampling",
     [{"n": 16384.0}, {"max_tokens": 1e6}, {"top_k": 0.5}, {"temperature": -1}, {"top_p": 9e9}],
 )
-def test_nothing_else_of_a_request_is_sampling(said: dict[str, float]) -> None:
-    assert len(list(faults({"temperature": 0.5, **said}))) == 1
+def test_nothing_else_of_a_request_is_sampling(sampling: dict[str, float]) -> None:
+    assert len(list(faults({"temperature": 0.5, **sampling}))) == 1

@@ -1,4 +1,4 @@
-"""What else than the engine the numbers are of."""
+"""What besides the engine shaped the numbers."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def test_a_machine_of_ones_own_is_not_disturbed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "said"),
+    ("seen", "message"),
     [
         ({"others_mean": 0.4}, "other processes took 40% of the CPU cores"),
         ({"steal_mean": 0.2}, "the hypervisor gave 20% of the CPU to other machines"),
@@ -31,8 +31,8 @@ def test_a_machine_of_ones_own_is_not_disturbed() -> None:
         ({"clock_drop": 0.3}, "the GPU's clock fell by 30% on average"),
     ],
 )
-def test_what_disturbs_is_named_with_its_size(seen: dict[str, float], said: str) -> None:
-    assert disturbance(DeviceUse(**{**CALM, **seen})) == said
+def test_what_disturbs_is_named_with_its_size(seen: dict[str, float], message: str) -> None:
+    assert disturbance(DeviceUse(**{**CALM, **seen})) == message
 
 
 def test_of_readings_what_the_device_does_not_tell_is_none() -> None:

@@ -22,8 +22,8 @@ def test_an_accelerator_gets_every_length_twice_and_the_second_time_counts(
         engine = await SimStarter(World(step=WorldStep(a=1.0))).start(max_num_seqs=4)
         engine.facts = replace(engine.facts, device={"kind": kind})
 
-        def prompt(one: TraceRequest) -> list[int]:
-            sent.append(one.row)
+        def prompt(item: TraceRequest) -> list[int]:
+            sent.append(item.row)
             return [7] * 10
 
         result, _ = await probe([request(row) for row in range(PROBES)], engine, prompt=prompt)

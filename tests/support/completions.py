@@ -21,7 +21,7 @@ def usage(tokens: int) -> bytes:
 
 
 @dataclass
-class Asked:
+class Exchange:
     """One request, and how it is answered: piece by piece."""
 
     headers: Mapping[str, str]
@@ -44,7 +44,7 @@ class Asked:
     async def end(self) -> None:
         await self.send(b"0\r\n\r\n")
 
-    async def whole(self, tokens: int) -> None:
+    async def answer(self, tokens: int) -> None:
         """Answer as vLLM does."""
         await self.send(HEAD)
         for _ in range(tokens):
@@ -53,7 +53,7 @@ class Asked:
         await self.end()
 
 
-Answer = Callable[[Asked], Awaitable[None]]
+Answer = Callable[[Exchange], Awaitable[None]]
 
 
 class _Server:
@@ -104,15 +104,15 @@ class _Server:
             writer.write(content)
             return
         length = next(int(v) for name, v in headers.items() if name.lower() == "content-length")
-        wanted = Asked(headers, json.loads(await reader.readexactly(length)), writer)
+        wanted = Exchange(headers, json.loads(await reader.readexactly(length)), writer)
         gone = asyncio.create_task(self._gone(reader, wanted))
         await self._answer(wanted)
         gone.cancel()
         await asyncio.wait([gone])
 
-    async def _gone(self, reader: asyncio.StreamReader, asked: Asked) -> None:
+    async def _gone(self, reader: asyncio.StreamReader, exchange: Exchange) -> None:
         await reader.read(1)
-        asked.left.set()
+        exchange.left.set()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from tests.support.completions import DONE, HEAD, TOKEN, Asked, completions, usage
+from tests.support.completions import DONE, HEAD, TOKEN, Exchange, completions, usage
 from tuner.engines.page import SERVED, VARIABLE, About
 
 TOKEN_S = 0.002
@@ -30,19 +30,19 @@ class StubServer:
         self.served = 0
         self.stops = int(os.environ.get("STUB_STOPS", sys.maxsize))
 
-    async def answer(self, asked: Asked) -> None:
-        tokens = asked.body["max_tokens"]
-        await asked.send(HEAD)
+    async def answer(self, exchange: Exchange) -> None:
+        tokens = exchange.body["max_tokens"]
+        await exchange.send(HEAD)
         for _ in range(tokens):
-            await asked.event(TOKEN)
+            await exchange.event(TOKEN)
             if self.served >= self.stops:
-                await asked.left.wait()
+                await exchange.left.wait()
                 return
             await asyncio.sleep(TOKEN_S)
         self.served += 1
-        self._log(asked.headers["X-Request-Id"])
-        await asked.event(usage(tokens), DONE)
-        await asked.end()
+        self._log(exchange.headers["X-Request-Id"])
+        await exchange.event(usage(tokens), DONE)
+        await exchange.end()
 
     def _log(self, name: str) -> None:
         number = int(name.removeprefix("tuner-"))

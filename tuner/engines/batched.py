@@ -76,7 +76,7 @@ class Batched:
         await self._idle()
 
     async def _idle(self) -> None:
-        """Wait for the batch under way: it goes on when its clients have left."""
+        """Wait for the batch under way: it continues when its clients have left."""
         if self._serving is not None:
             await self._serving
 

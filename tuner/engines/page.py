@@ -126,9 +126,9 @@ class Page:
         path, taken = self.folder / name, self._taken[name]
         if not path.exists():
             return np.zeros(0, dtype)
-        whole = path.stat().st_size // dtype.itemsize
-        self._taken[name] = whole
-        return np.fromfile(path, dtype, whole - taken, offset=taken * dtype.itemsize)
+        rows = path.stat().st_size // dtype.itemsize
+        self._taken[name] = rows
+        return np.fromfile(path, dtype, rows - taken, offset=taken * dtype.itemsize)
 
     def remove(self) -> None:
         """Delete the folder. Twice is allowed."""

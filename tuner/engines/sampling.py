@@ -53,15 +53,15 @@ def parse_sampling(text: str | None) -> dict[str, float]:
 
 
 def sampled(
-    defaults: Mapping[str, ArgumentValue], asked: Mapping[str, ArgumentValue]
+    defaults: Mapping[str, ArgumentValue], chosen: Mapping[str, ArgumentValue]
 ) -> dict[str, float]:
-    """Return how an engine draws: ``defaults`` are of its generation configuration, ``asked`` are
+    """Return how an engine draws: ``defaults`` are of its generation configuration, ``chosen`` are
     what counts more. vLLM's own temperature is 1; what is out of range is taken to its end.
 
     >>> sampled({"top_p": 0.8, "top_k": -1, "max_tokens": 2048}, {"temperature": 0.7})
     {'temperature': 0.7, 'top_p': 0.8, 'top_k': 0}
     """
-    merged = {"temperature": 1.0, **defaults, **asked}
+    merged = {"temperature": 1.0, **defaults, **chosen}
     return {
         name: type(least)(min(max(value, least), most))
         for name, (least, most) in _RANGES.items()
@@ -80,9 +80,9 @@ def faults(sampling: Sampling) -> Iterator[str]:
             yield f"{name} is no parameter of sampling"
             continue
         least, most = _RANGES[name]
-        is_whole = isinstance(least, int)
-        if not least <= value <= most or (is_whole and value != int(value)):
-            yield f"{name} is not {'a whole number ' * is_whole}from {least} to {most}"
+        is_integer = isinstance(least, int)
+        if not least <= value <= most or (is_integer and value != int(value)):
+            yield f"{name} is not {'a whole number ' * is_integer}from {least} to {most}"
 
 
 def as_sent(sampling: Sampling) -> dict[str, float]:

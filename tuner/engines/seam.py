@@ -17,9 +17,6 @@ from numpy.typing import NDArray
 from tuner.engines.arguments import ArgumentValue as ArgumentValue  # noqa: PLC0414 - re-exported
 from tuner.errors import EngineError
 
-SIMULATED = "simulated:"
-"""Beginning of the name of a simulated device."""
-
 ITERATION = np.dtype(
     [
         ("start_s", "f8"),  # the end of the one before or, after idling, when it was scheduled
@@ -79,7 +76,7 @@ class EngineFacts:
     """The variables that change how it computes; None where it does not tell."""
 
     cautions: Sequence[str] = ()
-    """What to beware of in whatever this engine shows."""
+    """Warnings about whatever this engine shows."""
 
     unmodelled: Sequence[str] = ()
     """What it does that the model of vLLM's scheduler does not: replays decide, not the twin."""

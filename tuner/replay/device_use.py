@@ -10,7 +10,7 @@ from tuner.replay.records import DEVICE, DeviceLog
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """The use of a device, from readings one a second; None where it does not tell."""
+    """The use of a device, from readings one a second; None where it is not known."""
 
     utilisation_mean: float | None
     """Share of time busy: of the GPUs, or of all CPU cores where an engine computes on them."""
@@ -68,14 +68,14 @@ _DISTURBANCES = (
     # of the numbers are another machine's without a word
     ("throttled_share", 0.10, "heat or a fault slowed the GPU down {:.0%} of time"),
     ("foreign_share", 0.10, "other processes were on the GPU {:.0%} of time"),
-    # as a machine that became 10 % slower is said to have drifted (``DRIFT_LIMIT`` of the knee)
+    # as a machine that became 10 % slower counts as drifted (``DRIFT_LIMIT`` of the knee)
     ("clock_drop", 0.10, "the GPU's clock fell by {:.0%} on average"),
 )
-"""Field of DeviceUse, limit above which it disturbs, and what is said of it."""
+"""Field of DeviceUse, limit above which it disturbs, and the message."""
 
 
 def disturbance(use: DeviceUse | None) -> str | None:
-    """Say what else than the engine the numbers are of; None when nothing was seen."""
+    """Name what besides the engine shaped the numbers; None when nothing was seen."""
     values = ((getattr(use, name, None), limit, text) for name, limit, text in _DISTURBANCES)
     result = (text.format(value) for value, limit, text in values if (value or 0.0) > limit)
     return next(result, None)

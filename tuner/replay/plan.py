@@ -65,7 +65,7 @@ def plan_requests(
             row=request.row,
             planned_s=request.arrival_s - origin_s,
             prompt_token_ids=prompt(request),
-            output_length=_asked_length(request, max_model_len),
+            output_length=_requested_length(request, max_model_len),
             abort_after_s=request.e2e_s if request.status == "aborted" else None,
             priority=request.priority or 0,
             scored=request.arrival_s >= window.start_s,
@@ -78,7 +78,7 @@ def plan_requests(
     return tuple(planned)
 
 
-def _asked_length(request: TraceRequest, max_model_len: int) -> int:
+def _requested_length(request: TraceRequest, max_model_len: int) -> int:
     recorded = max(1, request.output_length)
     if request.status != "aborted" or request.e2e_s is None:
         return recorded

@@ -1,4 +1,4 @@
-"""Readings of the device while something else goes on."""
+"""Readings of the device during other work."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ async def while_reading(work: Awaitable[Result], read: Read | None) -> tuple[Res
     """
     rows: list[tuple[float, ...]] = []
 
-    async def go_on(read: Read) -> None:
+    async def keep_reading(read: Read) -> None:
         await asyncio.to_thread(read)  # the first says nothing of this work
         while True:
             await asyncio.sleep(EVERY_S)
@@ -32,7 +32,7 @@ async def while_reading(work: Awaitable[Result], read: Read | None) -> tuple[Res
 
     if read is None:
         return await work, np.array(rows, DEVICE)
-    reading = asyncio.ensure_future(go_on(read))
+    reading = asyncio.ensure_future(keep_reading(read))
     try:
         result = await work
     finally:

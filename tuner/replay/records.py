@@ -92,7 +92,7 @@ def met(requests: Requests, slo: Slo) -> Bools:
 def broken(requests: Requests, slo: Slo) -> Bools:
     """Return which requests had broken a limit by their end, whatever became of them."""
     spent_s = requests["end_s"] - requests["planned_s"]
-    first_s, whole_s = ttft_s(requests), e2el_s(requests)
+    first_s, e2e_s = ttft_s(requests), e2el_s(requests)
     bad: Bools = np.zeros(len(requests), bool)
     if slo.ttft_s is not None:
         limit_s = slo.ttft_s + slo.ttft_s_per_input_token * requests["input_length"]
@@ -100,7 +100,7 @@ def broken(requests: Requests, slo: Slo) -> Bools:
     if slo.tpot_s is not None:
         bad |= requests["tpot_s"] > slo.tpot_s  # never where it is NaN
     if slo.e2el_s is not None:
-        bad |= np.where(np.isnan(whole_s), spent_s, whole_s) > slo.e2el_s
+        bad |= np.where(np.isnan(e2e_s), spent_s, e2e_s) > slo.e2el_s
     return bad
 
 

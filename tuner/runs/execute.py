@@ -27,5 +27,5 @@ def execute(
         return interruption.run(work)
     if journal is None:
         return virtual_time.run(work)
-    starter.go_on_after(Evidence(journal).engines(), lost=lost)
+    starter.continue_after(Evidence(journal).engines(), lost=lost)
     return virtual_time.run(work, begin_s=journal.clock_s)

@@ -39,9 +39,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_model_is_found_where_the_hub_keeps_it(cache: Path) -> None:
     assert "and not in the Hub's cache" in str(memory_of({"model": NAME}))
-    folder, other = downloaded(cache), downloaded(cache, "refs/pr/1", "f" * 40)
+    folder, proposed = downloaded(cache), downloaded(cache, "refs/pr/1", "f" * 40)
     assert hub_folder(NAME) == hub_folder(NAME, COMMIT) == folder
-    assert hub_folder(NAME, "refs/pr/1") == other
+    assert hub_folder(NAME, "refs/pr/1") == proposed
     assert hub_folder(NAME, "v2") is None
     assert isinstance(memory_of({"model": NAME, "revision": COMMIT}), ModelMemory)
 

@@ -9,18 +9,18 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.support.completions import DONE, EMPTY_END, HEAD, TOKEN, Asked, completions, usage
+from tests.support.completions import DONE, EMPTY_END, HEAD, TOKEN, Exchange, completions, usage
 from tuner.engines.seam import UNKNOWN, EngineRequest, Reply, RequestFailedError
 from tuner.engines.server.client import CompletionClient
 from tuner.errors import EngineError
 
-Answer = Callable[[Asked], Coroutine[Any, Any, None]]
+Answer = Callable[[Exchange], Coroutine[Any, Any, None]]
 Work = Callable[[CompletionClient], Coroutine[Any, Any, Any]]
 
 KEY = 'sk-"a+b"/1234'
 
 
-def asked_of(answer: Answer, work: Work, *, key: str | None = None) -> Any:  # noqa: ANN401 - what the work returns
+def result_of(answer: Answer, work: Work, *, key: str | None = None) -> Any:  # noqa: ANN401 - what the work returns
     async def main(url: str) -> Any:  # noqa: ANN401
         client = CompletionClient(url, {}, key=key)
         try:
@@ -43,13 +43,13 @@ async def complete(client: CompletionClient, tokens: int = 3) -> Reply:
 def events(*pieces: bytes, every_s: float = 0.02, status: bytes = b"200 OK") -> Answer:
     """Send these events, apart from each other, and end."""
 
-    async def answer(asked: Asked) -> None:
-        assert asked.headers["X-Request-Id"] == "r-0"
-        await asked.send(HEAD.replace(b"200 OK", status))
+    async def answer(exchange: Exchange) -> None:
+        assert exchange.headers["X-Request-Id"] == "r-0"
+        await exchange.send(HEAD.replace(b"200 OK", status))
         for piece in pieces:
             await asyncio.sleep(every_s)
-            await asked.event(piece)
-        await asked.end()
+            await exchange.event(piece)
+        await exchange.end()
 
     return answer
 
@@ -76,41 +76,41 @@ def cached(count: int) -> bytes:
 def test_a_reply_is_timed_as_it_is_read(
     answer: Answer, tokens: int, seen: int, late: int, cached_tokens: int
 ) -> None:
-    reply: Reply = asked_of(answer, complete)
+    reply: Reply = result_of(answer, complete)
     assert (reply.output_tokens, len(reply.seen_s), reply.late_tokens) == (tokens, seen, late)
     assert reply.cached_tokens == cached_tokens
     assert reply.seen_s == sorted(set(reply.seen_s))
 
 
 def refusal(status: bytes, headers: bytes = b"") -> Answer:
-    async def answer(asked: Asked) -> None:
+    async def answer(exchange: Exchange) -> None:
         text = b'{"error": {"message": "so\\nthere"}}'
         head = b"HTTP/1.1 %b\r\nContent-Length: %d\r\n%b\r\n" % (status, len(text), headers)
-        await asked.send(head, text)
+        await exchange.send(head, text)
 
     return answer
 
 
-async def half(asked: Asked) -> None:
-    await asked.send(HEAD)
-    await asked.event(TOKEN)
-    asked.writer.close()
+async def half(exchange: Exchange) -> None:
+    await exchange.send(HEAD)
+    await exchange.event(TOKEN)
+    exchange.writer.close()
 
 
-async def endless(asked: Asked) -> None:
-    await asked.send(HEAD)
-    while not asked.left.is_set():
-        await asked.event(b": %b\n\n" % (b"x" * 10_000))
+async def endless(exchange: Exchange) -> None:
+    await exchange.send(HEAD)
+    while not exchange.left.is_set():
+        await exchange.event(b": %b\n\n" % (b"x" * 10_000))
 
 
-async def not_http(asked: Asked) -> None:
-    await asked.send(b"220 smtp.example.org ESMTP\r\n")
-    asked.writer.close()
+async def not_http(exchange: Exchange) -> None:
+    await exchange.send(b"220 smtp.example.org ESMTP\r\n")
+    exchange.writer.close()
 
 
-async def compressed(asked: Asked) -> None:
-    await asked.send(HEAD.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n"))
-    await asked.end()
+async def compressed(exchange: Exchange) -> None:
+    await exchange.send(HEAD.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n"))
+    await exchange.end()
 
 
 def counted(count: bytes) -> bytes:
@@ -142,7 +142,7 @@ def test_what_is_no_whole_reply_fails_its_request_alone_and_in_one_line(
                 await complete(client)
             assert "\n" not in str(caught.value)
 
-    asked_of(answer, twice)
+    result_of(answer, twice)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_what_is_no_whole_reply_fails_its_request_alone_and_in_one_line(
 def test_a_key_that_a_refusal_repeats_is_shown_to_nobody(text: str) -> None:
     pieces = text[:20].encode(), text[20:].encode()
     with pytest.raises(RequestFailedError) as caught:
-        asked_of(events(*pieces, status=b"401 Unauthorized"), complete, key=KEY)
+        result_of(events(*pieces, status=b"401 Unauthorized"), complete, key=KEY)
     shown = str(caught.value)
     assert shown.startswith("401 Unauthorized: ")
     assert "***" in shown
@@ -165,14 +165,14 @@ def test_a_key_that_a_refusal_repeats_is_shown_to_nobody(text: str) -> None:
 
 
 def test_of_a_refusal_that_does_not_end_no_part_of_a_key_is_shown() -> None:
-    async def answer(asked: Asked) -> None:
-        assert asked.headers["Authorization"] == f"Bearer {KEY}"
-        await asked.send(HEAD.replace(b"200 OK", b"401 Unauthorized"))
-        await asked.event(b"the gateway in front of it knows no such key: " + KEY[:7].encode())
-        await asked.left.wait()
+    async def answer(exchange: Exchange) -> None:
+        assert exchange.headers["Authorization"] == f"Bearer {KEY}"
+        await exchange.send(HEAD.replace(b"200 OK", b"401 Unauthorized"))
+        await exchange.event(b"the gateway in front of it knows no such key: " + KEY[:7].encode())
+        await exchange.left.wait()
 
     with pytest.raises(RequestFailedError) as caught:
-        asked_of(answer, complete, key=KEY)
+        result_of(answer, complete, key=KEY)
     assert str(caught.value).startswith("401 Unauthorized: the gateway")
     assert "sk-" not in str(caught.value)
 
@@ -196,10 +196,10 @@ def test_a_request_that_is_given_up_closes_its_connection_and_keeps_what_had_com
 ) -> None:
     has_left = asyncio.Event()
 
-    async def answer(asked: Asked) -> None:
-        await asked.send(HEAD)
-        await asked.event(TOKEN + TOKEN)
-        await asked.left.wait()
+    async def answer(exchange: Exchange) -> None:
+        await exchange.send(HEAD)
+        await exchange.event(TOKEN + TOKEN)
+        await exchange.left.wait()
         has_left.set()
 
     async def work(client: CompletionClient) -> Reply:
@@ -219,4 +219,4 @@ def test_a_request_that_is_given_up_closes_its_connection_and_keeps_what_had_com
             await asyncio.sleep(0.01)
         return reply
 
-    assert asked_of(answer, work).output_tokens == 2
+    assert result_of(answer, work).output_tokens == 2

@@ -9,18 +9,15 @@ import pytest
 
 from tests.engines.conftest import generate, request
 from tests.support.builders import facts
-from tests.support.completions import DONE, HEAD, TOKEN, Asked, completions, usage
+from tests.support.completions import DONE, HEAD, TOKEN, Exchange, completions, usage
 from tuner.engines.paged import WARM_UPS
 from tuner.engines.seam import UNKNOWN, Reply, RequestFailedError
-from tuner.engines.server.running import (
-    RunningEngine,
-    RunningServer,
-)
+from tuner.engines.server.running import RunningEngine, RunningServer
 from tuner.errors import EngineError
 
-Answer = Callable[[Asked], Awaitable[None]]
+Answer = Callable[[Exchange], Awaitable[None]]
 PLANNED = 100
-ASKED = request(1, prompt=5, output=4)
+REQUEST = request(1, prompt=5, output=4)
 
 
 def engine_of(
@@ -31,20 +28,20 @@ def engine_of(
     **changes: Any,  # noqa: ANN401 - any field
 ) -> Any:  # noqa: ANN401 - what the work returns
     """Ask a server that answers its warm-up as it should, and then so."""
-    asked = 0
+    count = 0
 
-    async def warmed(one: Asked) -> None:
-        nonlocal asked
-        asked += 1
-        if asked > WARM_UPS:
-            await answer(one)
+    async def warmed(exchange: Exchange) -> None:
+        nonlocal count
+        count += 1
+        if count > WARM_UPS:
+            await answer(exchange)
             return
-        await one.send(HEAD)
-        for _ in range(one.body["max_tokens"]):
-            await one.event(TOKEN)
+        await exchange.send(HEAD)
+        for _ in range(exchange.body["max_tokens"]):
+            await exchange.event(TOKEN)
             await asyncio.sleep(0.002)
-        await one.event(usage(one.body["max_tokens"]), DONE)
-        await one.end()
+        await exchange.event(usage(exchange.body["max_tokens"]), DONE)
+        await exchange.end()
 
     async def main(url: str) -> Any:  # noqa: ANN401
         server = RunningServer(
@@ -61,12 +58,12 @@ def engine_of(
         return asyncio.run(main(url))
 
 
-async def failing(asked: Asked) -> None:
-    await asked.send(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
+async def failing(exchange: Exchange) -> None:
+    await exchange.send(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
 
 
-async def served(asked: Asked) -> None:
-    await asked.whole(asked.body["max_tokens"])
+async def served(exchange: Exchange) -> None:
+    await exchange.answer(exchange.body["max_tokens"])
 
 
 async def outcomes(engine: RunningEngine) -> list[str]:
@@ -74,7 +71,7 @@ async def outcomes(engine: RunningEngine) -> list[str]:
     result = []
     while True:
         try:
-            await generate(engine, ASKED)
+            await generate(engine, REQUEST)
         except RequestFailedError:
             result.append("failed")
         except EngineError as error:
@@ -90,8 +87,8 @@ def test_after_five_failures_in_a_row_it_is_sent_no_more() -> None:
 
 
 def test_where_lengths_cannot_be_forced_one_answer_in_fifty_may_end_early() -> None:
-    async def early(asked: Asked) -> None:
-        await asked.whole(asked.body["max_tokens"] - 1)
+    async def early(exchange: Exchange) -> None:
+        await exchange.answer(exchange.body["max_tokens"] - 1)
 
     *before, last = engine_of(early, outcomes, takes_ignore_eos=False)
     assert before == ["ok"] * 2
@@ -99,11 +96,11 @@ def test_where_lengths_cannot_be_forced_one_answer_in_fifty_may_end_early() -> N
 
 
 def test_no_more_is_sent_than_was_allowed_whatever_must_be_sent_again() -> None:
-    wanted: list[Asked] = []
+    wanted: list[Exchange] = []
 
-    async def counted(one: Asked) -> None:
-        wanted.append(one)
-        await served(one)
+    async def counted(exchange: Exchange) -> None:
+        wanted.append(exchange)
+        await served(exchange)
 
     *before, last = engine_of(counted, outcomes, most=WARM_UPS + 2)
     assert before == ["ok"] * 2
@@ -113,7 +110,7 @@ def test_no_more_is_sent_than_was_allowed_whatever_must_be_sent_again() -> None:
 
 def test_what_its_clients_do_not_see_is_not_known_and_not_zero() -> None:
     async def work(engine: RunningEngine) -> tuple[Reply, int]:
-        return await generate(engine, ASKED), len(await engine.iterations())
+        return await generate(engine, REQUEST), len(await engine.iterations())
 
     reply, iterations = engine_of(served, work)
     assert reply.output_tokens == 4
@@ -125,11 +122,11 @@ def test_what_its_clients_do_not_see_is_not_known_and_not_zero() -> None:
 def test_how_tokens_are_drawn_sets_nothing_else_of_a_request() -> None:
     bodies: list[dict[str, Any]] = []
 
-    async def kept(one: Asked) -> None:
-        bodies.append(one.body)
-        await served(one)
+    async def kept(exchange: Exchange) -> None:
+        bodies.append(exchange.body)
+        await served(exchange)
 
     words = {"max_tokens": 1e6, "stream": 0.0, "temperature": 0.5}
-    engine_of(kept, lambda engine: generate(engine, ASKED), sampling=words)
+    engine_of(kept, lambda engine: generate(engine, REQUEST), sampling=words)
     assert [(body["max_tokens"], body["stream"]) for body in bodies] == [(4, True)]
     assert bodies[0]["temperature"] == 0.5

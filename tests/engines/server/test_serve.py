@@ -144,7 +144,7 @@ def test_when_a_part_of_it_is_killed_whoever_asks_is_told_and_nothing_is_left(
     starter.resolve(max_num_seqs=2)  # which starts what imports vLLM ahead, once for all tests
     before = family(os.getpid()) | cores()
 
-    async def asked(engine: Engine) -> None:
+    async def killed(engine: Engine) -> None:
         reply = Reply()
         task = asyncio.create_task(engine.generate(request(1, prompt=5, output=200), reply))
         await until_it_generates(reply)
@@ -160,7 +160,7 @@ def test_when_a_part_of_it_is_killed_whoever_asks_is_told_and_nothing_is_left(
     async def main() -> None:
         engine = await starter.start(max_num_seqs=2)
         try:
-            await asked(engine)
+            await killed(engine)
         finally:
             await engine.stop()
 

@@ -40,7 +40,7 @@ def test_a_failed_start_tells_the_root_cause_and_its_cure(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("said", "shown", "cure"),
+    ("message", "shown", "cure"),
     [
         (
             (
@@ -62,19 +62,19 @@ def test_a_failed_start_tells_the_root_cause_and_its_cure(tmp_path: Path) -> Non
         ("could not create a primitive", "primitive", "Lower gpu_memory_utilization"),
     ],
 )
-def test_the_cure_is_of_what_failed(tmp_path: Path, said: str, shown: str, cure: str) -> None:
-    error = failed_to_start(written(tmp_path, ""), RuntimeError(said))
+def test_the_cure_is_of_what_failed(tmp_path: Path, message: str, shown: str, cure: str) -> None:
+    error = failed_to_start(written(tmp_path, ""), RuntimeError(message))
     assert shown in str(error)
     assert cure in error.hint
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "cure"),
+    ("code", "message", "cure"),
     [(-9, "killed by SIGKILL", "gpu_memory"), (-11, "SIGSEGV", "vllm.log"), (0, "ended", "log")],
 )
 def test_an_engine_that_died_without_a_word_tells_how(
-    tmp_path: Path, code: int, said: str, cure: str
+    tmp_path: Path, code: int, message: str, cure: str
 ) -> None:
     error = died(code, written(tmp_path, ""))
-    assert said in str(error)
+    assert message in str(error)
     assert cure in error.hint

@@ -30,7 +30,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("first", "second", "same"),
     [
         ("0.32.0+cpu", "0.32.0", True),
         ("0.32.0+cu130", "0.32.0+rocm722", True),
@@ -43,10 +43,10 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_release_is_the_same_whatever_device_it_was_built_for(
-    one: str, other: str, *, same: bool
+    first: str, second: str, *, same: bool
 ) -> None:
-    assert supported.is_same(one, other) is same
-    assert supported.is_same(other, one) is same
+    assert supported.is_same(first, second) is same
+    assert supported.is_same(second, first) is same
 
 
 def test_two_distributions_in_one_folder_are_refused(alone: Path) -> None:

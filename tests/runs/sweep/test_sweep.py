@@ -97,7 +97,7 @@ def swept(  # noqa: PLR0913 - what a test may vary
 ) -> SweepOutcome:
     book = journal.resume(run_dir, {}) if resume else journal.create(run_dir, {})
     starter = SimStarter(world)
-    starter.go_on_after(Evidence(book).engines())
+    starter.continue_after(Evidence(book).engines())
     try:
         sweeping = sweep(
             traffic,

@@ -46,7 +46,7 @@ class ModelMemory:
 
 
 def memory_of(arguments: Mapping[str, ArgumentValue]) -> ModelMemory | str:
-    """Return what the model of these engine arguments takes, or why that cannot be said.
+    """Return what the model of these engine arguments takes, or why it is not known.
 
     Raises InputError for a model that should ship with tuner and does not.
     """
@@ -106,5 +106,5 @@ def _stored_bytes(folder: Path) -> int:
     """Return what the weights there take on disk; 0 where there are none, or not all of them."""
     result = [path for path in folder.glob("*.safetensors") if path.exists()]
     parts = [int(hit[1]) for path in result if (hit := _PART.fullmatch(path.name))]
-    is_whole = all(parts.count(of) == of for of in parts)
-    return sum(path.stat().st_size for path in result) if is_whole else 0
+    is_complete = all(parts.count(of) == of for of in parts)
+    return sum(path.stat().st_size for path in result) if is_complete else 0

@@ -455,9 +455,9 @@ def abort(scheduler: Scheduler, row: int) -> None:
         _leave(state, requests, row)
     elif request.status == its.RUNNING:
         kept = 0
-        for other in running[: state.running]:
-            if other != row:
-                running[kept] = other
+        for each in running[: state.running]:
+            if each != row:
+                running[kept] = each
                 kept += 1
         state.running = kept
     request.status = its.ABORTED

@@ -238,13 +238,13 @@ class CompletionClient:
             raise RequestFailedError("it answers compressed, which was not asked for")
         if response.status == _OK:
             return
-        content, is_whole = bytearray(), False
+        content, is_complete = bytearray(), False
         with contextlib.suppress(TimeoutError, aiohttp.ClientError):
             async with asyncio.timeout(REFUSAL_S):
                 while piece := await response.content.read(MOST_REFUSAL_BYTES - len(content)):
                     content += piece
-                is_whole = True
-        hidden = 0 if is_whole else max(map(len, self._spellings), default=0)
+                is_complete = True
+        hidden = 0 if is_complete else max(map(len, self._spellings), default=0)
         content = content[: max(0, len(content) - hidden)]  # its end may be that of a key
         text = " ".join(content.decode(errors="replace").split())
         raise RequestFailedError(f"{response.status} {response.reason}: {text}")

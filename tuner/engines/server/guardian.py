@@ -25,7 +25,7 @@ def main(command: list[str], group_pipe: int) -> int:
     if child == 0:
         _become(command)
     with contextlib.suppress(OSError):  # it has done so, and is the command already
-        os.setpgid(child, child)  # whoever is told of the group may kill it at once
+        os.setpgid(child, child)  # whoever reads its number may kill it at once
     os.write(group_pipe, b"%d\n" % child)
     os.close(group_pipe)
     ends = os.pidfd_open(child)

@@ -106,10 +106,6 @@ class RunningEngine:
         self._shift = secrets.randbelow(VOCAB_SIZE)
         self._sent = self._failed = self._failed_in_a_row = self._early = 0
 
-    @property
-    def url(self) -> str:
-        return self._server.url
-
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
         """See the seam. Raises EngineError once too many have failed or ended early, and before
         more is sent than was allowed."""

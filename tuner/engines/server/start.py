@@ -123,7 +123,7 @@ class ServerEngine(PagedEngine):
         self._client.fail(cause)
 
     def _has_ended(self) -> None:
-        """Fail every request: the guardian is no more, and nobody has stopped it. On the event
+        """Fail every request: the guardian has ended, and nobody has stopped it. On the event
         loop."""
         self._loop.remove_reader(self._ends)
         self._process.kill()  # what it may have left, were it killed itself

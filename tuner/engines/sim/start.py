@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numba
 
-from tuner.engines.seam import SIMULATED, ArgumentValue, EngineFacts
+from tuner.engines.seam import ArgumentValue, EngineFacts
 from tuner.engines.sim.engine import SimEngine
 from tuner.engines.sim.noise import EngineNoise, MachineNoise
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
@@ -50,14 +50,14 @@ class SimStarter:
     @property
     def device(self) -> Mapping[str, ArgumentValue]:
         """Return the identity of the simulated hardware."""
-        return {"name": f"{SIMULATED}{self._world.name}", "digest": self._world.digest}
+        return {"name": f"simulated:{self._world.name}", "digest": self._world.digest}
 
     @property
     def versions(self) -> Mapping[str, str]:
         """Package → version, of those that decide what is simulated."""
         return {"python": platform.python_version(), "numba": numba.__version__}
 
-    def go_on_after(self, sizes: Sequence[int], *, lost: bool = True) -> None:
+    def continue_after(self, sizes: Sequence[int], *, lost: bool = True) -> None:
         """Take up an interrupted run that had started engines of these sizes, in order.
 
         The last of them was ``lost`` with the run, unless it had done its work. Started again it is

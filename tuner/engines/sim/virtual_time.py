@@ -24,10 +24,10 @@ class DeadlockError(RuntimeError):
 
 
 class VirtualProcess(Protocol):
-    """Something that goes on in virtual time without being called."""
+    """Something that advances in virtual time without being called."""
 
     def advance(self, until: float) -> float:
-        """Go on until there is news for a task, but no further than ``until``.
+        """Advance until there is news for a task, but no further than ``until``.
 
         What happens exactly at ``until`` is only finished, not begun: tasks that wake at that time
         come first. Return the time reached: that of the news, or ``until``.
@@ -72,7 +72,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._jumping.now_s
 
     def attach(self, process: VirtualProcess) -> None:
-        """Let a process go on with this loop's time: one at a time."""
+        """Let a process advance with this loop's time: one at a time."""
         assert self._jumping.process is None
         self._jumping.process = process
 

@@ -98,11 +98,11 @@ def _refused(setting: "Setting", why: str) -> TunerError:
     )
 
 
-def _merged(item: object, other: object) -> Any:  # noqa: ANN401 - as deep as they are
-    """Return the union of two nested mappings; of what is in both the other's counts."""
-    if not (isinstance(item, dict) and isinstance(other, dict)):
-        return other
-    return item | {key: _merged(item.get(key), value) for key, value in other.items()}
+def _merged(before: object, after: object) -> Any:  # noqa: ANN401 - as deep as they are
+    """Return the union of two nested mappings; of what is in both that of ``after`` counts."""
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        return after
+    return before | {key: _merged(before.get(key), value) for key, value in after.items()}
 
 
 def _nested(key: str, value: object) -> object:

@@ -55,7 +55,7 @@ _CONSEQUENCE = re.compile("Engine core initialization failed|EngineDeadError|Eng
 
 def refused(error: Exception) -> EngineError:
     """Return what to raise when vLLM refused its arguments with ``error``."""
-    message = _first_line(_said(error))
+    message = _first_line(_message(error))
     return EngineError(f"vLLM refuses: {message}", hint=_cure(message, "Change that argument."))
 
 
@@ -63,14 +63,14 @@ def failed_to_start(log: Since, error: BaseException | None = None) -> EngineErr
     """Return what to raise when an engine did not start: the child's log knows why, or the error,
     or the log's last line."""
     text = log.text()
-    reason = root_cause(text) or (_first_line(_said(error)) if error else last_line(text))
+    reason = root_cause(text) or (_first_line(_message(error)) if error else last_line(text))
     if (killed := _KILLED.search(reason)) is not None:
         reason = f"{killed[1]} was killed by {_signal_name(int(killed[2]))}"
     return EngineError(f"vLLM did not start: {reason}", hint=_cure(reason, f"Read {log.path}."))
 
 
 def died(exit_code: int | None, log: Since, *, who: str = "EngineCore") -> EngineError:
-    """Return what to raise when the engine, or ``who`` runs it, was running and is no more."""
+    """Return what to raise when the engine, or ``who`` runs it, ended while it served."""
     reason = root_cause(log.text().partition(_FATAL)[2])
     if reason is None and exit_code is not None and exit_code < 0:
         reason = f"{who} was killed by {_signal_name(-exit_code)}"
@@ -89,11 +89,11 @@ def root_cause(log_text: str) -> str | None:
 
 
 def last_line(log_text: str) -> str:
-    """Return the last thing that a process said."""
+    """Return the last line that a process logged."""
     return _first_line("\n".join(reversed(log_text.splitlines()))) or "nothing"
 
 
-def _said(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     if not isinstance(error, pydantic.ValidationError):
         return str(error) or type(error).__name__
     first = error.errors()[0]

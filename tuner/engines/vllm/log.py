@@ -70,9 +70,9 @@ class Since:
     def compiled(self) -> list[str]:
         """Return the kernels and graphs that were compiled since the last call."""
         text = self._from(self._read)
-        whole = text[: text.rfind("\n") + 1]  # the rest of a line comes later
-        self._read += len(whole.encode(errors="replace"))
-        return [kernel or graph for kernel, graph in _COMPILED.findall(whole)]
+        lines = text[: text.rfind("\n") + 1]  # the rest of a line comes later
+        self._read += len(lines.encode(errors="replace"))
+        return [kernel or graph for kernel, graph in _COMPILED.findall(lines)]
 
     def _from(self, start: int) -> str:
         try:

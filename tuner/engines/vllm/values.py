@@ -21,15 +21,15 @@ def typed(text: str) -> ArgumentValue:
     return text
 
 
-def same(entry: object, other: object) -> bool:
+def same(first: object, second: object) -> bool:
     """Whether two values are equal in type too: 1, 1.0 and true differ, as they do in JSON."""
-    if type(entry) is not type(other):
+    if type(first) is not type(second):
         return False
-    if isinstance(entry, dict) and isinstance(other, dict):
-        entry, other = (
+    if isinstance(first, dict) and isinstance(second, dict):
+        first, second = (
             sorted(map(list, each.items()), key=lambda item: repr(item[0]))
-            for each in (entry, other)
+            for each in (first, second)
         )
-    if isinstance(entry, list) and isinstance(other, list):
-        return len(entry) == len(other) and all(map(same, entry, other))
-    return repr(entry) == repr(other)  # NaN is NaN
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(same, first, second))
+    return repr(first) == repr(second)  # NaN is NaN
