@@ -1,7 +1,8 @@
 """Which request waits for which."""
 
 from tests.support.builders import request
-from tuner.traffic.sessions import Turn, turns_of
+from tuner.trace.trace import Trace, TraceHeader
+from tuner.traffic.sessions import Turn, places_of, turns_of
 
 
 def test_a_turn_waits_for_the_one_before_it_in_its_session() -> None:
@@ -49,3 +50,10 @@ def test_a_turn_that_came_within_a_millisecond_of_the_end_waits_and_does_not_thi
         request(1, arrival_s=0.298, session_id="a"),
     ]
     assert turns_of(earlier) == {}
+
+
+def test_places_are_held_only_in_a_trace_that_was_made_of_a_schedule() -> None:
+    held = [request(0, session_id="place-0", e2e_s=1.0), request(1, session_id="place-0")]
+    for source, places in (("concurrency_schedule", [0, 1]), ("vllm-middleware", [])):
+        trace = Trace.of(TraceHeader(source=source), held)
+        assert [*places_of(trace.requests)] == places

@@ -40,9 +40,9 @@ from tuner.runs.outcome import SweepOutcome, in_use, rescore
 from tuner.runs.result import json_object, profile_of, second_thoughts
 from tuner.runs.settings import SweepSettings, settings_in
 from tuner.runs.sweep.sweep import sweep
+from tuner.trace.record import SCHEDULE
 from tuner.trace.trace import Trace, TraceRequest, digest, load, write
 from tuner.traffic.sampling import choose_part
-from tuner.traffic.schedule import SOURCE
 from tuner.traffic.sessions import turns_of
 from tuner.traffic.slo import Slo, parse_slo
 from tuner.traffic.window import parse_duration_s, parse_window
@@ -144,7 +144,7 @@ def ready_on(options: SweepOptions, trace: Trace, starter: Starter, began_s: flo
     """Return what of a trace one engine gets. Raises TraceError, UsageError."""
     requests, ranks = served_in(trace, options.trace), ranks_of(starter)
     warnings, notes = [*trace.warnings, *warnings_about(trace)], list[str]()
-    if trace.header.source == SOURCE:
+    if trace.header.source == SCHEDULE:
         warnings.append(
             "the recorded concurrency is held at every step: the twin, which knows open loops "
             "only, does not decide"
@@ -180,7 +180,7 @@ def settings_plan(options: SweepOptions, trace: Trace) -> dict[str, Any]:
     is_served = options.world is None and options.ray is None
     return {
         **in_plan(options, *IN_PLAN),
-        "closed_sessions": options.closed_sessions or trace.header.source == SOURCE,
+        "closed_sessions": options.closed_sessions or trace.header.source == SCHEDULE,
         "trace_block_size": trace.header.block_size,
         "confirm": "server" if is_served else "inproc",
     }

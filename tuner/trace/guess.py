@@ -29,7 +29,7 @@ from tuner.trace.headings import (
     word_set,
     words_of,
 )
-from tuner.trace.raw import Opened
+from tuner.trace.raw import Opened, Tally
 from tuner.trace.record import TimeUnit
 from tuner.trace.text import shown_key
 from tuner.trace.values import (
@@ -53,9 +53,6 @@ from tuner.trace.values import (
     written_ms,
 )
 from tuner.trace.words import error_in, from_cache, status_in
-
-STDIN = "stdin"
-"""The name of standard input in messages."""
 
 NEEDED = words(
     "timestamp input_length output_length total_length duration requests status error cache_hit "
@@ -156,7 +153,7 @@ class UnclearError(Exception):
         """Changes of what the user says, each of which may do."""
 
 
-def guessed(opened: Opened, asked: Asked, place: str) -> Format:
+def guessed(opened: Opened, asked: Asked, tally: Tally) -> Format:
     """Return how a table is read, by its columns and by what their cells hold as JSON.
 
     Raises TraceError with what was seen and the command that would do: each cure is tried.
@@ -179,11 +176,10 @@ def guessed(opened: Opened, asked: Asked, place: str) -> Format:
         "CSV or JSON lines; or name: --columns timestamp=HEADING,input_length=…,output_length=…"
     )
     if len(options) == 1:
-        file = shlex.quote("-" if place == STDIN else place)
-        hint = f"tuner trace import {file} {options[0]} -o trace.jsonl"
+        hint = tally.importing(options[0])
     elif options:
         hint = f"Add one of: {'; '.join(options)}"
-    message = f"{place}:{max(1, opened.first_line - 1)}: {problem}; columns: {seen}{more}"
+    message = f"{tally.place}:{max(1, opened.first_line - 1)}: {problem}; columns: {seen}{more}"
     raise TraceError(printable(message), hint=printable(hint))
 
 

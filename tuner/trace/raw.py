@@ -3,6 +3,7 @@
 ``Opened`` is a file whose rows are located, ``Raw`` some of its rows, ``Tally`` the count of them.
 """
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,9 @@ from typing import Any
 
 from tuner.trace.record import REASONS, Reason
 from tuner.trace.values import Cells, Ints, as_list, as_object, is_empty, number
+
+STDIN = "stdin"
+"""The name of standard input in messages."""
 
 MOST_COLUMNS = 2000
 SAMPLE_ROWS, ROWS = 1000, 2**16
@@ -44,6 +48,11 @@ class Tally:
     def at(self, number: int) -> str:
         """Return the name of a row in messages."""
         return f"{self.place}:{number}" if self.unit == "line" else f"{self.place}: row {number}"
+
+    def importing(self, options: str) -> str:
+        """Return the command that imports the file with these options."""
+        file = shlex.quote("-" if self.place == STDIN else self.place)
+        return f"tuner trace import {file} {options} -o trace.jsonl"
 
     def note(self, text: str) -> None:
         self.notes[text] = None

@@ -107,7 +107,7 @@ def _format(file: TraceFile, rows_of: Opened, asked: Asked) -> Format:
     if known is not None and known is not TABLE:
         return known.of(rows_of, asked.time_unit, file.tally)
     if rows_of.sample or main_roles(rows_of.headings) or not is_free:
-        return guessed(rows_of, asked, place)
+        return guessed(rows_of, asked, file.tally)
     raise TraceError(
         f"{place}:1: not a trace format that tuner knows, and no table of requests",
         hint="Export it as CSV or JSON lines with the time, the prompt's and the output's tokens; "
@@ -176,7 +176,7 @@ def _ask_for_unit(table: pa.Table, lines: Ints, known: Format, tally: Tally) -> 
     if known.whole_ms and len(odd := np.flatnonzero(table.column("timestamp").to_numpy() % 1)):
         raise TraceError(
             f"{tally.at(int(lines[odd[0]]))}: a timestamp with a fraction may be seconds or ms",
-            hint="tuner trace import --time-unit s (GuideLLM, vLLM) or --time-unit ms (aiperf).",
+            hint=f"{tally.importing('--time-unit s')} (GuideLLM, vLLM); ms for aiperf's.",
         )
 
 

@@ -23,6 +23,9 @@ REFUSED = frozenset({400, 413, 422, 429, 503})
 TimeUnit = Literal["s", "ms", "us", "ns"]
 """The unit of times that are numbers."""
 
+SCHEDULE = "concurrency_schedule"
+"""Source of a trace that was made of a concurrency schedule, in its header."""
+
 Reason = Literal[
     "malformed",
     "no_timestamp",

@@ -15,7 +15,7 @@ from tuner.errors import TraceError
 from tuner.system.files import whole_file
 from tuner.trace.columns import Columns, columns_of_table
 from tuner.trace.encode import TYPES, lines_of
-from tuner.trace.record import FIELDS, Field, Status, TimeUnit, TraceHeader, header_line
+from tuner.trace.record import FIELDS, SCHEDULE, Field, Status, TimeUnit, TraceHeader, header_line
 from tuner.trace.values import date_ms, date_of
 
 __all__ = ["Status", "Trace", "TraceHeader", "TraceRequest", "digest", "load", "write"]
@@ -57,6 +57,8 @@ class TraceRequest:
     stream: bool | None = None
     cached_tokens: int | None = None
     num_images: int | None = None
+    holds_place: bool = False
+    """It is one of those in flight that a schedule asks for; its session is its place."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +91,7 @@ class Trace:
             if field.key in self.table.column_names and field.key != "row"
         }
         held["row"] = self.rows.tolist()
+        held["holds_place"] = [self.header.source == SCHEDULE] * len(self)
         names = tuple(held)
         each = zip(*held.values(), strict=True)
         return tuple(TraceRequest(**dict(zip(names, each, strict=True))) for each in each)

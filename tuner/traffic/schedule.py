@@ -17,18 +17,14 @@ import numpy as np
 
 from tuner.errors import TraceError
 from tuner.system.files import read_regular
-from tuner.trace.record import TraceHeader
+from tuner.trace.record import SCHEDULE, TraceHeader
 from tuner.trace.trace import Trace, TraceRequest, load
 from tuner.trace.values import number
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
-from tuner.traffic.sessions import PLACE
 
 MAX_S = 366 * 86_400
 MAX_CONCURRENCY = 100_000
 MAX_REQUESTS = 2_000_000
-SOURCE = "concurrency_schedule"
-"""Source of a trace that was made of a schedule, in its header."""
-
 KEYS = ("time_sec", "concurrency")
 HINT = 'Each tick is {"time_sec": SECONDS, "concurrency": WHOLE NUMBER}, later ones below.'
 
@@ -116,7 +112,7 @@ def scheduled(path: Path, lengths: Path) -> Trace:
         f"{S_PER_PROMPT_TOKEN * 1000:g} ms a prompt token; a replay holds it at any speed"
     )
     header = TraceHeader(
-        source=SOURCE,
+        source=SCHEDULE,
         rows_read=len(requests),
         rows_kept=len(requests),
         missing=("aborts", "errors", "prefixes"),
@@ -153,8 +149,9 @@ def holding(schedule: Sequence[Tick], lengths: Sequence[tuple[int, int]]) -> Ite
                 input_length=prompt,
                 output_length=output,
                 e2e_s=round(lasts_s, 6),
-                session_id=f"{PLACE}{place}",
+                session_id=f"place-{place}",
                 turn=turns[place],
+                holds_place=True,
             )
             turns[place] += 1
             free_s[place] = at_s + lasts_s

@@ -15,10 +15,6 @@ NO_THOUGHT_S = 0.001
 round their times, and sums of them may even be negative."""
 
 
-PLACE = "place-"
-"""Beginning of the session of requests that hold a recorded concurrency, one after the other."""
-
-
 @dataclass(frozen=True, slots=True)
 class Turn:
     """The turn that one request waits for."""
@@ -65,8 +61,8 @@ def places_of(requests: Sequence[TraceRequest]) -> dict[int, tuple[int, float]]:
     until_s: list[float] = []
     result: dict[int, int] = {}
     for request in requests:
-        session, end_s = request.session_id or "", request.arrival_s + (request.e2e_s or 0.0)
-        if not session.startswith(PLACE):
+        session, end_s = request.session_id, request.arrival_s + (request.e2e_s or 0.0)
+        if session is None or not request.holds_place:
             continue
         number = current.get(session)
         if number is None or request.arrival_s - until_s[number] > NO_THOUGHT_S:

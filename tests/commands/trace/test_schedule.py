@@ -35,6 +35,10 @@ def test_the_concurrency_is_that_of_the_schedule(tuner: Run, tmp_path: Path) -> 
         *("-o", tmp_path / "t.jsonl"),
     )
     assert "synthetic: lengths of l" in ended.text
+    with (tmp_path / "s").open() as stdin:
+        tuner.monkeypatch.setattr("sys.stdin", stdin)
+        tuner("trace", "import", "-", "--lengths", lengths, "-o", tmp_path / "piped.jsonl")
+    assert (tmp_path / "piped.jsonl").read_bytes() == (tmp_path / "t.jsonl").read_bytes()
     result = load(tmp_path / "t.jsonl")
     assert result.header.source == "concurrency_schedule"
     assert len(result.requests) == 2 * 5 + 4 * 5

@@ -22,8 +22,8 @@ from tuner.errors import TraceError, UsageError
 from tuner.system import interruption
 from tuner.system.files import whole_file
 from tuner.trace.columns import Columns
-from tuner.trace.guess import STDIN, Asked, columns_asked
-from tuner.trace.raw import Tally
+from tuner.trace.guess import Asked, columns_asked
+from tuner.trace.raw import STDIN, Tally
 from tuner.trace.reading import Tell, read
 from tuner.trace.trace import Trace
 from tuner.traffic.sampling import Stretch, busiest, stretch
@@ -117,19 +117,20 @@ def _read(options: FileOptions | TraceImportOptions, *, allow_text: bool = False
         allow_text=allow_text,
         name=_place(options.file),
     )
-    path = _stdin() if wanted.name == STDIN else options.file
     with _telling(f"reading {options.file.name}") as tell:
-        return read(path, wanted, tell)
+        return read(_regular(options.file), wanted, tell)
 
 
-def _stdin() -> Path:
-    """Return a file that holds all of standard input until the process ends."""
+def _regular(file: Path) -> Path:
+    """Return the file, or one that holds all of standard input until the process ends."""
+    if _place(file) != STDIN:
+        return file
     descriptor, name = tempfile.mkstemp(prefix="tuner-stdin-")
     path = Path(name)
     interruption.ends_with_us(partial(path.unlink, missing_ok=True))
-    with os.fdopen(descriptor, "wb") as file:
+    with os.fdopen(descriptor, "wb") as copy:
         try:
-            shutil.copyfileobj(sys.stdin.buffer, file, 2**20)
+            shutil.copyfileobj(sys.stdin.buffer, copy, 2**20)
         except OSError as problem:
             raise TraceError(
                 f"stdin: cannot be kept in {path.parent}: {problem.strerror}",
@@ -165,7 +166,7 @@ def _collected(options: TraceImportOptions) -> Trace:
     if len(options.sources) > 1 and (is_address or options.lengths is not None):
         raise UsageError("several sources, one of which stands alone", hint="Import one at a time.")
     if options.lengths is not None:
-        return scheduled(options.file, options.lengths)
+        return scheduled(_regular(options.file), options.lengths)
     from tuner.capture import join, prometheus  # noqa: PLC0415 - loads the recorder
 
     if not is_address:
