@@ -13,7 +13,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from tests.support.in_process import environment_as_it_was
+from tests.support.in_process import environment_as_it_was, signals_as_they_were
 from tuner.engines import devices
 
 # The same examples every time, so that no change fails on a fault of another.
@@ -65,7 +65,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(no_vllm)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(VLLM_TIMEOUT_S))
-            # What vLLM and its kin warn about is not ours to mend.
+            # What vLLM and its kin warn about is not ours to fix.
             item.add_marker(pytest.mark.filterwarnings("default"))
     items.sort(key=_turn)
 
@@ -100,13 +100,9 @@ def _nobody_waits_for_the_disk() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _signals_as_they_were() -> Iterator[None]:
-    """``cli.main`` decides on signals for the rest of the process, which here is not its own."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    were = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, was in zip(numbers, were, strict=True):
-        signal.signal(number, was)
+def _signals() -> Iterator[None]:
+    with signals_as_they_were():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -69,7 +69,7 @@ def test_what_a_profile_may_not_set_is_no_engine_argument(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"celing": 64}, "has no option 'celing'"),
         ({"json": True}, "has no option 'json'"),
@@ -79,10 +79,10 @@ def test_what_a_profile_may_not_set_is_no_engine_argument(tmp_path: Path) -> Non
     ],
 )
 def test_options_are_checked_as_on_the_command_line(
-    folder: Path, options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, options: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    with pytest.raises(tuner.TunerError, match=re.escape(said)):
+    with pytest.raises(tuner.TunerError, match=re.escape(message)):
         tuner.sweep("translation.jsonl", **options)
 
 

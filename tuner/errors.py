@@ -66,7 +66,7 @@ class RunError(InputError):
 
 
 class AnswerTooLongError(InputError):
-    """A server's answer is larger than is read: less may be asked for."""
+    """A server's answer is larger than is read: a smaller request may do."""
 
 
 class EngineError(TunerError):

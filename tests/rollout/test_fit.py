@@ -15,12 +15,12 @@ GPU = {"kind": "gpu", "name": "NVIDIA H200", "memory_bytes": 150 * 10**9}
 H200 = Host("here is", "0.32.0", "NVIDIA H200")
 
 
-def here(*hosts: Host, **told: ArgumentValue) -> Deployment:
-    return Deployment(arguments={"model": "m", **told}, source="f", hosts=hosts)
+def here(*hosts: Host, **stated: ArgumentValue) -> Deployment:
+    return Deployment(arguments={"model": "m", **stated}, source="f", hosts=hosts)
 
 
 @pytest.mark.parametrize(
-    ("given", "told", "more"),
+    ("given", "stated", "more"),
     [
         ([], {}, {}),
         ([], {"max_num_batched_tokens": 2048}, {"max_num_batched_tokens": 8192}),
@@ -29,11 +29,11 @@ def here(*hosts: Host, **told: ArgumentValue) -> Deployment:
     ],
 )  # fmt: skip
 def test_what_is_written_is_what_was_chosen_and_what_the_file_says_otherwise(
-    given: list[str], told: dict[str, ArgumentValue], more: dict[str, ArgumentValue]
+    given: list[str], stated: dict[str, ArgumentValue], more: dict[str, ArgumentValue]
 ) -> None:
     unsafe = {"trust_remote_code": True, "worker_cls": "a.B"}
     chosen = profile(engine={**ENGINE, **unsafe}, given=given)
-    assert fit.wanted(chosen, told, pin=False) == {"max_num_seqs": 16} | more
+    assert fit.wanted(chosen, stated, pin=False) == {"max_num_seqs": 16} | more
 
 
 def test_a_shipped_model_is_written_by_its_path() -> None:
@@ -53,7 +53,7 @@ def test_the_live_knob_deploys_what_the_ladder_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "clashes"),
+    ("stated", "clashes"),
     [
         ({"max_num_active_seqs": 8}, True),
         ({"max_num_scheduled_tokens": 8}, True),
@@ -63,9 +63,9 @@ def test_the_live_knob_deploys_what_the_ladder_measured() -> None:
     ],
 )
 def test_an_argument_that_would_undo_the_choice_is_refused(
-    told: dict[str, ArgumentValue], clashes: bool
+    stated: dict[str, ArgumentValue], clashes: bool
 ) -> None:
-    assert (fit.clash(here(**told), fit.settings(profile())) is not None) is clashes
+    assert (fit.clash(here(**stated), fit.settings(profile())) is not None) is clashes
 
 
 MEASURED = {"versions": {"vllm": "0.32.0"}, "device": GPU}

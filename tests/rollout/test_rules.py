@@ -9,15 +9,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.support.monitored import (
-    LABELS,
-    Firing,
-    Server,
-    at_knee,
-    case,
-    rules,
-    unit_test,
-)
+from tests.support.monitored import LABELS, Case, Firing, Server, rules, unit_test
 from tests.support.places import ROOT
 from tests.support.profiles import any_profile
 from tests.support.scraped import binary
@@ -78,47 +70,47 @@ SLOWER, FULLER = ("TunerDecodeSlower", "ticket", ""), ("TunerKvCacheFuller", "ti
 BINDS = ("TunerCapBinds", "info", "")
 
 AS_PROMISED = {
-    "at the knee": case(at_knee()),
-    "idle": case(at_knee(requests=0, running=0, kv=0)),
+    "at the knee": Case(Server()),
+    "idle": Case(Server(requests=0, running=0, kv=0)),
 }
 BROKEN = {
-    "decoding": case(at_knee(itl_s=0.045), firing=[SLOWER]),
-    "first token": case(at_knee(ttft_s=0.050), firing=[("TunerFirstTokenSlower", "ticket", "")]),
-    "requests": case(at_knee(e2el_s=0.050), firing=[("TunerRequestsSlower", "ticket", "")]),
-    "concurrency": case(at_knee(running=14, waiting=1), firing=[BEYOND]),
-    "load": case(at_knee(requests=601), firing=[("TunerLoadBeyondValidated", "ticket", "")]),
-    "memory": case(at_knee(kv=0.7), firing=[FULLER]),
-    "preemptions": case(at_knee(preemptions=5), firing=[("TunerMorePreemptions", "ticket", "")]),
-    "settings": case(at_knee(settings=OTHER), firing=[("TunerOtherSettings", "ticket", "")]),
+    "decoding": Case(Server(itl_s=0.045), firing=[SLOWER]),
+    "first token": Case(Server(ttft_s=0.050), firing=[("TunerFirstTokenSlower", "ticket", "")]),
+    "requests": Case(Server(e2el_s=0.050), firing=[("TunerRequestsSlower", "ticket", "")]),
+    "concurrency": Case(Server(running=14, waiting=1), firing=[BEYOND]),
+    "load": Case(Server(requests=601), firing=[("TunerLoadBeyondValidated", "ticket", "")]),
+    "memory": Case(Server(kv=0.7), firing=[FULLER]),
+    "preemptions": Case(Server(preemptions=5), firing=[("TunerMorePreemptions", "ticket", "")]),
+    "settings": Case(Server(settings=OTHER), firing=[("TunerOtherSettings", "ticket", "")]),
 }
 UP_TO_THE_LIMIT = {
-    "decoding, at its limit": case(at_knee(itl_s=0.044)),
-    "first token, at its limit": case(at_knee(ttft_s=0.048)),
-    "requests, at their limit": case(at_knee(e2el_s=0.048)),
-    "concurrency, at its limit": case(at_knee(running=14)),
-    "load, at its limit": case(at_knee(requests=599)),
-    "memory, at its limit": case(at_knee(kv=0.68)),
-    "preemptions, at their limit": case(at_knee(preemptions=4)),
-    "a setting of which the profile says nothing": case(at_knee(settings={"block_size": "32"})),
-    "misses, at their limit": case(at_knee(missed_tpot=0.02)),
+    "decoding, at its limit": Case(Server(itl_s=0.044)),
+    "first token, at its limit": Case(Server(ttft_s=0.048)),
+    "requests, at their limit": Case(Server(e2el_s=0.048)),
+    "concurrency, at its limit": Case(Server(running=14)),
+    "load, at its limit": Case(Server(requests=599)),
+    "memory, at its limit": Case(Server(kv=0.68)),
+    "preemptions, at their limit": Case(Server(preemptions=4)),
+    "a setting of which the profile says nothing": Case(Server(settings={"block_size": "32"})),
+    "misses, at their limit": Case(Server(missed_tpot=0.02)),
 }
-GROWS = at_knee(running=16, waiting=1, waiting_grows=2)
+GROWS = Server(running=16, waiting=1, waiting_grows=2)
 QUEUES = {
-    "full, and a queue": case(at_knee(running=16, waiting=3), firing=[BINDS, BEYOND]),
-    "a growing queue": case(GROWS, firing=[BINDS, BEYOND, ("TunerQueueGrowing", "page", "")]),
-    "full": case(at_knee(running=16), firing=[BEYOND]),
-    "fuller": case(at_knee(running=17), firing=[BEYOND, ("TunerOtherCap", "ticket", "")]),
+    "full, and a queue": Case(Server(running=16, waiting=3), firing=[BINDS, BEYOND]),
+    "a growing queue": Case(GROWS, firing=[BINDS, BEYOND, ("TunerQueueGrowing", "page", "")]),
+    "full": Case(Server(running=16), firing=[BEYOND]),
+    "fuller": Case(Server(running=17), firing=[BEYOND, ("TunerOtherCap", "ticket", "")]),
 }
 MISSES = {
-    f"{limit} {missed}": case(at_knee(**{limit: missed}), firing=BURNS[:windows])
+    f"{limit} {missed}": Case(Server(**{limit: missed}), firing=BURNS[:windows])
     for limit in ("missed_tpot", "missed_ttft")
     for missed, windows in [(0.03, 1), (0.10, 2), (0.20, 3), (0.40, 4)]
 }
 """The faster the budget burns, the louder; it is 1 - (0.995 - 0.02) = 0.025."""
 
 AT_NIGHT = {
-    "half of ten an hour": case(at_knee(requests=10 / 60, missed_ttft=0.5)),
-    "half of 120 an hour": case(at_knee(requests=2, missed_ttft=0.5), firing=BURNS[1:]),
+    "half of ten an hour": Case(Server(requests=10 / 60, missed_ttft=0.5)),
+    "half of 120 an hour": Case(Server(requests=2, missed_ttft=0.5), firing=BURNS[1:]),
 }
 """A few misses wake nobody: 120 an hour are still too few for three days."""
 

@@ -12,7 +12,7 @@ GIB = 1 << 30
 
 @dataclass(eq=False)
 class Card:
-    """One GPU; what is None, the device does not tell."""
+    """One GPU; None: the device does not report it."""
 
     uuid: str
     name: str = "NVIDIA H100 80GB HBM3"
@@ -25,7 +25,7 @@ class Card:
     power_limit_mw: int = 700_000
 
 
-def told(value: Any) -> Any:  # noqa: ANN401 - as NVML
+def known(value: Any) -> Any:  # noqa: ANN401 - as NVML
     if value is None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return value
@@ -48,14 +48,14 @@ def install(monkeypatch: pytest.MonkeyPatch, *cards: Card) -> None:
         "nvmlDeviceGetUUID": lambda card: card.uuid,
         "nvmlDeviceGetName": lambda card: card.name,
         "nvmlDeviceGetMemoryInfo": lambda card: SimpleNamespace(
-            total=told(card.memory_total), used=card.memory_used
+            total=known(card.memory_total), used=card.memory_used
         ),
         "nvmlDeviceGetCudaComputeCapability": lambda _: (9, 0),
         "nvmlDeviceGetEnforcedPowerLimit": lambda card: card.power_limit_mw,
         "nvmlDeviceGetPowerUsage": lambda _: 90_000,
-        "nvmlDeviceGetUtilizationRates": lambda card: SimpleNamespace(gpu=told(card.utilisation)),
+        "nvmlDeviceGetUtilizationRates": lambda card: SimpleNamespace(gpu=known(card.utilisation)),
         "nvmlDeviceGetClockInfo": lambda card, _: card.clock_mhz,
-        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda card: told(card.reasons),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda card: known(card.reasons),
         "nvmlDeviceGetComputeRunningProcesses": lambda card: _running(card.processes),
     }
     for name, answer in answers.items():

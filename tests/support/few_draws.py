@@ -1,4 +1,4 @@
-"""Sweeps and plans in this process that ask few draws: what the tests look at is in both."""
+"""Sweeps and plans in this process of few draws: what the tests look at is in both."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,11 +9,11 @@ from tuner.profile import plan
 from tuner.runs.sweep import confirmation
 from tuner.twin import forecast
 
-ASKED = 16
+FEWER = 16
 """Instead of ``DRAWS``."""
 
 FEW = 20
-"""Instead of ``PRINTED_DRAWS``; a few more than the draws that are asked about every cap."""
+"""Instead of ``PRINTED_DRAWS``; a few more than the draws that every cap gets."""
 
 
 @contextmanager
@@ -21,6 +21,6 @@ def few_draws() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (forecast, confirmation):
             patch.setattr(module, "PRINTED_DRAWS", FEW)
-        for other in (forecast, plan):
-            patch.setattr(other, "DRAWS", ASKED)
+        for module in (forecast, plan):
+            patch.setattr(module, "DRAWS", FEWER)
         yield

@@ -1,8 +1,8 @@
 """Compare text with a file under tests/golden; ``pytest --update-golden`` rewrites it."""
 
-from tests.support.places import GOLDEN
+from tests.support.places import ROOT
 
-FOLDER = GOLDEN
+FOLDER = ROOT / "tests" / "golden"
 
 
 def check(name: str, text: str, *, update: bool) -> None:

@@ -14,8 +14,7 @@ import pytest
 import typer.main
 
 from tuner import cli
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from tuner.system.interruption import SIGNALS
 
 typer.main.get_command = cache(typer.main.get_command)
 """Of the options of all commands typer makes a parser whenever the program is called: once is
@@ -33,7 +32,7 @@ def tuner(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
         contextlib.chdir(folder),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
-        _signals_as_they_were(),
+        signals_as_they_were(),
         environment_as_it_was(),
         _called(["tuner", *text]),
         pytest.raises(SystemExit) as ended,
@@ -51,7 +50,7 @@ def _text(stream: io.TextIOWrapper) -> str:
 
 
 @contextlib.contextmanager
-def _signals_as_they_were() -> Iterator[None]:
+def signals_as_they_were() -> Iterator[None]:
     """``cli.main`` decides on signals for the rest of the process, which here is not its own."""
     were = [signal.getsignal(number) for number in SIGNALS]
     try:

@@ -17,7 +17,7 @@ PROMPT, OUTPUT, REQUESTS = 100, 60, 3
 
 
 async def main(log: Path, arguments: dict[str, Any]) -> None:
-    # each rank its own core, as vLLM's CPU build wants it said; the same one where there is one
+    # each rank its own core, as vLLM's CPU build needs it; the same one where there is one
     cores = sorted(os.sched_getaffinity(0))
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[-1]}")
     starter = VllmStarter({"model": "tuner:tiny", "max_model_len": 512, **arguments}, log=log)

@@ -1,9 +1,8 @@
 """A server whose every number can be set, as promtool and Prometheus get to see it."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tests.support.profiles import profile
 from tuner.profile.profile import ServingProfile
@@ -45,10 +44,6 @@ class Server:
         }
     )
     labels: Mapping[str, str] = field(default_factory=lambda: LABELS)
-
-
-def at_knee(**changes: Any) -> Server:  # noqa: ANN401 - any field
-    return replace(Server(), **changes)
 
 
 def series(server: Server) -> Iterator[tuple[str, float, float]]:
@@ -101,11 +96,7 @@ class Case:
     """A server, and exactly the alerts that fire in the end."""
 
     server: Server
-    firing: frozenset[Firing]
-
-
-def case(server: Server, firing: Iterable[Firing] = ()) -> Case:
-    return Case(server, frozenset(firing))
+    firing: Sequence[Firing] = ()
 
 
 def unit_test(rules: str, servers: Iterable[Server], firing: Mapping[str, Iterable[Firing]]) -> str:

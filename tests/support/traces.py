@@ -61,6 +61,6 @@ def trace_of(*requests: TraceRequest, block_size: int = 16) -> Trace:
     return Trace.of(header, requests)
 
 
-def cut(whole: Trace, *, start_s: float, length_s: float) -> Trace:
+def cut(trace: Trace, *, start_s: float, length_s: float) -> Trace:
     """Return a part of a trace as ``tuner trace cut`` does."""
-    return whole.within(start_s, length_s).since(start_s, length_s)
+    return trace.within(start_s, length_s).since(start_s, length_s)

@@ -104,8 +104,8 @@ class RealServer:
 
     def spans(self, *, since_s: float) -> list[dict[str, Any]]:
         """Return the OTLP/JSON of the requests that began later: one object each."""
-        whole = [_without_earlier(_as_json(body), since_s) for body in self.bodies]
-        return [each for each in whole if _spans(each)]
+        later = [_without_earlier(_as_json(body), since_s) for body in self.bodies]
+        return [each for each in later if _spans(each)]
 
 
 @contextmanager
@@ -162,24 +162,24 @@ def _as_json(body: bytes) -> dict[str, Any]:
     for span in _spans(result):
         for key in {"traceId", "spanId", "parentSpanId"} & span.keys():
             span[key] = base64.b64decode(span[key]).hex()
-    whole: dict[str, Any] = json.loads(json.dumps(result))
-    return whole
+    plain: dict[str, Any] = json.loads(json.dumps(result))
+    return plain
 
 
-def _spans(found: dict[str, Any]) -> list[dict[str, Any]]:
+def _spans(export: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         each
-        for resource in found["resourceSpans"]
+        for resource in export["resourceSpans"]
         for scope in resource["scopeSpans"]
         for each in scope["spans"]
     ]
 
 
-def _without_earlier(found: dict[str, Any], since_s: float) -> dict[str, Any]:
-    for resource in found["resourceSpans"]:
+def _without_earlier(export: dict[str, Any], since_s: float) -> dict[str, Any]:
+    for resource in export["resourceSpans"]:
         for scope in resource["scopeSpans"]:
             scope["spans"] = [each for each in scope["spans"] if _begin_s(each) >= since_s]
-    return found
+    return export
 
 
 def _begin_s(span: dict[str, Any]) -> float:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.traces import SAMPLES
+from tuner.system.interruption import SIGNALS
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PREPARED = """
 import asyncio, os, signal, sys, threading
 from pathlib import Path

@@ -322,7 +322,7 @@ class VerifyOptions:
     tolerance: Annotated[
         float,
         option(
-            "How much worse than promised is kept: 0.1 is 10%.", min=0.0, max=10.0,
+            "How much worse than promised is accepted: 0.1 is 10%.", min=0.0, max=10.0,
             panel="Decision",
         ),
     ] = TOLERANCE  # fmt: skip
@@ -370,7 +370,7 @@ class ApplyOptions:
     to: Annotated[
         str | None,
         option(
-            "Kind of FILE; default: found out. One of vllm-config, compose, kubernetes, kustomize, "
+            "Kind of FILE; default: recognized. One of vllm-config, compose, kubernetes, kustomize, "
             "helm-values, ray-serve, yaml, systemd, quadlet, supervisor, env, script; or of a file "
             "that watches the servers: prometheus-rules, prometheus-rule-crd, grafana-dashboard.",
             metavar="KIND",
@@ -394,7 +394,7 @@ class ApplyOptions:
     selector: Annotated[
         str | None,
         option(
-            "Which servers such a file watches, in PromQL; default: those of the model.",
+            "Servers that alerts or a dashboard watch, in PromQL; default: those of the model.",
             metavar="MATCHERS",
         ),
     ] = None
@@ -432,7 +432,7 @@ class ApplyOptions:
         bool,
         option(
             "Apply what was measured elsewhere or is undecided, on record; lose later edits. With "
-            "--container NAME, take its word for vLLM's.",
+            "--container NAME, edit it as vLLM's.",
             "--force",
         ),
     ] = False

@@ -42,7 +42,7 @@ UNFINISHED = "This run has not ended: what stands here is what was measured unti
 
 
 def run(options: ShowOptions) -> None:
-    """Show what is asked for. Raises TunerError."""
+    """Print a page, or write it. Raises TunerError."""
     is_profile_wanted = options.output is not None and options.output.suffix in {".yaml", ".yml"}
     _check_together(options)
     if options.slo is not None or options.require or is_profile_wanted:

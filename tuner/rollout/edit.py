@@ -203,7 +203,7 @@ def _added(text: str, server: Server, new: Sequence[str]) -> Iterator[str]:
                 items = [_in_quotes(each, quote) for each in new]
                 line = text.rfind("\n", 0, first) + 1
                 if re.fullmatch(r"[ \t]*-[ \t]+", text[line:first]):
-                    gap, behind = _line_end(text) + text[line:first], _end_of_line(text, at)
+                    gap, behind = _line_end(text) + text[line:first], end_of_line(text, at)
                     yield _put(text, (behind, behind), "".join(gap + each for each in items))
                 elif re.match(r"\s*[],]", text[at:]):
                     gap = [", ", *re.findall(r",\s*(?=\S)", text[begin:at])][-1]
@@ -254,7 +254,8 @@ def _added_key(text: str, server: Server, name: str, value: ArgumentValue) -> It
         yield _put(text, (at, at), f"{_line_end(text)}{margin}{new}")
 
 
-def _end_of_line(text: str, at: int) -> int:
+def end_of_line(text: str, at: int) -> int:
+    """Return where the line ends that a place is in, before its line break."""
     end = text.find("\n", at)
     end = len(text) if end < 0 else end
     return end - (text[end - 1 : end] == "\r" and end > at)

@@ -18,7 +18,7 @@ from tuner.rollout.server import Arguments
 from tuner.rollout.words import is_elsewhere
 
 NUMERICS: dict[str, ArgumentValue] = {n: v or None for n, v in FACTS["numerics"].items()}
-"""Arguments that a measurement stands and falls with → what vLLM takes where nothing is said."""
+"""Arguments that a measurement stands and falls with → vLLM's default."""
 
 _SPREADS = {"pipeline_parallel_size", "tensor_parallel_size"}
 """Those that a deployment decides also where it does not state them: a server has one GPU."""
@@ -284,7 +284,7 @@ def _label(name: str) -> str:
     return name.replace(" ", "-").lower().removesuffix("-shared")
 
 
-def _all(differing: Sequence[Mismatch]) -> str:
+def _elsewhere(differing: Sequence[Mismatch]) -> str:
     return f"the profile was measured elsewhere: {'; '.join(each.words for each in differing)}"
 
 
@@ -295,7 +295,7 @@ def refusal(profile: ServingProfile, differing: Sequence[Mismatch]) -> GateError
     by_model = {each.subject for each in differing} == {"model"}
     named = f"If it is that model: --model-is {shlex.quote(profile.model)}. " if by_model else ""
     return GateError(
-        _all(differing),
+        _elsewhere(differing),
         hint=f"{named}Sweep there, or pass --force: what is deployed then keeps its own of these, "
         "on record.",
     )
@@ -306,7 +306,7 @@ def cautions(
 ) -> tuple[str, ...]:
     """Return the warnings for when the profile is rolled out all the same."""
     warnings = [ranks] if (ranks := profile.provenance.of_ranks) is not None else []
-    warnings += [_all(differing)] if differing else []
+    warnings += [_elsewhere(differing)] if differing else []
     vllm = supported.version_in(profile.provenance.versions)
     if profile.provenance.engine == "sim":
         warnings.append(SIMULATED)

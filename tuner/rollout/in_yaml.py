@@ -17,6 +17,7 @@ from tuner.engines.vllm.flags import canonical
 from tuner.engines.vllm.values import typed
 from tuner.errors import TargetError
 from tuner.rollout import known
+from tuner.rollout.edit import end_of_line
 from tuner.rollout.server import Chart, Near, Server, Span
 from tuner.rollout.words import Launch, UnreadableError, filled, read_flags, reading, split, vllm_in
 from tuner.system import yaml_strict
@@ -113,12 +114,12 @@ def in_yaml(text: str, near: Near, at: str, find: Find, *, source: str) -> list[
     reader = _Reader(text, roots, near, at, find)
     for root in roots:
         reader.document(root)
-    return [each for each in reader.found if at in {"", each.name}]
+    return [each for each in reader.servers if at in {"", each.name}]
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a mapping is, and what is said around it."""
+    """Where a mapping is, and what the mappings around it set."""
 
     path: str = ""
     key: str = ""
@@ -141,7 +142,7 @@ class _Reader:
 
     def __init__(self, text: str, roots: Sequence[Node], near: Near, at: str, find: Find) -> None:
         self.text, self.roots, self.near, self.at, self.find = text, roots, near, at, find
-        self.found: list[Server] = []
+        self.servers: list[Server] = []
         self.every = [each for root in roots for each in nodes_of(root)]
         self.times = Counter(id(node) for _, node in self.every)
         for _, node in self.every:
@@ -153,16 +154,10 @@ class _Reader:
         """Return where a node's last text ends: the mark of a block is past all comments."""
         if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
             last = node.value[-1]
-            return self.line_end(self.end_of(last[1] if isinstance(last, tuple) else last))
+            end = self.end_of(last[1] if isinstance(last, tuple) else last)
+            is_block = self.text[end - 1 : end] == "\n"  # of text: that is its own end
+            return end if is_block else end_of_line(self.text, end)
         return int(node.end_mark.index)
-
-    def line_end(self, at: int) -> int:
-        """Return the end of the line; of a block of text, that is its own end."""
-        if self.text[at - 1 : at] == "\n":
-            return at
-        end = self.text.find("\n", at)
-        end = len(self.text) if end < 0 else end
-        return end - (end > at and self.text[end - 1] == "\r")
 
     def span(self, node: Node) -> Span:
         return int(node.start_mark.index), self.end_of(node)
@@ -242,7 +237,7 @@ class _Reader:
             self.within(value, inner)
             self.walk(value, inner)
 
-    # What is said beside a command
+    # What stands beside a command
 
     def image_of(self, node: Node) -> str:
         image = get(node, "image")
@@ -390,7 +385,7 @@ class _Reader:
             for node in own
             if any(self.times[id(below)] > 1 for _, below in nodes_of(node))
         ]  # others use it too, by its anchor
-        self.found.append(replace(server, arguments=arguments, rest=(server.rest, shared)))
+        self.servers.append(replace(server, arguments=arguments, rest=(server.rest, shared)))
 
     # Keys
 

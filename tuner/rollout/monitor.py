@@ -121,9 +121,9 @@ def filled(node: Any, values: Mapping[str, object]) -> Any:  # noqa: ANN401 - JS
         return items
     if not isinstance(node, str):
         return node
-    whole = _PLACEHOLDER.fullmatch(node)
-    if whole and not isinstance(values.get(whole[1], ""), str):
-        return values[whole[1]]
+    alone = _PLACEHOLDER.fullmatch(node)
+    if alone and not isinstance(values.get(alone[1], ""), str):
+        return values[alone[1]]
 
     def value_of(match: re.Match[str]) -> str:
         name, window = match.groups()
@@ -183,8 +183,8 @@ def missed_limits(profile: ServingProfile) -> list[dict[str, object]]:
     for limit, seconds in slo_s(profile).items():
         bound = next((each for each in template()["buckets_s"][limit] if each >= seconds), None)
         if bound is not None:
-            whole, _, decimals = f"{bound:g}".partition(".")
-            le = f"{whole}\\\\.{decimals}" if decimals else f"{whole}(\\\\.0)?"
+            integer, _, decimals = f"{bound:g}".partition(".")
+            le = f"{integer}\\\\.{decimals}" if decimals else f"{integer}(\\\\.0)?"
             histogram = template()["histograms"][limit]
             result.append({"limit": limit, "bound": f"{bound:g}", "le": le, "histogram": histogram})
     return result

@@ -13,7 +13,6 @@ Span = tuple[int, int]
 Near = Callable[[str], str | None]
 """Returns the content of the file of this name in the same folder; None where there is none."""
 
-
 Chart = Literal["", "own", "stack", "kwargs"]
 """What keys mean: vllm serve's config, a chart's own values, those of vLLM's production stack, or
 arguments of Python's."""
@@ -37,7 +36,7 @@ class Server:
     """Where in the text its words, keys and variables stand: an edit leaves all else alone."""
 
     rest: object = ()
-    """What else is said there: an edit leaves it alone too."""
+    """What else stands there: an edit leaves it alone too."""
 
     words: Sequence[str] = ()
     is_keyed: bool = False

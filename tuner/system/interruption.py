@@ -140,7 +140,7 @@ def run(
 
 
 def in_two_lines(message: str, cure: str) -> str:
-    """Return what a command ends with when it cannot do what it was asked."""
+    """Return the last two lines of a command that fails."""
     return f"{printable(message)}\n{printable(cure)}\n"
 
 

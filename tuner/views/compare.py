@@ -49,8 +49,7 @@ def tuned_row(table: ComparisonTable, tuned: Tuned) -> ComparisonRow | None:
     """Return the tuned engine's row, the whole profile's where its cap is the tuned one; None where
     it was not compared."""
     rows = {row.approach: row for row in table.rows}
-    whole = None if tuned.is_given else rows.get("profile")
-    return whole or rows.get("tuned")
+    return (None if tuned.is_given else rows.get("profile")) or rows.get("tuned")
 
 
 def _gains(best: ComparisonRow, table: ComparisonTable) -> list[str]:

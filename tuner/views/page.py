@@ -1,4 +1,4 @@
-"""A page: what a command found, before it is printed, drawn or written. Pure.
+"""A page: the result of a command, before it is printed, drawn or written. Pure.
 
 Times are in seconds and shares from 0 to 1 in every table and chart; ``texts`` alone decides how
 people read them.

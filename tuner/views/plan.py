@@ -63,11 +63,9 @@ class FleetPlan:
 
 def plan_json(plan: FleetPlan) -> dict[str, Any]:
     """Return the object that ``tuner plan --json`` prints."""
-    whole = {
-        name: value for name, value in vars(plan).items() if name not in {"samples", "guesses"}
-    }
+    fields = {k: v for k, v in vars(plan).items() if k not in {"samples", "guesses"}}
     steps = [{"max_num_seqs": cap, **_step(plan, cap)} for cap in plan.samples.caps]
-    return {**whole, "steps": steps}
+    return {**fields, "steps": steps}
 
 
 def _step(plan: FleetPlan, cap: int) -> dict[str, Any]:
@@ -76,9 +74,7 @@ def _step(plan: FleetPlan, cap: int) -> dict[str, Any]:
     middles = {name: samples.middle(name, cap) for name in ON_CURVE}
     return {
         **{
-            in_ms(name): None
-            if math.isnan(value)
-            else value * (1e3 if name.endswith("_s") else 1.0)
+            in_ms(name): known(value * (1e3 if name.endswith("_s") else 1.0))
             for name, value in middles.items()
         },
         "intervals": samples.intervals(cap),
@@ -109,11 +105,11 @@ def plan_page(plan: FleetPlan, profile: ServingProfile, *, subject: str, next_: 
         words = f"{replicas_in_words(needed)} for {percent(plan.attainment)} at least"
         words += "" if plan.price is None else f", {needed * plan.price:,.2f} per hour"
         facts.append(("needs", words))
-    known = {cap: count for cap, count in plan.replicas_by_cap.items() if count is not None}
-    cheapest = min(known, key=lambda each: (known[each], each), default=cap)
-    if cheapest != cap and known[cheapest] < known.get(cap, math.inf):
-        words = f"max_num_seqs {cheapest} on about {replicas_in_words(known[cheapest])}"
-        words += "" if plan.price is None else f" for {known[cheapest] * plan.price:,.2f} per hour"
+    counts = {cap: count for cap, count in plan.replicas_by_cap.items() if count is not None}
+    cheapest = min(counts, key=lambda each: (counts[each], each), default=cap)
+    if cheapest != cap and counts[cheapest] < counts.get(cap, math.inf):
+        words = f"max_num_seqs {cheapest} on about {replicas_in_words(counts[cheapest])}"
+        words += "" if plan.price is None else f" for {counts[cheapest] * plan.price:,.2f} per hour"
         facts.append(("cheapest", f"{words}: sweep a trace of this load"))
     if plan.required:
         facts.append(("requires", "; ".join(plan.required)))

@@ -19,7 +19,7 @@ PLAIN_WIDTH = 100
 """Columns where stdout is not a terminal, so that a log has the same lines everywhere."""
 MOST_WARNINGS = 3
 MOST_LINES = 2
-"""Of a fact, unless all is asked for."""
+"""Of a fact, without ``--details``."""
 NAMES = 11
 """Columns of the name of a fact, with the space on both sides."""
 
@@ -48,18 +48,15 @@ def print_page(page: Page, *, details: bool | None = None) -> None:
         console.print(_table(table))
     console.print()
     for name, words in [("verdict", page.aside), *page.facts, ("run", page.run_dir)]:
-        _print_fact(console, name, words, most=None if details or name == "run" else MOST_LINES)
+        most = None if details or name == "run" else MOST_LINES
+        for number, line in enumerate(wrapped(words, most=most) if words else []):
+            _put(console, f"  {'' if number else name:<{NAMES - 2}}{line}")
     for line in page.details if details else []:
         _put(console, line)
     is_all = details or (details is None and not page.run_dir)
     _print_warnings(console, page, most=None if is_all else MOST_WARNINGS)
     if page.next:
         _put(console, f"  {'next':<{NAMES - 2}}{page.next}")
-
-
-def _print_fact(console: Console, name: str, words: str, *, most: int | None) -> None:
-    for number, line in enumerate(wrapped(words, most=most) if words else []):
-        _put(console, f"  {'' if number else name:<{NAMES - 2}}{line}")
 
 
 def print_json(document: object) -> None:

@@ -5,13 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tuner.live.watch import (
-    Watch,
-    WindowSummary,
-    limits_in_words,
-    reason,
-    value_in_words,
-)
+from tuner.live.watch import Watch, WindowSummary, limits_in_words, reason, value_in_words
 from tuner.profile.profile import ServingProfile
 from tuner.profile.summary import is_simulated, percent, with_share
 from tuner.views.page import Cell, Chart, Column, Kind, Page, Section, Series, Table
@@ -43,7 +37,7 @@ CHARTS: tuple[tuple[str, Kind, _Value, _Value | None], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class WatchResult:
-    """All that a watch has found."""
+    """The result of a watch."""
 
     profile: str
     url: str

@@ -297,33 +297,21 @@ def test_a_run_whose_trace_was_edited_is_not_rescored(folder: Path) -> None:
     assert "trace.jsonl" in done.error
 
 
-STRANGE: dict[str, tuple[str, list[object]]] = {
-    "an argument": (
-        "trust_remote_code",
-        ["sweep", "--trace=prod.jsonl", "--set=trust_remote_code=true"],
-    ),
-    "a base": ("worker_cls", ["sweep", "--trace=prod.jsonl", "--base=evil.yaml"]),
+STRANGE: dict[str, tuple[str, str | list[object]]] = {
+    "an argument": ("trust_remote_code", "sweep --trace=prod.jsonl --set=trust_remote_code=true"),
+    "a base": ("worker_cls", "sweep --trace=prod.jsonl --base=evil.yaml"),
     "a base of a comparison": (
-        "worker_cls",
-        ["compare", "--trace=prod.jsonl", "--profile=profile.yaml", "--base=evil.yaml"],
+        "worker_cls", "compare --trace=prod.jsonl --profile=profile.yaml --base=evil.yaml",
     ),
-    "an address": (
-        "--url",
-        ["verify", "profile.yaml", "--trace=prod.jsonl", "--url=http://evil.example"],
-    ),
-    "a cluster": ("--ray", ["sweep", "--trace=prod.jsonl", "--ray=evil.example:10001"]),
-    "a file to write": (
-        "--storage",
-        ["refine", "profile.yaml", "--trace=prod.jsonl", "--storage=serve.yaml"],
-    ),
-    "a confirmation": (
-        "--set",
-        ["refine", "profile.yaml", "--trace=prod.jsonl", "--set=worker_cls=evil.W"],
-    ),
-    "another command": ("command", ["apply", "profile.yaml", "serve.yaml"]),
+    "an address": ("--url", "verify profile.yaml --trace=prod.jsonl --url=http://evil.example"),
+    "a cluster": ("--ray", "sweep --trace=prod.jsonl --ray=evil.example:10001"),
+    "a file to write": ("--storage", "refine profile.yaml --trace=prod.jsonl --storage=serve.yaml"),
+    "a confirmation": ("--set", "refine profile.yaml --trace=prod.jsonl --set=worker_cls=evil.W"),
+    "another command": ("command", "apply profile.yaml serve.yaml"),
     "no words": ("journal.jsonl", ["sweep", 3]),
-    "no such option": ("--no-such", ["sweep", "--trace=prod.jsonl", "--no-such"]),
-}
+    "no such option": ("--no-such", "sweep --trace=prod.jsonl --no-such"),
+}  # fmt: skip
+"""What the error must name, and the command in the journal."""
 
 
 @pytest.mark.parametrize("name", STRANGE)
@@ -332,7 +320,8 @@ def test_a_strangers_journal_asks_for_nothing_that_only_a_user_may(folder: Path,
     (folder / "evil.yaml").write_text("model: m\nworker-cls: evil.Worker\n")
     journal = folder / "run" / JOURNAL
     first, *rest = journal.read_text().splitlines(keepends=True)
-    plan = {**json.loads(first), "command": command}
+    listed = command.split() if isinstance(command, str) else command
+    plan = {**json.loads(first), "command": listed}
     journal.write_text("".join([json.dumps(plan) + "\n", *rest]))
     done = run(folder, "resume", "run")
     assert done.code in {USAGE, BAD_INPUT}
