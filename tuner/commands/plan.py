@@ -53,7 +53,8 @@ def _print_shared(options: PlanOptions, *profiles: ServingProfile) -> None:
     paths = [str(options.profile), str(options.other)]
     caps, best = shared_caps(profiles)
     result = {"profiles": paths, "max_num_seqs": best, "caps": [asdict(each) for each in caps]}
-    finish(options, result, shared_page(caps, best, profiles, paths))
+    page = shared_page(caps, best, profiles, paths, next_=command("show", *paths))
+    finish(options, result, page)
 
 
 def _next(plan: FleetPlan, profile: ServingProfile, options: PlanOptions) -> str:

@@ -169,7 +169,12 @@ def _table(plan: FleetPlan) -> Table:
 
 
 def shared_page(
-    caps: Sequence[SharedCap], best: int, profiles: Sequence[ServingProfile], paths: Sequence[str]
+    caps: Sequence[SharedCap],
+    best: int,
+    profiles: Sequence[ServingProfile],
+    paths: Sequence[str],
+    *,
+    next_: str,
 ) -> Page:
     """Return which cap serves several kinds of traffic, and what each loses by it."""
     chosen = next(cap for cap in caps if cap.max_num_seqs == best)
@@ -206,7 +211,7 @@ def shared_page(
         aside="simulated" if any(map(is_simulated, profiles)) else "by their curves",
         facts=facts,
         sections=[Section("Every max_num_seqs", tables=[Table(columns, rows, chosen=place)])],
-        next=f"tuner sweep --trace BOTH --ceiling {max(cap.max_num_seqs for cap in caps)}",
+        next=next_,
     )
 
 
