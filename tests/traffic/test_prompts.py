@@ -64,14 +64,6 @@ def test_a_vocabulary_of_special_ids_alone_is_refused() -> None:
         prompt(vocab_size=SPECIAL_IDS + 1)
 
 
-PROBE = """
-from tuner.traffic.prompts import prompt_token_ids
-from tuner.trace.trace import TraceRequest
-one = TraceRequest(3, 0.0, 100, 5, hash_ids=(1, 2))
-print(prompt_token_ids(one, seed=7, vocab_size=32000, block_size=16))
-"""
-
-
 def test_prompts_are_the_same_in_every_version() -> None:
     """A stored curve was measured with these prompts: a change here is a new one."""
     tokens = prompt(3, 1000, (1, 2), seed=7)

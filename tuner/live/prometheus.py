@@ -92,12 +92,6 @@ class Histogram:
         counts = tuple(map(sum, zip(self.counts, other.counts, strict=True)))
         return Histogram(self.bounds, counts, self.total + other.total)
 
-    def quantile(self, fraction: float) -> tuple[float, float]:
-        """Return the bounds of the bucket that a quantile lies in."""
-        rank = fraction * self.count
-        place = next(i for i, upto in enumerate(self.counts) if upto >= rank)
-        return (self.bounds[place - 1] if place else 0.0), self.bounds[place]
-
 
 @dataclass(frozen=True, slots=True)
 class ServerMetrics:

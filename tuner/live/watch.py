@@ -21,7 +21,9 @@ from tuner.live.windows import ScrapeWindow, prefix_share, total
 from tuner.profile.evidence import StoredTwin
 from tuner.traffic.constants import PRINTED_DRAWS
 from tuner.traffic.slo import Slo
+from tuner.twin.samples import Interval
 from tuner.twin.simulation import Traffic
+from tuner.twin.windows import t_quantile
 
 Verdict = Literal["still valid", "drifting", "re-tune now", "not enough evidence"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -83,15 +85,6 @@ LEAST_WINDOWS, LEAST_REQUESTS = 2, 50
 """Evidence without which no verdict but an alarm is given."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean with the ends of its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 @dataclass(slots=True)
 class Measure:
     """The mean of one measure over the newest windows, and its limits."""
@@ -130,14 +123,12 @@ class Measure:
     def interval(self) -> Interval | None:
         """Return the mean with its t interval: of the newest windows where they are beyond a limit,
         for that may be new; None without any."""
-        from scipy.special import stdtrit  # noqa: PLC0415 - slow to load
-
         if not self._values:
             return None
         is_new = self._z(self.high, NEWEST) > ALARM_Z or self._z(self.low, NEWEST) < -ALARM_Z
         size = min(len(self._values), NEWEST if is_new else KEPT)
         mean, error = self._mean(size)
-        reach = float(stdtrit(size - 1 + PRIOR_WEIGHT, 0.975)) * error
+        reach = t_quantile(size - 1 + PRIOR_WEIGHT) * error
         return Interval(mean, mean - reach, mean + reach)
 
     def _z(self, limit: float, newest: int) -> float:

@@ -88,9 +88,6 @@ class FittedLaw:
     speed_sd: float
     """Of a block's log slowdown around machine speed."""
 
-    block_s: Floats
-    """Middle of each block, on the segments' clock."""
-
     slowdown: Floats
     """Per block, as a factor on the law."""
 
@@ -180,7 +177,6 @@ def fit_law(segments: Sequence[Segment], *, max_num_seqs: int, taken: float = 0.
         knots=work.knots,
         noise_sd=noise.sd,
         speed_sd=noise.speed_sd,
-        block_s=work.block_s,
         slowdown=np.exp(noise.slowdown),
         _scale=work.scale,
         _information=information,

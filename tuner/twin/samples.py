@@ -57,8 +57,8 @@ AS_SHARES = ("goodput_rps", "tpot_p95_s", "e2el_p99_s")
 Range = tuple[float, float]
 
 
-class StepChange(NamedTuple):
-    """The change by a step up the ladder, and its 95 % interval."""
+class Interval(NamedTuple):
+    """A number with the ends of its 95 % interval."""
 
     value: float
     low: float
@@ -269,7 +269,7 @@ class Samples:
                 result[in_ms(name)] = scale * ends[0], scale * ends[1]
         return result
 
-    def changes(self, below: int, cap: int) -> dict[str, StepChange]:
+    def changes(self, below: int, cap: int) -> dict[str, Interval]:
         """Return what ``cap`` gives more than ``below``, draw by draw: shares of goodput, p95 TPOT
         and p99 E2EL, differences of the rest."""
         result = {}
@@ -280,7 +280,7 @@ class Samples:
             more = more * (1e3 if _is_time(name) and name not in AS_SHARES else 1.0)
             if (ends := ends_of(more)) is not None:
                 middle = float(np.median(more[np.isfinite(more)]))
-                result[in_ms(name)] = StepChange(middle, *ends)
+                result[in_ms(name)] = Interval(middle, *ends)
         return result
 
 

@@ -376,9 +376,3 @@ def met(traffic: Traffic, replay: TwinReplay, slo: Slo) -> NDArray[np.bool_]:
 def attainment(traffic: Traffic, replay: TwinReplay, slo: Slo) -> float:
     """Return the share of all requests that met every limit."""
     return float(met(traffic, replay, slo).mean()) if len(traffic) else 1.0
-
-
-def tail_s(replay: TwinReplay) -> float:
-    """Return the p99 E2EL over the requests that were served."""
-    served = replay.e2el_s[~np.isnan(replay.e2el_s)]
-    return float(np.quantile(served, 0.99)) if served.size else np.inf

@@ -102,7 +102,7 @@ def watch_json(result: WatchResult) -> Any:  # noqa: ANN401 - JSON content
     measures = {
         name: {
             "state": measure.state,
-            "value": (results := measure.interval()) and asdict(results),
+            "value": (mean := measure.interval()) and mean._asdict(),
             "low": measure.low,
             "high": measure.high,
             "windows": measure.windows,

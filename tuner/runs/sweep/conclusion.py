@@ -24,7 +24,7 @@ from tuner.traffic.workload import Workload
 from tuner.twin.forecast import Forecast, forecast
 from tuner.twin.front_end import Passages
 from tuner.twin.law import Segment
-from tuner.twin.samples import Range, StepChange
+from tuner.twin.samples import Interval, Range
 from tuner.twin.simulation import hit_share, shape_of
 from tuner.twin.verdict import ADD_REPLICAS, Verdict, verdict_by_twin, verdict_by_windows
 from tuner.twin.windows import Block, samples_of
@@ -44,7 +44,7 @@ class CurvePoint:
 
     source: Source
     intervals: Mapping[str, Range]
-    changes: Mapping[str, StepChange]
+    changes: Mapping[str, Interval]
     """What it gives more than the step below; empty for the first, and where it was cut."""
 
 
