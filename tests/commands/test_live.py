@@ -101,7 +101,7 @@ def test_an_undecided_profile_needs_force(tuner: Tuner, server: Server) -> None:
     assert tuner("cap-4.yaml", "--socket", server.path, "--force")[0] == 0
 
 
-def test_servers_built_differently_are_held_each_against_its_own(
+def test_servers_built_differently_are_each_compared_with_their_own(
     tuner: Tuner, tmp_path: Path
 ) -> None:
     small = Limits(max_num_seqs=8, max_num_batched_tokens=8192)

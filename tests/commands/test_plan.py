@@ -24,10 +24,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trace = beginning(path / "prod.jsonl", 360)
     tuning = ("sweep", "--world", world, "--trace", trace)
     assert tuner(path, *tuning).returncode == 0
-    whole = profile.load(path / "profile.yaml")
-    curve = [step for step in whole.curve if step.max_num_seqs >= 4]
-    kept = evidence_of(whole, path / "profile.yaml")
-    profile.save(resealed(whole, curve=curve, evidence=kept), path / "profile.yaml")
+    swept = profile.load(path / "profile.yaml")
+    curve = [step for step in swept.curve if step.max_num_seqs >= 4]
+    kept = evidence_of(swept, path / "profile.yaml")
+    profile.save(resealed(swept, curve=curve, evidence=kept), path / "profile.yaml")
     return path
 
 
@@ -62,7 +62,7 @@ def test_what_is_required_is_asked_of_what_comes_through_the_front_end(
     assert json.loads(plan(folder, behind, *wanted).stdout)["broken"] != []
 
 
-def test_what_is_required_is_held_against_every_replica(folder: Path) -> None:
+def test_what_is_required_is_compared_with_every_replica(folder: Path) -> None:
     kept = planned(folder, "--require", "p99 ttft <= 10s", "--require", "preemptions == 0")
     assert kept["broken"] == []
     assert [each.split(" (")[0] for each in kept["required"]] == [
@@ -91,7 +91,7 @@ def test_two_kinds_of_traffic_share_the_cap_that_costs_neither_much(
     assert row["lost"] == [0.0, 0.0]
 
 
-def test_what_a_replica_costs_is_said_of_every_cap(folder: Path) -> None:
+def test_what_a_replica_costs_is_printed_for_every_cap(folder: Path) -> None:
     done = plan(folder, "profile.yaml", "--load", "4", "--price", "2.5")
     needed = planned(folder, "--load", "4")["replicas_needed"]
     assert f"{2.5 * needed:,.2f} per hour" in " ".join(done.stdout.split())

@@ -44,7 +44,7 @@ def put(server: Server, cap: int, **more: Any) -> Answer:  # noqa: ANN401 - of S
 
 
 @pytest.mark.parametrize(
-    ("asked", "why"),
+    ("change", "why"),
     [
         ({"cap": 33}, "max_num_seqs 33 is more than the 32 that the server was built for"),
         ({"cap": 8, "max_num_batched_tokens": 8193}, "max_num_batched_tokens 8193 is more than"),
@@ -52,10 +52,10 @@ def put(server: Server, cap: int, **more: Any) -> Answer:  # noqa: ANN401 - of S
     ],
 )
 def test_what_the_server_was_not_built_for_is_refused(
-    server: Server, asked: dict[str, Any], why: str
+    server: Server, change: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(GateError, match=why):
-        put(server, **asked)
+        put(server, **change)
     assert server.cap == 32
 
 

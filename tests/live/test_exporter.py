@@ -1,4 +1,4 @@
-"""tuner's own metrics while a sweep goes on."""
+"""tuner's own metrics while a sweep runs."""
 
 import socket
 import urllib.request

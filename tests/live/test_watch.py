@@ -48,7 +48,6 @@ def of_world() -> Promised:
         headroom=1.0,
         validated_load=1.25,
         arrival_rate_rps=RATE,
-        tolerance=0.10,
     )
 
 
@@ -146,14 +145,14 @@ def test_a_server_with_another_cap_is_not_called_slow(promised: Promised) -> Non
 
 
 def test_other_buckets_after_a_restart_leave_every_measure_watched(promised: Promised) -> None:
-    def halved(at_s: float, one: ServerMetrics) -> Mapping[str, ServerMetrics]:
+    def halved(at_s: float, item: ServerMetrics) -> Mapping[str, ServerMetrics]:
         if at_s < 120:
-            return {"0": one}
+            return {"0": item}
         fewer: dict[Distribution, Histogram] = {
             name: Histogram(each.bounds[::-2][::-1], each.counts[::-2][::-1], each.total)
-            for name, each in one.distributions.items()
+            for name, each in item.distributions.items()
         }
-        return {"0": replace(one, distributions=fewer)}
+        return {"0": replace(item, distributions=fewer)}
 
     watch = watched(promised, poisson(RATE, 400.0, seed=19), 400.0, seen=halved)
     assert watch.measures["ttft_excess"].windows > 3

@@ -49,8 +49,8 @@ def view(requests: int = 500) -> Forecast:
     )
 
 
-def again(one: Forecast) -> StoredTwin:
-    return unpack(pack(one), source="p.evidence")
+def again(item: Forecast) -> StoredTwin:
+    return unpack(pack(item), source="p.evidence")
 
 
 def test_what_is_stored_answers_as_the_twin_did() -> None:

@@ -207,7 +207,7 @@ def test_no_name_of_a_profile_is_a_flag(name: str) -> None:
 
 @pytest.mark.attack
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("sampling", "why"),
     [
         ({"n": 16384, "max_tokens": 1e6}, "n is no parameter of sampling"),
         ({"model": 1.0}, "model is no parameter of sampling"),
@@ -216,9 +216,9 @@ def test_no_name_of_a_profile_is_a_flag(name: str) -> None:
     ],
 )
 def test_how_tokens_are_drawn_says_nothing_else_of_a_request(
-    said: dict[str, float], why: str
+    sampling: dict[str, float], why: str
 ) -> None:
-    problem = refused(resealed(lambda content: content["provenance"].update(sampling=said)))
+    problem = refused(resealed(lambda content: content["provenance"].update(sampling=sampling)))
     assert f"provenance.sampling: {why}" in str(problem)
 
 

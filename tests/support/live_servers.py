@@ -1,6 +1,7 @@
 """The control of a live server with nothing but a scheduler's numbers behind it."""
 
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import pytest
 
 from tests.support.processes import wait_until
 from tuner.live import control, control_client
-from tuner.live.control import Limits, LiveThread, Refused, State, about_server
+from tuner.live.control import About, Limits, LiveThread, Refused, State
 
 BUILT = Limits(max_num_seqs=32, max_num_batched_tokens=8192)
 ARGUMENTS: dict[str, Any] = {"model": "m", "kv_cache_dtype": "auto", "tensor_parallel_size": 1}
@@ -66,7 +67,7 @@ def serving(
 ) -> Iterator[Server]:
     """Answer at a socket, as the thread in a server does."""
     numbers = numbers or Numbers()
-    about = about_server(rank=rank, vllm=vllm, arguments={**ARGUMENTS, **(arguments or {})})
+    about = About(os.getpid(), rank, vllm, {**ARGUMENTS, **(arguments or {})})
     with pytest.MonkeyPatch.context() as unknown:
         unknown.setattr(control, "_device_facts", lambda: None)
         thread = LiveThread(numbers, str(path), about)

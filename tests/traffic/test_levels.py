@@ -12,27 +12,27 @@ INTERVALS = st.lists(
 )
 
 
-def arrays(found: list[tuple[int, int, int]]) -> tuple[Any, Any, Any]:
-    begins_s = np.array([float(begin) for begin, _, _ in found])
-    ends_s = begins_s + [lasted for _, lasted, _ in found]
-    return begins_s, ends_s, np.array([n for _, _, n in found], np.int64)
+def arrays(intervals: list[tuple[int, int, int]]) -> tuple[Any, Any, Any]:
+    begins_s = np.array([float(begin) for begin, _, _ in intervals])
+    ends_s = begins_s + [lasted for _, lasted, _ in intervals]
+    return begins_s, ends_s, np.array([n for _, _, n in intervals], np.int64)
 
 
 @settings(max_examples=50)
-@given(found=INTERVALS, weighted=st.booleans())
+@given(intervals=INTERVALS, weighted=st.booleans())
 def test_what_holds_is_what_is_counted_at_every_moment(
-    found: list[tuple[int, int, int]], *, weighted: bool
+    intervals: list[tuple[int, int, int]], *, weighted: bool
 ) -> None:
     counted = [
         sum(
             n if weighted else 1
-            for begin, lasted, n in found
+            for begin, lasted, n in intervals
             if begin <= second + 0.5 < begin + lasted
         )
         for second in range(5, 40)
     ]
 
-    begins_s, ends_s, n = arrays(found)
+    begins_s, ends_s, n = arrays(intervals)
     series = count_levels(begins_s, ends_s, n if weighted else None, start_s=5.0, end_s=40.0)
     assert isinstance(series, Levels)
     assert np.repeat(series.level, series.duration_s.astype(int)).tolist() == counted

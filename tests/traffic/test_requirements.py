@@ -34,7 +34,7 @@ def test_a_requirement_is_read(text: str, name: str, bound: str, *, at_headroom:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("p99 tfft <= 60ms", "is not [p50|p90|p95|p99|mean|peak] NAME OP VALUE"),
         ("p98 ttft <= 60ms", "is not [p50"),
@@ -56,8 +56,8 @@ def test_a_requirement_is_read(text: str, name: str, bound: str, *, at_headroom:
         ("preemptions <= 1.2.3", "is not [p50"),
     ],
 )
-def test_what_cannot_be_read_is_named_with_what_may_stand_there(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(said)) as caught:
+def test_what_cannot_be_read_is_named_with_what_may_stand_there(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)) as caught:
         parse_requirement(text)
     assert "\n" not in str(caught.value)
 

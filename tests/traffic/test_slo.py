@@ -11,7 +11,7 @@ from tuner.traffic.slo import Slo, Unloaded, derive_slo, fit_unloaded, parse_slo
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("ttft=500", "cannot read 'ttft=500'"),
         ("latency=5s", "cannot read"),
@@ -23,8 +23,8 @@ from tuner.traffic.slo import Slo, Unloaded, derive_slo, fit_unloaded, parse_slo
         ("ttft=nans", "cannot read"),
     ],
 )
-def test_a_limit_that_is_unclear_is_refused(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_a_limit_that_is_unclear_is_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         parse_slo(text)
 
 

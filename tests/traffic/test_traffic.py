@@ -112,10 +112,10 @@ def test_where_ends_are_unknown_there_is_a_band_and_no_number() -> None:
     }  # fmt: skip
 
 
-# -- what to beware of
+# -- warnings
 
 
-def told(*requests: TraceRequest, header: TraceHeader | None = None) -> str:
+def warned(*requests: TraceRequest, header: TraceHeader | None = None) -> str:
     table = columns(*requests)
     return "\n".join(trace_warnings(table, describe(table), header or TraceHeader()))
 
@@ -137,8 +137,8 @@ def healthy(count: int = 200, gap_s: float = 0.5) -> list[TraceRequest]:
     ]
 
 
-def test_a_healthy_trace_has_nothing_to_beware_of() -> None:
-    assert told(*healthy()) == ""
+def test_a_healthy_trace_has_no_warnings() -> None:
+    assert warned(*healthy()) == ""
 
 
 @pytest.mark.parametrize(
@@ -160,11 +160,11 @@ def test_a_healthy_trace_has_nothing_to_beware_of() -> None:
         ),
     ],
 )
-def test_what_to_beware_of_is_told(requests: list[TraceRequest], text: str) -> None:
-    assert text in told(*requests)
+def test_each_fault_has_its_warning(requests: list[TraceRequest], text: str) -> None:
+    assert text in warned(*requests)
 
 
-def test_what_the_source_cannot_show_is_told() -> None:
-    assert "cannot show aborted" in told(*healthy(), header=TraceHeader(missing=("aborts",)))
-    assert "understated" in told(*healthy(), header=TraceHeader(block_size=512))
-    assert "understated" not in told(*healthy(), header=TraceHeader(block_size=16))
+def test_the_warnings_name_what_the_source_cannot_show() -> None:
+    assert "cannot show aborted" in warned(*healthy(), header=TraceHeader(missing=("aborts",)))
+    assert "understated" in warned(*healthy(), header=TraceHeader(block_size=512))
+    assert "understated" not in warned(*healthy(), header=TraceHeader(block_size=16))

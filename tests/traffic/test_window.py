@@ -19,14 +19,14 @@ def test_durations_are_read_in_their_units() -> None:
     assert [parse_duration_s(text, option="--x") for text in texts] == [90, 90, 90, 7200, 0.5]
 
 
-def part(requests: list[TraceRequest], asked: str, length_s: float = 60.0) -> Part:
-    return choose_part(requests, asked, length_s=length_s)
+def part(requests: list[TraceRequest], window: str, length_s: float = 60.0) -> Part:
+    return choose_part(requests, window, length_s=length_s)
 
 
 def test_all_is_the_whole_trace_with_its_last_request() -> None:
-    whole = part(HOUR, "all")
-    assert whole.begin_s == 0.0
-    assert 3599.0 < whole.end_s < 3599.01
+    everything = part(HOUR, "all")
+    assert everything.begin_s == 0.0
+    assert 3599.0 < everything.end_s < 3599.01
 
 
 def test_the_busiest_part_is_as_long_as_a_step_or_the_whole_trace() -> None:
@@ -44,8 +44,8 @@ def test_a_part_without_requests_is_refused_with_the_traces_span() -> None:
     assert "0.0s to 3599.0s" in caught.value.hint
 
 
-def prompt(one: TraceRequest) -> list[int]:
-    return [one.row] * one.input_length
+def prompt(item: TraceRequest) -> list[int]:
+    return [item.row] * item.input_length
 
 
 def test_the_plan_starts_with_the_run_in_and_scores_the_window() -> None:

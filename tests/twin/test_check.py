@@ -160,7 +160,7 @@ def test_an_engine_that_serves_its_queue_in_another_order_is_found_out() -> None
     assert result.is_far_off
 
 
-def test_a_window_of_another_token_budget_is_held_against_the_twin_of_that_budget() -> None:
+def test_a_window_of_another_token_budget_is_compared_with_the_twin_of_that_budget() -> None:
     """As where the budget changes live."""
     segment, window = measured(8, shape=replace(SHAPE, max_num_batched_tokens=12))
     small = replace(window, token_budget=12)

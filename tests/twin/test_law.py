@@ -40,8 +40,8 @@ def slowed(log: IterationLog, factor: Floats | float) -> IterationLog:
     return result
 
 
-def relative_error(found: StepLaw, upto: int = 16) -> float:
-    return float(np.abs(found.decode_s[1 : upto + 1] / TRUE.decode_s[1 : upto + 1] - 1).max())
+def relative_error(law: StepLaw, upto: int = 16) -> float:
+    return float(np.abs(law.decode_s[1 : upto + 1] / TRUE.decode_s[1 : upto + 1] - 1).max())
 
 
 def test_an_undisturbed_machine_gives_its_law_away() -> None:
@@ -96,14 +96,14 @@ def test_a_noisy_neighbour_is_not_taken_for_the_machine() -> None:
     assert fitted.slowdown[-1] == pytest.approx(1.4, rel=0.02)
 
 
-def test_beyond_the_sizes_seen_it_goes_on_as_in_their_upper_half_and_says_so() -> None:
+def test_beyond_the_sizes_seen_it_continues_as_in_their_upper_half_and_says_so() -> None:
     fitted = fit_law([Segment(log_of(1, 8), 0.0, 0)], max_num_seqs=16)
     assert fitted.extrapolated_from == 8
     assert fitted.law.decode_s[16] == pytest.approx(0.020 + 0.001 * 16, rel=0.02)
 
 
 def test_what_was_seen_counts_beyond_the_sizes_that_were_asked_for() -> None:
-    """And beyond both it goes on as it would have, had more been asked for."""
+    """And beyond both it continues as it would have, had more been asked for."""
     segments = [Segment(log_of(1, 8), 0.0, 0)]
     less, more = (fit_law(segments, max_num_seqs=most) for most in (2, 16))
     assert less.law.up_to(16).decode_s == pytest.approx(more.law.decode_s)

@@ -102,7 +102,7 @@ def test_a_slow_machine_stretches_the_replay_while_it_is_slow() -> None:
     assert replay.e2el_s[0] == pytest.approx(1 + 1 + 3 + 3)
 
 
-def test_memory_and_preemptions_are_told() -> None:
+def test_memory_and_preemptions_are_counted() -> None:
     shape = EngineShape(100, 1, 6, 6)
     replay = simulate(Traffic.of([(0, 3, 3), (0, 3, 3)]), SECOND, shape, max_num_seqs=2)
     assert (replay.kv_usage_peak, replay.recomputed_tokens) == (1, 3)

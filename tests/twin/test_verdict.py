@@ -30,7 +30,7 @@ def repeated(blocks: list[Block]) -> list[Block]:
     return [*blocks, *(2 * [b for b in again if b.measurement.cut is None])]
 
 
-def test_when_no_cap_meets_half_of_the_slo_the_load_that_would_fit_is_told() -> None:
+def test_when_no_cap_meets_half_of_the_slo_the_load_that_would_fit_is_named() -> None:
     slow = {"attainment": 0.1, "attainment_bound": 0.4, "cut": "hopeless"}
     blocks = [
         block(measurement(1, output_tokens_per_s=100.0, **slow)),
@@ -51,7 +51,7 @@ def test_a_run_that_the_budget_ended_early_is_inconclusive() -> None:
     assert (cut.kind, cut.max_num_seqs) == ("inconclusive", 1)
 
 
-def test_a_drifting_machine_is_told_and_lowers_the_confidence() -> None:
+def test_a_drifting_machine_is_named_and_lowers_the_confidence() -> None:
     slower = measurement(1, batch_times=(BatchTime(1, 50, 0.013),), cut="hopeless", attainment=0.0)
     close = [
         block(hopeless(1)),

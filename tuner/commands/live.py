@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import asdict
 
 from tuner.commands.options import LiveOptions
 from tuner.errors import GateError, UsageError
@@ -38,37 +39,28 @@ def run(options: LiveOptions) -> None:
     if options.profile is not None:
         changes, warnings = _of_profile(options.profile, servers, options)
     elif options.reset:
-        changes = [_as_started(server) for server in servers]
+        why = "as the server was started"
+        changes = [SetLimits(**asdict(server.state.built), reason=why) for server in servers]
     else:
         _show_states(servers, as_json=options.json)
         return
-    before = [server.state.limits for server in servers]
     answers = control_client.set_all(
         [(server.socket, change) for server, change in zip(servers, changes, strict=True)]
     )
-    before = [answer.before or old for answer, old in zip(answers, before, strict=True)]
-    after = [
-        Server(server.socket, answer.state or server.state)
-        for server, answer in zip(servers, answers, strict=True)
-    ]
+    pairs = list(zip(servers, answers, strict=True))
+    before = [answer.before or server.state.limits for server, answer in pairs]
+    after = [Server(server.socket, answer.state or server.state) for server, answer in pairs]
     for warning in warnings:
         sys.stderr.write(f"Warning: {printable(warning)}\n")
     if options.json:
         documents = [
-            server.document()
-            | {"changed": server.state.limits != old, "before": msgspec.structs.asdict(old)}
+            server.document() | {"changed": server.state.limits != old, "before": asdict(old)}
             for server, old in zip(after, before, strict=True)
         ]
         print_json({"servers": documents, "warnings": list(warnings)})
         return
     for server, old in zip(after, before, strict=True):
         _show_change(server, old)
-
-
-def _as_started(server: Server) -> SetLimits:
-    built = server.state.built
-    reason = "as the server was started"
-    return SetLimits(built.max_num_seqs, built.max_num_batched_tokens, reason)
 
 
 def _of_profile(
@@ -88,13 +80,13 @@ def _of_profile(
         here = _deployment(profile, server)
         mismatching |= {each.words: each for each in fit.mismatches(profile, here)}
         notes += _other_settings(profile, server)
-    others = list(mismatching.values())
-    refusal = fit.refusal(profile, others)
+    mismatches = list(mismatching.values())
+    refusal = fit.refusal(profile, mismatches)
     if refusal is not None and not options.force:
         raise refusal
-    reason = "; ".join([f"profile {profile.digest}", *(each.words for each in others)])
+    reason = "; ".join([f"profile {profile.digest}", *(each.words for each in mismatches)])
     change = msgspec.structs.replace(change, reason=reason[:LONGEST_REASON])
-    return [change] * len(servers), (*fit.cautions(profile, others), *notes)
+    return [change] * len(servers), (*fit.cautions(profile, mismatches), *notes)
 
 
 def _check_built(change: SetLimits, path: Path, server: Server) -> None:
@@ -129,7 +121,7 @@ def _deployment(profile: ServingProfile, server: Server) -> fit.Deployment:
 def _other_settings(profile: ServingProfile, server: Server) -> list[str]:
     """Return which of the profile's other arguments the server does not have."""
     state = server.state
-    present = {**state.about.arguments, **msgspec.structs.asdict(state.limits)}
+    present = {**state.about.arguments, **asdict(state.limits)}
     ours = {"max_num_seqs", "model"}
     return [
         f"{each.name} was {each.profile} when measured; {server.socket} has {each.other}"

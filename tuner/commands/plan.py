@@ -87,14 +87,14 @@ def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) ->
     needed = fleet.replicas_for(cap, attainment=target)
     replicas = options.replicas or needed or max(1, math.ceil(load))
     _check_load(load / replicas)
-    headroom = profile.promise.headroom
+    headroom, record = profile.promise.headroom, profile.promise.record
     samples = fleet.ask(caps, replicas=replicas, headroom=headroom)
     peaks = {each: samples.middle("running_peak", each) for each in caps}
     guesses = [each for each, peak in peaks.items() if peak > twin.extrapolated_from]
     requirements = required_of(profile, options.require, headroom=headroom)
     bounds = fleet.bounds(caps, requirements, headroom=headroom, replicas=replicas)
     keeping = None
-    if bounds.of_cap and bounds.broken(cap):
+    if bounds.broken(cap):
         keeping = fleet.replicas_that_keep(cap, requirements, headroom=headroom, guess=replicas)
     eligible = bounds.eligible(caps)
     shares, tails_s = (
@@ -118,13 +118,13 @@ def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) ->
         stored_requests=len(twin.traffic),
         samples=samples,
         guesses=guesses,
-        required=[str(each) for each in bounds.checks(cap)] if bounds.of_cap else [],
-        broken=[str(each) for each in bounds.checks(cap) if not each.is_kept]
-        if bounds.of_cap
-        else [],
+        required=[str(each) for each in bounds.checks(cap)],
+        broken=[str(each) for each in bounds.checks(cap) if not each.is_kept],
         replicas_that_keep=keeping,
         price=options.price,
-        checked=_checked(profile),
+        checked="never checked by a replay"
+        if record is None
+        else f"checked: {confirmed_text(record)}",
         warnings=_warnings(profile, load / replicas, guesses, needed),
     )
 
@@ -147,12 +147,6 @@ def _refuse(plan: FleetPlan) -> None:
         f"{', '.join(plan.broken)}",
         hint=cure,
     )
-
-
-def _checked(profile: ServingProfile) -> str:
-    """Return what confirmed the twin, in words."""
-    record = profile.promise.record
-    return "never checked by a replay" if record is None else f"checked: {confirmed_text(record)}"
 
 
 def _promised(profile: ServingProfile) -> float:

@@ -44,8 +44,6 @@ STALLED_S = 120.0
 READINGS, MOST_EVERY_S = 30, 2.0
 """Of a window, and the longest time between two."""
 WINDOWS_FILE = "windows.jsonl"
-TOLERANCE = 0.10
-"""How much slower than its law a server may be."""
 
 LONGER = 4
 """Times as long as the watch that was too short the next one is."""
@@ -68,12 +66,13 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
             stack.enter_context(Progress(for_s)),
         )  # fmt: skip
         session.write("begin", {"profile": str(options.profile), "url": options.url})
-        for text in (
-            *(f"Warning: {warning}" for warning in warnings),
-            *([f"{options.url} does not export {', '.join(hidden)}"] if hidden else []),
-            "each window, predictions for its load in brackets, 1x is the law's speed:",
-        ):
-            session.progress.say(text)
+        for warning in warnings:
+            session.progress.warn(warning)
+        if hidden:
+            session.progress.say(f"{options.url} does not export {', '.join(hidden)}")
+        session.progress.say(
+            "each window, predictions for its load in brackets, 1x is the law's speed:"
+        )
         try:
             for reading in live_server.readings(
                 options.url, every_s=every_s, for_s=for_s, clock=clock or MonotonicClock()
@@ -238,7 +237,6 @@ def _promised(profile: ServingProfile, options: WatchOptions) -> Promised:
         headroom=profile.promise.headroom,
         validated_load=profile.validity.validated_load,
         arrival_rate_rps=profile.validity.arrival_rate_rps,
-        tolerance=TOLERANCE,
     )
 
 
@@ -256,12 +254,12 @@ def _before(profile: ServingProfile, options: WatchOptions) -> tuple[list[str], 
         return warnings, []
     if (doubt := _check_model(profile, options, here)) is not None:
         warnings.append(doubt)
-    others = difference.of_server(profile, here.arguments, here.version, source=options.url)
+    differences = difference.of_server(profile, here.arguments, here.version, source=options.url)
     differing = [
         f"{each.name} {each.other} and not {each.profile}"
         if each.section == "engine"
         else each.evidence
-        for each in others
+        for each in differences
     ]
     if differing:
         warnings.append(
@@ -275,15 +273,15 @@ def _check_model(
 ) -> str | None:
     """Raise InputError where the server was started with another model; return a doubt, in words,
     where it only gives its model another name."""
-    other = here and model_mismatch(profile, here.served)
-    if not other:
+    mismatch = here and model_mismatch(profile, here.served)
+    if not mismatch:
         return None
-    if other.is_sure:
+    if mismatch.is_sure:
         raise InputError(
-            f"{options.url}: serves {other.words}",
-            hint=f"Give the profile that was made for {other.found}, or another address.",
+            f"{options.url}: serves {mismatch.words}",
+            hint=f"Give the profile that was made for {mismatch.served}, or another address.",
         )
-    return f"{options.url} serves {other.words}"
+    return f"{options.url} serves {mismatch.words}"
 
 
 def _server(url: str) -> LiveServer | None:

@@ -30,7 +30,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from tuner.engines import page
 from tuner.engines.scheduler.unmodelled import cautions_of, unmodelled
 from tuner.engines.seam import ITERATION, UNKNOWN
-from tuner.live.control import Limits, LiveThread, about_server, switched_off
+from tuner.live.control import About, Limits, LiveThread, switched_off
 from tuner.system.contain_errors import contain_errors
 
 _NAME = re.compile(r"(?:cmpl-)?tuner-(\d{1,18})(?!\d)")
@@ -289,7 +289,8 @@ class SchedulerKnobs:
 
 
 def _control(scheduler: LiveScheduler, path: str) -> LiveThread:
-    about = about_server(
+    about = About(
+        pid=os.getpid(),
         rank=int(scheduler.vllm_config.parallel_config.data_parallel_index),
         vllm=vllm.__version__,
         arguments=arguments_of(scheduler.vllm_config),

@@ -1,7 +1,7 @@
 """The control of a running server's limits: a socket for its user alone, one line of JSON each way.
 
 A thread inside EngineCore answers. It serves one client at a time, never waits for the engine while
-it holds something that the engine needs, and whatever happens to it, the server goes on.
+it holds something that the engine needs, and whatever happens to it, the server continues.
 """
 
 import logging
@@ -12,7 +12,7 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -304,13 +304,6 @@ def _device_facts() -> dict[str, object]:
     from tuner.engines import devices  # noqa: PLC0415 - a server may lack what it needs
 
     return dict(devices.device_facts())
-
-
-def about_server(
-    *, rank: int, vllm: str, arguments: Mapping[str, str | int | float | bool | None]
-) -> About:
-    """Return the facts of this process's server, its device not known yet."""
-    return About(os.getpid(), rank, vllm, dict(arguments))
 
 
 # The socket

@@ -50,7 +50,7 @@ def ranks(path: Path) -> list[Path]:
         names = [each.name for each in path.parent.iterdir()]
     except OSError:
         names = []
-    matches = sorted(filter(None, map(named.fullmatch, names)), key=lambda found: int(found[1]))
+    matches = sorted(filter(None, map(named.fullmatch, names)), key=lambda match: int(match[1]))
     return [path, *(path.with_name(match[0]) for match in matches)]
 
 

@@ -151,10 +151,10 @@ def readings(url: str, *, every_s: float, for_s: float, clock: Clock) -> Iterato
     begin_s, place = clock.now_s(), 0
     while place * every_s <= for_s:
         clock.sleep_until(begin_s + place * every_s)
-        asked_s, engines, problem = clock.now_s(), {}, ""
+        sent_s, engines, problem = clock.now_s(), {}, ""
         try:
             engines = dict(read_engines(url, timeout_s=timeout_s))
         except InputError as error:
             problem = str(error)
-        yield Reading((asked_s + clock.now_s()) / 2, engines, problem)
+        yield Reading((sent_s + clock.now_s()) / 2, engines, problem)
         place = max(place + 1, int((clock.now_s() - begin_s) // every_s) + 1)

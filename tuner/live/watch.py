@@ -19,7 +19,7 @@ import numpy as np
 from tuner.engines.scheduler.state import Floats
 from tuner.live.windows import ScrapeWindow, prefix_share, total
 from tuner.profile.evidence import StoredTwin
-from tuner.traffic.constants import PRINTED_DRAWS
+from tuner.traffic.constants import PRINTED_DRAWS, TOLERANCE
 from tuner.traffic.slo import Slo
 from tuner.twin.samples import Interval
 from tuner.twin.simulation import Traffic
@@ -158,8 +158,6 @@ class Promised:
     arrival_rate_rps: float
     """Of all that was tuned for; what is stored may be its busiest part."""
 
-    tolerance: float
-
     @property
     def rate_rps(self) -> float:
         return len(self.twin.traffic) / self.twin.length_s
@@ -171,7 +169,7 @@ class Promised:
         # a headroom that was not validated has failed: then hardly more load is accepted
         failed = self.headroom > self.validated_load
         limits = {
-            "slowness": (-math.inf, (1 + self.tolerance) * math.exp(2 * speed_sd)),
+            "slowness": (-math.inf, (1 + TOLERANCE) * math.exp(2 * speed_sd)),
             "ttft_excess": (-math.inf, TTFT_EXCESS),
             "rate": (
                 FEWER * min(1.0, self.arrival_rate_rps / self.rate_rps),
@@ -466,8 +464,8 @@ class Watch:
     @property
     def server_is_why(self) -> bool:
         """Whether the server, and not its traffic, is why the promise is broken."""
-        others = {*self.beyond} - {"slowness", "ttft_excess"}
-        return self.is_far_slower or ("slowness" in self.beyond and not others)
+        of_traffic = {*self.beyond} - {"slowness", "ttft_excess"}
+        return self.is_far_slower or ("slowness" in self.beyond and not of_traffic)
 
     @property
     def verdict(self) -> Verdict:
@@ -557,7 +555,7 @@ def _choice_in_words(watch: Watch) -> list[str]:
         return []
     if check.is_another:
         shares = f"{check.best_attainment:.1%} meet the SLO instead of {check.attainment:.1%}"
-        other = f"the twin would choose max_num_seqs {check.best} and not {cap}"
-        return [f"for today's traffic {other}: {shares}"]
+        best = f"the twin would choose max_num_seqs {check.best} and not {cap}"
+        return [f"for today's traffic {best}: {shares}"]
     verb = "holds" if check.holds else "may not hold"
     return [f"the choice of {cap} {verb} for today's traffic, under {check.rightness:.0%} of laws"]

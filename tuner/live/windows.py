@@ -15,7 +15,7 @@ from functools import reduce
 import numpy as np
 
 from tuner.engines.scheduler.state import Ints
-from tuner.live.prometheus import RESTART_S, Distribution, Histogram, ServerMetrics
+from tuner.live.prometheus import RESTART_S, Distribution, Gauge, Histogram, ServerMetrics
 from tuner.twin.simulation import Traffic
 
 LATE = 5
@@ -79,9 +79,8 @@ class Step:
         return max(self.finished, *counts, 0.0) <= MOST_A_STEP
 
 
-def _gauge(metrics: ServerMetrics, name: str) -> float:
-    value = metrics.gauges.get("running" if name == "running" else "waiting", 0.0)
-    return min(MOST_RUNNING, max(0.0, value))
+def _gauge(metrics: ServerMetrics, name: Gauge) -> float:
+    return min(MOST_RUNNING, max(0.0, metrics.gauges.get(name, 0.0)))
 
 
 def total(steps: Iterable[Step], name: Distribution) -> Histogram | None:
@@ -106,8 +105,8 @@ def arrivals(steps: Iterable[Step]) -> Ints:
         else:
             counts.append(each.finished + each.running + each.waiting - each.in_flight)
         waiting = each.waiting
-    whole = np.rint(np.clip(counts, -MOST_A_STEP, MOST_A_STEP)).astype(np.int64)
-    upto = np.maximum.accumulate(np.maximum(0, np.cumsum(whole)))
+    rounded = np.rint(np.clip(counts, -MOST_A_STEP, MOST_A_STEP)).astype(np.int64)
+    upto = np.maximum.accumulate(np.maximum(0, np.cumsum(rounded)))
     return np.diff(upto, prepend=0)
 
 

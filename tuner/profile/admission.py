@@ -5,6 +5,7 @@ Beyond them vLLM answers 503 at once instead of letting everybody wait longer th
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.profile.profile import Admission, Decision, Promise
+from tuner.twin.law import prompt_s
 
 
 def limits(
@@ -24,7 +25,8 @@ def limits(
         return None
     slots = min(decision.max_num_seqs, token_budget - 1)
     law = law.up_to(slots)
-    tokens_per_s = _prefill_tokens_per_s(law, slots, token_budget - slots)
+    prefill = token_budget - slots
+    tokens_per_s = prefill / max(prompt_s(law, prefill, decode_seqs=slots), 1e-9)
     outputs = promise.output_tokens_per_s / max(promise.requests_per_s, 1e-9)
     holding_s = max(outputs, 1.0) * float(law.decode_s[slots])
     limit_s = limit_ms / 1000
@@ -43,13 +45,3 @@ def limits(
         max_num_queued_reqs=requests,
         reasons=[of_tokens, of_requests],
     )
-
-
-def _prefill_tokens_per_s(law: StepLaw, slots: int, tokens: int) -> float:
-    step_s = (
-        float(law.decode_s[slots])
-        + law.prefill_token_s * tokens
-        + law.prefill_token_squared_s * tokens**2
-        + law.prefill_seq_s
-    )
-    return tokens / max(step_s, 1e-9)

@@ -21,6 +21,7 @@ from tuner.profile.profile import FrontEndSection, ServingProfile, beside, evide
 from tuner.traffic.constants import PRINTED_DRAWS
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo
+from tuner.traffic.workload import LEAST_S
 from tuner.twin.decide import Choice, choose
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd
@@ -28,7 +29,6 @@ from tuner.twin.samples import Machine, loads_of
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
 
 MOST_STORED = 4000
-LEAST_S = 1.0
 
 MOST_UNPACKED = 16 * 2**20
 """Bytes: forty times what a sweep keeps."""
@@ -184,12 +184,12 @@ def _twin(
     front_end = None
     if behind is not None:
         front_end = FrontEnd(behind.contention, behind.request_ms / 1e3, behind.delivery_ms / 1e3)
-    law, *others = (_law(law, sizes) for law in laws)
+    law, *drawn = (_law(law, sizes) for law in laws)
     return StoredTwin(
         law=law,
         shape=shape,
         extrapolated_from=int(facts["extrapolated_from"]),
-        laws=tuple(others),
+        laws=tuple(drawn),
         traffic=Traffic(np.cumsum(gaps_s), *lengths),
         length_s=max(LEAST_S, float(facts["length_s"])),
         machine=Machine(
@@ -204,7 +204,7 @@ def _twin(
 
 
 def _law(values: Floats, sizes: Ints) -> StepLaw:
-    """Tabulate a law; beyond the last size f goes on with its last slope."""
+    """Tabulate a law; beyond the last size f continues with its last slope."""
     decode_s = np.interp(np.arange(sizes[-1] + 1), sizes, values[: len(sizes)])
     return StepLaw(decode_s, *(float(value) for value in values[len(sizes) :]))
 

@@ -142,7 +142,7 @@ class Fleet:
 
         def enough(replicas: int) -> bool:
             result = self.bounds((cap,), requirements, headroom=headroom, replicas=replicas)
-            return bool(result.of_cap) and not result.broken(cap)
+            return not result.broken(cap)
 
         return least(enough, guess, min(MOST_REPLICAS, MOST_MORE * guess))
 
@@ -156,16 +156,16 @@ class Fleet:
         if share < 1 and replicas > SMALL_FLEET:
             smaller = max(SMALL_FLEET, round(share * replicas))
             load, replicas = load * smaller / replicas, smaller
-        whole = scaled(twin.traffic, load, rng)
-        numbers = np.arange(len(whole)) % replicas
+        traffic = scaled(twin.traffic, load, rng)
+        numbers = np.arange(len(traffic)) % replicas
         if self.router == "least":
             from tuner.traffic.least_in_flight import (  # noqa: PLC0415 - numba: 0.2 s
                 least_in_flight,
             )
 
-            numbers = least_in_flight(whole.arrival_s, _lasting_s(twin, whole), replicas)
+            numbers = least_in_flight(traffic.arrival_s, _lasting_s(twin, traffic), replicas)
         first = rng.choice(replicas, wanted, replace=False)
-        return [whole.rows(np.flatnonzero(numbers == replica)) for replica in first.tolist()]
+        return [traffic.rows(np.flatnonzero(numbers == replica)) for replica in first.tolist()]
 
 
 @dataclass(frozen=True, slots=True)

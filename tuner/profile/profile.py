@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +33,6 @@ Count = Annotated[int, Meta(ge=0)]
 Seqs = Annotated[int, Meta(ge=1)]
 Range = tuple[Number, Number]
 Digest = Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$")]
-
 
 MOST_EVIDENCE_BYTES = 1 << 20
 """Of the file beside a profile: five times what a sweep keeps."""
@@ -172,7 +171,7 @@ class Promise(CapNumbers, frozen=True, kw_only=True):
     load: Limit
     source: Literal["confirming run", "ladder", "twin"]
     predicted: list[Predicted]
-    """By the twin for the whole part, at the captured load and with headroom; none where its
+    """By the twin for the whole part, at the recorded load and with headroom; none where its
     prediction of the confirming replay failed."""
 
     checked: CheckSection | str | None = None
@@ -186,7 +185,7 @@ class Promise(CapNumbers, frozen=True, kw_only=True):
 
     @property
     def headroom(self) -> float:
-        """Times the captured load that the choice was made for besides; 1 without any."""
+        """Times the recorded load that the choice was made for besides; 1 without any."""
         return max((each.load for each in self.predicted), default=1.0)
 
 
@@ -195,7 +194,7 @@ class Baseline(Section, frozen=True, kw_only=True):
 
     max_num_seqs: Seqs
     source: Literal["base", "default"]
-    """The file after ``--base``, or what vLLM takes where nothing is said."""
+    """The file after ``--base``, or vLLM's default."""
 
     never_filled: bool
     """The traffic never fills so many slots: the numbers are those of any cap that it does not
@@ -393,7 +392,7 @@ class ServingProfile(Section, frozen=True, kw_only=True):
 
     @property
     def sampling(self) -> Sampling:
-        """The sampling by which it was measured; what is held against it samples alike."""
+        """The sampling by which it was measured; what is compared with it samples alike."""
         kept = self.provenance.sampling
         return GREEDY if kept is None else drawing.as_sent(kept)
 
@@ -413,9 +412,9 @@ def _contradictions(profile: ServingProfile) -> Iterator[tuple[str, str]]:
     low, high = profile.decision.interval
     if low > high:
         yield "decision.interval", f"begins at {low}, above its end {high}"
-    for place, (each, other) in enumerate(pairwise(profile.curve), start=1):
-        if each.max_num_seqs >= other.max_num_seqs:
-            fault = f"is {other.max_num_seqs} after {each.max_num_seqs}: steps must ascend"
+    for place, (below, step) in enumerate(pairwise(profile.curve), start=1):
+        if below.max_num_seqs >= step.max_num_seqs:
+            fault = f"is {step.max_num_seqs} after {below.max_num_seqs}: steps must ascend"
             yield f"curve.{place}.max_num_seqs", fault
     if not _is_utc(profile.provenance.created):
         yield "provenance.created", f"is no time in UTC: {profile.provenance.created!r}"
@@ -635,18 +634,20 @@ def check_output(output: Path, *, force: bool | None) -> None:
         )
 
 
-def save(profile: ServingProfile, path: Path) -> None:
-    """Write the profile whole or not at all, and its evidence before it. Raises TargetError."""
+def save(
+    profile: ServingProfile,
+    path: Path,
+    write: Callable[[Path, bytes], None] = files.write_atomically,
+) -> None:
+    """Write the profile completely or not at all, its evidence first. Raises TargetError."""
     if isinstance(profile, SealedProfile):
-        files.write_atomically(beside(path), profile.companion)
-    files.write_atomically(path, dump(profile).encode())
+        write(beside(path), profile.companion)
+    write(path, dump(profile).encode())
 
 
 def keep(profile: ServingProfile, run_dir: Path) -> None:
     """Write the profile of a run into its folder. Raises TargetError."""
-    if isinstance(profile, SealedProfile):
-        files.write_own(run_dir / "profile.evidence", profile.companion)
-    files.write_own(run_dir / "profile.yaml", dump(profile).encode())
+    save(profile, run_dir / "profile.yaml", files.write_own)
 
 
 def digest_of(content: Mapping[str, object]) -> str:

@@ -23,13 +23,13 @@ class ServedModel:
     """What requests ask for: ``--served-model-name``, or else what ``root`` is."""
 
     root: str | None = None
-    """``--model``: a repository or a folder. None where only names are told, as in ``/metrics``."""
+    """``--model``: a repository or a folder. None where only names are known (``/metrics``)."""
 
     max_model_len: int | None = None
 
     @property
     def repository(self) -> str | None:
-        """What was fetched from a hub; None for a folder, and where only a name is told."""
+        """What was fetched from a hub; None for a folder, and where only a name is known."""
         root = self.root
         if root is None:
             return None
@@ -43,7 +43,7 @@ class ModelMismatch:
     """The server serves another model than the profile's, as far as it tells."""
 
     profile: str
-    found: str
+    served: str
     why: str
     """What that rests on."""
 
@@ -53,17 +53,17 @@ class ModelMismatch:
 
     @property
     def words(self) -> str:
-        return f"model {self.found} and not {self.profile} ({self.why})"
+        return f"model {self.served} and not {self.profile} ({self.why})"
 
 
 def model_mismatch(
     profile: ServingProfile, served: Sequence[ServedModel], *, model: str | None = None
 ) -> ModelMismatch | None:
     """Return in what a server's models differ from the profile's. None where one of them is the
-    profile's, and where nothing is told.
+    profile's, and where nothing is known.
 
     ``model`` is the one that is meant among several, by its name. What a server was started with
-    counts; where that is a folder or is not told, the name that it gives the model counts too.
+    counts; where that is a folder or not known, the name that it gives the model counts too.
     """
     meant = [each for each in served if model in {None, each.name}]
     if not meant or any(_is_same(profile, each) for each in meant):

@@ -101,7 +101,7 @@ def _filled(text: str, *, most: int | None = None) -> list[str]:
 
 
 def with_share(share: float, title: str) -> str:
-    """Return the title of an answer, after the share of requests in time where that is too low.
+    """Return the title of an answer, after the share that meets the SLO where that is too low.
 
     >>> with_share(0.71, "max_num_seqs 16 breaks its promise"), with_share(0.99, "max_num_seqs 16")
     ('only 71.0% meet the SLO: max_num_seqs 16 breaks its promise', 'max_num_seqs 16')
@@ -138,12 +138,12 @@ def minutes(seconds: float) -> str:
     >>> minutes(42.0), minutes(252.0), minutes(7260.0), minutes(900.0)
     ('42 s', '4 min 12 s', '2 h 1 min', '15 min')
     """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s".removesuffix(" 0 s")
-    return f"{whole // 3600} h {whole % 3600 // 60} min".removesuffix(" 0 min")
+    minute, second = divmod(round(seconds), 60)
+    if not minute:
+        return f"{second} s"
+    if minute < 60:
+        return f"{minute} min {second} s".removesuffix(" 0 s")
+    return f"{minute // 60} h {minute % 60} min".removesuffix(" 0 min")
 
 
 def engine_time(spent_s: float, *, simulated: bool) -> str:
@@ -184,20 +184,14 @@ def chosen_step(profile: ServingProfile) -> CurveStep | None:
     return next((step for step in profile.curve if step.max_num_seqs == cap), None)
 
 
-def predicted_caps(profile: ServingProfile) -> list[int]:
-    """Return the caps of the table that were not replayed, ascending."""
-    now, curve = profile.baseline, profile.curve
-    caps = {
-        step.max_num_seqs
-        for step in curve
-        if step.measured is None or (step.measured.cut and step.source == "both")
-    }
-    if now is not None and now.numbers is not None and now.max_num_seqs > curve[-1].max_num_seqs:
-        top = curve[-1]
-        is_as_top = top.measured is not None and top.running_peak < top.max_num_seqs
-        if now.numbers_at == now.max_num_seqs and not is_as_top:
-            caps.add(now.max_num_seqs)
-    return sorted(caps)
+def _is_predicted(now: Baseline, curve: Sequence[CurveStep]) -> bool:
+    """Whether the numbers of the cap that is set now are not those of a replay."""
+    for step in curve:
+        if step.max_num_seqs == now.max_num_seqs:
+            return step.measured is None or (step.measured.cut and step.source == "both")
+    top = curve[-1]
+    is_as_top = top.measured is not None and top.running_peak < top.max_num_seqs
+    return now.numbers_at == now.max_num_seqs > top.max_num_seqs and not is_as_top
 
 
 def block_of(profile: ServingProfile) -> VerdictBlock:
@@ -272,7 +266,7 @@ def _answer(profile: ServingProfile, given: CapNumbers) -> str:
     verb = "Use at least" if decision.verdict == "not_reached" else "Keep" if kept else "Use"
     compared, standing = _compared(profile), ""
     if now is not None and compared is not None:
-        standing = " (predicted)" * (now.max_num_seqs in predicted_caps(profile))
+        standing = " (predicted)" * _is_predicted(now, profile.curve)
         if now.numbers_at != now.max_num_seqs:
             standing = f" with {now.numbers_at}"
         share = _gain(given, compared, standing)
@@ -338,22 +332,22 @@ def _against_now(profile: ServingProfile, now: Baseline, given: CapNumbers) -> s
     return "none compared with now"
 
 
-def _worse(given: CapNumbers, other: CapNumbers) -> Iterator[str]:
+def _worse(given: CapNumbers, beside: CapNumbers) -> Iterator[str]:
     """Yield in what the first is worse, as "p99 TTFT 2.08 s instead of 135 ms"."""
-    lost = other.attainment - given.attainment
+    lost = beside.attainment - given.attainment
     if lost > SAME / 2:
         yield f"{100 * lost:.1f} points fewer meet the SLO"
     for name, statistic in (("tpot", "p95"), ("ttft", "p99"), ("e2el", "p99")):
-        here, there = (_time(each, f"{name}_ms", statistic) for each in (given, other))
+        here, there = (_time(each, f"{name}_ms", statistic) for each in (given, beside))
         if here is not None and there and here > (1 + SAME) * there:
             times = f"{milliseconds(here)} instead of {milliseconds(there)}"
             yield f"{statistic} {name.upper()} {times}"
-    if given.kv_cache_usage is not None and other.kv_cache_usage is not None:
-        more = given.kv_cache_usage.peak - other.kv_cache_usage.peak
+    if given.kv_cache_usage is not None and beside.kv_cache_usage is not None:
+        more = given.kv_cache_usage.peak - beside.kv_cache_usage.peak
         if more > SAME:
             yield f"{100 * more:.0f} points more KV cache"
-    if given.preemptions > other.preemptions:
-        yield f"{given.preemptions - other.preemptions} more preemptions"
+    if given.preemptions > beside.preemptions:
+        yield f"{given.preemptions - beside.preemptions} more preemptions"
 
 
 def _load(profile: ServingProfile) -> str:

@@ -65,7 +65,7 @@ def of_server(
     here = Deployment(arguments=arguments, source=source, hosts=hosts, is_new=True)
     changes = of_deployment(profile, here)
     if (other := model_mismatch(profile, served)) is not None:
-        changes.insert(0, Difference("engine", "model", other.profile, other.found, other.why))
+        changes.insert(0, Difference("engine", "model", other.profile, other.served, other.why))
     return changes
 
 

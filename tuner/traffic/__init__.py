@@ -1,6 +1,6 @@
 """A trace described before anything is run, and the part of it that is sent.
 
-In come requests; out go rate, burstiness, concurrency and what to beware of, one replica's share,
+In come requests; out go rate, burstiness, concurrency and warnings, one replica's share,
 windows, prompts with the recorded lengths and shared prefixes, and the SLO that one request
 must meet. Pure and seeded: it touches nothing. The part is in ``window.py``, the choice of windows
 in ``sampling.py``; a warning about a trace is a sentence in ``trace_warnings.py``. What tunes the

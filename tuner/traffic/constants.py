@@ -1,7 +1,7 @@
 """The constants that tune the decision, each with its reason.
 
 Where a reason names a study, `scripts/study_worlds.py` counts right answers on simulated machines,
-and `scripts/study_real.py` holds promises against real servers (docs/deciding.md).
+and `scripts/study_real.py` compares promises with real servers (docs/deciding.md).
 """
 
 from typing import Literal
@@ -143,11 +143,11 @@ SPEED_SD_LIMIT, STALLED_LIMIT, STALL = 0.08, 0.02, 3.0
 """Variation of the machine's speed, and share of its time in stalls, that are reported; a stall is
 an iteration of so many times the law."""
 
-# A promise that is kept, by ``tuner verify`` and by alerts
+# A promise that is kept: ``tuner verify``, ``tuner watch`` and alerts
 
 TOLERANCE = DRIFT_LIMIT
-"""Share of a time above its promise: as much as a machine's speed may change before it is said to
-have drifted."""
+"""Share of a time above its promise, or of an iteration above its law: a machine whose speed
+changes more has drifted."""
 
 SLACK_S = {"ttft": 0.005, "tpot": 0.0005, "itl": 0.0005, "e2el": 0.005}
 """A time so little longer is no broken promise, whatever its share."""

@@ -1,7 +1,7 @@
 """Hand a fleet's requests to its replicas, compiled. Pure.
 
-It stands alone: at every start the compiler's cache is held against the source of this module and
-of all that it imports.
+It stands alone: at every start the compiler's cache is compared with the source of this module
+and of all that it imports.
 """
 
 import numpy as np

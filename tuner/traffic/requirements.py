@@ -81,8 +81,8 @@ class Requirement:
     def miss(self, value: float) -> float:
         """Return by how much of the limit it is missed; 0 where it is met.
 
-        >>> one = parse_requirement("p99 ttft <= 500ms")
-        >>> one.miss(0.6), one.miss(0.4)
+        >>> item = parse_requirement("p99 ttft <= 500ms")
+        >>> item.miss(0.6), item.miss(0.4)
         (0.2, 0.0)
         """
         if self.is_met_by(value):

@@ -110,23 +110,23 @@ def stretch(columns: Columns, *, start_s: float, length_s: float) -> Stretch | N
 # The part and its windows
 
 
-def choose_part(requests: Sequence[TraceRequest], asked: str, *, length_s: float) -> Part:
-    """Return the part that ``asked`` names: ``all``, ``busiest`` or ``START+LEN``.
+def choose_part(requests: Sequence[TraceRequest], window: str, *, length_s: float) -> Part:
+    """Return the part that ``window`` names: ``all``, ``busiest`` or ``START+LEN``.
 
     ``busiest`` is ``length_s`` long, or the whole trace when that is shorter. Raises UsageError for
     one that cannot be read, TraceError for one without requests.
     """
     first_s, last_s = requests[0].arrival_s, requests[-1].arrival_s
-    whole = Part(first_s, max(last_s, first_s + LEAST_S) + LEAST_S)
-    explicit = parse_window(asked)
+    everything = Part(first_s, max(last_s, first_s + LEAST_S) + LEAST_S)
+    explicit = parse_window(window)
     if explicit is None:
-        if asked == "all" or whole.length_s <= length_s:
-            return whole
+        if window == "all" or everything.length_s <= length_s:
+            return everything
         return Part(*busiest_window(requests, length_s))
     start_s, length_s = explicit
     if not any(start_s <= request.arrival_s < start_s + length_s for request in requests):
         raise TraceError(
-            f"--window {asked}: no request arrives there",
+            f"--window {window}: no request arrives there",
             hint=f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
         )
     return Part(start_s, start_s + length_s)
@@ -156,7 +156,7 @@ def sample_windows(
     inside = [request for request in requests if part.begin_s <= request.arrival_s < part.end_s]
     origin_s = requests[0].arrival_s
     if part.length_s + _run_in_s(part.length_s, part.begin_s - origin_s) <= step_s:
-        return (_whole(part, part.begin_s - origin_s),)
+        return (_all_of(part, part.begin_s - origin_s),)
     others_s = step_s * (1 - PEAK_SHARE) / 2
     stratified = (
         step_s >= STRATIFIED_FROM_S
@@ -225,7 +225,7 @@ def _run_in_s(length_s: float, room_s: float) -> float:
     return min(MAX_RUN_IN_S, RUN_IN_SHARE * length_s, max(0.0, room_s))
 
 
-def _whole(part: Part, room_s: float) -> Window:
+def _all_of(part: Part, room_s: float) -> Window:
     """Return the window that is the whole part. Its run-in is what is before it, or its own first
     fifth."""
     run_in_s = _run_in_s(part.length_s, room_s)

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tuner.trace.trace import TraceRequest
-
-JITTER_S = 2.0
-"""Added requests arrive at most so much before or after the one that they copy."""
+from tuner.traffic.constants import JITTER_S
 
 
 def scale_load(requests: Sequence[TraceRequest], factor: float, *, seed: int) -> list[TraceRequest]:
@@ -27,9 +25,9 @@ def scale_load(requests: Sequence[TraceRequest], factor: float, *, seed: int) ->
     if factor < 1:
         kept = rng.permutation(size)[: round(size * factor)]
         return [requests[i] for i in np.sort(kept)]
-    whole, added = divmod(round(size * factor) - size, size)
+    times, added = divmod(round(size * factor) - size, size)
     chosen = np.sort(
-        np.concatenate([np.tile(np.arange(size), whole), rng.permutation(size)[:added]])
+        np.concatenate([np.tile(np.arange(size), times), rng.permutation(size)[:added]])
     )
     fresh = _Fresh(requests)
     first_s, last_s = requests[0].arrival_s, requests[-1].arrival_s

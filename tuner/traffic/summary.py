@@ -10,8 +10,7 @@ from tuner.traffic.concurrency import Held, Levels, modelled_band, recorded_leve
 
 PEAK_WINDOWS_S = (1.0, 10.0, 60.0)
 DISPERSION_BINS_S = (1.0, 10.0)
-"""Two time scales show which bursts are meant: Azure's "code" has 14 times the variance of Poisson
-arrivals in 1 s and 82 in 10 s (docs/traces.md). A bin of 60 s would need a trace of ten minutes."""
+"""Two time scales show which bursts are meant. A bin of 60 s would need a trace of ten minutes."""
 
 MIN_TICKS, MIN_BINS = 10, 10
 """Distinct times and counts below which there is no grid and no variance to speak of."""
@@ -155,13 +154,13 @@ def tick_ms(arrival_s: Floats) -> float | None:
 def dispersion(arrival_s: Floats, bin_s: float) -> float | None:
     """Return variance ÷ mean of the arrivals in each ``bin_s`` seconds. Unlike the CV of the gaps
     it shows at which time scale traffic is bursty. None for fewer than MIN_BINS whole bins."""
-    whole = int((arrival_s[-1] - arrival_s[0]) / bin_s)
-    if whole < MIN_BINS:
+    size = int((arrival_s[-1] - arrival_s[0]) / bin_s)
+    if size < MIN_BINS:
         return None
     bins = ((arrival_s - arrival_s[0]) / bin_s).astype(np.int64)
-    _, counts = np.unique(bins[bins < whole], return_counts=True)  # the empty need no memory
-    mean = float(counts.sum()) / whole
-    return float((counts.astype(float) ** 2).sum() / whole - mean**2) / mean
+    _, counts = np.unique(bins[bins < size], return_counts=True)  # the empty need no memory
+    mean = float(counts.sum()) / size
+    return float((counts.astype(float) ** 2).sum() / size - mean**2) / mean
 
 
 def _most_in(arrival_s: Floats, window_s: float) -> int:

@@ -36,13 +36,7 @@ BLOCK_SIZE = 16
 """vLLM's default block_size."""
 
 
-def trace_warnings(
-    columns: Columns, traffic: TrafficSummary, header: TraceHeader
-) -> tuple[str, ...]:
-    return tuple(_warnings(columns, traffic, header))
-
-
-def _warnings(  # noqa: C901 - one after the other
+def trace_warnings(  # noqa: C901 - one after the other
     columns: Columns, traffic: TrafficSummary, header: TraceHeader
 ) -> Iterator[str]:
     if (unit := _unit(columns, traffic, header)) is not None:

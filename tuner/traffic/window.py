@@ -59,17 +59,17 @@ def parse_duration_s(text: str, *, option: str) -> float:
     return float(result["value"]) * _UNITS_S[result["unit"]]
 
 
-def parse_window(asked: str) -> tuple[float, float] | None:
+def parse_window(text: str) -> tuple[float, float] | None:
     """Return (start, length) in seconds of ``START+LEN``; None for ``busiest`` and ``all``.
 
     Raises UsageError for anything else.
     """
-    if asked in {"busiest", "all"}:
+    if text in {"busiest", "all"}:
         return None
-    parts = asked.split("+")
+    parts = text.split("+")
     if len(parts) != 2:
         raise UsageError(
-            f"--window: cannot read {asked!r}", hint="Write busiest, all or START+LEN (120s+60s)."
+            f"--window: cannot read {text!r}", hint="Write busiest, all or START+LEN (120s+60s)."
         )
     zero = parts[0].strip() in {"0", "0s"}
     start_s = 0.0 if zero else parse_duration_s(parts[0], option="--window")

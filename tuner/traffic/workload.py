@@ -133,7 +133,7 @@ def slo_for(requests: Sequence[TraceRequest], unloaded: Unloaded) -> Slo:
     )
 
 
-def affordable_step_s(asked_s: float, *, steps: float, budget_s: float, starts_s: float) -> float:
+def affordable_step_s(wanted_s: float, *, steps: float, budget_s: float, starts_s: float) -> float:
     """Return how long each of so many steps may be, at most what was asked. Raises UsageError when
     the budget does not allow the shortest sweep."""
     affordable_s = (budget_s - starts_s) / steps
@@ -143,15 +143,15 @@ def affordable_step_s(asked_s: float, *, steps: float, budget_s: float, starts_s
             f"starts, the shortest sweep needs about {MIN_STEP_S * steps:.0f}s",
             hint=f"Give at least --budget {math.ceil(starts_s + MIN_STEP_S * steps)}s.",
         )
-    return min(asked_s, affordable_s)
+    return min(wanted_s, affordable_s)
 
 
 def choose_workload(
-    requests: Sequence[TraceRequest], slo: Slo, unloaded: Unloaded, *, asked: str, step_s: float
+    requests: Sequence[TraceRequest], slo: Slo, unloaded: Unloaded, *, window: str, step_s: float
 ) -> Workload:
     """Return the workload of the part that is asked for. Raises TraceError when nothing arrives in
     it."""
-    part = choose_part(requests, asked, length_s=step_s)
+    part = choose_part(requests, window, length_s=step_s)
     ends_s = [
         unloaded.residence_s(request.input_length, request.output_length) for request in requests
     ]

@@ -93,10 +93,10 @@ class Number:
         >>> Number("ttft_p95_ms", 420.0, 400.0, 450.0, 20100.0).words
         'p95 TTFT 20,100 ms instead of 420 ms'
         >>> Number("attainment", 0.99, 0.98, 1.0, 0.9).words
-        '90.0 % in SLO instead of 99.0 %'
+        '90.0% met the SLO instead of 99.0%'
         """
         if self.name == "attainment":
-            return f"{100 * self.measured:.1f} % in SLO instead of {100 * self.predicted:.1f} %"
+            return f"{self.measured:.1%} met the SLO instead of {self.predicted:.1%}"
         if not self.name.endswith("_ms"):
             name = self.name.removesuffix("_mean")
             return f"mean {name} {self.measured:,.1f} instead of {self.predicted:,.1f}"

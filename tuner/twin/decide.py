@@ -189,10 +189,6 @@ class Choice:
         """Return the attainment of a cap by the fitted law itself."""
         return float(self.own.column("attainment", cap, raised=raised).mean())
 
-    @property
-    def has_headroom(self) -> bool:
-        return bool(self.own.values.shape[1] > 1)
-
     def chosen_of(self, caps: Sequence[int]) -> int:
         """Return the choice between some caps by the fitted law itself."""
         return caps[int(self._ruling(caps).choice)]
@@ -215,7 +211,7 @@ def _ruling(
         columns = np.array([samples.column(name, cap, raised=raised) for cap in caps])
         return np.asarray(columns.mean(1) if is_mean else columns.T)
 
-    raised = of("attainment", raised=True) if samples.values.shape[1] > 1 else None
+    raised = of("attainment", raised=True) if samples.has_headroom else None
     return rule(of("attainment"), of("e2el_p99_s"), raised, requests=requests)
 
 

@@ -21,7 +21,7 @@ from tuner.traffic.slo import Slo, Unloaded
 from tuner.twin.check import Check, check_at_own_speed, lag_s
 from tuner.twin.decide import Bounds, Choice, choose
 from tuner.twin.front_end import Passages, fit_front_end, probed_contention
-from tuner.twin.law import FittedLaw, Segment, fit_law
+from tuner.twin.law import FittedLaw, Segment, fit_law, prompt_s
 from tuner.twin.samples import Draw, Loads, Machine, Samples, ask, draws_of, loads_of
 from tuner.twin.samples import slowdowns as slowdowns_of
 from tuner.twin.simulation import (
@@ -103,8 +103,8 @@ class Forecast:
         return speed_sd_of(self.fitted)
 
     def measurement(self, cap: int, *, raised: bool = False) -> Measurement:
-        """Return what a replay of all of the traffic would have measured at a cap, as captured or
-        with headroom."""
+        """Return what a replay of all of the traffic would have measured at a cap, at the recorded
+        load or with headroom."""
         traffic = self.loads.raised[0] if raised else self.traffic
         replay = self.replayed(traffic, cap, log=True)
         return measurement_of(traffic, replay, self.slo, shape=self.shape, length_s=self.length_s)
@@ -117,7 +117,8 @@ class Forecast:
         )  # fmt: skip
 
     def promised(self, cap: int) -> Samples:
-        """Return what a fresh engine at a cap gives again, as captured and with headroom."""
+        """Return what a fresh engine at a cap gives again, at the recorded load and with
+        headroom."""
         traffics = [self.traffic, *self.loads.raised]
         draws = draws_of(self.fitted.draws(PRINTED_DRAWS), self.machine, traffics)
         return ask(draws, self.loads, (cap,), self.shape, self.slo)
@@ -160,8 +161,8 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
     """
     fitted = fit_law(segments, max_num_seqs=max(caps), taken=taken)
     law, shape = fitted.law, shape_of(facts)
-    whole = [window for window in windows if window.cut is None]
-    lag = lag_s(whole, law, shape) if whole else _probed_lag_s(unloaded, law, requests)
+    complete = [window for window in windows if window.cut is None]
+    lag = lag_s(complete, law, shape) if complete else _probed_lag_s(unloaded, law, requests)
     shape = replace(shape, lag_s=lag)
     today = traffic_of(
         requests, hash_block_size=hash_block_size, hit_share=hit_share, kv_tokens=shape.kv_tokens
@@ -219,14 +220,8 @@ def _stalled_share(segments: Sequence[Segment], law: StepLaw) -> float:
 def _probed_lag_s(unloaded: Unloaded, law: StepLaw, requests: Sequence[TraceRequest]) -> float:
     """Return what a lone request's TTFT was above the time of its prompt's iteration."""
     tokens = float(np.median([request.input_length for request in requests]))
-    lawful_s = (
-        float(law.decode_s[0])
-        + law.prefill_token_s * tokens
-        + law.prefill_token_squared_s * tokens**2
-        + law.prefill_seq_s
-    )
     ttft_s = unloaded.ttft_s + unloaded.ttft_s_per_input_token * tokens
-    return max(0.0, ttft_s - lawful_s)
+    return max(0.0, ttft_s - prompt_s(law, tokens))
 
 
 def measurement_of(

@@ -102,7 +102,7 @@ class FittedLaw:
 
     @property
     def extrapolated_from(self) -> int:
-        """The largest batch size that was seen: beyond it f goes on as in its upper half."""
+        """The largest batch size that was seen: beyond it f continues as in its upper half."""
         return int(self.knots[-1])
 
     def draws(self, count: int) -> list[StepLaw]:
@@ -330,6 +330,12 @@ def law_of(
     above_s = steeper * slope_s(max(first, last / 2), last) * np.maximum(0, sizes - last)
     decode_s = np.maximum(0.0, np.interp(sizes, knots, at_knots) - below_s) + above_s
     return StepLaw(decode_s, *(float(value) for value in coefficients[len(knots) :]))
+
+
+def prompt_s(law: StepLaw, tokens: float, *, decode_seqs: int = 0) -> float:
+    """Return the time of an iteration with one prompt of so many tokens."""
+    of_tokens = law.prefill_token_s * tokens + law.prefill_token_squared_s * tokens**2
+    return float(law.decode_s[decode_seqs]) + of_tokens + law.prefill_seq_s
 
 
 def nnls(gram: Floats, target: Floats) -> Floats:

@@ -97,12 +97,12 @@ def scaled(traffic: Traffic, factor: float, rng: np.random.Generator) -> Traffic
     """Return ``factor`` times the requests: below 1 a random share of them, above 1 with copies
     within JITTER_S of their original and within the time of the traffic."""
     size = len(traffic)
-    whole, share = divmod(factor, 1.0)
+    times, share = divmod(factor, 1.0)
     place = rng.random(size)
     if factor < 1:
         return traffic.rows(np.flatnonzero(place < factor))
     more = np.sort(np.argsort(place)[: round(size * share)])
-    copies = np.concatenate((np.repeat(np.arange(size), int(whole) - 1), more))
+    copies = np.concatenate((np.repeat(np.arange(size), int(times) - 1), more))
     rows = np.concatenate((np.arange(size), copies))
     arrival_s = traffic.arrival_s[rows]
     first_s, last_s = float(arrival_s[0]), float(arrival_s[size - 1])
@@ -239,6 +239,10 @@ class Samples:
 
     rates_rps: tuple[float, ...] = (0.0, 0.0)
     """Arrival rate at each load."""
+
+    @property
+    def has_headroom(self) -> bool:
+        return bool(self.values.shape[1] > 1)
 
     def column(self, name: str, cap: int, *, raised: bool = False) -> Floats:
         """Return a number of a cap, draw by draw; ``goodput_rps`` too."""

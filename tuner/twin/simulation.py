@@ -7,6 +7,7 @@ would have seen at any cap and any load.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,12 +67,8 @@ class Traffic:
         return self.rows(slice(*np.searchsorted(self.arrival_s, (begin_s, end_s))))
 
     def followed_by(self, other: "Traffic") -> "Traffic":
-        return Traffic(
-            *(
-                np.concatenate((getattr(self, name), getattr(other, name)))
-                for name in ("arrival_s", "input_length", "output_length", "cached_length")
-            )
-        )
+        pairs = zip(self.columns(), other.columns(), strict=True)
+        return Traffic(*map(np.concatenate, pairs))
 
     def from_zero(self) -> "Traffic":
         """Return the same traffic with its first arrival at 0 s."""
@@ -83,12 +80,10 @@ class Traffic:
         return self.rows(busiest_rows(self.arrival_s, tokens, most))
 
     def rows(self, chosen: slice | Ints) -> "Traffic":
-        return Traffic(
-            self.arrival_s[chosen],
-            self.input_length[chosen],
-            self.output_length[chosen],
-            self.cached_length[chosen],
-        )
+        return Traffic(*(column[chosen] for column in self.columns()))
+
+    def _columns(self) -> tuple[NDArray[Any], ...]:
+        return self.arrival_s, self.input_length, self.output_length, self.cached_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,17 +228,13 @@ def traffic_of(
             if block not in asked_at or asked_at[block] < oldest
         )
         known = next(gone, len(request.hash_ids))
+        cached = min(known * hash_block_size, request.input_length)
         lengths = request.output_lengths or (request.output_length,) * request.n
-        computed += (
-            request.input_length - min(known * hash_block_size, request.input_length) + sum(lengths)
-        )
+        computed += request.input_length - cached + sum(lengths)
         asked_at.update(dict.fromkeys(request.hash_ids, computed))
         for i, length in enumerate(lengths):
-            before = (
-                request.input_length if i else min(known * hash_block_size, request.input_length)
-            )
-            cached = int(hit_share * before)
-            rows.append((request.arrival_s, request.input_length, max(1, length), cached))
+            hit = int(hit_share * (request.input_length if i else cached))
+            rows.append((request.arrival_s, request.input_length, max(1, length), hit))
     rows.sort(key=lambda row: row[0])
     columns = np.array(rows, dtype=float).reshape(-1, 4).T
     tokens = columns[1:].astype(np.int64)
@@ -349,7 +340,7 @@ def _loaded(
         traffic.output_length,
         np.minimum(traffic.cached_length, traffic.input_length - 1),
     )
-    most = min(shape.max_model_len, shape.kv_blocks * shape.block_size)
+    most = min(shape.max_model_len, shape.kv_tokens)
     refused = traffic.input_length + traffic.output_length > most
     requests["status"][refused] = ABORTED
     scheduler.state["rows"] = len(traffic)

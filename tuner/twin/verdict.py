@@ -60,10 +60,6 @@ class Verdict:
     """Where nothing keeps it: what comes nearest, and what would."""
 
     @property
-    def broken(self) -> tuple[RequirementCheck, ...]:
-        return tuple(requirement for requirement in self.requirements if not requirement.is_kept)
-
-    @property
     def is_defended(self) -> bool:
         """Whether it may be acted on: whatever its kind, one without confidence may not."""
         return self.kind != "inconclusive" and self.confidence >= NO_CONFIDENCE
@@ -160,7 +156,7 @@ def _choice_in_words(view: Forecast, cap: int) -> str:
     text = "the fewest slots that serve your traffic as well as any"
     if len(choice.eligible) < len(choice.own.caps):
         text += " that keep what is required"
-    if not choice.has_headroom:
+    if not choice.own.has_headroom:
         return text
     equal = choice.candidates()
     if max(choice.share(each, raised=True) for each in equal) < HALF:
@@ -246,7 +242,8 @@ def verdict_by_windows(
         return _unfinished(curve, best_of(alive) if alive else max(curve), ceiling)
     bounds = Bounds.of([each for each in requirements if not each.at_headroom], own_of(alive))
     if not alive or max(each.attainment for each in alive.values()) < HALF:
-        return replace(_overloaded(curve), **_as_measured(curve, requirements, bounds, None))
+        most = _most_served(curve)
+        return replace(_overloaded(curve, most), **_as_measured(requirements, bounds, most))
     kept = {cap: alive[cap] for cap in bounds.eligible(list(alive))}
     cap, choice = best_of(kept), decide(*samples_of(blocks), bounds=bounds)
     left = {each: item for each, item in curve.items() if each in kept or item.cut is not None}
@@ -264,15 +261,12 @@ def verdict_by_windows(
     # the windows chose; the draws say how sure it is
     sure = choice.rightness.get(cap, 0.0)
     verdict = _verdict(choice, cap, kind, why, sure, warnings, doubt=None)
-    return replace(verdict, **_as_measured(curve, requirements, bounds, cap))
+    return replace(verdict, **_as_measured(requirements, bounds, cap))
 
 
-def _as_measured(
-    curve: Curve, requirements: Sequence[Requirement], bounds: Bounds, cap: int | None
-) -> dict[str, Any]:
+def _as_measured(requirements: Sequence[Requirement], bounds: Bounds, cap: int) -> dict[str, Any]:
     """Return what is known of every requirement at a cap, and what comes nearest where it breaks
     one."""
-    cap = _most_served(curve) if cap is None else cap
     numbers, cure = bounds.of_cap.get(cap, {}), ""
     if bounds.broken(cap):
         nearest = bounds.nearest()
@@ -412,11 +406,8 @@ def _overloaded_twin(
     )
 
 
-def _overloaded(curve: Curve, choice: int | None = None) -> Verdict:
-    """Return the verdict where no cap meets half of the SLO, on the ``choice`` or the cap that
-    serves the most, with the load that would fit."""
-    if choice is None:
-        choice = _most_served(curve)
+def _overloaded(curve: Curve, choice: int) -> Verdict:
+    """Return the verdict where no cap meets half of the SLO, with the load that would fit."""
     item, bound = curve[choice], [each for each in curve.values() if memory_binds(each)]
     share = (
         item.output_tokens_per_s / item.offered_tokens_per_s if item.offered_tokens_per_s else 0.0

@@ -32,4 +32,4 @@ def one_engines(
 def warnings_about(trace: Trace) -> tuple[str, ...]:
     """Return the warnings about a trace, a sentence each."""
     columns = columns_of(trace.requests, block_size=trace.header.block_size)
-    return trace_warnings(columns, describe(columns), trace.header)
+    return tuple(trace_warnings(columns, describe(columns), trace.header))

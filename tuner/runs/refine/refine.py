@@ -494,7 +494,7 @@ class _Run:
         unloaded, chosen = unloaded_of(plan.profile), self.evidence.selection()
         if chosen is None:
             work = choose_workload(
-                kept, slo, unloaded, asked=settings.window, step_s=self._planned_step_s()
+                kept, slo, unloaded, window=settings.window, step_s=self._planned_step_s()
             )
             chosen = Selection(part=work.part, windows=work.windows, step_s=work.step_s)
             self.journal.add(chosen)

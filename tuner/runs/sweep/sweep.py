@@ -220,7 +220,7 @@ class SweepRun:
             step_s = affordable_step_s(
                 settings.step_s, steps=STEPS, budget_s=budget_s, starts_s=starts_s
             )
-            work = choose_workload(requests, slo, unloaded, asked=settings.window, step_s=step_s)
+            work = choose_workload(requests, slo, unloaded, window=settings.window, step_s=step_s)
             chosen = Selection(part=work.part, windows=work.windows, step_s=work.step_s)
             self.journal.add(chosen)
             windows = ", ".join(map(str, work.windows))
