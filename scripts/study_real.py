@@ -239,10 +239,7 @@ def numbers(seen: Mapping[str, Any], slo: Slo) -> dict[str, float]:
         np.array(seen[key])[is_served] for key in ("ttfts", "output_lens", "input_lens")
     )
     tpot_s = np.where(output > 1, decode_s / np.maximum(1, output - 1), np.nan)
-    met = sum(
-        slo.met_by(input_length=length, ttft_s=ttft, tpot_s=tpot if tpot > 0 else None, e2el_s=all_)
-        for length, ttft, tpot, all_ in zip(prompt, ttft_s, tpot_s, ttft_s + decode_s, strict=True)
-    )
+    met = float((~slo.broken_by(prompt, ttft_s, tpot_s, ttft_s + decode_s)).sum())
     times = percentiles(ttft=ttft_s, tpot=tpot_s, e2el=ttft_s + decode_s)
     return {"attainment": met / len(is_served), **times}
 

@@ -1,6 +1,7 @@
 """The SLO: read, met, derived."""
 
 import contextlib
+import math
 
 import pytest
 from hypothesis import given
@@ -37,10 +38,10 @@ def test_no_text_makes_reading_an_slo_fail_in_another_way(text: str) -> None:
 def test_every_limit_must_be_met_and_one_token_has_no_tpot_to_break() -> None:
     slo = Slo(ttft_s=1, tpot_s=0.1, e2el_s=5)
     good = {"input_length": 1, "ttft_s": 1.0, "tpot_s": 0.1, "e2el_s": 5.0}
-    assert slo.met_by(**good)  # type: ignore[arg-type]
-    assert slo.met_by(**{**good, "tpot_s": None})  # type: ignore[arg-type]
+    assert not slo.broken_by(**good)
+    assert not slo.broken_by(**{**good, "tpot_s": math.nan})
     for name in ("ttft_s", "tpot_s", "e2el_s"):
-        assert not slo.met_by(**{**good, name: good[name] * 1.01})  # type: ignore[arg-type]
+        assert slo.broken_by(**{**good, name: good[name] * 1.01})
 
 
 def test_the_unloaded_ttft_is_fitted_by_prompt_length() -> None:

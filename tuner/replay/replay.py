@@ -357,12 +357,11 @@ def _row(flight: _Flight, start_s: float) -> tuple[object, ...]:
 def _met(flight: _Flight, start_s: float, slo: Slo) -> bool:
     """Whether a request that is over met the SLO; see ``records.met``."""
     first_s = flight.first_s(start_s) if flight.reply.seen_s else flight.end_s
-    tpot_s = flight.tpot_s
-    return flight.outcome in {"ok", "aborted"} and slo.met_by(
-        input_length=len(flight.request.prompt_token_ids),
-        ttft_s=first_s - flight.due_s,
-        tpot_s=None if math.isnan(tpot_s) else tpot_s,
-        e2el_s=flight.end_s - flight.due_s,
+    return flight.outcome in {"ok", "aborted"} and not slo.broken_by(
+        len(flight.request.prompt_token_ids),
+        first_s - flight.due_s,
+        flight.tpot_s,
+        flight.end_s - flight.due_s,
     )
 
 

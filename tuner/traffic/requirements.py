@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from tuner.errors import UsageError
 
-TIMES = ("ttft", "tpot", "itl", "e2el", "queue")
+TIMES = ("ttft", "tpot", "e2el", "queue", "itl")
 KV = "kv_cache_usage"
 NAMES = (*TIMES, "attainment", "goodput", "preemptions", KV)
 OF_TIMES = ("mean", "p50", "p90", "p95", "p99")

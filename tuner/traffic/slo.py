@@ -5,6 +5,7 @@ import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tuner.errors import UsageError
 from tuner.traffic.constants import GOOD_ATTAINMENT, HALF
@@ -36,15 +37,14 @@ class Slo:
             return math.inf
         return self.ttft_s + self.ttft_s_per_input_token * input_length
 
-    def met_by(
-        self, *, input_length: int, ttft_s: float, tpot_s: float | None, e2el_s: float
-    ) -> bool:
-        """Whether a finished request met every limit; a one-token reply has no TPOT to break."""
-        return (
-            ttft_s <= self.ttft_limit_s(input_length)
-            and (self.tpot_s is None or tpot_s is None or tpot_s <= self.tpot_s)
-            and (self.e2el_s is None or e2el_s <= self.e2el_s)
-        )
+    def broken_by(self, input_length: Any, ttft_s: Any, tpot_s: Any, e2el_s: Any) -> Any:  # noqa: ANN401 - numbers or arrays
+        """Whether a request, or each in arrays, breaks a limit. NaN, such as the TPOT of a reply of
+        one token, breaks none."""
+        broken = ttft_s > self.ttft_limit_s(input_length)
+        for value_s, limit_s in ((tpot_s, self.tpot_s), (e2el_s, self.e2el_s)):
+            if limit_s is not None:
+                broken = broken | (value_s > limit_s)
+        return broken
 
     def is_like(self, other: "Slo") -> bool:
         """Whether these are the other's limits, but for what two machines round differently.

@@ -31,11 +31,11 @@ from tuner.traffic.constants import (
     TPOT_SD,
     TTFT_SD,
 )
+from tuner.traffic.requirements import TIMES
 from tuner.traffic.slo import Slo
 from tuner.twin.front_end import FrontEnd
 from tuner.twin.simulation import Clock, EngineShape, Traffic, TwinReplay, attainment, simulate
 
-TIMES = ("ttft", "tpot", "e2el", "queue", "itl")
 SHARES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 NUMBERS = (
     "attainment", "preemptions", "running_peak",

@@ -82,7 +82,7 @@ class Traffic:
     def rows(self, chosen: slice | Ints) -> "Traffic":
         return Traffic(*(column[chosen] for column in self.columns()))
 
-    def _columns(self) -> tuple[NDArray[Any], ...]:
+    def columns(self) -> tuple[NDArray[Any], ...]:
         return self.arrival_s, self.input_length, self.output_length, self.cached_length
 
 
@@ -353,15 +353,10 @@ def _same(times_s: Floats) -> Floats:
 
 def met(traffic: Traffic, replay: TwinReplay, slo: Slo) -> NDArray[np.bool_]:
     """Return which requests met every limit; a refused one did not."""
-    good = ~np.isnan(replay.e2el_s)
-    if slo.ttft_s is not None:
-        limit_s = slo.ttft_s + slo.ttft_s_per_input_token * traffic.input_length
-        good &= replay.ttft_s <= limit_s
-    if slo.tpot_s is not None:
-        good &= ~(replay.tpot_s > slo.tpot_s)
-    if slo.e2el_s is not None:
-        good &= replay.e2el_s <= slo.e2el_s
-    return good
+    broken: NDArray[np.bool_] = slo.broken_by(
+        traffic.input_length, replay.ttft_s, replay.tpot_s, replay.e2el_s
+    )
+    return ~np.isnan(replay.e2el_s) & ~broken
 
 
 def attainment(traffic: Traffic, replay: TwinReplay, slo: Slo) -> float:

@@ -14,7 +14,8 @@ import numpy as np
 
 from tuner.replay.numbers import Measurement, Spread
 from tuner.traffic.constants import WINDOW_DRAWS, WINDOW_SDS, WINDOW_SDS_WEIGHT
-from tuner.twin.samples import NUMBERS, TIMES, Samples
+from tuner.traffic.requirements import TIMES
+from tuner.twin.samples import NUMBERS, Samples
 
 Purpose = Literal["ramp", "short", "drift_ramp", "ladder", "repeat", "drift_replay", "tie_break"]
 """Purpose of a trial: to time every batch size; for the iterations of a cap that cannot be the
