@@ -1,8 +1,8 @@
 """``tuner refine``: search other engine arguments around a profile's choice."""
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -91,11 +91,7 @@ def run(options: RefineOptions) -> None:
         check_asked(profile, options.overrides, source=options.profile)
     if not options.force:
         check_machine(profile, machine)
-
-    def vary(changes: Mapping[str, ArgumentValue]) -> Any:  # noqa: ANN401 - a starter
-        return machine.starter(profile.engine, changes)
-
-    block_size = trace.header.block_size
+    vary, block_size = partial(machine.starter, profile.engine), trace.header.block_size
     space = space_of(options, profile, vary, requests=requests, block_size=block_size)
     search = _Search(
         options, trace, requests, plan_of(options, profile, trace, space), machine, began_s
@@ -232,10 +228,7 @@ def _refined(search: _Search, book: Journal) -> Refinement:
     study = Study(search.options.storage, plan.space)
     read = progress.reading(machine.read)
     bench = Bench(book, progress, read, block_size=settings.trace_block_size, seed=settings.seed)
-
-    def vary(changes: Mapping[str, ArgumentValue]) -> Any:  # noqa: ANN401 - a starter
-        return machine.starter(plan.profile.engine, changes, log=book.run_dir / "vllm.log")
-
+    vary = partial(machine.starter, plan.profile.engine, log=book.run_dir / "vllm.log")
     with progress:
         work = refine(search.requests, plan, bench, vary, study)
         if isinstance(machine, ThisMachine):

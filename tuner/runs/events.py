@@ -4,6 +4,7 @@ Each is one line of JSON that ``event`` names. What is written is what is read: 
 missing, unknown or of another type makes the line no event.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from tuner.twin.check import Predicted
 FORMAT = 3
 """Of a run; another format is refused."""
 
-Configuration = dict[str, ArgumentValue]
+Configuration = Mapping[str, ArgumentValue]
 """Engine argument → value, where it is not the starter's own."""
 
 
@@ -49,7 +50,7 @@ class BudgetRaised(Event, frozen=True, tag="raised"):
 
 
 class EngineStart(Event, frozen=True, tag="start"):
-    """An engine was started: for what, at which size, and what it told of itself."""
+    """An engine was started: for what, at which size, and what it reported of itself."""
 
     purpose: str
     max_num_seqs: int

@@ -203,7 +203,7 @@ class _Run:
         self.model = self._model(1 + sum(t.begun.purpose == SEARCH for t in self.made()))
         gathered = self.journal.last(Gathered)
         if gathered is None:
-            best = dict(self.best())
+            best = self.best()
             pairs = self._pairs_of(best)
             gathered = Gathered(complete=self.is_complete, chosen=best, pairs=pairs)
             self.journal.add(gathered)
@@ -254,8 +254,8 @@ class _Run:
     # What was measured
 
     def check(self) -> None:
-        """Raise ValueError for a configuration that is not searched: whoever wrote the journal
-        could name any engine argument, and it would be started."""
+        """Raise ValueError for a configuration that is not searched: a stranger's journal could
+        name any engine argument, and it would be started."""
         chosen = [event.chosen for event in self.journal.of(Gathered)]
         for each in [*(begun.configuration for begun in self.evidence.begun()), *chosen]:
             if not self.plan.space.holds(each):
@@ -268,14 +268,11 @@ class _Run:
         knee = None if at_knee is None else at_knee.numbers(self.workload.slo)
         rows = []
         for trial in searched.values():
-            tried, measured, gain = (
-                trial.begun.configuration,
-                trial.numbers(self.workload.slo),
-                None,
-            )
+            tried, measured = trial.begun.configuration, trial.numbers(self.workload.slo)
+            gain: float | None = None
             lacking = self._broken_by(measured)
             if trial.cut is None and knee is not None:
-                if self.model is not None and self.model.tells(tried):
+                if self.model is not None and self.model.predicts(tried):
                     gain, lost = self.model.gain(tried), self.model.deficit(tried)
                 else:
                     gain = gain_over(self.plan.aim, measured, knee)
@@ -406,7 +403,7 @@ class _Run:
     def _ramp(self, configuration: Configuration, build: Build) -> Trial:
         return Trial(
             purpose=RAMP, build=build, cap=build.max_num_seqs, workload=self.workload,
-            ramp_s=self.workload.step_s, configuration=dict(configuration),
+            ramp_s=self.workload.step_s, configuration=configuration,
         )  # fmt: skip
 
     def _trial(
@@ -428,7 +425,7 @@ class _Run:
             sent=workload.sent_in,
             rule=lambda place, _: (CutRule(workload.slo, floors[place]), None),
             slo=workload.slo,
-            configuration=dict(own),
+            configuration=own,
             title=f"{purpose} {in_words(own)}",
         )
 
@@ -661,7 +658,7 @@ class _Run:
 
 
 def unloaded_of(profile: ServingProfile) -> Unloaded:
-    """Return what an idle engine does, as far as the profile tells: how long windows drain."""
+    """Return what an idle engine does, as far as the profile shows: how long windows drain."""
     step = profile.curve[0]
     numbers = step.measured or step
     ttft, tpot = numbers.ttft_ms, numbers.tpot_ms

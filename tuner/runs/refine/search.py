@@ -72,7 +72,7 @@ class Model:
     knee: Configuration
     known: dict[tuple[int, int, int], ModelNumbers] = field(default_factory=dict)
 
-    def tells(self, configuration: Configuration) -> bool:
+    def predicts(self, configuration: Configuration) -> bool:
         """Whether it differs from the knee in nothing that the twin cannot predict."""
         return all(v == self.knee.get(k) for k, v in configuration.items() if k not in MODELED)
 

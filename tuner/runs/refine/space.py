@@ -1,7 +1,7 @@
 """What a refinement may change: engine arguments, each with the values to try, and why. Pure.
 
-The default space is small: values around the knee, and of the other arguments those that can matter
-for this traffic. Whether vLLM takes a value on this machine is checked before.
+The default space is small: values around the knee, and the other arguments that can matter for
+this traffic. Whether vLLM takes a value on this machine is checked before.
 """
 
 import itertools
@@ -15,9 +15,7 @@ import numpy as np
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.sim.world import padded
 from tuner.errors import UsageError
-
-Configuration = Mapping[str, ArgumentValue]
-"""Engine argument → value, of the knobs alone."""
+from tuner.runs.events import Configuration
 
 CAP, TOKENS, BLOCKS = "max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks_override"
 LIVE = (CAP, TOKENS)
