@@ -132,9 +132,7 @@ def profile_of(
 
     ``origin`` holds what only the command knows: tuner's version, seed, time and wall seconds.
     """
-    verdict, facts, workload, now = (
-        outcome.verdict, outcome.facts, outcome.workload, outcome.in_use,
-    )  # fmt: skip
+    verdict, facts = outcome.verdict, outcome.facts
     view = outcome.conclusion.view if outcome.conclusion.by_twin else None
     decision = Decision(
         verdict=verdict.kind,
@@ -144,14 +142,12 @@ def profile_of(
         reason=verdict.reason,
         busy=outcome.busy,
         objective=OBJECTIVE,
-        slo=slo_section(workload.slo),
+        slo=slo_section(outcome.workload.slo),
         requirements=required_sections(verdict.requirements),
     )
-    promise, raised = _promise(outcome), outcome.with_headroom
+    promise, front_end, now = _promise(outcome), outcome.front_end, outcome.in_use
     law = None if view is None else view.fitted.law
     tokens = facts.max_num_batched_tokens
-    front_end = outcome.front_end
-    confirmed_by = "server" if facts.engine == "serve" else "inproc"
     return seal(
         engine={**facts.arguments, "max_num_seqs": verdict.max_num_seqs},
         decision=decision,
@@ -166,30 +162,8 @@ def profile_of(
         curve=curve_steps(outcome),
         promise=promise,
         admission=admission.limits(decision, promise, law, token_budget=tokens),
-        validity=Validity(
-            peak_concurrency=max(
-                each.in_flight_peak for each in (outcome.chosen.numbers, raised) if each
-            ),
-            validated_load=headroom if holds_with_headroom(outcome) else 1.0,
-            headroom_attainment=None if raised is None else raised.attainment_bound,
-            trace_digest=trace_digest,
-            window=str(workload.part),
-            windows=[str(window) for window in workload.windows],
-            arrival_rate_rps=workload.arrival_rate_rps,
-            retune_when=RETUNE_WHEN,
-        ),
-        provenance=Provenance(
-            engine=cast("Any", outcome.starts[0].facts.engine),
-            confirm=None if outcome.confirmed is None else cast("Any", confirmed_by),
-            device=dict(facts.device),
-            versions=dict(facts.versions),
-            environment=None if facts.environment is None else dict(facts.environment),
-            model=str(facts.arguments["model"]),
-            sampling=None if facts.sampling is None else dict(facts.sampling),
-            engine_starts=len(outcome.starts),
-            engine_seconds=EngineSeconds(starts=outcome.starts_s, replay=outcome.replay_s),
-            **origin,
-        ),
+        validity=_validity(outcome, headroom=headroom, trace_digest=trace_digest),
+        provenance=_provenance(outcome, origin),
         front_end=front_end
         and FrontEndSection(
             contention=front_end.contention,
@@ -197,6 +171,40 @@ def profile_of(
             delivery_ms=front_end.delivery_s * 1e3,
         ),
         evidence=b"" if view is None else pack(view),
+    )
+
+
+def _validity(outcome: SweepOutcome, *, headroom: float, trace_digest: str) -> Validity:
+    raised, workload = outcome.with_headroom, outcome.workload
+    return Validity(
+        peak_concurrency=max(
+            each.in_flight_peak for each in (outcome.chosen.numbers, raised) if each
+        ),
+        validated_load=headroom if holds_with_headroom(outcome) else 1.0,
+        headroom_attainment=None if raised is None else raised.attainment_bound,
+        trace_digest=trace_digest,
+        window=str(workload.part),
+        windows=[str(window) for window in workload.windows],
+        arrival_rate_rps=workload.arrival_rate_rps,
+        retune_when=RETUNE_WHEN,
+    )
+
+
+def _provenance(outcome: SweepOutcome, origin: Mapping[str, Any]) -> Provenance:
+    facts, confirmed_by = outcome.facts, None
+    if outcome.confirmed is not None:
+        confirmed_by = "server" if facts.engine == "serve" else "inproc"
+    return Provenance(
+        engine=cast("Any", outcome.starts[0].facts.engine),
+        confirm=cast("Any", confirmed_by),
+        device=dict(facts.device),
+        versions=dict(facts.versions),
+        environment=None if facts.environment is None else dict(facts.environment),
+        model=str(facts.arguments["model"]),
+        sampling=None if facts.sampling is None else dict(facts.sampling),
+        engine_starts=len(outcome.starts),
+        engine_seconds=EngineSeconds(starts=outcome.starts_s, replay=outcome.replay_s),
+        **origin,
     )
 
 
@@ -283,7 +291,7 @@ def memory_marks(numbers: Measurement) -> list[str]:
 
 
 def second_thoughts(outcome: SweepOutcome, headroom: float) -> list[str]:
-    """Say what speaks against the choice: a busy machine, no confirmation, too little memory, and
+    """Return what is against the choice: a busy machine, no confirmation, too little memory, and
     a headroom that does not hold."""
     warnings = []
     if outcome.busy is not None:
@@ -303,12 +311,12 @@ def second_thoughts(outcome: SweepOutcome, headroom: float) -> list[str]:
             "no server confirmed: all times are the engine's own, and its users see longer "
             "ones; measure those with tuner verify --url"
         )
-    is_said = any(text.endswith(BEFORE_THAT) for text in outcome.verdict.warnings)
-    if headroom <= 1 or outcome.confirmed is None or is_said:
+    is_warned = any(text.endswith(BEFORE_THAT) for text in outcome.verdict.warnings)
+    if headroom <= 1 or outcome.confirmed is None or is_warned:
         return warnings
     if outcome.with_headroom is None:
         warnings.append(
-            f"{headroom:g} times the load was not replayed, only the twin speaks of it: give a "
+            f"{headroom:g} times the load was not replayed, only the twin predicts it: give a "
             "larger --budget"
         )
     elif not holds_with_headroom(outcome):
