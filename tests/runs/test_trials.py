@@ -94,7 +94,7 @@ def test_every_approach_meets_every_load_in_every_block(
                 book.add_replay(replay_of([]), purpose, trial=number)
             book.add(TrialEnded(failed="it died" if failed else None))
         workload = Workload(requests, windows, levels, None, 16)
-        comparison = Comparison(question, book, workload, Tuned(8, ""), 0)
+        comparison = Comparison(question, book, workload, Tuned(8, ""), None)
         trial_ = comparison.next_trial()
     assert trial_ is not None
     assert f"{trial_.purpose} {trial_.load}" == case["next"]

@@ -296,8 +296,8 @@ def _check_limits(facts: EngineFacts) -> None:
 
 
 def measured(rungs: Sequence[MadeTrial], slo: Slo) -> dict[int, Measurement]:
-    """Return cap → its replays pooled: of each window the whole ones without a disturbance, or else
-    the whole ones, or else all."""
+    """Return cap → its replays pooled: of each window the uncut ones without a disturbance, or else
+    the uncut ones, or else all."""
     return {cap: measure(replays, slo) for cap, replays in _that_count(rungs).items()}
 
 
@@ -318,13 +318,13 @@ def _that_count(rungs: Sequence[MadeTrial]) -> dict[int, list[Replay]]:
             of_window[rung.begun.max_num_seqs, number].append(replay)
     of_cap: dict[int, list[Replay]] = defaultdict(list)
     for (cap, _), replays in sorted(of_window.items(), key=lambda each: each[0]):
-        whole = [replay for replay in replays if not replay.cut]
-        calm = [replay for replay in whole if not is_disturbed(replay)]
-        of_cap[cap] += calm or whole or replays
+        uncut = [replay for replay in replays if not replay.cut]
+        calm = [replay for replay in uncut if not is_disturbed(replay)]
+        of_cap[cap] += calm or uncut or replays
     return of_cap
 
 
-def whole_windows(rungs: Sequence[MadeTrial]) -> list[tuple[int, Replay]]:
+def uncut_windows(rungs: Sequence[MadeTrial]) -> list[tuple[int, Replay]]:
     """Return (number of its window, replay) of all that was not cut."""
     every = (each for rung in rungs for each in rung.replays.items())
     return [(number, replay) for number, replay in every if replay.cut is None]
@@ -333,7 +333,7 @@ def whole_windows(rungs: Sequence[MadeTrial]) -> list[tuple[int, Replay]]:
 def best_attainments(rungs: Sequence[MadeTrial], slo: Slo) -> dict[int, float]:
     """Return number of a window → the most that a rung attained in it."""
     best: dict[int, float] = {}
-    for number, replay in whole_windows(rungs):
+    for number, replay in uncut_windows(rungs):
         best[number] = max(measure([replay], slo).attainment, best.get(number, 0.0))
     return best
 
@@ -351,11 +351,11 @@ def is_disturbed(replay: Replay) -> bool:
 def disturbances_of(replay: Replay) -> Iterator[str]:
     """Yield what besides the engine and our own client was at work during a replay."""
     yield from (flaw for flaw in replay.flaws if not flaw.startswith(OURS))
-    if (other := disturbance(device_use([replay.device]))) is not None:
-        yield other
+    if (flaw := disturbance(device_use([replay.device]))) is not None:
+        yield flaw
 
 
-def whole_rung_s(rungs: Sequence[MadeTrial]) -> float | None:
+def uncut_rung_s(rungs: Sequence[MadeTrial]) -> float | None:
     """Return how long a rung takes that is not cut short; None before there was one."""
-    whole = (rung.replays.values() for rung in rungs if rung.cut is None)
-    return max((sum(each.elapsed_s for each in replays) for replays in whole), default=None)
+    uncut = (rung.replays.values() for rung in rungs if rung.cut is None)
+    return max((sum(each.elapsed_s for each in replays) for replays in uncut), default=None)

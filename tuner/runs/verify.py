@@ -27,6 +27,7 @@ from tuner.runs.execute import execute
 from tuner.runs.journal import Journal
 from tuner.runs.measure import Trial, measure
 from tuner.runs.sweep.confirmation import planned_window
+from tuner.runs.sweep.sweep_warnings import left_out
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import ATTAINMENT_TOLERANCE, SLACK_S
 from tuner.traffic.requirements import KV, TIMES, Requirement
@@ -74,8 +75,8 @@ class Verification:
     tolerance: float
 
     tpot_s: float = 0.0
-    """Seconds that a token takes by the promise. Where there is no twin it tells how long the last
-    requests of a window take."""
+    """Seconds that a token takes by the promise. Where there is no twin, the last requests of a
+    window are taken to last by it."""
 
     url: str = ""
     """Of a server that runs already; empty: an engine is started."""
@@ -84,15 +85,15 @@ class Verification:
     """Whether a broken promise is measured once more."""
 
     requirements: tuple[Requirement, ...] = ()
-    """What is held to these is not held to the promise as well."""
+    """Compared with these, and not with the promise as well."""
 
     environment: Mapping[str, str] | None = None
     """That the profile was measured in; None where that is not known."""
 
     def why_not(self, requirement: Requirement) -> str | None:
-        """Say why a requirement is not held against this replay; None where it is."""
+        """Say why a requirement is not compared with this replay; None where it is."""
         if requirement.at_headroom:
-            return "the captured load is replayed"
+            return "the recorded load is replayed"
         if self.url and requirement.name in ENGINES_OWN:
             return "a server that runs does not tell it of a replay"
         return None
@@ -149,9 +150,8 @@ def verify(  # noqa: PLR0913, PLR0917 - what is compared with what, and who watc
             kept, dropped = keep_what_fits(requests, max_model_len=facts.max_model_len)
             cautions = [*facts.cautions]
             cautions += [] if differs is None else [f"the profile was {differs}"]
-            if dropped:
-                cautions.append(f"{dropped} requests are longer than the engine takes: left out")
-            for text in cautions:
+            warning = left_out(dropped, of=len(requests), max_model_len=facts.max_model_len)
+            for text in [*cautions, *([warning] if warning else [])]:
                 watcher.warn(text)
             sent = windows_of(kept, question)
             await measure(lambda: _next_trial(bench, build, question, sent), bench)

@@ -37,6 +37,7 @@ from tuner.runs.evidence import Evidence
 from tuner.runs.execute import execute
 from tuner.runs.journal import Journal
 from tuner.runs.measure import Trial, measure
+from tuner.runs.sweep.sweep_warnings import left_out
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.sampling import RUN_IN_SHARE
 from tuner.traffic.slo import Slo
@@ -109,7 +110,8 @@ class Comparison:
     journal: Journal
     workload: Workload
     tuned: Tuned
-    dropped: int
+    left_out: str | None
+    """Which requests were left out."""
 
     @property
     def evidence(self) -> Evidence:
@@ -124,12 +126,7 @@ class Comparison:
 
     def warnings(self) -> list[str]:
         """Return the warnings about what was compared, and how far it came."""
-        requests, evidence, warnings = len(self.question.requests), self.evidence, list[str]()
-        if self.dropped:
-            warnings.append(
-                f"{self.dropped} of {requests} requests are longer than max_model_len="
-                f"{self.question.max_model_len} and were left out: raise it to compare with them"
-            )
+        evidence, warnings = self.evidence, [] if self.left_out is None else [self.left_out]
         if len(set(self.workload.windows)) < REPEATS:
             warnings.append(
                 "the trace is too short for another part of it in every block: the intervals know "
@@ -240,7 +237,8 @@ def compare(
             raise UsageError("a load by requests in flight needs a profile", hint=cure)
         twin = twin_of(profile, Path(question.source), cure=cure)
     tuned = _tuned(question)
-    kept, dropped = keep_what_fits(question.requests, max_model_len=question.max_model_len)
+    longest = question.max_model_len
+    kept, dropped = keep_what_fits(question.requests, max_model_len=longest)
     choice = evidence.selection()
     if choice is None:
         step_s = affordable_s(
@@ -251,7 +249,8 @@ def compare(
         choice = Selection(part=part, windows=windows, step_s=step_s)
         journal.add(choice)
     workload = Workload(kept, choice.windows, question.levels, twin, question.block_size)
-    comparison = Comparison(question, journal, workload, tuned, dropped)
+    text = left_out(dropped, of=len(question.requests), max_model_len=longest)
+    comparison = Comparison(question, journal, workload, tuned, text)
     trial, started = comparison.next_trial(), evidence.starts()
     lost = trial is not None and bool(started) and started[-1].purpose == trial.purpose
 

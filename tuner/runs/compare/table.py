@@ -284,7 +284,8 @@ def ratios(values: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str
     nothing.
     """
     base = values.get(baseline, {})
-    logs = np.log([[*seen.values()] for seen in values.values() if _is_whole(seen, base)] or [[1]])
+    full = [[*seen.values()] for seen in values.values() if seen.keys() == base.keys()]
+    logs = np.log([row for row in full if all(value > 0 for value in row)] or [[1]])
     rest = logs - logs.mean(axis=1, keepdims=True) - logs.mean(axis=0) + logs.mean()
     freedom = (logs.shape[0] - 1) * (logs.shape[1] - 1)
     result = {}
@@ -303,10 +304,6 @@ def ratios(values: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str
             low, high = math.exp(middle - reach), math.exp(middle + reach)
             result[name] = Ratio(math.exp(middle), low, high)
     return result
-
-
-def _is_whole(seen: Mapping[int, float], base: Mapping[int, float]) -> bool:
-    return seen.keys() == base.keys() and all(value > 0 for value in seen.values())
 
 
 def shown_number(value: float) -> str:

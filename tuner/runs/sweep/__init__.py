@@ -1,1 +1,1 @@
-"""The run of ``tuner sweep``: ramp, ladder, knee, confirming engine; one trace or several."""
+"""The run of ``tuner sweep``: ramp, ladder, knee, confirming engine."""

@@ -13,10 +13,10 @@ import numpy as np
 from tuner.engines.seam import EngineFacts
 from tuner.replay.numbers import Measurement
 from tuner.replay.records import REQUEST, Replay, e2el_s, queue_s
-from tuner.runs.evidence import Evidence, MadeTrial, cut_under_another, measured, whole_windows
+from tuner.runs.evidence import Evidence, MadeTrial, cut_under_another, measured, uncut_windows
 from tuner.runs.ladder import doubling
 from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.sweep_warnings import cut_by_another_slo, few, today_alone, windows_decide
+from tuner.runs.sweep.sweep_warnings import cut_by_another_slo, few, no_headroom, windows_decide
 from tuner.traffic.constants import GOOD_ATTAINMENT, HALF
 from tuner.traffic.slo import Unloaded, out_of_reach
 from tuner.traffic.window import Window
@@ -89,12 +89,12 @@ def view_of(basis: Basis, *, printed: bool = False) -> Forecast | None:
     """Return what the twin says so far; None before anything of the engine has been seen."""
     evidence = basis.evidence
     windows = basis.workload.windows
-    whole = whole_windows(evidence.rungs(under_way=True))
+    uncut = uncut_windows(evidence.rungs(under_way=True))
     return forecast_of(
         basis,
         evidence.segments(),
         evidence.observed(),
-        [(windows[number], replay) for number, replay in whole],
+        [(windows[number], replay) for number, replay in uncut],
         caps=doubling(basis.settings.ceiling),
         # not in between, or else a resumed run, which has them, would measure other steps
         probes=evidence.probed() if printed else (),
@@ -105,11 +105,11 @@ def view_of(basis: Basis, *, printed: bool = False) -> Forecast | None:
     )
 
 
-def forecast_of(  # noqa: PLR0913 - what was measured, and what it is asked
+def forecast_of(  # noqa: PLR0913 - what was measured, and what is predicted
     basis: Basis,
     segments: Sequence[Segment],
     windows: Sequence[Replay],
-    whole: Sequence[tuple[Window, Replay]],
+    uncut: Sequence[tuple[Window, Replay]],
     *,
     caps: Sequence[int],
     facts: EngineFacts | None = None,
@@ -119,13 +119,13 @@ def forecast_of(  # noqa: PLR0913 - what was measured, and what it is asked
     nothing_replayed: bool = False,
 ) -> Forecast | None:
     """Return the twin that is fitted to these iterations, and checked against these windows; None
-    without any iteration. ``whole`` are the windows that were not cut, with their replays."""
+    without any iteration. ``uncut`` are the windows that were not cut, with their replays."""
     workload, settings = basis.workload, basis.settings
     if not segments:
         return None
     facts = facts or basis.evidence.facts()
     shape, block_size = shape_of(facts), settings.trace_block_size
-    sent = [(workload.sent_in(window), replay) for window, replay in whole]
+    sent = [(workload.sent_in(window), replay) for window, replay in uncut]
     hits = hit_share(sent, hash_block_size=block_size, kv_tokens=shape.kv_tokens)
     return forecast(
         segments,
@@ -195,7 +195,7 @@ def by_windows(basis: Basis, view: Forecast | None, *, doubt: str | None) -> Con
     verdict = _warned(
         _reachable(verdict, workload, curve),
         windows_decide(doubt),
-        today_alone(settings.headroom),
+        no_headroom(settings.headroom),
         cut_by_another_slo(lost),
     )
     return Conclusion(verdict, curve, view, by_twin=False)

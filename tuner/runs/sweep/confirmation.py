@@ -203,7 +203,7 @@ def planned_window(
 
 def front_end_of(conclusion: Conclusion, evidence: Evidence) -> FrontEnd | None:
     """Return the front end of the server that confirmed the choice, by its probes alone where it
-    replayed nothing. None where that was no server, or told too little."""
+    replayed nothing. None where that was no server, or showed too little."""
     view, replays = conclusion.view, evidence.confirming("confirm", conclusion.verdict.max_num_seqs)
     if evidence.facts().engine != "serve" or not replays:
         return None if view is None else view.machine.front_end
@@ -251,7 +251,7 @@ def after_check(
     """Return the conclusion after the confirming replay.
 
     Where the scheduler model failed at the engine's own speed, the windows decide; without windows
-    nothing does. What is required is held to the front end that the replay showed.
+    nothing does. What is required is compared behind the front end that the replay showed.
     """
     view, verdict = conclusion.view, conclusion.verdict
     if view is None or record is None or not conclusion.by_twin:

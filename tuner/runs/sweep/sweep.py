@@ -15,7 +15,7 @@ from tuner.replay.readings import Read
 from tuner.replay.replay import CutRule
 from tuner.runs.bench import Bench, Build, Watcher, in_words
 from tuner.runs.events import Gathered, Selection
-from tuner.runs.evidence import RUNGS, best_attainments, disturbed, whole_rung_s
+from tuner.runs.evidence import RUNGS, best_attainments, disturbed, uncut_rung_s
 from tuner.runs.journal import Journal
 from tuner.runs.ladder import (
     DRIFT_RAMP_SHARE,
@@ -30,7 +30,7 @@ from tuner.runs.outcome import SweepOutcome, outcome_of
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Basis, Conclusion, conclude, view_of, window_blocks
 from tuner.runs.sweep.confirmation import Confirmation
-from tuner.runs.sweep.sweep_warnings import left_out, no_room_for, shortened
+from tuner.runs.sweep.sweep_warnings import left_out, shortened
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.window import Window
 from tuner.traffic.workload import (
@@ -50,9 +50,9 @@ SERVER_START_S = 30.0
 take from the ladder what is kept for it; with less the confirming replay may find no budget."""
 
 CONCLUDING, CONCLUDING_AGAIN = 3.0, 2.0
-"""Times as long as weighing the choice that a run takes for its end: with more draws, and with what
-is promised of it; and times as long as the last conclusion, which is drawn once more after the
-check of the confirming replay."""
+"""The time of a run's end, in times of evaluating the choice: more draws, and what is promised of
+it; and in times of the last conclusion, which is drawn once more after the check of the confirming
+replay."""
 
 ENDING_S = 3.0
 """What the end takes besides: to stop the engine and to write the profile."""
@@ -127,8 +127,8 @@ class SweepRun:
         """When a run that nothing interrupted began."""
 
         self.ending_s = ENDING_S
-        """What the end of the run takes, by how long weighing the choice took last; the first time
-        does not count, which compiles the twin."""
+        """What the end of the run takes, by how long evaluating the choice took last;
+        the first time does not count, which compiles the twin."""
 
         self.has_compiled = False
         self.is_doubted = False
@@ -187,7 +187,7 @@ class SweepRun:
             need_s += steps * self.workload.step_s if steps else 0.0
             if self.bench.engine is None or self.paid_s() < need_s:
                 raise  # it did not start, or there is no time for another
-            self.watcher.warn(f"{error}; going on with a new engine")
+            self.watcher.warn(f"{error}; continuing with a new engine")
             await self.bench.stop()
             return await work()
 
@@ -271,7 +271,7 @@ class SweepRun:
     def steps_left(self) -> float:
         """Return how many steps may still be replayed before the confirming ones."""
         settings, planned_step_s = self.settings, self.workload.step_s
-        step_s = whole_rung_s(self.evidence.rungs()) or planned_step_s
+        step_s = uncut_rung_s(self.evidence.rungs()) or planned_step_s
         confirming = 1 + (settings.headroom > 1.0)
         planned_s = STEPS * planned_step_s - self.evidence.replay_s()
         return min(planned_s, self.paid_s()) / step_s - confirming
@@ -317,7 +317,8 @@ class SweepRun:
             return None
         needed_s = self.evidence.spent_s() + 2 * self.workload.step_s + self.confirm_start_s()
         if blocks and needed_s > self.settings.budget_s:
-            self.warn(no_room_for(f"{in_words(trial.purpose)} {trial.max_num_seqs}"))
+            step = f"{in_words(trial.purpose)} {trial.max_num_seqs}"
+            self.warn(f"the budget left no room for {step}: give a larger --budget")
             self.is_complete = trial.purpose != "ladder"
             return None
         return self.trial(trial.max_num_seqs, trial.purpose)

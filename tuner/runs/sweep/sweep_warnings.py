@@ -12,10 +12,10 @@ SHORTENED = 0.9
 """Share of the step of the options: less than a tenth shorter is not worth a word."""
 
 
-def today_alone(headroom: float) -> str | None:
+def no_headroom(headroom: float) -> str | None:
     if headroom <= 1:
         return None
-    return "the windows decide, so the choice is for today's load alone: watch it with tuner watch"
+    return "the windows decide, so the choice is for the recorded load: watch it with tuner watch"
 
 
 def windows_decide(doubt: str | None) -> str | None:
@@ -60,9 +60,5 @@ def left_out(dropped: int, *, of: int, max_model_len: int) -> str | None:
         return None
     return (
         f"{dropped} of {of} requests are longer than max_model_len={max_model_len} and were left "
-        "out: raise it to tune for them"
+        "out: raise it to include them"
     )
-
-
-def no_room_for(step: str) -> str:
-    return f"the budget left no room for {step}: give a larger --budget"
