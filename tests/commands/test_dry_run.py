@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,29 +30,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def said(folder: Path, *words: str) -> dict[str, Any]:
-    done = tuner(folder, *words, "--dry-run", "--json")
+def test_a_sweep_shows_what_it_would_do(folder: Path) -> None:
+    done = tuner(folder, "sweep", *SIM, "--dry-run", "--json")
     assert done.returncode == 0, done.stderr
     assert not (folder / "runs").exists()
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
-
-
-@pytest.mark.parametrize(
-    ("words", "row", "holds"),
-    [
-        (("sweep",), "time", "at most 15 min of engine: 2 starts of 1 min each"),
-        (("sweep",), "windows", "than 20 ms an output token"),
-    ],
-)
-def test_every_command_that_measures_says_what_it_would_do(
-    folder: Path, words: tuple[str, ...], row: str, holds: str
-) -> None:
-    result = said(folder, *words, *SIM)
-    assert holds in result["facts"][row]
+    result = json.loads(done.stdout)
+    assert "at most 15 min of engine: 2 starts of 1 min each" in result["facts"]["time"]
+    assert "than 20 ms an output token" in result["facts"]["windows"]
     assert result["kv_blocks"] == 1200
     assert result["longest_fit"] == 48  # of 25 blocks, 400 tokens
-    assert result["next"].startswith(f"tuner {words[0]} ")
+    assert result["next"].startswith("tuner sweep ")
     assert "--dry-run" not in result["next"]
 
 
@@ -93,14 +79,14 @@ def test_weights_and_kv_cache_are_counted_from_the_config(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("total", "said"),
+    ("total", "source"),
     [(10 * GIB, "92% of 1 x 10.0 GiB less weights"), (None, "no GPU here whose memory")],
 )
 def test_the_cache_of_a_gpu_is_vllms_share_of_its_memory_where_it_tells_that(
-    total: int | None, said: str, monkeypatch: pytest.MonkeyPatch
+    total: int | None, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, Card("GPU-a", memory_total=total))
     monkeypatch.setattr("tuner.engines.provenance.is_cpu_build", lambda: False)
     model = ModelMemory(weight_bytes=GIB, kv_bytes_per_token=1024)
     result = cache_of({}, model, [request()])
-    assert said in (result if isinstance(result, str) else result.source)
+    assert source in (result if isinstance(result, str) else result.source)

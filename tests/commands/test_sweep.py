@@ -56,22 +56,12 @@ def folder(tmp_path: Path) -> Path:
     return filled(tmp_path)
 
 
-def command(*options: str) -> list[str]:
-    return [str(Path(sys.executable).with_name("tuner")), "sweep", *SIM, *options]
-
-
-def program(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*options), cwd=folder, capture_output=True, text=True, check=False
-    )
-
-
 def tune(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return tuner(folder, "sweep", *SIM, *options)
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class Finished:
     """A run that nothing interrupted."""
 
     folder: Path
@@ -88,11 +78,12 @@ class Whole:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = filled(tmp_path_factory.mktemp("whole"))
-    done = program(folder, "--json")
+    words = [Path(sys.executable).with_name("tuner"), "sweep", *SIM, "--json"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return Whole(folder, done.stdout)
+    return Finished(folder, done.stdout)
 
 
 def refused(done: subprocess.CompletedProcess[str], code: int) -> str:
@@ -106,8 +97,8 @@ def refused(done: subprocess.CompletedProcess[str], code: int) -> str:
     return error
 
 
-def test_json_is_the_contracts_object_and_nothing_else_is_on_stdout(whole: Whole) -> None:
-    folder, result = whole.folder, whole.result
+def test_json_is_the_contracts_object_and_nothing_else_is_on_stdout(finished: Finished) -> None:
+    folder, result = finished.folder, finished.result
     assert result.keys() == RESULT_KEYS
     assert all(step.keys() >= CURVE_KEYS for step in result["curve"])
     assert [step["max_num_seqs"] for step in result["curve"]] == [1, 2, 4, 8, 16, 32]
@@ -187,10 +178,10 @@ def test_a_verdict_without_confidence_ends_with_5_whatever_it_is(folder: Path) -
 
 
 def test_what_is_required_moves_the_choice_or_ends_with_6_and_what_would_keep_it(
-    whole: Whole, tmp_path: Path
+    finished: Finished, tmp_path: Path
 ) -> None:
-    shutil.copytree(whole.run_dir, tmp_path / "run")
-    before = whole.result
+    shutil.copytree(finished.run_dir, tmp_path / "run")
+    before = finished.result
     assert (before["max_num_seqs"], before["requirements"]) == (16, [])
     done = rescored(tmp_path, "--require", "p99 ttft <= 150ms", "--json")
     assert done.returncode == 0, done.stderr

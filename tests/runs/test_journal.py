@@ -68,12 +68,12 @@ def test_what_is_no_journal_is_refused_with_its_line(tmp_path: Path, content: by
 @pytest.mark.parametrize(
     "line",
     [
-        '{"event":"stall","what":"x","at_s":"x"}',
-        '{"event":"stall","what":"x","at_s":NaN}',
-        '{"event":"stall","what":"x","at_s":%s}' % ("9" * 5000),
-        '{"event":"stall","what":[]}',
-        '{"event":"stall"}',
-        '{"event":"stall","what":"x","more":1}',
+        '{"event":"trace","digest":"x","at_s":"x"}',
+        '{"event":"trace","digest":"x","at_s":NaN}',
+        '{"event":"trace","digest":"x","at_s":%s}' % ("9" * 5000),
+        '{"event":"trace","digest":[]}',
+        '{"event":"trace"}',
+        '{"event":"trace","digest":"x","more":1}',
         '{"event":"trial","purpose":"ramp","max_num_seqs":{}}',
         '{"event":"rung"}',
         "[" * 100_000,

@@ -81,7 +81,6 @@ def test_verify_keeps_the_promise_on_the_machine_and_breaks_it_on_a_slower_one(k
     assert gates["e2el_p95_ms"]["promised"] == pytest.approx(7925, rel=0.15)
     broken = {gate["name"] for gate in slower.json["gates"] if not gate["kept"]}
     assert {"attainment", "e2el_p95_ms"} <= broken
-    assert "attainment" in broken or "SLO" in slower.error
 
 
 def test_verify_refuses_another_machine_and_keeps_what_is_required(knee: Path) -> None:
