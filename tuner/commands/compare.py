@@ -143,8 +143,8 @@ def _doubts(
     if profile is None:
         return []
     doubts = []
-    if (other := differs(profile, here)) is not None:
-        name, was, is_ = other
+    if (change := differs(profile, here)) is not None:
+        name, was, is_ = change
         doubts.append(
             f"{options.profile} was measured with {name} {was}, here it is {is_}: only its "
             "settings count here"
@@ -156,8 +156,8 @@ def _doubts(
         )
     environments = (start.facts.environment for start in evidence.starts())
     now = next((each for each in environments if each is not None), None)
-    change = environment_differs(profile.provenance.environment, now)
-    return doubts if change is None else [*doubts, f"the profile was {change}"]
+    words = environment_differs(profile.provenance.environment, now)
+    return doubts if words is None else [*doubts, f"the profile was {words}"]
 
 
 def _next(options: CompareOptions, profile: ServingProfile | None, *, is_measured: bool) -> str:

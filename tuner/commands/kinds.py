@@ -39,7 +39,7 @@ LABEL = "tuner/kind"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a sweep on one kind of node came to."""
+    """The result of a sweep on one kind of node."""
 
     kind: str
     takes: str

@@ -108,7 +108,7 @@ class Swept:
 
     @property
     def warnings(self) -> list[str]:
-        """Return all that whoever reads the result should know, the trace's own last."""
+        """Return the warnings about the result, the trace's own last."""
         outcome = self.outcome
         doubts = second_thoughts(outcome, self.settings.headroom)
         return [*outcome.verdict.warnings, *doubts, *outcome.warnings, *self.trace_warnings]
@@ -426,8 +426,8 @@ def _page(done: Swept, profile: ServingProfile, next_: str) -> Page:
 
 
 def _next(options: SweepOptions, profile: ServingProfile) -> str:
-    """Return what to run after a sweep: the same again where that would show more, or what goes on
-    with the profile."""
+    """Return what to run after a sweep: the same again where that would show more, or what comes
+    next with the profile."""
     verdict, is_real = profile.decision.verdict, profile.provenance.engine != "sim"
     anew: dict[str, Any] = {"run_dir": None, "json": False}
     if is_real and verdict == "not_reached":

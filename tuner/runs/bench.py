@@ -1,7 +1,7 @@
 """The engine under test: at most one is up; started when needed, probed, ramped, replayed on.
 
-Everything measured is in the journal when a call returns, but for replays: whoever asked for one
-adds it, with its place in the run.
+Everything measured is in the journal when a call returns, but for replays: the caller adds them,
+with their place in the run.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ def in_words(purpose: str) -> str:
 
 
 class Watcher(Protocol):
-    """The listener that is told how the run goes."""
+    """The listener to how a run progresses."""
 
     def stage(self, text: str) -> None: ...
     def trial(self, what: str, length_s: float) -> None: ...
@@ -64,7 +64,7 @@ class Build:
 
     purpose: str
     max_num_seqs: int
-    """The most that will be asked of it."""
+    """The most that it must take."""
 
     starter: Starter = field(compare=False)
     key: str = ""
@@ -76,7 +76,7 @@ class Build:
 class Bench:
     """The engine that is up, if one is."""
 
-    def __init__(  # noqa: PLR0913 - what is sent, and who is told
+    def __init__(  # noqa: PLR0913 - what is sent, and who watches
         self,
         journal: Journal,
         watcher: Watcher,
@@ -220,7 +220,7 @@ class Bench:
 
     def retry(self, what: str, flaws: Sequence[str], elapsed_s: float) -> bool:
         """Return whether what took so long is measured once more because of its flaws: as far as
-        there is time to spare. Either way they are told."""
+        there is time to spare. Warns of them either way."""
         why = "; ".join(flaws)
         if elapsed_s > self.spare_s():
             self.watcher.warn(f"{what}: {why}; there is no time to measure it again")

@@ -80,7 +80,7 @@ def next_for_twin(
 
 
 def neighbors(choice: int, caps: Sequence[int]) -> list[int]:
-    """Return the choice, the cap above it and the cap below, where there are such."""
+    """Return the choice, the cap above it and the cap below, where there are any."""
     place = caps.index(choice)
     return [choice, *caps[place + 1 : place + 2], *caps[max(0, place - 1) : place]]
 
@@ -89,11 +89,11 @@ def _next_rung(
     done: Sequence[Trial], choice: int, *, ceiling: int, steps_left: float
 ) -> Trial | None:
     """Return the lowest rung up to the one above the choice that is still to be replayed."""
-    whole = {trial.max_num_seqs for trial in done if trial.purpose == "ladder"}
-    seen = whole | {trial.max_num_seqs for trial in done if trial.purpose == "short"}
+    tried = {trial.max_num_seqs for trial in done if trial.purpose == "ladder"}
+    seen = tried | {trial.max_num_seqs for trial in done if trial.purpose == "short"}
     caps = doubling(ceiling)
-    affordable = int(steps_left - DRIFT_RAMP_SHARE) if whole else max(1, int(steps_left))
-    missing = [cap for cap in neighbors(choice, caps) if cap not in whole][: max(0, affordable)]
+    affordable = int(steps_left - DRIFT_RAMP_SHARE) if tried else max(1, int(steps_left))
+    missing = [cap for cap in neighbors(choice, caps) if cap not in tried][: max(0, affordable)]
     for cap in caps[: caps.index(choice) + 2]:
         if cap in missing:
             return Trial(cap, "ladder")

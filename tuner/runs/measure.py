@@ -61,7 +61,7 @@ async def measure(
     """Measure what ``plan`` returns until it returns nothing.
 
     A plan reads the events of the run and starts nothing, so that an interrupted run continues by
-    being called again. It is called in a thread, as what it weighs may take seconds. An engine that
+    being called again. It is called in a thread, as it may take seconds. An engine that
     fails is the result of its trial; raises EngineError when more fail one after the other.
     """
     failures = 0

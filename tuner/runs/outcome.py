@@ -23,8 +23,6 @@ from tuner.twin.samples import NUMBERS, SHARES, Range
 from tuner.twin.verdict import Verdict
 from tuner.twin.windows import never_binds
 
-LATE_IS_COUNTED = "the times and their intervals have that in them"
-
 SURE_ON_A_BUSY_MACHINE = 0.9
 """Most confidence in what was measured beside others: it is below the 0.95 that counts as sure."""
 
@@ -49,7 +47,7 @@ class InUse:
 
     max_num_seqs: int
     source: Literal["base", "default"]
-    """The file after ``--base``, or what vLLM takes where nothing is said."""
+    """The file after ``--base``, or vLLM's own default."""
 
     never_filled: bool
     """Whether the traffic never fills so many slots."""
@@ -147,7 +145,8 @@ def outcome_of(  # noqa: PLR0913 - what is known besides
             reason=f"{verdict.reason}; measured on a busy machine: {busy}",
         )
     is_predicted = view is not None and after.by_twin and not (checked and checked.predicted.failed)
-    late = evidence.lateness()
+    if (late := evidence.lateness()) is not None:
+        warnings = [*warnings, f"{late}: the times and their intervals include that"]
     return SweepOutcome(
         conclusion=replace(after, verdict=verdict),
         workload=workload,
@@ -159,13 +158,11 @@ def outcome_of(  # noqa: PLR0913 - what is known besides
         starts=tuple(evidence.starts()),
         replay_s=evidence.replay_s(),
         dropped=dropped,
-        warnings=(
-            *facts.cautions, *warnings, *([] if late is None else [f"{late}: {LATE_IS_COUNTED}"]),
-        ),
+        warnings=(*facts.cautions, *warnings),
         unconfirmed=unconfirmed,
         busy=busy,
         front_end=front_end,
-    )  # fmt: skip
+    )
 
 
 def busy_in_words(evidence: Evidence, view: Forecast | None) -> str | None:

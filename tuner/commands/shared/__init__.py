@@ -1,1 +1,1 @@
-"""Shared by several commands: options, run folders, the console."""
+"""Shared by several commands: options, run folders, results."""

@@ -121,7 +121,7 @@ def differs(profile: ServingProfile, here: Here) -> tuple[str, object, object] |
 
 
 def check_machine(profile: ServingProfile, here: Here) -> None:
-    """Refuse to hold another machine to this profile's promise, before anything starts there.
+    """Refuse to compare another machine with this profile's promise, before anything starts there.
 
     Raises GateError for another device, another vLLM, or other files of the model.
     """
@@ -141,7 +141,7 @@ def check_machine(profile: ServingProfile, here: Here) -> None:
     key, was, is_ = result
     raise GateError(
         f"the profile was measured with {key} {was}, here it is {is_}",
-        hint=f"{cure}, or hold this machine to the promise all the same: --force.",
+        hint=f"{cure}, or use the profile here anyway: --force.",
     )
 
 
@@ -152,7 +152,7 @@ def _check_model(profile: ServingProfile) -> None:
     if was is not None and here is not None and was != here:
         raise GateError(
             "the profile was measured with other files of its model than are here",
-            hint="Sweep with these, or hold them to the promise all the same: --force.",
+            hint="Sweep with these, or use the profile here anyway: --force.",
         )
 
 

@@ -30,7 +30,7 @@ from tuner.system.printable import printable
 _BEFORE_ANY_NUMBER = (Planned, TraceKept, EngineStart, Selection, TrialBegun)
 """Events of a run in which nothing has been measured."""
 
-_OURS = ("journal.jsonl", "trace.jsonl", "study.log*", "vllm.log*", "replays", "traffic")
+_OURS = ("journal.jsonl", "trace.jsonl", "study.log*", "vllm.log*", "replays")
 
 
 def open_run(command: str, options: Any, plan: Mapping[str, Any]) -> journal.Journal:  # noqa: ANN401
@@ -73,8 +73,8 @@ def check_command(book: journal.Journal, command: str) -> None:
 
 
 def read_run(run_dir: Path) -> journal.Journal:
-    """Return the journal of a folder that is said to be a run's. Raises RunError."""
-    if not (run_dir / "journal.jsonl").exists():
+    """Return the journal of a run's folder. Raises RunError."""
+    if not (run_dir / journal.JOURNAL).exists():
         raise RunError(
             f"{run_dir}: holds no run: there is no journal.jsonl",
             hint="Give the folder of a run, such as runs/prod-1.",

@@ -59,9 +59,9 @@ def described(
         if not isinstance(answer, Description):
             left_out[node] = f"tuner does not run there: {answer}"
             continue
-        other = [name for name in SAME if here.get(name) != answer.versions.get(name)]
-        if other:
-            name = other[0]
+        different = [name for name in SAME if here.get(name) != answer.versions.get(name)]
+        if different:
+            name = different[0]
             left_out[node] = f"{name} is {answer.versions.get(name)}, here {here.get(name)}"
         elif answer.code != _code():
             left_out[node] = "the modules of tuner differ from those here"
@@ -70,7 +70,7 @@ def described(
     return result, left_out
 
 
-def named(found: Mapping[str, Description]) -> dict[str, list[str]]:
+def named(descriptions: Mapping[str, Description]) -> dict[str, list[str]]:
     """Return kinds by short names of their devices: those of one device that differ in something
     else get numbers.
 
@@ -79,11 +79,11 @@ def named(found: Mapping[str, Description]) -> dict[str, list[str]]:
     {'nvidia-h100-80gb-hbm3': ['a', 'b']}
     """
     groups: dict[tuple[object, ...], list[str]] = {}
-    for node, each in found.items():
+    for node, each in descriptions.items():
         groups.setdefault(each.kind, []).append(node)
     kinds: dict[str, list[str]] = {}
     for group in groups.values():
-        device = str(found[group[0]].device.get("name"))
+        device = str(descriptions[group[0]].device.get("name"))
         slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "kind"
         names = [slug, *(f"{slug}-{number}" for number in range(2, len(kinds) + 2))]
         kinds[next(name for name in names if name not in kinds)] = group

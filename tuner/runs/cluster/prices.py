@@ -15,7 +15,7 @@ def parse_prices(text: str | None) -> dict[str, float]:
     {'h100': 4.1, 'a100': 2.2}
     """
     result: dict[str, float] = {}
-    for part in (text or "").split(",") if text is not None else ():
+    for part in () if text is None else text.split(","):
         name, equals, number = (word.strip() for word in part.partition("="))
         try:
             price = float(number)

@@ -129,10 +129,10 @@ class RaySession:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def cautions(self) -> tuple[str, ...]:
-        """Return a warning where whoever reaches the cluster runs code in it."""
+        """Return a warning where anybody who reaches the cluster runs code in it."""
         if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":  # Ray sets it where it found one
             return ()
-        words = "the Ray cluster asks for no token: whoever reaches its ports runs code as you"
+        words = "the Ray cluster asks for no token: anybody who reaches its ports runs code as you"
         return (f"{words}; set RAY_AUTH_MODE=token where it is started, and here (docs/more.md)",)
 
     def nodes(self) -> list[Node]:
@@ -149,7 +149,7 @@ class RaySession:
     ) -> dict[str, Any]:
         """Call a function on each node: id → what it returns, or the reason why it did not as an
         exception."""
-        # called again where whoever was to answer died
+        # called again where its worker died
         remote = ray.remote(num_cpus=0, max_calls=1, max_retries=2)(function)
         calls = {
             remote.options(

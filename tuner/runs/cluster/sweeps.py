@@ -194,28 +194,27 @@ def _prepare(omp_threads: str | None) -> None:
             os.environ["OMP_NUM_THREADS"] = omp_threads
 
 
-def _read(folder: Path, sizes: Mapping[str, int]) -> dict[str, bytes]:
-    """Return what is beyond these sizes of the run's files, the journal first: the files that its
-    events name were there before it."""
+def _read(folder: Path, sizes: dict[str, int]) -> dict[str, bytes]:
+    """Return what is beyond these sizes of the run's files, and note how far they come. The journal
+    is first: the files that its events name were there before it."""
     result: dict[str, bytes] = {}
-    paths = [folder / "journal.jsonl", *sorted((folder / "replays").glob("*.npz"))]
+    paths = [folder / journal.JOURNAL, *sorted((folder / journal.REPLAYS).glob("*.npz"))]
     for path in paths:
         name = str(path.relative_to(folder))
         content = path.read_bytes()[sizes.get(name, 0) :]
-        if name == "journal.jsonl":
+        if name == journal.JOURNAL:
             content = content[: content.rfind(b"\n") + 1]
         if content:
             result[name] = content
-            if isinstance(sizes, dict):
-                sizes[name] = sizes.get(name, 0) + len(content)
+            sizes[name] = sizes.get(name, 0) + len(content)
     return result
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
     """Append what is new to a run's files, the journal last."""
-    for name in sorted(files, key=lambda item: item == "journal.jsonl"):
+    for name in sorted(files, key=lambda item: item == journal.JOURNAL):
         path = folder / name
-        if path.resolve().parent not in {folder.resolve(), (folder / "replays").resolve()}:
+        if path.resolve().parent not in {folder.resolve(), (folder / journal.REPLAYS).resolve()}:
             raise LostError(f"it named {name!r} as a file of the run")
         path.parent.mkdir(mode=0o700, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
