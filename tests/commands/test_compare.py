@@ -50,9 +50,9 @@ def rows(result: dict[str, Any], load: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Return the folder of a run that nothing interrupted, and its result."""
-    folder = tmp_path_factory.mktemp("whole")
+    folder = tmp_path_factory.mktemp("finished")
     shutil.copy(QUIET, folder / "world.yaml")
     shutil.copy(OPTIONS.trace, folder / "prod.jsonl")
     assert tuner(folder, "sweep", *WORDS[:5]).returncode == 0
@@ -68,9 +68,9 @@ WORDS = (
 
 
 def test_a_level_is_what_is_in_flight_at_the_untuned_engine(
-    whole: tuple[Path, dict[str, Any]],
+    finished: tuple[Path, dict[str, Any]],
 ) -> None:
-    result = whole[1]
+    result = finished[1]
     for load, in_flight in (("light", 2), ("very-heavy", 25)):
         results = rows(result, load)["untuned"]["numbers"]["in_flight_mean"]
         assert results == pytest.approx(in_flight, rel=0.15)
@@ -80,9 +80,9 @@ def test_a_level_is_what_is_in_flight_at_the_untuned_engine(
 
 
 def test_the_tuned_engine_serves_more_of_the_heaviest_load_and_as_much_of_the_lightest(
-    whole: tuple[Path, dict[str, Any]],
+    finished: tuple[Path, dict[str, Any]],
 ) -> None:
-    result = whole[1]
+    result = finished[1]
     assert result["tuned"]["max_num_seqs"] in {8, 16, 32}
     light = rows(result, "light")["tuned"]["ratios"]["requests_per_s"]
     assert light["value"] == pytest.approx(1.0, abs=0.02)

@@ -66,11 +66,11 @@ def replays(run_dir: Path) -> list[tuple[str, int]]:
 
 
 @pytest.fixture(scope="module")
-def whole(swept: Path) -> dict[str, Any]:
-    done = refine(swept, "--run-dir", "whole", *SHARED, "-o", "whole.yaml")
+def ended(swept: Path) -> dict[str, Any]:
+    done = refine(swept, "--run-dir", "ended", *SHARED, "-o", "ended.yaml")
     assert done.returncode == 0, done.stderr
-    (swept / "whole.txt").write_text(done.stdout)
-    return kept(swept / "whole")
+    (swept / "ended.txt").write_text(done.stdout)
+    return kept(swept / "ended")
 
 
 def kept(run_dir: Path) -> dict[str, Any]:
@@ -81,28 +81,28 @@ def kept(run_dir: Path) -> dict[str, Any]:
 
 
 def test_the_gain_is_stated_with_an_interval_that_excludes_none(
-    swept: Path, whole: dict[str, Any]
+    swept: Path, ended: dict[str, Any]
 ) -> None:
-    assert whole.keys() == KEYS
-    goodput, tail = whole["ratios"]["goodput"], whole["ratios"]["e2el"]
-    assert 4 <= whole["pairs"] <= 16
+    assert ended.keys() == KEYS
+    goodput, tail = ended["ratios"]["goodput"], ended["ratios"]["e2el"]
+    assert 4 <= ended["pairs"] <= 16
     assert goodput["low"] > 1 or tail["high"] < 1
-    assert len(whole["windows"]) == whole["pairs"]
-    windows = [window for pair in whole["windows"] for window in pair]
+    assert len(ended["windows"]) == ended["pairs"]
+    windows = [window for pair in ended["windows"] for window in pair]
     assert len(set(windows)) == len(windows)  # no pair replays what another has
-    shown = (swept / "whole.txt").read_text()
-    assert f"proven in {whole['pairs']} pairs" in shown
+    shown = (swept / "ended.txt").read_text()
+    assert f"proven in {ended['pairs']} pairs" in shown
 
 
 def test_the_trials_are_in_the_study_for_others_to_look_at(
-    swept: Path, whole: dict[str, Any]
+    swept: Path, ended: dict[str, Any]
 ) -> None:
     (name,) = optuna.get_all_study_names(f"sqlite:///{swept}/shared.db")
     study = optuna.load_study(study_name=name, storage=f"sqlite:///{swept}/shared.db")
     measured = [trial for trial in study.trials if trial.user_attrs["fidelity"] == "replay"]
     words = {each.user_attrs["configuration"] for each in measured if each.values}
     assert len(study.trials) > len(measured)
-    assert words == {str(each["configuration"]) for each in whole["trials"] if each["cut"] is None}
+    assert words == {str(each["configuration"]) for each in ended["trials"] if each["cut"] is None}
 
 
 def test_what_needs_another_engine_is_tried_once_and_compared_on_engines_of_its_own(
@@ -122,12 +122,12 @@ def test_what_needs_another_engine_is_tried_once_and_compared_on_engines_of_its_
 @pytest.mark.attack
 @pytest.mark.parametrize(("event", "key"), [("gathered", "chosen"), ("trial", "configuration")])
 @pytest.mark.parametrize("planted", [{"trust_remote_code": True}, {"max_num_seqs": 5000}], ids=str)
-@pytest.mark.usefixtures("whole")
+@pytest.mark.usefixtures("ended")
 def test_a_strangers_run_that_is_resumed_starts_nothing_that_is_not_searched(
     swept: Path, event: str, key: str, planted: dict[str, Any]
 ) -> None:
     folder = swept / f"planted {event} {planted}"
-    shutil.copytree(swept / "whole", folder)
+    shutil.copytree(swept / "ended", folder)
     path = folder / "journal.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()]
     place = [event["event"] for event in events].index(event)

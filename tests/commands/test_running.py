@@ -185,7 +185,7 @@ def test_a_running_server_is_held_against_the_promise_by_what_its_clients_see(
 
 
 @pytest.mark.parametrize(
-    ("pages", "said", "cure"),
+    ("pages", "message", "cure"),
     [
         (
             Pages().with_status("/metrics", b"503 Service Unavailable"),
@@ -204,7 +204,7 @@ def test_a_running_server_is_held_against_the_promise_by_what_its_clients_see(
     ids=["not ready", "broken", "elsewhere", "endless", "damaged"],
 )
 def test_a_server_of_which_nobody_knows_what_it_is_is_sent_nothing(
-    folder: Path, pages: Pages, said: str, cure: str
+    folder: Path, pages: Pages, message: str, cure: str
 ) -> None:
     """It would be asked without any of the guards that a vLLM has."""
     wanted: list[Exchange] = []
@@ -212,7 +212,7 @@ def test_a_server_of_which_nobody_knows_what_it_is_is_sent_nothing(
         done = verify(folder, url)
     assert (done.returncode, wanted) == (3, []), done.stderr
     words = " ".join(done.stderr.split())
-    assert f"/metrics: {said}" in words
+    assert f"/metrics: {message}" in words
     assert cure in words
 
 
@@ -240,20 +240,20 @@ def test_a_key_is_sent_when_its_variable_is_set(
 
 
 @pytest.mark.parametrize(
-    ("pages", "said"),
+    ("pages", "message"),
     [
         (Pages(running=3), "is serving 3 requests"),
         (Pages(model="acme/other"), "the server serves model acme/other and not acme/tiny"),
     ],
 )
 def test_a_server_that_cannot_be_held_to_it_is_sent_nothing(
-    folder: Path, pages: Pages, said: str
+    folder: Path, pages: Pages, message: str
 ) -> None:
     wanted: list[Exchange] = []
     with vllm(pages, wanted) as url:
         done = verify(folder, url)
     assert (done.returncode, wanted) == (6, [])
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 def measured_with(folder: Path, place: Path, **changes: object) -> None:
@@ -311,7 +311,7 @@ async def short(exchange: Exchange) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pages", "answer", "said"),
+    ("pages", "answer", "message"),
     [
         (Pages(), lambda exchange: refused(exchange, b"429 Too Many Requests"), "429"),
         (Pages(), at_once, "buffers what it streams"),
@@ -321,11 +321,11 @@ async def short(exchange: Exchange) -> None:
     ],
 )
 def test_what_is_in_the_way_ends_the_run_in_one_line(
-    folder: Path, pages: Pages, answer: Answer, said: str
+    folder: Path, pages: Pages, answer: Answer, message: str
 ) -> None:
     with vllm(pages, [], answer) as url:
         done = verify(folder, url)
     assert done.returncode == 4
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""

@@ -44,7 +44,7 @@ def test_other_files_of_the_model_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("was", "is_", "versions", "said", "cure"),
+    ("was", "is_", "versions", "message", "cure"),
     [
         (GPU, {"name": "NVIDIA A10"}, {"vllm": "1"}, "name NVIDIA H200, here it is NVIDIA A10",
          "Sweep on this machine"),
@@ -61,10 +61,10 @@ def test_another_is_refused_with_its_cure(
     was: Mapping[str, str | None],
     is_: Mapping[str, str | None],
     versions: Mapping[str, str],
-    said: str,
+    message: str,
     cure: str,
 ) -> None:
     measured = {} if was is SIM else {"vllm": "1"}
-    with pytest.raises(GateError, match=f"measured with {said}") as refused:
+    with pytest.raises(GateError, match=f"measured with {message}") as refused:
         check_machine(profile(device=was, versions=measured), Place(is_, versions))
     assert refused.value.hint.startswith(f"{cure}, or ")

@@ -82,7 +82,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(swept: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Done]]:
+def finished(swept: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Done]]:
     """Each run without an interruption."""
     made = {}
     for name, command in RUNS.items():
@@ -93,10 +93,10 @@ def whole(swept: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tu
     return made
 
 
-def cut_after(whole: Path, count: int, folder: Path) -> None:
+def cut_after(finished: Path, count: int, folder: Path) -> None:
     """Leave what a run that dies in its next event leaves: half of a line, and its replay."""
-    shutil.copytree(whole, folder, dirs_exist_ok=True)
-    lines = (whole / "run" / JOURNAL).read_bytes().splitlines(keepends=True)
+    shutil.copytree(finished, folder, dirs_exist_ok=True)
+    lines = (finished / "run" / JOURNAL).read_bytes().splitlines(keepends=True)
     half = lines[count][: len(lines[count]) // 2] if count < len(lines) else b""
     (folder / "run" / JOURNAL).write_bytes(b"".join(lines[:count]) + half)
     kept = [json.loads(line).get("file", "") for line in lines[: count + 1]]
@@ -110,9 +110,9 @@ def cut_after(whole: Path, count: int, folder: Path) -> None:
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.timeout(300)
 def test_a_run_that_dies_in_any_event_continues_to_the_same_answer(
-    name: str, whole: dict[str, tuple[Path, Done]], tmp_path: Path
+    name: str, finished: dict[str, tuple[Path, Done]], tmp_path: Path
 ) -> None:
-    folder, done = whole[name]
+    folder, done = finished[name]
     known, lines = decided(done), (folder / "run" / JOURNAL).read_bytes().splitlines(keepends=True)
     for count in range(1, len(lines) + 1, STRIDES[name]):
         here = tmp_path / str(count)
@@ -144,13 +144,13 @@ def stopped(folder: Path, command: Sequence[str], at_lines: int, *signals: signa
 
 @pytest.mark.parametrize("at_lines", random.Random(2).sample(range(3, 18), 3))
 def test_a_killed_run_continues_to_the_same_answer(
-    at_lines: int, whole: dict[str, tuple[Path, Done]], tmp_path: Path
+    at_lines: int, finished: dict[str, tuple[Path, Done]], tmp_path: Path
 ) -> None:
     assert stopped(tmp_path, SWEEP, at_lines, signal.SIGKILL).code == -signal.SIGKILL
     kept = (tmp_path / "run" / JOURNAL).read_bytes()
     again = run(tmp_path, *SWEEP, "--json")
-    assert decided(again) == decided(whole["sweep"][1])
-    assert measured(tmp_path) == measured(whole["sweep"][0])
+    assert decided(again) == decided(finished["sweep"][1])
+    assert measured(tmp_path) == measured(finished["sweep"][0])
     assert (tmp_path / "run" / JOURNAL).read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
     check_files(tmp_path)
 
@@ -174,7 +174,7 @@ def test_a_killed_search_measures_nothing_twice(swept: Path, tmp_path: Path) -> 
     ids=str,
 )
 def test_a_signal_ends_a_run_in_order_with_the_command_that_continues_it(
-    signals: Sequence[signal.Signals], whole: dict[str, tuple[Path, Done]], tmp_path: Path
+    signals: Sequence[signal.Signals], finished: dict[str, tuple[Path, Done]], tmp_path: Path
 ) -> None:
     done = stopped(tmp_path, SWEEP, 8, *signals)
     assert done.code == INTERRUPTED
@@ -185,7 +185,7 @@ def test_a_signal_ends_a_run_in_order_with_the_command_that_continues_it(
     assert run(tmp_path, *printed).code == OK
     result = (tmp_path / "run" / "result.json").read_text()
     result = json.dumps({key: value for key, value in json.loads(result).items() if key != "page"})
-    assert decided(Done(OK, result, "")) == decided(whole["sweep"][1])
+    assert decided(Done(OK, result, "")) == decided(finished["sweep"][1])
 
 
 def test_of_two_in_one_folder_one_works_and_the_other_is_refused(tmp_path: Path) -> None:
@@ -215,9 +215,9 @@ def test_a_run_is_not_resumed_while_it_goes_on(tmp_path: Path) -> None:
 
 
 def test_other_options_do_not_continue_a_run(
-    whole: dict[str, tuple[Path, Done]], tmp_path: Path
+    finished: dict[str, tuple[Path, Done]], tmp_path: Path
 ) -> None:
-    shutil.copytree(whole["sweep"][0], tmp_path, dirs_exist_ok=True)
+    shutil.copytree(finished["sweep"][0], tmp_path, dirs_exist_ok=True)
     before = (tmp_path / "run" / JOURNAL).read_bytes()
     for option, value in (("--ceiling", "8"), ("--slo", "ttft=1s"), ("--headroom", "2")):
         done = run(tmp_path, *SWEEP, option, value)

@@ -28,21 +28,21 @@ def test_a_sweep_finds_what_is_known_of_the_machine(
     path = HERE / name / "expected.json"
     expected = json.loads(path.read_text())
     (digest,) = re.findall(r"trace_digest: '?([\w:]+)", (sweep.folder / "profile.yaml").read_text())
-    found = {"exit": done.code, "trace_digest": digest, **decided(done.json)}
+    result = {"exit": done.code, "trace_digest": digest, **decided(done.json)}
     if update_golden:
-        path.write_text(json.dumps({"tolerance": expected["tolerance"], **found}, indent=1) + "\n")
+        path.write_text(json.dumps({"tolerance": expected["tolerance"], **result}, indent=1) + "\n")
         return
     share, time = expected["tolerance"]["share"], expected["tolerance"]["time"]
     exact = ("exit", "trace_digest", "verdict", "max_num_seqs")
-    assert {key: found[key] for key in exact} == {key: expected[key] for key in exact}
-    if found["verdict"] == "inconclusive":  # and so are its numbers
+    assert {key: result[key] for key in exact} == {key: expected[key] for key in exact}
+    if result["verdict"] == "inconclusive":  # and so are its numbers
         return
-    assert found["interval"] == expected["interval"]
-    assert found["confidence"] == pytest.approx(expected["confidence"], abs=0.05)
-    assert found["slo"] == pytest.approx(expected["slo"], rel=time)
-    assert found["curve"].keys() == expected["curve"].keys()
+    assert result["interval"] == expected["interval"]
+    assert result["confidence"] == pytest.approx(expected["confidence"], abs=0.05)
+    assert result["slo"] == pytest.approx(expected["slo"], rel=time)
+    assert result["curve"].keys() == expected["curve"].keys()
     for cap, known in expected["curve"].items():
-        step = found["curve"][cap]
+        step = result["curve"][cap]
         for key in SHARES:
             assert step[key] == pytest.approx(known[key], abs=share), (cap, key)
         for key in TIMES:

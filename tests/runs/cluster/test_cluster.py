@@ -224,7 +224,7 @@ def test_each_kind_of_node_has_a_curve_of_its_own(swept: Path, two_nodes: Cluste
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "said"),
+    ("options", "code", "message"),
     [
         (("--ray", "127.0.0.1:1"), 3, "Connection refused"),
         (("--ray", "nonsense"), 2, "--ray nonsense: is not the address of a cluster"),
@@ -232,13 +232,13 @@ def test_each_kind_of_node_has_a_curve_of_its_own(swept: Path, two_nodes: Cluste
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line_before_anything_starts(
-    swept: Path, options: tuple[str, ...], code: int, said: str
+    swept: Path, options: tuple[str, ...], code: int, message: str
 ) -> None:
     words = ("sweep", *SIM, *options, "--run-dir", "refused")
-    assert_refused(tuner(swept, *words), code, said)
+    assert_refused(tuner(swept, *words), code, message)
     assert not (swept / "refused").exists()
 
 
-def assert_refused(done: "subprocess.CompletedProcess[str]", code: int, said: str) -> None:
+def assert_refused(done: "subprocess.CompletedProcess[str]", code: int, message: str) -> None:
     assert (done.returncode, done.stdout) == (code, "")
-    assert said in done.stderr.splitlines()[-2]
+    assert message in done.stderr.splitlines()[-2]

@@ -24,14 +24,14 @@ def test_served_requests_are_a_part_of_the_offered_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "elapsed_s", "tail_s"),
+    ("fields", "elapsed_s", "tail_s"),
     [({"outcome": "cut", "first_s": None, "end_s": 12.0}, 12.0, 3.0 + 0.95 * 9.0),
      ({"outcome": "failed", "end_s": 0.1}, 13.0, 3.0 + 0.95 * 10.0)],
 )  # fmt: skip
 def test_unfinished_and_failed_requests_make_the_tail_a_lower_bound(
-    other: dict[str, object], elapsed_s: float, tail_s: float
+    fields: dict[str, object], elapsed_s: float, tail_s: float
 ) -> None:
-    waited = record(1, last_s=None, **other)
+    waited = record(1, last_s=None, **fields)
     item = numbers_of([replay_of([record(0), waited], elapsed_s=elapsed_s)])
     assert item.e2el_at_least
     assert item.e2el_p95_s == pytest.approx(tail_s)
@@ -41,9 +41,9 @@ def test_unfinished_and_failed_requests_make_the_tail_a_lower_bound(
 
 def test_in_flight_is_counted_over_time_after_the_run_in() -> None:
     """Of 10 s after 2 s of run-in: one for all of it, one for the half."""
-    whole = record(0, planned_s=0.0, end_s=20.0)
+    throughout = record(0, planned_s=0.0, end_s=20.0)
     half = record(1, planned_s=7.0, end_s=12.0)
-    assert numbers_of([replay_of([whole, half], scored_from_s=2.0)]).in_flight_mean == 1.5
+    assert numbers_of([replay_of([throughout, half], scored_from_s=2.0)]).in_flight_mean == 1.5
 
 
 def test_engines_that_overlap_are_busy_once_and_one_that_never_ran_was_idle() -> None:
@@ -113,11 +113,11 @@ def test_uniform_lengths_are_the_traces_mean_at_the_same_times() -> None:
 
 def test_the_time_per_token_is_the_clients_and_of_a_reply_that_comes_whole_the_engines() -> None:
     streamed = record(0, tpot_s=0.5, engine_first_s=1.0, engine_last_s=1.8)
-    whole = record(1, tpot_s=None, engine_first_s=1.0, engine_last_s=1.8)
-    of_streamed, of_whole = (numbers_of([replay_of([each])]).tpot_s for each in (streamed, whole))
+    burst = record(1, tpot_s=None, engine_first_s=1.0, engine_last_s=1.8)
+    of_streamed, of_burst = (numbers_of([replay_of([each])]).tpot_s for each in (streamed, burst))
     assert of_streamed is not None
-    assert of_whole is not None
-    assert [of_streamed.p50, of_whole.p50] == pytest.approx([0.5, 0.2])
+    assert of_burst is not None
+    assert [of_streamed.p50, of_burst.p50] == pytest.approx([0.5, 0.2])
 
 
 class Stays(Workload):

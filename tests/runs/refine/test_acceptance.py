@@ -78,7 +78,7 @@ def equal(rng: np.random.Generator, pairs: int, sd: float) -> list[Pair]:
     attained = np.clip(rng.normal(0.8, sd, (pairs, 2)), 0.0, 1.0)
     tails = np.exp(rng.normal(0.0, sd, (pairs, 2)))
     return [
-        (Numbers(*each), Numbers(*other)) for each, other in np.dstack((attained, tails)).tolist()
+        (Numbers(*here), Numbers(*there)) for here, there in np.dstack((attained, tails)).tolist()
     ]
 
 

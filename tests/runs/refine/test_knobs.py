@@ -110,7 +110,7 @@ def test_values_and_ranges_are_read(text: str, values: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "said"),
+    ("texts", "message"),
     [
         (["block_size"], "is not KEY=VALUES"),
         (["block_size="], "is not KEY=VALUES"),
@@ -123,8 +123,8 @@ def test_values_and_ranges_are_read(text: str, values: list[str]) -> None:
         (["a_config.mode=0,2"], "one key of a_config is not searched"),
     ],
 )
-def test_what_is_no_search_is_refused(texts: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_is_no_search_is_refused(texts: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         parse_search(texts)
 
 

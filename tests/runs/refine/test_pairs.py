@@ -29,8 +29,8 @@ def test_each_pair_has_windows_of_its_own_spread_over_the_part(pairs: int) -> No
     every = [each for pair in result for each in pair]
     assert all(each.run_in_s <= each.start_s <= 1000.0 - each.length_s for each in every)
     inside = [each for each in every if each.start_s + each.length_s < 1000.0]
-    for item, other in combinations(inside, 2):
-        first, second = sorted((item, other), key=lambda each: each.start_s)
+    for each_two in combinations(inside, 2):
+        first, second = sorted(each_two, key=lambda each: each.start_s)
         assert first.start_s + first.length_s <= second.start_s + 1e-6
     starts = [each.start_s for each in every]
     assert max(starts) - min(starts) > 700

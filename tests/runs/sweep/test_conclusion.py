@@ -33,12 +33,12 @@ def ramped(
 ) -> Conclusion:
     """Conclude from a ramp alone, or a rung too, on an engine that takes 10 ms for an iteration."""
     arguments = {"max_num_batched_tokens": 512, "enable_prefix_caching": prefix_caching}
-    one = facts(arguments=arguments, kv_blocks=kv_blocks)
+    engine = facts(arguments=arguments, kv_blocks=kv_blocks)
     busy = Traffic.of((0.1 * row, 20, 20) for row in range(200))
     law = StepLaw(np.full(9, 0.010), 1e-5, 0.0, 0.0, 0.0)
-    log = simulate(busy, law, shape_of(one), max_num_seqs=8, log=True).iterations
+    log = simulate(busy, law, shape_of(engine), max_num_seqs=8, log=True).iterations
     book = journal.create(folder, {"trace_digest": "sha256:1", "seed": 0})
-    book.add(EngineStart(purpose="ladder", max_num_seqs=8, facts=one))
+    book.add(EngineStart(purpose="ladder", max_num_seqs=8, facts=engine))
     book.add(TrialBegun(purpose="ramp", max_num_seqs=8))
     book.add_replay(replay_of([], max_num_seqs=8, iterations=log), "ramp")
     book.add(TrialEnded())
@@ -52,18 +52,18 @@ def ramped(
     part, window = Part(0.0, 100.0), Window(0.0, 10.0, 0.0)
     workload = workload_of(REQUESTS, SLO, unloaded, part, [window], 10.0)
     run = Evidence(journal.read(folder))
-    asked = replace(settings(SLO, ceiling=8), closed_sessions=closed_sessions)
-    return conclude(Basis(run, workload, asked))
+    changed = replace(settings(SLO, ceiling=8), closed_sessions=closed_sessions)
+    return conclude(Basis(run, workload, changed))
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
 def test_without_a_window_the_prefix_cache_is_taken_to_hold_what_came_before(
     tmp_path: Path, *, prefix_caching: bool
 ) -> None:
-    found = ramped(tmp_path, prefix_caching=prefix_caching)
-    assert found.view is not None
+    conclusion = ramped(tmp_path, prefix_caching=prefix_caching)
+    assert conclusion.view is not None
     cached = 99 * 64 if prefix_caching else 0
-    assert found.view.traffic.cached_length.sum() == cached
+    assert conclusion.view.traffic.cached_length.sum() == cached
 
 
 LOST = replay_of(
@@ -77,9 +77,9 @@ LOST = replay_of(
 def test_a_step_that_another_slo_cut_counts_by_the_twin_alone(
     tmp_path: Path, slo: Slo | None, source: str
 ) -> None:
-    found = ramped(tmp_path, prefix_caching=False, rung=replace(LOST, slo=slo))
-    assert found.by_twin
-    steps = {one.numbers.max_num_seqs: one for one in found.curve}
+    conclusion = ramped(tmp_path, prefix_caching=False, rung=replace(LOST, slo=slo))
+    assert conclusion.by_twin
+    steps = {each.numbers.max_num_seqs: each for each in conclusion.curve}
     assert steps[2].source == source
     assert (steps[2].measured is None) is (source == "twin")
 
@@ -89,12 +89,12 @@ def test_where_the_windows_decide_it_is_said_that_it_was_not_measured(
     tmp_path: Path, slo: Slo, bound: float
 ) -> None:
     rung = replace(LOST, slo=slo)
-    found = ramped(tmp_path, prefix_caching=False, rung=rung, closed_sessions=True)
-    assert not found.by_twin
-    (step,) = found.curve
+    conclusion = ramped(tmp_path, prefix_caching=False, rung=rung, closed_sessions=True)
+    assert not conclusion.by_twin
+    (step,) = conclusion.curve
     assert step.numbers.attainment_bound == bound
-    said = [one for one in found.verdict.warnings if "what 2 would serve within this SLO" in one]
-    assert len(said) == (slo != SLO)
+    warnings = conclusion.verdict.warnings
+    assert sum("what 2 would serve within this SLO" in each for each in warnings) == (slo != SLO)
 
 
 def rungs(folder: Path) -> Evidence:
@@ -122,8 +122,8 @@ def test_a_queue_that_grows_over_all_of_the_traffic_counts_where_the_windows_dec
     came = [request(row, arrival_s=0.5 * row, output_length=11) for row in range(100)]
     slo, part, window = Slo(ttft_s=5.0), Part(0.0, 50.0), Window(0.0, 10.0, 0.0)
     workload = workload_of(came, slo, unloaded, part, [window], 10.0)
-    asked = Basis(rungs(tmp_path), workload, settings(slo, ceiling=4))
-    waiting = replace(asked, settings=replace(asked.settings, closed_sessions=True))
-    for basis, shares, cap in ((asked, [0.12, 1.0], 4), (waiting, [1.0, 1.0], 2)):
-        assert [one.measurement.attainment for one in window_blocks(basis)] == shares
+    open_loop = Basis(rungs(tmp_path), workload, settings(slo, ceiling=4))
+    closed = replace(open_loop, settings=replace(open_loop.settings, closed_sessions=True))
+    for basis, shares, cap in ((open_loop, [0.12, 1.0], 4), (closed, [1.0, 1.0], 2)):
+        assert [each.measurement.attainment for each in window_blocks(basis)] == shares
         assert conclude(basis).verdict.max_num_seqs == cap

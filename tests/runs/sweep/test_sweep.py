@@ -54,22 +54,22 @@ UP_TO_8 = replace(SETTINGS, ceiling=8)
 
 # The same, but 24 come at once every 6 s: 16 at a time give each a token in 30 ms, and all 24 at a
 # time in 20 + 14.4 + 8 x 2.5 = 54 ms.
-BURSTS = [replace(one, arrival_s=one.row // 24 * 6.0) for one in TRAFFIC]
+BURSTS = [replace(each, arrival_s=each.row // 24 * 6.0) for each in TRAFFIC]
 
 
 class Notes:
-    """Keeps what a run tells."""
+    """Keeps the lines that a run shows."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.lines: list[str] = []
         self.stop_at: int | None = None
         """Interrupted before the replay of this number, counted from 0."""
 
     def stage(self, text: str) -> None:
-        self.told.append(text)
+        self.lines.append(text)
 
     def trial(self, what: str, length_s: float) -> None:
-        self.told.append(f"{what} {length_s:.0f}")
+        self.lines.append(f"{what} {length_s:.0f}")
         if self.stop_at is not None:
             if not self.stop_at:
                 raise KeyboardInterrupt
@@ -79,10 +79,10 @@ class Notes:
     def believed(self, best: int, agreeing: int, draws: int) -> None: ...
 
     def measured(self, what: str, measurement: Measurement) -> None:
-        self.told.append(f"{what} {measurement.attainment:.2f}")
+        self.lines.append(f"{what} {measurement.attainment:.2f}")
 
     def warn(self, text: str) -> None:
-        self.told.append(text)
+        self.lines.append(text)
 
 
 def swept(  # noqa: PLR0913 - what a test may vary
@@ -118,12 +118,12 @@ class Run:
 
     run_dir: Path
     outcome: SweepOutcome
-    told: list[str]
+    lines: list[str]
 
 
 def _run(run_dir: Path, *what: Any, **how: Any) -> Run:  # noqa: ANN401 - as swept
     notes = Notes()
-    return Run(run_dir, swept(run_dir, *what, notes=notes, **how), notes.told)
+    return Run(run_dir, swept(run_dir, *what, notes=notes, **how), notes.lines)
 
 
 ARTICLES = replace(SETTINGS, slo=Slo(ttft_s=4.0, tpot_s=0.040))
@@ -153,25 +153,25 @@ def test_the_twin_is_held_against_every_window_that_was_replayed(calm: Run) -> N
     view = calm.outcome.conclusion.view
     assert view is not None
     assert len(view.checks) == 2  # 16 and 32 slots; of 8 the first window was cut
-    assert [len(one.numbers) for one in view.checks] == [9, 9]
+    assert [len(each.numbers) for each in view.checks] == [9, 9]
     assert view.is_believed
 
 
 def test_what_the_confirming_engine_shows_is_predicted_before_it_begins(calm: Run) -> None:
     lines = (calm.run_dir / "journal.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
-    (said,) = (one for one in events if one["event"] == "predicted")
-    first = next(one for one in events if one.get("purpose") == "confirm" and "file" in one)
-    assert events.index(said) < events.index(first)
-    ladder = {one.start_s for one in calm.outcome.workload.windows}
-    assert said["unseen"]
-    assert ladder.isdisjoint(one["start_s"] for one in said["windows"])
+    (predicted,) = (each for each in events if each["event"] == "predicted")
+    first = next(each for each in events if each.get("purpose") == "confirm" and "file" in each)
+    assert events.index(predicted) < events.index(first)
+    ladder = {each.start_s for each in calm.outcome.workload.windows}
+    assert predicted["unseen"]
+    assert ladder.isdisjoint(each["start_s"] for each in predicted["windows"])
     record = calm.outcome.checked
     assert record is not None
     assert len(record.predicted.numbers) == 9
     assert not record.predicted.failed
     assert not record.at_own_speed.failed
-    assert len(record.tpot_errors) == len(said["windows"])
+    assert len(record.tpot_errors) == len(predicted["windows"])
 
 
 SLOWER = World(step=replace(SLOTS_COST_LATE.step, a=0.032))
@@ -181,30 +181,30 @@ Those of this one, which is slower, give 8 / 36.8 ms = 217."""
 
 def test_a_headroom_that_falls_short_is_named(tmp_path: Path) -> None:
     settings = replace(SETTINGS, ceiling=16)
-    found = swept(tmp_path, settings=settings, traffic=LONG_HALF, confirming=SLOWER)
-    assert found.verdict.max_num_seqs == 8
-    warnings = second_thoughts(found, settings.headroom)
+    outcome = swept(tmp_path, settings=settings, traffic=LONG_HALF, confirming=SLOWER)
+    assert outcome.verdict.max_num_seqs == 8
+    warnings = second_thoughts(outcome, settings.headroom)
     assert any("does not hold at 1.25 times the load" in text for text in warnings)
 
 
 def test_a_window_that_arithmetic_rules_out_counts_without_being_replayed(tmp_path: Path) -> None:
     """One slot gives 48 of the 400 tokens/s that each of the three windows asks for."""
-    found = swept(tmp_path, settings=replace(UP_TO_8, closed_sessions=True))
+    outcome = swept(tmp_path, settings=replace(UP_TO_8, closed_sessions=True))
     rungs = Evidence(journal.read(tmp_path)).rungs()
     lone = [list(rung.replays.values()) for rung in rungs if rung.replays]
-    assert len(found.workload.windows) == 3
+    assert len(outcome.workload.windows) == 3
     assert {len(rung) for rung in lone} == {3}
     first, *others = lone[0]
     assert first.max_num_seqs == 1
     assert len(first.requests)
-    assert all(one.ruled_out and not len(one.requests) and not one.elapsed_s for one in others)
-    assert all(one.unsent > 0 and one.attainment_bound < 0.5 for one in others)
+    assert all(each.ruled_out and not len(each.requests) and not each.elapsed_s for each in others)
+    assert all(each.unsent > 0 and each.attainment_bound < 0.5 for each in others)
 
 
 def test_a_small_budget_shortens_the_window_and_a_smaller_one_is_refused(tmp_path: Path) -> None:
     short = replace(UP_TO_8, budget_s=300)
     outcome = swept(tmp_path / "short", settings=short, traffic=HALF)
-    assert sum(one.replay_s for one in outcome.workload.windows) < 30
+    assert sum(each.replay_s for each in outcome.workload.windows) < 30
     assert outcome.starts_s + outcome.replay_s <= 300
     alone = swept(tmp_path / "alone", settings=replace(UP_TO_8, budget_s=150), traffic=HALF)
     assert alone.unconfirmed is not None  # a second start takes too much of it
@@ -216,7 +216,7 @@ def test_requests_that_the_engine_cannot_take_are_left_out_and_counted(tmp_path:
     # 40 blocks of 4 tokens: 160 tokens; 50 + up to 150 do not always fit.
     narrow = World(step=WorldStep(a=0.010), kv=WorldKv(blocks=40, block_size=4))
     outcome = swept(tmp_path, narrow, UP_TO_8, traffic=HALF)
-    too_long = sum(one.input_length + one.output_length > 160 for one in HALF)
+    too_long = sum(each.input_length + each.output_length > 160 for each in HALF)
     assert outcome.dropped == too_long
     assert any(f"{too_long} of 200 requests" in warning for warning in outcome.warnings)
 
@@ -226,9 +226,9 @@ def test_a_run_is_not_resumed_on_another_machine(tmp_path: Path) -> None:
     notes.stop_at = 1
     with pytest.raises(KeyboardInterrupt):
         swept(tmp_path, notes=notes, traffic=HALF)
-    other = replace(SLOTS_COST_LATE, digest="sha256:another")
+    another = replace(SLOTS_COST_LATE, digest="sha256:another")
     with pytest.raises(RunError, match="was measured with device digest"):
-        swept(tmp_path, other, resume=True, traffic=HALF)
+        swept(tmp_path, another, resume=True, traffic=HALF)
 
 
 BEHIND = World(step=WorldStep(a=0.030, b=0.0006, n0=16, h=0.0025))
@@ -269,35 +269,35 @@ def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: P
 
     async def main(book: journal.Journal) -> tuple[Conclusion, Conclusion, SweepOutcome]:
         bench = Bench(book, Notes(), None, block_size=16)
-        whole = SweepRun(bench, settings, ladder, server)
+        sweeping = SweepRun(bench, settings, ladder, server)
         try:
-            await whole.conclude(HALF)
-            alone = whole.conclusion
-            await whole.conclude_for_users()
-            probed = whole.conclusion
-            await whole.confirm()
+            await sweeping.conclude(HALF)
+            alone = sweeping.conclusion
+            await sweeping.conclude_for_users()
+            probed = sweeping.conclusion
+            await sweeping.confirm()
         finally:
             await bench.stop()
-        return alone, probed, outcome_of(whole.conclusion, whole.basis)
+        return alone, probed, outcome_of(sweeping.conclusion, sweeping.basis)
 
     with closing(journal.create(tmp_path / "run", {})) as book:
         alone, probed, outcome = run(main(book))
-    found, evidence = outcome.front_end, Evidence(journal.read(tmp_path / "run"))
-    assert found is not None
+    front_end, evidence = outcome.front_end, Evidence(journal.read(tmp_path / "run"))
+    assert front_end is not None
     # An iteration of n sequences takes 30 + 0.6 n milliseconds instead of 20 + 0.6 n.
-    assert found.contention == pytest.approx(33 / 23, rel=0.03)
-    assert found.request_s == pytest.approx(0, abs=1e-3)
+    assert front_end.contention == pytest.approx(33 / 23, rel=0.03)
+    assert front_end.request_s == pytest.approx(0, abs=1e-3)
     assert probed.view is not None
     seen = probed.view.machine.front_end
     assert seen is not None
     assert seen.contention == pytest.approx(30.6 / 20.6, rel=0.03)
     assert evidence.probed()
     # The engine alone keeps what is required; behind its server no cap does, as is seen at once.
-    (one,), (other,), (last,) = (
+    (first,), (second,), (last,) = (
         each.verdict.requirements for each in (alone, probed, outcome.conclusion)
     )
-    assert one.is_kept
-    for each in (other, last):
+    assert first.is_kept
+    for each in (second, last):
         assert each.bound is not None
         assert each.bound > 0.030
         assert not each.is_kept
@@ -309,7 +309,7 @@ def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: P
     for point in outcome.curve:
         assert point.numbers.tpot_s == view.measurement(point.numbers.max_num_seqs).tpot_s
     few = [each.curve[0].numbers.tpot_s for each in (alone, probed)]
-    assert [one.p50 for one in few if one is not None] == pytest.approx([0.0206, 0.0306], rel=0.03)
+    assert [each and each.p50 for each in few] == pytest.approx([0.0206, 0.0306], rel=0.03)
 
 
 class Piped(SimStarter):
@@ -327,7 +327,7 @@ def test_what_the_twin_does_not_know_the_windows_decide(tmp_path: Path) -> None:
         outcome = run(sweep(HALF, Piped(SLOTS_COST_LATE), UP_TO_8, book, notes))
     assert not outcome.conclusion.by_twin
     assert outcome.conclusion.verdict.max_num_seqs == 8
-    said = "the twin does not know pipeline_parallel_size=2"
-    assert f"{said}: the windows must decide" in notes.told
-    assert [one for one in outcome.conclusion.verdict.warnings if one.startswith(said)]
+    doubt = "the twin does not know pipeline_parallel_size=2"
+    assert f"{doubt}: the windows must decide" in notes.lines
+    assert [each for each in outcome.conclusion.verdict.warnings if each.startswith(doubt)]
     assert outcome.predictions == ()
