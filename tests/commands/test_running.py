@@ -120,17 +120,8 @@ async def refused(exchange: Exchange, status: bytes) -> None:
 
 
 def verify(folder: Path, url: str, *options: str) -> subprocess.CompletedProcess[str]:
-    words = (
-        "verify",
-        "profile.yaml",
-        "--trace",
-        "prod.jsonl",
-        "--step",
-        f"{STEP_S:g}s",
-        "--url",
-        url,
-    )
-    return tuner(folder, *words, *options)
+    words = ("verify", "profile.yaml", "--trace", "prod.jsonl", "--step", f"{STEP_S:g}s")
+    return tuner(folder, *words, "--url", url, *options)
 
 
 KEPT = ("--junit", "kept.xml", "--run-dir", "kept")

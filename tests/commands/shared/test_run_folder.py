@@ -5,11 +5,7 @@ from pathlib import Path
 import pytest
 
 from tuner.commands.options import SweepOptions
-from tuner.commands.shared.run_folder import (
-    kept,
-    open_each,
-    open_run,
-)
+from tuner.commands.shared.run_folder import kept, open_each, open_run
 from tuner.errors import EngineError, Interrupted, TunerError, UsageError
 from tuner.runs import journal
 from tuner.runs.events import Probed
