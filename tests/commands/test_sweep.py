@@ -80,7 +80,7 @@ class Finished:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = filled(tmp_path_factory.mktemp("whole"))
-    words = [Path(sys.executable).with_name("tuner"), "sweep", *SIM, "--json"]
+    words = [str(Path(sys.executable).with_name("tuner")), "sweep", *SIM, "--json"]
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return Finished(folder, done.stdout)

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from tuner.profile.profile import ServingProfile
 from tuner.profile.summary import engine_time, is_simulated
+from tuner.runs.events import Configuration
 from tuner.runs.refine.refine import THEN_REFINED, Refinement, RefinePlan, TrialRow
-from tuner.runs.refine.space import LIVE, Configuration, Space, in_words
+from tuner.runs.refine.space import LIVE, Space, in_words
 from tuner.views.numbers import COLUMNS, cells
 from tuner.views.page import Cell, Column, Page, Section, Table
 from tuner.views.profile import profile_page

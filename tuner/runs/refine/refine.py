@@ -18,7 +18,7 @@ from tuner.replay.numbers import Measurement
 from tuner.replay.numbers import measure as numbers_of
 from tuner.replay.replay import CutRule
 from tuner.runs.bench import Bench, Build
-from tuner.runs.events import Gathered, Selection
+from tuner.runs.events import Configuration, Gathered, Selection
 from tuner.runs.ladder import doubling
 from tuner.runs.measure import Trial, measure
 from tuner.runs.outcome import SweepOutcome, outcome_of
@@ -40,7 +40,6 @@ from tuner.runs.refine.space import (
     MEMORY,
     MODELED,
     TOKENS,
-    Configuration,
     Space,
     fails_like,
     frees,
@@ -51,13 +50,7 @@ from tuner.runs.refine.space import (
     smallest,
 )
 from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.conclusion import (
-    Basis,
-    Conclusion,
-    CurvePoint,
-    curve_by_twin,
-    forecast_of,
-)
+from tuner.runs.sweep.conclusion import Basis, Conclusion, CurvePoint, curve_by_twin, forecast_of
 from tuner.runs.sweep.confirmation import Confirmation
 from tuner.runs.sweep.sweep_warnings import left_out
 from tuner.trace.trace import TraceRequest

@@ -22,16 +22,7 @@ from optuna.trial import TrialState, create_trial
 from tuner.errors import RunError
 from tuner.replay.numbers import Spread, spread
 from tuner.runs.refine.aims import Aim, gain_over
-from tuner.runs.refine.space import (
-    BLOCKS,
-    CAP,
-    MODELED,
-    TOKENS,
-    Configuration,
-    Space,
-    number,
-    smallest,
-)
+from tuner.runs.refine.space import BLOCKS, CAP, MODELED, TOKENS, Space, number, smallest
 from tuner.system.passwords import without_passwords
 from tuner.traffic.constants import EQUAL_ATTAINMENT
 from tuner.twin.forecast import Forecast

@@ -17,14 +17,7 @@ from tuner.runs.bench import Bench, Build, Watcher, in_words
 from tuner.runs.events import Gathered, Selection
 from tuner.runs.evidence import RUNGS, best_attainments, disturbed, uncut_rung_s
 from tuner.runs.journal import Journal
-from tuner.runs.ladder import (
-    DRIFT_RAMP_SHARE,
-    STEPS,
-    cut_floor,
-    next_for_twin,
-    next_trial,
-    short_s,
-)
+from tuner.runs.ladder import DRIFT_RAMP_SHARE, STEPS, cut_floor, next_for_twin, next_trial, short_s
 from tuner.runs.measure import Trial, measure
 from tuner.runs.outcome import SweepOutcome, outcome_of
 from tuner.runs.settings import SweepSettings
