@@ -50,8 +50,12 @@ SERVED_S = 30.0
 """The beginning of the sample that the client sends."""
 
 
-async def client(folder: Path) -> dict[str, float]:
+def client(folder: Path) -> dict[str, float]:
     """Send the beginning of the sample to a `vllm serve` of our own."""
+    return asyncio.run(streamed(folder))
+
+
+async def streamed(folder: Path) -> dict[str, float]:
     trace = load(ROOT / "traces" / "chat.jsonl")
     starter = ServerStarter({"model": MODEL, "enable_prefix_caching": False}, log=folder / "log")
     engine = await starter.start(max_num_seqs=CAP)
@@ -165,8 +169,8 @@ def main() -> None:
             "help": partial(program, folder, "--help"),
             "apply": partial(program, folder, "apply", *dry),
             "trace": partial(read_rows, folder, options.rows),
-            "twin": twin,
-            "client": lambda: asyncio.run(client(folder)),
+            "twin": partial(twin),
+            "client": partial(client, folder),
         }
         if "sample" in options.parts:
             sample(folder, options.runs)

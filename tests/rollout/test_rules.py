@@ -102,8 +102,11 @@ QUEUES = {
     "fuller": Case(Server(running=17), firing=[BEYOND, ("TunerOtherCap", "ticket", "")]),
 }
 MISSES = {
-    f"{limit} {missed}": Case(Server(**{limit: missed}), firing=BURNS[:windows])
-    for limit in ("missed_tpot", "missed_ttft")
+    f"{missed:.0%} miss their {limit} limit": Case(
+        Server(**{f"missed_{limit}": missed}),  # type: ignore[arg-type]
+        firing=BURNS[:windows],
+    )
+    for limit in ("tpot", "ttft")
     for missed, windows in [(0.03, 1), (0.10, 2), (0.20, 3), (0.40, 4)]
 }
 """The faster the budget burns, the louder; it is 1 - (0.995 - 0.02) = 0.025."""

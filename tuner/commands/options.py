@@ -370,9 +370,10 @@ class ApplyOptions:
     to: Annotated[
         str | None,
         option(
-            "Kind of FILE; default: recognized. One of vllm-config, compose, kubernetes, kustomize, "
-            "helm-values, ray-serve, yaml, systemd, quadlet, supervisor, env, script; or of a file "
-            "that watches the servers: prometheus-rules, prometheus-rule-crd, grafana-dashboard.",
+            "Kind of FILE; default: recognized. One of vllm-config, compose, kubernetes, "
+            "kustomize, helm-values, ray-serve, yaml, systemd, quadlet, supervisor, env, script; "
+            "or, for what watches the servers, prometheus-rules, prometheus-rule-crd, "
+            "grafana-dashboard.",
             metavar="KIND",
         ),
     ] = None

@@ -92,7 +92,7 @@ def _overrides(texts: Sequence[str]) -> Iterator[Setting]:
         key = key.strip().removeprefix("--")
         if not equals or not key:
             raise UsageError(f"--set {text!r} is not KEY=VALUE", hint="As in --set block_size=32.")
-        setting = _setting(key, _value_of(written.strip()), "--set", of_server=False)
+        setting = _setting(key, value_of(written.strip(), place="--set"), "--set", of_server=False)
         name = setting.name
         if name in _OPTIONS:
             raise UsageError(f"--set {text}: {name} is not set so", hint=f"Use {_OPTIONS[name]}.")
@@ -112,7 +112,7 @@ def _setting(key: str, value: ArgumentValue, place: str, *, of_server: bool) -> 
     return Setting(f"{name}{dot}{part.replace('-', '_')}", value, place, of_server=of_server)
 
 
-def _value_of(text: str) -> ArgumentValue:
+def value_of(text: str, *, place: str) -> ArgumentValue:
     """Return a flag for true and false, a mapping or list for JSON, and other text as it is.
 
     Raises UsageError for what begins like JSON and is none.
@@ -124,5 +124,7 @@ def _value_of(text: str) -> ArgumentValue:
     try:
         value: list[object] | dict[str, object] = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise UsageError(f"--set …={text[:200]}: not JSON: {error}", hint="Check quotes.") from None
+        raise UsageError(
+            f"{place} …={text[:200]}: not JSON: {error}", hint="Check quotes."
+        ) from None
     return value

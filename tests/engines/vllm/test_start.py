@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,14 +20,18 @@ print(os.environ["VLLM_WORKER_MULTIPROC_METHOD"])
 
 
 def prepared(
-    program: str = "", *, without: Collection[str] = (), cwd: Path | None = None, **variables: str
+    program: str = "",
+    variables: Mapping[str, str] | None = None,
+    *,
+    without: Collection[str] = (),
+    cwd: Path | None = None,
 ) -> list[str]:
     """Run PREPARED and ``program`` in this environment but for the variables; return what they
     print. Two threads: no fork server, which would outlive this."""
     kept = {name: value for name, value in os.environ.items() if name not in without}
     done = subprocess.run(
         [sys.executable, "-P", "-c", PREPARED + program],
-        env={**kept, "OMP_NUM_THREADS": "2", **variables},
+        env={**kept, "OMP_NUM_THREADS": "2", **(variables or {})},
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -44,14 +48,14 @@ def test_workers_are_spawned_as_the_server_spawns_them(
     set_by_the_user: dict[str, str], method: str
 ) -> None:
     """``vllm serve`` spawns them unless told otherwise; an engine in a program would fork them."""
-    assert prepared(without=["VLLM_WORKER_MULTIPROC_METHOD"], **set_by_the_user) == [method]
+    assert prepared("", set_by_the_user, without=["VLLM_WORKER_MULTIPROC_METHOD"]) == [method]
 
 
 @pytest.mark.parametrize("set_by_the_user", [{}, {"HF_HUB_DISABLE_TELEMETRY": "0"}])
 def test_telemetry_is_off_unless_the_user_set_it(set_by_the_user: dict[str, str]) -> None:
     off = dict.fromkeys(("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY"), "1")
     program = f"print(*(os.environ[name] for name in {tuple(off)}))\n"
-    _, values = prepared(program, without=off, **set_by_the_user)
+    _, values = prepared(program, set_by_the_user, without=off)
     assert values.split() == [*{**off, **set_by_the_user}.values()]
 
 
@@ -60,7 +64,7 @@ def test_sockets_get_a_path_that_linux_takes_in_a_folder_of_a_long_name_too(tmp_
     deep = tmp_path / ("d" * 90)
     deep.mkdir()
     program = "print(start.new_page().socket)\nprint(os.environ['VLLM_RPC_BASE_PATH'])\n"
-    _, socket, folder = prepared(program, without=["VLLM_RPC_BASE_PATH"], TMPDIR=str(deep))
+    _, socket, folder = prepared(program, {"TMPDIR": str(deep)}, without=["VLLM_RPC_BASE_PATH"])
     assert len(socket) <= 107
     assert len(folder) + len("/") + len(str(uuid.uuid4())) <= 107
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 from tuner.engines import devices, provenance
 from tuner.engines.models import shipped as models
-from tuner.engines.seam import SIMULATED, ArgumentValue, Starter
+from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.vllm import supported
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import GateError, UsageError
@@ -157,4 +157,4 @@ def _check_model(profile: ServingProfile) -> None:
 
 
 def _is_simulated(name: object) -> bool:
-    return str(name).startswith(SIMULATED)
+    return str(name).startswith("simulated:")

@@ -21,6 +21,7 @@ from optuna.trial import TrialState, create_trial
 
 from tuner.errors import RunError
 from tuner.replay.numbers import Spread, spread
+from tuner.runs.events import Configuration
 from tuner.runs.refine.aims import Aim, gain_over
 from tuner.runs.refine.space import BLOCKS, CAP, MODELED, TOKENS, Space, number, smallest
 from tuner.system.passwords import without_passwords
