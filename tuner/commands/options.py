@@ -1,83 +1,12 @@
-"""The options of all commands but ``trace``: a frozen dataclass for each."""
+"""The options of all commands but ``trace``; ``shared/options.py`` describes each."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
-
-from tuner.commands.shared.options import Json, Router, headroom, option
 from tuner.traffic.constants import TOLERANCE
 
 FOREVER = "forever"
-
-
-Profile = Annotated[Path, typer.Argument(help="Serving profile.")]
-Trace = Annotated[Path, option("Trace to replay; see `tuner trace import`.")]
-Output = Annotated[Path, option("Where the serving profile goes.", "-o", "--output")]
-Model = Annotated[
-    str | None, option("Model; default: that of --base, else of the trace.", panel="Engine")
-]
-Base = Annotated[
-    Path | None, option("The `vllm serve --config` YAML that production uses.", panel="Engine")
-]
-Overrides = Annotated[
-    tuple[str, ...],
-    option("Any vLLM engine argument; repeatable.", "--set", metavar="KEY=VALUE", panel="Engine"),
-]
-Confirmed = Annotated[
-    tuple[str, ...],
-    option(
-        "Confirm an argument that a profile may not set by itself; repeatable.",
-        "--set",
-        metavar="KEY=VALUE",
-        panel="Engine",
-    ),
-]
-World = Annotated[
-    Path | None, option("Simulate this machine instead of starting vLLM.", panel="Engine")
-]
-Sampling = Annotated[
-    str | None,
-    option(
-        "How production draws tokens; default: the model's generation configuration.",
-        metavar="temperature=0.7,top_p=0.9",
-        panel="Engine",
-    ),
-]
-Window = Annotated[
-    str,
-    option("Part of the trace: all, busiest or START+LEN (120s+60s).", panel="Traffic"),
-]
-Step = Annotated[str, option("How long a step replays: 6s at least.", panel="Traffic")]
-Replicas = Annotated[
-    int,
-    option("Servers that shared the trace; one server's part is sent.", min=1, panel="Traffic"),
-]
-Headroom = Annotated[
-    float,
-    option(
-        "Load that the choice must hold: 1.25, 1.25x or 125% of the recorded one.",
-        parser=headroom,
-        metavar="TIMES",
-        panel="Decision",
-    ),
-]
-Require = Annotated[
-    tuple[str, ...],
-    option(
-        "What must hold: 'p99 ttft <= 500ms', 'attainment >= 99% at headroom'; repeatable.",
-        "--require",
-        metavar="BOUND",
-        panel="Decision",
-    ),
-]
-Budget = Annotated[str, option("Engine time to spend, starts included.", panel="Run")]
-RunDir = Annotated[
-    Path | None, option("Where measurements are kept; default: runs/TRACE-TIME.", panel="Run")
-]
-DryRun = Annotated[bool, option("Print what would run; start nothing.", "--dry-run", panel="Run")]
-Details = Annotated[bool, option("Print everything.", "--details", panel="Output")]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -90,48 +19,28 @@ class SweepOptions:
     Example: tuner sweep --trace prod.jsonl --slo ttft=2s,tpot=50ms
     """
 
-    trace: Trace
-    output: Output = Path("profile.yaml")
-    window: Window = "all"
-    step: Step = "60s"
-    replicas: Replicas = 1
-    router: Router = "least"
-    closed_sessions: Annotated[
-        bool,
-        option(
-            "A session's turn waits for the one before it and its think time.",
-            "--closed-sessions",
-            panel="Traffic",
-        ),
-    ] = False
-    model: Model = None
-    base: Base = None
-    overrides: Overrides = ()
-    sampling: Sampling = None
-    world: World = None
-    ray: Annotated[
-        str | None,
-        option(
-            "A sweep and a profile for each kind of node of a Ray cluster.",
-            metavar="ADDRESS|local",
-            panel="Engine",
-        ),
-    ] = None
-    ceiling: Annotated[int, option("Largest max_num_seqs to try.", min=1, panel="Decision")] = 32
-    slo: Annotated[
-        str | None,
-        option("ttft=500ms,tpot=50ms,e2el=10s; default: derived on the engine.", panel="Decision"),
-    ] = None
-    require: Require = ()
-    headroom: Headroom = 1.25
-    budget: Budget = "15m"
-    run_dir: RunDir = None
-    dry_run: DryRun = False
-    metrics_port: Annotated[
-        int | None,
-        option("Serve what is measured to Prometheus.", min=1, max=65535, panel="Output"),
-    ] = None
-    json: Json = False
+    trace: Path
+    output: Path = Path("profile.yaml")
+    window: str = "all"
+    step: str = "60s"
+    replicas: int = 1
+    router: Literal["least", "rr", "random", "session"] = "least"
+    closed_sessions: bool = False
+    model: str | None = None
+    base: Path | None = None
+    overrides: tuple[str, ...] = ()
+    sampling: str | None = None
+    world: Path | None = None
+    ray: str | None = None
+    ceiling: int = 32
+    slo: str | None = None
+    require: tuple[str, ...] = ()
+    headroom: float = 1.25
+    budget: str = "15m"
+    run_dir: Path | None = None
+    dry_run: bool = False
+    metrics_port: int | None = None
+    json: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -144,34 +53,19 @@ class RefineOptions:
     Example: tuner refine profile.yaml --trace prod.jsonl
     """
 
-    profile: Profile
-    trace: Trace
-    output: Output = Path("refined.yaml")
-    search: Annotated[
-        tuple[str, ...],
-        option(
-            "Engine argument to search: a,b,c or low:high[:log|:step]; repeatable.",
-            metavar="KEY=VALUES",
-            panel="Decision",
-        ),
-    ] = ()
-    objective: Annotated[
-        str, option("goodput, throughput, e2el, tpot or ttft.", panel="Decision")
-    ] = "goodput"
-    require: Require = ()
-    world: World = None
-    overrides: Confirmed = ()
-    force: Annotated[
-        bool, option("Refine on another machine or vLLM than measured.", "--force", panel="Engine")
-    ] = False
-    storage: Annotated[
-        str | None,
-        option("Optuna storage for the trials: a file, or postgresql://…", metavar="URL",
-               panel="Run"),
-    ] = None  # fmt: skip
-    budget: Budget = "20m"
-    run_dir: RunDir = None
-    json: Json = False
+    profile: Path
+    trace: Path
+    output: Path = Path("refined.yaml")
+    search: tuple[str, ...] = ()
+    objective: str = "goodput"
+    require: tuple[str, ...] = ()
+    world: Path | None = None
+    overrides: tuple[str, ...] = ()
+    force: bool = False
+    storage: str | None = None
+    budget: str = "20m"
+    run_dir: Path | None = None
+    json: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -183,35 +77,17 @@ class CompareOptions:
     Example: tuner compare --trace prod.jsonl --profile profile.yaml
     """
 
-    trace: Trace
-    profile: Annotated[
-        Path | None, option("Serving profile: its max_num_seqs, and all of it as a way to serve.")
-    ] = None
-    max_num_seqs: Annotated[
-        int | None,
-        option("The tuned value; default: the profile's.", min=1),
-    ] = None
-    approaches: Annotated[
-        str | None,
-        option(
-            "worker, two-workers, static, untuned, tuned, server (tuned, behind vllm serve), "
-            "profile; default: all but server."
-        ),
-    ] = None
-    loads: Annotated[
-        str | None,
-        option(
-            "light, medium, heavy, very-heavy (2, 8, 16, 25 in flight untuned), uniform (25, every "
-            "length the mean), recorded; default: recorded, with a profile 25 too.",
-            panel="Traffic",
-        ),
-    ] = None
-    world: World = None
-    base: Base = None
-    overrides: Overrides = ()
-    budget: Budget = "1h"
-    run_dir: RunDir = None
-    json: Json = False
+    trace: Path
+    profile: Path | None = None
+    max_num_seqs: int | None = None
+    approaches: str | None = None
+    loads: str | None = None
+    world: Path | None = None
+    base: Path | None = None
+    overrides: tuple[str, ...] = ()
+    budget: str = "1h"
+    run_dir: Path | None = None
+    json: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -223,7 +99,7 @@ class DoctorOptions:
     Example: tuner doctor
     """
 
-    json: Json = False
+    json: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -233,41 +109,15 @@ class ShowOptions:
     Example: tuner show profile.yaml -o page.html
     """
 
-    source: Annotated[
-        Path, typer.Argument(metavar="PROFILE|RUN_DIR", help="Serving profile, or folder of a run.")
-    ]
-    other: Annotated[
-        str | None,
-        typer.Argument(
-            help="Show the differences instead: from another profile, a file to deploy with, or "
-            "the server at an address."
-        ),
-    ] = None
-    output: Annotated[
-        Path | None,
-        option(
-            "Write page.html, or a table: curve, replays, requests or iterations as .csv, "
-            ".parquet or .json.",
-            "-o",
-            "--output",
-        ),
-    ] = None
-    slo: Annotated[
-        str | None, option("Decide a sweep's run again under this SLO; -o writes the profile.")
-    ] = None
-    require: Require = ()
-    prices: Annotated[
-        str | None,
-        option(
-            "What a million tokens cost with each of two profiles, from prices per GPU and hour.",
-            metavar="GPU=PRICE,…",
-        ),
-    ] = None
-    flags: Annotated[
-        bool, option("Print only vLLM's flags, to paste behind the model.", "--flags")
-    ] = False
-    details: Details = False
-    json: Json = False
+    source: Path
+    other: str | None = None
+    output: Path | None = None
+    slo: str | None = None
+    require: tuple[str, ...] = ()
+    prices: str | None = None
+    flags: bool = False
+    details: bool = False
+    json: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -279,26 +129,13 @@ class PlanOptions:
     Example: tuner plan profile.yaml --load 3x
     """
 
-    profile: Profile
-    other: Annotated[
-        Path | None, typer.Argument(help="Profile of the other traffic that a server gets.")
-    ] = None
-    load: Annotated[
-        str,
-        option(
-            "All of the traffic: 1.5x or 150% of the profile's, or requests a second as in 35rps.",
-            metavar="LOAD",
-        ),
-    ] = "1x"
-    replicas: Annotated[
-        int | None,
-        option("Servers that share the traffic; default: what it needs.", min=1, max=100_000),
-    ] = None
-    price: Annotated[
-        float | None, option("What a replica costs per hour, in any currency.", min=0.0)
-    ] = None
-    require: Require = ()
-    json: Json = False
+    profile: Path
+    other: Path | None = None
+    load: str = "1x"
+    replicas: int | None = None
+    price: float | None = None
+    require: tuple[str, ...] = ()
+    json: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -311,46 +148,20 @@ class VerifyOptions:
     Example: tuner verify profile.yaml --trace prod.jsonl --junit verify.xml
     """
 
-    profile: Profile
-    trace: Trace
-    step: Step = "60s"
-    replicas: Annotated[
-        int | None,
-        option("Servers that shared the trace; default: the profile's.", min=1, panel="Traffic"),
-    ] = None
-    require: Require = ()
-    tolerance: Annotated[
-        float,
-        option(
-            "How much worse than promised is accepted: 0.1 is 10%.", min=0.0, max=10.0,
-            panel="Decision",
-        ),
-    ] = TOLERANCE  # fmt: skip
-    world: World = None
-    overrides: Confirmed = ()
-    force: Annotated[
-        bool, option("Verify on another machine or vLLM than measured.", "--force", panel="Engine")
-    ] = False
-    url: Annotated[
-        str | None,
-        option("A running server: it gets the trace's load.", panel="Running server"),
-    ] = None
-    send_load: Annotated[
-        int | None,
-        option(
-            "Requests that --url may get, where it is not on this machine.",
-            min=1,
-            metavar="N",
-            panel="Running server",
-        ),
-    ] = None
-    junit: Annotated[
-        Path | None, option("Write the gates as JUnit XML too, for CI.", panel="Output")
-    ] = None
-    run_dir: Annotated[
-        Path | None, option("Keep the replays and the gates there.", panel="Run")
-    ] = None
-    json: Json = False
+    profile: Path
+    trace: Path
+    step: str = "60s"
+    replicas: int | None = None
+    require: tuple[str, ...] = ()
+    tolerance: float = TOLERANCE
+    world: Path | None = None
+    overrides: tuple[str, ...] = ()
+    force: bool = False
+    url: str | None = None
+    send_load: int | None = None
+    junit: Path | None = None
+    run_dir: Path | None = None
+    json: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -363,81 +174,21 @@ class ApplyOptions:
     Example: tuner apply profile.yaml serve.yaml --dry-run
     """
 
-    profile: Annotated[Path | None, typer.Argument(help="Serving profile.")] = None
-    file: Annotated[
-        Path | None, typer.Argument(help="File to edit in place; default: serve.yaml.")
-    ] = None
-    to: Annotated[
-        str | None,
-        option(
-            "Kind of FILE; default: recognized. One of vllm-config, compose, kubernetes, "
-            "kustomize, helm-values, ray-serve, yaml, systemd, quadlet, supervisor, env, script; "
-            "or, for what watches the servers, prometheus-rules, prometheus-rule-crd, "
-            "grafana-dashboard.",
-            metavar="KIND",
-        ),
-    ] = None
-    container: Annotated[
-        str | None,
-        option(
-            "Which container, service or variable of FILE, where several may be meant; or the path "
-            "of vLLM's arguments in it: .models[0].args.",
-            metavar="NAME",
-        ),
-    ] = None
-    model_is: Annotated[
-        str | None,
-        option(
-            "The profile's model, where FILE does not say it in these words; on record.",
-            metavar="NAME",
-        ),
-    ] = None
-    selector: Annotated[
-        str | None,
-        option(
-            "Servers that alerts or a dashboard watch, in PromQL; default: those of the model.",
-            metavar="MATCHERS",
-        ),
-    ] = None
-    output: Annotated[
-        Path | None, option("Write the result there; FILE stays as it is.", "-o", "--output")
-    ] = None
-    dry_run: Annotated[bool, option("Print the change as a diff; write nothing.", "--dry-run")] = (
-        False
-    )
-    check: Annotated[
-        bool, option("Exit with 6 if FILE would change; write nothing.", "--check")
-    ] = False
-    pin: Annotated[
-        bool, option("Write every argument, also those that vLLM takes by itself.", "--pin")
-    ] = False
-    rollback: Annotated[
-        Path | None, option("Restore FILE as it was before the last apply.", metavar="FILE")
-    ] = None
-    live_knob: Annotated[
-        bool,
-        option(
-            "Set max_num_active_seqs, and build the engine for the largest cap measured.",
-            "--live-knob",
-        ),
-    ] = False
-    admission_limits: Annotated[
-        bool,
-        option(
-            "Also set max_num_active_seqs, max_num_queued_reqs and max_num_queued_tokens, from the "
-            "cap and the SLO's TTFT.",
-            "--admission-limits",
-        ),
-    ] = False
-    force: Annotated[
-        bool,
-        option(
-            "Apply what was measured elsewhere or is undecided, on record; lose later edits. With "
-            "--container NAME, edit it as vLLM's.",
-            "--force",
-        ),
-    ] = False
-    json: Json = False
+    profile: Path | None = None
+    file: Path | None = None
+    to: str | None = None
+    container: str | None = None
+    model_is: str | None = None
+    selector: str | None = None
+    output: Path | None = None
+    dry_run: bool = False
+    check: bool = False
+    pin: bool = False
+    rollback: Path | None = None
+    live_knob: bool = False
+    admission_limits: bool = False
+    force: bool = False
+    json: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -447,15 +198,11 @@ class LiveOptions:
     Example: tuner live profile.yaml --socket /var/lib/vllm/tuner.sock
     """
 
-    profile: Annotated[Path | None, typer.Argument(help="Serving profile.")] = None
-    socket: Annotated[
-        tuple[Path, ...], option("TUNER_LIVE_SOCKET of the server; repeatable.", metavar="PATH")
-    ]
-    reset: Annotated[bool, option("Set what the server was started with.", "--reset")] = False
-    force: Annotated[
-        bool, option("Set what was measured elsewhere or is undecided, on record.", "--force")
-    ] = False
-    json: Json = False
+    profile: Path | None = None
+    socket: tuple[Path, ...]
+    reset: bool = False
+    force: bool = False
+    json: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -468,21 +215,14 @@ class WatchOptions:
     Example: tuner watch profile.yaml --url http://localhost:8000 --for 2h
     """
 
-    profile: Profile
-    url: Annotated[str, option("The live server.")]
-    for_: Annotated[str, option("How long to watch: 30m, 2h, or forever.", "--for")] = "30m"
-    window: Annotated[str, option("Length of a window.")] = "60s"
-    fail_on: Annotated[
-        Literal["re-tune", "drifting"], option("The mildest verdict that exits with 6.")
-    ] = "re-tune"
-    run_dir: Annotated[
-        Path | None, option("Append every window to windows.jsonl there.", panel="Output")
-    ] = None
-    metrics_port: Annotated[
-        int | None,
-        option("Serve the verdict to Prometheus.", min=1, max=65535, panel="Output"),
-    ] = None
-    json: Json = False
+    profile: Path
+    url: str
+    for_: str = "30m"
+    window: str = "60s"
+    fail_on: Literal["re-tune", "drifting"] = "re-tune"
+    run_dir: Path | None = None
+    metrics_port: int | None = None
+    json: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -492,5 +232,5 @@ class ResumeOptions:
     Example: tuner resume runs/prod-20260102-030405
     """
 
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of the run.")]
-    budget: Annotated[str | None, option("Engine time to spend in all; default: as before.")] = None
+    run_dir: Path
+    budget: str | None = None

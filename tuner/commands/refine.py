@@ -10,7 +10,7 @@ import msgspec
 from tuner.commands.options import RefineOptions
 from tuner.commands.shared.machine import Machine, ThisMachine, check_machine, machine_of
 from tuner.commands.shared.next_step import after, check_required, command, is_short
-from tuner.commands.shared.options import check_given, in_plan
+from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.results import finish
 from tuner.commands.shared.run_folder import kept, open_run
 from tuner.commands.shared.traffic import one_engines, served_in, warnings_about
@@ -80,7 +80,6 @@ class _Search:
 def run(options: RefineOptions) -> None:
     """Refine, write the profile and print what was gained. Raises TunerError."""
     began_s = time.monotonic()
-    check_given("--storage", options.storage)
     profile = load_profile(options.profile)
     check_output(options.output, force=None)
     trace, origin = load(options.trace), profile.provenance

@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 from tuner.commands.options import CompareOptions, RefineOptions, ResumeOptions, VerifyOptions
-from tuner.commands.root import COMMANDS, parsed
+from tuner.commands.root import module_of, parsed
 from tuner.commands.shared.next_step import command
 from tuner.commands.shared.run_folder import read_run
 from tuner.engines.engine_arguments import engine_arguments
@@ -36,7 +36,7 @@ def run(options: ResumeOptions) -> None:
             "send data, and whoever made the run wrote it",
             hint=f"If you trust it, run the same: {command(*words)}",
         )
-    importlib.import_module(COMMANDS[words[0]][1]).run(again)
+    importlib.import_module(module_of(words[0])).run(again)
 
 
 def _risks(options: Any) -> list[str]:  # noqa: ANN401 - of any command in RESUMED

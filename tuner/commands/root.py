@@ -5,41 +5,32 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tuner.commands.options import (
-    ApplyOptions,
-    CompareOptions,
-    DoctorOptions,
-    LiveOptions,
-    PlanOptions,
-    RefineOptions,
-    ResumeOptions,
-    ShowOptions,
-    SweepOptions,
-    VerifyOptions,
-    WatchOptions,
-)
-from tuner.commands.shared.options import command
+from tuner.commands import options as commands
+from tuner.commands.shared.options import command, filled
 from tuner.commands.trace import options as trace
 from tuner.errors import UsageError
 
 USAGE: Any = typer.BadParameter.__mro__[1]
 """The base of all that typer's parser raises."""
 
-TUNE, LOOK, ROLL_OUT = "Tune", "Look", "Roll out"
-COMMANDS: dict[str, tuple[type[Any], str, str]] = {
-    "sweep": (SweepOptions, "tuner.commands.sweep", TUNE),
-    "refine": (RefineOptions, "tuner.commands.refine", TUNE),
-    "compare": (CompareOptions, "tuner.commands.compare", TUNE),
-    "doctor": (DoctorOptions, "tuner.commands.doctor", TUNE),
-    "show": (ShowOptions, "tuner.commands.show", LOOK),
-    "plan": (PlanOptions, "tuner.commands.plan", LOOK),
-    "verify": (VerifyOptions, "tuner.commands.verify", ROLL_OUT),
-    "apply": (ApplyOptions, "tuner.commands.apply", ROLL_OUT),
-    "live": (LiveOptions, "tuner.commands.live", ROLL_OUT),
-    "watch": (WatchOptions, "tuner.commands.watch", ROLL_OUT),
-    "resume": (ResumeOptions, "tuner.commands.resume", ROLL_OUT),
+COMMANDS: dict[str, tuple[type[Any], str]] = {
+    "sweep": (commands.SweepOptions, "Tune"),
+    "refine": (commands.RefineOptions, "Tune"),
+    "compare": (commands.CompareOptions, "Tune"),
+    "doctor": (commands.DoctorOptions, "Tune"),
+    "show": (commands.ShowOptions, "Look"),
+    "plan": (commands.PlanOptions, "Look"),
+    "verify": (commands.VerifyOptions, "Roll out"),
+    "apply": (commands.ApplyOptions, "Roll out"),
+    "live": (commands.LiveOptions, "Roll out"),
+    "watch": (commands.WatchOptions, "Roll out"),
+    "resume": (commands.ResumeOptions, "Roll out"),
 }
-"""Name → its options, the module whose ``run`` takes them, and its panel in ``--help``."""
+"""Name → its options and its panel in ``--help``; ``run`` of its module takes the options."""
+
+
+def module_of(name: str) -> str:
+    return f"tuner.commands.{name}"
 
 
 class Commands(TyperGroup):
@@ -84,23 +75,18 @@ def root(
 
 
 app.add_typer(trace.app, name="trace", rich_help_panel="Traffic")
-for name, (options, module, panel) in COMMANDS.items():
-    app.command(name, rich_help_panel=panel)(command(options, module))
+for _name, (_options, _panel) in COMMANDS.items():
+    app.command(_name, rich_help_panel=_panel)(command(_options, module_of(_name)))
 
 
 def parsed(words: list[str]) -> Any:  # noqa: ANN401 - the options of that command
     """Return the options that the words of a command come to. Raises UsageError as the command line
     does."""
-    from typer.main import get_command  # noqa: PLC0415 - slow to load
-
-    group: Any = get_command(app)
+    group: Any = typer.main.get_command(app)
     try:
         values = group.commands[words[0]].make_context(words[0], words[1:]).params
     except USAGE as problem:
         raise UsageError(
             f"{words[0]}: {problem.format_message()}", hint="docs/cli.md says what it may be."
         ) from None
-    values = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
-    return COMMANDS[words[0]][0](**values)
+    return filled(COMMANDS[words[0]][0], values)

@@ -14,7 +14,7 @@ import msgspec
 from tuner.commands import forecast
 from tuner.commands.options import ShowOptions, SweepOptions
 from tuner.commands.shared.next_step import after, again, check_required
-from tuner.commands.shared.options import check_given, in_plan
+from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.results import keep_result
 from tuner.commands.shared.run_folder import check_command, kept, making_sense, open_run, read_run
 from tuner.commands.shared.traffic import one_engines, served_in, warnings_about
@@ -116,7 +116,6 @@ class Swept:
 
 def run(options: SweepOptions) -> None:
     """Run the whole sweep, write its profile and print its result. Raises TunerError."""
-    check_given("--ray", options.ray)
     if options.ray is not None:
         from tuner.commands import kinds  # noqa: PLC0415 - what a cluster takes
 

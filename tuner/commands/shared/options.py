@@ -1,13 +1,13 @@
-"""Options: a frozen dataclass for each command becomes what typer makes a command of."""
+"""Every option of the command line, and how a dataclass of them becomes a command of typer."""
 
 import dataclasses
 import gc
 import importlib
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import GenericAlias
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 from typer.models import ArgumentInfo, ParameterInfo
@@ -15,18 +15,14 @@ from typer.models import ArgumentInfo, ParameterInfo
 from tuner.errors import UsageError
 
 
-def option(help_: str, *names: str, panel: str | None = None, **more: Any) -> Any:  # noqa: ANN401
-    """Return a typer option; ``panel`` groups it in ``--help``."""
-    return typer.Option(*names, help=help_, rich_help_panel=panel, **more)
+def option(help_: str, *names: str, **more: Any) -> Any:  # noqa: ANN401 - typer's
+    info = typer.Option(help=help_, **more)
+    info.param_decls = names
+    return info
 
 
-Json = Annotated[bool, option("Print one JSON document.", "--json", panel="Output")]
-
-
-Router = Annotated[
-    Literal["least", "rr", "random", "session"],
-    option("How requests reach replicas.", panel="Traffic"),
-]
+def argument(help_: str, **more: Any) -> Any:  # noqa: ANN401 - typer's
+    return typer.Argument(help=help_, **more)
 
 
 def times(text: str | float) -> float:
@@ -49,39 +45,254 @@ def headroom(text: str | float) -> float:
     raise typer.BadParameter(f"{text!r} is not from 1 to 10: give 1.25, 1.25x or 125%")
 
 
+_KINDS = (
+    "Kind of FILE; default: recognized. One of vllm-config, compose, kubernetes, kustomize, "
+    "helm-values, ray-serve, yaml, systemd, quadlet, supervisor, env, script; or, for what watches "
+    "the servers, prometheus-rules, prometheus-rule-crd, grafana-dashboard."
+)
+_CONFIRM = option(
+    "Confirm an argument that a profile may not set by itself; repeatable.",
+    "--set",
+    metavar="KEY=VALUE",
+)
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "": {
+        "profile": argument("Serving profile."),
+        "trace": option("Trace to replay; see `tuner trace import`."),
+        "output": option("Where the serving profile goes.", "-o", "--output"),
+        "apply.output": option("Write the result there; FILE stays as it is.", "-o", "--output"),
+        "show.output": option(
+            "Write page.html, or a table: curve, replays, requests or iterations as .csv, "
+            ".parquet or .json.", "-o", "--output",
+        ),
+        "compare.profile": option("Serving profile: its max_num_seqs, and all of it to compare."),
+        "compare.max_num_seqs": option("The tuned value; default: the profile's.", min=1),
+        "approaches": option(
+            "worker, two-workers, static, untuned, tuned, server (tuned, behind vllm serve), "
+            "profile; default: all but server."
+        ),
+        "source": argument("Serving profile, or folder of a run.", metavar="PROFILE|RUN_DIR"),
+        "show.other": argument(
+            "Show the differences instead: from another profile, a file to deploy with, or the "
+            "server at an address."
+        ),
+        "show.slo": option("Decide a sweep's run again under this SLO; -o writes the profile."),
+        "prices": option(
+            "What a million tokens cost with each of two profiles, from prices per GPU and hour.",
+            metavar="GPU=PRICE,…",
+        ),
+        "flags": option("Print only vLLM's flags, to paste behind the model."),
+        "plan.other": argument("Profile of the other traffic that a server gets."),
+        "load": option(
+            "All of the traffic: 1.5x or 150% of the profile's, or requests a second as in 35rps."
+        ),
+        "plan.replicas": option(
+            "Servers that share the traffic; default: what it needs.", min=1, max=100_000
+        ),
+        "price": option("What a replica costs per hour, in any currency.", min=0.0),
+        "file": argument("File to edit in place; default: serve.yaml."),
+        "to": option(_KINDS, metavar="KIND"),
+        "container": option(
+            "Which container, service or variable of FILE, where several may be meant; or the "
+            "path of vLLM's arguments in it: .models[0].args.", metavar="NAME",
+        ),
+        "model_is": option(
+            "The profile's model, where FILE does not say it in these words; on record.",
+            metavar="NAME",
+        ),
+        "selector": option(
+            "Servers that alerts or a dashboard watch, in PromQL; default: those of the model.",
+            metavar="MATCHERS",
+        ),
+        "apply.dry_run": option("Print the change as a diff; write nothing."),
+        "check": option("Exit with 6 if FILE would change; write nothing."),
+        "pin": option("Write every argument, also those that vLLM takes by itself."),
+        "rollback": option("Restore FILE as it was before the last apply.", metavar="FILE"),
+        "live_knob": option(
+            "Set max_num_active_seqs, and build the engine for the largest cap measured."
+        ),
+        "admission_limits": option(
+            "Also set max_num_active_seqs, max_num_queued_reqs and max_num_queued_tokens, from "
+            "the cap and the SLO's TTFT."
+        ),
+        "apply.force": option(
+            "Apply what was measured elsewhere or is undecided, on record; lose later edits. With "
+            "--container NAME, edit it as vLLM's."
+        ),
+        "socket": option("TUNER_LIVE_SOCKET of the server; repeatable.", metavar="PATH"),
+        "reset": option("Set what the server was started with."),
+        "live.force": option("Set what was measured elsewhere or is undecided, on record."),
+        "watch.url": option("The live server."),
+        "for_": option("How long to watch: 30m, 2h, or forever.", "--for"),
+        "watch.window": option("Length of a window."),
+        "fail_on": option("The mildest verdict that exits with 6."),
+        "trace.file": argument("Trace in any format that tuner knows; - reads standard input."),
+        "sources": argument(
+            "A file (- is standard input), the files of a recording, or the http:// address of a "
+            "Prometheus.", metavar="SOURCE...",
+        ),
+        "trace.output": option("Where the trace goes.", "-o", "--output"),
+        "format_name": option("Format of FILE; default: recognized.", "--format"),
+        "time_unit": option("Unit of times that are numbers, where the file leaves two."),
+        "columns": option(
+            "Columns of a table: timestamp=ts,input_length=prompt_tok,output_length=gen; also "
+            "end, duration_ms, ttft_ms, status, model, …; #3 is the third column.",
+            metavar="ROLE=HEADING,…",
+        ),
+        "trace.window": option("Part: busiest, busiest+10m, or START+LEN (120s+60s)."),
+        "from_": option("Begin of the history: how long ago, or a date; default: 1h.", "--from"),
+        "trace.to": option("End of the history, as --from; default: now."),
+        "trace.selector": option("Servers in a Prometheus: label matchers, as 'job=\"vllm\"'."),
+        "spread_ticks": option("Spread arrivals evenly within the ticks of a coarse clock."),
+        "allow_text": option("Read a file that holds text, and leave the text out."),
+        "lengths": option("Trace whose lengths to take, where SOURCE is a concurrency schedule."),
+        "trace.force": option("Overwrite the output."),
+        "max_model_len": option("Drop and count requests with more tokens than this.", min=1),
+        "replica": option("Keep what one recorded server got: its number, or busiest."),
+        "resume.run_dir": argument("Folder of the run.", metavar="RUN_DIR"),
+        "resume.budget": option("Engine time to spend in all; default: as before."),
+    },
+    "Traffic": {
+        "window": option("Part of the trace: all, busiest or START+LEN (120s+60s)."),
+        "step": option("How long a step replays: 6s at least."),
+        "replicas": option("Servers that shared the trace; one server's part is sent.", min=1),
+        "verify.replicas": option("Servers that shared the trace; default: the profile's.", min=1),
+        "router": option("How requests reach replicas."),
+        "closed_sessions": option("A session's turn waits for the one before it and think time."),
+        "loads": option(
+            "light, medium, heavy, very-heavy (2, 8, 16, 25 in flight untuned), uniform (25, "
+            "every length the mean), recorded; default: recorded, with a profile 25 too."
+        ),
+    },
+    "Engine": {
+        "model": option("Model; default: that of --base, else of the trace."),
+        "base": option("The `vllm serve --config` YAML that production uses."),
+        "overrides": option(
+            "Any vLLM engine argument; repeatable.", "--set", metavar="KEY=VALUE"
+        ),
+        "refine.overrides": _CONFIRM,
+        "verify.overrides": _CONFIRM,
+        "sampling": option(
+            "How production draws tokens; default: the model's generation configuration.",
+            metavar="temperature=0.7,top_p=0.9",
+        ),
+        "world": option("Simulate this machine instead of starting vLLM."),
+        "ray": option(
+            "A sweep and a profile for each kind of node of a Ray cluster.",
+            metavar="ADDRESS|local",
+        ),
+        "force": option("Run where machine or vLLM differ from the profile's."),
+    },
+    "Running server": {
+        "url": option("A running vLLM server: it gets the trace's load."),
+        "send_load": option(
+            "Requests that --url may get, where it is not on this machine.", min=1, metavar="N"
+        ),
+    },
+    "Decision": {
+        "ceiling": option("Largest max_num_seqs to try.", min=1),
+        "slo": option("ttft=500ms,tpot=50ms,e2el=10s; default: derived on the engine."),
+        "require": option(
+            "What must hold: 'p99 ttft <= 500ms', 'attainment >= 99% at headroom'; repeatable.",
+            metavar="BOUND",
+        ),
+        "headroom": option(
+            "Load that the choice must hold: 1.25, 1.25x or 125% of the recorded one.",
+            parser=headroom, metavar="TIMES",
+        ),
+        "search": option(
+            "Engine argument to search: a,b,c or low:high[:log|:step]; repeatable.",
+            metavar="KEY=VALUES",
+        ),
+        "objective": option("goodput, throughput, e2el, tpot or ttft."),
+        "tolerance": option(
+            "How much worse than promised is accepted: 0.1 is 10%.", min=0.0, max=10.0
+        ),
+    },
+    "Run": {
+        "budget": option("Engine time to spend, starts included."),
+        "storage": option(
+            "Optuna storage for the trials: a file, or postgresql://…", metavar="URL"
+        ),
+        "run_dir": option("Where measurements are kept; default: runs/TRACE-TIME."),
+        "verify.run_dir": option("Keep the replays and the gates there."),
+        "dry_run": option("Print what would run; start nothing."),
+    },
+    "Output": {
+        "details": option("Print everything."),
+        "metrics_port": option(
+            "Serve what is measured, or the verdict, to Prometheus.", min=1, max=65535
+        ),
+        "junit": option("Write the gates as JUnit XML too, for CI."),
+        "watch.run_dir": option("Append every window to windows.jsonl there."),
+        "json": option("Print one JSON document."),
+    },
+}  # fmt: skip
+"""Panel in ``--help`` → option → typer's description. A name before a dot is of that command."""
+
+
+def parameters_of(options: type[Any]) -> dict[str, tuple[Any, ParameterInfo]]:
+    """Return field → type, and its description for typer."""
+    command_name = re.findall("[A-Z][a-z]*", options.__name__)[0].lower()
+    result: dict[str, tuple[Any, ParameterInfo]] = {}
+    for name, kind in get_type_hints(options).items():
+        panel, info = next(
+            (panel, rows[key])
+            for key in (f"{command_name}.{name}", name)
+            for panel, rows in OPTIONS.items()
+            if key in rows
+        )
+        info.rich_help_panel = panel or None
+        result[name] = kind, info
+    return result
+
+
+def flag_of(name: str, info: ParameterInfo) -> str:
+    """Return the long form of an option."""
+    written = (each for each in info.param_decls or () if each.startswith("--"))
+    return next(written, f"--{name.replace('_', '-')}")
+
+
 def command(options: type[Any], module: str, function: str = "run") -> Callable[..., None]:
     """Return what typer makes a command of.
 
     It has a parameter for each field of the dataclass ``options``, whose docstring is its help, and
-    calls ``module.function`` with an instance. A field is ``Annotated`` with its ``typer.Option``
-    or ``typer.Argument``; without a default it must be given. A field that is a tuple may be given
-    several times. The module is imported when the command runs, and the dataclass has no ``repr``
-    and no ``==``: both keep ``--help`` light.
+    calls ``module.function`` with an instance. A field that is a tuple may be given several times.
+    The module is imported when the command runs, and the dataclass has no ``repr`` and no ``==``:
+    both keep ``--help`` light.
     """
-    annotations = get_type_hints(options, include_extras=True)
-    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    fields = {field.name: field for field in dataclasses.fields(options)}
+    known = parameters_of(options)
 
     def called(**given: Any) -> None:  # noqa: ANN401 - whatever the fields are
-        values = {
-            name: tuple(value or ()) if _is_tuple(annotations[name]) else value
-            for name, value in given.items()
-        }
-        try:
-            run = getattr(importlib.import_module(module), function)
-            gc.enable()  # which cli.py disables for the imports
-            run(options(**values))
-        except EOFError as error:  # for typer that is Ctrl-D at a prompt, and there is none
-            raise ValueError(str(error)).with_traceback(error.__traceback__) from error
+        for name, value in given.items():
+            if isinstance(value, str) and not value.strip():
+                flag = flag_of(name, known[name][1])
+                hint = f"Give {flag} a value (is a variable not set?), or drop it."
+                raise UsageError(f"{flag} is empty", hint=hint)
+        run = getattr(importlib.import_module(module), function)
+        gc.enable()  # which cli.py disables for the imports
+        run(filled(options, given))
 
-    parameters = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=_default(defaults[name]),
-            annotation=_as_list(hint, is_required=defaults[name] is dataclasses.MISSING),
+    parameters = []
+    for name, (kind, info) in known.items():
+        default, is_several = fields[name].default, get_origin(kind) is tuple
+        if is_several:  # which typer knows as a list
+            kind = list[get_args(kind)[0]]  # type: ignore[misc]  # noqa: PLW2901
+            kind = kind if default is dataclasses.MISSING else kind | None  # noqa: PLW2901
+        if kind is bool and not info.param_decls:  # else typer adds --no-…
+            info.param_decls = (flag_of(name, info),)
+        if default is dataclasses.MISSING:
+            default = inspect.Parameter.empty
+        parameters.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None if default == () else default,
+                annotation=Annotated[kind, info],
+            )
         )
-        for name, hint in annotations.items()
-    ]
     paragraphs = inspect.cleandoc(options.__doc__ or "").split("\n\n")
     called.__doc__ = "\n\n".join(" ".join(each.split()) for each in paragraphs)
     called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -89,23 +300,12 @@ def command(options: type[Any], module: str, function: str = "run") -> Callable[
     return called
 
 
-def _is_tuple(hint: Any) -> bool:  # noqa: ANN401 - an annotation
-    return get_origin(get_args(hint)[0]) is tuple
-
-
-def _default(default: object) -> object:
-    if default is dataclasses.MISSING:
-        return inspect.Parameter.empty
-    return None if default == () else default
-
-
-def _as_list(hint: Any, *, is_required: bool) -> Any:  # noqa: ANN401 - annotations
-    """Return the annotation as typer knows it: several values are a list."""
-    if not _is_tuple(hint):
-        return hint
-    several, *rest = get_args(hint)
-    each: Any = GenericAlias(list, get_args(several)[:1])
-    return Annotated[each if is_required else each | None, *rest]
+def filled(options: type[Any], values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - an instance
+    """Return the options with what typer's parser has for them: several values are a tuple."""
+    several = {
+        name for name, (kind, _) in parameters_of(options).items() if get_origin(kind) is tuple
+    }
+    return options(**{k: tuple(v or ()) if k in several else v for k, v in values.items()})
 
 
 def in_plan(options: Any, *names: str) -> dict[str, Any]:  # noqa: ANN401 - any command's
@@ -116,27 +316,15 @@ def in_plan(options: Any, *names: str) -> dict[str, Any]:  # noqa: ANN401 - any 
 
 def as_typed(options: Any) -> list[str]:  # noqa: ANN401 - any command's
     """Return the words that make these options on the command line: those that are no default."""
-    hints = get_type_hints(type(options), include_extras=True)
-    words: list[str] = []
+    known, words = parameters_of(type(options)), list[str]()
     for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
+        value, info = getattr(options, field.name), known[field.name][1]
         if value is None or value == field.default:
             continue
-        info = next(each for each in get_args(hints[field.name]) if isinstance(each, ParameterInfo))
         values = value if isinstance(value, tuple) else (value,)
         if isinstance(info, ArgumentInfo):
             words += map(str, values)
-            continue
-        stated = [info.default, *(info.param_decls or ()), f"--{field.name.replace('_', '-')}"]
-        name = next(each for each in stated if isinstance(each, str) and each.startswith("--"))
-        words += [name if value is True else f"{name}={each}" for each in values]
+        else:
+            flag = flag_of(field.name, info)
+            words += [flag if value is True else f"{flag}={each}" for each in values]
     return words
-
-
-def check_given(name: str, value: str | None) -> None:
-    """Raise UsageError for a value that is there and empty: the variable that it was to come from
-    is not set."""
-    if value is not None and not value.strip():
-        raise UsageError(
-            f"{name} is empty", hint=f"Give {name} a value (is a variable not set?), or drop it."
-        )

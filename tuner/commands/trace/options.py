@@ -2,50 +2,29 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import typer
 
-from tuner.commands.shared.options import Json, command
+from tuner.commands.shared.options import command
 
 app = typer.Typer(help="Look at, import and cut traces.")
-
-File = Annotated[
-    Path, typer.Argument(help="Trace in any format that tuner knows; - reads standard input.")
-]
-Output = Annotated[Path, typer.Option("-o", "--output", help="Where the trace goes.")]
-FormatName = Annotated[
-    str | None, typer.Option("--format", help="Format of FILE; default: found out.")
-]
-Unit = Annotated[
-    Literal["s", "ms", "us", "ns"] | None,
-    typer.Option(help="Unit of times that are numbers, where the file leaves two."),
-]
-Columns = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ROLE=HEADING,…",
-        help="Columns of a table: timestamp=ts,input_length=prompt_tok,output_length=gen; also "
-        "end, duration_ms, ttft_ms, status, model, …; #3 is the third column.",
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.")]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ReadingOptions:
     """How a trace file is read."""
 
-    format_name: FormatName = None
-    time_unit: Unit = None
-    columns: Columns = None
+    format_name: str | None = None
+    time_unit: Literal["s", "ms", "us", "ns"] | None = None
+    columns: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class FileOptions(ReadingOptions):
     """A trace file, and how it is read."""
 
-    file: File
+    file: Path
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -59,11 +38,8 @@ class TraceShowOptions(FileOptions):
     Example: tuner trace show prod.jsonl
     """
 
-    window: Annotated[
-        str,
-        typer.Option(help="Part to compare with the whole: busiest+10m, or START+LEN (120s+60s)."),
-    ] = "busiest"
-    json: Json = False
+    window: str = "busiest"
+    json: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -77,41 +53,15 @@ class TraceImportOptions(ReadingOptions):
     Example: tuner trace import requests.csv -o prod.jsonl
     """
 
-    sources: Annotated[
-        tuple[str, ...],
-        typer.Argument(
-            metavar="SOURCE...",
-            help="A file (- is standard input), the files of a recording, or the http:// address "
-            "of a Prometheus.",
-        ),
-    ]
-    output: Output
-    from_: Annotated[
-        str | None,
-        typer.Option("--from", help="Begin of the history: how long ago, or a date; default: 1h."),
-    ] = None
-    to: Annotated[str | None, typer.Option(help="End of the history, as --from; default: now.")] = (
-        None
-    )
-    selector: Annotated[
-        str | None,
-        typer.Option(help="Servers in a Prometheus: label matchers, as 'job=\"vllm\"'."),
-    ] = None
-    spread_ticks: Annotated[
-        bool,
-        typer.Option(
-            "--spread-ticks", help="Spread arrivals evenly within the ticks of a coarse clock."
-        ),
-    ] = False
-    allow_text: Annotated[
-        bool,
-        typer.Option("--allow-text", help="Read a file that holds text, and leave the text out."),
-    ] = False
-    lengths: Annotated[
-        Path | None,
-        typer.Option(help="Trace whose lengths to take, where SOURCE is a concurrency schedule."),
-    ] = None
-    force: Force = False
+    sources: tuple[str, ...]
+    output: Path
+    from_: str | None = None
+    to: str | None = None
+    selector: str | None = None
+    spread_ticks: bool = False
+    allow_text: bool = False
+    lengths: Path | None = None
+    force: bool = False
 
     @property
     def file(self) -> Path:
@@ -128,19 +78,11 @@ class TraceCutOptions:
     Example: tuner trace cut prod.jsonl -o busy.jsonl --window busiest+10m
     """
 
-    file: File
-    output: Output
-    window: Annotated[
-        str | None,
-        typer.Option(help="Part to keep: START+LEN (120s+60s), or busiest+10m."),
-    ] = None
-    max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Drop and count requests with more tokens than this.")
-    ] = None
-    replica: Annotated[
-        str | None,
-        typer.Option(help="Keep what one recorded server got: its number, or busiest."),
-    ] = None
+    file: Path
+    output: Path
+    window: str | None = None
+    max_model_len: int | None = None
+    replica: str | None = None
 
 
 app.command("show")(command(TraceShowOptions, "tuner.commands.trace.run", "show"))
