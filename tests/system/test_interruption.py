@@ -76,12 +76,12 @@ def test_the_last_words_are_said_also_while_an_engines_process_is_being_started(
     """For that long standard error is the engine's log."""
     done = ended(
         """
-        from tuner.engines.vllm.core_process import _output_to
+        from tuner.engines.vllm.core_process import output_to
         try:
             print("up", flush=True)
             signal.pause()
         except KeyboardInterrupt:
-            with _output_to(Path(sys.argv[1])):
+            with output_to(Path(sys.argv[1])):
                 os.kill(os.getpid(), signal.SIGINT)
                 signal.pause()
         """,

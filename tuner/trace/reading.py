@@ -176,7 +176,7 @@ def _ask_for_unit(table: pa.Table, lines: Ints, known: Format, tally: Tally) -> 
     if known.whole_ms and len(odd := np.flatnonzero(table.column("timestamp").to_numpy() % 1)):
         raise TraceError(
             f"{tally.at(int(lines[odd[0]]))}: a timestamp with a fraction may be seconds or ms",
-            hint=f"{tally.importing('--time-unit s')} (GuideLLM, vLLM); ms for aiperf's.",
+            hint="Say which: --time-unit s (GuideLLM, vLLM) or --time-unit ms (aiperf).",
         )
 
 
