@@ -63,4 +63,4 @@ def trace_of(*requests: TraceRequest, block_size: int = 16) -> Trace:
 
 def cut(trace: Trace, *, start_s: float, length_s: float) -> Trace:
     """Return a part of a trace as ``tuner trace cut`` does."""
-    return trace.within(start_s, length_s).since(start_s, length_s)
+    return trace.cut(start_s, length_s)

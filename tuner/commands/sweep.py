@@ -41,7 +41,7 @@ from tuner.runs.result import json_object, profile_of, second_thoughts
 from tuner.runs.settings import SweepSettings, settings_in
 from tuner.runs.sweep.sweep import sweep
 from tuner.trace.record import SCHEDULE
-from tuner.trace.trace import Trace, TraceRequest, digest, load, write
+from tuner.trace.trace import Trace, TraceRequest, load, write
 from tuner.traffic.sampling import choose_part
 from tuner.traffic.sessions import turns_of
 from tuner.traffic.slo import Slo, parse_slo
@@ -299,11 +299,11 @@ def finished(ready: Ready, outcome: SweepOutcome, run_dir: Path) -> Swept:
 def keep_trace(ready: Ready, book: journal.Journal) -> None:
     """Keep the requests with what is measured of them, and their digest: what is replayed may be a
     share of the trace."""
-    path, header = book.run_dir / TRACE_COPY, ready.trace.header
+    path, kept = book.run_dir / TRACE_COPY, Trace.of(ready.trace.header, ready.requests)
     if not path.exists():
-        write(Trace.of(header, ready.requests), path, mode=0o600)
+        write(kept, path, mode=0o600)
     if not any(book.of(TraceKept)):
-        book.add(TraceKept(digest=digest(ready.requests, header.block_size)))
+        book.add(TraceKept(digest=kept.digest))
 
 
 def rescored(

@@ -3,17 +3,15 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tuner.trace.encode import table_of
 from tuner.trace.record import SERVED
-
-if TYPE_CHECKING:
-    from tuner.trace.trace import TraceRequest
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -67,18 +65,13 @@ class Columns:
 
     def take(self, chosen: NDArray[np.bool_]) -> "Columns":
         """Return some of the requests, without their reuse, which is of the whole."""
-        arrays = {
-            field.name: getattr(self, field.name)[chosen]
-            for field in fields(self)
-            if field.name != "reused_tokens"
-        }
+        names = [field.name for field in fields(self)[:-1]]
+        arrays = {name: getattr(self, name)[chosen] for name in names}
         return Columns(**arrays, reused_tokens=None)
 
 
-def columns_of(requests: Sequence["TraceRequest"], *, block_size: int) -> Columns:
-    """Return the columns of requests, in order of arrival."""
-    from tuner.trace.trace import table_of  # noqa: PLC0415 - a trace has columns
-
+def columns_of(requests: Sequence[Any], *, block_size: int) -> Columns:
+    """Return the columns of requests (``TraceRequest``), in order of arrival."""
     requests = sorted(requests, key=lambda item: item.arrival_s)
     columns = columns_of_table(table_of(requests), block_size=block_size)
     arrival_s = np.fromiter((request.arrival_s for request in requests), np.float64, len(requests))
@@ -89,16 +82,11 @@ def columns_of_table(table: pa.Table, *, block_size: int) -> Columns:
     """Return the columns of a table with the keys of the canonical record."""
     size = len(table)
 
-    def column(key: str, absent: Any, kind: type[np.generic]) -> NDArray[Any]:  # noqa: ANN401
+    def column(key: str, absent: float, kind: type[np.generic], per_unit: int = 1) -> NDArray[Any]:
         if key not in table.column_names:
             return np.broadcast_to(np.array(absent, kind), size)  # takes no memory
-        held = table.column(key)
-        held = held.fill_null(absent) if held.null_count else held
-        return np.asarray(held.to_numpy()).astype(kind, copy=False)
-
-    def seconds(key: str, kind: type[np.generic]) -> NDArray[Any]:
-        times_ms = column(key, np.nan, kind)
-        return times_ms if times_ms.strides == (0,) else (times_ms / 1000).astype(kind, copy=False)
+        held = np.asarray(table.column(key).fill_null(absent).to_numpy())
+        return (held if per_unit == 1 else held / per_unit).astype(kind, copy=False)
 
     served = np.broadcast_to(True, size)
     if "status" in table.column_names:
@@ -107,9 +95,9 @@ def columns_of_table(table: pa.Table, *, block_size: int) -> Columns:
     input_length = column("input_length", 0, np.int32)
     hash_ids = _hash_ids(table)
     return Columns(
-        arrival_s=column("timestamp", 0.0, np.float64) / 1000,
-        e2e_s=seconds("e2e_ms", np.float64),
-        queue_s=seconds("queue_ms", np.float32),
+        arrival_s=column("timestamp", 0.0, np.float64, 1000),
+        e2e_s=column("e2e_ms", np.nan, np.float64, 1000),
+        queue_s=column("queue_ms", np.nan, np.float32, 1000),
         input_length=input_length,
         output_length=column("output_length", 0, np.int32),
         n=column("n", 1, np.int32),
@@ -148,26 +136,20 @@ def _reused_tokens(
 def _affinities(table: pa.Table, hash_ids: Lists | None) -> Ints:
     """Return what sticky routers go by: the session, or else the first block that tells prompts
     apart, such as the one behind a common system prompt."""
-    size = len(table)
-    has_sessions = "session_id" in table.column_names
-    if hash_ids is None and not has_sessions:
-        return np.broadcast_to(np.array(NO_AFFINITY, np.int64), size)
-    affinity = np.full(size, NO_AFFINITY, np.int64)
+    affinity = np.full(len(table), NO_AFFINITY, np.int64)
     if hash_ids is not None:
         sizes, ids = hash_ids
-        rows = min(TRUNK_ROWS, size)
+        rows = min(TRUNK_ROWS, len(table))
         seen, counts = np.unique(ids[: sizes[:rows].sum()], return_counts=True)
         telling = np.flatnonzero(~np.isin(ids, seen[counts > rows / 2]))
         of = np.searchsorted(np.cumsum(sizes), telling, side="right")
         first_of, firsts = np.unique(of, return_index=True)
         affinity[first_of] = ids[telling[firsts]]
-    if has_sessions:
+    if "session_id" in table.column_names:
         coded = table.column("session_id").combine_chunks().dictionary_encode()
         codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        keys = np.array([*map(_key, coded.dictionary.to_pylist()), 0], np.int64)
+        digests = (hashlib.blake2b(name.encode(), digest_size=8).digest()
+                   for name in coded.dictionary.to_pylist())  # fmt: skip
+        keys = np.array([*(int.from_bytes(each) >> 1 for each in digests), 0], np.int64)
         affinity = np.where(codes < 0, affinity, keys[codes])
     return affinity
-
-
-def _key(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1

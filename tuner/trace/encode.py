@@ -1,10 +1,11 @@
-"""Requests written as lines of the canonical form, whole columns at a time.
+"""Requests as a table of canonical columns, and that table as lines of the canonical form.
 
 The bytes are those of ``record.row_line``: times to the microsecond and without ``.0``, nothing
 that is absent or the default. A trace's digest is taken of them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,17 +15,29 @@ import pyarrow.compute as pc
 from tuner.trace.record import FIELDS, Field
 
 ROWS = 2**16
-_FRACTIONS = pa.array([f".{part:03d}".rstrip("0").rstrip(".") for part in range(1000)])
-_TRUTH = pa.array(["false", "true"])
+DECIMALS_MS = 3
+"""Times are kept to the microsecond: finer than any clock that stamps requests."""
 
-
-def _type(field: Field) -> pa.DataType:
-    kinds = {"time": pa.float64(), "flag": pa.bool_(), "name": pa.string(), "count": pa.int32()}
-    return kinds.get(field.kind, pa.list_(pa.int64()))
-
-
-TYPES: dict[str, pa.DataType] = {field.key: _type(field) for field in FIELDS}
+_KINDS = {"time": pa.float64(), "flag": pa.bool_(), "name": pa.string(), "count": pa.int32()}
+TYPES = {field.key: _KINDS.get(field.kind, pa.list_(pa.int64())) for field in FIELDS}
 """The types of the columns of a trace."""
+
+_FRACTIONS = pa.array([f".{part:03d}".rstrip("0").rstrip(".") for part in range(1000)])
+
+
+def table_of(requests: Sequence[Any]) -> pa.Table:
+    """Return requests (``TraceRequest``) as a table of canonical columns."""
+    held: dict[str, pa.Array] = {}
+    for field in FIELDS:
+        values = [getattr(request, field.attribute) for request in requests]
+        if field.key == "row":
+            values = [None if row == place else row for place, row in enumerate(values)]
+        if field.key != "timestamp" and values.count(field.default) == len(values):
+            continue
+        if field.kind == "time":
+            values = [each and round(each * 1000, DECIMALS_MS) for each in values]
+        held[field.key] = pa.array(values, TYPES[field.key])
+    return pa.table(held)
 
 
 def lines_of(table: pa.Table) -> Iterator[bytes]:
@@ -43,32 +56,25 @@ def _json(field: Field, column: pa.Array) -> list[pa.Array | str]:
     """Return what stands for a field in each line: ``,"key":value``, or nothing."""
     if field.key == "timestamp":
         return ['"timestamp":', *_milliseconds(column)]
+    absent = pc.is_null(column)
     if field.kind == "list":
         absent = pc.fill_null(pc.equal(pc.list_value_length(column), 0), fill_value=True)
-        digits = pc.cast(column, pa.list_(pa.string()))
-        values = ["[", pc.fill_null(pc.binary_join(digits, ","), ""), "]"]
+        digits = pc.binary_join(pc.cast(column, pa.list_(pa.string())), ",")
+        values = ["[", pc.fill_null(digits, ""), "]"]
+    elif field.kind == "time":
+        values = [*_milliseconds(pc.fill_null(column, 0.0))]
+    elif field.kind == "name":
+        coded = pc.fill_null(column, "").dictionary_encode()
+        quoted = [msgspec.json.encode(name).decode() for name in coded.dictionary.to_pylist()]
+        values = [pa.array(quoted).take(coded.indices)]
     else:
-        absent = pc.is_null(column)
-        if field.default is not None:
-            absent = pc.or_(absent, pc.fill_null(pc.equal(column, field.default), fill_value=True))
-        values = [*_scalars(field, column)]
+        values = [pc.fill_null(pc.cast(column, pa.string()), "")]
+    if field.default not in (None, ()):
+        absent = pc.or_(absent, pc.fill_null(pc.equal(column, field.default), fill_value=True))
     if pc.all(absent).as_py():
         return []
     text = pc.binary_join_element_wise(f',"{field.key}":', *values, "")
     return [pc.if_else(absent, "", text)]
-
-
-def _scalars(field: Field, column: pa.Array) -> Iterator[pa.Array]:
-    if field.kind == "time":
-        yield from _milliseconds(pc.fill_null(column, 0.0))
-    elif field.kind == "name":
-        coded = pc.fill_null(column, "").dictionary_encode()
-        quoted = [msgspec.json.encode(name).decode() for name in coded.dictionary.to_pylist()]
-        yield pa.array(quoted).take(coded.indices)
-    elif field.kind == "flag":
-        yield _TRUTH.take(pc.cast(pc.fill_null(column, fill_value=False), pa.int8()))
-    else:
-        yield pc.cast(pc.fill_null(column, 0), pa.string())
 
 
 def _milliseconds(column: pa.Array) -> tuple[pa.Array, pa.Array]:

@@ -26,25 +26,9 @@ TimeUnit = Literal["s", "ms", "us", "ns"]
 SCHEDULE = "concurrency_schedule"
 """Source of a trace that was made of a concurrency schedule, in its header."""
 
-Reason = Literal[
-    "malformed",
-    "no_timestamp",
-    "bad_timestamp",
-    "no_tokens",
-    "not_integer",
-    "negative",
-    "zero_tokens",
-    "out_of_range",
-    "bad_field",
-    "negative_time",
-    "several_requests",
-    "same_request",
-    "retried",
-    "cache_hit",
-    "not_generation",
-]
+Reason = str
 
-REASONS: dict[Reason, str] = {
+REASONS: dict[str, str] = {
     "malformed": "not JSON, not UTF-8, cut off, or a wrong number of columns",
     "no_timestamp": "no arrival time",
     "bad_timestamp": "the arrival is not a time, or has another unit, zone or form",
@@ -108,26 +92,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Position in the trace that this one was cut from; absent where it is the position here."""
 
 
-Kind = Literal["time", "count", "flag", "name", "list"]
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One field of the record, as columns and checks need to know it."""
-
-    key: str
-    kind: Kind
-    least: int
-    most: int
-    default: Any
-
-    @property
-    def attribute(self) -> str:
-        """The name of the field of a ``TraceRequest``, whose times are in seconds."""
-        return "arrival_s" if self.key == "timestamp" else self.key.replace("_ms", "_s")
-
-
-KINDS: dict[type[inspect.Type], Kind] = {
+KINDS = {
     inspect.FloatType: "time",
     inspect.BoolType: "flag",
     inspect.StrType: "name",
@@ -136,6 +101,23 @@ KINDS: dict[type[inspect.Type], Kind] = {
     inspect.IntType: "count",
 }
 """The kind of a field whose type is, or holds, the first of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of the record, as columns and checks need to know it."""
+
+    key: str
+    kind: str
+    """time, flag, name, list or count."""
+    least: int
+    most: int
+    default: Any
+
+    @property
+    def attribute(self) -> str:
+        """The name of the field of a ``TraceRequest``, whose times are in seconds."""
+        return "arrival_s" if self.key == "timestamp" else self.key.replace("_ms", "_s")
 
 
 def _field(field: inspect.Field) -> Field:
@@ -147,15 +129,8 @@ def _field(field: inspect.Field) -> Field:
     return Field(field.encode_name, kind, number.ge or 0, number.le or MAX_TOKENS, default)
 
 
-def _fields() -> tuple[Field, ...]:
-    row = inspect.type_info(Row)
-    assert isinstance(row, inspect.StructType)
-    return tuple(map(_field, row.fields))
+FIELDS = tuple(map(_field, inspect.type_info(Row).fields))  # type: ignore[attr-defined]
 
-
-FIELDS = _fields()
-
-Positive = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 Total = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -166,7 +141,7 @@ class TraceHeader:
     source: str = "unknown"
     model: str | None = None
     time_origin: str | None = None
-    block_size: Positive = 16
+    block_size: Annotated[int, msgspec.Meta(ge=1, le=2**20)] = 16
     """Tokens that one entry of ``hash_ids`` stands for."""
     rows_read: Total = 0
     rows_kept: Total = 0

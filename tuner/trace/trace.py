@@ -1,7 +1,7 @@
 """Requests as production saw them: a trace, loaded, cut and written."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from tuner.errors import TraceError
 from tuner.system.files import whole_file
 from tuner.trace.columns import Columns, columns_of_table
-from tuner.trace.encode import TYPES, lines_of
-from tuner.trace.record import FIELDS, SCHEDULE, Field, Status, TimeUnit, TraceHeader, header_line
+from tuner.trace.encode import DECIMALS_MS, lines_of, table_of
+from tuner.trace.record import FIELDS, SCHEDULE, Field, Status, TraceHeader, header_line
 from tuner.trace.values import date_ms, date_of
 
-__all__ = ["Status", "Trace", "TraceHeader", "TraceRequest", "digest", "load", "write"]
+__all__ = ["Status", "Trace", "TraceHeader", "TraceRequest", "load", "write"]
 
-DECIMALS_S, DECIMALS_MS = 6, 3
-"""Times are kept to the microsecond: finer than any clock that stamps requests."""
+LENGTHS = ("input_length", "output_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +87,12 @@ class Trace:
         held = {
             field.attribute: _python(field, self.table.column(field.key).to_pylist())
             for field in FIELDS
-            if field.key in self.table.column_names and field.key != "row"
+            if field.key in self.table.column_names
         }
         held["row"] = self.rows.tolist()
         held["holds_place"] = [self.header.source == SCHEDULE] * len(self)
-        names = tuple(held)
-        each = zip(*held.values(), strict=True)
-        return tuple(TraceRequest(**dict(zip(names, each, strict=True))) for each in each)
+        rows = zip(*held.values(), strict=True)
+        return tuple(TraceRequest(**dict(zip(held, row, strict=True))) for row in rows)
 
     @cached_property
     def rows(self) -> NDArray[np.int64]:
@@ -114,9 +112,8 @@ class Trace:
     def digest(self) -> str:
         """``sha256:…`` of the canonical rows: the same for one traffic in any format."""
         table = self.table
-        for key in ("input_length", "output_length"):
-            if key in table.column_names:
-                table = _with(table, key, table.column(key).fill_null(0))
+        for key in {*LENGTHS} & {*table.column_names}:
+            table = _with(table, key, table.column(key).fill_null(0))
         result = hashlib.sha256(f"block_size {self.header.block_size}\n".encode())
         for lines in lines_of(table):
             result.update(lines)
@@ -131,40 +128,32 @@ class Trace:
         yield header_line(self.header)
         yield from lines_of(self.table)
 
-    def within(self, start_s: float, length_s: float) -> "Trace":
-        """Return the requests that arrive in [start_s, start_s + length_s); their times stay.
+    def cut(self, start_s: float, length_s: float) -> "Trace":
+        """Return the requests that arrive in [start_s, start_s + length_s), from ``start_s`` on.
 
         Raises TraceError where there is none.
         """
         arrivals_us = np.rint(self.columns.arrival_s * 1e6)
         first_us, end_us = round(start_s * 1e6), round((start_s + length_s) * 1e6)
         first_s, last_s = self.columns.arrival_s[[0, -1]]
-        return self._take(
+        part = self._take(
             (arrivals_us >= first_us) & (arrivals_us < end_us),
             f"no request arrives in {start_s:g}s+{length_s:g}s",
             f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
         )
-
-    def since(self, start_s: float, length_s: float) -> "Trace":
-        """Return a trace of that time with ``start_s`` as its origin."""
         begin_ms = date_ms(self.header.time_origin)
         origin = None if begin_ms is None else date_of(begin_ms + start_s * 1000)
-        header = replace(self.header, time_origin=origin)
-        return Trace(
-            _counted(header, len(self), f"cut {start_s:g}s+{length_s:g}s"),
-            moved(self.table, -start_s * 1000),
-            self.warnings,
-        )
+        part = part.counted(f"cut {start_s:g}s+{length_s:g}s")
+        header = replace(part.header, time_origin=origin)
+        return Trace(header, moved(part.table, -start_s * 1000), self.warnings)
 
     def of_replica(self, replica: int) -> "Trace":
         """Return what one of the recorded servers got. Raises TraceError where it got nothing."""
         numbers = self.columns.replica
         known = ", ".join(map(str, np.unique(numbers[numbers >= 0])[:20])) or "none"
-        result = self._take(
-            numbers == replica, f"no request of replica {replica}", f"Replicas there: {known}."
-        )
-        header = _counted(self.header, len(result), f"replica {replica}")
-        return replace(result, header=header)
+        none = f"no request of replica {replica}"
+        part = self._take(numbers == replica, none, f"Replicas there: {known}.")
+        return part.counted(f"replica {replica}")
 
     def no_longer_than(self, max_model_len: int) -> "Trace":
         """Return the requests whose prompt and output fit; count the others as dropped.
@@ -207,17 +196,22 @@ class Trace:
         table = _with(self.table.take(pa.array(places)), "row", column)
         return Trace(self.header, table, self.warnings)
 
+    def counted(self, note: str) -> "Trace":
+        """Return a part as a trace of its own."""
+        count, notes = len(self), (*self.header.notes, note)
+        header = replace(self.header, rows_read=count, rows_kept=count, dropped={}, notes=notes)
+        return replace(self, header=header)
 
-def load(path: Path, *, format_name: str | None = None, time_unit: TimeUnit | None = None) -> Trace:
+
+def load(path: Path) -> Trace:
     """Read a whole trace, in order of arrival; requests of one time keep their order.
 
     Raises TraceError for a file that cannot be read as a trace; rows that cannot be used are
     counted in the header's ``dropped`` and named in the warnings.
     """
-    from tuner.trace.guess import Asked  # noqa: PLC0415 - these know of traces
-    from tuner.trace.reading import read  # noqa: PLC0415
+    from tuner.trace.reading import read  # noqa: PLC0415 - it knows of traces
 
-    return read(path, Asked(format_name=format_name, time_unit=time_unit))
+    return read(path)
 
 
 def write(trace: Trace, path: Path, *, force: bool = False, mode: int = 0o666) -> None:
@@ -227,27 +221,6 @@ def write(trace: Trace, path: Path, *, force: bool = False, mode: int = 0o666) -
     """
     with whole_file(path, force=force, mode=mode) as file:
         file.writelines(trace.lines())
-
-
-def digest(requests: Sequence[TraceRequest], block_size: int) -> str:
-    """Return ``sha256:…`` of the canonical rows: the same for one traffic in any format."""
-    return Trace.of(TraceHeader(block_size=block_size), requests).digest
-
-
-def table_of(requests: Sequence[TraceRequest]) -> pa.Table:
-    """Return requests as a table of canonical columns."""
-    held: dict[str, Any] = {}
-    for field in FIELDS:
-        values = [getattr(request, field.attribute) for request in requests]
-        if field.key == "row":
-            values = [None if row == place else row for place, row in enumerate(values)]
-        if values.count(field.default) < len(values) or field.key == "timestamp":
-            if field.kind == "time":
-                values = [
-                    None if each is None else round(each * 1000, DECIMALS_MS) for each in values
-                ]
-            held[field.key] = pa.array(values, TYPES[field.key])
-    return pa.table(held)
 
 
 def sorted_by_arrival(table: pa.Table, *, absolute: bool) -> tuple[pa.Table, float]:
@@ -268,19 +241,13 @@ def moved(table: pa.Table, by_ms: float | NDArray[np.float64]) -> pa.Table:
     return _with(table, "timestamp", pa.array(stamps_ms))
 
 
-def _counted(header: TraceHeader, count: int, note: str) -> TraceHeader:
-    """Return the header of a part that is a trace of its own."""
-    notes = (*header.notes, note)
-    return replace(header, rows_read=count, rows_kept=count, dropped={}, notes=notes)
-
-
-def _python(field: Field, values: list[Any]) -> Iterable[Any]:
+def _python(field: Field, values: list[Any]) -> list[Any]:
     """Return what requests hold of a column: seconds, tuples, and defaults for what is absent."""
     if field.kind == "time":
-        return [None if each is None else round(each / 1000, DECIMALS_S) for each in values]
+        return [each and round(each / 1000, 6) for each in values]
     if field.kind == "list":
         return [tuple(each or ()) for each in values]
-    default = 0 if field.key in ("input_length", "output_length") else field.default
+    default = 0 if field.key in LENGTHS else field.default
     return values if default is None else [default if each is None else each for each in values]
 
 

@@ -116,7 +116,7 @@ def test_an_import_is_the_same_traffic_with_a_header(tuner: Run, tmp_path: Path)
     ended = tuner("trace", "import", path, "-o", out, "--time-unit", "ms")
     assert (ended.code, ended.err) == (0, "")
     assert "2 requests over" in ended.text
-    before, after = load(path, time_unit="ms"), load(out)
+    before, after = load(path), load(out)
     assert after.requests == before.requests
     assert after.digest == before.digest
     assert after.header.source == "mooncake"

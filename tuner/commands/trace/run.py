@@ -94,7 +94,7 @@ def cut(options: TraceCutOptions) -> None:
         columns = trace.columns
         if options.window is not None:
             start_s, length_s = chosen or _busiest(columns, options.window)
-            trace = trace.within(start_s, length_s).since(start_s, length_s)
+            trace = trace.cut(start_s, length_s)
         if options.replica is not None:
             trace = trace.of_replica(_replica(columns, options.replica))
         if options.max_model_len is not None:
