@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
-from tuner.replay.priority import sending_priority
+from tuner.replay.replay import sending_priority
 from tuner.system import cores
 
 

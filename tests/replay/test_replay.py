@@ -14,7 +14,7 @@ from tuner.engines.sim.world import World, WorldKv, WorldStep
 from tuner.errors import EngineError
 from tuner.replay.plan import PlannedRequest, plan_requests
 from tuner.replay.records import Replay
-from tuner.replay.replay import CutRule, LiveReading, Progress, replay
+from tuner.replay.replay import CutRule, replay
 from tuner.traffic.schedule import Tick, holding
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
@@ -34,14 +34,12 @@ def replayed(
     cap: int = 4,
     rule: CutRule = NEVER_CUT,
     world: World = SECOND_A_STEP,
-    progress: Progress | None = None,
 ) -> Replay:
     async def go() -> Replay:
         engine = await SimStarter(world).start(max_num_seqs=cap)
         try:
             return await replay(
-                plan, engine, max_num_seqs=cap, scored_from_s=0.0, window_s=10.0, cut_rule=rule,
-                progress=progress,
+                plan, engine, max_num_seqs=cap, scored_from_s=0.0, window_s=10.0, cut_rule=rule
             )  # fmt: skip
         finally:
             await engine.stop()
@@ -125,15 +123,6 @@ def test_what_holds_a_place_beyond_the_window_is_sent_and_not_scored() -> None:
     sent = replayed(*plan, world=replace(SECOND_A_STEP, step=WorldStep(a=0.5))).requests
     assert sent["sent_s"].max() > 20.0
     assert (sent["scored"] == (sent["sent_s"] < 10.0)).all()
-
-
-def test_whoever_watches_sees_how_much_of_the_kv_cache_those_that_decode_fill() -> None:
-    """A prompt of four tokens and what came after it: 4 blocks of 3 tokens are half of 8."""
-    seen = list[LiveReading]()
-    world = replace(SECOND_A_STEP, kv=WorldKv(blocks=8, block_size=3))
-    replayed(planned(0, 0.0, tokens=7), world=world, progress=seen.append)
-    usage = {int(each.elapsed_s): each.kv_cache_usage for each in seen if each.in_flight}
-    assert usage == {0: 0.0, 1: 0.25, 2: 0.25, 3: 0.375, 4: 0.375, 5: 0.375, 6: 0.5}
 
 
 def test_a_hopeless_replay_is_cut_when_too_many_are_certain_to_miss() -> None:

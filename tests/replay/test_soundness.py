@@ -12,7 +12,7 @@ from tuner.engines.sim.engine import SimEngine
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.replay.records import Replay
-from tuner.replay.soundness import flaws_of, replay_soundly, stalls_s
+from tuner.replay.soundness import flaws_of, replay_soundly, stalls
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 
@@ -46,7 +46,7 @@ def test_requests_are_late_by_a_share_of_what_their_users_wait_for(
 def test_outputs_are_read_late_where_more_than_a_tenth_came_together(
     late_tokens: int, device: dict[str, Any], *, is_late: bool
 ) -> None:
-    item = replay_of([record(output_tokens=100, late_tokens=late_tokens)])
+    item = replay_of([record(output_tokens=100, gaps=99 - late_tokens)])
     result = flaws_of(item, facts(device=device))
     assert [part.split(" of ")[0] for part in result] == (
         ["outputs were read late (11%"] if is_late else []
@@ -59,7 +59,7 @@ def test_a_replay_in_which_nothing_was_computed_has_a_flaw() -> None:
 
 
 @pytest.mark.parametrize(
-    ("durations_s", "stalls"),
+    ("durations_s", "longest_s"),
     [
         ([], []),
         ([0.02] * 9, []),
@@ -72,43 +72,44 @@ def test_a_replay_in_which_nothing_was_computed_has_a_flaw() -> None:
     ],
 )
 def test_an_engine_that_stood_still_has_an_iteration_of_three_times_the_others(
-    durations_s: list[float], stalls: list[float]
+    durations_s: list[float], longest_s: list[float]
 ) -> None:
-    assert stalls_s(iterations([{"duration_s": each} for each in durations_s])) == stalls
+    log = iterations([{"duration_s": each} for each in durations_s])
+    assert stalls(log) == tuple(f"the engine stood still for {each:.0f} s" for each in longest_s)
 
 
-class Compiling(SimEngine):
-    """Compiles a kernel in each of its first ``shapes`` replays."""
+class Stalling(SimEngine):
+    """Stands still in each of its first ``most`` replays."""
 
-    shapes = times = 0
+    most = times = 0
 
     async def iterations(self) -> IterationLog:
         log = await super().iterations()
-        if len(log) and self.times < self.shapes:
+        if len(log) and self.times < self.most:
             self.times += 1
-            self.compiled.append("a kernel")
+            log["duration_s"][0] = 9.0
         return log
 
 
 @pytest.mark.parametrize(
-    ("shapes", "has_time", "attempts", "flaws"),
+    ("most", "has_time", "attempts", "flaws"),
     [
         (0, True, 1, ()),
         (1, True, 2, ()),
-        (9, True, 2, ("the engine compiled: a kernel",)),
-        (9, False, 1, ("the engine compiled: a kernel",)),
+        (9, True, 2, ("the engine stood still for 9 s",)),
+        (9, False, 1, ("the engine stood still for 9 s",)),
     ],
 )
 def test_there_is_one_more_attempt_at_most_and_none_without_time(
     monkeypatch: pytest.MonkeyPatch,
-    shapes: int,
+    most: int,
     attempts: int,
     flaws: tuple[str, ...],
     *,
     has_time: bool,
 ) -> None:
-    monkeypatch.setattr("tuner.engines.sim.start.SimEngine", Compiling)
-    monkeypatch.setattr(Compiling, "shapes", shapes)
+    monkeypatch.setattr("tuner.engines.sim.start.SimEngine", Stalling)
+    monkeypatch.setattr(Stalling, "most", most)
     begun: list[None] = []
 
     async def main() -> Replay:

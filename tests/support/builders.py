@@ -74,7 +74,7 @@ def record(row: int = 0, **changes: Any) -> Requests:  # noqa: ANN401 - any fiel
         "sent_s": 0.0, "outcome": "ok", "end_s": 3.0, "output_tokens": 5, "first_s": 1.0,
         "last_s": 3.0, "tpot_s": 0.5, "queued_s": 0.0, "scheduled_s": 0.25,
         "engine_first_s": np.nan, "engine_last_s": np.nan, "cached_tokens": UNKNOWN,
-        "preemptions": UNKNOWN, "late_tokens": 0, "gaps": 4,
+        "gaps": 4,
     }  # fmt: skip
     values |= changes
     assert values.keys() == set(REQUEST.names or ())

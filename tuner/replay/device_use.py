@@ -64,8 +64,7 @@ _DISTURBANCES = (
     ("others_mean", OTHERS_LIMIT, "other processes took {:.0%} of the CPU cores"),
     # lower than others, because nothing is stolen from a core that is idle
     ("steal_mean", 0.05, "the hypervisor gave {:.0%} of the CPU to other machines"),
-    # readings come once a second: lower, and a single one of ten would be named; higher, and more
-    # of the numbers are another machine's without a word
+    # readings come once a second: lower, and a single one of ten would be named
     ("throttled_share", 0.10, "heat or a fault slowed the GPU down {:.0%} of time"),
     ("foreign_share", 0.10, "other processes were on the GPU {:.0%} of time"),
     # as a machine that became 10 % slower counts as drifted (``DRIFT_LIMIT`` of the knee)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.engines.seam import IterationLog
-from tuner.replay.records import Bools, Floats
+from tuner.replay.records import Bools
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,12 @@ def kv_cache_usage(work: IterationLog, kv_blocks: int) -> KvCacheUsage | None:
     if not kv_blocks or not durations.sum() > 0:
         return None
     usage = work["kv_blocks_used"] / kv_blocks
+    order = np.argsort(usage, kind="stable")
+    until_s = np.cumsum(durations[order])
+    place = int(np.searchsorted(until_s, 0.99 * until_s[-1] * (1 - 1e-12)))
     return KvCacheUsage(
         mean=float(np.average(usage, weights=durations)),
-        p99=weighted_quantile(usage, durations, 0.99),
+        p99=float(usage[order][place]),
         peak=float(usage.max()),
     )
 
@@ -68,11 +71,3 @@ def token_bound_share(work: IterationLog, cap: int, budget: int) -> float:
 def _share(work: IterationLog, chosen: Bools) -> float:
     total = float(work["duration_s"].sum())  # of all in another order it may be a bit less
     return min(1.0, float(work["duration_s"][chosen].sum()) / total) if total else 0.0
-
-
-def weighted_quantile(values: Floats, weights: Floats, share: float) -> float:
-    """Return the least value v with weight share(<= v) >= ``share``."""
-    order = np.argsort(values, kind="stable")
-    cumulative = np.cumsum(weights[order])
-    place = int(np.searchsorted(cumulative, share * cumulative[-1] * (1 - 1e-12)))
-    return float(values[order][min(place, len(order) - 1)])

@@ -166,14 +166,6 @@ def measure(replays: Sequence[Replay], slo: Slo) -> Measurement:
     )
 
 
-def lag_p99_s(replays: Sequence[Replay]) -> float:
-    """Return the 99th percentile of how late requests left, in seconds."""
-    lags = np.concatenate(
-        [replay.requests["sent_s"] - replay.requests["planned_s"] for replay in replays]
-    )
-    return float(np.percentile(lags, 99)) if len(lags) else 0.0
-
-
 def most_at_once(begin_s: Floats, end_s: Floats) -> int:
     """Return the most that are under way at once; ends before starts."""
     times = np.concatenate((begin_s, end_s))

@@ -45,15 +45,10 @@ def plan_requests(
     prompt: Callable[[TraceRequest], Sequence[int]],
     turns: Mapping[int, Turn] | None = None,
 ) -> tuple[PlannedRequest, ...]:
-    """Return what to send, with planned times from the start of the run-in; each of a request's
-    sequences by itself, as vLLM schedules them.
+    """Return what to send, each of a request's n sequences by itself, as vLLM schedules them.
 
     ``turns`` (row → what its request waits for) closes the loop of sessions; requests that hold a
     recorded concurrency follow one another in any case.
-
-    An aborted request asks for as many tokens as its client asked for, or as fit, and is cancelled
-    when its client gave up. Where the trace does not know when that was, it ends after its recorded
-    tokens.
     """
     origin_s = window.start_s - window.run_in_s
     turns, places = turns or {}, places_of(requests)
@@ -79,6 +74,8 @@ def plan_requests(
 
 
 def _requested_length(request: TraceRequest, max_model_len: int) -> int:
+    """Return the tokens that are asked for: of an aborted request as many as its client wanted, or
+    as fit, where the trace knows when it gave up."""
     recorded = max(1, request.output_length)
     if request.status != "aborted" or request.e2e_s is None:
         return recorded

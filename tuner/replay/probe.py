@@ -25,9 +25,8 @@ async def probe(
     *,
     prompt: Callable[[TraceRequest], Sequence[int]],
 ) -> tuple[list[ProbeResult], IterationLog]:
-    """Send requests of evenly spread prompt lengths one by one, after one that warms up.
-
-    Return what they took, and all iterations.
+    """Send requests of evenly spread prompt lengths one by one, after one that warms up; return
+    what they took, and all iterations.
 
     An accelerator gets all of them twice, and the second time counts: for the first request of a
     length kernels may have been compiled or tuned. Raises EngineError when the engine refuses one.

@@ -29,9 +29,7 @@ REQUEST = np.dtype(
         ("scheduled_s", "f8"),
         ("engine_first_s", "f8"),
         ("engine_last_s", "f8"),
-        ("cached_tokens", "i8"),  # of its prompt; this and the next: or UNKNOWN
-        ("preemptions", "i8"),
-        ("late_tokens", "i8"),  # came apart, and were read together
+        ("cached_tokens", "i8"),  # of its prompt, or UNKNOWN
         ("gaps", "i8"),  # of ``Replay.gaps_s``
     ]
 )
@@ -93,14 +91,12 @@ def broken(requests: Requests, slo: Slo) -> Bools:
     """Return which requests had broken a limit by their end, whatever became of them."""
     spent_s = requests["end_s"] - requests["planned_s"]
     first_s, e2e_s = ttft_s(requests), e2el_s(requests)
-    bad: Bools = np.zeros(len(requests), bool)
-    if slo.ttft_s is not None:
-        limit_s = slo.ttft_s + slo.ttft_s_per_input_token * requests["input_length"]
-        bad |= np.where(np.isnan(first_s), spent_s, first_s) > limit_s
-    if slo.tpot_s is not None:
-        bad |= requests["tpot_s"] > slo.tpot_s  # never where it is NaN
-    if slo.e2el_s is not None:
-        bad |= np.where(np.isnan(e2e_s), spent_s, e2e_s) > slo.e2el_s
+    bad: Bools = slo.broken_by(
+        requests["input_length"],
+        np.where(np.isnan(first_s), spent_s, first_s),
+        requests["tpot_s"],
+        np.where(np.isnan(e2e_s), spent_s, e2e_s),
+    )
     return bad
 
 

@@ -5,8 +5,11 @@ from that *planned* time: no slow engine hides by delaying the next one (coordin
 """
 
 import asyncio
+import gc
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from statistics import median
@@ -14,9 +17,10 @@ from statistics import median
 import numpy as np
 
 from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError
+from tuner.engines.sim.virtual_time import VirtualTimeLoop
 from tuner.replay.plan import PlannedRequest
-from tuner.replay.priority import sending_priority
-from tuner.replay.records import REQUEST, Replay
+from tuner.replay.records import REQUEST, Replay, Requests, broken, met
+from tuner.system import cores
 from tuner.traffic.slo import Slo
 
 WATCH_S = 0.25
@@ -27,12 +31,6 @@ DRAIN_FACTOR = 2.0
 
 EARLY_S = 0.003
 """Seconds for which a request's sender is awake before it is due."""
-
-RECENT = 200
-"""Requests whose first tokens tell of now."""
-
-TAIL = 0.95
-"""Ten of so many first tokens are beyond it; beyond a p99 there would be two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +53,16 @@ class CutRule:
 
 @dataclass(frozen=True, slots=True)
 class LiveReading:
-    """A replay under way as its clients see it. Requests in flight are decoding, or have not seen
-    their first token."""
+    """A replay under way as its clients see it."""
 
     elapsed_s: float
     done: int
     in_flight: int
     decoding: int
+    """Of those in flight, that have seen their first token."""
+
     tpot_s: float | None
     """Median over the requests that decode, since their first token; None without any."""
-
-    ttft_tail_s: float | None
-    """p95 over the newest requests with a first token; None without any."""
-
-    kv_cache_usage: float | None
-    """Share of the KV cache that those that decode fill, about. It is counted here, because asking
-    the engine would cost it time. Unfinished prompts and cached prefixes are left out. None where
-    the engine does not report how large the cache is."""
 
     @property
     def waiting(self) -> int:
@@ -85,26 +76,48 @@ Progress = Callable[[LiveReading], None]
 
 @dataclass(slots=True)
 class _Flight:
-    """A request that was sent. Times from the start of the replay, but for those of its reply."""
+    """A request that was sent."""
 
     request: PlannedRequest
     due_s: float
     sent_s: float
     reply: Reply = field(default_factory=Reply)
-    outcome: str = "failed"
+    outcome: str = "cut"
     end_s: float = math.nan
 
-    def first_s(self, start_s: float) -> float:
-        """Return when its first output came; NaN before it does."""
-        return self.reply.seen_s[0] - start_s if self.reply.seen_s else math.nan
+    def row(self, start_s: float, now_s: float) -> tuple[object, ...]:
+        """Return it as a row of REQUEST; still under way it has the least TPOT that it can get.
 
-    @property
-    def tpot_s(self) -> float:
-        """The time of an output token after the first; NaN where they came all at once."""
-        seen_s, tokens = self.reply.seen_s, self.reply.output_tokens
-        if tokens < 2 or len(seen_s) < 2:
-            return math.nan
-        return (seen_s[-1] - seen_s[0]) / (tokens - 1)
+        ``start_s`` is the replay's begin on the loop's clock, which the reply's times are of.
+        """
+        request, reply = self.request, self.reply
+        seen_s, tokens = reply.seen_s, reply.output_tokens
+        first_s = seen_s[0] - start_s if seen_s else math.nan
+        last_s = seen_s[-1] - start_s if seen_s else math.nan
+        tpot_s = (last_s - first_s) / (tokens - 1) if tokens > 1 and len(seen_s) > 1 else math.nan
+        if math.isnan(self.end_s):  # the rest may come at once, but not before now
+            is_open = request.output_length > 1 and request.abort_after_s is None
+            tpot_s = (now_s - first_s) / (request.output_length - 1) if is_open else math.nan
+        return (
+            request.row,
+            request.scored,
+            len(request.prompt_token_ids),
+            request.output_length,
+            self.due_s,
+            self.sent_s if reply.sent_s is None else reply.sent_s - start_s,
+            first_s,
+            last_s if self.outcome == "ok" else math.nan,
+            now_s if math.isnan(self.end_s) else self.end_s,
+            self.outcome,
+            tokens,
+            tpot_s,
+            reply.queued_s - start_s,
+            reply.scheduled_s - start_s,
+            reply.first_s - start_s,
+            reply.last_s - start_s,
+            reply.cached_tokens,
+            max(0, len(seen_s) - 1),
+        )
 
 
 async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watched
@@ -125,11 +138,11 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
     run = _Run(plan, engine, cut_rule, progress, scored_from_s, scored_from_s + window_s)
     with sending_priority(run.loop):
         await run.go()
-    elapsed_s = run.loop.time() - run.start_s
+    elapsed_s = run.now_s
     iterations = (await engine.iterations()).copy()  # which completes the replies
     iterations["start_s"] -= run.start_s
     flights = sorted(run.landed, key=lambda item: (item.due_s, item.request.row))
-    scored = sum(flight.request.scored for flight in flights)
+    requests = run.rows(flights, elapsed_s)
     return Replay(
         max_num_seqs=max_num_seqs,
         scored_from_s=scored_from_s,
@@ -137,14 +150,14 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
         elapsed_s=elapsed_s,
         iterations=iterations,
         kv_blocks=engine.facts.kv_blocks,
-        requests=np.array([_row(flight, run.start_s) for flight in flights], REQUEST),
+        requests=requests,
         gaps_s=np.concatenate([np.zeros(0), *(np.diff(flight.reply.seen_s) for flight in flights)]),
         token_budget=engine.facts.max_num_batched_tokens,
         failures=tuple(run.failures),
         cut=run.cut,
         attainment_bound=run.bound,
         slo=cut_rule.slo,
-        unsent=0 if run.is_held else run.scored - scored,
+        unsent=0 if run.is_held else run.scored - int(requests["scored"].sum()),
         start_s=run.start_s,
     )
 
@@ -163,6 +176,9 @@ class _Run:
     flights: dict[int, _Flight] = field(default_factory=dict)
     landed: list[_Flight] = field(default_factory=list)
     failures: dict[str, None] = field(default_factory=dict)
+    judged: int = 0
+    """Of those that have landed; ``misses`` of these did not meet the SLO."""
+
     misses: int = 0
     cut: str | None = None
     bound: float = 1.0
@@ -171,17 +187,18 @@ class _Run:
     def __post_init__(self) -> None:
         self.is_held = any(request.held_until_s is not None for request in self.plan)
         self.scored = sum(request.scored for request in self.plan)
-        waited_for = {request.parent for request in self.plan} - {None}
-        self.ends: dict[int, asyncio.Future[float]] = {
-            request.row: self.loop.create_future()
-            for request in self.plan
-            if request.row in waited_for
+        parents = {request.parent for request in self.plan}
+        self.ends: dict[int | None, asyncio.Future[float]] = {
+            row: self.loop.create_future() for row in parents & {each.row for each in self.plan}
         }
         """Row → when it ended, from the start of the replay: what a next turn waits for."""
 
     @property
     def now_s(self) -> float:
         return self.loop.time() - self.start_s
+
+    def rows(self, flights: Sequence[_Flight], now_s: float) -> Requests:
+        return np.array([flight.row(self.start_s, now_s) for flight in flights], REQUEST)
 
     async def go(self) -> None:
         """Send everything and wait for it, or until the watch cuts it."""
@@ -240,8 +257,7 @@ class _Run:
     async def _due_s(self, request: PlannedRequest) -> float:
         """Wait until a request is due and return when that was: as planned, or its think time after
         the turn before it ended."""
-        ended = self.ends.get(request.parent) if request.parent is not None else None
-        if ended is None:
+        if (ended := self.ends.get(request.parent)) is None:
             return request.planned_s
         due_s = max(request.planned_s, await asyncio.shield(ended) + request.think_s)
         await self._until(due_s)
@@ -261,17 +277,14 @@ class _Run:
         except TimeoutError:
             flight.outcome = "aborted"
         except RequestFailedError as failure:
+            flight.outcome = "failed"
             self.failures[str(failure)] = None
-        except asyncio.CancelledError:
-            flight.outcome = "cut"
-            raise
         finally:
             del self.flights[id(flight)]
             flight.end_s = self.now_s
             self.landed.append(flight)
             if (ended := self.ends.get(request.row)) is not None and not ended.done():
                 ended.set_result(flight.end_s)
-            self.misses += request.scored and not _met(flight, self.start_s, self.rule.slo)
 
     async def _watch(self) -> None:
         while self.cut is None:
@@ -290,11 +303,13 @@ class _Run:
             return "the budget ended it"
         if rule.stop_after_s is not None and now_s >= rule.stop_after_s:
             return "ruled out by Little's law; replayed for its iterations only"
-        lost = sum(
-            _is_lost(flight, now_s, self.start_s, rule.slo) for flight in self.flights.values()
-        )
+        ended = self.rows(self.landed[self.judged :], now_s)
+        self.judged += len(ended)
+        self.misses += int((ended["scored"] & ~met(ended, rule.slo)).sum())
+        flying = self.rows([*self.flights.values()], now_s)
+        lost = int((flying["scored"] & broken(flying, rule.slo)).sum())
         drains_until_s = DRAIN_FACTOR * self.plan[-1].planned_s + WATCH_S
-        if self.flights and lost == len(self.flights) and now_s > drains_until_s:
+        if len(flying) and lost == len(flying) and now_s > drains_until_s:
             return "the queue does not drain: all that is left came too late long ago"
         bound = 1 - (self.misses + lost) / max(1, self.scored)
         if self.is_held or bound >= rule.floor:
@@ -304,77 +319,41 @@ class _Run:
 
     def _reading(self) -> LiveReading:
         """Return what the clients see now, cheaply enough for four times a second."""
-        facts, flying = self.engine.facts, list(self.flights.values())
-        decoding = [each for each in flying if each.reply.seen_s]
-        waited_s = (
-            each.first_s(self.start_s) - each.due_s for each in [*self.landed[-RECENT:], *decoding]
-        )
-        tail_s = sorted([each for each in waited_s if not math.isnan(each)][-RECENT:])
-        tpots_s = [each.tpot_s for each in decoding if not math.isnan(each.tpot_s)]
-        tokens = (
-            len(each.request.prompt_token_ids) + each.reply.output_tokens for each in decoding
-        )
-        used = sum(-(-token // facts.block_size) for token in tokens) if facts.kv_blocks else 0
+        replies = [each.reply for each in self.flights.values() if each.reply.seen_s]
+        tpots_s = [
+            (each.seen_s[-1] - each.seen_s[0]) / (each.output_tokens - 1)
+            for each in replies
+            if each.output_tokens > 1
+        ]
         return LiveReading(
             elapsed_s=self.now_s,
             done=len(self.landed),
-            in_flight=len(flying),
-            decoding=len(decoding),
+            in_flight=len(self.flights),
+            decoding=len(replies),
             tpot_s=median(tpots_s) if tpots_s else None,
-            ttft_tail_s=tail_s[int(TAIL * (len(tail_s) - 1))] if tail_s else None,
-            kv_cache_usage=min(1.0, used / facts.kv_blocks) if facts.kv_blocks else None,
         )
 
 
-def _row(flight: _Flight, start_s: float) -> tuple[object, ...]:
-    """Return a request as a row of REQUEST."""
-    request, reply = flight.request, flight.reply
-    is_done = flight.outcome == "ok" and reply.seen_s
-    return (
-        request.row,
-        request.scored,
-        len(request.prompt_token_ids),
-        request.output_length,
-        flight.due_s,
-        flight.sent_s if reply.sent_s is None else reply.sent_s - start_s,
-        flight.first_s(start_s),
-        reply.seen_s[-1] - start_s if is_done else math.nan,
-        flight.end_s,
-        flight.outcome,
-        reply.output_tokens,
-        flight.tpot_s,
-        reply.queued_s - start_s,
-        reply.scheduled_s - start_s,
-        reply.first_s - start_s,
-        reply.last_s - start_s,
-        reply.cached_tokens,
-        reply.preemptions,
-        reply.late_tokens,
-        max(0, len(reply.seen_s) - 1),
-    )
+@contextmanager
+def sending_priority(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Keep requests that are due from being delayed in this thread, for the time of the block.
 
-
-def _met(flight: _Flight, start_s: float, slo: Slo) -> bool:
-    """Whether a request that is over met the SLO; see ``records.met``."""
-    first_s = flight.first_s(start_s) if flight.reply.seen_s else flight.end_s
-    return flight.outcome in {"ok", "aborted"} and not slo.broken_by(
-        len(flight.request.prompt_token_ids),
-        first_s - flight.due_s,
-        flight.tpot_s,
-        flight.end_s - flight.due_s,
-    )
-
-
-def _is_lost(flight: _Flight, now_s: float, start_s: float, slo: Slo) -> bool:
-    """Whether this request must break the SLO however fast the engine is from now on."""
-    request = flight.request
-    if not request.scored:
-        return False
-    waited_s = now_s - flight.due_s
-    if slo.e2el_s is not None and waited_s > slo.e2el_s:
-        return True
-    if not flight.reply.seen_s:
-        return waited_s > slo.ttft_limit_s(len(request.prompt_token_ids))
-    if slo.tpot_s is None or request.output_length < 2 or request.abort_after_s is not None:
-        return False
-    return now_s - flight.first_s(start_s) > slo.tpot_s * (request.output_length - 1)
+    Garbage collection is off. Where the system lets it, the thread goes before other processes, and
+    where there are three cores it has one for itself; the engine keeps its own priority and the
+    other cores. On virtual time nothing can be late: there it does nothing.
+    """
+    if isinstance(loop, VirtualTimeLoop):
+        yield
+        return
+    gc.disable()
+    with ExitStack() as undo:
+        undo.callback(gc.enable)
+        with suppress(OSError, AttributeError):  # not allowed, or not a system that can
+            before = os.sched_getscheduler(0), os.sched_getparam(0)
+            os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+            undo.callback(os.sched_setscheduler, 0, *before)
+        with suppress(OSError, AttributeError):
+            mask = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, cores.split(mask)[0])
+            undo.callback(os.sched_setaffinity, 0, mask)
+        yield

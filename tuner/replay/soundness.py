@@ -14,7 +14,6 @@ import numpy as np
 
 from tuner.engines.seam import Engine, EngineFacts, IterationLog
 from tuner.replay.device_use import crowded, device_use
-from tuner.replay.numbers import lag_p99_s
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.readings import Read, while_reading
 from tuner.replay.records import Replay, ttft_s
@@ -88,7 +87,6 @@ async def replay_soundly(  # noqa: PLR0913 - what is sent where, when it is cut,
     async def attempt() -> Attempt[Replay]:
         begun()
         await engine.prepare()
-        engine.compiled.clear()
         replaying = replay(
             plan,
             engine,
@@ -100,32 +98,28 @@ async def replay_soundly(  # noqa: PLR0913 - what is sent where, when it is cut,
         )
         result, device = await while_reading(replaying, read)
         result = replace(result, device=device, weight=window.weight)
-        flaws = engine_flaws(engine, result.iterations)
+        flaws = stalls(result.iterations)
         if rule.stop_after_s is None:  # else only its iterations count
             flaws += tuple(flaws_of(result, engine.facts))
-        return Attempt(replace(result, flaws=flaws), flaws, lag_p99_s([result]))
+        return Attempt(replace(result, flaws=flaws), flaws, lag_p99_s(result))
 
     return (await better_of_two(attempt, retry)).result
 
 
-def engine_flaws(engine: Engine, log: IterationLog) -> tuple[str, ...]:
-    """Return how long the engine stood still in these iterations, and what it has compiled."""
-    result = [f"the engine stood still for {each:.0f} s" for each in stalls_s(log)]
-    result += [f"the engine compiled: {each}" for each in engine.compiled[-1:]]
-    engine.compiled.clear()
-    return tuple(result)
-
-
-def stalls_s(log: IterationLog) -> list[float]:
-    """Return the iterations that took STALL_FACTOR times as long as every other one, and STALL_S.
-
-    Iterations tile the busy time, so that an engine that stood still is a long one.
-    """
+def stalls(log: IterationLog) -> tuple[str, ...]:
+    """Say for how long the engine stood still: iterations that took STALL_FACTOR times as long as
+    every other one, and STALL_S. They tile the busy time, so that none is missed."""
     longest_s: list[float] = np.sort(log["duration_s"])[::-1][: MOST_STALLS + 1].tolist()
     for number, (stall_s, next_s) in enumerate(pairwise(longest_s), 1):
         if stall_s >= max(STALL_S, STALL_FACTOR * next_s):
-            return longest_s[:number]
-    return []
+            return tuple(f"the engine stood still for {each:.0f} s" for each in longest_s[:number])
+    return ()
+
+
+def lag_p99_s(replay: Replay) -> float:
+    """Return the 99th percentile of how late requests left, in seconds."""
+    lags_s = replay.requests["sent_s"] - replay.requests["planned_s"]
+    return float(np.percentile(lags_s, 99)) if len(lags_s) else 0.0
 
 
 def flaws_of(result: Replay, facts: EngineFacts) -> Iterator[str]:
@@ -137,12 +131,14 @@ def flaws_of(result: Replay, facts: EngineFacts) -> Iterator[str]:
     waits_s = ttft_s(requests)[~np.isnan(requests["first_s"])]
     limits_s = [float(np.median(waits_s))] if len(waits_s) else []
     limits_s += [slo.ttft_s] if slo is not None and slo.ttft_s is not None else []
-    lag_s = lag_p99_s([result])
+    lag_s = lag_p99_s(result)
     if lag_s > max(LEAST_LAG_S, LAG_SHARE * min(limits_s, default=0.0)):
         yield f"{OURS[0]} (p99 {lag_s * 1e3:.0f} ms)"
     # On a CPU the engine takes the cores that we read on: the times between tokens are its own.
-    late = int(requests["late_tokens"].sum()) / max(1, tokens)
-    if facts.device.get("kind", "cpu") != "cpu" and late > JOINED_SHARE:
-        yield f"{OURS[1]} ({late:.0%} of them together with others)"
+    joins = facts.arguments.get("speculative_config") or facts.arguments.get("stream_interval")
+    if facts.device.get("kind", "cpu") != "cpu" and not joins:
+        late = np.maximum(0, requests["output_tokens"] - 1 - requests["gaps"]).sum()
+        if late > JOINED_SHARE * tokens:
+            yield f"{OURS[1]} ({late / tokens:.0%} of them together with others)"
     if (taken := crowded(device_use([result.device]))) is not None:
         yield taken

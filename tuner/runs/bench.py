@@ -22,7 +22,7 @@ from tuner.replay.ramp import ramp
 from tuner.replay.readings import Read, while_reading
 from tuner.replay.records import DeviceLog, ProbeResult, Replay
 from tuner.replay.replay import CutRule, LiveReading
-from tuner.replay.soundness import Attempt, better_of_two, engine_flaws, replay_soundly
+from tuner.replay.soundness import Attempt, better_of_two, replay_soundly, stalls
 from tuner.runs.events import EngineStart, Probed, Repeated
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
@@ -135,7 +135,7 @@ class Bench:
             begun_s = now_s()
             return *await probe(requests, engine, prompt=prompt), now_s() - begun_s
 
-        attempt = await self._soundly("one at a time", engine, work, lambda item: item[1])
+        attempt = await self._soundly("one at a time", work, lambda item: item[1])
         results, _, elapsed_s = attempt.result[0]
         self.journal.add(
             Probed(
@@ -166,7 +166,7 @@ class Bench:
                 seed=self.seed + trial,
             )
 
-        attempt = await self._soundly(what, engine, work, lambda item: item[0])
+        attempt = await self._soundly(what, work, lambda item: item[0])
         (log, begin_s), device = attempt.result
         if not len(log):
             raise EngineError(
@@ -241,17 +241,15 @@ class Bench:
     async def _soundly(
         self,
         what: str,
-        engine: Engine,
         work: Callable[[], Awaitable[Result]],
         log_of: Callable[[Result], IterationLog],
     ) -> Attempt[tuple[Result, DeviceLog]]:
         """Measure something beside the readings of the device; see ``better_of_two``."""
 
         async def attempt() -> Attempt[tuple[Result, DeviceLog]]:
-            engine.compiled.clear()
             result, device = await while_reading(work(), self.read_device)
             taken = crowded(device_use([device]))
-            flaws = (*engine_flaws(engine, log_of(result)), *([] if taken is None else [taken]))
+            flaws = (*stalls(log_of(result)), *([] if taken is None else [taken]))
             return Attempt((result, device), flaws)
 
         with self.hanging(what):

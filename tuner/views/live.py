@@ -96,10 +96,6 @@ class Progress:
         parts = [f"{seen.decoding} decoding, {seen.waiting} before a first token"]
         if seen.tpot_s is not None:
             parts.append(f"TPOT {milliseconds(1e3 * seen.tpot_s)}")
-        if seen.ttft_tail_s is not None:
-            parts.append(f"p95 TTFT {milliseconds(1e3 * seen.ttft_tail_s)}")
-        if seen.kv_cache_usage is not None:
-            parts.append(f"KV cache about {seen.kv_cache_usage:.0%}")
         length = f"{seen.elapsed_s:.0f} of {self._length_s:.0f} s"
         title = f"{self.prefix}{self._what}: {length}, {seen.done} done"
         self.show(title, {"now": ", ".join(parts)}, at_once=False)
