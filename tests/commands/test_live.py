@@ -64,7 +64,7 @@ def test_more_than_the_server_was_built_for_is_refused_with_the_cure(
     done = tuner("cap-64.yaml", "--socket", server.path, "--force")
     assert "max_num_seqs 64 is more than the 32" in refused(done, 6)
     assert "Start the server with --max-num-seqs 64 or more" in done[2]
-    assert server.cap == 32
+    assert server.numbers.cap == 32
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,8 @@ def test_another_server_than_measured_is_refused_and_forced_on_record(
         assert (code, err) == (0, f"Warning: the profile was measured elsewhere: {differs}\n")
 
 
-def test_other_settings_than_measured_are_said(tuner: Tuner, tmp_path: Path) -> None:
-    numbers = Numbers(set=Limits(max_num_seqs=32, max_num_batched_tokens=2048))
-    with serving(tmp_path / "t.sock", numbers=numbers) as server:
+def test_other_settings_than_measured_are_named(tuner: Tuner, tmp_path: Path) -> None:
+    with serving(tmp_path / "t.sock", arguments={"max_num_batched_tokens": 2048}) as server:
         _, _, err = tuner("cap-16.yaml", "--socket", server.path)
         assert err == (
             f"Warning: max_num_batched_tokens was 8192 when measured; {server.path} has 2048\n"
@@ -104,52 +103,33 @@ def test_an_undecided_profile_needs_force(tuner: Tuner, server: Server) -> None:
 def test_servers_built_differently_are_each_compared_with_their_own(
     tuner: Tuner, tmp_path: Path
 ) -> None:
-    small = Limits(max_num_seqs=8, max_num_batched_tokens=8192)
-    with (
-        serving(tmp_path / "t.sock") as large,
-        serving(tmp_path / "u.sock", numbers=Numbers(built=small, set=small)) as other,
-    ):
-        both = ("--socket", large.path, "--socket", other.path)
-        assert f"the 8 that the server at {other.path}" in refused(tuner("cap-16.yaml", *both), 6)
+    small = Numbers(built=Limits(max_num_seqs=8, max_num_batched_tokens=8192), cap=8)
+    with serving(tmp_path / "t.sock") as large, serving(tmp_path / "u.sock", numbers=small) as less:
+        both = ("--socket", large.path, "--socket", less.path)
+        assert f"the 8 that the server at {less.path}" in refused(tuner("cap-16.yaml", *both), 6)
         code, out, _ = tuner("cap-8.yaml", *both)
-        assert (code, large.cap, other.cap) == (0, 8, 8)
-        assert f"{other.path}: max_num_seqs is 8 already" in out
+        assert (code, large.numbers.cap, small.cap) == (0, 8, 8)
+        assert f"{less.path}: max_num_seqs 8 of 8; " in out
 
 
-def test_the_cap_is_changed_and_what_that_means_now_is_said(tuner: Tuner, server: Server) -> None:
-    code, out, err = tuner("cap-16.yaml", "--socket", server.path)
-    assert (code, err) == (0, "")
-    assert out.splitlines() == [
-        f"{server.path}: max_num_seqs 32 -> 16; 20 running, 3 waiting",
-        "  4 of the running finish before another one begins",
-    ]
-    assert server.cap == 16
-    again = tuner("cap-16.yaml", "--socket", server.path)
-    assert again == (0, f"{server.path}: max_num_seqs is 16 already\n", "")
+def test_the_cap_is_set_shown_and_reset(tuner: Tuner, server: Server) -> None:
+    on = ("--socket", server.path)
+    begin, load = f"{server.path}: max_num_seqs", "20 running, 3 waiting\n"
+    assert tuner("cap-16.yaml", *on) == (0, f"{begin} 16 of 32, was 32; {load}", "")
+    assert server.numbers.cap == 16
+    assert tuner("cap-16.yaml", *on) == tuner(*on) == (0, f"{begin} 16 of 32; {load}", "")
+    assert tuner("--reset", *on) == (0, f"{begin} 32 of 32, was 16; {load}", "")
+    assert server.numbers.cap == 32
 
 
-def test_without_a_profile_what_holds_is_shown(tuner: Tuner, server: Server) -> None:
-    tuner("cap-16.yaml", "--socket", server.path)
-    code, out, err = tuner("--socket", server.path)
-    limits = "max_num_seqs 16 of 32, max_num_batched_tokens 8192 of 8192"
-    assert (code, out, err) == (0, f"{server.path}: {limits}; 20 running, 3 waiting\n", "")
-
-
-def test_rolled_back_a_server_is_as_it_was_started(tuner: Tuner, server: Server) -> None:
-    tuner("cap-16.yaml", "--socket", server.path)
-    code, out, _ = tuner("--reset", "--socket", server.path)
-    assert (code, server.cap) == (0, 32)
-    assert out == f"{server.path}: max_num_seqs 16 -> 32; 20 running, 3 waiting\n"
-
-
-def test_all_ranks_are_changed_and_where_one_fails_that_is_said(
+def test_all_ranks_are_changed_and_where_one_fails_that_is_reported(
     tuner: Tuner, tmp_path: Path
 ) -> None:
     path = tmp_path / "t.sock"
-    with serving(path) as zero, serving(path, rank=1) as item, serving(path, rank=2) as two:
-        two.numbers.busy = True
+    with serving(path) as zero, serving(path, rank=1) as one, serving(path, rank=2) as two:
+        two.numbers.is_broken = True
         done = tuner("cap-16.yaml", "--socket", path)
-        assert refused(done, 4).endswith(f"busy; already set: {zero.path}, {item.path}")
-        two.numbers.busy = False
+        assert refused(done, 4).endswith(f"failed; already set: {zero.path}, {one.path}")
+        two.numbers.is_broken = False
         assert tuner("cap-16.yaml", "--socket", path)[0] == 0
-        assert (zero.cap, item.cap, two.cap) == (16, 16, 16)
+        assert [each.numbers.cap for each in (zero, one, two)] == [16, 16, 16]

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.processes import wait_until
-from tuner.live import control_client
-from tuner.live.control import Limits, SetLimits
+from tuner.live import control
+from tuner.live.control import Request
 
 pytestmark = pytest.mark.vllm
 
@@ -35,10 +35,6 @@ def configs(lone: Any, config: Any) -> dict[int, Any]:
 @pytest.fixture
 def scheduler(lone: Any, config: Any) -> Any:
     return lone.scheduler_of(lone.live.LiveScheduler, config)
-
-
-def cap(max_num_seqs: int, max_num_batched_tokens: int = 2048) -> Limits:
-    return Limits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
 
 
 @pytest.mark.parametrize("in_flight", [1, 2])
@@ -64,7 +60,7 @@ def test_whatever_is_changed_whenever_every_request_gets_all_its_tokens(
     for turn in itertools.count():
         change = changes[turn] if turn < len(changes) else None
         if change is not None:
-            knobs.set_limits(cap(*change))
+            scheduler._cells["max_num_seqs"], scheduler._cells["max_num_batched_tokens"] = change
         before, _ = scheduler.get_request_counts()
         iteration = lone.schedule(scheduler)
         running, _ = scheduler.get_request_counts()
@@ -79,21 +75,6 @@ def test_whatever_is_changed_whenever_every_request_gets_all_its_tokens(
             break
         assert turn < 10_000
     assert [each.num_output_tokens for each in made] == [tokens for _, tokens in requests]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "least"),
-    [({}, 1), ({"enable_chunked_prefill": False, "max_num_batched_tokens": 2048}, 2048)],
-)
-def test_a_prompt_that_cannot_be_split_keeps_the_whole_budget(
-    lone: Any, arguments: dict[str, object], least: int
-) -> None:
-    assert (
-        lone.live.SchedulerKnobs(
-            lone.scheduler_of(lone.live.LiveScheduler, lone.configured(**arguments))
-        ).least_tokens
-        == least
-    )
 
 
 def test_where_vllm_knows_one_limit_it_is_never_below_what_runs(
@@ -113,7 +94,7 @@ def test_where_vllm_knows_one_limit_it_is_never_below_what_runs(
     for number in range(6):
         lone.add(scheduler, str(number), prompt=10, tokens=2 + 2 * (number % 2))
     lone.step(scheduler)  # six run
-    knobs.set_limits(cap(4))
+    knobs.set_max_num_seqs(4)
     lone.step(scheduler)  # three of them have ended after this
     lone.step(scheduler)
     assert seen == [8, 6, 4]
@@ -129,10 +110,10 @@ def test_with_it_the_socket_is_there_until_shutdown(
     path = tmp_path / "tuner.sock"
     monkeypatch.setenv("TUNER_LIVE_SOCKET", str(path))
     made = lone.scheduler_of(lone.live.LiveScheduler, config)
-    wait_until(lambda: path.exists() and path.stat().st_mode & 0o777 == 0o600)
-    control_client.ask(path, SetLimits(3))
-    assert control_client.state(path).limits.max_num_seqs == 3
-    assert control_client.state(path).about.arguments["kv_cache_dtype"] == "auto"
+    wait_until(lambda: made._live.listening is not None)
+    state, before = control.ask(path, Request("set", 3))
+    assert (state.limits.max_num_seqs, before.max_num_seqs) == (3, 8)
+    assert state.about.arguments["kv_cache_dtype"] == "auto"
     made.shutdown()
     assert "tuner-live" not in threads()
     assert not path.exists()
@@ -148,7 +129,7 @@ def test_a_control_that_cannot_be_leaves_the_server_as_it_is(
 ) -> None:
     monkeypatch.setenv("TUNER_LIVE_SOCKET", path)
     made = lone.scheduler_of(lone.live.LiveScheduler, config)
-    made._live._thread.join(20)
+    made._live.join(20)
     assert "live control is off" in caplog.text
     request = lone.add(made, "a", prompt=5, tokens=3)
     while made.has_requests():

@@ -73,7 +73,7 @@ def run(options: CompareOptions) -> None:
             if isinstance(starter, VllmStarter):
                 starter.log = book.run_dir / "vllm.log"
         with progress:
-            comparison = compare(question, book, progress, progress.reading(machine.read))
+            comparison = compare(question, book, progress, machine.read)
         doubts = [*_doubts(options, profile, machine, comparison.evidence), *comparison.warnings()]
         _conclude(options, profile, comparison, [*doubts, *trace.warnings])
 

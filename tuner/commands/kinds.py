@@ -20,7 +20,6 @@ from tuner.profile import profile as profiles
 from tuner.profile.profile import ServingProfile
 from tuner.profile.summary import engine_time, is_simulated
 from tuner.runs.cluster.share import Node, share_of, usable
-from tuner.runs.ladder import doubling
 from tuner.runs.result import json_object
 from tuner.system import interruption
 from tuner.trace.trace import Trace, load
@@ -94,7 +93,7 @@ def _swept(  # noqa: PLR0913, PLR0917 - what is swept, on what
     devices = {name: dict(kind.device) for name, kind in kinds.items()}
     book = open_run("sweep", options, {**common, "kinds": devices})
     books = open_each(book, plans)
-    progress = Progress(first.settings.budget_s, doubling(options.ceiling))
+    progress = Progress(first.settings.budget_s)
     for warning in (*first.warnings, *session.cautions(), *left_out):
         progress.warn(warning)
     for note in first.notes:

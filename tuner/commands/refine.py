@@ -34,7 +34,6 @@ from tuner.profile.profile import (
 from tuner.profile.profile import load as load_profile
 from tuner.runs.bench import Bench
 from tuner.runs.journal import Journal
-from tuner.runs.ladder import doubling
 from tuner.runs.refine.aims import parse_aim
 from tuner.runs.refine.refine import Refinement, RefinePlan, Vary, refine
 from tuner.runs.refine.search import Study
@@ -219,14 +218,15 @@ def _named(options: RefineOptions, profile: ServingProfile) -> dict[str, tuple[A
 
 def _refined(search: _Search, book: Journal) -> Refinement:
     plan, machine, settings = search.plan, search.machine, search.plan.settings
-    progress = Progress(settings.budget_s, doubling(settings.ceiling))
+    progress = Progress(settings.budget_s)
     for line in space_lines(plan.space):
         progress.stage(line)
     for warning in plan.warnings:
         progress.warn(warning)
     study = Study(search.options.storage, plan.space)
-    read = progress.reading(machine.read)
-    bench = Bench(book, progress, read, block_size=settings.trace_block_size, seed=settings.seed)
+    bench = Bench(
+        book, progress, machine.read, block_size=settings.trace_block_size, seed=settings.seed
+    )
     vary = partial(machine.starter, plan.profile.engine, log=book.run_dir / "vllm.log")
     with progress:
         work = refine(search.requests, plan, bench, vary, study)

@@ -1,7 +1,7 @@
 """``tuner sweep``: find max_num_seqs for a trace."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -27,15 +27,13 @@ from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import ProfileError, RunError, UndecidedError, UsageError
-from tuner.live.exporter import SweepExporter
+from tuner.live.exporter import Exporter
 from tuner.profile import profile as profiles
 from tuner.profile.profile import ServingProfile
-from tuner.replay.readings import Read
 from tuner.runs import journal
 from tuner.runs.bench import Watcher
 from tuner.runs.events import TraceKept
 from tuner.runs.execute import execute
-from tuner.runs.ladder import doubling
 from tuner.runs.outcome import SweepOutcome, in_use, rescore
 from tuner.runs.result import json_object, profile_of, second_thoughts
 from tuner.runs.settings import SweepSettings, settings_in
@@ -234,9 +232,9 @@ def swept(ready: Ready) -> Swept:
     options = ready.options
     arguments = ready.starter.resolve(max_num_seqs=options.ceiling)
     book = open_run("sweep", options, ready.plan_with(arguments))
-    progress = Progress(ready.settings.budget_s, doubling(options.ceiling))
+    progress = Progress(ready.settings.budget_s)
     if options.metrics_port is not None:
-        progress.exporter = SweepExporter(options.metrics_port)
+        progress.exporter = Exporter(options.metrics_port)
     for warning in ready.warnings:
         progress.warn(warning)
     for note in ready.notes:
@@ -244,7 +242,7 @@ def swept(ready: Ready) -> Swept:
     with closing(progress.exporter) if progress.exporter else nullcontext(), kept(book):
         keep_trace(ready, book)
         with progress:
-            outcome = _measured(ready, book, progress, progress.reading)
+            outcome = _measured(ready, book, progress)
         return finished(ready, outcome, book.run_dir)
 
 
@@ -252,14 +250,13 @@ def _measured(
     ready: Ready,
     book: journal.Journal,
     watcher: Watcher,
-    shown: Callable[[Read | None], Read | None],
 ) -> SweepOutcome:
     """Sweep the trace on one engine, and add what is set now: by ``--base`` or ``--set``, or by
-    vLLM itself. ``shown`` wraps what reads the device, to show it."""
+    vLLM itself."""
     starter, confirming, read, began_s = ready.starter, None, None, None
     if isinstance(starter, VllmStarter):  # simulated time is virtual
         starter.log, began_s = book.run_dir / "vllm.log", ready.began_s
-        read = shown(DeviceMeter(gpus_of(starter.resolve(max_num_seqs=1))).read)
+        read = DeviceMeter(gpus_of(starter.resolve(max_num_seqs=1))).read
         confirming = ServerStarter.like(starter)
         confirming.log = starter.log
     work = sweep(

@@ -77,7 +77,7 @@ def run(options: VerifyOptions) -> None:
         read = None
     with _book(options, profile, trace.digest) as book:
         with progress:
-            verified = verify(requests, starter, question, book, progress, progress.reading(read))
+            verified = verify(requests, starter, question, book, progress, read)
         result = verify_json(verified, profile=str(options.profile), trace=str(options.trace))
         page = verify_page(
             verified,

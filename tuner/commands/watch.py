@@ -20,9 +20,9 @@ from tuner.errors import (
     UsageError,
 )
 from tuner.live import server as live_server
-from tuner.live.exporter import WatchExporter
+from tuner.live.exporter import Exporter
 from tuner.live.server import Clock, LiveServer, MonotonicClock, Reading
-from tuner.live.watch import Promised, Watch, WindowSummary, reason
+from tuner.live.watch import VERDICTS, Promised, Watch, WindowSummary, reason
 from tuner.live.windows import WindowMaker
 from tuner.profile.evidence import twin_of
 from tuner.profile.profile import ServingProfile
@@ -60,7 +60,7 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
     with ExitStack() as stack:
         exporter = None
         if options.metrics_port is not None:
-            exporter = stack.enter_context(closing(WatchExporter(options.metrics_port)))
+            exporter = stack.enter_context(closing(Exporter(options.metrics_port)))
         session = Session(
             options, profile, watch, WindowMaker(window_s, every_s), exporter,
             stack.enter_context(Progress(for_s)),
@@ -117,7 +117,7 @@ class Session:
     profile: ServingProfile
     watch: Watch
     maker: WindowMaker
-    exporter: WatchExporter | None
+    exporter: Exporter | None
     progress: Progress
     windows: list[WindowSummary] = field(default_factory=list)
     missed: int = 0
@@ -158,13 +158,13 @@ class Session:
         self.windows.append(summary)
         line = window_line(summary)
         self.progress.say(line)
-        self.progress.show(f"window {watch.windows}: {watch.verdict}", {"now": line})
+        self.progress.show(f"window {watch.windows}: {watch.verdict}")
         if watch.verdict != self._verdict:
             self._verdict = watch.verdict
             self.progress.say(f"{watch.windows}: {watch.verdict}")
         self.write("window", asdict(summary) | {"verdict": watch.verdict, "beyond": watch.beyond})
         if self.exporter is not None:
-            self.exporter.show(watch)
+            _export(self.exporter, watch)
 
     def _check_presence(self, reading: Reading) -> None:
         """Raise EngineError for a server that is gone or hangs."""
@@ -211,6 +211,18 @@ class Session:
         line = json.dumps(rounded({"event": event, **content}), allow_nan=False)
         self.journal += line.encode() + b"\n"
         files.write_own(path, self.journal)
+
+
+def _export(exporter: Exporter, watch: Watch) -> None:
+    for verdict in VERDICTS:
+        exporter.set("watch_verdict", verdict == watch.verdict, verdict=verdict)
+    for name, measure in watch.measures.items():
+        exporter.set("watch_beyond", measure.is_beyond, measure=name)
+        if (mean := measure.interval()) is not None:
+            for bound, value in mean._asdict().items():
+                exporter.set("watch_measure", value, measure=name, bound=bound)
+    if watch.choice is not None:
+        exporter.set("watch_choice_rightness", watch.choice.rightness)
 
 
 def _times_s(options: WatchOptions) -> tuple[float, float, float]:

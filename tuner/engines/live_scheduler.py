@@ -264,17 +264,9 @@ class SchedulerKnobs:
 
     def __init__(self, scheduler: LiveScheduler) -> None:
         self._scheduler, self._cells = scheduler, scheduler._cells[0]  # noqa: SLF001 - one class in two
-        config = scheduler.vllm_config
-        drafts = config.speculative_config is not None
+        drafts = scheduler.vllm_config.speculative_config is not None
         most = self._cells["max_num_seqs"] if drafts else scheduler.max_num_running_reqs
         self.built = Limits(int(most), scheduler.max_num_scheduled_tokens)
-        # A prompt, an image or a draft that must fit into one iteration would wait for ever.
-        is_fixed = (
-            not config.scheduler_config.enable_chunked_prefill
-            or config.model_config.is_multimodal_model
-            or drafts
-        )
-        self.least_tokens = self.built.max_num_batched_tokens if is_fixed else 1
 
     def limits(self) -> Limits:
         cells = self._cells
@@ -283,9 +275,8 @@ class SchedulerKnobs:
     def load(self) -> tuple[int, int]:
         return self._scheduler.get_request_counts()
 
-    def set_limits(self, limits: Limits) -> None:
-        self._cells["max_num_seqs"] = limits.max_num_seqs
-        self._cells["max_num_batched_tokens"] = limits.max_num_batched_tokens
+    def set_max_num_seqs(self, cap: int) -> None:
+        self._cells["max_num_seqs"] = cap
 
 
 def _control(scheduler: LiveScheduler, path: str) -> LiveThread:

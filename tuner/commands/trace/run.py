@@ -237,6 +237,6 @@ def _telling(what: str) -> Iterator[Tell]:
 
         def tell(tally: Tally) -> None:
             share = tally.bytes_read / max(1, tally.bytes_total)
-            progress.show(f"{what}: {share:.0%}", {}, at_once=False)
+            progress.show(f"{what}: {share:.0%}", at_once=False)
 
         yield tell
