@@ -161,8 +161,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "router": option("How requests reach replicas."),
         "closed_sessions": option("A session's turn waits for the one before it and think time."),
         "loads": option(
-            "recorded, light (2 in flight untuned), very-heavy (25), uniform (25, "
-            "every length the mean), recorded; default: recorded, with a profile 25 too."
+            "recorded, light (2 in flight untuned), very-heavy (25), uniform (25, every length "
+            "the mean); default: recorded, with a profile 25 too."
         ),
     },
     "Engine": {
