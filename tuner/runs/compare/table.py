@@ -150,7 +150,7 @@ def compared(blocks: Blocks, baseline: Blocks) -> dict[str, Ratio]:
     """Return the ratios of an approach to the baseline, over the blocks that both have."""
     pairs = [(blocks[at], baseline[at]) for at in sorted(blocks.keys() & baseline.keys())]
     both = [tuple(numbers_of([replay]) for replay in pair) for pair in pairs]
-    ratios = {}
+    ratios = dict[str, Ratio]()
     for name, (_, value_of) in COMPARED.items():
         values = [(value_of(own), value_of(base)) for own, base in both]
         known = [(own, base) for own, base in values if own is not None and base is not None]
