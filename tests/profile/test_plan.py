@@ -12,7 +12,7 @@ from tuner.profile import plan
 from tuner.profile.evidence import StoredTwin
 from tuner.profile.plan import Fleet, FleetRouter
 from tuner.traffic.constants import DRAWS, START_SD, TTFT_SD
-from tuner.traffic.least_in_flight import least_in_flight
+from tuner.traffic.routing import least_in_flight
 from tuner.traffic.slo import Slo
 from tuner.twin.front_end import FrontEnd
 from tuner.twin.samples import Machine

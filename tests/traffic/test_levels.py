@@ -36,15 +36,11 @@ def test_what_holds_is_what_is_counted_at_every_moment(
     series = count_levels(begins_s, ends_s, n if weighted else None, start_s=5.0, end_s=40.0)
     assert isinstance(series, Levels)
     assert np.repeat(series.level, series.duration_s.astype(int)).tolist() == counted
-    held = series.held()
-    assert dict(zip(held.level.tolist(), held.seconds.tolist(), strict=True)) == {
-        level: counted.count(level) for level in counted
-    }
-    assert series.longest_above_s(1) == longest(counted, 1)
-    edges_s = np.array([0.0, 5.0, 6.0, 13.0, 40.0, 41.0])
-    assert series.highest_in(edges_s) == [
-        None, counted[0], max(counted[1:8]), max(counted[8:]), None,
-    ]  # fmt: skip
+    assert series.distribution().p50 == sorted(counted)[17]
+    share, longest_s = series.above(1)
+    assert share == pytest.approx(np.mean(np.array(counted) > 1))
+    assert longest_s == longest(counted, 1)
+    assert series.at(np.arange(5.5, 40)).tolist() == counted
 
 
 def longest(counted: list[int], above: int) -> int:

@@ -1,4 +1,4 @@
-"""Which windows stand for a long trace."""
+"""Which window stands for a long trace."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.builders import request
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.sampling import sample_windows
+from tuner.traffic.sampling import sample_windows, unseen_windows
 from tuner.traffic.window import Part, Window
 
 # An hour with a request a second; from 2000 s to 2100 s five a second.
@@ -25,27 +25,18 @@ def sample(
     return sample_windows(requests, part, **{**values, **how})
 
 
-def represented(window: Window, requests: list[TraceRequest]) -> float:
-    """Return how many requests of the trace a window stands for."""
-    end_s = window.start_s + window.length_s
-    return window.weight * sum(window.start_s <= request.arrival_s < end_s for request in requests)
-
-
-def test_the_busiest_window_is_taken_for_certain_and_one_of_each_half_of_the_rest() -> None:
-    peak, calm, busy = sample()
+def test_of_a_long_part_its_busiest_window_is_replayed_and_takes_a_step() -> None:
+    (peak,) = sample()
     assert 2000 <= peak.start_s < peak.start_s + peak.length_s <= 2100.5
-    assert peak.weight == 1.0
-    assert calm.length_s == busy.length_s < peak.length_s
-    loads = [represented(each, HOUR) / each.weight / each.length_s for each in (calm, busy)]
-    assert loads[0] <= loads[1]
+    assert peak.replay_s + 2.0 == pytest.approx(60.0, abs=0.1)
 
 
-def test_together_they_stand_for_every_request_and_take_a_step() -> None:
-    windows = sample()
-    total = sum(represented(window, HOUR) for window in windows)
-    assert total == pytest.approx(len(HOUR), rel=0.02)
-    assert sum(window.replay_s for window in windows) <= 60.0
-    assert sum(window.replay_s + 2.0 for window in windows) == pytest.approx(60.0, abs=0.1)
+def test_a_window_that_was_not_seen_is_as_busy_as_there_is_one() -> None:
+    (peak,) = sample()
+    (unseen,) = unseen_windows(HOUR, [peak]) or ()
+    assert unseen.start_s >= peak.start_s + peak.length_s
+    assert unseen.start_s + unseen.length_s <= 2115
+    assert unseen_windows(HOUR[:100], [Window(20.0, 70.0, 15.0)]) is None
 
 
 def test_a_part_that_fits_a_step_is_replayed_whole() -> None:
@@ -71,6 +62,5 @@ def test_no_trace_makes_windows_that_are_empty_or_outside(
     for each in sample(requests, part, step_s=step_s, drain_s=drain_s):
         assert each.length_s > 0
         assert each.run_in_s >= 0
-        assert each.weight >= 1.0
         end_s = each.start_s + each.length_s
         assert any(each.start_s <= request.arrival_s < end_s for request in requests)

@@ -18,7 +18,7 @@ from tuner.traffic.slo import Slo, Unloaded, derive_slo, fit_unloaded, parse_slo
         ("latency=5s", "cannot read"),
         ("ttft=0ms", "not a positive time"),
         ("ttft=1e999s", "not a positive time"),
-        ("ttft=--1s", "no number"),
+        ("ttft=--1s", "cannot read"),
         ("ttft=1s,ttft=2s", "given twice"),
         ("", "no limit"),
         ("ttft=nans", "cannot read"),

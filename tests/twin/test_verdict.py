@@ -8,8 +8,9 @@ from tests.support.builders import block, flat, hopeless, measurement, request
 from tuner.replay.iterations import BatchTime
 from tuner.runs.ladder import next_trial
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.constants import FASTEST
 from tuner.traffic.slo import Slo, Unloaded
-from tuner.traffic.workload import FASTEST, littles_bound
+from tuner.traffic.workload import littles_bound
 from tuner.twin.verdict import verdict_by_windows
 from tuner.twin.windows import Block, Trial, samples_of
 

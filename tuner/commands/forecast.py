@@ -15,9 +15,10 @@ from tuner.engines.vllm.start import VllmStarter
 from tuner.profile.summary import minutes
 from tuner.runs.ladder import STEPS, doubling
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.constants import LOADED, MIN_STEP_S
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
 from tuner.traffic.sampling import choose_part, sample_windows
-from tuner.traffic.workload import LOADED, MIN_STEP_S, affordable_step_s
+from tuner.traffic.workload import affordable_step_s
 from tuner.views.page import Page
 from tuner.views.text import print_json, print_page
 

@@ -18,10 +18,9 @@ import numpy as np
 from tuner.engines.scheduler.state import Floats, Ints, StepLaw
 from tuner.errors import ProfileError
 from tuner.profile.profile import FrontEndSection, ServingProfile, beside, evidence_of
-from tuner.traffic.constants import PRINTED_DRAWS
+from tuner.traffic.constants import LEAST_PART_S, PRINTED_DRAWS
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo
-from tuner.traffic.workload import LEAST_S
 from tuner.twin.decide import Choice, choose
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd
@@ -191,7 +190,7 @@ def _twin(
         extrapolated_from=int(facts["extrapolated_from"]),
         laws=tuple(drawn),
         traffic=Traffic(np.cumsum(gaps_s), *lengths),
-        length_s=max(LEAST_S, float(facts["length_s"])),
+        length_s=max(LEAST_PART_S, float(facts["length_s"])),
         machine=Machine(
             slowdown,
             float(facts["speed_sd"]),
@@ -213,5 +212,5 @@ def _busiest(traffic: Traffic, length_s: float) -> tuple[Traffic, float]:
     """Return the stretch of MOST_STORED requests with the most tokens a second, from 0 s on."""
     if len(traffic) > MOST_STORED:
         traffic = traffic.busiest(MOST_STORED)
-        length_s = max(LEAST_S, float(traffic.arrival_s[-1] - traffic.arrival_s[0]))
+        length_s = max(LEAST_PART_S, float(traffic.arrival_s[-1] - traffic.arrival_s[0]))
     return traffic.from_zero(), length_s

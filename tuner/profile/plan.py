@@ -20,6 +20,7 @@ from tuner.profile.evidence import StoredTwin
 from tuner.profile.profile import CurveStep, ServingProfile
 from tuner.traffic.constants import DRAWS
 from tuner.traffic.requirements import Requirement
+from tuner.traffic.routing import least_in_flight
 from tuner.traffic.slo import Slo
 from tuner.twin.decide import Bounds, rule
 from tuner.twin.samples import Draw, Loads, Samples, ask, draws_of, scaled
@@ -159,10 +160,6 @@ class Fleet:
         traffic = scaled(twin.traffic, load, rng)
         numbers = np.arange(len(traffic)) % replicas
         if self.router == "least":
-            from tuner.traffic.least_in_flight import (  # noqa: PLC0415 - numba: 0.2 s
-                least_in_flight,
-            )
-
             numbers = least_in_flight(traffic.arrival_s, _lasting_s(twin, traffic), replicas)
         first = rng.choice(replicas, wanted, replace=False)
         return [traffic.rows(np.flatnonzero(numbers == replica)) for replica in first.tolist()]

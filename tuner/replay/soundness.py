@@ -97,7 +97,7 @@ async def replay_soundly(  # noqa: PLR0913 - what is sent where, when it is cut,
             progress=progress,
         )
         result, device = await while_reading(replaying, read)
-        result = replace(result, device=device, weight=window.weight)
+        result = replace(result, device=device)
         flaws = stalls(result.iterations)
         if rule.stop_after_s is None:  # else only its iterations count
             flaws += tuple(flaws_of(result, engine.facts))

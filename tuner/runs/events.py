@@ -46,6 +46,7 @@ class TraceKept(Event, frozen=True, tag="trace"):
 class BudgetRaised(Event, frozen=True, tag="raised"):
     budget: str
     command: tuple[str, ...] = ()
+    is_part: bool = False
 
 
 class EngineStart(Event, frozen=True, tag="start"):

@@ -149,5 +149,4 @@ def unsent(
         attainment_bound=bound,
         slo=trial.slo,
         start_s=asyncio.get_running_loop().time(),
-        weight=window.weight,
     )

@@ -29,12 +29,12 @@ from tuner.runs.measure import Trial, measure
 from tuner.runs.sweep.confirmation import planned_window
 from tuner.runs.sweep.sweep_warnings import left_out
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.constants import ATTAINMENT_TOLERANCE, SLACK_S
+from tuner.traffic.constants import ATTAINMENT_TOLERANCE, LOADED, SLACK_S
 from tuner.traffic.requirements import KV, TIMES, Requirement
 from tuner.traffic.sampling import choose_part, in_window, sample_windows
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
-from tuner.traffic.workload import LOADED, keep_what_fits
+from tuner.traffic.workload import keep_what_fits
 from tuner.twin.check import Predicted, predict
 
 ENGINES_OWN = ("queue", "preemptions", KV)

@@ -54,10 +54,6 @@ class Columns:
         ints: Ints = np.add(self.input_length, self.outputs(), dtype=np.int64)
         return ints if self.served.all() else np.where(self.served, ints, 0)
 
-    def tokens_before(self) -> Ints:
-        """Return what all earlier requests together ask for, and at the end what all do."""
-        return np.concatenate([[0], np.cumsum(self.tokens())])
-
     def outputs(self) -> NDArray[Any]:
         """Return the output tokens of all sequences of each request."""
         is_one = self.n.strides == (0,) and self.n[0] == 1  # takes no memory, nor any time

@@ -8,6 +8,46 @@ from typing import Literal
 
 VerdictKind = Literal["knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"]
 
+# What is replayed
+
+MIN_STEP_S = 6.0
+"""A shorter step shows the engine at hardly any batch size."""
+
+MAX_RUN_IN_S, RUN_IN_SHARE, SHORT_S = 15.0, 0.25, 1.0
+"""The run-in is replayed and not scored, so that scoring starts with the engine as full as
+production had it: a quarter of the window, at most 15 s. A shorter trace than SHORT_S is one burst
+and has none."""
+
+MIN_WINDOW_S = 5.0
+"""A shorter one shows little; so long a one makes a short step last a little longer than asked."""
+
+DRAIN_SHARE = 0.5
+"""Most of a window's time that is kept for its last requests to end."""
+
+NEAREST = 0.25
+"""A window of so little of another's load cannot stand for it."""
+
+LEAST_S, LEAST_PART_S = 1e-3, 1.0
+"""Seconds of a stretch whose requests arrive at once; traffic that does has a rate over the second.
+"""
+
+LOADED = 1.5
+"""Times as long that a request takes on a busy engine. A guess, for how long a window drains."""
+
+MOST_TWIN_REQUESTS, MOST_QUEUED = 20_000, 20_000
+"""Requests that the twin replays, and that are looked at for a queue that grows: of a longer part
+the busiest stretch of so many."""
+
+FASTEST = 0.8
+"""Share of the probes' time for which a slot is held at least: the probes were few, on a busy
+machine."""
+
+# What is asked of a request by default
+
+TPOT_SLACK, TTFT_SLACK, QUEUE_SHARE = 2.0, 5.0, 0.5
+"""Factors of a derived SLO over an idle engine: twice its TPOT; five times its TTFT plus half of
+its median E2EL. From the study of stop rules on simulated worlds (docs/decisions)."""
+
 # What counts as equal, and as right
 
 EQUAL_ATTAINMENT, EQUAL_TAIL = 0.01, 1.05

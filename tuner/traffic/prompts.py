@@ -12,19 +12,13 @@ from tuner.trace.trace import TraceRequest
 SPECIAL_IDS = 16
 """Ids below this are left out: padding, begin and end of text, and the like stand there."""
 
-_BLOCK, _ROW = 1, 2  # what a token belongs to; keeps equal numbers of the two kinds apart
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def prompt_token_ids(
-    request: TraceRequest,
-    *,
-    seed: int,
-    vocab_size: int,
-    block_size: int,
-    special_ids: int = SPECIAL_IDS,
+    request: TraceRequest, *, seed: int, vocab_size: int, block_size: int
 ) -> list[int]:
-    """Return ``request.input_length`` token ids in [special_ids, vocab_size).
+    """Return ``request.input_length`` token ids in [SPECIAL_IDS, vocab_size).
 
     ``block_size`` is the trace's: how many tokens one of ``hash_ids`` stands for. Equal hash ids
     give equal tokens, whatever the row; tokens that no hash id covers depend on the row, so that
@@ -32,56 +26,23 @@ def prompt_token_ids(
 
     Raises ValueError for a vocabulary with fewer than two ids beside the special ones.
     """
-    usable = vocab_size - special_ids
+    usable = vocab_size - SPECIAL_IDS
     if usable < 2:
-        raise ValueError(f"a vocabulary of {vocab_size} leaves no ids beside {special_ids}")
-    length = request.input_length
-    tokens = np.empty(length, np.int64)
-    covered = min(len(request.hash_ids) * block_size, length)
-    if covered:
-        ids = np.asarray(request.hash_ids, np.uint64)[: -(-covered // block_size)]
-        keys = _mix(ids ^ _key(seed, _BLOCK))
-        blocks = _draw(keys[:, None], np.arange(block_size, dtype=np.uint64), usable)
-        blocks[:, 0] = _distinct(ids, _key(seed, _BLOCK), usable)
-        tokens[:covered] = blocks.ravel()[:covered]
-    if length > covered:
-        row = np.asarray([request.row], np.uint64)
-        key = _mix(row ^ _key(seed, _ROW))
-        tokens[covered:] = _draw(key, np.arange(length - covered, dtype=np.uint64), usable)
-        tokens[covered] = _distinct(row, _key(seed, _ROW), usable)[0]
-    tokens += special_ids
-    return tokens.tolist()
+        raise ValueError(f"a vocabulary of {vocab_size} leaves no ids beside {SPECIAL_IDS}")
+    blocks = np.repeat(np.array(request.hash_ids, np.uint64), block_size)[: request.input_length]
+    alone = request.input_length - len(blocks)
+    # twice the number of a block, or of a row and one: no block is taken for a row
+    owner = np.concatenate((2 * blocks, np.full(alone, 2 * request.row + 1, np.uint64)))
+    place = np.concatenate((np.arange(len(blocks)) % block_size, np.arange(alone)))
+    key = _mixed(owner ^ np.uint64(seed * _GOLDEN % 2**64))
+    bits = _mixed(key + place.astype(np.uint64) * np.uint64(_GOLDEN)) >> np.uint64(32)
+    # the product with 2**-32 spreads 32 random bits evenly over the vocabulary
+    ids = (bits * np.uint64(usable)) >> np.uint64(32)
+    return (SPECIAL_IDS + ids.astype(np.int64)).tolist()  # type: ignore[no-any-return]
 
 
-def _key(seed: int, kind: int) -> np.uint64:
-    return np.uint64((seed * 4 + kind) * _GOLDEN % 2**64)
-
-
-def _distinct(ids: NDArray[np.uint64], key: np.uint64, usable: int) -> NDArray[np.int64]:
-    """Return first tokens that are different for any ``usable`` ids in a row, since traces number
-    ids in turn.
-
-    Random ones would meet by chance, and two siblings would share what production did not.
-    """
-    return ((ids % np.uint64(usable) + key % np.uint64(usable)) % np.uint64(usable)).astype(
-        np.int64
-    )
-
-
-def _draw(key: NDArray[np.uint64], position: NDArray[np.uint64], usable: int) -> NDArray[np.int64]:
-    bits = _mix(key + position * np.uint64(_GOLDEN))
-    # The product with 2**-32 spreads 32 random bits evenly over the vocabulary without a division.
-    bits >>= np.uint64(32)
-    bits *= np.uint64(usable)
-    bits >>= np.uint64(32)
-    return bits.view(np.int64)
-
-
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Scramble 64-bit integers: splitmix64's finaliser (Steele et al., OOPSLA 2014)."""
-    mixed = values ^ (values >> np.uint64(30))
-    mixed *= np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(27)
-    mixed *= np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(31)
-    return mixed
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Scramble 64-bit integers: splitmix64's finalizer (Steele et al., OOPSLA 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

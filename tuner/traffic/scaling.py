@@ -3,76 +3,61 @@
 Time is never squeezed: that is always optimistic about tails.
 """
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
 
 import numpy as np
 
+from tuner.trace.columns import Floats, Ints
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import JITTER_S
 
 
-def scale_load(requests: Sequence[TraceRequest], factor: float, *, seed: int) -> list[TraceRequest]:
-    """Return ``factor`` times the requests, in order of arrival.
+def scaled_rows(arrival_s: Floats, factor: float, rng: np.random.Generator) -> tuple[Ints, Floats]:
+    """Return which rows make ``factor`` times the load, and when each arrives.
 
-    Below 1 a random share stays. Above 1 a random share comes again, each within JITTER_S of its
-    original and within the time of the trace, as other requests of the same kind: prefixes that
-    several requests share stay shared, and prefixes of one request alone are new.
+    Below 1 a random share of the rows, in order. Above 1 all of them, followed by random copies,
+    each within JITTER_S of its original and within the time of the trace.
     """
-    rng = np.random.default_rng(seed)
-    size = len(requests)
-    if factor < 1:
-        kept = rng.permutation(size)[: round(size * factor)]
-        return [requests[i] for i in np.sort(kept)]
-    times, added = divmod(round(size * factor) - size, size)
-    chosen = np.sort(
-        np.concatenate([np.tile(np.arange(size), times), rng.permutation(size)[:added]])
-    )
-    fresh = _Fresh(requests)
-    first_s, last_s = requests[0].arrival_s, requests[-1].arrival_s
+    size = len(arrival_s)
+    copies, rest = divmod(round(size * factor), size)
+    some = np.sort(rng.permutation(size)[:rest])
+    if not copies:
+        return some, arrival_s[some]
+    rows = np.concatenate((np.tile(np.arange(size), copies), some))
+    near_s = arrival_s[rows[size:]] + rng.uniform(-JITTER_S, JITTER_S, len(rows) - size)
+    # mirrored at the ends of the trace: clipping would pile copies up there
+    first_s, last_s = arrival_s[0], arrival_s[-1]
+    inside_s = first_s + np.abs(near_s - first_s)
+    inside_s = np.maximum(first_s, last_s - np.abs(last_s - inside_s))
+    return rows, np.concatenate((arrival_s, inside_s))
+
+
+def scale_load(requests: Sequence[TraceRequest], factor: float, *, seed: int) -> list[TraceRequest]:
+    """Return ``factor`` times the requests, in order of arrival. Copies are other requests of the
+    same kind: prefixes that several requests share stay shared, those of one request are new."""
+    arrival_s = np.array([request.arrival_s for request in requests])
+    rows, at_s = scaled_rows(arrival_s, factor, np.random.default_rng(seed))
+    size = min(len(requests), len(rows))
+    seen = Counter(block for request in requests for block in request.hash_ids)
+    row = count(max(request.row for request in requests) + 1)
+    block = count(max(seen, default=0) + 1)
     copies = [
-        fresh.copy(requests[i], _reflect(requests[i].arrival_s + jitter_s, first_s, last_s))
-        for i, jitter_s in zip(
-            chosen.tolist(), rng.uniform(-JITTER_S, JITTER_S, len(chosen)).tolist(), strict=True
-        )
-    ]
-    return sorted([*requests, *copies], key=lambda request: request.arrival_s)
-
-
-class _Fresh:
-    """Makes requests that share with the trace what several of its requests share, no more."""
-
-    def __init__(self, requests: Sequence[TraceRequest]) -> None:
-        self.row = max(request.row for request in requests)
-        seen = Counter(block for request in requests for block in request.hash_ids)
-        self.own = {block for block, count in seen.items() if count == 1}
-        self.block = max(seen, default=0)
-
-    def copy(self, request: TraceRequest, arrival_s: float) -> TraceRequest:
-        self.row += 1
-        return dataclasses.replace(
-            request,
-            row=self.row,
-            arrival_s=arrival_s,
-            hash_ids=tuple(map(self._block, request.hash_ids)),
+        replace(
+            requests[original],
+            row=next(row),
+            arrival_s=round(when_s, 6),
+            hash_ids=tuple(
+                next(block) if seen[each] == 1 else each for each in requests[original].hash_ids
+            ),
             request_id=None,
             session_id=None,
             turn=None,
             parent_id=None,
         )
-
-    def _block(self, block: int) -> int:
-        if block not in self.own:
-            return block
-        self.block += 1
-        return self.block
-
-
-def _reflect(time_s: float, first_s: float, last_s: float) -> float:
-    """Return the time, mirrored at the ends of the trace: clipping would pile requests up there."""
-    if time_s < first_s:
-        time_s = 2 * first_s - time_s
-    if time_s > last_s:
-        time_s = 2 * last_s - time_s
-    return round(max(time_s, first_s), 6)
+        for original, when_s in zip(rows[size:].tolist(), at_s[size:].tolist(), strict=True)
+    ]
+    kept = [requests[original] for original in rows[:size].tolist()]
+    return sorted([*kept, *copies], key=lambda request: request.arrival_s)

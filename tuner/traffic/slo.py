@@ -4,20 +4,17 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.errors import UsageError
-from tuner.traffic.constants import GOOD_ATTAINMENT, HALF
+from tuner.traffic.constants import GOOD_ATTAINMENT, HALF, QUEUE_SHARE, TPOT_SLACK, TTFT_SLACK
 
-_LIMIT = re.compile(r"(?P<key>[a-z0-9]+)\s*(?:<=|=)\s*(?P<value>[0-9.eE+-]+)\s*(?P<unit>ms|s)")
+_LIMIT = re.compile(
+    r"(?P<key>ttft|tpot|e2el)\s*<?=\s*(?P<value>\d+(\.\d*)?(e[+-]?\d+)?|\.\d+)\s*(?P<unit>ms|s)",
+    re.IGNORECASE,
+)
 _EXAMPLE = "Write it as ttft=500ms,tpot=50ms,e2el=10s; every limit is optional, its unit is not."
-
-TPOT_SLACK = 2.0
-TTFT_SLACK = 5.0
-QUEUE_SHARE = 0.5
-"""Factors of a derived SLO over an idle engine: twice its TPOT; five times its TTFT plus half of
-its median E2EL. From the study of stop rules on simulated worlds (docs/decisions)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +46,15 @@ class Slo:
     def is_like(self, other: "Slo") -> bool:
         """Whether these are the other's limits, but for what two machines round differently.
 
-        >>> Slo(tpot_s=0.1 + 0.2).is_like(Slo(tpot_s=0.3)), Slo(tpot_s=0.3).is_like(Slo(ttft_s=0.3))
+        >>> Slo(tpot_s=0.1 + 0.2).is_like(Slo(tpot_s=0.3)), Slo(ttft_s=0.3).is_like(Slo())
         (True, False)
         """
-        return all(
-            each == another
-            or (each is not None and another is not None and math.isclose(each, another))
-            for each, another in (
-                (self.ttft_s, other.ttft_s),
-                (self.ttft_s_per_input_token, other.ttft_s_per_input_token),
-                (self.tpot_s, other.tpot_s),
-                (self.e2el_s, other.e2el_s),
-            )
-        )
+        return str(replace(self, derived=False)) == str(replace(other, derived=False))
+
+    def limits_s(self) -> dict[str, float]:
+        """Return the limits that are set, by name."""
+        limits = {"ttft": self.ttft_s, "tpot": self.tpot_s, "e2el": self.e2el_s}
+        return {name: limit_s for name, limit_s in limits.items() if limit_s is not None}
 
     def typed(self) -> str:
         """Return an SLO that was given as ``--slo`` takes it.
@@ -69,42 +62,30 @@ class Slo:
         >>> Slo(ttft_s=0.5, e2el_s=10.0).typed()
         'ttft=500ms,e2el=10000ms'
         """
-        limits = {"ttft": self.ttft_s, "tpot": self.tpot_s, "e2el": self.e2el_s}
-        return ",".join(
-            f"{name}={1e3 * limit:.9g}ms" for name, limit in limits.items() if limit is not None
-        )
+        return ",".join(f"{name}={1e3 * limit:.9g}ms" for name, limit in self.limits_s().items())
 
     def __str__(self) -> str:
-        limits = [
-            f"{name}<={limit * 1e3:,.0f}ms"
-            for name, limit in (("ttft", self.ttft_s), ("tpot", self.tpot_s), ("e2el", self.e2el_s))
-            if limit is not None
-        ]
+        limits = [f"{name}<={limit_s * 1e3:,.0f}ms" for name, limit_s in self.limits_s().items()]
         if self.ttft_s_per_input_token:
             limits[0] += f"+{self.ttft_s_per_input_token * 1e3:.3g}ms per input token"
         return ", ".join(limits) + (" (derived)" if self.derived else "")
 
 
 def parse_slo(text: str) -> Slo:
-    """Read ``ttft=500ms,tpot=50ms,e2el=10s``.
-
-    Raises UsageError for an unknown or repeated key, a missing unit, or a limit that is not a
-    positive number.
-    """
+    """Read ``ttft=500ms,tpot=50ms,e2el=10s``. Raises UsageError for an unknown or repeated key, a
+    missing unit, or a limit that is not a positive number."""
     limits: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
-        result = _LIMIT.fullmatch(part)
-        if result is None or result["key"] not in {"ttft", "tpot", "e2el"}:
+        match = _LIMIT.fullmatch(part)
+        if match is None:
             raise UsageError(f"--slo: cannot read {part!r}", hint=_EXAMPLE)
-        try:
-            seconds = float(result["value"]) * (1e-3 if result["unit"] == "ms" else 1.0)
-        except ValueError:
-            raise UsageError(f"--slo: {result['value']!r} is no number", hint=_EXAMPLE) from None
+        key, seconds = match["key"].lower(), float(match["value"])
+        seconds *= 1e-3 if match["unit"].lower() == "ms" else 1.0
         if not (math.isfinite(seconds) and seconds > 0):
             raise UsageError(f"--slo: {part!r} is not a positive time", hint=_EXAMPLE)
-        if result["key"] in limits:
-            raise UsageError(f"--slo: {result['key']} is given twice", hint="Give each limit once.")
-        limits[result["key"]] = seconds
+        if key in limits:
+            raise UsageError(f"--slo: {key} is given twice", hint="Give each limit once.")
+        limits[key] = seconds
     if not limits:
         raise UsageError("--slo: no limit given", hint=_EXAMPLE)
     return Slo(ttft_s=limits.get("ttft"), tpot_s=limits.get("tpot"), e2el_s=limits.get("e2el"))
@@ -141,41 +122,33 @@ def fit_unloaded(
     """Fit the unloaded TTFT by prompt length (least squares, no negative slope) and median TPOT."""
     import numpy as np  # noqa: PLC0415 - slow to load, and apply only reads limits
 
-    lengths = np.asarray(input_lengths, float)
-    ttfts = np.asarray(ttfts_s, float)
-    centred = lengths - lengths.mean()
-    spread = float(centred @ centred)
-    slope = max(0.0, float(centred @ ttfts) / spread) if spread else 0.0
+    lengths, ttfts = np.asarray(input_lengths, float), np.asarray(ttfts_s, float)
+    centered = lengths - lengths.mean()
+    spread = float(centered @ centered)
+    slope = max(0.0, float(centered @ ttfts) / spread) if spread else 0.0
     base = max(0.0, float(np.median(ttfts - slope * lengths)))
     return Unloaded(base, slope, float(np.median(tpots_s)) if len(tpots_s) else 0.0)
 
 
 def out_of_reach(slo: Slo, unloaded: Unloaded) -> str | None:
     """Say which limit even an idle engine breaks, for the shortest prompt; None when none is."""
-    if unloaded.ttft_s > slo.ttft_limit_s(0):
-        limit_ms, needed_ms = slo.ttft_limit_s(0) * 1e3, unloaded.ttft_s * 1e3
-        name = "TTFT"
-    elif slo.tpot_s is not None and unloaded.tpot_s > slo.tpot_s:
-        limit_ms, needed_ms, name = slo.tpot_s * 1e3, unloaded.tpot_s * 1e3, "TPOT"
-    elif slo.e2el_s is not None and unloaded.ttft_s > slo.e2el_s:
-        limit_ms, needed_ms, name = slo.e2el_s * 1e3, unloaded.ttft_s * 1e3, "E2EL at least"
-    else:
-        return None
-    return (
-        f"an idle engine needs {needed_ms:.3g} ms {name}, the SLO allows {limit_ms:.3g} ms: no cap "
-        "and no number of replicas can meet it; relax the SLO"
-    )
+    needed_s = {"ttft": unloaded.ttft_s, "tpot": unloaded.tpot_s, "e2el": unloaded.ttft_s}
+    for name, limit_s in slo.limits_s().items():
+        if needed_s[name] > limit_s:
+            return (
+                f"an idle engine needs {needed_s[name] * 1e3:.3g} ms {name.upper()}, the SLO "
+                f"allows {limit_s * 1e3:.3g} ms: no cap and no number of replicas can meet it; "
+                "relax the SLO"
+            )
+    return None
 
 
 def derive_slo(unloaded: Unloaded, lengths: Sequence[tuple[int, int]]) -> Slo:
-    """Return the SLO that an idle engine's own speed implies for these (input, output) lengths.
-
-    TPOT limit = 2 x the unloaded TPOT. TTFT limit of a request = 5 x its unloaded TTFT + half of
-    the median unloaded E2EL.
-    """
-    e2els = [unloaded.residence_s(*pair) for pair in lengths]
+    """Return the SLO that an idle engine's own speed implies for these (input, output) lengths:
+    twice its TPOT, and five times the TTFT plus half of the median E2EL."""
+    e2els_s = [unloaded.residence_s(*pair) for pair in lengths]
     return Slo(
-        ttft_s=TTFT_SLACK * unloaded.ttft_s + QUEUE_SHARE * statistics.median(e2els),
+        ttft_s=TTFT_SLACK * unloaded.ttft_s + QUEUE_SHARE * statistics.median(e2els_s),
         ttft_s_per_input_token=TTFT_SLACK * unloaded.ttft_s_per_input_token,
         tpot_s=TPOT_SLACK * unloaded.tpot_s if unloaded.tpot_s > 0 else None,
         derived=True,

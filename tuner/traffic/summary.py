@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.trace.columns import Columns, Floats
-from tuner.traffic.concurrency import Held, Levels, modelled_band, recorded_levels
+from tuner.traffic.concurrency import Distribution, Levels, modeled_band, recorded_levels
 
 PEAK_WINDOWS_S = (1.0, 10.0, 60.0)
 DISPERSION_BINS_S = (1.0, 10.0)
@@ -24,23 +24,8 @@ JITTER_US = 2000.0
 FIRST = 2**17
 """So many arrivals show a grid if there is one."""
 
-FINEST_TICK_MS = 2
-"""A grid of 1 ms is a clock that counts in ms, and harmless."""
-
-ROUND_TICKS_MS = (10, 100, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000)
+TICKS_MS = (60_000, 30_000, 15_000, 10_000, 5_000, 2_000, 1_000, 500, 100, 10)
 """Grids that clocks and scrapes often have; where stamps jitter, gaps alone do not show them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """Tokens a request, over the requests that were served; or requests in flight, over time."""
-
-    mean: float
-    p50: float
-    p90: float
-    p95: float
-    p99: float
-    max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +56,8 @@ class TrafficSummary:
     """None where no request was served."""
 
     output_tokens: Distribution | None
-    output_tokens_per_s: float | None
     recorded: Distribution | None
-    """By the recorded ends; None where they are unknown."""
+    """In flight, by the recorded ends; None where they are unknown."""
 
     levels: Levels | None
     """What ``recorded`` sums up."""
@@ -93,57 +77,47 @@ class TrafficSummary:
 
 def describe(columns: Columns) -> TrafficSummary:
     """Return the numbers of a trace; ``columns`` has at least one request."""
-    arrival_s, served = columns.arrival_s, columns.served
+    arrival_s, reused = columns.arrival_s, columns.reused_tokens
     lasted_s = float(arrival_s[-1] - arrival_s[0])
     gaps_s = np.diff(arrival_s)
     spread = {bin_s: dispersion(arrival_s, bin_s) for bin_s in DISPERSION_BINS_S}
-    tokens = int(columns.of_served(columns.outputs()).sum(dtype=np.int64))
-    prompt_tokens = int(columns.input_length.sum(dtype=np.int64))
     levels = recorded_levels(columns)
-    recorded = None if levels is None else _over_time(levels.held())
-    running = recorded_levels(columns, running=True) if recorded else None
-    band = modelled_band(columns) if recorded is None else {}
-    waited_s = float((columns.e2e_s * columns.n)[served & ~np.isnan(columns.e2e_s)].sum())
+    running = None if levels is None else recorded_levels(columns, running=True)
+    known = columns.served & ~np.isnan(columns.e2e_s)
+    held_s = float((columns.e2e_s * columns.n)[known].sum())
+    prompt_tokens = int(columns.input_length.sum(dtype=np.int64))
     return TrafficSummary(
         requests=len(columns),
-        served=int(np.count_nonzero(served)),
+        served=int(np.count_nonzero(columns.served)),
         duration_s=lasted_s,
         arrival_rate_rps=len(gaps_s) / lasted_s if lasted_s else None,
         interarrival_cv=float(gaps_s.std() / gaps_s.mean()) if lasted_s else None,
-        dispersion={bin_s: result for bin_s, result in spread.items() if result is not None},
+        dispersion={bin_s: each for bin_s, each in spread.items() if each is not None},
         tick_ms=tick_ms(arrival_s),
         same_time_share=int(np.count_nonzero(gaps_s == 0)) / len(columns),
         peak_arrivals={window_s: _most_in(arrival_s, window_s) for window_s in PEAK_WINDOWS_S},
         input_tokens=_lengths(columns.of_served(columns.input_length)),
         output_tokens=_lengths(columns.of_served(columns.output_length)),
-        output_tokens_per_s=tokens / lasted_s if lasted_s else None,
-        recorded=recorded,
+        recorded=None if levels is None else levels.distribution(),
         levels=levels,
-        running=None if running is None else _over_time(running.held()),
-        littles_mean=waited_s / lasted_s if recorded and lasted_s else None,
-        band={speed: _over_time(held) for speed, held in band.items()},
-        prefix_share=None
-        if columns.reused_tokens is None or not prompt_tokens
-        else columns.reused_tokens / prompt_tokens,
+        running=None if running is None else running.distribution(),
+        littles_mean=held_s / lasted_s if levels is not None and lasted_s else None,
+        band=modeled_band(columns) if levels is None else {},
+        prefix_share=None if reused is None or not prompt_tokens else reused / prompt_tokens,
     )
 
 
 def tick_ms(arrival_s: Floats) -> float | None:
-    """Return the grid that arrival times lie on, jitter of 1 ms allowed; None without one.
-
-    Bursts within a tick are the clock's and not the traffic's.
-    """
-    arrival_s = arrival_s[:FIRST]
-    gaps_us = np.diff(np.round((arrival_s - arrival_s[0]) * 1e6).astype(np.int64))
-    gaps_us = gaps_us[gaps_us > 0]
+    """Return the grid of 2 ms or more that arrival times lie on, jitter of 1 ms allowed; None
+    without one. Bursts within a tick are the clock's and not the traffic's."""
+    since_us = np.round((arrival_s[:FIRST] - arrival_s[0]) * 1e6).astype(np.int64)
+    gaps_us = np.diff(np.unique(since_us))
     if len(gaps_us) < MIN_TICKS:
         return None
     since_us = np.cumsum(gaps_us)
-    ticks = np.round(gaps_us / np.median(gaps_us)).sum()  # if most gaps are one tick
-    mean_ms = float(np.round(since_us[-1] / ticks / 1000)) if ticks else 0.0
     exact_ms = float(np.gcd.reduce(gaps_us)) / 1000
-    for tick in sorted({exact_ms, mean_ms, *map(float, ROUND_TICKS_MS)}, reverse=True):
-        if tick < FINEST_TICK_MS or tick * 1000 > since_us[-1] / (MIN_TICKS - 1):
+    for tick in sorted({exact_ms, *map(float, TICKS_MS)}, reverse=True):
+        if tick < 2 or tick * 1000 > since_us[-1] / (MIN_TICKS - 1):
             continue
         beside_us = np.abs((since_us + tick * 500) % (tick * 1000) - tick * 500)
         if np.mean(beside_us <= min(JITTER_US, tick * 50)) >= ON_GRID:
@@ -167,11 +141,6 @@ def _most_in(arrival_s: Floats, window_s: float) -> int:
     """Return the most arrivals in any ``window_s`` seconds."""
     ends = np.searchsorted(arrival_s, arrival_s + window_s, side="left")
     return int((ends - np.arange(len(arrival_s))).max())
-
-
-def _over_time(held: Held) -> Distribution:
-    p50, p90, p95, p99 = held.quantiles(0.50, 0.90, 0.95, 0.99)
-    return Distribution(held.mean(), p50, p90, p95, p99, held.max())
 
 
 def _lengths(tokens: NDArray[np.int32]) -> Distribution | None:

@@ -16,7 +16,7 @@ MOST_RATE_RPS, LEAST_RATE_RPS = 1000.0, 0.002
 """Rates beyond these are more often a mistaken unit than traffic."""
 
 EITHER_UNIT = frozenset({"unknown", "mooncake", "aiperf", "guidellm", "timed_trace"})
-"""Formats whose stamps may be in s or in ms."""
+"""Formats whose stamps may be in s or in ms; those of others are dates, or have their unit."""
 
 EPOCH_S = (1.0e9, 4.0e9)
 """Seconds since 1970 of the years 2001 to 2096: stamps of now, and hardly of anything else."""
@@ -39,8 +39,7 @@ BLOCK_SIZE = 16
 def trace_warnings(  # noqa: C901 - one after the other
     columns: Columns, traffic: TrafficSummary, header: TraceHeader
 ) -> Iterator[str]:
-    if (unit := _unit(columns, traffic, header)) is not None:
-        yield unit
+    yield from _unit(columns, traffic, header)
     if traffic.tick_ms is not None and traffic.tick_ms >= COARSE_TICK_MS:
         yield (
             f"arrivals lie on a grid of {traffic.tick_ms:,.0f} ms: bursts within it are the "
@@ -48,10 +47,10 @@ def trace_warnings(  # noqa: C901 - one after the other
         )
     served, lost = traffic.served, traffic.requests - traffic.served
     if served < FEW_REQUESTS or traffic.duration_s < SHORT_S:
-        few = f"{served:,} served request{'s' * (served != 1)} in {traffic.duration_s:,.1f}s"
         yield (
-            f"{few} {'is' if served == 1 else 'are'} too few to carry a tuning: capture at least "
-            f"{FEW_REQUESTS} and {SHORT_S:.0f}s, better the busiest hour"
+            f"{served:,} served request{'s' * (served != 1)} in {traffic.duration_s:,.1f}s, too few"
+            f" to carry a tuning: capture at least {FEW_REQUESTS} and {SHORT_S:.0f}s, better the "
+            "busiest hour"
         )
     lengths = columns.of_served(columns.output_length)
     if len(lengths) >= FEW_REQUESTS and lengths.std() <= UNIFORM_SPREAD * lengths.mean():
@@ -64,7 +63,7 @@ def trace_warnings(  # noqa: C901 - one after the other
             f"{lost:,} {'request was' if lost == 1 else 'requests were'} failed or rejected and "
             "will not be replayed: demand was higher; sweep with a larger --headroom"
         )
-    if not traffic.recorded and traffic.band:
+    if traffic.band:
         yield (
             "ends are not recorded: the concurrency is a band over 10 to 80 ms per output token, "
             "for a preview only; import an export that has durations"
@@ -96,27 +95,20 @@ def trace_warnings(  # noqa: C901 - one after the other
         )
 
 
-def _unit(columns: Columns, traffic: TrafficSummary, header: TraceHeader) -> str | None:
-    """Return what makes the unit of the stamps look mistaken; None where nothing does."""
-    rate, first_s = traffic.arrival_rate_rps, float(columns.arrival_s[0])
-    many = rate is not None and rate > MOST_RATE_RPS
-    if header.source not in EITHER_UNIT:  # their stamps are dates, or have their unit
-        if not many:
-            return None
-        return f"{rate:,.0f} req/s is more than most clusters see: look at the stamps of its rows"
-    if EPOCH_S[0] <= first_s * 1000 <= EPOCH_S[1]:
-        return (
+def _unit(columns: Columns, traffic: TrafficSummary, header: TraceHeader) -> Iterator[str]:
+    """Yield what makes the unit of the stamps look mistaken."""
+    rate, is_either = traffic.arrival_rate_rps, header.source in EITHER_UNIT
+    if is_either and EPOCH_S[0] <= float(columns.arrival_s[0]) * 1000 <= EPOCH_S[1]:
+        yield (
             "the first stamp looks like seconds since 1970 that were read as ms: "
             "import with --time-unit s"
         )
-    if many and rate is not None:
-        return (
-            f"{rate:,.0f} req/s is more than most clusters see: if the stamps are in s, "
-            f"import with --time-unit s and it is {rate / 1000:,.1f} req/s"
-        )
-    if rate is not None and rate < LEAST_RATE_RPS and traffic.requests > 10:
-        return (
+    elif rate is not None and rate > MOST_RATE_RPS:
+        cure = f"if the stamps are in s, import with --time-unit s and it is {rate / 1000:,.1f}"
+        cure = f"{cure} req/s" if is_either else "look at the stamps of its rows"
+        yield f"{rate:,.0f} req/s is more than most clusters see: {cure}"
+    elif is_either and rate is not None and rate < LEAST_RATE_RPS and traffic.requests > 10:
+        yield (
             f"one request every {1 / rate:,.0f}s is less than most servers see: if the stamps are "
             f"in ms, import with --time-unit ms"
         )
-    return None

@@ -33,8 +33,6 @@ class Window:
 
     length_s: float
     run_in_s: float
-    weight: float = 1.0
-    """Requests of the part that each of its requests stands for."""
 
     @property
     def replay_s(self) -> float:

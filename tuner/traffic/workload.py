@@ -2,37 +2,24 @@
 
 import heapq
 import math
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from tuner.errors import TraceError, UsageError
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.sampling import (
-    busiest_rows,
-    choose_part,
-    in_window,
-    sample_windows,
+from tuner.traffic.constants import (
+    FASTEST,
+    LEAST_PART_S,
+    LOADED,
+    MIN_STEP_S,
+    MOST_QUEUED,
+    MOST_TWIN_REQUESTS,
 )
+from tuner.traffic.sampling import arrays, busiest_rows, choose_part, in_window, sample_windows
 from tuner.traffic.slo import Slo, Unloaded, derive_slo
 from tuner.traffic.window import Part, Window, parse_duration_s
-
-MIN_STEP_S = 6.0
-"""A shorter step shows the engine at hardly any batch size."""
-
-LOADED = 1.5
-"""Times as long that a request takes on a busy engine. A guess, for how long a window drains."""
-
-LEAST_S = 1.0
-"""Traffic that arrives at once has a rate over this."""
-
-MOST_TWIN_REQUESTS = 20_000
-"""Requests that the twin replays at most: of a longer part the busiest stretch of so many."""
-
-MOST_QUEUED = 20_000
-"""Requests that are looked at for a queue that grows."""
 
 
 def parse_step_s(text: str) -> float:
@@ -74,15 +61,7 @@ class Workload:
 
     def sent_in(self, window: Window) -> list[TraceRequest]:
         """Return what a replay of a window sends."""
-        ends_s = (window.start_s - window.run_in_s, window.start_s + window.length_s)
-        first, last = (  # of a long trace many windows are looked at
-            bisect_left(self.requests, end_s, key=lambda item: item.arrival_s) for end_s in ends_s
-        )
-        return in_window(self.requests[first:last], window)
-
-    def within(self, windows: tuple[Window, ...]) -> "Workload":
-        """Return the same with other windows."""
-        return replace(self, windows=windows)
+        return in_window(self.requests, window)
 
     def bound(self, window: Window, cap: int) -> float:
         """Return the most that ``cap`` can attain of a window's requests, by Little's law."""
@@ -97,12 +76,7 @@ class Workload:
         It sees a queue that grows over hours, which no window shows: each begins without it.
         """
         return littles_bound(
-            self.twin_requests[:MOST_QUEUED],
-            self.unloaded,
-            self.slo,
-            cap=cap,
-            scored_from_s=-math.inf,
-            held=held,
+            self.twin_requests[:MOST_QUEUED], self.unloaded, self.slo, cap=cap, held=held
         )
 
 
@@ -136,14 +110,14 @@ def slo_for(requests: Sequence[TraceRequest], unloaded: Unloaded) -> Slo:
 def affordable_step_s(wanted_s: float, *, steps: float, budget_s: float, starts_s: float) -> float:
     """Return how long each of so many steps may be, at most what was asked. Raises UsageError when
     the budget does not allow the shortest sweep."""
-    affordable_s = (budget_s - starts_s) / steps
-    if affordable_s < MIN_STEP_S:
+    left_s = max(0.0, budget_s - starts_s)
+    if left_s < MIN_STEP_S * steps:
         raise UsageError(
-            f"--budget leaves {max(0.0, budget_s - starts_s):.0f}s for replays beside the engine "
-            f"starts, the shortest sweep needs about {MIN_STEP_S * steps:.0f}s",
+            f"--budget leaves {left_s:.0f}s for replays beside the engine starts, the shortest "
+            f"sweep needs about {MIN_STEP_S * steps:.0f}s",
             hint=f"Give at least --budget {math.ceil(starts_s + MIN_STEP_S * steps)}s.",
         )
-    return min(wanted_s, affordable_s)
+    return min(wanted_s, left_s / steps)
 
 
 def choose_workload(
@@ -152,9 +126,7 @@ def choose_workload(
     """Return the workload of the part that is asked for. Raises TraceError when nothing arrives in
     it."""
     part = choose_part(requests, window, length_s=step_s)
-    ends_s = [
-        unloaded.residence_s(request.input_length, request.output_length) for request in requests
-    ]
+    ends_s = [unloaded.residence_s(each.input_length, each.output_length) for each in requests]
     drain_s = LOADED * float(np.percentile(ends_s, 95))
     windows = sample_windows(requests, part, step_s=step_s, drain_s=drain_s)
     return workload_of(requests, slo, unloaded, part, windows, step_s)
@@ -169,24 +141,15 @@ def workload_of(  # noqa: PLR0913, PLR0917 - what was chosen
     step_s: float,
 ) -> Workload:
     """Return the workload of what was chosen. Raises TraceError when nothing arrives in it."""
-    inside = tuple(
-        request for request in requests if part.begin_s <= request.arrival_s < part.end_s
-    )
+    inside = tuple(each for each in requests if part.begin_s <= each.arrival_s < part.end_s)
     if not inside:
         raise TraceError(f"window {part}: nothing to replay", hint="Choose another --window.")
     length_s = part.length_s
     if len(inside) > MOST_TWIN_REQUESTS:
-        arrival_s = np.array([each.arrival_s for each in inside])
-        tokens = np.array([each.input_length + each.output_length for each in inside])
-        inside = inside[busiest_rows(arrival_s, tokens, MOST_TWIN_REQUESTS)]
+        inside = inside[busiest_rows(*arrays(inside), MOST_TWIN_REQUESTS)]
         length_s = inside[-1].arrival_s - inside[0].arrival_s
-    length_s = max(length_s, LEAST_S)
+    length_s = max(length_s, LEAST_PART_S)
     return Workload(slo, unloaded, tuple(requests), part, tuple(windows), step_s, inside, length_s)
-
-
-FASTEST = 0.8
-"""Share of the probes' time for which a slot is held at least: the probes were few, on a busy
-machine."""
 
 
 def littles_bound(  # noqa: PLR0913 - what waits, and for how long
@@ -195,7 +158,7 @@ def littles_bound(  # noqa: PLR0913 - what waits, and for how long
     slo: Slo,
     *,
     cap: int,
-    scored_from_s: float,
+    scored_from_s: float = -math.inf,
     held: float = FASTEST,
 ) -> float:
     """Return the most that ``cap`` can attain of the requests from ``scored_from_s`` on, by
@@ -208,18 +171,16 @@ def littles_bound(  # noqa: PLR0913 - what waits, and for how long
     free = [-math.inf] * cap
     good = total = 0
     for request in requests:
-        scored = request.arrival_s >= scored_from_s
-        total += scored
-        if request.status != "ok":
-            good += scored
-            continue
-        residence_s = held * unloaded.residence_s(
-            request.input_length, max(1, request.output_length)
-        )
-        starts_s = []
-        for _ in range(request.n):
-            starts_s.append(max(request.arrival_s, heapq.heappop(free)))
-            heapq.heappush(free, starts_s[-1] + residence_s)
-        in_time = min(starts_s) - request.arrival_s <= slo.ttft_limit_s(request.input_length)
-        good += scored and in_time
+        starts_s = [request.arrival_s]
+        if request.status == "ok":
+            length = max(1, request.output_length)
+            residence_s = held * unloaded.residence_s(request.input_length, length)
+            starts_s = []
+            for _ in range(request.n):
+                starts_s.append(max(request.arrival_s, heapq.heappop(free)))
+                heapq.heappush(free, starts_s[-1] + residence_s)
+        if request.arrival_s >= scored_from_s:
+            waited_s = min(starts_s) - request.arrival_s
+            total += 1
+            good += waited_s <= slo.ttft_limit_s(request.input_length)
     return good / total if total else 1.0

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from tuner.trace.trace import Trace
-from tuner.traffic.concurrency import Levels
+from tuner.traffic.concurrency import Distribution, Levels
 from tuner.traffic.sampling import Stretch
-from tuner.traffic.summary import Distribution, TrafficSummary
+from tuner.traffic.summary import TrafficSummary
 from tuner.traffic.trace_warnings import trace_warnings
 from tuner.views.page import Cell, Column, Page, Section, Table
 
@@ -165,7 +165,8 @@ def _bars(report: TraceReport) -> Table:
     arrived = np.histogram(arrival_s, edges_s)[0] / (edges_s[1] - edges_s[0])
     series = {"arrivals a second": [*arrived.tolist()]}
     if levels is not None:
-        series["in flight"] = [level or 0 for level in levels.highest_in(edges_s)]
+        times_s = np.linspace(first_s, last_s, 20 * BAR_COUNT)
+        series["in flight"] = levels.at(times_s).reshape(BAR_COUNT, 20).max(1).tolist()
     rows: list[list[Cell]] = []
     for title, values in series.items():
         top = max(values) or 1
@@ -194,10 +195,10 @@ def _spreads(traffic: TrafficSummary) -> list[list[Cell]]:
 
 def _above(levels: Levels) -> list[dict[str, Any]]:
     """Return how long each step of the ladder would have had to make requests wait."""
-    held, result, level = levels.held(), [], 1
-    while level < 2 * held.max():
-        longest_s = levels.longest_above_s(level)
-        result.append({"level": level, "share": held.share_above(level), "longest_s": longest_s})
+    result, level = list[dict[str, Any]](), 1
+    while level < 2 * levels.distribution().max:
+        share, longest_s = levels.above(level)
+        result.append({"level": level, "share": share, "longest_s": longest_s})
         level *= 2
     return result
 

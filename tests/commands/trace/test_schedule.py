@@ -47,8 +47,8 @@ def test_the_concurrency_is_that_of_the_schedule(tuner: Run, tmp_path: Path) -> 
         begins_s, ends_s = columns.arrival_s, columns.arrival_s + columns.e2e_s
         found_levels = count_levels(begins_s, ends_s, None, start_s=begin_s, end_s=begin_s + 10)
         assert found_levels is not None
-        held = found_levels.held()
-        assert held.mean() == held.max() == in_flight
+        held = found_levels.distribution()
+        assert held.mean == held.max == in_flight
 
 
 def test_lengths_are_taken_in_turn_and_begin_again() -> None:

@@ -193,7 +193,7 @@ def _busiest(columns: Columns, window: str) -> tuple[float, float]:
     """Return the busiest part, as long as ``busiest+LEN`` says."""
     _, plus, length = window.partition("+")
     length_s = parse_duration_s(length, option="--window") if plus else BUSIEST_S
-    return busiest(columns.arrival_s, columns.tokens_before(), length_s)[0], length_s
+    return busiest(columns.arrival_s, columns.tokens(), length_s), length_s
 
 
 def _replica(columns: Columns, asked: str) -> int:

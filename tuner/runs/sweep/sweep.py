@@ -25,9 +25,9 @@ from tuner.runs.sweep.conclusion import Basis, Conclusion, conclude, view_of, wi
 from tuner.runs.sweep.confirmation import Confirmation
 from tuner.runs.sweep.sweep_warnings import left_out, shortened
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.constants import MIN_STEP_S
 from tuner.traffic.window import Window
 from tuner.traffic.workload import (
-    MIN_STEP_S,
     Workload,
     affordable_step_s,
     choose_workload,
