@@ -90,7 +90,7 @@ def test_what_is_stored_promises_what_was_promised() -> None:
     assert (result.machine.ttft_errors, result.machine.tpot_errors) == ((0.25,), (-0.125,))
     draws = draws_of(result.laws, result.machine, [result.traffic])
     same = ask(draws, Loads(result.traffic), (8,), result.shape, SLO)
-    for name, ends in item.promised(8).intervals(8).items():
+    for name, ends in item.promised((8,)).intervals(8).items():
         if name != "goodput_rps":
             assert same.intervals(8)[name] == pytest.approx(ends, rel=0.02, abs=1e-3), name
 

@@ -57,7 +57,6 @@ class RefineOptions:
     trace: Path
     output: Path = Path("refined.yaml")
     search: tuple[str, ...] = ()
-    objective: str = "goodput"
     require: tuple[str, ...] = ()
     world: Path | None = None
     overrides: tuple[str, ...] = ()

@@ -34,7 +34,6 @@ from tuner.profile.profile import (
 from tuner.profile.profile import load as load_profile
 from tuner.runs.bench import Bench
 from tuner.runs.journal import Journal
-from tuner.runs.refine.aims import parse_aim
 from tuner.runs.refine.refine import Refinement, RefinePlan, Vary, refine
 from tuner.runs.refine.search import Study
 from tuner.runs.refine.space import (
@@ -125,7 +124,6 @@ def plan_of(
     return RefinePlan(
         profile=profile,
         space=space,
-        aim=parse_aim(options.objective),
         settings=settings_in(settings, slo=profile.decision.slo.slo),
         start_s=measured.engine_seconds.starts / max(1, measured.engine_starts),
         max_model_len=profile.max_model_len,
@@ -142,7 +140,7 @@ def _rests_on(search: _Search) -> dict[str, Any]:
         "trace_digest": search.trace.digest,
         "machine": [str(here.device.get("name")), here.device.get("digest"), str(version)],
         "space": {knob.name: list(knob.values) for knob in search.plan.space.knobs},
-        **in_plan(search.options, "objective", "budget", "require"),
+        **in_plan(search.options, "budget", "require"),
     }
 
 
@@ -181,10 +179,8 @@ def space_of(
         return None
 
     summary = describe(columns_of(requests, block_size=block_size))
-    usage = profile.promise.kv_cache_usage
     needs = TrafficNeeds(
         shares_prefixes=bool(summary.prefix_share),
-        kv_peak=0.0 if usage is None else usage.peak,
         caps=tuple(step.max_num_seqs for step in profile.curve),
         requests=len(requests),
         on_gpu=profile.provenance.device.get("kind") == "gpu",

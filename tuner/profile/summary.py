@@ -169,8 +169,6 @@ def promised(profile: ServingProfile) -> CapNumbers:
     nothing confirmed, the ladder's.
     """
     promise, record = profile.promise, profile.promise.record
-    if profile.decision.verdict == "overloaded":  # the curve says so: no confirmation is better
-        return chosen_step(profile) or promise
     twin = next((numbers for numbers in promise.predicted if numbers.load == 1.0), None)
     if twin is not None and not (record is not None and "predicted" in record.failed):
         return twin

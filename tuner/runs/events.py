@@ -46,7 +46,6 @@ class TraceKept(Event, frozen=True, tag="trace"):
 class BudgetRaised(Event, frozen=True, tag="raised"):
     budget: str
     command: tuple[str, ...] = ()
-    is_part: bool = False
 
 
 class EngineStart(Event, frozen=True, tag="start"):

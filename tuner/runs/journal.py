@@ -7,12 +7,11 @@ RUN_DIR/replays/000.npz   one replay, written before its event
 import asyncio
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, TypeVar
-from zipfile import BadZipFile
 
 import msgspec
 import numpy as np
@@ -32,7 +31,6 @@ NO_SENSE = (
 )
 """Errors that may come of what is well formed and was not written by tuner."""
 
-_DAMAGED = (*NO_SENSE, BadZipFile, EOFError, MemoryError, OSError, RuntimeError, SyntaxError)
 _ELSEWHERE = "Start again in another --run-dir."
 _ARRAYS = {
     "requests": REQUEST, "gaps_s": np.dtype("f8"), "iterations": ITERATION, "device": DEVICE,
@@ -63,9 +61,13 @@ class Journal:
 
     @property
     def planned(self) -> Planned:
-        first = self.events[0]
+        """The plan, with the last budget that was given and the command that gave it."""
+        first, raised = self.events[0], self.last(BudgetRaised)
         assert isinstance(first, Planned)
-        return first
+        if raised is None:
+            return first
+        plan = {**first.plan, "budget": raised.budget}
+        return msgspec.structs.replace(first, plan=plan, command=raised.command)
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -103,9 +105,8 @@ class Journal:
             raise _cannot_write(self.run_dir, error.strerror or error) from error
         self.events.extend(stamped)
 
-    def add_replay(self, replay: Replay, purpose: str, **place: Any) -> None:  # noqa: ANN401
-        """Write a replay, then the event that names it, with the ``place`` that Replayed has for
-        it. Raises RunError."""
+    def add_replay(self, replay: Replay, purpose: str, *, window: int = 0, trial: int = 0) -> None:
+        """Write a replay, then the event that names it. Raises RunError."""
         name, content = f"{REPLAYS}/{sum(1 for _ in self.of(Replayed)):03}.npz", io.BytesIO()
         rest = msgspec.msgpack.encode({f: getattr(replay, f) for f in _REST.__struct_fields__})
         arrays = {each: getattr(replay, each) for each in _ARRAYS}
@@ -116,10 +117,12 @@ class Journal:
         except TargetError as error:
             raise _cannot_write(self.run_dir, error) from error
         self._replays[name] = replay
-        cap, elapsed_s = replay.max_num_seqs, replay.elapsed_s
         self.add(
-            Replayed(file=name, purpose=purpose, max_num_seqs=cap, elapsed_s=elapsed_s, **place)
-        )
+            Replayed(
+                file=name, purpose=purpose, max_num_seqs=replay.max_num_seqs,
+                elapsed_s=replay.elapsed_s, window=window, trial=trial,
+            )
+        )  # fmt: skip
 
     def replay(self, event: Replayed) -> Replay:
         """Return the replay that an event names. Raises RunError when it is damaged."""
@@ -133,15 +136,14 @@ class Journal:
             self._file = None
 
 
-def create(run_dir: Path, plan: Mapping[str, Any], **words: Any) -> Journal:  # noqa: ANN401
-    """Make the folder of a new run. ``words`` are the other fields of ``Planned``.
-
-    Raises RunError when a run is there already, or the folder cannot be written.
-    """
+def create(
+    run_dir: Path, plan: Mapping[str, Any], *, command: Sequence[str] = (), is_part: bool = False
+) -> Journal:
+    """Make the folder of a new run. Raises RunError when a run is there already, or the folder
+    cannot be written."""
     path = run_dir / JOURNAL
     if path.exists() and path.stat().st_size:
-        hint = "Name another --run-dir."
-        raise RunError(f"{run_dir}: holds a run already", hint=hint)
+        raise RunError(f"{run_dir}: holds a run already", hint="Name another --run-dir.")
     try:
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         run_dir.mkdir(mode=0o700, exist_ok=True)
@@ -150,7 +152,7 @@ def create(run_dir: Path, plan: Mapping[str, Any], **words: Any) -> Journal:  # 
         raise _cannot_write(run_dir, error.strerror or error) from error
     file = _opened(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     journal = Journal(run_dir, before=before, _file=file)
-    journal.add(Planned(format=FORMAT, plan=dict(plan), **words))
+    journal.add(Planned(format=FORMAT, plan=dict(plan), command=tuple(command), is_part=is_part))
     return journal
 
 
@@ -159,7 +161,7 @@ def read(run_dir: Path) -> Journal:
     return Journal(run_dir, _events(run_dir)[0])
 
 
-def resume(run_dir: Path, plan: Mapping[str, Any], **words: Any) -> Journal:  # noqa: ANN401
+def resume(run_dir: Path, plan: Mapping[str, Any], *, command: Sequence[str] = ()) -> Journal:
     """Open a run to continue it with the same plan.
 
     A last line that a crash left unfinished is dropped. The budget may be larger than it was: what
@@ -170,7 +172,7 @@ def resume(run_dir: Path, plan: Mapping[str, Any], **words: Any) -> Journal:  # 
     _events(run_dir)  # that there is one
     with ExitStack() as failing:
         file = failing.enter_context(_opened(path, os.O_RDWR))  # locked before it is read
-        events, whole_bytes = _events(run_dir)
+        events, complete_bytes = _events(run_dir)
         journal = Journal(run_dir, events, _file=file)
         before, now = journal.plan, msgspec.json.decode(msgspec.json.encode(dict(plan)))
         was_s, is_s = (
@@ -185,7 +187,7 @@ def resume(run_dir: Path, plan: Mapping[str, Any], **words: Any) -> Journal:  # 
                     hint="Resume with the options of the run, or start another --run-dir.",
                 )
         try:
-            file.truncate(whole_bytes)
+            file.truncate(complete_bytes)
             file.seek(0, os.SEEK_END)
             if (run_dir / REPLAYS).exists():
                 files.make_own(run_dir / REPLAYS)  # through a link nothing is removed
@@ -194,8 +196,8 @@ def resume(run_dir: Path, plan: Mapping[str, Any], **words: Any) -> Journal:  # 
         except (OSError, TargetError) as error:
             raise _cannot_write(run_dir, error) from error
         if is_s > was_s:
-            journal.add(BudgetRaised(budget=now["budget"], **words))
-            _raise_budget(events)
+            words = tuple(command) or journal.planned.command
+            journal.add(BudgetRaised(budget=now["budget"], command=words))
         failing.pop_all()
     return journal
 
@@ -206,8 +208,7 @@ def _events(run_dir: Path) -> tuple[list[Event], int]:
     try:
         content = files.read_regular(path)
     except FileNotFoundError:
-        hint = "Give the folder of a run."
-        raise RunError(f"{path}: no run to resume", hint=hint) from None
+        raise RunError(f"{path}: no run to resume", hint="Give the folder of a run.") from None
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}", hint="Make it readable.") from error
     content = content[: content.rfind(b"\n") + 1]
@@ -219,18 +220,7 @@ def _events(run_dir: Path) -> tuple[list[Event], int]:
             raise RunError(f"{path}:{number}: not an event", hint=_ELSEWHERE) from None
     if not events or not isinstance(events[0], Planned) or events[0].format != FORMAT:
         raise RunError(f"{path}:1: no plan", hint=_ELSEWHERE)
-    _raise_budget(events)
     return events, len(content)
-
-
-def _raise_budget(events: list[Event]) -> None:
-    """Let the plan have the last budget that was given, and the command that gave it."""
-    for event in events:
-        if isinstance(event, BudgetRaised) and isinstance(first := events[0], Planned):
-            plan = {**first.plan, "budget": event.budget}
-            events[0] = msgspec.structs.replace(
-                first, plan=plan, command=event.command or first.command
-            )
 
 
 def _read_replay(run_dir: Path, name: str) -> Replay:
@@ -243,11 +233,10 @@ def _read_replay(run_dir: Path, name: str) -> Replay:
             rest = msgspec.msgpack.decode(data["rest"].tobytes(), type=_REST)
             arrays = {name: data[name] for name in _ARRAYS}
         for array, dtype in zip(arrays.values(), _ARRAYS.values(), strict=True):
-            assert array.dtype == dtype
-            assert array.ndim == 1
+            assert (array.dtype, array.ndim) == (dtype, 1)
         assert arrays["requests"]["gaps"].sum() == len(arrays["gaps_s"])
         return Replay(**arrays, **msgspec.structs.asdict(rest))
-    except (TargetError, *_DAMAGED) as error:
+    except Exception as error:  # whatever numpy and zipfile raise of a damaged file
         raise RunError(f"{path}: cannot be read back, it is damaged", hint=_ELSEWHERE) from error
 
 

@@ -1,25 +1,30 @@
 """The outcome of a sweep or a refinement, before it is written anywhere. Pure."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from tuner.engines.seam import EngineFacts
 from tuner.errors import RunError
-from tuner.replay.numbers import Measurement, Spread, measure
+from tuner.replay.numbers import Measurement, measure
 from tuner.runs.events import EngineStart
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
 from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.conclusion import Basis, Conclusion, CurvePoint, conclude
+from tuner.runs.sweep.conclusion import (
+    Basis,
+    Conclusion,
+    CurvePoint,
+    Prediction,
+    conclude,
+    predictions_of,
+)
 from tuner.runs.sweep.confirmation import CheckRecord, after_check, check_of, front_end_of
 from tuner.runs.sweep.sweep_warnings import left_out
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.workload import Workload, keep_what_fits, slo_for, workload_of
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd
-from tuner.twin.samples import NUMBERS, SHARES, Range
 from tuner.twin.verdict import Verdict
 from tuner.twin.windows import never_binds
 
@@ -29,16 +34,6 @@ SURE_ON_A_BUSY_MACHINE = 0.9
 LAW_REACH = 2.0
 """Times the largest batch that was timed, up to which the law predicts a larger cap: it rises there
 as in its upper half."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """The twin's numbers of the chosen cap at one load: the middle of what a fresh engine gives
-    again, with 95 % intervals."""
-
-    load: float
-    numbers: Measurement
-    intervals: Mapping[str, Range]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,37 +184,6 @@ def with_measured(
     return replace(verdict, requirements=tuple(checks))
 
 
-def predictions_of(view: Forecast, cap: int) -> tuple[Prediction, ...]:
-    """Return what the twin predicts of a cap, at the recorded load and with headroom."""
-    loads = (1.0,) if view.headroom == 1 else (1.0, view.headroom)
-    return tuple(prediction_of(view, cap, load) for load in loads)
-
-
-def prediction_of(view: Forecast, cap: int, load: float = 1.0) -> Prediction:
-    """Return what the twin predicts of a cap at a load, the recorded or the headroom's."""
-    raised = load > 1
-    numbers, samples = view.measurement(cap, raised=raised), view.promised(cap)
-
-    def middle(name: str) -> float:
-        return samples.middle(name, cap, raised=raised)
-
-    def spread_of(name: str) -> Spread | None:
-        spread = Spread(*(middle(f"{name}_{each}_s") for each in ("mean", *SHARES)))
-        return None if math.isnan(spread.mean) else spread
-
-    numbers = replace(
-        numbers,
-        attainment=middle("attainment"),
-        goodput_rps=middle("attainment") * numbers.arrival_rate_rps,
-        ttft_s=spread_of("ttft"),
-        tpot_s=spread_of("tpot"),
-        e2el_s=spread_of("e2el"),
-        queue_s=spread_of("queue"),
-    )
-    names = ("goodput_rps", *NUMBERS)
-    return Prediction(load, numbers, samples.intervals(cap, raised=raised, names=names))
-
-
 def in_use(conclusion: Conclusion, cap: int, source: Literal["base", "default"]) -> InUse:
     """Return the cap that is set now with what it gives the same traffic: predicted by the twin, or
     as replayed. Where neither covers so large a cap, the largest tried stands for it."""
@@ -240,10 +204,8 @@ def in_use(conclusion: Conclusion, cap: int, source: Literal["base", "default"])
 
 
 def _predicted(conclusion: Conclusion, view: Forecast, cap: int) -> Measurement:
-    """Return what the twin predicts of a cap, as of the choice itself: of that an overloaded
-    server's profile shows the curve."""
-    is_overloaded = conclusion.verdict.kind == "overloaded"
-    return view.measurement(cap) if is_overloaded else prediction_of(view, cap).numbers
+    on_curve = (each.numbers for each in conclusion.curve if each.numbers.max_num_seqs == cap)
+    return next(on_curve, None) or predictions_of(view, cap)[0].numbers
 
 
 def rescore(

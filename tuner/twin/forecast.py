@@ -116,12 +116,12 @@ class Forecast:
             front_end=self.machine.front_end, log=log,
         )  # fmt: skip
 
-    def promised(self, cap: int) -> Samples:
-        """Return what a fresh engine at a cap gives again, at the recorded load and with
+    def promised(self, caps: Sequence[int]) -> Samples:
+        """Return what fresh engines at these caps give again, at the recorded load and with
         headroom."""
         traffics = [self.traffic, *self.loads.raised]
         draws = draws_of(self.fitted.draws(PRINTED_DRAWS), self.machine, traffics)
-        return ask(draws, self.loads, (cap,), self.shape, self.slo)
+        return ask(draws, self.loads, caps, self.shape, self.slo)
 
     def bounds(self, cap: int) -> Bounds:
         """Return how far a cap is sure to keep what is required of it."""

@@ -7,7 +7,7 @@ from typing import Any
 from tuner.engines.seam import EngineFacts
 from tuner.profile.summary import engine_time, milliseconds, percent
 from tuner.runs.compare.compare import Comparison, Tuned
-from tuner.runs.compare.table import ComparisonRow, ComparisonTable
+from tuner.runs.compare.table import ComparisonRow, ComparisonTable, shown
 from tuner.runs.compare.ways import UNIFORM
 from tuner.views.page import Cell, Column, Page, Section, Table
 
@@ -62,7 +62,7 @@ def _gains(best: ComparisonRow, table: ComparisonTable) -> list[str]:
             gains[0] += f" instead of {percent(default.attainment)} untuned"
     if best is not first and "requests_per_s" in best.ratios:
         ratio = best.ratios["requests_per_s"]
-        gains.append(f"{ratio} the throughput of {first.title}")
+        gains.append(f"{shown(ratio)} the throughput of {first.title}")
     return gains
 
 
@@ -106,7 +106,7 @@ def _row(row: ComparisonRow) -> list[Cell]:
     return [
         title,
         numbers.requests_per_s,
-        str(row.ratios["requests_per_s"]) if "requests_per_s" in row.ratios else None,
+        shown(row.ratios["requests_per_s"]) if "requests_per_s" in row.ratios else None,
         numbers.attainment,
         e2el,
         None if numbers.tpot_s is None else float(numbers.tpot_s.p95),

@@ -31,11 +31,11 @@ def refine_page(
     facts["checked"] = f"{len(refinement.trials) - 1} trials, {took}"
     if refinement.outcome is None:
         facts["why"] = refinement.reason.rpartition(THEN_REFINED)[2]
-    elif refinement.paired is not None:
+    elif refinement.proof is not None:
         facts.pop("why", None)
-        gains = "; ".join(map(str, refinement.paired.ratios.values()))
+        gains = refinement.proof.in_words()
         facts = {"set": in_words(refinement.chosen), "gains": gains, **facts}
-        aside = f"better, proven in {refinement.paired.pairs} pairs"
+        aside = f"better, proven in {refinement.proof.pairs} pairs"
     (curve,) = page.sections
     tables = [replace(table, is_detail=True) for table in curve.tables]
     search = Section(
@@ -56,7 +56,7 @@ def refine_page(
 def _trials(refinement: Refinement, plan: RefinePlan) -> Table:
     columns = [
         Column("configuration", "configuration"),
-        Column("gain", f"{plan.aim.name} gain", "change"),
+        Column("gain", "goodput gain", "change"),
         *(COLUMNS[name] for name in MEASURED),
     ]
     chosen = [trial.configuration == refinement.chosen for trial in refinement.trials]
@@ -82,8 +82,8 @@ def refine_json(
     refinement: Refinement, plan: RefinePlan, *, run_dir: str, profile: str
 ) -> dict[str, Any]:
     """Return the object that ``tuner refine --json`` prints."""
-    paired, keys = refinement.paired, ("value", "low", "high")
-    ratios = paired.ratios if paired else {}
+    proof, keys = refinement.proof, ("value", "low", "high")
+    ratios = proof.ratios if proof else {}
     return {
         "refined": refinement.outcome is not None,
         "reason": refinement.reason,
@@ -92,14 +92,12 @@ def refine_json(
         "ratios": {
             name: {key: getattr(ratio, key) for key in keys} for name, ratio in ratios.items()
         },
-        "pairs": paired.pairs if paired else 0,
-        "windows": [[str(window) for window in pair] for pair in refinement.pairs],
-        "objective": plan.aim.name,
+        "pairs": proof.pairs if proof else 0,
         "trials": [
             {
                 "configuration": dict(trial.configuration),
                 "gain": trial.gain,
-                "keeps_slo": trial.deficit <= 0,
+                "keeps_slo": trial.is_kept,
                 "attainment": None if trial.cut else trial.measured.attainment,
                 "attainment_bound": trial.measured.attainment_bound,
                 "goodput_rps": None if trial.cut else trial.measured.goodput_rps,

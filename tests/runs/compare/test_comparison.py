@@ -1,14 +1,14 @@
 """The numbers of a comparison, from replays that can be computed in the head."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
 from tests.support.builders import iterations, record, replay_of, request
-from tuner.runs.compare.table import Ratio, compared, numbers_of, ratios
+from tuner.runs.compare.table import compared, numbers_of
 from tuner.runs.compare.ways import Workload, mean_in_flight, uniform, windows_of
+from tuner.runs.paired import Ratio
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.window import Window
 
@@ -52,52 +52,23 @@ def test_engines_that_overlap_are_busy_once_and_one_that_never_ran_was_idle() ->
     assert numbers_of([replay_of([record(0)])]).busy == 0.0
 
 
-def samples(**values: Sequence[float]) -> dict[str, dict[int, float]]:
-    return {name: dict(enumerate(blocks)) for name, blocks in values.items()}
-
-
-def test_ratios_are_paired_by_block_so_that_a_slow_block_costs_nothing() -> None:
-    result = ratios(samples(worker=(2.0, 1.0, 4.0), tuned=(6.0, 3.0, 12.0)), "worker")
-    assert result["worker"] == Ratio(1.0, None, None)
-    values = (result["tuned"].value, result["tuned"].low, result["tuned"].high)
-    assert values == pytest.approx((3.0, 3.0, 3.0))
-
-
-def test_the_interval_is_students_over_what_approach_and_block_leave_unexplained() -> None:
-    """Logs (0, 0), (1, 3), (0, 2): residuals of the two-way layout are ±2/3, ∓1/3, ∓1/3."""
-    e = math.e
-    result = ratios(samples(worker=(1.0, 1.0), a=(e, e**3), b=(1.0, e**2)), "worker")
-    s2 = 2 * (4 + 1 + 1) / 9 / 2  # 6 cells, 4 coefficients: 2 degrees of freedom
-    reach = 4.303 * math.sqrt(2 * s2 / 2)
-    assert result["a"].value == pytest.approx(e**2)
-    assert result["a"].low == pytest.approx(math.exp(2 - reach), rel=0.05)
-    assert result["b"].high == pytest.approx(math.exp(1 + reach), rel=0.05)
-
-
-def test_missing_and_empty_blocks_cost_the_interval_and_not_the_ratio() -> None:
-    assert ratios(samples(worker=(1.0,), a=(2.0,)), "worker")["a"].low is None
-    assert ratios(samples(worker=(0.0,), a=(2.0,)), "worker") == {}
-    assert ratios({}, "worker") == {}
-    assert ratios(samples(worker=(1.0, 3.0), a=(0.0, 2.0)), "worker")["a"] == Ratio(0.5, None, None)
-    result = samples(worker=(1.0, 1.0, 5.0), a=(2.0, 2.0), b=(3.0, 3.0, 15.0))
-    assert ratios(result, "worker")["a"].value == pytest.approx(2.0)
+def test_ratios_are_paired_by_block_and_missing_blocks_cost_the_interval() -> None:
+    """Twice as many in each of two blocks, of which one is slower."""
+    first, twice = record(0), [record(0), record(1)]
+    baseline = {0: replay_of([first]), 1: replay_of([first], window_s=20.0)}
+    own = {0: replay_of(twice), 1: replay_of(twice, window_s=20.0)}
+    assert compared(own, baseline)["requests_per_s"] == Ratio(2.0, 2.0, 2.0)
+    assert compared({0: own[0]}, baseline)["requests_per_s"] == Ratio(2.0)
+    assert compared({}, baseline) == {}
 
 
 def test_a_tail_that_is_only_known_to_be_longer_has_no_ratio() -> None:
     cut = record(1, outcome="cut", last_s=None, end_s=12.0)
-    blocks = {
-        "worker": {0: replay_of([record(0), record(1)])},
-        "a": {0: replay_of([record(0), cut])},
-        "b": {0: replay_of([record(0), record(1)])},
-    }
-    numbers = {
-        name: {block: numbers_of([each]) for block, each in seen.items()}
-        for name, seen in blocks.items()
-    }
-    result = compared(numbers, "worker")
-    assert set(result["a"]) == {"requests_per_s", "tpot_p95"}
-    assert result["a"]["requests_per_s"].value == 0.5
-    assert set(result["b"]) == {"requests_per_s", "tpot_p95", "e2el_p95"}
+    baseline = {0: replay_of([record(0), record(1)])}
+    result = compared({0: replay_of([record(0), cut])}, baseline)
+    assert set(result) == {"requests_per_s", "tpot_p95"}
+    assert result["requests_per_s"].value == 0.5
+    assert set(compared(baseline, baseline)) == {"requests_per_s", "tpot_p95", "e2el_p95"}
 
 
 def test_uniform_lengths_are_the_traces_mean_at_the_same_times() -> None:
@@ -129,14 +100,14 @@ class Stays(Workload):
         return mean_in_flight(begin_s, begin_s + 2.0, from_s=window.start_s, to_s=end_s)
 
 
-@pytest.mark.parametrize("recorded_rps", [1.0, 4.0, 20.0])
+@pytest.mark.parametrize("recorded_rps", [0.5, 1.0, 20.0])
 def test_a_level_is_reached_by_littles_law(recorded_rps: float) -> None:
-    """Eight in flight that stay 2 s each: 4 a second, whether thinned out or filled up."""
+    """Two in flight that stay 2 s each: one a second, whether thinned out or filled up."""
     window = Window(start_s=10.0, length_s=40.0, run_in_s=10.0)
     requests = [request(row, arrival_s=row / recorded_rps) for row in range(1200)]
-    traffic = Stays(requests, [window], ["medium", "recorded"], None, 16)
-    assert traffic.rates_rps == {"medium": [pytest.approx(4.0, rel=0.06)]}
-    assert len(traffic.sent("medium", 0)) == pytest.approx(200, rel=0.06)
+    traffic = Stays(requests, [window], ["light", "recorded"], None, 16)
+    assert traffic.rates_rps == {"light": [pytest.approx(1.0, rel=0.06)]}
+    assert len(traffic.sent("light", 0)) == pytest.approx(50, rel=0.06)
     sent = [each.row for each in traffic.sent("recorded", 0)]
     assert sent == [request.row for request in requests if request.arrival_s < 50.0]
 

@@ -161,8 +161,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "router": option("How requests reach replicas."),
         "closed_sessions": option("A session's turn waits for the one before it and think time."),
         "loads": option(
-            "light, medium, heavy, very-heavy (2, 8, 16, 25 in flight untuned), uniform (25, "
-            "every length the mean), recorded; default: recorded, with a profile 25 too."
+            "recorded, light (2 in flight untuned), very-heavy (25), uniform (25, every length "
+            "the mean); default: recorded, with a profile 25 too."
         ),
     },
     "Engine": {
@@ -202,10 +202,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
             parser=headroom, metavar="TIMES",
         ),
         "search": option(
-            "Engine argument to search: a,b,c or low:high[:log|:step]; repeatable.",
+            "Engine argument to search, and its values: a,b,c; repeatable.",
             metavar="KEY=VALUES",
         ),
-        "objective": option("goodput, throughput, e2el, tpot or ttft."),
         "tolerance": option(
             "How much worse than promised is accepted: 0.1 is 10%.", min=0.0, max=10.0
         ),

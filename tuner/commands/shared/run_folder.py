@@ -107,8 +107,11 @@ def open_each(
     for name, plan in plans.items():
         run_dir = book.run_dir / name
         files.make_own(run_dir)
-        begin = journal.resume if is_begun(run_dir) else journal.create
-        books[name] = begin(run_dir, plan, command=book.planned.command, is_part=True)
+        words = book.planned.command
+        if is_begun(run_dir):
+            books[name] = journal.resume(run_dir, plan, command=words)
+        else:
+            books[name] = journal.create(run_dir, plan, command=words, is_part=True)
     return books
 
 

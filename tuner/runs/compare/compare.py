@@ -32,7 +32,7 @@ from tuner.runs.compare.ways import (
     Workload,
     windows_of,
 )
-from tuner.runs.events import EngineStart, Replayed, Selection
+from tuner.runs.events import Selection
 from tuner.runs.evidence import Evidence
 from tuner.runs.execute import execute
 from tuner.runs.journal import Journal
@@ -60,6 +60,21 @@ SLACK = 0.05
 WINDOWS = 1 + RUN_IN_SHARE + DRAIN_SHARE
 """Windows' time that a replay takes at most."""
 
+GIVEN = "--max-num-seqs"
+"""The option that names the tuned value itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    max_num_seqs: int
+    source: str
+    """Where it comes from: a profile or an option."""
+
+    @property
+    def is_given(self) -> bool:
+        """Whether an option says it, whatever the profile has."""
+        return self.source == GIVEN
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -82,24 +97,19 @@ class Question:
     """With every argument of the profile."""
 
     @property
-    def max_model_len(self) -> int:
-        return int(str(self.base.resolve(max_num_seqs=UNTUNED)["max_model_len"]))
-
-
-GIVEN = "--max-num-seqs"
-"""The option that names the tuned value itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    max_num_seqs: int
-    source: str
-    """Where it comes from: a profile or an option."""
-
-    @property
-    def is_given(self) -> bool:
-        """Whether an option says it, whatever the profile has."""
-        return self.source == GIVEN
+    def tuned(self) -> Tuned:
+        """The tuned value: as given, or the profile's. Raises UsageError where it is needed and
+        nothing says it."""
+        if self.max_num_seqs is not None:
+            return Tuned(self.max_num_seqs, GIVEN)
+        if self.profile is not None:
+            return Tuned(self.profile.decision.max_num_seqs, self.source)
+        if any(each.name in {"tuned", SERVER} for each in self.approaches):
+            raise UsageError(
+                "nothing says which max_num_seqs is the tuned one",
+                hint="Give --profile (tuner sweep makes one), or --max-num-seqs N.",
+            )
+        return Tuned(UNTUNED, "no approach needs it")
 
 
 @dataclass(slots=True)
@@ -110,7 +120,7 @@ class Comparison:
     journal: Journal
     workload: Workload
     tuned: Tuned
-    left_out: str | None
+    left_out: str | None = None
     """Which requests were left out."""
 
     @property
@@ -150,8 +160,8 @@ class Comparison:
         if left is None:
             return None
         approach, block, load = left
-        before_s = self.evidence.spent_s() - self.block_s(block)
-        if block and before_s + max(map(self.block_s, range(block))) > self.question.budget_s:
+        spent_s, is_begun = self.evidence.spent_s(), block in map(block_of, self.evidence.made())
+        if block and not is_begun and spent_s * (block + 1) / block > self.question.budget_s:
             return None
         window = self.workload.windows[block]
         rule = CutRule(Slo(), 0.0, drain_s=DRAIN_SHARE * window.length_s)
@@ -171,18 +181,6 @@ class Comparison:
             title=f"{self.evidence.count() + 1} of {total}: {approach.title}, {load}",
         )
 
-    def block_s(self, block: int) -> float:
-        """Return what a block has taken, engine starts included."""
-        ending = f" {block}"
-        starts_s = {
-            start.purpose: start.facts.start_s
-            for start in self.journal.of(EngineStart)
-            if start.purpose.endswith(ending)
-        }
-        replays = self.journal.of(Replayed)
-        replays_s = sum(each.elapsed_s for each in replays if each.purpose.endswith(ending))
-        return sum(starts_s.values()) + replays_s
-
     def _left(self) -> Iterator[tuple[Approach, int, str]]:
         """Yield (approach, block, load) of what is still to be replayed, in order: random
         and the same in a resumed run. What never served is not tried again."""
@@ -190,16 +188,16 @@ class Comparison:
         done = {(each.begun.approach, block_of(each), each.begun.load) for each in made}
         failed = {(each.begun.approach, block_of(each)) for each in made if each.failed}
         dead = {name for name, _ in failed} - {t.begun.approach for t in made if not t.failed}
-        approaches, loads = self.question.approaches, self.question.levels
         for block in range(REPEATS):
-            for place in np.random.default_rng(block).permutation(len(approaches)).tolist():
-                name = approaches[place].name
-                if name in dead or (name, block) in failed:
-                    continue
-                rng = np.random.default_rng([block, place])
-                for load in (loads[i] for i in rng.permutation(len(loads)).tolist()):
-                    if (name, block, load) not in done:
-                        yield approaches[place], block, load
+            rng = np.random.default_rng(block)
+            approaches = [
+                self.question.approaches[i] for i in _shuffled(self.question.approaches, rng)
+            ]
+            for approach in approaches:
+                loads = [self.question.levels[i] for i in _shuffled(self.question.levels, rng)]
+                if approach.name not in dead and (approach.name, block) not in failed:
+                    left = [load for load in loads if (approach.name, block, load) not in done]
+                    yield from ((approach, block, load) for load in left)
 
     def _starter(self, approach: Approach) -> tuple[Starter, int]:
         """Return what starts an approach's engine, and its size."""
@@ -219,6 +217,11 @@ class Comparison:
         return base, self.tuned.max_num_seqs
 
 
+def _shuffled(items: Sequence[object], rng: np.random.Generator) -> list[int]:
+    places: list[int] = rng.permutation(len(items)).tolist()
+    return places
+
+
 def compare(
     question: Question, journal: Journal, watcher: Watcher, read: Read | None
 ) -> Comparison:
@@ -236,8 +239,8 @@ def compare(
         if profile is None:
             raise UsageError("a load by requests in flight needs a profile", hint=cure)
         twin = twin_of(profile, Path(question.source), cure=cure)
-    tuned = _tuned(question)
-    longest = question.max_model_len
+    tuned = question.tuned
+    longest = int(str(question.base.resolve(max_num_seqs=UNTUNED)["max_model_len"]))
     kept, dropped = keep_what_fits(question.requests, max_model_len=longest)
     choice = evidence.selection()
     if choice is None:
@@ -263,21 +266,6 @@ def compare(
 
     execute(work(), question.base, journal, lost=lost)
     return comparison
-
-
-def _tuned(question: Question) -> Tuned:
-    """Return the tuned value: as given, or the profile's. Raises UsageError where it is needed and
-    nothing says it."""
-    if question.max_num_seqs is not None:
-        return Tuned(question.max_num_seqs, GIVEN)
-    if question.profile is not None:
-        return Tuned(question.profile.decision.max_num_seqs, question.source)
-    if any(each.name in {"tuned", SERVER} for each in question.approaches):
-        raise UsageError(
-            "nothing says which max_num_seqs is the tuned one",
-            hint="Give --profile (tuner sweep makes one), or --max-num-seqs N.",
-        )
-    return Tuned(UNTUNED, "no approach needs it")
 
 
 def affordable_s(

@@ -3,7 +3,6 @@
 Definitions: docs/more.md.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,29 +14,11 @@ from tuner.replay.numbers import Spread, measure, spread
 from tuner.replay.records import Floats, Replay, e2el_s
 from tuner.runs.compare.ways import LEVELS, Approach, mean_in_flight
 from tuner.runs.evidence import MadeTrial
+from tuner.runs.paired import Ratio, log_ratio
 from tuner.traffic.slo import Slo
-from tuner.twin.windows import t_quantile
 
 NEVER_S = 1e12
 """Longer than any wait."""
-
-LEAST_FREEDOM = 2
-"""Degrees of freedom below which the noise is not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """A number over the baseline's, with its 95 % interval; None where that is not known."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    def __str__(self) -> str:
-        """Return it in a few characters: ``1.82x (1.64-2.01)``."""
-        if self.low is None or self.high is None:
-            return f"{shown_number(self.value)}x"
-        return f"{shown_number(self.value)}x ({shown_number(self.low)}-{shown_number(self.high)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +38,6 @@ class Numbers:
     """Still waiting or running when the replay was ended."""
 
     failed: int
-    failures: tuple[str, ...]
     offered_rps: float
     """Without what its clients gave up, as in the trace."""
 
@@ -98,8 +78,7 @@ class ComparisonRow:
     """None where nothing was measured."""
 
     ratios: Mapping[str, Ratio]
-    """Of ``requests_per_s``, ``e2el_p95`` and ``tpot_p95`` against the first approach; one that is
-    not known is left out."""
+    """Of COMPARED against the first approach; one that is not known is left out."""
 
     notes: tuple[str, ...]
     errors: tuple[str, ...]
@@ -114,6 +93,17 @@ class ComparisonTable:
     rows: tuple[ComparisonRow, ...]
 
 
+COMPARED: Mapping[str, tuple[str, Callable[[Numbers], float | None]]] = {
+    "requests_per_s": ("req/s", lambda n: n.requests_per_s),
+    "e2el_p95": ("p95 E2EL", lambda n: None if n.e2el_at_least else n.e2el_p95_s),
+    "tpot_p95": ("p95 TPOT", lambda n: None if n.tpot_s is None else n.tpot_s.p95),
+}
+"""What is compared, and its name in words. A tail that is only known to be longer has no ratio."""
+
+Blocks = Mapping[int, Replay]
+"""Number of a block → its replay."""
+
+
 def block_of(trial: MadeTrial) -> int:
     return int(trial.begun.purpose.rpartition(" ")[2])
 
@@ -123,41 +113,62 @@ def table_of(
 ) -> ComparisonTable:
     """Return the table of one load."""
     blocks: dict[str, dict[int, Replay]] = {each.name: {} for each in approaches}
-    errors: dict[str, dict[str, None]] = {each.name: {} for each in approaches}
+    errors: dict[str, list[str]] = {each.name: [] for each in approaches}
     for trial in made:
         name = trial.begun.approach
         if trial.failed is not None and trial.ended is not None:
-            errors[name][f"{trial.failed}. {trial.ended.hint}"] = None
+            errors[name].append(f"{trial.failed}. {trial.ended.hint}")
         elif trial.begun.load == load:
             blocks[name][block_of(trial)] = trial.replays[0]
     numbers = {name: numbers_of([*seen.values()], slo) for name, seen in blocks.items() if seen}
-    of_blocks = {
-        name: {block: numbers_of([replay]) for block, replay in seen.items()}
-        for name, seen in blocks.items()
-    }
-    against_first, against_untuned = (
-        compared(of_blocks, name) for name in (approaches[0].name, "untuned")
-    )
     rows = []
     for each in approaches:
-        seen, notes = numbers.get(each.name), list[str]()
+        own, seen = blocks[each.name], numbers.get(each.name)
+        notes = list[str]()
         if seen is not None:
-            notes += notes_on(seen, alone=numbers.get("worker") if each.workers > 1 else None)
-        if seen is not None and each.name in {"tuned", "profile"}:
-            words = ", ".join(f"{v} {WORDS[k]}" for k, v in against_untuned[each.name].items())
-            notes += [f"against untuned: {words}"] if words else []
+            replays = [*own.values()]
+            notes += notes_on(seen, replays, numbers.get("worker") if each.workers > 1 else None)
+        against = compared(own, blocks.get("untuned", {}))
+        if each.name in {"tuned", "profile"} and against:
+            words = ", ".join(f"{shown(r)} {COMPARED[name][0]}" for name, r in against.items())
+            notes.append(f"against untuned: {words}")
         rows.append(
             ComparisonRow(
                 approach=each.name,
                 title=each.title,
-                max_num_seqs=next((r.max_num_seqs for r in blocks[each.name].values()), None),
+                max_num_seqs=next((replay.max_num_seqs for replay in own.values()), None),
                 numbers=seen,
-                ratios=against_first[each.name],
+                ratios=compared(own, blocks[approaches[0].name]),
                 notes=tuple(notes),
-                errors=tuple(errors[each.name]),
+                errors=tuple(dict.fromkeys(errors[each.name])),
             )
         )
     return ComparisonTable(load, LEVELS[load], tuple(rows))
+
+
+def compared(blocks: Blocks, baseline: Blocks) -> dict[str, Ratio]:
+    """Return the ratios of an approach to the baseline, over the blocks that both have."""
+    pairs = [(blocks[at], baseline[at]) for at in sorted(blocks.keys() & baseline.keys())]
+    both = [tuple(numbers_of([replay]) for replay in pair) for pair in pairs]
+    ratios = dict[str, Ratio]()
+    for name, (_, value_of) in COMPARED.items():
+        values = [(value_of(own), value_of(base)) for own, base in both]
+        known = [(own, base) for own, base in values if own is not None and base is not None]
+        if known and len(known) == len(values):
+            ratio = log_ratio(*zip(*known, strict=True))
+            ratios |= {} if ratio is None else {name: ratio}
+    return ratios
+
+
+def shown(ratio: Ratio) -> str:
+    """Return a ratio in a few characters.
+
+    >>> shown(Ratio(1.816, 1.641, 2.01)), shown(Ratio(12.5))
+    ('1.82x (1.64-2.01)', '12.5x')
+    """
+    known = [each for each in (ratio.value, ratio.low, ratio.high) if each is not None]
+    value, *ends = (f"{each:.2f}" if each < 10 else f"{each:.3g}" for each in known)
+    return f"{value}x ({'-'.join(ends)})" if ends else f"{value}x"
 
 
 def numbers_of(replays: Sequence[Replay], slo: Slo | None = None) -> Numbers:
@@ -171,24 +182,18 @@ def numbers_of(replays: Sequence[Replay], slo: Slo | None = None) -> Numbers:
     held_s = _known((sent["last_s"] - sent["engine_last_s"])[came_whole])
 
     # what failed waits to the end, what was unfinished waited at least until then
-    end_s = np.where(
-        sent["outcome"] == "failed",
-        np.repeat([r.elapsed_s for r in replays], counts),
-        sent["end_s"],
-    )
+    ended_s = np.repeat([replay.elapsed_s for replay in replays], counts)
+    end_s = np.where(sent["outcome"] == "failed", ended_s, sent["end_s"])
     waited_s = np.where(is_done, e2el_s(sent), np.maximum(0.0, end_s - sent["planned_s"]))
     counted = sent["scored"] & (sent["outcome"] != "aborted")
     tail_s = longer_s = None
     if counted.any():
-        tail_s = float(np.percentile(waited_s[counted], 95))
-        never_s = np.where(is_done, waited_s, NEVER_S)[counted]
-        longer_s = float(np.percentile(never_s, 95))
+        never_s = np.where(is_done, waited_s, NEVER_S)
+        tail_s, longer_s = (float(np.percentile(each[counted], 95)) for each in (waited_s, never_s))
 
     # as clients saw them; the engine's own where replies came whole
-    own_s = (sent["engine_last_s"] - sent["engine_first_s"]) / np.maximum(
-        1, sent["output_tokens"] - 1.0
-    )
-    own_s = np.where(sent["output_tokens"] > 1, own_s, np.nan)
+    later = np.where(sent["output_tokens"] > 1, sent["output_tokens"] - 1.0, np.nan)
+    own_s = (sent["engine_last_s"] - sent["engine_first_s"]) / later
     tpots_s = np.where(np.isnan(sent["tpot_s"]), own_s, sent["tpot_s"])[is_done]
     return Numbers(
         blocks=len(replays),
@@ -196,7 +201,6 @@ def numbers_of(replays: Sequence[Replay], slo: Slo | None = None) -> Numbers:
         completed=outcomes["ok"],
         unfinished=outcomes["cut"],
         failed=outcomes["failed"],
-        failures=tuple(dict.fromkeys(why for replay in replays for why in replay.failures)),
         offered_rps=(len(sent) - outcomes["aborted"]) / sum(spans_s),
         requests_per_s=len(served) / sum(spans_s),
         output_tokens_per_s=int(served["output_tokens"].sum()) / sum(spans_s),
@@ -243,75 +247,7 @@ def _busy_share(replay: Replay) -> float:
     return mean_in_flight(begin_s, end_s, from_s=from_s, to_s=from_s + replay.window_s)
 
 
-WORDS = {"requests_per_s": "req/s", "e2el_p95": "p95 E2EL", "tpot_p95": "p95 TPOT"}
-COMPARED: Mapping[str, Callable[[Numbers], float | None]] = {
-    "requests_per_s": lambda n: n.requests_per_s,
-    "e2el_p95": lambda n: None if n.e2el_at_least else n.e2el_p95_s,
-    "tpot_p95": lambda n: None if n.tpot_s is None else n.tpot_s.p95,
-}
-
-
-def compared(
-    numbers: Mapping[str, Mapping[int, Numbers]], baseline: str
-) -> dict[str, dict[str, Ratio]]:
-    """Return approach → name of a number → its ratio to the baseline's, from approach → block → its
-    numbers.
-
-    A tail that is only known to be longer has no ratio.
-    """
-    result: dict[str, dict[str, Ratio]] = {name: {} for name in numbers}
-    for what, value_of in COMPARED.items():
-        values = {
-            name: {block: value_of(each) for block, each in seen.items()}
-            for name, seen in numbers.items()
-        }
-        known = {
-            name: {block: value for block, value in seen.items() if value is not None}
-            for name, seen in values.items()
-            if None not in seen.values()
-        }
-        for name, ratio in ratios(known, baseline).items():
-            result[name][what] = ratio
-    return result
-
-
-def ratios(values: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str, Ratio]:
-    """Return approach → its number over the baseline's, the geometric mean of the blocks' ratios.
-
-    Blocks and approaches are taken out of the logarithms (two-way layout) of the approaches that
-    have every block; the noise s of what is left is pooled over all of them, and the interval of a
-    ratio over B blocks reaches t·sqrt(2 s²/B), by Student's t. Empty where the baseline has
-    nothing.
-    """
-    base = values.get(baseline, {})
-    full = [[*seen.values()] for seen in values.values() if seen.keys() == base.keys()]
-    logs = np.log([row for row in full if all(value > 0 for value in row)] or [[1]])
-    rest = logs - logs.mean(axis=1, keepdims=True) - logs.mean(axis=0) + logs.mean()
-    freedom = (logs.shape[0] - 1) * (logs.shape[1] - 1)
-    result = {}
-    for name, blocks in values.items():
-        pairs = np.array([(blocks[at], base[at]) for at in sorted(blocks.keys() & base.keys())])
-        if not pairs.size or not pairs[:, 1].sum():
-            continue
-        if not (pairs > 0).all():
-            result[name] = Ratio(float(pairs[:, 0].sum() / pairs[:, 1].sum()))
-            continue
-        middle = float(np.log(pairs[:, 0] / pairs[:, 1]).mean())
-        result[name] = Ratio(math.exp(middle))
-        if name != baseline and freedom >= LEAST_FREEDOM:
-            s2 = float((rest**2).sum()) / freedom
-            reach = t_quantile(freedom) * math.sqrt(2 * s2 / len(pairs))
-            low, high = math.exp(middle - reach), math.exp(middle + reach)
-            result[name] = Ratio(math.exp(middle), low, high)
-    return result
-
-
-def shown_number(value: float) -> str:
-    """Return three significant digits, of small numbers two after the point."""
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
-
-def notes_on(numbers: Numbers, *, alone: Numbers | None) -> list[str]:
+def notes_on(numbers: Numbers, replays: Sequence[Replay], alone: Numbers | None) -> list[str]:
     """Return what was seen of an approach; ``alone`` is one worker, where this is two of them."""
     notes = []
     if numbers.unfinished:
@@ -320,7 +256,7 @@ def notes_on(numbers: Numbers, *, alone: Numbers | None) -> list[str]:
             f"{numbers.unfinished} of {numbers.requests} unfinished at the end"
         )
     if numbers.failed:
-        causes = "; ".join(numbers.failures)
+        causes = "; ".join(dict.fromkeys(why for replay in replays for why in replay.failures))
         notes.append(f"{numbers.failed} of {numbers.requests} failed: {causes}")
     if numbers.held_mean_s:
         notes.append(f"head of line: a reply waited {numbers.held_mean_s:.2g} s for its batch")

@@ -50,11 +50,9 @@ APPROACHES = (
 """In the order of the story."""
 
 STORY, UNIFORM = "very-heavy", "uniform"
-LEVELS: dict[str, int | None] = {
-    "light": 2, "medium": 8, "heavy": 16, STORY: 25, UNIFORM: 25, "recorded": None,
-}  # fmt: skip
+LEVELS: dict[str, int | None] = {"recorded": None, "light": 2, STORY: 25, UNIFORM: 25}
 """Name → requests in flight; None is the trace as it is. UNIFORM is STORY with every length the
-mean."""
+mean. Tables are in this order."""
 
 EXACT = 0.01
 """Step in which the number of requests of a level is searched for, as a share of it."""
@@ -67,8 +65,7 @@ def chosen(names: str | None, *, has_profile: bool, simulated: bool) -> tuple[Ap
     """Return the approaches of a list such as ``worker,tuned``, in the order of the story.
 
     None is all that there can be but the server, which takes half a minute to start, and batches of
-    a simulated engine. Raises UsageError for a name that is unknown or there twice, or needs what
-    is not there.
+    a simulated engine. Raises UsageError for a name that is unknown, or needs what is not there.
     """
     possible = {
         each.name: each
@@ -89,23 +86,17 @@ def chosen(names: str | None, *, has_profile: bool, simulated: bool) -> tuple[Ap
 
 
 def parse_levels(text: str) -> list[str]:
-    """Read ``light,very-heavy``: the trace as it is first, then the heaviest.
-
-    Raises UsageError for a name that is unknown or there twice.
-    """
+    """Read ``recorded,very-heavy``. Raises UsageError for a name that is unknown."""
     names = names_in(text, LEVELS, option="--loads")
-    return sorted(names, key=lambda name: LEVELS[name] or MOST, reverse=True)
+    return [level for level in LEVELS if level in names]
 
 
-def names_in(text: str, known: Collection[str], *, option: str) -> list[str]:
-    """Read a list of names. Raises UsageError for one that is unknown or there twice."""
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in known:
-            hint = f"Choose of {', '.join(known)}."
-            raise UsageError(f"{option}: {name!r} is not known", hint=hint)
-    if len(set(names)) < len(names):
-        raise UsageError(f"{option}: a name is there twice", hint="Give each once.")
+def names_in(text: str, known: Collection[str], *, option: str) -> set[str]:
+    """Read a list of names. Raises UsageError for one that is unknown."""
+    names = {name.strip() for name in text.split(",")}
+    for name in sorted(names - {*known}):
+        hint = f"Choose of {', '.join(known)}."
+        raise UsageError(f"{option}: {name!r} is not known", hint=hint)
     return names
 
 
@@ -157,10 +148,9 @@ class Workload:
 
     def sent(self, level: str, block: int) -> list[TraceRequest]:
         """Return what is sent in a block, the same to every approach."""
-        rates = self.rates_rps.get(level)
-        sent = in_window(self.requests, self.windows[block])
-        if rates is not None:
-            sent = self._at(rates[block], block)
+        if level not in self.rates_rps:
+            return in_window(self.requests, self.windows[block])
+        sent = self._at(self.rates_rps[level][block], block)
         return uniform(sent, self.requests) if level == UNIFORM else sent
 
     def in_flight(self, sent: Sequence[TraceRequest], window: Window) -> float:

@@ -5,7 +5,7 @@ without a restart. Each phase is a function from the events of the run to the ne
 """
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,32 +22,26 @@ from tuner.runs.events import Configuration, Gathered, Selection
 from tuner.runs.ladder import doubling
 from tuner.runs.measure import Trial, measure
 from tuner.runs.outcome import SweepOutcome, outcome_of
-from tuner.runs.refine.aims import (
-    MEMORY_AIM,
+from tuner.runs.refine.proof import (
     PAIRS,
-    Aim,
-    PairedResult,
-    acceptance,
+    Proof,
     affordable,
     gain_over,
     is_futile,
-    ratios_of,
+    keeps_goodput,
+    proven,
+    served,
 )
-from tuner.runs.refine.search import ALIKE, Model, Study, deficit
+from tuner.runs.refine.search import ALIKE, Model, Study
 from tuner.runs.refine.space import (
     CAP,
     LIVE,
-    MEMORY,
     MODELED,
     TOKENS,
     Space,
-    fails_like,
-    frees,
     in_words,
-    is_live,
     number,
     restart_key,
-    smallest,
 )
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Basis, Conclusion, CurvePoint, curve_by_twin, forecast_of
@@ -92,15 +86,8 @@ continuing: two replays of the same at one speed hardly ever differ by so much."
 WORTH = 0.005
 """A gain that nobody would restart a server for."""
 
-AT_LIMIT = 0.9
-"""KV-cache usage from which on the next longer conversation does not fit."""
-
 THEN_REFINED = "; refined: "
 """Between the reason of a knee and the result of its refinement."""
-
-NO_ROOM = (
-    "with the load raised the KV cache reaches its limit: more memory than this leaves room to grow"
-)
 
 Vary = Callable[[Configuration], Starter]
 """Returns what starts engines with the profile's arguments and these changed."""
@@ -112,7 +99,6 @@ class RefinePlan:
 
     profile: ServingProfile
     space: Space
-    aim: Aim
     settings: SweepSettings
     start_s: float
     """How long an engine start takes, by the profile."""
@@ -132,8 +118,8 @@ class TrialRow:
     """Over the knee, by the twin where it can predict it, for all of the traffic; else as replayed.
     None of a trial that was ended early."""
 
-    deficit: float
-    """Attainment that is missing, or by how much what is required is missed; at most 0: none."""
+    is_kept: bool
+    """Whether it loses no goodput, and nothing that is required."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +129,7 @@ class Refinement:
     chosen: Configuration
     """The knee where nothing seemed better."""
 
-    paired: PairedResult | None
-    pairs: tuple[tuple[Window, ...], ...]
+    proof: Proof | None
     outcome: SweepOutcome | None
     """For a profile of the refined engine; None where the knee is kept."""
 
@@ -179,17 +164,15 @@ class _Run:
 
     def __init__(self, plan: RefinePlan, bench: Bench, vary: Vary, study: Study) -> None:
         self.plan, self.bench, self.vary, self.study = plan, bench, vary, study
-        self.settings, self.knee, self.start_s = plan.settings, dict(plan.space.knee), plan.start_s
+        self.settings, self.knee, self.start_s = plan.settings, plan.space.knee, plan.start_s
         self.journal, self.evidence, self.made = bench.journal, bench.evidence, bench.evidence.made
-        self.warnings = list(plan.warnings)
-        self.dropped = 0
-        self.is_complete = True
+        self.warnings, self.dropped, self.is_complete = [*plan.warnings], 0, True
         self.space = self._affordable(plan.space)
         self.model: Model | None = None
         """None before the knee was replayed, and where the twin is not believed."""
 
         self.first: list[Configuration] | None = None
-        """The candidates that one engine serves, the best by the twin first."""
+        """The candidates that the twin predicts to be best."""
 
     async def refined(self) -> Refinement:
         await self._measure(self.next_in_search)
@@ -202,31 +185,29 @@ class _Run:
             self.journal.add(gathered)
         chosen, windows = gathered.chosen, gathered.pairs
         for row in self.rows():
-            self.study.tell(row.configuration, row.gain, row.deficit, "replay")
+            self.study.tell(row.configuration, row.gain, fidelity="replay", is_kept=row.is_kept)
         if not gathered.complete:
             self.warnings.append(
                 "the budget ended the search: not all that seemed worth it was tried; give a "
                 "larger --budget"
             )
-        paired = outcome = None
+        proof = outcome = None
         if chosen != self.knee:
             self.bench.watcher.stage(
                 f"comparing {in_words(chosen)} with the knee, in turns: {len(windows)} pairs"
             )
             await self._measure(partial(self.next_half, chosen, windows))
-            paired = self._proof(chosen, len(windows))
-        reason = reason_of(self.plan, chosen, paired)
-        if paired is not None and paired.accepted is not None:
+            proof = proven(self._pairs())
+            if proof.pairs < len(windows):  # the look gave up
+                proof = replace(proof, sureness=None)
+        reason = reason_of(self.plan, chosen, proof)
+        if proof is not None and proof.sureness is not None:
             await self._measure(partial(self.next_ramp, chosen))
-            outcome = await self._confirmed(chosen, reason, paired.accepted.sureness)
+            outcome = await self._confirmed(chosen, reason, proof.sureness)
             self.warnings += outcome.warnings
-            above = outcome.with_headroom
-            if frees(chosen, self.knee) and above is not None and not has_room(above):
-                self.warnings.append(NO_ROOM)
         return Refinement(
             chosen=chosen,
-            paired=paired,
-            pairs=() if paired is None else windows[: paired.pairs],
+            proof=proof,
             outcome=outcome,
             reason=reason,
             trials=tuple(self.rows()),
@@ -244,6 +225,23 @@ class _Run:
     def basis(self) -> Basis:
         return Basis(self.evidence, self.workload, self.settings)
 
+    def prepare(self, requests: Sequence[TraceRequest]) -> None:
+        """Choose what a trial replays, or read back what was chosen."""
+        plan, settings, slo = self.plan, self.settings, self.settings.slo
+        assert slo is not None
+        kept, self.dropped = keep_what_fits(requests, max_model_len=plan.max_model_len)
+        text = left_out(self.dropped, of=len(requests), max_model_len=plan.max_model_len)
+        self.warnings += [text] if text else []
+        unloaded, chosen = unloaded_of(plan.profile), self.evidence.selection()
+        if chosen is None:
+            step_s = self._planned_step_s()
+            work = choose_workload(kept, slo, unloaded, window=settings.window, step_s=step_s)
+            chosen = Selection(part=work.part, windows=work.windows, step_s=work.step_s)
+            self.journal.add(chosen)
+            windows = ", ".join(map(str, work.windows))
+            self.bench.watcher.stage(f"a trial replays {windows} of the trace")
+        self.workload = workload_of(kept, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
+
     # What was measured
 
     def check(self) -> None:
@@ -255,51 +253,35 @@ class _Run:
                 raise ValueError(f"{in_words(each)} is not searched")
 
     def rows(self) -> list[TrialRow]:
-        """Return the trials of the search that served, with their scores."""
+        """Return the trials of the search that served, with their gains."""
         searched = {str(t.begun.configuration): t for t in self.made(SEARCH)}
-        at_knee = searched.get(str(self.knee))
-        knee = None if at_knee is None else at_knee.numbers(self.workload.slo)
-        rows = []
-        for trial in searched.values():
-            tried, measured = trial.begun.configuration, trial.numbers(self.workload.slo)
-            gain: float | None = None
-            lacking = self._broken_by(measured)
+        measured = {key: trial.numbers(self.workload.slo) for key, trial in searched.items()}
+        knee, rows = measured.get(str(self.knee)), []
+        for key, trial in searched.items():
+            tried, gain, is_kept = trial.begun.configuration, None, False
             if trial.cut is None and knee is not None:
+                here, there = served(measured[key]), served(knee)
                 if self.model is not None and self.model.predicts(tried):
-                    gain, lost = self.model.gain(tried), self.model.deficit(tried)
-                else:
-                    gain = gain_over(self.plan.aim, measured, knee)
-                    lost = deficit(measured.attainment, knee.attainment)
-                lacking = max(lacking, lost)
-            rows.append(TrialRow(tried, measured, trial.cut, gain, lacking))
+                    here, there = self.model.served(tried), self.model.served(self.knee)
+                gain, is_kept = gain_over(here, there), keeps_goodput(here, there)
+            is_kept = is_kept and all(
+                value is None or required.is_met_by(value)
+                for required in self.settings.requirements
+                if not required.at_headroom
+                for value in [required.value_in(measured[key])]
+            )
+            rows.append(TrialRow(tried, measured[key], trial.cut, gain, is_kept))
         return rows
 
-    def _broken_by(self, measured: Measurement) -> float:
-        """Return by how much of its limit a trial misses what it misses most of what is required
-        at the recorded load; less than any deficit where it misses nothing."""
-        misses = (
-            each.miss(value)
-            for each in self.settings.requirements
-            if not each.at_headroom and (value := each.value_in(measured)) is not None
-        )
-        return max((miss for miss in misses if miss > 0), default=-math.inf)
-
     def best(self) -> Configuration:
-        """Return the best of what was replayed: the knee unless another is worth a restart; of
-        equal ones the one with the least memory that keeps the KV cache off its limit, then the
-        fewest slots."""
-        known = [
-            (row.configuration, row.gain)
-            for row in self.rows()
-            if row.gain is not None
-            and row.deficit <= 0
-            and (has_room(row.measured) or not frees(row.configuration, self.knee))
-        ]
-        top = max((gain for _, gain in known), default=0.0)
-        if top < WORTH:  # only less memory is worth a restart
-            freed = [each for each, gain in known if gain > -WORTH and frees(each, self.knee)]
-            return min(freed, key=smallest, default=self.knee)
-        return min((each for each, gain in known if gain > top - ALIKE), key=smallest)
+        """Return the best of what was replayed, of equal ones that with the fewest slots: the knee
+        unless another is worth a restart."""
+        known = [(row.gain, row.configuration) for row in self.rows() if row.is_kept and row.gain]
+        top = max((gain for gain, _ in known), default=0.0)
+        if top < WORTH:
+            return self.knee
+        alike = [each for gain, each in known if gain > top - ALIKE]
+        return min(alike, key=lambda each: number(each[CAP]))
 
     # Phases
 
@@ -312,20 +294,17 @@ class _Run:
             return self.trial(half.purpose, half.configuration)
         if not self.made(RAMP):
             return self.trial(RAMP, self.knee)
-        if self.knee not in [each.begun.configuration for each in self.made(SEARCH)]:
+        every = self.made()
+        tried = [each.begun.configuration for each in every if each.begun.purpose == SEARCH]
+        if self.knee not in tried:
             return self.trial(SEARCH, self.knee)
         if self.first is None:
             self.model = self._model(2)
-            self.first = (
-                self.neighbors() if self.model is None else self.model.best(self.space, self.study)
-            )
-        every = self.made()
-        tried = [each.begun.configuration for each in every if each.begun.purpose == SEARCH]
-        failed = [each.begun.configuration for each in every if each.failed is not None]
-        served = {restart_key(each.begun.configuration) for each in self.made(SEARCH, RAMP)}
+            self.first = [] if self.model is None else self.model.best(self.space, self.study)
+        alive = {restart_key(each.begun.configuration) for each in every if not each.failed}
+        dead = {restart_key(each.begun.configuration) for each in every if each.failed} - alive
         for each in [*self.first, *self.flipped()]:
-            is_dead = restart_key(each) not in served and any(fails_like(each, f) for f in failed)
-            if dict(each) in tried or is_dead:
+            if each in tried or restart_key(each) in dead:
                 continue
             trial = self.trial(SEARCH, each)
             start_s = 0.0 if self.bench.build == trial.build else self.start_s
@@ -335,6 +314,19 @@ class _Run:
             return trial if self.is_complete else None
         return None
 
+    def flipped(self) -> list[Configuration]:
+        """Return the best so far with one argument changed that the twin does not predict, for each
+        of its values."""
+        best = self.best()
+        base = {**self.knee, **{name: best[name] for name in LIVE}}
+        return [
+            {**base, knob.name: value}
+            for knob in self.space.knobs
+            if self.model is None or knob.name not in MODELED
+            for value in knob.values
+            if value != self.knee[knob.name]
+        ]
+
     def next_half(self, chosen: Configuration, windows: Sequence[Sequence[Window]]) -> Trial | None:
         """Return the next half of a pair; None when all were made, or half of them leave no hope.
 
@@ -342,53 +334,30 @@ class _Run:
         no two starts are alike.
         """
         done = len(self.made(REFINED, KNEE))
-        if done == 2 * len(windows) or (done == len(windows) and self._is_futile(chosen, done)):
+        is_half_way = done == len(windows)
+        if done == 2 * len(windows) or (is_half_way and is_futile(self._pairs(), planned=done)):
             return None
         side = SIDES[done % 4]
         own = chosen if side == REFINED else self.knee
-        cap, tokens, turn = number(own[CAP]), number(own[TOKENS]), 1 + done
-        if is_live(chosen, self.knee):
-            cap, tokens = (max(number(chosen[name]), number(self.knee[name])) for name in LIVE)
-            turn = 1
-        build = self.build(own, cap, tokens, turn)
+        build = self.build(own, limits_of(own), 1 + done)
+        if self._is_live(chosen):
+            most = map(max, limits_of(chosen), limits_of(self.knee))
+            build = self.build(own, tuple(most), 1)
         return self._trial(side, own, build, tuple(windows[done // 2]))
 
     def next_ramp(self, chosen: Configuration) -> Trial | None:
         """Return what times every batch size of the chosen engine, where no ramp did yet."""
         ramps = [each for each in self.made() if each.begun.purpose == RAMP]
-        if any(each.failed or is_live(each.begun.configuration, chosen) for each in ramps):
+        key = restart_key(chosen)
+        if any(each.failed or restart_key(each.begun.configuration) == key for each in ramps):
             return None
         return self._ramp(chosen, self.fresh(chosen))
-
-    def neighbors(self) -> list[Configuration]:
-        """Return the knee's neighbors of the live arguments."""
-        return [
-            {**self.knee, knob.name: knob.values[place]}
-            for knob in self.space.knobs
-            if knob.name in LIVE
-            for center in [knob.values.index(self.knee[knob.name])]
-            for place in (center - 1, center + 1)
-            if 0 <= place < len(knob.values)
-        ]
-
-    def flipped(self) -> list[Configuration]:
-        """Return the best so far with one other argument changed, for each that needs a restart;
-        less and less memory, as the first that does not start rules out the rest."""
-        best = self.best()
-        live = {name: best[name] for name in LIVE}
-        return [
-            {**self.knee, **live, knob.name: value}
-            for knob in self.space.knobs
-            if knob.name not in (LIVE if self.model is None else MODELED)
-            for value in (reversed(knob.values) if knob.name in MEMORY else knob.values)
-            if value != self.knee[knob.name]
-        ]
 
     # Trials
 
     def trial(self, purpose: str, configuration: Configuration) -> Trial:
-        cap, tokens = max(self.settings.ceiling, self.space.most(CAP)), self.space.most(TOKENS)
-        build = self.build(configuration, cap, tokens, 0)
+        most = max(self.settings.ceiling, self.space.most(CAP)), self.space.most(TOKENS)
+        build = self.build(configuration, most, 0)
         if purpose == RAMP:
             return self._ramp(configuration, build)
         return self._trial(purpose, configuration, build, self.workload.windows)
@@ -422,17 +391,20 @@ class _Run:
             title=f"{purpose} {in_words(own)}",
         )
 
-    def build(self, configuration: Configuration, cap: int, tokens: int, turn: int) -> Build:
+    def build(self, configuration: Configuration, limits: Sequence[int], turn: int) -> Build:
         """Return an engine that is built for these limits; another turn is another engine."""
-        key = restart_key(configuration)
+        (cap, tokens), key = limits, restart_key(configuration)
         changed = {k: v for k, v in configuration.items() if k != CAP} | {TOKENS: tokens}
         title = f"starting an engine for {in_words(changed)}"
         return Build(f"{tokens} {turn} {key}", cap, self.vary(changed), key, title)
 
     def fresh(self, chosen: Configuration) -> Build:
         """Return an engine that is built for exactly the choice."""
-        build = self.build(chosen, number(chosen[CAP]), number(chosen[TOKENS]), 0)
-        return replace(build, purpose="confirm")
+        return replace(self.build(chosen, limits_of(chosen), 0), purpose="confirm")
+
+    def _is_live(self, chosen: Configuration) -> bool:
+        """Whether one engine serves the choice and the knee."""
+        return restart_key(chosen) == restart_key(self.knee)
 
     # What there is time for
 
@@ -468,29 +440,11 @@ class _Run:
         """Return the windows of as many pairs as the rest of the budget has time for."""
         if chosen == self.knee:
             return ()
-        live, half_s = is_live(chosen, self.knee), self._half_s(chosen)
+        live, half_s = self._is_live(chosen), self._half_s(chosen)
         after_s = (1 + self.settings.headroom) * half_s + self.start_s * (2 if live else 3)
         left_s = self.settings.budget_s - self.evidence.spent_s() - after_s
         pairs = affordable(left_s, step_s=half_s, start_s=0.0 if live else self.start_s)
         return windows_of_pairs(self.workload, pairs)
-
-    def prepare(self, requests: Sequence[TraceRequest]) -> None:
-        """Choose what a trial replays, or read back what was chosen."""
-        plan, settings, slo = self.plan, self.settings, self.settings.slo
-        assert slo is not None
-        kept, self.dropped = keep_what_fits(requests, max_model_len=plan.max_model_len)
-        text = left_out(self.dropped, of=len(requests), max_model_len=plan.max_model_len)
-        self.warnings += [text] if text else []
-        unloaded, chosen = unloaded_of(plan.profile), self.evidence.selection()
-        if chosen is None:
-            work = choose_workload(
-                kept, slo, unloaded, window=settings.window, step_s=self._planned_step_s()
-            )
-            chosen = Selection(part=work.part, windows=work.windows, step_s=work.step_s)
-            self.journal.add(chosen)
-            windows = ", ".join(map(str, work.windows))
-            self.bench.watcher.stage(f"a trial replays {windows} of the trace")
-        self.workload = workload_of(kept, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
 
     def _planned_step_s(self) -> float:
         """Return the longest step of which LEAST_STEPS and the trials fit the budget. Raises
@@ -499,11 +453,10 @@ class _Run:
         starts_s = self.start_s + self._ending_starts_s(live=self.space.is_live)
         left_s, tail = settings.budget_s - starts_s, profile.promise.e2el_ms
         drain_s = 0.0 if tail is None else tail.p99 / 1e3 * len(profile.validity.windows)
-        tries = min(3, len(self.space.knobs)) + sum(
-            len(knob.values) - 1 for knob in self.space.knobs if knob.name not in LIVE
-        )
-        if left_s < LEAST_STEPS * MIN_STEP_S:
-            least_s = LEAST_STEPS * MIN_STEP_S
+        restarts = [knob.values for knob in self.space.knobs if knob.name not in LIVE]
+        tries = min(3, len(self.space.knobs)) + sum(len(values) - 1 for values in restarts)
+        least_s = LEAST_STEPS * MIN_STEP_S
+        if left_s < least_s:
             raise UsageError(
                 f"--budget {settings.budget_s:.0f}s is too small: engine starts take about "
                 f"{starts_s:.0f}s, {LEAST_STEPS} replays {least_s:.0f}s at least",
@@ -520,11 +473,8 @@ class _Run:
         what the first trials saw too little of would pass for a gain."""
         view = self.view(self.knee, most)
         if view is None or view.is_believed:
-            return None if view is None else Model(view, self.plan.aim, self.knee)
-        text = (
-            f"{view.doubt}: replays of the windows decided alone; a quieter machine lets the twin "
-            "help"
-        )
+            return None if view is None else Model(view, self.knee)
+        text = f"{view.doubt}: the replays decided alone; a quieter machine lets the twin help"
         self.warnings += [text] if text not in self.warnings else []
         return None
 
@@ -532,21 +482,23 @@ class _Run:
         self,
         configuration: Configuration,
         most: int | None = None,
-        caps: Collection[int] = (),
+        caps: Sequence[int] = (),
         *,
         printed: bool = False,
     ) -> Forecast | None:
         """Return the twin of the engines that share what needs a restart with a configuration, by
         the first ``most`` trials; None without any iteration. Only what is ``printed`` is evaluated
         at every cap."""
+        key = restart_key(configuration)
         alike = {
             number: trial
             for number, trial in enumerate(self.made()[:most])
-            if not trial.failed and is_live(trial.begun.configuration, configuration)
+            if not trial.failed and restart_key(trial.begun.configuration) == key
         }
         replays = [
-            (trial.begun, place, replay)
+            (trial.begun.windows[place], replace(replay, token_budget=tokens))
             for trial in alike.values()
+            for tokens in [number(trial.begun.configuration[TOKENS])]
             for place, replay in trial.replays.items()
             if len(replay.requests)
         ]
@@ -554,20 +506,17 @@ class _Run:
         return forecast_of(
             self.basis,
             self.evidence.segments(alike),
-            [
-                replace(replay, token_budget=number(begun.configuration[TOKENS]))
-                for begun, _, replay in replays
-            ],
-            [(begun.windows[place], replay) for begun, place, replay in replays if not replay.cut],
+            [replay for _, replay in replays],
+            [(window, replay) for window, replay in replays if not replay.cut],
             caps=sorted({*doubling(self.settings.ceiling), number(configuration[CAP]), *caps}),
             facts=replace(facts, arguments={**facts.arguments, TOKENS: configuration[TOKENS]}),
             printed=printed,
-        )  # fmt: skip
+        )
 
     def facts(self, configuration: Configuration) -> EngineFacts:
         """Return the facts of the newest engine that was built for exactly this, or else of one
         with these arguments."""
-        key, limits = restart_key(configuration), (configuration[CAP], configuration[TOKENS])
+        key, limits = restart_key(configuration), limits_of(configuration)
         alike = [start for start in self.evidence.starts() if start.key == key]
         exact = [
             start
@@ -580,64 +529,41 @@ class _Run:
 
     def _pairs(self) -> list[tuple[Measurement, Measurement]]:
         """Return (knee, refined), pair by pair."""
-        done = self.made(REFINED, KNEE)
-        pairs = []
-        for halves in zip(done[::2], done[1::2], strict=False):
-            by_side = {half.begun.purpose: half.numbers(self.workload.slo) for half in halves}
-            pairs.append((by_side[KNEE], by_side[REFINED]))
-        return pairs
-
-    def _serves_with_less(self, chosen: Configuration) -> bool:
-        """Whether the refined one has less memory, and kept its KV cache off the limit."""
-        return frees(chosen, self.knee) and all(has_room(refined) for _, refined in self._pairs())
-
-    def _is_futile(self, chosen: Configuration, pairs: int) -> bool:
-        ratios = ratios_of(self._pairs())
-        return not self._serves_with_less(chosen) and is_futile(self.plan.aim, ratios, pairs=pairs)
-
-    def _proof(self, chosen: Configuration, planned: int) -> PairedResult:
-        pairs = self._pairs()
-        ratios, accepted = ratios_of(pairs), None
-        if len(pairs) == planned:
-            less = self._serves_with_less(chosen)
-            accepted = acceptance(self.plan.aim, ratios, frees_memory=less)
-        return PairedResult(ratios, accepted, len(pairs))
+        halves = [(t.begun.purpose, t.numbers(self.workload.slo)) for t in self.made(REFINED, KNEE)]
+        turns = map(dict, zip(halves[::2], halves[1::2], strict=False))
+        return [(turn[KNEE], turn[REFINED]) for turn in turns]
 
     async def _confirmed(
         self, chosen: Configuration, reason: str, confidence: float
     ) -> SweepOutcome:
         """Confirm the choice on an engine of its own, as a sweep does."""
-        cap, basis = number(chosen[CAP]), self.basis
         conclusion = self._conclusion(chosen, reason, confidence)
         why: str | None = "the budget left no room for it"
         confirmation = Confirmation(
-            self.bench, basis, conclusion, self.fresh(chosen), self.bench.spare_s
+            self.bench, self.basis, conclusion, self.fresh(chosen), self.bench.spare_s
         )
         try:
             await measure(confirmation.next_trial, self.bench)
         except EngineError as error:
             why = str(error)
+        is_confirmed = self.evidence.confirming("confirm", number(chosen[CAP]))
         return outcome_of(
             conclusion,
-            basis,
+            self.basis,
             dropped=self.dropped,
-            unconfirmed=None if self.evidence.confirming("confirm", cap) else why,
+            unconfirmed=None if is_confirmed else why,
             facts=self.facts(chosen),
         )
 
     def _conclusion(self, chosen: Configuration, reason: str, confidence: float) -> Conclusion:
         """Return the refined choice as a sweep would have concluded it."""
-        cap, required = number(chosen[CAP]), self.settings.requirements
+        cap, key = number(chosen[CAP]), restart_key(chosen)
         halves = [each for trial in self.made(REFINED) for each in trial.replays.values()]
         measured = numbers_of(halves, self.workload.slo)
-        tried = {
-            number(each.begun.configuration[CAP])
-            for each in self.made(SEARCH)
-            if is_live(each.begun.configuration, chosen)
-        }
-        view = self.view(chosen, None, tried, printed=True)
-        interval = (cap, cap)
-        checks = tuple(RequirementCheck(each, None) for each in required)
+        searched = [each.begun.configuration for each in self.made(SEARCH)]
+        tried = [number(each[CAP]) for each in searched if restart_key(each) == key]
+        view, interval = self.view(chosen, None, tried, printed=True), (cap, cap)
+        checks = tuple(RequirementCheck(each, None) for each in self.settings.requirements)
         curve: tuple[CurvePoint, ...] = (CurvePoint(measured, measured, "measured", {}, {}),)
         if view is not None and view.is_believed:
             low, high = view.choice.interval
@@ -648,6 +574,10 @@ class _Run:
         kind = self.plan.profile.decision.verdict
         verdict = Verdict(kind, cap, interval, confidence, reason, requirements=checks)
         return Conclusion(verdict, curve, view, by_twin=view is not None, is_proven=True)
+
+
+def limits_of(configuration: Configuration) -> tuple[int, int]:
+    return number(configuration[CAP]), number(configuration[TOKENS])
 
 
 def unloaded_of(profile: ServingProfile) -> Unloaded:
@@ -685,32 +615,22 @@ def windows_of_pairs(workload: Workload, pairs: int) -> tuple[tuple[Window, ...]
     return tuple(map(tuple, windows))
 
 
-def has_room(measured: Measurement) -> bool:
-    """Whether the KV cache was off its limit: never so full, and nobody preempted."""
-    usage = measured.kv_cache_usage
-    return measured.preemptions == 0 and (usage is None or usage.peak < AT_LIMIT)
-
-
-def reason_of(plan: RefinePlan, chosen: Configuration, paired: PairedResult | None) -> str:
+def reason_of(plan: RefinePlan, chosen: Configuration, proof: Proof | None) -> str:
     """Return the sentence that says what was gained, with its intervals, or why nothing was."""
     decision, knee = plan.profile.decision, plan.space.knee
     before = decision.reason.partition(THEN_REFINED)[0]
-    if paired is None:
+    if proof is None:
         return f"{before}{THEN_REFINED}nothing better was found"
     changed = ", ".join(
-        f"{name} {_shown(knee.get(name))} -> {_shown(value)}"
+        f"{name} {_shown(knee[name])} -> {_shown(value)}"
         for name, value in chosen.items()
-        if value != knee.get(name)
+        if value != knee[name]
     )
-    over = f"over {paired.pairs} pairs of replays in turns: " + ", ".join(
-        map(str, paired.ratios.values())
-    )
-    if paired.accepted is not None:
-        is_memory = paired.accepted.of == MEMORY_AIM
-        what = "serves as well with less memory" if is_memory else "against it"
-        knee_at = f"the {decision.verdict} at {decision.max_num_seqs}"
-        return f"refined from {knee_at}: {changed}; {what} {over}"
-    return f"{before}{THEN_REFINED}no gain of {changed} is proven {over}"
+    over = f"over {proof.pairs} pairs of replays in turns: {proof.in_words()}"
+    if proof.sureness is None:
+        return f"{before}{THEN_REFINED}no gain of {changed} is proven {over}"
+    knee_at = f"the {decision.verdict} at {decision.max_num_seqs}"
+    return f"refined from {knee_at}: {changed}; against it {over}"
 
 
 def _shown(value: object) -> str:

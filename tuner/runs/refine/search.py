@@ -10,24 +10,21 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 import optuna
 from optuna.distributions import CategoricalDistribution
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages import JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
 from tuner.errors import RunError
-from tuner.replay.numbers import Spread, spread
 from tuner.runs.events import Configuration
-from tuner.runs.refine.aims import Aim, gain_over
-from tuner.runs.refine.space import BLOCKS, CAP, MODELED, TOKENS, Space, number, smallest
+from tuner.runs.refine.proof import Served, gain_over, keeps_goodput
+from tuner.runs.refine.space import BLOCKS, CAP, MODELED, TOKENS, Space, number
 from tuner.system.passwords import without_passwords
-from tuner.traffic.constants import EQUAL_ATTAINMENT
 from tuner.twin.forecast import Forecast
-from tuner.twin.simulation import met, simulate
+from tuner.twin.samples import Draw, Loads, ask
 
 FREE = 300
 """Trials on the twin at most: each takes some milliseconds."""
@@ -45,59 +42,34 @@ STEADY_SD = 0.01
 """Standard deviation of log slowdown below which a machine is steady."""
 
 
-class ModelNumbers(NamedTuple):
-    """The twin's numbers of one configuration, as far as aims compare them."""
-
-    attainment: float
-    output_tokens_per_s: float
-    ttft_s: Spread | None
-    tpot_s: Spread | None
-    e2el_s: Spread | None
-
-
 @dataclass(slots=True)
 class Model:
     """The twin, as a function of configurations."""
 
     view: Forecast
-    aim: Aim
     knee: Configuration
-    known: dict[tuple[int, int, int], ModelNumbers] = field(default_factory=dict)
+    known: dict[tuple[int, int, int], Served] = field(default_factory=dict)
 
     def predicts(self, configuration: Configuration) -> bool:
         """Whether it differs from the knee in nothing that the twin cannot predict."""
         return all(v == self.knee.get(k) for k, v in configuration.items() if k not in MODELED)
 
-    def numbers(self, configuration: Configuration) -> ModelNumbers:
+    def served(self, configuration: Configuration) -> Served:
         """Return what a replay of the traffic would measure, as a mean over the slowdowns."""
         view, cap, tokens = self.view, number(configuration[CAP]), number(configuration[TOKENS])
         blocks = number(configuration.get(BLOCKS) or view.shape.kv_blocks)
-        key = (cap, tokens, blocks)
-        if key not in self.known:
+        if (cap, tokens, blocks) not in self.known:
             shape = replace(view.shape, max_num_batched_tokens=tokens, kv_blocks=blocks)
-            traffic, law = view.traffic.busiest(MOST_REQUESTS), view.fitted.law
             speeds = slowdowns_of(view.speed_sd)
-            parts = [simulate(traffic, law.slowed(s), shape, max_num_seqs=cap) for s, _ in speeds]
-            shares = np.array([share for _, share in speeds])
-            weights = np.repeat(shares, len(traffic))
-
-            def over(name: str) -> Spread | None:
-                values = np.concatenate([getattr(part, name) for part in parts])
-                return spread(values[~np.isnan(values)], weights[~np.isnan(values)])
-
-            good = [met(traffic, part, view.slo).mean() for part in parts]
-            rates = [part.output_tokens / max(1e-9, part.duration_s) for part in parts]
-            self.known[key] = ModelNumbers(
-                float(shares @ good), float(shares @ rates), over("ttft_s"), over("tpot_s"),
-                over("e2el_s"),
-            )  # fmt: skip
-        return self.known[key]
-
-    def gain(self, configuration: Configuration) -> float | None:
-        return gain_over(self.aim, self.numbers(configuration), self.numbers(self.knee))
-
-    def deficit(self, configuration: Configuration) -> float:
-        return deficit(self.numbers(configuration).attainment, self.numbers(self.knee).attainment)
+            draws = [Draw(view.fitted.law.slowed(slowdown)) for slowdown, _ in speeds]
+            loads = Loads(view.traffic.busiest(MOST_REQUESTS))
+            samples, shares = ask(draws, loads, (cap,), shape, view.slo), [s for _, s in speeds]
+            share, tail_s = (
+                float(np.dot(shares, samples.column(name, cap)))
+                for name in ("attainment", "e2el_p99_s")
+            )
+            self.known[cap, tokens, blocks] = share, None if math.isnan(tail_s) else tail_s
+        return self.known[cap, tokens, blocks]
 
     def best(self, space: Space, study: "Study") -> list[Configuration]:
         """Search what the twin predicts by free trials; return the best few, no two alike."""
@@ -106,29 +78,28 @@ class Model:
         sampler = optuna.create_study(
             sampler=optuna.samplers.TPESampler(seed=0), direction="maximize"
         )
-        gains: dict[str, float] = {}
-        for place in range(min(FREE, len(grid))):
-            # all of a small space, else what the sampler proposes
+        knee, gains = self.served(self.knee), dict[str, float]()
+        for key in [*grid][:FREE]:  # all of a small space, else what the sampler proposes
             wanted = None
-            key = list(grid)[place]
             if len(grid) > FREE:
-                wanted = sampler.ask({"configuration": CategoricalDistribution(list(grid))})
-                key = wanted.params["configuration"]
-            gain, lacking = self.gain(grid[key]), self.deficit(grid[key])
-            kept = -math.inf if gain is None or lacking > 0 else gain
+                wanted = sampler.ask({"configuration": CategoricalDistribution([*grid])})
+                key = wanted.params["configuration"]  # noqa: PLW2901
+            served = self.served(grid[key])
+            gain, is_kept = gain_over(served, knee), keeps_goodput(served, knee)
             if wanted is not None:
-                sampler.tell(wanted, max(kept, -1e3))
-            gains[key] = kept
-            study.tell(grid[key], gain, lacking, fidelity="twin")
+                sampler.tell(wanted, gain if is_kept else -1e3)
+            if is_kept:
+                gains[key] = gain
+            study.tell(grid[key], gain, fidelity="twin", is_kept=is_kept)
 
         def rank(key: str) -> tuple[float, ...]:
             tokens = abs(math.log(number(grid[key][TOKENS]) / number(self.knee[TOKENS])))
-            return (-round(gains[key], 4), *smallest(grid[key]), tokens)
+            return (-round(gains[key], 4), number(grid[key][CAP]), tokens)
 
         best: dict[int, Configuration] = {}
-        for key in sorted((key for key in gains if gains[key] > -math.inf), key=rank):
+        for key in sorted(gains, key=rank):
             best.setdefault(round(gains[key] / ALIKE), grid[key])
-        return list(best.values())[:BEST]
+        return [*best.values()][:BEST]
 
 
 def slowdowns_of(speed_sd: float) -> Sequence[tuple[float, float]]:
@@ -143,11 +114,6 @@ def slowdowns_of(speed_sd: float) -> Sequence[tuple[float, float]]:
         return ((1.0, 1.0),)
     far = math.exp(math.sqrt(3) * speed_sd)
     return ((1 / far, 1 / 6), (1.0, 2 / 3), (far, 1 / 6))
-
-
-def deficit(share: float, of_knee: float) -> float:
-    """Return how much of the knee's attainment is missing; at most 0 keeps the constraint."""
-    return of_knee - EQUAL_ATTAINMENT - share
 
 
 class Study:
@@ -168,13 +134,20 @@ class Study:
         }
         name = "; ".join(f"{k.name}={','.join(map(str, k.values))}" for k in space.knobs)
         try:
+            where: RDBStorage | JournalStorage | None = None
+            if storage is not None:
+                is_address = "://" in storage
+                where = (
+                    RDBStorage(storage) if is_address
+                    else JournalStorage(JournalFileBackend(storage))
+                )  # fmt: skip
             self._study = optuna.create_study(
-                storage=_opened(storage),
+                storage=where,
                 study_name=f"tuner-refine {name}; knee {dict(space.knee)}"[:400],
                 direction="maximize",
                 load_if_exists=True,
             )
-            self._known = {each.user_attrs.get("configuration") for each in self._study.trials}
+            self._known = {each.user_attrs.get("label") for each in self._study.trials}
         except Exception as problem:  # of any driver
             raise RunError(
                 f"--storage {without_passwords(str(storage))}: cannot be used "
@@ -183,9 +156,11 @@ class Study:
                 "sqlite:///...",
             ) from problem
 
-    def tell(self, tried: Configuration, gain: float | None, lacking: float, fidelity: str) -> None:
+    def tell(
+        self, tried: Configuration, gain: float | None, *, fidelity: str, is_kept: bool
+    ) -> None:
         """Add what was tried, once; without a gain it failed or was cut."""
-        label = f"{fidelity}: {dict(tried)}" if fidelity == "twin" else str(dict(tried))
+        label = f"{fidelity}: {dict(tried)}"
         if label in self._known or self.lost is not None:
             return
         self._known.add(label)
@@ -194,15 +169,9 @@ class Study:
             value=gain,
             params={name: str(tried.get(name)) for name in self._distributions},
             distributions=dict(self._distributions),
-            user_attrs={"configuration": label, "fidelity": fidelity, "deficit": lacking},
+            user_attrs={"label": label, "fidelity": fidelity, "keeps_goodput": is_kept},
         )
         try:
             self._study.add_trial(trial)
         except Exception as problem:  # noqa: BLE001 - of any driver
             self.lost = f"the storage failed ({type(problem).__name__}): the search did without"
-
-
-def _opened(storage: str | None) -> BaseStorage | None:
-    if storage is None:
-        return None
-    return RDBStorage(storage) if "://" in storage else JournalStorage(JournalFileBackend(storage))

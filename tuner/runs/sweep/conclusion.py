@@ -3,6 +3,7 @@
 Needs no engine: a stored run is concluded anew under another SLO in seconds.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -11,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from tuner.engines.seam import EngineFacts
-from tuner.replay.numbers import Measurement
+from tuner.replay.numbers import Measurement, Spread
 from tuner.replay.records import REQUEST, Replay, e2el_s, queue_s
 from tuner.runs.evidence import Evidence, MadeTrial, cut_under_another, measured, uncut_windows
 from tuner.runs.ladder import doubling
@@ -24,7 +25,7 @@ from tuner.traffic.workload import Workload
 from tuner.twin.forecast import Forecast, forecast
 from tuner.twin.front_end import Passages
 from tuner.twin.law import Segment
-from tuner.twin.samples import Interval, Range
+from tuner.twin.samples import NUMBERS, ON_CURVE, SHARES, Interval, Range, Samples
 from tuner.twin.simulation import hit_share, shape_of
 from tuner.twin.verdict import ADD_REPLICAS, Verdict, verdict_by_twin, verdict_by_windows
 from tuner.twin.windows import Block, samples_of
@@ -147,22 +148,65 @@ def forecast_of(  # noqa: PLR0913 - what was measured, and what is predicted
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the twin predicts of a cap at one load: the middle of what fresh engines give again,
+    with 95 % intervals."""
+
+    load: float
+    numbers: Measurement
+    intervals: Mapping[str, Range]
+
+
+def prediction_in(
+    samples: Samples, view: Forecast, cap: int, load: float, names: Sequence[str]
+) -> Prediction:
+    raised = load > 1
+    numbers = view.measurement(cap, raised=raised)
+
+    def middle(name: str) -> float:
+        return samples.middle(name, cap, raised=raised)
+
+    def spread_of(name: str) -> Spread | None:
+        spread = Spread(*(middle(f"{name}_{each}_s") for each in ("mean", *SHARES)))
+        return None if math.isnan(spread.mean) else spread
+
+    numbers = replace(
+        numbers,
+        attainment=middle("attainment"),
+        attainment_bound=middle("attainment"),
+        goodput_rps=middle("attainment") * numbers.arrival_rate_rps,
+        ttft_s=spread_of("ttft"),
+        tpot_s=spread_of("tpot"),
+        e2el_s=spread_of("e2el"),
+        queue_s=spread_of("queue"),
+    )
+    return Prediction(load, numbers, samples.intervals(cap, raised=raised, names=names))
+
+
+def predictions_of(view: Forecast, cap: int) -> tuple[Prediction, ...]:
+    """Return what the twin predicts of a cap, at the recorded load and with headroom."""
+    loads, samples = (1.0,) if view.headroom == 1 else (1.0, view.headroom), view.promised((cap,))
+    names = ("goodput_rps", *NUMBERS)
+    return tuple(prediction_in(samples, view, cap, load, names) for load in loads)
+
+
 def curve_by_twin(
     view: Forecast, caps: Sequence[int], seen: Mapping[int, Measurement]
 ) -> tuple[CurvePoint, ...]:
     """Return the twin's curve, with what was measured (``seen``) beside it."""
-    samples = view.choice.samples
+    samples = view.promised(caps)
     changes = {cap: samples.changes(below, cap) for below, cap in pairwise(caps)}
-    return tuple(
-        CurvePoint(
-            numbers=view.measurement(cap),
-            measured=seen.get(cap),
-            source="both" if cap in seen else "twin",
-            intervals=samples.intervals(cap),
-            changes=changes.get(cap, {}),
+    curve = []
+    for cap in caps:
+        predicted = prediction_in(samples, view, cap, 1.0, ON_CURVE)
+        source: Source = "both" if cap in seen else "twin"
+        curve.append(
+            CurvePoint(
+                predicted.numbers, seen.get(cap), source, predicted.intervals, changes.get(cap, {})
+            )
         )
-        for cap in caps
-    )
+    return tuple(curve)
 
 
 def by_twin(basis: Basis, view: Forecast) -> Conclusion:
@@ -178,6 +222,20 @@ def by_twin(basis: Basis, view: Forecast) -> Conclusion:
     verdict = verdict_by_twin(view, numbers, ceiling=ceiling, complete=complete)
     verdict = _warned(verdict, few(len(workload.twin_requests)))
     return Conclusion(_reachable(verdict, workload, curve), curve, view, by_twin=True)
+
+
+def restated(conclusion: Conclusion, basis: Basis, view: Forecast) -> Conclusion:
+    """Return the conclusion with the twin as the confirming replay corrected it. A choice that this
+    would move stays as it was confirmed."""
+    if conclusion.is_proven:
+        seen = {
+            each.measured.max_num_seqs: each.measured for each in conclusion.curve if each.measured
+        }
+        curve = curve_by_twin(view, [each.numbers.max_num_seqs for each in conclusion.curve], seen)
+        return replace(conclusion, curve=curve, view=view)
+    again = by_twin(basis, view)
+    is_same = again.verdict.max_num_seqs == conclusion.verdict.max_num_seqs
+    return again if is_same else replace(again, verdict=conclusion.verdict)
 
 
 def by_windows(basis: Basis, view: Forecast | None, *, doubt: str | None) -> Conclusion:

@@ -13,7 +13,7 @@ from tuner.runs.bench import Bench, Build
 from tuner.runs.events import PredictedReplay
 from tuner.runs.evidence import CONFIRMING, Evidence
 from tuner.runs.measure import Trial
-from tuner.runs.sweep.conclusion import Basis, Conclusion, by_twin, by_windows
+from tuner.runs.sweep.conclusion import Basis, Conclusion, by_windows, restated
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import HALF, PRINTED_DRAWS
 from tuner.traffic.sampling import unseen_windows
@@ -29,7 +29,6 @@ from tuner.twin.check import (
     check_predicted,
     predict,
 )
-from tuner.twin.decide import choose
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd, contention_of, fit_front_end, passages_of
 from tuner.twin.simulation import traffic_of
@@ -113,7 +112,7 @@ class Confirmation:
         """Return what is replayed at the recorded load. What the twin predicts of it is on disk
         before the replay begins."""
         view, cap = self.conclusion.view, self.conclusion.verdict.max_num_seqs
-        prediction = prediction_in(self.basis.evidence, cap)
+        prediction = predicted_at(self.basis.evidence, cap)
         if prediction is None and view is not None and self.conclusion.by_twin:
             prediction = predicted_replay(self.basis, view, cap, most_s=self._replays_left_s())
             self.bench.journal.add(prediction)
@@ -155,7 +154,7 @@ def _affordable(windows: Sequence[Window], most_s: float) -> Iterator[Window]:
         most_s -= window.run_in_s + length_s
 
 
-def prediction_in(evidence: Evidence, cap: int) -> PredictedReplay | None:
+def predicted_at(evidence: Evidence, cap: int) -> PredictedReplay | None:
     """Return what was predicted of the replay at a cap; None where nothing was."""
     events = evidence.journal.of(PredictedReplay)
     return next((event for event in events if event.max_num_seqs == cap), None)
@@ -223,7 +222,7 @@ def check_of(
     if view is None or not replays:
         return None
     by_speed = check_at_own_speed(replays, slo, view.fitted.law, view.shape, front_end)
-    prediction = prediction_in(basis.evidence, cap)
+    prediction = predicted_at(basis.evidence, cap)
     if prediction is None or len(replays) < len(prediction.windows):
         return CheckRecord(unseen=False, predicted=Check(()), at_own_speed=by_speed)
     numbers = prediction.numbers
@@ -264,13 +263,11 @@ def after_check(
             tpot_errors=record.tpot_errors,
             front_end=front_end,
         )
-        was, view = view.machine.front_end, replace(view, machine=machine)
-        if front_end is not None and was is not None and front_end.contention != was.contention:
-            conclusion = _restated(conclusion, basis, view)
-            verdict, view = conclusion.verdict, conclusion.view or view
+        conclusion = restated(conclusion, basis, replace(view, machine=machine))
+        verdict, view = conclusion.verdict, replace(view, machine=machine)
         if front_end is not None and verdict.requirements:
             verdict = replace(verdict, requirements=view.bounds(cap).checks(cap))
-        return replace(conclusion, verdict=verdict, view=view)
+        return replace(conclusion, verdict=verdict)
     if conclusion.is_proven:
         return replace(conclusion, view=None, by_twin=False)
     doubt = f"the twin was wrong at the engine's own speed ({record.at_own_speed.worst.words})"
@@ -278,16 +275,3 @@ def after_check(
         return by_windows(basis, view, doubt=doubt)
     reason = f"inconclusive, {cap} is the twin's choice: {doubt} in the replay that verifies it"
     return replace(conclusion, verdict=replace(verdict, kind="inconclusive", reason=reason))
-
-
-def _restated(conclusion: Conclusion, basis: Basis, view: Forecast) -> Conclusion:
-    """Return the conclusion with the front end as the whole replay showed it: a few probes may have
-    met another speed of the machine. A choice that this would move stays as it was confirmed."""
-    choice = choose(
-        view.loads, view.fitted, view.shape, view.slo, view.choice.samples.caps,
-        requirements=basis.settings.requirements, front_end=view.machine.front_end,
-        draws=PRINTED_DRAWS,
-    )  # fmt: skip
-    again = by_twin(basis, replace(view, choice=choice))
-    is_same = again.verdict.max_num_seqs == conclusion.verdict.max_num_seqs
-    return again if is_same else replace(conclusion, view=view)
