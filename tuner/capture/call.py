@@ -1,19 +1,24 @@
 """One HTTP request, the calls to the engine that it makes, and the rows that they become.
 
-The event loop fills a call in, with a few assignments a token; the thread that writes makes the
-row and its hashes.
+The event loop fills a call in, with a few assignments a token; the thread that writes adds the
+times and the hashes. Written against vLLM 0.32's ``AsyncLLM``.
 """
+
+# ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
 
 import hmac
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tuner.capture.spool import BLOCK_SIZE, Settings, breathe
+from tuner.capture.spool import breathe
 from tuner.trace.record import MAX_N, REFUSED, Row, Status
+
+BLOCK_SIZE = 16
+"""Tokens that one prefix id stands for: vLLM's default block."""
 
 NOT_TRAFFIC = frozenset({401, 403, 404, 405, 415})
 """Wrong keys, routes and models: requests that no setting of the engine would serve."""
@@ -27,189 +32,207 @@ HASH_SLICE = 64
 ID_BITS = 53
 """JSON readers that keep numbers as floats read these exactly, too."""
 
+STATUSES: dict[str, Status] = {"abort": "aborted", "error": "error"}
+"""Finish reasons of the engine that are not those of a whole reply."""
+
+End = Literal["finished", "failed", "canceled"]
+
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call of ``engine.generate``. Seconds on the monotonic clock; None is unknown."""
+    """One call of ``engine.generate``. Seconds are on the monotonic clock."""
+
+    row: Row
+    """Filled in as facts become known; ``finished_row`` adds times, lengths and prefix ids."""
 
     arrival_s: float
-    status: Status = "ok"
-    finish_reason: str | None = None
-    input_length: int | None = None
-    token_ids: Sequence[int] | None = None
+    processor: Any = None
+    """The engine's ``output_processor``, and the request's id there."""
+
+    request_id: str = ""
+    token_ids: Sequence[int] = ()
     """Tokens of the prompt, until they are hashed."""
-    cache_salt: str = ""
-    n: int = 1
-    max_tokens: int | None = None
-    priority: int = 0
-    lora: str | None = None
-    session: str | None = None
-    replica: int | None = None
-    images: int = 0
-    stream: bool | None = None
+
+    cache: bytes = b""
+    """What separates its prefix cache from others: adapter and salt."""
+
     first_token_s: float | None = None
-    end_s: float | None = None
+    end_s: float = 0.0
+    end: End | None = None
     lengths: dict[int, int] = field(default_factory=dict)
     """Choice → tokens generated."""
+
     stats: Any = None
     """vLLM's RequestStateStats: they keep counting while the request is served."""
-    queue_s: float | None = None
-    cached_tokens: int | None = None
-    end: Literal["finished", "failed", "canceled"] | None = None
-    """How it ended; None while it is under way."""
 
-    def saw(self, output: Any) -> bool:  # noqa: ANN401 - vLLM's RequestOutput
+    def saw(self, output: Any) -> bool:
         """Enter an output of the engine; return whether the engine counts the tokens itself."""
+        row = self.row
         if self.first_token_s is None:
             self.first_token_s = time.monotonic()
-            self.cached_tokens = getattr(output, "num_cached_tokens", None)
             self.stats = getattr(output, "metrics", None)
-            self.queue_s = queue_s(self.stats)
-            if output.prompt_token_ids is not None:
-                self.input_length = len(output.prompt_token_ids)
+            row.input_length = len(output.prompt_token_ids or ()) or row.input_length
         if output.finished:
-            for choice in output.outputs:
-                if choice.finish_reason is not None:
-                    self.finish_reason = str(choice.finish_reason)
-            self.status = _STATUSES.get(self.finish_reason or "", "ok")
+            self.end, self.end_s = "finished", time.monotonic()
+            reasons = [choice.finish_reason for choice in output.outputs]
+            row.status = next((STATUSES[each] for each in reasons if each in STATUSES), "ok")
         if self.is_counted():
             return True
         for choice in output.outputs:
-            before = self.lengths.get(choice.index, 0) if self.stream else 0
+            before = self.lengths.get(choice.index, 0) if row.stream else 0
             self.lengths[choice.index] = before + len(choice.token_ids)
         return False
 
     def is_counted(self) -> bool:
         """Enter the engine's own count of tokens; return whether it has one, as for n = 1."""
-        count = getattr(self.stats, "num_generation_tokens", None)
-        if self.n != 1 or not count:
-            return False
-        self.lengths[0] = count
-        return True
+        count = getattr(self.stats, "num_generation_tokens", 0)
+        if self.row.n == 1 and count:
+            self.lengths[0] = count
+        return self.row.n == 1 and count > 0
+
+    def count_tokens(self) -> None:
+        """Enter how many tokens there are so far: a reply in one piece shows none of them."""
+        ids_of = getattr(self.processor, "external_req_ids", None)
+        if self.is_counted() or self.lengths or ids_of is None:
+            return
+        ids = ids_of.get(self.request_id, ())
+        if not ids:
+            self.lengths[0] = 0  # the engine has not even begun
+        for id_ in ids:
+            state = self.processor.request_states.get(id_)
+            stats = getattr(state, "stats", None)
+            if stats is not None:
+                self.stats = stats
+                choice = state.request_index if self.row.n > 1 else 0
+                self.lengths[choice] = stats.num_generation_tokens
 
 
-_STATUSES: dict[str, Status] = {"abort": "aborted", "error": "error"}
+def call_of(engine: Any, arguments: Mapping[str, Any], arrival_s: float, key: bytes) -> Call:
+    """Return the call of ``engine.generate`` with these arguments."""
+    prompt, params = arguments["prompt"], arguments["sampling_params"]
+
+    def part(name: str) -> Any:  # of a dict or an EngineCoreRequest
+        return prompt.get(name) if isinstance(prompt, dict) else getattr(prompt, name, None)
+
+    lora = getattr(arguments.get("lora_request"), "lora_name", None)
+    session, ids = arguments.get("session_id"), part("prompt_token_ids")
+    row = Row(
+        timestamp=0,
+        input_length=None if ids is None else len(ids),
+        n=params.n,
+        max_tokens=params.max_tokens,
+        session_id=None if session is None else pseudonym(str(session), key),
+        priority=arguments.get("priority") or None,
+        replica=arguments.get("data_parallel_rank"),
+        stream=params.output_kind.name == "DELTA",
+    )
+    is_text = not any(part(name) for name in ("mm_hashes", "mm_features"))
+    return Call(
+        row,
+        arrival_s,
+        getattr(engine, "output_processor", None),
+        str(arguments["request_id"]),
+        ids if ids and is_text and part("prompt_embeds") is None else (),
+        f"{lora or ''}\0{part('cache_salt') or ''}".encode(errors="replace"),
+    )
+
 
 CURRENT: "ContextVar[Exchange | None]" = ContextVar("tuner_exchange", default=None)
 """The exchange on whose behalf code runs; tasks that a server starts for it inherit it."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Exchange:
-    """One HTTP request. ``emit`` takes each of its calls once it is known how that ended."""
+    """One HTTP request. ``emit`` takes its calls once it is known how they and it ended."""
 
     emit: Callable[[Call], None]
     arrival_s: float = field(default_factory=time.monotonic)
     http_status: int | None = None
     was_answered: bool = False
     """The whole answer was sent."""
+
     client_left: bool = False
     """The client hung up before that."""
+
     is_over: bool = False
     is_lost: bool = False
     """Recording it failed: it has no row, and is counted as lost."""
-    called_engine: bool = False
-    finished_call: bool = False
-    calls: dict[Call, Callable[[], None]] = field(default_factory=dict)
-    """Calls that are not emitted → what enters the number of tokens that they have so far."""
 
-    def begin(self, call: Call, count_tokens: Callable[[], None]) -> None:
-        """Enter a call. It arrived with the request, or after the step before: the prompts of a
-        batch arrive together, the steps of a beam search do not."""
-        self.called_engine = True
-        self.calls[call] = count_tokens
-        if self.finished_call:
-            call.arrival_s = time.monotonic()
+    calls: list[Call] = field(default_factory=list)
 
-    def end_call(self, call: Call, how: Literal["finished", "failed", "canceled"]) -> None:
-        """Enter that a call ended. The first end counts."""
-        if call.end is not None:
-            return
-        if how == "canceled" and not self.client_left:
-            self.calls[call]()
-        call.end, call.end_s = how, time.monotonic()
-        self.finished_call |= how == "finished"
-        if how == "finished" or self.is_over:  # the answer's status says what a failure means
+    def call_arrival_s(self) -> float:
+        """Return when a call that begins now arrived: the prompts of a batch arrive with the
+        request, the steps of a beam search after the step before."""
+        is_later = any(call.end == "finished" for call in self.calls)
+        return time.monotonic() if is_later else self.arrival_s
+
+    def end_call(self, call: Call, end: End) -> None:
+        """Enter that a call ended; the first end counts. Emit it if the request is over, too."""
+        if call.end is None:
+            call.end, call.end_s = end, time.monotonic()
+        if self.is_over and call in self.calls:
+            self.calls.remove(call)
             self._emit(call)
 
     def disconnect(self) -> None:
         """Enter that the client hung up. After the whole answer that is not an abort."""
-        if self.was_answered or self.client_left:
-            return
-        self.client_left = True
-        for call, count_tokens in self.calls.items():
-            if call.end is None:
-                count_tokens()
+        if not self.was_answered and not self.client_left:
+            self.client_left = True
+            for call in self.calls:
+                if call.end is None:
+                    call.count_tokens()
 
     def finish(self, *, failed: bool, generates: bool) -> None:
         """End the request: the server is done with it. Open calls then run in the background."""
-        refused = failed or self.client_left or (self.http_status or 500) >= 400
-        is_traffic = generates and self.http_status not in NOT_TRAFFIC
-        if is_traffic and refused and not self.called_engine:
-            call = Call(self.arrival_s)
-            self.begin(call, lambda: None)
-            self.end_call(call, "canceled" if self.client_left else "failed")
-        for call in list(self.calls):
-            if self.client_left or failed:
-                self.end_call(call, "canceled")
-            if call.end is not None:
-                self._emit(call)
         self.is_over = True
+        refused = failed or self.client_left or (self.http_status or 500) >= 400
+        if refused and generates and not self.calls and self.http_status not in NOT_TRAFFIC:
+            self.calls.append(Call(Row(timestamp=0), self.arrival_s))
+            self.end_call(self.calls[0], "canceled" if self.client_left else "failed")
+        for call in tuple(self.calls):
+            if failed or self.client_left or call.end is not None:
+                self.end_call(call, "canceled")
 
     def _emit(self, call: Call) -> None:
-        del self.calls[call]
-        status = self.http_status
+        """Emit a call. The answer's status says what a failure means."""
         if call.end == "canceled":  # its client left, or the server dropped it
-            call.status = "aborted" if self.client_left else "error"
-            call.finish_reason = "abort"
+            call.row.status = "aborted" if self.client_left else "error"
         elif call.end == "failed":
-            call.status = "rejected" if status in REFUSED else "error"
-            call.finish_reason = f"http_{status}" if status and status >= 400 else "error"
+            call.row.status = "rejected" if self.http_status in REFUSED else "error"
         self.emit(call)
 
 
-def row_of(call: Call, origin_s: float, settings: Settings) -> Row:
+def finished_row(call: Call, *, origin_s: float, key: bytes) -> Row:
     """Return the row of a call. Raises ValueError for an n that no server takes."""
-    if not 1 <= call.n <= MAX_N:
-        raise ValueError(f"n is {call.n}")
-    lengths = tuple(call.lengths.get(choice, 0) for choice in range(call.n))
-    answered = call.first_token_s is not None and call.stream is not False
-    key = settings.key
-    return Row(
-        timestamp=_ms(call.arrival_s - origin_s),
-        input_length=call.input_length,
-        output_length=max(lengths) if call.lengths else None,
-        status=call.status,
-        n=call.n,
-        output_lengths=lengths if call.n > 1 and call.lengths else (),
-        max_tokens=call.max_tokens,
-        hash_ids=_hash_ids(call, settings),
-        session_id=None if call.session is None else pseudonym(call.session, key, b"session"),
-        e2e_ms=None if call.end_s is None else _ms(call.end_s - call.arrival_s),
-        ttft_ms=_ms((call.first_token_s or 0) - call.arrival_s) if answered else None,
-        queue_ms=None if call.queue_s is None else _ms(call.queue_s),
-        finish_reason=call.finish_reason,
-        priority=call.priority or None,
-        lora=None if call.lora is None else pseudonym(call.lora, key, b"lora"),
-        replica=call.replica,
-        stream=call.stream,
-        cached_tokens=call.cached_tokens,
-        num_images=call.images or None,
+    row = call.row
+    if not 1 <= row.n <= MAX_N:
+        raise ValueError(f"n is {row.n}")
+    if call.lengths:
+        lengths = tuple(call.lengths.get(choice, 0) for choice in range(row.n))
+        row.output_length = max(lengths)
+        row.output_lengths = lengths if row.n > 1 else ()
+    row.timestamp = _ms(call.arrival_s - origin_s)
+    row.e2e_ms = _ms(call.end_s - call.arrival_s)
+    if call.first_token_s is not None and row.stream:
+        row.ttft_ms = _ms(call.first_token_s - call.arrival_s)
+    queued_s, scheduled_s = (
+        getattr(call.stats, name, 0.0) for name in ("queued_ts", "scheduled_ts")
     )
+    if 0 < queued_s <= scheduled_s:
+        row.queue_ms = _ms(scheduled_s - queued_s)
+    row.hash_ids = _hash_ids(call, key)
+    return row
 
 
-def _hash_ids(call: Call, settings: Settings) -> tuple[int, ...]:
-    tokens = call.token_ids
-    if not tokens or call.images or len(tokens) > MAX_TOKENS_HASHED:
-        return ()
-    if min(tokens) < 0 or max(tokens) >= 2**31:  # a client sends what it likes
-        return ()
-    context = f"{call.lora or ''}\0{call.cache_salt}".encode(errors="replace")
+def _hash_ids(call: Call, key: bytes) -> tuple[int, ...]:
     result: list[int] = []
-    for block_id in prefix_ids(tokens, settings.key, BLOCK_SIZE, context):
-        result.append(block_id)
-        if len(result) % HASH_SLICE == 0:
-            breathe()
+    try:
+        for block_id in prefix_ids(call.token_ids[:MAX_TOKENS_HASHED], key, BLOCK_SIZE, call.cache):
+            result.append(block_id)
+            if len(result) % HASH_SLICE == 0:
+                breathe()
+    except OverflowError:  # a client sends what it likes
+        return ()
     return tuple(result)
 
 
@@ -220,7 +243,7 @@ def prefix_ids(
 
     h_i = HMAC-SHA256(key, h_(i-1) | tokens of block i | context), so an id stands for the whole
     prefix up to its block, as in vLLM's prefix cache. The key is thrown away: without it nobody can
-    look up what a known text would give. ``context`` is what else parts two caches, as the adapter.
+    look up what a known text would give. Raises OverflowError for tokens beyond 64 bits.
     """
     above = b""
     for start in range(0, len(tokens) - block_size + 1, block_size):
@@ -229,16 +252,9 @@ def prefix_ids(
         yield int.from_bytes(above[:8], "big") >> (64 - ID_BITS)
 
 
-def pseudonym(text: str, key: bytes, kind: bytes) -> str:
-    """Return a name that is the same for the same text, and tells nothing else."""
-    return hmac.digest(key, kind + b"\0" + text.encode(errors="replace"), "sha256")[:6].hex()
-
-
-def queue_s(stats: Any) -> float | None:  # noqa: ANN401 - vLLM's RequestStateStats
-    """Return the time from the first QUEUED to the first SCHEDULED, on the engine's clock."""
-    queued_s = getattr(stats, "queued_ts", 0.0)
-    scheduled_s = getattr(stats, "scheduled_ts", 0.0)
-    return scheduled_s - queued_s if 0 < queued_s <= scheduled_s else None
+def pseudonym(text: str, key: bytes) -> str:
+    """Return a name that is the same for the same text, and reveals nothing else."""
+    return hmac.digest(key, b"session\0" + text.encode(errors="replace"), "sha256")[:6].hex()
 
 
 def _ms(seconds: float) -> float:

@@ -62,7 +62,7 @@ Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
-class Row(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+class Row(msgspec.Struct, omit_defaults=True, gc=False):
     """One request as a line of the canonical form has it; null is absent."""
 
     timestamp: Ms

@@ -171,8 +171,7 @@ def _collected(options: TraceImportOptions) -> Trace:
 
     if not is_address:
         return join.join([Path(source) for source in options.sources])
-    source = prometheus.source(first, options.from_, options.to, options.selector or "")
-    return prometheus.read(source, seed=SEED)
+    return prometheus.read(first, options.from_, options.to, options.selector or "", seed=SEED)
 
 
 def _part(window: str | None) -> tuple[float, float] | None:
