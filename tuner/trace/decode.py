@@ -1,36 +1,30 @@
-"""Locate the rows of a file, whatever it is: JSON lines, documents, tables as text, Parquet.
+"""Locate the rows of a file, whatever it is: JSON lines, JSON documents, tables.
 
 No cell is read yet.
 """
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from tuner.errors import TraceError
-from tuner.trace.files import PARQUET, TraceFile
+from tuner.trace.files import PARQUET, Tally, TraceFile
 from tuner.trace.headings import main_roles
-from tuner.trace.parquet import parquet_file
-from tuner.trace.raw import ROWS, SAMPLE_ROWS, Object, Opened, Raw, Tally, flattened
-from tuner.trace.text_table import text_table
+from tuner.trace.raw import ROWS, SAMPLE_ROWS, Object, Opened, Raw, flattened
+from tuner.trace.tables import parquet_file, text_table
 
 PREFIX = rb"(?m)^[^{\"\n]{1,200}(?=\{\")"
 """What stands before the JSON of a line in logs of containers: a time, a name, a stream."""
 
 BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_decode = msgspec.json.Decoder().decode
-_decode_lines = msgspec.json.Decoder().decode_lines
 
 
-def opened(file: TraceFile, named: Sequence[str]) -> Opened:
-    """Locate the rows of a file. ``named`` are headings that the user names.
-
-    Raises TraceError for a file that has none.
-    """
+def opened(file: TraceFile) -> Opened:
+    """Locate the rows of a file. Raises TraceError for a file that has none."""
     start = file.head.lstrip()
     if start.startswith(PARQUET):
         return parquet_file(file)
@@ -42,7 +36,7 @@ def opened(file: TraceFile, named: Sequence[str]) -> Opened:
     if sum(re.match(PREFIX, line) is not None for line in lines) * 2 > len(lines):
         file.tally.note("what stands before the JSON of each line is left out")
         return _json_lines(file, PREFIX)
-    return text_table(file, named)
+    return text_table(file)
 
 
 def _is_document(file: TraceFile, start: bytes) -> bool:
@@ -53,23 +47,25 @@ def _is_document(file: TraceFile, start: bytes) -> bool:
     return not more or (file.is_whole and not rest.strip())
 
 
-def _json_lines(file: TraceFile, prefix: bytes = rb"(?!)") -> Opened:
-    lines = re.sub(prefix, b"", file.head).split(b"\n", 4 * SAMPLE_ROWS)
+def _json_lines(file: TraceFile, prefix: bytes = b"") -> Opened:
+    def bare(text: bytes) -> bytes:
+        return re.sub(prefix, b"", text) if prefix else text
+
+    lines = bare(file.head).split(b"\n", 4 * SAMPLE_ROWS)
     lines = lines if file.is_whole else lines[:-1]  # which breaks off
     first = [row for line in lines if (row := _row(line)) is not None][:SAMPLE_ROWS]
 
     def raws(_: Sequence[str]) -> Iterator[Raw]:
         for number, block in file.blocks():
-            bare = block if prefix != PREFIX else re.sub(prefix, b"", block)
-            yield _of_lines(number, bare, file.tally)
+            yield _of_lines(number, bare(block), file.tally)
 
-    return _of_objects(first, raws)
+    return Opened([dict(flattened(row)) for row in first], raws, objects=first)
 
 
 def _of_lines(first: int, block: bytes, tally: Tally) -> Raw:
     """Return the rows of some lines; count those that are none."""
     try:
-        rows = _decode_lines(block)
+        rows = msgspec.json.Decoder().decode_lines(block)
     except BROKEN:
         rows = []
     are_rows = len(rows) == block.count(b"\n") + 1 and {*map(type, rows)} == {dict}
@@ -107,13 +103,13 @@ def _no_number(name: str) -> None:
 
 def _document(file: TraceFile) -> Opened:
     """Return the rows of one JSON document: an array, a page of an API, or objects over lines."""
-    text = file.document().rstrip()
+    text = file.document().strip()
     if b'"start_times"' in text:  # of vLLM's benchmark, whose JSON has NaN
         text = re.sub(rb"-?\b(?:NaN|Infinity)\b", b"null", text)
-    if not text.lstrip().startswith(b"["):
+    if not text.startswith(b"["):
         text = b"[" + re.sub(rb"\}\s*\n\s*\{", b"},{", text) + b"]"
     try:
-        rows = _rows_in(_decode(text))
+        rows = _rows_in(msgspec.json.decode(text))
     except BROKEN as error:
         byte = re.search(r"byte (\d+)", str(error))
         line = text.count(b"\n", 0, int(byte[1]) if byte else 0) + 1
@@ -133,7 +129,8 @@ def _document(file: TraceFile) -> Opened:
             some = numbers[begin : begin + ROWS]
             yield Raw(some, [kept[number] for number in some.tolist()])
 
-    return _of_objects([*kept.values()][:SAMPLE_ROWS], raws)
+    first = [*kept.values()][:SAMPLE_ROWS]
+    return Opened([dict(flattened(row)) for row in first], raws, objects=first)
 
 
 def _rows_in(documents: list[Any]) -> list[Any]:
@@ -150,7 +147,3 @@ def _rows_in(documents: list[Any]) -> list[Any]:
 
     most = max(lists, key=lambda rows: (roles(rows), len(rows)))
     return documents if roles(most) < roles(documents) else _rows_in(most)
-
-
-def _of_objects(first: Sequence[Object], raws: Callable[[Sequence[str]], Iterator[Raw]]) -> Opened:
-    return Opened([dict(flattened(row)) for row in first], raws, objects=first)

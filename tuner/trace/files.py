@@ -1,17 +1,19 @@
-"""The bytes of a file of any size: its beginning, and its lines, unpacked and as UTF-8."""
+"""The bytes of a file of any size, unpacked and as UTF-8; and the count of its rows."""
 
 import codecs
-import lzma
+import shlex
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from tuner.errors import TraceError
-from tuner.system.memory import at_most
-from tuner.trace.raw import Tally
+from tuner.trace.record import REASONS
+
+STDIN = "stdin"
+"""The name of standard input in messages."""
 
 CHUNK_BYTES = 2**22
 """Bytes that are read at once; as many show how a file is read."""
@@ -20,8 +22,6 @@ MAX_LINE_BYTES = 64 * 2**20
 """A collector's batch of spans, or a page of an API, is one line of some MiB."""
 
 MAX_DOCUMENT_BYTES = 128 * 2**20
-UNPACKING_BYTES = 2**29
-"""Memory that unpacking a chunk may take: xz takes what the file says, up to 4 GiB."""
 
 PARQUET = b"PAR1"
 PACKERS = {
@@ -36,7 +36,57 @@ SIGNATURES = {
     b"version https://git-lfs": ("a pointer of Git LFS, not the file", "Fetch it: git lfs pull."),
     b"<": ("a page of HTML or XML, not a trace", "Download the raw file itself."),
     b"ARROW1": ("an Arrow file", "Write it as Parquet: df.to_parquet(...)."),
+    "\ufffd7zXZ".encode(): ("packed with xz", "Unpack it: xz -dk FILE; or pack it with zstd."),
 }
+
+
+@dataclass(slots=True)
+class Tally:
+    """The count of rows read, kept and dropped: rows_read = rows_kept + the sum of dropped."""
+
+    place: str
+    """The file, for messages."""
+    unit: str = "line"
+    """What numbers count: lines of text, or rows of a document or a Parquet file."""
+    allow_text: bool = False
+    """Rows that hold text are read without it; otherwise they refuse the file."""
+    rows_read: int = 0
+    rows_kept: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
+    """The place of the first row of each reason."""
+    notes: dict[str, None] = field(default_factory=dict)
+    """What the reading assumed, in order."""
+
+    def at(self, number: int) -> str:
+        """Return the name of a row in messages."""
+        return f"{self.place}:{number}" if self.unit == "line" else f"{self.place}: row {number}"
+
+    def importing(self, options: str) -> str:
+        """Return the command that imports the file with these options."""
+        file = shlex.quote("-" if self.place == STDIN else self.place)
+        return f"tuner trace import {file} {options} -o trace.jsonl"
+
+    def note(self, text: str) -> None:
+        self.notes[text] = None
+
+    def drop(self, reason: str, number: int, column: str = "", *, count: int = 1) -> None:
+        """Count rows that cannot be used; they are counted as read elsewhere."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
+        self.first.setdefault(reason, self.at(number) + (f", column {column}" if column else ""))
+
+    def lose(self, reason: str, number: int) -> None:
+        """Count a row that was read and cannot be used."""
+        self.rows_read += 1
+        self.drop(reason, number)
+
+    def warnings(self) -> list[str]:
+        """Return a line for each reason that cost rows."""
+        return [
+            f"{count:,} of {self.rows_read:,} rows dropped ({reason}: {REASONS[reason]}), "
+            f"first at {self.first[reason]}"
+            for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1])
+        ]
 
 
 class TraceFile:
@@ -51,16 +101,13 @@ class TraceFile:
         place = self.tally.place
         if self.path.exists() and not self.path.is_file():
             raise TraceError(f"{place}: not a regular file", hint="Write it to a file first.")
-        with self.path.open("rb") as file:
-            mark = file.read(32)
-        self.tally.bytes_total = self.path.stat().st_size
         result = b""
         for piece in self.chunks():
             result += piece
             if len(result) > CHUNK_BYTES:
                 break
         for signature, (what, cure) in SIGNATURES.items():
-            if mark.startswith(signature):
+            if result.startswith(signature):
                 raise TraceError(f"{place}: {what}", hint=cure)
         if not result.strip():
             raise TraceError(f"{place}: empty", hint="Capture or import a trace first.")
@@ -100,43 +147,25 @@ class TraceFile:
         return bytes(text)
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the file as UTF-8, without a mark, and count its bytes in the tally."""
-        with self.path.open("rb") as file:
-            stream = _unpacked(file)
-            piece = self._next(stream, file)
-            is_utf_16 = piece.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-            encoding = "utf-16" if is_utf_16 else "utf-8-sig"
-            is_text = not piece.startswith(PARQUET)
-            decoder = codecs.getincrementaldecoder(encoding)("replace")
-            while piece:
-                yield decoder.decode(piece).encode() if is_text else piece
-                piece = self._next(stream, file)
-
-    def _next(self, stream: Any, file: BinaryIO) -> bytes:  # noqa: ANN401 - Arrow's too
+        """Yield the file unpacked, and text as UTF-8 without a mark."""
+        decoder = None
         try:
-            with at_most(UNPACKING_BYTES):
-                piece: bytes = stream.read(CHUNK_BYTES)
-        except MemoryError:
-            raise TraceError(
-                f"{self.path}: unpacking it takes more than {UNPACKING_BYTES >> 20} MiB",
-                hint="Pack it again with the packer's usual settings.",
-            ) from None
-        except (EOFError, OSError, lzma.LZMAError) as problem:
-            if isinstance(problem, OSError) and problem.errno is not None:
+            with self.path.open("rb") as file:
+                mark = file.read(6)
+                file.seek(0)
+                packer = next((PACKERS[sign] for sign in PACKERS if mark.startswith(sign)), None)
+                source = pa.PythonFile(file, "r")
+                stream = pa.CompressedInputStream(source, packer) if packer else file
+                while piece := stream.read(CHUNK_BYTES):
+                    if decoder is None:
+                        is_utf_16 = piece.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+                        encoding = "utf-16" if is_utf_16 else "utf-8-sig"
+                        decoder = codecs.getincrementaldecoder(encoding)("replace")
+                    yield decoder.decode(piece).encode()
+        except OSError as problem:
+            if problem.errno is not None:
                 raise
             raise TraceError(
-                f"{self.path}: packed data breaks off or is damaged",
+                f"{self.tally.place}: packed data breaks off or is damaged",
                 hint="Copy or download the file again.",
             ) from None
-        self.tally.bytes_read = file.tell()
-        return piece
-
-
-def _unpacked(file: BinaryIO) -> Any:  # noqa: ANN401 - Arrow's streams are untyped
-    """Return the stream that the file holds, by its first bytes."""
-    mark = file.read(6)
-    file.seek(0)
-    if mark == b"\xfd7zXZ\x00":
-        return lzma.LZMAFile(file)
-    codecs_ = [codec for sign, codec in PACKERS.items() if mark.startswith(sign)]
-    return pa.CompressedInputStream(pa.PythonFile(file, "r"), codecs_[0]) if codecs_ else file

@@ -15,10 +15,11 @@ import msgspec
 
 from tuner.errors import TraceError, UsageError
 from tuner.trace import nested, same
-from tuner.trace.headings import COUNTS, SPANS, TIMES, Role
-from tuner.trace.raw import Numbered, Opened, Tally
+from tuner.trace.files import Tally
+from tuner.trace.headings import SPANS, TIMES, Role
+from tuner.trace.raw import Numbered, Opened, first
 from tuner.trace.record import FIELDS, TimeUnit, TraceHeader
-from tuner.trace.values import Clock, Counts, Reader, Spans
+from tuner.trace.values import Cells, Clock, Read, Spans, counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +27,20 @@ class Column:
     """A column that has a role: its spellings, the first of which that is not empty counts."""
 
     paths: tuple[str, ...]
-    reader: Reader | None = None
+    reader: Clock | Spans | None = None
+    """Reads its times; numbers without one are counts."""
     why: str = ""
     """Why it is read so, where that was not given."""
     title: str = ""
     """What messages call it, if not by its first path."""
 
-    @property
-    def name(self) -> str:
-        return self.title or " or ".join(dict.fromkeys(self.paths[:2]))
+    def read(self, cells: Cells) -> Read:
+        """Return numbers, and the codes of the reasons why cells are wrong."""
+        return counts(cells) if self.reader is None else self.reader.read(cells)
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.reader}" + (f" ({self.why})" if self.why else "")
+        name = self.title or " or ".join(dict.fromkeys(self.paths[:2]))
+        return f"{name}, {self.reader}" + (f" ({self.why})" if self.why else "")
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,6 @@ class Format:
     reads: str = ""
     """How times and durations are read, where the columns do not show it."""
     notes: Sequence[str] = ()
-    without_tokens: Sequence[str] = ()
-    """What to say where no row has tokens, and the cure."""
     flatten: Callable[[Numbered, Tally], Numbered] | None = None
     is_table: bool = True
     """Its rows have columns of its own; otherwise they are objects in JSON."""
@@ -128,8 +129,10 @@ class Format:
     def how(self) -> str:
         """Return in one line how times and durations are read."""
         time, end, lasted = (self.columns.get(role) for role in ("timestamp", "end", "duration"))
-        arrivals = str(time) if time else f"{end}, less {lasted and lasted.name}"
-        durations = f"up to {end.name}" if time and end else str(lasted or "none")
+        arrivals = time or f"{end}, less the duration"
+        durations = lasted or "none"
+        if time and end:
+            durations = f"up to {end}"
         return self.reads or f"arrivals: {arrivals}; durations: {durations}"
 
 
@@ -139,12 +142,11 @@ def _block_size(known: Format, opened: Opened, tally: Tally) -> int:
     Tools of one format use 16 to 512 tokens, and say so nowhere in the file. It is the usual size,
     unless the first rows do not fit that and fit one other.
     """
-    prompts, ids = (opened.cells(known.columns[r].paths) for r in ("input_length", "hash_ids"))
-    both = [
-        (tokens, len(held) if isinstance(held, list) else 1)
-        for tokens, held in zip(prompts, ids, strict=True)
-        if isinstance(tokens, int) and held
-    ]
+    both = []
+    for row in opened.sample[:100]:
+        tokens, ids = (first(map(row.get, known.columns[role].paths)) for role in PREFIX)
+        if isinstance(tokens, int) and isinstance(ids, list) and ids:
+            both.append((tokens, len(ids)))
     fitting = [
         size
         for size in {known.block_size, *(1 << power for power in range(4, 11))}
@@ -156,6 +158,7 @@ def _block_size(known: Format, opened: Opened, tally: Tally) -> int:
     return fitting[0]
 
 
+PREFIX = ("input_length", "hash_ids")
 # Formats as they stand in the file beside this one.
 
 _ROWS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes())
@@ -172,12 +175,9 @@ BASES: dict[str, dict[Role, list[str]]] = {
 }
 
 
-def reader_of(role: Role, **how: Any) -> Reader | None:  # noqa: ANN401 - fields of a reader
-    """Return what reads the numbers of a role: times are dates and spans are ms by default."""
-    if role == "priority":
-        return Counts(least=-(2**31))
-    kinds = ((TIMES, Clock), (SPANS, Spans), (COUNTS, Counts))
-    return next((kind(**how) for roles, kind in kinds if role in roles), None)
+def reader_of(role: Role, **how: Any) -> Clock | Spans | None:  # noqa: ANN401 - its fields
+    """Return what reads the times of a role: dates, and spans in ms by default."""
+    return Clock(**how) if role in TIMES else Spans(**how) if role in SPANS else None
 
 
 def _format(row: dict[str, Any]) -> Format:

@@ -15,6 +15,7 @@ import numpy as np
 
 from tuner.errors import TraceError, UsageError
 from tuner.system.printable import printable
+from tuner.trace.files import Tally
 from tuner.trace.formats import TABLE, Column, Format
 from tuner.trace.headings import (
     COUNTS,
@@ -29,42 +30,37 @@ from tuner.trace.headings import (
     word_set,
     words_of,
 )
-from tuner.trace.raw import Opened, Tally
+from tuner.trace.raw import Opened
 from tuner.trace.record import TimeUnit
 from tuner.trace.text import shown_key
 from tuner.trace.values import (
-    ABSENT,
     FROM_MS,
-    NAMES,
     PER_S,
     TO_MS,
     Clock,
-    Counts,
     Floats,
     Mask,
     Spans,
-    Unit,
+    counts,
     date_of,
+    error_in,
+    from_cache,
     in_ms,
     is_empty,
     numbers,
     parse,
+    status_in,
     words,
     written_ms,
 )
-from tuner.trace.words import error_in, from_cache, status_in
 
-NEEDED = words(
-    "timestamp input_length output_length total_length duration requests status error cache_hit "
-    "kind"
-)
+NEEDED = words("timestamp input_length output_length duration requests status error cache_hit kind")
 """Roles that decide over rows: a table in which one is unclear is refused. Other columns that are
 unclear are left out."""
 
-LENGTHS = ("input_length", "output_length", "total_length")
-MOSTLY, USABLE = 0.8, 0.5
-"""Shares of a column's times that must be of one unit, and of its values that must be of its kind;
-rows with others are judged one by one."""
+LENGTHS = ("input_length", "output_length")
+MOSTLY = 0.8
+"""Share of a column's times that must be of one unit; rows with others are dropped."""
 
 SOME_ROWS = 3
 """Fewer rows are alike by chance."""
@@ -91,13 +87,12 @@ PATHS = words("uri path request url request_uri")
 OVER = words("complet finish served handled access respon end")
 """Keys of logs, and of paths that a web server logs; parts of messages that a request is over."""
 
-_METHOD = re.compile(r"(?:get|post|put|head|delete)(?: |$)")
-
 _MARKED = re.compile(r"[+-]?\d+(?:[,'\u2019 \u00a0\u202f_]\d+)+(?:\.\d+)?|[+-]?\d+(?:\.\d{3}){2,}")
 """A number with a decimal comma, or with marks between thousands."""
 
 _IN_THREES = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
 """1.234, which may be a thousand."""
+
 _CUT_SHORT = re.compile(r"\d([.,]\d{1,8})?[eE]")
 """Of a time since 1970 that a spreadsheet cut to ``1.79E+12``."""
 
@@ -120,14 +115,12 @@ class Asked:
     name: str | None = None
     """What messages call the file, if not by its path."""
 
-    def words(self) -> list[str]:
+    def words(self) -> str:
         """Return this as options of the command line."""
-        options = {
-            "--columns": ",".join(f"{role}={name}" for role, name in self.columns.items()),
-            "--time-unit": self.time_unit,
-        }
+        columns = ",".join(f"{role}={name}" for role, name in self.columns.items())
+        options = {"--columns": columns, "--time-unit": self.time_unit}
         result = [word for name, value in options.items() if value for word in (name, value)]
-        return [*result, *(["--allow-text"] if self.allow_text else [])]
+        return shlex.join([*result, *(["--allow-text"] if self.allow_text else [])])
 
 
 def columns_asked(text: str) -> dict[str, str]:
@@ -168,17 +161,16 @@ def guessed(opened: Opened, asked: Asked, tally: Tally) -> Format:
         option = replace(asked, **{**cure, "columns": columns})
         with suppress(UnclearError):
             _Guess(opened, option).format()
-            options.append(shlex.join(option.words()))
+            options.append(option.words())
     seen = ", ".join(shown(opened, heading) for heading in opened.headings[:SHOWN])
     more = ", …" if len(opened.headings) > SHOWN else ""
     hint = (
         "Export the time (2026-11-21 10:00:00.125) and the tokens of prompt and output (1234) as "
         "CSV or JSON lines; or name: --columns timestamp=HEADING,input_length=…,output_length=…"
     )
-    if len(options) == 1:
-        hint = tally.importing(options[0])
-    elif options:
-        hint = f"Add one of: {'; '.join(options)}"
+    if options:
+        more_than_one = f"Add one of: {'; '.join(options)}"
+        hint = tally.importing(options[0]) if len(options) == 1 else more_than_one
     message = f"{tally.place}:{max(1, opened.first_line - 1)}: {problem}; columns: {seen}{more}"
     raise TraceError(printable(message), hint=printable(hint))
 
@@ -203,18 +195,17 @@ class _Guess:
     def format(self) -> Format:
         """Return the table's format. Raises UnclearError."""
         self._user_columns()
-        problems: list[UnclearError] = []
+        problems: dict[Role, UnclearError] = {}
         for role in ROLES:
             if role not in self.found and role not in self.asked_roles:
                 try:
                     self._find(role)
                 except UnclearError as problem:
-                    problems += [problem] if role in NEEDED else []
-        lacking = [role for role in self._missing() if role != "timestamp"]
-        if problems and not (lacking and problems[0].cures == FROM_SOME_START):
-            raise problems[0]  # to say how times are read would not do without lengths
-        if lacking:
-            raise self._without(lacking)
+                    if role in NEEDED:
+                        problems[role] = problem
+        missing = self._missing()
+        for role in (*missing, *problems):
+            raise problems.get(role) or self._without(missing)
         self._refuse_sums()
         self._combine()
         if missing := self._missing():
@@ -224,16 +215,14 @@ class _Guess:
     def _made(self) -> Format:
         result, status = self.found, self.found.get("status")
         prompt_is_sum = self._prompt_is_sum()
-        if {"input_length", "output_length"} <= result.keys():
-            result.pop("total_length", None)
         missing = ["prefixes", *([] if "session_id" in result else ["sessions"])]
         missing += [] if {"status", "error"} & result.keys() else ["aborts", "errors"]
-        notes = [", ".join(f"{role} from {self.name(role)}" for role in LENGTHS if role in result)]
+        notes = [", ".join(f"{role} from {self._name(role)}" for role in LENGTHS)]
         if prompt_is_sum:
             notes.append("cached prompt tokens are counted apart, and added to the others")
         return replace(
             TABLE,
-            columns={role: replace(each, title=self.name(role)) for role, each in result.items()},
+            columns={role: replace(each, title=self._name(role)) for role, each in result.items()},
             missing=missing,
             flag=status is not None and bool({"success", "ok"} & {*words_of(status.paths[0])}),
             prompt_is_sum=prompt_is_sum,
@@ -241,8 +230,7 @@ class _Guess:
             notes=notes,
         )
 
-    def name(self, role: Role) -> str:
-        """Return what messages call the column of a role."""
+    def _name(self, role: Role) -> str:
         return shown(self.opened, self.found[role].paths[0])
 
     # Columns by their headings.
@@ -252,13 +240,12 @@ class _Guess:
 
         A time that counts from some start is taken only where no date is.
         """
-        later: UnclearError | None = None
         own = [(meaning.rank, name, meaning.unit) for name in self.opened.headings
                for meaning in meanings(name) if meaning.role == role]  # fmt: skip
-        dated: list[tuple[int, Column]] = []
-        others: list[tuple[int, Column]] = []  # which count from some start
+        fitting: list[tuple[tuple[bool, int], Column]] = []
+        later: UnclearError | None = None
         for rank, heading, unit in sorted(own, key=lambda item: item[0]):
-            if dated and rank > dated[0][0]:
+            if fitting and min(fitting, key=lambda item: item[0])[0] < (False, rank):
                 break
             try:
                 column = self._read(role, heading, unit)
@@ -269,43 +256,40 @@ class _Guess:
                 continue
             if column is not None:
                 is_dated = not isinstance(column.reader, Clock) or column.reader.dated
-                (dated if is_dated else others).append((rank, column))
-        fitting = dated or others
+                fitting.append(((not is_dated, rank), column))
         if fitting:
-            self._take(role, [column for rank, column in fitting if rank == fitting[0][0]])
+            best = min(key for key, _ in fitting)
+            self.found[role] = self._one_of(
+                role, [column for key, column in fitting if key == best]
+            )
         elif later is not None:
             raise later
 
-    def _take(self, role: Role, fitting: Sequence[Column]) -> None:
-        """Take one of the columns that fit a role as well as each other; of spans the longest."""
+    def _one_of(self, role: Role, fitting: list[Column]) -> Column:
+        """Return one of the columns that fit a role as well as each other; of spans the longest."""
         if role == "duration":
-            middle = {each.paths: np.nanmedian(self._numbers(each)) for each in fitting}
-            fitting = sorted(fitting, key=lambda item: -middle[item.paths])
+            fitting.sort(key=lambda item: -np.nanmedian(self._numbers(item)))
         first, *others = fitting
         for other in others:
             is_namesake = first.paths[0] == other.paths[0].partition("#")[0]
             decides = role in TIMES | COUNTS - {"requests"}
-            if (decides or is_namesake) and not self._alike(first, other):
+            if (decides or is_namesake) and not self._are_alike(role, first, other):
                 names = [shown(self.opened, each.paths[0]) for each in (first, other)]
-                raise UnclearError(
-                    f"both {names[0]} and {names[1]} may be {role}",
-                    *({"columns": {role: name}} for name in names),
-                )
-        self.found[role] = first
+                cures = ({"columns": {role: name}} for name in names)
+                raise UnclearError(f"both {names[0]} and {names[1]} may be {role}", *cures)
+        return first
 
-    def _alike(self, column: Column, other: Column) -> bool:
+    def _are_alike(self, role: Role, column: Column, other: Column) -> bool:
         """Return whether two columns hold the same, times up to a second."""
-        if column.reader is None or other.reader is None:
+        if role not in TIMES | SPANS | COUNTS:
             return self.values[column.paths[0]] == self.values[other.paths[0]]
-        a, b = self._numbers(column), self._numbers(other)
-        apart = np.abs(a - b).max(initial=0, where=~np.isnan(a - b))
-        is_near = apart <= (ALIKE_MS if isinstance(column.reader, Clock) else 0)
-        return bool(is_near and (np.isnan(a) == np.isnan(b)).all())
+        apart = np.abs(self._numbers(column) - self._numbers(other))
+        return not (apart > (ALIKE_MS if role in TIMES else 0)).any()
 
     def _known(self, heading: str) -> list[Any]:
         return [cell for cell in self.values[heading] if not is_empty(cell)]
 
-    def _read(self, role: Role, heading: str, unit: Unit | None) -> Column | None:
+    def _read(self, role: Role, heading: str, unit: TimeUnit | None) -> Column | None:
         """Return the column if its values fit the role. Raises UnclearError if they fit twice."""
         known = self._known(heading)
         if not known and role not in ("error", "finish_reason"):
@@ -317,9 +301,8 @@ class _Guess:
         if role in SPANS:
             return self._spans(role, heading, unit)
         if role in COUNTS - {"replica"}:
-            fits = (Counts().read(known)[1] == 0).mean() >= USABLE
-            return Column((heading,), Counts()) if fits else None
-        if role == "status":
+            fits = (counts(known)[1] == 0).mean() >= 0.5
+        elif role == "status":
             fits = sum(status_in(cell, flag=True) is not None for cell in known) * 2 >= len(known)
         elif role == "cache_hit":
             fits = all(from_cache(cell) is not None for cell in known)
@@ -330,15 +313,12 @@ class _Guess:
     def _refuse_marks(self, heading: str, known: Sequence[Any], *, whole: bool) -> None:
         """Raise where numbers are not as programs write them: 1.234 may be a thousand then."""
         texts = [cell.strip() for cell in known if isinstance(cell, str)]
-        marked = [text for text in texts if "." in text]
-        in_threes = [text for text in marked if _IN_THREES.fullmatch(text)]
-        rest = [text for text in texts if "." not in text]
-        is_unclear = rest and max(map(len, rest)) < 4 and len(in_threes) == len(marked)
-        if any(map(_MARKED.fullmatch, texts)) or (in_threes and (whole or is_unclear)):
-            raise UnclearError(
-                f"{shown(self.opened, heading)}: numbers with decimal commas or marks between "
-                "thousands"
-            )
+        in_threes = [_IN_THREES.fullmatch(text) for text in texts if "." in text]
+        longest = max((len(text) for text in texts if "." not in text), default=0)
+        may_be_thousands = any(in_threes) and (whole or (all(in_threes) and 0 < longest < 4))
+        if may_be_thousands or any(map(_MARKED.fullmatch, texts)):
+            what = "numbers with decimal commas or marks between thousands"
+            raise UnclearError(f"{shown(self.opened, heading)}: {what}")
 
     def _user_columns(self) -> None:
         """Take what the user names. Counts come first: they show the units of spans."""
@@ -349,10 +329,8 @@ class _Guess:
             role, unit = role_of(name)
             heading = by_name.get(wanted.lower())
             if role is None:
-                raise UnclearError(
-                    f"{name!r} is nothing that a column can be (times and spans also with their "
-                    f"unit, as duration_ms): {', '.join(ROLES)}"
-                )
+                what = "nothing that a column can be (times and spans also with their unit, as "
+                raise UnclearError(f"{name!r} is {what}duration_ms): {', '.join(ROLES)}")
             if wanted and heading is None:
                 raise UnclearError(f"no column is headed {wanted!r}")
             if heading is not None:
@@ -363,7 +341,7 @@ class _Guess:
 
     # Times and spans.
 
-    def _clock(self, heading: str, known: list[Any], unit: Unit | None) -> Column | None:
+    def _clock(self, heading: str, known: list[Any], unit: TimeUnit | None) -> Column | None:
         """Return how times are written; None where they are none. Raises UnclearError."""
         values, odd = numbers(known)
         is_cut_short = all(isinstance(each, str) and _CUT_SHORT.match(each) for each in known)
@@ -371,15 +349,14 @@ class _Guess:
             clock, why = self._clock_of_numbers(heading, values[~np.isnan(values)], unit)
             return Column((heading,), clock, why)
         dates = [date for cell in known if (date := parse(str(cell)))]
-        if len(dates) * 2 < len(known):
-            if sum(_OTHER_DATE.match(str(cell)) is not None for cell in known) * 2 < len(known):
-                return None
-            name = shown(self.opened, heading)
-            raise UnclearError(f"{name}: dates that are not ISO 8601")
-        return Column((heading,), Clock(zoned=sum(date[1] for date in dates) * 2 > len(dates)))
+        if len(dates) * 2 >= len(known):
+            return Column((heading,), Clock(zoned=sum(date[1] for date in dates) * 2 > len(dates)))
+        if sum(_OTHER_DATE.match(str(cell)) is not None for cell in known) * 2 < len(known):
+            return None
+        raise UnclearError(f"{shown(self.opened, heading)}: dates that are not ISO 8601")
 
     def _clock_of_numbers(
-        self, place: str, values: Floats, heading: Unit | None
+        self, place: str, values: Floats, heading: TimeUnit | None
     ) -> tuple[Clock, str]:
         """Return how numbers count time, and why. ``heading`` is the unit that theirs names."""
         name, wanted = shown(self.opened, place), self.asked.time_unit
@@ -389,25 +366,21 @@ class _Guess:
         fits = in_range[unit]
         if wanted is not None:
             return Clock(wanted, dated=bool(in_range[wanted].any())), "as you say"
-        if fits.mean() >= MOSTLY:
-            if heading not in (None, unit):
-                what = f"times since 1970 in {NAMES[unit]}, and the heading says {heading}"
-                raise UnclearError(f"{name}: {what}", {"time_unit": unit}, {"time_unit": heading})
+        if fits.mean() >= MOSTLY and heading in (None, unit):
             return Clock(unit), f"the first is {date_of(in_ms(values[fits][0], unit))}"
         if fits.any():
-            what = "times of several units stand in it; of one unit, the others are dropped"
-            raise UnclearError(f"{name}: {what}", {"time_unit": unit})
+            units = dict.fromkeys(filter(None, (unit, heading)))
+            what = f"times since 1970, not all of them in {heading or 'one unit'}"
+            raise UnclearError(f"{name}: {what}", *({"time_unit": each} for each in units))
         if heading is not None:
             return Clock(heading, dated=False), "by the heading"
-        if values.max() > MAX_RELATIVE_MS:
-            raise UnclearError(f"{name}: the times are no numbers of seconds: show them as dates")
         raise UnclearError(
-            f"{name}: times from {values.min():g} to {values.max():g} count from some start, in "
-            "seconds or in milliseconds (or are a spreadsheet's days: show them as dates there)",
-            *FROM_SOME_START,
+            f"{name}: times from {values.min():g} to {values.max():g} count from some start, in s "
+            "or in ms (or are a spreadsheet's days: show them as dates there)",
+            *(FROM_SOME_START if values.max() <= MAX_RELATIVE_MS else ()),
         )
 
-    def _spans(self, role: Role, heading: str, unit: Unit | None) -> Column | None:
+    def _spans(self, role: Role, heading: str, unit: TimeUnit | None) -> Column | None:
         """Return how spans are written; None where they are none. Raises UnclearError."""
         known = self._known(heading)
         written = [cell for cell in known if isinstance(cell, str) and written_ms(cell) is not None]
@@ -424,20 +397,18 @@ class _Guess:
             unit, why = lasted.reader.unit, "as the durations"
         return None if unit is None else Column((heading,), Spans(unit), why)
 
-    def _unit_by_tokens(self, name: str, values: Floats) -> tuple[Unit, str]:
+    def _unit_by_tokens(self, name: str, values: Floats) -> tuple[TimeUnit, str]:
         """Return the unit that gives an output token a time that some server takes, and why."""
         tokens = self._column("output_length")
         known = (values > 0) & (tokens > 0)
-        each = values[known] / tokens[known]
-        if not len(each):
+        if not known.any():
             return "ms", "no tokens to tell the unit by"
+        each = values[known] / tokens[known]
         middle = float(np.median(each))
         fitting = [unit for unit in PER_S if TOKEN_MS[0] <= in_ms(middle, unit) <= TOKEN_MS[1]]
         if len(fitting) != 1:
-            units: Sequence[Unit] = fitting or ("s", "ms")
-            what = " or ".join(NAMES[unit] for unit in units)
-            cures = ({"columns": {f"duration_{unit}": name}} for unit in units)
-            raise UnclearError(f"{name}: it may be in {what}", *cures)
+            cures = ({"columns": {f"duration_{unit}": name}} for unit in fitting or ("s", "ms"))
+            raise UnclearError(f"{name}: it may be in {' or in '.join(fitting or PER_S)}", *cures)
         unit, self.token_ms = fitting[0], in_ms(middle, fitting[0])
         if is_far_off(in_ms(values, unit), tokens, self.token_ms).mean() > 1 - MOSTLY:
             what = f"{name}: durations of several units stand in it"
@@ -452,16 +423,13 @@ class _Guess:
         return self._numbers(self.found[role]) if role in self.found else nothing
 
     def _numbers(self, column: Column) -> Floats:
-        assert column.reader is not None
-        values, codes = column.reader.read(self.values[column.paths[0]])
-        return np.where((codes != 0) | (values == ABSENT), np.nan, values)
+        return column.read(self.values[column.paths[0]])[0]
 
     def _combine(self) -> None:
         """Find ends, and drop what another column says better."""
         result, wanted = self.found, self.asked_roles
-        if {"timestamp", "end"} <= result.keys() and result["timestamp"].paths == result[
-            "end"
-        ].paths:
+        time, end = result.get("timestamp"), result.get("end")
+        if time and end and time.paths == end.paths:
             del result["timestamp" if "duration" in result else "end"]
         time = result.get("timestamp")
         if time is None or not isinstance(time.reader, Clock):
@@ -492,35 +460,31 @@ class _Guess:
             heading.lower().rpartition(".")[2]: str([*self._known(heading), ""][0]).lower()
             for heading in self.opened.headings
         }
-        is_begin = {*words_of(self.name("timestamp").rpartition(".")[2])} & word_set("@starts")
+        is_begin = {*words_of(self._name("timestamp").rpartition(".")[2])} & word_set("@starts")
         if is_begin or "receivetimestamp" in first:
             return False
-        is_log = bool(first.keys() & LOGS)
-        is_http = bool(first.keys() & PATHS) and any(map(_METHOD.match, first.values()))
+        has_method = any(re.match(r"(?:get|post|put)(?: |$)", cell) for cell in first.values())
+        is_http = has_method and bool(first.keys() & PATHS)
         message = " ".join(first.get(key, "") for key in ("msg", "message", "event"))
         is_over = any("status" in leaf for leaf in first) or any(each in message for each in OVER)
-        return "$ai_latency" in first or (is_log and (is_http or is_over)) or (is_http and is_over)
+        is_log = bool(first.keys() & LOGS)
+        return "$ai_latency" in first or is_log + is_http + is_over >= 2
 
     def _refuse_sums(self) -> None:
         """Raise where rows are sums over time, and no requests."""
-        counts = self._column("requests")
-        if (counts > 1).sum() > USABLE * (counts > 0).sum():
-            raise UnclearError(f"{self.name('requests')} counts several requests a row: {SUMS}")
-        reader = self.found["timestamp"].reader if "timestamp" in self.found else None
-        starts_ms = np.unique(self._column("timestamp"))
-        starts_ms = starts_ms[~np.isnan(starts_ms)]
-        if not isinstance(reader, Clock) or not reader.dated or not len(starts_ms):
+        many = self._column("requests")
+        if (many > 1).sum() * 2 > (many > 0).sum():
+            raise UnclearError(f"{self._name('requests')} counts several requests a row: {SUMS}")
+        time, times_ms = self.found.get("timestamp"), self._column("timestamp")
+        starts_ms = np.unique(times_ms[~np.isnan(times_ms)])
+        if time is None or not len(starts_ms) or not getattr(time.reader, "dated", False):
             return
-        lasted_ms = self._column("end") - self._column("timestamp")
+        lasted_ms = self._column("end") - times_ms
         is_even = np.ptp(lasted_ms) == 0 and lasted_ms[0] >= 60_000
-        is_some = len(starts_ms) >= SOME_ROWS
-        for is_sum, what in (
-            (len(lasted_ms) >= SOME_ROWS and not (starts_ms % 86_400_000).any(), WHOLE_DAYS),
-            (is_some and is_even, "stretches of one length"),
-            (is_some and not (starts_ms % 3_600_000).any(), "whole hours"),
-        ):
-            if is_sum:
-                raise UnclearError(f"{self.name('timestamp')}: the times are {what}: {SUMS}")
+        is_sum = len(starts_ms) >= SOME_ROWS and (is_even or not (starts_ms % 3_600_000).any())
+        if is_sum or (len(times_ms) >= SOME_ROWS and not (starts_ms % 86_400_000).any()):
+            what = f"{self._name('timestamp')}: whole hours, days or stretches of one length"
+            raise UnclearError(f"{what}: {SUMS}; or join the date and the time of day")
 
     def _prompt_is_sum(self) -> bool:
         """Return whether cached prompt tokens are counted beside the others, as Anthropic and
@@ -544,13 +508,11 @@ class _Guess:
     def _missing(self) -> list[Role]:
         result = self.found.keys()
         has_times = "timestamp" in result or {"end", "duration"} <= result
-        lacking = [role for role in ("input_length", "output_length") if role not in result]
-        has_lengths = len(lacking) + ("total_length" not in result) < 2 or not lacking
-        return [*([] if has_times else ["timestamp"]), *([] if has_lengths else lacking)]
+        return [*({*LENGTHS} - result), *([] if has_times else ["timestamp"])]
 
     def _without(self, missing: Sequence[Role]) -> UnclearError:
         """Return what to say where roles have no column."""
-        what = f"no column for {', '.join(missing)}"
+        what = f"no column for {', '.join(sorted(missing))}"
         for heading in self.opened.headings:
             if {meaning.role for meaning in meanings(heading)} & {*missing}:
                 holds = "holds nothing that can be read so" if self._known(heading) else "is empty"
@@ -559,10 +521,9 @@ class _Guess:
 
 
 SUMS = "sums over time are no requests"
-WHOLE_DAYS = "whole days (if the time of day has a column of its own, export both in one)"
 
 
-def is_far_off(ms: Floats, tokens: Any, token_ms: float) -> Mask:  # noqa: ANN401
+def is_far_off(ms: Floats, tokens: Floats, token_ms: float) -> Mask:
     """Return where durations of many tokens are of another unit than those of ``token_ms``."""
     each, (least, most) = ms / np.maximum(tokens, 1), TOKEN_MS
     is_long = (each > max(most, token_ms * FAR_OFF)) & (each <= 1000 * most)

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import msgspec
 
-from tuner.trace.values import UNITS, Unit, words
+from tuner.trace.record import TimeUnit
+from tuner.trace.values import UNITS, words
 
 Role = str
 """What a column is."""
 
 _ROLES = (
-    "timestamp end first_token input_length output_length total_length duration ttft queue "
+    "timestamp end first_token input_length output_length duration ttft queue "
     "cached_tokens cache_creation_tokens max_tokens status error finish_reason stream session_id "
     "model replica requests num_images cache_hit kind"
 )
@@ -36,7 +37,7 @@ rows that are one request: ``trace``, ``span``, ``parent``, ``server``, ``key``.
 TIMES = words("timestamp end first_token")
 SPANS = words("duration ttft queue")
 COUNTS = words(
-    "input_length output_length total_length cached_tokens requests cache_creation_tokens "
+    "input_length output_length cached_tokens requests cache_creation_tokens "
     "max_tokens num_images n turn row replica priority"
 )
 MAIN = words("timestamp input_length output_length")
@@ -91,11 +92,11 @@ class Meaning:
     role: Role
     rank: int
     """0 fits best; of two columns for one role the lower is taken."""
-    unit: Unit | None = None
+    unit: TimeUnit | None = None
     """Of a time, where the heading names it."""
 
 
-def role_of(name: str) -> tuple[Role | None, Unit | None]:
+def role_of(name: str) -> tuple[Role | None, TimeUnit | None]:
     """Return the role that a name is, and the unit that it ends with; no role where it is none.
 
     >>> role_of("end"), role_of("duration_ms"), role_of("latency")
@@ -107,7 +108,7 @@ def role_of(name: str) -> tuple[Role | None, Unit | None]:
     return (role, UNITS[suffix]) if role in SPANS | TIMES and suffix in UNITS else (None, None)
 
 
-def unit_of(heading: str) -> Unit | None:
+def unit_of(heading: str) -> TimeUnit | None:
     """Return the unit of a time that its heading ends with: ``offset_s``."""
     *others, last = words_of(heading) or [""]
     at_the_end = UNITS.get(last) if others else None
@@ -162,7 +163,7 @@ def _by_rules(
     has: frozenset[str],
     marks: frozenset[str],
     depth: int,
-    unit: Unit | None,
+    unit: TimeUnit | None,
 ) -> Iterator[Meaning]:
     """Yield what words mean by rules, which see ``marks`` as well."""
     for rule in rules:

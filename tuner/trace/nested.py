@@ -6,12 +6,12 @@ roles of a table, which then take the same check as the rows of any table.
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeGuard
+from typing import Any
 
 from tuner.errors import TraceError
-from tuner.trace.raw import Numbered, Object, Tally, first
-from tuner.trace.values import date_ms, is_empty, number, words
-from tuner.trace.words import error_in, status_of
+from tuner.trace.files import Tally
+from tuner.trace.raw import Numbered, Object, first
+from tuner.trace.values import date_ms, error_in, is_empty, number, status_of, words
 
 
 def _of(found: Object, keys: Iterable[str]) -> Any:  # noqa: ANN401 - any JSON
@@ -25,26 +25,6 @@ def _ms(value: Any, more: float = 0) -> Any:  # noqa: ANN401 - as it is, if no n
     return value if result is None else round((result + more) * 1000, 3)
 
 
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def bailian(rows: Numbered, _: Tally) -> Numbered:
-    """Yield Bailian's turns with the session of their first: a parent of -1 is none."""
-    roots: dict[int, int] = {}
-    for line, row in rows:
-        chat, parent, turn = (row.get(key) for key in ("chat_id", "parent_chat_id", "turn"))
-        is_first = parent in (None, -1)
-        session = chat if is_first else roots.get(parent, parent) if _is_count(parent) else None
-        if _is_count(chat) and _is_count(session):
-            roots[chat] = session
-        result = {"request_id": chat, "session_id": session, "turn": None}
-        result["parent_id"] = None if is_first else parent
-        if _is_count(turn) and turn:
-            result["turn"] = turn - 1
-        yield line, row | result
-
-
 DELAYED = (
     "turns without a stamp are placed a delay after the stamp of the turn before: too early by the "
     "time that its answer took"
@@ -55,24 +35,28 @@ ACCUMULATED = "prompts of later turns are the earlier prompts and answers and wh
 def aiperf(rows: Numbered, tally: Tally) -> Numbered:
     """Yield aiperf's turns: each holds only what is new in it, and may wait for the one before."""
     names: dict[str, str] = {}
-    last: dict[str, tuple[int, float, int]] = {}  # turn, stamp, tokens that the next begins with
+    last: dict[str, tuple[int, float, float]] = {}  # turn, stamp, tokens that the next begins with
     for line, row in rows:
         result = {key: row.get(key) for key in ("timestamp", "input_length", "output_length")}
         result["hash_ids"] = row.get("hash_ids")
-        name, delay = row.get("session_id"), number(row.get("delay"))
+        name, delay, prompt = (
+            row.get("session_id"),
+            number(row.get("delay")),
+            result["input_length"],
+        )
         if not is_empty(name) and not isinstance(name, dict | list):
             session = names.setdefault(str(name), f"s{len(names)}")
             turn, before, tokens = last.get(session, (-1, 0.0, 0))
             if turn >= 0 and is_empty(result["timestamp"]) and delay is not None:
                 result["timestamp"] = before + delay
                 tally.note(DELAYED)
-            if turn >= 0 and _is_count(result["input_length"]):
-                result |= {"input_length": result["input_length"] + tokens, "hash_ids": None}
+            if turn >= 0 and isinstance(prompt, int):
+                result |= {"input_length": prompt + tokens, "hash_ids": None}
                 tally.note(ACCUMULATED)  # their ids begin at no block
             turn += 1
-            stamp, prompt, output = map(number, [*result.values()][:3])
-            if stamp is not None and _is_count(prompt):
-                last[session] = turn, stamp, prompt + (output if _is_count(output) else 0)
+            stamp, prompt, output = (number(result[key]) for key in [*result][:3])
+            if stamp is not None and prompt is not None:
+                last[session] = turn, stamp, prompt + (output or 0)
             result |= {"session_id": session, "turn": turn, "request_id": f"{session}:{turn}"}
             result["parent_id"] = f"{session}:{turn - 1}" if turn else None
         yield line, result
@@ -95,24 +79,26 @@ def tracelab(rows: Numbered, _: Tally) -> Numbered:
 def llmservingsim(rows: Numbered, _: Tally) -> Numbered:
     """Yield LLMServingSim's records. ``arrival_time`` is s since 1970, ``*_ts`` are s of another
     clock; the request that was queued soonest after it arrived aligns the two."""
-    held = list(rows)
-    both = ([number(row.get(key)) for key in ("arrival_time", "queued_ts")] for _, row in held)
-    ahead_s = min((at[1] - at[0] for at in both if None not in at), default=0.0)  # type: ignore[operator]
-    for line, row in held:
-        result = {
-            "timestamp": _ms(row.get("arrival_time")),
-            "e2e_ms": _between(row, "arrival_time", "last_token_ts", ahead_s),
-            "ttft_ms": _between(row, "arrival_time", "first_token_ts", ahead_s),
-            "queue_ms": _between(row, "queued_ts", "scheduled_ts"),
-        }
-        yield line, {**row, **result}
+    held = [
+        (line, row, {key: number(row.get(key)) or math.nan for key in CLOCKS}) for line, row in rows
+    ]
+    gaps_s = (at["queued_ts"] - at["arrival_time"] for *_, at in held)
+    ahead_s = min((gap_s for gap_s in gaps_s if not math.isnan(gap_s)), default=0.0)
+    for line, row, at in held:
+        begin_s = at["arrival_time"] + ahead_s
+        yield (
+            line,
+            row
+            | {
+                "timestamp": _ms(row.get("arrival_time")),
+                "e2e_ms": _ms(at["last_token_ts"], -begin_s),
+                "ttft_ms": _ms(at["first_token_ts"], -begin_s),
+                "queue_ms": _ms(at["scheduled_ts"], -at["queued_ts"]),
+            },
+        )
 
 
-def _between(row: Object, start: str, end: str, ahead_s: float = 0.0) -> float | None:
-    """Return ms between two times of a row in seconds, the first of which is moved on."""
-    start_s, end_s = number(row.get(start)), number(row.get(end))
-    is_known = start_s is not None and end_s is not None
-    return _ms(end_s - (start_s + ahead_s)) if is_known else None  # type: ignore[operator]
+CLOCKS = ("arrival_time", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
 
 
 def vllm_bench(rows: Numbered, tally: Tally) -> Numbered:
@@ -127,10 +113,10 @@ def vllm_bench(rows: Numbered, tally: Tally) -> Numbered:
             f"{tally.at(more[0][0])}: a second result",
             hint="One result a file: --append-result writes several, one a line; split them.",
         )
-    lists = ((key, result.get(key)) for key in sorted(BENCH))
-    columns = {key: cells for key, cells in lists if isinstance(cells, list) and cells}
-    sizes = {key: len(columns.get(key, ())) for key in (*SENT, *columns)}
-    if min(sizes.values()) < max(1, *sizes.values()):
+    columns = {key: result[key] for key in BENCH if isinstance(result.get(key), list)}
+    columns = {key: cells for key, cells in columns.items() if cells}
+    sizes = {key: len(columns.get(key, ())) for key in (*BENCH[:3], *columns)}
+    if len({*sizes.values()}) > 1 or not columns:
         raise TraceError(
             f"{tally.place}: not a detailed result, or not all of one: entries: {sizes}",
             hint="Run vllm bench serve with --save-result --save-detailed; old versions of vLLM, "
@@ -153,16 +139,14 @@ def vllm_bench(rows: Numbered, tally: Tally) -> Numbered:
             "status": status,
         }
         if status == "ok":
-            spans_s = lasted_s, ttft_s, number(held.get("server_queue_times"))
-            results |= zip(
-                ("e2e_ms", "ttft_ms", "queue_ms"), (_ms(s, queue_s) for s in spans_s), strict=True
-            )
+            results |= {"e2e_ms": _ms(lasted_s, queue_s), "ttft_ms": _ms(ttft_s, queue_s)}
+            results["queue_ms"] = _ms(number(held.get("server_queue_times")), queue_s)
         yield line, results
 
 
-SENT = ("start_times", "input_lens", "output_lens")
-BENCH = words(
-    "start_times input_lens output_lens ttfts itls latencies queue_times errors server_queue_times"
+BENCH = (
+    *("start_times", "input_lens", "output_lens", "ttfts", "itls", "latencies"),
+    *("queue_times", "errors", "server_queue_times"),
 )
 
 # Spans of OpenTelemetry, in every spelling. Whole numbers of 64 bits are text there, or numbers.
@@ -200,11 +184,11 @@ def genai_spans(rows: Numbered, tally: Tally) -> Numbered:
     spans = result = 0
     for line, span, resource in _spans(rows, tally):
         spans += 1
-        row = _request(span, _attributes(span), resource)
+        row = _request(span, resource)
         kind = str(_of(row, KIND)).lower()
         is_request = kind in GENERATING or span.get("name") == REQUEST_NAME
-        if not is_request and kind not in OTHER_CALLS | LINKS:
-            is_request = _of(row, TOKENS) is not None
+        if kind not in OTHER_CALLS | LINKS:
+            is_request |= _of(row, TOKENS) is not None
         result += is_request or kind in OTHER_CALLS
         if is_request and not row["server"]:
             tally.note(CLIENTS)
@@ -228,8 +212,8 @@ def _spans(rows: Numbered, tally: Tally) -> Iterator[tuple[int, Object, Object]]
 
 
 def _dicts(held: object, line: int, tally: Tally) -> Iterator[Object]:
-    for each in held if isinstance(held, list) else () if held is None else (held,):
-        if isinstance(each, dict) and isinstance(held, list):
+    for each in held if isinstance(held, list) else () if held is None else (None,):
+        if isinstance(each, dict):
             yield each
         else:
             tally.lose("malformed", line)
@@ -246,21 +230,19 @@ def _attributes(of: object) -> Object:
 
 
 def _value(value: object) -> Any:  # noqa: ANN401 - whatever it holds
-    if not isinstance(value, dict) or not value:
-        return None
-    kind, held = next(iter(value.items()))
+    kind, held = next(iter(value.items()), ("", None)) if isinstance(value, dict) else ("", None)
     if kind == "arrayValue" and isinstance(held, dict):
         elements = held.get("values")
-        return [_value(element) for element in elements] if isinstance(elements, list) else []
+        return [*map(_value, elements)] if isinstance(elements, list) else []
     return held
 
 
-def _request(span: Object, attributes: Object, resource: Object) -> Object:
+def _request(span: Object, resource: Object) -> Object:
     """Return the attributes of a span, its times, and what it is linked by."""
+    attributes, events = _attributes(span), span.get("events")
     start_ms, end_ms = (_span_ms(span.get(f"{side}TimeUnixNano")) for side in ("start", "end"))
     is_server = span.get("kind") in (2, "SPAN_KIND_SERVER")
     instance, request = _of(resource, INSTANCE), attributes.get("gen_ai.request.id")
-    events = span.get("events")
     return attributes | {
         "timestamp": start_ms,
         "end": end_ms,
@@ -277,14 +259,13 @@ def _request(span: Object, attributes: Object, resource: Object) -> Object:
 
 def _span_ms(nanoseconds: Any) -> Any:  # noqa: ANN401 - what is no time stays what it is
     """Return ms, to the microsecond, divided as integers first; 0 is an unknown time."""
-    ns = None if nanoseconds == "" else number(nanoseconds)
+    ns = number(nanoseconds)
     return round(ns // 1000 / 1000, 3) if ns else None if ns == 0 else nanoseconds
 
 
 def _span_status(span: Object, attributes: Object) -> str:
-    held = span.get("status")
+    held, kind = span.get("status"), attributes.get("error.type")
     code = held.get("code") if isinstance(held, dict) else None
-    kind = attributes.get("error.type")
     if code not in (2, "STATUS_CODE_ERROR") and is_empty(kind):
         return "ok"
     http = number(_of(attributes, CODE))

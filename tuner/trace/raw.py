@@ -1,20 +1,12 @@
-"""Rows as they stand in a file: raw columns and objects, by dotted paths, with their lines.
+"""Rows as they stand in a file: raw columns and objects, by dotted paths, with their lines."""
 
-``Opened`` is a file whose rows are located, ``Raw`` some of its rows, ``Tally`` the count of them.
-"""
-
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from tuner.trace.record import REASONS, Reason
 from tuner.trace.values import Cells, Ints, as_list, as_object, is_empty, number
-
-STDIN = "stdin"
-"""The name of standard input in messages."""
 
 MOST_COLUMNS = 2000
 SAMPLE_ROWS, ROWS = 1000, 2**16
@@ -23,57 +15,6 @@ SAMPLE_ROWS, ROWS = 1000, 2**16
 Object = dict[str, Any]
 Numbered = Iterator[tuple[int, Object]]
 """Objects, each with the number of its line."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """The count of rows read, kept and dropped: rows_read = rows_kept + the sum of dropped."""
-
-    place: str
-    """The file, for messages."""
-    unit: str = "line"
-    """What numbers count: lines of text, or rows of a document or a Parquet file."""
-    allow_text: bool = False
-    """Rows that hold text are read without it; otherwise they refuse the file."""
-    bytes_total: int = 0
-    bytes_read: int = 0
-    rows_read: int = 0
-    rows_kept: int = 0
-    dropped: dict[Reason, int] = field(default_factory=dict)
-    first: dict[Reason, str] = field(default_factory=dict)
-    """The place of the first row of each reason."""
-    notes: dict[str, None] = field(default_factory=dict)
-    """What the reading assumed, in order."""
-
-    def at(self, number: int) -> str:
-        """Return the name of a row in messages."""
-        return f"{self.place}:{number}" if self.unit == "line" else f"{self.place}: row {number}"
-
-    def importing(self, options: str) -> str:
-        """Return the command that imports the file with these options."""
-        file = shlex.quote("-" if self.place == STDIN else self.place)
-        return f"tuner trace import {file} {options} -o trace.jsonl"
-
-    def note(self, text: str) -> None:
-        self.notes[text] = None
-
-    def drop(self, reason: Reason, number: int, column: str = "", *, count: int = 1) -> None:
-        """Count rows that cannot be used; they are counted as read elsewhere."""
-        self.dropped[reason] = self.dropped.get(reason, 0) + count
-        self.first.setdefault(reason, self.at(number) + (f", column {column}" if column else ""))
-
-    def lose(self, reason: Reason, number: int) -> None:
-        """Count a row that was read and cannot be used."""
-        self.rows_read += 1
-        self.drop(reason, number)
-
-    def warnings(self) -> list[str]:
-        """Return a line for each reason that cost rows."""
-        return [
-            f"{count:,} of {self.rows_read:,} rows dropped ({reason}: {REASONS[reason]}), "
-            f"first at {self.first[reason]}"
-            for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1])
-        ]
 
 
 @dataclass(frozen=True)
@@ -145,9 +86,8 @@ def total(found: Mapping[str, Any], word: str) -> Any:  # noqa: ANN401 - any JSO
 
 
 def only(held: Any) -> Any:  # noqa: ANN401 - any JSON
-    """Return the only value of a list, as search engines give the fields of a row."""
-    is_one = type(held) is list and len(held) == 1 and not isinstance(held[0], dict | list)
-    return held[0] if is_one else held
+    """Return the only text of a list, as logs have headers, and search engines fields."""
+    return held[0] if type(held) is list and len(held) == 1 and type(held[0]) is str else held
 
 
 def flattened(
@@ -184,10 +124,6 @@ class Opened:
         paths = dict.fromkeys([*self.columns, *chain.from_iterable(self.sample)])
         return tuple(paths)[:MOST_COLUMNS]
 
-    def cells(self, paths: Sequence[str]) -> list[Any]:
-        """Return the first cells at these paths."""
-        return [first(map(row.get, paths)) for row in self.sample[:100]]
-
 
 def unique_names(headings: Sequence[str]) -> list[str]:
     """Return headings of which each names one column."""
@@ -196,3 +132,8 @@ def unique_names(headings: Sequence[str]) -> list[str]:
         name = heading or f"#{place}"
         names[f"{name}#{place}" if name in names else name] = None
     return [*names]
+
+
+def within(names: Iterable[str], wanted: Sequence[str]) -> list[str]:
+    """Return the columns in which dotted paths stand."""
+    return [name for name in names if any(f"{path}.".startswith(f"{name}.") for path in wanted)]

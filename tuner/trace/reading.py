@@ -4,9 +4,8 @@
 rows where they are none, ``check`` reads every cell, ``same`` finds rows that are one request.
 """
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
@@ -19,11 +18,11 @@ from tuner.errors import TraceError, UsageError
 from tuner.trace.check import Checker
 from tuner.trace.decode import opened
 from tuner.trace.encode import TYPES
-from tuner.trace.files import TraceFile
+from tuner.trace.files import Tally, TraceFile
 from tuner.trace.formats import CANONICAL, TABLE, Format, detected, named
 from tuner.trace.guess import Asked, guessed
 from tuner.trace.headings import main_roles
-from tuner.trace.raw import ROWS, Opened, Raw, Tally
+from tuner.trace.raw import ROWS, Numbered, Opened, Raw
 from tuner.trace.record import REASONS, VERSION, TraceHeader
 from tuner.trace.same import Row
 from tuner.trace.text import look_for_text, names_text
@@ -41,11 +40,8 @@ IN_ORDER = 0.01
 """Share of the rows that may be far before the row above. A table in no order has more of them, and
 its steps show nothing."""
 
-Tell = Callable[[Tally], None]
-"""Is called now and then with how far the reading is."""
 
-
-def read(path: Path, asked: Asked | None = None, tell: Tell = lambda _: None) -> Trace:
+def read(path: Path, asked: Asked | None = None) -> Trace:
     """Read a whole trace, in order of arrival; requests of one time keep their order.
 
     Raises TraceError for a file that cannot be read as a trace, UsageError for options that do not
@@ -54,46 +50,44 @@ def read(path: Path, asked: Asked | None = None, tell: Tell = lambda _: None) ->
     asked = asked or Asked()
     tally = Tally(asked.name or str(path), allow_text=asked.allow_text)
     try:
-        return _read(TraceFile(path, tally), asked, tell)
+        return _read(TraceFile(path, tally), asked)
     except OSError as error:
         what = (error.strerror or str(error)).lower()
         raise TraceError(f"{tally.place}: {what}", hint="Sample traces are in traces/.") from error
 
 
-def _read(file: TraceFile, asked: Asked, tell: Tell) -> Trace:
-    tally = file.tally
-    rows_of = opened(file, tuple(asked.columns.values()))
+def _read(file: TraceFile, asked: Asked) -> Trace:
+    tally, rows_of = file.tally, opened(file)
     known = _format(file, rows_of, asked)
     header = _header(known, rows_of, file)
     checker = Checker(replace(known, block_size=header.block_size), tally)
     tables: list[pa.Table] = []
     lines: list[Ints] = []
     linked: list[Row] = []
-    for raw in _flat(_raws(rows_of, known, tally), known, tally):
+    for raw in _raws(rows_of, known, tally):
         if tally.rows_read > MOST_ROWS:
-            raise TraceError(
-                f"{tally.place}: more than {MOST_ROWS:,} rows", hint="Cut it to a day."
-            )
+            many = f"more than {MOST_ROWS:,} rows"
+            raise TraceError(f"{tally.place}: {many}", hint="Cut it to a day.")
         if known.settle is not None:
             linked += checker.linked(raw)
-        else:
-            table, kept = checker.checked(raw)
-            _ask_for_unit(table, kept, known, tally)
-            tables.append(table)
-            lines += [kept.astype(np.int32)] if known.clock.zoned is False else []
-        tell(tally)
+            continue
+        table, kept = checker.checked(raw)
+        odd = np.flatnonzero(table.column("timestamp").to_numpy() % 1) if known.whole_ms else ()
+        if len(odd):
+            what = "a timestamp with a fraction may be seconds or ms"
+            cure = f"{tally.importing('--time-unit s')} (GuideLLM, vLLM); ms for aiperf's."
+            raise TraceError(f"{tally.at(int(kept[odd[0]]))}: {what}", hint=cure)
+        tables.append(table)
+        lines += [kept.astype(np.int32)] if known.clock.zoned is False else []
     if known.settle is not None:
         tables = [_settled(linked, known, tally)]
     if not any(map(len, tables)):
-        raise _nothing(known, tally)
+        raise _nothing(tally)
     whole = pa.concat_tables(tables, promote_options="default").combine_chunks()
     tables.clear()
     pa.default_memory_pool().release_unused()
     if lines:
         _check_clock(whole, np.concatenate(lines), known, tally)
-    if checker.unknown_statuses:
-        count = f"{checker.unknown_statuses:,}"
-        tally.note(f"{count} statuses are not known: such requests count as served")
     return _trace(whole, header, known, tally)
 
 
@@ -117,15 +111,11 @@ def _format(file: TraceFile, rows_of: Opened, asked: Asked) -> Format:
 
 def _header(known: Format, rows_of: Opened, file: TraceFile) -> TraceHeader:
     """Return the header that the file has, or the one of its format. Raises TraceError."""
-    first = rows_of.objects[0] if rows_of.objects else {}
-    is_headed = b'"tuner_trace"' in file.head.lstrip().partition(b"\n")[0]
     if known.name != CANONICAL.name:
-        model = first.get("model_id") if known.name == "vllm_bench" else None
-        is_name = isinstance(model, str) and re.fullmatch(r"[\w./:@-]{1,200}", model)
-        return replace(known.header(), model=model if is_name else None)
-    if not is_headed:
+        return known.header()
+    if b'"tuner_trace"' not in file.head.lstrip().partition(b"\n")[0]:
         return TraceHeader()
-    problem = f"not tuner_trace {VERSION} in ms, which this tuner reads"
+    first, problem = rows_of.objects[0], f"not tuner_trace {VERSION} in ms, which this tuner reads"
     if first.get("tuner_trace") == VERSION and first.get("time_unit", "ms") == "ms":
         try:
             return msgspec.convert(first, TraceHeader)
@@ -138,46 +128,40 @@ def _header(known: Format, rows_of: Opened, file: TraceFile) -> TraceHeader:
 
 
 def _raws(rows_of: Opened, known: Format, tally: Tally) -> Iterator[Raw]:
-    """Yield the raw columns. Raises TraceError for rows that hold text, and a second header."""
+    """Yield raw columns of flat rows. Raises TraceError for rows that hold text."""
     paths = chain.from_iterable(column.paths for column in known.columns.values())
-    wanted = [*paths, *filter(names_text, rows_of.headings)]
-    is_first = True
-    for raw in rows_of.raws(wanted):
-        headers = [place for place, row in enumerate(raw.objects) if "tuner_trace" in row]
-        if known.name == CANONICAL.name and headers:
-            if headers != [0] or not is_first:
-                raise TraceError(
-                    f"{tally.at(int(raw.lines[headers[-1]]))}: a second header: two traces with "
-                    "two origins in one file",
-                    hint="Split the file at this line and use the parts one by one.",
-                )
-            raw = Raw(raw.lines[1:], raw.objects[1:])  # noqa: PLW2901
-        is_first = False
+    raws = rows_of.raws([*paths, *filter(names_text, rows_of.headings)])
+    if known.name == CANONICAL.name:
+        raws = _headless(raws, tally)
+    if known.flatten is not None:
+        raws = _flat(raws, known, tally)
+    for raw in raws:
         look_for_text(raw, tally)
         if len(raw):
             yield raw
 
 
+def _headless(raws: Iterator[Raw], tally: Tally) -> Iterator[Raw]:
+    """Yield the rows below the header. Raises TraceError for a second one."""
+    for block, raw in enumerate(raws):
+        headers = [place for place, row in enumerate(raw.objects) if "tuner_trace" in row]
+        if headers and (block or headers != [0]):
+            what = "a second header: two traces with two origins in one file"
+            cure = "Split the file at this line and use the parts one by one."
+            raise TraceError(f"{tally.at(int(raw.lines[headers[-1]]))}: {what}", hint=cure)
+        yield Raw(raw.lines[len(headers) :], raw.objects[len(headers) :])
+
+
 def _flat(raws: Iterator[Raw], known: Format, tally: Tally) -> Iterator[Raw]:
-    """Yield raw columns of flat rows. Raises TraceError for rows that hold text."""
-    if known.flatten is None:
-        yield from raws
-        return
-    rows = ((raw.lines.tolist(), raw.objects) for raw in raws)
-    flat = known.flatten((each for pair in rows for each in zip(*pair, strict=True)), tally)
+    def rows() -> Numbered:
+        for raw in raws:
+            look_for_text(raw, tally)
+            yield from zip(raw.lines.tolist(), raw.objects, strict=True)
+
+    assert known.flatten is not None
+    flat = known.flatten(rows(), tally)
     while some := list(islice(flat, ROWS)):
-        raw = Raw(np.array([line for line, _ in some], np.int64), [row for _, row in some])
-        look_for_text(raw, tally)
-        yield raw
-
-
-def _ask_for_unit(table: pa.Table, lines: Ints, known: Format, tally: Tally) -> None:
-    """Raise TraceError for the first time with a fraction, which is ms or seconds."""
-    if known.whole_ms and len(odd := np.flatnonzero(table.column("timestamp").to_numpy() % 1)):
-        raise TraceError(
-            f"{tally.at(int(lines[odd[0]]))}: a timestamp with a fraction may be seconds or ms",
-            hint="Say which: --time-unit s (GuideLLM, vLLM) or --time-unit ms (aiperf).",
-        )
+        yield Raw(np.array([line for line, _ in some], np.int64), [row for _, row in some])
 
 
 def _settled(linked: list[Row], known: Format, tally: Tally) -> pa.Table:
@@ -186,12 +170,11 @@ def _settled(linked: list[Row], known: Format, tally: Tally) -> pa.Table:
     kept, dropped = known.settle(linked)
     for reason, line in dropped:
         tally.drop(reason, line)
-    fields = [row.fields or {} for row in sorted(kept, key=lambda row: row.line)]
+    fields = [row.fields or {} for row in kept]
     tally.rows_kept += len(fields)
     keys = [key for key in TYPES if any(field.get(key) is not None for field in fields)]
-    return pa.table(
-        {key: pa.array([field.get(key) for field in fields], TYPES[key]) for key in keys}
-    )
+    held = {key: [field.get(key) for field in fields] for key in keys}
+    return pa.table({key: pa.array(cells, TYPES[key]) for key, cells in held.items()})
 
 
 def _check_clock(table: pa.Table, lines: Ints, known: Format, tally: Tally) -> None:
@@ -199,28 +182,24 @@ def _check_clock(table: pa.Table, lines: Ints, known: Format, tally: Tally) -> N
     times_ms = table.column("timestamp").to_numpy()
     if "timestamp" not in known.columns:
         times_ms = times_ms + table.column("e2e_ms").to_numpy()
-    steps_ms = np.diff(times_ms)
-    newest_first = (steps_ms < 0).sum() > (steps_ms > 0).sum()
-    back_ms = steps_ms if newest_first else np.negative(steps_ms, out=steps_ms)
+    back_ms = -np.diff(times_ms)
+    if (back_ms > 0).sum() > (back_ms < 0).sum():  # the newest stands first
+        back_ms *= -1
     far_back = np.flatnonzero(back_ms >= SET_BACK_MS[0])
     set_back = far_back[back_ms[far_back] <= SET_BACK_MS[1]]
-    if len(set_back) and len(far_back) <= max(1, IN_ORDER * len(steps_ms)):
-        title = (known.columns.get("timestamp") or known.columns["end"]).title or "the time"
+    if len(set_back) and len(far_back) <= max(1, IN_ORDER * len(back_ms)):
         raise TraceError(
-            f"{tally.at(int(lines[set_back[0] + 1]))}: {title} goes back "
+            f"{tally.at(int(lines[set_back[0] + 1]))}: the time goes back "
             f"{back_ms[set_back[0]] / 6e4:.0f} min: where clocks are set back, times without a "
             "zone have an hour twice",
             hint="Export times in UTC or with their zone; or sort the rows, if the times are UTC.",
         )
 
 
-def _nothing(known: Format, tally: Tally) -> TraceError:
+def _nothing(tally: Tally) -> TraceError:
     """Return why no row can be used."""
     if not tally.rows_read:
         return TraceError(f"{tally.place}: no rows", hint="Is the file complete?")
-    if known.without_tokens and "no_tokens" in tally.dropped:
-        what, cure = known.without_tokens
-        return TraceError(f"{tally.first['no_tokens']}: {what}", hint=cure)
     reason, count = max(tally.dropped.items(), key=lambda item: item[1])
     return TraceError(
         f"{tally.first[reason]}: none of {tally.rows_read:,} rows can be used; "

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import inspect
 
 VERSION = 1
 
@@ -25,8 +24,6 @@ TimeUnit = Literal["s", "ms", "us", "ns"]
 
 SCHEDULE = "concurrency_schedule"
 """Source of a trace that was made of a concurrency schedule, in its header."""
-
-Reason = str
 
 REASONS: dict[str, str] = {
     "malformed": "not JSON, not UTF-8, cut off, or a wrong number of columns",
@@ -56,51 +53,53 @@ MAX_N = 16_384
 MAX_MS = 10**14
 """Three thousand years: larger numbers are not times."""
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
-Ms = Annotated[int, msgspec.Meta(ge=0, le=MAX_MS)] | Annotated[float, msgspec.Meta(ge=0, le=MAX_MS)]
-Priority = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Ms = int | float | None
+Count = int | None
+Counts = tuple[int, ...]
+Name = str | int | None
+Word = str | None
+Flag = bool | None
 
 
 class Row(msgspec.Struct, omit_defaults=True, gc=False):
     """One request as a line of the canonical form has it; null is absent."""
 
     timestamp: Ms
-    input_length: Count | None = None
-    output_length: Count | None = None
+    input_length: Count = None
+    output_length: Count = None
     status: Status = "ok"
-    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_N)] = 1
-    output_lengths: tuple[Count, ...] = ()
-    max_tokens: Count | None = None
-    hash_ids: tuple[BlockId, ...] = ()
-    request_id: str | int | None = None
-    session_id: str | int | None = None
-    turn: Count | None = None
-    parent_id: str | int | None = None
-    e2e_ms: Ms | None = None
-    ttft_ms: Ms | None = None
-    queue_ms: Ms | None = None
-    finish_reason: str | None = None
-    priority: Priority | None = None
-    lora: str | None = None
-    model: str | None = None
-    replica: Count | None = None
-    stream: bool | None = None
-    cached_tokens: Count | None = None
-    num_images: Count | None = None
-    row: Count | None = None
+    n: Count = 1
+    output_lengths: Counts = ()
+    max_tokens: Count = None
+    hash_ids: Counts = ()
+    request_id: Name = None
+    session_id: Name = None
+    turn: Count = None
+    parent_id: Name = None
+    e2e_ms: Ms = None
+    ttft_ms: Ms = None
+    queue_ms: Ms = None
+    finish_reason: Word = None
+    priority: Count = None
+    lora: Word = None
+    model: Word = None
+    replica: Count = None
+    stream: Flag = None
+    cached_tokens: Count = None
+    num_images: Count = None
+    row: Count = None
     """Position in the trace that this one was cut from; absent where it is the position here."""
 
 
 KINDS = {
-    inspect.FloatType: "time",
-    inspect.BoolType: "flag",
-    inspect.StrType: "name",
-    inspect.LiteralType: "name",
-    inspect.VarTupleType: "list",
-    inspect.IntType: "count",
+    Ms: "time",
+    Count: "count",
+    Counts: "list",
+    Flag: "flag",
+    **dict.fromkeys((Name, Word, Status), "name"),
 }
-"""The kind of a field whose type is, or holds, the first of these."""
+LIMITS = {"n": (1, MAX_N), "priority": (-(2**31), 2**31 - 1), "hash_ids": (0, 2**63 - 1)}
+"""Least and most, where these are not 0 and MAX_TOKENS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +109,9 @@ class Field:
     key: str
     kind: str
     """time, flag, name, list or count."""
-    least: int
-    most: int
     default: Any
+    least: int = 0
+    most: int = MAX_TOKENS
 
     @property
     def attribute(self) -> str:
@@ -120,16 +119,10 @@ class Field:
         return "arrival_s" if self.key == "timestamp" else self.key.replace("_ms", "_s")
 
 
-def _field(field: inspect.Field) -> Field:
-    held = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
-    kind = next(kind for known, kind in KINDS.items() if known in {*map(type, held)})
-    inner = (*held, *(part.item_type for part in held if isinstance(part, inspect.VarTupleType)))
-    number = next((part for part in inner if isinstance(part, inspect.IntType)), inspect.IntType())
-    default = None if field.default is msgspec.NODEFAULT else field.default
-    return Field(field.encode_name, kind, number.ge or 0, number.le or MAX_TOKENS, default)
-
-
-FIELDS = tuple(map(_field, inspect.type_info(Row).fields))  # type: ignore[attr-defined]
+_TYPES = zip(Row.__annotations__.items(), (None, *Row.__struct_defaults__), strict=True)
+FIELDS = tuple(
+    Field(key, KINDS[kind], default, *LIMITS.get(key, ())) for (key, kind), default in _TYPES
+)
 
 Total = Annotated[int, msgspec.Meta(ge=0)]
 

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.trace.record import MAX_N, SERVED, Reason
+from tuner.trace.record import MAX_N, SERVED
 
 RETRY_MS = 60_000
 """Time after a failure within which the same request is another attempt: clients wait less than a
@@ -48,20 +48,13 @@ class Row:
         return (self.at("status") or "ok") in SERVED
 
     @property
-    def start_ms(self) -> float:
-        return float(self.at("timestamp"))
-
-    @property
-    def end_ms(self) -> float:
-        return self.start_ms + (self.at("e2e_ms") or 0)
-
-    @property
-    def alike(self) -> Hashable:
-        return self.trace, self.at("input_length"), self.at("output_length")
+    def time_ms(self) -> tuple[float, float]:
+        start_ms: float = self.at("timestamp")
+        return start_ms, start_ms + (self.at("e2e_ms") or 0)
 
 
-Settled = tuple[list[Row], list[tuple[Reason, int]]]
-"""The requests that there really are, and the lines of rows that another one stands for."""
+Settled = tuple[list[Row], list[tuple[str, int]]]
+"""The requests that there really are, and (reason, line) of rows that another one stands for."""
 
 
 def sequences(rows: Sequence[Row]) -> Settled:
@@ -71,11 +64,10 @@ def sequences(rows: Sequence[Row]) -> Settled:
         if row.fields is not None:
             by_key[row.key or row.identity].append(row)
     kept: list[Row] = []
-    dropped: list[tuple[Reason, int]] = []
+    dropped: list[tuple[str, int]] = []
     for same in by_key.values():
         own = {row.span or row: row.fields or {} for row in same[:MAX_N]}
-        dropped += [("same_request", row.line) for row in same[1:MAX_N]]
-        dropped += [("bad_field", row.line) for row in same[MAX_N:]]
+        dropped += [("same_request", row.line) for row in same[1:]]
         fields = same[0].fields if len(own) == 1 else _together([*own.values()])
         kept.append(replace(same[0], fields=fields))
     return kept, dropped
@@ -109,30 +101,19 @@ def lowest_spans(rows: Sequence[Row]) -> Settled:
     What an upper one knows and the lower one does not, such as the session, is handed down.
     """
     by_id: dict[Hashable, Row] = {}
-    dropped: list[tuple[Reason, int]] = []
+    dropped: list[tuple[str, int]] = []
     for row in rows:
-        key = row.identity
-        known = by_id.setdefault(key, row)
-        if known is not row and known.fields is not None and row.fields is not None:
+        known = by_id.setdefault(row.identity, row)
+        if known.fields is None:
+            by_id[row.identity] = row
+        elif known is not row and row.fields is not None:
             dropped.append(("same_request", row.line))  # sent twice
-        elif known.fields is None:
-            by_id[key] = row
     requests = [row for row in by_id.values() if row.fields is not None]
-    above = {row: _request_above(row, by_id) for row in requests}
+    above = {row: over for row in requests if (over := _request_above(row, by_id))}
+    _link_by_counts(requests, above)
     upper = {*above.values()}
-    clients: dict[Hashable, list[Row]] = defaultdict(list)
-    for row in requests:
-        if not row.server and row not in upper:
-            clients[row.alike].append(row)
-    for row in requests:  # whose link was never exported, but whose lengths are a client's
-        if row.server and row.trace and above[row] is None:
-            for over in clients[row.alike][:MOST_ALIKE]:
-                if over not in upper and over.start_ms <= row.start_ms <= row.end_ms <= over.end_ms:
-                    above[row] = over
-                    upper.add(over)
-                    break
     dropped += [("same_request", row.line) for row in requests if row in upper]
-    lowest = [_informed(row, above[row]) for row in requests if row not in upper]
+    lowest = [_informed(row, above.get(row)) for row in requests if row not in upper]
     kept, more = sequences(sorted(lowest, key=lambda row: row.line))
     return kept, [*dropped, *more]
 
@@ -148,10 +129,33 @@ def _request_above(row: Row, by_id: dict[Hashable, Row]) -> Row | None:
     return None
 
 
+def _link_by_counts(requests: Sequence[Row], above: dict[Row, Row]) -> None:
+    """Find the client of each server's span whose link was never exported: it has the same lengths
+    and spans its time."""
+
+    def alike(row: Row) -> Hashable:
+        return row.trace, row.at("input_length"), row.at("output_length")
+
+    upper = {*above.values()}
+    clients: dict[Hashable, list[Row]] = defaultdict(list)
+    for row in requests:
+        if not row.server and row not in upper:
+            clients[alike(row)].append(row)
+    for row in requests:
+        if row.server and row.trace and row not in above:
+            (sent_ms, answered_ms), free = row.time_ms, clients[alike(row)]
+            for over in free[:MOST_ALIKE]:
+                if over.time_ms[0] <= sent_ms <= answered_ms <= over.time_ms[1]:
+                    above[row] = over
+                    free.remove(over)
+                    break
+
+
 def _informed(row: Row, above: Row | None) -> Row:
-    more = {key: above.at(key) for key in HANDED if row.at(key) is None} if above else {}
-    known = {key: value for key, value in more.items() if value is not None}
-    return replace(row, fields=(row.fields or {}) | known)
+    if above is None or row.fields is None:
+        return row
+    more = {key: above.at(key) for key in HANDED if row.at(key) is None}
+    return replace(row, fields=row.fields | more)
 
 
 def final_attempts(rows: Sequence[Row]) -> Settled:
@@ -159,11 +163,11 @@ def final_attempts(rows: Sequence[Row]) -> Settled:
     requests = [row for row in rows if row.fields is not None]
     served: dict[Hashable, float] = {}  # the start of the next attempt that was served
     retried: set[Row] = set()
-    for row in sorted(requests, key=lambda row: (row.start_ms, row.is_served), reverse=True):
-        key = (row.trace, row.at("model"))
+    for row in sorted(requests, key=lambda row: (row.time_ms[0], row.is_served), reverse=True):
+        key, (start_ms, end_ms) = (row.trace, row.at("model")), row.time_ms
         if row.trace and row.is_served:
-            served[key] = row.start_ms
-        elif row.trace and served.get(key, math.inf) <= row.end_ms + RETRY_MS:
+            served[key] = start_ms
+        elif row.trace and served.get(key, math.inf) <= end_ms + RETRY_MS:
             retried.add(row)
     kept = [row for row in requests if row not in retried]
     return kept, [("retried", row.line) for row in requests if row in retried]

@@ -10,9 +10,11 @@ from itertools import chain
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tuner.errors import TraceError
-from tuner.trace.raw import Object, Raw, Tally
+from tuner.trace.files import Tally
+from tuner.trace.raw import Object, Raw
 from tuner.trace.values import as_object, number, words
 
 TEXT_KEYS = words(
@@ -34,12 +36,11 @@ NO_TEXT_KEYS = words(
 )
 """Keys under which messages, and the logs of Bedrock, describe themselves."""
 
-_KEY = re.compile(r"[A-Za-z_$@#][\w.$@:/#-]{0,47}")
-
 
 def shown_key(key: str) -> str:
     """Return a key for a message: one that could be a sentence is not shown."""
-    return key if _KEY.fullmatch(key) else "a key that is not shown"
+    is_key = re.fullmatch(r"[A-Za-z_$@#][\w.$@:/#-]{0,47}", key)
+    return key if is_key else "a key that is not shown"
 
 
 @lru_cache(maxsize=4096)
@@ -62,30 +63,30 @@ def look_for_text(raw: Raw, tally: Tally) -> None:
     """Raise TraceError for the first row that holds text, unless that is allowed."""
     if tally.allow_text:
         return
+    if any(map(names_text, raw.names)) or _holds_others(raw.objects):
+        _look_in(raw.objects, raw, tally)
     for name, column in raw.columns.items():
-        holds_others = pa.types.is_nested(column.type) or str(column[:1]).find("{") > 0
-        if names_text(name) or holds_others:
-            is_string = pa.types.is_string(column.type)
-            cells = column.dictionary_encode().dictionary if is_string else column
-            if any(_text_in({name: cell}) for cell in cells.to_pylist()):
-                _in_objects([{name: cell} for cell in column.to_pylist()], raw, tally)
-    if raw.objects and (any(map(names_text, raw.names)) or _is_nested(raw.objects)):
-        _in_objects(raw.objects, raw, tally)
+        is_string = pa.types.is_string(column.type)
+        has_json = is_string and pc.any(pc.starts_with(column, pattern="{")).as_py()
+        if names_text(name) or has_json or pa.types.is_nested(column.type):
+            _look_in([{name: cell} for cell in column.to_pylist()], raw, tally)
 
 
-def _is_nested(rows: Sequence[Object]) -> bool:
+def _holds_others(rows: Sequence[Object]) -> bool:
     """Whether any value holds others; most rows are known by their types at once."""
     types = {*map(type, chain.from_iterable(map(dict.values, rows)))}
     strings = (value for row in rows for value in row.values() if type(value) is str)
-    return bool(types & {dict, list}) or (
-        str in types and any(string[:1] == "{" for string in strings)
-    )
+    has_strings = str in types and any(string[:1] == "{" for string in strings)
+    return has_strings or bool(types & {dict, list})
 
 
-def _in_objects(rows: Sequence[Object], raw: Raw, tally: Tally) -> None:
-    for line, row in zip(raw.lines.tolist(), rows, strict=True):
+def _look_in(rows: Sequence[Object], raw: Raw, tally: Tally) -> None:
+    for line, row in zip(raw.lines.tolist(), rows, strict=False):
         if key := _text_in(row):
-            _refuse(tally, line, key)
+            raise TraceError(
+                f"{tally.at(line)}: holds text ({shown_key(key)})",
+                hint="tuner trace import --allow-text reads the rest; no text is ever written.",
+            )
 
 
 def _text_in(value: Any, depth: int = 6) -> str:  # noqa: ANN401 - any JSON
@@ -93,17 +94,9 @@ def _text_in(value: Any, depth: int = 6) -> str:  # noqa: ANN401 - any JSON
     if isinstance(value, list):
         nested = (each for each in value if depth and type(each) in (dict, list))
         return next(filter(None, (_text_in(each, depth - 1) for each in nested)), "")
-    inner = as_object(value) if depth else None
-    for key, held in (inner or {}).items():
+    for key, held in ((as_object(value) if depth else None) or {}).items():
         if names_text(key) and is_text(held):
             return key
         if type(held) in (dict, list, str) and (result := _text_in(held, depth - 1)):
             return result
     return ""
-
-
-def _refuse(tally: Tally, line: int, key: str) -> None:
-    raise TraceError(
-        f"{tally.at(line)}: holds text ({shown_key(key)})",
-        hint="tuner trace import --allow-text reads the rest; no text is ever written.",
-    )

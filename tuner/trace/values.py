@@ -1,7 +1,7 @@
-"""Readers of columns: counts, spans of time and times, a whole column at once.
+"""Readers of cells, a whole column at once: counts, spans of time, times, and words.
 
-A reader returns numbers, and for each cell the code of the reason why it is wrong, 0 for none.
-Numbers are as programs write them, dates are ISO 8601 or those of web servers' logs.
+A reader returns numbers, NaN for empty cells, and for each cell the code of the reason why it is
+wrong, 0 for none. Numbers are as programs write them, dates ISO 8601 or those of servers' logs.
 """
 
 import re
@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -18,25 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tuner.trace.record import CODES, MAX_MS, MAX_TOKENS, Reason
+from tuner.trace.record import CODES, MAX_MS, MAX_TOKENS, REFUSED, Status, TimeUnit
 
-Unit = Literal["s", "ms", "us", "ns"]
-PER_S: dict[Unit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-NAMES: dict[Unit, str] = {
-    "s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds",
-}  # fmt: skip
+PER_S: dict[TimeUnit, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 FROM_MS, TO_MS = 1.0e12, 4.0e12
 """2001 to 2096: a number in this range can only be a time since 1970, in one unit."""
-
-ABSENT = np.iinfo(np.int64).min
-"""Stands for an empty cell among counts; among times it is NaN."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-Codes = NDArray[np.uint8]
 Cells: TypeAlias = pa.Array | list[Any]
-Read = tuple[NDArray[Any], Codes]
+Read = tuple[Floats, NDArray[np.uint8]]
 
 
 def words(text: str) -> frozenset[str]:
@@ -60,14 +52,13 @@ def as_list(cells: Cells) -> list[Any]:
 
 def as_array(cells: Cells) -> pa.Array:
     """Return cells as one array; as text where they are of several kinds."""
+    if isinstance(cells, list):
+        with suppress(pa.ArrowException, OverflowError, ValueError):
+            cells = pa.array(cells)
     if isinstance(cells, pa.Array) and not pa.types.is_nested(cells.type):
         return cells
-    cells = as_list(cells)
-    with suppress(pa.ArrowException, OverflowError, ValueError):
-        array = pa.array(cells)
-        if not pa.types.is_nested(array.type):
-            return array
-    return pa.array([None if cell is None else str(cell) for cell in cells], pa.string())
+    texts = [None if cell is None else str(cell) for cell in as_list(cells)]
+    return pa.array(texts, pa.string())
 
 
 def by_value(
@@ -76,9 +67,8 @@ def by_value(
     """Return the result of a rule for each cell; it sees each distinct cell once."""
     array = as_array(cells).dictionary_encode()
     codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    values = np.array([*map(rule, array.dictionary.to_pylist()), absent], kind)
-    result: NDArray[Any] = values[codes]
-    return result
+    results: NDArray[Any] = np.array([*map(rule, array.dictionary.to_pylist()), absent], kind)
+    return results[codes]
 
 
 _NUMBER = r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
@@ -94,8 +84,8 @@ def numbers(cells: Cells) -> tuple[Floats, Mask]:
         except pa.ArrowInvalid:
             text = pc.utf8_trim_whitespace(array)
             fits = pc.fill_null(pc.match_substring_regex(text, _NUMBER), fill_value=False)
-            empty = pc.is_in(pc.utf8_lower(text), pa.array(sorted(NULL)))
-            odd = ~pc.or_(pc.or_(fits, empty), pc.is_null(text)).to_numpy(zero_copy_only=False)
+            empty = pc.is_in(pc.utf8_lower(text), pa.array([*NULL, None]))
+            odd = ~pc.or_(fits, empty).to_numpy(zero_copy_only=False)
             array = pc.cast(pc.if_else(fits, text, None), pa.float64())
     elif not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
         return np.full(len(array), np.nan), array.is_valid().to_numpy(zero_copy_only=False)
@@ -110,109 +100,90 @@ def number(value: object) -> float | None:
     return value if is_number and abs(value) < np.inf else None  # type: ignore[return-value, arg-type]
 
 
-class Reader(Protocol):
-    """Reads a column."""
-
-    def read(self, cells: Cells) -> Read:
-        """Return numbers, and the codes of the reasons why cells are wrong."""
-
-
-def _judged(values: Floats, *faults: tuple[Mask, Reason]) -> Read:
-    """Return numbers, NaN where they are wrong, and the code of the first fault of each cell, of
-    (where, reason)."""
+def _judged(values: Floats, *faults: tuple[Mask, str]) -> Read:
+    """Return numbers, NaN where they are wrong, and the code of the first fault of each cell."""
     codes = np.zeros(len(values), np.uint8)
     for where, reason in reversed(faults):
         codes[where] = CODES[reason]
     return np.where(codes == 0, values, np.nan), codes
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Integers, also as 128.0. Text such as 1.000 may be a thousand, and is none."""
-
-    least: int = 0
-
-    def read(self, cells: Cells) -> Read:
-        array = as_array(cells)
-        values, odd = numbers(array)
-        if pa.types.is_string(array.type) and pc.any(pc.match_substring(array, ".")).as_py():
-            thousands = pc.match_substring_regex(array, r"^\s*[+-]?\d{1,3}\.\d{3}\s*$")
-            odd = odd | thousands.fill_null(False).to_numpy(zero_copy_only=False)
-        with np.errstate(invalid="ignore"):
-            odd = odd | (np.mod(values, 1) > 0)
-        large: tuple[Mask, Reason] = (values > MAX_TOKENS, "out_of_range")
-        values, codes = _judged(
-            values, (odd, "not_integer"), (values < self.least, "negative"), large
-        )
-        absent = np.isnan(values)
-        return np.where(absent, ABSENT, np.where(absent, 0, values).astype(np.int64)), codes
+def counts(cells: Cells) -> Read:
+    """Read integers, also as 128.0. Text such as 1.000 may be a thousand, and is none."""
+    array = as_array(cells)
+    values, odd = numbers(array)
+    if pa.types.is_string(array.type) and pc.any(pc.match_substring(array, ".")).as_py():
+        thousands = pc.match_substring_regex(array, r"^\s*[+-]?\d{1,3}\.\d{3}\s*$")
+        odd = odd | thousands.fill_null(False).to_numpy(zero_copy_only=False)
+    odd = odd | (np.floor(values) < values)
+    return _judged(values, (odd, "not_integer"), (values > MAX_TOKENS, "out_of_range"))
 
 
 # Spans of time.
 
-_CLOCK_SPAN = re.compile(r"(?:(\d+) days?,? )?(\d{1,4}):(\d\d):(\d\d(?:[.,]\d{1,9})?)")
-_PARTS = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµμ]+)[\s,]*")
-UNITS: dict[str, Unit] = {
+UNITS: dict[str, TimeUnit] = {
     **dict.fromkeys(words("s sec secs second seconds"), "s"),
     **dict.fromkeys(words("ms msec msecs milli millis millisecond milliseconds"), "ms"),
     **dict.fromkeys(words("us µs μs usec micro micros microsecond microseconds"), "us"),
     **dict.fromkeys(words("ns nsec nano nanos nanosecond nanoseconds"), "ns"),
 }
-_WORD_MS = {
-    **{word: 1000 / PER_S[unit] for word, unit in UNITS.items()},
-    **dict.fromkeys(words("h hour hours"), 3_600_000.0),
-    **dict.fromkeys(words("m min minute minutes"), 60_000.0),
-}
+_CLOCK_SPAN = re.compile(r"(?:(\d+) days?,? )?(\d{1,4}):(\d\d):(\d\d(?:[.,]\d{1,9})?)")
+_PARTS = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµμ]+)")
+_WORD_MS = {"h": 3.6e6, "m": 6.0e4} | {word: 1000 / PER_S[unit] for word, unit in UNITS.items()}
+
+
+def written_ms(text: str) -> float | None:
+    """Return ms of a span that names its unit: ``1m2.5s``, ``00:00:01.53``.
+
+    >>> written_ms("1m2.5s"), written_ms("0 days 00:01:02.5"), written_ms("875 tokens")
+    (62500.0, 62500.0, None)
+    """
+    text = text.strip()[:80]
+    if hit := _CLOCK_SPAN.fullmatch(text):
+        parts = (float((part or "0").replace(",", ".")) for part in hit.groups())
+        days, hours, minutes, seconds = parts
+        return round((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000, 6)
+    text = text.lower().removeprefix("pt")
+    found = _PARTS.findall(text)
+    if not found or _PARTS.sub("", text) or not all(unit in _WORD_MS for _, unit in found):
+        return None
+    return sum(float(value) * _WORD_MS[unit] for value, unit in found)
+
+
+def in_ms(values: Any, unit: TimeUnit) -> Any:  # noqa: ANN401 - a number, or an array of them
+    """Return ms of numbers of this unit."""
+    return values * 1000.0 if unit == "s" else values / (PER_S[unit] // 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
     """Spans of time: numbers of one unit or, without a unit, text that names it."""
 
-    unit: Unit | None = "ms"
+    unit: TimeUnit | None = "ms"
 
     def __str__(self) -> str:
-        return "in their units" if self.unit is None else f"in {NAMES[self.unit]}"
+        return f"in {self.unit or 'their units'}"
 
     def read(self, cells: Cells) -> Read:
+        """Return ms."""
         if self.unit is None:
             values = by_value(cells, lambda cell: written_ms(str(cell)), np.nan, np.float64)
             odd = np.isnan(values) & ~by_value(cells, is_empty, absent=True, kind=np.bool_)
         else:
             values, odd = numbers(cells)
             values = in_ms(values, self.unit)
-        long: tuple[Mask, Reason] = (values > MAX_MS, "out_of_range")
-        return _judged(values, (odd, "bad_field"), (values < 0, "negative_time"), long)
-
-
-def in_ms(values: Any, unit: Unit) -> Any:  # noqa: ANN401 - a number, or an array of them
-    """Return ms of numbers of this unit."""
-    return values * 1000.0 if unit == "s" else values / (PER_S[unit] // 1000)
-
-
-def written_ms(text: str) -> float | None:
-    """Return ms of a span that names its unit: ``1m2.5s``, ``00:00:01.53``, ``0 days 00:00:01``.
-
-    >>> written_ms("1 min 2.5 s"), written_ms("PT1M2.5S"), written_ms("875 tokens")
-    (62500.0, 62500.0, None)
-    """
-    text = text.strip()[:80]
-    if hit := _CLOCK_SPAN.fullmatch(text):
-        days, hours, minutes, seconds = (
-            float((part or "0").replace(",", ".")) for part in hit.groups()
+        faults = (
+            (odd, "bad_field"),
+            (values < 0, "negative_time"),
+            (values > MAX_MS, "out_of_range"),
         )
-        return round((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000, 6)
-    text = text.lower().removeprefix("pt")
-    result = _PARTS.findall(text)
-    is_span = result and not _PARTS.sub("", text) and all(unit in _WORD_MS for _, unit in result)
-    return sum(float(value) * _WORD_MS[unit] for value, unit in result) if is_span else None
+        return _judged(values, *faults)
 
 
 # Times.
 
 _ISO = re.compile(r"\d{4}-\d\d-\d\d(?:[T ]\d\d:\d\d.*)?")
 _LOG = re.compile(r"(\d\d)-([A-Z][a-z]{2})-(\d{4}):")
-_ZONE = re.compile(r"(?:\s?\+0000)?\s?(?:UTC|GMT)$")
 _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -224,7 +195,7 @@ def parse(text: str) -> tuple[float, bool] | None:
     >>> parse("21/Nov/2026:10:00:00 +0100"), parse("2026-11-21 10:00:00.125 UTC")
     ((1795251600000.0, True), (1795255200125.0, True))
     """
-    text = _ZONE.sub("Z", text.strip('[]" ').replace("/", "-"))
+    text = re.sub(r"(?:\s?\+0000)?\s?(?:UTC|GMT)$", "Z", text.strip('[]" ').replace("/", "-"))
     text = re.sub(r"\s(?=[+-]\d)", "", text)
     if hit := _LOG.match(text):
         month = _MONTHS.find(hit[2]) // 3 + 1
@@ -243,7 +214,7 @@ def parse(text: str) -> tuple[float, bool] | None:
 class Clock:
     """Times: numbers of one unit, or dates."""
 
-    unit: Unit | None = None
+    unit: TimeUnit | None = None
     """Of numbers; None for dates."""
     dated: bool = True
     """Times count from 1970; otherwise from a start that is unknown."""
@@ -253,25 +224,24 @@ class Clock:
 
     def __str__(self) -> str:
         if self.unit is not None:
-            return f"{NAMES[self.unit]} {'since 1970' if self.dated else 'from some start'}"
+            return f"{self.unit} {'since 1970' if self.dated else 'from some start'}"
         zone = {None: "UTC where they name no zone", False: "taken for UTC"}
         return f"dates, {zone.get(self.zoned, 'with their zone')}"
 
     def read(self, cells: Cells) -> Read:
-        if self.unit is None and self.zoned is not None:
-            values, odd = self._dates(as_array(cells))
-        else:
-            values, odd = numbers(cells)
-            values = in_ms(values, self.unit or "s")
-            if self.unit is None:
-                odd = odd | (values < FROM_MS)
-                if odd.any():
-                    dates, wrong = self._dates(as_array(cells))
-                    values, odd = np.where(odd, dates, values), odd & wrong
-        least = FROM_MS if self.dated and self.unit is not None else 0.0
-        beyond = (np.abs(values) > MAX_MS) & (not self.dated)
-        out = odd | (values < least) | (values >= (TO_MS if self.dated else MAX_MS))
-        return _judged(values, (beyond, "out_of_range"), (out, "bad_timestamp"))
+        """Return ms since 1970, or from where the times count."""
+        array = as_array(cells)
+        values, odd = numbers(array) if self.unit else self._dates(array)
+        if self.unit is not None:
+            values = in_ms(values, self.unit)
+        elif self.zoned is None and odd.any():
+            seconds, wrong = numbers(array)
+            values, odd = np.where(odd, seconds * 1000, values), odd & wrong
+        if not self.dated:
+            return _judged(values, (np.abs(values) > MAX_MS, "out_of_range"),
+                           (odd | (values < 0), "bad_timestamp"))  # fmt: skip
+        least = FROM_MS if self.unit or self.zoned is None else 0.0
+        return _judged(values, (odd | (values < least) | (values >= TO_MS), "bad_timestamp"))
 
     def _dates(self, cells: pa.Array) -> tuple[Floats, Mask]:
         """Return ms since 1970 and which cells are no dates; Arrow reads plain ones at once."""
@@ -303,6 +273,112 @@ def date_ms(value: object) -> float | None:
 def date_of(ms: float) -> str:
     """Return ms since 1970 as a date of UTC."""
     return f"{(_EPOCH + timedelta(milliseconds=ms)).replace(tzinfo=None).isoformat()}Z"
+
+
+# Words.
+
+MAX_NAME = 60
+"""Characters of a name that has blanks."""
+
+_CODE = re.compile(r"(?:http(?:/\d(?:\.\d)?)?[\s:]*)?([1-5]\d\d)(?:[\s:-].*)?")
+"""A code of HTTP with words around it: ``HTTP/1.1 429 Too Many Requests``."""
+
+_STATUSES: dict[Status, str] = {
+    "ok": "ok success succeeded successful true completed complete done finished stop length "
+    "passed end_turn eos yes status_code_ok status_code_unset unset max_tokens stop_sequence "
+    "tool_calls tool_use incomplete default",
+    "aborted": "aborted abort cancelled canceled client_closed disconnected client_disconnected "
+    "client_closed_request",
+    "rejected": "rejected throttled rate_limited ratelimited overloaded unavailable "
+    "too_many_requests service_unavailable resource_exhausted bad_request invalid_argument",
+    "error": "error failed fail failure false timeout timed_out exception internal_error no "
+    "internal internal_server_error status_code_error deadline_exceeded permission_denied "
+    "not_found unauthenticated",
+}
+STATUSES = {word: status for status, text in _STATUSES.items() for word in text.split()}
+
+
+def status_of(code: int) -> Status:
+    """Return what a status code of HTTP means for a request."""
+    if 100 <= code < 400:
+        return "ok"
+    if code == 499:  # nginx's code, and others', for a client that went away
+        return "aborted"
+    return "rejected" if code in REFUSED else "error"
+
+
+def status_in(value: object, *, flag: bool = False) -> Status | None:
+    """Return what a status says: a code of HTTP, a word, or a flag; None where it is not known.
+
+    ``flag``: the column says whether it went well, so that 0 means that it did not.
+    """
+    text = str(value).strip().lower().removesuffix(".0")
+    if is_empty(value):
+        return "ok"
+    if text in ("0", "1") and (flag or text == "0"):
+        return "ok" if flag == (text == "1") else "error"
+    if code := _CODE.fullmatch(text):
+        return status_of(int(code[1]))
+    return STATUSES.get(re.sub(r"[\s-]+", "_", text.rpartition(".")[2]))
+
+
+def error_in(value: object) -> Status:
+    """Return what a column of errors says: nothing, or that there was one."""
+    nothing = words("false 0 0.0 no ok")
+    return "ok" if is_empty(value) or str(value).strip().lower() in nothing else "error"
+
+
+def code_in(value: object) -> Status:
+    """Return what a code of HTTP within a message means; an error where there is none."""
+    code = re.search(r"\b(4\d\d|5\d\d)\b", str(value)[:1000])
+    return status_of(int(code[0])) if code else "error"
+
+
+def from_cache(value: object) -> bool | None:
+    """Return whether a gateway answered from its cache; None where the cell does not say.
+
+    >>> from_cache("SEMANTIC HIT"), from_cache("miss"), from_cache(True), from_cache(64)
+    (True, False, True, None)
+    """
+    text = str(value).strip().lower()
+    if text in ("true", "yes", "1", "hit") or text.endswith((" hit", "_hit")):
+        return True
+    no = words("false no 0 miss disabled bypass refresh dynamic expired")
+    return False if text in no or text.endswith((" miss", "_miss")) or is_empty(value) else None
+
+
+def flag_in(value: object) -> bool | None:
+    """Return a flag; None where a cell holds none."""
+    return {"true": True, "false": False, "1": True, "0": False}.get(str(value).strip().lower())
+
+
+def word_in(value: object) -> str | None:
+    """Return a short word such as ``stop``; nothing that could be text."""
+    text = str(value).strip("[]'\"")
+    is_word = len(text) <= 32 and not is_empty(text) and re.fullmatch(r"[^\W_][\w-]*", text)
+    return text if is_word else None
+
+
+def name_in(value: object) -> str | None:
+    """Return a name, which may be a number; nothing that is so long that it may be text."""
+    name = "" if is_empty(value) or isinstance(value, bool | float) else str(value)
+    return None if not name or (len(name) > MAX_NAME and " " in name) else name
+
+
+_NO_GENERATION = words(
+    "/embeddings /pooling /classify /score /rerank /tokenize /detokenize /models /health /healthz "
+    "/ping /metrics /version /load /ready /livez /readyz /docs /openapi.json /favicon.ico"
+)
+
+
+def generates(path: object) -> bool:
+    """Return whether a request to this path, or of this first line, can generate tokens."""
+    if is_empty(path):
+        return True
+    text = str(path)
+    text = text.partition(" ")[2].partition(" ")[0] if " " in text else text
+    bare = text.partition("?")[0].rstrip("/").lower()
+    return bool(bare) and not bare.endswith(tuple(_NO_GENERATION))
 
 
 def as_object(value: object) -> dict[str, Any] | None:

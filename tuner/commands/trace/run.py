@@ -4,8 +4,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,15 +20,14 @@ from tuner.errors import TraceError, UsageError
 from tuner.system import interruption
 from tuner.system.files import whole_file
 from tuner.trace.columns import Columns
+from tuner.trace.files import STDIN
 from tuner.trace.guess import Asked, columns_asked
-from tuner.trace.raw import STDIN, Tally
-from tuner.trace.reading import Tell, read
+from tuner.trace.reading import read
 from tuner.trace.trace import Trace
 from tuner.traffic.sampling import Stretch, busiest, stretch
 from tuner.traffic.schedule import scheduled
 from tuner.traffic.summary import describe
 from tuner.traffic.window import parse_duration_s, parse_window
-from tuner.views.live import Progress
 from tuner.views.text import print_json, print_page
 from tuner.views.trace import Shares, TraceReport, trace_json, trace_page, written_page
 
@@ -117,8 +114,7 @@ def _read(options: FileOptions | TraceImportOptions, *, allow_text: bool = False
         allow_text=allow_text,
         name=_place(options.file),
     )
-    with _telling(f"reading {options.file.name}") as tell:
-        return read(_regular(options.file), wanted, tell)
+    return read(_regular(options.file), wanted)
 
 
 def _regular(file: Path) -> Path:
@@ -227,15 +223,3 @@ def _shares(columns: Columns) -> Shares | None:
     tokens = np.bincount(chosen, weights=columns.tokens(), minlength=len(numbers))
     most = describe(columns.take(chosen == tokens.argmax()))
     return Shares("as recorded", tuple(requests.tolist()), most)
-
-
-@contextmanager
-def _telling(what: str) -> Iterator[Tell]:
-    """Show how far the reading is; on a terminal only."""
-    with Progress() as progress:
-
-        def tell(tally: Tally) -> None:
-            share = tally.bytes_read / max(1, tally.bytes_total)
-            progress.show(f"{what}: {share:.0%}", at_once=False)
-
-        yield tell
