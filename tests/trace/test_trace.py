@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.traces import HEADER, SAMPLES, jsonl, request, row, trace_of, write_lines
+from tests.support.traces import HEADER, SAMPLES, request, row, trace_of, write_lines
 from tuner.errors import TraceError
 from tuner.trace.record import FIELDS, Row, TraceHeader, header_line, row_line
 from tuner.trace.trace import Trace, TraceRequest, load, write
@@ -70,22 +70,6 @@ def test_requests_come_in_order_of_arrival_and_those_of_one_time_as_they_stand(
         tmp_path / "t", *(row(at, max_tokens=k) for k, at in enumerate((5, 1, 5, 1, 0), 1))
     )
     assert [request.max_tokens for request in load(path).requests] == [5, 2, 4, 1, 3]
-
-
-def test_a_failure_after_a_served_turn_is_retried_too(tmp_path: Path) -> None:
-    def attempt(at_s: int, status: str) -> dict[str, object]:
-        return {
-            "call_type": "acompletion", "session_id": "s", "status": status, "model": "m",
-            "startTime": f"2026-11-21 10:00:{at_s:02}", "prompt_tokens": 10,
-            "endTime": f"2026-11-21 10:00:{at_s + 1:02}", "completion_tokens": 5,
-        }  # fmt: skip
-
-    attempts = [attempt(0, "success"), attempt(10, "failure"), attempt(12, "success")]
-    (tmp_path / "t").write_text(jsonl(*attempts))
-    lines = [",".join(map(str, cells)) for cells in (attempts[0], *map(dict.values, attempts))]
-    (tmp_path / "t.csv").write_text("\n".join(lines))
-    for name in ("t", "t.csv"):
-        assert load(tmp_path / name).header.dropped == {"retried": 1}
 
 
 @pytest.mark.parametrize(

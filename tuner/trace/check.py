@@ -263,8 +263,8 @@ class Checker:
         if key == "hash_ids":
             sizes = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
             prompt = self.columns["input_length"].fill_null(0).to_numpy(zero_copy_only=False)
-            size = self.format.block_size
-            self._drop((sizes > 0) & (sizes * size >= prompt + size), "bad_field")
+            blocks = -(-prompt // self.format.block_size)
+            self._drop((sizes > 0) & (sizes > blocks), "bad_field")
 
     def _name(self, role: Role) -> None:
         """Read names, words and flags; names are numbered by first sight unless they are kept."""

@@ -1,7 +1,6 @@
 """The bytes of a file of any size, unpacked and as UTF-8; and the count of its rows."""
 
 import codecs
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -61,11 +60,6 @@ class Tally:
     def at(self, number: int) -> str:
         """Return the name of a row in messages."""
         return f"{self.place}:{number}" if self.unit == "line" else f"{self.place}: row {number}"
-
-    def importing(self, options: str) -> str:
-        """Return the command that imports the file with these options."""
-        file = shlex.quote("-" if self.place == STDIN else self.place)
-        return f"tuner trace import {file} {options} -o trace.jsonl"
 
     def note(self, text: str) -> None:
         self.notes[text] = None

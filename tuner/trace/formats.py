@@ -17,8 +17,8 @@ from tuner.errors import TraceError, UsageError
 from tuner.trace import nested, same
 from tuner.trace.files import Tally
 from tuner.trace.headings import SPANS, TIMES, Role
-from tuner.trace.raw import Numbered, Opened, first
-from tuner.trace.record import FIELDS, TimeUnit, TraceHeader
+from tuner.trace.raw import Numbered, Opened
+from tuner.trace.record import FIELDS, TimeUnit
 from tuner.trace.values import Cells, Clock, Read, Spans, counts
 
 
@@ -67,7 +67,7 @@ class Format:
     """What the source cannot show, such as ``aborts``."""
     block_size: int = 16
     any_block_size: bool = False
-    """Ids stand for as many tokens as their number shows."""
+    """Tools use 16 to 1024 tokens an id, and say so nowhere in the file: their number shows it."""
     units: Sequence[TimeUnit] = ()
     """Units that the user may name for the times."""
     absolute: bool = True
@@ -106,25 +106,31 @@ class Format:
         assert isinstance(column.reader, Clock)
         return column.reader
 
-    def header(self) -> TraceHeader:
-        """Return the header of a trace of this format."""
-        size, missing = self.block_size, tuple(self.missing)
-        return TraceHeader(source=self.name, block_size=size, missing=missing)
+    def of(self, unit: TimeUnit | None, place: str) -> "Format":
+        """Return the format with the unit of times that the user names."""
+        if unit is None:
+            return self
+        if unit not in self.units:
+            only = f"{place}: the times of {self.name} have one unit"
+            raise UsageError(only, hint="Leave out --time-unit.")
+        column = Column(("timestamp",), replace(self.clock, unit=unit))
+        return replace(self, columns={**self.columns, "timestamp": column}, whole_ms=False)
 
-    def of(self, opened: Opened, unit: TimeUnit | None, tally: Tally) -> "Format":
-        """Return the format as this file has it, with the unit that the user names."""
-        result = self
-        if unit is not None:
-            if unit not in self.units:
-                raise UsageError(
-                    f"{tally.place}: the times of {self.name} have one unit",
-                    hint="Leave out --time-unit.",
-                )
-            column = Column(("timestamp",), replace(self.clock, unit=unit))
-            result = replace(self, columns={**self.columns, "timestamp": column}, whole_ms=False)
-        if self.any_block_size:
-            result = replace(result, block_size=_block_size(self, opened, tally))
-        return result
+    def block_size_in(self, sample: Sequence[dict[str, Any]]) -> int:
+        """Return the usual number of tokens an id, unless rows do not fit it and fit one other."""
+        length, ids = (self.columns[role].paths[0] for role in ("input_length", "hash_ids"))
+        both = [
+            (row[length], len(row[ids]))
+            for row in sample[:100]
+            if isinstance(row.get(length), int) and isinstance(row.get(ids), list)
+        ]
+        fitting = {
+            size
+            for size in (self.block_size, *(1 << power for power in range(4, 11)))
+            if all(count in (tokens // size, -(-tokens // size)) for tokens, count in both)
+        }
+        is_other = self.block_size not in fitting and len(fitting) == 1
+        return fitting.pop() if is_other else self.block_size
 
     def how(self) -> str:
         """Return in one line how times and durations are read."""
@@ -136,29 +142,6 @@ class Format:
         return self.reads or f"arrivals: {arrivals}; durations: {durations}"
 
 
-def _block_size(known: Format, opened: Opened, tally: Tally) -> int:
-    """Return for how many tokens an id stands, as the first rows show.
-
-    Tools of one format use 16 to 512 tokens, and say so nowhere in the file. It is the usual size,
-    unless the first rows do not fit that and fit one other.
-    """
-    both = []
-    for row in opened.sample[:100]:
-        tokens, ids = (first(map(row.get, known.columns[role].paths)) for role in PREFIX)
-        if isinstance(tokens, int) and isinstance(ids, list) and ids:
-            both.append((tokens, len(ids)))
-    fitting = [
-        size
-        for size in {known.block_size, *(1 << power for power in range(4, 11))}
-        if all(count in (tokens // size, -(-tokens // size)) for tokens, count in both)
-    ]
-    if known.block_size in fitting or len(fitting) != 1:
-        return known.block_size
-    tally.note(f"hash_ids are taken for {fitting[0]} tokens each, by their number")
-    return fitting[0]
-
-
-PREFIX = ("input_length", "hash_ids")
 # Formats as they stand in the file beside this one.
 
 _ROWS = msgspec.toml.decode(Path(__file__).with_suffix(".toml").read_bytes())

@@ -1,13 +1,11 @@
 """A table that no format claims: which column is what, by headings and first rows; or a refusal.
 
 The result is a ``Format`` like any other. Where two readings are possible none is taken: the
-refusal has the command that decides, which is tried before it is shown.
+refusal has the option that decides.
 """
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -71,9 +69,6 @@ ALIKE_MS = 1000.0
 RUNS_ON_MS = 10_000.0
 """Growth in a few rows from which on a span counts from some start."""
 
-MAX_RELATIVE_MS = 1.0e11
-"""Three years: larger numbers count from no start of a trace."""
-
 TOKEN_MS = (0.3, 1000.0)
 """Range of an output token's time on any server: it shows the unit of durations, for it is a little
 wider than a thousandfold, so that one unit fits, or two do and none is taken."""
@@ -81,7 +76,6 @@ wider than a thousandfold, so that one unit fits, or two do and none is taken.""
 FAR_OFF, MANY_TOKENS = 200.0, 32
 """Of so many tokens, a time a token so many times from the usual one is of another unit."""
 
-FROM_SOME_START = ({"time_unit": "s"}, {"time_unit": "ms"})
 LOGS = words("level severity levelname lvl logger log_type")
 PATHS = words("uri path request url request_uri")
 OVER = words("complet finish served handled access respon end")
@@ -102,6 +96,11 @@ _OTHER_DATE = re.compile(r"\d{1,2}[./-](?:\d{1,2}|[A-Za-z]{3})[./-]\d{2}|[A-Z][a
 SHOWN = 12
 """Headings that a refusal lists."""
 
+HINT = (
+    "Export the time (2026-11-21 10:00:00.125) and the tokens of prompt and output (1234) as CSV "
+    "or JSON lines; or name: --columns timestamp=HEADING,input_length=…,output_length=…"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -114,13 +113,6 @@ class Asked:
     allow_text: bool = False
     name: str | None = None
     """What messages call the file, if not by its path."""
-
-    def words(self) -> str:
-        """Return this as options of the command line."""
-        columns = ",".join(f"{role}={name}" for role, name in self.columns.items())
-        options = {"--columns": columns, "--time-unit": self.time_unit}
-        result = [word for name, value in options.items() if value for word in (name, value)]
-        return shlex.join([*result, *(["--allow-text"] if self.allow_text else [])])
 
 
 def columns_asked(text: str) -> dict[str, str]:
@@ -140,39 +132,24 @@ def columns_asked(text: str) -> dict[str, str]:
 class UnclearError(Exception):
     """A column that may mean two things, or a table that lacks one; and what would decide."""
 
-    def __init__(self, what: str, *cures: Mapping[str, Any]) -> None:
+    def __init__(self, what: str, hint: str = HINT) -> None:
         super().__init__(what)
-        self.cures = cures
-        """Changes of what the user says, each of which may do."""
+        self.hint = hint
 
 
 def guessed(opened: Opened, asked: Asked, tally: Tally) -> Format:
     """Return how a table is read, by its columns and by what their cells hold as JSON.
 
-    Raises TraceError with what was seen and the command that would do: each cure is tried.
+    Raises TraceError with what was seen and the option that would do.
     """
     try:
         return _Guess(opened, asked).format()
-    except UnclearError as unclear:
-        problem = unclear
-    options: list[str] = []
-    for cure in problem.cures:
-        columns = {**asked.columns, **cure.get("columns", {})}
-        option = replace(asked, **{**cure, "columns": columns})
-        with suppress(UnclearError):
-            _Guess(opened, option).format()
-            options.append(option.words())
-    seen = ", ".join(shown(opened, heading) for heading in opened.headings[:SHOWN])
-    more = ", …" if len(opened.headings) > SHOWN else ""
-    hint = (
-        "Export the time (2026-11-21 10:00:00.125) and the tokens of prompt and output (1234) as "
-        "CSV or JSON lines; or name: --columns timestamp=HEADING,input_length=…,output_length=…"
-    )
-    if options:
-        more_than_one = f"Add one of: {'; '.join(options)}"
-        hint = tally.importing(options[0]) if len(options) == 1 else more_than_one
-    message = f"{tally.place}:{max(1, opened.first_line - 1)}: {problem}; columns: {seen}{more}"
-    raise TraceError(printable(message), hint=printable(hint))
+    except UnclearError as problem:
+        seen = ", ".join(shown(opened, heading) for heading in opened.headings[:SHOWN])
+        more = ", …" if len(opened.headings) > SHOWN else ""
+        where = f"{tally.place}:{max(1, opened.first_line - 1)}"
+        message = printable(f"{where}: {problem}; columns: {seen}{more}")
+        raise TraceError(message, hint=printable(problem.hint)) from None
 
 
 def shown(opened: Opened, heading: str) -> str:
@@ -188,21 +165,21 @@ class _Guess:
     def __init__(self, opened: Opened, asked: Asked) -> None:
         self.opened, self.asked = opened, asked
         self.values = {name: [row.get(name) for row in opened.sample] for name in opened.headings}
-        self.asked_roles = {role_of(name)[0] for name in asked.columns}
+        self.wanted = self._wanted()
         self.found: dict[Role, Column] = {}
         self.token_ms: float | None = None
+        self.uncounted = UnclearError("")
+        """What to say of times that count from some start in a unit that nothing names."""
 
     def format(self) -> Format:
         """Return the table's format. Raises UnclearError."""
-        self._user_columns()
         problems: dict[Role, UnclearError] = {}
         for role in ROLES:
-            if role not in self.found and role not in self.asked_roles:
-                try:
-                    self._find(role)
-                except UnclearError as problem:
-                    if role in NEEDED:
-                        problems[role] = problem
+            try:
+                self._find(role)
+            except UnclearError as problem:
+                if role in NEEDED or role in self.wanted:
+                    problems[role] = problem
         missing = self._missing()
         for role in (*missing, *problems):
             raise problems.get(role) or self._without(missing)
@@ -211,6 +188,23 @@ class _Guess:
         if missing := self._missing():
             raise self._without(missing)
         return self._made()
+
+    def _wanted(self) -> dict[Role, tuple[str, TimeUnit | None]]:
+        """Return the headings that the user names, with their units. Raises UnclearError."""
+        headings = self.opened.headings
+        by_name = {heading.lower(): heading for heading in reversed(headings)} | {"": ""}
+        by_name |= {f"#{place}": heading for place, heading in enumerate(headings, 1)}
+        result: dict[Role, tuple[str, TimeUnit | None]] = {}
+        for name, wanted in self.asked.columns.items():
+            role, unit = role_of(name)
+            heading = by_name.get(wanted.lower())
+            if role is None:
+                what = "nothing that a column can be (times and spans also with their unit, as "
+                raise UnclearError(f"{name!r} is {what}duration_ms): {', '.join(ROLES)}")
+            if heading is None:
+                raise UnclearError(f"no column is headed {wanted!r}")
+            result[role] = heading, unit or unit_of(heading)
+        return result
 
     def _made(self) -> Format:
         result, status = self.found, self.found.get("status")
@@ -242,28 +236,22 @@ class _Guess:
         """
         own = [(meaning.rank, name, meaning.unit) for name in self.opened.headings
                for meaning in meanings(name) if meaning.role == role]  # fmt: skip
+        wanted, unit = self.wanted.get(role, ("", None))
+        if role in self.wanted:
+            own = [(0, wanted, unit)] if wanted else []
         fitting: list[tuple[tuple[bool, int], Column]] = []
-        later: UnclearError | None = None
         for rank, heading, unit in sorted(own, key=lambda item: item[0]):
-            if fitting and min(fitting, key=lambda item: item[0])[0] < (False, rank):
+            if fitting and min(key for key, _ in fitting) < (False, rank):
                 break
-            try:
-                column = self._read(role, heading, unit)
-            except UnclearError as problem:
-                if problem.cures != FROM_SOME_START:
-                    raise
-                later = later or problem
-                continue
-            if column is not None:
+            if (column := self._read(role, heading, unit)) is not None:
                 is_dated = not isinstance(column.reader, Clock) or column.reader.dated
                 fitting.append(((not is_dated, rank), column))
         if fitting:
             best = min(key for key, _ in fitting)
-            self.found[role] = self._one_of(
-                role, [column for key, column in fitting if key == best]
-            )
-        elif later is not None:
-            raise later
+            equal = [column for key, column in fitting if key == best]
+            self.found[role] = self._one_of(role, equal)
+        elif wanted and not self.uncounted.args[0]:
+            raise UnclearError(f"{wanted} cannot be {role} by its values")
 
     def _one_of(self, role: Role, fitting: list[Column]) -> Column:
         """Return one of the columns that fit a role as well as each other; of spans the longest."""
@@ -275,8 +263,8 @@ class _Guess:
             decides = role in TIMES | COUNTS - {"requests"}
             if (decides or is_namesake) and not self._are_alike(role, first, other):
                 names = [shown(self.opened, each.paths[0]) for each in (first, other)]
-                cures = ({"columns": {role: name}} for name in names)
-                raise UnclearError(f"both {names[0]} and {names[1]} may be {role}", *cures)
+                cure = f"Name one: --columns {role}={names[0]} or --columns {role}={names[1]}"
+                raise UnclearError(f"both {names[0]} and {names[1]} may be {role}", cure)
         return first
 
     def _are_alike(self, role: Role, column: Column, other: Column) -> bool:
@@ -320,25 +308,6 @@ class _Guess:
             what = "numbers with decimal commas or marks between thousands"
             raise UnclearError(f"{shown(self.opened, heading)}: {what}")
 
-    def _user_columns(self) -> None:
-        """Take what the user names. Counts come first: they show the units of spans."""
-        headings = self.opened.headings
-        by_name = {heading.lower(): heading for heading in reversed(headings)}
-        by_name |= {f"#{place}": heading for place, heading in enumerate(headings, 1)}
-        for name, wanted in sorted(self.asked.columns.items(), key=lambda item: item[0] in SPANS):
-            role, unit = role_of(name)
-            heading = by_name.get(wanted.lower())
-            if role is None:
-                what = "nothing that a column can be (times and spans also with their unit, as "
-                raise UnclearError(f"{name!r} is {what}duration_ms): {', '.join(ROLES)}")
-            if wanted and heading is None:
-                raise UnclearError(f"no column is headed {wanted!r}")
-            if heading is not None:
-                column = self._read(role, heading, unit or unit_of(heading))
-                if column is None:
-                    raise UnclearError(f"{wanted} cannot be {role} by its values")
-                self.found[role] = column
-
     # Times and spans.
 
     def _clock(self, heading: str, known: list[Any], unit: TimeUnit | None) -> Column | None:
@@ -346,8 +315,7 @@ class _Guess:
         values, odd = numbers(known)
         is_cut_short = all(isinstance(each, str) and _CUT_SHORT.match(each) for each in known)
         if odd.sum() * 2 < len(known) and not is_cut_short:
-            clock, why = self._clock_of_numbers(heading, values[~np.isnan(values)], unit)
-            return Column((heading,), clock, why)
+            return self._clock_of_numbers(heading, values[~np.isnan(values)], unit)
         dates = [date for cell in known if (date := parse(str(cell)))]
         if len(dates) * 2 >= len(known):
             return Column((heading,), Clock(zoned=sum(date[1] for date in dates) * 2 > len(dates)))
@@ -356,29 +324,31 @@ class _Guess:
         raise UnclearError(f"{shown(self.opened, heading)}: dates that are not ISO 8601")
 
     def _clock_of_numbers(
-        self, place: str, values: Floats, heading: TimeUnit | None
-    ) -> tuple[Clock, str]:
-        """Return how numbers count time, and why. ``heading`` is the unit that theirs names."""
-        name, wanted = shown(self.opened, place), self.asked.time_unit
-        in_range = {unit: (in_ms(values, unit) >= FROM_MS) & (in_ms(values, unit) < TO_MS)
-                    for unit in PER_S}  # fmt: skip
-        unit = max(in_range, key=lambda item: in_range[item].sum())
-        fits = in_range[unit]
+        self, heading: str, values: Floats, unit: TimeUnit | None
+    ) -> Column | None:
+        """Return how numbers count time; None where nothing says so. ``unit`` is the heading's."""
+        name, wanted = shown(self.opened, heading), self.asked.time_unit
+        in_range = {each: (in_ms(values, each) >= FROM_MS) & (in_ms(values, each) < TO_MS)
+                    for each in PER_S}  # fmt: skip
+        best = max(in_range, key=lambda item: in_range[item].sum())
+        fits = in_range[best]
         if wanted is not None:
-            return Clock(wanted, dated=bool(in_range[wanted].any())), "as you say"
-        if fits.mean() >= MOSTLY and heading in (None, unit):
-            return Clock(unit), f"the first is {date_of(in_ms(values[fits][0], unit))}"
+            return Column((heading,), Clock(wanted, bool(in_range[wanted].any())), "as you say")
+        if fits.mean() >= MOSTLY and unit in (None, best):
+            why = f"the first is {date_of(in_ms(values[fits][0], best))}"
+            return Column((heading,), Clock(best), why)
         if fits.any():
-            units = dict.fromkeys(filter(None, (unit, heading)))
-            what = f"times since 1970, not all of them in {heading or 'one unit'}"
-            raise UnclearError(f"{name}: {what}", *({"time_unit": each} for each in units))
-        if heading is not None:
-            return Clock(heading, dated=False), "by the heading"
-        raise UnclearError(
+            what = f"times since 1970, not all of them in {unit or 'one unit'}"
+            cure = f"Read those in one unit and drop the others: --time-unit {best}"
+            raise UnclearError(f"{name}: {what}", cure)
+        if unit is not None:
+            return Column((heading,), Clock(unit, dated=False), "by the heading")
+        self.uncounted = UnclearError(
             f"{name}: times from {values.min():g} to {values.max():g} count from some start, in s "
             "or in ms (or are a spreadsheet's days: show them as dates there)",
-            *(FROM_SOME_START if values.max() <= MAX_RELATIVE_MS else ()),
+            "Say which: --time-unit s or --time-unit ms",
         )
+        return None
 
     def _spans(self, role: Role, heading: str, unit: TimeUnit | None) -> Column | None:
         """Return how spans are written; None where they are none. Raises UnclearError."""
@@ -407,12 +377,13 @@ class _Guess:
         middle = float(np.median(each))
         fitting = [unit for unit in PER_S if TOKEN_MS[0] <= in_ms(middle, unit) <= TOKEN_MS[1]]
         if len(fitting) != 1:
-            cures = ({"columns": {f"duration_{unit}": name}} for unit in fitting or ("s", "ms"))
-            raise UnclearError(f"{name}: it may be in {' or in '.join(fitting or PER_S)}", *cures)
+            cures = (f"--columns duration_{unit}={name}" for unit in fitting or ("s", "ms"))
+            what = f"{name}: it may be in {' or in '.join(fitting or PER_S)}"
+            raise UnclearError(what, f"Say which: {' or '.join(cures)}")
         unit, self.token_ms = fitting[0], in_ms(middle, fitting[0])
         if is_far_off(in_ms(values, unit), tokens, self.token_ms).mean() > 1 - MOSTLY:
             what = f"{name}: durations of several units stand in it"
-            raise UnclearError(what, {"columns": {"duration": ""}})
+            raise UnclearError(what, "Leave them out: --columns duration=")
         return unit, f"an output token then takes {self.token_ms:.3g} ms"
 
     # What one column shows beside another.
@@ -427,7 +398,7 @@ class _Guess:
 
     def _combine(self) -> None:
         """Find ends, and drop what another column says better."""
-        result, wanted = self.found, self.asked_roles
+        result, wanted = self.found, self.wanted.keys()
         time, end = result.get("timestamp"), result.get("end")
         if time and end and time.paths == end.paths:
             del result["timestamp" if "duration" in result else "end"]
@@ -512,6 +483,8 @@ class _Guess:
 
     def _without(self, missing: Sequence[Role]) -> UnclearError:
         """Return what to say where roles have no column."""
+        if self.uncounted.args[0] and [*missing] == ["timestamp"]:
+            return self.uncounted
         what = f"no column for {', '.join(sorted(missing))}"
         for heading in self.opened.headings:
             if {meaning.role for meaning in meanings(heading)} & {*missing}:

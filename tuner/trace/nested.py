@@ -34,31 +34,24 @@ ACCUMULATED = "prompts of later turns are the earlier prompts and answers and wh
 
 def aiperf(rows: Numbered, tally: Tally) -> Numbered:
     """Yield aiperf's turns: each holds only what is new in it, and may wait for the one before."""
-    names: dict[str, str] = {}
-    last: dict[str, tuple[int, float, float]] = {}  # turn, stamp, tokens that the next begins with
+    sessions: dict[
+        str, tuple[float, float]
+    ] = {}  # the last stamp, tokens that the next begins with
     for line, row in rows:
         result = {key: row.get(key) for key in ("timestamp", "input_length", "output_length")}
-        result["hash_ids"] = row.get("hash_ids")
-        name, delay, prompt = (
-            row.get("session_id"),
-            number(row.get("delay")),
-            result["input_length"],
-        )
+        result["hash_ids"], name = row.get("hash_ids"), row.get("session_id")
         if not is_empty(name) and not isinstance(name, dict | list):
-            session = names.setdefault(str(name), f"s{len(names)}")
-            turn, before, tokens = last.get(session, (-1, 0.0, 0))
-            if turn >= 0 and is_empty(result["timestamp"]) and delay is not None:
-                result["timestamp"] = before + delay
+            session, delay, prompt = str(name), number(row.get("delay")), row.get("input_length")
+            last_ms, tokens = sessions.get(session, (0.0, 0))
+            if session in sessions and is_empty(result["timestamp"]) and delay is not None:
+                result["timestamp"] = last_ms + delay
                 tally.note(DELAYED)
-            if turn >= 0 and isinstance(prompt, int):
+            if session in sessions and isinstance(prompt, int):
                 result |= {"input_length": prompt + tokens, "hash_ids": None}
                 tally.note(ACCUMULATED)  # their ids begin at no block
-            turn += 1
-            stamp, prompt, output = (number(result[key]) for key in [*result][:3])
-            if stamp is not None and prompt is not None:
-                last[session] = turn, stamp, prompt + (output or 0)
-            result |= {"session_id": session, "turn": turn, "request_id": f"{session}:{turn}"}
-            result["parent_id"] = f"{session}:{turn - 1}" if turn else None
+            stamp_ms, prompt, output = (number(result[key]) for key in [*result][:3])
+            sessions[session] = stamp_ms or last_ms, (prompt or 0) + (output or 0)
+            result["session_id"] = session
         yield line, result
 
 
@@ -113,8 +106,7 @@ def vllm_bench(rows: Numbered, tally: Tally) -> Numbered:
             f"{tally.at(more[0][0])}: a second result",
             hint="One result a file: --append-result writes several, one a line; split them.",
         )
-    columns = {key: result[key] for key in BENCH if isinstance(result.get(key), list)}
-    columns = {key: cells for key, cells in columns.items() if cells}
+    columns = {key: cells for key in BENCH if isinstance(cells := result.get(key), list) and cells}
     sizes = {key: len(columns.get(key, ())) for key in (*BENCH[:3], *columns)}
     if len({*sizes.values()}) > 1 or not columns:
         raise TraceError(
@@ -122,31 +114,26 @@ def vllm_bench(rows: Numbered, tally: Tally) -> Numbered:
             hint="Run vllm bench serve with --save-result --save-detailed; old versions of vLLM, "
             "and SGLang, never write start_times.",
         )
-    if (most := result.get("max_concurrency")) is not None:
-        due = "when requests were due" if "queue_times" in columns else "when it sent them"
-        tally.note(f"the client kept at most {number(most)} requests in flight: arrivals are {due}")
     for cells in zip(*columns.values(), strict=True):
         held = dict(zip(columns, cells, strict=True))
-        queue_s, ttft_s = number(held.get("queue_times")) or 0, number(held.get("ttfts"))
-        gaps, lasted_s = held.get("itls"), number(held.get("latencies"))
-        if lasted_s is None and isinstance(gaps, list) and ttft_s is not None:
-            lasted_s = ttft_s + math.fsum(filter(None, map(number, gaps)))
-        status = error_in(held.get("errors"))
-        results = {
+        queue_s, status = number(held.get("queue_times")) or 0, error_in(held.get("errors"))
+        ttft_s, lasted_s, gaps = (held.get(key) for key in ("ttfts", "latencies", "itls"))
+        if is_empty(lasted_s) and isinstance(gaps, list) and not is_empty(ttft_s):
+            lasted_s = math.fsum(filter(None, map(number, [ttft_s, *gaps])))
+        result = {
             "timestamp": _ms(held["start_times"], -queue_s),
             "input_length": held["input_lens"],
             "output_length": held["output_lens"],
             "status": status,
         }
         if status == "ok":
-            results |= {"e2e_ms": _ms(lasted_s, queue_s), "ttft_ms": _ms(ttft_s, queue_s)}
-            results["queue_ms"] = _ms(number(held.get("server_queue_times")), queue_s)
-        yield line, results
+            result |= {"e2e_ms": _ms(lasted_s, queue_s), "ttft_ms": _ms(ttft_s, queue_s)}
+        yield line, result
 
 
 BENCH = (
-    *("start_times", "input_lens", "output_lens", "ttfts", "itls", "latencies"),
-    *("queue_times", "errors", "server_queue_times"),
+    *("start_times", "input_lens", "output_lens"),
+    *("ttfts", "itls", "latencies", "queue_times", "errors"),
 )
 
 # Spans of OpenTelemetry, in every spelling. Whole numbers of 64 bits are text there, or numbers.

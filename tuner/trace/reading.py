@@ -72,11 +72,12 @@ def _read(file: TraceFile, asked: Asked) -> Trace:
             linked += checker.linked(raw)
             continue
         table, kept = checker.checked(raw)
-        odd = np.flatnonzero(table.column("timestamp").to_numpy() % 1) if known.whole_ms else ()
-        if len(odd):
+        fractions = table.column("timestamp").to_numpy() % 1
+        if known.whole_ms and fractions.any():
             what = "a timestamp with a fraction may be seconds or ms"
-            cure = f"{tally.importing('--time-unit s')} (GuideLLM, vLLM); ms for aiperf's."
-            raise TraceError(f"{tally.at(int(kept[odd[0]]))}: {what}", hint=cure)
+            cure = "Say which: --time-unit s (GuideLLM, vLLM) or --time-unit ms (aiperf)."
+            line = int(kept[np.flatnonzero(fractions)[0]])
+            raise TraceError(f"{tally.at(line)}: {what}", hint=cure)
         tables.append(table)
         lines += [kept.astype(np.int32)] if known.clock.zoned is False else []
     if known.settle is not None:
@@ -99,7 +100,7 @@ def _format(file: TraceFile, rows_of: Opened, asked: Asked) -> Format:
     is_free = name is None and not asked.columns
     known = detected(rows_of, file.head, place) if is_free else named(name or TABLE.name)
     if known is not None and known is not TABLE:
-        return known.of(rows_of, asked.time_unit, file.tally)
+        return known.of(asked.time_unit, place)
     if rows_of.sample or main_roles(rows_of.headings) or not is_free:
         return guessed(rows_of, asked, file.tally)
     raise TraceError(
@@ -112,7 +113,8 @@ def _format(file: TraceFile, rows_of: Opened, asked: Asked) -> Format:
 def _header(known: Format, rows_of: Opened, file: TraceFile) -> TraceHeader:
     """Return the header that the file has, or the one of its format. Raises TraceError."""
     if known.name != CANONICAL.name:
-        return known.header()
+        size = known.block_size_in(rows_of.sample) if known.any_block_size else known.block_size
+        return TraceHeader(source=known.name, block_size=size, missing=tuple(known.missing))
     if b'"tuner_trace"' not in file.head.lstrip().partition(b"\n")[0]:
         return TraceHeader()
     first, problem = rows_of.objects[0], f"not tuner_trace {VERSION} in ms, which this tuner reads"

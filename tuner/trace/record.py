@@ -38,7 +38,6 @@ REASONS: dict[str, str] = {
     "negative_time": "a negative duration, or an end before the start",
     "several_requests": "a sum of several requests, or of n > 1 sequences",
     "same_request": "part of a request that another row stands for",
-    "retried": "an attempt that failed before another one was served",
     "cache_hit": "answered by a gateway's cache: no server saw it",
     "not_generation": "generates no tokens: an embedding, a tool call, a link in a chain",
 }
@@ -68,7 +67,7 @@ class Row(msgspec.Struct, omit_defaults=True, gc=False):
     input_length: Count = None
     output_length: Count = None
     status: Status = "ok"
-    n: Count = 1
+    n: int = 1
     output_lengths: Counts = ()
     max_tokens: Count = None
     hash_ids: Counts = ()
@@ -93,6 +92,7 @@ class Row(msgspec.Struct, omit_defaults=True, gc=False):
 
 KINDS = {
     Ms: "time",
+    int: "count",
     Count: "count",
     Counts: "list",
     Flag: "flag",

@@ -1,16 +1,11 @@
-"""Rows that are one request: sequences of n > 1, spans above one another, attempts of a client."""
+"""Rows that are one request: sequences of n > 1, and spans above one another."""
 
-import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.trace.record import MAX_N, SERVED
-
-RETRY_MS = 60_000
-"""Time after a failure within which the same request is another attempt: clients wait less than a
-minute, and a later turn of a session is another request."""
+from tuner.trace.record import MAX_N
 
 MOST_ALIKE = 100
 """So many clients of one trace with equal counts are compared with a server without a link."""
@@ -42,10 +37,6 @@ class Row:
     @property
     def identity(self) -> Hashable:
         return (self.trace, self.span) if self.span else self
-
-    @property
-    def is_served(self) -> bool:
-        return (self.at("status") or "ok") in SERVED
 
     @property
     def time_ms(self) -> tuple[float, float]:
@@ -156,18 +147,3 @@ def _informed(row: Row, above: Row | None) -> Row:
         return row
     more = {key: above.at(key) for key in HANDED if row.at(key) is None}
     return replace(row, fields=row.fields | more)
-
-
-def final_attempts(rows: Sequence[Row]) -> Settled:
-    """Return the rows without failures soon after which the same trace and model was served."""
-    requests = [row for row in rows if row.fields is not None]
-    served: dict[Hashable, float] = {}  # the start of the next attempt that was served
-    retried: set[Row] = set()
-    for row in sorted(requests, key=lambda row: (row.time_ms[0], row.is_served), reverse=True):
-        key, (start_ms, end_ms) = (row.trace, row.at("model")), row.time_ms
-        if row.trace and row.is_served:
-            served[key] = start_ms
-        elif row.trace and served.get(key, math.inf) <= end_ms + RETRY_MS:
-            retried.add(row)
-    kept = [row for row in requests if row not in retried]
-    return kept, [("retried", row.line) for row in requests if row in retried]

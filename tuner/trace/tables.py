@@ -44,23 +44,26 @@ def text_table(file: TraceFile) -> Opened:
     """Locate the headings and the rows of a table as text; without either nothing is in it."""
     lines = file.head.decode(errors="replace").split("\n", 3 * SAMPLE_ROWS)
     lines = lines if file.is_whole else lines[:-1]
-    best: tuple[tuple[int, ...], list[str], int, str] = ((), [], 0, "")
-    for mark in DELIMITERS:
-        for line, cells in _cells(lines[:HEADINGS_WITHIN], mark):
-            holds_values = any(map(_VALUE.match, cells)) or max(map(len, cells)) > 200
-            names = [""] * len(cells) if holds_values else cells
-            score = (len(main_roles(names)), not holds_values, len(cells))
-            best = max(best, (score, names, line + any(names), mark), key=lambda item: item[0])
-    _, headings, first_line, mark = best
-    if not headings:
+
+    def fitness(row: tuple[str, int, list[str]]) -> tuple[int, bool, int]:
+        cells = row[2]
+        is_data = any(map(_VALUE.match, cells)) or max(map(len, cells)) > 200
+        return 0 if is_data else len(main_roles(cells)), not is_data, len(cells)
+
+    top = lines[:HEADINGS_WITHIN]
+    candidates = [(mark, *row) for mark in DELIMITERS for row in _cells(top, mark)]
+    if not candidates:
         return Opened((), lambda _: iter(()), is_text=True)
-    names = unique_names(headings)
-    kept = [cells for _, cells in _cells(lines[first_line - 1 :], mark) if len(cells) == len(names)]
-    rows = [{n: c or None for n, c in zip(names, cells, strict=True)} for cells in kept]
+    best = max(candidates, key=fitness)
+    (mark, line, cells), (_, is_headed, width) = best, fitness(best)
+    names = unique_names(cells if is_headed else [""] * width)
+    first_line = line + is_headed
 
     def raws(wanted: Sequence[str]) -> Iterator[Raw]:
         return _text_rows(file, names, within(names, wanted) or names[:1], first_line, mark)
 
+    below = [cells for _, cells in _cells(lines[first_line - 1 :], mark) if len(cells) == width]
+    rows = [{n: c or None for n, c in zip(names, cells, strict=True)} for cells in below]
     sample = [row | dict(flattened(row)) for row in rows[:SAMPLE_ROWS]]
     return Opened(sample, raws, names, is_text=True, first_line=first_line)
 

@@ -67,8 +67,8 @@ def by_value(
     """Return the result of a rule for each cell; it sees each distinct cell once."""
     array = as_array(cells).dictionary_encode()
     codes = array.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-    results: NDArray[Any] = np.array([*map(rule, array.dictionary.to_pylist()), absent], kind)
-    return results[codes]
+    results = np.array([*map(rule, array.dictionary.to_pylist()), absent], kind)
+    return np.asarray(results[codes])
 
 
 _NUMBER = r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"

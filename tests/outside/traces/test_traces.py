@@ -10,7 +10,6 @@ are kept, no wording. Write what the program does now into some folders, and rev
 import hashlib
 import json
 import re
-import shlex
 import shutil
 import sys
 import tempfile
@@ -91,25 +90,7 @@ def observed(source: Path, case: Case, scratch: Path) -> Case:
     assert done.stdout == ""
     assert not (scratch / "out.jsonl").exists()
     outcome = {"code": done.code, "refused": done.error}
-    commands = suggestions(done)
-    if commands:
-        outcome["suggested"] = [followed(command, scratch) for command in commands]
     return outcome
-
-
-def suggestions(done: Done) -> list[str]:
-    """Return the commands that a refusal prints for its user to run, if they are about files."""
-    result = re.findall(r"tuner (trace import \S.* -o trace\.jsonl)", done.error)
-    return [command for command in result if "://" not in command]
-
-
-def followed(command: str, scratch: Path) -> Case:
-    """Run a suggested command as it is printed."""
-    words = shlex.split(command)[2:]
-    (scratch / "trace.jsonl").unlink(missing_ok=True)
-    done = run(scratch, "trace import", *words)
-    assert done.code == OK, f"what was suggested does not work: {done.stderr}"
-    return written(scratch / "trace.jsonl")
 
 
 def written(path: Path) -> Case:
