@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.outside.table import BAD_INPUT, OK, SHARED, USAGE, Done, run
+from tests.outside.table import BAD_INPUT, OK, SHARED, USAGE, run
 
 HERE = Path(__file__).parent
 ABOUT = ("file", "options", "xfail")
@@ -89,8 +89,7 @@ def observed(source: Path, case: Case, scratch: Path) -> Case:
     assert done.code in {USAGE, BAD_INPUT}, done.stderr
     assert done.stdout == ""
     assert not (scratch / "out.jsonl").exists()
-    outcome = {"code": done.code, "refused": done.error}
-    return outcome
+    return {"code": done.code, "refused": done.error}
 
 
 def written(path: Path) -> Case:
