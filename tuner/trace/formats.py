@@ -17,8 +17,8 @@ from tuner.errors import TraceError, UsageError
 from tuner.trace import nested, same
 from tuner.trace.files import Tally
 from tuner.trace.headings import SPANS, TIMES, Role
-from tuner.trace.raw import Numbered, Opened
 from tuner.trace.record import FIELDS, TimeUnit
+from tuner.trace.rows import Numbered, Opened
 from tuner.trace.values import Cells, Clock, Read, Spans, counts
 
 
@@ -202,7 +202,8 @@ def detected(opened: Opened, head: bytes, place: str) -> Format | None:
 
     Raises TraceError for a file that looks like a trace and can be none.
     """
-    first = opened.objects[0] if opened.objects else {}
+    is_json = not opened.columns
+    first = opened.first[0] if is_json and opened.first else {}
     keys = {*opened.headings, *(key for key, held in first.items() if not isinstance(held, str))}
     text = head[:HEAD_BYTES].decode(errors="replace")
     for known in _ALL:
@@ -212,7 +213,7 @@ def detected(opened: Opened, head: bytes, place: str) -> Format | None:
             and all(first.keys() & {*each} for each in known.one_of)
             and (not known.only or first.keys() <= {*known.only})
             and (not known.line or re.search(known.line, text, re.MULTILINE | re.IGNORECASE))
-            and (known.is_table or opened.objects or not known.needs)
+            and (known.is_table or is_json or not known.needs)
         ):
             if known.refused:
                 raise TraceError(f"{place}: {known.refused}", hint=known.cure)

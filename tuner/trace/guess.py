@@ -28,8 +28,8 @@ from tuner.trace.headings import (
     word_set,
     words_of,
 )
-from tuner.trace.raw import Opened
 from tuner.trace.record import TimeUnit
+from tuner.trace.rows import Opened
 from tuner.trace.text import shown_key
 from tuner.trace.values import (
     FROM_MS,

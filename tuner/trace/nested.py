@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.errors import TraceError
 from tuner.trace.files import Tally
-from tuner.trace.raw import Numbered, Object, first
+from tuner.trace.rows import Numbered, Object, first
 from tuner.trace.values import date_ms, error_in, is_empty, number, status_of, words
 
 

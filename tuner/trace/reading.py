@@ -1,33 +1,54 @@
 """Read a trace file: bytes to raw columns, raw columns to checked ones, these to a ``Trace``.
 
-``decode`` finds the rows, ``formats`` or ``guess`` say which column is what, ``nested`` makes flat
-rows where they are none, ``check`` reads every cell, ``same`` finds rows that are one request.
+``rows`` finds the rows, ``formats`` or ``guess`` say which column is what, ``nested`` makes flat
+rows where they are none, ``Checker`` reads every cell, ``same`` finds rows that are one request.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from tuner.errors import TraceError, UsageError
-from tuner.trace.check import Checker
-from tuner.trace.decode import opened
 from tuner.trace.encode import TYPES
 from tuner.trace.files import Tally, TraceFile
-from tuner.trace.formats import CANONICAL, TABLE, Format, detected, named
-from tuner.trace.guess import Asked, guessed
-from tuner.trace.headings import main_roles
-from tuner.trace.raw import ROWS, Numbered, Opened, Raw
-from tuner.trace.record import REASONS, VERSION, TraceHeader
+from tuner.trace.formats import CANONICAL, KEY_OF, ROLE_OF, TABLE, Format, detected, named
+from tuner.trace.guess import Asked, guessed, is_far_off
+from tuner.trace.headings import Role, main_roles
+from tuner.trace.record import CODES, FIELDS, REASONS, SERVED, VERSION, Field, Status, TraceHeader
+from tuner.trace.rows import ROWS, Numbered, Opened, Raw, opened
 from tuner.trace.same import Row
 from tuner.trace.text import look_for_text, names_text
 from tuner.trace.trace import Trace, sorted_by_arrival
-from tuner.trace.values import FROM_MS, Ints, date_of
+from tuner.trace.values import (
+    FROM_MS,
+    Cells,
+    Floats,
+    Ints,
+    Mask,
+    as_array,
+    as_list,
+    by_value,
+    code_in,
+    date_of,
+    error_in,
+    flag_in,
+    from_cache,
+    generates,
+    is_empty,
+    name_in,
+    status_in,
+    word_in,
+    words,
+)
 
 MOST_ROWS = 10**8
 """Rows that are read at most: a day of more than a thousand requests a second. Packed, a billion
@@ -117,7 +138,7 @@ def _header(known: Format, rows_of: Opened, file: TraceFile) -> TraceHeader:
         return TraceHeader(source=known.name, block_size=size, missing=tuple(known.missing))
     if b'"tuner_trace"' not in file.head.lstrip().partition(b"\n")[0]:
         return TraceHeader()
-    first, problem = rows_of.objects[0], f"not tuner_trace {VERSION} in ms, which this tuner reads"
+    first, problem = rows_of.first[0], f"not tuner_trace {VERSION} in ms, which this tuner reads"
     if first.get("tuner_trace") == VERSION and first.get("time_unit", "ms") == "ms":
         try:
             return msgspec.convert(first, TraceHeader)
@@ -234,3 +255,260 @@ def _trace(table: pa.Table, header: TraceHeader, known: Format, tally: Tally) ->
         notes=tuple(dict.fromkeys((*notes, *tally.notes))),
     )
     return Trace(header, table, tuple(warnings))
+
+
+# Cells.
+
+STATUSES: tuple[Status, ...] = get_args(Status)
+CODE_OF: dict[Status | None, int] = {status: code for code, status in enumerate(STATUSES)}
+UNKNOWN = len(STATUSES)
+LINK = 255
+"""The code of a row that only links others, and is not counted."""
+
+LINKS = words(
+    "chain agent tool retriever retrieval workflow task parser prompt guardrail reranker "
+    "embedding evaluator"
+)
+"""Kinds of calls that stand above or beside a model's where each call is a row."""
+
+LETTERS: dict[Role, str] = {"session_id": "s", "model": "m"}
+"""Roles whose names become pseudonyms, with the letter that these begin with."""
+
+UNTIL: dict[Role, str] = {"duration": "end", "ttft": "first_token", "queue": ""}
+"""Spans from the arrival, and the role of the moment at which each ends."""
+
+
+class Checker:
+    """Checks the rows of one file, block by block; knows the names that it met."""
+
+    def __init__(self, known: Format, tally: Tally) -> None:
+        self.format, self.roles, self.tally = known, known.columns, tally
+        self.names: dict[Role, dict[str, int]] = {}
+
+    def checked(self, raw: Raw) -> tuple[pa.Table, Ints]:
+        """Return the rows that can be used, and their lines; count the others."""
+        self._read(raw)
+        kept = self.reasons == 0
+        self.tally.rows_kept += int(kept.sum())
+        # Filtered even where all are kept: Arrow's copy is freed as a whole later, numpy's is not.
+        return pa.table(self.columns).filter(pa.array(kept)), raw.lines[kept]
+
+    def linked(self, raw: Raw) -> list[Row]:
+        """Return the rows with what links them, for a format whose rows may be one request."""
+        self._read(raw)
+        links = [self._cells(role) for role in ("trace", "span", "parent", "key", "server")]
+        nothing = [None] * len(raw)
+        ids = zip(*(nothing if cells is None else as_list(cells) for cells in links), strict=True)
+        held = pa.table(self.columns).to_pylist()
+        return [
+            Row(line, None if bad else fields, *map(_id, each))
+            for line, fields, bad, each in zip(
+                raw.lines.tolist(), held, self.reasons, ids, strict=True
+            )
+        ]
+
+    def _read(self, raw: Raw) -> None:
+        """Read all columns; rows that cannot be used have a reason then, and are counted."""
+        self.raw = raw
+        self.reasons: NDArray[np.uint8] = np.zeros(len(raw), np.uint8)
+        self.columns: dict[str, pa.Array] = {}
+        self._leave_out()
+        status = self._status()
+        output = self._lengths(status)
+        self._times(output)
+        if self.format.silent_is_error:
+            status = np.where(output > 0, status, CODE_OF["error"])
+        if status.any():
+            self.columns["status"] = pa.array(STATUSES).take(pa.array(status))
+        for field in FIELDS:
+            role = ROLE_OF.get(field.key, field.key)
+            if field.key in self.columns or role not in self.roles or role == "status":
+                continue
+            if field.kind == "list":
+                self._list(field)
+            elif field.kind in ("name", "flag") or (role == "replica" and not self._keeps(role)):
+                self._name(role)
+            elif field.kind == "count":
+                self._count(field)
+        if self.format.sums_of_n and "n" in self.columns:  # only the sum of their outputs is known
+            n = self.columns.pop("n").fill_null(1).to_numpy(zero_copy_only=False)
+            self._drop(n > 1, "several_requests")
+        self.tally.rows_read += int((self.reasons != LINK).sum())
+        for code in {*np.unique(self.reasons).tolist()} - {0, LINK}:
+            places = np.flatnonzero(self.reasons == code)
+            self.tally.drop([*REASONS][code - 1], int(raw.lines[places[0]]), count=len(places))
+
+    def _keeps(self, role: Role) -> bool:
+        return role in self.format.keeps
+
+    def _cells(self, role: Role) -> Cells | None:
+        """Return the cells of a role; None where the format or these rows have none."""
+        column = self.roles.get(role)
+        return None if column is None else self.raw.cells(column.paths)
+
+    def _numbers(self, role: Role) -> tuple[Floats, NDArray[np.uint8]]:
+        """Return the numbers of a column, NaN where there is none, and what is wrong with them."""
+        if (cells := self._cells(role)) is None:
+            return np.full(len(self.raw), np.nan), np.zeros(len(self.raw), np.uint8)
+        return self.roles[role].read(cells)
+
+    def _drop(self, where: NDArray[Any], reason: str = "") -> None:
+        """Give rows a reason, unless they have one; without one, ``where`` has their codes."""
+        codes = where * CODES[reason] if reason else where
+        self.reasons = np.where(self.reasons == 0, codes, self.reasons).astype(np.uint8)
+
+    def _leave_out(self) -> None:
+        """Leave out rows that are no request of a model, or several."""
+        requests, _ = self._numbers("requests")
+        self._drop(~np.isnan(requests) & (requests != 1), "several_requests")
+        no_call, cache_hit = CODES["not_generation"], CODES["cache_hit"]
+        rules: dict[Role, Callable[[Any], int]] = {
+            "reason": lambda cell: CODES.get(cell, LINK),
+            "cache_hit": lambda cell: cache_hit * (from_cache(cell) is True),
+            "kind": lambda cell: no_call * self._is_no_call(cell),
+            "path": lambda cell: no_call * (not generates(cell)),
+        }
+        for role, rule in rules.items():
+            if (cells := self._cells(role)) is not None:
+                self._drop(by_value(cells, rule, 0, np.uint8))
+
+    def _is_no_call(self, kind: object) -> bool:
+        word = str(kind).rpartition(".")[2].strip().lower()
+        generating = self.format.generating
+        if generating is None:
+            return word in LINKS
+        return not is_empty(kind) and word not in generating
+
+    def _status(self) -> Ints:
+        """Return each row's status by its number."""
+
+        def codes_of(role: Role, rule: Callable[[Any], Status | None]) -> NDArray[Any]:
+            cells = self._cells(role)
+            if cells is None:
+                return np.zeros(len(self.raw), np.int64)
+            return by_value(cells, lambda cell: CODE_OF.get(rule(cell), UNKNOWN), 0, np.int64)
+
+        status = codes_of("status", lambda cell: status_in(cell, flag=self.format.flag))
+        unknown = status == UNKNOWN
+        if self.format.strict:
+            self._drop(unknown, "bad_field")
+        elif unknown.any():
+            self.tally.note("statuses that are not known count as served")
+        status[unknown] = 0
+        status = np.where(status == 0, codes_of("error", error_in), status)
+        code = codes_of("error_code", code_in)
+        status = np.where((status == CODE_OF["error"]) & (code != 0), code, status)
+        gone = codes_of("flags", lambda cell: "aborted" if "DC" in str(cell).split(",") else "ok")
+        return np.where(gone != 0, gone, status)  # Envoy's flag of a client that left
+
+    def _lengths(self, status: Ints) -> Floats:
+        """Read both lengths, and return the output's; requests that were never served may lack
+        them."""
+        output, _ = self._numbers("output_length")
+        served = status < len(SERVED)
+        needs = served & ((output > 0) | (not self.format.silent_is_error))
+        for role in ("output_length", "input_length"):
+            values, wrong = self._numbers(role)
+            self._drop(np.where(served, wrong, 0))
+            self._drop(served & (values < 0), "negative")
+            if role == "input_length" and self.format.prompt_is_sum:
+                for more in ("cached_tokens", "cache_creation_tokens"):
+                    values += np.nan_to_num(self._numbers(more)[0])
+            self._drop(needs & np.isnan(values), "no_tokens")
+            may_be_zero = (status != 0) & (role == "output_length")
+            self._drop(needs & (values == 0) & ~may_be_zero, "zero_tokens")
+            self._put(role, np.where(values < 0, np.nan, values))
+        return output
+
+    def _times(self, output: Floats) -> None:
+        """Read the arrivals, and the spans from there: of an end without them the arrival is what
+        the duration leaves."""
+        is_stamped = "timestamp" in self.roles
+        arrival, wrong = self._numbers("timestamp")
+        self._drop(wrong)
+        self._drop(is_stamped & np.isnan(arrival), "no_timestamp")
+        moments: dict[Role, Floats] = {}
+        for role in (*UNTIL, *UNTIL.values()):
+            moments[role], wrong = self._numbers(role)
+            if is_stamped:
+                self._drop(wrong == CODES["bad_timestamp"], "bad_field")
+            self._drop(wrong)
+        end, lasted = moments["end"], moments["duration"]
+        if (token_ms := self.format.token_ms) is not None:
+            self._drop(is_far_off(lasted, output, token_ms), "bad_field")
+        if not is_stamped:
+            arrival = np.maximum(0.0, np.round(end - lasted))  # to the ms at best
+            self._drop(np.isnan(arrival), "no_timestamp")
+            moments["end"] = np.full(len(self.raw), np.nan)
+        self.columns["timestamp"] = pa.array(arrival)
+        first = moments["first_token"]
+        moments["first_token"] = np.where(first == end, np.nan, first)  # of LiteLLM: no stream
+        for role, until in UNTIL.items():
+            since = np.round(moments[until] - arrival, 3)
+            self._drop(since < 0, "negative_time")
+            span = np.where(np.isnan(since), moments[role], since)
+            if not np.isnan(span).all():
+                self.columns[KEY_OF[role]] = pa.array(span, from_pandas=True)
+
+    def _put(self, key: str, values: Floats) -> None:
+        absent = np.isnan(values)
+        self.columns[key] = pa.array(np.where(absent, 0, values).astype(np.int32), mask=absent)
+
+    def _count(self, field: Field) -> None:
+        """Read a count that need not be there; where it is wrong it is absent, or costs the row."""
+        values, odd = self._numbers(field.key)
+        wrong: Mask = (odd != 0) | (values < field.least) | (values > field.most)
+        if self.format.strict:
+            self._drop(wrong, "bad_field")
+        values = np.where(wrong, np.nan, values)
+        if not np.isnan(values).all():
+            self._put(field.key, values)
+
+    def _list(self, field: Field) -> None:
+        """Read lists of whole numbers; rows that hold something else are dropped."""
+        key, strict = field.key, self.format.strict
+        cells = as_list(self._cells(key) or [])
+        if all(cell is None for cell in cells):
+            return
+
+        def checked(cell: Any) -> list[int] | None:  # noqa: ANN401 - any JSON
+            if not isinstance(cell, list) or not {*map(type, cell)} <= {int}:
+                return None
+            if not strict:  # hashes of 64 bits: what is left differs too
+                cell = [each % 2**63 if each >= 0 else each for each in cell]
+            is_kept = min(cell, default=0) >= 0 and max(cell, default=0) <= field.most
+            return cell if is_kept else None
+
+        kept = [*map(checked, cells)]
+        bad = [each is None and cell is not None for each, cell in zip(kept, cells, strict=True)]
+        self._drop(np.array(bad), "bad_field")
+        self.columns[key] = column = pa.array(kept, TYPES[key])
+        if key == "hash_ids":
+            sizes = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+            prompt = self.columns["input_length"].fill_null(0).to_numpy(zero_copy_only=False)
+            blocks = -(-prompt // self.format.block_size)
+            self._drop((sizes > 0) & (sizes > blocks), "bad_field")
+
+    def _name(self, role: Role) -> None:
+        """Read names, words and flags; names are numbered by first sight unless they are kept."""
+        if (cells := self._cells(role)) is None:
+            return
+        known = self.names.setdefault(role, {})
+
+        def pseudonym(name: Any) -> Any:  # noqa: ANN401 - any cell
+            if is_empty(name):
+                return None
+            number = known.setdefault(str(name), len(known))
+            return f"{LETTERS[role]}{number}" if role in LETTERS else number
+
+        rules: dict[Role, Callable[[Any], Any]] = {"finish_reason": word_in, "stream": flag_in}
+        is_numbered = role in {*LETTERS, "replica"} and not self._keeps(role)
+        rule = pseudonym if is_numbered else rules.get(role, name_in)
+        kept = pc.if_else(pa.array(self.reasons == 0), as_array(cells), None)
+        column = pa.array(by_value(kept, rule, None, np.object_), TYPES[role])
+        if column.null_count < len(column):
+            self.columns[role] = column
+
+
+def _id(value: object) -> Any:  # noqa: ANN401 - a word, or a flag
+    return value if value is True or (isinstance(value, str) and value.strip("0")) else None

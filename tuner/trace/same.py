@@ -7,14 +7,8 @@ from typing import Any
 
 from tuner.trace.record import MAX_N
 
-MOST_ALIKE = 100
-"""So many clients of one trace with equal counts are compared with a server without a link."""
-
 MOST_BETWEEN = 100
 """Spans between a request and the one above it."""
-
-HANDED = ("session_id", "model", "finish_reason", "stream", "cached_tokens")
-"""Fields that a client's span may know and the server's does not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,17 +25,9 @@ class Row:
     """Equal for sequences of one request, if it is known."""
     server: bool | None = None
 
-    def at(self, key: str) -> Any:  # noqa: ANN401 - a field's value
-        return (self.fields or {}).get(key)
-
     @property
     def identity(self) -> Hashable:
         return (self.trace, self.span) if self.span else self
-
-    @property
-    def time_ms(self) -> tuple[float, float]:
-        start_ms: float = self.at("timestamp")
-        return start_ms, start_ms + (self.at("e2e_ms") or 0)
 
 
 Settled = tuple[list[Row], list[tuple[str, int]]]
@@ -87,10 +73,8 @@ def _together(held: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def lowest_spans(rows: Sequence[Row]) -> Settled:
-    """Return the requests; of spans above one another only the lowest, nearest the engine.
-
-    What an upper one knows and the lower one does not, such as the session, is handed down.
-    """
+    """Return the requests; of spans above one another only the lowest, nearest the engine, and
+    where servers have spans only these: a client's is the same request, or went elsewhere."""
     by_id: dict[Hashable, Row] = {}
     dropped: list[tuple[str, int]] = []
     for row in rows:
@@ -100,12 +84,11 @@ def lowest_spans(rows: Sequence[Row]) -> Settled:
         elif known is not row and row.fields is not None:
             dropped.append(("same_request", row.line))  # sent twice
     requests = [row for row in by_id.values() if row.fields is not None]
-    above = {row: over for row in requests if (over := _request_above(row, by_id))}
-    _link_by_counts(requests, above)
-    upper = {*above.values()}
+    upper = {_request_above(row, by_id) for row in requests}
+    if any(row.server for row in requests):
+        upper |= {row for row in requests if not row.server}
     dropped += [("same_request", row.line) for row in requests if row in upper]
-    lowest = [_informed(row, above.get(row)) for row in requests if row not in upper]
-    kept, more = sequences(sorted(lowest, key=lambda row: row.line))
+    kept, more = sequences([row for row in requests if row not in upper])
     return kept, [*dropped, *more]
 
 
@@ -118,32 +101,3 @@ def _request_above(row: Row, by_id: dict[Hashable, Row]) -> Row | None:
             return None if over is row else over
         below = over
     return None
-
-
-def _link_by_counts(requests: Sequence[Row], above: dict[Row, Row]) -> None:
-    """Find the client of each server's span whose link was never exported: it has the same lengths
-    and spans its time."""
-
-    def alike(row: Row) -> Hashable:
-        return row.trace, row.at("input_length"), row.at("output_length")
-
-    upper = {*above.values()}
-    clients: dict[Hashable, list[Row]] = defaultdict(list)
-    for row in requests:
-        if not row.server and row not in upper:
-            clients[alike(row)].append(row)
-    for row in requests:
-        if row.server and row.trace and row not in above:
-            (sent_ms, answered_ms), free = row.time_ms, clients[alike(row)]
-            for over in free[:MOST_ALIKE]:
-                if over.time_ms[0] <= sent_ms <= answered_ms <= over.time_ms[1]:
-                    above[row] = over
-                    free.remove(over)
-                    break
-
-
-def _informed(row: Row, above: Row | None) -> Row:
-    if above is None or row.fields is None:
-        return row
-    more = {key: above.at(key) for key in HANDED if row.at(key) is None}
-    return replace(row, fields=row.fields | more)

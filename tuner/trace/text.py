@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from tuner.errors import TraceError
 from tuner.trace.files import Tally
-from tuner.trace.raw import Object, Raw
+from tuner.trace.rows import Object, Raw
 from tuner.trace.values import as_object, number, words
 
 TEXT_KEYS = words(

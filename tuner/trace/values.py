@@ -71,30 +71,30 @@ def by_value(
     return np.asarray(results[codes])
 
 
-_NUMBER = r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
-
-
 def numbers(cells: Cells) -> tuple[Floats, Mask]:
     """Return numbers, NaN for empty cells, and which cells hold something else."""
     array = as_array(cells)
-    odd = np.zeros(len(array), np.bool_)
     if pa.types.is_string(array.type):
-        try:
+        with suppress(pa.ArrowInvalid):
             array = pc.cast(array, pa.float64())
-        except pa.ArrowInvalid:
-            text = pc.utf8_trim_whitespace(array)
-            fits = pc.fill_null(pc.match_substring_regex(text, _NUMBER), fill_value=False)
-            empty = pc.is_in(pc.utf8_lower(text), pa.array([*NULL, None]))
-            odd = ~pc.or_(fits, empty).to_numpy(zero_copy_only=False)
-            array = pc.cast(pc.if_else(fits, text, None), pa.float64())
-    elif not (pa.types.is_integer(array.type) or pa.types.is_floating(array.type)):
-        return np.full(len(array), np.nan), array.is_valid().to_numpy(zero_copy_only=False)
-    return array.to_numpy(zero_copy_only=False).astype(np.float64, copy=False), odd
+    if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
+        values = array.to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
+        return values, np.zeros(len(values), np.bool_)
+    return _one_by_one(array, number)
+
+
+def _one_by_one(cells: Cells, rule: Callable[[Any], float | None]) -> tuple[Floats, Mask]:
+    """Return what a rule makes of each cell, and where it makes nothing of what is not empty."""
+    values = by_value(cells, rule, np.nan, np.float64)
+    return values, np.isnan(values) & ~by_value(cells, is_empty, absent=True, kind=np.bool_)
+
+
+_NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def number(value: object) -> float | None:
     """Return a number of JSON or of a table's text; None for anything else."""
-    if isinstance(value, str) and len(value) <= 40 and re.match(_NUMBER, value.strip()):
+    if isinstance(value, str) and len(value) <= 40 and _NUMBER.fullmatch(value.strip()):
         value = int(value) if value.strip().lstrip("-").isdecimal() else float(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if is_number and abs(value) < np.inf else None  # type: ignore[return-value, arg-type]
@@ -167,8 +167,7 @@ class Spans:
     def read(self, cells: Cells) -> Read:
         """Return ms."""
         if self.unit is None:
-            values = by_value(cells, lambda cell: written_ms(str(cell)), np.nan, np.float64)
-            odd = np.isnan(values) & ~by_value(cells, is_empty, absent=True, kind=np.bool_)
+            values, odd = _one_by_one(cells, lambda cell: written_ms(str(cell)))
         else:
             values, odd = numbers(cells)
             values = in_ms(values, self.unit)
@@ -245,22 +244,18 @@ class Clock:
 
     def _dates(self, cells: pa.Array) -> tuple[Floats, Mask]:
         """Return ms since 1970 and which cells are no dates; Arrow reads plain ones at once."""
-        if not pa.types.is_string(cells.type):
-            cells = pa.array([None if cell is None else str(cell) for cell in cells.to_pylist()])
-        for zone in ("UTC", None):
+        for zone in ("UTC", None) if pa.types.is_string(cells.type) else ():
             if self.zoned in (None, zone is not None):
                 with suppress(pa.ArrowInvalid):
                     whole = pc.cast(pc.cast(cells, pa.timestamp("ns", zone)), pa.int64())
                     values = whole.to_numpy(zero_copy_only=False) / 1e6
                     return values, np.zeros(len(cells), np.bool_)
 
-        def ms(text: str) -> float:
-            result = parse(text)
-            return result[0] if result is not None and self.zoned in (None, result[1]) else np.nan
+        def ms(cell: object) -> float | None:
+            result = parse(str(cell))
+            return result[0] if result is not None and self.zoned in (None, result[1]) else None
 
-        values = by_value(cells, ms, np.nan, np.float64)
-        empty = by_value(cells, is_empty, absent=True, kind=np.bool_)
-        return values, np.isnan(values) & ~empty
+        return _one_by_one(cells, ms)
 
 
 def date_ms(value: object) -> float | None:

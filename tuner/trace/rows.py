@@ -1,0 +1,503 @@
+"""Rows as they stand in a file: of JSON, of tables as text, of Parquet; with their lines.
+
+No cell is read here. ``Raw`` is some rows: objects, or columns by their headings.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import chain
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
+from pyarrow import parquet
+
+from tuner.errors import TraceError
+from tuner.system.memory import at_most
+from tuner.trace.files import PARQUET, Tally, TraceFile
+from tuner.trace.headings import main_roles
+from tuner.trace.values import Cells, Ints, as_list, as_object, is_empty, number
+
+MOST_COLUMNS = 2000
+SAMPLE_ROWS, ROWS = 1000, 2**16
+"""Rows that show how a file is read, and rows that are read at once at most."""
+
+Object = dict[str, Any]
+Numbered = Iterator[tuple[int, Object]]
+"""Objects, each with the number of its line."""
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Some rows of a file: objects of JSON, or columns of text or of Arrow's types."""
+
+    lines: Ints
+    """The number of each row's line."""
+    objects: Sequence[Object] = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    @cached_property
+    def names(self) -> Iterable[str]:
+        """The keys that any object has, or the columns."""
+        return self.columns or frozenset(chain.from_iterable(self.objects))
+
+    def cells(self, paths: Sequence[str]) -> Cells | None:
+        """Return the cells at the first of these paths that is not empty, row by row.
+
+        None where no row has any of them.
+        """
+        each = [cells for path in paths if (cells := self._at(path)) is not None]
+        if len(each) < 2:
+            return each[0] if each else None
+        return [first(row) for row in zip(*map(as_list, each), strict=True)]
+
+    def _at(self, path: str) -> Cells | None:
+        if path in self.columns:
+            return self.columns[path]
+        if path in self.names:
+            held = [row.get(path) for row in self.objects]
+            return [*map(only, held)] if list in {*map(type, held)} else held
+        top = next((name for name in self.names if path.startswith(f"{name}.")), None)
+        if top is None:
+            return None
+        rows = self.objects or [{top: cell} for cell in self.columns[top].to_pylist()]
+        return [at(row, path) for row in rows]
+
+
+def first(cells: Iterable[Any]) -> Any:  # noqa: ANN401 - any JSON
+    """Return the first cell that is not empty."""
+    return next((cell for cell in cells if not is_empty(cell)), None)
+
+
+def at(found: Mapping[str, Any], path: str) -> Any:  # noqa: ANN401 - any JSON
+    """Return what stands at a dotted path, whose parts may have dots themselves."""
+    if path in found:
+        return only(found[path])
+    if path.startswith("*"):
+        return total(found, path[1:])
+    for key, held in found.items():
+        if path.startswith(f"{key}.") and (inner := as_object(held)) is not None:
+            return at(inner, path[len(key) + 1 :])
+    return None
+
+
+def total(found: Mapping[str, Any], word: str) -> Any:  # noqa: ANN401 - any JSON
+    """Return the sum of the counts of tokens whose key has a word: of ``*input`` at the end of a
+    path."""
+    keys = [key for key in found if word in key.lower() and "cost" not in key.lower()]
+    held = [found[key] for key in keys if not is_empty(found[key])]
+    if not held or found.get("unit") not in (None, "TOKENS"):
+        return None
+    known = [count for cell in held if (count := number(cell)) is not None]
+    return sum(known) if len(known) == len(held) else held[0]
+
+
+def only(held: Any) -> Any:  # noqa: ANN401 - any JSON
+    """Return the only text of a list, as logs have headers, and search engines fields."""
+    return held[0] if type(held) is list and len(held) == 1 and type(held[0]) is str else held
+
+
+def flattened(
+    value: Mapping[str, Any], above: str = "", depth: int = 4
+) -> Iterator[tuple[str, Any]]:
+    """Yield (dotted path, value) of all within, also within objects that a log wraps up as text."""
+    for key, held in value.items():
+        inner = as_object(held)
+        if inner and depth:
+            yield from flattened(inner, f"{above}{key}.", depth - 1)
+        else:
+            yield f"{above}{key}", only(held)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A file whose rows are located."""
+
+    first: Sequence[Object]
+    """The first rows."""
+    raws: Callable[[Sequence[str]], Iterator[Raw]]
+    """Yields all rows, with the columns in which these paths stand."""
+    columns: Sequence[str] = ()
+    """The headings of a table, which may have no rows; nothing for JSON."""
+    is_text: bool = False
+    """Cells are parted by a delimiter, so that the headings are cells as well."""
+    first_line: int = 1
+
+    @cached_property
+    def sample(self) -> list[Object]:
+        """The first rows, flat: also what cells hold as JSON objects."""
+        return [dict(flattened(row)) for row in self.first]
+
+    @cached_property
+    def headings(self) -> tuple[str, ...]:
+        """Dotted paths, of JSON and of columns that hold others. Each names one column."""
+        paths = dict.fromkeys([*self.columns, *chain.from_iterable(self.sample)])
+        return tuple(paths)[:MOST_COLUMNS]
+
+
+def unique_names(headings: Sequence[str]) -> list[str]:
+    """Return headings of which each names one column."""
+    names: dict[str, None] = {}
+    for place, heading in enumerate(headings, 1):
+        name = heading or f"#{place}"
+        names[f"{name}#{place}" if name in names else name] = None
+    return [*names]
+
+
+def within(names: Iterable[str], wanted: Sequence[str]) -> list[str]:
+    """Return the columns in which dotted paths stand."""
+    return [name for name in names if any(f"{path}.".startswith(f"{name}.") for path in wanted)]
+
+
+# JSON.
+
+PREFIX = rb"(?m)^[^{\"\n]{1,200}(?=\{\")"
+"""What stands before the JSON of a line in logs of containers: a time, a name, a stream."""
+
+BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def opened(file: TraceFile) -> Opened:
+    """Locate the rows of a file. Raises TraceError for a file that has none."""
+    start = file.head.lstrip()
+    if start.startswith(PARQUET):
+        return parquet_file(file)
+    if re.match(rb"\{|\[[\[{\s\]]", start):
+        return _document(file) if _is_document(file, start) else _json_lines(file)
+    lines = [line for line in start.split(b"\n", 50)[:50] if line.strip()]
+    if sum(line.startswith(b'{"') for line in lines) * 3 >= len(lines):
+        return _json_lines(file)  # among lines that a program writes of itself
+    if sum(re.match(PREFIX, line) is not None for line in lines) * 2 > len(lines):
+        file.tally.note("what stands before the JSON of each line is left out")
+        return _json_lines(file, PREFIX)
+    return text_table(file)
+
+
+def _is_document(file: TraceFile, start: bytes) -> bool:
+    """Return whether the file is JSON, but not a row a line."""
+    first, more, rest = start.partition(b"\n")
+    if first.startswith(b"[") or first.rstrip().endswith((b"{", b"[", b",", b":")):
+        return True
+    return not more or (file.is_whole and not rest.strip())
+
+
+def _json_lines(file: TraceFile, prefix: bytes = b"") -> Opened:
+    def bare(text: bytes) -> bytes:
+        return re.sub(prefix, b"", text) if prefix else text
+
+    lines = bare(file.head).split(b"\n", 4 * SAMPLE_ROWS)
+    lines = lines if file.is_whole else lines[:-1]  # which breaks off
+    first = [row for line in lines if (row := _row(line)) is not None][:SAMPLE_ROWS]
+
+    def raws(_: Sequence[str]) -> Iterator[Raw]:
+        for line, block in file.blocks():
+            yield _of_lines(line, bare(block), file.tally)
+
+    return Opened(first, raws)
+
+
+def _of_lines(first: int, block: bytes, tally: Tally) -> Raw:
+    """Return the rows of some lines; count those that are none."""
+    try:
+        rows = msgspec.json.Decoder().decode_lines(block)
+    except BROKEN:
+        rows = []
+    are_rows = len(rows) == block.count(b"\n") + 1 and {*map(type, rows)} == {dict}
+    marks = block.count(b'":') + block.count(b'" :')
+    if are_rows and marks == sum(map(len, rows)):  # no key stands twice
+        return Raw(np.arange(first, first + len(rows)), rows)
+    kept: dict[int, Object] = {}
+    for place, line in enumerate(block.split(b"\n"), first):
+        if (row := _row(line)) is not None:
+            kept[place] = row
+        elif line.strip():
+            tally.lose("malformed", place)
+    return Raw(np.array([*kept], np.int64), [*kept.values()])
+
+
+def _row(line: bytes) -> Object | None:
+    """Return the object that a line is; None where it is none, or a key stands twice in it."""
+    try:
+        result = json.loads(line, object_pairs_hook=_unique, parse_constant=_no_number)
+    except (ValueError, RecursionError):
+        return None
+    return result if isinstance(result, dict) else None
+
+
+def _unique(pairs: list[tuple[str, object]]) -> Object:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError
+    return result
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(name)
+
+
+def _document(file: TraceFile) -> Opened:
+    """Return the rows of one JSON document: an array, a page of an API, or objects over lines."""
+    text = file.document().strip()
+    if b'"start_times"' in text:  # of vLLM's benchmark, whose JSON has NaN
+        text = re.sub(rb"-?\b(?:NaN|Infinity)\b", b"null", text)
+    if not text.startswith(b"["):
+        text = b"[" + re.sub(rb"\}\s*\n\s*\{", b"},{", text) + b"]"
+    try:
+        rows = _rows_in(msgspec.json.decode(text))
+    except BROKEN as error:
+        byte = re.search(r"byte (\d+)", str(error))
+        line = text.count(b"\n", 0, int(byte[1]) if byte else 0) + 1
+        raise TraceError(
+            f"{file.tally.place}:{line}: not valid JSON from here on",
+            hint="Export it again: it is cut off, or not JSON in UTF-8.",
+        ) from None
+    file.tally.unit = "row" if len(rows) > 1 or b"\n" in text else "line"
+    kept = {place: row for place, row in enumerate(rows, 1) if isinstance(row, dict)}
+
+    def raws(_: Sequence[str]) -> Iterator[Raw]:
+        for place in {*range(1, len(rows) + 1)} - kept.keys():
+            file.tally.lose("malformed", place)
+        for begin in range(0, len(kept), ROWS):
+            some = [*kept][begin : begin + ROWS]
+            yield Raw(np.array(some), [kept[place] for place in some])
+
+    return Opened([*kept.values()][:SAMPLE_ROWS], raws)
+
+
+def _rows_in(documents: list[Any]) -> list[Any]:
+    """Return the rows of a document: a list of objects within it, or what it is itself."""
+    if len(documents) != 1 or not isinstance(documents[0], dict):
+        return documents
+    lists = [held for _, held in flattened(documents[0]) if isinstance(held, list)]
+    lists = [rows for rows in lists if rows and isinstance(rows[0], dict)]
+    if not lists or documents[0].keys() & {"resourceSpans", "conversations", "turns"}:
+        return documents
+
+    def roles(rows: list[Any]) -> int:
+        return len(main_roles(path for path, _ in flattened(rows[0])))
+
+    most = max(lists, key=lambda rows: (roles(rows), len(rows)))
+    return documents if roles(most) < roles(documents) else _rows_in(most)
+
+
+# Tables as text.
+
+DELIMITERS = (",", ";", "\t", "|")
+HEADINGS_WITHIN = 25
+"""Lines among which the headings stand: titles and comments may stand above."""
+
+BLOCK_BYTES = 2**22
+"""Of the table that are parsed at once; no row is longer."""
+
+_VALUE = re.compile(r"[+-]?[\d.,]+$|\[?\d{1,4}[-/.]\d\d?[-/.]\d")
+"""A number or a date, and no heading."""
+
+
+def text_table(file: TraceFile) -> Opened:
+    """Locate the headings and the rows of a table as text; without either nothing is in it."""
+    lines = file.head.decode(errors="replace").split("\n", 3 * SAMPLE_ROWS)
+    lines = lines if file.is_whole else lines[:-1]
+
+    def fitness(row: tuple[str, int, list[str]]) -> tuple[int, bool, int]:
+        cells = row[2]
+        is_data = any(map(_VALUE.match, cells)) or max(map(len, cells)) > 200
+        return 0 if is_data else len(main_roles(cells)), not is_data, len(cells)
+
+    top = lines[:HEADINGS_WITHIN]
+    candidates = [(mark, *row) for mark in DELIMITERS for row in _cells(top, mark)]
+    if not candidates:
+        return Opened((), lambda _: iter(()), is_text=True)
+    best = max(candidates, key=fitness)
+    (mark, line, cells), (_, is_headed, width) = best, fitness(best)
+    names = unique_names(cells if is_headed else [""] * width)
+    first_line = line + is_headed
+
+    def raws(wanted: Sequence[str]) -> Iterator[Raw]:
+        return _text_rows(file, names, within(names, wanted) or names[:1], first_line, mark)
+
+    below = [cells for _, cells in _cells(lines[first_line - 1 :], mark) if len(cells) == width]
+    rows = [{n: c or None for n, c in zip(names, cells, strict=True)} for cells in below]
+    return Opened(rows[:SAMPLE_ROWS], raws, names, is_text=True, first_line=first_line)
+
+
+def _cells(lines: Sequence[str], delimiter: str) -> list[tuple[int, list[str]]]:
+    """Return (number of its last line, cells) of each row of these lines that has several."""
+    reader = csv.reader((line + "\n" for line in lines), delimiter=delimiter)
+    result: list[tuple[int, list[str]]] = []
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return result
+        except csv.Error:  # a quote that nothing closes
+            continue
+        if 2 <= len(cells) <= MOST_COLUMNS:
+            result.append((reader.line_num, [cell.strip() for cell in cells]))
+
+
+class _Stream(io.RawIOBase):
+    """The chunks of a file as a stream, whose quotes are counted."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self.chunks, self.rest, self.quotes = chunks, b"", 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - any buffer
+        if not self.rest:
+            self.rest = next(self.chunks, b"")
+            self.quotes += self.rest.count(b'"')
+        size = min(len(buffer), len(self.rest))
+        buffer[:size], self.rest = self.rest[:size], self.rest[size:]
+        return size
+
+
+def _text_rows(
+    file: TraceFile, names: Sequence[str], used: Sequence[str], begin: int, delimiter: str
+) -> Iterator[Raw]:
+    """Yield the rows as columns of text; count those that have other columns.
+
+    Raises TraceError for quotes that nothing closes, and for headings between the rows.
+    """
+    tally, stream = file.tally, _Stream(file.chunks())
+    bad: list[int] = []
+
+    def count(row: arrow_csv.InvalidRow) -> str:
+        bad.append(row.number)
+        if row.text.strip():
+            tally.lose("malformed", row.number)
+        return "skip"
+
+    how = (
+        arrow_csv.ReadOptions(
+            use_threads=False, block_size=BLOCK_BYTES, skip_rows=begin - 1, column_names=[*names]
+        ),
+        arrow_csv.ParseOptions(
+            delimiter=delimiter,
+            newlines_in_values=True,
+            ignore_empty_lines=False,
+            invalid_row_handler=count,
+        ),
+        arrow_csv.ConvertOptions(
+            include_columns=[*used],
+            column_types=dict.fromkeys(names, pa.string()),
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )
+    try:
+        for batch in arrow_csv.open_csv(io.BufferedReader(stream), *how):
+            lines = np.setdiff1d(np.arange(begin, begin + len(batch) + len(bad)), bad)[: len(batch)]
+            begin = int(lines[-1]) + 1 if len(lines) else begin
+            again = pc.is_in(batch.column(0), pa.array(names)).to_numpy(zero_copy_only=False)
+            if again.any():
+                raise TraceError(
+                    f"{tally.at(int(lines[again.argmax()]))}: headings between the rows",
+                    hint="Cut the file there, and import each part by itself.",
+                )
+            kept = np.zeros(len(batch), np.bool_)
+            for column in batch.columns:
+                kept |= column.is_valid().to_numpy(zero_copy_only=False)
+            columns = batch.filter(pa.array(kept)).columns
+            yield Raw(lines[kept], columns=dict(zip(used, columns, strict=True)))
+    except pa.ArrowException:
+        stream.quotes = 1
+    if stream.quotes % 2:
+        raise TraceError(
+            f"{tally.at(begin)}: a quote from here on that nothing closes",
+            hint="Export the table again: it is cut off, or a quote in a cell is not doubled.",
+        )
+
+
+# Parquet.
+
+STEP_BYTES = 2**31
+"""Bytes that some rows may take beside four times the file's size: half a megabyte of Parquet can
+hold columns of a hundred gigabytes."""
+
+
+def parquet_file(file: TraceFile) -> Opened:
+    """Return the columns of a Parquet file, by dotted paths; its numbers are rows."""
+    file.tally.unit = "row"
+    step = partial(_step, file.tally.place, STEP_BYTES + 4 * file.path.stat().st_size)
+
+    def tables(columns: list[str] | None, rows: int) -> Iterator[dict[str, pa.Array]]:
+        with step():
+            batches = parquet.ParquetFile(file.path).iter_batches(
+                rows, columns=columns, use_threads=False
+            )
+        while True:
+            with step():
+                if (batch := next(batches, None)) is None:
+                    return
+                batch.validate(full=True)
+                table = pa.Table.from_batches([batch])
+                while any(map(pa.types.is_struct, table.schema.types)):
+                    table = table.flatten()
+                plain = [_plain(column.combine_chunks()) for column in table.columns]
+            yield dict(zip(unique_names(table.column_names), plain, strict=True))
+
+    first = next(tables(None, SAMPLE_ROWS), None)
+    if not first:
+        raise TraceError(f"{file.tally.place}: no rows", hint="Is the file complete?")
+
+    def raws(wanted: Sequence[str]) -> Iterator[Raw]:
+        used = within({path.partition(".")[0] for path in first}, wanted)
+        begin = 1
+        for columns in tables(None if any("#" in name for name in first) else used, ROWS):
+            count = len(next(iter(columns.values())))
+            yield Raw(np.arange(begin, begin + count), columns=columns)
+            begin += count
+
+    with step():
+        rows = pa.table(first).to_pylist()
+    return Opened(rows, raws, tuple(first))
+
+
+@contextmanager
+def _step(place: str, most_bytes: int) -> Iterator[None]:
+    """Bound what is done here, and explain what Arrow raises: never in its words, which may quote
+    cells."""
+    try:
+        with at_most(most_bytes):
+            yield
+    except MemoryError:
+        raise TraceError(
+            f"{place}: some of its rows unpack to more than {most_bytes >> 20:,} MiB",
+            hint="Write it again, with the columns that are needed.",
+        ) from None
+    except (pa.ArrowException, EOFError, LookupError, OSError, ValueError) as error:
+        what = f"a broken Parquet file ({type(error).__name__})"
+        raise TraceError(f"{place}: {what}", hint="Copy the file again.") from None
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Return a column as numbers or text; times as dates with their zone, spans with their unit."""
+    if isinstance(column, pa.DictionaryArray):
+        column = column.dictionary_decode()
+    kind, types = column.type, pa.types
+    if types.is_timestamp(kind) or types.is_date64(kind):
+        zone = "UTC" if getattr(kind, "tz", None) else None
+        return pc.cast(pc.cast(column, pa.timestamp("ns", zone)), pa.string())
+    if types.is_duration(kind):
+        nanoseconds = pc.cast(pc.cast(column, pa.duration("ns")), pa.int64())
+        return pc.binary_join_element_wise(pc.cast(nanoseconds, pa.string()), "ns", "")
+    if types.is_decimal(kind) or types.is_floating(kind):
+        return pc.cast(column, pa.float64())
+    if types.is_binary(kind) or types.is_large_binary(kind):
+        return pa.nulls(len(column))
+    is_plain = types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)
+    return column if is_plain or types.is_nested(kind) else pc.cast(column, pa.string())
