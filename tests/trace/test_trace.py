@@ -1,12 +1,11 @@
 """Traces in memory: read, cut and written. Files of all formats are in tests/outside/traces."""
 
-import gzip
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support.traces import HEADER, SAMPLES, request, row, trace_of, write_lines
+from tests.support.traces import SAMPLES, request, trace_of
 from tuner.errors import TraceError
 from tuner.trace.record import FIELDS, Row, TraceHeader, header_line, row_line
 from tuner.trace.trace import Trace, TraceRequest, load, write
@@ -61,36 +60,3 @@ def test_longer_requests_are_dropped_whole_and_counted() -> None:
     part = trace_of(request(0), request(1, 1.0, output_lengths=(5, 99))).no_longer_than(50)
     assert len(part) == 1
     assert part.header.dropped == {"over_max_model_len": 1}
-
-
-def test_requests_come_in_order_of_arrival_and_those_of_one_time_as_they_stand(
-    tmp_path: Path,
-) -> None:
-    path = write_lines(
-        tmp_path / "t", *(row(at, max_tokens=k) for k, at in enumerate((5, 1, 5, 1, 0), 1))
-    )
-    assert [request.max_tokens for request in load(path).requests] == [5, 2, 4, 1, 3]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        gzip.compress(b'{"timestamp":0,"input_length":1,"output_length":1}\n' * 3, mtime=0)[:-9],
-        b"[" * 100_000,
-        b'{"timestamp":' + b"9" * 10_000 + b',"input_length":1,"output_length":1}',
-        b"\x00" * 10_000,
-        b"",
-    ],
-)
-def test_damaged_files_are_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "t").write_bytes(content)
-    with pytest.raises(TraceError) as caught:
-        load(tmp_path / "t")
-    assert "\n" not in f"{caught.value}"
-    assert caught.value.hint
-
-
-def test_a_second_header_is_refused(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", HEADER, row(0), HEADER, row(1))
-    with pytest.raises(TraceError, match="t:3: a second header"):
-        load(path)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tuner.errors import TraceError, UsageError
-from tuner.trace import nested, same
+from tuner.trace import nested
 from tuner.trace.files import Tally
 from tuner.trace.headings import SPANS, TIMES, Role
 from tuner.trace.record import FIELDS, TimeUnit
@@ -96,8 +96,8 @@ class Format:
     flatten: Callable[[Numbered, Tally], Numbered] | None = None
     is_table: bool = True
     """Its rows have columns of its own; otherwise they are objects in JSON."""
-    settle: Callable[[list[same.Row]], same.Settled] | None = None
-    """Finds the rows that are one request."""
+    are_spans: bool = False
+    """Several rows may be one request: see ``same``."""
 
     @property
     def clock(self) -> Clock:
@@ -165,10 +165,11 @@ def reader_of(role: Role, **how: Any) -> Clock | Spans | None:  # noqa: ANN401 -
 
 def _format(row: dict[str, Any]) -> Format:
     base, read = row.pop("base", ""), row.pop("read", {})
+    flatten = vars(nested).get(row.pop("flatten", ""))
     columns = {**BASES[base], **row.pop("columns", {})}
-    functions = {"flatten": vars(nested), "settle": vars(same)}
     return Format(
-        **row | {key: named[row[key]] for key, named in functions.items() if key in row},
+        **row,
+        flatten=flatten,
         columns={
             role: Column(tuple(paths), reader_of(role, **read.get(role, {})))
             for role, paths in columns.items()

@@ -256,7 +256,7 @@ class _Guess:
     def _one_of(self, role: Role, fitting: list[Column]) -> Column:
         """Return one of the columns that fit a role as well as each other; of spans the longest."""
         if role == "duration":
-            fitting.sort(key=lambda item: -np.nanmedian(self._numbers(item)))
+            fitting.sort(key=lambda item: -np.nan_to_num(self._numbers(item)).mean())
         first, *others = fitting
         for other in others:
             is_namesake = first.paths[0] == other.paths[0].partition("#")[0]

@@ -67,7 +67,7 @@ def word_set(text: str) -> frozenset[str]:
     return frozenset(word for word in text.split() if word[0] != "@").union(*named)
 
 
-_COUNT_RULES, _TIME_RULES = (msgspec.convert(_TABLE[key], list[_Rule]) for key in ("count", "time"))
+RULES = {scope: msgspec.convert(_TABLE[scope], list[_Rule]) for scope in ("count", "time")}
 WHOLE: dict[Role, frozenset[str]] = {
     role: frozenset(" ".join(names.split()).split(", ")) for role, names in _TABLE["whole"].items()
 }
@@ -131,17 +131,21 @@ def meanings(heading: str) -> tuple[Meaning, ...]:
     return tuple(_meanings(heading)) if len(heading) <= LONGEST_HEADING else ()
 
 
+def _leaf(path: list[list[str]]) -> list[str]:
+    """Return the words of a column, with those above it if it needs them: ``tokens.input``."""
+    leaf, above = path[-1], path[-2] if len(path) > 1 else []
+    tokens = word_set("@tokens")
+    says_nothing = word_set("@noise @counts @time").union(UNITS).issuperset(leaf)
+    needs_more = says_nothing or (tokens & {*above} and not tokens & {*leaf})
+    return above + leaf if needs_more else leaf
+
+
 def _meanings(heading: str) -> Iterator[Meaning]:
     parts = MONGODB.sub("", heading).split(".")
     path = [result for part in parts if (result := words_of(part))]
     if not path:
         return
-    leaf = path[-1]
-    if len(path) > 1:  # timings.prompt.n, tokens.input
-        says_nothing = word_set("@noise @counts @time").union(UNITS).issuperset(leaf)
-        tokens = word_set("@tokens")
-        if says_nothing or (tokens & {*path[-2]} and not tokens & {*leaf}):
-            leaf = path[-2] + leaf
+    leaf = _leaf(path)
     unit = next((UNITS[word] for word in reversed(leaf) if word in UNITS and len(leaf) > 1), None)
     plain = [word for word in leaf if word not in UNITS or len(leaf) == 1]
     name = " ".join(leaf[leaf[0] == "ai" and len(leaf) > 1 :])  # PostHog's $ai_model
@@ -151,28 +155,20 @@ def _meanings(heading: str) -> Iterator[Meaning]:
     above = {word for words in path[:-1] for word in words}
     depth = len(path) + 3 * bool(above & word_set("@not_a_count"))
     has = frozenset(plain)
-    yield from _by_rules(_COUNT_RULES, has, has, depth, None)
+    scopes: list[tuple[str, frozenset[str], frozenset[str]]] = [("count", has, has)]
     tokens = has & word_set("@tokens")
     if plain and not has & word_set("@prompt") and (not tokens or has & {"first", "last"}):
-        marks = {f"^{plain[0]}", "<time>" if unit else ""}
-        yield from _by_rules(_TIME_RULES, has - tokens, (has - tokens) | marks, 0, unit)
-
-
-def _by_rules(
-    rules: Iterable[_Rule],
-    has: frozenset[str],
-    marks: frozenset[str],
-    depth: int,
-    unit: TimeUnit | None,
-) -> Iterator[Meaning]:
-    """Yield what words mean by rules, which see ``marks`` as well."""
-    for rule in rules:
-        beside = len(has - word_set("@noise") - word_set(rule.beside))
-        is_met = beside <= rule.most and not marks & word_set(rule.none)
-        if is_met and all(marks & word_set(each) for each in rule.all):
-            yield Meaning(rule.role, rule.rank + rule.weight * beside + depth * rule.deep, unit)
-            if rule.stop:
-                return
+        has -= tokens
+        scopes.append(("time", has, has | {f"^{plain[0]}", "<time>" if unit else ""}))
+    for scope, has, marks in scopes:
+        for rule in RULES[scope]:
+            beside = len(has - word_set("@noise") - word_set(rule.beside))
+            is_met = beside <= rule.most and not marks & word_set(rule.none)
+            if is_met and all(marks & word_set(each) for each in rule.all):
+                rank = rule.rank + rule.weight * beside + depth * rule.deep
+                yield Meaning(rule.role, rank, unit if scope == "time" else None)
+                if rule.stop:
+                    break
 
 
 _PLAIN = re.compile(r"[A-Za-z0-9_ .()/%#@$-]{1,60}")

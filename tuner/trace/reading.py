@@ -25,7 +25,7 @@ from tuner.trace.guess import Asked, guessed, is_far_off
 from tuner.trace.headings import Role, main_roles
 from tuner.trace.record import CODES, FIELDS, REASONS, SERVED, VERSION, Field, Status, TraceHeader
 from tuner.trace.rows import ROWS, Numbered, Opened, Raw, opened
-from tuner.trace.same import Row
+from tuner.trace.same import Row, lowest_spans
 from tuner.trace.text import look_for_text, names_text
 from tuner.trace.trace import Trace, sorted_by_arrival
 from tuner.trace.values import (
@@ -89,7 +89,7 @@ def _read(file: TraceFile, asked: Asked) -> Trace:
         if tally.rows_read > MOST_ROWS:
             many = f"more than {MOST_ROWS:,} rows"
             raise TraceError(f"{tally.place}: {many}", hint="Cut it to a day.")
-        if known.settle is not None:
+        if known.are_spans:
             linked += checker.linked(raw)
             continue
         table, kept = checker.checked(raw)
@@ -101,8 +101,8 @@ def _read(file: TraceFile, asked: Asked) -> Trace:
             raise TraceError(f"{tally.at(line)}: {what}", hint=cure)
         tables.append(table)
         lines += [kept.astype(np.int32)] if known.clock.zoned is False else []
-    if known.settle is not None:
-        tables = [_settled(linked, known, tally)]
+    if known.are_spans:
+        tables = [_settled(linked, tally)]
     if not any(map(len, tables)):
         raise _nothing(tally)
     whole = pa.concat_tables(tables, promote_options="default").combine_chunks()
@@ -187,10 +187,9 @@ def _flat(raws: Iterator[Raw], known: Format, tally: Tally) -> Iterator[Raw]:
         yield Raw(np.array([line for line, _ in some], np.int64), [row for _, row in some])
 
 
-def _settled(linked: list[Row], known: Format, tally: Tally) -> pa.Table:
+def _settled(linked: list[Row], tally: Tally) -> pa.Table:
     """Return the requests that there really are."""
-    assert known.settle is not None
-    kept, dropped = known.settle(linked)
+    kept, dropped = lowest_spans(linked)
     for reason, line in dropped:
         tally.drop(reason, line)
     fields = [row.fields or {} for row in kept]
@@ -357,20 +356,20 @@ class Checker:
         codes = where * CODES[reason] if reason else where
         self.reasons = np.where(self.reasons == 0, codes, self.reasons).astype(np.uint8)
 
+    def _each(self, role: Role, rule: Callable[[Any], int]) -> Ints:
+        """Return what a rule makes of the cells of a role; 0 where there are none."""
+        cells = self._cells(role)
+        nothing: Ints = np.zeros(len(self.raw), np.int64)
+        return nothing if cells is None else by_value(cells, rule, 0, np.int64)
+
     def _leave_out(self) -> None:
         """Leave out rows that are no request of a model, or several."""
         requests, _ = self._numbers("requests")
         self._drop(~np.isnan(requests) & (requests != 1), "several_requests")
-        no_call, cache_hit = CODES["not_generation"], CODES["cache_hit"]
-        rules: dict[Role, Callable[[Any], int]] = {
-            "reason": lambda cell: CODES.get(cell, LINK),
-            "cache_hit": lambda cell: cache_hit * (from_cache(cell) is True),
-            "kind": lambda cell: no_call * self._is_no_call(cell),
-            "path": lambda cell: no_call * (not generates(cell)),
-        }
-        for role, rule in rules.items():
-            if (cells := self._cells(role)) is not None:
-                self._drop(by_value(cells, rule, 0, np.uint8))
+        self._drop(self._each("reason", lambda cell: CODES.get(cell, LINK)))
+        self._drop(self._each("cache_hit", lambda cell: from_cache(cell) is True), "cache_hit")
+        self._drop(self._each("kind", self._is_no_call), "not_generation")
+        self._drop(self._each("path", lambda cell: not generates(cell)), "not_generation")
 
     def _is_no_call(self, kind: object) -> bool:
         word = str(kind).rpartition(".")[2].strip().lower()
@@ -382,24 +381,22 @@ class Checker:
     def _status(self) -> Ints:
         """Return each row's status by its number."""
 
-        def codes_of(role: Role, rule: Callable[[Any], Status | None]) -> NDArray[Any]:
-            cells = self._cells(role)
-            if cells is None:
-                return np.zeros(len(self.raw), np.int64)
-            return by_value(cells, lambda cell: CODE_OF.get(rule(cell), UNKNOWN), 0, np.int64)
+        def status_of(cell: object) -> int:
+            return CODE_OF.get(status_in(cell, flag=self.format.flag), UNKNOWN)
 
-        status = codes_of("status", lambda cell: status_in(cell, flag=self.format.flag))
+        status = self._each("status", status_of)
         unknown = status == UNKNOWN
         if self.format.strict:
             self._drop(unknown, "bad_field")
         elif unknown.any():
             self.tally.note("statuses that are not known count as served")
         status[unknown] = 0
-        status = np.where(status == 0, codes_of("error", error_in), status)
-        code = codes_of("error_code", code_in)
+        error = self._each("error", lambda cell: CODE_OF[error_in(cell)])
+        status = np.where(status == 0, error, status)
+        code = self._each("error_code", lambda cell: CODE_OF[code_in(cell)])
         status = np.where((status == CODE_OF["error"]) & (code != 0), code, status)
-        gone = codes_of("flags", lambda cell: "aborted" if "DC" in str(cell).split(",") else "ok")
-        return np.where(gone != 0, gone, status)  # Envoy's flag of a client that left
+        gone = self._each("flags", lambda cell: "DC" in str(cell).split(","))
+        return np.where(gone != 0, CODE_OF["aborted"], status)  # Envoy's, of a client that left
 
     def _lengths(self, status: Ints) -> Floats:
         """Read both lengths, and return the output's; requests that were never served may lack
@@ -472,17 +469,16 @@ class Checker:
             return
 
         def checked(cell: Any) -> list[int] | None:  # noqa: ANN401 - any JSON
-            if not isinstance(cell, list) or not {*map(type, cell)} <= {int}:
+            is_list = isinstance(cell, list) and {*map(type, cell)} <= {int}
+            if not is_list or min(cell, default=0) < 0:
                 return None
             if not strict:  # hashes of 64 bits: what is left differs too
-                cell = [each % 2**63 if each >= 0 else each for each in cell]
-            is_kept = min(cell, default=0) >= 0 and max(cell, default=0) <= field.most
-            return cell if is_kept else None
+                cell = [each % 2**63 for each in cell]
+            return cell if max(cell, default=0) <= field.most else None
 
-        kept = [*map(checked, cells)]
-        bad = [each is None and cell is not None for each, cell in zip(kept, cells, strict=True)]
-        self._drop(np.array(bad), "bad_field")
-        self.columns[key] = column = pa.array(kept, TYPES[key])
+        self.columns[key] = column = pa.array(map(checked, cells), TYPES[key])
+        is_given = np.array([cell is not None for cell in cells])
+        self._drop(is_given & column.is_null().to_numpy(zero_copy_only=False), "bad_field")
         if key == "hash_ids":
             sizes = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
             prompt = self.columns["input_length"].fill_null(0).to_numpy(zero_copy_only=False)

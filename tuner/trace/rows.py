@@ -138,7 +138,11 @@ class Opened:
     @cached_property
     def sample(self) -> list[Object]:
         """The first rows, flat: also what cells hold as JSON objects."""
-        return [dict(flattened(row)) for row in self.first]
+        result: list[Object] = [{} for _ in self.first]
+        for row, flat in zip(self.first, result, strict=True):
+            for path, held in flattened(row):  # a heading with a dot may be a path as well
+                flat[f"{path}#2" if path in flat else path] = held
+        return result
 
     @cached_property
     def headings(self) -> tuple[str, ...]:
@@ -430,33 +434,28 @@ hold columns of a hundred gigabytes."""
 
 
 def parquet_file(file: TraceFile) -> Opened:
-    """Return the columns of a Parquet file, by dotted paths; its numbers are rows."""
+    """Return the columns of a Parquet file; its numbers are rows."""
     file.tally.unit = "row"
     step = partial(_step, file.tally.place, STEP_BYTES + 4 * file.path.stat().st_size)
 
     def tables(columns: list[str] | None, rows: int) -> Iterator[dict[str, pa.Array]]:
         with step():
-            batches = parquet.ParquetFile(file.path).iter_batches(
-                rows, columns=columns, use_threads=False
-            )
+            whole = parquet.ParquetFile(file.path)
+            batches = whole.iter_batches(rows, columns=columns, use_threads=False)
         while True:
             with step():
                 if (batch := next(batches, None)) is None:
                     return
                 batch.validate(full=True)
-                table = pa.Table.from_batches([batch])
-                while any(map(pa.types.is_struct, table.schema.types)):
-                    table = table.flatten()
-                plain = [_plain(column.combine_chunks()) for column in table.columns]
-            yield dict(zip(unique_names(table.column_names), plain, strict=True))
+                names, plain = unique_names(batch.schema.names), [*map(_plain, batch.columns)]
+            yield dict(zip(names, plain, strict=True))
 
     first = next(tables(None, SAMPLE_ROWS), None)
     if not first:
         raise TraceError(f"{file.tally.place}: no rows", hint="Is the file complete?")
 
     def raws(wanted: Sequence[str]) -> Iterator[Raw]:
-        used = within({path.partition(".")[0] for path in first}, wanted)
-        begin = 1
+        used, begin = within(first, wanted), 1
         for columns in tables(None if any("#" in name for name in first) else used, ROWS):
             count = len(next(iter(columns.values())))
             yield Raw(np.arange(begin, begin + count), columns=columns)
@@ -489,12 +488,11 @@ def _plain(column: pa.Array) -> pa.Array:
     if isinstance(column, pa.DictionaryArray):
         column = column.dictionary_decode()
     kind, types = column.type, pa.types
-    if types.is_timestamp(kind) or types.is_date64(kind):
-        zone = "UTC" if getattr(kind, "tz", None) else None
-        return pc.cast(pc.cast(column, pa.timestamp("ns", zone)), pa.string())
     if types.is_duration(kind):
-        nanoseconds = pc.cast(pc.cast(column, pa.duration("ns")), pa.int64())
-        return pc.binary_join_element_wise(pc.cast(nanoseconds, pa.string()), "ns", "")
+        counted = pc.cast(pc.cast(column, pa.int64()), pa.string())
+        return pc.binary_join_element_wise(counted, kind.unit, "")
+    if getattr(kind, "tz", None):
+        return pc.cast(pc.cast(column, pa.timestamp(kind.unit, "UTC")), pa.string())
     if types.is_decimal(kind) or types.is_floating(kind):
         return pc.cast(column, pa.float64())
     if types.is_binary(kind) or types.is_large_binary(kind):
