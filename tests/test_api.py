@@ -14,7 +14,6 @@ import pytest
 import tuner
 from tests.support.places import ROOT
 from tests.support.profiles import ENGINE, profile
-from tuner.profile.profile import save
 
 NOTEBOOK = ROOT / "examples" / "notebook" / "tuning.py"
 
@@ -43,27 +42,23 @@ def cells(folder: Path, by_few_draws: None) -> dict[str, Any]:  # noqa: ARG001 -
     return result
 
 
-def test_a_notebook_tunes_inside_the_event_loop_that_runs_already(cells: dict[str, Any]) -> None:
+def test_a_notebook_tunes_inside_the_event_loop_that_runs_already(
+    cells: dict[str, Any], folder: Path
+) -> None:
+    profile = cells["profile"]
     assert cells["arguments"]["max_num_seqs"] == 16
-    assert cells["run"].profile.verdict == "knee"
-    assert cells["run"].profile.is_defended
-    assert [step["max_num_seqs"] for step in cells["profile"].curve()] == [1, 2, 4, 8, 16, 32]
+    assert profile.decision.verdict == "knee"
+    assert tuner.summary(profile).startswith("Use max_num_seqs 16")
+    assert [step["max_num_seqs"] for step in tuner.curve(profile)] == [1, 2, 4, 8, 16, 32]
     assert cells["slowest_s"] > 1
+    assert tuner.load_profile(folder / "run" / "profile.yaml") == profile
+    replays = tuner.table(folder / "run", "replays")
+    for name in ("requests", "iterations"):
+        assert sum(each[name] for each in replays) == len(tuner.table(folder / "run", name)) > 0
 
 
-def test_a_run_is_read_back_as_it_was(cells: dict[str, Any], folder: Path) -> None:
-    run = tuner.load_run(folder / cells["run"].run_dir)
-    assert run.profile.sections == cells["profile"].sections
-    assert len(run.replays()) > 0
-    assert sum(each["requests"] for each in run.replays()) == len(run.requests())
-    assert sum(each["iterations"] for each in run.replays()) == len(run.iterations())
-    assert str(run) == str(run.profile)
-    assert str(run).startswith("Use max_num_seqs 16")
-
-
-def test_what_a_profile_may_not_set_is_no_engine_argument(tmp_path: Path) -> None:
-    save(profile(engine={**ENGINE, "worker_cls": "a.B"}), tmp_path / "p.yaml")
-    arguments = tuner.load_profile(tmp_path / "p.yaml").engine_args()
+def test_what_a_profile_may_not_set_is_no_engine_argument() -> None:
+    arguments = tuner.engine_args(profile(engine={**ENGINE, "worker_cls": "a.B"}))
     assert arguments["max_num_batched_tokens"] == 8192
     assert "worker_cls" not in arguments
 

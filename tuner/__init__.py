@@ -28,20 +28,30 @@ called, commands/sweep.py what calls it, and views/profile.py what is shown of i
 
 ``cli.py`` is the entry and the one error boundary, ``errors.py`` all that is raised on purpose.
 
-For scripts and notebooks there are six names here, those of ``__all__``; commands/api.py has them,
-and is imported when one of them is asked for.
+Scripts and notebooks use the names of ``__all__``; commands/api.py has them, and is imported when
+one of them is used.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tuner.commands.api import Profile, Run, TunerError, load_profile, load_run, sweep
+    from tuner.commands.api import (
+        TunerError,
+        curve,
+        engine_args,
+        load_profile,
+        summary,
+        sweep,
+        table,
+    )
 
-__all__ = ["Profile", "Run", "TunerError", "load_profile", "load_run", "sweep"]
+__all__ = [
+    "TunerError", "curve", "engine_args", "load_profile", "summary", "sweep", "table",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of those
-    """Import what is asked for: whoever only wants a part of tuner pays for that alone."""
+    """Import what is used: whoever only wants a part of tuner pays for that alone."""
     if name not in __all__:
         raise AttributeError(f"module 'tuner' has no attribute {name!r}")
     from tuner.commands import api  # noqa: PLC0415 - numpy

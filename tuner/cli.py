@@ -5,6 +5,7 @@ It imports next to nothing before ``main`` runs: Ctrl-C during the imports is a 
 
 import atexit
 import contextlib
+import errno
 import gc
 import io
 import os
@@ -15,11 +16,14 @@ from tuner.system import interruption
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 """The twin's matrices are small: on a busy machine threads cost several times what they save."""
 
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""Errors of an output that takes no more; of files the commands make errors of their own."""
+
 
 def main() -> None:
     """Run the command; turn what went wrong into two lines on stderr and an exit code.
 
-    Raises SystemExit, and what nobody foresaw as it is.
+    Raises SystemExit, and what nobody expected as it is.
     """
     try:
         code = _run()
@@ -28,9 +32,14 @@ def main() -> None:
     except BrokenPipeError:  # whoever reads our output has seen enough
         _discard_output()
         code = 1
-    except Exception:  # what a signal hits may fail in any way: an import, a callback
+    except Exception as problem:  # what a signal hits may fail in any way: an import, a callback
         if interruption.happened():
             code = _report_interruption()
+        elif isinstance(problem, OSError) and problem.errno in FULL:
+            _discard_output()
+            message = f"Error: stdout: cannot be written: {str(problem.strerror).lower()}"
+            _report(message, "Free some space, or send the output elsewhere.")
+            code = 3
         else:
             raise
     interruption.ended(code)
@@ -80,24 +89,6 @@ def _report(message: str, cure: str) -> None:
         sys.stderr.write(interruption.in_two_lines(message, cure))
 
 
-class _Output(io.FileIO):
-    """Stdout that says so when it cannot be written: an OSError does not tell whose it is."""
-
-    def write(self, data: bytes, /) -> int | None:  # type: ignore[override]
-        try:
-            return super().write(data)
-        except BrokenPipeError:
-            raise
-        except OSError as problem:
-            from tuner.errors import TargetError  # noqa: PLC0415 - see above
-
-            _discard_output()
-            raise TargetError(
-                f"stdout: cannot be written: {(problem.strerror or str(problem)).lower()}",
-                hint="Free some space, or send the output elsewhere.",
-            ) from None
-
-
 def _repair_streams() -> None:
     """Write what the locale cannot spell as escapes, and nothing to a stream that is closed."""
     if sys.stdout is None:
@@ -107,18 +98,10 @@ def _repair_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout = io.TextIOWrapper(
-            io.BufferedWriter(_Output(sys.stdout.fileno(), "w", closefd=False)),
-            encoding=sys.stdout.encoding,
-            errors=sys.stdout.errors,
-            line_buffering=sys.stdout.line_buffering,
-            write_through=sys.stdout.write_through,
-        )
 
 
 def _discard_output() -> None:
     """Let what is still buffered go nowhere: at exit Python would complain once more."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is not sys.__stdout__:
+    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

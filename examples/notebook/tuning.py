@@ -3,19 +3,19 @@
 # %% Tune a simulated machine for a trace: leave out the world for a real vLLM.
 import tuner
 
-run = tuner.sweep("translation.jsonl", world="article.yaml", output="profile.yaml")
-print(run)
+profile = tuner.sweep("translation.jsonl", world="article.yaml", run_dir="run")
+print(tuner.summary(profile))
 
 # %% What to start vLLM with.
 profile = tuner.load_profile("profile.yaml")
-arguments = profile.engine_args()
-print(arguments["max_num_seqs"], profile.verdict, profile.confidence)
+arguments = tuner.engine_args(profile)
+print(arguments["max_num_seqs"], profile.decision.verdict, profile.decision.confidence)
 
-# %% The curve, a record for each step: pandas.DataFrame(profile.curve()) makes a table of it.
-for step in profile.curve():
+# %% The curve, a record for each step: pandas.DataFrame(tuner.curve(profile)) makes a table of it.
+for step in tuner.curve(profile):
     print(step["max_num_seqs"], step["attainment"], step["tpot_p95_s"], step["chosen"])
 
 # %% Every request that was sent, and how long the slowest of those that were served took.
-served = [one for one in run.requests() if one["outcome"] == "ok"]
-slowest_s = max(one["e2el_s"] for one in served)
+served = [row for row in tuner.table("run", "requests") if row["outcome"] == "ok"]
+slowest_s = max(row["e2el_s"] for row in served)
 print(len(served), slowest_s)

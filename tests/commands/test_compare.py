@@ -1,7 +1,6 @@
-"""`tuner compare` on simulated machines, on real engines, and where it is interrupted."""
+"""`tuner compare`: what it takes of a profile, what it refuses, and real workers."""
 
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tests.support.processes import family, lives, wait_until
 from tests.support.traces import SAMPLES
@@ -22,7 +20,6 @@ from tuner.errors import TunerError
 pytestmark = pytest.mark.usefixtures("by_few_draws")
 
 ARTICLE = ROOT / "examples" / "worlds" / "article.yaml"
-QUIET = ROOT / "examples" / "worlds" / "article-quiet.yaml"
 SHIPPED = ROOT / "profiles" / "translation-tiny-cpu.yaml"
 TUNER = Path(sys.executable).with_name("tuner")
 
@@ -47,59 +44,6 @@ def rows(result: dict[str, Any], load: str) -> dict[str, dict[str, Any]]:
     """Return approach → its row."""
     (table,) = (each for each in result["tables"] if each["load"] == load)
     return {row["approach"]: row for row in table["rows"]}
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """Return the folder of a run that nothing interrupted, and its result."""
-    folder = tmp_path_factory.mktemp("finished")
-    shutil.copy(QUIET, folder / "world.yaml")
-    shutil.copy(OPTIONS.trace, folder / "prod.jsonl")
-    assert tuner(folder, "sweep", *WORDS[:5]).returncode == 0
-    done = tuner(folder, "compare", *WORDS, "--run-dir", "run")
-    assert done.returncode == 0, done.stderr
-    return folder, json.loads(done.stdout)
-
-
-WORDS = (
-    *("--trace", "prod.jsonl", "--world", "world.yaml", "--json"),
-    *("--profile", "profile.yaml", "--loads", "light,very-heavy"),
-)
-
-
-def test_a_level_is_what_is_in_flight_at_the_untuned_engine(
-    finished: tuple[Path, dict[str, Any]],
-) -> None:
-    result = finished[1]
-    for load, in_flight in (("light", 2), ("very-heavy", 25)):
-        results = rows(result, load)["untuned"]["numbers"]["in_flight_mean"]
-        assert results == pytest.approx(in_flight, rel=0.15)
-    rates = result["rates_rps"]
-    assert set(rates) == {"light", "very-heavy"}
-    assert rates["light"] < 0.5 * rates["very-heavy"]
-
-
-def test_the_tuned_engine_serves_more_of_the_heaviest_load_and_as_much_of_the_lightest(
-    finished: tuple[Path, dict[str, Any]],
-) -> None:
-    result = finished[1]
-    assert result["tuned"]["max_num_seqs"] in {8, 16, 32}
-    light = rows(result, "light")["tuned"]["ratios"]["requests_per_s"]
-    assert light["value"] == pytest.approx(1.0, abs=0.02)
-    assert light["low"] <= 1 <= light["high"]
-    heavy = rows(result, "very-heavy")["tuned"]
-    assert (
-        heavy["numbers"]["tpot_s"]["p95"]
-        < (rows(result, "very-heavy")["untuned"]["numbers"]["tpot_s"]["p95"])
-    )
-    untuned = rows(result, "very-heavy")["untuned"]["numbers"]["attainment"]
-    assert 0 <= untuned < heavy["numbers"]["attainment"] - 0.2
-    assert rows(result, "light")["tuned"]["numbers"]["attainment"] > 0.95
-    for table in result["tables"]:
-        for row in table["rows"]:
-            assert row["numbers"]["requests_per_s"] <= row["numbers"]["offered_rps"]
-            assert row["numbers"]["blocks"] == 3
-    assert len(set(result["windows"])) == 3
 
 
 def test_a_profile_brings_its_value_and_its_whole_configuration(

@@ -23,72 +23,30 @@ noise: {sigma_iter: 0.02, sigma_drift: 0.003, sigma_start: 0.001}
 """
 """Beyond 12 sequences every one more costs a lot: the best cap lies between two doublings."""
 
-MACHINE = ("--world", "world.yaml")
-TRACE = ("--trace", "prod.jsonl")
-SIM = (*MACHINE, *TRACE)
+SIM = ("--world", "world.yaml", "--trace", "prod.jsonl")
 SHARED = ("--storage", "sqlite:///shared.db")
-KEYS = {
-    "refined", "reason", "chosen", "knee", "ratios", "pairs", "trials", "space",
-    "left_out", "failed", "complete", "engine_starts", "engine_seconds", "run_dir", "profile",
-    "warnings",
-}  # fmt: skip
-
-ALL, HALF, THIRD = 1083, 540, 360
-"""Requests of the sample trace."""
-
-
-def filled(folder: Path, world: str, *, requests: int = ALL) -> None:
-    (folder / "world.yaml").write_text(world)
-    beginning(folder / "prod.jsonl", requests)
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory, by_few_draws: None) -> Path:  # noqa: ARG001 - for all of them
     folder = tmp_path_factory.mktemp("swept")
-    filled(folder, WORLD)
-    beginning(folder / "third.jsonl", THIRD)
+    (folder / "world.yaml").write_text(WORLD)
+    beginning(folder / "prod.jsonl", 1083)
     assert tuner(folder, "sweep", *SIM, "--step", "30s").returncode == 0
     return folder
 
 
-def words(*options: str) -> list[str]:
-    trace = () if "--trace" in options else TRACE
-    return ["refine", "profile.yaml", *MACHINE, *trace, *options]
-
-
 def refine(folder: Path, *options: str) -> "subprocess.CompletedProcess[str]":
-    return tuner(folder, *words(*options))
-
-
-def replays(run_dir: Path) -> list[tuple[str, int]]:
-    events = map(json.loads, (run_dir / "journal.jsonl").read_text().splitlines())
-    return [(e["purpose"], e["max_num_seqs"]) for e in events if e["event"] == "replay"]
+    return tuner(folder, "refine", "profile.yaml", *SIM, *SHARED, *options)
 
 
 @pytest.fixture(scope="module")
 def ended(swept: Path) -> dict[str, Any]:
-    done = refine(swept, "--run-dir", "ended", *SHARED, "-o", "ended.yaml")
+    done = refine(swept, "--run-dir", "ended", "--json")
     assert done.returncode == 0, done.stderr
-    (swept / "ended.txt").write_text(done.stdout)
-    return kept(swept / "ended")
-
-
-def kept(run_dir: Path) -> dict[str, Any]:
-    """Return what a run came to, as ``--json`` prints it."""
-    result: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
-    del result["page"]
+    result: dict[str, Any] = json.loads(done.stdout)
+    assert json.loads((swept / "ended" / "result.json").read_text()).items() >= result.items()
     return result
-
-
-def test_the_gain_is_stated_with_an_interval_that_excludes_none(
-    swept: Path, ended: dict[str, Any]
-) -> None:
-    assert ended.keys() == KEYS
-    goodput, tail = ended["ratios"]["goodput"], ended["ratios"]["e2el"]
-    assert 4 <= ended["pairs"] <= 16
-    assert goodput["low"] > 1 or tail["high"] < 1
-    shown = (swept / "ended.txt").read_text()
-    assert f"proven in {ended['pairs']} pairs" in shown
 
 
 def test_the_trials_are_in_the_study_for_others_to_look_at(
@@ -101,20 +59,6 @@ def test_the_trials_are_in_the_study_for_others_to_look_at(
     assert len(study.trials) > len(measured)
     uncut = [each["configuration"] for each in ended["trials"] if each["cut"] is None]
     assert labels == {f"replay: {each}" for each in uncut}
-
-
-def test_what_needs_another_engine_is_tried_once_and_compared_on_engines_of_its_own(
-    swept: Path,
-) -> None:
-    options = (
-        *("--search", "block_size=8,16", "--search", "max_num_batched_tokens=2048"),
-        *("--budget", "40m"),
-    )
-    done = refine(swept, *options, "--run-dir", "blocks", "--json", "-o", "blocks.yaml")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    tried = [each["configuration"]["block_size"] for each in result["trials"]]
-    assert sorted(set(tried)) == [8, 16]
 
 
 @pytest.mark.attack
@@ -131,7 +75,7 @@ def test_a_strangers_run_that_is_resumed_starts_nothing_that_is_not_searched(
     place = [event["event"] for event in events].index(event)
     events[place][key] |= planted
     path.write_text("".join(json.dumps(event) + "\n" for event in events[: place + 1]))
-    done = refine(swept, "--run-dir", folder.name, *SHARED)
+    done = refine(swept, "--run-dir", folder.name)
     assert (done.returncode, done.stdout) == (3, "")
     assert "journal.jsonl: an event makes no sense" in done.stderr
     assert f"{next(iter(planted))}={next(iter(planted.values()))}" in done.stderr

@@ -1,18 +1,17 @@
 """`tuner show`: profiles, runs in any state, tables in files, and differences."""
 
 import csv
-import html
 import json
 import re
 import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pyarrow.parquet as pq
 import pytest
@@ -39,47 +38,23 @@ RUNS = {
 pytestmark = pytest.mark.usefixtures("by_few_draws")
 
 
-class Outline(HTMLParser):
-    """Checks that elements nest, and gathers headings."""
-
-    VOID = frozenset({"meta", "path", "rect", "circle"})
+class Html:
+    """A page that was written: well formed, or it is no page."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.headings: list[str] = []
-        self.charts = 0
         self.text = path.read_text(encoding="utf-8")
-        self.feed(self.text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "svg":
-            self.charts += 1
-            assert dict(attrs)["aria-label"]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in {"h1", "h2"}:
-            self.headings.append(data)
-
-    @property
-    def next(self) -> list[str]:
-        (command,) = re.findall(r"<code>(tuner [^<]*)</code>", self.text)
-        return shlex.split(html.unescape(command))
+        root = ET.fromstring(self.text.partition("\n")[2])
+        self.headings = [each.text for each in root.iter() if each.tag in {"h1", "h2"}]
+        self.charts = [each.attrib["aria-label"] for each in root.iter("svg")]
+        self.next = [shlex.split(each.text or "") for each in root.iter("code")]
 
 
-def page_of(folder: Path, source: str) -> Outline:
+def page_of(folder: Path, source: str) -> Html:
     path = folder / "page.html"
     path.unlink(missing_ok=True)
     done = tuner(folder, "show", source, "-o", path)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    return Outline(path)
+    return Html(path)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +81,7 @@ def test_a_run_is_shown_as_its_command_ended(name: str, folder: Path) -> None:
     assert json.loads(tuner(folder, "show", name, "--json").stdout) == result
     page = page_of(folder, name)
     assert page.headings[0] == result["title"]
-    assert page.next == shlex.split(result["next"])
+    assert page.next == [shlex.split(result["next"])]
     assert {section["title"] for section in result["sections"]} <= set(page.headings)
     assert "Steps over time" in page.headings
     assert not re.search(r"\bnan\b", page.text.lower())
@@ -114,7 +89,7 @@ def test_a_run_is_shown_as_its_command_ended(name: str, folder: Path) -> None:
     assert (folder / "ours.txt").read_text() == "ours"
     if name == "swept":
         assert page.headings[1:] == ["Curve", "Traffic", "Steps over time", "Details"]
-        assert page.charts > 6
+        assert len(page.charts) > 6
 
 
 @pytest.mark.parametrize(
@@ -131,10 +106,10 @@ def test_a_run_that_has_not_ended_is_shown_as_far_as_it_came(
     (begun / name / "journal.jsonl").write_text("".join(lines[:count]) + '{"event": "rep')
     page = page_of(begun, name)
     assert "This run has not ended" in page.text
-    assert page.next == ["tuner", "resume", name]
+    assert page.next == [["tuner", "resume", name]]
     if count < 4:
         return
-    done = tuner(begun, *page.next[1:])
+    done = tuner(begun, "resume", name)
     assert done.returncode == 0, done.stderr
     assert "This run has not ended" not in page_of(begun, name).text
 
@@ -145,7 +120,7 @@ def test_what_cannot_be_read_back_is_named_and_the_rest_is_shown(
     shutil.copytree(folder / "swept", tmp_path / "run")
     (tmp_path / "run" / "replays" / "001.npz").write_bytes(b"no array")
     text = page_of(tmp_path, "run").text
-    assert "A part of this run cannot be read back: run/replays/001.npz" in text
+    assert "1 of its replays cannot be read back: run/replays/001.npz" in text
 
 
 def test_a_profile_alone_has_a_page_and_names_of_others_never_run(tmp_path: Path) -> None:
@@ -273,13 +248,3 @@ def test_a_running_server_is_compared_as_far_as_it_reports(two: Path) -> None:
         ]
         shown = tuner(two, "show", "a.yaml", url).stdout
     assert "the server does not report model, max_num_seqs" in shown
-
-
-@pytest.mark.attack
-def test_a_server_that_says_odd_things_moves_no_cursor(two: Path) -> None:
-    answers = {"/metrics": METRICS % "\x1b[2J", "/version": '{"version": "\\u001b[2J"}'}
-    save(profile(engine={**FEW, "kv_cache_dtype": "auto"}), two / "a.yaml")
-    with serving(answers) as url:
-        done = tuner(two, "show", "a.yaml", url)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "\x1b" not in done.stdout

@@ -8,8 +8,9 @@ import pytest
 
 from tests.support.places import ROOT
 from tuner.views.html import page_html, tag
+from tuner.views.over_time import thinned
 from tuner.views.page import Chart, Column, Mark, Page, Section, Series, Table, headed, texts
-from tuner.views.svg import figure, thinned
+from tuner.views.svg import figure
 from tuner.views.text import print_page
 
 HOSTILE = "<script>alert(1)</script>]]>\x1b[31m\u202eevil\" onload='x'&lt;[bold]\\"
@@ -21,7 +22,7 @@ PAGE = Page(
     title=HOSTILE,
     aside=HOSTILE,
     facts=[(HOSTILE, HOSTILE)],
-    sections=[Section(HOSTILE, HOSTILE, [CHART], [TABLE]), Section(HOSTILE, is_folded=True)],
+    sections=[Section(HOSTILE, HOSTILE, [CHART], [TABLE])],
     details=[HOSTILE],
     warnings=[HOSTILE],
     run_dir=HOSTILE,

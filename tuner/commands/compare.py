@@ -1,6 +1,6 @@
 """``tuner compare``: every way of serving, measured on the same traffic."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tuner.commands.options import CompareOptions
 from tuner.commands.shared.machine import Machine, differs, machine_of
@@ -22,7 +22,7 @@ from tuner.runs.compare.ways import STORY, UNIFORM, UNTUNED, chosen, parse_level
 from tuner.runs.evidence import Evidence
 from tuner.trace.trace import Trace, load
 from tuner.traffic.window import parse_duration_s
-from tuner.views.compare import compare_json, compare_page, tuned_row
+from tuner.views.compare import compare_page, tuned_row
 from tuner.views.live import Progress
 
 
@@ -37,8 +37,10 @@ def run(options: CompareOptions) -> None:
             hint="Capture some seconds of traffic.",
         )
     profile = None if options.profile is None else load_profile(options.profile)
-    model = trace.header.model if profile is None else profile.model
-    machine = machine_of(options, model, None if profile is None else profile.sampling)
+    model, sampling = trace.header.model, None
+    if profile is not None:
+        model, sampling = profile.model, profile.sampling
+    machine = machine_of(options, model, sampling)
     base, of_profile = _starters(options, machine, trace, profile)
     has_twin = profile is not None and profile.evidence is not None
     loads = options.loads or (f"recorded,{STORY},{UNIFORM}" if has_twin else "recorded")
@@ -74,33 +76,33 @@ def run(options: CompareOptions) -> None:
                 starter.log = book.run_dir / "vllm.log"
         with progress:
             comparison = compare(question, book, progress, machine.read)
-        doubts = [*_doubts(options, profile, machine, comparison.evidence), *comparison.warnings()]
-        _conclude(options, profile, comparison, [*doubts, *trace.warnings])
+        doubts = _doubts(options, profile, machine, comparison.evidence)
+        warnings = [*doubts, *comparison.warnings(), *trace.warnings]
+        _conclude(options, profile, comparison, warnings)
 
 
 def _starters(
     options: CompareOptions, machine: Machine, trace: Trace, profile: ServingProfile | None
 ) -> tuple[Starter, Starter | None]:
     """Return what starts engines with the base's arguments, and with the profile's."""
+    of_profile = None if profile is None else machine.starter(profile.engine)
     if options.world is not None:
-        return machine.starter({}), None if profile is None else machine.starter(profile.engine)
+        return machine.starter({}), of_profile
     arguments = engine_arguments(
         model=None if profile is None or options.base is not None else profile.model,
         base=options.base,
         header_model=trace.header.model,
         overrides=options.overrides,
     )
-    base = VllmStarter(arguments, sampling=None if profile is None else profile.sampling)
-    if profile is None:
-        return base, None
-    if arguments["model"] != profile.model:
-        raise UsageError(
-            f"{options.profile} is for {profile.model}, --base or --set for {arguments['model']}",
-            hint="Give --base and --profile of one model.",
-        )
-    assert options.profile is not None
-    check_arguments(profile, arguments, source=options.profile)
-    return base, machine.starter(profile.engine)
+    if profile is not None and options.profile is not None:
+        if arguments["model"] != profile.model:
+            raise UsageError(
+                f"{options.profile} is for {profile.model}, --base or --set for "
+                f"{arguments['model']}",
+                hint="Give --base and --profile of one model.",
+            )
+        check_arguments(profile, arguments, source=options.profile)
+    return VllmStarter(arguments, sampling=machine.sampling), of_profile
 
 
 def _conclude(
@@ -111,53 +113,56 @@ def _conclude(
 ) -> None:
     """Print the tables. Raises EngineError where nothing could be measured."""
     evidence, tables = comparison.evidence, comparison.tables()
-    run_dir = comparison.journal.run_dir
-    errors = [text for table in tables for row in table.rows for text in row.errors]
-    if not evidence.starts():
-        raise EngineError(
-            f"no approach could be measured: {errors[0]}", hint="Look into vllm.log of the run."
+    run_dir, rows = comparison.journal.run_dir, [row for table in tables for row in table.rows]
+    failures = [text for row in rows for text in row.errors]
+    if evidence.starts():
+        facts, best = evidence.facts(), tuned_row(tables[0], comparison.tuned)
+        result = {
+            "tuned": comparison.tuned,
+            "tables": tables,
+            "windows": list(map(str, comparison.workload.windows)),
+            "device": facts.device,
+            "versions": facts.versions,
+            "run_dir": str(run_dir),
+            "warnings": warnings,
+        }
+        page = compare_page(
+            tables,
+            comparison.tuned,
+            facts,
+            spent_s=evidence.spent_s(),
+            warnings=warnings,
+            run_dir=str(run_dir),
+            next_=_next(options, profile, is_measured=best is None or best.numbers is not None),
         )
-    facts = evidence.facts()
-    result = compare_json(tables, comparison, facts, warnings)
-    row = tuned_row(tables[0], comparison.tuned)
-    page = compare_page(
-        tables,
-        comparison.tuned,
-        facts,
-        spent_s=sum(evidence.starts_s()) + evidence.replay_s(),
-        warnings=warnings,
-        run_dir=str(run_dir),
-        next_=_next(options, profile, is_measured=row is None or row.numbers is not None),
-    )
-    finish(options, result, page, run_dir)
-    if not any(row.numbers for table in tables for row in table.rows):
+        finish(options, result, page, run_dir)
+    if not any(row.numbers for row in rows):
         raise EngineError(
-            f"no approach could be measured: {errors[0]}", hint="See what each of them says above."
+            f"no approach could be measured: {failures[0]}", hint="Look into vllm.log of the run."
         )
 
 
 def _doubts(
     options: CompareOptions, profile: ServingProfile | None, here: Machine, evidence: Evidence
-) -> list[str]:
-    """Return what limits the comparison with a profile of elsewhere."""
+) -> Iterator[str]:
+    """Yield what limits the comparison with a profile of elsewhere."""
     if profile is None:
-        return []
-    doubts = []
+        return
     if (change := differs(profile, here)) is not None:
         name, was, is_ = change
-        doubts.append(
+        yield (
             f"{options.profile} was measured with {name} {was}, here it is {is_}: only its "
             "settings count here"
         )
     if options.world is not None and profile.provenance.engine != "sim":
-        doubts.append(
+        yield (
             "a simulated engine takes of a profile's arguments only max_num_seqs, "
             "max_num_batched_tokens, num_gpu_blocks_override and block_size"
         )
     environments = (start.facts.environment for start in evidence.starts())
     now = next((each for each in environments if each is not None), None)
-    words = environment_differs(profile.provenance.environment, now)
-    return doubts if words is None else [*doubts, f"the profile was {words}"]
+    if (words := environment_differs(profile.provenance.environment, now)) is not None:
+        yield f"the profile was {words}"
 
 
 def _next(options: CompareOptions, profile: ServingProfile | None, *, is_measured: bool) -> str:

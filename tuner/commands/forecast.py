@@ -23,7 +23,7 @@ from tuner.views.page import Page
 from tuner.views.text import print_json, print_page
 
 if TYPE_CHECKING:
-    from tuner.commands.sweep import Ready
+    from tuner.commands.sweep import Job
 
 CPU_BLOCK_SIZE, GPU_BLOCK_SIZE = 128, 16
 """vLLM's defaults; some attention backends take more."""
@@ -47,14 +47,13 @@ class Cache:
     """Sequences of the longest length: fewer slots never do."""
 
 
-def show(ready: "Ready", command: str) -> None:
+def show(job: "Job", command: str) -> None:
     """Print what a sweep would run. Raises UsageError for a budget that is too small for any."""
-    arguments, memory, cache = _forecast(ready.starter, ready.requests, ready.options.ceiling)
-    facts = {"trace": _trace(ready.requests), **_steps(ready)}
-    facts |= {"note": "; ".join(ready.notes)} if ready.notes else {}
+    arguments, memory, cache = _forecast(job.starter, job.requests, job.options.ceiling)
+    facts = {"trace": _trace(job.requests), **_steps(job)}
     facts["engine"] = ", ".join(f"{key}={value}" for key, value in arguments.items())
     facts["memory"] = _memory(memory, cache)
-    warnings, ceiling = [*ready.warnings], ready.options.ceiling
+    warnings, ceiling = [*job.warnings], job.options.ceiling
     if isinstance(cache, Cache):
         facts["fits"] = (
             f"{cache.mean_fit:,} sequences of this trace's mean length, "
@@ -68,12 +67,12 @@ def show(ready: "Ready", command: str) -> None:
             )
     longest = arguments.get("max_model_len")
     if longest is not None:
-        lengths = [each.input_length + max(1, each.output_length) for each in ready.requests]
+        lengths = [each.input_length + max(1, each.output_length) for each in job.requests]
         if dropped := sum(length > int(str(longest)) for length in lengths):
             warnings.insert(
                 0, f"{dropped:,} requests are longer than max_model_len {longest}: left out"
             )
-    if ready.options.json:
+    if job.options.json:
         known = cache if isinstance(cache, Cache) else None
         print_json(
             {
@@ -159,15 +158,15 @@ def _cache_bytes(
     return left, f"{of} less weights; graphs and batches take some"
 
 
-def _steps(ready: "Ready") -> dict[str, str]:
+def _steps(job: "Job") -> dict[str, str]:
     """Return caps, windows and time of a sweep, as far as they are known before an engine is
     timed."""
-    settings, requests = ready.settings, ready.requests
+    settings, requests = job.settings, job.requests
     start_s = None
-    if ready.options.world is not None:
+    if job.options.world is not None:
         from tuner.engines.sim.world import read_world  # noqa: PLC0415 - numba
 
-        start_s = read_world(ready.options.world).engine_start
+        start_s = read_world(job.options.world).engine_start
     step_s = affordable_step_s(
         settings.step_s,
         steps=STEPS,

@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -13,18 +12,18 @@ from tuner.commands.options import SweepOptions
 from tuner.commands.shared.next_step import after, check_required
 from tuner.commands.shared.results import finish
 from tuner.commands.shared.run_folder import kept, making_sense, open_each, open_run
-from tuner.commands.sweep import Ready, Swept, finished, keep_trace, ready_on, sealed, starter_of
+from tuner.commands.sweep import Job, Swept, finished, job_on, keep_trace, sealed, starter_of
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError, RunError, TunerError, UndecidedError, UsageError
 from tuner.profile import profile as profiles
 from tuner.profile.profile import ServingProfile
-from tuner.profile.summary import engine_time, is_simulated
+from tuner.profile.summary import is_simulated
 from tuner.runs.cluster.share import Node, share_of, usable
 from tuner.runs.result import json_object
 from tuner.system import interruption
 from tuner.trace.trace import Trace, load
 from tuner.views.live import Progress
-from tuner.views.page import Page, Section
+from tuner.views.page import Section
 from tuner.views.profile import curve_table, several_page
 
 if TYPE_CHECKING:
@@ -33,136 +32,95 @@ if TYPE_CHECKING:
     from tuner.runs.cluster.sweeps import Kind
 
 LABEL = "tuner/kind"
-"""Label of a node: which of several worlds it simulates."""
+"""Label of a node: which of several worlds it simulates, by the name of the world's file."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of a sweep on one kind of node."""
-
-    kind: str
-    takes: str
-    """What an engine takes of such a node."""
-    path: Path
-    done: Swept | None
-    profile: ServingProfile | None
-    """What was written to ``path``."""
-    error: TunerError | None
+Ended = dict[str, tuple[Swept, ServingProfile]]
+"""Name of a kind → its finished sweep, and the profile that was written."""
 
 
 def run(options: SweepOptions) -> None:
-    """Sweep on every kind of node, and compare them. Raises TunerError."""
+    """Sweep on every kind of node at the same time, and compare them. Raises TunerError."""
     from tuner.runs.cluster.session import joined  # noqa: PLC0415 - imports ray
 
     if options.dry_run or options.metrics_port:
         raise UsageError(
             "--dry-run and --metrics-port are for a sweep on this machine", hint="Leave out --ray."
         )
-    assert options.ray is not None
-    began_s, trace = time.monotonic(), load(options.trace)
-    with ExitStack() as stack:
-        session = stack.enter_context(joined(options.ray))
+    trace = load(options.trace)
+    with joined(str(options.ray)) as session:
         kinds, left_out = kinds_on(session, options, trace.header.model)
         if len(kinds) > 1 and options.slo is None:
             raise UsageError(
                 f"{len(kinds)} kinds of nodes ({', '.join(kinds)}) are compared under one SLO",
                 hint="Give it: --slo ttft=500ms,tpot=50ms. Without one each would derive its own.",
             )
-        outcomes, run_dir = _swept(session, options, trace, kinds, left_out, began_s)
-    _conclude(options, outcomes, run_dir)
+        output = options.output
+        paths = {name: output.with_name(f"{output.stem}-{name}{output.suffix}") for name in kinds}
+        for path in paths.values():
+            profiles.check_output(path, force=None)
+        ended, failed, run_dir = _swept(session, options, trace, kinds, left_out)
+    for name, (done, profile) in ended.items():
+        profiles.keep(profile, done.run_dir)
+        profiles.check_output(paths[name], force=None)
+        profiles.save(profile, paths[name])
+    _conclude(options, ended, failed, paths, run_dir)
 
 
-def _swept(  # noqa: PLR0913, PLR0917 - what is swept, on what
+def _swept(
     session: "RaySession",
     options: SweepOptions,
     trace: Trace,
     kinds: "Mapping[str, Kind]",
     left_out: Sequence[str],
-    began_s: float,
-) -> tuple[list[Outcome], Path]:
-    """Sweep on every kind at the same time, and write their profiles."""
-    from tuner.runs.cluster.sweeps import Job, sweep_all  # noqa: PLC0415 - imports ray
+) -> tuple[Ended, dict[str, TunerError], Path]:
+    """Return what ended well, what did not, and the folder of the run."""
+    from tuner.runs.cluster import sweeps  # noqa: PLC0415 - imports ray
 
-    paths = outputs_of(options.output, list(kinds))
-    for path in paths.values():
-        profiles.check_output(path, force=None)
-    parts = {name: ready_on(options, trace, kind.starter, began_s) for name, kind in kinds.items()}
-    plans = {name: _plan(session, kinds[name], part) for name, part in parts.items()}
-    first = next(iter(parts.values()))
-    common = {k: v for k, v in plans[next(iter(plans))].items() if k not in _OWN}
-    devices = {name: dict(kind.device) for name, kind in kinds.items()}
-    book = open_run("sweep", options, {**common, "kinds": devices})
-    books = open_each(book, plans)
+    began_s = time.monotonic()
+    jobs = {name: job_on(options, trace, kind.starter, began_s) for name, kind in kinds.items()}
+    own = {name: _engine_and_device(session, kinds[name], job) for name, job in jobs.items()}
+    first = next(iter(jobs.values()))
+    devices = {name: each["device"] for name, each in own.items()}
+    book = open_run("sweep", options, {**first.plan, "kinds": devices})
+    books = open_each(book, {name: {**job.plan, **own[name]} for name, job in jobs.items()})
     progress = Progress(first.settings.budget_s)
-    for warning in (*first.warnings, *session.cautions(), *left_out):
-        progress.warn(warning)
-    for note in first.notes:
-        progress.stage(note)
+    ended, failed = Ended(), dict[str, TunerError]()
     with kept(book, *books.values()):
-        for name, part in parts.items():
-            keep_trace(part, books[name])
-        jobs = {
-            name: (kind, Job(parts[name].requests, parts[name].settings, kind.starter))
-            for name, kind in kinds.items()
+        for warning in (*first.warnings, *session.cautions(), *left_out):
+            progress.warn(warning)
+        for name, job in jobs.items():
+            keep_trace(job, books[name])
+        travelling = {
+            name: (kinds[name], sweeps.Job(job.requests, job.settings, job.starter))
+            for name, job in jobs.items()
         }
         watchers = {name: progress.named(name) for name in kinds}
         with progress:
-            results = interruption.run(sweep_all(session, jobs, books, watchers))
-    outcomes = []
-    with making_sense(book.run_dir, is_stored=True):
-        for name, kind in kinds.items():
-            done, profile, result = None, None, results[name]
-            if not isinstance(result, TunerError):
-                done = finished(parts[name], result, books[name].run_dir)
-                profile = sealed(done)
-                profiles.keep(profile, done.run_dir)
-                profiles.check_output(paths[name], force=None)
-                profiles.save(profile, paths[name])
-            error = result if isinstance(result, TunerError) else None
-            outcomes.append(Outcome(name, str(kind.share), paths[name], done, profile, error))
-    return outcomes, book.run_dir
+            results = interruption.run(sweeps.sweep_all(session, travelling, books, watchers))
+        for name, result in results.items():
+            if isinstance(result, TunerError):
+                failed[name] = result
+                continue
+            done = finished(jobs[name], result, books[name])
+            with making_sense(book.run_dir, is_stored=True):
+                ended[name] = done, sealed(done)
+    return ended, failed, book.run_dir
 
 
-_OWN = {"engine_arguments", "device"}
-"""Of a plan, what each kind has of its own."""
-
-
-def _plan(session: "RaySession", kind: "Kind", part: Ready) -> dict[str, Any]:
-    """Return what a kind's measurements rest on, its arguments as a node of it resolves them."""
+def _engine_and_device(session: "RaySession", kind: "Kind", job: Job) -> dict[str, Any]:
+    """Return what of a plan is a kind's own: arguments as a node of it resolves them, and its
+    device."""
     from tuner.runs.cluster.sweeps import resolved  # noqa: PLC0415 - imports ray
 
     first = next(iter(kind.nodes))
     (node,) = (node for node in session.nodes() if node.id == first)
-    answer = session.ask(resolved, [node], kind.starter, part.options.ceiling)[first]
+    answer = session.ask(resolved, [node], kind.starter, job.options.ceiling)[first]
     if isinstance(answer, Exception):
         answer = (str(answer), "Look into Ray's logs of that node.")
     if isinstance(answer, tuple):
         raise EngineError(f"{kind.name}: {answer[0]}", hint=answer[1])
-    return part.plan_with(answer) | {"device": dict(kind.device)}
-
-
-def outputs_of(output: Path, names: Sequence[str]) -> dict[str, Path]:
-    """Return where each kind's profile goes: beside ``output``, called after the kind too."""
-    suffix = output.suffix or ".yaml"
-    return {name: output.with_name(f"{output.stem}-{name}{suffix}") for name in names}
-
-
-def _conclude(options: SweepOptions, outcomes: Sequence[Outcome], run_dir: Path) -> None:
-    """Print all. Raises what ended the sweeps where none was ended well."""
-    errors = [each.error for each in outcomes if each.error is not None]
-    if len(errors) == len(outcomes):
-        raise errors[0]
-    result = {"kinds": dict(map(_json, outcomes)), "run_dir": str(run_dir)}
-    page = _page(outcomes, run_dir, options)
-    finish(options, result, page, run_dir)
-    for each in outcomes:
-        if each.profile is not None:
-            check_required(each.profile, each.path, cure="")
-    verdicts = [each.done.outcome.verdict for each in outcomes if each.done is not None]
-    if not any(verdict.is_defended for verdict in verdicts):
-        raise UndecidedError(
-            verdicts[0].reason, hint="The profiles are safe to serve; give a larger --budget."
-        )
+    return {"engine_arguments": dict(answer), "device": dict(kind.device)}
 
 
 def kinds_on(
@@ -175,21 +133,19 @@ def kinds_on(
 
     nodes = {node.id: node for node in session.nodes()}
     known, left_out = described(session, list(nodes.values()))
-    worlds = worlds_of(options)
-    groups = named(known) if options.world is None else of_worlds(worlds, nodes, known, left_out)
+    worlds = {Path(text).stem: Path(text) for text in str(options.world or "").split(",") if text}
+    groups = _simulating(worlds, nodes, known, left_out) if worlds else named(known)
     result: dict[str, Kind] = {}
     for name, members in groups.items():
         starter = starter_of(replace(options, world=worlds.get(name)), header_model)
         arguments = starter.arguments if isinstance(starter, VllmStarter) else {}
-        on_gpus = bool(arguments) and known[members[0]].device.get("kind") == "gpu"
-        share = share_of(arguments, on_gpus=on_gpus)
+        device = known[members[0]].device
+        share = share_of(arguments, on_gpus=bool(arguments) and device.get("kind") == "gpu")
         here = {node.id: node.name for node in usable([nodes[each] for each in members], share)}
         few = f"an engine takes {share}, more than it has"
         left_out |= {each: few for each in members if each not in here}
         if here:
-            device = known[members[0]].device
-            if options.world is not None:  # the machine that it simulates
-                device = cast("Any", starter).device
+            device = cast("Any", starter).device if worlds else device
             result[name] = Kind(name, here, device, share, starter)
     if not result:
         raise RunError(
@@ -200,84 +156,67 @@ def kinds_on(
     return result, list(lines_of(list(nodes.values()), left_out))
 
 
-def worlds_of(options: SweepOptions) -> dict[str, Path]:
-    """Return the world of each kind of node: ``--world fast=a.yaml,slow=b.yaml``, or one for all.
-
-    Raises UsageError.
-    """
-    result: dict[str, Path] = {}
-    for part in [] if options.world is None else str(options.world).split(","):
-        name, equals, path = part.partition("=")
-        world = Path(path if equals else name)
-        kind = name if equals else world.stem
-        if not kind or kind in result:
-            raise UsageError(
-                f"--world {part}: names no kind, or one that has a world already",
-                hint="As in --world fast=a.yaml,slow=b.yaml.",
-            )
-        result[kind] = world
-    return result
-
-
-def of_worlds(
+def _simulating(
     worlds: Mapping[str, Path],
     nodes: Mapping[str, Node],
-    descriptions: "Mapping[str, Description]",
+    known: "Mapping[str, Description]",
     left_out: dict[str, str],
 ) -> dict[str, list[str]]:
-    """Return world → nodes: by their label, where there are several worlds.
-
-    Raises UsageError for a world that no node is of.
-    """
+    """Return world → nodes: all of them, or by their label where there are several worlds. Raises
+    UsageError for a world that no node is of."""
     if len(worlds) == 1:
-        return {name: list(descriptions) for name in worlds if descriptions}
-    there = {label for node in nodes.values() if (label := node.labels.get(LABEL)) is not None}
-    for name in worlds:
-        if name not in there:
-            raise UsageError(
-                f"--world {name}={worlds[name]}: no node has the label {LABEL}={name}; the kinds "
-                f"there are: {', '.join(sorted(there)) or 'none'}",
-                hint=f"Leave it out, or start a node with --labels {LABEL}={name}.",
-            )
-    result: dict[str, list[str]] = {}
-    for each in descriptions:
-        label = nodes[each].labels.get(LABEL, "none")
-        if label in worlds:
-            result.setdefault(label, []).append(each)
-        else:
-            left_out[each] = f"its label {LABEL} is {label}, which names no --world"
-    return {name: result[name] for name in worlds if name in result}
+        return {name: list(known) for name in worlds if known}
+    groups: dict[str, list[str]] = {}
+    for each in known:
+        groups.setdefault(nodes[each].labels.get(LABEL, "none"), []).append(each)
+    for name in worlds.keys() - groups.keys():
+        raise UsageError(
+            f"--world {worlds[name]}: no node has the label {LABEL}={name}, only "
+            f"{', '.join(sorted(groups)) or 'none'}",
+            hint=f"Leave it out, or start a node with --labels {LABEL}={name}.",
+        )
+    for label in groups.keys() - worlds.keys():
+        why = f"its label {LABEL} is {label}, which names no --world"
+        left_out |= dict.fromkeys(groups[label], why)
+    return {name: groups[name] for name in worlds}
 
 
-def _json(outcome: Outcome) -> tuple[str, dict[str, Any]]:
-    more = {"failed": str(outcome.error)}
-    if outcome.done is not None and outcome.profile is not None:
-        run_dir, path = str(outcome.done.run_dir), str(outcome.path)
-        more = json_object(outcome.profile, run_dir=run_dir, path=path)
-    return outcome.kind, {**more, "takes": outcome.takes}
-
-
-def _page(outcomes: Sequence[Outcome], run_dir: Path, options: SweepOptions) -> Page:
-    """Return which kind serves this traffic best."""
-    ended = {each.kind: each.profile for each in outcomes if each.profile is not None}
-    runs = [each.done.outcome for each in outcomes if each.done is not None]
-    page = several_page(ended, {}, subject=f"Sweep {run_dir}")
-    chosen = page.tables[0].chosen or 0
-    best = [each for each in outcomes if each.kind in ended][chosen]
-    simulated = is_simulated(ended[best.kind])
-    spent_s = sum(each.starts_s + each.replay_s for each in runs)
-    took = f"{engine_time(spent_s, simulated=simulated)} on {len(ended)} kinds of nodes"
-    failed = [f"{each.kind} failed: {each.error}" for each in outcomes if each.error]
+def _conclude(
+    options: SweepOptions,
+    ended: Ended,
+    failed: Mapping[str, TunerError],
+    paths: Mapping[str, Path],
+    run_dir: Path,
+) -> None:
+    """Print which kind serves this traffic best. Raises what ended the sweeps where none was ended
+    well."""
+    if not ended:
+        raise next(iter(failed.values()))
+    result: dict[str, Any] = {name: {"failed": str(error)} for name, error in failed.items()}
+    for name, (done, profile) in ended.items():
+        own_dir, path = str(done.run_dir), str(paths[name])
+        result[name] = json_object(profile, run_dir=own_dir, path=path)
+    by_name = {name: profile for name, (_, profile) in ended.items()}
+    page = several_page(by_name, {}, subject=f"Sweep {run_dir}")
+    best = list(ended)[page.tables[0].chosen or 0]
     curves = [
         Section(f"Curve of {name}", tables=[curve_table(profile)])
-        for name, profile in ended.items()
+        for name, profile in by_name.items()
     ]
-    return msgspec.structs.replace(
+    warnings = [f"{name} failed: {error}" for name, error in failed.items()]
+    page = msgspec.structs.replace(
         page,
-        aside="simulated, " * simulated + page.aside,
-        facts=[*page.facts, ("takes", best.takes), ("took", took)],
+        aside="simulated, " * is_simulated(by_name[best]) + page.aside,
         sections=[*page.sections, *curves],
-        warnings=[*failed, *(text for each in runs for text in each.warnings)],
+        warnings=[*warnings, *(text for done, _ in ended.values() for text in done.warnings)],
         run_dir=str(run_dir),
-        next=after(ended[best.kind], best.path, base=options.base),
+        next=after(by_name[best], paths[best], base=options.base),
     )
+    finish(options, {"kinds": result, "run_dir": str(run_dir)}, page, run_dir)
+    for name, profile in by_name.items():
+        check_required(profile, paths[name], cure="")
+    verdicts = [done.outcome.verdict for done, _ in ended.values()]
+    if not any(verdict.is_defended for verdict in verdicts):
+        raise UndecidedError(
+            verdicts[0].reason, hint="The profiles are safe to serve; give a larger --budget."
+        )

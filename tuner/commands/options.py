@@ -144,7 +144,7 @@ class VerifyOptions:
     With --url a running server gets the load instead, and nothing is started. Exits with 6 when a
     promise is broken.
 
-    Example: tuner verify profile.yaml --trace prod.jsonl --junit verify.xml
+    Example: tuner verify profile.yaml --trace prod.jsonl
     """
 
     profile: Path
@@ -158,7 +158,6 @@ class VerifyOptions:
     force: bool = False
     url: str | None = None
     send_load: int | None = None
-    junit: Path | None = None
     run_dir: Path | None = None
     json: bool = False
 

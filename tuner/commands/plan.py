@@ -6,8 +6,8 @@ from dataclasses import asdict
 from tuner.commands.options import PlanOptions
 from tuner.commands.shared.next_step import again, command
 from tuner.commands.shared.options import times
-from tuner.commands.shared.promise import required_of
 from tuner.commands.shared.results import finish
+from tuner.commands.shared.traffic import required_of
 from tuner.errors import GateError, UsageError
 from tuner.profile.evidence import StoredTwin, twin_of
 from tuner.profile.plan import MOST_REPLICAS, Fleet, shared_caps

@@ -1,20 +1,20 @@
 """``tuner refine``: search other engine arguments around a profile's choice."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from tuner.commands.options import RefineOptions
-from tuner.commands.shared.machine import Machine, ThisMachine, check_machine, machine_of
+from tuner.commands.shared.machine import Machine, check_machine, machine_of
 from tuner.commands.shared.next_step import after, check_required, command, is_short
 from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.results import finish
 from tuner.commands.shared.run_folder import kept, open_run
 from tuner.commands.shared.traffic import one_engines, served_in, warnings_about
-from tuner.commands.shared.trust import check_asked
+from tuner.commands.shared.trust import check_confirmed
 from tuner.commands.sweep import origin_of
 from tuner.engines.arguments import ArgumentValue
 from tuner.engines.engine_arguments import value_of
@@ -54,25 +54,13 @@ from tuner.trace.trace import Trace, TraceRequest, load
 from tuner.traffic.requirements import RequirementCheck
 from tuner.traffic.summary import describe
 from tuner.views.live import Progress
-from tuner.views.refine import refine_json, refine_page, space_lines
+from tuner.views.refine import refine_page
 
 FEWEST_REQUESTS = 10
 """Of fewer no percentile and no gain can be known."""
 OTHER_TRACE = (
     "this is not the trace that the profile was tuned for: sweep it first where its traffic differs"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """A refinement, checked; nothing has been started for it."""
-
-    options: RefineOptions
-    trace: Trace
-    requests: list[TraceRequest]
-    plan: RefinePlan
-    machine: Machine
-    began_s: float
 
 
 def run(options: RefineOptions) -> None:
@@ -85,23 +73,31 @@ def run(options: RefineOptions) -> None:
     requests = one_engines(served, replicas=origin.replicas * origin.ranks, router=origin.router)
     machine = machine_of(options, profile.model, profile.sampling)
     if options.world is None:
-        check_asked(profile, options.overrides, source=options.profile)
+        check_confirmed(profile, options.overrides, source=options.profile)
     if not options.force:
         check_machine(profile, machine)
     vary, block_size = partial(machine.starter, profile.engine), trace.header.block_size
     space = space_of(options, profile, vary, requests=requests, block_size=block_size)
-    search = _Search(
-        options, trace, requests, plan_of(options, profile, trace, space), machine, began_s
-    )
+    plan = plan_of(options, profile, trace, space)
     if options.storage is not None:
         Study(options.storage, space)  # refused before there is a run directory
-    book = open_run("refine", options, _rests_on(search))
+    version = supported.version_in(machine.versions)
+    rests_on = {
+        "profile_digest": profile.digest,
+        "trace_digest": trace.digest,
+        "machine": [machine.device.get("name"), machine.device.get("digest"), str(version)],
+        "space": {knob.name: list(knob.values) for knob in space.knobs},
+        **in_plan(options, "budget", "require"),
+    }
+    book = open_run("refine", options, rests_on)
     with kept(book):
-        refinement = _refined(search, book)
+        refinement = _refined(options, plan, requests, machine, book)
         if refinement.outcome is not None:
-            doubts = second_thoughts(refinement.outcome, search.plan.settings.headroom)
+            doubts = second_thoughts(refinement.outcome, plan.settings.headroom)
             refinement = replace(refinement, warnings=(*refinement.warnings, *doubts))
-        _conclude(search, book, refinement)
+        wall_s = time.monotonic() - began_s
+        refined = _profile(options, plan, refinement, trace_digest=trace.digest, wall_s=wall_s)
+        _conclude(options, plan, refinement, refined, book)
 
 
 def plan_of(
@@ -109,7 +105,6 @@ def plan_of(
 ) -> RefinePlan:
     measured = profile.provenance
     caps = [profile.decision.max_num_seqs, *(step.max_num_seqs for step in profile.curve)]
-    is_same = profile.validity.trace_digest == trace.digest
     required = [each.text for each in profile.decision.requirements]
     settings = {
         "window": "all",
@@ -120,28 +115,15 @@ def plan_of(
         "ceiling": max(caps),
         "trace_block_size": trace.header.block_size,
     }
-    warnings = [*trace.warnings, *warnings_about(trace)]
+    is_other = profile.validity.trace_digest != trace.digest
     return RefinePlan(
         profile=profile,
         space=space,
         settings=settings_in(settings, slo=profile.decision.slo.slo),
         start_s=measured.engine_seconds.starts / max(1, measured.engine_starts),
         max_model_len=profile.max_model_len,
-        warnings=warnings if is_same else [*warnings, OTHER_TRACE],
+        warnings=[*warnings_about(trace), *[OTHER_TRACE] * is_other],
     )
-
-
-def _rests_on(search: _Search) -> dict[str, Any]:
-    """Return what every measurement of this run rests on; a resumed run must have the same."""
-    here = search.machine
-    version = supported.version_in(here.versions)
-    return {
-        "profile_digest": search.plan.profile.digest,
-        "trace_digest": search.trace.digest,
-        "machine": [str(here.device.get("name")), here.device.get("digest"), str(version)],
-        "space": {knob.name: list(knob.values) for knob in search.plan.space.knobs},
-        **in_plan(search.options, "budget", "require"),
-    }
 
 
 def space_of(
@@ -194,17 +176,14 @@ def _named(options: RefineOptions, profile: ServingProfile) -> dict[str, tuple[A
     def typed(name: str, word: str) -> ArgumentValue:
         if options.world is not None:
             return int(word) if word.isdecimal() else word
-        setting = Setting(
-            name, value_of(word, place=f"--search {name}"), "--search", of_server=False
-        )
+        value = value_of(word, place=f"--search {name}")
+        setting = Setting(name, value, "--search", of_server=False)
         return vllm.parse([setting], model=profile.model)[name]
 
     named: dict[str, tuple[ArgumentValue, ...]] = {}
     for name, words in parse_search(options.search).items():
-        named[name] = values = tuple(typed(name, word) for word in words)
-        if name in LIVE and any(
-            not isinstance(value, int) or isinstance(value, bool) or value < 1 for value in values
-        ):
+        named[name] = tuple(typed(name, word) for word in words)
+        if name in LIVE and any(type(value) is not int or value < 1 for value in named[name]):
             raise UsageError(
                 f"--search {name}={','.join(words)}: whole numbers of at least 1 are searched",
                 hint="As in --search max_num_batched_tokens=1024,2048.",
@@ -212,52 +191,54 @@ def _named(options: RefineOptions, profile: ServingProfile) -> dict[str, tuple[A
     return named
 
 
-def _refined(search: _Search, book: Journal) -> Refinement:
-    plan, machine, settings = search.plan, search.machine, search.plan.settings
+def _refined(
+    options: RefineOptions,
+    plan: RefinePlan,
+    requests: list[TraceRequest],
+    machine: Machine,
+    book: Journal,
+) -> Refinement:
+    settings, space = plan.settings, plan.space
     progress = Progress(settings.budget_s)
-    for line in space_lines(plan.space):
-        progress.stage(line)
+    for knob in space.knobs:
+        values = ", ".join("default" if value is None else str(value) for value in knob.values)
+        how = "live" if knob.name in LIVE else "an engine each"
+        progress.stage(f"searching {knob.name} ({how}): {values}; {knob.why}")
+    for line in space.left_out:
+        progress.stage(f"not searching {line}")
     for warning in plan.warnings:
         progress.warn(warning)
-    study = Study(search.options.storage, plan.space)
+    study = Study(options.storage, space)
     bench = Bench(
         book, progress, machine.read, block_size=settings.trace_block_size, seed=settings.seed
     )
     vary = partial(machine.starter, plan.profile.engine, log=book.run_dir / "vllm.log")
     with progress:
-        work = refine(search.requests, plan, bench, vary, study)
-        if isinstance(machine, ThisMachine):
+        work = refine(requests, plan, bench, vary, study)
+        if machine.world is None:
             return interruption.run(work)
         from tuner.engines.sim import virtual_time  # noqa: PLC0415 - numba
 
         return virtual_time.run(work, begin_s=book.clock_s)
 
 
-def _conclude(search: _Search, book: Journal, refinement: Refinement) -> None:
-    """Write the refined profile, or the knee's with the trials, and print."""
-    options, plan, run_dir = search.options, search.plan, str(book.run_dir)
-    result = _profile(search, refinement)
-    keep(result, book.run_dir)
-    check_output(options.output, force=None)
-    save(result, options.output)
-    next_ = after(result, options.output)
-    if refinement.outcome is not None and options.world is None and not is_short(result):
-        next_ = command("verify", options.output, "--trace", options.trace)
-    printed = refine_json(refinement, plan, run_dir=run_dir, profile=str(options.output))
-    page = refine_page(refinement, plan, result, run_dir=run_dir, next_=next_)
-    finish(options, printed, page, book.run_dir)
-    check_required(result, options.output, cure="")
-
-
-def _profile(search: _Search, refinement: Refinement) -> ServingProfile:
-    plan, outcome = search.plan, refinement.outcome
-    profile, settings, origin = plan.profile, plan.settings, plan.profile.provenance
+def _profile(
+    options: RefineOptions,
+    plan: RefinePlan,
+    refinement: Refinement,
+    *,
+    trace_digest: str,
+    wall_s: float,
+) -> ServingProfile:
+    """Return the refined profile, or the knee's with the reason why it is kept."""
+    outcome, profile, origin = refinement.outcome, plan.profile, plan.profile.provenance
     if outcome is None:
-        evidence = evidence_of(profile, search.options.profile) if profile.evidence else b""
+        evidence = evidence_of(profile, options.profile) if profile.evidence else b""
+        requirements = profile.decision.requirements
+        if options.require:
+            requirements = _of_knee(plan, refinement)
         decision = msgspec.structs.replace(
-            profile.decision,
-            reason=refinement.reason,
-            requirements=_of_knee(search, refinement),
+            profile.decision, reason=refinement.reason, requirements=requirements
         )
         return resealed(profile, evidence=evidence, decision=decision)
     arguments, knobs = outcome.facts.arguments, {knob.name for knob in plan.space.knobs}
@@ -265,25 +246,20 @@ def _profile(search: _Search, refinement: Refinement) -> ServingProfile:
     own = origin_of(
         outcome,
         refinement.warnings,
-        seed=0,
-        wall_s=time.monotonic() - search.began_s,
+        wall_s=wall_s,
         ranks=origin.ranks,
         given=sorted({*origin.given, *changed}),
     )
     return profile_of(
         outcome,
-        headroom=settings.headroom,
-        trace_digest=search.trace.digest,
+        headroom=plan.settings.headroom,
+        trace_digest=trace_digest,
         origin={**own, "replicas": origin.replicas, "router": origin.router},
     )
 
 
-def _of_knee(search: _Search, refinement: Refinement) -> list[RequirementSection]:
-    """Return what the knee, which is kept, measured of what is required of it here; what the
-    profile says of it where nothing else is required."""
-    plan = search.plan
-    if not search.options.require:
-        return plan.profile.decision.requirements
+def _of_knee(plan: RefinePlan, refinement: Refinement) -> list[RequirementSection]:
+    """Return what the knee, which is kept, measured of what is required of it here."""
     knee = dict(plan.space.knee)
     seen = next((row.measured for row in refinement.trials if row.configuration == knee), None)
     return required_sections(
@@ -294,3 +270,44 @@ def _of_knee(search: _Search, refinement: Refinement) -> list[RequirementSection
             for each in plan.settings.requirements
         ]
     )
+
+
+def _conclude(
+    options: RefineOptions,
+    plan: RefinePlan,
+    refinement: Refinement,
+    refined: ServingProfile,
+    book: Journal,
+) -> None:
+    """Write the profile, and print."""
+    run_dir, is_refined = str(book.run_dir), refinement.outcome is not None
+    keep(refined, book.run_dir)
+    check_output(options.output, force=None)
+    save(refined, options.output)
+    next_ = after(refined, options.output)
+    if is_refined and options.world is None and not is_short(refined):
+        next_ = command("verify", options.output, "--trace", options.trace)
+    names = ("reason", "chosen", "proof", "complete", "failed", "warnings")
+    result = {
+        "refined": is_refined,
+        **{name: getattr(refinement, name) for name in names},
+        "trials": [
+            {
+                "configuration": trial.configuration,
+                "attainment": trial.measured.attainment_bound,
+                "gain": trial.gain,
+                "cut": trial.cut,
+            }
+            for trial in refinement.trials
+        ],
+        "knee": plan.space.knee,
+        "space": plan.space.knobs,
+        "left_out": plan.space.left_out,
+        "engine_starts": len(refinement.starts_s),
+        "engine_seconds": {"starts": sum(refinement.starts_s), "replay": refinement.replay_s},
+        "run_dir": run_dir,
+        "profile": str(options.output),
+    }
+    page = refine_page(refinement, plan.space.knee, refined, run_dir=run_dir, next_=next_)
+    finish(options, result, page, book.run_dir)
+    check_required(refined, options.output, cure="")

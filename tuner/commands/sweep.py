@@ -1,8 +1,8 @@
 """``tuner sweep``: find max_num_seqs for a trace."""
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -23,17 +23,16 @@ from tuner.engines.devices import DeviceMeter, gpus_of
 from tuner.engines.engine_arguments import engine_arguments, stated_number
 from tuner.engines.models import shipped as models
 from tuner.engines.sampling import parse_sampling
-from tuner.engines.seam import ArgumentValue, Starter
+from tuner.engines.seam import Starter
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import ProfileError, RunError, UndecidedError, UsageError
 from tuner.live.exporter import Exporter
 from tuner.profile import profile as profiles
 from tuner.profile.profile import ServingProfile
-from tuner.runs import journal
-from tuner.runs.bench import Watcher
 from tuner.runs.events import TraceKept
 from tuner.runs.execute import execute
+from tuner.runs.journal import NO_SENSE, Journal
 from tuner.runs.outcome import SweepOutcome, in_use, rescore
 from tuner.runs.result import json_object, profile_of, second_thoughts
 from tuner.runs.settings import SweepSettings, settings_in
@@ -52,7 +51,7 @@ from tuner.views.text import print_json, print_page
 AGAIN = Path("again.yaml")
 """Where the profile of a run that is decided again may go: the run keeps its own."""
 IN_PLAN = (
-    *("window", "step", "replicas", "router", "closed_sessions", "sampling"),
+    *("window", "step", "router", "sampling"),
     *("ceiling", "slo", "require", "headroom", "budget"),
 )
 """Options that every measurement rests on."""
@@ -61,7 +60,7 @@ TRACE_COPY = "trace.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class Job:
     """A sweep of one trace on one kind of engine, checked; nothing has been started for it."""
 
     options: SweepOptions
@@ -69,40 +68,26 @@ class Ready:
     requests: list[TraceRequest]
     """What one engine gets: a replica's part, and of that one rank's."""
     starter: Starter
+    plan: dict[str, Any]
+    """What every measurement rests on, but for the engine's arguments at the ceiling."""
     settings: SweepSettings
     warnings: list[str]
-    notes: list[str]
-    """What a simulated engine takes of the options."""
     began_s: float
-
-    def plan_with(self, arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
-        """Return what every measurement of this run rests on; ``arguments`` are the engine's at the
-        ceiling, resolved."""
-        ranks = ranks_of(self.starter)
-        plan = {
-            "trace_digest": self.trace.digest,
-            "engine_arguments": dict(arguments),
-            "given": given_to(self.starter),
-            **settings_plan(self.options, self.trace),
-            "replicas": self.options.replicas * ranks,
-        }
-        return {**plan, "ranks": ranks} if ranks > 1 else plan
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """One trace's finished run, and what only the command knows of it."""
+    """A finished run, or one that was decided again."""
 
     outcome: SweepOutcome
     settings: SweepSettings
     trace_warnings: Sequence[str]
-    run_dir: Path
-    trace_digest: str
+    book: Journal
     wall_s: float
-    ranks: int
-    """Of a data-parallel server, of which one was measured."""
-    given: Sequence[str]
-    """The engine arguments that the user chose."""
+
+    @property
+    def run_dir(self) -> Path:
+        return self.book.run_dir
 
     @property
     def warnings(self) -> list[str]:
@@ -119,28 +104,27 @@ def run(options: SweepOptions) -> None:
 
         kinds.run(options)
         return
-    ready = prepared(options)
+    job = prepared(options)
     if options.dry_run:
-        command = again("sweep", ready.options, dry_run=False)
-        forecast.show(ready, command)
+        forecast.show(job, again("sweep", options, dry_run=False))
         return
-    done = swept(ready)
-    profile, page = written(ready.options, done)
-    _conclude(done, profile, options.output, page, options)
+    done = swept(job)
+    profile, page = written(options, done)
+    _conclude(done, profile, page, options, options.output)
 
 
-def prepared(options: SweepOptions) -> Ready:
+def prepared(options: SweepOptions) -> Job:
     """Read and check all that a sweep needs. Raises TunerError."""
     began_s = time.monotonic()
     profiles.check_output(options.output, force=None)
     trace = load(options.trace)
-    return ready_on(options, trace, starter_of(options, trace.header.model), began_s)
+    return job_on(options, trace, starter_of(options, trace.header.model), began_s)
 
 
-def ready_on(options: SweepOptions, trace: Trace, starter: Starter, began_s: float) -> Ready:
+def job_on(options: SweepOptions, trace: Trace, starter: Starter, began_s: float) -> Job:
     """Return what of a trace one engine gets. Raises TraceError, UsageError."""
-    requests, ranks = served_in(trace, options.trace), ranks_of(starter)
-    warnings, notes = [*trace.warnings, *warnings_about(trace)], list[str]()
+    requests, warnings = served_in(trace, options.trace), warnings_about(trace)
+    ranks = int(getattr(starter, "ranks", 1))
     if trace.header.source == SCHEDULE:
         warnings.append(
             "the recorded concurrency is held at every step: the twin, which knows open loops "
@@ -152,7 +136,6 @@ def ready_on(options: SweepOptions, trace: Trace, starter: Starter, began_s: flo
             "the turn before them; the others leave as recorded, and the twin, which knows open "
             "loops only, does not decide"
         )
-    requests = one_engines(requests, replicas=options.replicas * ranks, router=options.router)
     if ranks > 1:
         warnings.append(
             f"data_parallel_size {ranks}: one rank was measured with its share of the trace, as "
@@ -160,27 +143,23 @@ def ready_on(options: SweepOptions, trace: Trace, starter: Starter, began_s: flo
             f"and a server of {ranks} ranks has {ranks} times the slots and serves {ranks} times "
             "as much"
         )
-    if options.base is not None and options.world is not None:
-        names = ("max_num_seqs", "data_parallel_size")
-        stated = [f"{name} {n}" for name in names if (n := _stated(options, name)) is not None]
-        taken = " and ".join(stated) or "neither max_num_seqs nor data_parallel_size"
-        notes.append(f"from {options.base} a simulated engine takes {taken}, and nothing else")
-    settings = settings_in(settings_plan(options, trace), slo=_slo_in(options.slo))
+    replicas = options.replicas * ranks
+    requests = one_engines(requests, replicas=replicas, router=options.router)
+    plan = {
+        "trace_digest": trace.digest,
+        "trace_block_size": trace.header.block_size,
+        "given": sorted(starter.arguments) if isinstance(starter, VllmStarter) else [],
+        "confirm": "inproc" if options.world or options.ray else "server",
+        **in_plan(options, *IN_PLAN),
+        "closed_sessions": options.closed_sessions or trace.header.source == SCHEDULE,
+        "replicas": replicas,
+        "ranks": ranks,
+    }
+    settings = settings_in(plan, slo=_slo_in(options.slo))
     if parse_window(options.window) is not None:
         # refused before an engine is started for it
         choose_part(requests, options.window, length_s=1.0)
-    return Ready(options, trace, requests, starter, settings, warnings, notes, began_s)
-
-
-def settings_plan(options: SweepOptions, trace: Trace) -> dict[str, Any]:
-    """Return the options as the journal holds them: ``settings_in`` makes settings of them."""
-    is_served = options.world is None and options.ray is None
-    return {
-        **in_plan(options, *IN_PLAN),
-        "closed_sessions": options.closed_sessions or trace.header.source == SCHEDULE,
-        "trace_block_size": trace.header.block_size,
-        "confirm": "server" if is_served else "inproc",
-    }
+    return Job(options, trace, requests, starter, plan, settings, warnings, began_s)
 
 
 def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
@@ -194,8 +173,8 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
         from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
         from tuner.engines.sim.world import read_world  # noqa: PLC0415
 
-        model, stated = options.model or header_model, _stated(options, "data_parallel_size")
-        return SimStarter(read_world(options.world), model=model, ranks=stated or 1)
+        model, ranks = options.model or header_model, _stated(options, "data_parallel_size") or 1
+        return SimStarter(read_world(options.world), model=model, ranks=ranks)
     arguments = engine_arguments(
         model=options.model,
         base=options.base,
@@ -209,16 +188,6 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
     return VllmStarter(arguments, ranks=ranks, sampling=sampling)
 
 
-def given_to(starter: Starter) -> list[str]:
-    """Return the engine arguments that the user chose; a simulated engine has none."""
-    return sorted(starter.arguments) if isinstance(starter, VllmStarter) else []
-
-
-def ranks_of(starter: Starter) -> int:
-    """Return how many engines like this one a data-parallel server has."""
-    return int(getattr(starter, "ranks", 1))
-
-
 def _stated(options: SweepOptions, name: str) -> int | None:
     return None if options.base is None else stated_number(options.base, name)
 
@@ -227,50 +196,42 @@ def _slo_in(text: str | None) -> Slo | None:
     return None if text is None else parse_slo(text)
 
 
-def swept(ready: Ready) -> Swept:
+def swept(job: Job) -> Swept:
     """Measure all that the run does not hold yet, and decide. Raises TunerError."""
-    options = ready.options
-    arguments = ready.starter.resolve(max_num_seqs=options.ceiling)
-    book = open_run("sweep", options, ready.plan_with(arguments))
-    progress = Progress(ready.settings.budget_s)
-    if options.metrics_port is not None:
-        progress.exporter = Exporter(options.metrics_port)
-    for warning in ready.warnings:
-        progress.warn(warning)
-    for note in ready.notes:
-        progress.stage(note)
-    with closing(progress.exporter) if progress.exporter else nullcontext(), kept(book):
-        keep_trace(ready, book)
-        with progress:
-            outcome = _measured(ready, book, progress)
-        return finished(ready, outcome, book.run_dir)
+    arguments = job.starter.resolve(max_num_seqs=job.options.ceiling)
+    book = open_run("sweep", job.options, {**job.plan, "engine_arguments": dict(arguments)})
+    progress = Progress(job.settings.budget_s)
+    with kept(book), ExitStack() as stack:
+        if (port := job.options.metrics_port) is not None:
+            progress.exporter = stack.enter_context(closing(Exporter(port)))
+        for warning in job.warnings:
+            progress.warn(warning)
+        keep_trace(job, book)
+        stack.enter_context(progress)
+        return finished(job, _measured(job, book, progress), book)
 
 
-def _measured(
-    ready: Ready,
-    book: journal.Journal,
-    watcher: Watcher,
-) -> SweepOutcome:
+def _measured(job: Job, book: Journal, progress: Progress) -> SweepOutcome:
     """Sweep the trace on one engine, and add what is set now: by ``--base`` or ``--set``, or by
     vLLM itself."""
-    starter, confirming, read, began_s = ready.starter, None, None, None
+    starter, confirming, read, began_s = job.starter, None, None, None
     if isinstance(starter, VllmStarter):  # simulated time is virtual
-        starter.log, began_s = book.run_dir / "vllm.log", ready.began_s
+        starter.log, began_s = book.run_dir / "vllm.log", job.began_s
         read = DeviceMeter(gpus_of(starter.resolve(max_num_seqs=1))).read
         confirming = ServerStarter.like(starter)
         confirming.log = starter.log
     work = sweep(
-        ready.requests,
+        job.requests,
         starter,
-        ready.settings,
+        job.settings,
         book,
-        watcher,
+        progress,
         read_device=read,
         confirming=confirming,
         began_s=began_s,
     )
     outcome = execute(work, starter, book)
-    cap, is_stated = _stated(ready.options, "max_num_seqs"), True
+    cap, is_stated = _stated(job.options, "max_num_seqs"), True
     if isinstance(starter, VllmStarter):
         cap, is_stated = starter.server_max_num_seqs()
     if cap is None:
@@ -279,53 +240,37 @@ def _measured(
     return replace(outcome, in_use=now)
 
 
-def finished(ready: Ready, outcome: SweepOutcome, run_dir: Path) -> Swept:
+def finished(job: Job, outcome: SweepOutcome, book: Journal) -> Swept:
     """Return a run that has just ended."""
-    return Swept(
-        outcome,
-        ready.settings,
-        ready.warnings,
-        run_dir,
-        ready.trace.digest,
-        time.monotonic() - ready.began_s,
-        ranks_of(ready.starter),
-        given_to(ready.starter),
-    )
+    return Swept(outcome, job.settings, job.warnings, book, time.monotonic() - job.began_s)
 
 
-def keep_trace(ready: Ready, book: journal.Journal) -> None:
+def keep_trace(job: Job, book: Journal) -> None:
     """Keep the requests with what is measured of them, and their digest: what is replayed may be a
     share of the trace."""
-    path, kept = book.run_dir / TRACE_COPY, Trace.of(ready.trace.header, ready.requests)
+    path, own = book.run_dir / TRACE_COPY, Trace.of(job.trace.header, job.requests)
     if not path.exists():
-        write(kept, path, mode=0o600)
+        write(own, path, mode=0o600)
     if not any(book.of(TraceKept)):
-        book.add(TraceKept(digest=kept.digest))
+        book.add(TraceKept(digest=own.digest))
 
 
-def rescored(
-    book: journal.Journal, *, slo: str | None = None, require: Sequence[str] = ()
-) -> Swept:
+def rescored(book: Journal, *, slo: str | None = None, require: Sequence[str] = ()) -> Swept:
     """Decide one trace's stored run again, by default under its own plan. Raises RunError,
     InputError."""
-    began_s = time.monotonic()
-    run_dir, plan = book.run_dir, book.plan
+    began_s, run_dir, plan = time.monotonic(), book.run_dir, book.plan
     try:
-        if require:
-            plan = {**plan, "require": list(require)}
+        plan = {**plan, "require": list(require) or plan["require"]}
         settings = settings_in(plan, slo=_slo_in(slo or plan["slo"]))
-        of_trace, ranks = str(plan["trace_digest"]), int(plan.get("ranks", 1))
-        given = [str(name) for name in plan["given"]]
-    except journal.NO_SENSE as error:
+    except NO_SENSE as error:
         raise RunError(
             f"{run_dir}/journal.jsonl:1: the plan makes no sense ({repr(error)[:200]})",
             hint="Name the run directory of a sweep of this version of tuner.",
         ) from error
-    path = run_dir / TRACE_COPY
-    trace = load(path)
+    trace = load(run_dir / TRACE_COPY)
     if any(event.digest != trace.digest for event in book.of(TraceKept)):
         raise RunError(
-            f"{path}: holds other requests than were replayed: it was changed since",
+            f"{run_dir / TRACE_COPY}: holds other requests than were replayed: it was changed",
             hint="Restore the file as tuner wrote it, or sweep the trace again.",
         )
     outcome = rescore(trace.requests, settings, book)
@@ -336,47 +281,45 @@ def rescored(
     if before is not None:
         now = in_use(outcome.conclusion, before.max_num_seqs, before.source)
         outcome = replace(outcome, in_use=now)
-    warnings = (*trace.warnings, *warnings_about(trace))
     wall_s = time.monotonic() - began_s
-    return Swept(outcome, settings, warnings, run_dir, of_trace, wall_s, ranks, given)
+    return Swept(outcome, settings, warnings_about(trace), book, wall_s)
 
 
 def sealed(done: Swept) -> ServingProfile:
     """Return the profile of a finished run, with all of its warnings."""
-    settings = done.settings
+    settings, plan = done.settings, done.book.plan
     origin = origin_of(
         done.outcome,
         done.warnings,
-        seed=settings.seed,
         wall_s=done.wall_s,
-        ranks=done.ranks,
-        given=done.given,
+        ranks=int(plan["ranks"]),
+        given=[str(name) for name in plan["given"]],
     )
     return profile_of(
         done.outcome,
         headroom=settings.headroom,
-        trace_digest=done.trace_digest,
+        trace_digest=str(plan["trace_digest"]),
         origin={**origin, "replicas": settings.replicas, "router": settings.router},
     )
 
 
-def origin_of(  # noqa: PLR0913 - what a command knows of its run
+def origin_of(
     outcome: SweepOutcome,
     warnings: Sequence[str],
     *,
-    seed: int,
     wall_s: float,
     ranks: int,
     given: Sequence[str],
 ) -> dict[str, Any]:
-    """Return what of a profile's provenance only a command knows; see ``profile_of``."""
+    """Return what of a profile's provenance only a command knows; see ``profile_of``. ``given``:
+    the engine arguments that the user chose."""
     model_digest = None  # of a model that is simulated, as of one on a hub
     if outcome.facts.engine != "sim":
         model = models.model_path(str(outcome.facts.arguments["model"]))
         model_digest = provenance.model_digest(model)
     return {
         "tuner": version("tuner"),
-        "seed": seed,
+        "seed": 0,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "wall_s": wall_s,
         "warnings": list(warnings),
@@ -400,7 +343,7 @@ def decide_again(options: ShowOptions) -> None:
     if output is not None:
         profiles.save(profile, output)
     next_ = after(profile, output) if output else again("show", options, output=AGAIN, json=False)
-    _conclude(done, profile, output or options.source, _page(done, profile, next_), options, next_)
+    _conclude(done, profile, _page(done, profile, next_), options, output)
 
 
 def written(options: SweepOptions, done: Swept) -> tuple[ServingProfile, Page]:
@@ -434,24 +377,23 @@ def _next(options: SweepOptions, profile: ServingProfile) -> str:
     return after(profile, options.output, base=options.base)
 
 
-def _conclude(  # noqa: PLR0913, PLR0917 - what was decided, and how it is printed
+def _conclude(
     done: Swept,
     profile: ServingProfile,
-    path: Path,
     page: Page,
     options: SweepOptions | ShowOptions,
-    next_: str | None = None,
+    path: Path | None,
 ) -> None:
     """Print the answer. Raises GateError, and UndecidedError where it cannot be defended."""
     if options.json:
-        written_to = None if options.output is None else str(path)
+        written_to = None if path is None else str(path)
         print_json(json_object(profile, run_dir=str(done.run_dir), path=written_to))
     else:
         print_page(page, details=options.details if isinstance(options, ShowOptions) else None)
-    verdict = done.outcome.verdict
-    check_required(profile, path, cure=verdict.cure, next_=next_)
+    verdict, source = done.outcome.verdict, path or done.run_dir
+    check_required(profile, source, cure=verdict.cure, next_=page.next)
     if not verdict.is_defended:
-        hint = f"{path} is safe to serve but not defended; give a larger --budget."
+        hint = f"{source} is safe to serve but not defended; give a larger --budget."
         if verdict.kind == "overloaded":
             hint = "Add replicas or relax the SLO; a larger --budget may make it sure."
         raise UndecidedError(verdict.reason, hint=hint)

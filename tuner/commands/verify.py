@@ -1,45 +1,47 @@
 """``tuner verify``: replay a trace on a fresh engine or a running server, and gate on a promise."""
 
-import asyncio
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from xml.etree import ElementTree as ET
+from functools import partial
 
-from tuner.commands import running
 from tuner.commands.options import SweepOptions, VerifyOptions
 from tuner.commands.shared.machine import check_machine, machine_of
-from tuner.commands.shared.next_step import after, again, command
+from tuner.commands.shared.next_step import after, again
 from tuner.commands.shared.options import in_plan
-from tuner.commands.shared.promise import required_of
 from tuner.commands.shared.results import finish
 from tuner.commands.shared.run_folder import kept, open_run
-from tuner.commands.shared.traffic import one_engines, served_in
-from tuner.commands.shared.trust import check_asked
+from tuner.commands.shared.traffic import one_engines, required_of, served_in
+from tuner.commands.shared.trust import check_confirmed
+from tuner.engines.arguments import WHICH_DEVICE
 from tuner.engines.paged import WARM_UPS
-from tuner.engines.seam import Starter
+from tuner.engines.seam import EngineFacts, Starter
+from tuner.engines.server.running import RunningServer
 from tuner.engines.server.start import ServerStarter
+from tuner.engines.vllm import supported
 from tuner.engines.vllm.start import VllmStarter
-from tuner.errors import GateError, Interrupted, TargetError, UndecidedError, UsageError
+from tuner.errors import GateError, UndecidedError, UsageError
+from tuner.live import prometheus
+from tuner.live import server as live_server
+from tuner.live.prometheus import ServerMetrics
+from tuner.live.server import LiveServer
+from tuner.profile import served_models
 from tuner.profile.evidence import StoredTwin, twin_of
 from tuner.profile.profile import ServingProfile, keep
 from tuner.profile.profile import load as load_profile
-from tuner.profile.summary import promised
 from tuner.replay.readings import Read
-from tuner.runs import journal
-from tuner.runs.journal import Journal
 from tuner.runs.verify import Verification, Verified, verify, windows_of
-from tuner.system import files
-from tuner.system.printable import printable
+from tuner.system import http
 from tuner.trace.trace import TraceRequest, load
 from tuner.traffic.workload import keep_what_fits, parse_step_s
 from tuner.views.live import Progress
-from tuner.views.verify import broken_in_words, verify_json, verify_page
+from tuner.views.verify import broken_in_words, verify_page
 
-HEAD_BYTES = 1024
+KEY = "TUNER_API_KEY"
+"""Variable with the key of a server."""
+BLOCK_SIZE, ANY_LENGTH = 16, 2**31
+"""vLLM's, where a server does not report them."""
 
 
 def run(options: VerifyOptions) -> None:
@@ -48,21 +50,17 @@ def run(options: VerifyOptions) -> None:
         raise UsageError("--send-load is for --url", hint="Add --url, or leave it out.")
     if options.url is not None and options.world is not None:
         raise UsageError("--url and --world exclude each other", hint="Leave out --world.")
-    if options.junit is not None:
-        _prepare_junit(options.junit)
     profile = load_profile(options.profile)
     trace, origin, progress = load(options.trace), profile.provenance, Progress()
     replicas = (options.replicas or origin.replicas) * origin.ranks
     served = served_in(trace, options.trace)
     requests = one_engines(served, replicas=replicas, router=origin.router)
-    server = None if options.url is None else running.find(options.url, profile, options)
-    twin = _twin(options, profile) if server is None or server.is_vllm else None
+    twin = _twin(options, profile)
     question = Verification(
         twin=twin,
         slo=profile.decision.slo.slo,
         max_num_seqs=profile.decision.max_num_seqs,
-        tpot_s=_tpot_s(profile),
-        hit_share=0.0 if twin is None else twin.hit_share,
+        hit_share=twin.hit_share,
         trace_block_size=trace.header.block_size,
         window="all",
         step_s=parse_step_s(options.step),
@@ -70,44 +68,52 @@ def run(options: VerifyOptions) -> None:
         requirements=required_of(profile, options.require, headroom=math.inf),
         environment=origin.environment,
     )
-    if server is None:
+    if options.url is None:
         starter, read = _fresh(options, profile)
     else:
-        starter, question = _running(options, server, profile, requests, question, progress)
+        starter, question = _running(options, options.url, profile, requests, question, progress)
         read = None
-    with _book(options, profile, trace.digest) as book:
+    plan = {
+        "profile_digest": profile.digest,
+        "trace_digest": trace.digest,
+        **in_plan(options, "step", "replicas", "require", "tolerance", "url"),
+    }
+    book = open_run("verify", options, plan)
+    with kept(book):
         with progress:
             verified = verify(requests, starter, question, book, progress, read)
-        result = verify_json(verified, profile=str(options.profile), trace=str(options.trace))
+        keep(profile, book.run_dir)
+        result = {
+            "profile": str(options.profile),
+            "trace": str(options.trace),
+            "kept": all(gate.kept for gate in verified.gates),
+            "gates": verified.gates,
+            "p95_ms": verified.p95_ms,
+            "run_dir": str(book.run_dir),
+        }
         page = verify_page(
             verified,
             profile,
             tolerance=options.tolerance,
-            of_server=server is not None,
-            run_dir=str(options.run_dir or ""),
+            of_server=options.url is not None,
+            run_dir=str(book.run_dir),
             next_=_next(options, profile, verified),
         )
-        if options.run_dir is not None:
-            keep(profile, book.run_dir)
-        if options.junit is not None:
-            _write_junit(options.junit, str(options.profile), verified)
-        finish(options, result, page, options.run_dir)
-    check_gates(verified, of_server=server is not None)
+        finish(options, result, page, book.run_dir)
+    check_gates(verified)
 
 
-def check_gates(verified: Verified, *, of_server: bool) -> None:
+def check_gates(verified: Verified) -> None:
     """Raise GateError where a gate is broken, UndecidedError where others took the cores."""
-    broken = [broken_in_words(gate) for gate in verified.gates if not gate.kept]
+    broken = "; ".join(broken_in_words(gate) for gate in verified.gates if not gate.kept)
     if broken and verified.taken is not None:
         raise UndecidedError(
-            f"{verified.taken} while it was replayed: {'; '.join(broken)}",
+            f"{verified.taken} while it was replayed: {broken}",
             hint="Verify again when nothing else runs on this machine.",
         )
     if broken:
         cure = "Do not roll it out: sweep again on this machine with this trace."
-        if of_server and not any(gate.is_promise for gate in verified.gates):
-            cure = "Ask less of it: --require."
-        raise GateError("; ".join(broken), hint=cure)
+        raise GateError(broken, hint=cure)
 
 
 def is_behind_server(options: VerifyOptions, profile: ServingProfile) -> bool:
@@ -131,17 +137,11 @@ def _twin(options: VerifyOptions, profile: ServingProfile) -> StoredTwin:
     return twin
 
 
-def _tpot_s(profile: ServingProfile) -> float:
-    """Return what a token takes by the profile's promise."""
-    spread = promised(profile).tpot_ms
-    return 0.0 if spread is None else 1e-3 * spread.p50
-
-
 def _fresh(options: VerifyOptions, profile: ServingProfile) -> tuple[Starter, Read | None]:
     """Return what starts engines with the profile's arguments, and what reads the device."""
     machine = machine_of(options, profile.model, profile.sampling)
     if options.world is None:
-        check_asked(profile, options.overrides, source=options.profile)
+        check_confirmed(profile, options.overrides, source=options.profile)
     if not options.force:
         check_machine(profile, machine)
     starter = machine.starter(profile.engine)
@@ -152,54 +152,27 @@ def _fresh(options: VerifyOptions, profile: ServingProfile) -> tuple[Starter, Re
 
 def _running(  # noqa: PLR0913, PLR0917 - what is verified, on what
     options: VerifyOptions,
-    server: running.FoundServer,
+    url: str,
     profile: ServingProfile,
     requests: Sequence[TraceRequest],
     question: Verification,
     progress: Progress,
 ) -> tuple[Starter, Verification]:
     """Return the server at the address, and the question as it can answer it. Sends no request."""
-    for warning in server.warnings:
+    server, warnings = _starter_at(url, profile, is_forced=options.force)
+    for warning in warnings:
         progress.warn(warning)
     kept, _ = keep_what_fits(requests, max_model_len=server.facts.max_model_len)
     planned = sum(len(sent) for _, sent in windows_of(kept, question))
-    most = server.allowed(planned, options.send_load)
+    most = _allowed(server.url, planned, options.send_load)
     can_repeat = most is None or most >= 2 * planned + WARM_UPS
-    starter = server.starter(planned=planned, most=most, sampling=profile.sampling)
-    return starter, replace(question, url=server.url, repeats=can_repeat)
-
-
-@contextmanager
-def _book(options: VerifyOptions, profile: ServingProfile, trace_digest: str) -> Iterator[Journal]:
-    """Begin the folder of this verification, before an engine is started; without ``--run-dir`` it
-    is gone in the end. Raises RunError."""
-    plan = {
-        "profile_digest": profile.digest,
-        "trace_digest": trace_digest,
-        **in_plan(options, "step", "replicas", "require", "tolerance", "url"),
-    }
-    if options.run_dir is not None:
-        book = open_run("verify", options, plan)
-        with kept(book):
-            yield book
-        return
-    with (
-        TemporaryDirectory(prefix="tuner-verify-") as folder,
-        closing(journal.create(Path(folder), plan)) as book,
-    ):
-        try:
-            yield book
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            raise Interrupted("nothing was verified", hint="Run the command again.") from None
+    question = replace(question, url=server.url, repeats=can_repeat)
+    return replace(server, planned=planned, most=most), question
 
 
 def _next(options: VerifyOptions, profile: ServingProfile, verified: Verified) -> str:
-    """Return what to run next. What a server does of which nothing was promised is no reason to
-    roll the profile out, and none to tune again."""
-    is_broken = any(not gate.kept for gate in verified.gates)
-    if options.url is not None and not any(gate.is_promise for gate in verified.gates):
-        return command("show", options.profile)
-    if not is_broken or options.world is not None:
+    """Return what to run next: the rollout, the same again, or a new sweep."""
+    if all(gate.kept for gate in verified.gates) or options.world is not None:
         return after(profile, options.profile)
     if verified.taken is not None:
         return again("verify", options, json=False, run_dir=None)
@@ -216,30 +189,112 @@ def _next(options: VerifyOptions, profile: ServingProfile, verified: Verified) -
     return again("sweep", anew)
 
 
-def _prepare_junit(path: Path) -> None:
-    """Remove the file of an earlier run, which says nothing about this one. Raises TargetError for
-    a file that is no JUnit file."""
-    real = files.resolve(path)
-    files.check_writable(real)
-    if real.exists():
-        with real.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-        if head.strip() and b"<testsuite" not in head:
-            raise TargetError(
-                f"{path}: is there already and is no JUnit file", hint="Choose another --junit."
-            )
-        real.unlink()
+# A running server
 
 
-def _write_junit(path: Path, profile: str, verified: Verified) -> None:
-    """Write a case for each gate. Raises TargetError."""
-    failures = sum(not gate.kept for gate in verified.gates)
-    counts = {"tests": len(verified.gates), "failures": failures, "errors": 0}
-    words = {name: str(count) for name, count in counts.items()}
-    suite = ET.Element("testsuite", {"name": "tuner verify", **words})
-    for gate in verified.gates:
-        case = ET.SubElement(suite, "testcase", classname=printable(profile), name=gate.name)
-        if not gate.kept:
-            ET.SubElement(case, "failure", message=printable(broken_in_words(gate)))
-    content = bytes(ET.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
-    files.write_atomically(files.resolve(path), content)
+def _starter_at(
+    url: str, profile: ServingProfile, *, is_forced: bool
+) -> tuple[RunningServer, list[str]]:
+    """Return what asks the server at the address, and warnings about it; it was sent no request
+    yet.
+
+    Raises UsageError, InputError, and GateError for another model or vLLM than the profile's, or
+    while the server serves others.
+    """
+    base, key = live_server.base_of(url), os.environ.get(KEY)
+    if key is not None and not (key and key.isascii() and key.isprintable()):
+        raise UsageError(f"{KEY} holds no key", hint="Set it to the server's key, or unset it.")
+    here = live_server.ask(base, direct=True)
+    gauges = [engine.gauges for engine in _engines(base).values()]
+    if busy := int(sum(each.get("running", 0) + each.get("waiting", 0) for each in gauges)):
+        raise GateError(
+            f"{base} is serving {busy} requests: what is measured beside them is theirs too",
+            hint="Wait until it is idle.",
+        )
+    if not is_forced:
+        _check_same(profile, here)
+    merged = {**profile.engine, **here.arguments}
+    lengths = [each.max_model_len for each in here.served if each.max_model_len is not None]
+    facts = EngineFacts(
+        engine="server",
+        arguments={k: v for k, v in merged.items() if isinstance(v, str | int | float | bool)},
+        max_model_len=min(lengths, default=_count(merged.get("max_model_len"), ANY_LENGTH)),
+        vocab_size=2**15,
+        block_size=_count(merged.get("block_size"), BLOCK_SIZE),
+        kv_blocks=_count(here.arguments.get("num_gpu_blocks"), 0),
+        start_s=0.0,
+        versions={} if here.version is None else {"vllm": here.version},
+        device={},
+    )
+    served = here.served
+    same = [each for each in served if served_models.model_mismatch(profile, [each]) is None]
+    starter = RunningServer(
+        url=base,
+        model=(same or served)[0].name if served else profile.model,
+        facts=facts,
+        planned=0,
+        most=None,
+        sampling=profile.sampling,
+        key=key,
+        served=partial(_served, base),
+    )
+    return starter, list(_warnings(profile, here))
+
+
+def _allowed(url: str, requests: int, send_load: int | None) -> int | None:
+    """Return how many requests the server may get; None: as many as a replay takes.
+
+    Raises UsageError for a server elsewhere that is to get more than ``--send-load`` allows.
+    """
+    needed = requests + WARM_UPS
+    if send_load is None and http.is_loopback(url):
+        return None
+    if (send_load or 0) < needed:
+        raise UsageError(
+            f"{url} would get {needed:,} requests of this trace's load",
+            hint=f"Is nobody served there who would mind? Then add --send-load {needed}.",
+        )
+    return send_load
+
+
+def _engines(base: str) -> Mapping[str, ServerMetrics]:
+    return prometheus.parse(live_server.get(f"{base}/metrics", direct=True), source=base)
+
+
+def _served(base: str) -> float:
+    return sum(engine.counters.get("requests", 0.0) for engine in _engines(base).values())
+
+
+def _check_same(profile: ServingProfile, here: LiveServer) -> None:
+    if (mismatch := served_models.model_mismatch(profile, here.served)) is not None:
+        raise GateError(
+            f"the server serves {mismatch.words}",
+            hint="Give that model's server, or verify it all the same: --force.",
+        )
+    was, is_ = supported.version_in(profile.provenance.versions), here.version
+    if was is not None and is_ is not None and not supported.is_same(was, is_):
+        raise GateError(
+            f"the profile was measured with vLLM {was}, the server is {is_}",
+            hint="Sweep with the server's vLLM, or verify it all the same: --force.",
+        )
+
+
+def _warnings(profile: ServingProfile, here: LiveServer) -> Iterator[str]:
+    """Yield in what the server differs from what was measured, and what is not known of it."""
+    for name in sorted(profile.engine.keys() & here.arguments.keys()):
+        was, is_ = profile.engine[name], here.arguments[name]
+        if was is not None and was != "auto" and is_ is not None and was != is_:
+            yield f"the profile has {name} {was}, the server {is_}"
+    if here.version is None:
+        yield "the server reports no version: whether it is the vLLM of the profile is not known"
+    variables = profile.provenance.environment or {}
+    given = [f"{name}={value}" for name, value in variables.items() if name not in WHICH_DEVICE]
+    if given:
+        yield (
+            f"the profile was measured with {', '.join(given)} in the environment: whether the "
+            "server has that is not known"
+        )
+
+
+def _count(value: object, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default

@@ -25,9 +25,6 @@ _RANGES = {
 }
 """Parameter → least and most; a range of whole numbers takes no others."""
 
-EVERYWHERE = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
-"""Those that every server of completions knows."""
-
 
 def parse_sampling(text: str | None) -> dict[str, float]:
     """Read ``temperature=0.7,top_p=0.9``. Raises UsageError.

@@ -13,7 +13,6 @@ import numpy as np
 from tuner.engines.provenance import environment_differs
 from tuner.engines.seam import Starter
 from tuner.profile.evidence import StoredTwin
-from tuner.profile.summary import LOW
 from tuner.replay.device_use import crowded, device_use
 from tuner.replay.numbers import Measurement, Spread
 from tuner.replay.numbers import measure as numbers_of
@@ -63,9 +62,7 @@ class Gate:
 class Verification:
     """The two sides of a verification."""
 
-    twin: StoredTwin | None
-    """None where the server is no vLLM: then only its clients' numbers are gated."""
-
+    twin: StoredTwin
     slo: Slo
     max_num_seqs: int
     hit_share: float
@@ -73,10 +70,6 @@ class Verification:
     window: str
     step_s: float
     tolerance: float
-
-    tpot_s: float = 0.0
-    """Seconds that a token takes by the promise. Where there is no twin, the last requests of a
-    window are taken to last by it."""
 
     url: str = ""
     """Of a server that runs already; empty: an engine is started."""
@@ -201,10 +194,8 @@ def windows_of(
 ) -> list[tuple[Window, list[TraceRequest]]]:
     """Return the windows that are replayed, each with the requests that it sends."""
     part = choose_part(requests, question.window, length_s=question.step_s)
-    token_s = question.tpot_s
-    if question.twin is not None:
-        law = question.twin.law
-        token_s = float(law.decode_s[min(question.max_num_seqs, len(law.decode_s) - 1)])
+    law = question.twin.law
+    token_s = float(law.decode_s[min(question.max_num_seqs, len(law.decode_s) - 1)])
     outputs = np.percentile([each.output_length for each in requests], 95)
     windows = sample_windows(
         requests, part, step_s=question.step_s, drain_s=LOADED * token_s * float(outputs)
@@ -218,11 +209,6 @@ def gates(replays: Sequence[Replay], sent: Sent, question: Verification) -> list
     repeats = len(replays) // len(sent)
     required = _required(question, measured, repeats)
     twin = question.twin
-    if twin is None:  # nothing is promised of such a server
-        words = "what is expected of any server; --require says otherwise"
-        share = measured.attainment_bound
-        least = Gate("attainment", share, LOW, LOW, share >= LOW, words, is_promise=False)
-        return required or [least]
     planned = [
         planned_window(
             window,

@@ -1,12 +1,10 @@
-"""The page and the JSON of a comparison. Pure."""
+"""The page of a comparison. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
 
 from tuner.engines.seam import EngineFacts
 from tuner.profile.summary import engine_time, milliseconds, percent
-from tuner.runs.compare.compare import Comparison, Tuned
+from tuner.runs.compare.compare import Tuned
 from tuner.runs.compare.table import ComparisonRow, ComparisonTable, shown
 from tuner.runs.compare.ways import UNIFORM
 from tuner.views.page import Cell, Column, Page, Section, Table
@@ -29,15 +27,15 @@ def compare_page(  # noqa: PLR0913 - all that is printed
     best = tuned_row(tables[0], tuned)
     if best is not None and best.numbers is None:
         title, aside = f"{title} was not measured", "failed"
-    elif best is not None and (gains := _gains(best, tables[0])):
-        title += f": {', '.join(gains)}"
+    elif best is not None:
+        title = ": ".join([title, *_gains(best, tables[0])])
     is_simulated = facts.engine == "sim"
     return Page(
         subject=f"Comparison {run_dir}",
         title=title,
         aside="simulated, " * is_simulated + aside,
         facts=[("from", f"{tuned.source}; {engine_time(spent_s, simulated=is_simulated)}")],
-        sections=[Section(title_of(table), tables=[_table(table, facts)]) for table in tables],
+        sections=[Section(_title(table), tables=[_table(table, facts)]) for table in tables],
         details=[f"{row.title}: {note}" for row in every for note in row.notes],
         warnings=[*(f"{row.title}: {text}" for row in every for text in row.errors), *warnings],
         run_dir=run_dir,
@@ -53,7 +51,8 @@ def tuned_row(table: ComparisonTable, tuned: Tuned) -> ComparisonRow | None:
 
 
 def _gains(best: ComparisonRow, table: ComparisonTable) -> list[str]:
-    """Return what the tuned engine gives compared with the default and with the first row."""
+    """Return what the tuned engine gives compared with the default and with the first row, if
+    anything is known of it."""
     gains, numbers, first = list[str](), best.numbers, table.rows[0]
     default = next((row.numbers for row in table.rows if row.approach == "untuned"), None)
     if numbers is not None and numbers.attainment is not None:
@@ -61,22 +60,18 @@ def _gains(best: ComparisonRow, table: ComparisonTable) -> list[str]:
         if default is not None and default.attainment is not None:
             gains[0] += f" instead of {percent(default.attainment)} untuned"
     if best is not first and "requests_per_s" in best.ratios:
-        ratio = best.ratios["requests_per_s"]
-        gains.append(f"{shown(ratio)} the throughput of {first.title}")
-    return gains
+        gains.append(f"{shown(best.ratios['requests_per_s'])} the throughput of {first.title}")
+    return [", ".join(gains)] if gains else []
 
 
-def title_of(table: ComparisonTable) -> str:
+def _title(table: ComparisonTable) -> str:
     """Return load and rate of a table in words."""
     level = f"{table.load.capitalize()} load"
     if table.load == UNIFORM:
         level = "Very-heavy load, every length the mean"
     if table.in_flight is not None:
         level += f" ({table.in_flight} in flight)"
-    seen = {row.approach: row.numbers for row in table.rows if row.numbers}
-    if "untuned" in seen:
-        level += f", {seen['untuned'].in_flight_mean:.0f} in flight when untuned"
-    rates = [numbers.offered_rps for numbers in seen.values()]
+    rates = [row.numbers.offered_rps for row in table.rows if row.numbers]
     return level + (f", {max(rates):.2f} req/s offered" if rates else "")
 
 
@@ -109,29 +104,6 @@ def _row(row: ComparisonRow) -> list[Cell]:
         shown(row.ratios["requests_per_s"]) if "requests_per_s" in row.ratios else None,
         numbers.attainment,
         e2el,
-        None if numbers.tpot_s is None else float(numbers.tpot_s.p95),
+        None if numbers.tpot_s is None else numbers.tpot_s.p95,
         numbers.busy,
     ]
-
-
-def compare_json(
-    tables: Sequence[ComparisonTable],
-    comparison: Comparison,
-    facts: EngineFacts,
-    warnings: Sequence[str],
-) -> dict[str, Any]:
-    """Return what ``tuner compare --json`` prints. Times in seconds."""
-    evidence, workload = comparison.evidence, comparison.workload
-    starts_s = evidence.starts_s()
-    return {
-        "device": dict(facts.device),
-        "versions": dict(facts.versions),
-        "tuned": asdict(comparison.tuned),
-        "rates_rps": {level: sum(each) / len(each) for level, each in workload.rates_rps.items()},
-        "windows": [str(window) for window in workload.windows],
-        "engine_starts": len(starts_s),
-        "engine_seconds": {"starts": sum(starts_s), "replay": evidence.replay_s()},
-        "run_dir": str(comparison.journal.run_dir),
-        "warnings": list(warnings),
-        "tables": [asdict(table) for table in tables],
-    }

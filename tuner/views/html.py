@@ -65,11 +65,11 @@ def page_html(page: Page) -> str:
         tag("title", f"{page.title} - {page.subject}"),
         Html(f"<style>{style}</style>"),
     )
-    sections = [*page.sections]
+    sections = [_section(section) for section in page.sections]
     if page.details:
-        table = Table([], [[line] for line in page.details])
-        sections.append(Section("Details", tables=[table]))
-    body = tag("body", _header(page), tag("main", *map(_section, sections)))
+        items = (tag("li", line) for line in page.details)
+        sections.append(tag("section", tag("h2", "Details"), tag("ul", *items)))
+    body = tag("body", _header(page), tag("main", *sections))
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
@@ -95,41 +95,33 @@ def _header(page: Page) -> Html:
 def _section(section: Section) -> Html:
     from tuner.views.svg import figure  # noqa: PLC0415 - which uses tag
 
-    charts = tag("div", *map(figure, section.charts), class_="charts") if section.charts else None
-    parts = (charts, *map(_table, section.tables))
-    if section.is_folded:
-        title = tag("summary", section.title, " ", tag("span", section.note))
-        return tag("details", title, *parts)
-    note = tag("p", section.note) if section.note else None
-    return tag("section", tag("h2", section.title), note, *parts)
+    return tag(
+        "section",
+        tag("h2", section.title),
+        tag("p", section.note) if section.note else None,
+        tag("div", *map(figure, section.charts), class_="charts") if section.charts else None,
+        *map(_table, section.tables),
+    )
 
 
 def _table(table: Table) -> Html:
-    if not table.columns:  # sentences
-        return tag("ul", *(tag("li", str(row[0])) for row in table.rows))
     columns = []
     for place, column in enumerate(table.columns):
+        cells = [row[place] for row in table.rows]
+        look = "text" if column.kind == "text" else None
+        words = zip(texts(column.kind, cells), cells, strict=True)
         if column.heading:
-            cells = [row[place] for row in table.rows]
-            look = "text" if column.kind == "text" else None
-            data = [
-                tag("td", word, _bar(cell) if column.kind == "share" else None, class_=look)
-                for word, cell in zip(texts(column.kind, cells), cells, strict=True)
-            ]
-            columns.append([tag("th", headed(column, cells), scope="col", class_=look), *data])
-    head, *rows = zip(*columns, strict=True)
-    inner = tag(
-        "table",
-        tag("caption", table.caption) if table.caption else None,
-        tag("thead", tag("tr", *head)),
-        tag(
-            "tbody",
-            *(
-                tag("tr", *row, class_="chosen" if number == table.chosen else None)
-                for number, row in enumerate(rows)
-            ),
-        ),
+            head = tag("th", headed(column, cells), scope="col", class_=look)
+            bars = column.kind == "share"
+            data = (tag("td", word, _bar(cell) if bars else None, class_=look)
+                    for word, cell in words)  # fmt: skip
+            columns.append([head, *data])
+    head_row, *rows = (
+        tag("tr", *row, class_="chosen" if number - 1 == table.chosen else None)
+        for number, row in enumerate(zip(*columns, strict=True))
     )
+    caption = tag("caption", table.caption) if table.caption else None
+    inner = tag("table", caption, tag("thead", head_row), tag("tbody", *rows))
     label = table.caption or "Table"
     return tag("div", inner, class_="wide", tabindex="0", role="region", aria_label=label)
 

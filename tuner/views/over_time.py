@@ -1,8 +1,8 @@
 """What a run did over time, step by step, and the traffic that it was tuned for. Pure."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import accumulate, groupby
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,14 @@ from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 from tuner.views.numbers import COLUMNS, cells
 from tuner.views.page import Cell, Chart, Column, Kind, Mark, Section, Series, Table
-from tuner.views.svg import thinned
 
 Floats = NDArray[np.float64]
 Line = tuple[Floats, Floats]
 
-POINTS, MOST_POINTS = 25_000, 1000
-"""Of all lines of a page together, so that it stays small, and of one line."""
+MOST_POINTS = 2000
+"""Of one line, so that a page stays small."""
+LABELED = 0.07
+"""Share of the time from which on there is room for a step's label."""
 BINS = 160
 """Of what is counted per second."""
 CHARTS: tuple[tuple[str, Kind, tuple[str, ...]], ...] = (
@@ -37,111 +38,108 @@ MEASURED = (
     *("attainment", "goodput_rps", "ttft_p99_s", "tpot_p95_s", "e2el_p99_s", "running_peak"),
     *("in_flight_peak", "kv_peak", "preemptions"),
 )
-OF_ENGINE = {"running_peak", "kv_peak"}
-"""What is known of a ramp too, which has no clients."""
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """Neighboring replays of one kind, one after the other."""
 
     title: str
-    replays: Sequence[Replay]
+    replays: list[Replay]
 
     @property
     def elapsed_s(self) -> float:
         return sum(replay.elapsed_s for replay in self.replays)
 
 
-@dataclass(slots=True)
-class Steps:
-    """Every step of a run, and what could not be read back."""
-
-    steps: list[Step] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, book: Journal) -> "Steps":
-        result = cls()
-        for title, events in groupby(book.of(Replayed), _title):
-            replays = []
-            for event in events:
-                try:
-                    replays.append(book.replay(event))
-                except RunError as problem:
-                    result.lost.append(str(problem))
-            if replays:
-                result.steps.append(Step(title, replays))
-        return result
+def steps_of(book: Journal) -> tuple[list[Step], list[str]]:
+    """Return every step of a run, and what could not be read back."""
+    steps, lost = list[Step](), list[str]()
+    for title, events in groupby(book.of(Replayed), _title):
+        replays = []
+        for event in events:
+            try:
+                replays.append(book.replay(event))
+            except RunError as problem:
+                lost.append(str(problem))
+        if replays:
+            steps.append(Step(title, replays))
+    return steps, lost
 
 
 def _title(event: Replayed) -> str:
-    """Return the title of the step that a replay belongs to."""
     ramp = "to " * event.purpose.endswith("ramp")
     return f"{in_words(event.purpose)} {ramp}{event.max_num_seqs}"
 
 
-def steps_sections(run_steps: Steps, slo: Slo | None) -> list[Section]:
-    """Return a table of every step, and a folded section of charts for each."""
-    steps = run_steps.steps
-    if not steps:
-        return []
-    points = max(24, min(MOST_POINTS, POINTS // (5 * len(steps))))
-    note = "In flight: between arrival and last token. Running and waiting: in the scheduler."
-    tables = [] if slo is None else [_table(steps, slo)]
-    sections = [Section("Steps over time", note, tables=tables)]
-    for step in steps:
-        cut = step.replays[0].cut
-        note = f"{step.elapsed_s:,.0f} s" + (f", cut: {cut}" if cut else "")
-        sections.append(Section(step.title, note, _charts(step, points), is_folded=True))
-    return sections
-
-
-def _charts(step: Step, points: int) -> list[Chart]:
-    """Return the charts of a step, its replays one after the other with a gap between."""
-    begins_s = np.cumsum([0.0, *(replay.elapsed_s for replay in step.replays)])
-    lines: dict[str, list[Line]] = {}
-    for begin_s, replay in zip(begins_s, step.replays, strict=False):
-        for name, line in _lines(replay):
-            at_s, values = thinned(*line, max(4, points // len(step.replays)))
-            part = np.append(at_s + begin_s, begin_s), np.append(values, np.nan)
-            lines.setdefault(name, []).append(part)
-    marks = [Mark(float(at_s)) for at_s in begins_s[1:-1]]
-    charts = []
+def steps_section(steps: Sequence[Step], slo: Slo | None) -> Section:
+    """Return a table of every step, and charts of all of them, one after the other."""
+    replays = [replay for step in steps for replay in step.replays]
+    *begins_s, total_s = accumulate((step.elapsed_s for step in steps), initial=0.0)
+    marks = [
+        Mark(at_s, str(step.replays[0].max_num_seqs) * (step.elapsed_s > LABELED * total_s))
+        for at_s, step in zip(begins_s, steps, strict=True)
+    ]
+    lines, charts = dict(_lines(replays)), []
     for title, kind, names in CHARTS:
         series = [
-            _series(lines[name], "" if len(names) == 1 else name) for name in names if name in lines
+            _series(thinned(*lines[name], MOST_POINTS), name * (len(names) > 1))
+            for name in names
+            if name in lines
         ]
         if series:
             charts.append(Chart(title, series, kind, x_label="seconds", marks=marks))
-    return charts
+    note = "In flight: between arrival and last token. Running and waiting: in the scheduler. "
+    note += "Each line across is a step, with its max_num_seqs."
+    return Section("Steps over time", note, charts, [_table(steps, slo)] if slo else [])
 
 
-def _series(parts: Sequence[Line], name: str = "") -> Series:
-    at_s, values = (np.concatenate(each)[:-1] for each in zip(*parts, strict=True))
-    y = [value if np.isfinite(value) else None for value in values.round(4).tolist()]
-    return Series(at_s.round(3).tolist(), y, name, is_accent=name in {"", "running"})
+def _series(line: Line, name: str = "") -> Series:
+    at_s, values = (each.round(4).tolist() for each in line)
+    return Series(at_s, values, name, is_accent=name in {"", "running"})
 
 
-def _lines(replay: Replay) -> Iterator[tuple[str, Line]]:
-    """Yield name, times and values of each line of one replay."""
-    begins, ends = replay.requests["planned_s"], replay.requests["end_s"]
-    if len(begins):
-        at_s = np.concatenate((begins, ends))
-        change = np.repeat((1.0, -1.0), len(begins))
-        order = np.lexsort((change, at_s))
-        yield "in flight", (at_s[order], np.cumsum(change[order]))
-    log = replay.iterations
-    if len(log):
-        for name in ("running", "waiting"):
-            yield name, (log["start_s"], log[name].astype(float))
-        if replay.kv_blocks:
-            yield "KV cache", (log["start_s"], log["kv_blocks_used"] / replay.kv_blocks)
-        ends_s = log["start_s"] + log["duration_s"]
-        yield "tokens/s", per_second(ends_s, log["decode_seqs"], replay.elapsed_s)
-    if len(replay.device):
-        seconds = np.arange(1, len(replay.device) + 1, dtype=float)
-        yield "device", (seconds, replay.device["utilisation"].astype(float))
+def _lines(replays: Sequence[Replay]) -> Iterator[tuple[str, Line]]:
+    """Yield name, times and values of each line over all replays, one after the other."""
+    elapsed_s = [replay.elapsed_s for replay in replays]
+    begins_s = np.cumsum([0.0, *elapsed_s[:-1]])
+
+    def stacked(name: str) -> tuple[NDArray[np.void], Floats]:
+        """Return the rows of an array of all replays, and when each row's replay began."""
+        rows = [getattr(replay, name) for replay in replays]
+        return np.concatenate(rows), np.repeat(begins_s, [len(each) for each in rows])
+
+    requests, begin_s = stacked("requests")
+    at_s = np.concatenate((requests["planned_s"] + begin_s, requests["end_s"] + begin_s))
+    change = np.repeat((1.0, -1.0), len(requests))
+    order = np.lexsort((change, at_s))
+    yield "in flight", (at_s[order], np.cumsum(change[order]))
+    log, begin_s = stacked("iterations")
+    at_s = log["start_s"] + begin_s
+    for name in ("running", "waiting"):
+        yield name, (at_s, log[name].astype(float))
+    if blocks := max(replay.kv_blocks for replay in replays):
+        yield "KV cache", (at_s, log["kv_blocks_used"] / blocks)
+    yield "tokens/s", per_second(at_s + log["duration_s"], log["decode_seqs"], sum(elapsed_s))
+    device, begin_s = stacked("device")
+    if len(device):
+        seconds = np.concatenate([np.arange(1.0, len(each.device) + 1) for each in replays])
+        yield "device", (begin_s + seconds, device["utilisation"])
+
+
+def thinned(x: Floats, y: Floats, most: int) -> Line:
+    """Return at most ``most`` points of a line: the ends, and of each of equal stretches of x the
+    lowest and the highest, which are all that can be seen of it."""
+    known = np.isfinite(x) & np.isfinite(y)
+    x, y = x[known], y[known]
+    if len(x) <= most:
+        return x, y
+    stretches = (most - 2) // 2
+    place = np.minimum(stretches - 1, (x - x[0]) / (x[-1] - x[0] or 1.0) * stretches).astype(int)
+    order = np.lexsort((y, place))
+    first = np.flatnonzero(np.diff(place[order], prepend=-1))
+    last = np.append(first[1:], len(order)) - 1
+    kept = np.unique(np.concatenate(([0, len(x) - 1], order[first], order[last])))
+    return x[kept], y[kept]
 
 
 def per_second(at_s: Floats, amount: NDArray[np.number] | None, end_s: float) -> Line:
@@ -153,45 +151,43 @@ def per_second(at_s: Floats, amount: NDArray[np.number] | None, end_s: float) ->
 
 
 def _table(steps: Sequence[Step], slo: Slo) -> Table:
-    columns = [Column("step", "step"), Column("elapsed_s", "seconds", "count")]
     rows: list[list[Cell]] = []
     for step in steps:
-        values = dict(zip(MEASURED, cells(measure(step.replays, slo), *MEASURED), strict=True))
-        if not any(len(replay.requests) for replay in step.replays):
-            values = {name: values[name] if name in OF_ENGINE else None for name in MEASURED}
-        rows.append([step.title, step.elapsed_s, *values.values()])
+        values = cells(measure(step.replays, slo), *MEASURED)
+        if not any(len(replay.requests) for replay in step.replays):  # a ramp has no clients
+            values = [None] * len(MEASURED)
+        rows.append([step.title, step.elapsed_s, *values])
+    columns = [Column("step", "step"), Column("elapsed_s", "seconds", "count")]
     return Table([*columns, *(COLUMNS[name] for name in MEASURED)], rows)
 
 
-def traffic_section(requests: Sequence[TraceRequest], windows: Sequence[Window] = ()) -> Section:
+def traffic_section(requests: Sequence[TraceRequest], windows: Sequence[Window]) -> Section:
     """Return what arrived over time and how long it was. At least one request."""
-    arrival_s = np.array([each.arrival_s for each in requests])
-    lengths = {
+    at_s = np.array([each.arrival_s for each in requests])
+    tokens = {
         "prompt": np.array([each.input_length for each in requests]),
         "output": np.array([each.output_length for each in requests]),
     }
-    begin_s, end_s = float(arrival_s[0]), float(arrival_s[-1])
-    shades = [(each.start_s, min(end_s, each.start_s + each.length_s)) for each in windows]
-    note = "shaded: the windows that each step replays" * bool(shades)
+    begin_s, length_s = float(at_s[0]), float(at_s[-1] - at_s[0])
+    shades = [(each.start_s, each.start_s + each.length_s) for each in windows]
     charts = []
-    for title, amount in (("Requests", None), ("Output tokens", lengths["output"])):
-        at_s, values = per_second(arrival_s - begin_s, amount, end_s - begin_s)
-        line = np.append(at_s + begin_s, 0.0), np.append(values, 0.0)
+    for title, amount in (("Requests", None), ("Output tokens", tokens["output"])):
+        middles_s, values = per_second(at_s - begin_s, amount, length_s)
         charts.append(
             Chart(
                 f"{title} a second",
-                [_series([line])],
+                [_series((middles_s + begin_s, values))],
                 "count",
                 x_label="seconds of the trace",
                 shades=shades,
-                note=note,
+                note="shaded: the windows that each step replays" * bool(shades),
             )
         )
     columns = [Column("tokens", "tokens")]
     columns += [Column(name, name, "count") for name in ("mean", "p50", "p95", "most")]
     rows: list[list[Cell]] = [
         [name, float(each.mean()), *np.quantile(each, (0.5, 0.95)).tolist(), int(each.max())]
-        for name, each in lengths.items()
+        for name, each in tokens.items()
     ]
-    note = f"{len(requests):,} requests in {end_s - begin_s:,.0f} s."
+    note = f"{len(requests):,} requests in {length_s:,.0f} s."
     return Section("Traffic", note, charts, [Table(columns, rows)])

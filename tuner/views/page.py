@@ -85,7 +85,6 @@ class Section(Struct, frozen=True):
     note: str = ""
     charts: list[Chart] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
-    is_folded: bool = False
 
 
 class Page(Struct, frozen=True, kw_only=True):

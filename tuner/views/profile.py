@@ -1,9 +1,6 @@
 """The page of a serving profile: its verdict, and what every max_num_seqs gives. Pure."""
 
-from collections.abc import Callable, Mapping
-from itertools import pairwise
-from operator import attrgetter
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from tuner.engines.devices import gpus_of
 from tuner.profile.profile import CapNumbers, CurveStep, ServingProfile
@@ -13,59 +10,34 @@ from tuner.traffic.slo import Slo
 from tuner.views.numbers import COLUMNS
 from tuner.views.page import Cell, Chart, Column, Mark, Page, Section, Series, Table
 
-
-class Statistic(NamedTuple):
-    """One number of a cap: its column, its chart, and where the profile has it."""
-
-    name: str
-    """In COLUMNS."""
-    of: Callable[[CapNumbers], float | None]
-    interval: str = ""
-    """Its name among the intervals of a step."""
-    limit: Callable[[Slo], float | None] = lambda _: None
-
-
-def _field(path: str, scale: float = 1.0) -> Callable[[CapNumbers], float | None]:
-    """Return what reads a number of a cap; None where a part of the path is not known."""
-    name, _, statistic = path.partition(".")
-
-    def of(numbers: CapNumbers) -> float | None:
-        spread = getattr(numbers, name)
-        return None if spread is None else round(scale * getattr(spread, statistic), 9)
-
-    return of
-
-
-def _ttft_limit_s(slo: Slo) -> float | None:
-    return None if slo.ttft_s_per_input_token else slo.ttft_s
-
-
-STATISTICS = (
-    Statistic("attainment", attrgetter("attainment"), "attainment"),
-    Statistic("goodput_rps", attrgetter("goodput_rps"), "goodput_rps"),
-    Statistic("output_tokens_per_s", attrgetter("output_tokens_per_s")),
-    Statistic("ttft_p99_s", _field("ttft_ms.p99", 1e-3), "", _ttft_limit_s),
-    Statistic("tpot_p95_s", _field("tpot_ms.p95", 1e-3), "tpot_p95_ms", attrgetter("tpot_s")),
-    Statistic("e2el_p99_s", _field("e2el_ms.p99", 1e-3), "e2el_p99_ms", attrgetter("e2el_s")),
-    Statistic("kv_peak", _field("kv_cache_usage.peak")),
-    Statistic("preemptions", attrgetter("preemptions")),
-)
+PLACES = {
+    "attainment": "attainment",
+    "goodput_rps": "goodput_rps",
+    "output_tokens_per_s": "output_tokens_per_s",
+    "ttft_p99_s": "ttft_ms.p99",
+    "tpot_p95_s": "tpot_ms.p95",
+    "e2el_p99_s": "e2el_ms.p99",
+    "kv_peak": "kv_cache_usage.peak",
+    "preemptions": "preemptions",
+}
+"""Column of the curve → where a profile has its number."""
+INTERVALS = {
+    "attainment": "attainment",
+    "goodput_rps": "goodput_rps",
+    "tpot_p95_s": "tpot_p95_ms",
+    "e2el_p99_s": "e2el_p99_ms",
+}
+"""Column → its name among the intervals of a step."""
 REPLAYED = ("attainment", "goodput_rps", "ttft_p99_s", "tpot_p95_s", "e2el_p99_s", "kv_peak")
 DRAWN = ("goodput_rps", "ttft_p99_s", "tpot_p95_s", "e2el_p99_s")
-CHANGES = {
-    "goodput_rps": "goodput",
-    "tpot_p95_ms": "TPOT p95",
-    "e2el_p99_ms": "E2EL p99",
-    "kv_cache_usage_peak": "KV peak",
-}
 
 
 def profile_page(profile: ServingProfile, *, subject: str, next_: str) -> Page:
     """Return the page of a profile; ``next_`` is the command to run."""
     block = block_of(profile)
-    charts = [_chart(profile, each) for each in STATISTICS if each.name in DRAWN]
-    tables = [curve_table(profile), *_replayed(profile), *_changes(profile)]
     note = "Bands are 95% intervals, grey dots what was measured in the windows."
+    charts = [_chart(profile, name) for name in DRAWN]
+    tables = [curve_table(profile), *_replayed(profile)]
     return Page(
         subject=subject,
         title=block.title,
@@ -85,45 +57,45 @@ def profile_page(profile: ServingProfile, *, subject: str, next_: str) -> Page:
 def several_page(
     profiles: Mapping[str, ServingProfile], prices: Mapping[str, float], *, subject: str
 ) -> Page:
-    """Return profiles side by side, the one first that serves most in time or, with ``prices`` of
+    """Return profiles side by side, the one chosen that serves most in time or, with ``prices`` of
     each per GPU and hour, for the least money."""
-    rows: dict[str, list[Cell]] = {}
-    worth: dict[str, float] = {}
+    columns = [
+        Column("profile", "profile"),
+        Column("device", "device"),
+        Column("verdict", "verdict"),
+        COLUMNS["max_num_seqs"],
+        COLUMNS["attainment"],
+        Column("tokens_per_s", "tok/s within SLO", "count"),
+    ]
+    rows: list[list[Cell]] = []
+    worth: list[float] = []
     for name, profile in profiles.items():
         numbers, decision = promised(profile), profile.decision
         rate = numbers.output_tokens_per_s * numbers.attainment
-        rows[name] = [
-            name, str(profile.provenance.device.get("name")), decision.verdict,
-            decision.max_num_seqs, numbers.attainment, rate,
-        ]  # fmt: skip
-        worth[name] = numbers.attainment
+        device = str(profile.provenance.device.get("name"))
+        cap, share = decision.max_num_seqs, numbers.attainment
+        rows.append([name, device, decision.verdict, cap, share, rate])
+        worth.append(share)
         if prices:
             gpus = gpus_of({k: v for k, v in profile.engine.items() if isinstance(v, int)})
             cost = per_million_tokens(prices[name] * gpus, rate)
-            rows[name] += [prices[name] * gpus, cost]
-            worth[name] = -cost
-    best = max(worth, key=lambda name: worth[name])
-    share = promised(profiles[best]).attainment
-    title = f"{best} with max_num_seqs {profiles[best].decision.max_num_seqs}"
-    columns = [
-        Column("profile", "profile"), Column("device", "device"), Column("verdict", "verdict"),
-        COLUMNS["max_num_seqs"], COLUMNS["attainment"],
-        Column("tokens_per_s", "tok/s within SLO", "count"),
-    ]  # fmt: skip
+            rows[-1] += [prices[name] * gpus, cost]
+            worth[-1] = -cost
+    best = worth.index(max(worth))
+    name, profile = list(profiles.items())[best]
+    share = promised(profile).attainment
     facts = [("gives", f"{percent(share)} meet the SLO")]
     if prices:
-        columns += [
-            Column("per_hour", "an hour", "number"), Column("per_million", "1M tokens", "number"),
-        ]  # fmt: skip
-        cost_text = f"{-worth[best]:#.3g} for a million output tokens within the SLO"
-        facts.append(("costs", f"{cost_text}, in the currency of --prices"))
-    table = Table(columns, list(rows.values()), chosen=list(rows).index(best))
+        columns.append(Column("per_hour", "an hour", "number"))
+        columns.append(Column("per_million", "1M tokens", "number"))
+        words = f"{-worth[best]:#.3g} for a million output tokens within the SLO"
+        facts.append(("costs", f"{words}, in the currency of --prices"))
     return Page(
         subject=subject,
-        title=with_share(share, title),
+        title=with_share(share, f"{name} with max_num_seqs {profile.decision.max_num_seqs}"),
         aside="the cheapest" if prices else "serves most in time",
         facts=facts,
-        sections=[Section("Side by side", tables=[table])],
+        sections=[Section("Side by side", tables=[Table(columns, rows, chosen=best)])],
     )
 
 
@@ -131,10 +103,9 @@ def curve_table(profile: ServingProfile) -> Table:
     """Return the curve, a row a step: what each gives, predicted for the whole trace or, where
     the windows decided, measured in them. The row of the choice is what the profile promises."""
     columns = [COLUMNS["max_num_seqs"]]
-    for each in STATISTICS:
-        columns.append(COLUMNS[each.name])
-        if each.interval:
-            columns += [Column(f"{each.name}_{end}") for end in ("low", "high")]
+    for name in PLACES:
+        ends = ("low", "high") if name in INTERVALS else ()
+        columns += [COLUMNS[name], *(Column(f"{name}_{end}") for end in ends)]
     choice, now = profile.decision.max_num_seqs, profile.baseline
     steps = {step.max_num_seqs: step for step in profile.curve}
     by_cap: dict[int, CapNumbers] = {}
@@ -155,81 +126,86 @@ def curve_table(profile: ServingProfile) -> Table:
     )
 
 
+def _row(numbers: CapNumbers, step: CurveStep | None) -> list[Cell]:
+    """Return the row of a cap; of a step that was cut short only the most that it could attain."""
+    row: list[Cell] = []
+    is_cut = step is not None and numbers is step and step.cut and step.source == "measured"
+    for name in PLACES:
+        value: Cell = _value(numbers, name)
+        if step is not None and is_cut and name == "attainment":
+            value = f"<={100 * step.intervals['attainment'][1]:.1f}%"
+        elif is_cut and name == "goodput_rps":
+            value = "cut"
+        row += [value, *_ends(step, name)] if name in INTERVALS else [value]
+    return [*row, None if step is None else step.source]
+
+
+def _value(numbers: CapNumbers, name: str) -> float | None:
+    """Return a number of a cap by its column; None where it is not known."""
+    section, _, statistic = PLACES[name].partition(".")
+    value = getattr(numbers, section)
+    if value is None:
+        return None
+    result = float(getattr(value, statistic) if statistic else value)
+    return round(1e-3 * result, 9) if section.endswith("_ms") else result
+
+
+def _ends(step: CurveStep | None, name: str) -> tuple[float | None, float | None]:
+    ends = None if step is None else step.intervals.get(INTERVALS.get(name, ""))
+    if ends is None:
+        return None, None
+    scale = 1e-3 if name.endswith("_s") else 1.0
+    return round(scale * ends[0], 9), round(scale * ends[1], 9)
+
+
 def _replayed(profile: ServingProfile) -> list[Table]:
     """Return what the replays behind a predicted curve gave, each as it was measured."""
     if not profile.promise.predicted:
         return []
-    rows: list[list[Cell]] = [
-        [step.max_num_seqs, "ladder", *(_of(name, step.measured) for name in REPLAYED)]
+    replays: list[tuple[int, str, CapNumbers]] = [
+        (step.max_num_seqs, "ladder", step.measured)
         for step in profile.curve
         if step.source == "both" and step.measured is not None and not step.measured.cut
     ]
     if profile.promise.source == "confirming run":
-        measured = (_of(name, profile.promise) for name in REPLAYED)
-        rows.append([profile.decision.max_num_seqs, "fresh server", *measured])
-    columns = [
-        COLUMNS["max_num_seqs"], Column("engine", "engine"), *(COLUMNS[name] for name in REPLAYED)
-    ]  # fmt: skip
+        replays.append((profile.decision.max_num_seqs, "fresh server", profile.promise))
+    names = ("max_num_seqs", *REPLAYED)
+    columns = [COLUMNS[name] for name in names]
+    columns.insert(1, Column("engine", "engine"))
+    rows: list[list[Cell]] = [
+        [cap, engine, *(_value(numbers, name) for name in REPLAYED)]
+        for cap, engine, numbers in replays
+    ]
     caption = "as replayed, in parts of the trace that are busier than the whole"
     return [Table(columns, rows, caption)] if rows else []
 
 
-def _of(name: str, numbers: CapNumbers) -> float | None:
-    return next(each.of(numbers) for each in STATISTICS if each.name == name)
-
-
-def _row(numbers: CapNumbers, step: CurveStep | None) -> list[Cell]:
-    """Return the row of a cap; of a step that was cut short only the most that it could attain."""
-    row: list[Cell] = []
-    for each in STATISTICS:
-        value: Cell = each.of(numbers)
-        if step is not None and numbers is step and step.cut and step.source == "measured":
-            if each.name == "attainment":
-                value = f"<={100 * step.intervals['attainment'][1]:.1f}%"
-            elif each.name == "goodput_rps":
-                value = "cut"
-        row.append(value)
-        if each.interval:
-            row += _ends(step, each)
-    return [*row, None if step is None else step.source]
-
-
-def _ends(step: CurveStep | None, statistic: Statistic) -> tuple[float | None, float | None]:
-    ends = None if step is None else step.intervals.get(statistic.interval)
-    if ends is None:
-        return None, None
-    scale = 1e-3 if COLUMNS[statistic.name].kind == "time" else 1.0
-    return round(scale * ends[0], 9), round(scale * ends[1], 9)
-
-
-def _chart(profile: ServingProfile, what: Statistic) -> Chart:
+def _chart(profile: ServingProfile, name: str) -> Chart:
     """Return one number of every step, with its limit and the choice."""
     steps = [step for step in profile.curve if not (step.cut and step.source == "measured")]
     caps = [float(step.max_num_seqs) for step in steps]
-    ends = [_ends(step, what) for step in steps]
-    low, high = ([each[place] for each in ends] for place in (0, 1))
-    y = [what.of(step) for step in steps]
+    ends = [_ends(step, name) for step in steps]
+    low, high = [each[0] for each in ends], [each[1] for each in ends]
+    y = [_value(step, name) for step in steps]
     series = [Series(caps, y, low=low, high=high, is_accent=True, has_dots=True)]
-    replayed = [
-        (float(step.max_num_seqs), what.of(step.measured))
+    replayed = {
+        float(step.max_num_seqs): _value(step.measured, name)
         for step in steps
         if step.measured is not None and not step.measured.cut and step.source == "both"
-    ]
-    if replayed and what.name != "goodput_rps":  # the windows are busier: they have another rate
-        at, measured = map(list, zip(*replayed, strict=True))
-        series.append(Series(at, measured, has_dots=True, has_line=False))
+    }
+    if replayed and name != "goodput_rps":  # the windows are busier: they have another rate
+        series.append(Series([*replayed], [*replayed.values()], has_dots=True, has_line=False))
     choice, now = profile.decision.max_num_seqs, profile.baseline
     marks = [Mark(choice, f"{choice:,}", is_accent=True)]
     if now is not None and now.max_num_seqs != choice and now.max_num_seqs in caps:
         marks.append(Mark(now.max_num_seqs, f"now {now.max_num_seqs:,}"))
-    limit_s = what.limit(profile.decision.slo.slo)
-    if limit_s is not None:
+    if (limit_s := _limit_s(profile.decision.slo.slo, name)) is not None:
         marks.append(Mark(limit_s, "SLO", axis="y"))
     low_cap, high_cap = profile.decision.interval
     return Chart(
-        COLUMNS[what.name].heading,
+        COLUMNS[name].heading,
         series,
-        COLUMNS[what.name].kind,
+        COLUMNS[name].kind,
         x_label="max_num_seqs",
         by_cap=True,
         marks=marks,
@@ -237,17 +213,8 @@ def _chart(profile: ServingProfile, what: Statistic) -> Chart:
     )
 
 
-def _changes(profile: ServingProfile) -> list[Table]:
-    """Return what each step up the ladder changes, with its interval."""
-    names = [name for name in CHANGES if any(name in step.changes for step in profile.curve)]
-    rows: list[list[Cell]] = []
-    for below, step in pairwise(profile.curve) if names else ():
-        row: list[Cell] = [f"{below.max_num_seqs} to {step.max_num_seqs}"]
-        for name in names:
-            change = step.changes.get(name)
-            ends = "" if change is None else f"({change.low:+.0%} to {change.high:+.0%})"
-            row.append(None if change is None else f"{change.value:+.0%} {ends}")
-        rows.append(row)
-    columns = [Column("step", "step"), *(Column(name, CHANGES[name]) for name in names)]
-    title = "what each step changes, with its 95% interval"
-    return [Table(columns, rows, title, is_detail=True)] * bool(rows)
+def _limit_s(slo: Slo, name: str) -> float | None:
+    limits = {"tpot_p95_s": slo.tpot_s, "e2el_p99_s": slo.e2el_s}
+    if not slo.ttft_s_per_input_token:
+        limits["ttft_p99_s"] = slo.ttft_s
+    return limits.get(name)

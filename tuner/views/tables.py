@@ -2,12 +2,15 @@
 
 import io
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from pyarrow import csv
 
 from tuner.engines.seam import UNKNOWN
 from tuner.replay.records import e2el_s, ttft_s
@@ -16,65 +19,44 @@ from tuner.runs.journal import Journal
 from tuner.system.printable import in_a_cell
 from tuner.views.page import Table
 
-if TYPE_CHECKING:
-    import pyarrow as pa
 
-FORMATS = (".csv", ".parquet", ".json")
-
-
-def of_page(table: Table) -> "pa.Table":
-    """Return a table of a page; words in a column of numbers are null. Raises ValueError."""
-    import pyarrow as pa  # noqa: PLC0415 - slow to load
-
-    columns: dict[str, list[object]] = {}
-    for place, column in enumerate(table.columns):
-        cells = [row[place] for row in table.rows]
+def of_page(table: Table) -> pa.Table:
+    """Return a table of a page; words in a column of numbers are null."""
+    columns = {}
+    for column, cells in zip(table.columns, zip(*table.rows, strict=True), strict=True):
         is_text = column.kind == "text"
-        columns[column.name] = [c if is_text or not isinstance(c, str) else None for c in cells]
+        known = [None if isinstance(cell, str) and not is_text else cell for cell in cells]
+        columns[column.name] = known
     return pa.table(columns)
 
 
-def replays(book: Journal) -> "pa.Table":
-    """Return a row for each replay. Raises RunError, ValueError."""
-    import pyarrow as pa  # noqa: PLC0415 - slow to load
-
+def replays(book: Journal) -> pa.Table:
+    """Return a row for each replay. Raises RunError."""
     rows = []
     for number, event in enumerate(book.of(Replayed)):
         replay = book.replay(event)
-        more = {
-            "replay": number,
-            "max_num_seqs": replay.max_num_seqs,
-            "window_s": replay.window_s,
-            "elapsed_s": replay.elapsed_s,
-            "requests": len(replay.requests),
-            "ok": int((replay.requests["outcome"] == "ok").sum()),
-            "kv_blocks": replay.kv_blocks,
-            "iterations": len(replay.iterations),
-            "cut": replay.cut,
-        }
-        rows.append({**msgspec.structs.asdict(event), **more})
+        names = ("max_num_seqs", "window_s", "elapsed_s", "kv_blocks", "cut")
+        rows.append(
+            {
+                **msgspec.structs.asdict(event),
+                "replay": number,
+                **{name: getattr(replay, name) for name in names},
+                "requests": len(replay.requests),
+                "ok": int((replay.requests["outcome"] == "ok").sum()),
+                "iterations": len(replay.iterations),
+            }
+        )
     return pa.Table.from_pylist(rows)
 
 
-def requests(book: Journal) -> "pa.Table":
-    """Return a row for each request that was sent; times in seconds. Raises RunError."""
-    return _stacked(book, "requests")
-
-
-def iterations(book: Journal) -> "pa.Table":
-    """Return a row for each iteration of the engine; times in seconds. Raises RunError."""
-    return _stacked(book, "iterations")
-
-
-def _stacked(book: Journal, array: str) -> "pa.Table":
-    """Return the rows of all replays as one table, each with its replay."""
-    import pyarrow as pa  # noqa: PLC0415 - slow to load
-
+def stacked(book: Journal, array: str) -> pa.Table:
+    """Return the rows of this array of all replays, each with its replay; times in seconds. Raises
+    RunError."""
     events = list(book.of(Replayed))
     parts = [getattr(book.replay(event), array) for event in events]
     counts, rows = [len(each) for each in parts], np.concatenate(parts)
-    columns = {name: rows[name] for name in rows.dtype.names or ()}
-    if "planned_s" in columns:
+    columns = {name: rows[name] for name in rows.dtype.names}
+    if array == "requests":
         lag_s = rows["sent_s"] - rows["planned_s"]
         columns |= {"ttft_s": ttft_s(rows), "e2el_s": e2el_s(rows), "lag_s": lag_s}
     caps = [event.max_num_seqs for event in events]
@@ -87,47 +69,34 @@ def _stacked(book: Journal, array: str) -> "pa.Table":
     )
 
 
-def _column(values: NDArray[Any]) -> "pa.Array":
+def _column(values: NDArray[Any]) -> pa.Array:
     """Return a column with null for what is not known."""
-    import pyarrow as pa  # noqa: PLC0415 - slow to load
-
     if values.dtype.kind == "U":
         return pa.array(values.tolist())
     missing = np.isnan(values) if values.dtype.kind == "f" else values == UNKNOWN
     return pa.array(values.copy(), mask=missing)
 
 
-TABLES: Mapping[str, Callable[[Journal], "pa.Table"]] = {
+TABLES: Mapping[str, Callable[[Journal], pa.Table]] = {
     "replays": replays,
-    "requests": requests,
-    "iterations": iterations,
+    "requests": partial(stacked, array="requests"),
+    "iterations": partial(stacked, array="iterations"),
 }
 """Stem of a file → what it holds; of any other it is the first table of the run's page."""
 
 
-def content(table: "pa.Table", path: Path) -> bytes:
-    """Return the content of a file with this table, in the format of its suffix."""
-    import pyarrow.parquet as pq  # noqa: PLC0415 - slow to load
-
-    if path.suffix == ".json":
+def content(table: pa.Table, suffix: str) -> bytes:
+    """Return the content of a file with this table."""
+    if suffix == ".json":
         return msgspec.json.encode(table.to_pylist()) + b"\n"
-    if path.suffix == ".csv":
-        return _csv(table)
     file = io.BytesIO()
-    pq.write_table(table, file, compression="zstd")
-    return file.getvalue()
-
-
-def _csv(table: "pa.Table") -> bytes:
-    """Return CSV in which no cell is a formula, whatever a stranger's run holds."""
-    import pyarrow as pa  # noqa: PLC0415 - slow to load
-    from pyarrow import csv  # noqa: PLC0415
-
-    for place, column in enumerate(table.columns):
+    if suffix == ".parquet":
+        pq.write_table(table, file, compression="zstd")
+        return file.getvalue()
+    for place, column in enumerate(table.columns):  # no cell of a stranger's run is a formula
         if pa.types.is_string(column.type):
             safe = [None if cell is None else in_a_cell(cell) for cell in column.to_pylist()]
             table = table.set_column(place, table.column_names[place], pa.array(safe, pa.string()))
-    file = io.BytesIO()
     named = table.rename_columns([in_a_cell(name) for name in table.column_names])
     csv.write_csv(named, file, csv.WriteOptions(quoting_style="needed"))
     return file.getvalue()

@@ -1,11 +1,11 @@
 """A page on a terminal: results on stdout, progress on stderr."""
 
-import json
-import math
 import shlex
 import sys
 import textwrap
 
+import msgspec
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
@@ -61,16 +61,12 @@ def print_page(page: Page, *, details: bool | None = None) -> None:
 
 def print_json(document: object) -> None:
     """Print one JSON document on a line; what is not a number becomes null."""
-    sys.stdout.write(json.dumps(finite(document), allow_nan=False) + "\n")
+    sys.stdout.write(msgspec.json.encode(document, enc_hook=plain).decode() + "\n")
 
 
-def finite(value: object) -> object:
-    """Return JSON content with null for what is not a number."""
-    if isinstance(value, dict):
-        return {key: finite(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def plain(value: object) -> object:
+    """Return what msgspec does not know as JSON content: a number of numpy's, or text."""
+    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 def _console() -> Console:

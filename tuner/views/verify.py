@@ -1,7 +1,4 @@
-"""The page and the JSON of a verification. Pure."""
-
-from dataclasses import asdict
-from typing import Any
+"""The page of a verification. Pure."""
 
 from tuner.profile.profile import ServingProfile
 from tuner.profile.summary import engine_time, is_simulated, minutes, percent, with_share
@@ -21,45 +18,41 @@ def verify_page(  # noqa: PLR0913 - all that is printed
     next_: str,
 ) -> Page:
     """Return whether the promise was kept, and by how much. ``of_server``: nothing was started."""
-    gates = {gate.name: gate for gate in verified.gates}
-    broken = [gate for gate in verified.gates if not gate.kept]
-    count, cap = len(gates), profile.decision.max_num_seqs
-    verb = "breaks" if broken else "keeps"
-    facts = []
-    if is_promise := any(gate.is_promise for gate in verified.gates):
-        title = f"max_num_seqs {cap} {verb} its promise"
-        words = f"the lowest prediction for these windows; times may be {100 * tolerance:g}% longer"
-        facts.append(("limits", words))
-    else:
-        title = f"the server {verb} what is required"
-    aside = f"{len(broken)} of {count} gates broken" if broken else f"{count} of {count} gates kept"
+    broken, count = sum(not gate.kept for gate in verified.gates), len(verified.gates)
+    cap = profile.decision.max_num_seqs
+    title = f"max_num_seqs {cap} {'breaks' if broken else 'keeps'} its promise"
+    aside = f"{broken} of {count} gates broken" if broken else f"{count} of {count} gates kept"
     if broken and verified.taken is not None:
         title, aside = f"nothing can be concluded about max_num_seqs {cap}", verified.taken
-    elif "attainment" in gates:
-        title = with_share(gates["attainment"].measured, title)
+    else:
+        shares = (gate.measured for gate in verified.gates if gate.name == "attainment")
+        title = with_share(next(shares, 1.0), title)
     took = f"{minutes(verified.engine_s)} of server time"
     if not of_server:
         took = engine_time(verified.engine_s, simulated=is_simulated(profile))
-    names = ["gate", *["promised"] * is_promise, "measured", "limit", "result", "limit is"]
+    limits = f"the lowest prediction for these windows; times may be {100 * tolerance:g}% longer"
+    columns = [
+        Column("gate", "gate"),
+        *(Column(name, name, "number") for name in ("promised", "measured", "limit")),
+        Column("result", "result"),
+        Column("limit_is", "limit is"),
+    ]
     rows: list[list[Cell]] = [
         [
             gate.name.removesuffix("_ms"),
-            *[_value(gate, gate.promised) if gate.is_promise else None] * is_promise,
-            *(_value(gate, each) for each in (gate.measured, gate.limit)),
+            _shown(gate, gate.promised) if gate.is_promise else None,
+            _shown(gate, gate.measured),
+            _shown(gate, gate.limit),
             "kept" if gate.kept else "BROKEN",
             gate.limit_is,
         ]
         for gate in verified.gates
     ]
-    columns = [
-        Column(name, name, "number" if name in {"promised", "measured", "limit"} else "text")
-        for name in names
-    ]
     return Page(
-        subject=f"Verification {run_dir}".strip(),
+        subject=f"Verification {run_dir}",
         title=title,
         aside="simulated, " * is_simulated(profile) + aside,
-        facts=[*facts, ("took", took)],
+        facts=[("limits", limits), ("took", took)],
         sections=[Section("Gates", tables=[Table(columns, rows)])],
         run_dir=run_dir,
         next=next_,
@@ -70,27 +63,16 @@ def broken_in_words(gate: Gate) -> str:
     """Return a gate that was not kept, in words."""
     name = gate.name.removesuffix("_ms")
     measured, promised, limit = (
-        _value(gate, value) for value in (gate.measured, gate.promised, gate.limit)
+        _shown(gate, value) for value in (gate.measured, gate.promised, gate.limit)
     )
     if not gate.is_promise:
         return f"{name} was {measured}, {gate.limit_is}"
-    if gate.name == "attainment":
+    if name == "attainment":
         return f"{measured} met the SLO, promised {promised} (at least {limit})"
     return f"{name} was {measured}, promised {promised} (at most {limit})"
 
 
-def verify_json(verified: Verified, *, profile: str, trace: str) -> dict[str, Any]:
-    """Return the object that ``tuner verify --json`` prints."""
-    return {
-        "profile": profile,
-        "trace": trace,
-        "kept": all(gate.kept for gate in verified.gates),
-        "gates": [asdict(gate) for gate in verified.gates],
-        "p95_ms": dict(verified.p95_ms),
-    }
-
-
-def _value(gate: Gate, value: float) -> str:
+def _shown(gate: Gate, value: float) -> str:
     if gate.name in SHARES:
         return percent(value)
     return text("time", value / 1e3) if gate.name.endswith("_ms") else f"{value:,.1f}"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.profiles import ENGINE, profile
-from tuner.commands.shared.trust import check_arguments, check_asked
+from tuner.commands.shared.trust import check_arguments, check_confirmed
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import ProfileError, UsageError
 
@@ -22,11 +22,11 @@ def test_a_value_that_would_be_words_of_its_own_is_not_taken() -> None:
     words = ["1", "--tool-parser-plugin=./evil.py"]
     rude = profile(engine={**ENGINE, "api_server_count": words})
     with pytest.raises(ProfileError, match="engine: api_server_count="):
-        check_asked(rude, (), source=SOURCE)
+        check_confirmed(rude, (), source=SOURCE)
 
 
 def test_what_changes_speed_and_memory_is_taken() -> None:
-    check_asked(profile(), (), source=SOURCE)
+    check_confirmed(profile(), (), source=SOURCE)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_only_the_very_same_is_asked_for(asked: dict[str, ArgumentValue]) -> Non
 def test_what_a_hint_says_to_paste_is_one_word_for_a_shell() -> None:
     rude = profile(engine={**ENGINE, "worker_cls": "a.B; touch $(id) `id` 'x'"})
     with pytest.raises(ProfileError) as caught:
-        check_asked(rude, (), source=SOURCE)
+        check_confirmed(rude, (), source=SOURCE)
     pasted = caught.value.hint.partition(": ")[2]
     assert shlex.split(pasted) == ["--set", "worker_cls=a.B; touch $(id) `id` 'x'"]
 
@@ -58,8 +58,8 @@ def test_what_cannot_be_shown_whole_is_not_to_be_pasted(value: str) -> None:
 @pytest.mark.vllm
 def test_who_asks_for_the_same_gets_it() -> None:
     both = ("trust_remote_code=true", "worker_cls=evil.W")
-    check_asked(EVIL, both, source=SOURCE)
+    check_confirmed(EVIL, both, source=SOURCE)
     with pytest.raises(ProfileError, match=r"engine: worker_cls=evil\.W: may"):
-        check_asked(EVIL, both[:1], source=SOURCE)
+        check_confirmed(EVIL, both[:1], source=SOURCE)
     with pytest.raises(UsageError, match="max_num_batched_tokens=1: the profile has 8192"):
-        check_asked(EVIL, ("max_num_batched_tokens=1",), source=SOURCE)
+        check_confirmed(EVIL, ("max_num_batched_tokens=1",), source=SOURCE)

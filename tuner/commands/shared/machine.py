@@ -1,9 +1,9 @@
 """Where the engines of a command run, and whether a profile was measured there."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from tuner.engines import devices, provenance
 from tuner.engines.models import shipped as models
@@ -14,99 +14,63 @@ from tuner.errors import GateError, UsageError
 from tuner.profile.profile import ServingProfile
 from tuner.replay.readings import Read
 
+if TYPE_CHECKING:
+    from tuner.engines.sim.start import SimStarter
+
 Arguments = Mapping[str, Any]
 """Engine arguments by vLLM's names."""
 
 
-class EngineOptions(Protocol):
-    """The options that choose an engine and its arguments."""
-
-    @property
-    def world(self) -> Path | None: ...
-    @property
-    def overrides(self) -> tuple[str, ...]: ...
-
-
-class Here(Protocol):
-    """A machine, as a profile is compared with it."""
-
-    @property
-    def device(self) -> Mapping[str, ArgumentValue]: ...
-    @property
-    def versions(self) -> Mapping[str, str]: ...
-
-
-class Machine(Here, Protocol):
-    """A machine, as engines run on it."""
-
-    @property
-    def read(self) -> Read | None:
-        """What reads the device while it is replayed on."""
-
-    def starter(
-        self, engine: Arguments, changes: Arguments | None = None, *, log: Path | None = None
-    ) -> Starter:
-        """Return what starts engines with a profile's arguments and these changed."""
-
-
 @dataclass(frozen=True, slots=True)
-class ThisMachine:
-    """The machine that tuner runs on: real engines."""
+class Machine:
+    """The machine that tuner runs on or, with ``--world``, a simulated one."""
 
-    device: Mapping[str, ArgumentValue] = field(default_factory=devices.device_facts)
-    versions: Mapping[str, str] = field(default_factory=provenance.versions)
+    device: Mapping[str, ArgumentValue]
+    versions: Mapping[str, str]
+    world: "SimStarter | None" = None
     sampling: Mapping[str, float] | None = None
 
     @property
     def read(self) -> Read | None:
-        return devices.DeviceMeter().read
+        """What reads the device while it is replayed on."""
+        return devices.DeviceMeter().read if self.world is None else None
 
     def starter(
         self, engine: Arguments, changes: Arguments | None = None, *, log: Path | None = None
     ) -> Starter:
+        """Return what starts engines with a profile's arguments and these changed. A simulated
+        engine takes few of them."""
+        if self.world is not None:
+            from tuner.engines.sim.start import VARIABLE  # noqa: PLC0415 - numba
+
+            engine = {name: engine[name] for name in VARIABLE if name in engine}
         merged = {**engine, **(changes or {})}
         given = {k: v for k, v in merged.items() if k != "max_num_seqs" and v is not None}
+        if self.world is not None:
+            return self.world.varied(given)
         return VllmStarter(given, log=log, sampling=self.sampling)
 
 
-class SimulatedMachine:
-    """The machine of a world file. It takes few of an engine's arguments."""
-
-    read: Read | None = None
-
-    def __init__(self, world: Path, model: str | None) -> None:
-        from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
-        from tuner.engines.sim.world import read_world  # noqa: PLC0415
-
-        self._machine = SimStarter(read_world(world), model=model)
-        self.device, self.versions = self._machine.device, self._machine.versions
-
-    def starter(
-        self, engine: Arguments, changes: Arguments | None = None, *, log: Path | None = None
-    ) -> Starter:
-        from tuner.engines.sim.start import VARIABLE  # noqa: PLC0415 - numba
-
-        del log
-        own = {name: engine[name] for name in VARIABLE if name in engine}
-        merged = {**own, **(changes or {})}
-        given = {k: v for k, v in merged.items() if k != "max_num_seqs" and v is not None}
-        return self._machine.varied(given)
-
-
 def machine_of(
-    options: EngineOptions, model: str | None, sampling: Mapping[str, float] | None = None
+    options: Any,  # noqa: ANN401 - any command's with --world and --set
+    model: str | None,
+    sampling: Mapping[str, float] | None = None,
 ) -> Machine:
     """Return where the engines of a command run. Raises UsageError."""
     if options.world is None:
-        return ThisMachine(sampling=sampling)
+        return Machine(devices.device_facts(), provenance.versions(), sampling=sampling)
     if options.overrides or getattr(options, "base", None):
         raise UsageError(
             "--set and --base are for a real engine", hint="Write it into the world file."
         )
-    return cast("Machine", SimulatedMachine(options.world, model))
+    from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
+    from tuner.engines.sim.world import read_world  # noqa: PLC0415
+
+    world = SimStarter(read_world(options.world), model=model)
+    return Machine(world.device, world.versions, world)
 
 
-def differs(profile: ServingProfile, here: Here) -> tuple[str, object, object] | None:
+def differs(profile: ServingProfile, here: Machine) -> tuple[str, object, object] | None:
     """Return in what this is another machine or vLLM than the profile was measured with: what, as
     it was, as it is."""
     measured = profile.provenance
@@ -115,46 +79,34 @@ def differs(profile: ServingProfile, here: Here) -> tuple[str, object, object] |
         if was != is_:
             return key, was, is_
     before, now = map(supported.version_in, (measured.versions, here.versions))
-    if before is not None and now is not None and supported.is_same(before, now):
-        return None
-    return None if before == now else ("vllm", before, now)
+    same = before == now or (before and now and supported.is_same(before, now))
+    return None if same else ("vllm", before, now)
 
 
-def check_machine(profile: ServingProfile, here: Here) -> None:
+def check_machine(profile: ServingProfile, here: Machine) -> None:
     """Refuse to compare another machine with this profile's promise, before anything starts there.
 
     Raises GateError for another device, another vLLM, or other files of the model.
     """
-    was_simulated = _is_simulated(profile.provenance.device.get("name"))
-    is_simulated = _is_simulated(here.device.get("name"))
+    was_simulated, is_simulated = (
+        str(device.get("name")).startswith("simulated:")
+        for device in (profile.provenance.device, here.device)
+    )
     if not was_simulated and not is_simulated and supported.version_in(here.versions) is None:
         return  # no engine will start, which says how vLLM is installed
-    if (result := differs(profile, here)) is None:
-        if not is_simulated:
-            _check_model(profile)
+    if (difference := differs(profile, here)) is None:
+        was = profile.provenance.model_digest
+        is_ = None if is_simulated else provenance.model_digest(models.model_path(profile.model))
+        if None not in {was, is_} and was != is_:
+            raise GateError(
+                "the profile was measured with other files of its model than are here",
+                hint="Sweep with these, or use the profile here anyway: --force.",
+            )
         return
     cure = "Sweep on this machine"
-    if was_simulated and not is_simulated:
-        cure = "Add --world FILE"
-    elif is_simulated and not was_simulated:
-        cure = "Drop --world"
-    key, was, is_ = result
+    if was_simulated != is_simulated:
+        cure = "Add --world FILE" if was_simulated else "Drop --world"
     raise GateError(
-        f"the profile was measured with {key} {was}, here it is {is_}",
+        "the profile was measured with {} {}, here it is {}".format(*difference),
         hint=f"{cure}, or use the profile here anyway: --force.",
     )
-
-
-def _check_model(profile: ServingProfile) -> None:
-    """Refuse other files of a model than were measured, where both are known."""
-    was = profile.provenance.model_digest
-    here = provenance.model_digest(models.model_path(profile.model))
-    if was is not None and here is not None and was != here:
-        raise GateError(
-            "the profile was measured with other files of its model than are here",
-            hint="Sweep with these, or use the profile here anyway: --force.",
-        )
-
-
-def _is_simulated(name: object) -> bool:
-    return str(name).startswith("simulated:")

@@ -50,11 +50,7 @@ _KINDS = (
     "helm-values, ray-serve, yaml, systemd, quadlet, supervisor, env, script; or, for what watches "
     "the servers, prometheus-rules, prometheus-rule-crd, grafana-dashboard."
 )
-_CONFIRM = option(
-    "Confirm an argument that a profile may not set by itself; repeatable.",
-    "--set",
-    metavar="KEY=VALUE",
-)
+_CONFIRM = option("Confirm what a profile may not set by itself: KEY=VALUE; repeatable.", "--set")
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "": {
@@ -63,62 +59,40 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "output": option("Where the serving profile goes.", "-o", "--output"),
         "apply.output": option("Write the result there; FILE stays as it is.", "-o", "--output"),
         "show.output": option(
-            "Write page.html, or a table: curve, replays, requests or iterations as .csv, "
-            ".parquet or .json.", "-o", "--output",
+            "page.html, or curve, replays, requests or iterations as .csv, .parquet or .json.",
+            "-o", "--output",
         ),
         "compare.profile": option("Serving profile: its max_num_seqs, and all of it to compare."),
         "compare.max_num_seqs": option("The tuned value; default: the profile's.", min=1),
         "approaches": option(
-            "worker, two-workers, static, untuned, tuned, server (tuned, behind vllm serve), "
-            "profile; default: all but server."
+            "worker, two-workers, static, untuned, tuned, server, profile; default: all but server."
         ),
         "source": argument("Serving profile, or folder of a run.", metavar="PROFILE|RUN_DIR"),
-        "show.other": argument(
-            "Show the differences instead: from another profile, a file to deploy with, or the "
-            "server at an address."
-        ),
+        "show.other": argument("Show what differs in a profile, a deployment file or a server."),
         "show.slo": option("Decide a sweep's run again under this SLO; -o writes the profile."),
-        "prices": option(
-            "What a million tokens cost with each of two profiles, from prices per GPU and hour.",
-            metavar="GPU=PRICE,…",
-        ),
+        "prices": option("What a million tokens cost, by GPU hour.", metavar="GPU=PRICE,…"),
         "flags": option("Print only vLLM's flags, to paste behind the model."),
         "plan.other": argument("Profile of the other traffic that a server gets."),
-        "load": option(
-            "All of the traffic: 1.5x or 150% of the profile's, or requests a second as in 35rps."
-        ),
-        "plan.replicas": option(
-            "Servers that share the traffic; default: what it needs.", min=1, max=100_000
-        ),
+        "load": option("1.5x or 150% of the profile's traffic, or requests a second as in 35rps."),
+        "plan.replicas": option("Servers that share it; default: what it takes.", min=1, max=10**5),
         "price": option("What a replica costs per hour, in any currency.", min=0.0),
         "file": argument("File to edit in place; default: serve.yaml."),
         "to": option(_KINDS, metavar="KIND"),
         "container": option(
-            "Which container, service or variable of FILE, where several may be meant; or the "
-            "path of vLLM's arguments in it: .models[0].args.", metavar="NAME",
+            "The container, service or variable, where several may be meant; or the path of vLLM's "
+            "arguments in FILE: .models[0].args."
         ),
-        "model_is": option(
-            "The profile's model, where FILE does not say it in these words; on record.",
-            metavar="NAME",
-        ),
-        "selector": option(
-            "Servers that alerts or a dashboard watch, in PromQL; default: those of the model.",
-            metavar="MATCHERS",
-        ),
+        "model_is": option("The profile's model, where FILE calls it something else; on record."),
+        "selector": option("PromQL matchers of servers to watch; default: those of the model."),
         "apply.dry_run": option("Print the change as a diff; write nothing."),
         "check": option("Exit with 6 if FILE would change; write nothing."),
         "pin": option("Write every argument, also those that vLLM takes by itself."),
         "rollback": option("Restore FILE as it was before the last apply.", metavar="FILE"),
-        "live_knob": option(
-            "Set max_num_active_seqs, and build the engine for the largest cap measured."
-        ),
-        "admission_limits": option(
-            "Also set max_num_active_seqs, max_num_queued_reqs and max_num_queued_tokens, from "
-            "the cap and the SLO's TTFT."
-        ),
+        "live_knob": option("Set max_num_active_seqs, and build for the largest cap measured."),
+        "admission_limits": option("Also limit active and queued requests and queued tokens."),
         "apply.force": option(
-            "Apply what was measured elsewhere or is undecided, on record; lose later edits. With "
-            "--container NAME, edit it as vLLM's."
+            "Apply what was measured elsewhere or is undecided; lose later edits. With "
+            "--container, edit that as vLLM's."
         ),
         "socket": option("TUNER_LIVE_SOCKET of the server; repeatable.", metavar="PATH"),
         "reset": option("Set what the server was started with."),
@@ -128,17 +102,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "watch.window": option("Length of a window."),
         "fail_on": option("The mildest verdict that exits with 6."),
         "trace.file": argument("Trace in any format that tuner knows; - reads standard input."),
-        "sources": argument(
-            "A file (- is standard input), the files of a recording, or the http:// address of a "
-            "Prometheus.", metavar="SOURCE...",
-        ),
+        "sources": argument("File, - for stdin, files of a recording, or a Prometheus's address."),
         "trace.output": option("Where the trace goes.", "-o", "--output"),
         "format_name": option("Format of FILE; default: recognized.", "--format"),
         "time_unit": option("Unit of times that are numbers, where the file leaves two."),
         "columns": option(
             "Columns of a table: timestamp=ts,input_length=prompt_tok,output_length=gen; also "
-            "end, duration_ms, ttft_ms, status, model, …; #3 is the third column.",
-            metavar="ROLE=HEADING,…",
+            "end, duration_ms, ttft_ms, status, model, …; #3 is the third column."
         ),
         "trace.window": option("Part: busiest, busiest+10m, or START+LEN (120s+60s)."),
         "from_": option("Begin of the history: how long ago, or a date; default: 1h.", "--from"),
@@ -160,70 +130,40 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "verify.replicas": option("Servers that shared the trace; default: the profile's.", min=1),
         "router": option("How requests reach replicas."),
         "closed_sessions": option("A session's turn waits for the one before it and think time."),
-        "loads": option(
-            "recorded, light (2 in flight untuned), very-heavy (25), uniform (25, every length "
-            "the mean); default: recorded, with a profile 25 too."
-        ),
+        "loads": option("recorded, light (2 in flight), very-heavy (25), uniform (25, all alike)."),
     },
     "Engine": {
         "model": option("Model; default: that of --base, else of the trace."),
         "base": option("The `vllm serve --config` YAML that production uses."),
-        "overrides": option(
-            "Any vLLM engine argument; repeatable.", "--set", metavar="KEY=VALUE"
-        ),
+        "overrides": option("Any vLLM engine argument; repeatable.", "--set", metavar="KEY=VALUE"),
         "refine.overrides": _CONFIRM,
         "verify.overrides": _CONFIRM,
-        "sampling": option(
-            "How production draws tokens; default: the model's generation configuration.",
-            metavar="temperature=0.7,top_p=0.9",
-        ),
+        "sampling": option("How to draw tokens: temperature=0.7,top_p=0.9; default: as the model."),
         "world": option("Simulate this machine instead of starting vLLM."),
-        "ray": option(
-            "A sweep and a profile for each kind of node of a Ray cluster.",
-            metavar="ADDRESS|local",
-        ),
+        "ray": option("Sweep on each kind of node of a Ray cluster: its address, or local."),
         "force": option("Run where machine or vLLM differ from the profile's."),
     },
     "Running server": {
         "url": option("A running vLLM server: it gets the trace's load."),
-        "send_load": option(
-            "Requests that --url may get, where it is not on this machine.", min=1, metavar="N"
-        ),
+        "send_load": option("Requests that --url may get, where it is not on this machine.", min=1),
     },
     "Decision": {
         "ceiling": option("Largest max_num_seqs to try.", min=1),
         "slo": option("ttft=500ms,tpot=50ms,e2el=10s; default: derived on the engine."),
-        "require": option(
-            "What must hold: 'p99 ttft <= 500ms', 'attainment >= 99% at headroom'; repeatable.",
-            metavar="BOUND",
-        ),
-        "headroom": option(
-            "Load that the choice must hold: 1.25, 1.25x or 125% of the recorded one.",
-            parser=headroom, metavar="TIMES",
-        ),
-        "search": option(
-            "Engine argument to search, and its values: a,b,c; repeatable.",
-            metavar="KEY=VALUES",
-        ),
-        "tolerance": option(
-            "How much worse than promised is accepted: 0.1 is 10%.", min=0.0, max=10.0
-        ),
+        "require": option("'p99 ttft <= 500ms', 'attainment >= 99% at headroom', …; repeatable."),
+        "headroom": option("Load that the choice must hold: 1.25x or 125%.", parser=headroom),
+        "search": option("Engine argument to search: KEY=a,b,c; repeatable."),
+        "tolerance": option("How much worse than promised is fine: 0.1 is 10%.", min=0.0, max=10.0),
     },
     "Run": {
         "budget": option("Engine time to spend, starts included."),
-        "storage": option(
-            "Optuna storage for the trials: a file, or postgresql://…", metavar="URL"
-        ),
+        "storage": option("Optuna storage for the trials: a file, or postgresql://…"),
         "run_dir": option("Where measurements are kept; default: runs/TRACE-TIME."),
-        "verify.run_dir": option("Keep the replays and the gates there."),
         "dry_run": option("Print what would run; start nothing."),
     },
     "Output": {
         "details": option("Print everything."),
-        "metrics_port": option(
-            "Serve what is measured, or the verdict, to Prometheus.", min=1, max=65535
-        ),
-        "junit": option("Write the gates as JUnit XML too, for CI."),
+        "metrics_port": option("Serve measurements or verdict to Prometheus.", min=1, max=65535),
         "watch.run_dir": option("Append every window to windows.jsonl there."),
         "json": option("Print one JSON document."),
     },

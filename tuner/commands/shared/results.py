@@ -10,7 +10,7 @@ from tuner.errors import RunError
 from tuner.runs.journal import NO_SENSE
 from tuner.system import files
 from tuner.views.page import Page
-from tuner.views.text import print_json, print_page
+from tuner.views.text import plain, print_json, print_page
 
 NAME = "result.json"
 
@@ -21,7 +21,7 @@ class _Result(msgspec.Struct):
 
 def keep_result(run_dir: Path, result: Mapping[str, Any], page: Page) -> None:
     """Write the result of a run and its page. Raises TargetError."""
-    content = msgspec.json.encode({**result, "page": page})
+    content = msgspec.json.encode({**result, "page": page}, enc_hook=plain)
     files.write_own(run_dir / NAME, msgspec.json.format(content, indent=1) + b"\n")
 
 

@@ -1,10 +1,10 @@
-"""The folder of a run: made, found again, and removed when the run is refused."""
+"""The folder of a run: made, opened again, and removed when the run is refused."""
 
 import asyncio
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,81 +22,25 @@ from tuner.errors import (
     UsageError,
 )
 from tuner.runs import journal
-from tuner.runs.events import EngineStart, Planned, Replayed, Selection, TraceKept, TrialBegun
+from tuner.runs.events import Probed, Replayed
 from tuner.system import files, interruption
 from tuner.system.passwords import public_words
 from tuner.system.printable import printable
-
-_BEFORE_ANY_NUMBER = (Planned, TraceKept, EngineStart, Selection, TrialBegun)
-"""Events of a run in which nothing has been measured."""
-
-_OURS = ("journal.jsonl", "trace.jsonl", "study.log*", "vllm.log*", "replays")
 
 
 def open_run(command: str, options: Any, plan: Mapping[str, Any]) -> journal.Journal:  # noqa: ANN401
     """Open the journal of a new run, or of the one in ``--run-dir``, which continues under the same
     plan. The words of the command are kept with it, without secrets. Raises RunError."""
     words = [command, *public_words(as_typed(replace(options, run_dir=None)))]
-    if options.run_dir is not None:
-        _check_folder(options.run_dir)
-        if is_begun(options.run_dir):
-            check_command(journal.read(options.run_dir), command)
-            book = journal.resume(options.run_dir, plan, command=words)
-            sys.stderr.write(f"{printable(str(options.run_dir))}: continues where it ended\n")
-            return book
-    stem: str = options.trace.stem
-    name = stem if command == "sweep" else f"{command}-{stem}"
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-    run_dir = options.run_dir or Path("runs") / f"{name}-{stamp}"
+    if (run_dir := options.run_dir) is None:
+        name = options.trace.stem if command == "sweep" else f"{command}-{options.trace.stem}"
+        run_dir = Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+    if is_begun(run_dir):
+        check_command(journal.read(run_dir), command)
+        book = journal.resume(run_dir, plan, command=words)
+        sys.stderr.write(f"{printable(str(run_dir))}: continues where it ended\n")
+        return book
     return journal.create(run_dir, plan, command=words)
-
-
-def is_begun(run_dir: Path) -> bool:
-    """Whether the folder holds a run."""
-    path = run_dir / journal.JOURNAL
-    return path.exists() and path.stat().st_size > 0
-
-
-def goes_on(book: journal.Journal) -> str:
-    """Return the command that continues a run; of a part, the run that it is part of."""
-    is_part = book.planned.is_part
-    return command_line("resume", book.run_dir.parent if is_part else book.run_dir)
-
-
-def check_command(book: journal.Journal, command: str) -> None:
-    """Raise RunError when the run is another command's."""
-    if (its := command_of(book)) not in {command, None}:
-        raise RunError(
-            f"{book.run_dir}: is the run of tuner {its}, not of tuner {command}",
-            hint=f"Name the folder of a run of tuner {command}.",
-        )
-
-
-def read_run(run_dir: Path) -> journal.Journal:
-    """Return the journal of a run's folder. Raises RunError."""
-    if not (run_dir / journal.JOURNAL).exists():
-        raise RunError(
-            f"{run_dir}: holds no run: there is no journal.jsonl",
-            hint="Give the folder of a run, such as runs/prod-1.",
-        )
-    return journal.read(run_dir)
-
-
-def command_of(book: journal.Journal) -> str | None:
-    """Return the command whose run this is; None where it was not kept."""
-    return next(iter(book.planned.command), None)
-
-
-def _check_folder(run_dir: Path) -> None:
-    hint = "Name the folder of a run, or one that is to be made."
-    for path in (run_dir, *run_dir.parents):
-        try:
-            is_file = path.exists() and not path.is_dir()
-        except OSError as problem:  # too long a name, a folder that must not be looked into
-            why = (problem.strerror or str(problem)).lower()
-            raise RunError(f"--run-dir {run_dir}: {why}", hint=hint) from None
-        if is_file:
-            raise RunError(f"--run-dir {run_dir}: {path} is a file, not a folder", hint=hint)
 
 
 def open_each(
@@ -113,6 +57,46 @@ def open_each(
         else:
             books[name] = journal.create(run_dir, plan, command=words, is_part=True)
     return books
+
+
+def is_begun(run_dir: Path) -> bool:
+    """Whether the folder holds a run. Raises RunError where there can be none."""
+    path = run_dir / journal.JOURNAL
+    try:
+        return path.exists() and path.stat().st_size > 0
+    except OSError as problem:  # too long a name, a folder that must not be looked into
+        why = (problem.strerror or str(problem)).lower()
+        raise RunError(f"{run_dir}: {why}", hint="Name another folder.") from None
+
+
+def resume_command(book: journal.Journal) -> str:
+    """Return the command that continues a run; of a part, the run that it is part of."""
+    is_part = book.planned.is_part
+    return command_line("resume", book.run_dir.parent if is_part else book.run_dir)
+
+
+def check_command(book: journal.Journal, command: str) -> None:
+    """Raise RunError when the run is another command's."""
+    if (its := command_of(book)) not in {command, None}:
+        raise RunError(
+            f"{book.run_dir}: is the run of tuner {its}, not of tuner {command}",
+            hint=f"Name the folder of a run of tuner {command}.",
+        )
+
+
+def command_of(book: journal.Journal) -> str | None:
+    """Return the command whose run this is; None where it was not kept."""
+    return next(iter(book.planned.command), None)
+
+
+def read_run(run_dir: Path) -> journal.Journal:
+    """Return the journal of a run's folder. Raises RunError."""
+    if not is_begun(run_dir):
+        raise RunError(
+            f"{run_dir}: holds no run: there is no journal.jsonl",
+            hint="Give the folder of a run, such as runs/prod-1.",
+        )
+    return journal.read(run_dir)
 
 
 @contextmanager
@@ -133,9 +117,9 @@ def making_sense(run_dir: Path, *, is_stored: bool) -> Iterator[None]:
 def kept(book: journal.Journal, *parts: journal.Journal) -> Iterator[None]:
     """Close the journal, and those of the run's parts, in the end.
 
-    A run that was refused before anything was measured leaves no folder. Raises Interrupted, with
-    the command that continues, where the user or a signal ended the run, and RunError for what
-    comes of a resumed run's events that tuner did not write.
+    A run that was refused before anything was measured leaves nothing in a folder of its own.
+    Raises Interrupted, with the command that continues, where the user or a signal ended the run,
+    and RunError for what comes of a resumed run's events that tuner did not write.
     """
     books = (book, *parts)
 
@@ -154,26 +138,12 @@ def kept(book: journal.Journal, *parts: journal.Journal) -> Iterator[None]:
         text, hint = words()
         raise Interrupted(text, hint=hint) from None
     except (UsageError, TraceError, ProfileError, GateError) as problem:  # not of a full disk
-        if all(isinstance(event, _BEFORE_ANY_NUMBER) for each in books for event in each.events):
-            _remove(books)
-        elif isinstance(problem, UsageError) and command_of(book) == "sweep":
+        is_measured = any(isinstance(e, Probed | Replayed) for each in books for e in each.events)
+        if not is_measured and book.before == frozenset():
+            shutil.rmtree(book.run_dir)
+        elif is_measured and isinstance(problem, UsageError):
             problem.hint += f" What was measured is kept in {book.run_dir}: tuner resume."
         raise
     finally:
         for each in books:
             each.close()
-
-
-def _remove(books: Sequence[journal.Journal]) -> None:
-    """Remove what new runs have written, parts first; what else lies in their folders stays."""
-    for book in reversed(books):
-        if book.before is None:
-            continue
-        with suppress(OSError):
-            ours = {path for name in _OURS for path in book.run_dir.glob(name)}
-            for path in sorted(path for path in ours if path.name not in book.before):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
-            book.run_dir.rmdir()

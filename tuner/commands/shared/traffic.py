@@ -1,11 +1,13 @@
-"""The requests of a trace that are replayed, and warnings about them."""
+"""The requests of a trace that are replayed, warnings about them, and what is required of them."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from tuner.errors import TraceError
+from tuner.profile.profile import ServingProfile
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import Trace, TraceRequest
+from tuner.traffic.requirements import Requirement, parse_requirements
 from tuner.traffic.routing import Router, busiest_part, route
 from tuner.traffic.summary import describe
 from tuner.traffic.trace_warnings import trace_warnings
@@ -29,7 +31,16 @@ def one_engines(
     return parts[busiest_part(parts)]
 
 
-def warnings_about(trace: Trace) -> tuple[str, ...]:
+def warnings_about(trace: Trace) -> list[str]:
     """Return the warnings about a trace, a sentence each."""
     columns = columns_of(trace.requests, block_size=trace.header.block_size)
-    return tuple(trace_warnings(columns, describe(columns), trace.header))
+    return [*trace.warnings, *trace_warnings(columns, describe(columns), trace.header)]
+
+
+def required_of(
+    profile: ServingProfile, require: Sequence[str], *, headroom: float
+) -> tuple[Requirement, ...]:
+    """Return what ``--require`` says, or else what was required of the profile. Raises
+    UsageError."""
+    before = [each.text for each in profile.decision.requirements]
+    return parse_requirements(require or before, headroom=headroom)

@@ -4,10 +4,9 @@ import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tuner.engines.engine_arguments import engine_arguments
-from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.allowed import not_allowed
 from tuner.engines.vllm.values import same
 from tuner.errors import ProfileError, UsageError
@@ -18,16 +17,14 @@ MOST_SHOWN = 60
 """Characters of a value that somebody else wrote."""
 
 
-def check_asked(profile: ServingProfile, overrides: tuple[str, ...], *, source: Path) -> None:
+def check_confirmed(profile: ServingProfile, overrides: tuple[str, ...], *, source: Path) -> None:
     """Refuse what a profile sets and only the user may, unless --set says the same.
 
     Raises ProfileError for that, and UsageError for a --set that says something else.
     """
-    wanted: Mapping[str, ArgumentValue] = {}
+    model, wanted = profile.model, {}
     if overrides:
-        wanted = engine_arguments(
-            model=profile.model, base=None, header_model=None, overrides=overrides
-        )
+        wanted = engine_arguments(model=model, base=None, header_model=None, overrides=overrides)
     for name, value in wanted.items():
         if name != "model" and not _has(profile.engine, name, value):
             has = _shown(profile.engine[name]) if name in profile.engine else "nothing"
@@ -38,25 +35,24 @@ def check_asked(profile: ServingProfile, overrides: tuple[str, ...], *, source: 
     check_arguments(profile, wanted, source=source)
 
 
-def check_arguments(
-    profile: ServingProfile, asked: Mapping[str, ArgumentValue], *, source: Path
-) -> None:
-    """Refuse what a profile sets and only the user may, unless it was ``asked`` for.
+def check_arguments(profile: ServingProfile, confirmed: Mapping[str, Any], *, source: Path) -> None:
+    """Refuse what a profile sets and only the user may, unless it is ``confirmed``.
 
     Raises ProfileError.
     """
-    engine = cast("Mapping[str, Any]", profile.engine)
-    result = [name for name in not_allowed(engine) if not _has(asked, name, engine[name])]
-    if result:
-        words = [f"{name}={_shown(engine[name])}" for name in result]
-        same_words = " ".join(f"--set {shlex.quote(each)}" for each in words)  # to be pasted
-        if any(_shown(engine[name]) != _text(engine[name]) for name in result):
-            same_words = "--set NAME=VALUE for each, with the value in full"
-        raise ProfileError(
-            f"{source}: engine: {', '.join(words)}: may load code, open files or addresses, or "
-            "send data, and whoever made the profile wrote it",
-            hint=f"If you trust it, ask for the same: {same_words}",
-        )
+    engine: Mapping[str, Any] = profile.engine
+    refused = {n: engine[n] for n in not_allowed(engine) if not _has(confirmed, n, engine[n])}
+    if not refused:
+        return
+    words = [f"{name}={_shown(value)}" for name, value in refused.items()]
+    same_words = " ".join(f"--set {shlex.quote(each)}" for each in words)  # to be pasted
+    if any(_shown(value) != _text(value) for value in refused.values()):
+        same_words = "--set NAME=VALUE for each, with the value in full"
+    raise ProfileError(
+        f"{source}: engine: {', '.join(words)}: may load code, open files or addresses, or "
+        "send data, and whoever made the profile wrote it",
+        hint=f"If you trust it, ask for the same: {same_words}",
+    )
 
 
 def _has(arguments: Mapping[str, Any], name: str, value: object) -> bool:
