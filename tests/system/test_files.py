@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
 def test_a_pipe_and_more_than_anybody_wrote_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").touch()
-    os.truncate(tmp_path / "large", files.MOST_READ + 1)
+    os.truncate(tmp_path / "large", files.MAX_BYTES + 1)
     for name, why in (("pipe", "is not a regular file"), ("large", "larger than 1024 MiB")):
         with pytest.raises(TargetError, match=why):
             files.content(tmp_path / name)

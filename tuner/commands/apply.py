@@ -174,12 +174,12 @@ def _edit(
     old = read_text(source) or ""
     read_from: Path | None = source
     target = Target.of(source, old.removeprefix(_BOM), to=options.to, name=options.container)
-    server = target.server(is_trusted=options.force)
+    server = target.server()
     if source.suffix == ".service" and path.suffix == ".conf":  # a drop-in for the unit
         own = target.text[slice(*server.spans[0])]
         old, read_from = "", None
         target = replace(target, path=path, text=f"[Service]\nExecStart=\nExecStart={own}\n")
-        server = target.server(is_trusted=options.force)
+        server = target.server()
     here = target.deployment(server)
     result = fit.mismatches(profile, here, is_its_model=options.model_is is not None)
     if not options.force:
@@ -194,8 +194,6 @@ def _edit(
         hint = f"Edit it in place: tuner apply PROFILE {path}; or overwrite it with --force."
         raise TargetError(f"{path}: already there", hint=hint)
     despite = [each.words for each in result]
-    if not server.is_proven:
-        despite.append(f"nothing in {source} shows that it starts vLLM")
     if options.model_is is not None and (words := fit.model_mismatch(profile, here)) is not None:
         despite.append(f"{words}: --model-is {options.model_is}")
     refusal = fit.clash(here, wanted) or refusal

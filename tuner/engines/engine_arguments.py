@@ -75,7 +75,7 @@ def _read(path: Path) -> Iterator[Setting]:
     ``key: false`` states nothing there, ``no-key: true`` does; an empty list states nothing.
     """
     text = yaml_strict.read(path, error=InputError, missing="Check the path after --base.")
-    root = yaml_strict.compose(text, source=str(path), error=InputError, plain=False)
+    root = yaml_strict.compose(text, source=str(path), error=InputError)
     for key, node in root.value if root is not None else ():
         place = f"{path}:{key.start_mark.line + 1}"
         value = yaml_strict.construct(node, source=str(path), error=InputError)

@@ -531,7 +531,7 @@ def _page(content: Mapping[str, object], indent: str = "") -> Iterator[str]:
 
 def parse(text: str, *, source: str) -> ServingProfile:
     """Read a profile that ``dump`` wrote. Raises ProfileError with the place and the cure."""
-    root = yaml_strict.compose(text, source=source, error=ProfileError, plain=True)
+    root = yaml_strict.compose(text, source=source, error=ProfileError)
     data = yaml_strict.construct(root, source=source, error=ProfileError) if root else None
     if root is None or not isinstance(data, dict) or "schema_version" not in data:
         raise ProfileError(

@@ -13,14 +13,13 @@ from tuner.engines.vllm.flags import FLAGS, SHORT, canonical
 from tuner.engines.vllm.values import same, typed
 from tuner.errors import TunerError
 from tuner.rollout.known import FACTS, NO_WORD
-from tuner.rollout.server import Arguments, Server, Span
-from tuner.rollout.words import UnreadableError, is_elsewhere
+from tuner.rollout.server import Arguments, Server, Span, UnreadableError
+from tuner.rollout.words import is_elsewhere
 from tuner.system import yaml_strict
 
 Read = Callable[[str], Sequence[Server]]
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@+:,./-]+")
-_HELM = {"own", "stack"}
 _LARGEST_PLAIN = 10**6
 """Helm writes numbers from here on with an exponent, which vLLM does not read."""
 
@@ -41,7 +40,7 @@ def edited(text: str, server: Server, wanted: Arguments, read: Read) -> tuple[st
         arguments = {**server.arguments, name: value}
         if value is None:
             del arguments[name]
-        beside = _beside(text, read(text), server)
+        around = _around(text, read(text), server)
         for guess in _guesses(text, server, name, value):
             try:
                 every = read(guess)
@@ -51,7 +50,7 @@ def edited(text: str, server: Server, wanted: Arguments, read: Read) -> tuple[st
             if after is None or after.problem or after.arguments.keys() != arguments.keys():
                 continue
             is_wanted = all(alike(after.arguments[n], arguments[n]) for n in arguments)
-            if is_wanted and _beside(guess, every, after) == beside:
+            if is_wanted and _around(guess, every, after) == around:
                 text, server = guess, after
                 break
         else:
@@ -59,7 +58,7 @@ def edited(text: str, server: Server, wanted: Arguments, read: Read) -> tuple[st
     return text, server
 
 
-def _beside(text: str, every: Sequence[Server], server: Server) -> object:
+def _around(text: str, every: Sequence[Server], server: Server) -> object:
     """Return all that an edit of this server must leave alone."""
     ends = [0, *(place for span in sorted(server.spans) for place in span), len(text)]
     outside = [text[ends[n] : ends[n + 1]] for n in range(0, len(ends), 2)]
@@ -82,7 +81,7 @@ def place_of(text: str, server: Server, needle: str) -> tuple[int, str]:
     value = server.arguments.get(needle, needle)
     first = str(value[0] if isinstance(value, list) and value else value)
     plain = re.sub(r"[^ -~].*", "", first, flags=re.DOTALL)
-    for each in (rf"(?:{flags(needle)})(?:{_BEHIND})?", re.escape(needle), re.escape(plain)):
+    for each in (rf"(?:{_spellings(needle)})(?:{_BEHIND})?", re.escape(needle), re.escape(plain)):
         for begin, end in (*server.spans, (0, len(text))):
             if needle and (match := re.search(each, text[begin:end], re.VERBOSE)):
                 variable = re.match(r"\$[({]?(\w+)", match.groupdict().get("old") or "")
@@ -93,8 +92,13 @@ def place_of(text: str, server: Server, needle: str) -> tuple[int, str]:
 
 def _guesses(text: str, server: Server, name: str, value: ArgumentValue) -> Iterator[str]:
     """Yield texts with the value in it, the most likely first."""
-    for span in server.spans:
-        yield from _replaced(text, span, server, name, value)
+    new = str(value)
+    is_large = server.chart in {"own", "stack"} and isinstance(value, int)
+    if is_large and value >= _LARGEST_PLAIN:
+        return
+    if not isinstance(value, list | dict | None) and _PLAIN.fullmatch(new):
+        for span in server.spans:  # only a word that no shell, list or unit needs quotes for
+            yield from _replaced(text, span, server, name, value)
     if value is None or (name in server.arguments and not server.chart):
         return
     if server.is_keyed:
@@ -109,7 +113,7 @@ def _put(text: str, span: Span, new: str) -> str:
 # What is there
 
 
-def flags(name: str) -> str:
+def _spellings(name: str) -> str:
     """Return a pattern for all spellings of an argument: as a flag, as a key, short."""
     long = rf"(?i:(?:--)?(?:no[-_])?{re.escape(name).replace('_', '[-_]?')})(?![\w.-])"
     seconds = {flag: of for flag, (of, kind) in FLAGS.items() if kind != "off"} | SHORT
@@ -126,12 +130,7 @@ def _replaced(
     text: str, span: Span, server: Server, name: str, value: ArgumentValue
 ) -> Iterator[str]:
     """Yield texts with another value, or with a switch swapped for its opposite."""
-    new = str(value)
-    if isinstance(value, list | dict) or value is None or not _PLAIN.fullmatch(new):
-        return  # only a word that no shell, list or unit needs quotes for
-    if server.chart in _HELM and isinstance(value, int) and value >= _LARGEST_PLAIN:
-        new = f'"{value}"'
-    pattern = re.compile(rf"(?<![\w-])(?P<flag>{flags(name)})(?:{_BEHIND})?", re.VERBOSE)
+    pattern = re.compile(rf"(?<![\w-])(?P<flag>{_spellings(name)})(?:{_BEHIND})?", re.VERBOSE)
     for match in pattern.finditer(text[slice(*span)]):
         flag, old = match["flag"], match["old"]
         (key, place) = ((span[0] + a, span[0] + b) for a, b in map(match.span, ("flag", "old")))
@@ -142,10 +141,10 @@ def _replaced(
                 yield _put(text, key, f"--{swapped}")
             elif old and not server.chart:  # vllm serve ignores a key that is false
                 yield _put(_put(text, place, "true"), key, swapped)
-            if old and not flag.startswith("--"):
-                is_off = flag.lower().startswith("no")
-                yield _put(text, place, str(value is not is_off).lower())
+            elif old:
+                yield _put(text, place, str(value).lower())
         elif old:
+            new = str(value)
             default = re.fullmatch(r"(\$\{\w+:?-)[^}]*(\}.*)", old)
             yield _put(text, place, default[1] + new + default[2] if default else new)
             if variable := re.match(r"\$[({]?(\w+)", old):
@@ -190,14 +189,15 @@ def _in_quotes(word: str, quote: str) -> str:
     return yaml_strict.dump(word, is_flow=True)
 
 
+_HOLDS_A_VARIABLE = r"[^\s\"',\]]*\$[^\s\"',\]]*"
+
+
 def _added(text: str, server: Server, new: Sequence[str]) -> Iterator[str]:
     """Yield texts with new words behind each of the server's own, the last one first."""
     is_plain = all(_PLAIN.fullmatch(word.replace("=", "", 1)) for word in new)
     for begin, end in server.spans:
-        for word in reversed(server.words):
-            if len(word) < 2 and not word.isalnum():
-                continue
-            pattern = rf"([\"']?)(?<![\w./-]){re.escape(word)}(?![\w./-])\1"
+        for word in (*map(re.escape, reversed(server.words)), _HOLDS_A_VARIABLE):
+            pattern = rf"([\"']?)(?<![\w./-]){word}(?![\w./-])\1"
             for match in reversed([*re.finditer(pattern, text[begin:end])]):
                 first, at, quote = begin + match.start(), begin + match.end(), match[1]
                 items = [_in_quotes(each, quote) for each in new]
@@ -213,36 +213,22 @@ def _added(text: str, server: Server, new: Sequence[str]) -> Iterator[str]:
                     gaps = re.findall(r"((?:[ \t\r\n]|\\\r?\n)+)(?=-)", text[begin:at])
                     yield _put(text, (at, at), (gaps[-1] if gaps else " ") + " ".join(new))
                     yield _put(text, (at, at), f" {' '.join(new)}")
-        # behind what is there, where a variable hides every word of it
-        tail, last = text[begin:end], text[text.rfind("\n", 0, end) + 1 : end]
-        items = [_in_quotes(each, '"' if '"' in tail else "") for each in new]
-        if tail.endswith("]"):
-            at = begin + len(tail[:-1].rstrip(" \t\r\n,"))
-            yield _put(text, (at, at), "".join(f", {each}" for each in items))
-        elif dash := re.match(r"[ \t]*-[ \t]+", last):
-            gap = _line_end(text) + dash[0]
-            yield _put(text, (end, end), "".join(gap + each for each in items))
-        at = begin + len(tail.rstrip("]\"' \t\r\n"))
-        yield _put(text, (at, at), f" {' '.join(new)}")
 
 
 def _added_key(text: str, server: Server, name: str, value: ArgumentValue) -> Iterator[str]:
     """Yield texts with one more key: of a chart only those that its templates know."""
     begin, end = server.spans[0]
     first = re.match(r"[{\s]*([\"']?)([\w-]+)", text[begin:end])
-    is_flag = server.chart == "stack" and name not in FACTS["stack_keys"]
-    if first is None or server.chart == "own" or (is_flag and server.words):
+    is_foreign = server.chart == "stack" and name not in FACTS["stack_keys"]
+    if first is None or server.chart == "own" or is_foreign:
         return
     shown, key = yaml_strict.dump(value, is_flow=True), name
-    if is_flag:
-        key, shown = "extraArgs", f'["{spelled(name, value)[0]}"]'
-    elif server.chart == "stack":
+    if server.chart == "stack":
         key = re.sub(r"_(\w)", lambda left: left[1].upper(), name)
-        shown = f'"{value}"' if isinstance(value, int) and value >= _LARGEST_PLAIN else shown
-    elif not server.chart and isinstance(value, bool):
-        key, shown = (name if value else f"no_{name}"), "true"
-    if not server.chart and "_" not in first[2]:
-        key = key.replace("_", "-")
+    elif not server.chart:
+        key = name if value is not False else f"no_{name}"
+        key = key if "_" in first[2] else key.replace("_", "-")
+        shown = "true" if value is False else shown
     new = f"{first[1]}{key}{first[1]}: {shown}"
     margin = re.sub(r"\S", " ", text[text.rfind("\n", 0, begin) + 1 : begin])
     extra = re.search(rf"\r?\n{margin}extra_?[aA]rgs:", text[begin:end])

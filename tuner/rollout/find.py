@@ -10,8 +10,7 @@ from tuner.rollout import beside, edit, known
 from tuner.rollout.fit import Deployment, Host
 from tuner.rollout.in_lines import in_shell, in_unit, in_variables
 from tuner.rollout.in_yaml import in_yaml
-from tuner.rollout.server import Arguments, Near, Server
-from tuner.rollout.words import UnreadableError
+from tuner.rollout.server import Arguments, Near, Server, UnreadableError
 from tuner.system import files, yaml_strict
 
 KINDS: dict[str, dict[str, str]] = known.FACTS["kind"]
@@ -26,6 +25,10 @@ _OF_LINES = {
     "env": in_variables,
     "script": in_shell,
 }
+_HINT = (
+    "Known: vllm serve, python -m vllm.entrypoints.openai.api_server, and images that start them. "
+    "Where you start vLLM, paste:"
+)
 
 
 def kind_of(path: PurePath, text: str) -> str:
@@ -45,18 +48,12 @@ def kind_of(path: PurePath, text: str) -> str:
     return ""
 
 
-def servers(
-    path: PurePath, text: str, near: Near, *, name: str | None = None, to: str | None = None
-) -> list[Server]:
-    """Return the servers of a file. ``name`` may be the path of one, as in ``.models[0].args``.
-
-    Raises TargetError for what cannot be read at all.
-    """
-    at = name if name and name.startswith(".") else ""
+def servers(path: PurePath, text: str, near: Near, *, to: str | None = None) -> list[Server]:
+    """Return the servers of a file. Raises TargetError for what cannot be read at all."""
     kind = to or kind_of(path, text)
     if (read := _OF_LINES.get(kind)) is not None:
         return read(text)
-    return in_yaml(text, near, at, servers, source=str(path)) if kind else []
+    return in_yaml(text, near, servers, source=str(path)) if kind else []
 
 
 def read_text(path: Path) -> str | None:
@@ -101,37 +98,22 @@ class Target:
 
     def read(self, text: str) -> list[Server]:
         """Return the servers of the text, as of this file."""
-        near = beside.near(self.path.parent)
-        try:
-            return servers(self.path, text, near, name=self.name, to=self.kind)
-        except UnreadableError as problem:
-            raise ByHandError(f"{self.what}: {problem}", hint="Paste these flags:") from None
+        return servers(self.path, text, beside.near(self.path.parent), to=self.kind)
 
-    def server(self, *, is_trusted: bool = False) -> Server:
-        """Return the one server that is meant; with ``is_trusted`` a named one need not be proven.
-
-        Raises UsageError where several may be meant, ByHandError where none is seen to be vLLM.
-        """
-        every, name = self.read(self.text), self.name
-        named = [e for e in every if name in {None, e.name, e.name.rpartition("/")[2]}]
-        proven = [each for each in named if each.is_proven]
-        proven = proven or (named if name and is_trusted else [])
+    def server(self) -> Server:
+        """Return the one server that is meant. Raises UsageError where several may be meant,
+        ByHandError where none is."""
+        every = [s for s in self.read(self.text) if self.name in {None, s.name, s.name.rpartition("/")[2]}]
         # where a config is in the same file, that decides
-        proven = [each for each in proven if each.near != "config"] or proven
-        if len(proven) > 1:
+        every = [each for each in every if each.near != "config"] or every
+        if len(every) > 1:
             raise UsageError(
-                f"{self.what}: which of its {len(proven)} servers?",
-                hint=f"--container NAME, of {', '.join(each.name for each in proven)}.",
+                f"{self.what}: which of its {len(every)} servers?",
+                hint=f"--container NAME, of {', '.join(each.name for each in every)}.",
             )
-        if proven:
-            return proven[0]
-        hint = "Known: vllm serve, python -m vllm.entrypoints.openai.api_server, and images that "
-        hint += "start them. Where you start vLLM, paste:"
-        unproven = next((each for each in every if not each.is_proven), None)
-        if named and unproven:
-            hint = f"If it is vLLM: --container {unproven.name} --force, on record. Or paste:"
-        doubt = unproven.doubt if unproven else ""
-        raise ByHandError(f"{self.what}, and is not seen to start vLLM{doubt}", hint=hint)
+        if not every:
+            raise ByHandError(f"{self.what}, and is not seen to start vLLM", hint=_HINT)
+        return every[0]
 
     def edited(self, server: Server, wanted: Arguments) -> tuple[str, Server]:
         """Return the text with these arguments, and the server as it is then. Raises ByHandError,
@@ -140,13 +122,12 @@ class Target:
             return edit.edited(self.text, server, wanted, self.read)
         except UnreadableError as problem:
             line, variable = edit.place_of(self.text, server, problem.near or server.near)
-            why, hint = str(problem), "Write these flags there:"
-            dotenv = beside.near(self.path.parent)(".env") or "" if variable else ""
-            if sets := re.search(rf"(?m)^[ \t]*(?:export )?{variable or '$^'}=", dotenv):
+            why, dotenv = str(problem), beside.near(self.path.parent)(".env") or ""
+            if variable and (sets := re.search(rf"(?m)^[ \t]*(?:export )?{variable}=", dotenv)):
                 number = dotenv.count("\n", 0, sets.start()) + 1
-                why, hint = f"{variable} is set in .env:{number}", "Set it there. As flags:"
-            kind = KINDS[self.kind]["is"]
-            raise ByHandError(f"{self.path}:{line}: {why}, in {kind}", hint=hint) from None
+                why = f"{variable} is set in .env:{number}"
+            message = f"{self.path}:{line}: {why}, in {KINDS[self.kind]['is']}"
+            raise ByHandError(message, hint="Write these flags there:") from None
 
     def deployment(self, server: Server) -> Deployment:
         """Return what the file says of the server, and what is known of where it runs."""

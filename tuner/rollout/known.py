@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from importlib import resources
 from typing import Any
 
-from tuner.engines.vllm.flags import TAKES
+from tuner.engines.vllm.flags import TAKES, canonical
 from tuner.engines.vllm.supported import spelt
 
 FACTS: dict[str, Any] = tomllib.loads(
@@ -68,3 +68,7 @@ def may_have_vllm(image: str) -> bool:
 def are_vllms(names: Iterable[str]) -> bool:
     """Whether one of these arguments is nobody's but vLLM's."""
     return any(name in FACTS["proofs"] for name in names)
+
+
+def has_vllms_flag(text: str) -> bool:
+    return are_vllms(canonical(flag)[0] for flag in re.findall(r"--([a-z][\w-]*)", text))

@@ -18,6 +18,14 @@ Chart = Literal["", "own", "stack", "kwargs"]
 arguments of Python's."""
 
 
+class UnreadableError(Exception):
+    """What cannot be read or edited safely; ``near`` is a part of it, as it is spelled."""
+
+    def __init__(self, why: str, near: str = "") -> None:
+        super().__init__(why)
+        self.near = near
+
+
 @dataclass(frozen=True, kw_only=True)
 class Server:
     """One server of vLLM's."""
@@ -46,7 +54,7 @@ class Server:
     """Why it cannot be read or edited."""
 
     near: str = ""
-    """What the problem is about, as it is spelt in the text."""
+    """What the problem is about, as it is spelled in the text."""
 
     image: str = ""
     chart: Chart = ""

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from tuner.errors import InputError, TargetError
 from tuner.system import interruption
 
-MOST_READ = 1 << 30
+MAX_BYTES = 1 << 30
 """Bytes of a run's file: the journal of a comparison has some million."""
 
 NUMBAS_OWN = Path(".numba_config.yaml")
@@ -47,18 +47,18 @@ def resolve(path: Path) -> Path:
     return real
 
 
-def read_regular(path: Path) -> bytes:
+def read_regular(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     """Return the content of a file that somebody else may have put there.
 
     Raises OSError, also for what is not a regular file (reading it might never end) and for more
-    than MOST_READ bytes.
+    bytes than may be.
     """
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "is not a regular file")
-        if status.st_size > MOST_READ:
-            raise OSError(errno.EFBIG, f"is larger than {MOST_READ >> 20} MiB")
+        if status.st_size > max_bytes:
+            raise OSError(errno.EFBIG, f"is larger than {max_bytes >> 20} MiB")
         return file.read()
 
 

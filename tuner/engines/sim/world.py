@@ -95,7 +95,7 @@ def read_world(path: Path) -> World:
     """
     text = yaml_strict.read(path, error=InputError, missing="Check the path after --world.")
     source = str(path)
-    root = yaml_strict.compose(text, source=source, error=InputError, plain=False)
+    root = yaml_strict.compose(text, source=source, error=InputError)
     values: object = {}
     if root is not None:
         _check_keys(root, World, source)
