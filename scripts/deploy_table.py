@@ -27,14 +27,14 @@ SHOWS = {
 
 REASONS = {
     "measured elsewhere": "another model, GPU, vLLM or parallelism",
-    "is not seen to start|no flag of|neither a flag": "nothing in it starts vLLM",
+    "is not seen to start|is no (flag|argument)": "nothing in it starts vLLM",
     "which of its": "several servers: choose with `--container`",
     r"starts \d servers|several commands": "several commands in one text",
     "may hold more flags": "more flags may come from a variable or a command",
     r"decided elsewhere|is set in": "the value comes from a template or another file",
     "edited safely|are no list|second time": "others share the value, or it is no list or text",
     "nothing closes|here-document|quotes": "quotes or a here-document, read in several ways",
-    "that lowers": "another argument would undo the value",
+    "which lowers": "another argument would undo the value",
     "aliases|characters|violates": "YAML that is broken or too large",
 }
 """Pattern of a message → why a file is refused."""

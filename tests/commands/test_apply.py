@@ -3,7 +3,6 @@
 What it does to files of all kinds is in tests/outside/deploy.
 """
 
-import json
 import os
 import shutil
 import subprocess
@@ -90,17 +89,6 @@ def test_json_says_what_changed() -> None:
     assert document["backup"] == "prod.yaml.tuner-backup"
     back = apply("--rollback", "prod.yaml", "--json").json
     assert back == {"file": "prod.yaml", "status": "restored"}
-
-
-def test_the_result_goes_elsewhere_and_replaces_another_file_only_when_forced() -> None:
-    words = ("profile.yaml", "prod.yaml", "-o", "new.yaml")
-    assert apply(*words).code == 0
-    assert Path("prod.yaml").read_text() == PRODUCTION
-    assert "max_num_seqs: 16  # why" in Path("new.yaml").read_text()
-    Path("new.yaml").write_text("precious: 1\n")
-    assert apply(*words).error.startswith("Error: new.yaml: already there")
-    assert Path("new.yaml").read_text() == "precious: 1\n"
-    assert apply(*words, "--force").code == 0
 
 
 @pytest.mark.parametrize(
@@ -195,29 +183,16 @@ spec:
 """
 
 
-def test_an_image_of_another_vllm_is_refused_and_forced_on_record() -> None:
+def test_an_image_of_another_vllm_is_refused_until_forced() -> None:
     Path("d.yaml").write_text(MANIFEST)
     words = ("profile.yaml", "d.yaml", "--container", "llm/b")
     done = apply(*words)
     assert (done.code, "vLLM 0.32.0, d.yaml:11 has 0.9.1" in done.error) == (6, True)
     assert "+        args: [--model=m, --max-num-seqs=16]\n" in done.stdout  # shown all the same
-    document = apply(*words, "--force", "--json").json
-    record = json.loads(Path("d.yaml.tuner-backup.json").read_text())
-    assert record["override"] == document["override"]
-    assert document["override"]["despite"] == ["vLLM 0.32.0, d.yaml:11 has 0.9.1"]
+    forced = apply(*words, "--force")
+    assert (forced.code, "vLLM 0.32.0, d.yaml:11 has 0.9.1" in forced.stderr) == (0, True)
     apply("--rollback", "d.yaml")
     assert Path("d.yaml").read_text() == MANIFEST
-
-
-def test_a_drop_in_is_written_beside_the_unit() -> None:
-    unit = "[Service]\nExecStart=/bin/vllm serve m --max-num-seqs 8\nRestart=always\n"
-    Path("v.service").write_text(unit)
-    Path("v.service.d").mkdir()
-    assert apply("profile.yaml", "v.service", "-o", "v.service.d/t.conf").code == 0
-    assert Path("v.service").read_text() == unit
-    drop_in = Path("v.service.d/t.conf").read_text()
-    assert drop_in == "[Service]\nExecStart=\nExecStart=/bin/vllm serve m --max-num-seqs 16\n"
-    assert apply("profile.yaml", "v.service.d/t.conf", "--check").code == 0
 
 
 def test_admission_limits_are_set_when_wanted_with_their_reason() -> None:
@@ -261,5 +236,3 @@ def test_an_undecided_profile_changes_and_watches_nothing_until_forced() -> None
     assert (done.code, "+max_num_seqs: 16" in done.stdout) == (5, True)
     assert apply("p.yaml", "--to", "prometheus-rules").code == 5
     assert apply("p.yaml", "--to", "prometheus-rules", "--force").code == 0
-    record = json.loads(Path("tuner-rules.yaml.tuner-backup.json").read_text())
-    assert record["override"]["despite"] == ["inconclusive: noise"]

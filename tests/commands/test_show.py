@@ -195,7 +195,7 @@ def test_of_two_profiles_everything_that_differs_is_shown(two: Path) -> None:
     step = "99.5% met the SLO, p95 TPOT 48.5 ms, p99 E2EL 60.25 ms"
     assert result[0] == ("engine", "max_num_seqs", "16", "8", f"16: {step}; 8: {step}")
     assert [row[1] for row in result] == [
-        *("max_num_seqs", "seed", "interval", "vllm", "device.kind", "device.name"),
+        *("max_num_seqs", "seed", "interval", "device.kind", "device.name", "versions.vllm"),
     ]
     shown = tuner(two, "show", "a.yaml", "b.yaml").stdout
     assert shown.startswith("6 differences\n")
@@ -205,9 +205,9 @@ def test_of_a_file_what_apply_would_change_is_shown_and_what_undoes_it(two: Path
     result = differences(two, "serve.yaml")
     assert [row[1:4] for row in result] == [
         ("max_num_seqs", "16", "32"),
-        ("max_num_active_seqs", "-", "4"),
+        ("clash", "-", "-"),
     ]
-    assert result[1][4] == "undoes max_num_seqs"
+    assert "max_num_active_seqs is 4, which lowers max_num_seqs 16" in result[1][4]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from tuner.system import files
 
 
 def apply(path: Path, new: bytes) -> Path | None:
-    return backup.write(path, new, was=files.content(path), profile="sha256:0")
+    return backup.write(path, new, was=files.content(path))
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ from tuner.rollout import backup
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
-    backup.write(Path(sys.argv[1]), b"x" * 2000, was=b"original", profile="sha256:0")
+    backup.write(Path(sys.argv[1]), b"x" * 2000, was=b"original")
 except TargetError as problem:
     print(problem)
 """

@@ -86,8 +86,6 @@ FOUND: list[tuple[dict[str, object], Deployment, list[str]]] = [
     ({"engine": ENGINE | {"revision": "a"}}, here(revision="b"), ["revision a, f has b"]),
     ({"engine": ENGINE | {"tokenizer": "evil/t"}}, here(), ["tokenizer evil/t, f has none"]),
     ({"engine": ENGINE | {"load_format": "dummy"}}, here(), ["load_format dummy, f has auto"]),
-    ({"device": {**GPU, "driver": "580.1"}}, here(H200._replace(driver="590.2")),
-     ["driver 580.1, here is 590.2"]),
     ({"device": {}, "versions": {}}, here(H200),
      ["no device and no vLLM: the profile does not say which"]),
     ({"engine_": "sim", "versions": {"vllm": "0.1"}, "device": {"name": "simulated:x"}},

@@ -132,7 +132,7 @@ def test_of_servers_side_by_side_each_broken_promise_is_said_and_nothing_else(
     ("words", "matchers"),
     [
         ('job="vllm"', 'job="vllm"'),
-        ('{job = "a b", namespace=~"prod.*"}', 'job="a b",namespace=~"prod.*"'),
+        ('{job = "a b", namespace=~"prod.*"}', 'job = "a b", namespace=~"prod.*"'),
         (r'x!="a\"b",', r'x!="a\"b"'),
         *((bad, None) for bad in ("", "{}", "job=vllm", 'job="a"} or up{', "up", 'a="b')),
     ],

@@ -95,7 +95,7 @@ def got(url: str, *, timeout_s: float = 20) -> bytes:
 def test_one_deadline_holds_for_all_of_an_answer(begin: bytes, piece: bytes) -> None:
     with serving(dribbles(begin, piece)) as url:
         begun_s = time.monotonic()
-        with pytest.raises(InputError, match=r"no complete answer within 0\.2 s"):
+        with pytest.raises(InputError, match="no complete answer in time"):
             got(f"{url}/metrics", timeout_s=0.2)
         assert time.monotonic() - begun_s < 5
 
@@ -108,7 +108,10 @@ def test_one_deadline_holds_for_all_of_an_answer(begin: bytes, piece: bytes) -> 
         (b"SSH-2.0-OpenSSH_9.2p1\x1b[2J\r\n", "answers, but not as a web server does"),
         (OK + b"Content-Length: 3\r\n\r\nhi", "the answer is cut short"),
         (OK + b"Content-Length: 99\r\n\r\n" + b"x" * 99, "answers too much"),
-        (OK + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(b"hi", mtime=0), "answers compressed"),
+        (
+            OK + b"Content-Encoding: gzip\r\n\r\n" + gzip.compress(b"hi", mtime=0),
+            "answers compressed",
+        ),
         (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n", "answers 302"),
     ],
 )

@@ -28,7 +28,7 @@ VALUES = st.recursive(
 
 
 def read(text: str) -> object:
-    node = compose(text, source="f", error=ProfileError, plain=False)
+    node = compose(text, source="f", error=ProfileError)
     return None if node is None else construct(node, source="f", error=ProfileError)
 
 

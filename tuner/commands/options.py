@@ -178,7 +178,6 @@ class ApplyOptions:
     container: str | None = None
     model_is: str | None = None
     selector: str | None = None
-    output: Path | None = None
     dry_run: bool = False
     check: bool = False
     pin: bool = False

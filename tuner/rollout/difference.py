@@ -1,10 +1,10 @@
 """The differences of two profiles, or of a profile and what is deployed, with evidence. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tuner.engines.arguments import WHICH_DEVICE, ArgumentValue
-from tuner.profile.profile import ServingProfile
+from tuner.profile.profile import ServingProfile, content_of
 from tuner.profile.served_models import ServedModel, model_mismatch
 from tuner.rollout import fit
 from tuner.rollout.edit import alike
@@ -40,10 +40,8 @@ def of_deployment(profile: ServingProfile, here: Deployment) -> list[Difference]
             evidence = _evidence(profile, name, value, other)
             evidence = "decided elsewhere" if is_elsewhere(other) else evidence
             changes.append(Difference("engine", name, value, other, evidence))
-    for name, (undone, _) in FACTS["undone_by"].items():
-        other = here.arguments.get(name)
-        if other is not None and name not in profile.engine and not here.is_new:
-            changes.append(Difference("engine", name, None, other, f"undoes {undone}"))
+    if not here.is_new and (clash := fit.clash(here, wanted)) is not None:
+        changes.append(Difference("engine", "clash", None, None, str(clash)))
     known = {each.name for each in changes}
     return changes + [
         Difference("measured on", each.subject, None, None, each.words)
@@ -80,57 +78,43 @@ def untold(
 
 def of_profiles(profile: ServingProfile, other: ServingProfile) -> list[Difference]:
     """Return in what they differ, from what to run to what it rests on."""
-    mine, theirs = _facts(profile), _facts(other)
-    traffic = [("traffic", "trace_digest"), ("traffic", "windows")]
-    is_other_traffic = any(mine[each] != theirs[each] for each in traffic)
-    notes = {"promise": "measured in other windows: not comparable"} if is_other_traffic else {}
-    order = list(FACTS["compared"])
+    mine, theirs = (dict(_facts(content_of(each))) for each in (profile, other))
+    traffic = [f"validity.{key}" for key in ("trace_digest", "windows")]
+    is_other_traffic = any(mine.get(each) != theirs.get(each) for each in traffic)
+    note = "measured in other windows: not comparable" if is_other_traffic else ""
     differences = []
-    for key in sorted({**mine, **theirs}, key=lambda each: order.index(each[0])):
-        left, right = mine.get(key), theirs.get(key)
-        if left != right or type(left) is not type(right):
-            note = _evidence(profile, key[1], left, right) or notes.get(key[0], "")
-            differences.append(Difference(*key, left, right, note))
+    for section, paths in FACTS["compared"].items():
+        keys = [
+            key
+            for key in {**mine, **theirs}
+            if any(f"{key}.".startswith(f"{path}.") for path in paths)
+        ]
+        for key in keys:
+            name, sides = key.partition(".")[2], (mine.get(key), theirs.get(key))
+            evidence = note if section == "promise" else _evidence(profile, name, *sides)
+            if sides[0] != sides[1]:
+                differences.append(Difference(section, name, *sides, evidence))
     return differences
 
 
-def _facts(profile: ServingProfile) -> dict[tuple[str, str], ArgumentValue]:
-    """Return what a profile says, by section and name."""
-    facts: dict[tuple[str, str], ArgumentValue] = {}
-    for section, paths in FACTS["compared"].items():
-        for path in paths:
-            value, name = _at(profile, path), path.partition(".")[2]
-            prefix = "device." if name == "device" else ""
-            named = value if isinstance(value, Mapping) else {name: value}
-            facts |= {(section, f"{prefix}{key}"): _plain(each) for key, each in named.items()}
-    return facts
-
-
-def _plain(value: object) -> ArgumentValue:
-    if isinstance(value, list | tuple):
-        return ("-" if isinstance(value, tuple) else ", ").join(map(str, value))
-    return value  # type: ignore[return-value] # of JSON
-
-
-def _at(value: object, path: str) -> object:
-    """Return what is at a path of attributes; None where one of them is None."""
-    for part in path.split("."):
-        value = getattr(value, part, None)
-    return value
+def _facts(value: object, path: str = "") -> Iterator[tuple[str, ArgumentValue]]:
+    """Yield what a profile says, by its path in it."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _facts(each, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, ", ".join(map(str, value)) if isinstance(value, list) else value  # type: ignore[misc] # of JSON
 
 
 def _evidence(profile: ServingProfile, name: str, item: object, other: object) -> str:
     """Return what the profile knows of both values, where it is the one that was tuned."""
-    if name != "max_num_seqs":
-        return ""
     steps, parts = {step.max_num_seqs: step for step in profile.curve}, []
-    for cap in (each for each in (item, other) if isinstance(each, int)):
+    for cap in (each for each in (item, other) if name == "max_num_seqs" and type(each) is int):
         if cap not in steps:
             parts.append(f"{cap} is not on the curve")
             continue
-        times = [f"{cap}: {steps[cap].attainment:.1%} met the SLO"]
-        for label, number in (("p95 TPOT", "tpot_ms.p95"), ("p99 E2EL", "e2el_ms.p99")):
-            if (value := _at(steps[cap], number)) is not None:
-                times.append(f"{label} {value:g} ms")
+        step, times = steps[cap], [f"{cap}: {steps[cap].attainment:.1%} met the SLO"]
+        times += [f"p95 TPOT {step.tpot_ms.p95:g} ms"] if step.tpot_ms else []
+        times += [f"p99 E2EL {step.e2el_ms.p99:g} ms"] if step.e2el_ms else []
         parts.append(", ".join(times))
     return "; ".join(parts)

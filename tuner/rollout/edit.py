@@ -92,11 +92,9 @@ def place_of(text: str, server: Server, needle: str) -> tuple[int, str]:
 
 def _guesses(text: str, server: Server, name: str, value: ArgumentValue) -> Iterator[str]:
     """Yield texts with the value in it, the most likely first."""
-    new = str(value)
-    is_large = server.chart in {"own", "stack"} and isinstance(value, int)
-    if is_large and value >= _LARGEST_PLAIN:
+    if server.chart in {"own", "stack"} and isinstance(value, int) and value >= _LARGEST_PLAIN:
         return
-    if not isinstance(value, list | dict | None) and _PLAIN.fullmatch(new):
+    if not isinstance(value, list | dict | None) and _PLAIN.fullmatch(str(value)):
         for span in server.spans:  # only a word that no shell, list or unit needs quotes for
             yield from _replaced(text, span, server, name, value)
     if value is None or (name in server.arguments and not server.chart):

@@ -103,7 +103,11 @@ class Target:
     def server(self) -> Server:
         """Return the one server that is meant. Raises UsageError where several may be meant,
         ByHandError where none is."""
-        every = [s for s in self.read(self.text) if self.name in {None, s.name, s.name.rpartition("/")[2]}]
+        every = [
+            s
+            for s in self.read(self.text)
+            if self.name in {None, s.name, s.name.rpartition("/")[2]}
+        ]
         # where a config is in the same file, that decides
         every = [each for each in every if each.near != "config"] or every
         if len(every) > 1:

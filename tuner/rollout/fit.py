@@ -20,10 +20,9 @@ from tuner.rollout.words import is_elsewhere
 NUMERICS: dict[str, ArgumentValue] = {n: v or None for n, v in FACTS["numerics"].items()}
 """Arguments that a measurement stands and falls with → vLLM's default."""
 
+_SERVED: dict[str, ArgumentValue] = {n: v or None for n, v in FACTS["served"].items()}
 _SPREADS = {"pipeline_parallel_size", "tensor_parallel_size"}
 """Those that a deployment decides also where it does not state them: a server has one GPU."""
-
-_SERVED: dict[str, ArgumentValue] = {n: v or None for n, v in FACTS["served"].items()}
 
 LOW_CONFIDENCE = 0.8
 """Below this, applying a profile warns: one answer in five would be another one."""
@@ -44,14 +43,11 @@ class Host(NamedTuple):
     gpu: str | None = ""
     """Its name; None for a CPU, empty where nobody tells."""
 
-    driver: str | None = None
-
     @classmethod
     def of(cls, vllm: str | None, device: Mapping[str, object]) -> Self:
         """Return the machine that has this vLLM and this device."""
-        is_gpu, driver = device.get("kind") == "gpu", device.get("driver")
-        gpu = str(device.get("name")) if is_gpu else None
-        return cls("here is", vllm, gpu, str(driver) if is_gpu and driver is not None else None)
+        gpu = str(device.get("name")) if device.get("kind") == "gpu" else None
+        return cls("here is", vllm, gpu)
 
     @classmethod
     def here(cls) -> list[Self]:
@@ -90,7 +86,7 @@ class Mismatch(NamedTuple):
     """In what the deployment is not what the profile was measured on."""
 
     subject: str
-    """``model``, ``gpu``, ``driver``, ``vllm``, ``origin``, or an engine argument."""
+    """``model``, ``gpu``, ``vllm``, ``origin``, or an engine argument."""
 
     words: str
 
@@ -129,23 +125,17 @@ def wanted(
     That is the cap, what the file says otherwise, and what the user or ``tuner refine`` chose; with
     ``pin`` every argument. The model is the file's own.
     """
-    cap = {"max_num_seqs", "max_num_active_seqs"}
-    return {
-        name: value
-        for name, value in settings(profile, live_knob=live_knob).items()
-        if name != "model"
-        and (pin or name in cap or name in present or name in profile.provenance.given)
-    }
+    names = {"max_num_seqs", "max_num_active_seqs", *present, *profile.provenance.given} - {"model"}
+    arguments = settings(profile, live_knob=live_knob)
+    return {n: v for n, v in arguments.items() if n in names or (pin and n != "model")}
 
 
 def admission(profile: ServingProfile) -> tuple[dict[str, ArgumentValue], Sequence[str]]:
     """Return vLLM's admission limits, and where they come from. Raises ProfileError for none."""
     limits, cap = profile.admission, profile.decision.max_num_seqs
     if limits is None:
-        no_limit = profile.decision.slo.ttft_ms is None
-        missing = "limit on the TTFT" if no_limit else "law of its step times"
         raise ProfileError(
-            f"the profile has no {missing} to derive admission limits from",
+            "the profile has no limit on the TTFT, or no law of step times, for admission limits",
             hint="Sweep with --slo ttft=…, on an engine that says how long its iterations take.",
         )
     arguments: dict[str, ArgumentValue] = {
@@ -191,35 +181,14 @@ def clash(here: Deployment, written: Arguments) -> TargetError | None:
     """Return why the file's other arguments would undo those of the profile, even if forced."""
     for name, (undone, how) in FACTS["undone_by"].items():
         has, wants = here.arguments.get(name), written.get(undone)
-        if has is not None and name not in written and wants is not None and not alike(has, wants):
+        if has is None or wants is None or name in written:
+            continue
+        is_less = not isinstance(has, int) or (isinstance(wants, int) and has < wants)
+        if is_less or how == "replaces":
+            what = f"{here.at(name)}: {name} is {has}, which {how} {undone} {wants}"
             or_live = ", or pass --live-knob" if name == "max_num_active_seqs" else ""
-            return TargetError(
-                f"{here.at(name)}: {name} is {has}, and {how} {undone} {wants}",
-                hint=f"Remove {name} from the file{or_live}.",
-            )
-    name, cap = "max_num_batched_tokens", written.get("max_num_seqs")
-    tokens = here.arguments.get(name) if name not in written else None
-    if isinstance(tokens, int) and isinstance(cap, int) and tokens < cap:
-        return TargetError(
-            f"{here.at(name)}: {name} is {tokens}, less than the max_num_seqs {cap} of the "
-            "profile: vLLM would not start",
-            hint="Raise it in the file first.",
-        )
+            return TargetError(what, hint=f"Remove {name} from the file{or_live}.")
     return None
-
-
-def model_mismatch(profile: ServingProfile, here: Deployment) -> str | None:
-    """Return that the deployment serves another model, or that its model is unknown.
-
-    None where it is the profile's, or where there is no file yet.
-    """
-    differing = here.arguments.get("model")
-    if differing is None:
-        return None if here.is_new else f"model {profile.model}, {here.source} names none"
-    if is_model_of(profile, str(differing)):
-        return None
-    unknown = ", which is decided elsewhere" if is_elsewhere(differing) else ""
-    return f"model {profile.model}, {here.at('model')} has {differing}{unknown}"
 
 
 def is_model_of(profile: ServingProfile, name: str) -> bool:
@@ -234,25 +203,31 @@ def mismatches(
 
     ``is_its_model``: whoever applies the profile says that the file's model is the profile's.
     """
-    other_model = None if is_its_model else model_mismatch(profile, here)
-    differing = [] if other_model is None else [Mismatch("model", other_model)]
-    differing += _of_arguments(profile, here, other_model)
+    model = here.arguments.get("model")
+    differing = []
+    if model is None and not here.is_new and not is_its_model:
+        words = f"model {profile.model}, {here.source} names none"
+        differing.append(Mismatch("model", words))
+    elif model is not None and not is_its_model and not is_model_of(profile, str(model)):
+        unknown = ", which is decided elsewhere" if is_elsewhere(model) else ""
+        words = f"model {profile.model}, {here.at('model')} has {model}{unknown}"
+        differing.append(Mismatch("model", words))
+    differing += _of_arguments(profile, here, has_its_model=not differing)
     if profile.provenance.engine != "sim":
         differing += _of_origin(profile, here)
     return differing
 
 
 def _of_arguments(
-    profile: ServingProfile, here: Deployment, other_model: str | None
+    profile: ServingProfile, here: Deployment, *, has_its_model: bool
 ) -> Iterator[Mismatch]:
     """Yield where the deployment sets otherwise what it serves, or its numerics."""
-    served = _SERVED.keys() & (profile.engine.keys() - left_out(profile))
-    if other_model is not None or models.is_shipped(profile.model):
-        served -= _SERVED.keys() if other_model is not None else {"load_format"}
+    served = _SERVED.keys() & (profile.engine.keys() - left_out(profile)) if has_its_model else ()
     for name, default in (NUMERICS | _SERVED).items():
         is_there = name in here.arguments
-        is_numeric = name in NUMERICS and (is_there or name in _SPREADS)
-        if not (is_numeric or name in served) or (here.is_new and not is_there):
+        is_meant = name in served or (name in NUMERICS and (is_there or name in _SPREADS))
+        is_shipped = name == "load_format" and models.is_shipped(profile.model)
+        if is_shipped or not is_meant or (here.is_new and not is_there):
             continue
         has, wants = here.arguments.get(name, default), profile.engine.get(name, default)
         wants = default if wants is None else wants
@@ -270,18 +245,23 @@ def _of_origin(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch]:
     silent = [what for what, facts in (("device", device), ("vLLM", vllm)) if not facts]
     if silent:
         yield Mismatch("origin", f"no {' and no '.join(silent)}: the profile does not say which")
-    for place, version, other, driver in here.hosts:
+    for place, version, other in here.hosts:
         if vllm and version and not supported.is_same(vllm, version):
             yield Mismatch("vllm", f"vLLM {vllm}, {place} {version}")
         if device and other != "" and _label(gpu) != _label(other or "a CPU"):
             yield Mismatch("gpu", f"{gpu}, {place} {other or 'a CPU'}")
-        elif driver and device.get("driver") not in {None, driver}:
-            yield Mismatch("driver", f"driver {device['driver']}, {place} {driver}")
 
 
 def _label(name: str) -> str:
     """Return a GPU's name as node labels spell it; NVIDIA's plug-in marks a shared one."""
     return name.replace(" ", "-").lower().removesuffix("-shared")
+
+
+def of_the_file(differing: Sequence[Mismatch]) -> set[str]:
+    """Return the arguments that an overridden refusal leaves as the file has them."""
+    subjects = {each.subject for each in differing}
+    own = subjects & (NUMERICS.keys() | _SERVED.keys())
+    return ({*FACTS["of_the_model"]} if "model" in subjects else set()) | own
 
 
 def _elsewhere(differing: Sequence[Mismatch]) -> str:
@@ -296,43 +276,8 @@ def refusal(profile: ServingProfile, differing: Sequence[Mismatch]) -> GateError
     named = f"If it is that model: --model-is {shlex.quote(profile.model)}. " if by_model else ""
     return GateError(
         _elsewhere(differing),
-        hint=f"{named}Sweep there, or pass --force: what is deployed then keeps its own of these, "
-        "on record.",
+        hint=f"{named}Sweep there, or pass --force: what is deployed then keeps its own.",
     )
-
-
-def cautions(
-    profile: ServingProfile, differing: Sequence[Mismatch], here: Deployment | None = None
-) -> tuple[str, ...]:
-    """Return the warnings for when the profile is rolled out all the same."""
-    warnings = [ranks] if (ranks := profile.provenance.of_ranks) is not None else []
-    warnings += [_elsewhere(differing)] if differing else []
-    vllm = supported.version_in(profile.provenance.versions)
-    if profile.provenance.engine == "sim":
-        warnings.append(SIMULATED)
-    elif here is not None:
-        if here.image is not None and vllm:
-            which = f"{here.image[:200]} does not tell" if here.image else "no image tells"
-            warnings.append(
-                f"{here.at(here.image)}: {which} which vLLM will serve; the profile was measured "
-                f"with {vllm}"
-            )
-        if left := sorted(left_out(profile)):
-            warnings.append(
-                f"not a profile's to set, and left as the file has it: {', '.join(left)}"
-            )
-    confidence = profile.decision.confidence
-    if profile.decision.verdict in {"overloaded", "inconclusive"}:
-        warnings.append(verdict(profile))
-    elif confidence < LOW_CONFIDENCE:
-        warnings.append(f"the confidence in {profile.decision.max_num_seqs} is {confidence:.2f}")
-    return tuple(warnings)
-
-
-def verdict(profile: ServingProfile) -> str:
-    """Return verdict and reason; most reasons begin with the verdict already."""
-    word, reason = profile.decision.verdict, profile.decision.reason
-    return reason if reason.startswith(word) else f"{word}: {reason}"
 
 
 def undecided(profile: ServingProfile, *, source: str, force: bool) -> UndecidedError | None:
@@ -340,14 +285,35 @@ def undecided(profile: ServingProfile, *, source: str, force: bool) -> Undecided
     if profile.decision.verdict != "inconclusive" or force:
         return None
     return UndecidedError(
-        f"{source}: {verdict(profile)}",
+        f"{source}: {_verdict(profile)}",
         hint="Sweep with a larger --budget; --force applies max_num_seqs "
         f"{profile.decision.max_num_seqs}, which is safe but not shown to be best.",
     )
 
 
-def of_the_file(differing: Sequence[Mismatch]) -> set[str]:
-    """Return the arguments that an overridden refusal leaves as the file has them."""
-    subjects = {each.subject for each in differing}
-    own = subjects & (NUMERICS.keys() | _SERVED.keys())
-    return ({*FACTS["of_the_model"]} if "model" in subjects else set()) | own
+def _verdict(profile: ServingProfile) -> str:
+    """Return verdict and reason; most reasons begin with the verdict already."""
+    word, reason = profile.decision.verdict, profile.decision.reason
+    return reason if reason.startswith(word) else f"{word}: {reason}"
+
+
+def cautions(
+    profile: ServingProfile, differing: Sequence[Mismatch], here: Deployment | None = None
+) -> list[str]:
+    """Return the warnings for when the profile is rolled out all the same."""
+    decision, vllm = profile.decision, supported.version_in(profile.provenance.versions)
+    is_simulated = profile.provenance.engine == "sim"
+    warnings = [profile.provenance.of_ranks] if profile.provenance.of_ranks else []
+    warnings += [_elsewhere(differing)] if differing else []
+    warnings += [SIMULATED] if is_simulated else []
+    if here is not None and here.image is not None and vllm and not is_simulated:
+        which = f"{here.image[:200]} does not tell" if here.image else "no image tells"
+        place = here.at(here.image)
+        warnings.append(f"{place}: {which} which vLLM will serve; the profile is of {vllm}")
+    if here is not None and not is_simulated and (left := sorted(left_out(profile))):
+        warnings.append(f"not a profile's to set, and left as the file has it: {', '.join(left)}")
+    if decision.verdict in {"overloaded", "inconclusive"}:
+        warnings.append(_verdict(profile))
+    elif decision.confidence < LOW_CONFIDENCE:
+        warnings.append(f"the confidence in {decision.max_num_seqs} is {decision.confidence:.2f}")
+    return warnings

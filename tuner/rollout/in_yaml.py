@@ -199,13 +199,15 @@ class _Reader:
             parts = {patched: get(node, "value")}
         elif scalar(node, "name") == "VLLM_ADDITIONAL_ARGS":
             parts = {"args": get(node, "value")}
-        nodes = [each for each in parts.values() if is_text_or_list(each)]
+        nodes = [each for each in parts.values() if each and is_text_or_list(each)]
         if nodes:
             command = parts.get("entrypoint") or (parts.get("command") and not place.is_docker)
             is_vllms = self.is_vllms(node, nodes, place)
             self.command(nodes, place, is_vllms=is_vllms, has_program=bool(command))
         for key, value in pairs(node).items():
-            is_flags = _FLAGS.search(key) and key.lower() not in _COMMANDS and is_text_or_list(value)
+            is_flags = (
+                _FLAGS.search(key) and key.lower() not in _COMMANDS and is_text_or_list(value)
+            )
             is_flags = is_flags and place.keys[-1] != "vllmConfig" and starts_vllm(place.image)
             if is_flags and has_vllms_flag(self.raw(value)):
                 around = {"model": self.model_anywhere(), **place.beside}
@@ -267,7 +269,10 @@ class _Reader:
         arguments, dropped, extra = dict[str, ArgumentValue](), list[object](), None
         for key, value_node in pairs(node).items():
             value = yaml_strict.construct(value_node, source=self.source, error=TargetError)
-            value, (name, is_off) = typed(value) if isinstance(value, str) else value, argument_of(key)
+            value, (name, is_off) = (
+                typed(value) if isinstance(value, str) else value,
+                argument_of(key),
+            )
             if chart in {"own", "stack"} and name == "extra_args" and items(value_node):
                 extra = value_node
             elif not chart and (value is False or value is None):
@@ -286,6 +291,7 @@ class _Reader:
             words=[str(each.value) for each in items(extra)],
             is_keyed=True,
             problem=f"{odd[0][:40]} is no argument of vllm serve" if odd else "",
+            near="".join(odd[:1]),
             image=place.image,
             chart=chart,
         )
@@ -381,5 +387,5 @@ def words_of(
     return [each.replace("\0", "$") for each in texts]
 
 
-def is_text_or_list(node: Node | None) -> bool:
+def is_text_or_list(node: Node) -> bool:
     return isinstance(node, yaml.ScalarNode | yaml.SequenceNode)

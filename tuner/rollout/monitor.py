@@ -78,16 +78,13 @@ def text(value: str) -> str:
 
 def selector(matchers: str) -> str:
     """Return label matchers as they go between braces. Raises UsageError for anything else."""
-    inner = re.sub(r"^\s*\{(.*)\}\s*$", r"\1", matchers)
-    if not re.fullmatch(rf"{_MATCHER}(?:,{_MATCHER})*,?\s*", inner):
+    inner = matchers.strip().removeprefix("{").removesuffix("}").strip().removesuffix(",")
+    if not re.fullmatch(rf"{_MATCHER}(?:,{_MATCHER})*", inner):
         raise UsageError(
             f"--selector {matchers!r}: no label matchers of PromQL",
             hint="""For example: --selector 'job="vllm",namespace=~"prod.*"'""",
         )
-    return ",".join(
-        re.sub(r"\s*(=~|!~|!=|=)\s*", r"\1", matcher.strip(), count=1)
-        for matcher in re.findall(_MATCHER, inner)
-    )
+    return inner
 
 
 def _one_line(words: str) -> str:

@@ -58,16 +58,16 @@ def commands(text: str) -> Iterator[list[str]]:
     """
     words: list[str] = []
     for token in _TOKEN.finditer(_HERE_DOCUMENT.sub(r"\1", text)):
-        match token.lastgroup:
-            case "word":
-                words.append(token[0])
-            case "redirect" if "<<" in token[0]:
-                words.append("<<")
-            case "end":
-                yield words
-                words = []
-            case "open":
-                raise UnreadableError(f"a {token[0]} that nothing closes", token[0])
+        kind = token.lastgroup
+        if kind == "open":
+            raise UnreadableError(f"a {token[0]} that nothing closes", token[0])
+        if kind == "end":
+            yield words
+            words = []
+        elif kind == "word":
+            words.append(token[0])
+        elif kind == "redirect" and "<<" in token[0]:
+            words.append("<<")
     yield words
 
 
@@ -168,7 +168,8 @@ def vllm_in(words: Sequence[str], env: Mapping[str, str], image: str = "") -> La
         if name in FACTS["launchers"]:
             is_launched = True
         elif not _SETS.fullmatch(words[at]) and not (
-            is_launched and (words[at - 1].startswith("-") or _OPTION_OR_AMOUNT.fullmatch(words[at]))
+            is_launched
+            and (words[at - 1].startswith("-") or _OPTION_OR_AMOUNT.fullmatch(words[at]))
         ):
             break
         at += 3 if words[at : at + 2] == ["exec", "-a"] else 1
@@ -264,31 +265,12 @@ def read_flags(words: Sequence[str]) -> dict[str, ArgumentValue]:
     arguments, free, rest = dict[str, ArgumentValue](), list[str](), deque(words)
     while rest:
         word = rest.popleft()
-        flag, equals, inline = word.partition("=")
-        if flag in SHORT:
-            name, is_off = SHORT[flag], False
-        elif level := re.fullmatch(r"-O([^.=].*)", word):
-            name, is_off, equals, inline = "optimization_level", False, "=", level[1]
-        elif re.match(r"--.|-O.", word):
-            name, is_off = canonical(flag[2:])
-        elif re.fullmatch(r"-[a-zA-Z]+", word):
-            raise UnreadableError(f"{word} is no flag of vLLM", word)
-        else:
+        name, is_off, inline = _flag(word)
+        if not name:
             free.append(word)
             continue
-        values = [inline] if equals else []
-        takes = "switch" if is_off or name in NO_WORD else TAKES.get(name)
-        while not equals and takes != "switch" and rest and (takes == "words" or not values):
-            if rest[0].startswith("-") and not re.fullmatch(r"-\d[\d.]*", rest[0]):
-                break
-            values.append(rest.popleft())
-        if takes == "word" and not values:
-            raise UnreadableError(f"{word} has no value", word)
-        value: ArgumentValue = [typed(each) for each in values]
-        if takes == "switch":
-            value = not is_off
-        elif takes != "words":
-            value = typed(values[0]) if values else None
+        is_switch = is_off or name in NO_WORD
+        value = not is_off if is_switch else _value(word, name, inline, rest)
         # what is there twice is kept as both, so that neither can change unseen
         arguments[name] = [arguments[name], value] if name in arguments else value
     if "model" not in arguments and "model_id" in arguments:
@@ -301,3 +283,31 @@ def read_flags(words: Sequence[str]) -> dict[str, ArgumentValue]:
     if "config" in arguments:
         raise UnreadableError("another file decides: --config", "config")
     return arguments
+
+
+def _flag(word: str) -> tuple[str, bool, list[str]]:
+    """Return the argument that a flag names, whether it switches it off, and the value in it; no
+    name where the word is no flag."""
+    flag, equals, inline = word.partition("=")
+    value = [inline] if equals else []
+    if flag in SHORT:
+        return SHORT[flag], False, value
+    if level := re.fullmatch(r"-O([^.=].*)", word):
+        return "optimization_level", False, [level[1]]
+    if re.fullmatch(r"-[a-zA-Z]+", word):
+        raise UnreadableError(f"{word} is no flag of vLLM", word)
+    return (*(canonical(flag[2:]) if re.match(r"--.|-O.", word) else ("", False)), value)
+
+
+def _value(word: str, name: str, values: list[str], rest: deque[str]) -> ArgumentValue:
+    """Return the value of a flag, and take it from the words behind where it is not in the flag."""
+    takes, is_inline = TAKES.get(name), bool(values)
+    while not is_inline and rest and (takes == "words" or not values):
+        if rest[0].startswith("-") and not re.fullmatch(r"-\d[\d.]*", rest[0]):
+            break
+        values.append(rest.popleft())
+    if takes == "words":
+        return [typed(each) for each in values]
+    if takes == "word" and not values:
+        raise UnreadableError(f"{word} has no value", word)
+    return typed(values[0]) if values else None

@@ -10,19 +10,17 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import EllipsisType
 from typing import BinaryIO
 
 from tuner.errors import InputError, TargetError
 from tuner.system import interruption
 
 MAX_BYTES = 1 << 30
-"""Bytes of a run's file: the journal of a comparison has some million."""
+"""Of a run's file: the journal of a comparison has some million."""
 
-NUMBAS_OWN = Path(".numba_config.yaml")
+_NUMBAS_OWN = Path(".numba_config.yaml")
 """Numba obeys it wherever it is run: in a stranger's folder it could have any file written over."""
-
-_ANYTHING = b"\0anything"
-"""Stands for any content: the file is replaced unseen."""
 
 
 # Read
@@ -35,14 +33,14 @@ def resolve(path: Path) -> Path:
     """
     try:
         real = path.resolve(strict=path.is_symlink())
-        status = real.stat() if real.exists() else None
+        mode = real.stat().st_mode if real.exists() else None
     except (OSError, RuntimeError, ValueError) as problem:  # a loop of links, a NUL in the name
         raise _explained(path, problem) from None
-    if status is None and not real.parent.is_dir():
+    if mode is None and not real.parent.is_dir():
         cure = f"Create it: mkdir -p {real.parent}"
         raise TargetError(f"{path}: there is no folder {real.parent}", hint=cure)
-    if status is not None and not stat.S_ISREG(status.st_mode):
-        kind = "a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
+    if mode is not None and not stat.S_ISREG(mode):
+        kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
         raise TargetError(f"{path}: is {kind}", hint="Name a regular file.")
     return real
 
@@ -76,17 +74,18 @@ def content(path: Path) -> bytes | None:
 
 
 def write_atomically(
-    path: Path, new: bytes, *, was: bytes | None = _ANYTHING, like: Path | None = None
+    path: Path, new: bytes, *, was: bytes | EllipsisType | None = ..., like: Path | None = None
 ) -> None:
     """Replace the file by ``new``; after a crash it is the old one or the new one.
 
     With ``was`` only where that is still its content (None: no file). Mode and owner of an existing
     file are kept; a new file takes those of ``like``. Raises TargetError, and then nothing changes.
     """
-    real = _writable(path)
-    model = next((each for each in (real, like) if each is not None and each.exists()), None)
-    with _replacing(path, real, model=model, was=was) as file:
+    real = check_writable(path)
+    with _replacing(path, real, like=real if real.exists() else like) as file:
         file.write(new)
+        if was is not ... and content(real) != was:
+            raise changed_meanwhile(path)
 
 
 def write_own(path: Path, new: bytes) -> None:
@@ -111,39 +110,24 @@ def whole_file(path: Path, *, force: bool = False, mode: int = 0o666) -> Iterato
 
 @contextlib.contextmanager
 def _replacing(
-    path: Path,
-    real: Path,
-    *,
-    mode: int = 0o666,
-    model: Path | None = None,
-    was: bytes | None = _ANYTHING,
+    path: Path, real: Path, *, mode: int = 0o666, like: Path | None = None
 ) -> Iterator[BinaryIO]:
-    """Yield a file that takes the name ``real`` at the end; kill -9 alone leaves it behind.
-
-    ``model``: the file whose mode and owner it takes.
-    """
+    """Yield a file that takes the name ``real`` at the end; kill -9 alone leaves it behind."""
     temporary = real.parent / f".tuner-{os.urandom(8).hex()}.tmp"
-
-    def unlink() -> None:
-        with contextlib.suppress(OSError):  # gone after the replacement
-            temporary.unlink()
-
+    unlink = functools.partial(temporary.unlink, missing_ok=True)
     interruption.ends_with_us(unlink)
     try:
         # never by its name again: others may be able to write to the folder
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        descriptor = os.open(temporary, flags, mode if model is None else 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            if model is not None:
-                old = model.stat()
+        with os.fdopen(os.open(temporary, flags, 0o600 if like else mode), "wb") as file:
+            if like is not None:
+                old = like.stat()
                 if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
-                    os.fchown(descriptor, old.st_uid, old.st_gid)
-                os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+                    os.fchown(file.fileno(), old.st_uid, old.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(old.st_mode))
             yield file
             file.flush()
-            os.fsync(descriptor)
-        if was is not _ANYTHING and content(real) != was:
-            raise changed_meanwhile(path)
+            os.fsync(file.fileno())
         temporary.replace(real)
         _sync(real.parent)
     except OSError as problem:
@@ -170,14 +154,13 @@ def opened_own(path: str | Path, flags: int) -> int:
     try:
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(path, flags, 0o600)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return descriptor
-        os.close(descriptor)
     except OSError as problem:
-        if problem.errno not in {errno.ELOOP, errno.ENXIO}:
-            raise _explained(Path(path), problem) from None
-    cure = "Remove it, or choose another folder for the run."
-    raise TargetError(f"{path}: is a link, or not a regular file", hint=cure)
+        raise _explained(Path(path), problem) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        cure = "Remove it, or choose another folder for the run."
+        raise TargetError(f"{path}: is not a regular file", hint=cure)
+    return descriptor
 
 
 def remove(path: Path) -> None:
@@ -189,25 +172,19 @@ def remove(path: Path) -> None:
         raise _explained(path, problem) from None
 
 
-def check_writable(path: Path) -> None:
-    """Raise TargetError where ``write_atomically`` would.
+def check_writable(path: Path) -> Path:
+    """Return the file behind ``path``. Raises TargetError where it cannot be replaced, also for a
+    read-only one: replacing it would get round that.
 
     It is tried: permissions do not tell what a folder takes (another user's, a quota, /proc).
     """
-    real = _writable(path)
-    with contextlib.suppress(_Tried), _replacing(path, real):
-        raise _Tried
-
-
-class _Tried(Exception):  # noqa: N818 - no error
-    """Ends a write that was only tried."""
-
-
-def _writable(path: Path) -> Path:
-    """Return the file to write. A read-only file is refused: replacing it would get round that."""
     real = resolve(path)
     if real.exists() and not real.stat().st_mode & stat.S_IWUSR:
         raise TargetError(f"{path}: is read-only", hint=f"If it may change: chmod u+w {path}")
+    try:
+        tempfile.TemporaryFile(dir=real.parent).close()
+    except OSError as problem:
+        raise _explained(path, problem) from None
     return real
 
 
@@ -231,18 +208,21 @@ def make_own(folder: Path) -> None:
     in its place leads to somebody else's. Raises TargetError."""
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        why = "" if stat.S_ISDIR(folder.lstat().st_mode) else "is a link, not a folder of the run"
+        is_folder = stat.S_ISDIR(folder.lstat().st_mode)
+    except FileExistsError:
+        is_folder = False
     except OSError as problem:
-        why = f"cannot be made ({problem.strerror})"
-    if why:
-        raise TargetError(f"{folder}: {why}", hint="Choose another --run-dir.")
+        raise _explained(folder, problem, "made") from None
+    if not is_folder:
+        what = f"{folder}: is a link, not a folder of the run"
+        raise TargetError(what, hint="Choose another --run-dir.")
 
 
 def refuse_config_of_folder() -> None:
     """Raise InputError where numba would obey the folder that tuner is run in."""
-    if NUMBAS_OWN.exists():
+    if _NUMBAS_OWN.exists():
         raise InputError(
-            f"{NUMBAS_OWN}: would be obeyed by numba, which compiles for tuner",
+            f"{_NUMBAS_OWN}: would be obeyed by numba, which compiles for tuner",
             hint="Remove it if it is not yours, or set its values as NUMBA_… in the environment.",
         )
 

@@ -16,9 +16,9 @@ from tuner.errors import AnswerTooLongError, InputError, UsageError
 _OK = 200
 _CHECK = "Is the server running? Check the address and the port (vLLM's is 8000)."
 _ADDRESS = re.compile(
-    r"(?:https?://)?(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?(?:/[\w./~%+-]*)?", re.ASCII
+    r"https?://(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?(?:/[\w./~%+-]*)?", re.ASCII
 )
-"""An address that can be shown: no login, no query, and no port that may be a password."""
+"""No login, no query, and no port that may be a password: it can be shown."""
 
 _REASONS = {
     "ClientProxyConnectionError": "no answer from the proxy (HTTP_PROXY, HTTPS_PROXY, NO_PROXY)",
@@ -30,6 +30,7 @@ _REASONS = {
     "ConnectionRefusedError": "no answer: nobody listens there",
     "ClientPayloadError": "the answer is cut short",
     "ClientResponseError": "answers, but not as a web server does",
+    "TimeoutError": "no complete answer in time; is it overloaded?",
 }
 """Name of an exception → what it means; nothing of it is the server's own words."""
 
@@ -80,23 +81,11 @@ def is_loopback(url: str) -> bool:
 def check_address(url: str, *, option: str) -> str:
     """Return the address of a server without a slash at its end.
 
-    Raises UsageError, which shows the address only where nothing in it may be a secret.
+    Raises UsageError, which does not show it: what is no address may hold a secret.
     """
-    try:
-        parts = urllib.parse.urlsplit(url)
-        is_address = bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        parts, is_address = urllib.parse.urlsplit(""), False
-    problems = {
-        "neither http:// nor https://": not url.startswith(("http://", "https://")),
-        "no address": not is_address or not url.isprintable() or " " in url,
-        "a login cannot be given in an address": parts.username is not None,
-        "an address has no ? and no # here": bool(parts.query or parts.fragment),
-    }
-    if (problem := next((what for what, holds in problems.items() if holds), None)) is not None:
-        shown = url if _ADDRESS.fullmatch(url) else ""
+    if not _ADDRESS.fullmatch(url):
         raise UsageError(
-            f"{option} {shown}".rstrip() + f": {problem}",
+            f"{option}: not the address of a server, without login, query and fragment",
             hint=f"Give the server's address: {option} http://localhost:8000",
         )
     return url.rstrip("/")
@@ -108,10 +97,16 @@ def ask(request: HttpRequest, *, timeout_s: float) -> HttpResponse:
     ``timeout_s`` is for all of it, to the last byte. Raises InputError, of one line, with the
     address and nothing that the server sent.
     """
-    return asyncio.run(_within(request, timeout_s))
+    try:
+        return asyncio.run(asyncio.wait_for(_ask(request), timeout_s))
+    except (OSError, ValueError) as problem:  # what aiohttp raises is one of these, or holds one
+        causes = (problem, problem.__cause__, getattr(problem.__cause__, "os_error", None))
+        kinds = {kind.__name__ for each in causes for kind in type(each).__mro__}
+        why = next((why for name, why in _REASONS.items() if name in kinds), "no answer")
+        raise InputError(f"{request.url}: {why}", hint=_CHECK) from None
 
 
-async def _within(request: HttpRequest, timeout_s: float) -> HttpResponse:
+async def _ask(request: HttpRequest) -> HttpResponse:
     import aiohttp  # noqa: PLC0415 - it takes as long to import as all of a small command
 
     url, content = request.url, bytearray()
@@ -120,7 +115,6 @@ async def _within(request: HttpRequest, timeout_s: float) -> HttpResponse:
         headers["Authorization"] = request.authorization
     try:
         async with (
-            asyncio.timeout(timeout_s),
             aiohttp.ClientSession(
                 auto_decompress=False,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # one for all
@@ -136,22 +130,11 @@ async def _within(request: HttpRequest, timeout_s: float) -> HttpResponse:
             if answer.status != _OK and not request.reads_refusals:
                 return HttpResponse(answer.status, b"")
             if "Content-Encoding" in answer.headers:
-                raise InputError(
-                    f"{url}: answers compressed",
-                    hint="Give the server's own address, not that of what is in front of it.",
-                )
+                raise InputError(f"{url}: answers compressed", hint="Is a proxy in front of it?")
             async for piece in answer.content.iter_any():
                 content += piece
                 if len(content) > request.most_bytes:
                     raise AnswerTooLongError(f"{url}: answers too much", hint=_CHECK)
             return HttpResponse(answer.status, bytes(content))
-    except TimeoutError:
-        raise InputError(
-            f"{url}: no complete answer within {timeout_s:g} s",
-            hint="Is the server running, and not overloaded? Is something else listening there?",
-        ) from None
-    except (aiohttp.ClientError, OSError, ValueError) as problem:
-        causes = (problem, getattr(problem, "os_error", None))
-        kinds = {kind.__name__ for each in causes for kind in type(each).__mro__}
-        why = next((why for name, why in _REASONS.items() if name in kinds), "no answer")
-        raise InputError(f"{url}: {why}", hint=_CHECK) from None
+    except aiohttp.ClientError as problem:
+        raise OSError from problem

@@ -30,8 +30,6 @@ _LINE_AND_CURSOR_BACK = b"\r\x1b[K\x1b[?25h"
 Words = tuple[str, str]
 """Last words of a command: what is kept, and what to do next."""
 
-_NOTHING_LOST = ("nothing half-written was left behind", "Run the command again.")
-
 Result = TypeVar("Result")
 
 
@@ -42,7 +40,9 @@ class _Command:
     count: int = 0
     cancel: Callable[[], object] | None = None
     exit_code: int | None = None
-    words: Callable[[], Words] = staticmethod(lambda: _NOTHING_LOST)
+    words: Callable[[], Words] = staticmethod(
+        lambda: ("nothing half-written was left behind", "Run the command again.")
+    )
 
 
 _command = _Command()
@@ -51,9 +51,7 @@ _endings: list[Callable[[], object]] = []
 
 def listen() -> None:
     """Decide on signals from here on, but for those that are switched off, as nohup does."""
-    global _command  # noqa: PLW0603 - a process has one
     usual = (signal.SIG_DFL, signal.default_int_handler)
-    _command = _Command()
     _command.signals = tuple(each for each in SIGNALS if signal.getsignal(each) in usual)
     _handle_with(lambda _number, _frame: _hear())
     atexit.register(_be_gone)  # the first to register is the last to run
@@ -152,7 +150,7 @@ def _handle_with(handler: "signal._HANDLER") -> None:
 def _hear() -> None:
     _command.count += 1
     if _command.count > 1:
-        _exit(EXIT_CODE, says=words())
+        _exit(EXIT_CODE, in_two_lines(f"Interrupted: {words()[0]}", words()[1]))
     # what falls over on the way out is nothing that anybody needs to read
     warnings.simplefilter("ignore")
     threading.excepthook = lambda _: None
@@ -162,16 +160,15 @@ def _hear() -> None:
     _command.cancel()
 
 
-def _exit(code: int, *, says: Words | None = None) -> NoReturn:
+def _exit(code: int, last: str = "") -> NoReturn:
     """End at once: first what must not outlive us, then the process."""
     hear_nothing()
     for ending in reversed([*_endings]):  # which they may leave
         with suppress(Exception):  # one that fails keeps no other from ending
             ending()
-    if says is not None:
-        text = in_two_lines(f"Interrupted: {says[0]}", says[1]).encode(errors="backslashreplace")
-        with suppress(OSError):  # not sys.stderr, in the midst of whose work we may be
-            os.write(2, _LINE_AND_CURSOR_BACK + text if os.isatty(2) else text)
+    text = last.encode(errors="backslashreplace")
+    with suppress(OSError):  # not sys.stderr, in the midst of whose work we may be
+        os.write(2, _LINE_AND_CURSOR_BACK + text if text and os.isatty(2) else text)
     os._exit(code)
 
 

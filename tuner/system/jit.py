@@ -4,7 +4,6 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -14,12 +13,8 @@ from tuner.system.files import refuse_config_of_folder
 refuse_config_of_folder()
 
 import numba  # noqa: E402 - which reads it
-from numba.core.options import DefaultOptions  # noqa: E402
 
 Function = TypeVar("Function", bound=Callable[..., object])
-
-_IN_PLACE = {"_nrt": False} if hasattr(DefaultOptions, "_nrt") else {}
-"""Numba's option not to count who holds an array; not every version has it (0.65 does)."""
 
 
 def compiled(function: Function, **options: bool) -> Function:
@@ -29,12 +24,10 @@ def compiled(function: Function, **options: bool) -> Function:
     changes; where that cannot be written, every process compiles anew.
     """
     before = numba.config.CACHE_DIR
-    file = getattr(sys.modules.get(function.__module__), "__file__", None)
+    file = getattr(sys.modules.get(function.__module__), "__file__", None) or __file__
     try:
-        numba.config.CACHE_DIR = str(_cache_dir(Path(file or __file__).parent))
-        kept: Any = numba.njit(cache=True, error_model="numpy", **options)(function)
-        if keeper := getattr(kept, "_cache", None):  # NUMBA_DISABLE_JIT has none
-            keeper.save_overload = _on_a_full_disk_too(keeper.save_overload)
+        numba.config.CACHE_DIR = str(_cache_dir(Path(file).parent))
+        kept = numba.njit(cache=True, error_model="numpy", **options)(function)
     except (RuntimeError, OSError):  # no home, or no directory that it may write to
         kept = numba.njit(error_model="numpy", **options)(function)
     finally:
@@ -48,21 +41,12 @@ def compiled_in_place(function: Function) -> Function:
     Counting who else holds an array takes more than half the time of a small loop. Here nobody
     counts.
     """
-    return compiled(function, **_IN_PLACE)
+    return compiled(function, _nrt=False)
 
 
 def inlined(function: Function) -> Function:
     """Compile into the callers, in place too: for what is called often, from one place."""
-    inside = numba.njit(error_model="numpy", inline="always", **_IN_PLACE)
-    return cast("Function", inside(function))
-
-
-def _on_a_full_disk_too(save: Callable[..., None]) -> Callable[..., None]:
-    def save_if_possible(*arguments: object) -> None:
-        with suppress(OSError):
-            save(*arguments)
-
-    return save_if_possible
+    return cast("Function", numba.njit(error_model="numpy", inline="always", _nrt=False)(function))
 
 
 @cache

@@ -40,15 +40,16 @@ def read(path: Path, *, error: type[InputError], missing: str) -> str:
     hint = "Check that this is the right file, and save it as UTF-8."
     try:
         content = files.read_regular(path, MAX_BYTES)
-        text = content.decode("utf-8")
-        wrong = content.find(b"\0")
     except FileNotFoundError:
         raise error(f"{path}: no such file", hint=missing) from None
-    except UnicodeDecodeError as problem:
-        wrong = problem.start
     except (OSError, ValueError) as problem:
         why = getattr(problem, "strerror", None) or problem
         raise error(f"{path}: cannot be read: {why}", hint=hint) from None
+    wrong, text = content.find(b"\0"), ""
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        wrong = problem.start
     if wrong >= 0:
         line = content.count(b"\n", 0, wrong) + 1
         raise error(f"{path}:{line}: not UTF-8 text (byte {wrong})", hint=hint)
@@ -65,13 +66,13 @@ class _Bounded(Composer, _LOADER):  # type: ignore[misc]
         self.sizes: dict[int, int] = {}
         """Of nodes by their ids, aliases followed; of those that are read to their ends."""
 
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+    def compose_node(self, parent: yaml.Node | None, index: int) -> Any:  # noqa: ANN401 - a node
         event, before = self.peek_event(), self.values
         is_alias = isinstance(event, yaml.AliasEvent)
         self.depth += 1
         if self.depth > _MAX_DEPTH:
             raise _refused(f"nested more than {_MAX_DEPTH} levels deep", event)
-        node: yaml.Node = super().compose_node(parent, index)
+        node: Any = super().compose_node(parent, index)
         self.depth -= 1
         if is_alias and id(node) not in self.sizes:
             raise _refused("an alias within what it stands for", event)

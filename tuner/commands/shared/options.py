@@ -57,7 +57,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "profile": argument("Serving profile."),
         "trace": option("Trace to replay; see `tuner trace import`."),
         "output": option("Where the serving profile goes.", "-o", "--output"),
-        "apply.output": option("Write the result there; FILE stays as it is.", "-o", "--output"),
         "show.output": option(
             "page.html, or curve, replays, requests or iterations as .csv, .parquet or .json.",
             "-o", "--output",
@@ -79,10 +78,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "file": argument("File to edit in place; default: serve.yaml."),
         "to": option(_KINDS, metavar="KIND"),
         "container": option(
-            "The container, service or variable, where several may be meant; or the path of vLLM's "
-            "arguments in FILE: .models[0].args."
+            "The container, service or variable, where several may be meant."
         ),
-        "model_is": option("The profile's model, where FILE calls it something else; on record."),
+        "model_is": option("The profile's model, where FILE calls it something else."),
         "selector": option("PromQL matchers of servers to watch; default: those of the model."),
         "apply.dry_run": option("Print the change as a diff; write nothing."),
         "check": option("Exit with 6 if FILE would change; write nothing."),
@@ -91,12 +89,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "live_knob": option("Set max_num_active_seqs, and build for the largest cap measured."),
         "admission_limits": option("Also limit active and queued requests and queued tokens."),
         "apply.force": option(
-            "Apply what was measured elsewhere or is undecided; lose later edits. With "
-            "--container, edit that as vLLM's."
+            "Apply what was measured elsewhere or is undecided; lose later edits."
         ),
         "socket": option("TUNER_LIVE_SOCKET of the server; repeatable.", metavar="PATH"),
         "reset": option("Set what the server was started with."),
-        "live.force": option("Set what was measured elsewhere or is undecided, on record."),
+        "live.force": option("Set what was measured elsewhere or is undecided."),
         "watch.url": option("The live server."),
         "for_": option("How long to watch: 30m, 2h, or forever.", "--for"),
         "watch.window": option("Length of a window."),
