@@ -1,6 +1,5 @@
 """What decides over the traffic of a trace, as arrays: 20 to 50 bytes a request."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -144,8 +143,5 @@ def _affinities(table: pa.Table, hash_ids: Lists | None) -> Ints:
     if "session_id" in table.column_names:
         coded = table.column("session_id").combine_chunks().dictionary_encode()
         codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        digests = (hashlib.blake2b(name.encode(), digest_size=8).digest()
-                   for name in coded.dictionary.to_pylist())  # fmt: skip
-        keys = np.array([*(int.from_bytes(each) >> 1 for each in digests), 0], np.int64)
-        affinity = np.where(codes < 0, affinity, keys[codes])
+        affinity = np.where(codes < 0, affinity, NO_AFFINITY - 1 - codes)
     return affinity

@@ -34,7 +34,6 @@ from tuner.trace.text import shown_key
 from tuner.trace.values import (
     FROM_MS,
     PER_S,
-    TO_MS,
     Clock,
     Floats,
     Mask,
@@ -46,7 +45,6 @@ from tuner.trace.values import (
     in_ms,
     is_empty,
     numbers,
-    parse,
     status_in,
     words,
     written_ms,
@@ -76,6 +74,7 @@ wider than a thousandfold, so that one unit fits, or two do and none is taken.""
 FAR_OFF, MANY_TOKENS = 200.0, 32
 """Of so many tokens, a time a token so many times from the usual one is of another unit."""
 
+CLOCKS = (*map(Clock, PER_S), Clock(zoned=True), Clock(zoned=False))
 LOGS = words("level severity levelname lvl logger log_type")
 PATHS = words("uri path request url request_uri")
 OVER = words("complet finish served handled access respon end")
@@ -311,41 +310,33 @@ class _Guess:
     # Times and spans.
 
     def _clock(self, heading: str, known: list[Any], unit: TimeUnit | None) -> Column | None:
-        """Return how times are written; None where they are none. Raises UnclearError."""
-        values, odd = numbers(known)
-        is_cut_short = all(isinstance(each, str) and _CUT_SHORT.match(each) for each in known)
-        if odd.sum() * 2 < len(known) and not is_cut_short:
-            return self._clock_of_numbers(heading, values[~np.isnan(values)], unit)
-        dates = [date for cell in known if (date := parse(str(cell)))]
-        if len(dates) * 2 >= len(known):
-            return Column((heading,), Clock(zoned=sum(date[1] for date in dates) * 2 > len(dates)))
-        if sum(_OTHER_DATE.match(str(cell)) is not None for cell in known) * 2 < len(known):
-            return None
-        raise UnclearError(f"{shown(self.opened, heading)}: dates that are not ISO 8601")
+        """Return how times are written; None where they are none, or nothing says their unit.
 
-    def _clock_of_numbers(
-        self, heading: str, values: Floats, unit: TimeUnit | None
-    ) -> Column | None:
-        """Return how numbers count time; None where nothing says so. ``unit`` is the heading's."""
-        name, wanted = shown(self.opened, heading), self.asked.time_unit
-        in_range = {each: (in_ms(values, each) >= FROM_MS) & (in_ms(values, each) < TO_MS)
-                    for each in PER_S}  # fmt: skip
-        best = max(in_range, key=lambda item: in_range[item].sum())
-        fits = in_range[best]
-        if wanted is not None:
-            return Column((heading,), Clock(wanted, bool(in_range[wanted].any())), "as you say")
-        if fits.mean() >= MOSTLY and unit in (None, best):
-            why = f"the first is {date_of(in_ms(values[fits][0], best))}"
-            return Column((heading,), Clock(best), why)
-        if fits.any():
+        Raises UnclearError.
+        """
+        shares = {clock: (clock.read(known)[1] == 0).mean() for clock in CLOCKS}
+        best, name = max(shares, key=lambda item: shares[item]), shown(self.opened, heading)
+        if best.unit is None and shares[best] >= 0.5:
+            return Column((heading,), best)
+        values, odd = numbers(known)
+        is_cut_short = all(isinstance(cell, str) and _CUT_SHORT.match(cell) for cell in known)
+        if odd.mean() >= 0.5 or is_cut_short:
+            if np.mean([_OTHER_DATE.match(str(cell)) is not None for cell in known]) < 0.5:
+                return None
+            raise UnclearError(f"{name}: dates that are not ISO 8601")
+        if (wanted := self.asked.time_unit) is not None:
+            return Column((heading,), Clock(wanted, shares[Clock(wanted)] > 0), "as you say")
+        if shares[best] >= MOSTLY and unit in (None, best.unit):
+            return Column((heading,), best, f"from {date_of(np.nanmin(best.read(known)[0]))} on")
+        if shares[best] > 0:
             what = f"times since 1970, not all of them in {unit or 'one unit'}"
-            cure = f"Read those in one unit and drop the others: --time-unit {best}"
+            cure = f"Read those in one unit and drop the others: --time-unit {best.unit}"
             raise UnclearError(f"{name}: {what}", cure)
         if unit is not None:
             return Column((heading,), Clock(unit, dated=False), "by the heading")
         self.uncounted = UnclearError(
-            f"{name}: times from {values.min():g} to {values.max():g} count from some start, in s "
-            "or in ms (or are a spreadsheet's days: show them as dates there)",
+            f"{name}: times from {np.nanmin(values):g} to {np.nanmax(values):g} count from some "
+            "start, in s or in ms (or are a spreadsheet's days: show them as dates there)",
             "Say which: --time-unit s or --time-unit ms",
         )
         return None

@@ -106,16 +106,16 @@ def vllm_bench(rows: Numbered, tally: Tally) -> Numbered:
             f"{tally.at(more[0][0])}: a second result",
             hint="One result a file: --append-result writes several, one a line; split them.",
         )
-    columns = {key: cells for key in BENCH if isinstance(cells := result.get(key), list) and cells}
-    sizes = {key: len(columns.get(key, ())) for key in (*BENCH[:3], *columns)}
-    if len({*sizes.values()}) > 1 or not columns:
+    lists = ((key, result.get(key)) for key in BENCH)
+    sizes = {key: len(cells) for key, cells in lists if isinstance(cells, list) and cells}
+    if len({*sizes.values()}) != 1 or not {*BENCH[:3]} <= sizes.keys():
         raise TraceError(
             f"{tally.place}: not a detailed result, or not all of one: entries: {sizes}",
             hint="Run vllm bench serve with --save-result --save-detailed; old versions of vLLM, "
             "and SGLang, never write start_times.",
         )
-    for cells in zip(*columns.values(), strict=True):
-        held = dict(zip(columns, cells, strict=True))
+    for cells in zip(*(result[key] for key in sizes), strict=True):
+        held = dict(zip(sizes, cells, strict=True))
         queue_s, status = number(held.get("queue_times")) or 0, error_in(held.get("errors"))
         ttft_s, lasted_s, gaps = (held.get(key) for key in ("ttfts", "latencies", "itls"))
         if is_empty(lasted_s) and isinstance(gaps, list) and not is_empty(ttft_s):
