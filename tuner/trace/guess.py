@@ -47,7 +47,6 @@ from tuner.trace.values import (
     numbers,
     status_in,
     words,
-    written_ms,
 )
 
 NEEDED = words("timestamp input_length output_length duration requests status error cache_hit kind")
@@ -229,26 +228,22 @@ class _Guess:
     # Columns by their headings.
 
     def _find(self, role: Role) -> None:
-        """Take the best of the columns whose heading and values fit a role.
-
-        A time that counts from some start is taken only where no date is.
-        """
+        """Take the best of the columns whose heading and values fit a role."""
         own = [(meaning.rank, name, meaning.unit) for name in self.opened.headings
                for meaning in meanings(name) if meaning.role == role]  # fmt: skip
         wanted, unit = self.wanted.get(role, ("", None))
         if role in self.wanted:
             own = [(0, wanted, unit)] if wanted else []
-        fitting: list[tuple[tuple[bool, int], Column]] = []
+        fitting: list[Column] = []
+        least = 0
         for rank, heading, unit in sorted(own, key=lambda item: item[0]):
-            if fitting and min(key for key, _ in fitting) < (False, rank):
+            if fitting and rank > least:
                 break
             if (column := self._read(role, heading, unit)) is not None:
-                is_dated = not isinstance(column.reader, Clock) or column.reader.dated
-                fitting.append(((not is_dated, rank), column))
+                fitting, least = [*fitting, column], rank
         if fitting:
-            best = min(key for key, _ in fitting)
-            equal = [column for key, column in fitting if key == best]
-            self.found[role] = self._one_of(role, equal)
+            dated = [each for each in fitting if getattr(each.reader, "dated", True)]
+            self.found[role] = self._one_of(role, dated or fitting)
         elif wanted and not self.uncounted.args[0]:
             raise UnclearError(f"{wanted} cannot be {role} by its values")
 
@@ -344,12 +339,11 @@ class _Guess:
     def _spans(self, role: Role, heading: str, unit: TimeUnit | None) -> Column | None:
         """Return how spans are written; None where they are none. Raises UnclearError."""
         known = self._known(heading)
-        written = [cell for cell in known if isinstance(cell, str) and written_ms(cell) is not None]
-        if len(written) * 2 >= len(known):
+        if (Spans(None).read(known)[1] == 0).mean() >= 0.5:
             return Column((heading,), Spans(None), "with their units")
-        values, odd = numbers(self.values[heading])
+        values, codes = Spans("ms").read(self.values[heading])
         is_time = unit is None and np.nanmin(values, initial=np.inf) >= FROM_MS / 1000
-        if odd.sum() * 2 > len(known) or not (values >= 0).any() or is_time:
+        if (codes != 0).sum() * 2 > len(known) or np.isnan(values).all() or is_time:
             return None
         why, lasted = "by the heading", self.found.get("duration")
         if unit is None and role == "duration":

@@ -236,11 +236,9 @@ class Clock:
         elif self.zoned is None and odd.any():
             seconds, wrong = numbers(array)
             values, odd = np.where(odd, seconds * 1000, values), odd & wrong
-        if not self.dated:
-            return _judged(values, (np.abs(values) > MAX_MS, "out_of_range"),
-                           (odd | (values < 0), "bad_timestamp"))  # fmt: skip
-        least = FROM_MS if self.unit or self.zoned is None else 0.0
-        return _judged(values, (odd | (values < least) | (values >= TO_MS), "bad_timestamp"))
+        least = FROM_MS if self.dated and (self.unit or self.zoned is None) else 0.0
+        most = TO_MS if self.dated else MAX_MS
+        return _judged(values, (odd | (values < least) | (values >= most), "bad_timestamp"))
 
     def _dates(self, cells: pa.Array) -> tuple[Floats, Mask]:
         """Return ms since 1970 and which cells are no dates; Arrow reads plain ones at once."""
