@@ -105,9 +105,8 @@ def import_(folder: Path, url: str, job: str) -> Done:
     return run(folder, "trace import", url, *times, "--selector", f'job="{job}"', "-o", "out.jsonl")
 
 
-def read(url: str, job: str = "any", hours: int = 1) -> Trace:
-    begin, end = f"{EPOCH_S:.0f}", f"{EPOCH_S + hours * 3600:.0f}"
-    return history.read(url, begin, end, f'job="{job}"', seed=0)
+def read(url: str, job: str = "any") -> Trace:
+    return history.read(url, EPOCH_S, EPOCH_S + 3600, f'job="{job}"', seed=0)
 
 
 def test_as_many_requests_as_long_as_finished_or_were_in_flight(

@@ -54,9 +54,3 @@ def test_a_cut_keeps_rows_and_gaps_and_moves_the_origin() -> None:
     assert [request.row for request in part.cut(2.0, 9.0).requests] == [5, 6]
     with pytest.raises(TraceError, match="no request arrives"):
         whole.cut(20.0, 1.0)
-
-
-def test_longer_requests_are_dropped_whole_and_counted() -> None:
-    part = trace_of(request(0), request(1, 1.0, output_lengths=(5, 99))).no_longer_than(50)
-    assert len(part) == 1
-    assert part.header.dropped == {"over_max_model_len": 1}

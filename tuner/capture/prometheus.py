@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 import msgspec
 import numpy as np
@@ -21,8 +20,7 @@ from tuner.errors import AnswerTooLongError, InputError, TraceError, UsageError
 from tuner.system import http
 from tuner.trace.record import TraceHeader
 from tuner.trace.trace import Trace, TraceRequest
-from tuner.trace.values import date_ms, date_of
-from tuner.traffic.window import parse_duration_s
+from tuner.trace.values import date_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -94,16 +92,11 @@ class Engine:
     """Metric → upper ends of its buckets, ascending, the last one infinite."""
 
 
-def read(url: str, from_: str | None, to: str | None, selector: str, *, seed: int) -> Trace:
-    """Return a trace of what was scraped from one time to another: dates, seconds since 1970, or
-    how long ago. Raises InputError, TraceError, UsageError."""
-    now_s = datetime.now(UTC).timestamp()
+def read(url: str, begin_s: float, end_s: float, selector: str, *, seed: int) -> Trace:
+    """Return a trace of what was scraped between two times, in seconds since 1970.
 
-    def time_s(text: str, option: str) -> float:
-        at_ms = date_ms(text)
-        return now_s - parse_duration_s(text, option=option) if at_ms is None else at_ms / 1000
-
-    begin_s, end_s = time_s(from_ or "1h", "--from"), time_s(to, "--to") if to else now_s
+    Raises InputError, TraceError, UsageError.
+    """
     if not 0 < end_s - begin_s <= MOST_S:
         raise UsageError(
             "--from is not before --to, or by more than 31 days",

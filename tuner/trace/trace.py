@@ -155,26 +155,6 @@ class Trace:
         part = self._take(numbers == replica, none, f"Replicas there: {known}.")
         return part.counted(f"replica {replica}")
 
-    def no_longer_than(self, max_model_len: int) -> "Trace":
-        """Return the requests whose prompt and output fit; count the others as dropped.
-
-        Longer ones are never clipped: that would be other traffic. Raises TraceError where none
-        fits.
-        """
-        longest = self.columns.output_length
-        if "output_lengths" in self.table.column_names:
-            lists = self.table.column("output_lengths").to_pylist()
-            longest = np.maximum(longest, [max(each or (), default=0) for each in lists])
-        result = self._take(
-            self.columns.input_length + longest <= max_model_len,
-            f"every request is longer than {max_model_len} tokens",
-            "Use a model with a longer context.",
-        )
-        if len(result) == len(self):
-            return self
-        dropped = {**self.header.dropped, "over_max_model_len": len(self) - len(result)}
-        return replace(result, header=replace(self.header, rows_kept=len(result), dropped=dropped))
-
     def spread(self, tick_ms: float, seed: int) -> "Trace":
         """Return the requests with arrivals moved within the ticks of a coarse clock, evenly."""
         moves_ms = tick_ms * np.random.default_rng(seed).random(len(self))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.trace.test_trace import Run
+from tests.outside.table import BAD_INPUT, OK, USAGE, run
 from tests.support.traces import HEADER, jsonl, row, write_lines
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import load
@@ -16,11 +16,6 @@ TWO_SECONDS = (5000, 50)
 """Prompt and output tokens, at 0.2 ms and 20 ms each."""
 
 
-@pytest.fixture
-def tuner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(monkeypatch, capsys)
-
-
 def schedule(path: Path) -> Path:
     path.write_text(
         jsonl(*({"time_sec": tick.at_s, "concurrency": tick.concurrency} for tick in TICKS))
@@ -28,17 +23,12 @@ def schedule(path: Path) -> Path:
     return path
 
 
-def test_the_concurrency_is_that_of_the_schedule(tuner: Run, tmp_path: Path) -> None:
+def test_the_concurrency_is_that_of_the_schedule(tmp_path: Path) -> None:
     lengths = write_lines(tmp_path / "l", HEADER, row(0, input_length=5000, output_length=50))
-    ended = tuner(
-        *("trace", "import", schedule(tmp_path / "s"), "--lengths", lengths),
-        *("-o", tmp_path / "t.jsonl"),
-    )
-    assert "synthetic: lengths of l" in ended.text
-    with (tmp_path / "s").open() as stdin:
-        tuner.monkeypatch.setattr("sys.stdin", stdin)
-        tuner("trace", "import", "-", "--lengths", lengths, "-o", tmp_path / "piped.jsonl")
-    assert (tmp_path / "piped.jsonl").read_bytes() == (tmp_path / "t.jsonl").read_bytes()
+    source = schedule(tmp_path / "s")
+    done = run(tmp_path, "trace import", source, "--lengths", lengths, "-o", "t.jsonl")
+    assert done.code == OK
+    assert "synthetic: lengths of l" in done.stdout
     result = load(tmp_path / "t.jsonl")
     assert result.header.source == "concurrency_schedule"
     assert len(result.requests) == 2 * 5 + 4 * 5
@@ -94,21 +84,18 @@ def test_a_table_is_read_too(tmp_path: Path) -> None:
     ],
 )
 def test_a_schedule_that_cannot_be_used_is_refused_with_nothing_written(
-    tuner: Run, tmp_path: Path, text: str, says: str
+    tmp_path: Path, text: str, says: str
 ) -> None:
     (tmp_path / "s").write_text(text)
     lengths = write_lines(tmp_path / "l", HEADER, row(0))
-    ended = tuner("trace", "import", tmp_path / "s", "--lengths", lengths, "-o", tmp_path / "t")
-    assert ended.code == 3
-    assert says in ended.err
+    done = run(tmp_path, "trace import", "s", "--lengths", lengths, "-o", "t")
+    assert done.code == BAD_INPUT
+    assert says in done.error
     assert not (tmp_path / "t").exists()
 
 
-def test_without_lengths_the_refusal_names_the_option(tuner: Run, tmp_path: Path) -> None:
-    wanted = ("trace", "import", schedule(tmp_path / "s"), "-o", tmp_path / "t")
-    ended = tuner(*wanted)
-    assert ended.code == 3
-    assert "tuner trace import --lengths TRACE" in ended.err
-    ended = tuner(*wanted, "--lengths", tmp_path / "s", "--format", "table")
-    assert ended.code == 2
-    assert "are for one file" in ended.err
+def test_without_lengths_the_refusal_names_the_option(tmp_path: Path) -> None:
+    wanted = (schedule(tmp_path / "s"), "-o", "t")
+    assert "tuner trace import --lengths TRACE" in run(tmp_path, "trace import", *wanted).error
+    done = run(tmp_path, "trace import", *wanted, "--lengths", "s", "--format", "table")
+    assert done.code == USAGE

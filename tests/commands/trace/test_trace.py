@@ -1,134 +1,172 @@
-import json
-from dataclasses import dataclass
-from pathlib import Path
+"""``tuner trace``: what it shows of a trace, and what it writes."""
 
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
+from tests.outside.table import BAD_INPUT, OK, USAGE, Done, run
 from tests.support.traces import HEADER, SAMPLES, row, write_lines
-from tuner import cli
 from tuner.trace.trace import load
+from tuner.traffic.summary import dispersion
 
 SAMPLE = SAMPLES / "translation.jsonl"
-CONTRACT = [
-    "requests",
-    "rows_read",
-    "dropped",
-    "duration_s",
-    "arrival_rate_rps",
-    "interarrival_cv",
-    "tick_ms",
-    "input_tokens",
-    "output_tokens",
-    "concurrency",
-    "prefix_share",
-    "warnings",
-]
-BESIDES = [
-    "dispersion",
-    "same_time_share",
-    "peak_arrivals",
-    "in_flight",
-    "running",
-    "littles_mean",
+CONTRACT = {
+    *("requests", "rows_read", "dropped", "duration_s", "arrival_rate_rps", "interarrival_cv"),
+    *("tick_ms", "input_tokens", "output_tokens", "concurrency", "prefix_share", "warnings"),
+    *("dispersion", "same_time_share", "peak_arrivals", "in_flight", "running", "littles_mean"),
     "window",
-]
+}
+"""Keys that programs read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    code: object
-    out: str
-    err: str
-
-    @property
-    def text(self) -> str:
-        """The output without its line breaks."""
-        return " ".join(self.out.split())
+def shown(folder: Path, *options: object) -> Any:  # noqa: ANN401 - JSON
+    done = run(folder, "trace show", *options, "--json")
+    assert (done.code, done.stderr) == (OK, "")
+    return done.json
 
 
-@pytest.fixture
-def tuner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> "Run":
-    return Run(monkeypatch, capsys)
+def text(done: Done) -> str:
+    """Return what a command printed without its line breaks."""
+    assert done.code == OK, done.stderr
+    return " ".join(done.stdout.split())
 
 
-class Run:
-    """The program, in this process: arguments in, exit code and both streams out."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.monkeypatch, self.capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: object) -> Ended:
-        self.monkeypatch.setattr("sys.argv", ["tuner", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return Ended(caught.value.code, *self.capsys.readouterr())
+# -- show
 
 
-def test_show_prints_the_contracts_object_and_nothing_else(tuner: Run) -> None:
-    ended = tuner("trace", "show", SAMPLE, "--json")
-    result = json.loads(ended.out)
-    assert (ended.code, ended.err) == (0, "")
-    assert list(result) == [*CONTRACT, *BESIDES]
+def test_show_prints_the_contracts_object_and_nothing_else(tmp_path: Path) -> None:
+    result = shown(tmp_path, SAMPLE)
+    assert set(result) == CONTRACT
     assert list(result["input_tokens"]) == ["mean", "p50", "p95", "p99", "max"]
     assert list(result["concurrency"]) == ["basis", "mean", "p50", "p95", "p99", "max"]
     assert result["concurrency"]["basis"] == "recorded"
-    assert result["requests"] == result["rows_read"] == len(load(SAMPLE).requests)
+    assert result["requests"] == result["rows_read"] == len(load(SAMPLE))
     assert result["tick_ms"] is None
 
 
-def test_show_counts_reconcile(tuner: Run, tmp_path: Path) -> None:
+def test_show_counts_reconcile(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", HEADER, row(0), row(-1), row(1000), row(None), "{")
-    result = json.loads(tuner("trace", "show", path, "--json").out)
+    result = shown(tmp_path, path)
     assert result["rows_read"] == 5
     assert result["dropped"] == {"bad_timestamp": 1, "no_timestamp": 1, "malformed": 1}
     assert result["requests"] == result["rows_read"] - sum(result["dropped"].values())
     assert sum("rows dropped" in warning for warning in result["warnings"]) == 3
 
 
-def test_a_band_has_a_low_and_a_high_end(tuner: Run, tmp_path: Path) -> None:
+def test_a_band_has_a_low_and_a_high_end(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", *(row(i * 100, output_length=100) for i in range(1000)))
-    result = json.loads(tuner("trace", "show", path, "--json").out)["concurrency"]
+    result = shown(tmp_path, path)["concurrency"]
     assert result["basis"] == "band"
     assert result["mean"] == [pytest.approx(10, rel=0.01), pytest.approx(80, rel=0.01)]
 
 
-def test_the_report_says_at_once_if_a_unit_is_wrong(tuner: Run, tmp_path: Path) -> None:
+def test_the_report_says_at_once_if_a_unit_is_wrong(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", *(row(i) for i in range(0, 7200, 2)))
-    ended = tuner("trace", "show", path)
-    assert ended.code == 0
-    assert "3,600 requests over 0.001999 h (7.2s), 500 req/s, tick 2 ms" in ended.out
-    as_s = tuner("trace", "show", path, "--time-unit", "s")
-    assert "3,600 requests over 1.999 h (7,198.0s), 0.5 req/s, tick 2,000 ms" in as_s.text
+    assert "3,600 requests over 0.001999 h (7.2s), 500 req/s, tick 2 ms" in text(
+        run(tmp_path, "trace show", path)
+    )
+    as_s = text(run(tmp_path, "trace show", path, "--time-unit", "s"))
+    assert "3,600 requests over 1.999 h (7,198.0s), 0.5 req/s, tick 2,000 ms" in as_s
 
 
 @pytest.mark.attack
-def test_what_a_file_says_of_itself_cannot_move_the_cursor(tuner: Run, tmp_path: Path) -> None:
+def test_what_a_file_says_of_itself_cannot_move_the_cursor(tmp_path: Path) -> None:
     header = {**HEADER, "source": "\x1b[2J[red]x", "dropped": {"\x1b]0;y": 1}}
     path = write_lines(tmp_path / "t", header, row(0, **{"\x1bkey": 1}))
-    out = tuner("trace", "show", path).out
+    out = text(run(tmp_path, "trace show", path))
     assert "\x1b" not in out
     assert "[red]x" in out
 
 
-def test_an_import_is_the_same_traffic_with_a_header(tuner: Run, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", row(2000, request_id=7), row(1000.0, hash_ids=[1]))
-    out = tmp_path / "out"
-    ended = tuner("trace", "import", path, "-o", out, "--time-unit", "ms")
-    assert (ended.code, ended.err) == (0, "")
-    assert "2 requests over" in ended.text
-    before, after = load(path), load(out)
+def test_waiting_and_running_are_kept_apart(tmp_path: Path) -> None:
+    rows = [row(i * 1000, e2e_ms=5000, queue_ms=2000) for i in range(101)]
+    result = shown(tmp_path, write_lines(tmp_path / "t", HEADER, *rows))
+    assert result["in_flight"]["mean"] == result["in_flight"]["max"] == 5
+    assert result["running"]["mean"] == result["running"]["max"] == 3
+    assert result["concurrency"]["mean"] == 5
+    assert result["littles_mean"] == pytest.approx(5, rel=0.02)
+    above = {each["level"]: each["share"] for each in result["in_flight"]["time_above"]}
+    assert above == {1: 1.0, 2: 1.0, 4: 1.0, 8: 0.0}
+
+
+def test_counts_of_even_arrivals_do_not_vary_and_bursts_do() -> None:
+    assert dispersion(np.array([i / 2 for i in range(100)]), 1.0) == 0.0
+    bursts = np.array([10.0 * (i // 10) + 0.5 for i in range(100)])
+    assert dispersion(bursts, 1.0) == pytest.approx(9, rel=0.1)  # 10 in one of ten seconds
+
+
+def test_the_busiest_part_is_shown_beside_the_whole(tmp_path: Path) -> None:
+    calm = [row(i * 1000) for i in range(600)]
+    burst = [row(300_000 + i * 100) for i in range(600)]
+    path = write_lines(tmp_path / "t", HEADER, *calm, *burst)
+    result = shown(tmp_path, path)["window"]
+    assert result["start_s"] == pytest.approx(300, abs=1)
+    assert result["length_s"] == 60
+    assert result["load"] == pytest.approx(11 / 2, rel=0.02)
+    result = shown(tmp_path, path, "--window", "10s+5s")["window"]
+    assert (result["start_s"], result["length_s"], result["requests"]) == (10, 5, 5)
+    assert shown(tmp_path, path, "--window", "busiest+90s")["window"]["length_s"] == 90
+
+
+def test_a_part_without_requests_is_refused(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", HEADER, row(0), row(9000))
+    done = run(tmp_path, "trace show", path, "--window", "2s+3s")
+    assert done.code == BAD_INPUT
+    assert "no request was served in 2s+3s" in done.error
+
+
+def test_replicas_that_the_trace_knows_are_shown(tmp_path: Path) -> None:
+    rows = [row(i * 1000, e2e_ms=1500, replica=2_000_000_000 * (i % 3 == 0)) for i in range(99)]
+    path = write_lines(tmp_path / "t", HEADER, *rows)
+    assert shown(tmp_path, path)["per_replica"]["requests"] == [66, 33]
+    assert "2 replicas, 33 to 66 requests each" in text(run(tmp_path, "trace show", path))
+
+
+def test_a_trace_of_failures_is_shown(tmp_path: Path) -> None:
+    rows = [{"timestamp": i * 1000, "status": "rejected", "replica": i % 2} for i in range(300)]
+    path = write_lines(tmp_path / "t", HEADER, *rows)
+    result = shown(tmp_path, path)
+    assert result["window"] is result["running"] is result["in_flight"] is None
+    assert run(tmp_path, "trace show", path).code == OK
+
+
+def test_shared_beginnings_are_counted(tmp_path: Path) -> None:
+    rows = [row(i * 1000, input_length=32, hash_ids=[0, i + 1], replica=0) for i in range(4)]
+    path = write_lines(tmp_path / "t", HEADER, *rows)
+    assert "37.5% of prompt tokens" in text(run(tmp_path, "trace show", path))
+    assert "per_replica" not in shown(tmp_path, path)
+
+
+# -- import
+
+
+def test_an_import_is_the_same_traffic_with_a_header(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", row(2000, request_id=7), row(1000, hash_ids=[1]))
+    done = run(tmp_path, "trace import", path, "-o", "out")
+    assert "2 requests over" in text(done)
+    before, after = load(path), load(tmp_path / "out")
     assert after.requests == before.requests
     assert after.digest == before.digest
-    assert after.header.source == "mooncake"
-    assert after.header.block_size == 512
+    assert (after.header.source, after.header.block_size) == ("mooncake", 512)
 
 
-def test_ticks_are_spread_evenly_and_the_result_says_so(tuner: Run, tmp_path: Path) -> None:
+def test_standard_input_is_a_file_like_any_other(tmp_path: Path) -> None:
+    program = Path(sys.executable).with_name("tuner")
+    words = [program, "trace", "import", "-", "-o", "out"]
+    subprocess.run(words, input=SAMPLE.read_bytes(), cwd=tmp_path, check=True, capture_output=True)
+    assert load(tmp_path / "out").digest == load(SAMPLE).digest
+
+
+def test_ticks_are_spread_evenly_and_the_result_says_so(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", *(row(i // 10 * 3000) for i in range(1000)))
     for name in ("a", "b"):
-        ended = tuner("trace", "import", path, "-o", tmp_path / name, "--spread-ticks")
-        assert "tick none" in ended.text
-        assert "grid" not in ended.out
+        done = run(tmp_path, "trace import", path, "-o", name, "--spread-ticks")
+        assert "tick none" in text(done)
+        assert "grid" not in done.stdout
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     before, after = load(path), load(tmp_path / "a")
     assert "spread evenly within ticks of 3000 ms, seed 0" in after.header.notes
@@ -138,14 +176,43 @@ def test_ticks_are_spread_evenly_and_the_result_says_so(tuner: Run, tmp_path: Pa
     )
     assert 0 <= moved_s[0] < 0.1
     assert 2.9 < moved_s[-1] < 3
-    result = json.loads(tuner("trace", "show", tmp_path / "a", "--json").out)
-    assert result["tick_ms"] is None
-    assert result["interarrival_cv"] == pytest.approx(1, abs=0.1)
+    assert shown(tmp_path, "a")["interarrival_cv"] == pytest.approx(1, abs=0.1)
 
 
-def test_a_cut_sends_the_same_prompts_as_the_whole(tuner: Run, tmp_path: Path) -> None:
-    ended = tuner("trace", "cut", SAMPLE, "-o", tmp_path / "out", "--window", "60s+1m")
-    assert (ended.code, ended.err) == (0, "")
+def test_a_trace_can_be_imported_over_itself(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", row(0), row(1000))
+    digest = load(path).digest
+    assert run(tmp_path, "trace import", path, "-o", path, "--force").code == OK
+    assert load(path).digest == digest
+
+
+@pytest.mark.parametrize(
+    ("sources", "option"),
+    [
+        (("t",), ("--selector", 'job="vllm"')),
+        (("t", "t2"), ("--time-unit", "s")),
+        (("http://user:s3cr3t@localhost",), ("--allow-text",)),
+        (("http://localhost", "t"), ()),
+        (("t", "t2"), ("--lengths", "t")),
+    ],
+)
+def test_an_option_of_another_kind_of_source_is_refused(
+    tmp_path: Path, sources: tuple[str, ...], option: tuple[str, ...]
+) -> None:
+    for name in ("t", "t2"):
+        write_lines(tmp_path / name, HEADER, row(0))
+    done = run(tmp_path, "trace import", *sources, *option, "-o", "out")
+    assert done.code == USAGE
+    assert "s3cr3t" not in done.error
+    assert not (tmp_path / "out").exists()
+
+
+# -- cut
+
+
+def test_a_cut_sends_the_same_prompts_as_the_whole(tmp_path: Path) -> None:
+    done = run(tmp_path, "trace cut", SAMPLE, "-o", "out", "--window", "60s+1m")
+    assert (done.code, done.stderr) == (OK, "")
     whole, part = load(SAMPLE), load(tmp_path / "out")
     expected = [request for request in whole.requests if 60 <= request.arrival_s < 120]
     assert [request.row for request in part.requests] == [each.row for each in expected]
@@ -155,33 +222,27 @@ def test_a_cut_sends_the_same_prompts_as_the_whole(tuner: Run, tmp_path: Path) -
     assert part.header.notes[-1] == "cut 60s+60s"
 
 
-def test_the_busiest_part_has_the_length_asked_for(tuner: Run, tmp_path: Path) -> None:
+def test_the_busiest_part_has_the_length_asked_for(tmp_path: Path) -> None:
     quiet = [row(i * 10_000) for i in range(50)]
     burst = [row(200_000 + i, output_length=100) for i in range(50)]
     path = write_lines(tmp_path / "t", HEADER, *quiet, *burst)
-    ended = tuner("trace", "cut", path, "-o", tmp_path / "out", "--window", "busiest+20s")
-    assert ended.code == 0
-    assert len(load(tmp_path / "out").requests) == 52
+    assert run(tmp_path, "trace cut", path, "-o", "out", "--window", "busiest+20s").code == OK
+    assert len(load(tmp_path / "out")) == 52
 
 
-def test_a_trace_can_be_imported_over_itself(tuner: Run, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", row(0), row(1000))
-    digest = load(path).digest
-    assert tuner("trace", "import", path, "-o", path, "--force").code == 0
-    assert load(path).digest == digest
-
-
-def test_what_one_recorded_server_got_can_be_cut_out(tuner: Run, tmp_path: Path) -> None:
+def test_what_one_recorded_server_got_can_be_cut_out(tmp_path: Path) -> None:
     rows = [row(i * 1000, replica=i % 2, output_length=5 + 5 * (i % 2)) for i in range(10)]
     path = write_lines(tmp_path / "t", HEADER, *rows)
-    assert "the traffic of 2 servers" in tuner("trace", "show", path).text
-    ended = tuner("trace", "cut", path, "-o", tmp_path / "out", "--replica", "busiest")
-    assert "the traffic of" not in ended.text
+    assert "the traffic of 2 servers" in text(run(tmp_path, "trace show", path))
+    done = run(tmp_path, "trace cut", path, "-o", "out", "--replica", "busiest")
+    assert "the traffic of" not in text(done)
     result = load(tmp_path / "out")
     assert [(request.row, request.arrival_s) for request in result.requests] == [
         (i, float(i)) for i in range(1, 10, 2)
     ]
     assert result.header.notes == ("replica 1",)
     assert result.header.rows_kept == 5
-    tuner("trace", "cut", path, "-o", tmp_path / "a", "--replica", "0", "--window", "2s+4s")
+    run(tmp_path, "trace cut", path, "-o", "a", "--replica", "0", "--window", "2s+4s")
     assert [request.arrival_s for request in load(tmp_path / "a").requests] == [0.0, 2.0]
+    for name in ("7", "one"):
+        assert run(tmp_path, "trace cut", path, "-o", "b", "--replica", name).code != OK

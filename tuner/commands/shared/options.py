@@ -115,7 +115,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "allow_text": option("Read a file that holds text, and leave the text out."),
         "lengths": option("Trace whose lengths to take, where SOURCE is a concurrency schedule."),
         "trace.force": option("Overwrite the output."),
-        "max_model_len": option("Drop and count requests with more tokens than this.", min=1),
         "replica": option("Keep what one recorded server got: its number, or busiest."),
         "resume.run_dir": argument("Folder of the run.", metavar="RUN_DIR"),
         "resume.budget": option("Engine time to spend in all; default: as before."),

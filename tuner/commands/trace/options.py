@@ -38,7 +38,7 @@ class TraceShowOptions(FileOptions):
     Example: tuner trace show prod.jsonl
     """
 
-    window: str = "busiest"
+    window: str | None = None
     json: bool = False
 
 
@@ -73,15 +73,12 @@ class TraceImportOptions(ReadingOptions):
 class TraceCutOptions:
     """Write a part of a trace, with its gaps and its prompts as they are there.
 
-    Without --window all of its time.
-
     Example: tuner trace cut prod.jsonl -o busy.jsonl --window busiest+10m
     """
 
     file: Path
     output: Path
     window: str | None = None
-    max_model_len: int | None = None
     replica: str | None = None
 
 
