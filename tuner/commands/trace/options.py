@@ -21,14 +21,7 @@ class ReadingOptions:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class FileOptions(ReadingOptions):
-    """A trace file, and how it is read."""
-
-    file: Path
-
-
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TraceShowOptions(FileOptions):
+class TraceShowOptions(ReadingOptions):
     """Show what a trace holds, before anything is run.
 
     How many requests, how long, how bursty, which lengths, how many at a time, how much of the
@@ -38,6 +31,7 @@ class TraceShowOptions(FileOptions):
     Example: tuner trace show prod.jsonl
     """
 
+    file: Path
     window: str | None = None
     json: bool = False
 
@@ -62,11 +56,6 @@ class TraceImportOptions(ReadingOptions):
     allow_text: bool = False
     lengths: Path | None = None
     force: bool = False
-
-    @property
-    def file(self) -> Path:
-        """The only source, which is a file."""
-        return Path(self.sources[0])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from tuner.commands.trace.options import (
-    FileOptions,
+    ReadingOptions,
     TraceCutOptions,
     TraceImportOptions,
     TraceShowOptions,
@@ -55,7 +55,7 @@ ONLY_FOR = {
 
 def show(options: TraceShowOptions) -> None:
     """Show a trace. Raises TraceError, UsageError."""
-    trace = _read(options)
+    trace = _read(options.file, options)
     report = _report(_place(options.file), trace)
     traffic, columns = report.traffic, trace.columns
     if options.window or (traffic.served and traffic.duration_s >= 2 * BUSIEST_S):
@@ -92,7 +92,7 @@ def cut(options: TraceCutOptions) -> None:
     if options.window is None and options.replica is None:
         raise UsageError("nothing to cut", hint="Give --window or --replica.")
     with whole_file(options.output, force=False) as out:
-        trace = _read(FileOptions(file=options.file))
+        trace = _read(options.file, ReadingOptions())
         columns = trace.columns
         if options.window is not None:
             trace = trace.cut(*_part(columns, options.window))
@@ -117,16 +117,16 @@ def _place(file: Path) -> str:
     return STDIN if str(file) == "-" else str(file)
 
 
-def _read(options: FileOptions | TraceImportOptions, *, allow_text: bool = False) -> Trace:
-    """Read the trace that the options name."""
+def _read(file: Path, options: ReadingOptions, *, allow_text: bool = False) -> Trace:
+    """Read a trace file as the options say."""
     wanted = Asked(
         format_name=options.format_name,
         time_unit=options.time_unit,
         columns={} if options.columns is None else columns_asked(options.columns),
         allow_text=allow_text,
-        name=_place(options.file),
+        name=_place(file),
     )
-    with _regular(options.file) as path:
+    with _regular(file) as path:
         return read(path, wanted)
 
 
@@ -163,9 +163,9 @@ def _imported(options: TraceImportOptions) -> Trace:
     if more and kind != "recording":
         raise UsageError("only the files of a recording are joined", hint="Import one at a time.")
     if kind == "file":
-        return _read(options, allow_text=options.allow_text)
+        return _read(Path(first), options, allow_text=options.allow_text)
     if options.lengths is not None:
-        with _regular(options.file) as path:
+        with _regular(Path(first)) as path:
             return scheduled(path, options.lengths)
     from tuner.capture import join, prometheus  # noqa: PLC0415 - loads the recorder
 
