@@ -88,7 +88,6 @@ def roomy(shared: StartedEngine) -> Iterator[StartedEngine]:
     """An idle engine with KV cache enough for everything, its limits and caches as at its start."""
     yield shared
     shared.run(shared.engine.prepare(max_num_seqs=CEILING, max_num_batched_tokens=512))
-    shared.engine.compiled.clear()
 
 
 @pytest.fixture(scope="session", params=KINDS)

@@ -109,7 +109,7 @@ def test_set_counts_more_than_the_file(base: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message", "hint"),
     [
-        ("max_modle_len=5", "not an argument of this vLLM", "max_model_len"),
+        ("max_modle_len=5", "not an argument of this vLLM", "vllm serve"),
         ("max_model_len=x", "max_model_len: vLLM does not take 'x'", ""),
         ("kv_cache_memory_bytes=200Gi", "converted to human_readable_int", ""),
         ("enforce_eager=5", "enforce_eager", ""),

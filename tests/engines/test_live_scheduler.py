@@ -51,7 +51,6 @@ def test_whatever_is_changed_whenever_every_request_gets_all_its_tokens(
     changes: list[tuple[int, int] | None],
 ) -> None:
     scheduler = lone.scheduler_of(lone.live.LiveScheduler, configs[in_flight])
-    knobs = lone.live.SchedulerKnobs(scheduler)
     made = [
         lone.add(scheduler, f"{number}", prompt=prompt, tokens=tokens)
         for number, (prompt, tokens) in enumerate(requests)
@@ -64,7 +63,7 @@ def test_whatever_is_changed_whenever_every_request_gets_all_its_tokens(
         before, _ = scheduler.get_request_counts()
         iteration = lone.schedule(scheduler)
         running, _ = scheduler.get_request_counts()
-        limits = knobs.limits()
+        limits = scheduler.limits()
         assert running <= max(before, limits.max_num_seqs)
         assert iteration.output.total_num_scheduled_tokens <= limits.max_num_batched_tokens
         assert not iteration.output.preempted_req_ids
@@ -90,11 +89,10 @@ def test_where_vllm_knows_one_limit_it_is_never_below_what_runs(
 
     monkeypatch.setattr(scheduler, "_cap", "max_num_running_reqs")
     monkeypatch.setattr(scheduler, "_update_after_schedule", last_part_of_schedule)
-    knobs = lone.live.SchedulerKnobs(scheduler)
     for number in range(6):
         lone.add(scheduler, str(number), prompt=10, tokens=2 + 2 * (number % 2))
     lone.step(scheduler)  # six run
-    knobs.set_max_num_seqs(4)
+    scheduler.set_max_num_seqs(4)
     lone.step(scheduler)  # three of them have ended after this
     lone.step(scheduler)
     assert seen == [8, 6, 4]

@@ -9,7 +9,7 @@ import pytest
 from tests.support.profiles import profile
 from tuner.commands.shared.machine import Machine, check_machine
 from tuner.engines import provenance
-from tuner.engines.vllm import installed
+from tuner.engines.vllm import supported
 from tuner.errors import GateError
 
 
@@ -29,7 +29,7 @@ def test_a_vllm_without_a_version_is_there_and_unlike_every_other(
     monkeypatch.setattr("sys.path", [str(tmp_path)])
     assert provenance.versions()["vllm"] == "unknown"
     assert not provenance.is_cpu_build()
-    assert installed.here_is() == "one without a version"
+    assert supported.installed() == "unknown"
     here = Machine({"name": "a machine"}, provenance.versions())
     measured = profile(device=dict(here.device), versions={"vllm": "0.32.0"})
     with pytest.raises(GateError, match=r"measured with vllm 0\.32\.0, here it is unknown$"):

@@ -29,7 +29,7 @@ def test_an_engine_is_ended_after_many_times_what_it_needs(
 
     async def main() -> None:
         nonlocal progress
-        watch = HangWatch(lambda: progress, result.append, doing=lambda: ": it sleeps")
+        watch = HangWatch(lambda: progress, result.append)
         with watch.over(), watch.over():
             for _ in range(20):
                 await asyncio.sleep(each_s)

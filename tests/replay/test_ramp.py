@@ -1,16 +1,18 @@
-"""The ramp on the simulated engine, on which an iteration takes a second."""
+"""Probes and the ramp on the simulated engine, on which an iteration takes a second."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from tests.support.builders import request
 from tuner.engines.seam import Engine, IterationLog
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldStep
 from tuner.errors import EngineError
-from tuner.replay.ramp import ramp, sizes_upto
+from tuner.replay.ramp import PROBES, probe, ramp, sizes_upto
 from tuner.trace.trace import TraceRequest
 
 WORLD = World(step=WorldStep(a=1.0), kv=WorldKv(blocks=4000), engine_start=10.0)
@@ -70,3 +72,25 @@ def test_all_sizes_are_tried_up_to_32_and_some_beyond() -> None:
     assert sizes_upto(1) == [1]
     assert sizes_upto(32) == list(range(1, 33))
     assert sizes_upto(64)[31:] == [32, 34, 37, 40, 43, 46, 49, 53, 57, 61, 64]
+
+
+@pytest.mark.parametrize(("kind", "warm_ups"), [("cpu", 1), ("gpu", PROBES)])
+def test_an_accelerator_gets_every_length_twice_and_the_second_time_counts(
+    kind: str, warm_ups: int
+) -> None:
+    sent: list[int] = []
+
+    async def main() -> int:
+        engine = await SimStarter(World(step=WorldStep(a=1.0))).start(max_num_seqs=4)
+        engine.facts = replace(engine.facts, device={"kind": kind})
+
+        def prompt(item: TraceRequest) -> list[int]:
+            sent.append(item.row)
+            return [7] * 10
+
+        result, _ = await probe([request(row) for row in range(PROBES)], engine, prompt=prompt)
+        return len(result)
+
+    assert run(main()) == PROBES
+    assert sent[-PROBES:] == list(range(PROBES))
+    assert len(sent) == warm_ups + PROBES

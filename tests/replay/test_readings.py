@@ -3,7 +3,6 @@
 import asyncio
 
 import numpy as np
-import pytest
 
 from tuner.engines.sim.virtual_time import run
 from tuner.replay.readings import while_reading
@@ -19,16 +18,3 @@ def test_the_device_is_read_once_a_second_until_the_work_is_done() -> None:
     result, log = run(while_reading(asyncio.sleep(3.5, "done"), read))
     assert result == "done"
     assert log["utilisation"].tolist() == [1.0, 2.0, 3.0]
-
-
-def test_work_that_fails_ends_the_readings_with_its_error() -> None:
-    async def fails() -> None:
-        await asyncio.sleep(2)
-        raise ValueError("no")
-
-    async def go() -> int:
-        with pytest.raises(ValueError, match="no"):
-            await while_reading(fails(), lambda: None)
-        return len(asyncio.all_tasks())
-
-    assert run(go()) == 1

@@ -13,14 +13,13 @@ from tuner.engines.scheduler.state import (
     FINISHED,
     FULL,
     NO_NOISE,
-    OUT_OF_NOISE,
     Floats,
     Ints,
     Noise,
     new_requests,
     new_scheduler,
 )
-from tuner.engines.sim.noise import EngineNoise, MachineNoise
+from tuner.engines.sim.noise import engine_noise, machine_noise
 from tuner.engines.sim.world import World, step_law
 from tuner.live.prometheus import Counter, Distribution, Histogram, ServerMetrics
 from tuner.profile.evidence import pack
@@ -142,7 +141,7 @@ def simulated(  # noqa: PLR0913 - the machine, its traffic, and what happens to 
 
     ``start`` counts the engine starts on that machine, each with its own speed.
     """
-    noise, engine_noise = _noise(world, until_s, slow_from_s, slow_by, start)
+    noise = _noise(world, until_s, slow_from_s, slow_by, start)
     law = step_law(world.step, max(cap, 64))
     scheduler = new_scheduler(
         max_num_seqs=cap,
@@ -159,16 +158,9 @@ def simulated(  # noqa: PLR0913 - the machine, its traffic, and what happens to 
     )
     scheduler.state["rows"] = len(traffic)
     logs = []
-    while (news := advance(scheduler, law, noise, until_s, False)) in {FULL, OUT_OF_NOISE}:
-        if news == FULL:
-            logs.append(scheduler.log.copy())
-            scheduler.state["logged"] = 0
-        else:
-            assert engine_noise is not None
-            noise = _slowed(
-                engine_noise.until(float(scheduler.state["now"][0])), slow_from_s, slow_by
-            )
-            scheduler.state["jitter"] = 0
+    while advance(scheduler, law, noise, until_s, False) == FULL:
+        logs.append(scheduler.log.copy())
+        scheduler.state["logged"] = 0
     logs.append(scheduler.log[: scheduler.state["logged"][0]].copy())
     log = np.concatenate(logs)
     count = int(scheduler.state["tokens"][0])
@@ -178,21 +170,12 @@ def simulated(  # noqa: PLR0913 - the machine, its traffic, and what happens to 
     )  # fmt: skip
 
 
-def _noise(
-    world: World, until_s: float, slow_from_s: float, slow_by: float, start: int
-) -> tuple[Noise, EngineNoise | None]:
-    if world.noise.is_calm:
-        grid = np.where(np.arange(int(until_s) + 2) >= slow_from_s, slow_by, 1.0)
-        return NO_NOISE._replace(slowdown=grid, begin_s=0.0, grid_s=1.0), None
-    machine = MachineNoise(world)
-    machine.extend(until_s + 700)
-    engine_noise = EngineNoise(machine, number=start)
-    return _slowed(engine_noise.until(0.0), slow_from_s, slow_by), engine_noise
-
-
-def _slowed(noise: Noise, from_s: float, by: float) -> Noise:
-    times = noise.begin_s + np.arange(len(noise.slowdown)) * noise.grid_s
-    return noise._replace(slowdown=noise.slowdown * np.where(times >= from_s, by, 1.0))
+def _noise(world: World, until_s: float, slow_from_s: float, slow_by: float, start: int) -> Noise:
+    noise = engine_noise(machine_noise(world), world, number=start, now_s=0.0)
+    if not noise.slowdown.size:
+        noise = NO_NOISE._replace(slowdown=np.ones(int(until_s) + 2))
+    times = np.arange(noise.slowdown.size) * noise.grid_s
+    return noise._replace(slowdown=noise.slowdown * np.where(times >= slow_from_s, slow_by, 1.0))
 
 
 def _recorded(  # noqa: PLR0913, PLR0917 - what the scheduler leaves behind

@@ -87,7 +87,6 @@ def logged(scheduler: Any) -> Iterator[Page]:
         page = Page(Path(folder) / "page")
         scheduler.log_into(str(page.folder))
         yield page
-        scheduler._log.close()
         scheduler._log = None
 
 

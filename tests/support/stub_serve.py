@@ -46,7 +46,7 @@ class StubServer:
 
     def _log(self, name: str) -> None:
         number = int(name.removeprefix("tuner-"))
-        row = np.array([(number, *[time.monotonic()] * 4, 0, 0)], SERVED)
+        row = np.array([(number, *[time.monotonic()] * 4, 0)], SERVED)
         with (FOLDER / "served").open("ab") as file:
             row.tofile(file)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import wait_until
-from tuner.engines.server.serve_process import ServeProcess
+from tuner.engines.server.start import ServeProcess
 from tuner.system.cores import split
 
 
@@ -30,7 +30,7 @@ def test_of_three_cores_or_more_one_is_the_clients(
 def test_a_server_keeps_off_the_clients_core_and_keeps_its_niceness(tmp_path: Path) -> None:
     cores, log = os.sched_getaffinity(0), tmp_path / "log"
     program = "print('up', flush=True); import time; time.sleep(600)"
-    process = ServeProcess.launch([sys.executable, "-c", program], environment={}, log=log)
+    process = ServeProcess([sys.executable, "-c", program], environment={}, log=log)
     try:
         wait_until(lambda: "up" in log.read_text())
         assert os.sched_getaffinity(process.group) == split(cores)[1]

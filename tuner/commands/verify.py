@@ -167,7 +167,7 @@ def _running(  # noqa: PLR0913, PLR0917 - what is verified, on what
     most = _allowed(server.url, planned, options.send_load)
     can_repeat = most is None or most >= 2 * planned + WARM_UPS
     question = replace(question, url=server.url, repeats=can_repeat)
-    return replace(server, planned=planned, most=most), question
+    return server, question
 
 
 def _next(options: VerifyOptions, profile: ServingProfile, verified: Verified) -> str:
@@ -232,8 +232,6 @@ def _starter_at(
         url=base,
         model=(same or served)[0].name if served else profile.model,
         facts=facts,
-        planned=0,
-        most=None,
         sampling=profile.sampling,
         key=key,
         served=partial(_served, base),

@@ -9,8 +9,7 @@ import asyncio
 import math
 import os
 import platform
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,18 +26,12 @@ PARALLEL_SIZES = tuple(
 )
 """Arguments that multiply the GPUs of one engine."""
 
-PER_CARD = frozenset({"uuids"})
-"""Facts in which two machines of one kind differ."""
-
-BY_LOG = frozenset({"attention_backend"})
-"""Facts that a log may leave out, even on the same machine."""
-
-ALARMING = {
-    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
-    pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "software thermal slowdown",
-    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hardware thermal slowdown",
-    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "power brake",
-}
+SLOWED = (
+    pynvml.nvmlClocksThrottleReasonHwSlowdown
+    | pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
+    | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
+    | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
+)
 """Reasons for which a GPU is slower than it should be. The power limit is normal at full load."""
 
 BUSY = 0.5
@@ -51,11 +44,6 @@ _GROWN_BYTES = 256 << 20
 """A CUDA context alone takes that much."""
 
 _LOOK_S = 0.2
-_UUID_PREFIX = len("GPU-") + 8
-"""Characters of a UUID that tell GPUs apart."""
-
-_BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+)(?: attention)? backend")
-"""vLLM's log names its choice, its configuration does not."""
 
 
 class Gpu(NamedTuple):
@@ -74,8 +62,8 @@ class Gpu(NamedTuple):
     clock_mhz: int | None
     """None while it idles or is at its power limit: the clock is rightly lower then."""
 
-    alarms: tuple[str, ...] | None
-    """Of ALARMING."""
+    is_slowed: bool | None
+    """By heat, a fault or a power brake."""
 
     processes: frozenset[int]
     """Those that compute on it, by the driver's numbers: in a container not ours."""
@@ -99,7 +87,15 @@ def device_facts() -> dict[str, ArgumentValue]:
     """
     if not provenance.is_cpu_build():
         if seen := gpus():
-            return _gpu_facts(seen)
+            return {
+                "kind": "gpu",
+                "name": seen[0].name,
+                "count": len(seen),
+                "memory_bytes": seen[0].memory_bytes,
+                "driver": driver()["driver"],
+                "compute_capability": seen[0].compute_capability,
+                "power_limit_w": seen[0].power_limit_w,
+            }
         if provenance.is_vllm_here():
             return {"kind": "cuda", "name": "cuda device"}
     has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
@@ -107,41 +103,14 @@ def device_facts() -> dict[str, ArgumentValue]:
         "kind": "cpu",
         "name": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1,
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": psutil.virtual_memory().total,
     }
-
-
-def device_of(arguments: Mapping[str, ArgumentValue], log_text: str) -> dict[str, ArgumentValue]:
-    """Return the facts of the device that a running engine is on, and of the attention backend that
-    its log names: two backends are two machines."""
-    seen = () if provenance.is_cpu_build() else gpus()
-    if not seen:
-        return device_facts()
-    mine = seen[: gpus_of(arguments)]
-    facts = _gpu_facts(mine) | {"count": len(seen)}
-    facts["uuids"] = [gpu.uuid[:_UUID_PREFIX] for gpu in mine]
-    if (backend := _BACKEND.search(log_text)) is not None:
-        facts["attention_backend"] = backend[1]
-    return facts
 
 
 def gpus_of(arguments: Mapping[str, ArgumentValue]) -> int:
     """Return how many GPUs an engine with these arguments takes: the first that it can see."""
     sizes = (arguments.get(name) for name in PARALLEL_SIZES)
     return math.prod(size for size in sizes if isinstance(size, int))
-
-
-def _gpu_facts(seen: Sequence[Gpu]) -> dict[str, ArgumentValue]:
-    first = seen[0]
-    return {
-        "kind": "gpu",
-        "name": first.name,
-        "count": len(seen),
-        "memory_bytes": first.memory_bytes,
-        "driver": driver()["driver"],
-        "compute_capability": first.compute_capability,
-        "power_limit_w": first.power_limit_w,
-    }
 
 
 def _cpu_name() -> str:
@@ -212,14 +181,13 @@ class DeviceMeter:
             return None
         busy, *host = cpu or (math.nan,) * 3
         mine = {each.pid for each in _family()} if seen else set()
-        memory = [gpu.memory_used_bytes for gpu in seen]
         return (
-            _mean(gpu.utilisation for gpu in seen) if seen or self._kind != "cpu" else busy,
-            _mean(memory) * len(seen),
+            busy if self._kind == "cpu" else _mean(gpu.utilisation for gpu in seen),
+            _mean(gpu.memory_used_bytes for gpu in seen) * len(seen),
             _mean(gpu.power_w for gpu in seen) * len(seen),
             *host,
             _mean(gpu.clock_mhz for gpu in seen),
-            _mean(None if gpu.alarms is None else bool(gpu.alarms) for gpu in seen),
+            _mean(gpu.is_slowed for gpu in seen),
             # in a container ours are not among those that the driver names
             _mean(bool(gpu.processes - mine) if gpu.processes & mine else None for gpu in seen),
         )
@@ -231,20 +199,6 @@ def _mean(values: Iterable[float | None]) -> float:
     return sum(known) / len(known) if known else math.nan
 
 
-def state_of(pids: Iterable[int]) -> str:
-    """Say which of these processes, or of their children, is stopped or waits for the kernel; empty
-    where none is."""
-    for pid in pids:
-        with suppress(psutil.Error):
-            process = psutil.Process(pid)
-            for each in (process, *process.children(recursive=True)):
-                if each.status() in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}:
-                    return f": process {each.pid} was stopped by a signal"
-                if each.status() == psutil.STATUS_DISK_SLEEP:
-                    return f": process {each.pid} waits for the kernel, as for a driver that hangs"
-    return ""
-
-
 def memory_used() -> dict[str, int]:
     """Return UUID → bytes in use, of the GPUs that CUDA would see; of none where vLLM uses none."""
     if provenance.is_cpu_build():
@@ -252,22 +206,16 @@ def memory_used() -> dict[str, int]:
     return {gpu.uuid: gpu.memory_used_bytes or 0 for gpu in gpus()}
 
 
-async def given_back(
-    before: Mapping[str, int], *, device: Mapping[str, object] | None = None
-) -> bool:
+async def given_back(before: Mapping[str, int]) -> bool:
     """Wait until no GPU has much more memory in use than before; return whether that came in time.
 
     A process is gone before the driver has freed what it held, and the next engine takes a share of
-    what it finds free. ``device`` has the facts of an engine: only its own GPUs are waited for; all
-    of them without.
+    what it finds free.
     """
-    uuids = (device or {}).get("uuids")
-    named = tuple(map(str, uuids)) if isinstance(uuids, list) else ("",)
-    own = {uuid: used for uuid, used in before.items() if uuid.startswith(named)}
     until_s = asyncio.get_running_loop().time() + GIVEN_BACK_S
-    while own:
+    while before:
         now = await asyncio.to_thread(memory_used)
-        if all(now.get(uuid, 0) - used < _GROWN_BYTES for uuid, used in own.items()):
+        if all(now.get(uuid, 0) - used < _GROWN_BYTES for uuid, used in before.items()):
             break
         if asyncio.get_running_loop().time() > until_s:
             return False
@@ -331,7 +279,6 @@ def _read(gpu: Any) -> Gpu:  # noqa: ANN401 - an NVML handle
     limit_mw, power_mw = _ask("EnforcedPowerLimit", gpu), _ask("PowerUsage", gpu)
     is_busy = rates is not None and rates.gpu >= 100 * BUSY
     is_free = reasons is not None and not reasons & pynvml.nvmlClocksThrottleReasonSwPowerCap
-    alarms = tuple(text for bit, text in ALARMING.items() if reasons and reasons & bit)
     return Gpu(
         uuid=str(_ask("UUID", gpu)),
         name=str(_ask("Name", gpu)),
@@ -342,7 +289,7 @@ def _read(gpu: Any) -> Gpu:  # noqa: ANN401 - an NVML handle
         power_w=None if power_mw is None else power_mw * 1e-3,
         utilisation=None if rates is None else rates.gpu / 100,
         clock_mhz=_ask("ClockInfo", gpu, pynvml.NVML_CLOCK_SM) if is_busy and is_free else None,
-        alarms=None if reasons is None else alarms,
+        is_slowed=None if reasons is None else bool(reasons & SLOWED),
         processes=frozenset(each.pid for each in _ask("ComputeRunningProcesses", gpu) or ()),
     )
 

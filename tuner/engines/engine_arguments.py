@@ -37,7 +37,7 @@ def engine_arguments(
             "no model: neither --model nor --base nor the trace's header names one",
             hint="Give --model NAME, or --model tuner:tiny to try tuner without a download.",
         )
-    for setting in _overrides(overrides):
+    for setting in map(_override, overrides):
         for part in [name for name in settings if name.startswith(f"{setting.name}.")]:
             del settings[part]  # a whole mapping replaces its parts
         settings[setting.name] = setting
@@ -85,21 +85,15 @@ def _read(path: Path) -> Iterator[Setting]:
             yield _setting(str(key.value), value, place, of_server=True)
 
 
-def _overrides(texts: Sequence[str]) -> Iterator[Setting]:
-    seen: set[str] = set()
-    for text in texts:
-        key, equals, written = text.partition("=")
-        key = key.strip().removeprefix("--")
-        if not equals or not key:
-            raise UsageError(f"--set {text!r} is not KEY=VALUE", hint="As in --set block_size=32.")
-        setting = _setting(key, value_of(written.strip(), place="--set"), "--set", of_server=False)
-        name = setting.name
-        if name in _OPTIONS:
-            raise UsageError(f"--set {text}: {name} is not set so", hint=f"Use {_OPTIONS[name]}.")
-        if name in seen:
-            raise UsageError(f"--set {name} is there twice", hint="Remove one of the two.")
-        seen.add(name)
-        yield setting
+def _override(text: str) -> Setting:
+    key, equals, written = text.partition("=")
+    key = key.strip().removeprefix("--")
+    if not equals or not key:
+        raise UsageError(f"--set {text!r} is not KEY=VALUE", hint="As in --set block_size=32.")
+    setting = _setting(key, value_of(written.strip(), place="--set"), "--set", of_server=False)
+    if (option := _OPTIONS.get(setting.name)) is not None:
+        raise UsageError(f"--set {text}: is not set so", hint=f"Use {option}.")
+    return setting
 
 
 def _setting(key: str, value: ArgumentValue, place: str, *, of_server: bool) -> Setting:

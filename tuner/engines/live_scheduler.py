@@ -71,6 +71,9 @@ class LiveScheduler(Scheduler):
         self._cells = np.zeros(1, page.PAGE)
         self._log: SchedulerLog | None = None
         self.log_into(os.environ.get(page.VARIABLE))
+        drafts = self.vllm_config.speculative_config is not None
+        most = self._cells["max_num_seqs"][0] if drafts else self.max_num_running_reqs
+        self.built = Limits(int(most), self.max_num_scheduled_tokens)
         path = os.environ.get(page.SOCKET)
         self._live = contain_errors(switched_off, _control, self, path) if path else None
 
@@ -81,6 +84,17 @@ class LiveScheduler(Scheduler):
             self._log = SchedulerLog(self, Path(folder), self._cells)
         self._cells["max_num_seqs"] = getattr(self, self._cap)
         self._cells["max_num_batched_tokens"] = self.max_num_scheduled_tokens
+
+    def limits(self) -> Limits:
+        """See live.control.Knobs: this and the next two are called by its thread."""
+        cells = self._cells[0]
+        return Limits(int(cells["max_num_seqs"]), int(cells["max_num_batched_tokens"]))
+
+    def load(self) -> tuple[int, int]:
+        return self.get_request_counts()
+
+    def set_max_num_seqs(self, cap: int) -> None:
+        self._cells["max_num_seqs"] = cap
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         begun_s, (cells,) = time.monotonic(), self._cells
@@ -107,23 +121,21 @@ class LiveScheduler(Scheduler):
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         if self._log is not None:
-            self._log.preempted(request)
+            self._log.preemptions += 1
+            self._log.lost_tokens += request.num_computed_tokens
         super()._preempt_request(request, *args, **kwargs)
 
     def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
         result = super().finish_requests(request_ids, *args, **kwargs)
         if self._log is not None:
-            named = [request_ids] if isinstance(request_ids, str) else request_ids or ()
-            for request_id in named:
-                self._log.ended(request_id, math.nan)
+            for name in [request_ids] if isinstance(request_ids, str) else request_ids or ():
+                self._log.ended(name, math.nan)
             self._log.counted()
         return result
 
     def shutdown(self) -> None:
         if self._live is not None:
             contain_errors(switched_off, self._live.stop)
-        if self._log is not None:
-            self._log.close()
         super().shutdown()
 
 
@@ -148,10 +160,14 @@ class SchedulerLog:
         )
         self._pending: deque[tuple[Any, float, tuple[int, ...]]] = deque()
         self._busy_since: float | None = None
-        self._preemptions = self._lost_tokens = 0
+        self.preemptions = self.lost_tokens = 0
+        """Of the iteration that is being scheduled."""
+
         self._marks: dict[str, np.void] = {}
         """By the request's name, its row of SERVED."""
 
+        pool = scheduler.kv_cache_manager.block_pool
+        self._blocks = int(pool.num_gpu_blocks) - 1  # the null block
         config = scheduler.vllm_config
         about = page.About(
             arguments=arguments_of(config),
@@ -164,21 +180,15 @@ class SchedulerLog:
     def queued(self, request_id: str) -> None:
         name = _NAME.match(request_id)
         number = int(name[1]) if name else UNKNOWN
-        row = (number, time.monotonic(), math.nan, math.nan, math.nan, UNKNOWN, 0)
+        row = (number, time.monotonic(), math.nan, math.nan, math.nan, UNKNOWN)
         self._marks[request_id] = np.array([row], page.SERVED)[0]
         self._cells["unfinished"] += 1
-
-    def preempted(self, request: Any) -> None:
-        self._preemptions += 1
-        self._lost_tokens += request.num_computed_tokens
-        if (mark := self._marks.get(request.request_id)) is not None:
-            mark["preemptions"] += 1
 
     def scheduled(self, output: Any, begun_s: float) -> None:
         """Note an iteration that is about to run."""
         self._cells["under_way"] += 1
         self._pending.append((output, begun_s, self._composition(output)))
-        self._preemptions = self._lost_tokens = 0
+        self.preemptions = self.lost_tokens = 0
         for new in output.scheduled_new_reqs:
             mark = self._marks.get(new.req_id)
             if mark is not None and math.isnan(mark["scheduled_s"]):
@@ -216,14 +226,6 @@ class SchedulerLog:
         if not left and not self._pending:
             self._busy_since = None
 
-    def close(self) -> None:
-        os.close(self._iterations)
-        os.close(self._served)
-
-    @property
-    def _blocks(self) -> int:
-        return int(self._scheduler.kv_cache_manager.block_pool.num_gpu_blocks) - 1  # the null block
-
     def _composition(self, output: Any) -> tuple[int, ...]:
         """Return a row's fields from ``decode_seqs`` on.
 
@@ -255,28 +257,7 @@ class SchedulerLog:
         )
         used = self._blocks - scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         counts = (decode, prefill, prefill_tokens, context, *scheduler.get_request_counts(), used)
-        return (*counts, self._preemptions, self._lost_tokens, cached, prefill_context)
-
-
-class SchedulerKnobs:
-    """The limits that the control thread may touch: see ``live.control.Knobs``. The scheduler takes
-    them over before it schedules next."""
-
-    def __init__(self, scheduler: LiveScheduler) -> None:
-        self._scheduler, self._cells = scheduler, scheduler._cells[0]  # noqa: SLF001 - one class in two
-        drafts = scheduler.vllm_config.speculative_config is not None
-        most = self._cells["max_num_seqs"] if drafts else scheduler.max_num_running_reqs
-        self.built = Limits(int(most), scheduler.max_num_scheduled_tokens)
-
-    def limits(self) -> Limits:
-        cells = self._cells
-        return Limits(int(cells["max_num_seqs"]), int(cells["max_num_batched_tokens"]))
-
-    def load(self) -> tuple[int, int]:
-        return self._scheduler.get_request_counts()
-
-    def set_max_num_seqs(self, cap: int) -> None:
-        self._cells["max_num_seqs"] = cap
+        return (*counts, self.preemptions, self.lost_tokens, cached, prefill_context)
 
 
 def _control(scheduler: LiveScheduler, path: str) -> LiveThread:
@@ -286,7 +267,7 @@ def _control(scheduler: LiveScheduler, path: str) -> LiveThread:
         vllm=vllm.__version__,
         arguments=arguments_of(scheduler.vllm_config),
     )
-    thread = LiveThread(SchedulerKnobs(scheduler), path, about)
+    thread = LiveThread(scheduler, path, about)
     thread.start()
     return thread
 

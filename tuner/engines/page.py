@@ -6,6 +6,7 @@ log of an engine in any process without asking it: the engine never waits.
 """
 
 import mmap
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,6 @@ SERVED = np.dtype(
         ("first_s", "f8"),
         ("last_s", "f8"),
         ("cached_tokens", "i8"),
-        ("preemptions", "i8"),
     ]
 )
 """One request; times by the engine's monotonic clock, NaN for what did not come."""
@@ -104,10 +104,10 @@ class Page:
     def set(self, max_num_seqs: int | None, max_num_batched_tokens: int | None) -> None:
         """Set limits of an idle engine and empty its prefix cache, before its next request. None
         leaves a limit as it is."""
-        self._cells["max_num_seqs"][0] = max_num_seqs or self._cells["max_num_seqs"][0]
-        tokens = max_num_batched_tokens or self._cells["max_num_batched_tokens"][0]
-        self._cells["max_num_batched_tokens"][0] = tokens
-        self._cells["resets"][0] += 1
+        cells = self._cells
+        cells["max_num_seqs"] = max_num_seqs or cells["max_num_seqs"]
+        cells["max_num_batched_tokens"] = max_num_batched_tokens or cells["max_num_batched_tokens"]
+        cells["resets"] += 1
 
     def take(self) -> tuple[IterationLog, NDArray[np.void]]:
         """Return the iterations and the served requests since the last call.
@@ -132,7 +132,4 @@ class Page:
 
     def remove(self) -> None:
         """Delete the folder. Twice is allowed."""
-        for name in ("page", "iterations", "served", "about.json", "api"):
-            (self.folder / name).unlink(missing_ok=True)
-        if self.folder.exists():
-            self.folder.rmdir()
+        shutil.rmtree(self.folder, ignore_errors=True)

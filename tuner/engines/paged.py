@@ -10,7 +10,6 @@ from itertools import count
 from tuner.engines import devices, provenance
 from tuner.engines.page import SERVED, About, Page, name_of
 from tuner.engines.seam import (
-    STOPPED,
     EngineFacts,
     EngineRequest,
     IterationLog,
@@ -18,8 +17,6 @@ from tuner.engines.seam import (
     RequestFailedError,
 )
 from tuner.engines.timeouts import HangWatch
-from tuner.engines.vllm.installed import in_one_process
-from tuner.engines.vllm.log import Since
 from tuner.engines.vllm.start import Resolved
 from tuner.errors import EngineError
 
@@ -37,32 +34,31 @@ class PagedEngine(ABC):
 
     facts: EngineFacts
 
-    def __init__(self, page: Page, log: Since, pids: Sequence[int]) -> None:
-        self.compiled: list[str] = []
-        self._page, self._log = page, log
+    def __init__(self, page: Page, pids: Sequence[int]) -> None:
+        self._page = page
         self._numbers = count(secrets.randbits(40))
         self._replies: dict[int, Reply] = {}
         """By the request's number: those that the log has still to complete."""
 
         self._in_flight = self._tokens = 0
-        self._watch = HangWatch(
-            lambda: page.iterations + self._tokens,
-            self._end,
-            doing=lambda: devices.state_of(pids),
-        )
-        self._stopped = False
+        self._watch = HangWatch(lambda: page.iterations + self._tokens, self._end, pids=pids)
+        self._cause: EngineError | None = None
+        """Why tuner has ended it."""
 
     @abstractmethod
     async def _ask(self, name: str, request: EngineRequest, reply: Reply) -> None:
-        """Send a request of this name and fill ``reply``, counting what comes in ``_tokens``."""
+        """Send a request of this name and fill ``reply``, counting what comes in ``_tokens``.
+
+        Raises RequestFailedError, once it shows in ``_death`` if the engine has died of it.
+        """
 
     @abstractmethod
     def _death(self) -> EngineError | None:
         """Return what the engine died of; None while its processes live."""
 
     @abstractmethod
-    def _end(self, cause: EngineError) -> None:
-        """End its processes, for this cause."""
+    def _kill(self) -> None:
+        """End its processes at once."""
 
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
         """See the seam."""
@@ -74,6 +70,9 @@ class PagedEngine(ABC):
         try:
             with self._watch.over():
                 await self._ask(name_of(number), request, reply)
+        except RequestFailedError:
+            self._check_running()
+            raise
         finally:
             self._in_flight -= 1
         if reply.output_tokens != request.output_length:
@@ -102,7 +101,6 @@ class PagedEngine(ABC):
             if (reply := self._replies.pop(int(each["number"]), None)) is not None:
                 for name in (SERVED.names or ())[1:]:
                     setattr(reply, name, each[name].item())
-        self.compiled += self._log.compiled()
         return log
 
     async def warm_up(self, begun_s: float) -> None:
@@ -111,7 +109,6 @@ class PagedEngine(ABC):
         request = EngineRequest([1] * length, length)
         await asyncio.gather(*(self.generate(request, Reply()) for _ in range(WARM_UPS)))
         await self.prepare()
-        self.compiled.clear()
         self._watch.begin()
         start_s = asyncio.get_running_loop().time() - begun_s
         self.facts = replace(self.facts, start_s=start_s)
@@ -124,14 +121,16 @@ class PagedEngine(ABC):
                 self._check_running()
                 await asyncio.sleep(_LOOK_S)
 
+    def _end(self, cause: EngineError) -> None:
+        self._cause = cause
+        self._kill()
+
     def _check_running(self) -> None:
-        if self._stopped:
-            raise STOPPED
-        if (dead := self._death()) is not None:
-            raise dead
+        if (cause := self._cause or self._death()) is not None:
+            raise cause
 
 
-def facts_of(resolved: Resolved, about: About, *, engine: str, log_text: str) -> EngineFacts:
+def facts_of(resolved: Resolved, about: About, *, engine: str) -> EngineFacts:
     """Return the facts of an engine that has started, but for how long that took.
 
     Raises EngineError where it runs with something else than was resolved for it.
@@ -153,9 +152,9 @@ def facts_of(resolved: Resolved, about: About, *, engine: str, log_text: str) ->
         kv_blocks=about.kv_blocks,
         start_s=0.0,
         versions=provenance.versions(),
-        device=devices.device_of(resolved.arguments, log_text),
+        device=devices.device_facts(),
         environment=provenance.environment(),
         sampling=resolved.sampling,
-        cautions=(*in_one_process(resolved.arguments), *about.cautions),
+        cautions=about.cautions,
         unmodelled=about.unmodelled,
     )

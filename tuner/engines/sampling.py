@@ -32,20 +32,14 @@ def parse_sampling(text: str | None) -> dict[str, float]:
     >>> parse_sampling("temperature=0.7, top_k=20")
     {'temperature': 0.7, 'top_k': 20}
     """
-    result: dict[str, float] = {}
-    for part in text.split(",") if text is not None else ():
-        name, _, written = (word.strip() for word in part.partition("="))
-        if name in result:
-            raise UsageError(f"--sampling: {name} is there twice", hint="Remove one of the two.")
-        try:
-            result[name] = float(written)
-        except ValueError:
-            result[name] = float("nan")
+    hint = f"Give some of {', '.join(_RANGES)}, as in temperature=0.7,top_p=0.9."
+    pairs = [part.partition("=") for part in text.split(",")] if text is not None else []
+    try:
+        result = {name.strip(): float(written) for name, _, written in pairs}
+    except ValueError as problem:
+        raise UsageError(f"--sampling {text}: {problem}", hint=hint) from None
     for fault in faults(result):
-        raise UsageError(
-            f"--sampling: {fault}",
-            hint=f"Give some of {', '.join(_RANGES)}, as in temperature=0.7,top_p=0.9.",
-        )
+        raise UsageError(f"--sampling {text}: {fault}", hint=hint)
     return as_sent(result)
 
 

@@ -86,6 +86,11 @@ class EngineFacts:
         """Tokens that an iteration may compute at most; 0 where that is not pinned."""
         return int(str(self.arguments.get("max_num_batched_tokens", 0)))
 
+    @property
+    def is_served(self) -> bool:
+        """Whether its requests come through the front end of a server of ours."""
+        return self.engine == "serve"
+
     def check_limits(
         self, max_num_seqs: int | None, max_num_batched_tokens: int | None, *, in_flight: int
     ) -> None:
@@ -116,11 +121,6 @@ class EngineFacts:
                 f"than max_model_len, {self.max_model_len}, together"
             )
 
-    @property
-    def is_served(self) -> bool:
-        """Whether its requests come through the front end of a server of ours."""
-        return self.engine == "serve"
-
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
@@ -145,9 +145,6 @@ class Reply:
     seen_s: list[float] = field(default_factory=list)
     """When the client saw something come: the token of one iteration or, read late, of several."""
 
-    late_tokens: int = 0
-    """Outputs that came apart, and that were read together with others."""
-
     queued_s: float = math.nan
     """When its scheduler got the request, and when it was scheduled first; this and the next three
     by the engine's own clock, NaN where it does not report them."""
@@ -156,7 +153,6 @@ class Reply:
     first_s: float = math.nan
     last_s: float = math.nan
     cached_tokens: int = UNKNOWN
-    preemptions: int = UNKNOWN
 
 
 class Engine(Protocol):
@@ -164,12 +160,6 @@ class Engine(Protocol):
 
     @property
     def facts(self) -> EngineFacts: ...
-
-    @property
-    def compiled(self) -> list[str]:
-        """What it has compiled while it served, in its own words: kernels for a shape seen first.
-        Whoever has read it empties it."""
-        ...
 
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
         """Generate, filling ``reply``; return after the last token. Cancelling aborts the request.

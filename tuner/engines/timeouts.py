@@ -1,18 +1,19 @@
 """Waits for an engine with an end: until it has started, and while it makes no progress."""
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from tuner.engines import provenance
 from tuner.engines.vllm.failure import last_line
 from tuner.engines.vllm.log import Since
-from tuner.errors import EngineError, StoodStillError, UsageError
+from tuner.errors import EngineError, StoodStillError
 
 START_ON_CPU_S = 600.0
-START_S = 1800.0
+START_S = 3600.0
 """With an accelerator: weights of hundreds of GB are read and graphs captured."""
 
 HANG_S = 30.0
@@ -22,21 +23,10 @@ iteration: one may take seconds on a slow machine."""
 
 _LOOK_S = 0.5
 
-_START = "TUNER_START_TIMEOUT"
-
 
 def start_limit_s() -> float:
-    """Return how long an engine may take to start. Raises UsageError for a variable that is no
-    number of seconds."""
-    given = os.environ.get(_START)
-    usual_s = START_ON_CPU_S if provenance.is_cpu_build() else START_S
-    try:
-        return usual_s if given is None else float(given)
-    except ValueError:
-        raise UsageError(
-            f"{_START}: {given!r} is not a number of seconds",
-            hint=f"Set it to seconds, as in {_START}=600.",
-        ) from None
+    """Return how long an engine may take to start."""
+    return START_ON_CPU_S if provenance.is_cpu_build() else START_S
 
 
 @asynccontextmanager
@@ -52,7 +42,7 @@ async def started_in_time(path: Path) -> AsyncIterator[None]:
             raise
         raise EngineError(
             f"vLLM did not start within {limit_s:g} s; its last words: {last_line(log.text())}",
-            hint=f"Read {path}, or give it longer: {_START}={3 * limit_s:.0f}.",
+            hint=f"Read {path}: what it waits for may be a download, or a process that hangs.",
         ) from None
 
 
@@ -60,7 +50,7 @@ class HangWatch:
     """Ends an engine that has work and makes no progress for too long.
 
     ``progress`` returns a number that changes with every iteration or token; ``end`` ends the
-    engine, so that whoever waits for it gets the error; ``doing`` describes its processes.
+    engine, so that whoever waits for it gets the error; ``pids`` are its processes.
     """
 
     def __init__(
@@ -68,12 +58,12 @@ class HangWatch:
         progress: Callable[[], int],
         end: Callable[[StoodStillError], None],
         *,
-        doing: Callable[[], str] = str,
+        pids: Sequence[int] = (),
         first_s: float | None = None,
     ) -> None:
         """``first_s``: how long it may take to its first progress, by default as long as a start:
         kernels are compiled for a first prompt."""
-        self._progress, self._end, self._doing = progress, end, doing
+        self._progress, self._end, self._pids = progress, end, pids
         self._first_s = start_limit_s() if first_s is None else first_s
         self._waiting = 0
         self._watching: asyncio.Task[None] | None = None
@@ -113,12 +103,21 @@ class HangWatch:
                 seen, still_s = now, 0.0
             elif still_s > max(HANG_S, limit_s):
                 problem = f"The engine stands still: no iteration for {still_s:.0f} s"
-                self._end(
-                    StoodStillError(
-                        f"{problem} with work waiting{self._doing()}",
-                        hint="See its log, and what the kernel and the driver say (dmesg); then "
-                        "tuner resume.",
-                        seconds=still_s,
-                    )
+                cause = StoodStillError(
+                    f"{problem} with work waiting{self._stopped()}",
+                    hint="See its log, and what the kernel and the driver say (dmesg); then tuner "
+                    "resume.",
+                    seconds=still_s,
                 )
+                self._end(cause)
                 return
+
+    def _stopped(self) -> str:
+        """Say which of its processes a signal has stopped."""
+        for pid in self._pids:
+            with suppress(psutil.Error):
+                process = psutil.Process(pid)
+                for each in (process, *process.children(recursive=True)):
+                    if each.status() == psutil.STATUS_STOPPED:
+                        return f": process {each.pid} was stopped by a signal"
+        return ""

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
+from tuner.engines.seam import IterationLog
 from tuner.replay.iterations import (
     BatchTime,
     KvCacheUsage,
@@ -13,7 +15,7 @@ from tuner.replay.iterations import (
     token_bound_share,
     waiting_share,
 )
-from tuner.replay.records import Floats, Replay, broken, e2el_s, met, queue_s, ttft_s
+from tuner.replay.records import Floats, Replay, Requests, broken, e2el_s, met, queue_s, ttft_s
 from tuner.traffic.slo import Slo
 
 
@@ -86,7 +88,7 @@ class Measurement:
 
 
 def spread(values: Iterable[float], weights: Iterable[float] | None = None) -> Spread | None:
-    """Return the five numbers, or None of nothing.
+    """Return the five numbers, or None of nothing; NaN is nothing.
 
     Weighted percentiles interpolate between the shares of weight below each value and below the
     largest one, which with equal weights is the usual linear interpolation.
@@ -96,10 +98,11 @@ def spread(values: Iterable[float], weights: Iterable[float] | None = None) -> S
     """
     array = np.asarray(values if isinstance(values, np.ndarray) else [*values], float)
     heavy = np.ones(array.size) if weights is None else np.asarray([*weights], float)
+    known = ~np.isnan(array)
+    array, heavy = array[known], heavy[known]
     if not array.size or not heavy.sum() > 0:
         return None
-    ranks = (0.50, 0.90, 0.95, 0.99)
-    percentiles = (percentile(array, heavy, rank) for rank in ranks)
+    percentiles = (percentile(array, heavy, rank) for rank in (0.50, 0.90, 0.95, 0.99))
     return Spread(float(np.average(array, weights=heavy)), *percentiles)
 
 
@@ -117,45 +120,44 @@ def measure(replays: Sequence[Replay], slo: Slo) -> Measurement:
     A replay's requests and seconds count as often as its weight says, so that a few windows speak
     for the whole trace. Totals, such as preemptions, are what was counted.
     """
-    parts = [_Part(replay, slo) for replay in replays]
+    parts = [_part(replay, slo) for replay in replays]
     weights = np.array([replay.weight for replay in replays])
     scored, good, possible, window_s, ended, tokens, span_s = (
         weights @ np.array([part.counts for part in parts], float)
     ).tolist()
-    work = np.concatenate([replay.iterations for replay in replays])
-    scored_work = np.concatenate([part.work for part in parts])
-    wanted = np.concatenate([part.seen["output_length"] for part in parts])
+    logged = np.concatenate([replay.iterations for replay in replays])
+    work = np.concatenate([part.work for part in parts])
+    seen = np.concatenate([part.seen for part in parts])
+    heavy = np.repeat(weights, [len(part.seen) for part in parts])
+    wanted = float(seen["output_length"].mean()) if len(seen) else 0.0
     cap, cut = replays[0].max_num_seqs, [replay for replay in replays if replay.cut]
-
-    def over(values: Iterable[Floats]) -> Spread | None:
-        """Return the spread of what the requests have, each as heavy as its replay."""
-        result = [each[~np.isnan(each)] for each in values]
-        return spread(np.concatenate(result), np.repeat(weights, [len(each) for each in result]))
-
     return Measurement(
         max_num_seqs=cap,
         blocks=len(replays),
-        requests=sum(part.counts[0] for part in parts),
+        requests=sum(int(part.counts[0]) for part in parts),
         attainment=good / scored,
         attainment_bound=max(good, possible) / scored,
         arrival_rate_rps=scored / window_s,
         goodput_rps=good / window_s,
-        offered_tokens_per_s=scored / window_s * (float(wanted.mean()) if len(wanted) else 0.0),
+        offered_tokens_per_s=scored / window_s * wanted,
         requests_per_s=ended / span_s,
         output_tokens_per_s=tokens / span_s,
-        ttft_s=over(ttft_s(part.seen) for part in parts),
-        tpot_s=over(part.seen["tpot_s"][part.seen["outcome"] == "ok"] for part in parts),
-        itl_s=over(part.gaps_s for part in parts),
-        e2el_s=over(e2el_s(part.seen) for part in parts),
-        queue_s=over(queue_s(part.seen) for part in parts),
-        batch_times=batch_times(work),
-        kv_cache_usage=kv_cache_usage(scored_work, replays[0].kv_blocks),
-        preemptions=int(work["preemptions"].sum()),
-        recomputed_tokens=int(work["recomputed_tokens"].sum()),
-        running_peak=int(scored_work["running"].max(initial=0)),
-        cap_bound_share=waiting_share(scored_work, cap, full=True),
-        kv_bound_share=waiting_share(scored_work, cap, full=False),
-        token_bound_share=token_bound_share(scored_work, cap, replays[0].token_budget),
+        ttft_s=spread(ttft_s(seen), heavy),
+        tpot_s=spread(np.where(seen["outcome"] == "ok", seen["tpot_s"], np.nan), heavy),
+        itl_s=spread(
+            np.concatenate([part.gaps_s for part in parts]),
+            np.repeat(weights, [len(part.gaps_s) for part in parts]),
+        ),
+        e2el_s=spread(e2el_s(seen), heavy),
+        queue_s=spread(queue_s(seen), heavy),
+        batch_times=batch_times(logged),
+        kv_cache_usage=kv_cache_usage(work, replays[0].kv_blocks),
+        preemptions=int(logged["preemptions"].sum()),
+        recomputed_tokens=int(logged["recomputed_tokens"].sum()),
+        running_peak=int(work["running"].max(initial=0)),
+        cap_bound_share=waiting_share(work, cap, full=True),
+        kv_bound_share=waiting_share(work, cap, full=False),
+        token_bound_share=token_bound_share(work, cap, replays[0].token_budget),
         in_flight_peak=max(
             most_at_once(replay.requests["planned_s"], replay.requests["end_s"])
             for replay in replays
@@ -173,49 +175,60 @@ def most_at_once(begin_s: Floats, end_s: Floats) -> int:
     return int(np.cumsum(changes[np.lexsort((changes, times))]).max(initial=0))
 
 
-class _Part:
-    """What one replay contributes.
+class _Part(NamedTuple):
+    """What one replay contributes."""
 
-    Throughput is counted over the scored window, whichever request a token belongs to; of a cut
-    replay over everything until the cut. The tail, when nothing more is sent and the engine
-    drains, is left out: production does not look like that.
+    seen: Requests
+    """The requests that speed is measured on."""
+
+    gaps_s: Floats
+    work: IterationLog
+    """The iterations of the span."""
+
+    counts: tuple[float, ...]
+    """Scored, good and possibly good requests, the window, and what ended in the span: requests and
+    tokens; its seconds."""
+
+
+def _part(replay: Replay, slo: Slo) -> _Part:
+    """Return what one replay contributes.
+
+    Throughput is counted over a span: the scored window, whichever request a token belongs to; of a
+    cut replay everything until the cut. The tail, when nothing more is sent and the engine drains,
+    is left out: production does not look like that.
     """
+    requests, is_scored = replay.requests, replay.requests["scored"]
+    is_seen = is_scored | bool(replay.cut)  # a cut one may not have come past its run-in
+    begin_s = 0.0 if replay.cut else replay.scored_from_s
+    end_s = replay.elapsed_s if replay.cut else begin_s + replay.window_s
+    starts_s, ends_s = replay.iterations["start_s"], requests["end_s"]
+    work = replay.iterations[(starts_s >= begin_s) & (starts_s < end_s)]
+    scored = requests[is_scored]
+    good = int(met(scored, slo).sum())
+    total = max(1, len(scored) + replay.unsent)  # at least one, so that shares are defined
+    waits = (scored["outcome"] == "cut") & ~broken(scored, replace(slo, tpot_s=None))
+    bound = 1.0 if replay.is_cut_under_another(slo) else replay.attainment_bound
+    possible = min(good + int(waits.sum()) + replay.unsent, bound * total)
+    has_ended = (requests["outcome"] == "ok") & (begin_s <= ends_s) & (ends_s < end_s)
+    tokens, span_s = _tokens(replay, work, begin_s, end_s), (end_s - begin_s) or 1e-9
+    return _Part(
+        requests[is_seen],
+        replay.gaps_s[np.repeat(is_seen, requests["gaps"])],
+        work,
+        (total, good, possible, replay.window_s, int(has_ended.sum()), tokens, span_s),
+    )
 
-    def __init__(self, replay: Replay, slo: Slo) -> None:
-        requests, is_scored = replay.requests, replay.requests["scored"]
-        is_seen = is_scored | bool(replay.cut)  # a cut one may not have come past its run-in
-        self.seen = requests[is_seen]
-        """The requests that speed is measured on."""
 
-        self.gaps_s = replay.gaps_s[np.repeat(is_seen, requests["gaps"])]
-        begin_s = 0.0 if replay.cut else replay.scored_from_s
-        end_s = replay.elapsed_s if replay.cut else begin_s + replay.window_s
-        starts_s, ends_s = replay.iterations["start_s"], requests["end_s"]
-        self.work = replay.iterations[(starts_s >= begin_s) & (starts_s < end_s)]
-        """The iterations of that span."""
-
-        scored = requests[is_scored]
-        good = int(met(scored, slo).sum())
-        total = max(1, len(scored) + replay.unsent)  # at least one, so that shares are defined
-        waits = (scored["outcome"] == "cut") & ~broken(scored, replace(slo, tpot_s=None))
-        bound = 1.0 if replay.is_cut_under_another(slo) else replay.attainment_bound
-        possible = min(good + int(waits.sum()) + replay.unsent, bound * total)
-        has_ended = (requests["outcome"] == "ok") & (begin_s <= ends_s) & (ends_s < end_s)
-        tokens, span_s = self._tokens(replay, begin_s, end_s), (end_s - begin_s) or 1e-9
-        ended = int(has_ended.sum())
-        self.counts = (total, good, possible, replay.window_s, ended, tokens, span_s)
-
-    def _tokens(self, replay: Replay, begin_s: float, end_s: float) -> int:
-        """Return the output tokens of the span: the first ones as clients saw them, the rest
-        logged; where nothing is logged, evenly between each request's first and last."""
-        first_s, last_s = replay.requests["first_s"], replay.requests["last_s"]
-        if len(replay.iterations):
-            firsts = int(((begin_s <= first_s) & (first_s < end_s)).sum())
-            return firsts + int(self.work["decode_seqs"].sum())
-        took_s = last_s - first_s
-        inside_s = np.minimum(end_s, last_s) - np.maximum(begin_s, first_s)
-        at_once = (begin_s <= last_s) & (last_s < end_s)  # the reply came whole
-        with np.errstate(invalid="ignore", divide="ignore"):
-            share = np.where(took_s > 0, np.clip(inside_s / took_s, 0.0, 1.0), at_once)
-        tokens = np.where(took_s >= 0, share * replay.requests["output_tokens"], 0.0)
-        return round(float(tokens.sum()))
+def _tokens(replay: Replay, work: IterationLog, begin_s: float, end_s: float) -> float:
+    """Return the output tokens of a span: the first ones as clients saw them, the rest logged;
+    where nothing is logged, evenly between each request's first and last."""
+    first_s, last_s = replay.requests["first_s"], replay.requests["last_s"]
+    if len(replay.iterations):
+        firsts = (begin_s <= first_s) & (first_s < end_s)
+        return float(firsts.sum() + work["decode_seqs"].sum())
+    took_s = last_s - first_s
+    inside_s = np.minimum(end_s, last_s) - np.maximum(begin_s, first_s)
+    at_once = (begin_s <= last_s) & (last_s < end_s)  # the reply came whole
+    with np.errstate(invalid="ignore", divide="ignore"):
+        share = np.where(took_s > 0, np.clip(inside_s / took_s, 0.0, 1.0), at_once)
+    return float(np.where(took_s >= 0, share * replay.requests["output_tokens"], 0.0).sum())

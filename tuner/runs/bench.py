@@ -17,8 +17,7 @@ from tuner.errors import EngineError, StoodStillError
 from tuner.replay.device_use import crowded, device_use
 from tuner.replay.numbers import Measurement
 from tuner.replay.plan import plan_requests
-from tuner.replay.probe import probe
-from tuner.replay.ramp import ramp
+from tuner.replay.ramp import probe, ramp
 from tuner.replay.readings import Read, while_reading
 from tuner.replay.records import DeviceLog, ProbeResult, Replay
 from tuner.replay.replay import CutRule, LiveReading

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.engines.arguments import WHICH_DEVICE
-from tuner.engines.devices import BY_LOG, PER_CARD
 from tuner.engines.seam import EngineFacts
 from tuner.errors import RunError
 from tuner.replay.device_use import device_use, disturbance, share_taken
@@ -126,8 +125,7 @@ class Evidence:
                 then, now = getattr(start.facts, what), getattr(facts, what)
                 if then is None or now is None:
                     continue  # a simulated engine
-                unknown = BY_LOG & (then.keys() ^ now.keys())
-                for key in sorted((then.keys() | now.keys()) - PER_CARD - WHICH_DEVICE - unknown):
+                for key in sorted((then.keys() | now.keys()) - WHICH_DEVICE):
                     was, is_ = then.get(key), now.get(key)
                     if json.loads(json.dumps(is_)) != was:
                         raise RunError(

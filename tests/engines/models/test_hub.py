@@ -63,25 +63,3 @@ def test_no_name_and_no_revision_leads_out_of_the_cache(
     shutil.copy(folder / "config.json", cache.parent)
     (cache.parent / "theirs").write_text("f" * 40)
     assert hub_folder(name, revision) is None
-
-
-@pytest.mark.parametrize(
-    ("shards", "stored"),
-    [
-        (("model-00001-of-00002.safetensors",), None),
-        (("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"), 14),
-        (("model.safetensors",), 7),
-    ],
-)
-def test_weights_that_are_not_all_there_are_counted_from_the_config(
-    cache: Path, shards: tuple[str, ...], stored: int | None
-) -> None:
-    folder = downloaded(cache)
-    unread = memory_of({"model": NAME})
-    (folder / "model-gone.safetensors").symlink_to(folder / "nowhere")
-    for name in shards:
-        (folder / name).write_bytes(b"weights")
-    result = memory_of({"model": NAME})
-    assert isinstance(result, ModelMemory)
-    assert isinstance(unread, ModelMemory)
-    assert result.weight_bytes == (stored or unread.weight_bytes)

@@ -1,18 +1,14 @@
 """The client against small servers that do what servers do when something is wrong."""
 
 import asyncio
-import html
-import json
 from collections.abc import Callable, Coroutine
 from typing import Any
-from urllib.parse import quote
 
 import pytest
 
 from tests.support.completions import DONE, EMPTY_END, HEAD, TOKEN, Exchange, completions, usage
-from tuner.engines.seam import UNKNOWN, EngineRequest, Reply, RequestFailedError
+from tuner.engines.seam import EngineRequest, Reply, RequestFailedError
 from tuner.engines.server.client import CompletionClient
-from tuner.errors import EngineError
 
 Answer = Callable[[Exchange], Coroutine[Any, Any, None]]
 Work = Callable[[CompletionClient], Coroutine[Any, Any, Any]]
@@ -54,31 +50,21 @@ def events(*pieces: bytes, every_s: float = 0.02, status: bytes = b"200 OK") -> 
     return answer
 
 
-def cached(count: int) -> bytes:
-    return b'data: {"usage": {"completion_tokens": 1, "prompt_tokens_details": {%b}}}\n\n' % (
-        b'"cached_tokens": %d' % count
-    )
-
-
 @pytest.mark.parametrize(
-    ("answer", "tokens", "seen", "late", "cached_tokens"),
+    ("answer", "tokens", "seen"),
     [
-        (events(TOKEN, TOKEN, TOKEN, usage(3) + DONE), 3, 3, 0, UNKNOWN),
-        (events(TOKEN * 4 + usage(4) + DONE), 4, 1, 3, UNKNOWN),  # a proxy that buffers
-        (events(TOKEN[:20], TOKEN[20:] + usage(1), DONE), 1, 1, 0, UNKNOWN),
-        (events(b": keep-alive\n\n", TOKEN.replace(b"\n", b"\r\n"), usage(1)), 1, 1, 0, UNKNOWN),
-        (events(TOKEN, TOKEN, EMPTY_END, usage(2) + DONE), 2, 2, 0, UNKNOWN),
-        (events(TOKEN, TOKEN, EMPTY_END, usage(3) + DONE), 3, 3, 0, UNKNOWN),
-        (events(TOKEN, cached(2)), 1, 1, 0, 2),
+        (events(TOKEN, TOKEN, TOKEN, usage(3) + DONE), 3, 3),
+        (events(TOKEN * 4 + usage(4) + DONE), 4, 1),  # a proxy that buffers
+        (events(TOKEN[:20], TOKEN[20:] + usage(1), DONE), 1, 1),
+        (events(b": keep-alive\n\n", TOKEN.replace(b"\n", b"\r\n"), usage(1)), 1, 1),
+        (events(TOKEN, TOKEN, EMPTY_END, usage(2) + DONE), 2, 2),
+        (events(TOKEN, TOKEN, EMPTY_END, usage(3) + DONE), 3, 3),
     ],
-    ids=range(7),
+    ids=range(6),
 )
-def test_a_reply_is_timed_as_it_is_read(
-    answer: Answer, tokens: int, seen: int, late: int, cached_tokens: int
-) -> None:
+def test_a_reply_is_timed_as_it_is_read(answer: Answer, tokens: int, seen: int) -> None:
     reply: Reply = result_of(answer, complete)
-    assert (reply.output_tokens, len(reply.seen_s), reply.late_tokens) == (tokens, seen, late)
-    assert reply.cached_tokens == cached_tokens
+    assert (reply.output_tokens, len(reply.seen_s)) == (tokens, seen)
     assert reply.seen_s == sorted(set(reply.seen_s))
 
 
@@ -108,11 +94,6 @@ async def not_http(exchange: Exchange) -> None:
     exchange.writer.close()
 
 
-async def compressed(exchange: Exchange) -> None:
-    await exchange.send(HEAD.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n"))
-    await exchange.end()
-
-
 def counted(count: bytes) -> bytes:
     return b'data: {"usage": {"completion_tokens": %b}}\n\n' % count
 
@@ -120,14 +101,16 @@ def counted(count: bytes) -> bytes:
 FAILING: list[tuple[Answer, str]] = [
     (refusal(b"401 Unauthorized"), "401 Unauthorized: .*there"),
     (refusal(b"503 Service Unavailable"), "503 Service Unavailable"),
-    (refusal(b"307 Temporary Redirect", b"Location: http://127.0.0.1:1/\r\n"), "redirects"),
+    (
+        refusal(b"307 Temporary Redirect", b"Location: http://127.0.0.1:1/\r\n"),
+        "307 Temporary Redirect",
+    ),
     (events(TOKEN, DONE), "ended without usage"),
     (half, "the connection broke"),
     (events(b'data: {"error": {"message": "EngineCore failed"}}\n\n'), "EngineCore failed"),
     (events(b"data: no JSON\n\n"), "no completion"),
     (endless, "answers too much"),
     (not_http, "the connection broke"),
-    (compressed, "answers compressed"),
     *((events(counted(each)), "no completion") for each in (b"-1", b"1" + 30 * b"0")),
 ]
 
@@ -145,36 +128,16 @@ def test_what_is_no_whole_reply_fails_its_request_alone_and_in_one_line(
     result_of(answer, twice)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"no such key: Bearer {KEY}",
-        json.dumps({"error": {"message": f"Invalid: {KEY}"}}),
-        f"{quote(KEY, safe='')} is not known, nor is {html.escape(KEY)}",
-        KEY.upper() + 295 * "x",  # only the beginning is shown
-    ],
-)
-def test_a_key_that_a_refusal_repeats_is_shown_to_nobody(text: str) -> None:
-    pieces = text[:20].encode(), text[20:].encode()
-    with pytest.raises(RequestFailedError) as caught:
-        result_of(events(*pieces, status=b"401 Unauthorized"), complete, key=KEY)
-    shown = str(caught.value)
-    assert shown.startswith("401 Unauthorized: ")
-    assert "***" in shown
-    assert not any(part in shown.lower() for part in ("sk-", "1234"))
-
-
-def test_of_a_refusal_that_does_not_end_no_part_of_a_key_is_shown() -> None:
-    async def answer(exchange: Exchange) -> None:
-        assert exchange.headers["Authorization"] == f"Bearer {KEY}"
-        await exchange.send(HEAD.replace(b"200 OK", b"401 Unauthorized"))
-        await exchange.event(b"the gateway in front of it knows no such key: " + KEY[:7].encode())
-        await exchange.left.wait()
-
-    with pytest.raises(RequestFailedError) as caught:
-        result_of(answer, complete, key=KEY)
-    assert str(caught.value).startswith("401 Unauthorized: the gateway")
-    assert "sk-" not in str(caught.value)
+@pytest.mark.attack
+def test_of_a_server_that_has_the_key_no_word_is_shown() -> None:
+    """It may repeat the key, however spelled."""
+    for answer in (
+        events(f"no such key: {KEY}".encode(), status=b"401 Unauthorized"),
+        events(b'data: {"error": "%b"}\n\n' % b"sk-a"),
+    ):
+        with pytest.raises(RequestFailedError) as caught:
+            result_of(answer, complete, key=KEY)
+        assert str(caught.value) in {"401 Unauthorized", "it reports an error"}
 
 
 def test_where_nobody_listens_every_request_fails() -> None:
@@ -190,7 +153,7 @@ def test_where_nobody_listens_every_request_fails() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("how", ["cancelled", "failed"])
+@pytest.mark.parametrize("how", ["cancelled", "stopped"])
 def test_a_request_that_is_given_up_closes_its_connection_and_keeps_what_had_come(
     how: str,
 ) -> None:
@@ -212,8 +175,8 @@ def test_a_request_that_is_given_up_closes_its_connection_and_keeps_what_had_com
         if how == "cancelled":
             task.cancel()
         else:
-            client.fail(EngineError("it hangs", hint="Look."))
-        with pytest.raises(asyncio.CancelledError if how == "cancelled" else EngineError):
+            await client.stop()
+        with pytest.raises(asyncio.CancelledError if how == "cancelled" else RequestFailedError):
             await task
         while not has_left.is_set():  # noqa: ASYNC110 - of another thread's loop
             await asyncio.sleep(0.01)

@@ -11,20 +11,18 @@ from tests.engines.conftest import generate, request
 from tests.support.builders import facts
 from tests.support.completions import DONE, HEAD, TOKEN, Exchange, completions, usage
 from tuner.engines.paged import WARM_UPS
+from tuner.engines.sampling import GREEDY
 from tuner.engines.seam import UNKNOWN, Reply, RequestFailedError
 from tuner.engines.server.running import RunningEngine, RunningServer
 from tuner.errors import EngineError
 
 Answer = Callable[[Exchange], Awaitable[None]]
-PLANNED = 100
 REQUEST = request(1, prompt=5, output=4)
 
 
 def engine_of(
     answer: Answer,
     work: Callable[[RunningEngine], Coroutine[Any, Any, Any]],
-    *,
-    planned: int = PLANNED,
     **changes: Any,  # noqa: ANN401 - any field
 ) -> Any:  # noqa: ANN401 - what the work returns
     """Ask a server that answers its warm-up as it should, and then so."""
@@ -45,8 +43,8 @@ def engine_of(
 
     async def main(url: str) -> Any:  # noqa: ANN401
         server = RunningServer(
-            url=url, model="m", facts=facts(engine="server"), planned=planned,
-            **{"most": None, **changes},
+            url=url, model="m", facts=facts(engine="server"), served=lambda: float(count),
+            **{"sampling": GREEDY, **changes},
         )  # fmt: skip
         engine = await server.start(max_num_seqs=8)
         try:
@@ -86,26 +84,13 @@ def test_after_five_failures_in_a_row_it_is_sent_no_more() -> None:
     assert "5 requests in a row failed, the last: 500" in last
 
 
-def test_where_lengths_cannot_be_forced_one_answer_in_fifty_may_end_early() -> None:
+def test_a_reply_that_ends_early_fails() -> None:
     async def early(exchange: Exchange) -> None:
         await exchange.answer(exchange.body["max_tokens"] - 1)
 
-    *before, last = engine_of(early, outcomes, takes_ignore_eos=False)
-    assert before == ["ok"] * 2
-    assert "3 replies of" in last
-
-
-def test_no_more_is_sent_than_was_allowed_whatever_must_be_sent_again() -> None:
-    wanted: list[Exchange] = []
-
-    async def counted(exchange: Exchange) -> None:
-        wanted.append(exchange)
-        await served(exchange)
-
-    *before, last = engine_of(counted, outcomes, most=WARM_UPS + 2)
-    assert before == ["ok"] * 2
-    assert f"{WARM_UPS + 2} requests were sent" in last
-    assert len(wanted) == 2
+    *before, last = engine_of(early, outcomes)
+    assert before == ["failed"] * 4
+    assert "the last: 3 of 4 tokens" in last
 
 
 def test_what_its_clients_do_not_see_is_not_known_and_not_zero() -> None:
@@ -115,7 +100,7 @@ def test_what_its_clients_do_not_see_is_not_known_and_not_zero() -> None:
     reply, iterations = engine_of(served, work)
     assert reply.output_tokens == 4
     assert math.isnan(reply.queued_s + reply.scheduled_s + reply.first_s + reply.last_s)
-    assert (reply.cached_tokens, reply.preemptions, iterations) == (UNKNOWN, UNKNOWN, 0)
+    assert (reply.cached_tokens, iterations) == (UNKNOWN, 0)
 
 
 @pytest.mark.attack

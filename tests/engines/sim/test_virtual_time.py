@@ -57,7 +57,7 @@ def test_a_process_advances_up_to_the_next_timer() -> None:
         assert isinstance(loop, VirtualTimeLoop)
         news = list[float]()
         ticker = Ticker(2.0, news)
-        loop.attach(ticker)
+        loop.attach(ticker.advance)
         await asyncio.sleep(5)
         loop.detach()
         await asyncio.sleep(5)

@@ -95,21 +95,3 @@ def test_every_token_is_logged_once_and_the_rows_tile_the_time(
     assert log["decode_seqs"].sum() == sum(5 + number - 1 for number in range(12)) == 114
     assert log["running"].max() == 8
     check_tiles(log)
-
-
-@DEPTHS
-def test_with_too_few_blocks_what_is_computed_again_is_prefill(
-    lone: Any, depth: int, runner: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """6 requests of 2 to 5 blocks each, and 11 blocks."""
-    scheduler = made(lone, depth, runner, monkeypatch, blocks=12)
-    with lone.logged(scheduler) as page:
-        for number in range(6):
-            lone.add(scheduler, f"r{number}", prompt=20, tokens=60)
-        Core(lone, scheduler, depth).run()
-        log, _ = page.take()
-    preempted = int(log["preemptions"].sum())
-    assert preempted > 0
-    computed = log["prefill_tokens"].sum() + log["decode_seqs"].sum()
-    assert computed == 6 * (20 + 59) + log["recomputed_tokens"].sum()
-    check_tiles(log)

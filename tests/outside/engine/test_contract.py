@@ -49,7 +49,7 @@ def test_exactly_the_requested_number_of_tokens_comes(roomy: StartedEngine, outp
     reply = roomy.run(generate(roomy.engine, request(1, prompt=20, output=output)))
     roomy.run(roomy.engine.iterations())  # which completes it
     assert reply.output_tokens == output
-    assert len(reply.seen_s) + reply.late_tokens == output
+    assert len(reply.seen_s) <= output
     assert reply.seen_s == sorted(set(reply.seen_s))
     assert reply.queued_s <= reply.scheduled_s <= reply.first_s <= reply.last_s
     assert reply.first_s <= reply.seen_s[0]
@@ -190,7 +190,6 @@ def test_a_lone_request_shows_its_context_grow_and_its_blocks(roomy: StartedEngi
     block = roomy.engine.facts.block_size
     assert log["kv_blocks_used"].tolist() == [-(-tokens // block) for tokens in range(100, 150)]
     assert len(log) == 50
-    assert len(reply.seen_s) == 50 or reply.late_tokens  # read late, two tokens come as one
     # An iteration ends when its token is out, to within the engine's own accounting.
     ends = log["start_s"] + log["duration_s"]
     nearest = np.abs(ends[:, None] - np.array([reply.first_s, reply.last_s])).min(axis=0)
@@ -234,9 +233,8 @@ def test_outputs_that_are_read_late_are_counted_as_merged(roomy: StartedEngine) 
 
     reply = roomy.run(main())
     assert reply.output_tokens == 60
-    assert len(reply.seen_s) + reply.late_tokens == 60
     is_late = roomy.engine.facts.engine != "sim"  # virtual time stands still meanwhile
-    assert (reply.late_tokens > 0) == is_late
+    assert (len(reply.seen_s) < 60) == is_late
 
 
 def test_a_request_that_cannot_be_served_fails_alone(roomy: StartedEngine) -> None:
@@ -283,7 +281,6 @@ def test_without_kv_blocks_sequences_are_preempted_and_still_complete(
     replies, log = preempted
     assert [reply.output_tokens for reply in replies] == [96] * 6
     assert log["preemptions"].sum() > 0
-    assert log["preemptions"].sum() == sum(reply.preemptions or 0 for reply in replies)
     assert log["recomputed_tokens"].sum() >= 32
     assert log["kv_blocks_used"].max() == cramped.engine.facts.kv_blocks == 12
     computed = log["prefill_tokens"].sum() + log["cached_tokens"].sum()

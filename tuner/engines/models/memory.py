@@ -5,7 +5,6 @@ there is no number, because a wrong one is worse than none.
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,7 @@ KNOWN = frozenset(
 """``model_type`` of decoders whose layers are all alike: attention with a KV head for some query
 heads, and a gated MLP."""
 
-BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
-
-KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "bfloat16": 2, "float16": 2}
-
-_PART = re.compile(r".*-of-0*(\d+)\.safetensors")
-"""A file of one part of the weights, and how many there are: an interrupted download has fewer."""
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}
 
 OWN_BLOCKS = 1
 """Of the KV cache, that vLLM keeps empty for itself (``BlockPool.null_block``)."""
@@ -56,7 +50,7 @@ def memory_of(arguments: Mapping[str, ArgumentValue]) -> ModelMemory | str:
         if not folder.is_dir() and (kept := hub_folder(name, arguments.get("revision"))):
             folder = kept
         config = json.loads(files.read_regular(folder / "config.json"))
-        return _of_config(config, arguments, folder)
+        return _of_config(config, arguments)
     except OSError:
         return "the model is in no folder here that has a config.json, and not in the Hub's cache"
     except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError, InputError) as why:
@@ -76,35 +70,25 @@ def hub_folder(name: str, revision: object = None) -> Path | None:
 
 
 def _of_config(
-    config: Mapping[str, Any], arguments: Mapping[str, ArgumentValue], folder: Path
+    config: Mapping[str, Any], arguments: Mapping[str, ArgumentValue]
 ) -> ModelMemory | str:
     kind = config["model_type"]
     if kind not in KNOWN or config.get("quantization_config") or arguments.get("quantization"):
-        quantized = "a quantized " if kind in KNOWN else ""
-        return f"not known for {quantized}{kind}"
+        return f"not known for {kind}, or for what is quantized"
     width, heads, layers = (
         int(config[name]) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
     )
     kv_heads = int(config.get("num_key_value_heads") or heads)
     head_size = int(config.get("head_dim") or width // heads)
-    dtype = str(arguments.get("dtype", "auto"))
-    if dtype == "auto":  # vLLM halves what is stored as float32
-        stored = str(config.get("torch_dtype") or config.get("dtype") or "float32")
+    stored = str(config.get("torch_dtype") or config.get("dtype") or "float32")
+    if (dtype := str(arguments.get("dtype", "auto"))) == "auto":  # vLLM halves float32
         dtype = "float16" if stored == "float32" else stored
-    kv_size = KV_BYTES.get(str(arguments.get("kv_cache_dtype", "auto")), BYTES[dtype])
+    kv_dtype = str(arguments.get("kv_cache_dtype", "auto"))
     attention = width * head_size * (2 * heads + 2 * kv_heads)
     mlp = 3 * width * int(config["intermediate_size"])
     vocabulary = width * int(config["vocab_size"]) * (1 if config.get("tie_word_embeddings") else 2)
     parameters = layers * (attention + mlp + 2 * width) + vocabulary + width
     return ModelMemory(
-        weight_bytes=_stored_bytes(folder) or parameters * BYTES[dtype],
-        kv_bytes_per_token=2 * layers * kv_heads * head_size * kv_size,
+        weight_bytes=parameters * BYTES[dtype],
+        kv_bytes_per_token=2 * layers * kv_heads * head_size * BYTES.get(kv_dtype, BYTES[dtype]),
     )
-
-
-def _stored_bytes(folder: Path) -> int:
-    """Return what the weights there take on disk; 0 where there are none, or not all of them."""
-    result = [path for path in folder.glob("*.safetensors") if path.exists()]
-    parts = [int(hit[1]) for path in result if (hit := _PART.fullmatch(path.name))]
-    is_complete = all(parts.count(of) == of for of in parts)
-    return sum(path.stat().st_size for path in result) if is_complete else 0

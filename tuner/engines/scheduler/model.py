@@ -20,34 +20,17 @@ from tuner.system.jit import compiled_in_place, inlined
 
 
 @compiled_in_place
-def _wait(state: Record, requests: Records, row: int, front: bool) -> None:
-    """Put a request at the front or at the end of waiting."""
-    ahead = its.NOBODY if front else state.last_waiting
-    behind = state.first_waiting if front else its.NOBODY
-    requests[row].status = its.WAITING
-    _link(state, requests, ahead, row)
-    _link(state, requests, row, behind)
+def _wait(scheduler: Scheduler, row: int, front: bool) -> None:
+    """Put a request at the front or at the end of waiting. At the front there is always room: who
+    comes back there has left it before."""
+    state = scheduler.state[0]
+    scheduler.requests[row].status = its.WAITING
+    if front:
+        state.head -= 1
+        scheduler.queue[state.head] = row
+    else:
+        scheduler.queue[state.head + state.waiting] = row
     state.waiting += 1
-
-
-@compiled_in_place
-def _leave(state: Record, requests: Records, row: int) -> None:
-    """Take a request out of waiting."""
-    _link(state, requests, requests[row].ahead, requests[row].behind)
-    state.waiting -= 1
-
-
-@compiled_in_place
-def _link(state: Record, requests: Records, ahead: int, behind: int) -> None:
-    """Make two requests neighbours in waiting; beyond either end there is NOBODY."""
-    if ahead == its.NOBODY:
-        state.first_waiting = behind
-    else:
-        requests[ahead].behind = behind
-    if behind == its.NOBODY:
-        state.last_waiting = ahead
-    else:
-        requests[behind].ahead = ahead
 
 
 @compiled_in_place
@@ -123,11 +106,12 @@ def let_go(state: Record, requests: Records, running: Ints) -> None:
 
 
 @compiled_in_place
-def _arrive(state: Record, requests: Records, until_s: float) -> None:
+def _arrive(scheduler: Scheduler, until_s: float) -> None:
     """Let those wait who have reached the scheduler by then."""
+    state, requests = scheduler.state[0], scheduler.requests
     while _arrival_s(state, requests) <= until_s:
         if requests[state.arrived].status == its.COMING:
-            _wait(state, requests, state.arrived, False)
+            _wait(scheduler, state.arrived, False)
         state.arrived += 1
 
 
@@ -186,7 +170,7 @@ def _schedule_running(scheduler: Scheduler, budget: int) -> int:
                 state.gone += 1
             else:
                 _preempt(state, victim)
-                _wait(state, requests, last, True)
+                _wait(scheduler, last, True)
             if state.running == i:
                 return -1
         _count(iteration, request, tokens)
@@ -200,7 +184,7 @@ def _admit(scheduler: Scheduler, budget: int) -> None:
     """Admit waiting requests, first come first served, while slots, budget and blocks last."""
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
     while state.waiting > 0 and budget > 0 and state.running < state.max_num_seqs:
-        row = state.first_waiting
+        row = scheduler.queue[state.head]
         request = requests[row]
         _recover(state, request)
         left = request.input_length + request.generated - request.computed
@@ -209,7 +193,8 @@ def _admit(scheduler: Scheduler, budget: int) -> None:
             return
         if not _allocate(state, request, tokens):
             return
-        _leave(state, requests, row)
+        state.head += 1
+        state.waiting -= 1
         request.status = its.RUNNING
         if np.isnan(request.scheduled_s):
             request.scheduled_s = state.now
@@ -238,7 +223,7 @@ def _schedule(scheduler: Scheduler) -> None:
         if iteration.decode_seqs + iteration.prefill_seqs > 0:
             state.seen_s = now_s
             return
-        _arrive(state, requests, now_s)
+        _arrive(scheduler, now_s)
 
 
 @inlined
@@ -254,10 +239,10 @@ def _duration_s(law: StepLaw, noise: Noise, state: Record, iteration: Record) ->
         + law.prefill_context_s * iteration.prefill_context
     )
     if noise.slowdown.size > 0:
-        place = int((state.now - noise.begin_s) / noise.grid_s)
-        seconds *= noise.slowdown[min(max(place, 0), noise.slowdown.size - 1)]
+        place = min(int(state.now / noise.grid_s), noise.slowdown.size - 1)
+        seconds *= noise.slowdown[place]
     if noise.jitter.size > 0:
-        seconds *= noise.jitter[state.jitter]
+        seconds *= noise.jitter[state.jitter % noise.jitter.size]
         state.jitter += 1
     while noise.stall_at_s[state.stall] < state.now:
         state.stall += 1
@@ -309,7 +294,7 @@ def _wake(scheduler: Scheduler, until: float) -> bool:
     """Let the requests that are due wait, jumping over idle time; is there work before `until`?"""
     state, requests = scheduler.state[0], scheduler.requests
     while state.now < until:
-        _arrive(state, requests, state.seen_s if state.async_scheduling else state.now)
+        _arrive(scheduler, state.seen_s if state.async_scheduling else state.now)
         if state.running - state.finished + state.waiting > 0:
             return True
         let_go(state, requests, scheduler.running)  # nothing is under way
@@ -324,13 +309,11 @@ def _wake(scheduler: Scheduler, until: float) -> bool:
 def _begin_iteration(scheduler: Scheduler, law: StepLaw, noise: Noise) -> int:
     """Put the next iteration into flight, or return what it lacks."""
     state, iteration = scheduler.state[0], scheduler.iteration[0]
-    log, tokens, jitter = scheduler.log.size, scheduler.tokens.row.size, noise.jitter.size
+    log, tokens = scheduler.log.size, scheduler.tokens.row.size
     if log > 0 and state.logged == log:
         return its.FULL
     if tokens > 0 and state.tokens + scheduler.running.size > tokens:
         return its.FULL
-    if state.now >= noise.end_s or (jitter > 0 and state.jitter == jitter):
-        return its.OUT_OF_NOISE
     _schedule(scheduler)
     iteration.start_s = state.now
     iteration.duration_s = _duration_s(law, noise, state, iteration)
@@ -347,13 +330,14 @@ def _begin_iteration(scheduler: Scheduler, law: StepLaw, noise: Noise) -> int:
 
 
 @compiled_in_place
-def _is_closed(state: Record, requests: Records) -> bool:
+def _is_closed(scheduler: Scheduler) -> bool:
     """Whether nobody can be admitted as long as nobody leaves."""
+    state = scheduler.state[0]
     if state.running == state.max_num_seqs:
         return True
     if state.waiting == 0:
         return False
-    request = requests[state.first_waiting]
+    request = scheduler.requests[scheduler.queue[state.head]]
     _recover(state, request)
     left = request.input_length + request.generated - request.computed
     if not state.reserves_prompts:
@@ -386,7 +370,7 @@ def _fast_forward(scheduler: Scheduler, law: StepLaw, until: float) -> None:
     """
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
     batch = state.running
-    closed = _is_closed(state, requests)
+    closed = _is_closed(scheduler)
     if batch > state.max_num_batched_tokens or state.finished > 0:
         return
     if state.waiting > 0 and not closed:
@@ -452,7 +436,12 @@ def abort(scheduler: Scheduler, row: int) -> None:
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
     request = requests[row]
     if request.status == its.WAITING:
-        _leave(state, requests, row)
+        place = state.head
+        while scheduler.queue[place] != row:
+            place += 1
+        state.waiting -= 1
+        for behind in range(place, state.head + state.waiting):
+            scheduler.queue[behind] = scheduler.queue[behind + 1]
     elif request.status == its.RUNNING:
         kept = 0
         for each in running[: state.running]:

@@ -24,8 +24,6 @@ REQUEST = np.dtype(
         ("generated", "i8"),
         ("scheduled", "i8"),  # tokens that the iteration in flight computes
         ("blocks", "i8"),
-        ("ahead", "i8"),  # row of the neighbour in waiting, or NOBODY
-        ("behind", "i8"),
         ("scheduled_s", "f8"),  # first time in RUNNING, or NaN
         ("first_token_s", "f8"),
         ("last_token_s", "f8"),
@@ -48,8 +46,7 @@ STATE = np.dtype(
         ("free_blocks", "i8"),
         ("running", "i8"),
         ("waiting", "i8"),
-        ("first_waiting", "i8"),  # row, or NOBODY
-        ("last_waiting", "i8"),
+        ("head", "i8"),  # place in queue of the first that waits
         ("rows", "i8"),
         ("arrived", "i8"),  # rows before this one have reached the scheduler
         ("async_scheduling", "i8"),  # 1: the next iteration is scheduled while one is computed
@@ -75,15 +72,14 @@ STATE = np.dtype(
 )
 """The scheduler: one record."""
 
-NOBODY = -1
 FOREVER = 2**62
 NEVER = np.inf
 COMING, WAITING, RUNNING, FINISHED, ABORTED = range(5)
 """A request's status."""
 
-REACHED, DONE, FULL, OUT_OF_NOISE = range(4)
+REACHED, DONE, FULL = range(3)
 """Reasons for which `advance` comes back: the time asked for is reached or nothing is left to do; a
-request finished; the log or the token list is full; the noise is known no further."""
+request finished; the log or the token list is full."""
 
 
 class StepLaw(NamedTuple):
@@ -131,11 +127,9 @@ class StepLaw(NamedTuple):
 class Noise(NamedTuple):
     """Factors that make iterations slower or faster than the law. Arrays of length 0 mean: none."""
 
-    jitter: Floats  # one factor per iteration, consumed in order
-    slowdown: Floats  # factor by time, on a grid; before and after as at its ends
-    begin_s: float  # of the grid
+    jitter: Floats  # one factor per iteration, over and over
+    slowdown: Floats  # factor by time, on a grid from 0 on; afterwards as at its end
     grid_s: float
-    end_s: float  # known until here
     stall_at_s: Floats  # ascending, closed by inf
     stall_s: Floats
 
@@ -152,13 +146,14 @@ class Scheduler(NamedTuple):
 
     state: Records  # one STATE
     requests: Records  # REQUEST, one or more
+    queue: Ints  # rows in the order in which they wait: ``waiting`` of them from ``head`` on
     running: Ints  # rows in the order of admission
     iteration: Records  # one ITERATION: the one in flight
     log: IterationLog  # length 0: not wanted
     tokens: Tokens
 
 
-NO_NOISE = Noise(np.ones(0), np.ones(0), 0.0, 1.0, np.inf, np.array([np.inf]), np.zeros(1))
+NO_NOISE = Noise(np.ones(0), np.ones(0), 1.0, np.array([np.inf]), np.zeros(1))
 
 
 def new_scheduler(  # noqa: PLR0913 - the engine's arguments
@@ -183,10 +178,10 @@ def new_scheduler(  # noqa: PLR0913 - the engine's arguments
     state["async_scheduling"] = async_scheduling
     state["prefix_caching"] = prefix_caching
     state["reserves_prompts"] = reserves_prompts
-    state["first_waiting"] = state["last_waiting"] = NOBODY
     return Scheduler(
         state=state,
         requests=np.zeros(rows, REQUEST),
+        queue=np.zeros(rows, np.int64),
         running=np.zeros(max_num_seqs, np.int64),
         iteration=np.zeros(1, ITERATION),
         log=np.zeros(log_length, ITERATION),

@@ -2,34 +2,27 @@
 
 import asyncio
 import contextlib
-import html
-import json
-import re
 from collections.abc import Callable, Mapping
+from http.client import responses
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import aiohttp
 import msgspec
 
-from tuner.engines.seam import STOPPED, EngineRequest, Reply, RequestFailedError
-from tuner.errors import EngineError
+from tuner.engines.seam import EngineRequest, Reply, RequestFailedError
 
 CONNECT_S = 10.0
-REFUSAL_S = 1.0
-"""For what a server says of a refusal: it is only shown."""
+ANSWER_S = 1.0
+"""For a health check, and for what a server says of a refusal: that is only shown."""
 
-HEALTH_S = 1.0
 READ_BYTES = 2**16
-MOST_REFUSAL_BYTES = 2**16
+MOST_BYTES = 2**16
 MOST_OUTPUT_BYTES = 4096
-"""Of one output, on average: what sends more is no server of completions."""
+"""A reply may have MOST_BYTES and, on average, so many of each output; what sends more is no server
+of completions."""
 
-MOST_EVENT_BYTES = 2**20
 REASON_LENGTH = 300
-HIDDEN = "***"
-
-_OK = 200
+OK = 200
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
@@ -39,13 +32,8 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: Count | None = None
-
-
 class _Usage(msgspec.Struct):
     completion_tokens: Count
-    prompt_tokens_details: _Details | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -57,25 +45,22 @@ class _Chunk(msgspec.Struct):
 _CHUNK = msgspec.json.Decoder(_Chunk)
 
 
-class CompletionStream:
+class _Stream:
     """One reply as server-sent events: ``feed`` it what was read. Raises RequestFailedError."""
 
     def __init__(self, reply: Reply, *, outputs: int) -> None:
-        """``outputs`` is how many it is to bring: what brings much more is not listened to."""
         self._reply, self._rest = reply, b""
         self._usage: _Usage | None = None
-        self._bytes_left = MOST_REFUSAL_BYTES + MOST_OUTPUT_BYTES * outputs
+        self._bytes_left = MOST_BYTES + MOST_OUTPUT_BYTES * outputs
         self._ended_s: float | None = None
         """When an end without text came: some servers then send a token, others none."""
 
     def feed(self, data: bytes, now_s: float) -> None:
         """Note the outputs in what was read at this time."""
         self._bytes_left -= len(data)
-        *events, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
-        if len(self._rest) > MOST_EVENT_BYTES:
-            raise RequestFailedError("no event ends: it is no stream of completions")
         if self._bytes_left < 0:
             raise RequestFailedError("it answers too much")
+        *events, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
         if outputs := sum(self._read(event, now_s) for event in events):
             self._reply.seen_s.append(now_s)
             self._reply.output_tokens += outputs
@@ -89,10 +74,7 @@ class CompletionStream:
             )
         if usage.completion_tokens > reply.output_tokens and self._ended_s is not None:
             reply.seen_s.append(self._ended_s)  # it did bring a token
-        reply.late_tokens = max(0, reply.output_tokens - len(reply.seen_s))
         reply.output_tokens = usage.completion_tokens
-        if (details := usage.prompt_tokens_details) and details.cached_tokens is not None:
-            reply.cached_tokens = details.cached_tokens
 
     def _read(self, event: bytes, now_s: float) -> bool:
         """Return whether an event brings output."""
@@ -105,7 +87,7 @@ class CompletionStream:
         except (msgspec.DecodeError, RecursionError) as problem:
             raise RequestFailedError(f"no completion: {problem}") from None
         if bytes(chunk.error) != b"null":
-            raise RequestFailedError(bytes(chunk.error).decode(errors="replace"))
+            raise _Refusal(bytes(chunk.error).decode(errors="replace"))
         self._usage = chunk.usage or self._usage
         if not chunk.choices:
             return False
@@ -115,8 +97,17 @@ class CompletionStream:
         return False
 
 
+class _Refusal(Exception):  # noqa: N818 - the server's words, on their way to who may show them
+    """What a server says of a request that it does not serve, with the status in words."""
+
+    def __init__(self, text: str, status: str = "") -> None:
+        super().__init__(text)
+        self.status = status
+
+
 class CompletionClient:
-    """Sends completions to one server. ``key`` is never shown."""
+    """Sends completions to one server. ``key`` is never shown, nor what a server that has it says:
+    that may repeat it."""
 
     def __init__(
         self,
@@ -128,13 +119,8 @@ class CompletionClient:
     ) -> None:
         """``body``: what every request says besides, such as its model; ``socket``: a Unix one, at
         which the server listens."""
-        self._url, self._body = url, body
-        spellings = set[str]()
-        if key:
-            spellings = {key, json.dumps(key)[1:-1], html.escape(key), quote(key, safe="")}
-        self._spellings = sorted(spellings, key=len, reverse=True)
-        self._tasks = set[asyncio.Task[Any]]()
-        self._error: EngineError | None = None
+        self._url, self._body, self._has_key = url, body, bool(key)
+        self._tasks, self._is_stopped = set["asyncio.Task[Any]"](), False
         self._session = aiohttp.ClientSession(
             connector=(
                 aiohttp.TCPConnector(limit=0)
@@ -157,54 +143,25 @@ class CompletionClient:
     ) -> None:
         """Send, and fill ``reply`` while its stream comes; call ``came`` for every read.
 
-        A server that sends much more than the requested tokens is not listened to. Cancelling
-        closes the connection. Raises RequestFailedError, and what ``fail`` was given.
+        Cancelling closes the connection. Raises RequestFailedError, also once the client stops.
         """
-        self._check_running()
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
         try:
             await self._exchange(request, reply, name, came)
         except asyncio.CancelledError:
-            if self._error is not None:
-                task.uncancel()
-            self._check_running()
-            raise
-        except RequestFailedError as problem:
-            text = str(problem)
-            for spelling in self._spellings:
-                text = re.sub(re.escape(spelling), HIDDEN, text, flags=re.IGNORECASE)
-            raise RequestFailedError(text[:REASON_LENGTH]) from None
+            if not self._is_stopped:
+                raise
+            task.uncancel()
+            raise RequestFailedError("its client was stopped") from None
         finally:
             self._tasks.discard(task)
-
-    async def answers(self, path: str) -> bool:
-        """Whether the server answers there, with 200."""
-        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
-            async with asyncio.timeout(HEALTH_S), self._session.get(self._url + path) as response:
-                return response.status == _OK
-        return False
-
-    def _check_running(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def fail(self, error: EngineError) -> None:
-        """Let every request, those to come too, end with this error."""
-        self._error = self._error or error
-        for task in self._tasks:
-            task.cancel()
-
-    async def stop(self) -> None:
-        """Close every connection. Twice is allowed."""
-        self.fail(STOPPED)
-        await self._session.close()
 
     async def _exchange(
         self, request: EngineRequest, reply: Reply, name: str, came: Callable[[], None]
     ) -> None:
-        stream = CompletionStream(reply, outputs=request.output_length)
+        stream = _Stream(reply, outputs=request.output_length)
         body = {
             **self._body,
             "prompt": list(request.prompt_token_ids),
@@ -225,26 +182,37 @@ class CompletionClient:
                     stream.feed(data, clock())
                     came()
             stream.end()
+        except _Refusal as refusal:
+            words = refusal.status or "it reports an error"
+            if not self._has_key:
+                words = " ".join(f"{refusal.status}: {refusal}".removeprefix(": ").split())
+            raise RequestFailedError(words[:REASON_LENGTH]) from None
         except aiohttp.ClientConnectorError as problem:
             raise RequestFailedError(f"no connection: {problem.strerror or problem}") from None
-        except (aiohttp.ClientError, OSError, ValueError) as problem:
+        except (aiohttp.ClientError, OSError, ValueError, RuntimeError) as problem:
             raise RequestFailedError(f"the connection broke: {type(problem).__name__}") from None
 
+    async def answers(self, path: str) -> bool:
+        """Whether the server answers there, with 200."""
+        with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+            async with asyncio.timeout(ANSWER_S), self._session.get(self._url + path) as response:
+                return response.status == OK
+        return False
+
+    async def stop(self) -> None:
+        """Close every connection: its request fails. Twice is allowed."""
+        self._is_stopped = True
+        for task in self._tasks:
+            task.cancel()
+        await self._session.close()
+
     async def _check(self, response: aiohttp.ClientResponse) -> None:
-        """Raise RequestFailedError for a refusal, with what the server says of it."""
-        if 300 <= response.status < 400:
-            raise RequestFailedError(f"{response.status}: it redirects, which is not followed")
-        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise RequestFailedError("it answers compressed, which was not asked for")
-        if response.status == _OK:
+        """Raise _Refusal, with what the server says of it."""
+        if response.status == OK:
             return
-        content, is_complete = bytearray(), False
+        content = b""
         with contextlib.suppress(TimeoutError, aiohttp.ClientError):
-            async with asyncio.timeout(REFUSAL_S):
-                while piece := await response.content.read(MOST_REFUSAL_BYTES - len(content)):
-                    content += piece
-                is_complete = True
-        hidden = 0 if is_complete else max(map(len, self._spellings), default=0)
-        content = content[: max(0, len(content) - hidden)]  # its end may be that of a key
-        text = " ".join(content.decode(errors="replace").split())
-        raise RequestFailedError(f"{response.status} {response.reason}: {text}")
+            async with asyncio.timeout(ANSWER_S):
+                content = await response.content.read(MOST_BYTES)
+        status = f"{response.status} {responses.get(response.status, '')}".strip()
+        raise _Refusal(content.decode(errors="replace"), status)

@@ -11,7 +11,7 @@ import numpy as np
 
 from tuner.engines.page import name_of
 from tuner.engines.paged import WARM_UP_TOKENS, WARM_UPS
-from tuner.engines.sampling import GREEDY, Sampling
+from tuner.engines.sampling import Sampling
 from tuner.engines.seam import (
     ITERATION,
     ArgumentValue,
@@ -31,11 +31,7 @@ VOCAB_SIZE = 1000
 SPECIAL_IDS = 16
 
 FAILED_IN_A_ROW = 5
-FAILED_SHARE = 0.05
 """A server that fails so many is not asked further."""
-
-EARLY_SHARE = 0.02
-"""Share of replies that may end before the requested length: above it other work is measured."""
 
 FIRST_S = 600.0
 """For the first output: a long prompt on a slow machine."""
@@ -61,19 +57,11 @@ class RunningServer:
     """As requests ask for it."""
 
     facts: EngineFacts
-    planned: int
-    """Requests that a replay sends."""
+    sampling: Sampling
+    served: Callable[[], float]
+    """Returns how many requests it has served, by its own counter."""
 
-    most: int | None
-    """Requests that it may be sent in all; None: as many as it takes."""
-
-    sampling: Sampling = field(default_factory=lambda: GREEDY)
     key: str | None = field(default=None, repr=False)
-    takes_ignore_eos: bool = True
-    """Whether a length can be forced; else it is only asked for."""
-
-    served: Callable[[], float] | None = None
-    """Returns how many requests it has served, by its own counter; None where it does not tell."""
 
     def resolve(self, *, max_num_seqs: int) -> Mapping[str, ArgumentValue]:
         """See the seam: what the server tells."""
@@ -95,58 +83,38 @@ class RunningEngine:
     """See the seam: tuner.engines.seam.Engine. It tells what its clients see, and no iterations."""
 
     def __init__(self, server: RunningServer) -> None:
-        self.facts, self.compiled = server.facts, list[str]()
-        self._server = server
-        eos = {"ignore_eos": True} if server.takes_ignore_eos else {}
-        body = {**server.sampling, "model": server.model, **eos}  # sampling sets nothing else
+        self.facts, self._server = server.facts, server
+        # sampling first: it sets nothing else
+        body = {**server.sampling, "model": server.model, "ignore_eos": True}
         self._client = CompletionClient(server.url, body, key=server.key)
         self._numbers = count(secrets.randbits(40))
         self._reads = 0
-        self._watch = HangWatch(lambda: self._reads, self._client.fail, first_s=FIRST_S)
+        self._watch = HangWatch(lambda: self._reads, self._end, first_s=FIRST_S)
+        self._cause: EngineError | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._shift = secrets.randbelow(VOCAB_SIZE)
-        self._sent = self._failed = self._failed_in_a_row = self._early = 0
+        self._failed_in_a_row = 0
 
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
-        """See the seam. Raises EngineError once too many have failed or ended early, and before
-        more is sent than was allowed."""
-        server, length = self._server, request.output_length
-        if server.most is not None and self._sent >= server.most:
-            raise EngineError(
-                f"{self._sent} requests were sent to {server.url}, as many as allowed, and "
-                "some must be sent again: they had left late",
-                hint=f"Run it on a machine with less to do, or allow more: --send-load "
-                f"{2 * server.most}.",
-            )
-        self._sent += 1
+        """See the seam. Raises EngineError once too many have failed in a row."""
         usable = VOCAB_SIZE - SPECIAL_IDS
         prompt = [
             SPECIAL_IDS + (token - SPECIAL_IDS + self._shift) % usable
             for token in request.prompt_token_ids
         ]
+        wanted = replace(request, prompt_token_ids=prompt, priority=0)
+        name = name_of(next(self._numbers))
         try:
             with self._watch.over():
-                await self._client.complete(
-                    replace(request, prompt_token_ids=prompt, priority=0),
-                    reply,
-                    name=name_of(next(self._numbers)),
-                    came=self._came,
-                )
-            missing = length - reply.output_tokens
-            is_wrong = missing < 0 or (missing > 0 and server.takes_ignore_eos)
-            why = f"{reply.output_tokens} of {length} tokens" if is_wrong else ""
+                await self._client.complete(wanted, reply, name=name, came=self._came)
+            came, length = reply.output_tokens, request.output_length
+            why = "" if came == length else f"{came} of {length} tokens"
         except RequestFailedError as failure:
-            missing, why = 0, str(failure)
+            why = str(failure)
         if why:
             self._count_failure(why)
             raise RequestFailedError(why)
         self._failed_in_a_row = 0
-        self._early += missing > 0
-        if self._early > max(1.0, EARLY_SHARE * server.planned):
-            raise EngineError(
-                f"{self._early} replies of {server.url} ended before the requested length: it "
-                "would serve other work than the trace's",
-                hint="It does not know ignore_eos; verify on a vLLM server.",
-            )
 
     async def prepare(
         self, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
@@ -174,7 +142,7 @@ class RunningEngine:
         """Send the first requests, whose cost is not the others', and see that they are answered
         token by token, and by the server whose counters we read. Raises EngineError."""
         served, loop = self._server.served, asyncio.get_running_loop()
-        before = 0.0 if served is None else await asyncio.to_thread(served)
+        before = await asyncio.to_thread(served)
         first, *others = replies = [Reply() for _ in range(WARM_UPS)]
         wanted = EngineRequest(list(range(SPECIAL_IDS, 32)), WARM_UP_TOKENS)
         try:
@@ -188,8 +156,6 @@ class RunningEngine:
                 "in front of it buffers what it streams, and no time of a token can be seen",
                 hint="Give the server's own address, or turn the proxy's buffering off.",
             )
-        if served is None:
-            return
         until_s = loop.time() + _COUNTED_S
         while (counted := await asyncio.to_thread(served) - before) < WARM_UPS:
             if loop.time() > until_s:
@@ -205,13 +171,17 @@ class RunningEngine:
     def _came(self) -> None:
         self._reads += 1
 
+    def _end(self, cause: EngineError) -> None:
+        self._cause = cause
+        self._closing = asyncio.get_running_loop().create_task(self._client.stop())
+
     def _count_failure(self, why: str) -> None:
-        self._failed += 1
+        """Raise EngineError where a failed request is one too many."""
+        if self._cause is not None:
+            raise self._cause
         self._failed_in_a_row += 1
         if self._failed_in_a_row >= FAILED_IN_A_ROW:
             raise self._refuses(why, f"{self._failed_in_a_row} requests in a row failed, the last")
-        if self._failed > max(1.0, FAILED_SHARE * self._server.planned):
-            raise self._refuses(why, f"{self._failed} requests failed, the last")
 
     def _refuses(self, why: str, what: str) -> EngineError:
         hint = _HINTS.get(why[:3], "Its own log says why.")

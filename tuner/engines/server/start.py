@@ -3,13 +3,17 @@
 import asyncio
 import contextlib
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Self
 
-from tuner.engines.page import VARIABLE, Page
+from tuner.engines import devices
+from tuner.engines.page import SOCKET, VARIABLE, Page
 from tuner.engines.paged import PagedEngine, facts_of
 from tuner.engines.seam import (
     STOPPED,
@@ -20,14 +24,89 @@ from tuner.engines.seam import (
     RequestFailedError,
 )
 from tuner.engines.server.client import CompletionClient
-from tuner.engines.server.serve_process import ServeProcess
 from tuner.engines.timeouts import started_in_time
+from tuner.engines.vllm import failure
 from tuner.engines.vllm.flags import WITHOUT_NEGATIVE, command_line, positional
+from tuner.engines.vllm.log import Since
 from tuner.engines.vllm.start import Resolved, VllmStarter, new_page
 from tuner.errors import EngineError
+from tuner.system import files, interruption
 
 _VLLM = (sys.executable, "-P", "-m", "vllm.entrypoints.cli.main")
 """The ``vllm`` command, of this Python and no other."""
+
+STOP_S = 10.0
+"""Time that a server may take to end by itself."""
+
+GONE_S = 10.0
+"""Time after a failed request within which the server may turn out to have ended."""
+
+_LOOK_S = 0.1
+
+_NOT_FOR_IT = ("VLLM_LOGGING_STREAM", "VLLM_API_KEY", SOCKET)
+"""Variables that tuner, or a deployment, has set for others: its requests come without a key."""
+
+
+class ServeProcess:
+    """The guardian, and through it the server with all that it has started: one process group."""
+
+    def __init__(
+        self, command: Sequence[str], *, environment: Mapping[str, str], log: Path
+    ) -> None:
+        """Start a command; what it prints goes to the log. Raises EngineError without a
+        guardian."""
+        self.log, self.memory_before = Since(log), devices.memory_used()
+        kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_IT}
+        with open(log, "ab", opener=files.opened_own) as output:
+            self._guardian = subprocess.Popen(  # noqa: S603 - vLLM, as the user has asked for it
+                [sys.executable, "-P", "-m", "tuner.engines.server.guardian", *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env={**kept, **environment},
+                start_new_session=True,
+            )
+        self.group, self.pid = 0, self._guardian.pid
+        interruption.ends_with_us(self.kill)
+        assert self._guardian.stdout is not None
+        group = self._guardian.stdout.readline().strip()
+        self._guardian.stdout.close()
+        if not group.isdigit():
+            self.kill()
+            raise EngineError("the server's guardian did not start", hint=f"Read {log}.")
+        self.group = int(group)
+
+    async def ready(self, is_healthy: Callable[[], Awaitable[bool]]) -> None:
+        """Wait until it is. Raises EngineError with why it never will be."""
+        while not await is_healthy():
+            if self.death() is not None:
+                raise failure.failed_to_start(self.log)
+            await asyncio.sleep(_LOOK_S)
+
+    def death(self) -> EngineError | None:
+        """Return what it died of; None while it lives."""
+        code = self._guardian.poll()
+        return None if code is None else failure.died(code, self.log, who="vllm serve")
+
+    async def stop(self, *, within_s: float = STOP_S) -> None:
+        """End it in order, or else at once, and wait for the memory of its GPUs. Twice is
+        allowed."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.group, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._guardian.wait, within_s)
+        await asyncio.to_thread(self.kill)
+        await devices.given_back(self.memory_before)
+
+    def kill(self) -> None:
+        """End all of it now. Any thread may, and twice."""
+        interruption.has_ended(self.kill)
+        if self.group:  # whose guardian ends it too, unless that was killed itself
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.group, signal.SIGKILL)
+        assert self._guardian.stdin is not None
+        self._guardian.stdin.close()
+        self._guardian.wait()
 
 
 class ServerStarter(VllmStarter):
@@ -52,18 +131,15 @@ class ServerStarter(VllmStarter):
             client = CompletionClient("http://localhost", body, socket=str(page.socket))
             failing.push_async_callback(client.stop)
             async with started_in_time(self.log):
-                process = ServeProcess.launch(
+                process = ServeProcess(
                     self.command(resolved, socket=str(page.socket)),
                     environment={**resolved.environment, VARIABLE: str(page.folder)},
                     log=self.log,
                 )
-                failing.push_async_callback(process.abandon)
+                failing.push_async_callback(process.stop, within_s=0)  # it has served nobody
                 await process.ready(partial(client.answers, "/health"))
             engine = ServerEngine(resolved, process, client, page)
-            failing.push_async_callback(engine.stop)
-            engine.facts = facts_of(
-                resolved, page.about(), engine="serve", log_text=process.log.text()
-            )
+            engine.facts = facts_of(resolved, page.about(), engine="serve")
             await engine.warm_up(begun_s)
             failing.pop_all()
         return engine
@@ -77,18 +153,10 @@ class ServerEngine(PagedEngine):
     """See the seam: tuner.engines.seam.Engine."""
 
     def __init__(
-        self,
-        resolved: Resolved,
-        process: ServeProcess,
-        client: CompletionClient,
-        page: Page,
+        self, resolved: Resolved, process: ServeProcess, client: CompletionClient, page: Page
     ) -> None:
-        super().__init__(page, process.log, [process.pid])
-        self._process, self._client = process, client
-        self._by_priority = resolved.by_priority
-        self._loop = asyncio.get_running_loop()
-        self._ends = os.pidfd_open(process.pid)
-        self._loop.add_reader(self._ends, self._has_ended)
+        super().__init__(page, [process.pid])
+        self._process, self._client, self._by_priority = process, client, resolved.by_priority
 
     async def _ask(self, name: str, request: EngineRequest, reply: Reply) -> None:
         if not self._by_priority:
@@ -96,41 +164,40 @@ class ServerEngine(PagedEngine):
         try:
             await self._client.complete(request, reply, name=name, came=self._came)
         except RequestFailedError as problem:
-            if str(problem).startswith("4"):  # it has refused this request alone
-                raise
-            before = self._page.iterations
-            is_alive = lambda: self._page.iterations > before  # noqa: E731
-            if (dead := await self._process.death_soon(is_alive)) is not None:
-                raise dead from None
+            if not str(problem).startswith("4"):  # else it has refused this request alone
+                await self._gone_or_alive()
             raise
+
+    async def _gone_or_alive(self) -> None:
+        """Wait until the server shows that it has ended, or goes on: who loses a request may know
+        of the end before the guardian does."""
+        loop, before = asyncio.get_running_loop(), self._page.iterations
+        until_s = loop.time() + GONE_S
+        while (  # noqa: ASYNC110 - a process gives no event
+            self._cause is None
+            and self._death() is None
+            and self._page.iterations == before
+            and loop.time() < until_s
+        ):
+            await asyncio.sleep(_LOOK_S)
 
     async def stop(self) -> None:
         """See the seam."""
-        if self._stopped:
+        if self._cause is STOPPED:
             return
-        self._stopped = True
-        self._loop.remove_reader(self._ends)
-        os.close(self._ends)
+        self._cause = STOPPED
         await self._client.stop()
-        await self._process.stop(device=self.facts.device if hasattr(self, "facts") else None)
+        await self._process.stop()
         self._page.remove()
 
     def _came(self) -> None:
         self._tokens += 1
 
-    def _end(self, cause: EngineError) -> None:
-        self._process.end(cause)
-        self._client.fail(cause)
-
-    def _has_ended(self) -> None:
-        """Fail every request: the guardian has ended, and nobody has stopped it. On the event
-        loop."""
-        self._loop.remove_reader(self._ends)
-        self._process.kill()  # what it may have left, were it killed itself
-        self._client.fail(self._death() or STOPPED)
+    def _kill(self) -> None:
+        self._process.kill()
 
     def _death(self) -> EngineError | None:
-        return STOPPED if self._stopped else self._process.death()
+        return self._process.death()
 
 
 def words(arguments: Mapping[str, ArgumentValue]) -> list[str]:

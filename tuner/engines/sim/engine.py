@@ -4,50 +4,35 @@ Of the world's numbers it shows what an engine shows: iterations and the times o
 """
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 
 from tuner.engines.scheduler import model
-from tuner.engines.scheduler.state import (
-    DONE,
-    FULL,
-    OUT_OF_NOISE,
-    REQUEST,
-    new_requests,
-    new_scheduler,
-)
+from tuner.engines.scheduler.state import DONE, FULL, REQUEST, Noise, new_requests, new_scheduler
 from tuner.engines.seam import STOPPED, EngineFacts, EngineRequest, IterationLog, Reply
-from tuner.engines.sim.noise import EngineNoise
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
 from tuner.engines.sim.world import World, step_law
-from tuner.engines.timeouts import HangWatch
-from tuner.errors import EngineError
-
-_SETTLE_S = 1.0
-"""Seconds between two looks whether an engine was ended while its last iteration is waited for."""
 
 _ROWS = 1024
 _LOG_LENGTH = 4096
 _TOKEN_LENGTH = 65_536
 
-
-@dataclass(slots=True)
-class _Ticket:
-    """The waiting task of a request."""
-
-    reply: Reply
-    output_length: int
-    done: "asyncio.Future[None]"
+_Waiting = tuple[EngineRequest, Reply, asyncio.Future[None]]
 
 
 class SimEngine:
     """A started engine. It moves when the loop has nothing else to do; see virtual_time."""
 
     def __init__(
-        self, facts: EngineFacts, world: World, noise: EngineNoise, loop: VirtualTimeLoop
+        self,
+        facts: EngineFacts,
+        world: World,
+        noise_from: Callable[[float], Noise],
+        loop: VirtualTimeLoop,
     ) -> None:
-        self.facts, self.compiled = facts, list[str]()
+        """``noise_from`` returns what it meets after having been idle until a time."""
+        self.facts = facts
         max_num_seqs = int(str(facts.arguments["max_num_seqs"]))
         self._lag_s, self._law = world.step.lag, step_law(world.step, max_num_seqs)
         self._scheduler = new_scheduler(
@@ -61,13 +46,13 @@ class SimEngine:
             token_length=max(_TOKEN_LENGTH, 2 * max_num_seqs),
         )
         self._state = self._scheduler.state[0]
-        self._engine_noise, self._noise = noise, noise.anew(loop.time())
-        self._loop = loop
-        self._tickets: dict[int, _Ticket] = {}
+        self._noise_from, self._loop = noise_from, loop
+        self._waiting: dict[int, _Waiting] = {}
+        """By the request's row."""
+
         self._logs: list[IterationLog] = []
-        self._cause: EngineError | None = None
-        self._kept = 0
-        self._watch = HangWatch(lambda: self._kept + int(self._state["logged"]), self._end)
+        self._is_stopped = False
+        self._begin_anew()
 
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
         """See the seam."""
@@ -75,23 +60,26 @@ class SimEngine:
         self.facts.check_length(request)
         row = self._submit(len(request.prompt_token_ids), request.output_length)
         done = self._loop.create_future()
-        self._tickets[row] = _Ticket(reply, request.output_length, done)
+        self._waiting[row] = request, reply, done
         try:
-            with self._watch.over():
-                await done
+            await done
         except asyncio.CancelledError:
             model.abort(self._scheduler, row)
             raise
         finally:
-            del self._tickets[row]
-            self._close(row, reply)
+            del self._waiting[row]
+            state = self._scheduler.requests[row]
+            reply.cached_tokens = 0
+            if state["scheduled_s"] >= 0:
+                reply.queued_s = float(state["queued_s"])
+                reply.scheduled_s = float(state["scheduled_s"])
 
     async def prepare(
         self, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
     ) -> None:
         """See the seam. There is no prefix cache."""
         self._check_running()
-        self.facts.check_limits(max_num_seqs, max_num_batched_tokens, in_flight=len(self._tickets))
+        self.facts.check_limits(max_num_seqs, max_num_batched_tokens, in_flight=len(self._waiting))
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         for name, value in limits.items():
             self._state[name] = value or self._state[name]
@@ -100,9 +88,10 @@ class SimEngine:
     async def iterations(self) -> IterationLog:
         """See the seam."""
         self._check_running()
-        if not self._tickets:
-            with self._watch.over():
-                await self._settle()
+        if not self._waiting:
+            if self._state["in_flight"]:  # of requests that have all been aborted
+                await asyncio.sleep(max(0.0, float(self._state["end"]) - self._loop.time()))
+            self._begin_anew()
         self._check_running()
         self._keep_log()
         logs, self._logs = self._logs, []
@@ -110,44 +99,38 @@ class SimEngine:
 
     async def stop(self) -> None:
         """See the seam."""
-        if self._cause is None:
-            self._end(STOPPED)
-
-    def _end(self, cause: EngineError) -> None:
-        self._cause = cause
-        self._loop.detach()
-        for ticket in self._tickets.values():
-            if not ticket.done.done():
-                ticket.done.set_exception(cause)
+        if not self._is_stopped:
+            self._is_stopped = True
+            self._loop.detach()
+            for _, _, done in self._waiting.values():
+                if not done.done():
+                    done.set_exception(STOPPED)
 
     def _check_running(self) -> None:
-        if self._cause is not None:
-            raise self._cause
+        if self._is_stopped:
+            raise STOPPED
 
     def advance(self, until: float) -> float:
-        """See virtual_time.VirtualProcess."""
-        state = self._state
+        """See virtual_time.Advance."""
         while True:
             news = model.advance(
                 self._scheduler, self._law, self._noise, until, stop_at_finish=True
             )
-            if news == OUT_OF_NOISE:
-                self._noise, state["jitter"] = self._engine_noise.until(float(state["now"])), 0
-                continue
             self._hand_out()
             if news != FULL:
-                return float(state["now"]) if news == DONE else until
+                return float(self._state["now"]) if news == DONE else until
             self._keep_log()
 
     def _submit(self, input_length: int, output_length: int) -> int:
         """Enter a request; return its row."""
         state = self._state
-        if not self._tickets:
-            state["rows"] = state["arrived"] = 0
+        if not (self._waiting or state["running"] or state["waiting"]):
+            state["rows"] = state["arrived"] = state["head"] = 0
         row, requests = int(state["rows"]), self._scheduler.requests
         if row == requests.size:
             requests = np.concatenate((requests, np.zeros(row, REQUEST)))
-            self._scheduler = self._scheduler._replace(requests=requests)
+            queue = np.concatenate((self._scheduler.queue, np.zeros(row, np.int64)))
+            self._scheduler = self._scheduler._replace(requests=requests, queue=queue)
         queued_s = self._loop.time() + self._lag_s
         requests[row : row + 1] = new_requests(queued_s, input_length, output_length)
         state["rows"] = row + 1
@@ -159,34 +142,21 @@ class SimEngine:
         self._state["tokens"] = 0
         rows, times_s = tokens.row[:count].tolist(), tokens.at_s[:count].tolist()
         for row, at_s in zip(rows, times_s, strict=True):
-            if (ticket := self._tickets.get(row)) is None:
+            if row not in self._waiting:
                 continue
-            reply = ticket.reply
+            request, reply, done = self._waiting[row]
             reply.seen_s.append(at_s)
             reply.output_tokens += 1
             reply.first_s, reply.last_s = reply.seen_s[0], at_s
-            if reply.output_tokens == ticket.output_length and not ticket.done.done():
-                ticket.done.set_result(None)
+            if reply.output_tokens == request.output_length and not done.done():
+                done.set_result(None)
 
-    def _close(self, row: int, reply: Reply) -> None:
-        """Enter what only the scheduler knows of a request."""
-        request = self._scheduler.requests[row]
-        reply.preemptions, reply.cached_tokens = int(request["preemptions"]), 0
-        if request["scheduled_s"] >= 0:
-            reply.queued_s = float(request["queued_s"])
-            reply.scheduled_s = float(request["scheduled_s"])
-
-    async def _settle(self) -> None:
-        """Let an iteration end whose requests have all been aborted; then all is as at a start."""
-        state = self._state
-        end_s = float(state["end"]) if state["in_flight"] else 0.0
-        while (left_s := end_s - self._loop.time()) > 0 and self._cause is None:  # noqa: ASYNC110
-            await asyncio.sleep(min(left_s, _SETTLE_S))
-        model.let_go(state, self._scheduler.requests, self._scheduler.running)
-        self._noise, state["jitter"] = self._engine_noise.anew(self._loop.time()), 0
+    def _begin_anew(self) -> None:
+        """Be as at a start: so an interrupted run meets the noise that it would have met."""
+        model.let_go(self._state, self._scheduler.requests, self._scheduler.running)
+        self._noise, self._state["jitter"] = self._noise_from(self._loop.time()), 0
 
     def _keep_log(self) -> None:
         logged = int(self._state["logged"])
         self._logs.append(self._scheduler.log[:logged].copy())
-        self._kept += logged
         self._state["logged"] = 0

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import numba
 
+from tuner.engines.scheduler.state import Noise
 from tuner.engines.seam import ArgumentValue, EngineFacts
 from tuner.engines.sim.engine import SimEngine
-from tuner.engines.sim.noise import EngineNoise, MachineNoise
+from tuner.engines.sim.noise import engine_noise, machine_noise
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
 from tuner.engines.sim.world import World, WorldKv
 from tuner.errors import EngineError
@@ -25,7 +26,7 @@ VARIABLE = ("max_num_batched_tokens", "num_gpu_blocks_override", "block_size")
 class _Line:
     """The engines that were started on one machine, one after the other."""
 
-    machine: MachineNoise
+    machine: Noise
     started: int = 0
     lost: int | None = None
     """The size of one that an interruption ended."""
@@ -45,7 +46,7 @@ class SimStarter:
         """``ranks``: of a data-parallel server, of which each engine is one."""
         self.ranks, self._world = ranks, world
         self._model = model or f"sim:{world.name}"
-        self._line = line or _Line(MachineNoise(world))
+        self._line = line or _Line(machine_noise(world))
 
     @property
     def device(self) -> Mapping[str, ArgumentValue]:
@@ -61,8 +62,7 @@ class SimStarter:
         """Take up an interrupted run that had started engines of these sizes, in order.
 
         The last of them was ``lost`` with the run, unless it had done its work. Started again it is
-        the same engine, and no time passes: so the rest of the run meets the noise that it would
-        have met.
+        the same engine, and no time passes.
         """
         self._line.started = len(sizes)
         self._line.lost = sizes[-1] if sizes and lost else None
@@ -72,24 +72,26 @@ class SimStarter:
 
         Raises EngineError for what a simulated engine cannot change, or has no memory for.
         """
+        numbers = {name: value for name, value in arguments.items() if isinstance(value, int)}
         for name, value in arguments.items():
-            if name not in VARIABLE or not isinstance(value, int) or value < 1:
+            if name not in VARIABLE or numbers.get(name, 0) < 1:
                 raise EngineError(
                     f"a simulated engine takes whole numbers from 1 for {', '.join(VARIABLE)}, "
                     f"not {name}={value}",
                     hint="Leave it out, or write it into the world file.",
                 )
-        world, (budget, blocks, size) = self._world, (arguments.get(name) for name in VARIABLE)
+        world = self._world
         memory = world.kv.blocks * world.kv.block_size
-        size = int(str(size or world.kv.block_size))
-        blocks = int(str(blocks or memory // size))
+        size = numbers.get("block_size", world.kv.block_size)
+        blocks = numbers.get("num_gpu_blocks_override", memory // size)
         if not 1 <= blocks <= memory // size:
             raise EngineError(
                 f"{blocks} blocks of {size} tokens do not fit the {memory} tokens of memory",
                 hint="Lower num_gpu_blocks_override or block_size.",
             )
         kv = WorldKv(blocks=blocks, block_size=size)
-        changed = replace(world, kv=kv, budget=int(str(budget or world.budget)))
+        budget = numbers.get("max_num_batched_tokens", world.budget)
+        changed = replace(world, kv=kv, budget=budget)
         return SimStarter(changed, model=self._model, line=self._line, ranks=self.ranks)
 
     def resolve(self, *, max_num_seqs: int) -> Mapping[str, ArgumentValue]:
@@ -140,7 +142,12 @@ class SimStarter:
             versions=self.versions,
             device=self.device,
         )
-        noise = EngineNoise(line.machine, number=line.started)
-        engine = SimEngine(facts, world or self._world, noise, loop)
-        loop.attach(engine)
+        number, noisy = line.started, self._world
+        engine = SimEngine(
+            facts,
+            world or noisy,
+            lambda now_s: engine_noise(line.machine, noisy, number=number, now_s=now_s),
+            loop,
+        )
+        loop.attach(engine.advance)
         return engine

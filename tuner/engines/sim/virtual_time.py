@@ -11,53 +11,42 @@ import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, Protocol, TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
 from tuner.system import interruption
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
+Advance = Callable[[float], float]
+"""Advances a process until there is news for a task, but no further than a time; returns the time
+reached. What happens exactly at that time is only finished, not begun: tasks that wake then come
+first."""
+
 
 class DeadlockError(RuntimeError):
     """Every task waits, and nothing can ever happen that would wake one."""
 
 
-class VirtualProcess(Protocol):
-    """Something that advances in virtual time without being called."""
-
-    def advance(self, until: float) -> float:
-        """Advance until there is news for a task, but no further than ``until``.
-
-        What happens exactly at ``until`` is only finished, not begun: tasks that wake at that time
-        come first. Return the time reached: that of the news, or ``until``.
-        """
-        ...
-
-
 class _JumpingSelector(selectors.DefaultSelector):
     """A selector that never waits, but for threads: those take real time, and none passes here."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.now_s = 0.0
-        self.threads = 0
-        self.process: VirtualProcess | None = None
+    now_s = 0.0
+    threads = 0
+    advance: Advance = staticmethod(lambda until_s: until_s)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if self.threads:
             return super().select(0 if timeout is not None and timeout <= 0 else None)
         events = super().select(0)
         if not events and (timeout is None or timeout > 0):
-            self._jump(math.inf if timeout is None else self.now_s + timeout)
+            now_s = self.advance(math.inf if timeout is None else self.now_s + timeout)
+            if math.isinf(now_s):
+                tasks = asyncio.all_tasks(asyncio.get_event_loop())
+                names = sorted(task.get_name() for task in tasks)
+                raise DeadlockError(f"no task can ever wake again, waiting: {', '.join(names)}")
+            self.now_s = now_s
         return events
-
-    def _jump(self, horizon_s: float) -> None:
-        if self.process is not None:
-            horizon_s = self.process.advance(horizon_s)
-        if math.isinf(horizon_s):
-            raise DeadlockError(_deadlock_message())
-        self.now_s = horizon_s
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -71,13 +60,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now_s
 
-    def attach(self, process: VirtualProcess) -> None:
+    def attach(self, advance: Advance) -> None:
         """Let a process advance with this loop's time: one at a time."""
-        assert self._jumping.process is None
-        self._jumping.process = process
+        assert "advance" not in vars(self._jumping)
+        self._jumping.advance = advance
 
     def detach(self) -> None:
-        self._jumping.process = None
+        del self._jumping.advance
 
     def run_in_executor(
         self,
@@ -104,8 +93,3 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 def run(coroutine: Coroutine[Any, Any, Result], *, begin_s: float = 0.0) -> Result:
     """Run on virtual time from ``begin_s`` on, as ``interruption.run`` does on real time."""
     return interruption.run(coroutine, loop_factory=partial(VirtualTimeLoop, begin_s))
-
-
-def _deadlock_message() -> str:
-    names = sorted(task.get_name() for task in asyncio.all_tasks(asyncio.get_event_loop()))
-    return f"no task can ever wake again, waiting: {', '.join(names)}"

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-import yaml
 from msgspec import Meta
 
 from tuner.engines.scheduler.state import Ints, StepLaw
@@ -91,18 +90,16 @@ class World:
 def read_world(path: Path) -> World:
     """Read a world file.
 
-    Raises InputError with line and key for what is not a world.
+    Raises InputError with the key of what is not a world.
     """
     text = yaml_strict.read(path, error=InputError, missing="Check the path after --world.")
     source = str(path)
     root = yaml_strict.compose(text, source=source, error=InputError)
-    values: object = {}
-    if root is not None:
-        _check_keys(root, World, source)
-        values = yaml_strict.construct(root, source=source, error=InputError)
+    values = yaml_strict.construct(root, source=source, error=InputError) if root else {}
+    _check_keys(values, World, source)
     digest = f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
     try:
-        named = {**values, "name": path.stem, "digest": digest}  # type: ignore[dict-item]
+        named = {**values, "name": path.stem, "digest": digest}
         # lax: to YAML 2e-2 is a text
         world = msgspec.convert(named, World, strict=False)
     except (msgspec.ValidationError, OverflowError) as problem:
@@ -113,20 +110,16 @@ def read_world(path: Path) -> World:
     return world
 
 
-def _check_keys(node: yaml.MappingNode, kind: type, source: str) -> None:
-    """Raise InputError with the line of a key that a section does not have."""
-    known = {
-        field.name: field.type for field in fields(kind) if field.name not in {"name", "digest"}
-    }
-    for key, value in node.value:
-        if key.value not in known:
+def _check_keys(values: object, kind: Any, place: str) -> None:  # noqa: ANN401 - a class of a section
+    """Raise InputError for a key that a section does not have."""
+    known = {each.name: each.type for each in fields(kind) if each.name not in {"name", "digest"}}
+    for key, value in values.items() if isinstance(values, dict) else ():
+        if key not in known:
             raise InputError(
-                f"{source}:{key.start_mark.line + 1}: {key.value[:80]}: unknown key",
-                hint=f"Known here: {', '.join(known)}.",
+                f"{place}: {str(key)[:80]}: unknown key", hint=f"Known here: {', '.join(known)}."
             )
-        section: Any = known[key.value]
-        if isinstance(value, yaml.MappingNode) and is_dataclass(section):
-            _check_keys(value, section, source)  # type: ignore[arg-type]  # a class, no instance
+        if is_dataclass(known[key]):
+            _check_keys(value, known[key], f"{place}: {key}")
 
 
 def step_law(step: WorldStep, max_num_seqs: int) -> StepLaw:

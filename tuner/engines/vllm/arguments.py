@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 import json
 import re
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -84,10 +83,9 @@ def _refused(setting: "Setting", why: str) -> TunerError:
     head = setting.name.partition(".")[0]
     kind: type[TunerError] = InputError if setting.of_server else UsageError
     if "unrecognized arguments" in why and head not in _ENGINE:
-        close = difflib.get_close_matches(head, sorted(_ENGINE), n=1)
         return kind(
             f"{setting.place}: {head} is not an argument of this vLLM",
-            hint=f"Did you mean {close[0]}?" if close else "See vllm serve --help=all.",
+            hint="See vllm serve --help=all.",
         )
     # without argparse's beginning, and where in memory a function lies
     reason = re.sub(r"^argument \S+: ", "", why.strip().partition("\n")[0])

@@ -21,8 +21,6 @@ from tuner.errors import EngineError
 SCHEDULER = "tuner.engines.live_scheduler.LiveScheduler"
 """vLLM's own, with limits that change live and a log; it becomes the asynchronous one by itself."""
 
-_KNOWN = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
-
 _TUNER_SETS: dict[str, ArgumentValue] = {
     "disable_log_stats": True,
     "enable_log_requests": False,
@@ -33,8 +31,10 @@ _TUNER_SETS: dict[str, ArgumentValue] = {
 }
 """How tuner itself runs the engine, whatever a deployment says; never part of a profile."""
 
-_OF_THE_FRONT_END = ("disable_log_stats", "enable_log_requests", "skip_tokenizer_init")
-"""Those of them that a server keeps as the deployment has them: its users pay for that."""
+_OF_THE_SERVER = (
+    "disable_log_stats", "enable_log_requests", "skip_tokenizer_init", "download_dir",
+)  # fmt: skip
+"""What a server keeps as the deployment has it: its users pay for that."""
 
 _MEMORY = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override")
 """Arguments that say what an engine may take of the device's memory."""
@@ -112,7 +112,7 @@ def configure(
         )
     scheduler.scheduler_cls = SCHEDULER
     arguments = _pinned(config, given)
-    kept = {name: stated[name] for name in (*_OF_THE_FRONT_END, "download_dir") if name in stated}
+    kept = {name: stated[name] for name in _OF_THE_SERVER if name in stated}
     path = models.model_path(str(arguments["model"]))
     command = {**arguments, **kept, "model": path, "scheduler_cls": SCHEDULER}
     token = stated.get("hf_token")
@@ -140,10 +140,13 @@ def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
             f"data_parallel_size is {arguments['data_parallel_size']}: tuner runs one engine",
             hint="Set data_parallel_size to 1, and --replicas to how many share the traffic.",
         )
-    settings = _as_tuner_sets(arguments)
-    # those of tuner's that an older vLLM lacks
-    left_out = {*OF_SERVER, *(_TUNER_SETS.keys() - _KNOWN)}
-    settings = {name: value for name, value in settings.items() if name not in left_out}
+    # an older vLLM lacks some that tuner sets; what somebody else sets is for vLLM to refuse
+    lacking = _TUNER_SETS.keys() - _fields_of(AsyncEngineArgs)
+    settings = {
+        name: value
+        for name, value in _as_tuner_sets(arguments).items()
+        if name not in OF_SERVER | lacking
+    }
     try:
         config = AsyncEngineArgs(**settings).create_engine_config(UsageContext.OPENAI_API_SERVER)
     except Exception as error:  # vLLM refuses with whatever its depths raise
@@ -175,24 +178,26 @@ def _as_tuner_sets(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
     return {**arguments, "model": models.model_path(str(arguments["model"])), **_TUNER_SETS}
 
 
+def _fields_of(kind: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
+
+
 def for_llm(resolved: Resolved, *, share: float) -> dict[str, Any]:
     """Return what ``vllm.LLM`` is called with to run the same, with a share of the memory.
 
     What nobody stated is left to it: the executor decides on ``block_size``, for one.
     """
-    arguments = dict(resolved.given)
-    for name in _MEMORY:
-        if (value := resolved.arguments.get(name)) is not None:
-            assert isinstance(value, int | float)
-            arguments[name] = type(value)(value * share)
     wanted = {
-        **_as_tuner_sets(arguments),
+        **_as_tuner_sets(resolved.given),
         "override_generation_config": resolved.sampling,
         "scheduler_cls": SCHEDULER,
         "skip_tokenizer_init": resolved.config.model_config.skip_tokenizer_init,
     }
-    known = {field.name for field in dataclasses.fields(EngineArgs)}
-    return {name: value for name, value in wanted.items() if name in known}
+    for name in _MEMORY:
+        if (value := resolved.arguments.get(name)) is not None:
+            assert isinstance(value, int | float)
+            wanted[name] = type(value)(value * share)
+    return {name: value for name, value in wanted.items() if name in _fields_of(EngineArgs)}
 
 
 def _pinned(config: Any, arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:

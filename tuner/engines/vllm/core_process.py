@@ -83,12 +83,12 @@ class CoreContext:
 
     def __init__(self, log: Path, variables: Mapping[str, str] = {}) -> None:
         self.log, self.memory_before = Since(log), devices.memory_used()
-        now = {name: os.environ.get(name) for name in _READ_ON_LOADING}
-        self._kind: type[_CoreProcess] = _ForkServerCore if now == _server_has else _SpawnCore
-        self.processes: list[_CoreProcess] = []
+        is_forked = _server_has == {name: os.environ.get(name) for name in _READ_ON_LOADING}
+        self._kind: type[_CoreProcess] = _ForkServerCore if is_forked else _SpawnCore
         self._base: BaseContext = multiprocessing.get_context(
-            "forkserver" if now == _server_has else "spawn"
+            "forkserver" if is_forked else "spawn"
         )
+        self.processes: list[_CoreProcess] = []
         with output_to(log):
             resource_tracker.ensure_running()  # which tells of what is left when we end at once
         self._variables, self._cancelled = variables, False

@@ -29,8 +29,8 @@ from tuner.errors import EngineError
 _STOP_S = 10.0
 """Time that EngineCore may take to end by itself."""
 
-_OF_A_REQUEST = (EngineGenerateError, exceptions.VLLMError, ValueError)
-"""Errors that vLLM raises for one request."""
+_OF_A_REQUEST = (EngineDeadError, EngineGenerateError, exceptions.VLLMError, ValueError)
+"""Errors that vLLM raises for one request, or for all."""
 
 _CONSTRUCTING = threading.Lock()
 """For the time of a construction vLLM is given a context of ours, in a global of its own."""
@@ -62,20 +62,14 @@ class VllmEngine(PagedEngine):
     """See the seam: tuner.engines.seam.Engine."""
 
     def __init__(self, llm: _Llm, context: CoreContext, page: Page, resolved: Resolved) -> None:
-        pids = [process.pid for process in context.processes if process.pid is not None]
-        super().__init__(page, context.log, pids)
-        self._llm, self._context, self._resolved = llm, context, resolved
-        self._cause: EngineError | None = None
+        super().__init__(page, [each.pid for each in context.processes if each.pid is not None])
+        self._llm, self._context, self._by_priority = llm, context, resolved.by_priority
         self._sampling = {
             **resolved.sampling,
             "ignore_eos": True,
             "detokenize": False,
             "output_kind": RequestOutputKind.DELTA,
         }
-        arguments = resolved.arguments
-        self._joins_tokens = bool(arguments.get("speculative_config")) or (
-            arguments.get("stream_interval") not in {None, 1}
-        )
 
     @classmethod
     async def start(
@@ -110,8 +104,7 @@ class VllmEngine(PagedEngine):
         engine = cls(construction.result(), context, page, resolved)
         async with contextlib.AsyncExitStack() as failing:
             failing.push_async_callback(engine.stop)
-            text = context.log.text()
-            engine.facts = facts_of(resolved, page.about(), engine="vllm", log_text=text)
+            engine.facts = facts_of(resolved, page.about(), engine="vllm")
             await engine.warm_up(begun_s)
             failing.pop_all()
         return engine
@@ -120,47 +113,35 @@ class VllmEngine(PagedEngine):
         clock = asyncio.get_running_loop().time
         # as a server is asked: min_tokens would mask stop tokens in every iteration
         parameters = SamplingParams(max_tokens=request.output_length, **self._sampling)
-        priority = request.priority if self._resolved.by_priority else 0
+        priority = request.priority if self._by_priority else 0
         prompt = tokens_input(list(request.prompt_token_ids))
         try:
             async for output in self._llm.generate(prompt, parameters, name, priority=priority):
                 if tokens := len(output.outputs[0].token_ids):
                     reply.seen_s.append(clock())
                     reply.output_tokens += tokens
-                    reply.late_tokens += 0 if self._joins_tokens else tokens - 1
                     self._tokens += tokens
-        except EngineDeadError as error:
-            raise self._dead() from error
         except _OF_A_REQUEST as error:
-            if self._llm.errored:
-                raise self._dead() from error
             raise RequestFailedError(str(error.__cause__ or error)) from error
 
     async def stop(self) -> None:
         """See the seam."""
-        if self._stopped:
+        if self._cause is STOPPED:
             return
-        self._stopped = True
+        self._cause = STOPPED
         self._llm.output_processor.propagate_error(EngineDeadError())  # whoever still generates
         try:
             await asyncio.to_thread(_close, self._llm, _STOP_S)
         finally:
-            self._context.kill()
+            self._kill()
             self._page.remove()
-        device = self.facts.device if hasattr(self, "facts") else None  # its start failed
-        await devices.given_back(self._context.memory_before, device=device)
+        await devices.given_back(self._context.memory_before)
 
-    def _end(self, cause: EngineError) -> None:
-        self._cause = cause
+    def _kill(self) -> None:
         self._context.kill()
 
     def _death(self) -> EngineError | None:
-        return None if self._context.is_alive() else self._dead()
-
-    def _dead(self) -> EngineError:
-        if self._stopped:
-            return STOPPED
-        if self._cause is not None:
-            return self._cause
+        if not self._llm.errored and self._context.is_alive():
+            return None
         codes = [process.exitcode for process in self._context.processes if process.exitcode]
-        return failure.died(codes[0] if codes else None, self._log)
+        return failure.died(codes[0] if codes else None, self._context.log)

@@ -1,6 +1,7 @@
 """Turn vLLM's exceptions and log lines into one line that says what failed, and a cure. Pure."""
 
 import re
+import signal
 
 import pydantic
 
@@ -12,33 +13,20 @@ _LONGEST = 300
 
 _CURES = (
     (
-        r"(?i)decrease .*kv[-_]cache[-_]mem|memory .* is less than requested",
-        "Lower kv_cache_memory_bytes, or give the machine more memory.",
-    ),
-    (
         r"less than desired GPU memory utilization|Free memory on device",
         "Another process holds the device's memory: end it, or lower gpu_memory_utilization.",
     ),
     (
-        r"(?i)cache blocks|kv cache (is )?needed|kv cache memory|kv[-_]cache[-_]mem|gpu_blocks",
+        r"(?i)cache blocks|kv cache (is )?needed|kv cache memory|no available memory|gpu_blocks",
         "Raise gpu_memory_utilization or kv_cache_memory_bytes, or lower max_model_len.",
     ),
     (
-        (
-            r"(?i)out of ?memory|MemoryError|cannot allocate memory|could not create a primitive"
-            r"|by SIGKILL"
-        ),
+        r"(?i)out of ?memory|MemoryError|allocate memory|less than requested|primitive|by SIGKILL",
         "Lower gpu_memory_utilization or kv_cache_memory_bytes, --ceiling or max_model_len.",
     ),
     (
         r"max_num_batched_tokens .*max_num_seqs",
         "Lower --ceiling, or raise max_num_batched_tokens.",
-    ),
-    ("AF_UNIX path too long", "Set TMPDIR to a shorter path."),
-    (r"(?i)too many open files", "Allow more open files: ulimit -n 65536."),
-    (
-        r"NUMA nodes to bind threads",
-        "Give every rank its own cores, as in VLLM_CPU_OMP_THREADS_BIND='0|1' for two ranks.",
     ),
     (r"max_model_len", "Set max_model_len to what the model can do."),
     (
@@ -97,7 +85,7 @@ def _message(error: BaseException) -> str:
     if not isinstance(error, pydantic.ValidationError):
         return str(error) or type(error).__name__
     first = error.errors()[0]
-    message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    message = first["msg"].removeprefix("Value error, ")
     named = [part for part in first["loc"] if isinstance(part, str)]
     return f"{named[0].split('.')[0]}: {message}, not {first['input']!r}" if named else message
 
@@ -108,9 +96,8 @@ def _first_line(text: str) -> str:
 
 
 def _signal_name(number: int) -> str:
-    return {6: "SIGABRT", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}.get(
-        number, f"signal {number}"
-    )
+    known = {each.value: each.name for each in signal.Signals}
+    return known.get(number, f"signal {number}")
 
 
 def _cure(message: str, otherwise: str) -> str:

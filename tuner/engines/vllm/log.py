@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -13,11 +12,6 @@ from typing import TextIO
 from tuner.system import files
 
 _KIN = ("vllm", "transformers", "huggingface_hub", "torch", "filelock")
-
-_COMPILED = re.compile(
-    r"(\w[\w.@ -]* during inference: .+?)\. This causes|(Compiling a graph for compile range .+)"
-)
-"""What vLLM says of a kernel (``utils/jit_monitor.py``) or a graph that it had not warmed up."""
 
 
 class _Stream:
@@ -61,23 +55,13 @@ class Since:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._start = self._read = path.stat().st_size if path.exists() else 0
+        self._start = path.stat().st_size if path.exists() else 0
 
     def text(self) -> str:
         """Return it; nothing where it cannot be read."""
-        return self._from(self._start)
-
-    def compiled(self) -> list[str]:
-        """Return the kernels and graphs that were compiled since the last call."""
-        text = self._from(self._read)
-        lines = text[: text.rfind("\n") + 1]  # the rest of a line comes later
-        self._read += len(lines.encode(errors="replace"))
-        return [kernel or graph for kernel, graph in _COMPILED.findall(lines)]
-
-    def _from(self, start: int) -> str:
         try:
             with self.path.open("rb") as file:
-                file.seek(start)
+                file.seek(self._start)
                 return file.read().decode(errors="replace")
         except OSError:
             return ""

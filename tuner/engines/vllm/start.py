@@ -2,12 +2,10 @@
 
 import asyncio
 import contextlib
-import fcntl
 import functools
 import importlib.util
 import multiprocessing
 import os
-import shutil
 import tempfile
 from dataclasses import dataclass
 from itertools import count
@@ -18,9 +16,8 @@ from tuner.engines import provenance
 from tuner.engines.models import shipped as models
 from tuner.engines.page import VARIABLE, Page
 from tuner.engines.timeouts import started_in_time
-from tuner.engines.vllm import core_process, installed
+from tuner.engines.vllm import core_process, supported
 from tuner.engines.vllm.log import silent
-from tuner.engines.vllm.supported import statement
 from tuner.errors import EngineError
 from tuner.system import files
 
@@ -33,17 +30,8 @@ if TYPE_CHECKING:
 
 _STARTS = count()
 
-_KEPT_S = 86_400.0
-
-_NO_TELEMETRY = ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY")
-
-_LONGEST_SOCKET = 107
-"""Bytes that Linux allows the path of a socket."""
-
-_IN_THE_FOLDER = len("/tuner-vllm-12345678/") + 36
-"""Bytes of our folder and of the longest name in it: vLLM's sockets have a UUID for one."""
-
-_SHORT_FOLDER = "/tmp"  # noqa: S108 - a new folder is made in it
+_LONGEST_TMPDIR = 40
+"""Bytes: Linux allows the path of a socket 107, of which vLLM's names take 36, and our folder's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,21 +145,10 @@ def default_log() -> Path:
 
 @functools.cache
 def _folder() -> Path:
-    """Return this process's folder for temporary files, and delete those of a day ago that nobody
-    holds: of tuners that were killed, or left a log. It is not below a TMPDIR too long for
-    sockets."""
+    """Return this process's folder for temporary files, not below a TMPDIR too long for sockets."""
     place = tempfile.gettempdir()
-    is_short = len(os.fsencode(place)) + _IN_THE_FOLDER <= _LONGEST_SOCKET
-    folder = files.own_folder("vllm", place if is_short else _SHORT_FOLDER)
-    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)  # until this process ends, however
-    for left in folder.parent.glob("tuner-vllm-*"):
-        with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
-            if folder.lstat().st_mtime - left.lstat().st_mtime > _KEPT_S:
-                descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-                opened.callback(os.close, descriptor)
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left)
-    return folder
+    is_short = len(os.fsencode(place)) <= _LONGEST_TMPDIR
+    return files.own_folder("vllm", place if is_short else "/tmp")  # noqa: S108 - a new folder in it
 
 
 @contextlib.contextmanager
@@ -185,36 +162,39 @@ def _vllm(model: str, log: Path) -> "Iterator[None]":
         )
     set_variables(model, log)
     with silent(log):
-        installed.check_once()
+        supported.check_once()
         try:
             yield
         except ImportError as error:
             raise EngineError(
-                f"vLLM {installed.here_is()} cannot be used: {error}",
-                hint=f"Install one of {statement()}.",
+                f"vLLM {supported.installed()} cannot be used: {error}",
+                hint=f"Install one of {supported.statement()}.",
             ) from error
 
 
 def set_variables(model: str, log: Path) -> None:
     """Set what vLLM reads while it is imported; no variable that the user has set changes."""
     models.model_path(model)
-    for name in _NO_TELEMETRY:
-        os.environ.setdefault(name, "1")
-    # Its Pythons, and those of multiprocessing, would import what lies in the folder we are run in.
-    os.environ.setdefault("PYTHONSAFEPATH", "1")
-    # As ``vllm serve`` does (cli_env_setup); else vLLM forks a process that has threads.
-    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-    # For sockets, which would stay behind when a process of ours is killed.
     own = _folder()
     own.mkdir(mode=0o700, exist_ok=True)  # it may have been cleared
+    # sockets there would stay behind elsewhere when a process of ours is killed
     multiprocessing.current_process()._config["tempdir"] = str(own)  # type: ignore[attr-defined]  # noqa: SLF001 - no other way
-    os.environ.setdefault("VLLM_RPC_BASE_PATH", str(own))
-    if not provenance.is_cpu_build():
-        return
-    # EngineCore computes itself, where there is one rank: a worker process beside it starts ten
-    # seconds later and takes the cores that the server and its client need.
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    if models.is_shipped(model):  # OpenMP's barriers cost more than so small a model
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-    if os.environ.get("OMP_NUM_THREADS") == "1":
-        core_process.preload(log)  # with more, importing starts threads: not to be forked
+    variables = {
+        **dict.fromkeys(("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "HF_HUB_DISABLE_TELEMETRY"), "1"),
+        # its Pythons, and multiprocessing's, would import what lies in the folder we are run in
+        "PYTHONSAFEPATH": "1",
+        # as vllm serve does (cli_env_setup); else vLLM forks a process that has threads
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_RPC_BASE_PATH": str(own),
+    }
+    if provenance.is_cpu_build():
+        # EngineCore computes itself, where there is one rank: a worker process beside it starts
+        # ten seconds later and takes the cores that the server and its client need
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        if models.is_shipped(model):  # OpenMP's barriers cost more than so small a model
+            variables["OMP_NUM_THREADS"] = "1"
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+    # with more threads importing starts some: not to be forked
+    if provenance.is_cpu_build() and os.environ.get("OMP_NUM_THREADS") == "1":
+        core_process.preload(log)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.engines.batched import BatchedStarter
 from tuner.engines.seam import Starter
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
@@ -208,10 +207,9 @@ class Comparison:
             assert question.of_profile is not None  # or it is not chosen
             assert question.profile is not None
             return question.of_profile, question.profile.decision.max_num_seqs
-        if approach.batching is not None:
-            return BatchedStarter(base, approach.batching), approach.batching.size
         if isinstance(base, VllmStarter) and approach.workers:
-            return WorkersStarter(base, approach.workers), 1
+            starter = WorkersStarter(base, approach.workers, approach.batch, approach.wait_s)
+            return starter, approach.batch
         if isinstance(base, VllmStarter) and approach.name == SERVER:
             base = ServerStarter.like(base)
         return base, self.tuned.max_num_seqs

@@ -10,7 +10,6 @@ from functools import cached_property
 
 import numpy as np
 
-from tuner.engines.batched import Batching
 from tuner.engines.scheduler.state import Floats
 from tuner.errors import TraceError, UsageError
 from tuner.profile.evidence import StoredTwin
@@ -32,16 +31,18 @@ class Approach:
     name: str
     title: str
     workers: int = 0
-    """Worker processes behind a queue, on one device; 0 batches."""
+    """Worker processes behind a queue, on one device; 0 batches continuously."""
 
-    batching: Batching | None = None
-    """None batches continuously."""
+    batch: int = 1
+    """Requests that a worker serves together, or as many as come within ``wait_s``."""
+
+    wait_s: float = 0.0
 
 
 APPROACHES = (
     Approach("worker", "one worker", 1),
     Approach("two-workers", "two workers", 2),
-    Approach("static", "static batching", batching=Batching(16, 0.05)),
+    Approach("static", "static batching", 1, batch=16, wait_s=0.05),
     Approach("untuned", "untuned"),
     Approach("tuned", "tuned"),
     Approach(SERVER, "tuned, behind a server"),
@@ -64,8 +65,8 @@ MOST = 1_000_000
 def chosen(names: str | None, *, has_profile: bool, simulated: bool) -> tuple[Approach, ...]:
     """Return the approaches of a list such as ``worker,tuned``, in the order of the story.
 
-    None is all that there can be but the server, which takes half a minute to start, and batches of
-    a simulated engine. Raises UsageError for a name that is unknown, or needs what is not there.
+    None is all that there can be but the server, which takes half a minute to start. Raises
+    UsageError for a name that is unknown, or needs what is not there.
     """
     possible = {
         each.name: each
@@ -74,8 +75,7 @@ def chosen(names: str | None, *, has_profile: bool, simulated: bool) -> tuple[Ap
         and not (simulated and (each.workers or each.name == SERVER))
     }
     if names is None:
-        left = {SERVER, *(name for name, each in possible.items() if simulated and each.batching)}
-        return tuple(each for name, each in possible.items() if name not in left)
+        return tuple(each for name, each in possible.items() if name != SERVER)
     named = names_in(names, [each.name for each in APPROACHES], option="--approaches")
     for name in named:
         if name not in possible:
