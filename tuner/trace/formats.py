@@ -34,6 +34,11 @@ class Column:
     title: str = ""
     """What messages call it, if not by its first path."""
 
+    @property
+    def is_dated(self) -> bool:
+        """Whether it is no time that counts from an unknown start."""
+        return not isinstance(self.reader, Clock) or self.reader.dated
+
     def read(self, cells: Cells) -> Read:
         """Return numbers, and the codes of the reasons why cells are wrong."""
         return counts(cells) if self.reader is None else self.reader.read(cells)

@@ -75,9 +75,8 @@ FAR_OFF, MANY_TOKENS = 200.0, 32
 
 CLOCKS = (*map(Clock, PER_S), Clock(zoned=True), Clock(zoned=False))
 LOGS = words("level severity levelname lvl logger log_type")
-PATHS = words("uri path request url request_uri")
 OVER = words("complet finish served handled access respon end")
-"""Keys of logs, and of paths that a web server logs; parts of messages that a request is over."""
+"""Keys of logs, and parts of messages that a request is over."""
 
 _MARKED = re.compile(r"[+-]?\d+(?:[,'\u2019 \u00a0\u202f_]\d+)+(?:\.\d+)?|[+-]?\d+(?:\.\d{3}){2,}")
 """A number with a decimal comma, or with marks between thousands."""
@@ -242,7 +241,7 @@ class _Guess:
             if (column := self._read(role, heading, unit)) is not None:
                 fitting, least = [*fitting, column], rank
         if fitting:
-            dated = [each for each in fitting if getattr(each.reader, "dated", True)]
+            dated = [column for column in fitting if column.is_dated]
             self.found[role] = self._one_of(role, dated or fitting)
         elif wanted and not self.uncounted.args[0]:
             raise UnclearError(f"{wanted} cannot be {role} by its values")
@@ -388,11 +387,10 @@ class _Guess:
         if time and end and time.paths == end.paths:
             del result["timestamp" if "duration" in result else "end"]
         time = result.get("timestamp")
-        if time is None or not isinstance(time.reader, Clock):
+        if time is None:
             return
         for role in ("end", "first_token"):  # which count from another start
-            reader = result[role].reader if role in result else None
-            if isinstance(reader, Clock) and reader.dated != time.reader.dated:
+            if role in result and result[role].is_dated != time.is_dated:
                 del result[role]
         if "duration" not in result:
             return
@@ -419,12 +417,10 @@ class _Guess:
         is_begin = {*words_of(self._name("timestamp").rpartition(".")[2])} & word_set("@starts")
         if is_begin or "receivetimestamp" in first:
             return False
-        has_method = any(re.match(r"(?:get|post|put)(?: |$)", cell) for cell in first.values())
-        is_http = has_method and bool(first.keys() & PATHS)
+        is_http = any(re.match(r"(?:get|post|put)(?: |$)", cell) for cell in first.values())
         message = " ".join(first.get(key, "") for key in ("msg", "message", "event"))
         is_over = any("status" in leaf for leaf in first) or any(each in message for each in OVER)
-        is_log = bool(first.keys() & LOGS)
-        return "$ai_latency" in first or is_log + is_http + is_over >= 2
+        return "$ai_latency" in first or bool(first.keys() & LOGS) + is_http + is_over >= 2
 
     def _refuse_sums(self) -> None:
         """Raise where rows are sums over time, and no requests."""
@@ -433,7 +429,7 @@ class _Guess:
             raise UnclearError(f"{self._name('requests')} counts several requests a row: {SUMS}")
         time, times_ms = self.found.get("timestamp"), self._column("timestamp")
         starts_ms = np.unique(times_ms[~np.isnan(times_ms)])
-        if time is None or not len(starts_ms) or not getattr(time.reader, "dated", False):
+        if time is None or not time.is_dated or not len(starts_ms):
             return
         lasted_ms = self._column("end") - times_ms
         is_even = np.ptp(lasted_ms) == 0 and lasted_ms[0] >= 60_000

@@ -179,7 +179,8 @@ def opened(file: TraceFile) -> Opened:
     if start.startswith(PARQUET):
         return parquet_file(file)
     if re.match(rb"\{|\[[\[{\s\]]", start):
-        return _document(file) if _is_document(file, start) else _json_lines(file)
+        first, _, rest = start.partition(b"\n")
+        return _json_lines(file) if rest.strip() and _row(first) else _document(file)
     lines = [line for line in start.split(b"\n", 50)[:50] if line.strip()]
     if sum(line.startswith(b'{"') for line in lines) * 3 >= len(lines):
         return _json_lines(file)  # among lines that a program writes of itself
@@ -187,14 +188,6 @@ def opened(file: TraceFile) -> Opened:
         file.tally.note("what stands before the JSON of each line is left out")
         return _json_lines(file, PREFIX)
     return text_table(file)
-
-
-def _is_document(file: TraceFile, start: bytes) -> bool:
-    """Return whether the file is JSON, but not a row a line."""
-    first, more, rest = start.partition(b"\n")
-    if first.startswith(b"[") or first.rstrip().endswith((b"{", b"[", b",", b":")):
-        return True
-    return not more or (file.is_whole and not rest.strip())
 
 
 def _json_lines(file: TraceFile, prefix: bytes = b"") -> Opened:
@@ -253,7 +246,7 @@ def _document(file: TraceFile) -> Opened:
     if not text.startswith(b"["):
         text = b"[" + re.sub(rb"\}\s*\n\s*\{", b"},{", text) + b"]"
     try:
-        rows = _rows_in(json.loads(text))  # which reads NaN, as vLLM's benchmark writes it
+        rows = _rows_in(json.loads(text, object_pairs_hook=_unique))  # reads the NaN of vLLM, too
     except (ValueError, RecursionError) as error:
         raise TraceError(
             f"{file.tally.place}:{getattr(error, 'lineno', 1)}: not valid JSON from here on",
