@@ -131,7 +131,7 @@ def _reused_tokens(
 def _affinities(table: pa.Table, hash_ids: Lists | None) -> Ints:
     """Return what sticky routers go by: the session, or else the first block that tells prompts
     apart, such as the one behind a common system prompt."""
-    affinity = np.full(len(table), NO_AFFINITY, np.int64)
+    affinity: Ints = np.broadcast_to(np.int64(NO_AFFINITY), len(table))  # takes no memory
     if hash_ids is not None:
         sizes, ids = hash_ids
         rows = min(TRUNK_ROWS, len(table))
@@ -139,6 +139,7 @@ def _affinities(table: pa.Table, hash_ids: Lists | None) -> Ints:
         telling = np.flatnonzero(~np.isin(ids, seen[counts > rows / 2]))
         of = np.searchsorted(np.cumsum(sizes), telling, side="right")
         first_of, firsts = np.unique(of, return_index=True)
+        affinity = affinity.copy()
         affinity[first_of] = ids[telling[firsts]]
     if "session_id" in table.column_names:
         coded = table.column("session_id").combine_chunks().dictionary_encode()

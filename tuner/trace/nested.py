@@ -58,13 +58,13 @@ def aiperf(rows: Numbered, tally: Tally) -> Numbered:
 def tracelab(rows: Numbered, _: Tally) -> Numbered:
     """Yield TraceLab's rounds: from the last of the inputs to the last that the model wrote."""
     for line, row in rows:
-        stamps: dict[bool, list[float]] = {True: [], False: []}
-        for event in row.get("timing_events") or ():
-            at_ms = date_ms(event.get("timestamp")) if isinstance(event, dict) else None
-            if at_ms is not None:
+        events = [event for event in row.get("timing_events") or () if isinstance(event, dict)]
+        inputs: list[float] = []
+        outputs: list[float] = []
+        for event in events:
+            if (at_ms := date_ms(event.get("timestamp"))) is not None:
                 is_input = event.get("event_type") in ("user_message", "tool_result")
-                stamps[is_input].append(at_ms / 1000)
-        inputs, outputs = stamps[True], stamps[False]
+                (inputs if is_input else outputs).append(at_ms / 1000)
         begin_s = max(inputs, default=min(outputs, default=None))
         yield line, {**row, "timestamp": begin_s, "end": max(outputs, default=None)}
 

@@ -4,7 +4,6 @@ No cell is read here. ``Raw`` is some rows: objects, or columns by their heading
 """
 
 import csv
-import io
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -336,22 +335,20 @@ def _cells(lines: Sequence[str], delimiter: str) -> list[tuple[int, list[str]]]:
             result.append((reader.line_num, [cell.strip() for cell in cells]))
 
 
-class _Stream(io.RawIOBase):
+class _Stream:
     """The chunks of a file as a stream, whose quotes are counted."""
+
+    closed = False
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self.chunks, self.rest, self.quotes = chunks, b"", 0
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - any buffer
+    def read(self, size: int) -> bytes:
         if not self.rest:
             self.rest = next(self.chunks, b"")
             self.quotes += self.rest.count(b'"')
-        size = min(len(buffer), len(self.rest))
-        buffer[:size], self.rest = self.rest[:size], self.rest[size:]
-        return size
+        piece, self.rest = self.rest[:size], self.rest[size:]
+        return piece
 
 
 def _text_rows(
@@ -388,7 +385,7 @@ def _text_rows(
         ),
     )
     try:
-        for batch in arrow_csv.open_csv(io.BufferedReader(stream), *how):
+        for batch in arrow_csv.open_csv(stream, *how):
             lines = np.setdiff1d(np.arange(begin, begin + len(batch) + len(bad)), bad)[: len(batch)]
             begin = int(lines[-1]) + 1 if len(lines) else begin
             again = pc.is_in(batch.column(0), pa.array(names)).to_numpy(zero_copy_only=False)
