@@ -5,7 +5,7 @@ from functools import partial
 
 from tuner.rollout.known import has_vllms_flag
 from tuner.rollout.server import Server
-from tuner.rollout.words import Launch, in_script, reading, split, unquoted_words, vllm_in
+from tuner.rollout.words import Launch, in_script, reading, split, unquoted, vllm_in
 
 _JOINED = re.compile(r"\\\r?\n(?:[ \t]*[#;][^\n]*\n)*")
 _SETTING = re.compile(
@@ -26,7 +26,7 @@ def in_unit(text: str) -> list[Server]:
     servers, name, image = list[Server](), "", ""
     settings = [each for each in _SETTING.finditer(text) if each["key"]]
     sets = [each for each in settings if each["key"] in {"Environment", "environment"}]
-    words = [word for each in sets for word in unquoted_words(_joined(each), {})]
+    words = [word for each in sets for word in unquoted([_joined(each)], {})]
     env = {name: value for name, _, value in (word.partition("=") for word in words)}
     for each in _SETTING.finditer(text):
         raw = _joined(each)

@@ -166,7 +166,9 @@ class _Reader:
         self.commands(node, place)
         self.keyed(node, place)
         for key, value in pairs(node).items():
-            keeps_name = key in FACTS["charts"] or isinstance(value, yaml.SequenceNode)
+            keeps_name = key in {"vllmConfig", "engine_kwargs"} or isinstance(
+                value, yaml.SequenceNode
+            )
             inner = replace(
                 place,
                 keys=(*place.keys, key),
@@ -303,14 +305,13 @@ class _Reader:
 
     def chart_of(self, node: Node, place: _Place) -> Chart | None:
         """Return what the keys of a mapping mean; None where they are not vLLM's."""
-        key = place.keys[-1]
-        if key in FACTS["charts"]:
-            programs = [scalar(each) for path, each in self.every if path[-1:] == ["import_path"]]
-            is_ray = re.match(r"ray\.(serve\.)?llm[.:]", "".join(programs[:1]))
-            is_known = is_ray if key == "engine_kwargs" else may_have_vllm(place.image)
-            return FACTS["charts"][key] if is_known else None
+        if place.keys[-1] == "vllmConfig":
+            return "stack" if may_have_vllm(place.image) else None
         if not are_vllms(argument_of(each)[0] for each in pairs(node)):
             return None
+        if place.keys[-1] == "engine_kwargs":
+            programs = [scalar(each) for path, each in self.every if path[-1:] == ["import_path"]]
+            return "kwargs" if re.match(r"ray\.(serve\.)?llm[.:]", "".join(programs)) else None
         if starts_vllm(place.image):
             return "own"
         return "" if place.keys == ("",) and get(node, "kind") is None else None
@@ -354,12 +355,9 @@ def extend(services: Node, name: str) -> str:
 
 def image_of(node: Node) -> str:
     """Return the image that a mapping names, in one text or in parts."""
-    image = get(node, "image")
-    if isinstance(image, yaml.ScalarNode):
-        return str(image.value)
-    where = image if get(image, "repository") is not None else node
-    *path, tag = (scalar(where, key) for key in ("registry", "repository", "tag"))
-    return ":".join(filter(None, ("/".join(filter(None, path)), tag))) if any(path) else ""
+    where = node if get(node, "image", "repository") is None else get(node, "image")
+    path = "/".join(filter(None, (scalar(where, "registry"), scalar(where, "repository"))))
+    return scalar(node, "image") or ":".join(filter(None, (path, path and scalar(where, "tag"))))
 
 
 def beside(node: Node) -> Iterator[tuple[str, str]]:

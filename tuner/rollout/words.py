@@ -5,6 +5,7 @@ knows where in a file a word stands.
 """
 
 import re
+import shlex
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,8 +34,10 @@ _HERE_DOCUMENT = re.compile(
 )
 _VARIABLE = re.compile(
     r"\$(?P<a>\w+)|\$\{(?P<b>\w+)(?:(?::?[-=])(?P<default>[^{}]*))?\}|\$\((?P<c>[\w.-]+)\)"
+    rf"|\"?\$\{{(?P<array>\w+)\[[@*]\]\}}\"?|(?P<command>{_SUBSTITUTION}|`[^`]*`)|'[^']*'|\\."
 )
-_ALONE = re.compile(r"\"?\$\{?(?P<name>\w+)(?P<all>\[[@*]\])?(?::?-[^}]*)?\}?\"?")
+"""A variable, a command whose output stands there, or what a shell replaces nothing in."""
+
 _ASSIGNMENT = re.compile(r"(\w+)(\+?)=(.*)", re.DOTALL)
 _ELSEWHERE = re.compile(r"\$[\w({@*]|\{\{|`|^%\w")
 
@@ -76,39 +79,28 @@ def split(text: str, env: Mapping[str, str]) -> list[str]:
     every = [words for words in commands(text) if words]
     if len(every) > 1:
         raise UnreadableError("holds several commands", every[1][0])
-    return unquoted_words(text, env)
-
-
-def unquoted_words(text: str, env: Mapping[str, str]) -> list[str]:
-    return [bare for words in commands(text) for word in words for bare in unquoted(word, env)]
+    return unquoted(every[0], env) if every else []
 
 
 def filled(text: str, env: Mapping[str, str]) -> str:
-    """Put in the variables that are known; others stay as they are spelled."""
-    return _VARIABLE.sub(
-        lambda match: (
-            env.get(match["a"] or match["b"] or match["c"]) or match["default"] or match[0]
-        ),
-        text,
-    )
+    """Put in the variables that are known; others stay as they are spelled, as one word each."""
+
+    def value_of(match: re.Match[str]) -> str:
+        name = match["a"] or match["b"] or match["c"] or f"{match['array']}[@]"
+        if match["command"]:
+            return re.sub(r"[\s'\"\\]", "", match[0])
+        value = env.get(name)
+        return value or match["default"] or (match[0] if value is None else "")
+
+    return _VARIABLE.sub(value_of, text)
 
 
-def unquoted(word: str, env: Mapping[str, str]) -> list[str]:
-    """Return the words that a shell makes of one: a variable alone may hold several."""
-    alone = _ALONE.fullmatch(word)
-    if alone and (alone["all"] or not word.startswith('"')):
-        name = alone["name"] + ("[@]" if alone["all"] else "")
-        if name in env:  # within its own value it is not known
-            return unquoted_words(env[name], {k: v for k, v in env.items() if k != name})
-    parts = []
-    for piece in re.findall(rf"{_PIECE}|.", word, re.VERBOSE | re.DOTALL):
-        if piece[0] == "'":
-            parts.append(piece[1:-1])
-        elif piece[0] == '"':
-            parts.append(re.sub(r"\\([\"\\$`\n])", r"\1", filled(piece[1:-1], env)))
-        else:
-            parts.append(piece[1:] if piece[0] == "\\" else piece)
-    return ["".join(parts) if "'" in word else filled("".join(parts), env)]
+def unquoted(words: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """Return the words that a shell makes of quoted ones: a variable may hold several, or none."""
+    try:
+        return shlex.split(filled(" ".join(words).replace("\\\n", ""), env))
+    except ValueError:
+        raise UnreadableError("a quote that nothing closes") from None
 
 
 # Where vLLM begins
@@ -207,7 +199,7 @@ def in_script(text: str, env: Mapping[str, str]) -> Launch | None:
     known, launches, rest = dict(env), list[Launch](), list[object]()
     for raw in commands(text):
         only_sets = _assign(raw, known)
-        launch = vllm_in([bare for word in raw for bare in unquoted(word, known)], known)
+        launch = vllm_in(unquoted(raw, known), known)
         if launch is not None and "<<" in raw:
             raise UnreadableError("it reads a here-document", "<<")
         if launch is not None:
@@ -230,7 +222,8 @@ def _assign(raw: Sequence[str], known: dict[str, str]) -> bool:
         name, adds, value = assignment.groups()
         is_list = value.startswith("(")
         name = f"{name}[@]" if is_list else name
-        value = value[1:-1] if is_list else " ".join(unquoted(value, known))
+        items = [each for command in commands(value[1:-1]) for each in command] if is_list else ()
+        value = " ".join(items or unquoted([value], known))
         known[name] = known.get(name, "") + " " * is_list + value if adds else value
     return True
 
