@@ -3,10 +3,8 @@
 What it does to files of all kinds is in tests/outside/deploy.
 """
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ from tests.profile.test_admission import limits as admission
 from tests.support.profiles import ENGINE, profile
 from tuner.profile.profile import resealed, save
 from tuner.rollout import monitor
-from tuner.rollout.fit import SIMULATED
 
 PRODUCTION = "# prod\nmodel: m\nmax_num_seqs: 256  # why\nhost: 0.0.0.0\n"
 
@@ -63,25 +60,6 @@ def test_a_dry_run_prints_a_patch_and_writes_nothing() -> None:
     assert Path("prod.yaml").read_text() == applied
 
 
-def test_a_patch_has_the_files_own_bytes_in_any_locale() -> None:
-    name = os.fsdecode(b"\xff.yaml")
-    Path(name).write_text("# für\nmodel: m\nmax-num-seqs: 8\n", encoding="utf-8")
-    program = [sys.executable, "-c", "from tuner.cli import main; main()"]
-    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    words = [*program, "apply", "profile.yaml", name, "--dry-run"]
-    done = subprocess.run(words, env=env, capture_output=True, check=True)
-    assert b"\n@@ -1,3 +1,3 @@\n # f\xc3\xbcr\n" in done.stdout
-
-
-@pytest.mark.attack
-def test_a_name_cannot_add_lines_to_a_patch() -> None:
-    name = "a\n+++ b\n@@ -1 +1 @@\n.yaml"
-    Path(name).write_text(PRODUCTION)
-    lines = apply("profile.yaml", "--dry-run", name).stdout.splitlines()
-    assert lines[0].startswith("--- a\\n+++ b")
-    assert len([line for line in lines if line.startswith("+++ ")]) == 1
-
-
 def test_json_says_what_changed() -> None:
     document = apply("profile.yaml", "prod.yaml", "--json").json
     assert (document["file"], document["status"]) == ("prod.yaml", "changed")
@@ -89,26 +67,6 @@ def test_json_says_what_changed() -> None:
     assert document["backup"] == "prod.yaml.tuner-backup"
     back = apply("--rollback", "prod.yaml", "--json").json
     assert back == {"file": "prod.yaml", "status": "restored"}
-
-
-@pytest.mark.parametrize(
-    ("facts", "warning"),
-    [
-        ({"verdict": "overloaded", "reason": "overloaded: too much"}, "overloaded: too much"),
-        ({"engine_": "sim"}, SIMULATED),
-    ],
-)
-def test_what_else_to_know_is_a_warning(facts: dict[str, str], warning: str) -> None:
-    save(profile(**facts), Path("odd.yaml"))  # type: ignore[arg-type]
-    done = apply("odd.yaml")
-    assert (done.code, done.stderr) == (0, f"Warning: {warning}\n")
-
-
-def test_hard_links_to_the_old_content_are_named() -> None:
-    os.link("prod.yaml", "other.yaml")
-    done = apply("profile.yaml", "prod.yaml")
-    assert done.stderr == "Warning: hard links to the old content of prod.yaml remain: 1\n"
-    assert Path("other.yaml").read_text() == PRODUCTION != Path("prod.yaml").read_text()
 
 
 @pytest.mark.parametrize("force", [[], ["--force"]])
@@ -202,14 +160,6 @@ def test_admission_limits_are_set_when_wanted_with_their_reason() -> None:
     limits = ("max-num-queued-tokens", "max-num-queued-reqs", "max-num-active-seqs")
     assert [written[name] for name in limits] == [2500, 24, 16]
     assert "  because max_num_queued_tokens 2500: a TTFT limit of 500 ms x" in done.stdout
-
-
-def test_of_a_simulated_engine_neither_memory_nor_model_is_written() -> None:
-    simulated = {**ENGINE, "model": "tuner:tiny", "num_gpu_blocks_override": 1200}
-    save(profile(engine=simulated, engine_="sim"), Path("sim.yaml"))
-    for force in ([], ["--force"]):
-        assert apply("sim.yaml", "new.yaml", *force).code == 0
-        assert yaml.safe_load(Path("new.yaml").read_text()) == {"max-num-seqs": 16}
 
 
 @pytest.mark.parametrize("kind", monitor.KINDS)

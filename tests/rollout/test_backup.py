@@ -22,15 +22,6 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_damaged_copy_is_not_restored(path: Path) -> None:
-    copy = apply(path, b"new")
-    assert copy is not None
-    copy.write_bytes(b"damaged")
-    with pytest.raises(TargetError, match="is missing or not the copy that tuner made"):
-        backup.roll_back(path, force=True)
-    assert path.read_bytes() == b"new"
-
-
 def test_of_two_writes_the_last_is_taken_back_and_an_edit_only_when_forced(path: Path) -> None:
     apply(path, b"first")
     apply(path, b"second")

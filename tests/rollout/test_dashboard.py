@@ -7,13 +7,11 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 
 from tests.support.places import ROOT
-from tests.support.profiles import any_profile, profile
+from tests.support.profiles import profile
 from tuner.profile.profile import ServingProfile, load
 from tuner.rollout import monitor
-from tuner.rollout.limits import limits
 
 SHIPPED = load(ROOT / "profiles" / "translation-tiny-cpu.yaml")
 
@@ -49,19 +47,6 @@ def lost(ours: Any, theirs: Any, place: str = "") -> list[str]:  # noqa: ANN401 
     return [each for key, mine, yours in pairs for each in lost(mine, yours, f"{place}/{key}")]
 
 
-def test_the_knees_lines_are_thresholds() -> None:
-    red = {
-        panel["title"]: step["value"]
-        for panel in dashboard(SHIPPED)["panels"][1:]
-        for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
-        if step["color"] == "red"
-    }
-    result = limits(SHIPPED)
-    assert red["Running and waiting"] == result["cap"]
-    assert red["Decode time per token"] == result["itl_limit"]
-    assert red["Requests that missed the SLO"] == pytest.approx(1 - result["attainment_limit"])
-
-
 @pytest.mark.attack
 @pytest.mark.parametrize(
     ("reason", "written"),
@@ -75,11 +60,3 @@ def test_the_knees_lines_are_thresholds() -> None:
 def test_the_text_of_a_strangers_profile_is_only_text(reason: str, written: str) -> None:
     about = dashboard(profile(reason=reason))["panels"][0]
     assert about["options"]["content"].startswith(f"**{written}**\n")
-
-
-@settings(max_examples=50)
-@given(chosen=any_profile())
-def test_any_profile_makes_a_dashboard_that_is_known_again(chosen: ServingProfile) -> None:
-    text = monitor.render("grafana-dashboard", chosen)
-    assert json.loads(text)["uid"].startswith("tuner-")
-    assert monitor.kind_of(None, text) == "grafana-dashboard"

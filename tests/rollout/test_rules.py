@@ -83,17 +83,6 @@ BROKEN = {
     "preemptions": Case(Server(preemptions=5), firing=[("TunerMorePreemptions", "ticket", "")]),
     "settings": Case(Server(settings=OTHER), firing=[("TunerOtherSettings", "ticket", "")]),
 }
-UP_TO_THE_LIMIT = {
-    "decoding, at its limit": Case(Server(itl_s=0.044)),
-    "first token, at its limit": Case(Server(ttft_s=0.048)),
-    "requests, at their limit": Case(Server(e2el_s=0.048)),
-    "concurrency, at its limit": Case(Server(running=14)),
-    "load, at its limit": Case(Server(requests=599)),
-    "memory, at its limit": Case(Server(kv=0.68)),
-    "preemptions, at their limit": Case(Server(preemptions=4)),
-    "a setting of which the profile says nothing": Case(Server(settings={"block_size": "32"})),
-    "misses, at their limit": Case(Server(missed_tpot=0.02)),
-}
 GROWS = Server(running=16, waiting=1, waiting_grows=2)
 QUEUES = {
     "full, and a queue": Case(Server(running=16, waiting=3), firing=[BINDS, BEYOND]),
@@ -111,17 +100,11 @@ MISSES = {
 }
 """The faster the budget burns, the louder; it is 1 - (0.995 - 0.02) = 0.025."""
 
-AT_NIGHT = {
-    "half of ten an hour": Case(Server(requests=10 / 60, missed_ttft=0.5)),
-    "half of 120 an hour": Case(Server(requests=2, missed_ttft=0.5), firing=BURNS[1:]),
-}
-"""A few misses wake nobody: 120 an hour are still too few for three days."""
-
 
 def test_of_servers_side_by_side_each_broken_promise_is_said_and_nothing_else(
     tmp_path: Path,
 ) -> None:
-    cases = {**AS_PROMISED, **BROKEN, **UP_TO_THE_LIMIT, **QUEUES, **MISSES, **AT_NIGHT}
+    cases = {**AS_PROMISED, **BROKEN, **QUEUES, **MISSES}
     servers = [
         replace(each.server, labels={**LABELS, "instance": name}) for name, each in cases.items()
     ]

@@ -1,15 +1,11 @@
 """A request over HTTP to a server that may answer anything, or nothing, or for ever."""
 
 import gzip
-import shutil
 import socket
-import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 
@@ -18,13 +14,11 @@ from tuner.system import http
 from tuner.system.http import HttpRequest, ask
 
 OK = b"HTTP/1.1 200 OK\r\n"
-TLS = 22
-"""The first byte of a client that speaks it."""
 Behaviour = Callable[[socket.socket, threading.Event], object]
 
 
 @contextmanager
-def serving(behave: Behaviour, *, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+def serving(behave: Behaviour) -> Iterator[str]:
     """Let every client meet this, once what it sends has been read."""
     ended = threading.Event()
 
@@ -35,22 +29,16 @@ def serving(behave: Behaviour, *, tls: ssl.SSLContext | None = None) -> Iterator
             with accepted, suppress(OSError):  # it has hung up
                 if ended.is_set():
                     return
-                client = accepted if tls is None else tls.wrap_socket(accepted, server_side=True)
-                with client:
-                    while (
-                        (got := client.recv(2**16))
-                        and not got.endswith(b"\r\n\r\n")
-                        and got[0] != TLS
-                    ):
-                        pass
-                    behave(client, ended)
+                while (got := accepted.recv(2**16)) and not got.endswith(b"\r\n\r\n"):
+                    pass
+                behave(accepted, ended)
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
+            yield f"http://127.0.0.1:{port}"
         finally:
             ended.set()
             socket.create_connection(("127.0.0.1", port)).close()
@@ -120,27 +108,6 @@ def test_what_is_no_answer_is_one_line(answer: bytes, message: str) -> None:
         got(f"{url}/metrics")
     assert str(refused.value) == f"{url}/metrics: {message}"
     assert refused.value.hint
-
-
-def test_over_tls_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if (openssl := shutil.which("openssl")) is None:
-        pytest.skip("no openssl to make a certificate with")
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    subprocess.run(
-        [
-            *(openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=127.0.0.1"),
-            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    with serving(says(OK + b"\r\nhi"), tls=context) as url:
-        with pytest.raises(InputError, match=r"certificate is not trusted \(SSL_CERT_FILE"):
-            got(url)
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        assert got(url) == b"hi"
 
 
 def test_a_server_on_this_machine_is_reached_past_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:

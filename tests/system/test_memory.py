@@ -20,10 +20,3 @@ def test_a_step_takes_no_more_than_it_may() -> None:
     assert resource.getrlimit(resource.RLIMIT_AS) == before
     with at_most(2 * HALF_A_GIB):
         assert len(bytearray(HALF_A_GIB)) == HALF_A_GIB
-
-
-def test_a_bound_within_a_bound_widens_nothing() -> None:
-    with at_most(HALF_A_GIB):
-        outer, _ = resource.getrlimit(resource.RLIMIT_AS)
-        with at_most(8 * HALF_A_GIB):
-            assert resource.getrlimit(resource.RLIMIT_AS)[0] == outer
