@@ -31,7 +31,7 @@ RUNS = {
     "swept": ("sweep", *SIM, "--step=20s", "--ceiling=16"),
     "refined": ("refine", "profile.yaml", *SIM),
     "compared": (
-        *("compare", *SIM, "--approaches=untuned,tuned", "--loads=heavy", "--profile=profile.yaml"),
+        *("compare", *SIM, "--approaches=untuned,tuned", "--loads=very-heavy", "--profile=profile.yaml"),
     ),
     "verified": ("verify", "profile.yaml", *SIM),
 }

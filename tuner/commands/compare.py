@@ -154,11 +154,6 @@ def _doubts(
             f"{options.profile} was measured with {name} {was}, here it is {is_}: only its "
             "settings count here"
         )
-    if options.world is not None and profile.provenance.engine != "sim":
-        yield (
-            "a simulated engine takes of a profile's arguments only max_num_seqs, "
-            "max_num_batched_tokens, num_gpu_blocks_override and block_size"
-        )
     environments = (start.facts.environment for start in evidence.starts())
     now = next((each for each in environments if each is not None), None)
     if (words := environment_differs(profile.provenance.environment, now)) is not None:

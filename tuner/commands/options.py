@@ -109,7 +109,7 @@ class ShowOptions:
     """
 
     source: Path
-    other: str | None = None
+    target: str | None = None
     output: Path | None = None
     slo: str | None = None
     require: tuple[str, ...] = ()

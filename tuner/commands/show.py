@@ -73,7 +73,7 @@ def _check_together(options: ShowOptions) -> None:
         "--prices": options.prices is not None,
         "--json": options.json and options.flags,
         f"-o {path}": path is not None and options.flags,
-        str(options.other): options.other is not None and (again or options.flags),
+        str(options.target): options.target is not None and (again or options.flags),
     }
     if len(names := [name for name, is_given in given.items() if is_given]) > 1:
         raise UsageError(f"{' and '.join(names)} exclude each other", hint="Leave one of them out.")
@@ -88,8 +88,8 @@ def _page(options: ShowOptions) -> Page:
     source = options.source
     if options.prices is not None:
         return _costs(options, options.prices)
-    if options.other is not None:
-        return _differences(profiles.load(source), str(source), options.other)
+    if options.target is not None:
+        return _differences(profiles.load(source), str(source), options.target)
     if source.is_dir():
         with making_sense(source, is_stored=True):
             return _run_page(source, over_time=options.output is not None)
@@ -153,7 +153,7 @@ def _unfinished(book: Journal) -> Page:
 
 def _costs(options: ShowOptions, prices: str) -> Page:
     """Return what a million output tokens within the SLO cost with each profile."""
-    paths = dict.fromkeys([str(options.source), options.other or str(options.source)])
+    paths = dict.fromkeys([str(options.source), options.target or str(options.source)])
     loaded = {path: profiles.load(Path(path)) for path in paths}
     by_gpu, each = parse_prices(prices), dict[str, float]()
     for name, profile in loaded.items():
@@ -168,25 +168,25 @@ def _costs(options: ShowOptions, prices: str) -> Page:
     return several_page(loaded, each, subject="Prices")
 
 
-def _differences(profile: ServingProfile, source: str, other: str) -> Page:
+def _differences(profile: ServingProfile, source: str, target: str) -> Page:
     """Return in what another profile, a deployment file or a server differs from a profile."""
     facts = []
-    if "://" in other:
+    if "://" in target:
         from tuner.live import server as live_server  # noqa: PLC0415 - slow to load
 
-        server = live_server.ask(other)
+        server = live_server.ask(target)
         result = difference.of_server(
-            profile, server.arguments, server.version, source=other, served=server.served
+            profile, server.arguments, server.version, source=target, served=server.served
         )
         if unknown := difference.untold(profile, server.arguments, served=server.served):
             facts.append(("unknown", f"the server does not report {', '.join(unknown)}"))
     else:
-        result = _from_file(profile, Path(other))
+        result = _from_file(profile, Path(target))
     columns = [
         Column("section", "section"),
         Column("name", "name"),
         Column("profile", source),
-        Column("other", other),
+        Column("other", target),
         Column("evidence", "evidence"),
     ]
     rows: list[list[Cell]] = [
@@ -200,7 +200,7 @@ def _differences(profile: ServingProfile, source: str, other: str) -> Page:
     ]
     count = len(result)
     return Page(
-        subject=f"{source} and {other}",
+        subject=f"{source} and {target}",
         title=f"{count} difference{'s' * (count != 1)}" if count else "No difference",
         facts=facts,
         sections=[Section("Differences", tables=[Table(columns, rows)])] if rows else [],

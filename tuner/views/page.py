@@ -34,8 +34,6 @@ class Table(Struct, frozen=True):
     caption: str = ""
     chosen: int | None = None
     """The row that is the answer."""
-    is_detail: bool = False
-    """Whether a terminal shows it only with ``--details``."""
 
     def records(self) -> list[dict[str, Cell]]:
         names = [column.name for column in self.columns]

@@ -39,7 +39,6 @@ def refine_page(
         facts = {"set": in_words(refinement.chosen), "gains": gains, **facts}
         aside = f"better, proven in {refinement.proof.pairs} pairs"
     (curve,) = page.sections
-    tables = [replace(table, is_detail=True) for table in curve.tables]
     columns = [
         Column("configuration", "configuration"),
         Column("gain", "goodput gain", "change"),
@@ -54,7 +53,7 @@ def refine_page(
         page,
         aside="simulated, " * is_simulated(profile) + aside,
         facts=list(facts.items()),
-        sections=[search, replace(curve, tables=tables)],
+        sections=[search, replace(curve, tables=[])],
         details=[*failed, refinement.reason, *page.details],
         warnings=list(refinement.warnings),
         run_dir=run_dir,

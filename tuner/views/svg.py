@@ -56,7 +56,7 @@ def figure(chart: Chart) -> Html:
     parts = [*_grid(chart, x, y), *(part for mark in chart.marks for part in _mark(mark, x, y))]
     for each in chart.series:
         parts += _line(chart.kind, each, x, y)
-    words = "; ".join(f"{each.name or 'line'} {_in_words(chart, each)}" for each in chart.series)
+    words = "; ".join(_in_words(chart.kind, each) for each in chart.series)
     drawn = tag(
         "svg",
         *parts,
@@ -105,13 +105,11 @@ def tick(kind: Kind, value: float) -> str:
     return f"{value / 1e3:,.4g}k" if abs(value) >= 10_000 else f"{value:,.6g}"
 
 
-def _in_words(chart: Chart, series: Series) -> str:
+def _in_words(kind: Kind, series: Series) -> str:
     """Return a line in words, for those who cannot see it."""
-    pairs = [(x, y) for x, y in zip(series.x, series.y, strict=True) if y is not None]
-    if chart.by_cap or not pairs:
-        return ", ".join(f"{x:g}: {text(chart.kind, y)}" for x, y in pairs) or "without values"
-    least, most = (text(chart.kind, end(y for _, y in pairs)) for end in (min, max))
-    return f"from {least} to {most}"
+    known = [value for value in series.y if value is not None]
+    ends = [text(kind, end(known)) for end in (min, max) if known]
+    return f"{series.name or 'line'} from {' to '.join(ends)}" if ends else "no values"
 
 
 def _grid(chart: Chart, x: Scale, y: Scale) -> Iterator[Html]:
@@ -130,13 +128,13 @@ def _mark(mark: Mark, x: Scale, y: Scale) -> Iterator[Html]:
     look = "accent" if mark.is_accent else "plain"
     if mark.axis == "x":
         at, half = x.at(mark.at), LETTER * len(mark.label) / 2
-        inside = min(max(at, x.begin + half), WIDTH - half - 2)
-        yield tag("path", class_=f"mark {look}", d=f"M{at:.1f} {TOP:g}V{FOOT:g}")
-        yield _text(mark.label, inside, TOP - 5, f"label {look}")
+        path, anchor = f"M{at:.1f} {TOP:g}V{FOOT:g}", "middle"
+        place = min(max(at, x.begin + half), WIDTH - half - 2), TOP - 5
     else:
         at = y.at(mark.at)
-        yield tag("path", class_=f"mark {look}", d=f"M{x.begin:.1f} {at:.1f}H{x.end:.1f}")
-        yield _text(mark.label, x.begin + 3, at - 4, f"label {look}", "start")
+        path, anchor, place = f"M{x.begin:.1f} {at:.1f}H{x.end:.1f}", "start", (x.begin + 3, at - 4)
+    yield tag("path", class_=f"mark {look}", d=path)
+    yield _text(mark.label, *place, f"label {look}", anchor)
 
 
 def _line(kind: Kind, series: Series, x: Scale, y: Scale) -> Iterator[Html]:

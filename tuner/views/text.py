@@ -39,7 +39,7 @@ def print_page(page: Page, *, details: bool | None = None) -> None:
         (section.title, table)
         for section in page.sections
         for table in section.tables
-        if table.rows and (details or not table.is_detail)
+        if table.rows
     ]
     for title, table in shown:
         console.print()

@@ -67,7 +67,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
             "worker, two-workers, static, untuned, tuned, server, profile; default: all but server."
         ),
         "source": argument("Serving profile, or folder of a run.", metavar="PROFILE|RUN_DIR"),
-        "show.other": argument("Show what differs in a profile, a deployment file or a server."),
+        "target": argument("Show what differs in a profile, a deployment file or a server."),
         "show.slo": option("Decide a sweep's run again under this SLO; -o writes the profile."),
         "prices": option("What a million tokens cost, by GPU hour.", metavar="GPU=PRICE,…"),
         "flags": option("Print only vLLM's flags, to paste behind the model."),
