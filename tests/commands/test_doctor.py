@@ -11,57 +11,43 @@ from tests.support.in_process import tuner
 from tuner.engines import devices
 
 IDLE = devices.Cpu(busy=0.1, others=0.1, steal=0.0)
-
-
-@pytest.fixture(autouse=True)
-def cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.commands.doctor.WATCHED_S", 0.0)
-    monkeypatch.setattr(devices.CpuMeter, "sample", lambda _: IDLE)
-
-
-def result(folder: Path) -> tuple[int, dict[str, str]]:
-    done = tuner(folder, "doctor", "--json")
-    checks = json.loads(done.stdout)["checks"]
-    return done.returncode, {check["name"]: check["status"] for check in checks}
+BUSY = devices.Cpu(busy=0.9, others=0.8, steal=0.0)
 
 
 @pytest.mark.vllm
-def test_a_quiet_machine_without_a_gpu_passes_in_eight_lines(tmp_path: Path) -> None:
+def test_a_quiet_machine_without_a_gpu_passes_in_eight_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices.CpuMeter, "sample", lambda _: IDLE)
     done = tuner(tmp_path, "doctor")
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) == 8
 
 
 @pytest.mark.parametrize(
-    ("card", "failed"),
+    ("cards", "cpu", "failed"),
     [
-        (Card("GPU-a"), set()),
-        (Card("GPU-a", reasons=8), {"throttling"}),  # hardware slowdown
-        (Card("GPU-a", processes={1}), {"processes on the GPU"}),
-        (Card("GPU-a", memory_used=8 * fake_nvml.GIB), {"GPU memory"}),
+        ([Card("GPU-a")], IDLE, set()),
+        ([Card("GPU-a", reasons=8)], IDLE, {"throttling"}),  # hardware slowdown
+        ([Card("GPU-a", processes={1})], IDLE, {"processes on the GPU"}),
+        ([Card("GPU-a", memory_used=8 * fake_nvml.GIB)], IDLE, {"GPU memory"}),
+        ([], IDLE, {"device"}),
+        ([Card("GPU-a")], BUSY, {"cores"}),
     ],
-    ids=["well", "hot", "shared", "full"],
+    ids=["well", "hot", "shared", "full", "none for a build of CUDA", "busy cores"],
 )
-def test_what_disturbs_a_gpu_fails_with_6(
-    card: Card, failed: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_disturbs_a_measurement_fails_with_6(
+    cards: list[Card],
+    cpu: devices.Cpu,
+    failed: set[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    fake_nvml.install(monkeypatch, card)
-    code, checks = result(tmp_path)
+    monkeypatch.setattr("tuner.commands.doctor.WATCHED_S", 0.0)
+    monkeypatch.setattr(devices.CpuMeter, "sample", lambda _: cpu)
+    fake_nvml.install(monkeypatch, *cards)
+    done = tuner(tmp_path, "doctor", "--json")
+    checks = {check["name"]: check["status"] for check in json.loads(done.stdout)["checks"]}
     checks.pop("vllm")
     assert {name for name, status in checks.items() if status == "FAIL"} == failed
-    assert code == 6 or not failed
-
-
-def test_a_build_for_cuda_without_a_gpu_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_nvml.install(monkeypatch)
-    code, checks = result(tmp_path)
-    assert (code, checks["device"]) == (6, "FAIL")
-
-
-def test_busy_cores_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    busy = devices.Cpu(busy=0.9, others=0.8, steal=0.0)
-    monkeypatch.setattr(devices.CpuMeter, "sample", lambda _: busy)
-    code, checks = result(tmp_path)
-    assert (code, checks["cores"]) == (6, "FAIL")
+    assert done.returncode == 6 or not failed

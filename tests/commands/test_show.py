@@ -31,7 +31,8 @@ RUNS = {
     "swept": ("sweep", *SIM, "--step=20s", "--ceiling=16"),
     "refined": ("refine", "profile.yaml", *SIM),
     "compared": (
-        *("compare", *SIM, "--approaches=untuned,tuned", "--loads=very-heavy", "--profile=profile.yaml"),
+        *("compare", *SIM, "--profile=profile.yaml"),
+        *("--approaches=untuned,tuned", "--loads=very-heavy"),
     ),
     "verified": ("verify", "profile.yaml", *SIM),
 }

@@ -140,7 +140,7 @@ def kept(book: journal.Journal, *parts: journal.Journal) -> Iterator[None]:
     except (UsageError, TraceError, ProfileError, GateError) as problem:  # not of a full disk
         is_measured = any(isinstance(e, Probed | Replayed) for each in books for e in each.events)
         if not is_measured and book.before == frozenset():
-            shutil.rmtree(book.run_dir)
+            shutil.rmtree(book.run_dir, ignore_errors=True)
         elif is_measured and isinstance(problem, UsageError):
             problem.hint += f" What was measured is kept in {book.run_dir}: tuner resume."
         raise
