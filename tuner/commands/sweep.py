@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,7 +26,7 @@ from tuner.engines.sampling import parse_sampling
 from tuner.engines.seam import Starter
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
-from tuner.errors import ProfileError, RunError, UndecidedError, UsageError
+from tuner.errors import RunError, UndecidedError, UsageError
 from tuner.live.exporter import Exporter
 from tuner.profile import profile as profiles
 from tuner.profile.profile import ServingProfile
@@ -198,51 +198,57 @@ def _slo_in(text: str | None) -> Slo | None:
 
 def swept(job: Job) -> Swept:
     """Measure all that the run does not hold yet, and decide. Raises TunerError."""
-    arguments = job.starter.resolve(max_num_seqs=job.options.ceiling)
-    book = open_run("sweep", job.options, {**job.plan, "engine_arguments": dict(arguments)})
+    options, starter = job.options, job.starter
+    confirming, read, began_s = None, None, None
+    cap, is_stated = _stated(options, "max_num_seqs"), True
+    if isinstance(starter, VllmStarter):  # simulated time is virtual
+        began_s = job.began_s
+        read = DeviceMeter(gpus_of(starter.resolve(max_num_seqs=1))).read
+        cap, is_stated = starter.server_max_num_seqs()
+    plan = {
+        **job.plan,
+        "engine_arguments": dict(starter.resolve(max_num_seqs=options.ceiling)),
+        "now": None if cap is None else [cap, is_stated],
+    }
+    book = open_run("sweep", options, plan)
     progress = Progress(job.settings.budget_s)
     with kept(book), ExitStack() as stack:
-        if (port := job.options.metrics_port) is not None:
+        if isinstance(starter, VllmStarter):
+            starter.log = book.run_dir / "vllm.log"
+            confirming = ServerStarter.like(starter)
+            confirming.log = starter.log
+        if (port := options.metrics_port) is not None:
             progress.exporter = stack.enter_context(closing(Exporter(port)))
         for warning in job.warnings:
             progress.warn(warning)
         keep_trace(job, book)
         stack.enter_context(progress)
-        return finished(job, _measured(job, book, progress), book)
-
-
-def _measured(job: Job, book: Journal, progress: Progress) -> SweepOutcome:
-    """Sweep the trace on one engine, and add what is set now: by ``--base`` or ``--set``, or by
-    vLLM itself."""
-    starter, confirming, read, began_s = job.starter, None, None, None
-    if isinstance(starter, VllmStarter):  # simulated time is virtual
-        starter.log, began_s = book.run_dir / "vllm.log", job.began_s
-        read = DeviceMeter(gpus_of(starter.resolve(max_num_seqs=1))).read
-        confirming = ServerStarter.like(starter)
-        confirming.log = starter.log
-    work = sweep(
-        job.requests,
-        starter,
-        job.settings,
-        book,
-        progress,
-        read_device=read,
-        confirming=confirming,
-        began_s=began_s,
-    )
-    outcome = execute(work, starter, book)
-    cap, is_stated = _stated(job.options, "max_num_seqs"), True
-    if isinstance(starter, VllmStarter):
-        cap, is_stated = starter.server_max_num_seqs()
-    if cap is None:
-        return outcome
-    now = in_use(outcome.conclusion, cap, "base" if is_stated else "default")
-    return replace(outcome, in_use=now)
+        work = sweep(
+            job.requests,
+            starter,
+            job.settings,
+            book,
+            progress,
+            read_device=read,
+            confirming=confirming,
+            began_s=began_s,
+        )
+        return finished(job, execute(work, starter, book), book)
 
 
 def finished(job: Job, outcome: SweepOutcome, book: Journal) -> Swept:
     """Return a run that has just ended."""
-    return Swept(outcome, job.settings, job.warnings, book, time.monotonic() - job.began_s)
+    wall_s = time.monotonic() - job.began_s
+    return Swept(_beside_now(outcome, book), job.settings, job.warnings, book, wall_s)
+
+
+def _beside_now(outcome: SweepOutcome, book: Journal) -> SweepOutcome:
+    """Return the outcome with what is set now: by ``--base`` or ``--set``, or by vLLM itself."""
+    if (now := book.plan.get("now")) is None:
+        return outcome
+    cap, is_stated = now
+    source: Literal["base", "default"] = "base" if is_stated else "default"
+    return replace(outcome, in_use=in_use(outcome.conclusion, int(cap), source))
 
 
 def keep_trace(job: Job, book: Journal) -> None:
@@ -273,14 +279,7 @@ def rescored(book: Journal, *, slo: str | None = None, require: Sequence[str] = 
             f"{run_dir / TRACE_COPY}: holds other requests than were replayed: it was changed",
             hint="Restore the file as tuner wrote it, or sweep the trace again.",
         )
-    outcome = rescore(trace.requests, settings, book)
-    try:
-        before = profiles.load(run_dir / "profile.yaml").baseline
-    except ProfileError:  # the run was interrupted before it had one
-        before = None
-    if before is not None:
-        now = in_use(outcome.conclusion, before.max_num_seqs, before.source)
-        outcome = replace(outcome, in_use=now)
+    outcome = _beside_now(rescore(trace.requests, settings, book), book)
     wall_s = time.monotonic() - began_s
     return Swept(outcome, settings, warnings_about(trace), book, wall_s)
 
