@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.completions import DONE, HEAD, TOKEN, Exchange, completions, usage
 from tests.support.in_process import tuner
+from tests.support.traces import write_lines
 from tuner.engines.paged import WARM_UPS
 from tuner.engines.server import running as engines_running
 from tuner.profile.profile import evidence_of, load, resealed, save
@@ -27,28 +28,12 @@ TOKEN_S = 0.002
 STEP_S = 1.0
 RATE_RPS = 20
 
-TUNING = (
-    *("--world", "world.yaml", "--trace", "prod.jsonl"),
-    *("--ceiling", "8"),
-)
-
 Answer = Callable[[Exchange], Awaitable[None]]
 
 
-def trace_of(model: str, rate_rps: int) -> str:
-    header = {"tuner_trace": 1, "time_unit": "ms", "model": model}
-    rows = [
-        {"timestamp": 1000 * row // rate_rps, "input_length": 20, "output_length": 10}
-        for row in range(120)
-    ]
-    return "\n".join(map(json.dumps, (header, *rows))) + "\n"
-
-
 @pytest.fixture(autouse=True)
-def _no_long_waits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """No machine here is slow: a shorter replay than users may ask for tells enough of it."""
-    if request.node.get_closest_marker("vllm"):
-        return
     monkeypatch.setattr(workload, "MIN_STEP_S", STEP_S)
     monkeypatch.setattr(sampling, "MIN_WINDOW_S", STEP_S / 2)
     monkeypatch.setattr(engines_running, "_COUNTED_S", 0.2)
@@ -60,9 +45,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a profile of a simulated machine and its trace: 20 requests a second,
     10 tokens each."""
     path = tmp_path_factory.mktemp("verify")
-    (path / "prod.jsonl").write_text(trace_of(MODEL, RATE_RPS))
+    times_ms = range(0, 6000, 1000 // RATE_RPS)
+    rows = [{"timestamp": ms, "input_length": 20, "output_length": 10} for ms in times_ms]
+    header = {"tuner_trace": 1, "time_unit": "ms", "model": MODEL}
+    write_lines(path / "prod.jsonl", header, *rows)
     (path / "world.yaml").write_text(WORLD)
-    done = tuner(path, "sweep", *TUNING)
+    tuning = ("--world", "world.yaml", "--trace", "prod.jsonl", "--ceiling", "8")
+    done = tuner(path, "sweep", *tuning)
     assert (path / "profile.yaml").exists(), done.stderr
     return path
 
@@ -117,17 +106,6 @@ async def refused(exchange: Exchange, status: bytes) -> None:
 def verify(folder: Path, url: str, *options: str) -> subprocess.CompletedProcess[str]:
     words = ("verify", "profile.yaml", "--trace", "prod.jsonl", "--step", f"{STEP_S:g}s")
     return tuner(folder, *words, "--url", url, *options)
-
-
-KEPT = ("--run-dir", "kept")
-
-
-def written(folder: Path) -> str:
-    """Return all that a run with KEPT has left, and take it away."""
-    files = [each for each in (folder / "kept").rglob("*") if each.is_file()]
-    words = "".join(file.read_text(errors="replace") for file in files)
-    shutil.rmtree(folder / "kept")
-    return words
 
 
 @contextmanager
@@ -202,12 +180,14 @@ def test_a_key_is_sent_when_its_variable_is_set(
     with vllm(Pages(), wanted, locked) as url:
         without = verify(folder, url)
         monkeypatch.setenv("TUNER_API_KEY", "sesame")
-        named = verify(folder, url, *KEPT)
+        named = verify(folder, url, "--run-dir", "kept")
     assert without.returncode == named.returncode == 4
     assert "the first request failed: 401 Unauthorized" in without.stderr
     assert "Set TUNER_API_KEY" in without.stderr
     assert [each.headers.get("Authorization") for each in wanted] == [None, "Bearer sesame"]
-    assert "sesame" not in named.stdout + named.stderr + written(folder)
+    files = [each for each in (folder / "kept").rglob("*") if each.is_file()]
+    written = "".join(file.read_text(errors="replace") for file in files)
+    assert "sesame" not in named.stdout + named.stderr + written
 
 
 def test_another_vllm_is_sent_nothing_unless_forced(folder: Path, tmp_path: Path) -> None:

@@ -5,17 +5,14 @@ import json
 import re
 import shlex
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.completions import Exchange, completions
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tests.support.profiles import ENGINE, profile
@@ -211,37 +208,23 @@ def test_of_a_file_what_apply_would_change_is_shown_and_what_undoes_it(two: Path
     assert "max_num_active_seqs is 4, which lowers max_num_seqs 16" in result[1][4]
 
 
-@contextmanager
-def serving(answers: dict[str, str]) -> Iterator[str]:
-    """Serve texts as vLLM does."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = answers.get(self.path)
-            self.send_response(404 if body is None else 200)
-            self.end_headers()
-            self.wfile.write((body or "").encode())
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+PAGES = {
+    "/metrics": (
+        b'vllm:cache_config_info{block_size="16",cache_dtype="fp8",engine="0",'
+        b'gpu_memory_utilization="0.9"} 1.0\n'
+    ),
+    "/version": b'{"version": "0.9.1"}',
+}
 
 
-METRICS = (
-    'vllm:cache_config_info{block_size="16",cache_dtype="%s",engine="0",'
-    'gpu_memory_utilization="0.9"} 1.0\n'
-)
+async def never(_: Exchange) -> None:
+    pytest.fail("a completion was asked for")
 
 
 def test_a_running_server_is_compared_as_far_as_it_reports(two: Path) -> None:
     engine = {**FEW, "gpu_memory_utilization": 0.3, "kv_cache_dtype": "auto", "block_size": 16}
     save(profile(engine=engine, versions={"vllm": "0.32.0"}), two / "a.yaml")
-    with serving({"/metrics": METRICS % "fp8", "/version": '{"version": "0.9.1"}'}) as url:
+    with completions(never, get=PAGES) as url:
         assert [row[1:4] for row in differences(two, url)] == [
             ("gpu_memory_utilization", "0.3", "0.9"),
             ("kv_cache_dtype", "auto", "fp8"),
