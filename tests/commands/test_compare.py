@@ -16,6 +16,9 @@ from tests.support.traces import SAMPLES
 from tuner.commands.compare import run
 from tuner.commands.options import CompareOptions
 from tuner.errors import TunerError
+from tuner.runs.compare.compare import Tuned
+from tuner.runs.compare.table import ComparisonRow, ComparisonTable
+from tuner.views.compare import tuned_row
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
 
@@ -68,6 +71,15 @@ def test_a_trace_without_a_rate_is_refused_before_any_engine_starts(
     path.write_text('{"timestamp": 7, "input_length": 9, "output_length": 9}\n' * 3)
     with pytest.raises(TunerError, match="all 3 requests at one time: no traffic"):
         compare(trace=path, world=None, overrides=("model=no/such-model",))
+
+
+def test_the_title_is_of_the_cap_that_it_names() -> None:
+    caps = {"untuned": 256, "tuned": 8, "profile": 16}
+    rows = tuple(ComparisonRow(name, name, cap, None, {}, (), ()) for name, cap in caps.items())
+    table = ComparisonTable("recorded", None, rows)
+    given = tuned_row(table, Tuned(8, "--max-num-seqs"))
+    of_profile = tuned_row(table, Tuned(16, "profile.yaml"))
+    assert (given, of_profile) == (rows[1], rows[2])
 
 
 REAL = (
