@@ -73,8 +73,8 @@ def test_what_is_required_is_compared_with_every_replica(folder: Path) -> None:
     assert done.returncode == 6
     result = json.loads(done.stdout)
     assert result["broken"] == result["required"]
-    assert 2 <= result["replicas_that_keep"] <= 6
-    assert f"On {result['replicas_that_keep']} replicas it keeps all." in done.stderr
+    assert 2 <= result["replicas_needed"] <= 6
+    assert f"On {result['replicas_needed']} replicas it keeps all." in done.stderr
     never = plan(folder, *wanted, "--require", "p99 ttft <= 1ms")
     assert "No number of replicas keeps it: require less." in never.stderr
 

@@ -1,4 +1,4 @@
-"""A server's /metrics by our names, whichever vLLM wrote it."""
+"""A server's /metrics, summed over its engines."""
 
 import math
 import time
@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tuner.errors import InputError
-from tuner.live.prometheus import Histogram, parse
+from tuner.live.prometheus import GAP_S, parse
 
 TODAY = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -15,9 +15,6 @@ vllm:num_requests_running{engine="0",model_name="m"} 5.0
 vllm:num_requests_running{engine="1",model_name="m"} 3.0
 # TYPE vllm:num_requests_waiting gauge
 vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
-# TYPE vllm:kv_cache_usage_perc gauge
-vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
-vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
 # TYPE vllm:num_preemptions_total counter
 vllm:num_preemptions_total{engine="0",model_name="m"} 7.0
 vllm:num_preemptions_created{engine="0",model_name="m"} 1.7e+09
@@ -37,18 +34,18 @@ python_info{version="3.12"} 1.0
 """
 
 
-def test_todays_names() -> None:
-    engines = parse(TODAY, source="here")
-    assert engines["1"].gauges == {"running": 3, "kv_cache_usage": 0.75}
-    metrics = engines["0"]
-    assert metrics.gauges == {"running": 5, "waiting": 1, "kv_cache_usage": 0.25}
-    assert metrics.counters == {"preemptions": 7, "requests": 14}
-    assert metrics.finish_reasons == {"stop": 10, "length": 4}
-    assert metrics.models == ("m",)
-    assert metrics.cache_config["num_gpu_blocks"] == "1000"
-    itl = metrics.distributions["itl_s"]
-    assert (itl.count, itl.total) == (80, 2.4)
-    assert (itl.bounds, itl.counts) == ((0.01, 0.03, math.inf), (20, 60, 80))
+def test_readings_and_what_came_between_them() -> None:
+    before = parse(TODAY, source="here")
+    assert (before.engines, before.models, before.in_flight) == (2, ("m",), 9.0)
+    assert before.cache_config["num_gpu_blocks"] == "1000"
+    assert before.get("request_success_total") == 14
+    assert before.mean(GAP_S) == pytest.approx(0.03)
+    assert math.isnan(before.mean("nothing"))
+    after = parse(TODAY.replace("80.0", "90.0").replace("2.4", "2.9"), source="here")
+    assert after.continues(before)
+    assert not before.continues(after)
+    assert after.since(before).mean(GAP_S) == pytest.approx(0.05)
+    assert after.since(before).in_flight == 9.0
 
 
 @pytest.mark.parametrize(
@@ -60,6 +57,7 @@ def test_todays_names() -> None:
         ('vllm:num_requests_running{a="b 1\n', "not Prometheus text"),
         ("vllm:num_requests_running many\n", "not Prometheus text"),
         ('vllm:e2e_request_latency_seconds_bucket{le="wide"} 1\n', "not Prometheus text"),
+        ('vllm:x{model_name="a"} 1\nvllm:x{model_name="b"} 1\n', "2 models: a, b"),
     ],
 )
 def test_what_is_no_vllm_metrics_is_refused_with_its_source(text: str, message: str) -> None:
@@ -68,28 +66,9 @@ def test_what_is_no_vllm_metrics_is_refused_with_its_source(text: str, message: 
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize(
-    "line",
-    [
-        'vllm:num_requests_running{a="' + r"\"" * 800_000 + '"} 1\n',
-        "vllm:num_requests_running{" + ",".join(f'a{n}="b"' for n in range(160_000)) + "} 1\n",
-    ],
-)
-def test_a_line_that_takes_seconds_to_read_is_refused_at_once(line: str) -> None:
-    """Each is of 1.6 MB or more, and took ten seconds."""
+def test_a_line_that_takes_seconds_to_read_is_refused_at_once() -> None:
+    line = 'vllm:num_requests_running{a="' + r"\"" * 800_000 + '"} 1\n'
     begun = time.process_time()
-    with pytest.raises(InputError, match=r"^x: not Prometheus text: a line of \d+ characters$"):
+    with pytest.raises(InputError, match=r"a line of \d+ characters"):
         parse(line, source="x")
     assert time.process_time() - begun < 1
-
-
-def test_what_came_between_two_readings_is_their_difference() -> None:
-    before = Histogram((1.0, math.inf), (2, 3), 4.0)
-    after = Histogram((1.0, math.inf), (7, 9), 20.0)
-    assert after.since(before) == Histogram((1.0, math.inf), (5, 6), 16.0)
-
-
-def test_a_server_that_was_restarted_between_counts_from_its_start() -> None:
-    before = Histogram((1.0, math.inf), (20, 30), 40.0)
-    after = Histogram((1.0, math.inf), (2, 3), 4.0)
-    assert after.since(before) == after

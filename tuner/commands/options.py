@@ -217,7 +217,6 @@ class WatchOptions:
     for_: str = "30m"
     window: str = "60s"
     fail_on: Literal["re-tune", "drifting"] = "re-tune"
-    run_dir: Path | None = None
     metrics_port: int | None = None
     json: bool = False
 

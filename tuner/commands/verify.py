@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +24,6 @@ from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import GateError, UndecidedError, UsageError
 from tuner.live import prometheus
 from tuner.live import server as live_server
-from tuner.live.prometheus import ServerMetrics
 from tuner.live.server import LiveServer
 from tuner.profile import served_models
 from tuner.profile.evidence import StoredTwin, twin_of
@@ -205,8 +204,7 @@ def _starter_at(
     if key is not None and not (key and key.isascii() and key.isprintable()):
         raise UsageError(f"{KEY} holds no key", hint="Set it to the server's key, or unset it.")
     here = live_server.ask(base, direct=True)
-    gauges = [engine.gauges for engine in _engines(base).values()]
-    if busy := int(sum(each.get("running", 0) + each.get("waiting", 0) for each in gauges)):
+    if busy := int(live_server.read(base, direct=True).in_flight):
         raise GateError(
             f"{base} is serving {busy} requests: what is measured beside them is theirs too",
             hint="Wait until it is idle.",
@@ -255,12 +253,8 @@ def _allowed(url: str, requests: int, send_load: int | None) -> int | None:
     return send_load
 
 
-def _engines(base: str) -> Mapping[str, ServerMetrics]:
-    return prometheus.parse(live_server.get(f"{base}/metrics", direct=True), source=base)
-
-
 def _served(base: str) -> float:
-    return sum(engine.counters.get("requests", 0.0) for engine in _engines(base).values())
+    return live_server.read(base, direct=True).get(prometheus.FINISHED)
 
 
 def _check_same(profile: ServingProfile, here: LiveServer) -> None:

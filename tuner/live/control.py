@@ -10,7 +10,6 @@ import os
 import select
 import socket
 import stat
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -35,7 +34,6 @@ PAUSE_S = 1.0
 STOP_S, PROBE_S = 2.0, 1.0
 MAX_LINE_BYTES = 64 * 2**10
 LONGEST_REASON, LONGEST_ERROR = 500, 1000
-_CREDENTIALS = struct.Struct("3i")
 
 Positive = Annotated[int, Meta(ge=1, le=2**31)]
 Kind = Literal["request", "refused", "failed"]
@@ -153,21 +151,17 @@ class LiveThread(threading.Thread):
                 self._path.unlink(missing_ok=True)
 
     def _reply(self, client: socket.socket) -> None:
-        pid, user = _peer_of(client)
-        if user not in {os.geteuid(), 0}:
-            return
         with suppress(TimeoutError, ConnectionError):
             line = _line(client, CLIENT_S)
             if not line or _has_left(client):
                 return
-            by = f"pid {pid} of user {user}"
-            reply = contain_errors(_complain, _carry_out, self._knobs, self._about, line, by)
+            reply = contain_errors(_complain, _carry_out, self._knobs, self._about, line)
             failed = Answer(ok=False, error="the control failed", hint="See the server's log.")
             client.settimeout(CLIENT_S)
             client.sendall(encoded(reply or failed))
 
 
-def _carry_out(knobs: Knobs, about: About, line: bytes, by: str) -> Answer:
+def _carry_out(knobs: Knobs, about: About, line: bytes) -> Answer:
     """Do what a line asks for, and return how it went."""
 
     def refused(kind: Kind, error: str, hint: str) -> Answer:
@@ -189,7 +183,7 @@ def _carry_out(knobs: Knobs, about: About, line: bytes, by: str) -> Answer:
             return refused("refused", fault, f"Start it with max_num_seqs {cap} or more.")
         knobs.set_max_num_seqs(cap)
         reason = ascii(request.reason)
-        log.info("tuner: max_num_seqs %d -> %d, by %s: %s", before.max_num_seqs, cap, by, reason)
+        log.info("tuner: max_num_seqs %d -> %d: %s", before.max_num_seqs, cap, reason)
     state = State(about, knobs.built, knobs.limits(), *knobs.load())
     return Answer(ok=True, state=state, before=before)
 
@@ -283,13 +277,6 @@ def _why(problem: OSError) -> str:
     return (problem.strerror or str(problem)).lower()
 
 
-def _peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return pid (0 for a process of another container) and user at the other end. Linux only."""
-    content = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, user, _ = _CREDENTIALS.unpack(content)
-    return pid, user
-
-
 def _has_left(connection: socket.socket) -> bool:
     """Whether nobody waits for the answer, though what was sent can still be read. One that has
     only ended its own sending, as ``socat`` does, still waits."""
@@ -318,10 +305,6 @@ def ask(path: Path, request: Request) -> tuple[State, Limits]:
         with _address(path) as address, socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(ANSWER_S)
             connection.connect(address)
-            _, user = _peer_of(connection)
-            if user != 0 and os.geteuid() not in {user, 0}:
-                hint = "Ask as the user that the server runs as."
-                raise InputError(f"{path}: user {user} listens there", hint=hint)
             connection.sendall(encoded(request))
             answer = msgspec.json.decode(_line(connection, ANSWER_S), type=Answer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -5,37 +5,45 @@ engine, the slowdown of the machine, and the traffic that was tuned for, of a lo
 stretch of MOST_STORED requests.
 """
 
-import json
 import zipfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
+from msgspec import Meta, Struct
 
-from tuner.engines.scheduler.state import Floats, Ints, StepLaw
+from tuner.engines.scheduler.state import StepLaw
 from tuner.errors import ProfileError
 from tuner.profile.profile import FrontEndSection, ServingProfile, beside, evidence_of
 from tuner.traffic.constants import LEAST_PART_S, PRINTED_DRAWS
-from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo
 from tuner.twin.decide import Choice, choose
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd
 from tuner.twin.samples import Machine, loads_of
-from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
+from tuner.twin.simulation import EngineShape, Traffic
 
 MOST_STORED = 4000
-
 MOST_UNPACKED = 16 * 2**20
 """Bytes: forty times what a sweep keeps."""
-
 MOST_SEQS = 65_536
 """Of a law's batch sizes: each is tabulated."""
+COLUMNS = ("gaps_s", "input_length", "output_length", "cached_length")
+"""Of the traffic."""
 
-_COEFFICIENTS = len(StepLaw._fields) - 1
+
+class Facts(Struct, frozen=True):
+    shape: EngineShape
+    extrapolated_from: int
+    length_s: Annotated[float, Meta(ge=LEAST_PART_S)]
+    hit_share: float
+    speed_sd: float
+    ttft_errors: tuple[float, ...]
+    tpot_errors: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +54,11 @@ class StoredTwin:
     shape: EngineShape
     extrapolated_from: int
     """The largest batch that was seen."""
-
     laws: tuple[StepLaw, ...]
     """As likely as the law."""
-
     traffic: Traffic
     length_s: float
     """How long the traffic takes to arrive."""
-
     machine: Machine
     hit_share: float = 0.0
     """What the prefix cache gave of what an endless one would have given."""
@@ -61,65 +66,57 @@ class StoredTwin:
     def draws(self, count: int) -> Sequence[StepLaw]:
         return self.laws[:count]
 
-    def replayed(self, traffic: Traffic, law: StepLaw, *, max_num_seqs: int) -> TwinReplay:
-        """Return what clients would have seen under one of the laws."""
-        return simulate(
-            traffic, law, self.shape, max_num_seqs=max_num_seqs, front_end=self.machine.front_end
-        )
-
-    def slowed(self, factor: float) -> "StoredTwin":
-        """Return the twin of a machine that is so many times slower."""
-        laws = tuple(each.slowed(factor) for each in self.laws or (self.law,))
-        return replace(self, law=self.law.slowed(factor), laws=laws)
-
-    def choice(  # noqa: PLR0913 - what the twin is asked
+    def choice(
         self,
         traffic: Traffic,
         slo: Slo,
         caps: Sequence[int],
         *,
         headroom: float,
-        requirements: Sequence[Requirement] = (),
-        most: int = PRINTED_DRAWS,
+        slowdown: float = 1.0,
     ) -> Choice:
-        """Return what the sweep asked, of this traffic and ``headroom`` times of it; under so many
-        of the laws at most."""
+        """Return what the sweep asked, of this traffic and ``headroom`` times of it, on a machine
+        that is so many times slower."""
+        laws = tuple(law.slowed(slowdown) for law in self.laws)
+        slower = replace(self, law=self.law.slowed(slowdown), laws=laws)
         loads = loads_of(traffic, headroom, seed=0, rate_rps=len(traffic) / self.length_s)
         return choose(
-            loads, self, self.shape, slo, sorted(caps), requirements=requirements,
-            front_end=self.machine.front_end, draws=min(most, len(self.laws)),
+            loads, slower, self.shape, slo, sorted(caps), front_end=self.machine.front_end,
+            draws=len(laws),
         )  # fmt: skip
 
 
 def pack(view: Forecast) -> bytes:
     """Return the content of the file beside a profile of this twin."""
-    law, machine = view.fitted.law, view.machine
+    law, machine, traffic, length_s = view.fitted.law, view.machine, view.traffic, view.length_s
+    if len(traffic) > MOST_STORED:
+        traffic = traffic.busiest(MOST_STORED)
+        length_s = float(traffic.arrival_s[-1] - traffic.arrival_s[0])
     most = len(law.decode_s) - 1
     sizes = sorted({0, *(size for size in view.fitted.knots.tolist() if size < most), most})
-    traffic, length_s = _busiest(view.traffic, view.length_s)
     laws = [law, *view.fitted.draws(PRINTED_DRAWS)]
-    columns = {
-        "gaps_s": np.diff(traffic.arrival_s, prepend=traffic.arrival_s[:1]).astype("<f4"),
-        "input_length": traffic.input_length.astype("<u4"),
-        "output_length": traffic.output_length.astype("<u4"),
-        "cached_length": traffic.cached_length.astype("<u4"),
-        "sizes": np.array(sizes, "<u4"),
-        "laws": np.array([[*law.decode_s[sizes], *law[1:]] for law in laws], "<f4"),
-        "slowdown": machine.slowdown.astype("<f4"),
-    }
-    facts = {
-        "shape": asdict(view.shape),
-        "extrapolated_from": view.fitted.extrapolated_from,
-        "length_s": length_s,
-        "hit_share": view.hit_share,
-        "speed_sd": machine.speed_sd,
-        "ttft_errors": machine.ttft_errors,
-        "tpot_errors": machine.tpot_errors,
-    }
+    gaps_s = np.diff(traffic.arrival_s, prepend=traffic.arrival_s[:1]).astype("<f4")
+    lengths = (each.astype("<u4") for each in traffic.columns()[1:])
+    columns = dict(zip(COLUMNS, (gaps_s, *lengths), strict=True))
+    facts = Facts(
+        shape=view.shape,
+        extrapolated_from=view.fitted.extrapolated_from,
+        length_s=max(LEAST_PART_S, length_s),
+        hit_share=view.hit_share,
+        speed_sd=machine.speed_sd,
+        ttft_errors=machine.ttft_errors,
+        tpot_errors=machine.tpot_errors,
+    )
     file = BytesIO()
-    np.savez_compressed(file, **columns)  # type: ignore[arg-type] # each an array
+    np.savez_compressed(
+        file,
+        sizes=np.array(sizes, "<u4"),
+        laws=np.array([[*law.decode_s[sizes], *law[1:]] for law in laws], "<f4"),
+        slowdown=machine.slowdown.astype("<f4"),
+        **columns,  # type: ignore[arg-type] # each an array
+    )
     with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(zipfile.ZipInfo("facts.json"), json.dumps(facts))
+        archive.writestr(zipfile.ZipInfo("facts.json"), msgspec.json.encode(facts))
     return file.getvalue()
 
 
@@ -138,79 +135,58 @@ def unpack(content: bytes, *, source: str, behind: FrontEndSection | None = None
     sense."""
     try:
         with zipfile.ZipFile(BytesIO(content)) as archive:
-            unpacked = sum(each.file_size for each in archive.infolist())
-            names = archive.namelist() if unpacked <= MOST_UNPACKED else []
-            parts = {name: archive.read(name) for name in names}
-        arrays = {
-            name.removesuffix(".npy"): np.load(BytesIO(part), allow_pickle=False)
-            for name, part in parts.items()
-            if name.endswith(".npy")
-        }
-        return _twin(json.loads(parts["facts.json"]), arrays, behind)
+            if sum(each.file_size for each in archive.infolist()) > MOST_UNPACKED:
+                raise ValueError("it is too large")  # noqa: TRY301 - one message for all
+            facts = msgspec.json.decode(archive.read("facts.json"), type=Facts)
+        with np.load(BytesIO(content), allow_pickle=False) as arrays:
+            gaps_s, *lengths = (arrays[name].astype("<f8") for name in COLUMNS)
+            sizes, laws = arrays["sizes"].astype(np.int64), arrays["laws"].astype("<f8")
+            slowdown = arrays["slowdown"].astype("<f8")
+        _check(facts, sizes, [laws, gaps_s, *lengths, slowdown])
+        law, *drawn = (_law(row, sizes) for row in laws)
+        traffic = Traffic(np.cumsum(gaps_s), *(each.astype(np.int64) for each in lengths))
     except (ValueError, KeyError, TypeError, OSError, zipfile.BadZipFile, RecursionError) as error:
         raise ProfileError(
             f"{source}: makes no sense ({str(error)[:100]})",
             hint="Restore the file as tuner wrote it, or run tuner sweep again.",
         ) from error
-
-
-def _twin(
-    facts: dict[str, Any], arrays: dict[str, np.ndarray], behind: FrontEndSection | None
-) -> StoredTwin:
-    sizes, laws = arrays["sizes"].astype(np.int64), arrays["laws"].astype(float)
-    names = ("input_length", "output_length", "cached_length")
-    lengths = [arrays[name].astype(np.int64) for name in names]
-    gaps_s, slowdown = arrays["gaps_s"].astype(float), arrays["slowdown"].astype(float)
-    fits = (
-        laws.ndim == 2
-        and laws.shape[1] == len(sizes) + _COEFFICIENTS
-        and len(laws) > 1
-        and len(sizes) > 0
-        and (np.diff(sizes) > 0).all()
-        and 0 < int(sizes[-1]) <= MOST_SEQS
-        and len(gaps_s) > 0
-        and all(length.shape == gaps_s.shape for length in lengths)
-    )
-    is_sane = all(
-        np.isfinite(each).all() and (each >= 0).all() for each in (laws, gaps_s, slowdown)
-    )
-    if not fits or not is_sane or (slowdown <= 0).any():
-        raise ValueError("its parts do not fit each other")
-    shape = EngineShape(**facts["shape"])
-    limits = (shape.max_num_batched_tokens, shape.block_size, shape.kv_blocks, shape.max_model_len)
-    if not all(type(limit) is int and limit > 0 for limit in limits):
-        raise ValueError("an engine without room")
     front_end = None
     if behind is not None:
         front_end = FrontEnd(behind.contention, behind.request_ms / 1e3, behind.delivery_ms / 1e3)
-    law, *drawn = (_law(law, sizes) for law in laws)
+    errors = facts.ttft_errors, facts.tpot_errors
     return StoredTwin(
         law=law,
-        shape=shape,
-        extrapolated_from=int(facts["extrapolated_from"]),
+        shape=facts.shape,
+        extrapolated_from=facts.extrapolated_from,
         laws=tuple(drawn),
-        traffic=Traffic(np.cumsum(gaps_s), *lengths),
-        length_s=max(LEAST_PART_S, float(facts["length_s"])),
-        machine=Machine(
-            slowdown,
-            float(facts["speed_sd"]),
-            tuple(map(float, facts["ttft_errors"])),
-            tuple(map(float, facts["tpot_errors"])),
-            front_end,
-        ),
-        hit_share=float(facts["hit_share"]),
+        traffic=traffic,
+        length_s=facts.length_s,
+        machine=Machine(slowdown, facts.speed_sd, *errors, front_end),
+        hit_share=facts.hit_share,
     )
 
 
-def _law(values: Floats, sizes: Ints) -> StepLaw:
-    """Tabulate a law; beyond the last size f continues with its last slope."""
+def _check(facts: Facts, sizes: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
+    """Raise ValueError unless the parts fit each other."""
+    laws, gaps_s, *lengths = arrays[:5]
+    shape = facts.shape
+    limits = (shape.max_num_batched_tokens, shape.block_size, shape.kv_blocks, shape.max_model_len)
+    fits = (
+        laws.shape[1:] == (len(sizes) + len(StepLaw._fields) - 1,)
+        and len(laws) > 1
+        and (np.diff(sizes) > 0).all()
+        and 0 < int(sizes[-1]) <= MOST_SEQS
+        and len(gaps_s) > 0
+        and all(each.shape == gaps_s.shape for each in lengths)
+        and min(limits) > 0
+        and (arrays[-1] > 0).all()
+        and all(np.isfinite(each).all() and (each >= 0).all() for each in arrays)
+    )
+    if not fits:
+        raise ValueError("its parts do not fit each other")
+
+
+def _law(values: np.ndarray, sizes: np.ndarray) -> StepLaw:
+    """Tabulate a law between the sizes that are stored."""
     decode_s = np.interp(np.arange(sizes[-1] + 1), sizes, values[: len(sizes)])
-    return StepLaw(decode_s, *(float(value) for value in values[len(sizes) :]))
-
-
-def _busiest(traffic: Traffic, length_s: float) -> tuple[Traffic, float]:
-    """Return the stretch of MOST_STORED requests with the most tokens a second, from 0 s on."""
-    if len(traffic) > MOST_STORED:
-        traffic = traffic.busiest(MOST_STORED)
-        length_s = max(LEAST_PART_S, float(traffic.arrival_s[-1] - traffic.arrival_s[0]))
-    return traffic.from_zero(), length_s
+    return StepLaw(decode_s, *values[len(sizes) :].tolist())

@@ -1,5 +1,4 @@
-"""Plans by the stored twin: other loads, caps, replica counts, routers and what they keep of what
-is required. Pure, and seeded.
+"""Plans by the stored twin: other loads, caps, replica counts and routers. Pure, and seeded.
 
 A fleet's traffic is the stored traffic, raised or thinned: every request comes ``load`` times,
 copies within JITTER_S of their original, so that bursts stay bursts. Of the replicas a few are
@@ -9,12 +8,10 @@ simulated: they are alike.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from tuner.engines.scheduler.state import Floats
 from tuner.errors import ProfileError
 from tuner.profile.evidence import StoredTwin
 from tuner.profile.profile import CurveStep, ServingProfile
@@ -28,20 +25,12 @@ from tuner.twin.simulation import Traffic
 
 FleetRouter = Literal["least", "rr", "random"]
 
-ASKED_REPLICAS = 4
-"""Replicas of a fleet that are simulated."""
+ASKED_REPLICAS, MOST_ROUTED = 4, 32
+"""Replicas of a fleet that are simulated, and those that requests are shared out among: among more
+nothing else depends on their number."""
 
-MOST_ROUTED, SMALL_FLEET = 200_000, 32
-"""Requests that are handed to replicas one by one. A fleet that gets more is asked about as one
-that is so much smaller: among hundreds of replicas nothing else depends on their number."""
-
-MOST_REPLICAS = 100_000
-MOST_MORE = 64
-"""Times the replicas that the load needs: what those do not keep, none do."""
-
-LEAST_LOAD = 1 / 64
-"""Of the stored traffic: a replica that cannot carry so little can carry nothing."""
-
+MOST_REPLICAS, MOST_TIMES = 100_000, 64
+"""And times the stored traffic: a replica that cannot carry so little of it can carry nothing."""
 SEED = 0
 """Of copies and of the routing."""
 
@@ -52,194 +41,132 @@ class Fleet:
 
     twin: StoredTwin
     """Of one of them."""
-
     slo: Slo
     load: float
     """Times the stored traffic."""
-
     router: FleetRouter
-
-    @cached_property
-    def draws(self) -> list[Draw]:
-        """The first of the draws that made the profile's promise."""
-        return draws_of(self.twin.laws[:DRAWS], self.twin.machine, [self.twin.traffic])
-
-    @property
-    def lawful(self) -> list[Draw]:
-        """The law alone."""
-        return [Draw(self.twin.law, self.twin.machine.front_end)]
+    requirements: tuple[Requirement, ...] = ()
 
     def ask(
-        self,
-        caps: Sequence[int],
-        *,
-        replicas: int,
-        draws: Sequence[Draw] | None = None,
-        headroom: float = 1.0,
-        log: bool = False,
+        self, caps: Sequence[int], *, replicas: int, draws: Sequence[Draw], headroom: float = 1.0
     ) -> Samples:
         """Return what each cap gives a replica, of so many, and with ``headroom`` times the load:
-        the mean over those that are simulated, by their requests."""
-        twin, today = self.twin, self.parts(replicas)
-        more = replace(self, load=headroom * self.load).parts(replicas) if headroom > 1 else today
+        the mean over those that are simulated."""
+        twin, log = self.twin, any(each.needs_log for each in self.requirements)
         rate_rps = self.load * len(twin.traffic) / twin.length_s / replicas
-        result, weights = [], []
-        for each, raised in zip(today, more, strict=True):
-            if len(each) and len(raised):
-                loads = Loads(each, (raised,) if headroom > 1 else (), headroom, rate_rps)
-                samples = ask(draws or self.draws, loads, caps, twin.shape, self.slo, log=log)
-                result.append(samples)
-                weights.append(len(each))
-        if not result:  # nothing comes to it, and all of that is served
-            empty = Loads(twin.traffic.rows(slice(0)), (), 1.0, rate_rps)
-            return ask(draws or self.draws, empty, caps, twin.shape, self.slo)
-        values = np.average([each.values for each in result], axis=0, weights=weights)
-        return replace(result[0], values=values)
+        today, raised = (self._parts(replicas, load) for load in (1.0, headroom))
+        empty = twin.traffic.rows(slice(0))
+        parts = [pair for pair in zip(today, raised, strict=True) if all(map(len, pair))]
+        samples = []
+        for part, more in parts or [(empty, empty)]:
+            loads = Loads(part, (more,) if headroom > 1 else (), headroom, rate_rps)
+            samples.append(ask(draws, loads, caps, twin.shape, self.slo, log=log))
+        return replace(samples[0], values=np.mean([each.values for each in samples], axis=0))
 
-    def replicas_for(self, cap: int, *, attainment: float, surely: bool = True) -> int | None:
-        """Return the fewest replicas with which 97.5 % of the draws, or with ``surely`` off the law
-        alone, serve this share of requests within the SLO; None when MOST_REPLICAS do not."""
-        draws = self.draws if surely else self.lawful
+    def promised(self, caps: Sequence[int], *, replicas: int, headroom: float = 1.0) -> Samples:
+        """Return the same of the first of the draws that made the profile's promise."""
+        twin = self.twin
+        draws = draws_of(twin.laws[:DRAWS], twin.machine, [twin.traffic])
+        return self.ask(caps, replicas=replicas, draws=draws, headroom=headroom)
 
-        def enough(replicas: int) -> bool:
-            ends = self.ask((cap,), replicas=replicas, draws=draws).ends("attainment", cap)
-            return ends is not None and ends[0] >= attainment
-
-        def carries(share: float) -> bool:
-            item = scaled(self.twin.traffic, share, np.random.default_rng(SEED))
-            result = ask(self.lawful, Loads(item), (cap,), self.twin.shape, self.slo)
-            return float(result.column("attainment", cap)[0]) >= attainment
-
-        if not carries(LEAST_LOAD):
-            return None
-        low, high = LEAST_LOAD, 1 / LEAST_LOAD
-        for _ in range(10):
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if carries(middle) else (low, middle)
-        return least(enough, max(1, math.ceil(self.load / low)), MOST_REPLICAS)
-
-    def bounds(
-        self,
-        caps: Sequence[int],
-        requirements: Sequence[Requirement],
-        *,
-        headroom: float,
-        replicas: int,
-    ) -> Bounds:
-        """Return how far each cap is sure to keep what is required, of so many replicas; with
-        headroom at so many times the load."""
-        if not requirements:
+    def bounds(self, caps: Sequence[int], *, replicas: int, headroom: float) -> Bounds:
+        """Return how far each cap is sure to keep what is required, with headroom at so many times
+        the load."""
+        if not self.requirements:
             return Bounds()
-        twin, log = self.twin, any(requirement.needs_log for requirement in requirements)
-        laws = [Draw(law, twin.machine.front_end) for law in twin.laws[:DRAWS]]  # as in a sweep
-        samples = self.ask(caps, replicas=replicas, draws=laws, headroom=headroom, log=log)
-        return Bounds.of(requirements, samples)
+        front_end = self.twin.machine.front_end
+        laws = [Draw(law, front_end) for law in self.twin.laws[:DRAWS]]  # as in a sweep
+        samples = self.ask(caps, replicas=replicas, draws=laws, headroom=headroom)
+        return Bounds.of(self.requirements, samples)
 
-    def replicas_that_keep(
-        self, cap: int, requirements: Sequence[Requirement], *, headroom: float, guess: int
-    ) -> int | None:
-        """Return the fewest replicas on which a cap keeps all that is required; None when MOST_MORE
-        times the guess do not."""
+    def replicas_for(self, cap: int, *, attainment: float, headroom: float) -> int | None:
+        """Return the fewest replicas with which 97.5 % of the draws serve this share of requests
+        within the SLO and all that is required is kept; None when MOST_REPLICAS do not."""
 
         def enough(replicas: int) -> bool:
-            result = self.bounds((cap,), requirements, headroom=headroom, replicas=replicas)
-            return not result.broken(cap)
+            ends = self.promised((cap,), replicas=replicas).ends("attainment", cap)
+            if ends is None or ends[0] < attainment:
+                return False
+            return not self.bounds((cap,), replicas=replicas, headroom=headroom).broken(cap)
 
-        return least(enough, guess, min(MOST_REPLICAS, MOST_MORE * guess))
+        return self._least(enough)
 
-    def parts(self, replicas: int) -> list[Traffic]:
-        """Return the traffic of a few of so many replicas."""
-        twin, load, rng = self.twin, self.load, np.random.default_rng(SEED)
-        wanted = min(replicas, ASKED_REPLICAS)
-        if self.router == "random":  # what each gets is a random share, whatever the others get
-            return [scaled(twin.traffic, load / replicas, rng) for _ in range(wanted)]
-        share = min(1.0, MOST_ROUTED / (load * len(twin.traffic)))
-        if share < 1 and replicas > SMALL_FLEET:
-            smaller = max(SMALL_FLEET, round(share * replicas))
-            load, replicas = load * smaller / replicas, smaller
-        traffic = scaled(twin.traffic, load, rng)
-        numbers = np.arange(len(traffic)) % replicas
-        if self.router == "least":
-            numbers = least_in_flight(traffic.arrival_s, _lasting_s(twin, traffic), replicas)
-        first = rng.choice(replicas, wanted, replace=False)
+    def replicas_about(self, cap: int, *, attainment: float) -> int | None:
+        """Return about how many serve this share, by the law alone."""
+        law = [Draw(self.twin.law, self.twin.machine.front_end)]
+
+        def enough(replicas: int) -> bool:
+            samples = self.ask((cap,), replicas=replicas, draws=law)
+            return samples.middle("attainment", cap) >= attainment
+
+        return self._least(enough)
+
+    def _least(self, enough: Callable[[int], bool]) -> int | None:
+        """Return the least number of replicas that is enough, if any is."""
+        most = min(MOST_REPLICAS, math.ceil(MOST_TIMES * self.load))
+        low, high = 0, min(most, math.ceil(self.load))
+        while not enough(high):
+            if high == most:
+                return None
+            low, high = high, min(most, 2 * high)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if enough(middle) else (middle, high)
+        return high
+
+    def _parts(self, replicas: int, times: float) -> list[Traffic]:
+        """Return the traffic of a few of so many replicas, at so many times the load."""
+        twin, rng = self.twin, np.random.default_rng(SEED)
+        routed = min(replicas, MOST_ROUTED)
+        traffic = scaled(twin.traffic, times * self.load * routed / replicas, rng)
+        numbers = np.arange(len(traffic)) % routed
+        if self.router == "random":
+            numbers = rng.integers(0, routed, len(traffic))
+        elif self.router == "least":
+            # about how long each is in flight, on a replica that is half full
+            law = twin.law
+            token_s = float(law.decode_s[(len(law.decode_s) - 1) // 2])
+            prompts_s = law.decode_s[0] + law.prefill_token_s * traffic.input_length
+            lasting_s = prompts_s + token_s * traffic.output_length + twin.shape.lag_s
+            numbers = least_in_flight(traffic.arrival_s, lasting_s, routed)
+        first = rng.choice(routed, min(routed, ASKED_REPLICAS), replace=False)
         return [traffic.rows(np.flatnonzero(numbers == replica)) for replica in first.tolist()]
 
 
-@dataclass(frozen=True, slots=True)
-class SharedCap:
+class SharedCap(NamedTuple):
     """One value of ``max_num_seqs`` for several kinds of traffic, each of which gets its turn."""
 
     max_num_seqs: int
-    shares: tuple[float, ...]
+    shares: list[float]
     """Of each kind the requests within its SLO."""
-
-    lost: tuple[float, ...]
+    lost: list[float]
     """Of these what each profile's own choice gives more."""
-
-    longer: tuple[float, ...]
+    longer: list[float]
     """Times the p99 E2EL of each profile's own choice."""
 
 
-def shared_caps(profiles: Sequence[ServingProfile]) -> tuple[list[SharedCap], int]:
+def shared_caps(profiles: Sequence[ServingProfile]) -> tuple[list[SharedCap], SharedCap]:
     """Return what each cap that all profiles know gives each kind of traffic, and the one to take:
     it costs no kind much, by the same tolerances as any choice. Raises ProfileError where they have
     none in common."""
     curves = [{step.max_num_seqs: step for step in profile.curve} for profile in profiles]
-    result = []
+    caps = []
     for cap in sorted(set.intersection(*map(set, curves))):
-        steps = [curve[cap] for curve in curves]
-        own = [
-            curve.get(each.decision.max_num_seqs, curve[cap])
-            for curve, each in zip(curves, profiles, strict=True)
+        pairs = [
+            (curve[cap], curve.get(profile.decision.max_num_seqs, curve[cap]))
+            for curve, profile in zip(curves, profiles, strict=True)
         ]
-        pairs = list(zip(steps, own, strict=True))
-        result.append(
-            SharedCap(
-                cap,
-                tuple(step.attainment for step in steps),
-                tuple(max(0.0, best.attainment - step.attainment) for step, best in pairs),
-                tuple(_tail_ms(step) / _tail_ms(best) for step, best in pairs),
-            )
-        )
-    if not result:
+        shares = [step.attainment for step, _ in pairs]
+        lost = [max(0.0, own.attainment - step.attainment) for step, own in pairs]
+        longer = [_tail_ms(step) / _tail_ms(own) for step, own in pairs]
+        caps.append(SharedCap(cap, shares, lost, longer))
+    if not caps:
         raise ProfileError(
             "the profiles have no max_num_seqs in common", hint="Sweep both to one --ceiling."
         )
-    best = rule(
-        [1 - max(each.lost) for each in result], [max(each.longer) for each in result]
-    ).choice
-    return result, result[int(best)].max_num_seqs
+    losses, tails = [1 - max(each.lost) for each in caps], [max(each.longer) for each in caps]
+    return caps, caps[int(rule(losses, tails).choice)]
 
 
 def _tail_ms(step: CurveStep) -> float:
     return math.inf if step.e2el_ms is None else max(1e-6, step.e2el_ms.p99)
-
-
-def least(enough: Callable[[int], bool], guess: int, most: int) -> int | None:
-    """Return the least number that is enough, from a guess on outwards, then by halving."""
-    high = min(guess, most)
-    low = 0
-    step = max(1, high // 16)
-    if enough(high):
-        while high > 1 and enough(max(1, high - step)):
-            high = max(1, high - step)
-            step *= 2
-        low = max(0, high - step)
-    else:
-        while not enough(high):
-            if high >= most:
-                return None
-            low, high = high, min(most, high + step)
-            step *= 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
-
-
-def _lasting_s(twin: StoredTwin, traffic: Traffic) -> Floats:
-    """Return about how long each request is in flight, on a replica that is half full."""
-    law = twin.law
-    middle_s = float(law.decode_s[(len(law.decode_s) - 1) // 2])
-    prompt_s = law.decode_s[0] + law.prefill_token_s * traffic.input_length
-    return np.asarray(prompt_s + middle_s * traffic.output_length + twin.shape.lag_s)

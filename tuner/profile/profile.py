@@ -7,10 +7,10 @@ profile is strict: unknown keys, wrong types and edited numbers are refused by t
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -319,7 +319,7 @@ class Provenance(Section, frozen=True, kw_only=True):
 
     tuner: str
     seed: int
-    created: str
+    created: Annotated[str, Meta(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:.]{8,15}(Z|[+]00:00)$")]
     """ISO 8601 in UTC."""
 
     wall_s: Number
@@ -406,25 +406,11 @@ class SealedProfile(ServingProfile, frozen=True, kw_only=True):
 # What no single field can show
 
 
-def _contradictions(profile: ServingProfile) -> Iterator[tuple[str, str]]:
-    """Yield the key of a value, and what is wrong with it."""
-    yield from _of_engine(profile.engine, profile.decision.max_num_seqs)
-    low, high = profile.decision.interval
-    if low > high:
-        yield "decision.interval", f"begins at {low}, above its end {high}"
-    for place, (below, step) in enumerate(pairwise(profile.curve), start=1):
-        if below.max_num_seqs >= step.max_num_seqs:
-            fault = f"is {step.max_num_seqs} after {below.max_num_seqs}: steps must ascend"
-            yield f"curve.{place}.max_num_seqs", fault
-    if not _is_utc(profile.provenance.created):
-        yield "provenance.created", f"is no time in UTC: {profile.provenance.created!r}"
-    for fault in drawing.faults(profile.provenance.sampling or {}):
-        yield "provenance.sampling", fault
-
-
-def _of_engine(  # noqa: C901 - one fault after the other
-    engine: Mapping[str, Any], decided: int
+def _contradictions(  # noqa: C901, PLR0912 - one fault after the other
+    profile: ServingProfile,
 ) -> Iterator[tuple[str, str]]:
+    """Yield the key of a value, and what is wrong with it."""
+    engine, decided = profile.engine, profile.decision.max_num_seqs
     for name in engine:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             yield f"engine.{name}", "is not spelt like a vLLM engine argument"
@@ -433,25 +419,24 @@ def _of_engine(  # noqa: C901 - one fault after the other
     for name in ("model", "tokenizer"):
         if str(engine.get(name, "")).startswith("-"):
             yield f"engine.{name}", "begins with a hyphen, as flags do"
-    seqs, tokens = engine.get("max_num_seqs"), engine.get("max_num_batched_tokens")
-    for name, value in (("max_num_seqs", seqs), ("max_num_batched_tokens", tokens)):
-        if type(value) is not int or value < 1:
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        if type(value := engine.get(name)) is not int or value < 1:
             yield f"engine.{name}", "must be a whole number of at least 1"
-            return
-    if seqs != decided:
-        yield "engine.max_num_seqs", f"is {seqs}, but decision.max_num_seqs is {decided}"
-    if type(tokens) is int and tokens < decided:
-        yield "engine.max_num_batched_tokens", f"is {tokens}, less than max_num_seqs {seqs}"
-    if engine.get("max_num_active_seqs") not in (None, seqs):
-        yield "engine.max_num_active_seqs", f"must be max_num_seqs ({seqs}) or absent"
-
-
-def _is_utc(text: str) -> bool:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return False
-    return moment.tzinfo is not None and moment.astimezone(UTC).utcoffset() == moment.utcoffset()
+        elif name == "max_num_seqs" and value != decided:
+            yield f"engine.{name}", f"is {value}, but decision.max_num_seqs is {decided}"
+        elif value < decided:
+            yield f"engine.{name}", f"is {value}, less than max_num_seqs {decided}"
+    if engine.get("max_num_active_seqs") not in (None, decided):
+        yield "engine.max_num_active_seqs", f"must be max_num_seqs ({decided}) or absent"
+    low, high = profile.decision.interval
+    if low > high:
+        yield "decision.interval", f"begins at {low}, above its end {high}"
+    for place, (below, step) in enumerate(pairwise(profile.curve), start=1):
+        if below.max_num_seqs >= step.max_num_seqs:
+            fault = f"is {step.max_num_seqs} after {below.max_num_seqs}: steps must ascend"
+            yield f"curve.{place}.max_num_seqs", fault
+    for fault in drawing.faults(profile.provenance.sampling or {}):
+        yield "provenance.sampling", fault
 
 
 # Sealed, written and read
@@ -464,11 +449,10 @@ _HEAD = "Serving profile. Do not edit: its digest covers every value, comments e
 def seal(*, evidence: bytes = b"", **sections: Any) -> ServingProfile:  # noqa: ANN401 - its fields
     """Put the sections together under their digest, with the content of the file beside it. Raises
     ProfileError if they contradict."""
-    of_evidence = "sha256:" + hashlib.sha256(evidence).hexdigest() if evidence else None
+    of_evidence = _sha256(evidence) if evidence else None
     unsealed = ServingProfile(**sections, evidence=of_evidence, digest="")
     data = _rounded(msgspec.to_builtins(unsealed, str_keys=True))
-    data["digest"] = digest_of(data)
-    profile = _checked(data, source="serving profile")
+    profile = _checked({**data, "digest": digest_of(data)}, source="serving profile")
     if not evidence:
         return profile
     return SealedProfile(**msgspec.structs.asdict(profile), companion=evidence)
@@ -481,9 +465,20 @@ def resealed(
     **changes: Any,  # noqa: ANN401 - its fields
 ) -> ServingProfile:
     """Return a profile with other sections, under its own digest."""
-    ours = {"schema_version", "evidence", "digest"}
-    names = [name for name in ServingProfile.__struct_fields__ if name not in ours]
-    return seal(evidence=evidence, **{name: getattr(profile, name) for name in names} | changes)
+    sections = msgspec.structs.asdict(profile)
+    for name in ("evidence", "digest", "companion"):
+        sections.pop(name, None)
+    return seal(evidence=evidence, **sections | changes)
+
+
+def digest_of(content: Mapping[str, object]) -> str:
+    rest = {key: value for key, value in content.items() if key != "digest"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _sha256(text.encode("ascii"))
+
+
+def _sha256(content: bytes) -> str:
+    return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
 def _rounded(value: Any) -> Any:  # noqa: ANN401 - JSON
@@ -533,20 +528,10 @@ def parse(text: str, *, source: str) -> ServingProfile:
     """Read a profile that ``dump`` wrote. Raises ProfileError with the place and the cure."""
     root = yaml_strict.compose(text, source=source, error=ProfileError)
     data = yaml_strict.construct(root, source=source, error=ProfileError) if root else None
-    if root is None or not isinstance(data, dict) or "schema_version" not in data:
+    if not isinstance(data, dict) or "schema_version" not in data:
         raise ProfileError(
             f"{source}: not a serving profile: schema_version is missing",
             hint="Give the file that tuner sweep wrote; the file to write into comes second.",
-        )
-    version = data["schema_version"]
-    if type(version) is not int or version != 1:
-        raise ProfileError(
-            f"{source}: schema_version: is {version!r}, this tuner reads 1",
-            hint="Use the tuner that wrote it, or run tuner sweep again.",
-        )
-    if "digest" not in data:
-        raise ProfileError(
-            f"{source}: digest: is missing: the file is cut short or incomplete", hint=_RERUN
         )
     profile = _checked(data, source=source)
     if profile.digest != digest_of(data):
@@ -573,11 +558,11 @@ def _checked(data: Mapping[str, Any], *, source: str) -> ServingProfile:
 
 
 def _not_finite(value: object, key: str = "") -> Iterator[str]:
-    pairs: Any = value.items() if isinstance(value, dict) else ()
-    pairs = enumerate(value) if isinstance(value, list) else pairs
-    for name, each in pairs:
-        yield from _not_finite(each, f"{key}.{name}".lstrip("."))
-    if isinstance(value, float) and not abs(value) < float("inf"):
+    if isinstance(value, dict | list):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for name, each in pairs:
+            yield from _not_finite(each, f"{key}.{name}".lstrip("."))
+    elif isinstance(value, float) and not math.isfinite(value):
         yield key
 
 
@@ -607,7 +592,7 @@ def evidence_of(profile: ServingProfile, path: Path) -> bytes:
         why = "no such file"
     except OSError as problem:
         why = f"cannot be read: {problem.strerror or problem}"
-    if content and "sha256:" + hashlib.sha256(content).hexdigest() == profile.evidence:
+    if content and _sha256(content) == profile.evidence:
         return content
     raise ProfileError(
         f"{at}: {why}",
@@ -648,9 +633,3 @@ def save(
 def keep(profile: ServingProfile, run_dir: Path) -> None:
     """Write the profile of a run into its folder. Raises TargetError."""
     save(profile, run_dir / "profile.yaml", files.write_own)
-
-
-def digest_of(content: Mapping[str, object]) -> str:
-    rest = {key: value for key, value in content.items() if key != "digest"}
-    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()

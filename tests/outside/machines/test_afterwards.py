@@ -37,8 +37,8 @@ def test_show_says_the_cap_and_flags_are_for_pasting(knee: Path) -> None:
 
 @pytest.mark.parametrize(
     ("given", "replicas", "share"),
-    [((), {1, 2}, (0.85, 1.0)), (("--load", "4"), {5, 6, 7}, (0.9, 1.0)),
-     (("--load", "4", "--replicas", "2"), {5, 6, 7}, (0.0, 0.15)),
+    [((), {1, 2}, (0.85, 1.0)), (("--load", "4"), {4, 5, 6}, (0.9, 1.0)),
+     (("--load", "4", "--replicas", "2"), {4, 5, 6}, (0.0, 0.15)),
      (("--load", "1", "--replicas", "1"), {1, 2}, (0.88, 0.97)),
      (("--load", "35rps"), {10, 11, 12}, (0.9, 1.0))],
 )  # fmt: skip

@@ -160,7 +160,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Output": {
         "details": option("Print everything."),
         "metrics_port": option("Serve measurements or verdict to Prometheus.", min=1, max=65535),
-        "watch.run_dir": option("Append every window to windows.jsonl there."),
         "json": option("Print one JSON document."),
     },
 }  # fmt: skip
