@@ -91,7 +91,7 @@ class TraceFile:
 
     @cached_property
     def head(self) -> bytes:
-        """The first bytes. Raises TraceError for what cannot be a trace."""
+        """The first lines. Raises TraceError for what cannot be a trace."""
         place = self.tally.place
         if self.path.exists() and not self.path.is_file():
             raise TraceError(f"{place}: not a regular file", hint="Write it to a file first.")
@@ -99,6 +99,7 @@ class TraceFile:
         for piece in self.chunks():
             result += piece
             if len(result) > CHUNK_BYTES:
+                result = result.rpartition(b"\n")[0] or result
                 break
         for signature, (what, cure) in SIGNATURES.items():
             if result.startswith(signature):
@@ -108,11 +109,6 @@ class TraceFile:
         if not result.startswith(PARQUET) and b"\x00" in result.partition(b"\n")[0]:
             raise TraceError(f"{place}: binary, not text", hint="A trace is UTF-8 text or Parquet.")
         return result
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the head is all there is."""
-        return len(self.head) <= CHUNK_BYTES
 
     def blocks(self) -> Iterator[tuple[int, bytes]]:
         """Yield (number of the first line, whole lines). Raises TraceError for an endless one."""

@@ -194,7 +194,6 @@ def _json_lines(file: TraceFile, prefix: bytes = b"") -> Opened:
         return re.sub(prefix, b"", text) if prefix else text
 
     lines = bare(file.head).split(b"\n", 4 * SAMPLE_ROWS)
-    lines = lines if file.is_whole else lines[:-1]  # which breaks off
     first = [row for line in lines if (row := _row(line)) is not None][:SAMPLE_ROWS]
 
     def raws(_: Sequence[str]) -> Iterator[Raw]:
@@ -296,7 +295,6 @@ _VALUE = re.compile(r"[+-]?[\d.,]+$|\[?\d{1,4}[-/.]\d\d?[-/.]\d")
 def text_table(file: TraceFile) -> Opened:
     """Locate the headings and the rows of a table as text; without either nothing is in it."""
     lines = file.head.decode(errors="replace").split("\n", 3 * SAMPLE_ROWS)
-    lines = lines if file.is_whole else lines[:-1]
 
     def fitness(row: tuple[str, int, list[str]]) -> tuple[int, bool, int]:
         cells = row[2]
