@@ -25,7 +25,7 @@ from tuner.trace.guess import Asked, guessed, is_far_off
 from tuner.trace.headings import Role, main_roles
 from tuner.trace.record import CODES, FIELDS, REASONS, SERVED, VERSION, Field, Status, TraceHeader
 from tuner.trace.rows import ROWS, Numbered, Opened, Raw, opened
-from tuner.trace.same import Row, lowest_spans
+from tuner.trace.same import LINKS, requests_of
 from tuner.trace.text import look_for_text, names_text
 from tuner.trace.trace import Trace, sorted_by_arrival
 from tuner.trace.values import (
@@ -83,34 +83,22 @@ def _read(file: TraceFile, asked: Asked) -> Trace:
     header = _header(known, rows_of, file)
     checker = Checker(replace(known, block_size=header.block_size), tally)
     tables: list[pa.Table] = []
-    lines: list[Ints] = []
-    linked: list[Row] = []
     for raw in _raws(rows_of, known, tally):
         if tally.rows_read > MOST_ROWS:
             many = f"more than {MOST_ROWS:,} rows"
             raise TraceError(f"{tally.place}: {many}", hint="Cut it to a day.")
-        if known.are_spans:
-            linked += checker.linked(raw)
-            continue
-        table, kept = checker.checked(raw)
-        fractions = table.column("timestamp").to_numpy() % 1
-        if known.whole_ms and fractions.any():
-            what = "a timestamp with a fraction may be seconds or ms"
-            cure = "Say which: --time-unit s (GuideLLM, vLLM) or --time-unit ms (aiperf)."
-            line = int(kept[np.flatnonzero(fractions)[0]])
-            raise TraceError(f"{tally.at(line)}: {what}", hint=cure)
-        tables.append(table)
-        lines += [kept.astype(np.int32)] if known.clock.zoned is False else []
-    if known.are_spans:
-        tables = [_settled(linked, tally)]
+        tables.append(checker.checked(raw))
     if not any(map(len, tables)):
         raise _nothing(tally)
     whole = pa.concat_tables(tables, promote_options="default").combine_chunks()
     tables.clear()
     pa.default_memory_pool().release_unused()
-    if lines:
-        _check_clock(whole, np.concatenate(lines), known, tally)
-    return _trace(whole, header, known, tally)
+    if known.are_spans:
+        whole = _settled(whole, tally)
+    else:
+        tally.rows_kept = len(whole)
+        _check_times(whole, known, tally)
+    return _trace(whole.drop_columns("line"), header, known, tally)
 
 
 def _format(file: TraceFile, rows_of: Opened, asked: Asked) -> Format:
@@ -187,21 +175,34 @@ def _flat(raws: Iterator[Raw], known: Format, tally: Tally) -> Iterator[Raw]:
         yield Raw(np.array([line for line, _ in some], np.int64), [row for _, row in some])
 
 
-def _settled(linked: list[Row], tally: Tally) -> pa.Table:
+def _settled(table: pa.Table, tally: Tally) -> pa.Table:
     """Return the requests that there really are."""
-    kept, dropped = lowest_spans(linked)
-    for reason, line in dropped:
-        tally.drop(reason, line)
-    fields = [row.fields or {} for row in kept]
-    tally.rows_kept += len(fields)
-    keys = [key for key in TYPES if any(field.get(key) is not None for field in fields)]
-    held = {key: [field.get(key) for field in fields] for key in keys}
-    return pa.table({key: pa.array(cells, TYPES[key]) for key, cells in held.items()})
+    kept, others = requests_of(table.to_pylist())
+    for row in others:
+        tally.drop("same_request", row["line"])
+    tally.rows_kept = len(kept)
+    if not kept:
+        raise _nothing(tally)
+    held = {key: [row.get(key) for row in kept] for key in (*TYPES, "line")}
+    return pa.table(
+        {
+            key: pa.array(cells, TYPES.get(key))
+            for key, cells in held.items()
+            if any(cell is not None for cell in cells)
+        }
+    )
 
 
-def _check_clock(table: pa.Table, lines: Ints, known: Format, tally: Tally) -> None:
-    """Raise TraceError where local times show an hour twice."""
-    times_ms = table.column("timestamp").to_numpy()
+def _check_times(table: pa.Table, known: Format, tally: Tally) -> None:
+    """Raise TraceError for times of a unit that is unclear, and where an hour comes twice."""
+    times_ms, lines = table.column("timestamp").to_numpy(), table.column("line")
+    if known.whole_ms and len(odd := np.flatnonzero(times_ms % 1)):
+        raise TraceError(
+            f"{tally.at(lines[odd[0]].as_py())}: a timestamp with a fraction may be seconds or ms",
+            hint="Say which: --time-unit s (GuideLLM, vLLM) or --time-unit ms (aiperf).",
+        )
+    if known.clock.zoned is not False:
+        return
     if "timestamp" not in known.columns:
         times_ms = times_ms + table.column("e2e_ms").to_numpy()
     back_ms = -np.diff(times_ms)
@@ -211,7 +212,7 @@ def _check_clock(table: pa.Table, lines: Ints, known: Format, tally: Tally) -> N
     set_back = far_back[back_ms[far_back] <= SET_BACK_MS[1]]
     if len(set_back) and len(far_back) <= max(1, IN_ORDER * len(back_ms)):
         raise TraceError(
-            f"{tally.at(int(lines[set_back[0] + 1]))}: the time goes back "
+            f"{tally.at(lines[set_back[0] + 1].as_py())}: the time goes back "
             f"{back_ms[set_back[0]] / 6e4:.0f} min: where clocks are set back, times without a "
             "zone have an hour twice",
             hint="Export times in UTC or with their zone; or sort the rows, if the times are UTC.",
@@ -264,7 +265,7 @@ UNKNOWN = len(STATUSES)
 LINK = 255
 """The code of a row that only links others, and is not counted."""
 
-LINKS = words(
+CHAIN = words(
     "chain agent tool retriever retrieval workflow task parser prompt guardrail reranker "
     "embedding evaluator"
 )
@@ -284,27 +285,20 @@ class Checker:
         self.format, self.roles, self.tally = known, known.columns, tally
         self.names: dict[Role, dict[str, int]] = {}
 
-    def checked(self, raw: Raw) -> tuple[pa.Table, Ints]:
-        """Return the rows that can be used, and their lines; count the others."""
-        self._read(raw)
-        kept = self.reasons == 0
-        self.tally.rows_kept += int(kept.sum())
-        # Filtered even where all are kept: Arrow's copy is freed as a whole later, numpy's is not.
-        return pa.table(self.columns).filter(pa.array(kept)), raw.lines[kept]
+    def checked(self, raw: Raw) -> pa.Table:
+        """Return the rows that can be used, with their lines; count the others.
 
-    def linked(self, raw: Raw) -> list[Row]:
-        """Return the rows with what links them, for a format whose rows may be one request."""
+        Of rows that may be one request all are returned, with what links them.
+        """
         self._read(raw)
-        links = [self._cells(role) for role in ("trace", "span", "parent", "key", "server")]
-        nothing = [None] * len(raw)
-        ids = zip(*(nothing if cells is None else as_list(cells) for cells in links), strict=True)
-        held = pa.table(self.columns).to_pylist()
-        return [
-            Row(line, None if bad else fields, *map(_id, each))
-            for line, fields, bad, each in zip(
-                raw.lines.tolist(), held, self.reasons, ids, strict=True
-            )
-        ]
+        kept = pa.array(self.reasons == 0)
+        self.columns["line"] = pa.array(raw.lines, pa.int32())
+        if not self.format.are_spans:
+            return pa.table(self.columns).filter(kept)
+        for role in LINKS:
+            cells = [None] * len(raw) if (held := self._cells(role)) is None else as_list(held)
+            self.columns[role] = pa.array([*map(_id, cells)], pa.string())
+        return pa.table({**self.columns, "is_request": kept})
 
     def _read(self, raw: Raw) -> None:
         """Read all columns; rows that cannot be used have a reason then, and are counted."""
@@ -375,7 +369,7 @@ class Checker:
         word = str(kind).rpartition(".")[2].strip().lower()
         generating = self.format.generating
         if generating is None:
-            return word in LINKS
+            return word in CHAIN
         return not is_empty(kind) and word not in generating
 
     def _status(self) -> Ints:
@@ -506,5 +500,7 @@ class Checker:
             self.columns[role] = column
 
 
-def _id(value: object) -> Any:  # noqa: ANN401 - a word, or a flag
-    return value if value is True or (isinstance(value, str) and value.strip("0")) else None
+def _id(value: object) -> str | None:
+    """Return what identifies a span; a flag is a word."""
+    text = "yes" if value is True else value
+    return text if isinstance(text, str) and text.strip("0") else None
