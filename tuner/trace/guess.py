@@ -208,12 +208,12 @@ class _Guess:
         prompt_is_sum = self._prompt_is_sum()
         missing = ["prefixes", *([] if "session_id" in result else ["sessions"])]
         missing += [] if {"status", "error"} & result.keys() else ["aborts", "errors"]
-        notes = [", ".join(f"{role} from {self._name(role)}" for role in LENGTHS)]
+        notes = [", ".join(f"{role} from {self.found[role].title}" for role in LENGTHS)]
         if prompt_is_sum:
             notes.append("cached prompt tokens are counted apart, and added to the others")
         return replace(
             TABLE,
-            columns={role: replace(each, title=self._name(role)) for role, each in result.items()},
+            columns=result,
             missing=missing,
             flag=status is not None and bool({"success", "ok"} & {*words_of(status.paths[0])}),
             prompt_is_sum=prompt_is_sum,
@@ -221,8 +221,8 @@ class _Guess:
             notes=notes,
         )
 
-    def _name(self, role: Role) -> str:
-        return shown(self.opened, self.found[role].paths[0])
+    def _made_of(self, heading: str, reader: Clock | Spans | None = None, why: str = "") -> Column:
+        return Column((heading,), reader, why, shown(self.opened, heading))
 
     # Columns by their headings.
 
@@ -255,7 +255,7 @@ class _Guess:
             is_namesake = first.paths[0] == other.paths[0].partition("#")[0]
             decides = role in TIMES | COUNTS - {"requests"}
             if (decides or is_namesake) and not self._are_alike(role, first, other):
-                names = [shown(self.opened, each.paths[0]) for each in (first, other)]
+                names = first.title, other.title
                 cure = f"Name one: --columns {role}={names[0]} or --columns {role}={names[1]}"
                 raise UnclearError(f"both {names[0]} and {names[1]} may be {role}", cure)
         return first
@@ -289,7 +289,7 @@ class _Guess:
             fits = all(from_cache(cell) is not None for cell in known)
         else:
             fits = role != "error" or not known or any(error_in(cell) != "ok" for cell in known)
-        return Column((heading,)) if fits else None
+        return self._made_of(heading) if fits else None
 
     def _refuse_marks(self, heading: str, known: Sequence[Any], *, whole: bool) -> None:
         """Raise where numbers are not as programs write them: 1.234 may be a thousand then."""
@@ -311,7 +311,7 @@ class _Guess:
         shares = {clock: (clock.read(known)[1] == 0).mean() for clock in CLOCKS}
         best, name = max(shares, key=lambda item: shares[item]), shown(self.opened, heading)
         if best.unit is None and shares[best] >= 0.5:
-            return Column((heading,), best)
+            return self._made_of(heading, best)
         values, odd = numbers(known)
         is_cut_short = all(isinstance(cell, str) and _CUT_SHORT.match(cell) for cell in known)
         if odd.mean() >= 0.5 or is_cut_short:
@@ -319,15 +319,17 @@ class _Guess:
                 return None
             raise UnclearError(f"{name}: dates that are not ISO 8601")
         if (wanted := self.asked.time_unit) is not None:
-            return Column((heading,), Clock(wanted, shares[Clock(wanted)] > 0), "as you say")
+            return self._made_of(heading, Clock(wanted, shares[Clock(wanted)] > 0), "as you say")
         if shares[best] >= MOSTLY and unit in (None, best.unit):
-            return Column((heading,), best, f"from {date_of(np.nanmin(best.read(known)[0]))} on")
+            return self._made_of(
+                heading, best, f"from {date_of(np.nanmin(best.read(known)[0]))} on"
+            )
         if shares[best] > 0:
             what = f"times since 1970, not all of them in {unit or 'one unit'}"
             cure = f"Read those in one unit and drop the others: --time-unit {best.unit}"
             raise UnclearError(f"{name}: {what}", cure)
         if unit is not None:
-            return Column((heading,), Clock(unit, dated=False), "by the heading")
+            return self._made_of(heading, Clock(unit, dated=False), "by the heading")
         self.uncounted = UnclearError(
             f"{name}: times from {np.nanmin(values):g} to {np.nanmax(values):g} count from some "
             "start, in s or in ms (or are a spreadsheet's days: show them as dates there)",
@@ -339,7 +341,7 @@ class _Guess:
         """Return how spans are written; None where they are none. Raises UnclearError."""
         known = self._known(heading)
         if (Spans(None).read(known)[1] == 0).mean() >= 0.5:
-            return Column((heading,), Spans(None), "with their units")
+            return self._made_of(heading, Spans(None), "with their units")
         values, codes = Spans("ms").read(self.values[heading])
         is_time = unit is None and np.nanmin(values, initial=np.inf) >= FROM_MS / 1000
         if (codes != 0).sum() * 2 > len(known) or np.isnan(values).all() or is_time:
@@ -349,7 +351,7 @@ class _Guess:
             unit, why = self._unit_by_tokens(shown(self.opened, heading), values)
         elif unit is None and lasted is not None and isinstance(lasted.reader, Spans):
             unit, why = lasted.reader.unit, "as the durations"
-        return None if unit is None else Column((heading,), Spans(unit), why)
+        return None if unit is None else self._made_of(heading, Spans(unit), why)
 
     def _unit_by_tokens(self, name: str, values: Floats) -> tuple[TimeUnit, str]:
         """Return the unit that gives an output token a time that some server takes, and why."""
@@ -414,7 +416,9 @@ class _Guess:
             heading.lower().rpartition(".")[2]: str([*self._known(heading), ""][0]).lower()
             for heading in self.opened.headings
         }
-        is_begin = {*words_of(self._name("timestamp").rpartition(".")[2])} & word_set("@starts")
+        is_begin = {*words_of(self.found["timestamp"].title.rpartition(".")[2])} & word_set(
+            "@starts"
+        )
         if is_begin or "receivetimestamp" in first:
             return False
         is_http = any(re.match(r"(?:get|post|put)(?: |$)", cell) for cell in first.values())
@@ -426,7 +430,9 @@ class _Guess:
         """Raise where rows are sums over time, and no requests."""
         many = self._column("requests")
         if (many > 1).sum() * 2 > (many > 0).sum():
-            raise UnclearError(f"{self._name('requests')} counts several requests a row: {SUMS}")
+            raise UnclearError(
+                f"{self.found['requests'].title} counts several requests a row: {SUMS}"
+            )
         time, times_ms = self.found.get("timestamp"), self._column("timestamp")
         starts_ms = np.unique(times_ms[~np.isnan(times_ms)])
         if time is None or not time.is_dated or not len(starts_ms):
@@ -435,7 +441,7 @@ class _Guess:
         is_even = np.ptp(lasted_ms) == 0 and lasted_ms[0] >= 60_000
         is_sum = len(starts_ms) >= SOME_ROWS and (is_even or not (starts_ms % 3_600_000).any())
         if is_sum or (len(times_ms) >= SOME_ROWS and not (starts_ms % 86_400_000).any()):
-            what = f"{self._name('timestamp')}: whole hours, days or stretches of one length"
+            what = f"{self.found['timestamp'].title}: whole hours, days or stretches of one length"
             raise UnclearError(f"{what}: {SUMS}; or join the date and the time of day")
 
     def _prompt_is_sum(self) -> bool:

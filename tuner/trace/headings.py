@@ -109,10 +109,8 @@ def role_of(name: str) -> tuple[Role | None, TimeUnit | None]:
 
 
 def unit_of(heading: str) -> TimeUnit | None:
-    """Return the unit of a time that its heading ends with: ``offset_s``."""
-    *others, last = words_of(heading) or [""]
-    at_the_end = UNITS.get(last) if others else None
-    return next((meaning.unit for meaning in meanings(heading) if meaning.unit), at_the_end)
+    """Return the unit that a heading names: ``offset_s``."""
+    return next((UNITS[word] for word in words_of(heading)[:0:-1] if word in UNITS), None)
 
 
 def words_of(heading: str) -> list[str]:
