@@ -415,31 +415,30 @@ class Checker:
         """Read the arrivals, and the spans from there: of an end without them the arrival is what
         the duration leaves."""
         is_stamped = "timestamp" in self.roles
-        arrival, wrong = self._numbers("timestamp")
+        arrival, wrong = self._numbers("timestamp" if is_stamped else "end")
         self._drop(wrong)
-        self._drop(is_stamped & np.isnan(arrival), "no_timestamp")
-        moments: dict[Role, Floats] = {}
-        for role in (*UNTIL, *UNTIL.values()):
-            moments[role], wrong = self._numbers(role)
-            if is_stamped:
-                self._drop(wrong == CODES["bad_timestamp"], "bad_field")
-            self._drop(wrong)
-        end, lasted = moments["end"], moments["duration"]
-        if (token_ms := self.format.token_ms) is not None:
-            self._drop(is_far_off(lasted, output, token_ms), "bad_field")
-        if not is_stamped:
-            arrival = np.maximum(0.0, np.round(end - lasted))  # to the ms at best
-            self._drop(np.isnan(arrival), "no_timestamp")
-            moments["end"] = np.full(len(self.raw), np.nan)
-        self.columns["timestamp"] = pa.array(arrival)
-        first = moments["first_token"]
-        moments["first_token"] = np.where(first == end, np.nan, first)  # of LiteLLM: no stream
+        end = np.full(len(self.raw), np.nan)
         for role, until in UNTIL.items():
-            since = np.round(moments[until] - arrival, 3)
+            span, wrong = self._numbers(role)
+            self._drop(wrong)
+            if role == "duration" and self.format.token_ms is not None:
+                self._drop(is_far_off(span, output, self.format.token_ms), "bad_field")
+            if role == "duration" and not is_stamped:
+                arrival, moment = np.maximum(0.0, np.round(arrival - span)), end  # to the ms
+            else:
+                moment, wrong = self._numbers(until)
+                self._drop(wrong != 0, "bad_field")
+            if role == "duration":
+                end = moment
+            else:
+                moment = np.where(moment == end, np.nan, moment)  # of LiteLLM: no stream
+            since = np.round(moment - arrival, 3)
             self._drop(since < 0, "negative_time")
-            span = np.where(np.isnan(since), moments[role], since)
+            span = np.where(np.isnan(since), span, since)
             if not np.isnan(span).all():
                 self.columns[KEY_OF[role]] = pa.array(span, from_pandas=True)
+        self._drop(np.isnan(arrival), "no_timestamp")
+        self.columns["timestamp"] = pa.array(arrival)
 
     def _put(self, key: str, values: Floats) -> None:
         absent = np.isnan(values)

@@ -136,14 +136,14 @@ class Trace:
         arrivals_us = np.rint(self.columns.arrival_s * 1e6)
         first_us, end_us = round(start_s * 1e6), round((start_s + length_s) * 1e6)
         first_s, last_s = self.columns.arrival_s[[0, -1]]
-        part = self._take(
+        part = self._part(
+            f"cut {start_s:g}s+{length_s:g}s",
             (arrivals_us >= first_us) & (arrivals_us < end_us),
             f"no request arrives in {start_s:g}s+{length_s:g}s",
             f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
         )
         begin_ms = date_ms(self.header.time_origin)
         origin = None if begin_ms is None else date_of(begin_ms + start_s * 1000)
-        part = part.counted(f"cut {start_s:g}s+{length_s:g}s")
         header = replace(part.header, time_origin=origin)
         return Trace(header, moved(part.table, -start_s * 1000), self.warnings)
 
@@ -151,9 +151,10 @@ class Trace:
         """Return what one of the recorded servers got. Raises TraceError where it got nothing."""
         numbers = self.columns.replica
         known = ", ".join(map(str, np.unique(numbers[numbers >= 0])[:20])) or "none"
-        none = f"no request of replica {replica}"
-        part = self._take(numbers == replica, none, f"Replicas there: {known}.")
-        return part.counted(f"replica {replica}")
+        what = f"replica {replica}"
+        return self._part(
+            what, numbers == replica, f"no request of {what}", f"Replicas there: {known}."
+        )
 
     def spread(self, tick_ms: float, seed: int) -> "Trace":
         """Return the requests with arrivals moved within the ticks of a coarse clock, evenly."""
@@ -163,8 +164,8 @@ class Trace:
         table, _ = sorted_by_arrival(moved(self.table, moves_ms), absolute=False)
         return Trace(header, table, self.warnings)
 
-    def _take(self, chosen: NDArray[np.bool_], none: str, cure: str) -> "Trace":
-        """Return some of the requests, with their rows in this trace.
+    def _part(self, note: str, chosen: NDArray[np.bool_], none: str, cure: str) -> "Trace":
+        """Return some of the requests as a trace of their own, with their rows in this one.
 
         Raises TraceError where there is none.
         """
@@ -174,13 +175,9 @@ class Trace:
         rows = self.rows[places]
         column = pa.array(rows, pa.int32(), mask=rows == np.arange(len(rows)))
         table = _with(self.table.take(pa.array(places)), "row", column)
-        return Trace(self.header, table, self.warnings)
-
-    def counted(self, note: str) -> "Trace":
-        """Return a part as a trace of its own."""
-        count, notes = len(self), (*self.header.notes, note)
+        count, notes = len(places), (*self.header.notes, note)
         header = replace(self.header, rows_read=count, rows_kept=count, dropped={}, notes=notes)
-        return replace(self, header=header)
+        return Trace(header, table, self.warnings)
 
 
 def load(path: Path) -> Trace:
