@@ -1,12 +1,11 @@
 """What a profile means for a deployment, and what speaks against it."""
 
-import msgspec
 import pytest
 
-from tests.support.profiles import ENGINE, profile, step
+from tests.support.profiles import ENGINE, profile
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
-from tuner.errors import InputError, ProfileError
+from tuner.errors import InputError
 from tuner.rollout import fit
 from tuner.rollout.fit import Deployment, Host
 from tuner.rollout.known import vllm_version
@@ -41,15 +40,6 @@ def test_a_shipped_model_is_written_by_its_path() -> None:
     assert fit.settings(chosen)["model"] == models.model_path("tuner:tiny")
     with pytest.raises(InputError, match="tuner:huge does not ship"):
         fit.settings(profile(engine={**ENGINE, "model": "tuner:huge"}))
-
-
-def test_the_live_knob_deploys_what_the_ladder_measured() -> None:
-    twin = msgspec.structs.replace(step(64), source="twin")
-    for curve, built in (((step(8), step(16), step(32)), 32), ((step(16), twin), 16)):
-        arguments = fit.settings(profile(curve=curve), live_knob=True)
-        assert (arguments["max_num_seqs"], arguments["max_num_active_seqs"]) == (built, 16)
-    with pytest.raises(ProfileError, match="16 is less than"):
-        fit.settings(profile(engine={**ENGINE, "max_num_batched_tokens": 16}), live_knob=True)
 
 
 @pytest.mark.parametrize(

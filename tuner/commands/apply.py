@@ -22,7 +22,7 @@ from tuner.system.printable import printable
 
 DEFAULT_FILE = Path("serve.yaml")
 _BOM = "\ufeff"
-_OF_A_SERVER = "container model_is pin live_knob admission_limits"
+_OF_A_SERVER = "container model_is pin admission_limits"
 _LONGEST = 60
 """Of a value that is shown."""
 
@@ -160,7 +160,8 @@ def _edit(
     result = fit.mismatches(profile, here, is_its_model=options.model_is is not None)
     if not options.force:
         refusal = refusal or fit.refusal(profile, result)
-    wanted, reasons = _wanted(profile, server.arguments, options)
+    limits, reasons = fit.admission(profile) if options.admission_limits else ({}, ())
+    wanted = fit.wanted(profile, server.arguments, pin=options.pin) | limits
     wanted = {n: v for n, v in wanted.items() if n not in fit.of_the_file(result)}
     new, after = target.edited(server, wanted)
     refusal = fit.clash(here, wanted) or refusal
@@ -189,7 +190,8 @@ def _new(
     if path.suffix not in {".yaml", ".yml"}:
         what = "no such file, and a new one must end in .yaml or .yml"
         raise TargetError(f"{path}: {what}", hint="Check the path.")
-    arguments, reasons = _wanted(profile, None, options)
+    limits, reasons = fit.admission(profile) if options.admission_limits else ({}, ())
+    arguments = fit.settings(profile) | limits
     config = {
         ("no-" if value is False else "") + name.replace("_", "-"): value is False or value
         for name, value in arguments.items()
@@ -209,20 +211,6 @@ def _new(
         reasons=reasons,
         refused=refusal,
     )
-
-
-def _wanted(
-    profile: ServingProfile, present: Arguments | None, options: ApplyOptions
-) -> tuple[Arguments, Sequence[str]]:
-    """Return what to write beside these arguments (None: into a new file), and reasons for it."""
-    if present is None:
-        wanted = fit.settings(profile, live_knob=options.live_knob)
-    else:
-        wanted = fit.wanted(profile, present, pin=options.pin, live_knob=options.live_knob)
-    if not options.admission_limits:
-        return wanted, ()
-    limits, reasons = fit.admission(profile)
-    return wanted | limits, reasons
 
 
 def _watching(profile: ServingProfile, kind: str, options: ApplyOptions) -> Edit:

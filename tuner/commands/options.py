@@ -182,7 +182,6 @@ class ApplyOptions:
     check: bool = False
     pin: bool = False
     rollback: Path | None = None
-    live_knob: bool = False
     admission_limits: bool = False
     force: bool = False
     json: bool = False

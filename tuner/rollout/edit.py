@@ -229,13 +229,11 @@ def _added_key(text: str, server: Server, name: str, value: ArgumentValue) -> It
         shown = "true" if value is False else shown
     new = f"{first[1]}{key}{first[1]}: {shown}"
     margin = re.sub(r"\S", " ", text[text.rfind("\n", 0, begin) + 1 : begin])
-    extra = re.search(rf"\r?\n{margin}extra_?[aA]rgs:", text[begin:end])
     if text[begin] == "{":
         at = begin + len(text[begin:end].rstrip("} \t\r\n,"))
         yield _put(text, (at, at), f", {new}")
     else:
-        at = begin + extra.start() if extra else end
-        yield _put(text, (at, at), f"{_line_end(text)}{margin}{new}")
+        yield _put(text, (end, end), f"{_line_end(text)}{margin}{new}")
 
 
 def end_of_line(text: str, at: int) -> int:

@@ -94,40 +94,26 @@ class Mismatch(NamedTuple):
 # What to write
 
 
-def settings(profile: ServingProfile, *, live_knob: bool = False) -> dict[str, ArgumentValue]:
+def settings(profile: ServingProfile) -> dict[str, ArgumentValue]:
     """Return the engine arguments of a profile that may be deployed, the shipped model by its path.
 
-    With ``live_knob`` the server is built for the largest cap that was measured and admits only the
-    chosen one. Raises InputError for a model that should ship and does not, ProfileError where the
-    token budget is too small for the larger cap.
+    Raises InputError for a model that should ship and does not.
     """
-    left, engine = left_out(profile), profile.engine
-    arguments = {name: value for name, value in engine.items() if name not in left}
+    left = left_out(profile)
+    arguments = {name: value for name, value in profile.engine.items() if name not in left}
     if "model" in arguments:
         arguments["model"] = models.model_path(profile.model)
-    if live_knob:
-        chosen, tokens = profile.decision.max_num_seqs, engine["max_num_batched_tokens"]
-        largest = max(chosen, *(s.max_num_seqs for s in profile.curve if s.source != "twin"), 0)
-        arguments |= {"max_num_seqs": largest, "max_num_active_seqs": chosen}
-        if not isinstance(tokens, int) or largest > tokens:
-            raise ProfileError(
-                f"engine.max_num_batched_tokens: {tokens} is less than the ladder's largest cap",
-                hint="Apply the profile without --live-knob.",
-            )
     return arguments
 
 
-def wanted(
-    profile: ServingProfile, present: Arguments, *, pin: bool, live_knob: bool = False
-) -> dict[str, ArgumentValue]:
+def wanted(profile: ServingProfile, present: Arguments, *, pin: bool) -> dict[str, ArgumentValue]:
     """Return what is written into a file with these arguments.
 
     That is the cap, what the file says otherwise, and what the user or ``tuner refine`` chose; with
     ``pin`` every argument. The model is the file's own.
     """
     names = {"max_num_seqs", "max_num_active_seqs", *present, *profile.provenance.given} - {"model"}
-    arguments = settings(profile, live_knob=live_knob)
-    return {n: v for n, v in arguments.items() if n in names or (pin and n != "model")}
+    return {n: v for n, v in settings(profile).items() if n in names or (pin and n != "model")}
 
 
 def admission(profile: ServingProfile) -> tuple[dict[str, ArgumentValue], Sequence[str]]:
@@ -186,8 +172,7 @@ def clash(here: Deployment, written: Arguments) -> TargetError | None:
         is_less = not isinstance(has, int) or (isinstance(wants, int) and has < wants)
         if is_less or how == "replaces":
             what = f"{here.at(name)}: {name} is {has}, which {how} {undone} {wants}"
-            or_live = ", or pass --live-knob" if name == "max_num_active_seqs" else ""
-            return TargetError(what, hint=f"Remove {name} from the file{or_live}.")
+            return TargetError(what, hint=f"Remove {name} from the file.")
     return None
 
 

@@ -25,7 +25,7 @@ LEAST_MISSED = 5
 """Requests that must miss for an alert: fewer may do so by chance, at night for example."""
 
 MOST_MISSED = 0.5
-"""An engine that serves fewer than half within the SLO is worth an alert, whatever was promised."""
+"""More than half of all requests are worth an alert, whatever was promised."""
 
 _PLACEHOLDER = re.compile(r"<(\w+)(?: (\w+))?>")
 _MATCHER = r'\s*[A-Za-z_]\w*\s*(?:=~|!~|!=|=)\s*"(?:[^"\\\n]|\\.)*"\s*'
@@ -163,10 +163,11 @@ def _groups(profile: ServingProfile, values: Mapping[str, object]) -> list[dict[
         for each in missed_limits(profile)
         for window in windows
     ]
-    burning = [
-        filled(template()["burning"], {**values, **burn, "window": burn["long"]})
-        for burn in (burns(profile) if recorded else ())
-    ]
+    burning, budget = [], 1 - limits(profile)["attainment_limit"]
+    for burn in template()["burns"] if recorded else ():
+        share = min(burn["factor"] * budget, MOST_MISSED)
+        enough = {"share": share, "enough": LEAST_MISSED / share, "window": burn["long"]}
+        burning.append(filled(template()["burning"], {**values, **burn, **enough}))
     recorded += filled(template()["recorded"], values)
     alerts = burning + filled(template()["alerts"], values)
     groups = {"recorded": recorded, "alerts": alerts}
@@ -184,21 +185,6 @@ def missed_limits(profile: ServingProfile) -> list[dict[str, object]]:
             le = f"{integer}\\\\.{decimals}" if decimals else f"{integer}(\\\\.0)?"
             histogram = template()["histograms"][limit]
             result.append({"limit": limit, "bound": f"{bound:g}", "le": le, "histogram": histogram})
-    return result
-
-
-def burns(profile: ServingProfile) -> list[dict[str, object]]:
-    """Return the windows that can tell, with the share of missed requests that each allows.
-
-    A budget so large that more than half of all requests would have to miss keeps the fastest
-    window with that half.
-    """
-    result = list[dict[str, object]]()
-    for burn in template()["burns"]:
-        threshold = burn["factor"] * (1 - limits(profile)["attainment_limit"])
-        if threshold < MOST_MISSED or not result:
-            share = min(threshold, MOST_MISSED)
-            result.append({**burn, "share": share, "enough": LEAST_MISSED / share})
     return result
 
 

@@ -34,12 +34,6 @@ class Server:
     """For ``--container``."""
 
     arguments: Arguments = field(default_factory=dict)
-    is_proven: bool = False
-    """Whether the file shows that it is vLLM."""
-
-    doubt: str = ""
-    """What speaks against it."""
-
     spans: Sequence[Span] = ()
     """Where in the text its words, keys and variables stand: an edit leaves all else alone."""
 

@@ -222,8 +222,8 @@ def _assign(raw: Sequence[str], known: dict[str, str]) -> bool:
         name, adds, value = assignment.groups()
         is_list = value.startswith("(")
         name = f"{name}[@]" if is_list else name
-        items = [each for command in commands(value[1:-1]) for each in command] if is_list else ()
-        value = " ".join(items or unquoted([value], known))
+        inner = [each for command in commands(value[1:-1]) for each in command]
+        value = " ".join(inner if is_list else unquoted([value], known))
         known[name] = known.get(name, "") + " " * is_list + value if adds else value
     return True
 

@@ -86,7 +86,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "check": option("Exit with 6 if FILE would change; write nothing."),
         "pin": option("Write every argument, also those that vLLM takes by itself."),
         "rollback": option("Restore FILE as it was before the last apply.", metavar="FILE"),
-        "live_knob": option("Set max_num_active_seqs, and build for the largest cap measured."),
         "admission_limits": option("Also limit active and queued requests and queued tokens."),
         "apply.force": option(
             "Apply what was measured elsewhere or is undecided; lose later edits."
