@@ -4,7 +4,7 @@ import heapq
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.outside.table import BAD_INPUT, OK, USAGE, Done, run
+from tests.outside.table import BAD_INPUT, OK, Done, run
 from tests.support.scraped import (
     BUCKETS,
     Served,
@@ -188,14 +188,17 @@ def test_a_history_that_cannot_be_used_is_explained(
 
 
 @contextmanager
-def answering(handle: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """Serve POST with this function."""
+def replying(content: bytes) -> Iterator[str]:
+    """Serve this content as the reply to every query."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            handle(self)
-
-        do_GET = do_POST  # noqa: N815 - as http.server has it
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            with suppress(OSError):  # it has read enough
+                self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
             """Log nothing."""
@@ -206,74 +209,15 @@ def answering(handle: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]
         server.shutdown()
 
 
-def replying(content: Callable[[], bytes]) -> Callable[[BaseHTTPRequestHandler], None]:
-    """Answer every query with this content."""
-
-    def handle(request: BaseHTTPRequestHandler) -> None:
-        request.rfile.read(int(request.headers["Content-Length"]))
-        body = content()
-        request.send_response(200)
-        request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
-        with suppress(OSError):  # it has read enough
-            request.wfile.write(body)
-
-    return handle
-
-
-@pytest.mark.attack
-@pytest.mark.parametrize("status", [302, 307])
-@pytest.mark.parametrize("scheme", ["http", "ftp"])
-def test_a_password_goes_to_no_other_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, scheme: str
-) -> None:
-    seen: list[str] = []
-    monkeypatch.setenv("TUNER_PROMETHEUS_TOKEN", "eve:s3cr3t")
-
-    def moved(request: BaseHTTPRequestHandler) -> None:
-        seen.append(request.headers["Authorization"])
-        request.send_response(status)
-        request.send_header("Location", other.replace("http", scheme, 1) + "/leak")
-        request.send_header("Content-Length", "0")
-        request.end_headers()
-
-    with (
-        answering(lambda request: seen.append(request.path)) as other,
-        answering(moved) as url,
-    ):
-        done = import_(tmp_path, url, "busy")
-    assert done.code == BAD_INPUT
-    assert seen == ["Basic ZXZlOnMzY3IzdA=="]
-
-
 @pytest.mark.attack
 def test_a_prometheus_that_never_stops_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     content = b'{"data":{"result":[]},"more":"' + b"x" * 1000 + b'"}'
     monkeypatch.setattr(history, "MOST_BYTES", 2500)
     with (
-        answering(replying(lambda: content)) as url,
+        replying(content) as url,
         pytest.raises(InputError, match="more than 2,500 bytes"),
     ):
         read(url)
-
-
-@pytest.mark.attack
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://user:s3cr3t@[::1",
-        "http://user:s3cr3t@ex\u2100mple",
-        "http://h/?token=s3cr3t",
-        "http://h/#s3cr3t",
-        "http://h:s3cr3t",
-        "ftp://user:s3cr3t@h",
-        "http://user:s3cr3t@",
-    ],
-)
-def test_no_part_of_an_address_that_may_be_a_secret_is_printed(tmp_path: Path, url: str) -> None:
-    done = run(tmp_path, "trace import", url, "-o", "out.jsonl")
-    assert done.code == USAGE
-    assert "s3cr3t" not in done.error
 
 
 NUMBERS = st.one_of(
@@ -304,7 +248,7 @@ def test_no_history_is_worse_than_refused(data: st.DataObject) -> None:
     ]
     content = json.dumps({"status": "success", "data": {"result": result}}).encode()
     try:
-        with answering(replying(lambda: content)) as url:
+        with replying(content) as url:
             made = read(url)
     except TunerError:
         return

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from tests.support.places import ROOT
@@ -284,13 +282,3 @@ def test_an_id_is_the_chained_keyed_hash_of_all_blocks_up_to_its_own() -> None:
         int.from_bytes(second[:8], "big") >> 11,
     ]
     assert len({*ids([1] * 4), *ids([1] * 4, b"o" * 32), *ids([1] * 4, context=b"lora")}) == 3
-
-
-@given(st.lists(st.integers(0, 3), max_size=24), st.lists(st.integers(0, 3), max_size=24))
-def test_ids_are_equal_exactly_as_far_as_the_prompts_are(one: list[int], two: list[int]) -> None:
-    alike = 0
-    while one[alike : alike + 4] == two[alike : alike + 4] and len(one[alike : alike + 4]) == 4:
-        alike += 4
-    pairs = list(zip(ids(one), ids(two), strict=False))
-    assert [a == b for a, b in pairs] == [place < alike // 4 for place in range(len(pairs))]
-    assert all(0 <= each < 2**53 for each in ids(one))

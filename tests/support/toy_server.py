@@ -40,7 +40,6 @@ class Output:
     prompt_token_ids: list[int]
     outputs: list[Choice]
     finished: bool
-    num_cached_tokens: int = 4
     metrics: Any = field(default_factory=lambda: SimpleNamespace(queued_ts=5.0, scheduled_ts=5.25))
 
 
@@ -49,7 +48,6 @@ class ToyEngine:
 
     def __init__(self) -> None:
         self.model_config = SimpleNamespace(model="toy")
-        self.output_processor = SimpleNamespace(external_req_ids={}, request_states={})
 
     async def generate(
         self,
@@ -59,12 +57,8 @@ class ToyEngine:
         *,
         session_id: str | None = None,
     ) -> AsyncIterator[Output]:
-        del session_id
+        del request_id, session_id
         ids, n, length = prompt["prompt_token_ids"], sampling_params.n, sampling_params.max_tokens
-        stats = SimpleNamespace(num_generation_tokens=3, queued_ts=5.0, scheduled_ts=5.25)
-        processor = self.output_processor
-        processor.external_req_ids[request_id] = [request_id]
-        processor.request_states[request_id] = SimpleNamespace(stats=stats, request_index=0)
         if ids[0] == 666:
             raise RuntimeError("the device is on fire")
         if sampling_params.output_kind is Kind.FINAL_ONLY:
@@ -79,7 +73,6 @@ def _usage(body: dict[str, Any]) -> dict[str, Any]:
     return {
         "prompt_tokens": len(body["prompt"]),
         "completion_tokens": body["max_tokens"] * body.get("n", 1),
-        "prompt_tokens_details": {"cached_tokens": 2},
     }
 
 
