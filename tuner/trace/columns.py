@@ -15,10 +15,6 @@ from tuner.trace.record import SERVED
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-NO_AFFINITY = -1
-TRUNK_ROWS = 2000
-"""So many requests show which blocks nearly every prompt begins with."""
-
 
 @dataclass(frozen=True, slots=True)
 class Columns:
@@ -36,8 +32,6 @@ class Columns:
     """-1 where production did not record it."""
     served: NDArray[np.bool_]
     """Status ok or aborted: it held a slot. The others only arrived."""
-    affinity: Ints
-    """Equal for requests that a sticky router keeps together; NO_AFFINITY for those alone."""
     reused_tokens: int | None
     """Prompt tokens in full blocks that an earlier request had; None without any hash ids."""
 
@@ -50,13 +44,9 @@ class Columns:
 
     def tokens(self) -> Ints:
         """Return what each request asks of an engine: prompt tokens and all sequences' outputs."""
-        ints: Ints = np.add(self.input_length, self.outputs(), dtype=np.int64)
-        return ints if self.served.all() else np.where(self.served, ints, 0)
-
-    def outputs(self) -> NDArray[Any]:
-        """Return the output tokens of all sequences of each request."""
-        is_one = self.n.strides == (0,) and self.n[0] == 1  # takes no memory, nor any time
-        return self.output_length if is_one else self.n.astype(np.int64) * self.output_length
+        return np.where(
+            self.served, self.input_length + self.n.astype(np.int64) * self.output_length, 0
+        )
 
     def take(self, chosen: NDArray[np.bool_]) -> "Columns":
         """Return some of the requests, without their reuse, which is of the whole."""
@@ -88,7 +78,6 @@ def columns_of_table(table: pa.Table, *, block_size: int) -> Columns:
         status = table.column("status").fill_null("ok")
         served = pc.is_in(status, pa.array(SERVED)).to_numpy()
     input_length = column("input_length", 0, np.int32)
-    hash_ids = _hash_ids(table)
     return Columns(
         arrival_s=column("timestamp", 0.0, np.float64, 1000),
         e2e_s=column("e2e_ms", np.nan, np.float64, 1000),
@@ -98,51 +87,17 @@ def columns_of_table(table: pa.Table, *, block_size: int) -> Columns:
         n=column("n", 1, np.int32),
         replica=column("replica", -1, np.int32),
         served=served,
-        affinity=_affinities(table, hash_ids),
-        reused_tokens=_reused_tokens(hash_ids, input_length, block_size),
+        reused_tokens=_reused_tokens(table, input_length, block_size),
     )
 
 
-Lists = tuple[Ints, Ints]
-"""The number of entries of each row, and the entries of all rows."""
-
-
-def _hash_ids(table: pa.Table) -> Lists | None:
+def _reused_tokens(table: pa.Table, input_length: NDArray[np.int32], block_size: int) -> int | None:
+    """Return the tokens of all blocks that prompts fill, less those seen for the first time."""
     if "hash_ids" not in table.column_names:
         return None
     column = table.column("hash_ids")
     ids = pc.list_flatten(column).to_numpy()
-    sizes = pc.list_value_length(column).fill_null(0).to_numpy()
-    return (sizes.astype(np.int64), ids) if len(ids) else None
-
-
-def _reused_tokens(
-    hash_ids: Lists | None, input_length: NDArray[np.int32], block_size: int
-) -> int | None:
-    """Return the tokens of all blocks that prompts fill, less those seen for the first time."""
-    if hash_ids is None:
-        return None
-    sizes, ids = hash_ids
+    sizes = pc.list_value_length(column).fill_null(0).to_numpy().astype(np.int64)
     within = np.arange(len(ids)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     full = ids[within < np.repeat(input_length // block_size, sizes)]
     return (len(full) - len(np.unique(full))) * block_size if len(full) else None
-
-
-def _affinities(table: pa.Table, hash_ids: Lists | None) -> Ints:
-    """Return what sticky routers go by: the session, or else the first block that tells prompts
-    apart, such as the one behind a common system prompt."""
-    affinity: Ints = np.broadcast_to(np.int64(NO_AFFINITY), len(table))  # takes no memory
-    if hash_ids is not None:
-        sizes, ids = hash_ids
-        rows = min(TRUNK_ROWS, len(table))
-        seen, counts = np.unique(ids[: sizes[:rows].sum()], return_counts=True)
-        telling = np.flatnonzero(~np.isin(ids, seen[counts > rows / 2]))
-        of = np.searchsorted(np.cumsum(sizes), telling, side="right")
-        first_of, firsts = np.unique(of, return_index=True)
-        affinity = affinity.copy()
-        affinity[first_of] = ids[telling[firsts]]
-    if "session_id" in table.column_names:
-        coded = table.column("session_id").combine_chunks().dictionary_encode()
-        codes = coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
-        affinity = np.where(codes < 0, affinity, NO_AFFINITY - 1 - codes)
-    return affinity

@@ -6,7 +6,8 @@ from typing import Literal
 
 import numpy as np
 
-from tuner.trace.columns import NO_AFFINITY, Floats, Ints, columns_of
+from tuner.errors import TraceError
+from tuner.trace.columns import Floats, Ints, columns_of
 from tuner.trace.trace import TraceRequest
 
 Router = Literal["least", "rr", "random", "session"]
@@ -22,15 +23,18 @@ def route(
     """Return what each replica gets, in order of arrival.
 
     ``least``: the one with the fewest in flight, in turn among equals; ``rr``: in turn; ``random``;
-    ``session``: a session, or else a first block of the prompt, always to the same one.
+    ``session``: a session always to the same one. Raises TraceError where there is no session.
     """
     columns = columns_of(requests, block_size=1)
     chosen = np.random.default_rng(seed).integers(replicas, size=len(columns))
     if router == "rr":
         chosen = np.arange(len(columns)) % replicas
     elif router == "session":
-        _, first, session = np.unique(columns.affinity, return_index=True, return_inverse=True)
-        chosen = np.where(columns.affinity == NO_AFFINITY, chosen, chosen[first][session])
+        names = np.array([request.session_id or "" for request in requests])
+        if not names.astype(bool).any():
+            raise TraceError("no request has a session_id", hint="Give another --router: least.")
+        _, first, session = np.unique(names, return_index=True, return_inverse=True)
+        chosen = np.where(names == "", chosen, chosen[first][session])
     elif router == "least":
         prompt_s = columns.input_length * S_PER_PROMPT_TOKEN
         modeled_s = prompt_s + columns.output_length * S_PER_OUTPUT_TOKEN
