@@ -155,7 +155,7 @@ def test_an_import_is_the_same_traffic_with_a_header(tmp_path: Path) -> None:
 
 
 def test_standard_input_is_a_file_like_any_other(tmp_path: Path) -> None:
-    program = Path(sys.executable).with_name("tuner")
+    program = str(Path(sys.executable).with_name("tuner"))
     words = [program, "trace", "import", "-", "-o", "out"]
     subprocess.run(words, input=SAMPLE.read_bytes(), cwd=tmp_path, check=True, capture_output=True)
     assert load(tmp_path / "out").digest == load(SAMPLE).digest
