@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.traces import SAMPLES, request, trace_of
 from tuner.errors import TraceError
+from tuner.trace import reading
 from tuner.trace.record import FIELDS, Row, TraceHeader, header_line, row_line
 from tuner.trace.trace import Trace, TraceRequest, load, write
 
@@ -54,3 +55,11 @@ def test_a_cut_keeps_rows_and_gaps_and_moves_the_origin() -> None:
     assert [request.row for request in part.cut(2.0, 9.0).requests] == [5, 6]
     with pytest.raises(TraceError, match="no request arrives"):
         whole.cut(20.0, 1.0)
+
+
+def test_a_file_of_endless_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_ROWS", 10)
+    row = b'{"timestamp":0,"input_length":1,"output_length":1}\n'
+    (tmp_path / "t").write_bytes(row * 200_000)
+    with pytest.raises(TraceError, match="more than 10 rows"):
+        load(tmp_path / "t")

@@ -41,25 +41,10 @@ def test_the_concurrency_is_that_of_the_schedule(tmp_path: Path) -> None:
         assert held.mean == held.max == in_flight
 
 
-def test_lengths_are_taken_in_turn_and_begin_again() -> None:
-    result = [
-        (each.input_length, each.output_length) for each in holding(TICKS, [TWO_SECONDS, (1, 1)])
-    ]
-    assert result[:3] == [TWO_SECONDS, (1, 1), TWO_SECONDS]
-
-
-def test_a_place_that_is_given_up_ends_its_last_request() -> None:
-    ticks = (Tick(0, 2), Tick(1, 0), Tick(5, 0))
-    result = list(holding(ticks, [TWO_SECONDS]))
-    assert [(each.arrival_s, each.e2e_s) for each in result] == [(0, 1), (0, 1)]
-
-
-def test_a_place_that_comes_back_goes_on_where_it_was() -> None:
-    ticks = (Tick(0, 1), Tick(1, 0), Tick(1.5, 1), Tick(3, 0))
-    assert [(each.arrival_s, each.turn) for each in holding(ticks, [TWO_SECONDS])] == [
-        (0, 0),
-        (1.5, 1),
-    ]
+def test_a_place_is_held_while_it_is_there_and_lengths_begin_again() -> None:
+    turns = holding((Tick(0, 1), Tick(1, 0), Tick(1.5, 1), Tick(3, 0)), [TWO_SECONDS, (1, 1)])
+    made = [(each.arrival_s, each.e2e_s, each.input_length, each.turn) for each in turns]
+    assert made[:3] == [(0, 1, 5000, 0), (1.5, 0.0202, 1, 1), (1.5202, 1.4798, 5000, 2)]
 
 
 def test_a_table_is_read_too(tmp_path: Path) -> None:

@@ -5,13 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.outside.table import BAD_INPUT, OK, USAGE, Done, run
 from tests.support.traces import HEADER, SAMPLES, row, write_lines
 from tuner.trace.trace import load
-from tuner.traffic.summary import dispersion
 
 SAMPLE = SAMPLES / "translation.jsonl"
 CONTRACT = {
@@ -91,12 +89,6 @@ def test_waiting_and_running_are_kept_apart(tmp_path: Path) -> None:
     assert result["littles_mean"] == pytest.approx(5, rel=0.02)
     above = {each["level"]: each["share"] for each in result["in_flight"]["time_above"]}
     assert above == {1: 1.0, 2: 1.0, 4: 1.0, 8: 0.0}
-
-
-def test_counts_of_even_arrivals_do_not_vary_and_bursts_do() -> None:
-    assert dispersion(np.array([i / 2 for i in range(100)]), 1.0) == 0.0
-    bursts = np.array([10.0 * (i // 10) + 0.5 for i in range(100)])
-    assert dispersion(bursts, 1.0) == pytest.approx(9, rel=0.1)  # 10 in one of ten seconds
 
 
 def test_the_busiest_part_is_shown_beside_the_whole(tmp_path: Path) -> None:
@@ -220,14 +212,6 @@ def test_a_cut_sends_the_same_prompts_as_the_whole(tmp_path: Path) -> None:
         [each.arrival_s - 60 for each in expected]
     )
     assert part.header.notes[-1] == "cut 60s+60s"
-
-
-def test_the_busiest_part_has_the_length_asked_for(tmp_path: Path) -> None:
-    quiet = [row(i * 10_000) for i in range(50)]
-    burst = [row(200_000 + i, output_length=100) for i in range(50)]
-    path = write_lines(tmp_path / "t", HEADER, *quiet, *burst)
-    assert run(tmp_path, "trace cut", path, "-o", "out", "--window", "busiest+20s").code == OK
-    assert len(load(tmp_path / "out")) == 52
 
 
 def test_what_one_recorded_server_got_can_be_cut_out(tmp_path: Path) -> None:
