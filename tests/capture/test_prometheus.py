@@ -215,7 +215,7 @@ SERIES: list[tuple[str, dict[str, str]]] = [
 ]
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_no_history_is_worse_than_refused(data: st.DataObject) -> None:
     result: list[dict[str, Any]] = [
