@@ -210,7 +210,10 @@ def _next(watch: Watch, options: WatchOptions) -> str:
         return again("watch", replace(options, for_=f"{LONGER * length_s:g}s"))
     if is_simulated(watch.profile) or verdict == "still valid":
         return command("show", path)
-    if watch.server_is_why:
-        return command("show", path, options.url)
     rate = watch.measures["rate"].interval()
-    return command("plan", path, f"--load={rate.value if rate and rate.value > 0 else 1:.3g}")
+    load = 1.0 if rate is None or rate.value <= 0 else rate.value
+    return (
+        command("show", path, options.url)
+        if watch.server_is_why
+        else command("plan", path, f"--load={load:.3g}")
+    )

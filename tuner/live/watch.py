@@ -115,13 +115,13 @@ class Measure:
         squares = len(values) * float(np.var(values)) + PRIOR_WEIGHT * self.prior_sd**2
         return math.sqrt(squares / freedom / len(values)), freedom
 
-    def in_words(self, digits: str) -> str:
+    def __str__(self) -> str:
         """Return the mean with interval and limits: 1.02 (95%: 0.98 to 1.05; limit 1.25)."""
         if (mean := self.interval()) is None:
             return "unknown"
-        low = "" if math.isinf(self.low) else f"{self.low:{digits}} to "
-        ends = f"{mean.low:{digits}} to {mean.high:{digits}}"
-        return f"{mean.value:{digits}} (95%: {ends}; limit {low}{self.high:{digits}})"
+        low = "" if math.isinf(self.low) else f"{self.low:.2f} to "
+        ends = f"{mean.low:.2f} to {mean.high:.2f}"
+        return f"{mean.value:.2f} (95%: {ends}; limit {low}{self.high:.2f})"
 
 
 class CapCheck(NamedTuple):
@@ -131,8 +131,7 @@ class CapCheck(NamedTuple):
     rightness: float
     """Share of the laws that might be true under which the profile's cap is right, or as good."""
     attainment: float
-    """At the profile's cap, as the next one at the best."""
-    best_attainment: float
+    """At the profile's cap."""
 
     @property
     def is_another(self) -> bool:
@@ -311,7 +310,7 @@ class Watch:
         )  # fmt: skip
         best = choice.chosen_of(choice.eligible)
         rightness = choice.rightness.get(self.cap, 0.0)
-        return CapCheck(best, rightness, choice.share(self.cap), choice.share(best))
+        return CapCheck(best, rightness, choice.share(self.cap))
 
     # The verdict
 
@@ -361,7 +360,7 @@ class Watch:
             cure = "watch longer" if self.requests else "no request came: watch during traffic"
             return f"too little is known of {', '.join(self.lacking)}; {cure}"
         parts = [
-            f"{LABELS[name]} {self.measures[name].in_words(digits_of(name))}"
+            f"{LABELS[name]} {self.measures[name]}"
             for name in self.beyond or ["slowness", "rate", "input_length", "output_length"]
         ]
         if self.runs_another_cap:
@@ -380,10 +379,6 @@ def prefix_share(counted: ServerMetrics) -> float | None:
     """Return the share of prompt tokens that came from the prefix cache; None without a count."""
     queried = counted.get(prometheus.QUERIED)
     return min(1.0, counted.get(prometheus.CACHED) / queried) if queried > 0 else None
-
-
-def digits_of(name: str) -> str:
-    return ".1%" if name == "prefix_share" else ".2f"
 
 
 def _longer(lengths: Ints, times: float) -> Ints:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tuner.live.watch import LABELS, Watch, digits_of
+from tuner.live.watch import LABELS, Watch
 from tuner.profile.summary import is_simulated, percent, with_share
 from tuner.views.page import Column, Page, Section, Table
 
@@ -24,7 +24,7 @@ def watch_page(watch: Watch, *, url: str, warnings: Sequence[str], next_: str) -
     table = Table(
         columns,
         [
-            [LABELS[name], measure.in_words(digits_of(name)), len(measure.values), measure.state]
+            [LABELS[name], str(measure), len(measure.values), measure.state]
             for name, measure in watch.measures.items()
         ],
     )
