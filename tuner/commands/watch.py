@@ -4,10 +4,9 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
 
 from tuner.commands.options import FOREVER, WatchOptions
-from tuner.commands.shared.next_step import again, command
+from tuner.commands.shared.next_step import command
 from tuner.commands.shared.results import finish
 from tuner.errors import (
     EngineError,
@@ -28,7 +27,6 @@ from tuner.profile.profile import ServingProfile
 from tuner.profile.profile import load as load_profile
 from tuner.profile.served_models import model_mismatch
 from tuner.profile.summary import is_simulated
-from tuner.rollout import difference
 from tuner.traffic.window import parse_duration_s
 from tuner.views.live import Progress
 from tuner.views.watch import watch_json, watch_page
@@ -44,9 +42,6 @@ STALLED_S = 120.0
 
 READINGS, MOST_EVERY_S, LEAST_TIMEOUT_S = 30, 2.0, 1.0
 """Of a window, the longest time between two, and the shortest for one."""
-
-LONGER = 4
-"""Times as long as the watch that was too short the next one is."""
 
 
 def run(options: WatchOptions) -> None:
@@ -161,8 +156,8 @@ def _export(exporter: Exporter, watch: Watch) -> None:
 
 
 def _warnings(profile: ServingProfile, url: str) -> list[str]:
-    """Return in what the server differs from the profile. Raises InputError where it was started
-    with another model."""
+    """Return doubts about the profile and the server's model. Raises InputError where the server
+    was started with another one."""
     warnings, verdict = list[str](), profile.decision.verdict
     if verdict in {"overloaded", "inconclusive"}:
         warnings.append(f"the profile's verdict is {verdict}: what it promises is little")
@@ -178,14 +173,6 @@ def _warnings(profile: ServingProfile, url: str) -> list[str]:
         )
     if mismatch is not None:
         warnings.append(f"{url} serves {mismatch.words}")
-    differing = [
-        f"{each.name} {each.other} and not {each.profile}"
-        if each.section == "engine"
-        else each.evidence
-        for each in difference.of_server(profile, here.arguments, here.version, source=url)
-    ]
-    if differing:
-        warnings.append(f"{url} runs {', '.join(differing)}: tuner show PROFILE URL lists them")
     return warnings
 
 
@@ -203,17 +190,11 @@ def _raise_for(watch: Watch, options: WatchOptions) -> None:
 
 
 def _next(watch: Watch, options: WatchOptions) -> str:
-    """Return what to run: a longer watch where that may show more, else what shows the cause."""
-    path, verdict = options.profile, watch.verdict
-    if verdict == "not enough evidence" and options.for_ != FOREVER:
-        length_s = parse_duration_s(options.for_, option="--for")
-        return again("watch", replace(options, for_=f"{LONGER * length_s:g}s"))
-    if is_simulated(watch.profile) or verdict == "still valid":
-        return command("show", path)
+    """Return what shows the cause."""
+    if is_simulated(watch.profile) or watch.verdict in {"still valid", "not enough evidence"}:
+        return command("show", options.profile)
+    if watch.server_is_why:
+        return command("show", options.profile, options.url)
     rate = watch.measures["rate"].interval()
-    load = 1.0 if rate is None or rate.value <= 0 else rate.value
-    return (
-        command("show", path, options.url)
-        if watch.server_is_why
-        else command("plan", path, f"--load={load:.3g}")
-    )
+    load = rate.value if rate is not None and rate.value > 0 else 1.0
+    return command("plan", options.profile, f"--load={load:.3g}")
