@@ -319,7 +319,7 @@ class Checker:
                 continue
             if field.kind == "list":
                 self._list(field)
-            elif field.kind in ("name", "flag") or (role == "replica" and not self._keeps(role)):
+            elif field.kind in ("name", "flag") or role in {"replica"} - {*self.format.keeps}:
                 self._name(role)
             elif field.kind == "count":
                 self._count(field)
@@ -330,9 +330,6 @@ class Checker:
         for code in {*np.unique(self.reasons).tolist()} - {0, LINK}:
             places = np.flatnonzero(self.reasons == code)
             self.tally.drop([*REASONS][code - 1], int(raw.lines[places[0]]), count=len(places))
-
-    def _keeps(self, role: Role) -> bool:
-        return role in self.format.keeps
 
     def _cells(self, role: Role) -> Cells | None:
         """Return the cells of a role; None where the format or these rows have none."""
@@ -395,16 +392,15 @@ class Checker:
     def _lengths(self, status: Ints) -> Floats:
         """Read both lengths, and return the output's; requests that were never served may lack
         them."""
-        output, _ = self._numbers("output_length")
+        lengths = {role: self._numbers(role) for role in ("output_length", "input_length")}
+        output, prompt = (values for values, _ in lengths.values())
+        for role in ("cached_tokens", "cache_creation_tokens") if self.format.prompt_is_sum else ():
+            prompt += np.nan_to_num(self._numbers(role)[0])
         served = status < len(SERVED)
         needs = served & ((output > 0) | (not self.format.silent_is_error))
-        for role in ("output_length", "input_length"):
-            values, wrong = self._numbers(role)
+        for role, (values, wrong) in lengths.items():
             self._drop(np.where(served, wrong, 0))
             self._drop(served & (values < 0), "negative")
-            if role == "input_length" and self.format.prompt_is_sum:
-                for more in ("cached_tokens", "cache_creation_tokens"):
-                    values += np.nan_to_num(self._numbers(more)[0])
             self._drop(needs & np.isnan(values), "no_tokens")
             may_be_zero = (status != 0) & (role == "output_length")
             self._drop(needs & (values == 0) & ~may_be_zero, "zero_tokens")
@@ -491,7 +487,7 @@ class Checker:
             return f"{LETTERS[role]}{number}" if role in LETTERS else number
 
         rules: dict[Role, Callable[[Any], Any]] = {"finish_reason": word_in, "stream": flag_in}
-        is_numbered = role in {*LETTERS, "replica"} and not self._keeps(role)
+        is_numbered = role in {*LETTERS, "replica"} - {*self.format.keeps}
         rule = pseudonym if is_numbered else rules.get(role, name_in)
         kept = pc.if_else(pa.array(self.reasons == 0), as_array(cells), None)
         column = pa.array(by_value(kept, rule, None, np.object_), TYPES[role])
