@@ -169,6 +169,9 @@ def within(names: Iterable[str], wanted: Sequence[str]) -> list[str]:
 PREFIX = rb"(?m)^[^{\"\n]{1,200}(?=\{\")"
 """What stands before the JSON of a line in logs of containers: a time, a name, a stream."""
 
+JSON_BYTES = 2**30
+"""Memory that a document, or some lines, may take: they can hold a hundred million lists."""
+
 BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -198,7 +201,9 @@ def _json_lines(file: TraceFile, prefix: bytes = b"") -> Opened:
 
     def raws(_: Sequence[str]) -> Iterator[Raw]:
         for line, block in file.blocks():
-            yield _of_lines(line, bare(block), file.tally)
+            with bounded(file.tally.at(line), JSON_BYTES):
+                raw = _of_lines(line, bare(block), file.tally)
+            yield raw
 
     return Opened(first, raws)
 
@@ -244,7 +249,8 @@ def _document(file: TraceFile) -> Opened:
     if not text.startswith(b"["):
         text = b"[" + re.sub(rb"\}\s*\n\s*\{", b"},{", text) + b"]"
     try:
-        rows = _rows_in(json.loads(text, object_pairs_hook=_unique))  # reads the NaN of vLLM, too
+        with bounded(file.tally.place, JSON_BYTES):
+            rows = _rows_in(json.loads(text, object_pairs_hook=_unique))  # reads NaN, as vLLM's
     except (ValueError, RecursionError) as error:
         raise TraceError(
             f"{file.tally.place}:{getattr(error, 'lineno', 1)}: not valid JSON from here on",
@@ -447,17 +453,25 @@ def parquet_file(file: TraceFile) -> Opened:
 
 
 @contextmanager
-def _step(place: str, most_bytes: int) -> Iterator[None]:
-    """Bound what is done here, and explain what Arrow raises: never in its words, which may quote
-    cells."""
+def bounded(place: str, most_bytes: int) -> Iterator[None]:
+    """Raise TraceError for what takes more memory."""
     try:
         with at_most(most_bytes):
             yield
     except MemoryError:
         raise TraceError(
-            f"{place}: some of its rows unpack to more than {most_bytes >> 20:,} MiB",
-            hint="Write it again, with the columns that are needed.",
+            f"{place}: some rows take more than {most_bytes >> 20:,} MiB of memory",
+            hint="Write the file again, with the columns that are needed.",
         ) from None
+
+
+@contextmanager
+def _step(place: str, most_bytes: int) -> Iterator[None]:
+    """Bound what is done here, and explain what Arrow raises: never in its words, which may quote
+    cells."""
+    try:
+        with bounded(place, most_bytes):
+            yield
     except (pa.ArrowException, EOFError, LookupError, OSError, ValueError) as error:
         what = f"a broken Parquet file ({type(error).__name__})"
         raise TraceError(f"{place}: {what}", hint="Copy the file again.") from None
