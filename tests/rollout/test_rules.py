@@ -22,7 +22,6 @@ SHIPPED = load(ROOT / "profiles" / "translation-tiny-cpu.yaml")
 BURN = "TunerSloBudgetBurn"
 BURNS = [(BURN, "ticket", "3d"), (BURN, "ticket", "1d"), (BURN, "page", "6h"), (BURN, "page", "1h")]
 BEYOND = ("TunerConcurrencyBeyondValidated", "ticket", "")
-OTHER = {"gpu_memory_utilization": "0.9", "cache_dtype": "auto"}
 
 
 def promtool(*words: str) -> str:
@@ -47,8 +46,8 @@ def fire_of(
 
 
 def test_promtool_takes_the_rules(tmp_path: Path) -> None:
-    assert check(rules(), tmp_path) == 2 * 7 + 4 + 16
-    assert check(rules(SHIPPED), tmp_path) == 7 + 4 + 16
+    assert check(rules(), tmp_path) == 2 * 7 + 4 + 14
+    assert check(rules(SHIPPED), tmp_path) == 7 + 4 + 14
     crd = yaml.safe_load(monitor.render("prometheus-rule-crd", SHIPPED))
     assert (crd["kind"], crd["metadata"]["name"]) == ("PrometheusRule", "tuner-tuner-tiny")
     assert yaml.safe_dump(crd["spec"]) == yaml.safe_dump(yaml.safe_load(rules(SHIPPED)))
@@ -80,8 +79,6 @@ BROKEN = {
     "concurrency": Case(Server(running=14, waiting=1), firing=[BEYOND]),
     "load": Case(Server(requests=601), firing=[("TunerLoadBeyondValidated", "ticket", "")]),
     "memory": Case(Server(kv=0.7), firing=[FULLER]),
-    "preemptions": Case(Server(preemptions=5), firing=[("TunerMorePreemptions", "ticket", "")]),
-    "settings": Case(Server(settings=OTHER), firing=[("TunerOtherSettings", "ticket", "")]),
 }
 GROWS = Server(running=16, waiting=1, waiting_grows=2)
 QUEUES = {

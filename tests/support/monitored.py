@@ -35,14 +35,6 @@ class Server:
 
     missed_ttft: float = 0.0
     kv: float = 0.5
-    preemptions: float = 0
-    settings: Mapping[str, str] = field(
-        default_factory=lambda: {
-            "gpu_memory_utilization": "0.3",
-            "enable_prefix_caching": "True",
-            "cache_dtype": "auto",
-        }
-    )
     labels: Mapping[str, str] = field(default_factory=lambda: LABELS)
 
 
@@ -56,7 +48,6 @@ def series(server: Server) -> Iterator[tuple[str, float, float]]:
     yield named("num_requests_running"), server.running, 0
     yield named("num_requests_waiting"), server.waiting, server.waiting_grows
     yield named("kv_cache_usage_perc"), server.kv, 0
-    yield named("num_preemptions_total"), 0, server.preemptions
     for reason, share in (("stop", 0.75), ("length", 0.25)):
         yield named("request_success_total", finished_reason=reason), 0, share * server.requests
     for name, mean_s in (
@@ -82,9 +73,6 @@ def series(server: Server) -> Iterator[tuple[str, float, float]]:
             yield named(f"{name}_bucket", le=str(float(bound))), 0, share * server.requests
         if limit == "tpot":
             yield named(f"{name}_count"), 0, server.requests
-    config = {key: value for key, value in server.labels.items() if key != "model_name"}
-    pairs = ",".join(f'{key}="{value}"' for key, value in {**config, **server.settings}.items())
-    yield f"vllm:cache_config_info{{{pairs}}}", 1, 0
 
 
 Firing = tuple[str, str, str]

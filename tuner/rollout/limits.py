@@ -4,12 +4,7 @@ Each is the profile's own number, with the tolerance of ``tuner verify`` on top.
 """
 
 from tuner.profile.profile import ServingProfile
-from tuner.rollout.known import FACTS
 from tuner.traffic.constants import ATTAINMENT_TOLERANCE, SLACK_S, TOLERANCE
-from tuner.traffic.window import parse_window
-
-_PREEMPTIONS_TOLERANCE = 0.01
-"""Preemptions for each request, on top of the share: of none a share is nothing."""
 
 
 def limits(profile: ServingProfile) -> dict[str, float]:
@@ -41,19 +36,6 @@ def limits(profile: ServingProfile) -> dict[str, float]:
     highs = [each.intervals.get("kv_cache_usage_peak", (0, 0))[1] for each in validated]
     if peaks and (limit := max([*peaks, *highs]) * (1 + TOLERANCE)) < 1:  # no more can be in use
         result |= {"kv_promised": peaks[0], "kv_limit": limit}
-
-    # for each request: of the part that was tuned for where the twin predicts, else of the windows
-    windows = [validity.window] if validated else validity.windows
-    seconds = sum(parsed[1] for each in windows if (parsed := parse_window(each)) is not None)
-    counts = [
-        (validity.arrival_rate_rps * each.load,
-         max(each.preemptions, *each.intervals.get("preemptions", (0.0, 0.0))))
-        for each in validated
-    ] or [(promised.requests_per_s, float(promised.preemptions))]  # fmt: skip
-    shares = [count / (rate * seconds) for rate, count in counts if rate * seconds > 0]
-    if shares:
-        result["preemptions_promised"] = shares[0]
-        result["preemptions_limit"] = max(shares) * (1 + TOLERANCE) + _PREEMPTIONS_TOLERANCE
     return result
 
 
@@ -67,12 +49,3 @@ def slo_s(profile: ServingProfile) -> dict[str, float]:
         "e2el": slo.e2el_ms,
     }
     return {name: ms / 1e3 for name, ms in limits_ms.items() if ms is not None}
-
-
-def settings(profile: ServingProfile) -> dict[str, str]:
-    """Return the settings of the KV cache that a server tells of: label → value."""
-    return {
-        label: str(profile.engine[name])
-        for name, label in FACTS["settings"].items()
-        if profile.engine.get(name) is not None
-    }

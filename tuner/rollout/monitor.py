@@ -17,7 +17,7 @@ from tuner.engines.models import shipped as models
 from tuner.errors import TargetError, UsageError
 from tuner.profile.profile import ServingProfile
 from tuner.rollout.known import FACTS
-from tuner.rollout.limits import limits, settings, slo_s
+from tuner.rollout.limits import limits, slo_s
 from tuner.system import yaml_strict
 from tuner.system.printable import in_markdown
 
@@ -137,21 +137,13 @@ def _values(profile: ServingProfile, matchers: str) -> dict[str, object]:
     """Return what placeholders stand for."""
     digest = profile.digest.replace(":", "-")[: len("sha256-") + 12]  # no number, as 12e34 would be
     name = re.sub("[^a-z0-9]+", "-", profile.provenance.model.lower())[-56:].strip("-")
-    values: dict[str, object] = {
+    return {
         **limits(profile),
         "servers": matchers,
         "profile": digest,
         "digest": profile.digest,
         "name": f"tuner-{name}".strip("-"),
     }
-    if stated := settings(profile):
-        others = (
-            f'vllm:cache_config_info{{{label}!={text(value)},{label}!=""}}'
-            for label, value in stated.items()
-        )
-        values["others"] = " or ".join(others)
-        values["settings"] = _one_line(", ".join(f"{name} {v}" for name, v in stated.items()))
-    return values
 
 
 def _groups(profile: ServingProfile, values: Mapping[str, object]) -> list[dict[str, object]]:
