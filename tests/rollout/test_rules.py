@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, Phase, given, settings
 
 from tests.support.monitored import LABELS, Case, Firing, Server, rules, unit_test
 from tests.support.places import ROOT
-from tests.support.profiles import any_profile
 from tests.support.scraped import binary
 from tuner.errors import UsageError
-from tuner.profile.profile import ServingProfile, load
+from tuner.profile.profile import load
 from tuner.rollout import monitor
 from tuner.rollout.monitor import selector
 
@@ -51,18 +49,6 @@ def test_promtool_takes_the_rules(tmp_path: Path) -> None:
     crd = yaml.safe_load(monitor.render("prometheus-rule-crd", SHIPPED))
     assert (crd["kind"], crd["metadata"]["name"]) == ("PrometheusRule", "tuner-tuner-tiny")
     assert yaml.safe_dump(crd["spec"]) == yaml.safe_dump(yaml.safe_load(rules(SHIPPED)))
-
-
-@settings(
-    max_examples=6,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-)
-@given(chosen=any_profile())
-def test_whatever_stands_in_a_profile_the_rules_are_rules(
-    tmp_path: Path, chosen: ServingProfile
-) -> None:
-    assert check(rules(chosen), tmp_path) > 0
 
 
 SLOWER, FULLER = ("TunerDecodeSlower", "ticket", ""), ("TunerKvCacheFuller", "ticket", "")

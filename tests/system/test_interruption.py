@@ -70,28 +70,6 @@ def test_the_first_signal_cleans_up_and_the_second_does_not_wait_for_that(
     assert done.stdout == "up\ncleaning\nthe engine is ended\n"
 
 
-def test_the_last_words_are_said_also_while_an_engines_process_is_being_started(
-    tmp_path: Path,
-) -> None:
-    """For that long standard error is the engine's log."""
-    done = ended(
-        """
-        from tuner.engines.vllm.core_process import output_to
-        try:
-            print("up", flush=True)
-            signal.pause()
-        except KeyboardInterrupt:
-            with output_to(Path(sys.argv[1])):
-                os.kill(os.getpid(), signal.SIGINT)
-                signal.pause()
-        """,
-        [signal.SIGINT],
-        tmp_path / "log",
-    )
-    assert (done.returncode, done.stderr) == (130, LAST_WORDS)
-    assert not (tmp_path / "log").read_text()
-
-
 @pytest.mark.parametrize("is_hit", [True, False])
 def test_an_error_that_a_signal_causes_is_the_signals_and_others_stay_bugs(
     tmp_path: Path, *, is_hit: bool

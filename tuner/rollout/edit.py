@@ -233,7 +233,9 @@ def _added_key(text: str, server: Server, name: str, value: ArgumentValue) -> It
         at = begin + len(text[begin:end].rstrip("} \t\r\n,"))
         yield _put(text, (at, at), f", {new}")
     else:
-        yield _put(text, (end, end), f"{_line_end(text)}{margin}{new}")
+        extra = re.search(rf"\r?\n{margin}extra_?[aA]rgs:", text[begin:end])
+        at = begin + extra.start() if extra else end
+        yield _put(text, (at, at), f"{_line_end(text)}{margin}{new}")
 
 
 def end_of_line(text: str, at: int) -> int:

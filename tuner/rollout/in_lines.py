@@ -18,7 +18,6 @@ _VARIABLE = re.compile(
     r"[ \t\r]*$",
     re.MULTILINE,
 )
-_MAY_BE = re.compile(r"vllm[\"',\s]+serve\b|vllm\.entrypoints|--max[-_]num[-_]seqs")
 
 
 def in_unit(text: str) -> list[Server]:
@@ -42,7 +41,7 @@ def in_unit(text: str) -> list[Server]:
             server = Server(name=name, spans=spans, rest=unused)
             command = raw if raw.startswith("--") else raw.lstrip("-@:+!|")
             find = partial(_of_unit, command, env, image)
-            servers += reading(server, find, is_sure=bool(_MAY_BE.search(raw)))
+            servers += reading(server, raw, find)
     return servers
 
 
@@ -65,7 +64,7 @@ def in_variables(text: str) -> list[Server]:
         why = "its quotes or its comment are read differently" if is_odd else ""
         why = f"{name} is set a second time" if names.count(name) > 1 else why
         server = Server(name=name, spans=[each.span("value")], problem=why, near=f"{name}=")
-        servers += reading(server, partial(_of_variable, value), is_sure=has_vllms_flag(value))
+        servers += reading(server, value, partial(_of_variable, value))
     return servers
 
 
@@ -77,4 +76,4 @@ def _of_variable(value: str) -> Launch | None:
 def in_shell(text: str) -> list[Server]:
     """Return the server that a script starts."""
     server = Server(name="script", spans=[(0, len(text))])
-    return reading(server, partial(in_script, text, {}), is_sure=bool(_MAY_BE.search(text)))
+    return reading(server, text, partial(in_script, text, {}))

@@ -29,7 +29,6 @@ _COMMANDS = ("entrypoint", "command", "args")
 _DOCKER = {"services", "containerdefinitions"}
 """What is in these hands ``command`` to the image's own program; Kubernetes replaces that."""
 
-_MAY_BE = re.compile(r"vllm['\",\s\\-]+serve\b|vllm\.entrypoints")
 _FLAGS = re.compile(r"(?i)(?:args|arguments|flags|options)$")
 
 
@@ -206,14 +205,13 @@ class _Reader:
             command = parts.get("entrypoint") or (parts.get("command") and not place.is_docker)
             is_vllms = self.is_vllms(node, nodes, place)
             self.command(nodes, place, is_vllms=is_vllms, has_program=bool(command))
+        if place.keys[-1] == "vllmConfig" or not starts_vllm(place.image):
+            return
+        around = replace(place, beside={"model": self.model_anywhere(), **place.beside})
         for key, value in pairs(node).items():
-            is_flags = (
-                _FLAGS.search(key) and key.lower() not in _COMMANDS and is_text_or_list(value)
-            )
-            is_flags = is_flags and place.keys[-1] != "vllmConfig" and starts_vllm(place.image)
-            if is_flags and has_vllms_flag(self.raw(value)):
-                around = {"model": self.model_anywhere(), **place.beside}
-                self.command([value], replace(place, beside=around), is_vllms=True)
+            is_flags = _FLAGS.search(key) and key.lower() not in _COMMANDS
+            if is_flags and is_text_or_list(value) and has_vllms_flag(self.raw(value)):
+                self.command([value], around, is_vllms=True)
 
     def is_vllms(self, node: Node, nodes: Sequence[Node], place: _Place) -> bool:
         """Whether a mapping says beside its command that it starts vLLM."""
@@ -246,9 +244,8 @@ class _Reader:
             ]
             return vllm_in(words, env, image) or (Launch(words) if is_vllms else None)
 
-        is_sure = is_vllms or starts_vllm(image) or _MAY_BE.search(raw) is not None
         server = Server(name=place.full_name, spans=spans, image=place.image)
-        for each in reading(server, find, is_sure=is_sure):
+        for each in reading(server, raw, find, is_sure=is_vllms or starts_vllm(image)):
             self.add(each, nodes, place)
 
     def add(self, server: Server, own: Sequence[Node], place: _Place) -> None:

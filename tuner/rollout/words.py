@@ -14,7 +14,7 @@ from itertools import pairwise
 from tuner.engines.arguments import ArgumentValue
 from tuner.engines.vllm.flags import SHORT, TAKES, canonical
 from tuner.engines.vllm.values import typed
-from tuner.rollout.known import FACTS, NO_WORD, starts_vllm
+from tuner.rollout.known import FACTS, NO_WORD, has_vllms_flag, starts_vllm
 from tuner.rollout.server import Server, UnreadableError
 
 _SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
@@ -228,10 +228,16 @@ def _assign(raw: Sequence[str], known: dict[str, str]) -> bool:
     return True
 
 
-def reading(server: Server, find: Callable[[], Launch | None], *, is_sure: bool) -> list[Server]:
+_MAY_BE = re.compile(r"vllm['\",\s\\-]+serve\b|vllm\.entrypoints")
+
+
+def reading(
+    server: Server, raw: str, find: Callable[[], Launch | None], *, is_sure: bool = False
+) -> list[Server]:
     """Return the server with what its words say, if they are vLLM's.
 
-    With ``is_sure`` also one that cannot be read, and why.
+    One that ``is_sure``, or looks so in the ``raw`` text, is also returned where it cannot be read,
+    with the reason.
     """
     try:
         if (launch := find()) is None:
@@ -239,6 +245,7 @@ def reading(server: Server, find: Callable[[], Launch | None], *, is_sure: bool)
         arguments, rest = read_flags(launch.words), (server.rest, launch.rest)
     except (UnreadableError, RecursionError) as problem:  # a script may run itself
         near = getattr(problem, "near", "")
+        is_sure = is_sure or _MAY_BE.search(raw) is not None or has_vllms_flag(raw)
         return [replace(server, problem=str(problem), near=near)] if is_sure else []
     image = launch.image or server.image
     return [replace(server, arguments=arguments, words=launch.words, rest=rest, image=image)]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.outside.table import OK, SHARED, Done, run
+from tests.outside.table import OK, Done, run
 from tests.support.profiles import profile
 from tuner.profile.profile import dump
 
@@ -120,41 +120,6 @@ def test_what_only_looks_like_it_is_refused(tmp_path: Path, name: str) -> None:
     before = contents(tmp_path)
     done = run(tmp_path, "apply", "profile.yaml", file.name)
     check_refused(tmp_path, done, before, (file.parent / "refused.json").read_text())
-
-
-SHIPPED = HERE.parents[2] / "profiles" / "translation-tiny-cpu.yaml"
-CONTRIBUTED: dict[str, tuple[list[str], list[tuple[str, str]]]] = {
-    "01-compose-anchor.yaml": (
-        ["--container", "chat"], [("CHAT_SLOTS:-64", "CHAT_SLOTS:-8")],
-    ),
-    "01e-compose-extends-own-command.yaml": ([], [("seqs 128", "seqs 8")]),
-    "06-flux-helmrelease.yaml": (
-        [], [("Seqs: 256", "Seqs: 8\n            enablePrefixCaching: true")],
-    ),
-    "13-conf.d/vllm.conf": ([], [("seqs 256", "seqs 8")]),
-    "16-serve.sbatch": ([], [("seqs 256", "seqs 8")]),
-    "23-vllm-docker.service": ([], [("seqs 256", "seqs 8")]),
-    "27-ecs-task.json": ([], [('"256"', '"8"')]),
-    "31-own-chart-values.yaml": (
-        [], [("Seqs: 256", "Seqs: 8"), ("BatchedTokens: 32768", "BatchedTokens: 2048")],
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CONTRIBUTED)
-def test_files_as_people_have_them(tmp_path: Path, name: str) -> None:
-    source = SHARED / "cases" / "deploy" / name
-    if not source.exists():
-        pytest.skip("data of third parties, not here")
-    options, changes = CONTRIBUTED[name]
-    shutil.copy(SHIPPED, tmp_path / "profile.yaml")
-    (tmp_path / source.name).write_bytes(source.read_bytes())
-    done = run(tmp_path, "apply", "profile.yaml", source.name, *options)
-    assert done.code == OK, done.stderr
-    expected = source.read_text()
-    for old, new in changes:
-        expected = expected.replace(old, new)
-    assert (tmp_path / source.name).read_text() == expected
 
 
 @pytest.mark.attack
