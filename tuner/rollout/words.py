@@ -34,9 +34,13 @@ _HERE_DOCUMENT = re.compile(
 )
 _VARIABLE = re.compile(
     r"\$(?P<a>\w+)|\$\{(?P<b>\w+)(?:(?::?[-=])(?P<default>[^{}]*))?\}|\$\((?P<c>[\w.-]+)\)"
-    rf"|\"?\$\{{(?P<array>\w+)\[[@*]\]\}}\"?|(?P<command>{_SUBSTITUTION}|`[^`]*`)|'[^']*'|\\."
 )
-"""A variable, a command whose output stands there, or what a shell replaces nothing in."""
+_QUOTED = re.compile(
+    rf"""\"?\$\{{(?P<list>\w+)\[[@*]\]\}}\"?|"(?P<double>(?:\\.|{_SUBSTITUTION}|[^"\\])*)"
+    |'[^']*'|\\.|(?P<variable>\$\w+|\$\{{[^}}]*\}})|(?P<output>{_SUBSTITUTION}|`[^`]*`)""",
+    re.VERBOSE | re.DOTALL,
+)
+"""What a shell replaces, or replaces nothing in."""
 
 _ASSIGNMENT = re.compile(r"(\w+)(\+?)=(.*)", re.DOTALL)
 _ELSEWHERE = re.compile(r"\$[\w({@*]|\{\{|`|^%\w")
@@ -83,13 +87,10 @@ def split(text: str, env: Mapping[str, str]) -> list[str]:
 
 
 def filled(text: str, env: Mapping[str, str]) -> str:
-    """Put in the variables that are known; others stay as they are spelled, as one word each."""
+    """Put in the variables that are known; others stay as they are spelled."""
 
     def value_of(match: re.Match[str]) -> str:
-        name = match["a"] or match["b"] or match["c"] or f"{match['array']}[@]"
-        if match["command"]:
-            return re.sub(r"[\s'\"\\]", "", match[0])
-        value = env.get(name)
+        value = env.get(match["a"] or match["b"] or match["c"])
         return value or match["default"] or (match[0] if value is None else "")
 
     return _VARIABLE.sub(value_of, text)
@@ -97,8 +98,19 @@ def filled(text: str, env: Mapping[str, str]) -> str:
 
 def unquoted(words: Sequence[str], env: Mapping[str, str]) -> list[str]:
     """Return the words that a shell makes of quoted ones: a variable may hold several, or none."""
+
+    def replaced(match: re.Match[str]) -> str:
+        if match["list"]:
+            return env.get(f"{match['list']}[@]", match[0])
+        if match["double"] is not None:
+            inner = filled(match["double"], env)
+            return shlex.quote(re.sub(r"\\([\"\\$`\n])", r"\1", inner))
+        if match["output"]:  # nobody knows it: one word
+            return re.sub(r"[\s'\"\\]", "", filled(match[0], env))
+        return filled(match[0], env) if match["variable"] else match[0]
+
     try:
-        return shlex.split(filled(" ".join(words).replace("\\\n", ""), env))
+        return shlex.split(_QUOTED.sub(replaced, " ".join(words).replace("\\\n", "")))
     except ValueError:
         raise UnreadableError("a quote that nothing closes") from None
 
@@ -220,10 +232,11 @@ def _assign(raw: Sequence[str], known: dict[str, str]) -> bool:
                 continue
             return False
         name, adds, value = assignment.groups()
-        is_list = value.startswith("(")
-        name = f"{name}[@]" if is_list else name
-        inner = [each for command in commands(value[1:-1]) for each in command]
-        value = " ".join(inner if is_list else unquoted([value], known))
+        if is_list := value.startswith("("):
+            name, items = f"{name}[@]", [w for words in commands(value[1:-1]) for w in words]
+        else:
+            items = unquoted([value], known)
+        value = " ".join(items)
         known[name] = known.get(name, "") + " " * is_list + value if adds else value
     return True
 
