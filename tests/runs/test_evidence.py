@@ -1,6 +1,5 @@
 """What the replays of a run say of each cap."""
 
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from tuner.errors import RunError
 from tuner.replay.records import Replay
 from tuner.runs import journal
 from tuner.runs.events import EngineStart, TrialBegun, TrialEnded
-from tuner.runs.evidence import Evidence, cut_under_another, measured
+from tuner.runs.evidence import Evidence, measured
 from tuner.traffic.slo import Slo
 
 PLAN = {"trace_digest": "sha256:1", "seed": 0}
@@ -21,43 +20,35 @@ WHOLE = replay_of([record(row) for row in range(10)])
 LOST = replay_of([record(10, outcome="cut")], cut="hopeless", unsent=9, attainment_bound=0.5)
 
 
-def evidence_of(folder: Path, *rungs: Mapping[int, Replay]) -> Evidence:
-    """Return a run of these rungs at cap 4, each number of a window → its replay."""
+def evidence_of(folder: Path, *replays: Replay) -> Evidence:
+    """Return a run of these rungs at cap 4."""
     book = journal.create(folder, PLAN)
-    for number, windows in enumerate(rungs):
+    for number, replay in enumerate(replays):
         book.add(TrialBegun(purpose="ladder", max_num_seqs=4))
-        for window, replay in windows.items():
-            book.add_replay(replay, "ladder", window=window, trial=number)
+        book.add_replay(replay, "ladder", trial=number)
         book.add(TrialEnded())
     book.close()
     return Evidence(journal.read(folder))
 
 
-def attained(folder: Path, *rungs: Mapping[int, Replay]) -> tuple[float, int, str | None]:
-    item = measured(evidence_of(folder, *rungs).rungs(), SLO)[4]
-    return item.attainment, item.blocks, item.cut
-
-
-def test_a_window_that_was_cut_counts_beside_one_that_was_not(tmp_path: Path) -> None:
-    """Ten of the twenty requests were served in time, and not ten of ten."""
-    assert attained(tmp_path, {0: WHOLE, 1: LOST}) == (0.5, 2, "hopeless")
-
-
-def test_a_window_that_was_replayed_whole_later_speaks_for_itself(tmp_path: Path) -> None:
-    assert attained(tmp_path, {0: WHOLE, 1: LOST}, {1: WHOLE}) == (1.0, 2, None)
+def test_what_was_replayed_to_its_end_counts_and_not_what_was_cut(tmp_path: Path) -> None:
+    cases = {"lost": ([LOST], (0.0, "hopeless")), "again": ([LOST, WHOLE], (1.0, None))}
+    for name, (replays, expected) in cases.items():
+        item = measured(evidence_of(tmp_path / name, *replays).rungs(), SLO)[4]
+        assert (item.attainment, item.cut) == expected
 
 
 def test_a_cap_that_another_slo_cut_is_not_measured_until_it_is_replayed_whole(
     tmp_path: Path,
 ) -> None:
     lost = replace(LOST, slo=Slo(ttft_s=0.5))
-    for name, rungs, cut in (
-        ("lost", [{0: WHOLE, 1: lost}], {4}),
-        ("again", [{0: WHOLE, 1: lost}, {1: WHOLE}], set[int]()),
-        ("same", [{0: WHOLE, 1: replace(LOST, slo=SLO)}], set[int]()),
-        ("older", [{0: WHOLE, 1: LOST}], set[int]()),
+    for name, replays, is_known in (
+        ("lost", [lost], False),
+        ("again", [lost, WHOLE], True),
+        ("same", [replace(LOST, slo=SLO)], True),
     ):
-        assert cut_under_another(evidence_of(tmp_path / name, *rungs).rungs(), SLO) == cut, name
+        known = measured(evidence_of(tmp_path / name, *replays).rungs(), SLO)
+        assert (4 in known) == is_known, name
 
 
 def test_engines_of_another_environment_are_not_of_the_same_run(tmp_path: Path) -> None:

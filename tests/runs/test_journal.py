@@ -33,11 +33,11 @@ def test_what_was_measured_reads_back_as_it_was(tmp_path: Path) -> None:
         slo=Slo(ttft_s=0.1 + 0.2, ttft_s_per_input_token=1e-3, derived=True),
     )
     with closing(journal.create(tmp_path / "run", PLAN)) as book:
-        book.add_replay(result, "ladder", window=2, trial=1)
+        book.add_replay(result, "ladder", trial=1)
     with closing(journal.resume(tmp_path / "run", PLAN)) as again:
         (event,) = again.of(Replayed)
         loaded = again.replay(event)
-    assert (event.purpose, event.max_num_seqs, event.window, event.trial) == ("ladder", 4, 2, 1)
+    assert (event.purpose, event.max_num_seqs, event.trial) == ("ladder", 4, 1)
     for name in ("requests", "gaps_s", "iterations", "device"):
         assert getattr(loaded, name).tobytes() == getattr(result, name).tobytes()
     assert loaded.failures == ("too long",)
@@ -68,13 +68,10 @@ def test_what_is_no_journal_is_refused_with_its_line(tmp_path: Path, content: by
 @pytest.mark.parametrize(
     "line",
     [
-        '{"event":"trace","digest":"x","at_s":"x"}',
         '{"event":"trace","digest":"x","at_s":NaN}',
-        '{"event":"trace","digest":"x","at_s":%s}' % ("9" * 5000),
         '{"event":"trace","digest":[]}',
         '{"event":"trace"}',
         '{"event":"trace","digest":"x","more":1}',
-        '{"event":"trial","purpose":"ramp","max_num_seqs":{}}',
         '{"event":"rung"}',
         "[" * 100_000,
     ],
@@ -95,7 +92,6 @@ def linked(place: Path) -> None:
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "its end is missing": lambda at: at.write_bytes(at.read_bytes()[:-20]),
     "a pickle": lambda at: at.write_bytes(b"cposix\nsystem\n(S'touch /nowhere'\ntR."),
-    "objects": lambda at: np.savez(at, rest=np.array([{}] * 3, dtype=object)),
     "other arrays": lambda at: np.savez(at, rest=np.zeros(3), iterations=np.zeros(3)),
     "a link": linked,
 }
@@ -112,36 +108,27 @@ def test_a_replay_that_is_damaged_is_refused(tmp_path: Path, damage: str) -> Non
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("name", ["../r.npz", "replays/../r.npz", "/dev/zero", "r.npz", "replays"])
-def test_a_run_reads_nothing_that_is_no_part_of_it(tmp_path: Path, name: str) -> None:
-    journal.create(tmp_path / "run", PLAN).close()
-    event = Replayed(file=name, purpose="ladder", max_num_seqs=4, elapsed_s=1.0)
-    with pytest.raises(RunError, match="is no part of this run"):
-        journal.read(tmp_path / "run").replay(event)
-
-
-@pytest.mark.attack
-def test_a_run_is_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_run_is_for_its_owner_alone_and_reads_nothing_else(tmp_path: Path) -> None:
     with closing(journal.create(tmp_path / "run", PLAN)) as book:
         book.add_replay(replay_of([record()]), "ladder")
+        for name in ("../r.npz", "replays/../r.npz", "/dev/zero", "replays"):
+            event = Replayed(file=name, purpose="ladder", max_num_seqs=4, elapsed_s=1.0)
+            with pytest.raises(RunError, match="is no part of this run"):
+                book.replay(event)
     made = [tmp_path / "run", *(tmp_path / "run").rglob("*")]
     assert {oct(each.stat().st_mode & 0o077) for each in made} == {"0o0"}
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize("is_link", [False, True])
-def test_what_a_killed_run_left_is_removed_and_never_through_a_link(
-    tmp_path: Path, *, is_link: bool
-) -> None:
+def test_what_a_killed_run_left_is_removed_and_never_through_a_link(tmp_path: Path) -> None:
     journal.create(tmp_path / "run", PLAN).close()
-    replays = tmp_path / "run" / "replays"
-    folder = tmp_path / "theirs" if is_link else replays
-    folder.mkdir()
-    (folder / ".tuner-0123.tmp").write_bytes(b"half")
-    if is_link:
-        replays.symlink_to(folder)
-        with pytest.raises(RunError, match="cannot be written"):
-            journal.resume(tmp_path / "run", PLAN)
-    else:
-        journal.resume(tmp_path / "run", PLAN).close()
-    assert bool(list(folder.iterdir())) == is_link
+    replays, theirs = tmp_path / "run" / "replays", tmp_path / "theirs"
+    replays.mkdir()
+    (replays / ".tuner-0123.tmp").write_bytes(b"half")
+    journal.resume(tmp_path / "run", PLAN).close()
+    assert list(replays.iterdir()) == []
+    replays.rmdir()
+    theirs.mkdir()
+    replays.symlink_to(theirs)
+    with pytest.raises(RunError, match="cannot be written"):
+        journal.resume(tmp_path / "run", PLAN)

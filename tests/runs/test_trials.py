@@ -2,6 +2,7 @@
 
 import tomllib
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -9,14 +10,34 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 
-from tests.support.builders import block, facts, flat, hopeless, measurement, replay_of, request
+from tests.runs.sweep.test_sweep import Notes
+from tests.support.builders import (
+    block,
+    facts,
+    flat,
+    measurement,
+    record,
+    replay_of,
+    request,
+    settings,
+)
+from tests.support.profiles import profile
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import World
+from tuner.replay.records import Replay
+from tuner.replay.replay import CutRule
 from tuner.runs import journal
+from tuner.runs.bench import Bench, Build, ToReplay
+from tuner.runs.bench import Trial as MadeNext
 from tuner.runs.compare.compare import Comparison, Question, Tuned
 from tuner.runs.compare.ways import APPROACHES, Workload
 from tuner.runs.events import EngineStart, TrialBegun, TrialEnded
 from tuner.runs.ladder import next_for_twin, next_trial
+from tuner.runs.refine.refine import SIDES, RefinePlan, Refining
+from tuner.runs.refine.search import Study
+from tuner.runs.refine.space import Knob, Space
+from tuner.runs.verify import Verification, next_trial_of
+from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 from tuner.twin.windows import Block, Trial
 
@@ -50,15 +71,12 @@ def test_the_twin_is_given_what_it_needs(case: dict[str, Any]) -> None:
         cast("Forecast", view) if case["done"] else None,
         ceiling=CEILING,
         steps_left=case.get("steps_left", 5.0),
-        disturbed=case.get("disturbed", ()),
     )
     assert in_words(trial_) == case.get("next")
 
 
 def window_block(text: str) -> Block:
     purpose, cap, *seen = text.split()
-    if seen == ["ruled-out"]:
-        return block(hopeless(int(cap)), cast("Any", purpose))
     changes: dict[str, Any] = {"cut": "lost", "attainment": 0.1, "attainment_bound": 0.9}
     if seen != ["cut"]:
         share, tail_s = map(float, seen)
@@ -81,7 +99,7 @@ def test_every_approach_meets_every_load_in_every_block(
     levels = ["recorded", "very-heavy"]
     question = Question(
         requests=requests, block_size=16, approaches=approaches, levels=levels, budget_s=1e9,
-        max_num_seqs=8, profile=None, source="", base=SimStarter(World()), of_profile=None,
+        tuned=Tuned(8, ""), profile=None, base=SimStarter(World()), of_tuned=SimStarter(World()),
     )  # fmt: skip
     windows = [Window(10.0 * block, 10.0, 0.0) for block in range(3)]
     with closing(journal.create(tmp_path / "run", {})) as book:
@@ -94,7 +112,88 @@ def test_every_approach_meets_every_load_in_every_block(
                 book.add_replay(replay_of([]), purpose, trial=number)
             book.add(TrialEnded(failed="it died" if failed else None))
         workload = Workload(requests, windows, levels, None, 16)
-        comparison = Comparison(question, book, workload, Tuned(8, ""), None)
+        vars(workload)["rates_rps"] = {"very-heavy": [1.0] * 3}
+        comparison = Comparison(question, book, workload)
         trial_ = comparison.next_trial()
     assert trial_ is not None
     assert f"{trial_.purpose} {trial_.load}" == case["next"]
+
+
+KNEE = {"max_num_seqs": 16, "max_num_batched_tokens": 2048, "block_size": 16}
+SPACE = Space((Knob("max_num_seqs", (8, 16, 32), ""), Knob("block_size", (8, 16), "")), KNEE, ())
+SLO = Slo(ttft_s=2.0)
+
+
+def refinement(book: journal.Journal, budget_s: float = 1e9) -> Refining:
+    """Return a refinement of 60 requests, one a second, that has just begun."""
+    asked = replace(settings(SLO, ceiling=32), budget_s=budget_s)
+    plan = RefinePlan(profile(), SPACE, asked, start_s=1.0, max_model_len=1000)
+    bench = Bench(book, Notes(), None, block_size=16)
+    run = Refining(plan, bench, lambda _: SimStarter(World()), Study(None, SPACE))
+    run.prepare([request(row) for row in range(60)])
+    return run
+
+
+def served(share: float) -> Replay:
+    """Return ten requests of which so many had their first token in time."""
+    return replay_of([record(row, first_s=1.0 if row < 10 * share else 2.5) for row in range(10)])
+
+
+def made(book: journal.Journal, text: str, replay: Replay | None) -> None:
+    purpose, cap, block_size = text.split()
+    tried = {**KNEE, "max_num_seqs": int(cap), "block_size": int(block_size)}
+    number, window = sum(1 for _ in book.of(TrialEnded)), Window(0.0, 10.0, 0.0)
+    book.add(EngineStart(purpose=text, max_num_seqs=int(cap), facts=facts()))
+    book.add(
+        TrialBegun(
+            purpose=purpose, max_num_seqs=int(cap), configuration=tried, window=window
+        )
+    )  # fmt: skip
+    if replay is not None:
+        book.add_replay(replay, purpose, trial=number)
+    book.add(TrialEnded(failed=None if replay else "it died"))
+
+
+def configured(trial: MadeNext | None) -> str | None:
+    if trial is None:
+        return None
+    tried = trial.configuration
+    return f"{trial.purpose} {tried['max_num_seqs']} {tried['block_size']}"
+
+
+@cases("refine")
+def test_a_refinement_tries_every_value_once(case: dict[str, Any], tmp_path: Path) -> None:
+    with closing(journal.create(tmp_path / "run", {})) as book:
+        run = refinement(book, case.get("budget_s", 1e9))
+        for text in case["done"]:
+            words = text.removesuffix(" failed")
+            made(book, words, served(1.0) if words == text else None)
+        assert configured(run.next_in_search()) == case.get("next")
+
+
+@cases("pairs")
+def test_the_sides_of_a_pair_take_turns(case: dict[str, Any], tmp_path: Path) -> None:
+    chosen = {**KNEE, "max_num_seqs": 8}
+    with closing(journal.create(tmp_path / "run", {})) as book:
+        run = refinement(book)
+        for number, share in enumerate(case["done"]):
+            side = SIDES[number % 4]
+            made(book, f"{side} {8 if side == 'refined' else 16} 16", served(share))
+        assert configured(run.next_half(chosen, [Window(0.0, 10.0, 0.0)] * 4)) == case.get("next")
+
+
+@cases("verify")
+def test_a_broken_promise_is_measured_once_more(case: dict[str, Any], tmp_path: Path) -> None:
+    question = Verification(
+        twin=None, slo=SLO, max_num_seqs=8, hit_share=0.0, trace_block_size=16, window="all",
+        step_s=10.0, tolerance=0.1,
+    )  # fmt: skip
+    build = Build("verify", 8, SimStarter(World()))
+    sent = ToReplay(Window(0.0, 10.0, 0.0), [request()], CutRule(SLO, 0.0))
+    with closing(journal.create(tmp_path / "run", {})) as book:
+        for number, share in enumerate(case["done"]):
+            book.add(TrialBegun(purpose="verify", max_num_seqs=8))
+            book.add_replay(served(share), "verify", trial=number)
+            book.add(TrialEnded())
+        trial_ = next_trial_of(Bench(book, Notes(), None, block_size=16), build, question, sent)
+        assert (trial_ and f"{trial_.purpose} {trial_.cap}") == case.get("next")

@@ -1,6 +1,7 @@
 """``tuner compare``: every way of serving, measured on the same traffic."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from tuner.commands.options import CompareOptions
 from tuner.commands.shared.machine import Machine, differs, machine_of
@@ -17,8 +18,8 @@ from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError, TraceError, UsageError
 from tuner.profile.profile import ServingProfile
 from tuner.profile.profile import load as load_profile
-from tuner.runs.compare.compare import Comparison, Question, compare
-from tuner.runs.compare.ways import STORY, UNIFORM, UNTUNED, chosen, parse_levels
+from tuner.runs.compare.compare import Comparison, Question, compare, tuned_of
+from tuner.runs.compare.ways import LEVELS, STORY, UNIFORM, UNTUNED, chosen, names_in
 from tuner.runs.evidence import Evidence
 from tuner.trace.trace import Trace, load
 from tuner.traffic.window import parse_duration_s
@@ -41,21 +42,21 @@ def run(options: CompareOptions) -> None:
     if profile is not None:
         model, sampling = profile.model, profile.sampling
     machine = machine_of(options, model, sampling)
-    base, of_profile = _starters(options, machine, trace, profile)
+    base, of_tuned = _starters(options, machine, trace, profile)
     has_twin = profile is not None and profile.evidence is not None
     loads = options.loads or (f"recorded,{STORY},{UNIFORM}" if has_twin else "recorded")
-    is_simulated, has_profile = options.world is not None, profile is not None
+    approaches = chosen(options.approaches, simulated=options.world is not None)
+    source = Path(str(options.profile))
     question = Question(
         requests=requests,
         block_size=trace.header.block_size,
-        approaches=chosen(options.approaches, has_profile=has_profile, simulated=is_simulated),
-        levels=parse_levels(loads),
+        approaches=approaches,
+        levels=names_in(loads, [*LEVELS], option="--loads"),
         budget_s=parse_duration_s(options.budget, option="--budget"),
-        max_num_seqs=options.max_num_seqs,
+        tuned=tuned_of(options.max_num_seqs, profile, str(source), approaches),
         profile=profile,
-        source=str(options.profile),
         base=base,
-        of_profile=of_profile,
+        of_tuned=of_tuned,
     )
     plan = {
         "trace_digest": trace.digest,
@@ -71,11 +72,11 @@ def run(options: CompareOptions) -> None:
     for warning in trace.warnings:
         progress.warn(warning)
     with kept(book):
-        for starter in (base, of_profile):
+        for starter in (base, of_tuned):
             if isinstance(starter, VllmStarter):
                 starter.log = book.run_dir / "vllm.log"
         with progress:
-            comparison = compare(question, book, progress, machine.read)
+            comparison = compare(question, source, book, progress, machine.read)
         doubts = _doubts(options, profile, machine, comparison.evidence)
         warnings = [*doubts, *comparison.warnings(), *trace.warnings]
         _conclude(options, profile, comparison, warnings)
@@ -83,11 +84,15 @@ def run(options: CompareOptions) -> None:
 
 def _starters(
     options: CompareOptions, machine: Machine, trace: Trace, profile: ServingProfile | None
-) -> tuple[Starter, Starter | None]:
-    """Return what starts engines with the base's arguments, and with the profile's."""
-    of_profile = None if profile is None else machine.starter(profile.engine)
+) -> tuple[Starter, Starter]:
+    """Return what starts engines with the base's arguments, and the tuned ones: with the profile's,
+    unless --max-num-seqs says what is tuned."""
+    of_profile = None
+    if profile is not None and options.max_num_seqs is None:
+        of_profile = machine.starter(profile.engine)
     if options.world is not None:
-        return machine.starter({}), of_profile
+        simulated = machine.starter({})
+        return simulated, of_profile or simulated
     arguments = engine_arguments(
         model=None if profile is None or options.base is not None else profile.model,
         base=options.base,
@@ -102,7 +107,8 @@ def _starters(
                 hint="Give --base and --profile of one model.",
             )
         check_arguments(profile, arguments, source=options.profile)
-    return VllmStarter(arguments, sampling=machine.sampling), of_profile
+    base = VllmStarter(arguments, sampling=machine.sampling)
+    return base, of_profile or base
 
 
 def _conclude(
@@ -116,9 +122,9 @@ def _conclude(
     run_dir, rows = comparison.journal.run_dir, [row for table in tables for row in table.rows]
     failures = [text for row in rows for text in row.errors]
     if evidence.starts():
-        facts, best = evidence.facts(), tuned_row(tables[0], comparison.tuned)
+        facts, best = evidence.facts(), tuned_row(tables[0])
         result = {
-            "tuned": comparison.tuned,
+            "tuned": comparison.question.tuned,
             "tables": tables,
             "windows": list(map(str, comparison.workload.windows)),
             "device": facts.device,
@@ -128,7 +134,7 @@ def _conclude(
         }
         page = compare_page(
             tables,
-            comparison.tuned,
+            comparison.question.tuned,
             facts,
             spent_s=evidence.spent_s(),
             warnings=warnings,

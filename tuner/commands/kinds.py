@@ -208,7 +208,11 @@ def _conclude(
         page,
         aside="simulated, " * is_simulated(by_name[best]) + page.aside,
         sections=[*page.sections, *curves],
-        warnings=[*warnings, *(text for done, _ in ended.values() for text in done.warnings)],
+        warnings=[
+            *warnings,
+            *page.warnings,
+            *(text for done, _ in ended.values() for text in done.warnings),
+        ],
         run_dir=str(run_dir),
         next=after(by_name[best], paths[best], base=options.base),
     )

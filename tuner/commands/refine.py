@@ -22,6 +22,7 @@ from tuner.engines.vllm import start as vllm
 from tuner.engines.vllm import supported
 from tuner.engines.vllm.flags import Setting
 from tuner.errors import TraceError, TunerError, UsageError
+from tuner.profile.evidence import twin_of
 from tuner.profile.profile import (
     RequirementSection,
     ServingProfile,
@@ -122,6 +123,9 @@ def plan_of(
         settings=settings_in(settings, slo=profile.decision.slo.slo),
         start_s=measured.engine_seconds.starts / max(1, measured.engine_starts),
         max_model_len=profile.max_model_len,
+        twin=None
+        if profile.evidence is None
+        else twin_of(profile, options.profile, cure="Sweep again."),
         warnings=[*warnings_about(trace), *[OTHER_TRACE] * is_other],
     )
 
@@ -294,9 +298,8 @@ def _conclude(
         "trials": [
             {
                 "configuration": trial.configuration,
-                "attainment": trial.measured.attainment_bound,
+                "attainment": trial.measured.attainment,
                 "gain": trial.gain,
-                "cut": trial.cut,
             }
             for trial in refinement.trials
         ],

@@ -30,11 +30,17 @@ from tuner.errors import RunError, UndecidedError, UsageError
 from tuner.live.exporter import Exporter
 from tuner.profile import profile as profiles
 from tuner.profile.profile import ServingProfile
+from tuner.runs.bench import execute
 from tuner.runs.events import TraceKept
-from tuner.runs.execute import execute
 from tuner.runs.journal import NO_SENSE, Journal
-from tuner.runs.outcome import SweepOutcome, in_use, rescore
-from tuner.runs.result import json_object, profile_of, second_thoughts
+from tuner.runs.result import (
+    SweepOutcome,
+    in_use,
+    json_object,
+    profile_of,
+    rescore,
+    second_thoughts,
+)
 from tuner.runs.settings import SweepSettings, settings_in
 from tuner.runs.sweep.sweep import sweep
 from tuner.trace.record import SCHEDULE

@@ -30,7 +30,7 @@ from tuner.profile.evidence import StoredTwin, twin_of
 from tuner.profile.profile import ServingProfile, keep
 from tuner.profile.profile import load as load_profile
 from tuner.replay.readings import Read
-from tuner.runs.verify import Verification, Verified, verify, windows_of
+from tuner.runs.verify import Verification, Verified, verify, window_of
 from tuner.system import http
 from tuner.trace.trace import TraceRequest, load
 from tuner.traffic.workload import keep_what_fits, parse_step_s
@@ -162,7 +162,7 @@ def _running(  # noqa: PLR0913, PLR0917 - what is verified, on what
     for warning in warnings:
         progress.warn(warning)
     kept, _ = keep_what_fits(requests, max_model_len=server.facts.max_model_len)
-    planned = sum(len(sent) for _, sent in windows_of(kept, question))
+    planned = len(window_of(kept, question).requests)
     most = _allowed(server.url, planned, options.send_load)
     can_repeat = most is None or most >= 2 * planned + WARM_UPS
     question = replace(question, url=server.url, repeats=can_repeat)

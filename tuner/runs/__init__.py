@@ -4,9 +4,9 @@ In come a trace, settings and a starter of engines; out go a journal in which ev
 is on disk the moment it exists, and an outcome. It may touch engines, the run folder and a
 cluster, and prints nothing.
 
-All four are one loop (``measure``): a plan reads the events of the run and returns the next trial,
-the ``bench`` makes it on the engine that it needs, the ``journal`` keeps it; a resumed run calls
-the same plan on the same events. What was measured is read back by ``evidence``. A sweep, top to
-bottom: ``sweep/sweep`` (what there is time for), ``ladder`` (the next cap), ``sweep/conclusion``
-(the decision), ``sweep/confirmation`` (a fresh engine), ``outcome``, and ``result`` (the profile).
+All four are one loop (``bench.measure``): a plan reads the events of the run and returns the next
+trial, the ``bench`` makes it on the engine that it needs, the ``journal`` keeps it; a resumed run
+calls the same plan on the same events. What was measured is read back by ``evidence``. A sweep, top
+to bottom: ``sweep/sweep`` (what there is time for), ``ladder`` (the next cap), ``sweep/conclusion``
+(the decision), ``sweep/confirmation`` (a fresh engine), and ``result`` (outcome and profile).
 """

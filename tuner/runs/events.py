@@ -79,7 +79,9 @@ class TrialBegun(Event, frozen=True, tag="trial"):
     purpose: str
     max_num_seqs: int
     configuration: Configuration = {}
-    windows: tuple[Window, ...] = ()
+    window: Window | None = None
+    """None of a ramp."""
+
     approach: str = ""
     load: str = ""
     """Of a comparison: the way of serving, and the traffic."""
@@ -92,9 +94,6 @@ class Replayed(Event, frozen=True, tag="replay"):
     purpose: str
     max_num_seqs: int
     elapsed_s: float
-    window: int = 0
-    """Its number in the trial."""
-
     trial: int = 0
     """How many trials had ended before."""
 
@@ -105,9 +104,6 @@ class TrialEnded(Event, frozen=True, tag="measured"):
 
     hint: str = ""
 
-    engine: int = 0
-    """How many engines had been started."""
-
 
 class Gathered(Event, frozen=True, tag="gathered"):
     """The search has ended: nothing more is measured before what confirms it."""
@@ -116,7 +112,7 @@ class Gathered(Event, frozen=True, tag="gathered"):
     """Whether nothing but itself ended it."""
 
     chosen: Configuration = {}
-    pairs: tuple[tuple[Window, ...], ...] = ()
+    pairs: tuple[Window, ...] = ()
     """The windows in which the chosen configuration is compared with the knee, pair by pair."""
 
 
@@ -124,14 +120,14 @@ class PredictedReplay(Event, frozen=True, tag="predicted"):
     """The confirming replay as the model predicted it before it began."""
 
     max_num_seqs: int
-    windows: tuple[Window, ...]
+    window: Window
     unseen: bool
-    """Whether the ladder replayed none of them."""
+    """Whether the ladder did not replay it."""
 
     slo: Slo
     numbers: dict[str, Predicted]
-    means: tuple[tuple[float, float], ...]
-    """Of each window the mean TTFT and TPOT in seconds."""
+    means_s: tuple[float, float]
+    """Mean TTFT and TPOT."""
 
 
 class Repeated(Event, frozen=True, tag="late"):

@@ -105,7 +105,7 @@ class Journal:
             raise _cannot_write(self.run_dir, error.strerror or error) from error
         self.events.extend(stamped)
 
-    def add_replay(self, replay: Replay, purpose: str, *, window: int = 0, trial: int = 0) -> None:
+    def add_replay(self, replay: Replay, purpose: str, *, trial: int = 0) -> None:
         """Write a replay, then the event that names it. Raises RunError."""
         name, content = f"{REPLAYS}/{sum(1 for _ in self.of(Replayed)):03}.npz", io.BytesIO()
         rest = msgspec.msgpack.encode({f: getattr(replay, f) for f in _REST.__struct_fields__})
@@ -120,7 +120,7 @@ class Journal:
         self.add(
             Replayed(
                 file=name, purpose=purpose, max_num_seqs=replay.max_num_seqs,
-                elapsed_s=replay.elapsed_s, window=window, trial=trial,
+                elapsed_s=replay.elapsed_s, trial=trial,
             )
         )  # fmt: skip
 

@@ -1,15 +1,14 @@
 """The ladder: the next cap to measure, and for how long. Pure."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from tuner.traffic.constants import CONFIDENT, DRIFT_LIMIT, EQUAL_ATTAINMENT, HALF
 from tuner.twin.forecast import Forecast
 from tuner.twin.verdict import best_of, ladder_is_done, moved
 from tuner.twin.windows import Block, Trial, drift, pooled
 
-SHORT_REPLAY_S = 5.0
-SHORT_SHARE = 1 / 12
+SHORT_REPLAY_S, SHORT_SHARE = 5.0, 1 / 12
 """A cap that cannot be the answer is replayed for its iterations alone, and seconds hold enough of
 them: five of a step of 60 s, and the same share of a shorter one (docs/numbers.md)."""
 
@@ -32,10 +31,7 @@ def doubling(ceiling: int) -> tuple[int, ...]:
     >>> doubling(48)
     (1, 2, 4, 8, 16, 32, 48)
     """
-    caps = [1]
-    while caps[-1] * 2 <= ceiling:
-        caps.append(caps[-1] * 2)
-    return tuple(caps) if caps[-1] == ceiling else (*caps, ceiling)
+    return (*(2**power for power in range((ceiling - 1).bit_length())), ceiling)
 
 
 def cut_floor(best: float) -> float:
@@ -54,27 +50,28 @@ def next_for_twin(
     *,
     ceiling: int,
     steps_left: float,
-    disturbed: Collection[int] = (),
 ) -> Trial | None:
     """Return what to measure next so that the twin can decide, or None when it can.
 
     First the ramp, again until the choice is sure. Then up the ladder, as far as ``steps_left``
-    allows: whole windows at the choice and beside it, a short replay of what is below. Then these
-    once more during which something else was at work (``disturbed`` caps), the choice first. Last
-    a ramp that shows drift.
+    allows: whole windows at the choice and beside it, a short replay of what is below. Last a ramp
+    that shows drift.
     """
     counts = Counter(trial.purpose for trial in done)
     unsure = view is None or view.choice.confidence < CONFIDENT
     if view is None or (unsure and counts["ramp"] < MAX_RAMPS and steps_left >= 1.0):
         return Trial(ceiling, "ramp")
-    rung = _next_rung(done, view.choice.best, ceiling=ceiling, steps_left=steps_left)
-    if rung is not None:
-        return rung
-    again = {trial.max_num_seqs for trial in done if trial.purpose == "tie_break"}
-    near = neighbors(view.choice.best, doubling(ceiling))
-    todo = [cap for cap in near if cap in {*disturbed} - again]
-    if todo and steps_left >= 1.0:
-        return Trial(todo[0], "tie_break")
+    caps, choice = doubling(ceiling), view.choice.best
+    near = neighbors(choice, caps)
+    tried = {trial.max_num_seqs for trial in done if trial.purpose == "ladder"}
+    seen = tried | {trial.max_num_seqs for trial in done if trial.purpose == "short"}
+    affordable = int(steps_left - DRIFT_RAMP_SHARE) if tried else max(1, int(steps_left))
+    missing = [cap for cap in near if cap not in tried][: max(0, affordable)]
+    for cap in caps[: caps.index(choice) + 2]:
+        if cap in missing:
+            return Trial(cap, "ladder")
+        if cap not in seen:
+            return Trial(cap, "short")
     most = 2 if abs(moved(view)) > DRIFT_LIMIT else 1
     return Trial(ceiling, "drift_ramp") if counts["drift_ramp"] < most else None
 
@@ -83,23 +80,6 @@ def neighbors(choice: int, caps: Sequence[int]) -> list[int]:
     """Return the choice, the cap above it and the cap below, where there are any."""
     place = caps.index(choice)
     return [choice, *caps[place + 1 : place + 2], *caps[max(0, place - 1) : place]]
-
-
-def _next_rung(
-    done: Sequence[Trial], choice: int, *, ceiling: int, steps_left: float
-) -> Trial | None:
-    """Return the lowest rung up to the one above the choice that is still to be replayed."""
-    tried = {trial.max_num_seqs for trial in done if trial.purpose == "ladder"}
-    seen = tried | {trial.max_num_seqs for trial in done if trial.purpose == "short"}
-    caps = doubling(ceiling)
-    affordable = int(steps_left - DRIFT_RAMP_SHARE) if tried else max(1, int(steps_left))
-    missing = [cap for cap in neighbors(choice, caps) if cap not in tried][: max(0, affordable)]
-    for cap in caps[: caps.index(choice) + 2]:
-        if cap in missing:
-            return Trial(cap, "ladder")
-        if cap not in seen:
-            return Trial(cap, "short")
-    return None
 
 
 def next_trial(blocks: Sequence[Block], *, ceiling: int) -> Trial | None:
@@ -117,9 +97,8 @@ def next_trial(blocks: Sequence[Block], *, ceiling: int) -> Trial | None:
     alive = {cap: numbers for cap, numbers in curve.items() if numbers.cut is None}
     near = neighbors(best_of(alive), tuple(curve)) if alive else []
     again = {block.trial.max_num_seqs for block in blocks if block.trial.purpose == "repeat"}
-    for cap in sorted(near, reverse=True):
-        if cap not in again and not curve[cap].ruled_out:
-            return Trial(cap, "repeat")
+    for cap in sorted({*near} - again, reverse=True):
+        return Trial(cap, "repeat")
     drifts = sum(block.trial.purpose == "drift_replay" for block in blocks)
     if len(tried) > 1 and drifts < (2 if abs(drift(blocks)) > DRIFT_LIMIT else 1):
         return Trial(blocks[0].trial.max_num_seqs, "drift_replay")

@@ -1,10 +1,12 @@
-"""The result of a run: the sections of a profile, and the object of ``sweep --json``. Pure."""
+"""The result of a sweep or a refinement: its outcome, its profile, and what is against it. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, cast
 
+from tuner.engines.seam import EngineFacts
+from tuner.errors import RunError
 from tuner.profile import admission
 from tuner.profile.evidence import pack
 from tuner.profile.profile import (
@@ -30,13 +32,37 @@ from tuner.profile.profile import (
     content_of,
     seal,
 )
-from tuner.replay.numbers import Measurement
-from tuner.runs.outcome import SweepOutcome
+from tuner.replay.numbers import Measurement, measure
+from tuner.runs.events import EngineStart
+from tuner.runs.evidence import CONFIRMING, Evidence
+from tuner.runs.journal import Journal
+from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.conclusion import (
+    Basis,
+    Conclusion,
+    CurvePoint,
+    Prediction,
+    conclude,
+    prediction_of,
+)
+from tuner.runs.sweep.confirmation import CheckRecord, after_check, check_of, front_end_of
+from tuner.runs.sweep.sweep_warnings import fitting
+from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import KV_FULL
 from tuner.traffic.requirements import RequirementCheck
 from tuner.traffic.slo import Slo, holds
+from tuner.traffic.workload import Workload, slo_for, workload_of
 from tuner.twin.decide import OBJECTIVE
-from tuner.twin.verdict import BEFORE_THAT
+from tuner.twin.front_end import FrontEnd
+from tuner.twin.verdict import BEFORE_THAT, Verdict
+from tuner.twin.windows import never_binds
+
+SURE_ON_A_BUSY_MACHINE = 0.9
+"""Most confidence in what was measured beside others: it is below the 0.95 that counts as sure."""
+
+LAW_REACH = 2.0
+"""Times the largest batch that was timed, up to which the law predicts a larger cap: it rises there
+as in its upper half."""
 
 RETUNE_WHEN = [
     "the GPU, the model, its revision or its quantisation changes",
@@ -44,6 +70,191 @@ RETUNE_WHEN = [
     "peak concurrency exceeds what was validated",
     "prompt or output lengths shift",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOutcome:
+    """The result of a run."""
+
+    conclusion: Conclusion
+    workload: Workload
+    confirmed: Measurement | None
+    """The chosen cap on its own fresh engine at the recorded load."""
+
+    with_headroom: Measurement | None
+    """The same at ``headroom`` times the load."""
+
+    predictions: tuple[Prediction, ...]
+    """At the recorded load and with headroom; none where the twin is not believed, or its
+    prediction of the confirming replay failed: then that replay is the promise."""
+
+    checked: CheckRecord | None
+    """None where nothing confirmed, or there is no twin."""
+
+    facts: EngineFacts
+    """Of the confirming engine where there was one, else of the ladder's."""
+
+    starts: tuple[EngineStart, ...]
+    replay_s: float
+    warnings: tuple[str, ...]
+    unconfirmed: str | None = None
+    """Why no fresh engine confirmed the choice; None where one did, or none was to."""
+
+    busy: str | None = None
+    """By what it was seen that the machine was busy; None where it was not."""
+
+    in_use: Baseline | None = None
+    """None where nothing is known of what is set now."""
+
+    front_end: FrontEnd | None = None
+    """What stands before the confirming engine; None where that was no server."""
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.conclusion.verdict
+
+    @property
+    def curve(self) -> tuple[CurvePoint, ...]:
+        return self.conclusion.curve
+
+    @property
+    def chosen(self) -> CurvePoint:
+        return self.conclusion.step(self.verdict.max_num_seqs)
+
+    @property
+    def starts_s(self) -> float:
+        return sum(start.facts.start_s for start in self.starts)
+
+    @property
+    def holds_with_headroom(self) -> bool:
+        """Whether the chosen cap holds with the load raised, as it was replayed.
+
+        It holds where it still served half of the requests in time, as many but for next to nothing
+        as in the same windows as recorded, and kept what is required there.
+        """
+        raised, base = self.with_headroom, self.chosen.measured or self.confirmed
+        if raised is None or base is None:
+            return False
+        required = [each for each in self.verdict.requirements if each.requirement.at_headroom]
+        return holds(base.attainment, raised.attainment) and all(each.is_kept for each in required)
+
+
+def outcome_of(
+    conclusion: Conclusion,
+    basis: Basis,
+    *,
+    warnings: Sequence[str] = (),
+    unconfirmed: str | None = None,
+    facts: EngineFacts | None = None,
+) -> SweepOutcome:
+    """Return the outcome, the confirming replays included. ``unconfirmed`` is why there are
+    none; ``facts`` are of the engine that the choice is for, where it is not the newest."""
+    evidence, slo, facts = basis.evidence, basis.workload.slo, facts or basis.evidence.facts()
+    front_end = front_end_of(conclusion, evidence)
+    checked = check_of(conclusion, basis, front_end)
+    after = after_check(conclusion, basis, checked, front_end)
+    cap, view, samples = after.verdict.max_num_seqs, after.view, after.promised
+    every = [evidence.confirming(purpose, cap) for purpose in CONFIRMING]
+    confirmed, with_headroom = (measure(each, slo) if each else None for each in every)
+    verdict = with_measured(after.verdict, confirmed, with_headroom)
+    if (busy := busy_in_words(basis, after)) is not None:  # the cap may be right, but is not sure
+        verdict = replace(
+            verdict,
+            confidence=min(verdict.confidence, SURE_ON_A_BUSY_MACHINE),
+            reason=f"{verdict.reason}; measured on a busy machine: {busy}",
+        )
+    predictions: list[Prediction] = []
+    if view is not None and samples is not None and not (checked and checked.predicted.failed):
+        loads = [False, True] if samples.has_headroom else [False]
+        predictions = [prediction_of(view, samples, cap, raised=raised) for raised in loads]
+    if (late := evidence.lateness()) is not None:
+        warnings = [*warnings, f"{late}: the times and their intervals include that"]
+    return SweepOutcome(
+        conclusion=replace(after, verdict=verdict),
+        workload=basis.workload,
+        confirmed=confirmed,
+        with_headroom=with_headroom,
+        predictions=tuple(predictions),
+        checked=checked,
+        facts=facts,
+        starts=tuple(evidence.starts()),
+        replay_s=evidence.replay_s(),
+        warnings=(*facts.cautions, *warnings),
+        unconfirmed=unconfirmed,
+        busy=busy,
+        front_end=front_end,
+    )
+
+
+def busy_in_words(basis: Basis, conclusion: Conclusion) -> str | None:
+    """Say by what it is seen that the machine was busy during a run; None where it was not."""
+    if (why := next(basis.evidence.disturbances(), None)) is not None:
+        return why
+    low, high = (1.0, 1.0) if conclusion.view is None else conclusion.view.fitted.speed_range
+    return None if low == high else f"its speed changed by {high / low - 1:.0%} between replays"
+
+
+def with_measured(
+    verdict: Verdict, confirmed: Measurement | None, with_headroom: Measurement | None
+) -> Verdict:
+    """Return the verdict with what the confirming replays measured of all that is required."""
+    checks = []
+    for check in verdict.requirements:
+        required = check.requirement
+        seen = with_headroom if required.at_headroom else confirmed
+        if seen is not None and (seen.cut is None or required.name == "attainment"):
+            check = replace(check, measured=required.value_in(seen))  # noqa: PLW2901
+        checks.append(check)
+    return replace(verdict, requirements=tuple(checks))
+
+
+def in_use(conclusion: Conclusion, cap: int, source: Literal["base", "default"]) -> Baseline:
+    """Return the cap that is set now with what it gives the same traffic: predicted by the twin, or
+    as replayed. Where neither covers so large a cap, the largest tried stands for it."""
+    known = {point.numbers.max_num_seqs: point.numbers for point in conclusion.curve}
+    most, view = max(known), conclusion.view
+    top = known[most]
+    is_unfilled = never_binds(top) and cap >= top.running_peak
+    at, shown_at = (most if is_unfilled and cap not in known else cap), cap
+    if at not in known and view is not None and conclusion.by_twin:
+        predicted = prediction_of(view, view.promised((cap,)), cap).numbers
+        is_unfilled = never_binds(predicted) if cap > most else is_unfilled
+        known[cap] = predicted
+        if cap > most and predicted.running_peak > LAW_REACH * view.fitted.extrapolated_from:
+            at = shown_at = most
+    elif at not in known and cap > most and top.cut is None:
+        at = shown_at = most
+    numbers = known.get(at)
+    return Baseline(
+        max_num_seqs=cap,
+        source=source,
+        never_filled=is_unfilled,
+        numbers_at=shown_at,
+        numbers=None if numbers is None else CapNumbers(**_numbers(numbers)),
+    )
+
+
+def rescore(
+    requests: Sequence[TraceRequest], settings: SweepSettings, journal: Journal
+) -> SweepOutcome:
+    """Return what the measurements of a run say under ``settings.slo``, or the derived one.
+
+    Raises RunError when the run had not come far enough.
+    """
+    evidence = Evidence(journal)
+    evidence.check()
+    unloaded, choice = evidence.unloaded(), evidence.selection()
+    hint = "Continue it first: tuner resume RUN_DIR."
+    if unloaded is None or choice is None or not evidence.made():
+        raise RunError(f"{journal.run_dir}: nothing was measured that could be rescored", hint=hint)
+    kept, warnings = fitting(requests, evidence.facts().max_model_len)
+    slo = settings.slo or slo_for(kept, evidence.unloaded("confirm") or unloaded)
+    workload = workload_of(kept, slo, unloaded, choice.part, choice.windows, choice.step_s)
+    basis = Basis(evidence, workload, settings)
+    return outcome_of(conclude(basis), basis, warnings=warnings)
+
+
+# The profile
 
 ALIKE = (
     "attainment", "goodput_rps", "requests_per_s", "output_tokens_per_s", "preemptions",
@@ -54,16 +265,15 @@ ALIKE = (
 
 def _numbers(numbers: Measurement) -> dict[str, Any]:
     """Return what every section about one cap holds."""
-    usage = numbers.kv_cache_usage
-    spreads = {name: getattr(numbers, f"{name}_s") for name in ("ttft", "tpot", "itl", "e2el",
-                                                                "queue")}  # fmt: skip
+    usage, spreads = numbers.kv_cache_usage, {}
+    for name in ("ttft", "tpot", "itl", "e2el", "queue"):
+        spread = getattr(numbers, f"{name}_s")
+        spreads[f"{name}_ms"] = spread and SpreadSection(
+            **{share: 1e3 * seconds for share, seconds in asdict(spread).items()}
+        )
     return {
         **{name: getattr(numbers, name) for name in ALIKE},
-        **{
-            f"{name}_ms": spread
-            and SpreadSection(**{share: 1e3 * s for share, s in asdict(spread).items()})
-            for name, spread in spreads.items()
-        },
+        **spreads,
         "kv_cache_usage": usage and KvCacheUsageSection(**asdict(usage)),
         "binds": Binds(
             slots=numbers.cap_bound_share,
@@ -73,27 +283,21 @@ def _numbers(numbers: Measurement) -> dict[str, Any]:
     }
 
 
-def curve_steps(outcome: SweepOutcome) -> list[CurveStep]:
-    """Return the curve, one step a cap, ascending."""
-    steps = []
-    for point in outcome.curve:
-        seen = point.measured
-        is_cut = seen is not None and seen.cut is not None
-        changes = point.changes.items()
-        steps.append(
-            CurveStep(
-                max_num_seqs=point.numbers.max_num_seqs,
-                **_numbers(point.numbers),
-                cut=is_cut,
-                source=point.source,
-                intervals=dict(point.intervals),
-                changes={name: ChangeSection(**each._asdict()) for name, each in changes},
-                measured=None
-                if seen is None
-                else MeasuredNumbers(**_numbers(seen), cut=is_cut, blocks=seen.blocks),
-            )
-        )
-    return steps
+def curve_step(point: CurvePoint) -> CurveStep:
+    seen = point.measured
+    is_cut = seen is not None and seen.cut is not None
+    changes = {name: ChangeSection(**each._asdict()) for name, each in point.changes.items()}
+    return CurveStep(
+        max_num_seqs=point.numbers.max_num_seqs,
+        **_numbers(point.numbers),
+        cut=is_cut,
+        source=point.source,
+        intervals=dict(point.intervals),
+        changes=changes,
+        measured=None
+        if seen is None
+        else MeasuredNumbers(**_numbers(seen), cut=is_cut, blocks=seen.blocks),
+    )
 
 
 def slo_section(slo: Slo) -> SloSection:
@@ -132,7 +336,7 @@ def profile_of(
 
     ``origin`` holds what only the command knows: tuner's version, seed, time and wall seconds.
     """
-    verdict, facts = outcome.verdict, outcome.facts
+    verdict, facts, workload = outcome.verdict, outcome.facts, outcome.workload
     view = outcome.conclusion.view if outcome.conclusion.by_twin else None
     decision = Decision(
         verdict=verdict.kind,
@@ -142,28 +346,42 @@ def profile_of(
         reason=verdict.reason,
         busy=outcome.busy,
         objective=OBJECTIVE,
-        slo=slo_section(outcome.workload.slo),
+        slo=slo_section(workload.slo),
         requirements=required_sections(verdict.requirements),
     )
-    promise, front_end, now = _promise(outcome), outcome.front_end, outcome.in_use
-    law = None if view is None else view.fitted.law
-    tokens = facts.max_num_batched_tokens
+    promise, front_end, raised = _promise(outcome), outcome.front_end, outcome.with_headroom
+    law, tokens = None if view is None else view.fitted.law, facts.max_num_batched_tokens
+    served = [each.in_flight_peak for each in (outcome.chosen.numbers, raised) if each]
+    confirmed_by = "server" if facts.engine == "serve" else "inproc"
     return seal(
         engine={**facts.arguments, "max_num_seqs": verdict.max_num_seqs},
         decision=decision,
-        baseline=now
-        and Baseline(
-            max_num_seqs=now.max_num_seqs,
-            source=now.source,
-            never_filled=now.never_filled,
-            numbers_at=now.numbers_at,
-            numbers=None if now.numbers is None else CapNumbers(**_numbers(now.numbers)),
-        ),
-        curve=curve_steps(outcome),
+        baseline=outcome.in_use,
+        curve=[*map(curve_step, outcome.curve)],
         promise=promise,
         admission=admission.limits(decision, promise, law, token_budget=tokens),
-        validity=_validity(outcome, headroom=headroom, trace_digest=trace_digest),
-        provenance=_provenance(outcome, origin),
+        validity=Validity(
+            peak_concurrency=max(served),
+            validated_load=headroom if outcome.holds_with_headroom else 1.0,
+            headroom_attainment=None if raised is None else raised.attainment_bound,
+            trace_digest=trace_digest,
+            window=str(workload.part),
+            windows=[str(window) for window in workload.windows],
+            arrival_rate_rps=workload.arrival_rate_rps,
+            retune_when=RETUNE_WHEN,
+        ),
+        provenance=Provenance(
+            engine=cast("Any", outcome.starts[0].facts.engine),
+            confirm=cast("Any", None if outcome.confirmed is None else confirmed_by),
+            device=dict(facts.device),
+            versions=dict(facts.versions),
+            environment=None if facts.environment is None else dict(facts.environment),
+            model=str(facts.arguments["model"]),
+            sampling=None if facts.sampling is None else dict(facts.sampling),
+            engine_starts=len(outcome.starts),
+            engine_seconds=EngineSeconds(starts=outcome.starts_s, replay=outcome.replay_s),
+            **origin,
+        ),
         front_end=front_end
         and FrontEndSection(
             contention=front_end.contention,
@@ -174,37 +392,31 @@ def profile_of(
     )
 
 
-def _validity(outcome: SweepOutcome, *, headroom: float, trace_digest: str) -> Validity:
-    raised, workload = outcome.with_headroom, outcome.workload
-    return Validity(
-        peak_concurrency=max(
-            each.in_flight_peak for each in (outcome.chosen.numbers, raised) if each
-        ),
-        validated_load=headroom if holds_with_headroom(outcome) else 1.0,
-        headroom_attainment=None if raised is None else raised.attainment_bound,
-        trace_digest=trace_digest,
-        window=str(workload.part),
-        windows=[str(window) for window in workload.windows],
-        arrival_rate_rps=workload.arrival_rate_rps,
-        retune_when=RETUNE_WHEN,
-    )
-
-
-def _provenance(outcome: SweepOutcome, origin: Mapping[str, Any]) -> Provenance:
-    facts, confirmed_by = outcome.facts, None
-    if outcome.confirmed is not None:
-        confirmed_by = "server" if facts.engine == "serve" else "inproc"
-    return Provenance(
-        engine=cast("Any", outcome.starts[0].facts.engine),
-        confirm=cast("Any", confirmed_by),
-        device=dict(facts.device),
-        versions=dict(facts.versions),
-        environment=None if facts.environment is None else dict(facts.environment),
-        model=str(facts.arguments["model"]),
-        sampling=None if facts.sampling is None else dict(facts.sampling),
-        engine_starts=len(outcome.starts),
-        engine_seconds=EngineSeconds(starts=outcome.starts_s, replay=outcome.replay_s),
-        **origin,
+def _promise(outcome: SweepOutcome) -> Promise:
+    record, checked = outcome.checked, cast("CheckSection | str | None", None)
+    if outcome.unconfirmed is not None:
+        why = outcome.unconfirmed
+        checked = f"not confirmed: {why}; confirm it with tuner verify PROFILE --trace TRACE"
+    elif record is not None:
+        both = {"predicted": record.predicted, "paced": record.at_own_speed}
+        checked = CheckSection(
+            unseen=record.unseen,
+            failed=[cast("Any", name) for name, check in both.items() if check.failed],
+            **{
+                name: {n.name: (n.predicted, n.low, n.high, n.measured) for n in check.numbers}
+                for name, check in both.items()
+            },
+        )
+    source = "twin" if outcome.conclusion.by_twin else "ladder"
+    return Promise(
+        load=1.0,
+        **_numbers(outcome.confirmed or outcome.chosen.numbers),
+        source="confirming run" if outcome.confirmed else cast("Any", source),
+        predicted=[
+            Predicted(load=each.load, intervals=dict(each.intervals), **_numbers(each.numbers))
+            for each in outcome.predictions
+        ],
+        checked=checked,
     )
 
 
@@ -227,101 +439,52 @@ def json_object(profile: ServingProfile, *, run_dir: str, path: str | None) -> d
     }
 
 
-def holds_with_headroom(outcome: SweepOutcome) -> bool:
-    """Whether the chosen cap holds with the load raised, as it was replayed.
-
-    It holds where it still served half of the requests in time, as many but for next to nothing as
-    in the same windows as recorded, and kept what is required there.
-    """
-    raised, base = outcome.with_headroom, outcome.chosen.measured or outcome.confirmed
-    if raised is None or base is None:
-        return False
-    required = [each for each in outcome.verdict.requirements if each.requirement.at_headroom]
-    return holds(base.attainment, raised.attainment) and all(each.is_kept for each in required)
-
-
-def _promise(outcome: SweepOutcome) -> Promise:
-    by_twin, record = outcome.conclusion.by_twin, outcome.checked
-    checked: CheckSection | str | None = None
-    if outcome.unconfirmed is not None:
-        why = outcome.unconfirmed
-        checked = f"not confirmed: {why}; confirm it with tuner verify PROFILE --trace TRACE"
-    elif record is not None:
-        both = {"predicted": record.predicted, "paced": record.at_own_speed}
-        checked = CheckSection(
-            unseen=record.unseen,
-            failed=[cast("Any", name) for name, check in both.items() if check.failed],
-            **{
-                name: {n.name: (n.predicted, n.low, n.high, n.measured) for n in check.numbers}
-                for name, check in both.items()
-            },
-        )
-    return Promise(
-        load=1.0,
-        **_numbers(outcome.confirmed or outcome.chosen.numbers),
-        source="confirming run" if outcome.confirmed else "twin" if by_twin else "ladder",
-        predicted=[
-            Predicted(load=each.load, intervals=dict(each.intervals), **_numbers(each.numbers))
-            for each in outcome.predictions
-        ],
-        checked=checked,
-    )
-
-
 # Warnings
-
-
-def memory_marks(numbers: Measurement) -> list[str]:
-    """Say where the engine itself ran short of KV cache at the choice, required or not."""
-    usage, cap = numbers.kv_cache_usage, numbers.max_num_seqs
-    cure = "raise gpu_memory_utilization, or require preemptions == 0"
-    if numbers.preemptions:
-        text = (
-            f"the confirming engine preempted {numbers.preemptions} times at {cap} and "
-            f"computed {numbers.recomputed_tokens} tokens again: {cure}"
-        )
-        return [text]
-    if usage is not None and usage.peak > KV_FULL:
-        text = (
-            f"the KV cache of the confirming engine was {usage.peak:.0%} full at {cap}: a little "
-            f"more load preempts; {cure}"
-        )
-        return [text]
-    return []
 
 
 def second_thoughts(outcome: SweepOutcome, headroom: float) -> list[str]:
     """Return what is against the choice: a busy machine, no confirmation, too little memory, and
     a headroom that does not hold."""
-    warnings = []
+    return [*_second_thoughts(outcome, headroom)]
+
+
+def _second_thoughts(outcome: SweepOutcome, headroom: float) -> Iterator[str]:
+    seen, raised = outcome.confirmed, outcome.with_headroom
     if outcome.busy is not None:
-        warnings.append(
+        yield (
             f"the machine was busy ({outcome.busy}): the numbers are of what else ran too; sweep "
             "again when nothing else does"
         )
-    if outcome.confirmed is not None:
-        warnings += memory_marks(outcome.confirmed)
-    elif outcome.unconfirmed is not None:
-        warnings.append(
-            f"no fresh engine confirmed the choice: {outcome.unconfirmed}; give a larger "
-            "--budget, or try it with tuner verify"
+    if seen is None:
+        if outcome.unconfirmed is not None:
+            yield (
+                f"no fresh engine confirmed the choice: {outcome.unconfirmed}; give a larger "
+                "--budget, or try it with tuner verify"
+            )
+        if outcome.starts[0].facts.engine != "sim":
+            yield (
+                "no server confirmed: all times are the engine's own, and its users see longer "
+                "ones; measure those with tuner verify --url"
+            )
+        return
+    cure = "raise gpu_memory_utilization, or require preemptions == 0"
+    if seen.preemptions:
+        yield (
+            f"the confirming engine preempted {seen.preemptions} times at {seen.max_num_seqs} and "
+            f"computed {seen.recomputed_tokens} tokens again: {cure}"
         )
-    if outcome.confirmed is None and outcome.starts[0].facts.engine != "sim":
-        warnings.append(
-            "no server confirmed: all times are the engine's own, and its users see longer "
-            "ones; measure those with tuner verify --url"
+    elif seen.kv_cache_usage is not None and seen.kv_cache_usage.peak > KV_FULL:
+        yield (
+            f"the KV cache of the confirming engine was {seen.kv_cache_usage.peak:.0%} full at "
+            f"{seen.max_num_seqs}: a little more load preempts; {cure}"
         )
-    is_warned = any(text.endswith(BEFORE_THAT) for text in outcome.verdict.warnings)
-    if headroom <= 1 or outcome.confirmed is None or is_warned:
-        return warnings
-    if outcome.with_headroom is None:
-        warnings.append(
+    if headroom > 1 and raised is None:
+        yield (
             f"{headroom:g} times the load was not replayed, only the twin predicts it: give a "
             "larger --budget"
         )
-    elif not holds_with_headroom(outcome):
-        warnings.append(
+    elif headroom > 1 and not outcome.holds_with_headroom:
+        yield (
             f"in the windows that were replayed the choice does not hold at {headroom:g} times "
             f"the load: {BEFORE_THAT}"
         )
-    return warnings

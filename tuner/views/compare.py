@@ -24,7 +24,7 @@ def compare_page(  # noqa: PLR0913 - all that is printed
     the default. The first table is the trace as it is, or the heaviest load."""
     every = [row for table in tables for row in table.rows]
     title, aside = f"max_num_seqs {tuned.max_num_seqs}", "compared"
-    best = tuned_row(tables[0], tuned)
+    best = tuned_row(tables[0])
     if best is not None and best.numbers is None:
         title, aside = f"{title} was not measured", "failed"
     elif best is not None:
@@ -43,11 +43,9 @@ def compare_page(  # noqa: PLR0913 - all that is printed
     )
 
 
-def tuned_row(table: ComparisonTable, tuned: Tuned) -> ComparisonRow | None:
-    """Return the tuned engine's row, the whole profile's where its cap is the tuned one; None where
-    it was not compared."""
-    rows = {row.approach: row for row in table.rows}
-    return (None if tuned.is_given else rows.get("profile")) or rows.get("tuned")
+def tuned_row(table: ComparisonTable) -> ComparisonRow | None:
+    """Return the tuned engine's row; None where it was not compared."""
+    return next((row for row in table.rows if row.approach == "tuned"), None)
 
 
 def _gains(best: ComparisonRow, table: ComparisonTable) -> list[str]:
@@ -76,7 +74,7 @@ def _title(table: ComparisonTable) -> str:
 
 
 def _table(table: ComparisonTable, facts: EngineFacts) -> Table:
-    what = "GPU" if facts.device.get("kind") == "gpu" else "engine"
+    what = "GPU" if facts.device.get("kind") == "gpu" else "CPU"
     columns = [
         Column("approach", "approach"),
         Column("requests_per_s", "req/s", "number"),
@@ -91,7 +89,7 @@ def _table(table: ComparisonTable, facts: EngineFacts) -> Table:
 
 def _row(row: ComparisonRow) -> list[Cell]:
     title, numbers = row.title, row.numbers
-    if row.max_num_seqs is not None and row.approach in {"untuned", "tuned", "profile"}:
+    if row.max_num_seqs is not None and row.approach in {"untuned", "tuned"}:
         title += f" ({row.max_num_seqs})"
     if numbers is None:
         return [title, "failed", *[None] * 5]

@@ -57,8 +57,8 @@ def profile_page(profile: ServingProfile, *, subject: str, next_: str) -> Page:
 def several_page(
     profiles: Mapping[str, ServingProfile], prices: Mapping[str, float], *, subject: str
 ) -> Page:
-    """Return profiles side by side, the one chosen that serves most in time or, with ``prices`` of
-    each per GPU and hour, for the least money."""
+    """Return profiles side by side. Of those that keep what is required, the one is chosen that
+    serves most in time or, with ``prices`` of each per GPU and hour, for the least money."""
     columns = [
         Column("profile", "profile"),
         Column("device", "device"),
@@ -69,11 +69,13 @@ def several_page(
     ]
     rows: list[list[Cell]] = []
     worth: list[float] = []
+    broken: list[str] = []
     for name, profile in profiles.items():
         numbers, decision = promised(profile), profile.decision
         rate = numbers.output_tokens_per_s * numbers.attainment
         device = str(profile.provenance.device.get("name"))
         cap, share = decision.max_num_seqs, numbers.attainment
+        broken.append(", ".join(each.text for each in decision.requirements if not each.kept))
         rows.append([name, device, decision.verdict, cap, share, rate])
         worth.append(share)
         if prices:
@@ -81,7 +83,7 @@ def several_page(
             cost = per_million_tokens(prices[name] * gpus, rate)
             rows[-1] += [prices[name] * gpus, cost]
             worth[-1] = -cost
-    best = worth.index(max(worth))
+    best = max(range(len(rows)), key=lambda place: (not broken[place], worth[place]))
     name, profile = list(profiles.items())[best]
     share = promised(profile).attainment
     facts = [("gives", f"{percent(share)} meet the SLO")]
@@ -96,6 +98,9 @@ def several_page(
         aside="the cheapest" if prices else "serves most in time",
         facts=facts,
         sections=[Section("Side by side", tables=[Table(columns, rows, chosen=best)])],
+        warnings=[
+            f"{name} breaks {texts}" for name, texts in zip(profiles, broken, strict=True) if texts
+        ],
     )
 
 

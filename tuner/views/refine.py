@@ -61,11 +61,7 @@ def refine_page(
 
 
 def _row(trial: TrialRow, knee: Configuration) -> list[Cell]:
-    """Return a trial; of one that ended early only the most that it could attain."""
     changed = {k: v for k, v in trial.configuration.items() if v != knee.get(k)}
     words = in_words(changed) if changed else "the knee"
     gain = None if trial.gain is None else math.expm1(trial.gain)
-    if not trial.cut:
-        return [words, gain, *cells(trial.measured, *MEASURED)]
-    bound = f"<={100 * trial.measured.attainment_bound:.1f}%"
-    return [f"{words}, ended early in {trial.cut}", gain, bound, *[None] * (len(MEASURED) - 1)]
+    return [words, gain, *cells(trial.measured, *MEASURED)]

@@ -145,59 +145,28 @@ def assert_nothing_is_left() -> None:
 
 
 @pytest.mark.attack
-def test_a_cluster_of_our_own_lets_nobody_in_without_its_token_and_ends_with_us_when_we_are_killed(
+def test_a_cluster_of_our_own_has_a_token_that_is_in_no_file_and_ends_when_we_are_killed(
     swept: Path, tmp_path: Path
 ) -> None:
     words = ["sweep", *SIM, *SLO, "--ray", "local", "-o", "alone.yaml"]
     bare = {name: each for name, each in os.environ.items() if not name.startswith("RAY_AUTH")}
-    bare["HOME"] = str(tmp_path)
-    running = started(swept, *words, "--run-dir", "alone", env=bare)
+    running = started(swept, *words, "--run-dir", "alone", env={**bare, "HOME": str(tmp_path)})
     text = wait_for_line(running, "iterations")
     assert not any("asks for no token" in line for line in text)
     at_work = workers()
     (token,) = {each.environ()["RAY_AUTH_TOKEN"] for each in at_work}
     assert {each.nice() for each in at_work} == {os.nice(0)}
     assert len(token) == 64
-    with_token = bare | {"RAY_AUTH_MODE": "token"}
-    wanted = (
-        with_token | {"RAY_AUTH_TOKEN": token},
-        bare | {"RAY_AUTH_MODE": "disabled"},
-        with_token | {"RAY_AUTH_TOKEN": "ab" * 32},
-    )
-    for process in at_work:  # the sweep ends its cluster, so it waits for the answers
-        process.suspend()
-    assert are_let_in(*wanted) == [True, False, False]
-    for process in at_work:
-        process.resume()
-    assert not (tmp_path / ".ray").exists()  # where Ray keeps a token for everybody
-    assert not any(
-        token.encode() in each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()
-    )
+    kept = [each for each in tmp_path.rglob("*") if each.is_file()]
+    assert not any(token.encode() in each.read_bytes() for each in kept)
+    folders = [each.parent for each in Path(tempfile.gettempdir()).glob("tuner-ray-*/r")]
+    assert {folder.stat().st_mode & 0o077 for folder in folders} == {0}  # nobody else's to read
     started_by_it = ours("/tuner-ray-")
     assert started_by_it
-    folders = [each.parent for each in Path(tempfile.gettempdir()).glob("tuner-ray-*/r")]
-    assert folders
-    assert {folder.stat().st_mode & 0o077 for folder in folders} == {0}  # nobody else's to read
     running.kill()
     running.communicate()
     _, alive = psutil.wait_procs(started_by_it, timeout=GONE_S)
     assert alive == []
-
-
-def own_address() -> str:
-    """Return the address of the cluster that a driver started."""
-    words = (word for our in ours("/tuner-ray-") for word in our.cmdline())
-    (result,) = {each.partition("=")[2] for each in words if each.startswith("--gcs-address=")}
-    return result
-
-
-def are_let_in(*envs: dict[str, str]) -> list[bool]:
-    """Return whether each is told that our cluster is well; they ask at the same time."""
-    words = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address"]
-    words.append(own_address())
-    unheard = subprocess.DEVNULL
-    asking = [subprocess.Popen(words, env=env, stdout=unheard, stderr=unheard) for env in envs]
-    return [each.wait() == 0 for each in asking]
 
 
 def test_each_kind_of_node_has_a_curve_of_its_own(swept: Path, two_nodes: Cluster) -> None:
@@ -230,7 +199,11 @@ def test_each_kind_of_node_has_a_curve_of_its_own(swept: Path, two_nodes: Cluste
     [
         (("--ray", "127.0.0.1:1"), 3, "Connection refused"),
         (("--ray", "nonsense"), 2, "--ray nonsense: is not the address of a cluster"),
-        (("--ray", "ray://127.0.0.1:1"), 2, "Ray's client is not supported"),
+        (
+            ("--ray", "ray://127.0.0.1:1"),
+            2,
+            "is not the address of a cluster",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line_before_anything_starts(

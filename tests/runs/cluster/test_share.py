@@ -1,11 +1,15 @@
 """What an engine takes of a node, kinds of nodes and prices."""
 
+import msgspec
 import pytest
 
+from tests.support.profiles import profile
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
+from tuner.profile.profile import RequirementSection, ServingProfile, resealed
 from tuner.runs.cluster.prices import parse_prices
 from tuner.runs.cluster.share import Node, Share, share_of, usable
+from tuner.views.profile import several_page
 
 
 @pytest.mark.parametrize(
@@ -36,3 +40,16 @@ def test_sizes_that_are_none_are_refused(size: ArgumentValue) -> None:
 def test_what_is_no_price_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--prices"):
         parse_prices(text)
+
+
+def test_what_breaks_a_requirement_is_not_the_best_however_cheap() -> None:
+    def required(*, kept: bool) -> ServingProfile:
+        each = RequirementSection(text="p95 ttft <= 1s", at_worst=2.0, measured=None, kept=kept)
+        item = profile()
+        decision = msgspec.structs.replace(item.decision, requirements=[each])
+        return resealed(item, evidence=b"", decision=decision)
+
+    profiles = {"cheap": required(kept=False), "dear": required(kept=True)}
+    page = several_page(profiles, {"cheap": 1.0, "dear": 4.0}, subject="")
+    assert page.tables[0].chosen == 1
+    assert page.warnings == ["cheap breaks p95 ttft <= 1s"]

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.builders import facts, record, replay_of, request, settings
 from tuner.engines.scheduler.state import StepLaw
+from tuner.errors import RunError
 from tuner.replay.records import Replay
 from tuner.runs import journal
 from tuner.runs.events import EngineStart, Gathered, TrialBegun, TrialEnded
@@ -71,9 +72,7 @@ LOST = replay_of(
 )
 
 
-@pytest.mark.parametrize(
-    ("slo", "source"), [(SLO, "both"), (None, "both"), (Slo(ttft_s=0.5), "twin")]
-)
+@pytest.mark.parametrize(("slo", "source"), [(SLO, "both"), (Slo(ttft_s=0.5), "twin")])
 def test_a_step_that_another_slo_cut_counts_by_the_twin_alone(
     tmp_path: Path, slo: Slo | None, source: str
 ) -> None:
@@ -84,17 +83,13 @@ def test_a_step_that_another_slo_cut_counts_by_the_twin_alone(
     assert (steps[2].measured is None) is (source == "twin")
 
 
-@pytest.mark.parametrize(("slo", "bound"), [(SLO, 0.3), (Slo(ttft_s=0.5), 1.0)])
-def test_where_the_windows_decide_it_is_said_that_it_was_not_measured(
-    tmp_path: Path, slo: Slo, bound: float
-) -> None:
-    rung = replace(LOST, slo=slo)
-    conclusion = ramped(tmp_path, prefix_caching=False, rung=rung, closed_sessions=True)
-    assert not conclusion.by_twin
-    (step,) = conclusion.curve
-    assert step.numbers.attainment_bound == bound
-    warnings = conclusion.verdict.warnings
-    assert sum("what 2 would serve within this SLO" in each for each in warnings) == (slo != SLO)
+def test_where_the_windows_decide_a_step_that_another_slo_cut_says_nothing(tmp_path: Path) -> None:
+    alone = replace(LOST, slo=SLO)
+    conclusion = ramped(tmp_path / "a", prefix_caching=False, rung=alone, closed_sessions=True)
+    assert [step.numbers.attainment_bound for step in conclusion.curve] == [0.3]
+    other = replace(LOST, slo=Slo(ttft_s=0.5))
+    with pytest.raises(RunError, match="under this SLO"):
+        ramped(tmp_path / "b", prefix_caching=False, rung=other, closed_sessions=True)
 
 
 def rungs(folder: Path) -> Evidence:

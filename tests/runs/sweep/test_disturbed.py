@@ -2,13 +2,11 @@
 
 import asyncio
 import math
-from collections import ChainMap
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +21,7 @@ from tuner.replay.numbers import Measurement, measure
 from tuner.replay.plan import plan_requests
 from tuner.replay.replay import CutRule, replay
 from tuner.runs import journal
-from tuner.runs.outcome import SweepOutcome
+from tuner.runs.result import SweepOutcome
 from tuner.runs.sweep.sweep import sweep
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
@@ -184,31 +182,3 @@ def test_a_disturbed_sweep_ends_with_an_answer(
     assert any("requests left late" in warning for warning in outcome.warnings) == (what.lag_s > 0)
     is_lost = what.server != "lives" or what.server_starts_s > 300
     assert (outcome.unconfirmed is not None) == is_lost
-
-
-def at_random(seed: int) -> Disturbance:
-    """Return one to three disturbances, at random moments and of random size."""
-    rng = np.random.default_rng(seed)
-    begin_s, length_s = float(rng.uniform(0, 400)), float(rng.uniform(3, 200))
-    slower = WorldNoise(
-        sigma_iter=0.15, sigma_drift=0.06, tau=60.0, sigma_start=0.04, stall_rate=0.033,
-        stall_mean=0.4, episode_rate=0.01, episode_len=45.0,
-        episode_mult=float(rng.uniform(1.5, 4)),
-    )  # fmt: skip
-    kinds: list[dict[str, Any]] = [
-        {"lag_s": float(rng.choice([0.005, 0.05, 0.5]))},
-        {"dies_at_s": 60 + begin_s},
-        {"server_starts_s": float(rng.uniform(60, 600))},
-        {"server": str(rng.choice(["refuses", "dies"]))},
-        {"busy_s": (begin_s, begin_s + length_s)},
-        {"noise": slower},
-        {"noise": WorldNoise(hang_at=60 + begin_s, hang_len=length_s / 2)},
-    ]
-    chosen = rng.choice(len(kinds), int(rng.integers(1, 4)), replace=False)
-    return Disturbance(**dict(ChainMap(*(kinds[each] for each in chosen))))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(100))
-def test_a_hundred_disturbed_sweeps_end_with_an_answer(tmp_path: Path, seed: int) -> None:
-    check(*disturbed(tmp_path / "run", at_random(seed)))

@@ -3,9 +3,8 @@
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,14 +12,13 @@ from tests.support.builders import request
 from tuner.engines.sim.engine import SimEngine
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
-from tuner.engines.sim.world import World, WorldKv, WorldStep
-from tuner.errors import RunError, UsageError
+from tuner.engines.sim.world import World, WorldStep
+from tuner.errors import UsageError
 from tuner.replay.numbers import Measurement
 from tuner.runs import journal
 from tuner.runs.bench import Bench
 from tuner.runs.evidence import Evidence
-from tuner.runs.outcome import SweepOutcome, outcome_of
-from tuner.runs.result import second_thoughts
+from tuner.runs.result import SweepOutcome, outcome_of, second_thoughts
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Conclusion
 from tuner.runs.sweep.sweep import SweepRun, sweep
@@ -62,18 +60,12 @@ class Notes:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.stop_at: int | None = None
-        """Interrupted before the replay of this number, counted from 0."""
 
     def stage(self, text: str) -> None:
         self.lines.append(text)
 
     def trial(self, what: str, length_s: float) -> None:
         self.lines.append(f"{what} {length_s:.0f}")
-        if self.stop_at is not None:
-            if not self.stop_at:
-                raise KeyboardInterrupt
-            self.stop_at -= 1
 
     def live(self, seen: object) -> None: ...
     def believed(self, best: int, agreeing: int, draws: int) -> None: ...
@@ -85,93 +77,40 @@ class Notes:
         self.lines.append(text)
 
 
-def swept(  # noqa: PLR0913 - what a test may vary
+def swept(
     run_dir: Path,
-    world: World = SLOTS_COST_LATE,
     settings: SweepSettings = SETTINGS,
     *,
     notes: Notes | None = None,
-    resume: bool = False,
     traffic: Sequence[TraceRequest] = TRAFFIC,
     confirming: World | None = None,
 ) -> SweepOutcome:
-    book = journal.resume(run_dir, {}) if resume else journal.create(run_dir, {})
-    starter = SimStarter(world)
-    starter.continue_after(Evidence(book).engines())
-    try:
-        sweeping = sweep(
-            traffic,
-            starter,
-            settings,
-            book,
-            notes or Notes(),
-            confirming=SimStarter(confirming) if confirming else None,
-        )
-        return run(sweeping, begin_s=book.clock_s)
-    finally:
-        book.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run that several tests look at."""
-
-    run_dir: Path
-    outcome: SweepOutcome
-    lines: list[str]
-
-
-def _run(run_dir: Path, *what: Any, **how: Any) -> Run:  # noqa: ANN401 - as swept
-    notes = Notes()
-    return Run(run_dir, swept(run_dir, *what, notes=notes, **how), notes.lines)
+    server = SimStarter(confirming) if confirming else None
+    with closing(journal.create(run_dir, {})) as book:
+        starter = SimStarter(SLOTS_COST_LATE)
+        work = sweep(traffic, starter, settings, book, notes or Notes(), confirming=server)
+        return run(work)
 
 
 ARTICLES = replace(SETTINGS, slo=Slo(ttft_s=4.0, tpot_s=0.040))
 
 
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    run_dir = tmp_path_factory.mktemp("calm") / "run"
-    return _run(run_dir, settings=ARTICLES, traffic=BURSTS)
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Confirmed on an engine in tuner's own process."""
-    return _run(tmp_path_factory.mktemp("alone") / "run", settings=UP_TO_8, traffic=HALF)
-
-
-@pytest.fixture(scope="module")
-def behind(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Confirmed behind a server."""
-    settings = replace(UP_TO_8, confirm="server")
-    run_dir = tmp_path_factory.mktemp("behind") / "run"
-    return _run(run_dir, settings=settings, traffic=HALF, confirming=BEHIND)
-
-
-def test_the_twin_is_held_against_every_window_that_was_replayed(calm: Run) -> None:
-    view = calm.outcome.conclusion.view
-    assert view is not None
-    assert len(view.checks) == 2  # 16 and 32 slots; of 8 the first window was cut
-    assert [len(each.numbers) for each in view.checks] == [9, 9]
-    assert view.is_believed
-
-
-def test_what_the_confirming_engine_shows_is_predicted_before_it_begins(calm: Run) -> None:
-    lines = (calm.run_dir / "journal.jsonl").read_text().splitlines()
+def test_what_the_confirming_engine_shows_is_predicted_before_it_begins(tmp_path: Path) -> None:
+    calm = swept(tmp_path, settings=ARTICLES, traffic=BURSTS)
+    lines = (tmp_path / "journal.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
     (predicted,) = (each for each in events if each["event"] == "predicted")
     first = next(each for each in events if each.get("purpose") == "confirm" and "file" in each)
     assert events.index(predicted) < events.index(first)
-    ladder = {each.start_s for each in calm.outcome.workload.windows}
+    (window,) = calm.workload.windows
     assert predicted["unseen"]
-    assert ladder.isdisjoint(each["start_s"] for each in predicted["windows"])
-    record = calm.outcome.checked
+    assert predicted["window"]["start_s"] != window.start_s
+    record = calm.checked
     assert record is not None
     assert len(record.predicted.numbers) == 9
     assert not record.predicted.failed
     assert not record.at_own_speed.failed
-    assert len(record.tpot_errors) == len(predicted["windows"])
+    assert len(record.tpot_errors) == 1
 
 
 SLOWER = World(step=replace(SLOTS_COST_LATE.step, a=0.032))
@@ -187,20 +126,6 @@ def test_a_headroom_that_falls_short_is_named(tmp_path: Path) -> None:
     assert any("does not hold at 1.25 times the load" in text for text in warnings)
 
 
-def test_a_window_that_arithmetic_rules_out_counts_without_being_replayed(tmp_path: Path) -> None:
-    """One slot gives 48 of the 400 tokens/s that each of the three windows asks for."""
-    outcome = swept(tmp_path, settings=replace(UP_TO_8, closed_sessions=True))
-    rungs = Evidence(journal.read(tmp_path)).rungs()
-    lone = [list(rung.replays.values()) for rung in rungs if rung.replays]
-    assert len(outcome.workload.windows) == 3
-    assert {len(rung) for rung in lone} == {3}
-    first, *others = lone[0]
-    assert first.max_num_seqs == 1
-    assert len(first.requests)
-    assert all(each.ruled_out and not len(each.requests) and not each.elapsed_s for each in others)
-    assert all(each.unsent > 0 and each.attainment_bound < 0.5 for each in others)
-
-
 def test_a_small_budget_shortens_the_window_and_a_smaller_one_is_refused(tmp_path: Path) -> None:
     short = replace(UP_TO_8, budget_s=300)
     outcome = swept(tmp_path / "short", settings=short, traffic=HALF)
@@ -212,44 +137,20 @@ def test_a_small_budget_shortens_the_window_and_a_smaller_one_is_refused(tmp_pat
         swept(tmp_path / "none", settings=replace(UP_TO_8, budget_s=95), traffic=HALF)
 
 
-def test_requests_that_the_engine_cannot_take_are_left_out_and_counted(tmp_path: Path) -> None:
-    # 40 blocks of 4 tokens: 160 tokens; 50 + up to 150 do not always fit.
-    narrow = World(step=WorldStep(a=0.010), kv=WorldKv(blocks=40, block_size=4))
-    outcome = swept(tmp_path, narrow, UP_TO_8, traffic=HALF)
-    too_long = sum(each.input_length + each.output_length > 160 for each in HALF)
-    assert outcome.dropped == too_long
-    assert any(f"{too_long} of 200 requests" in warning for warning in outcome.warnings)
-
-
-def test_a_run_is_not_resumed_on_another_machine(tmp_path: Path) -> None:
-    notes = Notes()
-    notes.stop_at = 1
-    with pytest.raises(KeyboardInterrupt):
-        swept(tmp_path, notes=notes, traffic=HALF)
-    another = replace(SLOTS_COST_LATE, digest="sha256:another")
-    with pytest.raises(RunError, match="was measured with device digest"):
-        swept(tmp_path, another, resume=True, traffic=HALF)
-
-
 BEHIND = World(step=WorldStep(a=0.030, b=0.0006, n0=16, h=0.0025))
 """The same machine, as users see it through a front end that adds 10 ms to each token."""
 
 
-def test_where_a_server_confirms_the_derived_slo_is_of_what_its_users_see(
-    alone: Run, behind: Run
-) -> None:
-    inside, served = alone.outcome, behind.outcome
-    assert inside.workload.slo.tpot_s is not None
-    assert served.workload.slo.tpot_s is not None
-    # An idle engine makes a token in 20.6 ms, the server's in 30.6.
-    assert served.workload.slo.tpot_s / inside.workload.slo.tpot_s == pytest.approx(
-        30.6 / 20.6, rel=0.01
-    )
+def test_where_a_server_confirms_the_derived_slo_is_of_what_its_users_see(tmp_path: Path) -> None:
+    """An idle engine makes a token in 20.6 ms, the server's in 30.6."""
+    inside = swept(tmp_path / "alone", settings=UP_TO_8, traffic=HALF)
+    by_server = replace(UP_TO_8, confirm="server")
+    served = swept(tmp_path / "behind", settings=by_server, traffic=HALF, confirming=BEHIND)
+    limits = [each.workload.slo.tpot_s or 0.0 for each in (served, inside)]
+    assert limits[0] / limits[1] == pytest.approx(30.6 / 20.6, rel=0.01)
     assert served.confirmed is not None
     assert served.confirmed.tpot_s is not None
     assert served.confirmed.tpot_s.p50 > 0.030
-    probes = Evidence(journal.read(behind.run_dir))
-    assert probes.unloaded("confirm") not in {None, probes.unloaded("ladder")}
 
 
 class Served(SimStarter):

@@ -61,10 +61,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
             "page.html, or curve, replays, requests or iterations as .csv, .parquet or .json.",
             "-o", "--output",
         ),
-        "compare.profile": option("Serving profile: its max_num_seqs, and all of it to compare."),
+        "compare.profile": option("Serving profile: what is tuned, all of its arguments."),
         "compare.max_num_seqs": option("The tuned value; default: the profile's.", min=1),
         "approaches": option(
-            "worker, two-workers, static, untuned, tuned, server, profile; default: all but server."
+            "worker, two-workers, static, untuned, tuned, server; default: all but server."
         ),
         "source": argument("Serving profile, or folder of a run.", metavar="PROFILE|RUN_DIR"),
         "target": argument("Show what differs in a profile, a deployment file or a server."),

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -33,7 +34,7 @@ class Description:
     def kind(self) -> tuple[object, ...]:
         """What nodes of one kind have in common: of GPUs an engine takes as many as it needs."""
         device = {key: str(value) for key, value in self.device.items() if key != "count"}
-        return (*sorted(device.items()), *sorted(self.versions.items()), self.ray, self.code)
+        return (*sorted(device.items()), *sorted(self.versions.items()), self.ray)
 
 
 def describe_node() -> Description:
@@ -47,7 +48,7 @@ def _code() -> str:
     folder, digest = Path(tuner.__file__).parent, hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()
 
 
 def described(
@@ -55,18 +56,17 @@ def described(
 ) -> tuple[dict[str, Description], dict[str, str]]:
     """Return what nodes are, and why others are not used; by id."""
     here, result, left_out = provenance.versions(), dict[str, Description](), dict[str, str]()
-    for node, answer in session.ask(describe_node, nodes).items():
-        if not isinstance(answer, Description):
-            left_out[node] = f"tuner does not run there: {answer}"
+    for node, reply in session.ask(describe_node, nodes).items():
+        if not isinstance(reply, Description):
+            left_out[node] = f"tuner does not run there: {reply}"
             continue
-        different = [name for name in SAME if here.get(name) != answer.versions.get(name)]
-        if different:
-            name = different[0]
-            left_out[node] = f"{name} is {answer.versions.get(name)}, here {here.get(name)}"
-        elif answer.code != _code():
+        different = [name for name in SAME if here.get(name) != reply.versions.get(name)]
+        for name in different[:1]:
+            left_out[node] = f"{name} is {reply.versions.get(name)}, here {here.get(name)}"
+        if not different and reply.code != _code():
             left_out[node] = "the modules of tuner differ from those here"
-        else:
-            result[node] = answer
+        if node not in left_out:
+            result[node] = reply
     return result, left_out
 
 
@@ -78,15 +78,14 @@ def named(descriptions: Mapping[str, Description]) -> dict[str, list[str]]:
     >>> named({"a": one, "b": one})
     {'nvidia-h100-80gb-hbm3': ['a', 'b']}
     """
-    groups: dict[tuple[object, ...], list[str]] = {}
+    names: dict[tuple[object, ...], str] = {}
+    kinds, counts = dict[str, list[str]](), Counter[str]()
     for node, each in descriptions.items():
-        groups.setdefault(each.kind, []).append(node)
-    kinds: dict[str, list[str]] = {}
-    for group in groups.values():
-        device = str(descriptions[group[0]].device.get("name"))
-        slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") or "kind"
-        names = [slug, *(f"{slug}-{number}" for number in range(2, len(kinds) + 2))]
-        kinds[next(name for name in names if name not in kinds)] = group
+        slug = re.sub(r"[^a-z0-9]+", "-", str(each.device.get("name")).lower()).strip("-")
+        if each.kind not in names:
+            counts[slug] += 1
+            names[each.kind] = slug if counts[slug] == 1 else f"{slug}-{counts[slug]}"
+        kinds.setdefault(names[each.kind], []).append(node)
     return kinds
 
 

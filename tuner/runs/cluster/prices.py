@@ -5,8 +5,6 @@ from collections.abc import Mapping
 
 from tuner.errors import UsageError
 
-_HINT = "As in --prices h100=4.1,a100=2.2: per GPU and hour, in any one currency."
-
 
 def parse_prices(text: str | None) -> dict[str, float]:
     """Return part of a device's name → price per hour. Raises UsageError for what is no price.
@@ -16,16 +14,17 @@ def parse_prices(text: str | None) -> dict[str, float]:
     """
     result: dict[str, float] = {}
     for part in () if text is None else text.split(","):
-        name, equals, number = (word.strip() for word in part.partition("="))
+        name, _, number = (word.strip().lower() for word in part.partition("="))
         try:
             price = float(number)
         except ValueError:
             price = math.nan
-        if not (name and equals and math.isfinite(price) and price > 0):
-            raise UsageError(f"--prices {part.strip()!r}: is no price", hint=_HINT)
-        if name.lower() in result:
-            raise UsageError(f"--prices {name}: has two prices", hint=_HINT)
-        result[name.lower()] = price
+        if not name or name in result or not 0 < price < math.inf:
+            raise UsageError(
+                f"--prices {part.strip()!r}: is no price, or a second one",
+                hint="As in --prices h100=4.1,a100=2.2: per GPU and hour, in any one currency.",
+            )
+        result[name] = price
     return result
 
 

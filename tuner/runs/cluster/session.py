@@ -29,11 +29,9 @@ LOCAL = "local"
 STORE_BYTES = 100 << 20
 """Of a cluster that we start: what travels is a few megabytes a trial."""
 
-CONNECT_S, ANSWER_S = 5.0, 20.0
-"""How long a cluster may take to be reached, and to say that it is one."""
-
-DESCRIBE_S = 120.0
-"""How long a node may take to import tuner and look at itself."""
+CONNECT_S, REPLY_S, DESCRIBE_S = 5.0, 20.0, 120.0
+"""How long a cluster may take to be reached, and to say that it is one; and a node to import tuner
+and look at itself."""
 
 LONGEST_FOLDER = 18
 """Characters that a path of 107, which is all that a socket may have, leaves before Ray's own."""
@@ -59,74 +57,60 @@ class LostError(Exception):
 
 
 @contextmanager
-def _as_ours() -> Iterator[None]:
-    """Raise EngineError for what fails in a worker, LostError where it is gone."""
-    try:
-        yield
-    except RayTaskError as error:
-        raise EngineError(
-            f"a worker failed: {_last_line(error)}", hint="Look into Ray's logs of that node."
-        ) from error
-    except RayError as error:
-        raise LostError(_last_line(error)) from error
-
-
-@contextmanager
 def joined(address: str) -> Iterator["RaySession"]:
-    """Be part of a cluster. Ray prints what happens on its nodes to stdout: it goes nowhere."""
-    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
-        session = RaySession(address)
+    """Be part of the cluster at an address, or of one that is started on this machine: ``local``.
+
+    Ray prints what happens on its nodes to stdout: it goes nowhere. Raises RunError when there is
+    no cluster, or one of another Ray or Python.
+    """
+    how: dict[str, Any] = {"address": address}
+    with ExitStack() as undoing:  # also after a signal
+        nowhere = undoing.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+        undoing.enter_context(redirect_stdout(nowhere))
+        if address == LOCAL:
+            how |= _own_cluster(undoing)
+        else:
+            _check_replies(address)
+        logging.getLogger("ray").setLevel(logging.CRITICAL)
+        undoing.callback(_leave)
+        undoing.callback(signal.alarm, 0)  # Ray has us aborted 3 s after a SIGTERM
         try:
-            yield session
-        finally:
-            session.close()
+            with _our_signals():
+                ray.init(**how, log_to_driver=False, logging_level=logging.CRITICAL)
+        except (RuntimeError, ValueError, OSError, RayError) as error:
+            raise RunError(
+                f"--ray {address}: {_last_line(error)}",
+                hint="Run tuner on a node of the cluster, with its versions of Ray and Python.",
+            ) from error
+        yield RaySession()
+
+
+def _own_cluster(undoing: ExitStack) -> dict[str, Any]:
+    """Return how a cluster is started for this process alone."""
+    place = tempfile.gettempdir()
+    short = place if len(place) <= LONGEST_FOLDER else "/tmp"  # noqa: S108 - of our name in it
+    folder = str(files.new_folder("ray", short))
+    clear = partial(shutil.rmtree, folder, ignore_errors=True)
+    undoing.callback(clear)
+    # once more after Ray has ended what it was starting: the last to register runs first
+    atexit.register(clear)
+    # Ray's own 15 lets whatever else runs on the machine take an engine's time
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    if os.environ.keys().isdisjoint(_TOKENS):
+        # Ray makes a token as well, in a file of the home folder that all may read
+        os.environ[_TOKENS[0]] = secrets.token_hex(32)
+    temporary = f"{folder}/r"  # Ray opens its own to everybody
+    own = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
+    return own | {"_temp_dir": temporary}
+
+
+def _leave() -> None:
+    with _our_signals():
+        ray.shutdown()
 
 
 class RaySession:
     """A cluster that this process is part of."""
-
-    def __init__(self, address: str) -> None:
-        """Join the cluster at an address, or start one on this machine: ``local``.
-
-        Raises RunError when there is none, or one of another Ray or Python.
-        """
-        self.folder: str | None = None
-        how: dict[str, Any] = {"address": address}
-        if address == LOCAL:
-            place = tempfile.gettempdir()
-            short = place if len(place) <= LONGEST_FOLDER else "/tmp"  # noqa: S108 - of our name in it
-            self.folder = str(files.new_folder("ray", short))
-            # once more after Ray has ended what it was starting: the last to register runs first
-            atexit.register(partial(shutil.rmtree, self.folder, ignore_errors=True))
-            how |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
-            how |= {"_temp_dir": f"{self.folder}/r"}  # Ray opens its own to everybody
-            # Ray's own 15 lets whatever else runs on the machine take an engine's time
-            os.environ.setdefault("RAY_worker_niceness", "0")
-            if os.environ.keys().isdisjoint(_TOKENS):
-                # Ray makes a token as well, in a file of the home folder that all may read
-                os.environ[_TOKENS[0]] = secrets.token_hex(32)
-        else:
-            _check_answers(address)
-        logging.getLogger("ray").setLevel(logging.CRITICAL)
-        with ExitStack() as undoing:  # also after a signal
-            undoing.callback(self.close)
-            undoing.callback(signal.alarm, 0)  # Ray has us aborted 3 s after a SIGTERM
-            try:
-                with _our_signals():
-                    ray.init(**how, log_to_driver=False, logging_level=logging.CRITICAL)
-            except (RuntimeError, ValueError, OSError, RayError) as error:
-                raise RunError(
-                    f"--ray {address}: {_last_line(error)}",
-                    hint="Run tuner on a node of the cluster, with its versions of Ray and Python.",
-                ) from error
-            undoing.pop_all()
-
-    def close(self) -> None:
-        """Leave, and end what was started. Closing twice is allowed."""
-        with _our_signals():
-            ray.shutdown()
-        if self.folder is not None:
-            shutil.rmtree(self.folder, ignore_errors=True)
 
     def cautions(self) -> tuple[str, ...]:
         """Return a warning where anybody who reaches the cluster runs code in it."""
@@ -157,10 +141,9 @@ class RaySession:
             ).remote(*arguments): node.id
             for node in nodes
         }
-        ready, late = ray.wait(list(calls), num_returns=len(calls), timeout=DESCRIBE_S)
-        replies: dict[str, Any] = {
-            calls[call]: LostError(f"no answer within {DESCRIBE_S:.0f}s") for call in late
-        }
+        ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=DESCRIBE_S)
+        late = LostError(f"no answer within {DESCRIBE_S:.0f}s")
+        replies: dict[str, Any] = dict.fromkeys(calls.values(), late)
         for call in ready:
             try:
                 replies[calls[call]] = ray.get(call)
@@ -175,45 +158,40 @@ class RaySession:
         """Run a generator as a task on one of these nodes, as soon as there is room, and yield what
         it yields. Its end is the task's end, whatever it does.
 
-        Raises LostError where it is gone, and TimeoutError where nothing comes for so long at
-        first.
+        Raises LostError where it is gone, EngineError for what fails in it, and TimeoutError where
+        nothing comes for so long at first.
         """
-        news = (
-            ray.remote(num_returns="streaming", max_retries=0, max_calls=1)(function)
-            .options(
-                num_cpus=share.cpus,
-                num_gpus=share.gpus,
-                label_selector={"ray.io/node-id": f"in({','.join(nodes)})"},
-            )
-            .remote(*arguments)
-        )
+        remote = ray.remote(num_returns="streaming", max_retries=0, max_calls=1)(function)
+        anywhere = {"ray.io/node-id": f"in({','.join(nodes)})"}
+        news = remote.options(
+            num_cpus=share.cpus, num_gpus=share.gpus, label_selector=anywhere
+        ).remote(*arguments)
         try:
-            with _as_ours():
-                async with asyncio.timeout(first_within_s):
-                    first = await (await anext(news))
-                yield first
-                async for reference in news:
-                    yield await reference
+            async with asyncio.timeout(first_within_s):
+                first = await (await anext(news))
+            yield first
+            async for reference in news:
+                yield await reference
+        except RayTaskError as error:
+            raise EngineError(
+                f"a worker failed: {_last_line(error)}", hint="Look into Ray's logs of that node."
+            ) from error
+        except RayError as error:
+            raise LostError(_last_line(error)) from error
         finally:
             if ray.is_initialized():
                 ray.cancel(news, force=True)
 
 
-def _check_answers(address: str) -> None:
-    """Raise RunError unless a cluster of this Ray answers: joining none takes Ray 80 s, and ends
+def _check_replies(address: str) -> None:
+    """Raise RunError unless a cluster of this Ray replies: joining none takes Ray 80 s, and ends
     the process."""
-    if "://" in address:
-        raise UsageError(
-            f"--ray {address}: Ray's client is not supported",
-            hint="Run tuner on a node of the cluster, and give HOST:PORT or auto.",
-        )
-    hint = "Give HOST:PORT of its head node (6379 by default), or --ray local."
+    hint = "Give HOST:PORT of its head node (6379 by default), auto, or --ray local."
+    host, _, port = address.rpartition(":")
     if address != "auto":
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal():
+        if "://" in address or not host or not port.isdecimal():
             raise UsageError(
-                f"--ray {address or repr(address)}: is not the address of a cluster",
-                hint="Give HOST:PORT of its head node (6379 by default), auto, or --ray local.",
+                f"--ray {address or repr(address)}: is not the address of a cluster", hint=hint
             )
         try:
             socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
@@ -222,13 +200,12 @@ def _check_answers(address: str) -> None:
     words = [sys.executable, "-P", "-m", "ray.scripts.scripts", "health-check", "--address"]
     try:
         done = subprocess.run(  # noqa: S603 - Ray's own
-            [*words, address], capture_output=True, text=True, check=False, timeout=ANSWER_S
+            [*words, address], capture_output=True, text=True, check=False, timeout=REPLY_S
         )
     except subprocess.TimeoutExpired:
         raise RunError(f"--ray {address}: no Ray cluster answers there", hint=hint) from None
     if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        why = lines[-1].strip() if lines else "no Ray cluster is there"
+        why = done.stderr.strip().rpartition("\n")[2] or "no Ray cluster is there"
         raise RunError(f"--ray {address}: {why}", hint=hint)
 
 

@@ -1,5 +1,6 @@
 """The share of a node that one engine takes. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,20 +40,15 @@ class Share:
 def share_of(arguments: Mapping[str, ArgumentValue], *, on_gpus: bool) -> Share:
     """Return what an engine with these arguments takes: on GPUs one for each rank and one CPU,
     without any a CPU for each rank. Raises UsageError for sizes that are none."""
-    ranks = 1
-    for name in RANKS:
-        size = 1 if arguments.get(name) is None else arguments[name]
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+    sizes = {name: arguments[name] for name in RANKS if arguments.get(name) is not None}
+    for name, size in sizes.items():
+        if type(size) is not int or size < 1:
             raise UsageError(f"{name} is {size!r}", hint="Give a whole number of at least 1.")
-        ranks *= size
-    return Share(1.0, float(ranks)) if on_gpus else Share(float(ranks))
+    ranks = float(math.prod(int(str(size)) for size in sizes.values()))
+    return Share(1.0, ranks) if on_gpus else Share(ranks)
 
 
 def usable(nodes: Sequence[Node], share: Share) -> list[Node]:
     """Return the nodes that an engine can be on, if nobody else is there."""
-    return [
-        node
-        for node in nodes
-        if node.resources.get("CPU", 0.0) >= share.cpus
-        and node.resources.get("GPU", 0.0) >= share.gpus
-    ]
+    wanted = {"CPU": share.cpus, "GPU": share.gpus}
+    return [n for n in nodes if all(n.resources.get(k, 0.0) >= v for k, v in wanted.items())]

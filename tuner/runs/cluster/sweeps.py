@@ -8,25 +8,22 @@ of the same kind.
 import asyncio
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tuner.engines import devices
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.vllm.start import VllmStarter, default_log
 from tuner.errors import EngineError, TunerError
-from tuner.replay.numbers import Measurement
-from tuner.replay.replay import LiveReading
 from tuner.runs import journal
-from tuner.runs.bench import Watcher
+from tuner.runs.bench import Watcher, execute
 from tuner.runs.cluster.session import LostError, RaySession
 from tuner.runs.cluster.share import Share
-from tuner.runs.execute import execute
-from tuner.runs.outcome import SweepOutcome
+from tuner.runs.result import SweepOutcome
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import TraceRequest
@@ -40,6 +37,9 @@ ROOM_TIMEOUT_S = 120.0
 
 LOOK_S = 1.0
 """Seconds between two looks at what is new in a folder."""
+
+Ended = SweepOutcome | tuple[str, str]
+"""How a sweep ended; an error as message and hint, which it would lose on the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +68,27 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What is new in a run: the ends of its files, and the lines to show."""
+    """What is new in a run: the ends of its files, the lines to show, and how it ended."""
 
     files: Mapping[str, bytes]
-    lines: Sequence[tuple[str, str]]
+    lines: Sequence[tuple[str, str]] = ()
     """Method of a watcher → text."""
 
-    result: SweepOutcome | tuple[str, str] | None = None
-    """How it ended: an error as message and hint, which it would lose on the way. None while it
-    runs."""
+    ended: Ended | None = None
+
+
+class _Lines:
+    """Keeps the lines that a watcher shows, and nothing that comes too often to travel."""
+
+    def __init__(self) -> None:
+        self.new: list[tuple[str, str]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def keep(text: object, *_: object) -> None:
+            if name in {"stage", "warn"}:
+                self.new.append((name, str(text)))
+
+        return keep
 
 
 async def sweep_all(
@@ -94,40 +106,37 @@ async def _followed(
     session: RaySession, kind: Kind, job: Job, book: journal.Journal, watcher: Watcher
 ) -> SweepOutcome | TunerError:
     """Make one sweep; continue on another node of the kind where one is lost."""
-    losses = 0
+    losses, cure = 0, "tuner resume continues with what was measured."
     while losses < MOST_LOSSES:
-        files = _read(book.run_dir, {})
+        losses += 1
         stream = session.stream(
-            resumed, (files, job), kind.share, list(kind.nodes), first_within_s=ROOM_TIMEOUT_S
-        )
-        is_new = False
+            resumed, (_read(book.run_dir, {}), job), kind.share, list(kind.nodes),
+            first_within_s=ROOM_TIMEOUT_S,
+        )  # fmt: skip
         try:
             async with aclosing(stream) as every:
                 async for news in every:
                     _write(book.run_dir, news.files)
-                    is_new = is_new or bool(news.files)
+                    losses = 1 if news.files else losses
                     for method, text in news.lines:
                         getattr(watcher, method)(text)
-                    result: SweepOutcome | tuple[str, str] | None = news.result
-                    if isinstance(result, tuple):
-                        return EngineError(result[0], hint=result[1])
-                    if result is not None:
-                        return result
+                    ended: Ended | None = news.ended
+                    if isinstance(ended, tuple):
+                        return EngineError(ended[0], hint=ended[1])
+                    if ended is not None:
+                        return ended
         except TimeoutError:
             return EngineError(
                 f"the cluster has had no room for an engine ({kind.share}) for "
                 f"{ROOM_TIMEOUT_S:.0f}s",
-                hint="Free some of it; tuner resume continues with what was measured.",
+                hint=f"Free some of it; {cure}",
             )
         except LostError as error:
             watcher.warn(f"its node is lost: {error}")
         except TunerError as error:
             return error
-        losses = 1 if is_new else losses + 1
-    return EngineError(
-        f"{MOST_LOSSES} nodes were lost one after the other",
-        hint="Look into Ray's logs; tuner resume continues with what was measured.",
-    )
+    words = f"{MOST_LOSSES} nodes were lost one after the other"
+    return EngineError(words, hint=f"Look into Ray's logs; {cure}")
 
 
 def resumed(files: Mapping[str, bytes], job: Job) -> Iterator[News]:
@@ -139,49 +148,25 @@ def resumed(files: Mapping[str, bytes], job: Job) -> Iterator[News]:
         _write(folder, files)
         book = journal.resume(folder, journal.read(folder).plan)
         lines, sizes = _Lines(), {name: len(content) for name, content in files.items()}
-        yield News({}, ())  # there was room
+        yield News({})  # there was room
         done = pool.submit(_sweep, job, book, lines)
         while not done.done():
             wait([done], timeout=LOOK_S)
-            shown, lines.shown = lines.shown, []
-            yield News(_read(folder, sizes), shown)
-        yield News(_read(folder, sizes), lines.shown, done.result())
+            new, lines.new = lines.new, []
+            yield News(_read(folder, sizes), new)
+        yield News(_read(folder, sizes), lines.new, done.result())
 
 
-def _sweep(job: Job, book: journal.Journal, lines: "_Lines") -> SweepOutcome | tuple[str, str]:
+def _sweep(job: Job, book: journal.Journal, lines: _Lines) -> Ended:
     starter, read = job.starter, None
     if isinstance(starter, VllmStarter):
         starter.log, read = default_log(), devices.DeviceMeter().read
-    work = sweep(job.requests, starter, job.settings, book, lines, read_device=read)
+    watcher = cast("Watcher", lines)
+    work = sweep(job.requests, starter, job.settings, book, watcher, read_device=read)
     try:
         return execute(work, starter, book)
     except TunerError as error:
         return str(error), error.hint
-
-
-class _Lines:
-    """Keeps the lines that a watcher is to show. See bench.Watcher."""
-
-    def __init__(self) -> None:
-        self.shown: list[tuple[str, str]] = []
-
-    def stage(self, text: str) -> None:
-        self.shown.append(("stage", text))
-
-    def warn(self, text: str) -> None:
-        self.shown.append(("warn", text))
-
-    def trial(self, what: str, length_s: float) -> None:
-        self.stage(f"{what}: {length_s:.0f}s")
-
-    def measured(self, what: str, measurement: Measurement) -> None:
-        self.stage(f"{what}: {measurement.attainment_bound:.1%} within the SLO at most")
-
-    def live(self, seen: LiveReading) -> None:
-        """Show nothing: it comes too often to travel."""
-
-    def believed(self, best: int, agreeing: int, draws: int) -> None:
-        self.stage(f"{best} so far, in {agreeing} of {draws} draws")
 
 
 def _prepare(omp_threads: str | None) -> None:
@@ -198,8 +183,7 @@ def _read(folder: Path, sizes: dict[str, int]) -> dict[str, bytes]:
     """Return what is beyond these sizes of the run's files, and note how far they come. The journal
     is first: the files that its events name were there before it."""
     result: dict[str, bytes] = {}
-    paths = [folder / journal.JOURNAL, *sorted((folder / journal.REPLAYS).glob("*.npz"))]
-    for path in paths:
+    for path in [folder / journal.JOURNAL, *sorted((folder / journal.REPLAYS).glob("*.npz"))]:
         name = str(path.relative_to(folder))
         content = path.read_bytes()[sizes.get(name, 0) :]
         if name == journal.JOURNAL:

@@ -20,11 +20,10 @@ from tuner.profile.evidence import twin_of
 from tuner.profile.profile import ServingProfile
 from tuner.replay.readings import Read
 from tuner.replay.replay import CutRule
-from tuner.runs.bench import Bench, Build, Watcher
+from tuner.runs.bench import Bench, Build, ToReplay, Trial, Watcher, execute, measure
 from tuner.runs.compare.table import ComparisonTable, block_of, table_of
 from tuner.runs.compare.ways import (
     LEVELS,
-    OF_PROFILE,
     SERVER,
     UNTUNED,
     Approach,
@@ -33,15 +32,12 @@ from tuner.runs.compare.ways import (
 )
 from tuner.runs.events import Selection
 from tuner.runs.evidence import Evidence
-from tuner.runs.execute import execute
 from tuner.runs.journal import Journal
-from tuner.runs.measure import Trial, measure
-from tuner.runs.sweep.sweep_warnings import left_out
+from tuner.runs.sweep.sweep_warnings import fitting
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import RUN_IN_SHARE
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Part
-from tuner.traffic.workload import keep_what_fits
 
 REPEATS = 3
 """Blocks: each measures everything once."""
@@ -59,20 +55,13 @@ SLACK = 0.05
 WINDOWS = 1 + RUN_IN_SHARE + DRAIN_SHARE
 """Windows' time that a replay takes at most."""
 
-GIVEN = "--max-num-seqs"
-"""The option that names the tuned value itself."""
-
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
+    """The tuned value, and where it comes from: a profile or an option."""
+
     max_num_seqs: int
     source: str
-    """Where it comes from: a profile or an option."""
-
-    @property
-    def is_given(self) -> bool:
-        """Whether an option says it, whatever the profile has."""
-        return self.source == GIVEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,31 +73,28 @@ class Question:
     approaches: Sequence[Approach]
     levels: Sequence[str]
     budget_s: float
-    max_num_seqs: int | None
-    """The tuned value that was given."""
-
+    tuned: Tuned
     profile: ServingProfile | None
-    source: str
-    """Where the profile lies."""
-
     base: Starter
-    of_profile: Starter | None
-    """With every argument of the profile."""
+    of_tuned: Starter
+    """With every argument of the profile, where that is the tuned one."""
 
-    @property
-    def tuned(self) -> Tuned:
-        """The tuned value: as given, or the profile's. Raises UsageError where it is needed and
-        nothing says it."""
-        if self.max_num_seqs is not None:
-            return Tuned(self.max_num_seqs, GIVEN)
-        if self.profile is not None:
-            return Tuned(self.profile.decision.max_num_seqs, self.source)
-        if any(each.name in {"tuned", SERVER} for each in self.approaches):
-            raise UsageError(
-                "nothing says which max_num_seqs is the tuned one",
-                hint="Give --profile (tuner sweep makes one), or --max-num-seqs N.",
-            )
-        return Tuned(UNTUNED, "no approach needs it")
+
+def tuned_of(
+    given: int | None, profile: ServingProfile | None, source: str, approaches: Sequence[Approach]
+) -> Tuned:
+    """Return the tuned value: as given, or the profile's. Raises UsageError where it is needed and
+    nothing says it."""
+    if given is not None:
+        return Tuned(given, "--max-num-seqs")
+    if profile is not None:
+        return Tuned(profile.decision.max_num_seqs, source)
+    if any(each.name in {"tuned", SERVER} for each in approaches):
+        raise UsageError(
+            "nothing says which max_num_seqs is the tuned one",
+            hint="Give --profile (tuner sweep makes one), or --max-num-seqs N.",
+        )
+    return Tuned(UNTUNED, "no approach needs it")
 
 
 @dataclass(slots=True)
@@ -118,8 +104,7 @@ class Comparison:
     question: Question
     journal: Journal
     workload: Workload
-    tuned: Tuned
-    left_out: str | None = None
+    left_out: Sequence[str] = ()
     """Which requests were left out."""
 
     @property
@@ -135,7 +120,7 @@ class Comparison:
 
     def warnings(self) -> list[str]:
         """Return the warnings about what was compared, and how far it came."""
-        evidence, warnings = self.evidence, [] if self.left_out is None else [self.left_out]
+        evidence, warnings = self.evidence, [*self.left_out]
         if len(set(self.workload.windows)) < REPEATS:
             warnings.append(
                 "the trace is too short for another part of it in every block: the intervals know "
@@ -143,9 +128,9 @@ class Comparison:
             )
         warnings += [text for start in evidence.starts() for text in start.facts.cautions]
         for trial in evidence.made():
-            flaws = [flaw for replay in trial.replays.values() for flaw in replay.flaws]
-            if flaws:
-                warnings.append(f"{trial.begun.approach}, {trial.begun.load}: {'; '.join(flaws)}")
+            if trial.replay is not None and trial.replay.flaws:
+                flaws = "; ".join(trial.replay.flaws)
+                warnings.append(f"{trial.begun.approach}, {trial.begun.load}: {flaws}")
         if (left := next(self._left(), None)) is not None:
             warnings.append(
                 f"the budget ended it after {left[1]} of {REPEATS} blocks: give a larger --budget"
@@ -172,9 +157,7 @@ class Comparison:
             purpose=purpose,
             build=Build(purpose, size, starter, title=title),
             cap=size,
-            windows=(window,),
-            sent=lambda _: self.workload.sent(load, block),
-            rule=lambda *_: (rule, None),
+            replay=ToReplay(window, self.workload.sent(load, block), rule),
             approach=approach.name,
             load=load,
             title=f"{self.evidence.count() + 1} of {total}: {approach.title}, {load}",
@@ -200,19 +183,15 @@ class Comparison:
 
     def _starter(self, approach: Approach) -> tuple[Starter, int]:
         """Return what starts an approach's engine, and its size."""
-        question, base = self.question, self.question.base
+        base, of_tuned = self.question.base, self.question.of_tuned
         if approach.name == "untuned":
             return base, UNTUNED
-        if approach.name == OF_PROFILE:
-            assert question.of_profile is not None  # or it is not chosen
-            assert question.profile is not None
-            return question.of_profile, question.profile.decision.max_num_seqs
         if isinstance(base, VllmStarter) and approach.workers:
             starter = WorkersStarter(base, approach.workers, approach.batch, approach.wait_s)
             return starter, approach.batch
-        if isinstance(base, VllmStarter) and approach.name == SERVER:
-            base = ServerStarter.like(base)
-        return base, self.tuned.max_num_seqs
+        if isinstance(of_tuned, VllmStarter) and approach.name == SERVER:
+            of_tuned = ServerStarter.like(of_tuned)
+        return of_tuned, self.question.tuned.max_num_seqs
 
 
 def _shuffled(items: Sequence[object], rng: np.random.Generator) -> list[int]:
@@ -221,9 +200,9 @@ def _shuffled(items: Sequence[object], rng: np.random.Generator) -> list[int]:
 
 
 def compare(
-    question: Question, journal: Journal, watcher: Watcher, read: Read | None
+    question: Question, source: Path, journal: Journal, watcher: Watcher, read: Read | None
 ) -> Comparison:
-    """Measure all that the journal does not hold yet.
+    """Measure all that the journal does not hold yet. ``source``: where the profile lies.
 
     Raises RunError, ProfileError for a twin that makes no sense, and UsageError when the budget is
     too small or nothing says what is compared; an approach's failures are its result.
@@ -236,10 +215,9 @@ def compare(
         cure = "Give --profile (tuner sweep makes one), or compare with --loads recorded."
         if profile is None:
             raise UsageError("a load by requests in flight needs a profile", hint=cure)
-        twin = twin_of(profile, Path(question.source), cure=cure)
-    tuned = question.tuned
+        twin = twin_of(profile, source, cure=cure)
     longest = int(str(question.base.resolve(max_num_seqs=UNTUNED)["max_model_len"]))
-    kept, dropped = keep_what_fits(question.requests, max_model_len=longest)
+    kept, left_out = fitting(question.requests, longest)
     choice = evidence.selection()
     if choice is None:
         step_s = affordable_s(
@@ -250,8 +228,7 @@ def compare(
         choice = Selection(part=part, windows=windows, step_s=step_s)
         journal.add(choice)
     workload = Workload(kept, choice.windows, question.levels, twin, question.block_size)
-    text = left_out(dropped, of=len(question.requests), max_model_len=longest)
-    comparison = Comparison(question, journal, workload, tuned, text)
+    comparison = Comparison(question, journal, workload, left_out)
     trial, started = comparison.next_trial(), evidence.starts()
     lost = trial is not None and bool(started) and started[-1].purpose == trial.purpose
 

@@ -31,9 +31,6 @@ class Numbers:
 
     blocks: int
     requests: int
-    completed: int
-    """Sooner or later."""
-
     unfinished: int
     """Still waiting or running when the replay was ended."""
 
@@ -44,7 +41,6 @@ class Numbers:
     requests_per_s: float
     """Finished before the last one was due."""
 
-    output_tokens_per_s: float
     in_flight_mean: float
     """After the run-in, over time."""
 
@@ -58,8 +54,8 @@ class Numbers:
     tpot_s: Spread | None
     """Of the finished requests; the engine's own where a reply came whole."""
 
-    busy: float
-    """Share of time in which an iteration ran; of a GPU its own utilization."""
+    busy: float | None
+    """Utilization of the GPU, or of the CPU cores; None where nothing was read."""
 
     held_mean_s: float | None
     """How long a finished request waited for its batch."""
@@ -119,7 +115,7 @@ def table_of(
         if trial.failed is not None and trial.ended is not None:
             errors[name].append(f"{trial.failed}. {trial.ended.hint}")
         elif trial.begun.load == load:
-            blocks[name][block_of(trial)] = trial.replays[0]
+            blocks[name][block_of(trial)] = trial.replayed
     numbers = {name: numbers_of([*seen.values()], slo) for name, seen in blocks.items() if seen}
     rows = []
     for each in approaches:
@@ -129,7 +125,7 @@ def table_of(
             replays = [*own.values()]
             notes += notes_on(seen, replays, numbers.get("worker") if each.workers > 1 else None)
         against = compared(own, blocks.get("untuned", {}))
-        if each.name in {"tuned", "profile"} and against:
+        if each.name == "tuned" and against:
             words = ", ".join(f"{shown(r)} {COMPARED[name][0]}" for name, r in against.items())
             notes.append(f"against untuned: {words}")
         rows.append(
@@ -195,21 +191,20 @@ def numbers_of(replays: Sequence[Replay], slo: Slo | None = None) -> Numbers:
     later = np.where(sent["output_tokens"] > 1, sent["output_tokens"] - 1.0, np.nan)
     own_s = (sent["engine_last_s"] - sent["engine_first_s"]) / later
     tpots_s = np.where(np.isnan(sent["tpot_s"]), own_s, sent["tpot_s"])[is_done]
+    use = device_use([replay.device for replay in replays])
     return Numbers(
         blocks=len(replays),
         requests=len(sent),
-        completed=outcomes["ok"],
         unfinished=outcomes["cut"],
         failed=outcomes["failed"],
         offered_rps=(len(sent) - outcomes["aborted"]) / sum(spans_s),
         requests_per_s=len(served) / sum(spans_s),
-        output_tokens_per_s=int(served["output_tokens"].sum()) / sum(spans_s),
-        in_flight_mean=_over_windows(replays, _in_flight),
+        in_flight_mean=_in_flight(replays),
         attainment=None if slo is None else measure(replays, slo).attainment,
         e2el_p95_s=tail_s,
         e2el_at_least=tail_s is not None and longer_s is not None and longer_s > tail_s + 1e-9,
         tpot_s=spread(_known(tpots_s)),
-        busy=_busy(replays),
+        busy=None if use is None else use.utilisation_mean,
         held_mean_s=float(held_s.mean()) if len(held_s) else None,
     )
 
@@ -219,32 +214,14 @@ def _known(values: Floats) -> Floats:
     return known
 
 
-def _over_windows(replays: Sequence[Replay], share_of: Callable[[Replay], float]) -> float:
+def _in_flight(replays: Sequence[Replay]) -> float:
     """Return the mean over the time after the run-in."""
-    weights = [replay.window_s for replay in replays]
-    return float(np.average([share_of(replay) for replay in replays], weights=weights))
-
-
-def _in_flight(replay: Replay) -> float:
-    sent, from_s = replay.requests, replay.scored_from_s
-    to_s = from_s + replay.window_s
-    return mean_in_flight(sent["planned_s"], sent["end_s"], from_s=from_s, to_s=to_s)
-
-
-def _busy(replays: Sequence[Replay]) -> float:
-    device = device_use([replay.device for replay in replays])
-    if device and device.memory_peak_bytes is not None and device.utilisation_mean is not None:
-        return device.utilisation_mean
-    return _over_windows(replays, _busy_share)
-
-
-def _busy_share(replay: Replay) -> float:
-    """Return the share of the window in which some iteration ran; several engines' iterations may
-    overlap."""
-    log, from_s = np.sort(replay.iterations, order="start_s"), replay.scored_from_s
-    end_s = np.maximum.accumulate(log["start_s"] + log["duration_s"])
-    begin_s = np.maximum(log["start_s"], np.concatenate(([-np.inf], end_s))[:-1])
-    return mean_in_flight(begin_s, end_s, from_s=from_s, to_s=from_s + replay.window_s)
+    means, windows_s = list[float](), [replay.window_s for replay in replays]
+    for replay in replays:
+        sent, from_s = replay.requests, replay.scored_from_s
+        span_s = {"from_s": from_s, "to_s": from_s + replay.window_s}
+        means.append(mean_in_flight(sent["planned_s"], sent["end_s"], **span_s))
+    return float(np.average(means, weights=windows_s))
 
 
 def notes_on(numbers: Numbers, replays: Sequence[Replay], alone: Numbers | None) -> list[str]:

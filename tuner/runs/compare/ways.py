@@ -4,7 +4,7 @@ A load is a mean number of requests in flight, open loop, at the untuned engine,
 requests of a window are thinned out, or copied, until there are so many; time is never stretched.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -23,7 +23,7 @@ from tuner.twin.simulation import simulate, traffic_of
 UNTUNED = 64
 """``max_num_seqs`` that nobody measured."""
 
-OF_PROFILE, SERVER = "profile", "server"
+SERVER = "server"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,6 @@ APPROACHES = (
     Approach("untuned", "untuned"),
     Approach("tuned", "tuned"),
     Approach(SERVER, "tuned, behind a server"),
-    Approach(OF_PROFILE, "the whole profile"),
 )
 """In the order of the story."""
 
@@ -62,42 +61,31 @@ MOST = 1_000_000
 """Requests in one window beyond which no level is searched for."""
 
 
-def chosen(names: str | None, *, has_profile: bool, simulated: bool) -> tuple[Approach, ...]:
+def chosen(names: str | None, *, simulated: bool) -> tuple[Approach, ...]:
     """Return the approaches of a list such as ``worker,tuned``, in the order of the story.
 
     None is all that there can be but the server, which takes half a minute to start. Raises
-    UsageError for a name that is unknown, or needs what is not there.
+    UsageError for a name that is unknown, or needs a real engine.
     """
-    possible = {
-        each.name: each
-        for each in APPROACHES
-        if (has_profile or each.name != OF_PROFILE)
-        and not (simulated and (each.workers or each.name == SERVER))
-    }
+    real = [each.name for each in APPROACHES if each.workers or each.name == SERVER]
     if names is None:
-        return tuple(each for name, each in possible.items() if name != SERVER)
+        left = {SERVER, *real} if simulated else {SERVER}
+        return tuple(each for each in APPROACHES if each.name not in left)
     named = names_in(names, [each.name for each in APPROACHES], option="--approaches")
-    for name in named:
-        if name not in possible:
-            needs = "a profile" if name == OF_PROFILE else "a real engine"
-            hint = f"Choose of {', '.join(possible)}."
-            raise UsageError(f"--approaches {name} needs {needs}", hint=hint)
-    return tuple(each for name, each in possible.items() if name in named)
+    for name in named if simulated else ():
+        if name in real:
+            raise UsageError(f"--approaches {name} needs a real engine", hint="Leave out --world.")
+    return tuple(each for each in APPROACHES if each.name in named)
 
 
-def parse_levels(text: str) -> list[str]:
-    """Read ``recorded,very-heavy``. Raises UsageError for a name that is unknown."""
-    names = names_in(text, LEVELS, option="--loads")
-    return [level for level in LEVELS if level in names]
-
-
-def names_in(text: str, known: Collection[str], *, option: str) -> set[str]:
-    """Read a list of names. Raises UsageError for one that is unknown."""
-    names = {name.strip() for name in text.split(",")}
-    for name in sorted(names - {*known}):
-        hint = f"Choose of {', '.join(known)}."
-        raise UsageError(f"{option}: {name!r} is not known", hint=hint)
-    return names
+def names_in(text: str, known: Sequence[str], *, option: str) -> list[str]:
+    """Read a list of names, in the order of those that are known. Raises UsageError for others."""
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            hint = f"Choose of {', '.join(known)}."
+            raise UsageError(f"{option}: {name!r} is not known", hint=hint)
+    return [name for name in known if name in names]
 
 
 def windows_of(

@@ -1,4 +1,4 @@
-"""The run of ``tuner refine``: ramp → knee → search → pairs in turns → profile.
+"""The run of ``tuner refine``: knee → search → pairs in turns → a fresh engine → profile.
 
 One engine is built for the most that any live trial needs, so that cap and token budget change
 without a restart. Each phase is a function from the events of the run to the next trial.
@@ -13,15 +13,14 @@ import numpy as np
 
 from tuner.engines.seam import EngineFacts, Starter
 from tuner.errors import EngineError, UsageError
+from tuner.profile.evidence import StoredTwin
 from tuner.profile.profile import ServingProfile
 from tuner.replay.numbers import Measurement
 from tuner.replay.numbers import measure as numbers_of
 from tuner.replay.replay import CutRule
-from tuner.runs.bench import Bench, Build
-from tuner.runs.events import Configuration, Gathered, Selection
+from tuner.runs.bench import Bench, Build, ToReplay, Trial, measure
+from tuner.runs.events import Configuration, Gathered
 from tuner.runs.ladder import doubling
-from tuner.runs.measure import Trial, measure
-from tuner.runs.outcome import SweepOutcome, outcome_of
 from tuner.runs.refine.proof import (
     PAIRS,
     Proof,
@@ -36,28 +35,23 @@ from tuner.runs.refine.search import ALIKE, Model, Study
 from tuner.runs.refine.space import (
     CAP,
     LIVE,
-    MODELED,
     TOKENS,
     Space,
     in_words,
     number,
     restart_key,
 )
+from tuner.runs.result import SweepOutcome, outcome_of
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Basis, Conclusion, CurvePoint, curve_by_twin, forecast_of
 from tuner.runs.sweep.confirmation import Confirmation
-from tuner.runs.sweep.sweep_warnings import left_out
+from tuner.runs.sweep.sweep_warnings import fitting
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import MIN_STEP_S
 from tuner.traffic.requirements import RequirementCheck
 from tuner.traffic.slo import Unloaded
 from tuner.traffic.window import Window
-from tuner.traffic.workload import (
-    Workload,
-    choose_workload,
-    keep_what_fits,
-    workload_of,
-)
+from tuner.traffic.workload import Workload
 from tuner.twin.forecast import Forecast
 from tuner.twin.verdict import Verdict
 
@@ -69,19 +63,11 @@ SIDES = (REFINED, KNEE, KNEE, REFINED)
 """Order of the halves, over and over: each side is first as often as second, so that a machine that
 drifts favors neither."""
 
-LEAST_STEPS = 2 + 2 * PAIRS + 2
-"""Steps of replay that a refinement makes at least: the ramp and the knee, the pairs, the refined
-engine by itself and with headroom."""
-
 MOST_STARTS_SHARE = 0.5
 """Of the budget, for engine starts: what needs more of them than that is not searched."""
 
 MOST_FAILURES = 2
 """Engines that may fail one after the other: one more is the machine and not a configuration."""
-
-LOST = 0.10
-"""Shortfall of one window's attainment from the best in it, from which on a replay is not worth
-continuing: two replays of the same at one speed hardly ever differ by so much."""
 
 WORTH = 0.005
 """A gain that nobody would restart a server for."""
@@ -104,6 +90,9 @@ class RefinePlan:
     """How long an engine start takes, by the profile."""
 
     max_model_len: int
+    twin: StoredTwin | None = None
+    """The profile's; None where windows decided."""
+
     warnings: Sequence[str] = ()
 
 
@@ -113,10 +102,9 @@ class TrialRow:
 
     configuration: Configuration
     measured: Measurement
-    cut: str | None
     gain: float | None
-    """Over the knee, by the twin where it can predict it, for all of the traffic; else as replayed.
-    None of a trial that was ended early."""
+    """Over the knee, by the twin where it can predict it, for all of the traffic; else as
+    replayed."""
 
     is_kept: bool
     """Whether it loses no goodput, and nothing that is required."""
@@ -150,7 +138,7 @@ async def refine(
     Raises EngineError when engines keep failing, TraceError when nothing can be replayed,
     UsageError when the budget is too small.
     """
-    run = _Run(plan, bench, vary, study)
+    run = Refining(plan, bench, vary, study)
     run.prepare(requests)
     bench.spare_s = lambda: plan.settings.budget_s - bench.evidence.spent_s()
     try:
@@ -159,24 +147,23 @@ async def refine(
         await bench.stop()
 
 
-class _Run:
+class Refining:
+    """A refinement under way. Whoever has made the bench stops it."""
+
     workload: Workload
 
     def __init__(self, plan: RefinePlan, bench: Bench, vary: Vary, study: Study) -> None:
         self.plan, self.bench, self.vary, self.study = plan, bench, vary, study
         self.settings, self.knee, self.start_s = plan.settings, plan.space.knee, plan.start_s
         self.journal, self.evidence, self.made = bench.journal, bench.evidence, bench.evidence.made
-        self.warnings, self.dropped, self.is_complete = [*plan.warnings], 0, True
-        self.space = self._affordable(plan.space)
-        self.model: Model | None = None
-        """None before the knee was replayed, and where the twin is not believed."""
-
+        self.warnings, self.is_complete = [*plan.warnings], True
+        self.space, twin = self._affordable(plan.space), plan.twin
+        self.model = None if twin is None else Model(twin, plan.settings, self.knee)
         self.first: list[Configuration] | None = None
         """The candidates that the twin predicts to be best."""
 
     async def refined(self) -> Refinement:
         await self._measure(self.next_in_search)
-        self.model = self._model(1 + sum(t.begun.purpose == SEARCH for t in self.made()))
         gathered = self.journal.last(Gathered)
         if gathered is None:
             best = self.best()
@@ -227,20 +214,17 @@ class _Run:
 
     def prepare(self, requests: Sequence[TraceRequest]) -> None:
         """Choose what a trial replays, or read back what was chosen."""
-        plan, settings, slo = self.plan, self.settings, self.settings.slo
+        slo = self.settings.slo
         assert slo is not None
-        kept, self.dropped = keep_what_fits(requests, max_model_len=plan.max_model_len)
-        text = left_out(self.dropped, of=len(requests), max_model_len=plan.max_model_len)
-        self.warnings += [text] if text else []
-        unloaded, chosen = unloaded_of(plan.profile), self.evidence.selection()
-        if chosen is None:
-            step_s = self._planned_step_s()
-            work = choose_workload(kept, slo, unloaded, window=settings.window, step_s=step_s)
-            chosen = Selection(part=work.part, windows=work.windows, step_s=work.step_s)
-            self.journal.add(chosen)
-            windows = ", ".join(map(str, work.windows))
-            self.bench.watcher.stage(f"a trial replays {windows} of the trace")
-        self.workload = workload_of(kept, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
+        kept, warnings = fitting(requests, self.plan.max_model_len)
+        self.warnings += warnings
+        self.workload = self.bench.selected(
+            kept,
+            slo,
+            unloaded_of(self.plan.profile),
+            window=self.settings.window,
+            step_s=self._planned_step_s,
+        )
 
     # What was measured
 
@@ -259,7 +243,7 @@ class _Run:
         knee, rows = measured.get(str(self.knee)), []
         for key, trial in searched.items():
             tried, gain, is_kept = trial.begun.configuration, None, False
-            if trial.cut is None and knee is not None:
+            if knee is not None:
                 here, there = served(measured[key]), served(knee)
                 if self.model is not None and self.model.predicts(tried):
                     here, there = self.model.served(tried), self.model.served(self.knee)
@@ -270,7 +254,7 @@ class _Run:
                 if not required.at_headroom
                 for value in [required.value_in(measured[key])]
             )
-            rows.append(TrialRow(tried, measured[key], trial.cut, gain, is_kept))
+            rows.append(TrialRow(tried, measured[key], gain, is_kept))
         return rows
 
     def best(self) -> Configuration:
@@ -286,31 +270,29 @@ class _Run:
     # Phases
 
     def next_in_search(self) -> Trial | None:
-        """Return the ramp, the knee, the best by the twin, then each other argument once."""
+        """Return the knee, the best by the twin, then each other argument once."""
         self.evidence.check(self.check)
         if self.journal.last(Gathered) is not None:
             return None
         if (half := self.evidence.under_way()) is not None:
-            return self.trial(half.purpose, half.configuration)
-        if not self.made(RAMP):
-            return self.trial(RAMP, self.knee)
+            return self.trial(half.configuration)
         every = self.made()
-        tried = [each.begun.configuration for each in every if each.begun.purpose == SEARCH]
+        tried = [each.begun.configuration for each in every]
         if self.knee not in tried:
-            return self.trial(SEARCH, self.knee)
+            return self.trial(self.knee)
         if self.first is None:
-            self.model = self._model(2)
             self.first = [] if self.model is None else self.model.best(self.space, self.study)
         alive = {restart_key(each.begun.configuration) for each in every if not each.failed}
         dead = {restart_key(each.begun.configuration) for each in every if each.failed} - alive
         for each in [*self.first, *self.flipped()]:
             if each in tried or restart_key(each) in dead:
                 continue
-            trial = self.trial(SEARCH, each)
+            trial = self.trial(each)
             start_s = 0.0 if self.bench.build == trial.build else self.start_s
-            ending_s = (2 * PAIRS + 2 + self.settings.headroom) * self._half_s()
-            ending_s += start_s + self._ending_starts_s(live=self.space.is_live)
-            self.is_complete = self.evidence.spent_s() + ending_s <= self.settings.budget_s
+            half_s = self._half_s(self.knee)
+            needed_s = start_s + half_s
+            needed_s += self._ending_s(half_s, pairs=PAIRS, live=self.space.is_live)
+            self.is_complete = self.evidence.spent_s() + needed_s <= self.settings.budget_s
             return trial if self.is_complete else None
         return None
 
@@ -322,12 +304,12 @@ class _Run:
         return [
             {**base, knob.name: value}
             for knob in self.space.knobs
-            if self.model is None or knob.name not in MODELED
             for value in knob.values
             if value != self.knee[knob.name]
+            and (self.model is None or not self.model.predicts({**self.knee, knob.name: value}))
         ]
 
-    def next_half(self, chosen: Configuration, windows: Sequence[Sequence[Window]]) -> Trial | None:
+    def next_half(self, chosen: Configuration, windows: Sequence[Window]) -> Trial | None:
         """Return the next half of a pair; None when all were made, or half of them leave no hope.
 
         Both sides share one engine whose limits change live, or else each half has a fresh one, as
@@ -339,54 +321,40 @@ class _Run:
             return None
         side = SIDES[done % 4]
         own = chosen if side == REFINED else self.knee
-        build = self.build(own, limits_of(own), 1 + done)
-        if self._is_live(chosen):
-            most = map(max, limits_of(chosen), limits_of(self.knee))
-            build = self.build(own, tuple(most), 1)
-        return self._trial(side, own, build, tuple(windows[done // 2]))
+        build = self.largest(own)
+        if not self._is_live(chosen):
+            build = self.build(own, limits_of(own), 1 + done)
+        return self._trial(side, own, build, windows[done // 2])
 
     def next_ramp(self, chosen: Configuration) -> Trial | None:
-        """Return what times every batch size of the chosen engine, where no ramp did yet."""
-        ramps = [each for each in self.made() if each.begun.purpose == RAMP]
-        key = restart_key(chosen)
-        if any(each.failed or restart_key(each.begun.configuration) == key for each in ramps):
+        """Return what times every batch size of the chosen engine, once."""
+        if any(each.begun.purpose == RAMP for each in self.made()):
             return None
-        return self._ramp(chosen, self.fresh(chosen))
+        build = self.largest(chosen) if self._is_live(chosen) else self.fresh(chosen)
+        return self._trial(RAMP, chosen, build, None)
 
     # Trials
 
-    def trial(self, purpose: str, configuration: Configuration) -> Trial:
-        most = max(self.settings.ceiling, self.space.most(CAP)), self.space.most(TOKENS)
-        build = self.build(configuration, most, 0)
-        if purpose == RAMP:
-            return self._ramp(configuration, build)
-        return self._trial(purpose, configuration, build, self.workload.windows)
-
-    def _ramp(self, configuration: Configuration, build: Build) -> Trial:
-        return Trial(
-            purpose=RAMP, build=build, cap=build.max_num_seqs, workload=self.workload,
-            ramp_s=self.workload.step_s, configuration=configuration,
-        )  # fmt: skip
+    def trial(self, configuration: Configuration) -> Trial:
+        (window,) = self.workload.windows
+        return self._trial(SEARCH, configuration, self.largest(configuration), window)
 
     def _trial(
-        self, purpose: str, own: Configuration, build: Build, windows: tuple[Window, ...]
+        self, purpose: str, own: Configuration, build: Build, window: Window | None
     ) -> Trial:
-        workload = self.workload
-        floors = [0.0] * len(windows)
-        if purpose == SEARCH:  # below these a trial has lost for certain
-            for trial in self.made(SEARCH):
-                for place, replay in trial.replays.items():
-                    share = numbers_of([replay], workload.slo).attainment - LOST
-                    floors[place] = max(floors[place], 0.0 if replay.cut else share)
+        """Return a replay of this window; without any a ramp to what the engine is built for."""
+        workload, replay, limits = self.workload, None, (build.max_num_seqs, 0)
+        if window is not None:
+            rule, limits = CutRule(workload.slo, 0.0), limits_of(own)
+            replay = ToReplay(window, workload.sent_in(window), rule)
         return Trial(
             purpose=purpose,
             build=build,
-            cap=number(own[CAP]),
-            tokens=number(own[TOKENS]),
-            windows=windows,
-            sent=workload.sent_in,
-            rule=lambda place, _: (CutRule(workload.slo, floors[place]), None),
-            slo=workload.slo,
+            cap=limits[0],
+            tokens=limits[1],
+            ramp=None if replay else workload,
+            ramp_s=workload.step_s,
+            replay=replay,
             configuration=own,
             title=f"{purpose} {in_words(own)}",
         )
@@ -397,6 +365,11 @@ class _Run:
         changed = {k: v for k, v in configuration.items() if k != CAP} | {TOKENS: tokens}
         title = f"starting an engine for {in_words(changed)}"
         return Build(f"{tokens} {turn} {key}", cap, self.vary(changed), key, title)
+
+    def largest(self, configuration: Configuration) -> Build:
+        """Return the engine that serves all that needs no restart beside this."""
+        most = max(self.settings.ceiling, self.space.most(CAP)), self.space.most(TOKENS)
+        return self.build(configuration, most, 0)
 
     def fresh(self, chosen: Configuration) -> Build:
         """Return an engine that is built for exactly the choice."""
@@ -423,109 +396,80 @@ class _Run:
         )
         return replace(space, knobs=live)
 
-    def _ending_starts_s(self, *, live: bool) -> float:
-        return self.start_s * (2 if live else 2 * PAIRS + 2)
+    def _ending_s(self, half_s: float, *, pairs: int = 0, live: bool) -> float:
+        """Return what pairs and the replays that confirm take, starts included."""
+        starts = 1 if live else 2 * pairs + 1
+        return (2 * pairs + 2 + self.settings.headroom) * half_s + starts * self.start_s
 
     def _half_s(self, *sides: Configuration) -> float:
         """Return how long half of a pair takes, by trials of its sides: an engine that is
         overloaded drains for longer than its windows are."""
-        took_s = [
-            sum(replay.elapsed_s for replay in each.replays.values())
-            for each in self.made(SEARCH)
-            if each.begun.configuration in (self.knee, *sides) and each.cut is None
-        ]
-        return max(self.workload.step_s, float(np.mean(took_s)) if took_s else 0.0)
+        known = [t.replayed.elapsed_s for t in self.made(SEARCH) if t.begun.configuration in sides]
+        return max(self.workload.step_s, float(np.mean(known)) if known else 0.0)
 
-    def _pairs_of(self, chosen: Configuration) -> tuple[tuple[Window, ...], ...]:
+    def _pairs_of(self, chosen: Configuration) -> tuple[Window, ...]:
         """Return the windows of as many pairs as the rest of the budget has time for."""
         if chosen == self.knee:
             return ()
-        live, half_s = self._is_live(chosen), self._half_s(chosen)
-        after_s = (1 + self.settings.headroom) * half_s + self.start_s * (2 if live else 3)
-        left_s = self.settings.budget_s - self.evidence.spent_s() - after_s
+        live, half_s = self._is_live(chosen), self._half_s(self.knee, chosen)
+        left_s = self.settings.budget_s - self.evidence.spent_s()
+        left_s -= self._ending_s(half_s, live=live)
         pairs = affordable(left_s, step_s=half_s, start_s=0.0 if live else self.start_s)
         return windows_of_pairs(self.workload, pairs)
 
     def _planned_step_s(self) -> float:
-        """Return the longest step of which LEAST_STEPS and the trials fit the budget. Raises
+        """Return the longest step of which all replays and trials fit the budget. Raises
         UsageError. A window of an overloaded engine takes longer than it is, by its tail."""
-        settings, profile = self.settings, self.plan.profile
-        starts_s = self.start_s + self._ending_starts_s(live=self.space.is_live)
-        left_s, tail = settings.budget_s - starts_s, profile.promise.e2el_ms
-        drain_s = 0.0 if tail is None else tail.p99 / 1e3 * len(profile.validity.windows)
+        profile, live = self.plan.profile, self.space.is_live
         restarts = [knob.values for knob in self.space.knobs if knob.name not in LIVE]
-        tries = min(3, len(self.space.knobs)) + sum(len(values) - 1 for values in restarts)
-        least_s = LEAST_STEPS * MIN_STEP_S
+        tries = 1 + min(3, len(self.space.knobs)) + sum(len(values) - 1 for values in restarts)
+        starts_s = self.start_s + self._ending_s(0.0, pairs=PAIRS, live=live)
+        replays = 2 * PAIRS + 2 + self.settings.headroom
+        left_s, tail = self.settings.budget_s - starts_s, profile.promise.e2el_ms
+        least_s = (1 + replays) * MIN_STEP_S
         if left_s < least_s:
             raise UsageError(
-                f"--budget {settings.budget_s:.0f}s is too small: engine starts take about "
-                f"{starts_s:.0f}s, {LEAST_STEPS} replays {least_s:.0f}s at least",
+                f"--budget {self.settings.budget_s:.0f}s is too small: engine starts take about "
+                f"{starts_s:.0f}s, the replays {least_s:.0f}s at least",
                 hint=f"Give at least --budget {math.ceil(least_s + starts_s)}s.",
             )
-        fitting_s = min(left_s / (LEAST_STEPS + tries), left_s / LEAST_STEPS - drain_s)
-        return min(settings.step_s, max(MIN_STEP_S, fitting_s))
+        drain_s = 0.0 if tail is None else tail.p99 / 1e3 * len(profile.validity.windows)
+        fitting_s = min(left_s / (tries + replays), left_s / (1 + replays) - drain_s)
+        return min(self.settings.step_s, max(MIN_STEP_S, fitting_s))
 
-    # The twin
+    # The end
 
-    def _model(self, most: int) -> Model | None:
-        """Return the twin of the knee's engine, fitted to the first trials; None where it is not
-        believed. The first look is at the ramp and the knee, the last one at all of the search:
-        what the first trials saw too little of would pass for a gain."""
-        view = self.view(self.knee, most)
-        if view is None or view.is_believed:
-            return None if view is None else Model(view, self.knee)
-        text = f"{view.doubt}: the replays decided alone; a quieter machine lets the twin help"
-        self.warnings += [text] if text not in self.warnings else []
-        return None
-
-    def view(
-        self,
-        configuration: Configuration,
-        most: int | None = None,
-        caps: Sequence[int] = (),
-        *,
-        printed: bool = False,
-    ) -> Forecast | None:
-        """Return the twin of the engines that share what needs a restart with a configuration, by
-        the first ``most`` trials; None without any iteration. Only what is ``printed`` is evaluated
-        at every cap."""
-        key = restart_key(configuration)
+    def view(self, chosen: Configuration) -> Forecast | None:
+        """Return the twin of the engines that share with the choice what needs a restart; None
+        where it is not believed."""
+        key = restart_key(chosen)
         alike = {
             number: trial
-            for number, trial in enumerate(self.made()[:most])
+            for number, trial in enumerate(self.made())
             if not trial.failed and restart_key(trial.begun.configuration) == key
         }
         replays = [
-            (trial.begun.windows[place], replace(replay, token_budget=tokens))
+            (window, replace(trial.replayed, token_budget=limits_of(trial.begun.configuration)[1]))
             for trial in alike.values()
-            for tokens in [number(trial.begun.configuration[TOKENS])]
-            for place, replay in trial.replays.items()
-            if len(replay.requests)
+            if (window := trial.begun.window) is not None
         ]
-        facts = self.facts(configuration)
-        return forecast_of(
+        tried = [number(trial.begun.configuration[CAP]) for trial in alike.values()]
+        view = forecast_of(
             self.basis,
             self.evidence.segments(alike),
-            [replay for _, replay in replays],
-            [(window, replay) for window, replay in replays if not replay.cut],
-            caps=sorted({*doubling(self.settings.ceiling), number(configuration[CAP]), *caps}),
-            facts=replace(facts, arguments={**facts.arguments, TOKENS: configuration[TOKENS]}),
-            printed=printed,
+            replays,
+            caps=sorted({*doubling(self.settings.ceiling), *tried}),
+            facts=self.facts(chosen),
+            printed=True,
         )
+        return view if view is not None and view.is_believed else None
 
     def facts(self, configuration: Configuration) -> EngineFacts:
-        """Return the facts of the newest engine that was built for exactly this, or else of one
-        with these arguments."""
-        key, limits = restart_key(configuration), limits_of(configuration)
-        alike = [start for start in self.evidence.starts() if start.key == key]
-        exact = [
-            start
-            for start in alike
-            if (start.max_num_seqs, start.facts.max_num_batched_tokens) == limits
-        ]
-        return (exact or alike)[-1].facts
-
-    # The end
+        """Return what the newest engine reported that serves this, as if it were built for it."""
+        key = restart_key(configuration)
+        facts = [start.facts for start in self.evidence.starts() if start.key == key][-1]
+        arguments = {**facts.arguments, TOKENS: configuration[TOKENS]}
+        return replace(facts, arguments=arguments)
 
     def _pairs(self) -> list[tuple[Measurement, Measurement]]:
         """Return (knee, refined), pair by pair."""
@@ -550,30 +494,25 @@ class _Run:
         return outcome_of(
             conclusion,
             self.basis,
-            dropped=self.dropped,
             unconfirmed=None if is_confirmed else why,
             facts=self.facts(chosen),
         )
 
     def _conclusion(self, chosen: Configuration, reason: str, confidence: float) -> Conclusion:
         """Return the refined choice as a sweep would have concluded it."""
-        cap, key = number(chosen[CAP]), restart_key(chosen)
-        halves = [each for trial in self.made(REFINED) for each in trial.replays.values()]
-        measured = numbers_of(halves, self.workload.slo)
-        searched = [each.begun.configuration for each in self.made(SEARCH)]
-        tried = [number(each[CAP]) for each in searched if restart_key(each) == key]
-        view, interval = self.view(chosen, None, tried, printed=True), (cap, cap)
+        cap, view = number(chosen[CAP]), self.view(chosen)
+        measured = numbers_of([trial.replayed for trial in self.made(REFINED)], self.workload.slo)
+        interval, promised = (cap, cap), None
         checks = tuple(RequirementCheck(each, None) for each in self.settings.requirements)
         curve: tuple[CurvePoint, ...] = (CurvePoint(measured, measured, "measured", {}, {}),)
-        if view is not None and view.is_believed:
+        if view is not None:
             low, high = view.choice.interval
             interval, checks = (min(low, cap), max(high, cap)), view.choice.bounds.checks(cap)
-            curve = curve_by_twin(view, view.choice.samples.caps, {cap: measured})
-        else:
-            view = None
+            promised = view.promised(view.choice.samples.caps)
+            curve = curve_by_twin(view, promised, {cap: measured})
         kind = self.plan.profile.decision.verdict
         verdict = Verdict(kind, cap, interval, confidence, reason, requirements=checks)
-        return Conclusion(verdict, curve, view, by_twin=view is not None, is_proven=True)
+        return Conclusion(verdict, curve, view, promised, is_proven=True)
 
 
 def limits_of(configuration: Configuration) -> tuple[int, int]:
@@ -592,27 +531,25 @@ def unloaded_of(profile: ServingProfile) -> Unloaded:
     )
 
 
-def windows_of_pairs(workload: Workload, pairs: int) -> tuple[tuple[Window, ...], ...]:
-    """Return the windows of each pair: as many and as long as the search's, evenly spaced over the
-    requests from a random start, so that together they stand for all of the traffic.
+def windows_of_pairs(workload: Workload, pairs: int) -> tuple[Window, ...]:
+    """Return the window of each pair: as long as the search's, evenly spaced over the requests from
+    a random start, so that together they stand for all of the traffic.
 
     They overlap where the part has no room for all; each pair has the search's where it has none
     for two of them.
     """
-    part, own = workload.part, workload.windows
-    count, each_s = pairs * len(own), sum(window.replay_s for window in own)
-    if 2 * each_s > part.length_s:
+    part, requests, (own,) = workload.part, workload.requests, workload.windows
+    if 2 * own.replay_s > part.length_s:
         return (own,) * pairs
-    has_room = pairs * each_s <= part.length_s
-    offset, free_s = np.random.default_rng(0).uniform(), part.begin_s
-    windows: list[list[Window]] = [[] for _ in range(pairs)]
-    for place in range(count):
-        like, row = own[place // pairs], int(len(workload.requests) * (place + offset) / count)
-        earliest_s = max(workload.requests[row].arrival_s, free_s, part.begin_s + like.run_in_s)
-        start_s = min(earliest_s, part.end_s - like.length_s)
-        free_s = start_s + like.length_s if has_room else part.begin_s
-        windows[place % pairs].append(replace(like, start_s=start_s))
-    return tuple(map(tuple, windows))
+    has_room = pairs * own.replay_s <= part.length_s
+    offset, free_s, windows = np.random.default_rng(0).uniform(), part.begin_s, list[Window]()
+    for pair in range(pairs):
+        first = requests[int(len(requests) * (pair + offset) / pairs)]
+        earliest_s = max(first.arrival_s, free_s, part.begin_s + own.run_in_s)
+        start_s = min(earliest_s, part.end_s - own.length_s)
+        free_s = start_s + own.length_s if has_room else part.begin_s
+        windows.append(replace(own, start_s=start_s))
+    return tuple(windows)
 
 
 def reason_of(plan: RefinePlan, chosen: Configuration, proof: Proof | None) -> str:

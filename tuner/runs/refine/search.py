@@ -1,17 +1,13 @@
 """What the twin predicts of configurations, and the Optuna study of all that was tried.
 
 Of the admission cap, the token budget and the number of KV blocks the twin predicts the effect for
-free, for all of the traffic; of anything else only a replay can tell. It predicts the mean over the
-speeds that the machine has at times: a configuration that just serves all at machine speed does not
-in a slower minute, and is no match for one that has room to spare.
+free, for all of the traffic; of anything else only a replay can tell.
 """
 
 import math
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.storages import JournalStorage, RDBStorage
@@ -19,12 +15,13 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState, create_trial
 
 from tuner.errors import RunError
+from tuner.profile.evidence import StoredTwin
 from tuner.runs.events import Configuration
 from tuner.runs.refine.proof import Served, gain_over, keeps_goodput
 from tuner.runs.refine.space import BLOCKS, CAP, MODELED, TOKENS, Space, number
+from tuner.runs.settings import SweepSettings
 from tuner.system.passwords import without_passwords
-from tuner.twin.forecast import Forecast
-from tuner.twin.samples import Draw, Loads, ask
+from tuner.twin.samples import Loads, ask, draws_of
 
 FREE = 300
 """Trials on the twin at most: each takes some milliseconds."""
@@ -35,38 +32,38 @@ BEST = 3
 ALIKE = 0.002
 """Gains so close by the twin are those of configurations between which nothing is to choose."""
 
-MOST_REQUESTS = 20_000
-"""Requests that the twin replays, the busiest stretch of so many."""
-
-STEADY_SD = 0.01
-"""Standard deviation of log slowdown below which a machine is steady."""
+LIKELY = 5
+"""Runs that the twin draws of each configuration: other laws, other speeds of the machine. What
+just serves all at one speed is no match for what has room to spare."""
 
 
 @dataclass(slots=True)
 class Model:
-    """The twin, as a function of configurations."""
+    """The profile's twin, as a function of configurations."""
 
-    view: Forecast
+    twin: StoredTwin
+    settings: SweepSettings
     knee: Configuration
     known: dict[tuple[int, int, int], Served] = field(default_factory=dict)
 
     def predicts(self, configuration: Configuration) -> bool:
         """Whether it differs from the knee in nothing that the twin cannot predict."""
-        return all(v == self.knee.get(k) for k, v in configuration.items() if k not in MODELED)
+        fits = number(configuration[CAP]) < len(self.twin.law.decode_s)
+        return fits and all(
+            v == self.knee.get(k) for k, v in configuration.items() if k not in MODELED
+        )
 
     def served(self, configuration: Configuration) -> Served:
-        """Return what a replay of the traffic would measure, as a mean over the slowdowns."""
-        view, cap, tokens = self.view, number(configuration[CAP]), number(configuration[TOKENS])
-        blocks = number(configuration.get(BLOCKS) or view.shape.kv_blocks)
+        """Return what replays of the traffic would measure on average."""
+        twin, cap, tokens = self.twin, number(configuration[CAP]), number(configuration[TOKENS])
+        blocks, slo = number(configuration.get(BLOCKS) or twin.shape.kv_blocks), self.settings.slo
+        assert slo is not None
         if (cap, tokens, blocks) not in self.known:
-            shape = replace(view.shape, max_num_batched_tokens=tokens, kv_blocks=blocks)
-            speeds = slowdowns_of(view.speed_sd)
-            draws = [Draw(view.fitted.law.slowed(slowdown)) for slowdown, _ in speeds]
-            loads = Loads(view.traffic.busiest(MOST_REQUESTS))
-            samples, shares = ask(draws, loads, (cap,), shape, view.slo), [s for _, s in speeds]
+            shape = replace(twin.shape, max_num_batched_tokens=tokens, kv_blocks=blocks)
+            likely = draws_of(twin.draws(LIKELY), twin.machine, [twin.traffic])
+            samples = ask(likely, Loads(twin.traffic), (cap,), shape, slo)
             share, tail_s = (
-                float(np.dot(shares, samples.column(name, cap)))
-                for name in ("attainment", "e2el_p99_s")
+                float(samples.column(name, cap).mean()) for name in ("attainment", "e2el_p99_s")
             )
             self.known[cap, tokens, blocks] = share, None if math.isnan(tail_s) else tail_s
         return self.known[cap, tokens, blocks]
@@ -74,7 +71,7 @@ class Model:
     def best(self, space: Space, study: "Study") -> list[Configuration]:
         """Search what the twin predicts by free trials; return the best few, no two alike."""
         names = {knob.name for knob in space.knobs} & set(MODELED)
-        grid = {str(each): each for each in space.combined(names)}
+        grid = {str(each): each for each in space.combined(names) if self.predicts(each)}
         sampler = optuna.create_study(
             sampler=optuna.samplers.TPESampler(seed=0), direction="maximize"
         )
@@ -100,20 +97,6 @@ class Model:
         for key in sorted(gains, key=rank):
             best.setdefault(round(gains[key] / ALIKE), grid[key])
         return [*best.values()][:BEST]
-
-
-def slowdowns_of(speed_sd: float) -> Sequence[tuple[float, float]]:
-    """Return the slowdowns, each with its share of the time, that stand for all of a machine whose
-    log slowdown has this standard deviation: the three of Gauss and Hermite, by which means of
-    smooth curves are exact.
-
-    >>> [(round(factor, 2), round(share, 2)) for factor, share in slowdowns_of(0.1)]
-    [(0.84, 0.17), (1.0, 0.67), (1.19, 0.17)]
-    """
-    if speed_sd < STEADY_SD:
-        return ((1.0, 1.0),)
-    far = math.exp(math.sqrt(3) * speed_sd)
-    return ((1 / far, 1 / 6), (1.0, 2 / 3), (far, 1 / 6))
 
 
 class Study:

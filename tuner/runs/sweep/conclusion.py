@@ -4,7 +4,7 @@ Needs no engine: a stored run is concluded anew under another SLO in seconds.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -12,12 +12,13 @@ from typing import Literal
 import numpy as np
 
 from tuner.engines.seam import EngineFacts
+from tuner.errors import RunError
 from tuner.replay.numbers import Measurement, Spread
-from tuner.replay.records import REQUEST, Replay, e2el_s, queue_s
-from tuner.runs.evidence import Evidence, MadeTrial, cut_under_another, measured, uncut_windows
+from tuner.replay.records import Replay, e2el_s, queue_s
+from tuner.runs.evidence import Evidence, MadeTrial, measured
 from tuner.runs.ladder import doubling
 from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.sweep_warnings import cut_by_another_slo, few, no_headroom, windows_decide
+from tuner.runs.sweep.sweep_warnings import few, no_headroom, windows_decide
 from tuner.traffic.constants import GOOD_ATTAINMENT, HALF
 from tuner.traffic.slo import Unloaded, out_of_reach
 from tuner.traffic.window import Window
@@ -50,6 +51,16 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the twin predicts of a cap at one load: the middle of what fresh engines give again,
+    with 95 % intervals."""
+
+    load: float
+    numbers: Measurement
+    intervals: Mapping[str, Range]
+
+
+@dataclass(frozen=True, slots=True)
 class Conclusion:
     """The conclusion from the measurements of a run."""
 
@@ -58,12 +69,17 @@ class Conclusion:
     view: Forecast | None
     """The twin; None when the budget ended the run before it was made."""
 
-    by_twin: bool
-    """Whether the twin decided, and not the windows alone."""
+    promised: Samples | None = None
+    """What fresh engines give again, which the curve is of; None where the windows decided."""
 
     is_proven: bool = False
     """Whether pairs of replays proved the choice: what is wrong with the twin costs its predictions
     alone."""
+
+    @property
+    def by_twin(self) -> bool:
+        """Whether the twin decided, and not the windows alone."""
+        return self.promised is not None
 
     def step(self, cap: int) -> CurvePoint:
         return next(each for each in self.curve if each.numbers.max_num_seqs == cap)
@@ -88,49 +104,42 @@ def conclude(basis: Basis) -> Conclusion:
 
 def view_of(basis: Basis, *, printed: bool = False) -> Forecast | None:
     """Return what the twin says so far; None before anything of the engine has been seen."""
-    evidence = basis.evidence
-    windows = basis.workload.windows
-    uncut = uncut_windows(evidence.rungs(under_way=True))
+    evidence, (window,) = basis.evidence, basis.workload.windows
     return forecast_of(
         basis,
         evidence.segments(),
-        evidence.observed(),
-        [(windows[number], replay) for number, replay in uncut],
+        [(window, rung.replayed) for rung in evidence.rungs()],
         caps=doubling(basis.settings.ceiling),
         # not in between, or else a resumed run, which has them, would measure other steps
         probes=evidence.probed() if printed else (),
         printed=printed,
         taken=evidence.taken(),
-        # before any window was replayed, vLLM's cache is on, and an empty one is the worse guess
-        nothing_replayed=not evidence.rungs(),
     )
 
 
 def forecast_of(  # noqa: PLR0913 - what was measured, and what is predicted
     basis: Basis,
     segments: Sequence[Segment],
-    windows: Sequence[Replay],
-    uncut: Sequence[tuple[Window, Replay]],
+    replays: Sequence[tuple[Window, Replay]],
     *,
     caps: Sequence[int],
     facts: EngineFacts | None = None,
     probes: Sequence[Passages] = (),
     printed: bool = False,
     taken: float = 0.0,
-    nothing_replayed: bool = False,
 ) -> Forecast | None:
-    """Return the twin that is fitted to these iterations, and checked against these windows; None
-    without any iteration. ``uncut`` are the windows that were not cut, with their replays."""
+    """Return the twin that is fitted to these iterations, and checked against these replays; None
+    without any iteration."""
     workload, settings = basis.workload, basis.settings
     if not segments:
         return None
     facts = facts or basis.evidence.facts()
     shape, block_size = shape_of(facts), settings.trace_block_size
-    sent = [(workload.sent_in(window), replay) for window, replay in uncut]
+    sent = [(workload.sent_in(window), each) for window, each in replays if each.cut is None]
     hits = hit_share(sent, hash_block_size=block_size, kv_tokens=shape.kv_tokens)
     return forecast(
         segments,
-        windows,
+        [replay for _, replay in replays],
         requests=workload.twin_requests,
         length_s=workload.twin_length_s,
         hash_block_size=block_size,
@@ -141,27 +150,51 @@ def forecast_of(  # noqa: PLR0913 - what was measured, and what is predicted
         requirements=settings.requirements,
         headroom=settings.headroom,
         seed=settings.seed,
-        hit_share=float(shape.prefix_caching) if nothing_replayed else hits,
+        # before any window was replayed, vLLM's cache is on, and an empty one is the worse guess
+        hit_share=hits if replays else float(shape.prefix_caching),
         probes=probes,
         printed=printed,
         taken=taken,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """What the twin predicts of a cap at one load: the middle of what fresh engines give again,
-    with 95 % intervals."""
-
-    load: float
-    numbers: Measurement
-    intervals: Mapping[str, Range]
+# By the twin
 
 
-def prediction_in(
-    samples: Samples, view: Forecast, cap: int, load: float, names: Sequence[str]
+def by_twin(basis: Basis, view: Forecast) -> Conclusion:
+    """Return what the twin says of every cap, with what was measured beside it."""
+    workload, ceiling, rungs = basis.workload, basis.settings.ceiling, basis.evidence.rungs()
+    samples = view.promised(doubling(ceiling))
+    curve = curve_by_twin(view, samples, measured(rungs, workload.slo))
+    numbers = {point.numbers.max_num_seqs: point.numbers for point in curve}
+    complete = basis.evidence.is_complete()
+    verdict = verdict_by_twin(view, numbers, ceiling=ceiling, complete=complete)
+    verdict = _warned(verdict, few(len(workload.twin_requests)))
+    return Conclusion(_reachable(verdict, workload, curve), curve, view, samples)
+
+
+def curve_by_twin(
+    view: Forecast, samples: Samples, seen: Mapping[int, Measurement]
+) -> tuple[CurvePoint, ...]:
+    """Return the twin's curve, with what was measured (``seen``) beside it."""
+    changes = {cap: samples.changes(below, cap) for below, cap in pairwise(samples.caps)}
+    return tuple(
+        CurvePoint(
+            prediction.numbers,
+            seen.get(cap),
+            "both" if cap in seen else "twin",
+            {name: prediction.intervals[name] for name in ON_CURVE if name in prediction.intervals},
+            changes.get(cap, {}),
+        )
+        for cap in samples.caps
+        for prediction in [prediction_of(view, samples, cap)]
+    )
+
+
+def prediction_of(
+    view: Forecast, samples: Samples, cap: int, *, raised: bool = False
 ) -> Prediction:
-    raised = load > 1
+    """Return what the twin predicts of a cap, at the recorded load or with headroom."""
     numbers = view.measurement(cap, raised=raised)
 
     def middle(name: str) -> float:
@@ -171,96 +204,60 @@ def prediction_in(
         spread = Spread(*(middle(f"{name}_{each}_s") for each in ("mean", *SHARES)))
         return None if math.isnan(spread.mean) else spread
 
+    share = middle("attainment")
     numbers = replace(
         numbers,
-        attainment=middle("attainment"),
-        attainment_bound=middle("attainment"),
-        goodput_rps=middle("attainment") * numbers.arrival_rate_rps,
+        attainment=share,
+        attainment_bound=share,
+        goodput_rps=share * numbers.arrival_rate_rps,
         ttft_s=spread_of("ttft"),
         tpot_s=spread_of("tpot"),
         e2el_s=spread_of("e2el"),
         queue_s=spread_of("queue"),
     )
-    return Prediction(load, numbers, samples.intervals(cap, raised=raised, names=names))
-
-
-def predictions_of(view: Forecast, cap: int) -> tuple[Prediction, ...]:
-    """Return what the twin predicts of a cap, at the recorded load and with headroom."""
-    loads, samples = (1.0,) if view.headroom == 1 else (1.0, view.headroom), view.promised((cap,))
-    names = ("goodput_rps", *NUMBERS)
-    return tuple(prediction_in(samples, view, cap, load, names) for load in loads)
-
-
-def curve_by_twin(
-    view: Forecast, caps: Sequence[int], seen: Mapping[int, Measurement]
-) -> tuple[CurvePoint, ...]:
-    """Return the twin's curve, with what was measured (``seen``) beside it."""
-    samples = view.promised(caps)
-    changes = {cap: samples.changes(below, cap) for below, cap in pairwise(caps)}
-    curve = []
-    for cap in caps:
-        predicted = prediction_in(samples, view, cap, 1.0, ON_CURVE)
-        source: Source = "both" if cap in seen else "twin"
-        curve.append(
-            CurvePoint(
-                predicted.numbers, seen.get(cap), source, predicted.intervals, changes.get(cap, {})
-            )
-        )
-    return tuple(curve)
-
-
-def by_twin(basis: Basis, view: Forecast) -> Conclusion:
-    """Return what the twin says of every cap, with what was measured beside it."""
-    workload, ceiling, rungs = basis.workload, basis.settings.ceiling, basis.evidence.rungs()
-    otherwise = cut_under_another(rungs, workload.slo)
-    seen = {
-        cap: each for cap, each in measured(rungs, workload.slo).items() if cap not in otherwise
-    }
-    curve = curve_by_twin(view, doubling(ceiling), seen)
-    numbers = {point.numbers.max_num_seqs: point.numbers for point in curve}
-    complete = basis.evidence.is_complete()
-    verdict = verdict_by_twin(view, numbers, ceiling=ceiling, complete=complete)
-    verdict = _warned(verdict, few(len(workload.twin_requests)))
-    return Conclusion(_reachable(verdict, workload, curve), curve, view, by_twin=True)
+    intervals = samples.intervals(cap, raised=raised, names=("goodput_rps", *NUMBERS))
+    return Prediction(view.headroom if raised else 1.0, numbers, intervals)
 
 
 def restated(conclusion: Conclusion, basis: Basis, view: Forecast) -> Conclusion:
     """Return the conclusion with the twin as the confirming replay corrected it. A choice that this
     would move stays as it was confirmed."""
-    if conclusion.is_proven:
-        seen = {
-            each.measured.max_num_seqs: each.measured for each in conclusion.curve if each.measured
-        }
-        curve = curve_by_twin(view, [each.numbers.max_num_seqs for each in conclusion.curve], seen)
-        return replace(conclusion, curve=curve, view=view)
-    again = by_twin(basis, view)
-    is_same = again.verdict.max_num_seqs == conclusion.verdict.max_num_seqs
-    return again if is_same else replace(again, verdict=conclusion.verdict)
+    if not conclusion.is_proven:
+        again = by_twin(basis, view)
+        is_same = again.verdict.max_num_seqs == conclusion.verdict.max_num_seqs
+        return again if is_same else replace(again, verdict=conclusion.verdict)
+    measured_ = [each.measured for each in conclusion.curve if each.measured is not None]
+    samples = view.promised([each.numbers.max_num_seqs for each in conclusion.curve])
+    curve = curve_by_twin(view, samples, {each.max_num_seqs: each for each in measured_})
+    return replace(conclusion, curve=curve, view=view, promised=samples)
+
+
+# By the windows
 
 
 def by_windows(basis: Basis, view: Forecast | None, *, doubt: str | None) -> Conclusion:
-    """Return what the windows that were replayed say alone. ``doubt`` is why the twin does not."""
+    """Return what the windows that were replayed say alone. ``doubt`` is why the twin does not.
+    Raises RunError where none says anything."""
     evidence, workload, settings = basis.evidence, basis.workload, basis.settings
-    rungs, blocks = evidence.rungs(), window_blocks(basis)
-    curve = _measured_curve(measured(rungs, workload.slo), blocks)
+    blocks = window_blocks(basis)
+    if not blocks:
+        raise RunError(
+            f"{evidence.journal.run_dir}: no step of the ladder was measured under this SLO",
+            hint="Continue the run first: tuner resume RUN_DIR; or sweep with this --slo.",
+        )
+    curve = _measured_curve(measured(evidence.rungs(), workload.slo), blocks)
     verdict = verdict_by_windows(
         blocks,
         ceiling=settings.ceiling,
         complete=evidence.is_complete(),
         requirements=settings.requirements,
     )
-    lost = cut_under_another(rungs, workload.slo)
     verdict = _warned(
         _reachable(verdict, workload, curve),
         windows_decide(doubt),
         no_headroom(settings.headroom),
-        cut_by_another_slo(lost),
     )
-    return Conclusion(verdict, curve, view, by_twin=False)
-
-
-def _warned(verdict: Verdict, *warnings: str | None) -> Verdict:
-    return replace(verdict, warnings=(*verdict.warnings, *filter(None, warnings)))
+    return Conclusion(verdict, curve, view)
 
 
 def window_blocks(basis: Basis) -> list[Block]:
@@ -271,6 +268,8 @@ def window_blocks(basis: Basis) -> list[Block]:
     Turns that wait for each other grow no queue.
     """
     slo, rungs = basis.workload.slo, basis.evidence.rungs()
+    known = measured(rungs, slo)
+    rungs = [rung for rung in rungs if rung.begun.max_num_seqs in known]
     if basis.settings.closed_sessions:
         return [rung.block(slo) for rung in rungs]
     return [_with_queue(rung, basis.workload) for rung in rungs]
@@ -278,20 +277,18 @@ def window_blocks(basis: Basis) -> list[Block]:
 
 def _with_queue(rung: MadeTrial, workload: Workload) -> Block:
     block = rung.block(workload.slo)
-    numbers, held = block.measurement, slots_held(rung.replays.values(), workload.unloaded)
+    numbers, held = block.measurement, slots_held(rung.replayed, workload.unloaded)
     share = 1.0 if held is None else workload.queued(rung.trial.max_num_seqs, held=held)
     if numbers.cut is None and share < numbers.attainment - GOOD_ATTAINMENT:
-        goodput_rps = numbers.goodput_rps * share / numbers.attainment
-        numbers = replace(
-            numbers, attainment=share, attainment_bound=share, goodput_rps=goodput_rps
-        )
+        rps = numbers.goodput_rps * share / numbers.attainment
+        numbers = replace(numbers, attainment=share, attainment_bound=share, goodput_rps=rps)
     return replace(block, measurement=numbers)
 
 
-def slots_held(replays: Iterable[Replay], unloaded: Unloaded) -> float | None:
+def slots_held(replay: Replay, unloaded: Unloaded) -> float | None:
     """Return for how long requests held their slots, as a multiple of what they do on an idle
     engine; None where the engine does not tell."""
-    sent = np.concatenate([np.zeros(0, REQUEST), *(replay.requests for replay in replays)])
+    sent = replay.requests
     held_s = e2el_s(sent) - queue_s(sent)
     known = ~np.isnan(held_s)
     lengths = zip(sent["input_length"][known], sent["output_tokens"][known], strict=True)
@@ -305,19 +302,19 @@ def _measured_curve(
     _, samples = samples_of(blocks)
     steps, below = list[CurvePoint](), None
     for cap, numbers in measured.items():
-        is_whole = numbers.cut is None
-        bound = {"attainment": (numbers.attainment, numbers.attainment_bound)}
-        steps.append(
-            CurvePoint(
-                numbers=numbers,
-                measured=numbers,
-                source="measured",
-                intervals=samples.intervals(cap) if is_whole else bound,
-                changes=samples.changes(below, cap) if is_whole and below is not None else {},
-            )
-        )
-        below = cap if is_whole else None
+        intervals: Mapping[str, Range]
+        changes: Mapping[str, Interval] = {}
+        intervals = {"attainment": (numbers.attainment, numbers.attainment_bound)}
+        if numbers.cut is None:
+            intervals = samples.intervals(cap)
+            changes = {} if below is None else samples.changes(below, cap)
+        steps.append(CurvePoint(numbers, numbers, "measured", intervals, changes))
+        below = None if numbers.cut else cap
     return tuple(steps)
+
+
+def _warned(verdict: Verdict, *warnings: str | None) -> Verdict:
+    return replace(verdict, warnings=(*verdict.warnings, *filter(None, warnings)))
 
 
 def _reachable(verdict: Verdict, workload: Workload, curve: Sequence[CurvePoint]) -> Verdict:

@@ -1,7 +1,7 @@
 """The confirming replays: predicted before they begin, checked after, and what stands then."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,17 +9,15 @@ import numpy as np
 from tuner.engines.scheduler.state import Floats
 from tuner.replay.records import ttft_s
 from tuner.replay.replay import CutRule
-from tuner.runs.bench import Bench, Build
+from tuner.runs.bench import Bench, Build, ToReplay, Trial
 from tuner.runs.events import PredictedReplay
-from tuner.runs.evidence import CONFIRMING, Evidence
-from tuner.runs.measure import Trial
+from tuner.runs.evidence import Evidence
 from tuner.runs.sweep.conclusion import Basis, Conclusion, by_windows, restated
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import HALF, PRINTED_DRAWS
 from tuner.traffic.sampling import unseen_windows
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.window import Window
-from tuner.traffic.workload import Workload
 from tuner.twin.check import (
     Check,
     PlannedWindow,
@@ -45,7 +43,7 @@ class CheckRecord:
     """The twin against the confirming replay."""
 
     unseen: bool
-    """Whether it was of windows that the ladder did not replay."""
+    """Whether it was of a window that the ladder did not replay."""
 
     predicted: Check
     """What was predicted before it began; without numbers where nothing was."""
@@ -55,13 +53,13 @@ class CheckRecord:
 
     ttft_errors: tuple[float, ...] = ()
     tpot_errors: tuple[float, ...] = ()
-    """Log of measured / predicted mean of each unseen window."""
+    """Log of measured / predicted mean of an unseen window."""
 
 
 @dataclass(slots=True)
 class Confirmation:
-    """The choice on an engine of its own: at the recorded load, in windows that the ladder did not
-    replay; with headroom, in those that it did."""
+    """The choice on an engine of its own: at the recorded load, in a window that the ladder did not
+    replay; with headroom, in the one that it did."""
 
     bench: Bench
     basis: Basis
@@ -73,34 +71,25 @@ class Confirmation:
     affords_headroom: Callable[[], bool] = lambda: True
 
     def next_trial(self) -> Trial | None:
-        """Return the next window, as far as the budget goes."""
+        """Return the next replay, as far as the budget goes."""
         settings, workload, evidence = self.basis.settings, self.basis.workload, self.basis.evidence
         cap = self.conclusion.verdict.max_num_seqs
         is_overloaded = self.conclusion.verdict.kind == "overloaded"
-        floor = 0.0 if is_overloaded else HALF
-        for purpose, load in zip(CONFIRMING, (1.0, settings.headroom), strict=True):
-            is_raised = purpose == "headroom"
-            if is_raised and (load <= 1.0 or is_overloaded):
+        window, load, purpose = self._window(), 1.0, "confirm"
+        if evidence.confirming(purpose, cap):
+            if settings.headroom <= 1.0 or is_overloaded or evidence.confirming("headroom", cap):
                 return None
-            windows = workload.windows if is_raised else self._windows()
-            number = len(evidence.confirming(purpose, cap))
-            if number == len(windows):
-                continue
-            if is_raised and not number and not self.affords_headroom():
+            if not self.affords_headroom():
                 return None  # the twin says what it would be
-            if self._replays_left_s() < windows[number].replay_s:
-                return None
-            return Trial(
-                purpose=purpose,
-                build=self.build,
-                cap=cap,
-                windows=windows[number : number + 1],
-                first=number,
-                sent=lambda window, load=load: raised(workload, window, load, settings.seed),  # type: ignore[misc]
-                rule=lambda *_: (CutRule(workload.slo, floor, budget_s=self.left_s()), None),
-                slo=workload.slo,
-            )
-        return None
+            (window,), load, purpose = workload.windows, settings.headroom, "headroom"
+        if window is None or self._replays_left_s() < window.replay_s:
+            return None
+        sent = workload.sent_in(window)
+        sent = sent if load == 1.0 else scale_load(sent, load, seed=settings.seed)
+        floor = 0.0 if is_overloaded else HALF
+        rule = CutRule(workload.slo, floor, budget_s=self.left_s())
+        replay = ToReplay(window, sent, rule)
+        return Trial(purpose=purpose, build=self.build, cap=cap, replay=replay)
 
     def _replays_left_s(self) -> float:
         """Return what is left of the budget for replays once the confirming engine is up."""
@@ -108,50 +97,38 @@ class Confirmation:
         start_s = self.basis.evidence.start_needed_s(build.purpose, build.max_num_seqs)
         return self.left_s() - (0.0 if is_up else start_s)
 
-    def _windows(self) -> tuple[Window, ...]:
-        """Return what is replayed at the recorded load. What the twin predicts of it is on disk
-        before the replay begins."""
+    def _window(self) -> Window | None:
+        """Return what is replayed at the recorded load; None without time for it. What the twin
+        predicts of it is on disk before the replay begins."""
         view, cap = self.conclusion.view, self.conclusion.verdict.max_num_seqs
         prediction = predicted_at(self.basis.evidence, cap)
-        if prediction is None and view is not None and self.conclusion.by_twin:
-            prediction = predicted_replay(self.basis, view, cap, most_s=self._replays_left_s())
+        if prediction is None:
+            window, unseen = self._affordable()
+            if window is None or view is None or not self.conclusion.by_twin:
+                return window
+            numbers, means_s = predicted_numbers(self.basis, view, window, cap)
+            prediction = PredictedReplay(
+                max_num_seqs=cap, window=window, unseen=unseen, slo=self.basis.workload.slo,
+                numbers=numbers, means_s=means_s,
+            )  # fmt: skip
             self.bench.journal.add(prediction)
-        return self.basis.workload.windows if prediction is None else prediction.windows
+        return prediction.window
 
-
-def raised(workload: Workload, window: Window, load: float, seed: int) -> list[TraceRequest]:
-    """Return what a window sends at so many times the load."""
-    sent = workload.sent_in(window)
-    return sent if load == 1.0 else scale_load(sent, load, seed=seed)
+    def _affordable(self) -> tuple[Window | None, bool]:
+        """Return as much of a window as there is time for, and whether the ladder did not see it:
+        where there is any of those."""
+        workload, windows, unseen = self.basis.workload, self.basis.workload.windows, True
+        if any(begun.window for begun in self.basis.evidence.begun()):
+            others = unseen_windows(workload.requests, windows)
+            windows, unseen = others or windows, others is not None
+        (window,) = windows
+        most_s = (1 - DRAIN_SHARE) * self._replays_left_s() - window.run_in_s
+        if most_s < min(window.length_s, LEAST_WINDOW_S):
+            return None, unseen
+        return replace(window, length_s=min(window.length_s, most_s)), unseen
 
 
 # The prediction
-
-
-def predicted_replay(basis: Basis, view: Forecast, cap: int, *, most_s: float) -> PredictedReplay:
-    """Choose what the confirming engine replays in this time, windows that the ladder did not see
-    where there are any, and predict it."""
-    workload = basis.workload
-    windows, unseen = workload.windows, True
-    if any(begun.windows for begun in basis.evidence.begun()):
-        others = unseen_windows(workload.requests, windows)
-        windows, unseen = others or windows, others is not None
-    windows = tuple(_affordable(windows, (1 - DRAIN_SHARE) * most_s))
-    numbers, means = predicted_numbers(basis, view, windows, cap) if windows else ({}, [])
-    return PredictedReplay(
-        max_num_seqs=cap, windows=windows, unseen=unseen, slo=workload.slo, numbers=numbers,
-        means=tuple(means),
-    )  # fmt: skip
-
-
-def _affordable(windows: Sequence[Window], most_s: float) -> Iterator[Window]:
-    """Yield as much of these windows as there is time for, the last one shortened."""
-    for window in windows:
-        length_s = min(window.length_s, most_s - window.run_in_s)
-        if length_s < min(window.length_s, LEAST_WINDOW_S):
-            return
-        yield replace(window, length_s=length_s)
-        most_s -= window.run_in_s + length_s
 
 
 def predicted_at(evidence: Evidence, cap: int) -> PredictedReplay | None:
@@ -161,22 +138,20 @@ def predicted_at(evidence: Evidence, cap: int) -> PredictedReplay | None:
 
 
 def predicted_numbers(
-    basis: Basis, view: Forecast, windows: Sequence[Window], cap: int
-) -> tuple[dict[str, Predicted], list[tuple[float, float]]]:
-    """Return what the twin says of a replay of these windows, and of each the mean TTFT and TPOT in
+    basis: Basis, view: Forecast, window: Window, cap: int
+) -> tuple[dict[str, Predicted], tuple[float, float]]:
+    """Return what the twin says of a replay of this window, and the mean TTFT and TPOT in
     seconds."""
-    planned = [
-        planned_window(
-            window,
-            basis.workload.sent_in(window),
-            hash_block_size=basis.settings.trace_block_size,
-            hit_share=view.hit_share,
-            kv_tokens=view.shape.kv_tokens,
-        )
-        for window in windows
-    ]
-    laws = view.fitted.draws(PRINTED_DRAWS)
-    return predict(planned, laws, view.machine, view.shape, basis.workload.slo, max_num_seqs=cap)
+    planned = planned_window(
+        window,
+        basis.workload.sent_in(window),
+        hash_block_size=basis.settings.trace_block_size,
+        hit_share=view.hit_share,
+        kv_tokens=view.shape.kv_tokens,
+    )
+    laws, slo = view.fitted.draws(PRINTED_DRAWS), basis.workload.slo
+    numbers, (means_s,) = predict([planned], laws, view.machine, view.shape, slo, max_num_seqs=cap)
+    return numbers, means_s
 
 
 def planned_window(
@@ -218,24 +193,28 @@ def check_of(
     """Return the twin against the confirming replay; None without a replay or without a twin.
     ``front_end`` is what its requests came through."""
     view, cap, slo = conclusion.view, conclusion.verdict.max_num_seqs, basis.workload.slo
-    replays = [each for each in basis.evidence.confirming("confirm", cap) if not each.ruled_out]
+    replays = basis.evidence.confirming("confirm", cap)
     if view is None or not replays:
         return None
     by_speed = check_at_own_speed(replays, slo, view.fitted.law, view.shape, front_end)
     prediction = predicted_at(basis.evidence, cap)
-    if prediction is None or len(replays) < len(prediction.windows):
+    if prediction is None:
         return CheckRecord(unseen=False, predicted=Check(()), at_own_speed=by_speed)
     numbers = prediction.numbers
     if prediction.slo != slo:  # of another SLO than that of the run only attainment is another
-        numbers, _ = predicted_numbers(basis, view, prediction.windows, cap)
-    ttft, tpot = list[float](), list[float]()
-    for replay, (ttft_mean_s, tpot_mean_s) in zip(replays, prediction.means, strict=True):
-        counted = as_sent(replay).counted
-        ttft.append(_log_ratio(ttft_s(replay.requests)[counted], ttft_mean_s))
-        tpot.append(_log_ratio(replay.requests["tpot_s"][counted], tpot_mean_s))
-    errors = (tuple(ttft), tuple(tpot)) if prediction.unseen else ((), ())
+        numbers, _ = predicted_numbers(basis, view, prediction.window, cap)
     check = check_predicted(numbers, replays, slo)
-    return CheckRecord(prediction.unseen, check, by_speed, *errors)
+    if not prediction.unseen:
+        return CheckRecord(unseen=False, predicted=check, at_own_speed=by_speed)
+    seen, (ttft_mean_s, tpot_mean_s) = replays[0].requests, prediction.means_s
+    seen = seen[as_sent(replays[0]).counted]
+    return CheckRecord(
+        unseen=True,
+        predicted=check,
+        at_own_speed=by_speed,
+        ttft_errors=(_log_ratio(ttft_s(seen), ttft_mean_s),),
+        tpot_errors=(_log_ratio(seen["tpot_s"], tpot_mean_s),),
+    )
 
 
 def _log_ratio(measured_s: Floats, predicted_s: float) -> float:
@@ -252,10 +231,9 @@ def after_check(
     Where the scheduler model failed at the engine's own speed, the windows decide; without windows
     nothing does. What is required is compared behind the front end that the replay showed.
     """
-    view, verdict = conclusion.view, conclusion.verdict
+    view, cap = conclusion.view, conclusion.verdict.max_num_seqs
     if view is None or record is None or not conclusion.by_twin:
         return conclusion
-    cap = verdict.max_num_seqs
     if not record.at_own_speed.failed:
         machine = replace(
             view.machine,
@@ -263,15 +241,17 @@ def after_check(
             tpot_errors=record.tpot_errors,
             front_end=front_end,
         )
-        conclusion = restated(conclusion, basis, replace(view, machine=machine))
-        verdict, view = conclusion.verdict, replace(view, machine=machine)
+        view = replace(view, machine=machine)
+        conclusion = restated(conclusion, basis, view)
+        verdict = conclusion.verdict
         if front_end is not None and verdict.requirements:
             verdict = replace(verdict, requirements=view.bounds(cap).checks(cap))
         return replace(conclusion, verdict=verdict)
     if conclusion.is_proven:
-        return replace(conclusion, view=None, by_twin=False)
+        return replace(conclusion, view=None, promised=None)
     doubt = f"the twin was wrong at the engine's own speed ({record.at_own_speed.worst.words})"
     if basis.evidence.rungs():
         return by_windows(basis, view, doubt=doubt)
     reason = f"inconclusive, {cap} is the twin's choice: {doubt} in the replay that verifies it"
-    return replace(conclusion, verdict=replace(verdict, kind="inconclusive", reason=reason))
+    verdict = replace(conclusion.verdict, kind="inconclusive", reason=reason)
+    return replace(conclusion, verdict=verdict)

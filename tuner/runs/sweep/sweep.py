@@ -5,50 +5,40 @@ confirms it, because KV pool and graph sizes follow ``max_num_seqs``.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
-from tuner.engines.seam import EngineFacts, Starter
+from tuner.engines.seam import Starter
 from tuner.errors import EngineError, InputError, RunError
+from tuner.replay.numbers import measure as numbers_of
 from tuner.replay.readings import Read
+from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
-from tuner.runs.bench import Bench, Build, Watcher, in_words
-from tuner.runs.events import Gathered, Selection
-from tuner.runs.evidence import RUNGS, best_attainments, disturbed, uncut_rung_s
+from tuner.runs.bench import Bench, Build, ToReplay, Trial, Watcher, in_words, measure
+from tuner.runs.events import Gathered
+from tuner.runs.evidence import RUNGS
 from tuner.runs.journal import Journal
 from tuner.runs.ladder import DRIFT_RAMP_SHARE, STEPS, cut_floor, next_for_twin, next_trial, short_s
-from tuner.runs.measure import Trial, measure
-from tuner.runs.outcome import SweepOutcome, outcome_of
+from tuner.runs.result import SweepOutcome, outcome_of
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Basis, Conclusion, conclude, view_of, window_blocks
 from tuner.runs.sweep.confirmation import Confirmation
-from tuner.runs.sweep.sweep_warnings import left_out, shortened
+from tuner.runs.sweep.sweep_warnings import fitting, shortened
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import MIN_STEP_S
-from tuner.traffic.window import Window
 from tuner.traffic.workload import (
     Workload,
     affordable_step_s,
-    choose_workload,
-    keep_what_fits,
     slo_for,
-    workload_of,
 )
-
-Made = TypeVar("Made")
 
 SERVER_START_S = 30.0
 """Seconds that a server takes longer to start than its engine alone, on a small machine. More would
 take from the ladder what is kept for it; with less the confirming replay may find no budget."""
 
-CONCLUDING, CONCLUDING_AGAIN = 3.0, 2.0
-"""The time of a run's end, in times of evaluating the choice: more draws, and what is promised of
-it; and in times of the last conclusion, which is drawn once more after the check of the confirming
-replay."""
-
-ENDING_S = 3.0
-"""What the end takes besides: to stop the engine and to write the profile."""
+ENDING_S, CONCLUDING = 3.0, 3.0
+"""What the end of a run takes: to stop the engine and to write the profile, and in times of
+evaluating the choice once: more draws, and what is promised of it."""
 
 OVERDRAWN = 1.1
 """Steps that may be missing before headroom is replayed: the one that the replay at the recorded
@@ -92,7 +82,6 @@ async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who watches
     return outcome_of(
         run.conclusion,
         run.basis,
-        dropped=run.dropped,
         warnings=run.warnings,
         unconfirmed=run.unconfirmed,
     )
@@ -107,11 +96,11 @@ class SweepRun:
     def __init__(
         self, bench: Bench, settings: SweepSettings, starter: Starter, confirming: Starter
     ) -> None:
-        self.bench, self.settings, self.starter = bench, settings, starter
-        self.confirming, self.watcher = confirming, bench.watcher
+        self.bench, self.settings, self.watcher = bench, settings, bench.watcher
         self.journal, self.evidence = bench.journal, bench.evidence
+        self.ladder = Build("ladder", settings.ceiling, starter)
+        self.confirming, self.is_like = confirming, confirming is starter
         self.now_s: Callable[[], float] = asyncio.get_running_loop().time
-        self.dropped = 0
         self.warnings: list[str] = []
         self.unconfirmed: str | None = None
         """Why no fresh engine confirmed the choice, where one was to."""
@@ -119,12 +108,10 @@ class SweepRun:
         self.began_s: float | None = None
         """When a run that nothing interrupted began."""
 
-        self.ending_s = ENDING_S
-        """What the end of the run takes, by how long evaluating the choice took last;
-        the first time does not count, which compiles the twin."""
+        self.views_s: list[float] = []
+        """How long evaluating the choice took each time; the first one compiles the twin."""
 
-        self.has_compiled = False
-        self.is_doubted = False
+        self.is_doubted = settings.closed_sessions
         """Whether the windows decide, because the twin is not believed."""
 
         self.is_complete = False
@@ -133,32 +120,25 @@ class SweepRun:
         self.affords_confirming = True
         """Whether the budget is for the start of an engine that confirms too."""
 
-        self.is_confirming = False
-
     @property
     def basis(self) -> Basis:
         return Basis(self.evidence, self.workload, self.settings)
 
     @property
-    def ladder(self) -> Build:
-        return Build("ladder", self.settings.ceiling, self.starter)
-
-    @property
     def fresh(self) -> Build:
         """The engine that confirms the choice."""
-        is_like = self.confirming is self.starter
-        title = "starting the engine" if is_like else "starting the server that confirms"
+        title = "starting the engine" if self.is_like else "starting the server that confirms"
         cap = self.conclusion.verdict.max_num_seqs
         return Build("confirm", cap, self.confirming, title=title)
 
     async def conclude(self, requests: Sequence[TraceRequest]) -> None:
-        """Measure all that the decision asks for, and decide. An engine that dies is replaced once,
-        if the budget allows it; what was measured by then decides where it dies again. Raises
-        EngineError where that is nothing."""
-        self.workload = await self._twice(lambda: self.prepare(requests), steps=0.0)
-        self.bench.spare_s = self.spare_s
+        """Measure all that the decision asks for, and decide. Where the engine dies, what was
+        measured by then decides. Raises EngineError where that is nothing."""
+        self.workload = await self.prepare(requests)
+        # the ladder keeps a rung and the confirming replay
+        self.bench.spare_s = lambda: self.paid_s() - 2 * self.workload.step_s
         try:
-            await self._twice(lambda: measure(self.next_on_ladder, self.bench), steps=1.0)
+            await measure(self.next_on_ladder, self.bench)
         except EngineError as error:
             await self.bench.stop()
             if not self.evidence.segments():
@@ -168,70 +148,44 @@ class SweepRun:
         # once, and once more where a larger budget then had room for all
         if not any(each.complete >= self.is_complete for each in self.journal.of(Gathered)):
             self.journal.add(Gathered(complete=self.is_complete))
-        await self.concluded()
-
-    async def _twice(self, work: Callable[[], Awaitable[Made]], *, steps: float) -> Made:
-        """Do some work; where the engine dies of it, once more with a new one, if the budget has
-        time for its start and so many steps."""
-        try:
-            return await work()
-        except EngineError as error:
-            need_s = self.evidence.facts().start_s if self.evidence.starts() else 0.0
-            need_s += steps * self.workload.step_s if steps else 0.0
-            if self.bench.engine is None or self.paid_s() < need_s:
-                raise  # it did not start, or there is no time for another
-            self.watcher.warn(f"{error}; continuing with a new engine")
-            await self.bench.stop()
-            return await work()
-
-    async def concluded(self) -> None:
-        """Conclude from what was measured, and note how long that took."""
-        begun_s = self.now_s()
         self.conclusion = await asyncio.to_thread(conclude, self.basis)
-        took_s = CONCLUDING_AGAIN * (self.now_s() - begun_s)
-        self.ending_s = max(self.ending_s, ENDING_S + took_s)
 
     async def prepare(self, all_requests: Sequence[TraceRequest]) -> Workload:
         """Probe the idle engine and choose what to replay; or read both back."""
         self.evidence.check()
-        settings, unloaded = self.settings, self.evidence.unloaded()
-        if unloaded is None:
+        settings = self.settings
+        if self.evidence.unloaded() is None:
             engine = await self.bench.up(self.ladder)
-            requests = self.fitting(all_requests, engine.facts)
             self.watcher.stage("measuring requests one at a time, for what an idle engine does")
-            await self.bench.probe(engine, requests, "ladder")
-            unloaded = self.evidence.unloaded()
-            assert unloaded is not None
-        else:
-            requests = self.fitting(all_requests, self.evidence.facts())
-        slo, chosen = settings.slo or slo_for(requests, unloaded), self.evidence.selection()
-        starts_s, confirm_s = self.evidence.starts_s()[0], self.confirm_start_s()
+            await self.bench.probe(engine, self.fitting(all_requests), "ladder")
+        requests, unloaded = self.fitting(all_requests), self.evidence.unloaded()
+        assert unloaded is not None
+        slo, starts_s = settings.slo or slo_for(requests, unloaded), self.evidence.starts_s()[0]
+        confirm_s = self.confirm_start_s()
         budget_s = self.left_s() + self.evidence.spent_s()  # without what else took time so far
         self.affords_confirming = budget_s - starts_s - confirm_s >= STEPS * MIN_STEP_S
-        if chosen is None:
-            starts_s += confirm_s if self.affords_confirming else 0.0
-            step_s = affordable_step_s(
+        starts_s += confirm_s if self.affords_confirming else 0.0
+        workload = self.bench.selected(
+            requests,
+            slo,
+            unloaded,
+            window=settings.window,
+            step_s=lambda: affordable_step_s(
                 settings.step_s, steps=STEPS, budget_s=budget_s, starts_s=starts_s
-            )
-            work = choose_workload(requests, slo, unloaded, window=settings.window, step_s=step_s)
-            chosen = Selection(part=work.part, windows=work.windows, step_s=work.step_s)
-            self.journal.add(chosen)
-            windows = ", ".join(map(str, work.windows))
-            self.watcher.stage(
-                f"a step replays {windows} of the trace; expect up to {STEPS * work.step_s:.0f}s "
-                f"of replay and {starts_s:.0f}s of engine starts"
-            )
-        self.warn(shortened(settings.step_s, chosen.step_s))
-        return workload_of(requests, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
+            ),
+        )
+        self.warn(shortened(settings.step_s, workload.step_s))
+        return workload
 
     def warn(self, text: str | None) -> None:
         if text is not None and text not in self.warnings:
             self.warnings.append(text)
 
-    def fitting(self, requests: Sequence[TraceRequest], facts: EngineFacts) -> list[TraceRequest]:
-        """Return the requests that this engine can take; count the others and warn of them."""
-        kept, self.dropped = keep_what_fits(requests, max_model_len=facts.max_model_len)
-        self.warn(left_out(self.dropped, of=len(requests), max_model_len=facts.max_model_len))
+    def fitting(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
+        """Return the requests that this engine can take; warn of the others."""
+        kept, warnings = fitting(requests, self.evidence.facts().max_model_len)
+        for text in warnings:
+            self.warn(text)
         return kept
 
     # What there is time for
@@ -248,67 +202,51 @@ class SweepRun:
         spent_s = self.evidence.spent_s()
         if self.began_s is not None:
             spent_s = max(spent_s, self.now_s() - self.began_s)
-        return self.settings.budget_s - spent_s - self.ending_s
+        ending_s = ENDING_S + CONCLUDING * (self.views_s[1:] or [0.0])[-1]
+        return self.settings.budget_s - spent_s - ending_s
 
     def paid_s(self) -> float:
         """Return what the budget leaves for replays before the confirming engine starts."""
         return self.left_s() - (self.confirm_start_s() if self.affords_confirming else 0.0)
 
-    def spare_s(self) -> float:
-        """Return what may be spent on measuring something once more: the ladder keeps a rung and
-        the confirming replay, that replay keeps nothing."""
-        if self.is_confirming:
-            return self.left_s()
-        return self.paid_s() - 2 * self.workload.step_s
-
     def steps_left(self) -> float:
         """Return how many steps may still be replayed before the confirming ones."""
-        settings, planned_step_s = self.settings, self.workload.step_s
-        step_s = uncut_rung_s(self.evidence.rungs()) or planned_step_s
-        confirming = 1 + (settings.headroom > 1.0)
+        planned_step_s = self.workload.step_s
+        rungs_s = [replay.elapsed_s for replay in self.uncut()]
         planned_s = STEPS * planned_step_s - self.evidence.replay_s()
-        return min(planned_s, self.paid_s()) / step_s - confirming
+        confirming = 1 + (self.settings.headroom > 1.0)
+        return min(planned_s, self.paid_s()) / max(rungs_s, default=planned_step_s) - confirming
 
     # The ladder
 
     def next_on_ladder(self) -> Trial | None:
         """Return what to measure next; None when the decision can be taken, or there is no time."""
-        evidence, settings = self.evidence, self.settings
+        evidence, ceiling = self.evidence, self.settings.ceiling
         if (half := evidence.under_way()) is not None:
             return self.trial(half.max_num_seqs, half.purpose)
-        if settings.closed_sessions or self.is_doubted:
-            return self._next_for_windows()
-        begun_s = self.now_s()
-        view = view_of(self.basis)
-        if self.has_compiled:
-            self.ending_s = ENDING_S + CONCLUDING * (self.now_s() - begun_s)
-        self.has_compiled = view is not None
-        if view is not None:
-            choice, draws = view.choice, len(view.choice.samples.values)
-            self.watcher.believed(choice.best, round(choice.confidence * draws), draws)
-            if not view.is_believed:
-                self.is_doubted = True
-                self.watcher.warn(f"{view.doubt}: the windows must decide")
-                return self._next_for_windows()
-        trial = next_for_twin(
-            evidence.trials(),
-            view,
-            ceiling=settings.ceiling,
-            steps_left=self.steps_left(),
-            disturbed=disturbed(evidence.rungs()),
-        )
-        is_poor = view is not None and self.paid_s() < self.workload.step_s
-        self.is_complete = trial is None
-        return None if trial is None or is_poor else self.trial(trial.max_num_seqs, trial.purpose)
-
-    def _next_for_windows(self) -> Trial | None:
-        """Return what the windows need to decide alone."""
+        if not self.is_doubted:
+            begun_s = self.now_s()
+            view = view_of(self.basis)
+            if view is not None:
+                self.views_s.append(self.now_s() - begun_s)
+                choice, draws = view.choice, len(view.choice.samples.values)
+                self.watcher.believed(choice.best, round(choice.confidence * draws), draws)
+            if view is None or view.is_believed:
+                done = [each.trial for each in evidence.made()]
+                trial = next_for_twin(done, view, ceiling=ceiling, steps_left=self.steps_left())
+                self.is_complete = trial is None
+                is_poor = view is not None and self.paid_s() < self.workload.step_s
+                if trial is None or is_poor:
+                    return None
+                return self.trial(trial.max_num_seqs, trial.purpose)
+            self.is_doubted = True
+            self.watcher.warn(f"{view.doubt}: the windows must decide")
         blocks = window_blocks(self.basis)
-        trial = next_trial(blocks, ceiling=self.settings.ceiling)
+        trial = next_trial(blocks, ceiling=ceiling)
         self.is_complete = trial is None
         if trial is None:
             return None
-        needed_s = self.evidence.spent_s() + 2 * self.workload.step_s + self.confirm_start_s()
+        needed_s = evidence.spent_s() + 2 * self.workload.step_s + self.confirm_start_s()
         if blocks and needed_s > self.settings.budget_s:
             step = f"{in_words(trial.purpose)} {trial.max_num_seqs}"
             self.warn(f"the budget left no room for {step}: give a larger --budget")
@@ -322,35 +260,26 @@ class SweepRun:
         if purpose in {"ramp", "drift_ramp"}:
             length_s = step_s if purpose == "ramp" else DRIFT_RAMP_SHARE * step_s
             return Trial(
-                purpose=purpose, build=self.ladder, cap=cap, workload=workload, ramp_s=length_s
+                purpose=purpose, build=self.ladder, cap=cap, ramp=workload, ramp_s=length_s
             )
-        best = best_attainments(self.evidence.rungs(under_way=True), workload.slo)
+        shares = (numbers_of([replay], workload.slo).attainment for replay in self.uncut())
+        rule = CutRule(workload.slo, cut_floor(max(shares, default=0.0)))
+        if purpose not in RUNGS:  # replayed for its iterations alone
+            rule = CutRule(workload.slo, 0.0, short_s(step_s))
+        (window,) = workload.windows
+        replay = ToReplay(window, workload.sent_in(window), rule)
+        return Trial(purpose=purpose, build=self.ladder, cap=cap, replay=replay)
 
-        def rule(number: int, window: Window) -> tuple[CutRule, float | None]:
-            if purpose not in RUNGS:
-                return CutRule(workload.slo, 0.0, short_s(step_s)), None
-            floor, bound = cut_floor(best.get(number, 0.0)), workload.bound(window, cap)
-            # the ceiling is always tried: that nothing helps must be seen and not only computed
-            if bound >= floor or cap == self.settings.ceiling:
-                return CutRule(workload.slo, floor), None
-            return CutRule(workload.slo, floor, short_s(step_s)), bound
-
-        return Trial(
-            purpose=purpose,
-            build=self.ladder,
-            cap=cap,
-            windows=workload.windows if purpose in RUNGS else workload.windows[:1],
-            sent=workload.sent_in,
-            rule=rule,
-            slo=workload.slo,
-        )
+    def uncut(self) -> list[Replay]:
+        """Return the rungs that were replayed to their end."""
+        return [rung.replayed for rung in self.evidence.rungs() if not rung.replayed.cut]
 
     # The confirming engine
 
     async def confirm(self) -> None:
         """Measure the choice on an engine of its own, as far as the budget goes. An engine that
         does not start, dies or takes too long costs this measurement, and never the answer."""
-        self.is_confirming = True
+        self.bench.spare_s = self.left_s
         why = "the budget left no room for it"
         is_probed = self.evidence.unloaded("confirm") is not None
         try:
@@ -384,17 +313,16 @@ class SweepRun:
         derived, by what users see there. A choice that moves by this is confirmed on a server of
         its own.
         """
-        settings, evidence = self.settings, self.evidence
+        settings, evidence, requests = self.settings, self.evidence, self.workload.requests
         if settings.confirm == "inproc":
             return
         if evidence.unloaded("confirm") is None:
             engine = await self.bench.up(self.fresh)
             self.watcher.stage("measuring requests one at a time, as users see an idle server")
-            await self.bench.probe(engine, self.workload.requests, "confirm")
-        if settings.slo is None:
-            seen = evidence.unloaded("confirm")
-            assert seen is not None
-            self.workload = replace(self.workload, slo=slo_for(self.workload.requests, seen))
+            await self.bench.probe(engine, requests, "confirm")
+        seen = evidence.unloaded("confirm")
+        if settings.slo is None and seen is not None:
+            self.workload = replace(self.workload, slo=slo_for(requests, seen))
         elif not evidence.probed():
             return  # no front end was seen
-        await self.concluded()
+        self.conclusion = await asyncio.to_thread(conclude, self.basis)

@@ -4,9 +4,11 @@ A decision warns by itself of how sure it is (``twin.verdict``), and a trace of 
 (``traffic.trace_warnings``).
 """
 
-from collections.abc import Collection
+from collections.abc import Sequence
 
+from tuner.trace.trace import TraceRequest
 from tuner.traffic.trace_warnings import FEW_REQUESTS
+from tuner.traffic.workload import keep_what_fits
 
 SHORTENED = 0.9
 """Share of the step of the options: less than a tenth shorter is not worth a word."""
@@ -24,16 +26,6 @@ def windows_decide(doubt: str | None) -> str | None:
     return (
         f"{doubt}, so the windows that were replayed decide alone: they say less of the rest "
         "of the trace; a larger --budget or a quieter machine lets the twin decide"
-    )
-
-
-def cut_by_another_slo(caps: Collection[int]) -> str | None:
-    if not caps:
-        return None
-    names = " and ".join(map(str, sorted(caps)))
-    return (
-        f"what {names} would serve within this SLO was not measured, because another one cut the "
-        "replay short: sweep again with this --slo"
     )
 
 
@@ -55,10 +47,14 @@ def shortened(wanted_s: float, step_s: float) -> str | None:
     )
 
 
-def left_out(dropped: int, *, of: int, max_model_len: int) -> str | None:
-    if not dropped:
-        return None
-    return (
-        f"{dropped} of {of} requests are longer than max_model_len={max_model_len} and were left "
-        "out: raise it to include them"
+def fitting(
+    requests: Sequence[TraceRequest], max_model_len: int
+) -> tuple[list[TraceRequest], list[str]]:
+    """Return the requests that an engine can take, and a warning where it cannot take all. Raises
+    TraceError where it can take none."""
+    kept, dropped = keep_what_fits(requests, max_model_len=max_model_len)
+    text = (
+        f"{dropped} of {len(requests)} requests are longer than max_model_len={max_model_len} and "
+        "were left out: raise it to include them"
     )
+    return kept, [text] * bool(dropped)
