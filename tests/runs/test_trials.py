@@ -22,8 +22,10 @@ from tests.support.builders import (
     settings,
 )
 from tests.support.profiles import profile
+from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import World
+from tuner.profile.evidence import StoredTwin
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
 from tuner.runs import journal
@@ -39,6 +41,8 @@ from tuner.runs.refine.space import Knob, Space
 from tuner.runs.verify import Verification, next_trial_of
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
+from tuner.twin.samples import Machine
+from tuner.twin.simulation import Traffic, shape_of
 from tuner.twin.windows import Block, Trial
 
 if TYPE_CHECKING:
@@ -184,8 +188,10 @@ def test_the_sides_of_a_pair_take_turns(case: dict[str, Any], tmp_path: Path) ->
 
 @cases("verify")
 def test_a_broken_promise_is_measured_once_more(case: dict[str, Any], tmp_path: Path) -> None:
+    law, alone = StepLaw(np.full(9, 1.0), 0.0, 0.0, 0.0, 0.0), Traffic.of([(0.0, 10, 5)])
+    twin = StoredTwin(law, shape_of(facts()), 8, (law,), alone, 10.0, Machine())
     question = Verification(
-        twin=None, slo=SLO, max_num_seqs=8, hit_share=0.0, trace_block_size=16, window="all",
+        twin=twin, slo=SLO, max_num_seqs=8, hit_share=0.0, trace_block_size=16, window="all",
         step_s=10.0, tolerance=0.1,
     )  # fmt: skip
     build = Build("verify", 8, SimStarter(World()))
