@@ -442,13 +442,9 @@ def json_object(profile: ServingProfile, *, run_dir: str, path: str | None) -> d
 # Warnings
 
 
-def second_thoughts(outcome: SweepOutcome, headroom: float) -> list[str]:
-    """Return what is against the choice: a busy machine, no confirmation, too little memory, and
+def second_thoughts(outcome: SweepOutcome, headroom: float) -> Iterator[str]:
+    """Yield what is against the choice: a busy machine, no confirmation, too little memory, and
     a headroom that does not hold."""
-    return [*_second_thoughts(outcome, headroom)]
-
-
-def _second_thoughts(outcome: SweepOutcome, headroom: float) -> Iterator[str]:
     seen, raised = outcome.confirmed, outcome.with_headroom
     if outcome.busy is not None:
         yield (

