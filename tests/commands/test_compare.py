@@ -16,9 +16,6 @@ from tests.support.traces import SAMPLES
 from tuner.commands.compare import run
 from tuner.commands.options import CompareOptions
 from tuner.errors import TunerError
-from tuner.runs.compare.compare import Tuned
-from tuner.runs.compare.table import ComparisonRow, ComparisonTable
-from tuner.views.compare import tuned_row
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
 
