@@ -2,10 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,21 +15,15 @@ from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldNoise
 from tuner.errors import EngineError
-from tuner.replay.numbers import Measurement, measure
-from tuner.replay.plan import plan_requests
-from tuner.replay.replay import CutRule, replay
 from tuner.runs import journal
 from tuner.runs.result import SweepOutcome
 from tuner.runs.sweep.sweep import sweep
 from tuner.traffic.slo import Slo
-from tuner.traffic.window import Window
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
 
 SLO = Slo(ttft_s=1.0, tpot_s=0.028)
 SETTINGS = replace(UP_TO_8, ceiling=16, slo=SLO, confirm="server", step_s=30, budget_s=420)
-LOSS = 0.02
-"""Share of the requests that a right answer may serve less than the best."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,34 +118,6 @@ def disturbed(run_dir: Path, what: Disturbance) -> tuple[SweepOutcome, float]:
         return run(main(book))
 
 
-@cache
-def truth() -> Mapping[int, Measurement]:
-    """Return what every cap gives on the quiet machine."""
-
-    async def main(cap: int) -> Measurement:
-        engine = await SimStarter(SLOTS_COST_LATE).start(max_num_seqs=cap)
-        window = Window(0.0, HALF[-1].arrival_s + 1, 0.0)
-        plan = plan_requests(
-            HALF, window, max_model_len=10_000, prompt=lambda item: [1] * item.input_length
-        )
-        rule = CutRule(SLO, floor=0.0)
-        result = await replay(
-            plan, engine, max_num_seqs=cap, scored_from_s=0, window_s=window.length_s, cut_rule=rule
-        )
-        await engine.stop()
-        return measure([result], SLO)
-
-    return {cap: run(main(cap)) for cap in (1, 2, 4, 8, 16)}
-
-
-def check(outcome: SweepOutcome, took_s: float) -> None:
-    """An answer in time, not sure and wrong."""
-    best = max(each.attainment for each in truth().values())
-    is_right = truth()[outcome.verdict.max_num_seqs].attainment >= best - LOSS
-    assert is_right or outcome.verdict.confidence < 0.95
-    assert took_s <= SETTINGS.budget_s + 10
-
-
 CASES = {
     "late": (Disturbance(lag_s=0.3), None),
     "stalled": (Disturbance(noise=WorldNoise(hang_at=130.0, hang_len=20.0)), None),
@@ -174,7 +138,9 @@ def test_a_disturbed_sweep_ends_with_an_answer(
     tmp_path: Path, what: Disturbance, busy: str | None
 ) -> None:
     outcome, took_s = disturbed(tmp_path / "run", what)
-    check(outcome, took_s)
+    # 4 slots are too few for this traffic, and it never fills more than 8
+    assert outcome.verdict.max_num_seqs in {8, 16} or outcome.verdict.confidence < 0.95
+    assert took_s <= SETTINGS.budget_s + 10
     assert (busy is None) == (outcome.busy is None)
     if busy is not None:
         assert busy in str(outcome.busy)
