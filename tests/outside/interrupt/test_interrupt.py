@@ -158,7 +158,7 @@ def test_a_killed_run_continues_to_the_same_answer(
 def test_a_killed_search_measures_nothing_twice(swept: Path, tmp_path: Path) -> None:
     for name in PROFILE:
         shutil.copy(swept / name, tmp_path)
-    assert stopped(tmp_path, REFINE, 9, signal.SIGKILL).code == -signal.SIGKILL
+    assert stopped(tmp_path, REFINE, 5, signal.SIGKILL).code == -signal.SIGKILL
     kept = (tmp_path / "run" / JOURNAL).read_bytes()
     assert run(tmp_path, *REFINE).code == OK
     assert (tmp_path / "run" / JOURNAL).read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
