@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from tuner.errors import AnswerTooLongError, InputError, TraceError, UsageError
 from tuner.system import http
 from tuner.trace.record import TraceHeader
-from tuner.trace.trace import Trace, TraceRequest
+from tuner.trace.trace import Trace
 from tuner.trace.values import date_of
 
 Floats = NDArray[np.float64]
@@ -42,7 +43,7 @@ MOST_BYTES = 128 * 2**20
 GAP_SCRAPES = 5
 """Scrapes in a row that may be missing; of a longer gap nothing is known."""
 
-MAX_REQUESTS, MAX_TOKENS = 2e6, 1e12
+MAX_REQUESTS, MAX_TOKENS = 1e7, 1e12
 """Of one engine: a damaged counter may ask for any number."""
 
 TOKEN = "TUNER_PROMETHEUS_TOKEN"  # noqa: S105 - the name of the variable
@@ -219,35 +220,36 @@ def _drawn(engines: list[Engine], seed: int) -> Trace:
     """Return the synthetic trace. Raises TraceError where there was no request."""
     rng = np.random.default_rng(seed)
     until_s: list[float] = []
-    rows: list[tuple[float, int, int, int]] = []
+    replicas = []
     for engine in engines:  # one that took another's place is the same replica
         free = (place for place, end_s in enumerate(until_s) if end_s < engine.times_s[0])
         replica = next(free, len(until_s))
         until_s[replica : replica + 1] = [float(engine.times_s[-1])]
-        rows += ((*request, replica) for request in _requests(engine, rng))
-    if not rows:
+        replicas.append(replica)
+    drawn = [_requests(engine, rng) for engine in engines]
+    times_s, inputs, outputs = map(np.concatenate, zip(*drawn, strict=True))
+    if not len(times_s):
         raise TraceError(
             "no request was in flight or finished in that time",
             hint="Choose a busier time with --from and --to.",
         )
-    rows.sort()
-    origin_s = rows[0][0]
-    requests = [
-        TraceRequest(
-            row=row,
-            arrival_s=round(at_s - origin_s, 6),
-            input_length=input_length,
-            output_length=output_length,
-            replica=replica if len(until_s) > 1 else None,
-        )
-        for row, (at_s, input_length, output_length, replica) in enumerate(rows)
-    ]
+    order = np.argsort(times_s)
+    origin_s = float(times_s[order[0]])
+    columns = {"input_length": inputs, "output_length": outputs}
+    if len(until_s) > 1:
+        columns["replica"] = np.repeat(replicas, [len(arrivals_s) for arrivals_s, *_ in drawn])
+    table = pa.table(
+        {
+            "timestamp": np.round((times_s[order] - origin_s) * 1000, 3),
+            **{key: pa.array(column[order], pa.int32()) for key, column in columns.items()},
+        }
+    )
     header = TraceHeader(
         source="prometheus",
         model=engines[0].model or None,
         time_origin=date_of(origin_s * 1000),
-        rows_read=len(requests),
-        rows_kept=len(requests),
+        rows_read=len(table),
+        rows_kept=len(table),
         # vLLM does not count requests whose client left
         missing=("aborts", "errors", "ends", "hash_ids", "session_id", "n", "max_tokens"),
         notes=(
@@ -255,11 +257,11 @@ def _drawn(engines: list[Engine], seed: int) -> Trace:
             f"scraped every {engines[0].scrape_s:g} s: bursts within are unknown",
         ),
     )
-    return Trace.of(header, requests)
+    return Trace(header, table)
 
 
-def _requests(engine: Engine, rng: np.random.Generator) -> Iterator[tuple[float, int, int]]:
-    """Yield arrival, prompt and output of each request, in order of arrival.
+def _requests(engine: Engine, rng: np.random.Generator) -> tuple[Floats, Ints, Ints]:
+    """Return arrival, prompt and output of each request, in order of arrival.
 
     Between two scrapes as many arrive as finish, and as many more as are then in flight. The k-th
     to arrive is taken for the k-th to finish.
@@ -279,7 +281,7 @@ def _requests(engine: Engine, rng: np.random.Generator) -> Iterator[tuple[float,
     known = min(len(times_s), len(inputs), len(outputs))
     others = rng.integers(0, known, len(times_s) - known) if known else np.zeros(0, np.int64)
     chosen = np.concatenate((np.arange(known), others))
-    return zip(times_s.tolist(), inputs[chosen].tolist(), outputs[chosen].tolist(), strict=False)
+    return times_s[: len(chosen)], inputs[chosen], outputs[chosen]
 
 
 def _lengths(engine: Engine, name: str, rng: np.random.Generator) -> Ints:

@@ -10,11 +10,11 @@ from tuner.traffic.summary import TrafficSummary
 from tuner.traffic.trace_warnings import trace_warnings
 from tuner.views.page import Column, Page, Section, Table
 
-SPREADS = (
+SPREADS = [
     Column("tokens", " "),
     Column("mean", "mean", "number"),
     *(Column(name, name, "count") for name in ("p50", "p90", "p95", "p99", "max")),
-)
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def trace_page(report: TraceReport) -> Page:
     if shares is not None:
         each = f"{min(shares.requests):,} to {max(shares.requests):,} requests each"
         most = f"busiest: {_headline(shares.busiest)}"
-        facts.append(("replicas", f"{len(shares.requests)} replicas, {each}; {most}"))
+        facts.append(("replicas", f"{len(shares.requests)} servers, {each}; {most}"))
     rows: dict[str, Distribution | None] = {
         "input tokens": traffic.input_tokens,
         "output tokens": traffic.output_tokens,
@@ -110,7 +110,7 @@ def trace_page(report: TraceReport) -> Page:
         **{f"in flight at {s * 1000:.0f} ms/token": each for s, each in traffic.band.items()},
     }
     spreads = [[name, *asdict(each).values()] for name, each in rows.items() if each is not None]
-    table = Table(list(SPREADS), spreads, caption="Lengths in tokens; concurrency")
+    table = Table(SPREADS, spreads, caption="Lengths in tokens; concurrency")
     return Page(
         subject=f"Trace {report.place}",
         title=f"{report.place}: {_headline(traffic)}",

@@ -115,7 +115,7 @@ def test_replicas_that_the_trace_knows_are_shown(tmp_path: Path) -> None:
     rows = [row(i * 1000, e2e_ms=1500, replica=2_000_000_000 * (i % 3 == 0)) for i in range(99)]
     path = write_lines(tmp_path / "t", HEADER, *rows)
     assert shown(tmp_path, path)["per_replica"]["requests"] == [66, 33]
-    assert "2 replicas, 33 to 66 requests each" in text(run(tmp_path, "trace show", path))
+    assert "2 servers, 33 to 66 requests each" in text(run(tmp_path, "trace show", path))
 
 
 def test_a_trace_of_failures_is_shown(tmp_path: Path) -> None:
