@@ -83,6 +83,7 @@ def trace_json(report: TraceReport) -> dict[str, Any]:
 def trace_page(report: TraceReport) -> Page:
     """Return what a trace holds."""
     traffic, header, part, shares = report.traffic, report.trace.header, report.part, report.shares
+    warnings = report.warnings
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in header.dropped.items())
     more = f", dropped: {dropped}" if dropped else ""
     cv = "-" if traffic.interarrival_cv is None else f"{traffic.interarrival_cv:.2f}"
@@ -90,7 +91,7 @@ def trace_page(report: TraceReport) -> Page:
     facts = [
         ("source", f"{header.source}, model {header.model}" if header.model else header.source),
         ("rows", f"{header.rows_read:,} read, {header.rows_kept:,} kept{more}"),
-        *(("note", note) for note in header.notes if note not in report.warnings),
+        *(("note", note) for note in header.notes if note not in warnings),
         ("arrivals", f"gaps have CV {cv} (1 = Poisson), at most {peaks}"),
     ]
     if traffic.prefix_share is not None:
@@ -116,7 +117,7 @@ def trace_page(report: TraceReport) -> Page:
         title=f"{report.place}: {_headline(traffic)}",
         facts=facts,
         sections=[Section("Traffic", tables=[table])],
-        warnings=report.warnings,
+        warnings=warnings,
     )
 
 
