@@ -165,7 +165,7 @@ class _Guess:
         self.wanted = self._wanted()
         self.found: dict[Role, Column] = {}
         self.token_ms: float | None = None
-        self.uncounted = UnclearError("")
+        self.uncounted: UnclearError | None = None
         """What to say of times that count from some start in a unit that nothing names."""
 
     def format(self) -> Format:
@@ -243,7 +243,7 @@ class _Guess:
         if fitting:
             dated = [column for column in fitting if column.is_dated]
             self.found[role] = self._one_of(role, dated or fitting)
-        elif wanted and not self.uncounted.args[0]:
+        elif wanted and self.uncounted is None:
             raise UnclearError(f"{wanted} cannot be {role} by its values")
 
     def _one_of(self, role: Role, fitting: list[Column]) -> Column:
@@ -470,7 +470,7 @@ class _Guess:
 
     def _without(self, missing: Sequence[Role]) -> UnclearError:
         """Return what to say where roles have no column."""
-        if self.uncounted.args[0] and [*missing] == ["timestamp"]:
+        if self.uncounted is not None and [*missing] == ["timestamp"]:
             return self.uncounted
         what = f"no column for {', '.join(sorted(missing))}"
         for heading in self.opened.headings:
