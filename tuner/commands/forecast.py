@@ -49,11 +49,6 @@ def show(job: "Job", command: str) -> None:
         "engine": ", ".join(f"{key}={value}" for key, value in arguments.items()),
     }
     document = {"dry_run": True, "facts": facts, "engine_arguments": arguments, "next": command}
-    if isinstance(memory, ModelMemory):
-        facts["model"] = (
-            f"{_size(memory.weight_bytes)} of weights, {_size(memory.kv_bytes_per_token)} of KV "
-            "cache a token"
-        )
     if isinstance(cache, str):
         facts["memory"] = f"KV blocks are not known: {cache}"
     else:

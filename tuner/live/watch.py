@@ -226,8 +226,9 @@ class Watch:
         self.most_running = max(self.most_running, float(running.max()))
         values = {
             "rate": rate_rps * self.twin.length_s / len(stored),
-            "input_length": counted.mean(prometheus.PROMPT) / float(stored.input_length.mean()),
-            "output_length": counted.mean(prometheus.OUTPUT) / float(stored.output_length.mean()),
+            "input_length": counted.mean(prometheus.PROMPT) / max(1.0, stored.input_length.mean()),
+            "output_length": counted.mean(prometheus.OUTPUT)
+            / max(1.0, stored.output_length.mean()),
             "prefix_share": prefix_share(counted),
         }
         if not self.runs_another_cap:  # its batches are not the twin's
@@ -272,7 +273,7 @@ class Watch:
         contention = 1.0 if front_end is None else front_end.contention
         first_tokens = counted.get(f"{prometheus.FIRST_TOKEN_S}_count") / counted.engines
         prompts = first_tokens / length_s * gap_s  # in an iteration
-        return gap_s / (contention * (decoding_s + prompts * prompt_s))
+        return gap_s / max(1e-9, contention * (decoding_s + prompts * prompt_s))
 
     def choose_again(self) -> None:
         """Look whether today's traffic would choose another cap: the profile's, as often and as
