@@ -71,12 +71,12 @@ def model_mismatch(profile: ServingProfile, served: Sequence[ServedModel]) -> Mo
 
 
 def _is_same(profile: ServingProfile, served: ServedModel) -> bool:
-    names = {profile.model, models.model_path(profile.model), profile.provenance.model}
-    if served.root in names or served.repository is not None:
-        return served.root in names or served.repository in names  # whatever it is called
+    ours = {profile.model, models.model_path(profile.model), profile.provenance.model}
+    if served.root in ours or served.repository is not None:
+        return served.root in ours or served.repository in ours  # whatever it is called
     given = profile.engine.get("served_model_name")
-    called = {given} if isinstance(given, str) else set(given) if isinstance(given, list) else set()
-    return served.name in names | called
+    called = given if isinstance(given, list) else [given]
+    return served.name in ours or served.name in called
 
 
 class _Models(Struct):

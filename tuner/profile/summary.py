@@ -232,20 +232,15 @@ def _load(profile: ServingProfile, given: CapNumbers) -> Iterator[str]:
     if given.attainment < LOW:
         yield "too much for one server"
         return
-    validity, shares, load = profile.validity, [], profile.validity.validated_load
-    is_ok, raised = (
-        load > 1.0,
-        max(profile.promise.predicted, key=lambda each: each.load, default=None),
-    )
-    if raised is not None and raised.load > 1.0:
-        shares.append(f"{percent(raised.attainment)} meet the SLO (predicted)")
-        is_ok, load = is_ok and holds(given.attainment, raised.attainment), raised.load
-    if validity.headroom_attainment is not None:
-        shares.append(f"{percent(validity.headroom_attainment)} in the part that was replayed")
-    begin = f"OK up to {load:g}x" if is_ok else f"at {load:g}x"
-    is_known = is_ok or shares
-    text = ": ".join(filter(None, [f"{begin} the recorded load", ", ".join(shares)]))
-    yield text if is_known else "more load was not tried"
+    load, predicted = profile.validity.validated_load, profile.promise.predicted
+    raised = next((each for each in predicted if each.load > 1.0), None)
+    share = "" if raised is None else f"{percent(raised.attainment)} meet the SLO (predicted)"
+    if load > 1.0 and (raised is None or holds(given.attainment, raised.attainment)):
+        yield f"OK up to {load:g}x the recorded load" + f": {share}" * bool(share)
+    elif raised is not None:
+        yield f"at {raised.load:g}x the recorded load: {share}"
+    else:
+        yield "more load was not tried"
 
 
 def _checked(profile: ServingProfile, given: CapNumbers) -> Iterator[str]:
