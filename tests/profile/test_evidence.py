@@ -142,13 +142,15 @@ CONTENT = pack(view(50))
         edited(CONTENT, facts=json.dumps({"shape": {}}).encode()),
         edited(CONTENT, sizes=array(np.array([0, 8, 4]))),
         edited(CONTENT, sizes=array(np.array([0, 10**12]))),
+        edited(CONTENT, sizes=array(np.zeros(0)), laws=array(np.ones((2, 5)))),
+        edited(CONTENT, slowdown=array(np.zeros(8)).replace(b"(8,)", b"(10000000000000,)")[:128]),
         edited(CONTENT, slowdown=array(np.array([0.0, np.nan]))),
         edited(CONTENT, input_length=array(np.zeros(3, "u4"))),
         edited(CONTENT, gaps_s=array(np.zeros(2**23))),
         edited(CONTENT, gaps_s=array(np.array([{}], object))),
     ],
-    ids=["empty", "nonsense", "cut", "deep", "facts", "order", "huge", "nan", "short", "bomb",
-         "pickle"],
+    ids=["empty", "nonsense", "cut", "deep", "facts", "order", "huge", "no sizes", "vast",
+         "nan", "short", "bomb", "pickle"],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused_with_its_place(content: bytes) -> None:
     with pytest.raises(ProfileError, match=r"p\.evidence: makes no sense"):

@@ -32,6 +32,11 @@ MOST_UNPACKED = 16 * 2**20
 """Bytes: forty times what a sweep keeps."""
 MOST_SEQS = 65_536
 """Of a law's batch sizes: each is tabulated."""
+NO_SENSE = (
+    ValueError, LookupError, TypeError, AttributeError, OSError, MemoryError, RecursionError,
+    zipfile.BadZipFile,
+)  # fmt: skip
+"""What the content of a stranger's file may raise."""
 COLUMNS = ("gaps_s", "input_length", "output_length", "cached_length")
 """Of the traffic."""
 
@@ -136,7 +141,7 @@ def unpack(content: bytes, *, source: str, behind: FrontEndSection | None = None
     try:
         with zipfile.ZipFile(BytesIO(content)) as archive:
             if sum(each.file_size for each in archive.infolist()) > MOST_UNPACKED:
-                raise ValueError("it is too large")  # noqa: TRY301 - one message for all
+                raise ValueError("it is too large")
             facts = msgspec.json.decode(archive.read("facts.json"), type=Facts)
         with np.load(BytesIO(content), allow_pickle=False) as arrays:
             gaps_s, *lengths = (arrays[name].astype("<f8") for name in COLUMNS)
@@ -145,7 +150,7 @@ def unpack(content: bytes, *, source: str, behind: FrontEndSection | None = None
         _check(facts, sizes, [laws, gaps_s, *lengths, slowdown])
         law, *drawn = (_law(row, sizes) for row in laws)
         traffic = Traffic(np.cumsum(gaps_s), *(each.astype(np.int64) for each in lengths))
-    except (ValueError, KeyError, TypeError, OSError, zipfile.BadZipFile, RecursionError) as error:
+    except NO_SENSE as error:
         raise ProfileError(
             f"{source}: makes no sense ({str(error)[:100]})",
             hint="Restore the file as tuner wrote it, or run tuner sweep again.",
