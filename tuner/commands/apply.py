@@ -76,14 +76,14 @@ def run(options: ApplyOptions) -> None:
     except ByHandError as problem:
         flags = " ".join(fit.to_paste(profile))
         raise ByHandError(str(problem), hint=f"{problem.hint} {flags}") from None
-    is_dry_run = options.dry_run or edit.refused is not None
-    warnings, copy = list(edit.warnings), None
+    warnings, copy, refused = list(edit.warnings), None, edit.refused
+    if refused is None and options.check and edit.new != edit.old:
+        refused = GateError(
+            f"{edit.path}: is not as the profile has it",
+            hint="tuner apply without --check writes it.",
+        )
+    is_dry_run = options.dry_run or refused is not None
     if not is_dry_run and edit.new != edit.old:
-        if options.check:
-            raise GateError(
-                f"{edit.path}: is not as the profile has it",
-                hint="tuner apply without --check writes it; --dry-run shows the change.",
-            )
         if edit.old is not None and (links := files.resolve(edit.path).stat().st_nlink - 1):
             warnings.append(f"hard links to the old content of {edit.path} remain: {links}")
         was = None if edit.old is None else edit.old.encode()
@@ -96,8 +96,8 @@ def run(options: ApplyOptions) -> None:
         _print(_diff(edit) if is_dry_run else _summary(edit, profile, copy))
         if is_dry_run and edit.new == edit.old:
             sys.stderr.write(f"{printable(str(edit.path))}: nothing to change\n")
-    if edit.refused is not None:
-        raise edit.refused
+    if refused is not None:
+        raise refused
 
 
 def _given(options: ApplyOptions, names: str) -> list[str]:
@@ -111,16 +111,15 @@ def _given(options: ApplyOptions, names: str) -> list[str]:
 
 def _check_usage(options: ApplyOptions) -> None:
     """Raise UsageError for options that contradict each other."""
-    modes, kinds = _given(options, "rollback dry_run check"), [*KINDS, *monitor.KINDS]
-    if len(modes) > 1:
-        raise UsageError(f"{' and '.join(modes)} exclude each other", hint="Use one at a time.")
-    if options.rollback is not None and _given(options, f"profile file to selector {_OF_A_SERVER}"):
+    others = _given(options, f"profile file to selector dry_run check {_OF_A_SERVER}")
+    if options.rollback is not None and others:
         hint = f"tuner apply --rollback {options.rollback}"
-        raise UsageError("--rollback takes the file and nothing else", hint=hint)
+        raise UsageError(f"--rollback and {others[0]} exclude each other", hint=hint)
     if options.rollback is None and options.profile is None:
         hint = "tuner apply profile.yaml [FILE]; tuner sweep writes one."
         raise UsageError("which profile?", hint=hint)
-    if options.to is not None and options.to not in kinds:
+    kinds = [*KINDS, *monitor.KINDS]
+    if options.to not in {None, *kinds}:
         raise UsageError(f"no kind of file {options.to!r}", hint=f"One of {', '.join(kinds)}.")
 
 

@@ -13,7 +13,7 @@ _SETTING = re.compile(
     rf"(?P<value>(?:{_JOINED.pattern}|[^\n])*?))[ \t\r]*$",
     re.MULTILINE,
 )
-_VARIABLE = re.compile(
+VARIABLE = re.compile(
     r"^\ufeff?[ \t]*(?:export[ \t]+)?(?P<name>\w+)=(?P<quote>['\"]?)(?P<value>[^\n]*?)(?P=quote)"
     r"[ \t\r]*$",
     re.MULTILINE,
@@ -56,7 +56,7 @@ def _of_unit(raw: str, env: dict[str, str], image: str) -> Launch | None:
 
 def in_variables(text: str) -> list[Server]:
     """Return the servers whose flags a file of variables holds."""
-    servers, lines = list[Server](), list(_VARIABLE.finditer(text))
+    servers, lines = list[Server](), list(VARIABLE.finditer(text))
     names = [each["name"] for each in lines]
     for each in lines:
         name, value = each["name"], each["value"]

@@ -17,6 +17,7 @@ from tuner.engines.vllm.flags import canonical
 from tuner.engines.vllm.values import typed
 from tuner.errors import TargetError
 from tuner.rollout.edit import end_of_line
+from tuner.rollout.in_lines import VARIABLE
 from tuner.rollout.known import FACTS, NAMES, are_vllms, has_vllms_flag, may_have_vllm, starts_vllm
 from tuner.rollout.server import Chart, Near, Server, Span, UnreadableError
 from tuner.rollout.words import Launch, filled, read_flags, reading, split, vllm_in
@@ -28,6 +29,9 @@ Find = Callable[[PurePath, str, Near], list[Server]]
 _COMMANDS = ("entrypoint", "command", "args")
 _DOCKER = {"services", "containerdefinitions"}
 """What is in these hands ``command`` to the image's own program; Kubernetes replaces that."""
+
+_OF_A_SERVER = {"vllmConfig", "engine_kwargs"}
+"""Keys of mappings that have no name of their own."""
 
 _FLAGS = re.compile(r"(?i)(?:args|arguments|flags|options)$")
 
@@ -135,10 +139,7 @@ class _Reader:
         if get(root, "kind") is not None or not isinstance(services, yaml.MappingNode):
             self.walk(root, _Place())
             return
-        lines = re.finditer(
-            r"(?m)^[ \t]*(?:export[ \t]+)?(\w+)=(['\"]?)(.*?)\2[ \t]*\r?$", self.near(".env") or ""
-        )
-        env = {each[1]: each[3] for each in lines}
+        env = {each["name"]: each["value"] for each in VARIABLE.finditer(self.near(".env") or "")}
         for _, node in nodes_of(root):
             if isinstance(node, yaml.ScalarNode):
                 node.value = filled(node.value.replace("$$", "\0"), env)
@@ -165,13 +166,11 @@ class _Reader:
         self.commands(node, place)
         self.keyed(node, place)
         for key, value in pairs(node).items():
-            keeps_name = key in {"vllmConfig", "engine_kwargs"} or isinstance(
-                value, yaml.SequenceNode
-            )
+            is_list = isinstance(value, yaml.SequenceNode)
             inner = replace(
                 place,
                 keys=(*place.keys, key),
-                name=place.name if keeps_name else key,
+                name=place.name if is_list or key in _OF_A_SERVER else key,
                 is_docker=place.is_docker or key.lower() in _DOCKER,
             )
             if key.lower() != "initcontainers":
@@ -268,10 +267,8 @@ class _Reader:
         arguments, dropped, extra = dict[str, ArgumentValue](), list[object](), None
         for key, value_node in pairs(node).items():
             value = yaml_strict.construct(value_node, source=self.source, error=TargetError)
-            value, (name, is_off) = (
-                typed(value) if isinstance(value, str) else value,
-                argument_of(key),
-            )
+            value = typed(value) if isinstance(value, str) else value
+            name, is_off = argument_of(key)
             if chart in {"own", "stack"} and name == "extra_args" and items(value_node):
                 extra = value_node
             elif not chart and (value is False or value is None):
