@@ -31,8 +31,7 @@ from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.server.start import ServerStarter
 from tuner.profile.profile import load as load_profile
 from tuner.profile.summary import milliseconds, minutes, percent, promised
-from tuner.replay.plan import PlannedRequest
-from tuner.replay.replay import CutRule, replay
+from tuner.replay.replay import CutRule, PlannedRequest, replay
 from tuner.trace.encode import lines_of
 from tuner.trace.trace import load
 from tuner.traffic.prompts import prompt_token_ids

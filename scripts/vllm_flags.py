@@ -16,7 +16,7 @@ from importlib.metadata import version
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
-from tuner.engines.vllm.arguments import flags
+from tuner.engines.vllm.config import flags
 from tuner.engines.vllm.flags import FLAGS, READ_FROM, TABLE
 
 

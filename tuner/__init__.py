@@ -19,7 +19,7 @@ in, what goes out, and what it may touch.
     commands  the command line: options, and what each command does with them
 
 One walk through them. A row of a trace (trace/formats) becomes a request (trace/trace.py); a window
-of requests (traffic/window.py) becomes a plan (replay/plan.py) that is replayed on an engine
+of requests (traffic/window.py) becomes a plan (replay/replay.py) that is replayed on an engine
 (replay/replay.py, engines/seam.py). The engine's iterations become a step-time law (twin/law.py),
 the law and vLLM's scheduler a twin that replays the whole trace at every cap (twin/simulation.py),
 the twin a verdict (twin/verdict.py), the verdict a profile (profile/profile.py), and the profile a

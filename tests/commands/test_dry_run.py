@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fake_nvml import GIB, Card, install
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
-from tuner.commands.forecast import cache_of
-from tuner.engines.models.memory import ModelMemory, memory_of
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
 
@@ -52,39 +49,3 @@ def test_of_a_real_engine_it_takes_neither_vllm_nor_torch(folder: Path) -> None:
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def config(**changes: object) -> dict[str, object]:
-    return {
-        "model_type": "llama", "hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 3,
-        "num_key_value_heads": 1, "intermediate_size": 16, "vocab_size": 10,
-        "torch_dtype": "bfloat16", **changes,
-    }  # fmt: skip
-
-
-def of_config(tmp_path: Path, content: object, **arguments: str) -> ModelMemory | str:
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    return memory_of({"model": str(tmp_path), **arguments})
-
-
-def test_weights_and_kv_cache_are_counted_from_the_config(tmp_path: Path) -> None:
-    attention = 8 * 4 * (2 * 2 + 2 * 1)  # queries and outputs of 2 heads, keys and values of 1
-    layer = attention + 3 * 8 * 16 + 2 * 8
-    weights = 3 * layer + 2 * 8 * 10 + 8
-    assert of_config(tmp_path, config()) == ModelMemory(2 * weights, 2 * 3 * 1 * 4 * 2)
-    eight_bits = of_config(tmp_path, config(), kv_cache_dtype="fp8")
-    assert eight_bits == ModelMemory(2 * weights, 2 * 3 * 1 * 4)
-
-
-@pytest.mark.parametrize(
-    ("total", "source"),
-    [(10 * GIB, "92% of 1 x 10.0 GiB less weights"), (None, "no GPU here whose memory")],
-)
-def test_the_cache_of_a_gpu_is_vllms_share_of_its_memory_where_it_tells_that(
-    total: int | None, source: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(monkeypatch, Card("GPU-a", memory_total=total))
-    monkeypatch.setattr("tuner.engines.provenance.is_cpu_build", lambda: False)
-    model = ModelMemory(weight_bytes=GIB, kv_bytes_per_token=1024)
-    result = cache_of({}, model)
-    assert source in (result if isinstance(result, str) else result.source)

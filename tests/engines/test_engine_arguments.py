@@ -48,16 +48,6 @@ def test_a_model_that_would_be_a_flag_is_refused_whoever_names_it(base: Path) ->
 
 
 @pytest.mark.vllm
-def test_the_opposite_of_a_switch_is_that_switch(base: Path) -> None:
-    off = {"model": "tuner:tiny", "enable_prefix_caching": False}
-    for text in ("disable_prefix_caching=true", "no-enable-prefix-caching=true"):
-        assert arguments(None, text) == off
-    assert arguments(None, "disable-prefix-caching=false")["enable_prefix_caching"] is True
-    base.write_text("disable-prefix-caching: true\n")
-    assert arguments(base) == off
-
-
-@pytest.mark.vllm
 def test_a_serve_config_is_read_as_vllm_reads_it(base: Path) -> None:
     base.write_text(
         """\

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import iterations, record, replay_of
-from tuner.replay.iterations import batch_times
-from tuner.replay.numbers import measure
+from tuner.replay.numbers import batch_times, measure
 from tuner.traffic.slo import Slo
 
 LAX = Slo(ttft_s=100.0)

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 
 from tuner.engines.sim.virtual_time import run
-from tuner.replay.readings import while_reading
+from tuner.replay.device_use import while_reading
 from tuner.replay.records import DEVICE
 
 

@@ -7,14 +7,12 @@ import pytest
 
 from tests.support.builders import request, rows_of
 from tuner.engines.seam import EngineRequest, Reply
-from tuner.engines.sim.engine import SimEngine
-from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.start import SimEngine, SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldStep
 from tuner.errors import EngineError
-from tuner.replay.plan import PlannedRequest, plan_requests
 from tuner.replay.records import Replay
-from tuner.replay.replay import CutRule, replay
+from tuner.replay.replay import CutRule, PlannedRequest, plan_requests, replay
 from tuner.traffic.schedule import Tick, holding
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window

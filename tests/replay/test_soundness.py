@@ -8,8 +8,7 @@ import pytest
 from tests.replay.test_replay import NEVER_CUT, SECOND_A_STEP, planned
 from tests.support.builders import facts, iterations, record, replay_of
 from tuner.engines.seam import IterationLog
-from tuner.engines.sim.engine import SimEngine
-from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.start import SimEngine, SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.replay.records import Replay
 from tuner.replay.soundness import flaws_of, replay_soundly, stalls

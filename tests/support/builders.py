@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from tuner.engines.seam import ITERATION, UNKNOWN, EngineFacts, IterationLog
-from tuner.replay.iterations import BatchTime, KvCacheUsage
-from tuner.replay.numbers import Measurement, Spread
+from tuner.replay.numbers import BatchTime, KvCacheUsage, Measurement, Spread
 from tuner.replay.records import REQUEST, Replay, Requests, e2el_s, queue_s, ttft_s
 from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import TraceRequest

@@ -4,8 +4,7 @@ import pytest
 
 from tests.support.builders import measurement
 from tuner.errors import UsageError
-from tuner.replay.iterations import KvCacheUsage
-from tuner.replay.numbers import Spread
+from tuner.replay.numbers import KvCacheUsage, Spread
 from tuner.traffic.requirements import parse_requirement
 
 SPREAD = Spread(mean=0.1, p50=0.2, p90=0.3, p95=0.4, p99=0.5)

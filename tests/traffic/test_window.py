@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.builders import request
 from tuner.errors import TraceError
-from tuner.replay.plan import plan_requests
+from tuner.replay.replay import plan_requests
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.sampling import choose_part, in_window
 from tuner.traffic.window import Part, Window, parse_duration_s

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.builders import block, flat, hopeless, measurement, request
-from tuner.replay.iterations import BatchTime
+from tuner.replay.numbers import BatchTime
 from tuner.runs.ladder import next_trial
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import FASTEST

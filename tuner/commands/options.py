@@ -29,7 +29,6 @@ class SweepOptions:
     model: str | None = None
     base: Path | None = None
     overrides: tuple[str, ...] = ()
-    sampling: str | None = None
     world: Path | None = None
     ray: str | None = None
     ceiling: int = 32

@@ -22,7 +22,6 @@ from tuner.engines import provenance
 from tuner.engines.devices import DeviceMeter, gpus_of
 from tuner.engines.engine_arguments import engine_arguments, stated_number
 from tuner.engines.models import shipped as models
-from tuner.engines.sampling import parse_sampling
 from tuner.engines.seam import Starter
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
@@ -57,7 +56,7 @@ from tuner.views.text import print_json, print_page
 AGAIN = Path("again.yaml")
 """Where the profile of a run that is decided again may go: the run keeps its own."""
 IN_PLAN = (
-    *("window", "step", "router", "sampling"),
+    *("window", "step", "router"),
     *("ceiling", "slo", "require", "headroom", "budget"),
 )
 """Options that every measurement rests on."""
@@ -170,12 +169,9 @@ def job_on(options: SweepOptions, trace: Trace, starter: Starter, began_s: float
 
 def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
     """Return what starts engines. Raises UsageError for options that do not go together."""
-    sampling = parse_sampling(options.sampling)
     if options.world is not None:
-        if sampling or options.overrides:
-            raise UsageError(
-                "--sampling and --set are for a real engine", hint="Write it into the world file."
-            )
+        if options.overrides:
+            raise UsageError("--set is for a real engine", hint="Write it into the world file.")
         from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
         from tuner.engines.sim.world import read_world  # noqa: PLC0415
 
@@ -191,7 +187,7 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
     ranks = given if isinstance(given, int) else 1
     if ranks > 1:  # how ranks find each other is nothing to one of them
         arguments = {k: v for k, v in arguments.items() if not k.startswith("data_parallel_")}
-    return VllmStarter(arguments, ranks=ranks, sampling=sampling)
+    return VllmStarter(arguments, ranks=ranks)
 
 
 def _stated(options: SweepOptions, name: str) -> int | None:

@@ -29,7 +29,7 @@ from tuner.profile import served_models
 from tuner.profile.evidence import StoredTwin, twin_of
 from tuner.profile.profile import ServingProfile, keep
 from tuner.profile.profile import load as load_profile
-from tuner.replay.readings import Read
+from tuner.replay.device_use import Read
 from tuner.runs.verify import Verification, Verified, verify, window_of
 from tuner.system import http
 from tuner.trace.trace import TraceRequest, load

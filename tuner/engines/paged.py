@@ -3,9 +3,12 @@
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
+
+import psutil
 
 from tuner.engines import devices, provenance
 from tuner.engines.page import SERVED, About, Page, name_of
@@ -16,14 +19,19 @@ from tuner.engines.seam import (
     Reply,
     RequestFailedError,
 )
-from tuner.engines.timeouts import HangWatch
 from tuner.engines.vllm.start import Resolved
-from tuner.errors import EngineError
+from tuner.errors import EngineError, StoodStillError
 
 WARM_UPS = 8
 """Requests that are sent before the others."""
 
 WARM_UP_TOKENS = 8
+
+FIRST_S, HANG_S = 600.0, 120.0
+"""An engine that has work hangs after so long without progress: kernels are compiled for the first
+prompt; later an iteration may take a minute on a slow machine."""
+
+_WATCH_S = 0.5
 
 _LOOK_S = 0.002
 """Between two looks whether an engine is idle: there is no event for it."""
@@ -40,14 +48,14 @@ class PagedEngine(ABC):
         self._replies: dict[int, Reply] = {}
         """By the request's number: those that the log has still to complete."""
 
-        self._in_flight = self._tokens = 0
-        self._watch = HangWatch(lambda: page.iterations + self._tokens, self._end, pids=pids)
+        self._in_flight = 0
+        self._watch = HangWatch(lambda: page.iterations, self._end, pids=pids)
         self._cause: EngineError | None = None
         """Why tuner has ended it."""
 
     @abstractmethod
     async def _ask(self, name: str, request: EngineRequest, reply: Reply) -> None:
-        """Send a request of this name and fill ``reply``, counting what comes in ``_tokens``.
+        """Send a request of this name and fill ``reply``.
 
         Raises RequestFailedError, once it shows in ``_death`` if the engine has died of it.
         """
@@ -59,6 +67,10 @@ class PagedEngine(ABC):
     @abstractmethod
     def _kill(self) -> None:
         """End its processes at once."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """See the seam."""
 
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
         """See the seam."""
@@ -103,13 +115,18 @@ class PagedEngine(ABC):
                     setattr(reply, name, each[name].item())
         return log
 
-    async def warm_up(self, begun_s: float) -> None:
-        """Send the first requests, whose cost is not the others', and forget them."""
-        length = min(WARM_UP_TOKENS, self.facts.max_model_len // 2)
-        request = EngineRequest([1] * length, length)
-        await asyncio.gather(*(self.generate(request, Reply()) for _ in range(WARM_UPS)))
-        await self.prepare()
-        self._watch.begin()
+    async def begin(self, resolved: Resolved, *, engine: str, begun_s: float) -> None:
+        """Take its facts, and send the first requests, whose cost is not the others'. It is stopped
+        where that fails."""
+        try:
+            self.facts = facts_of(resolved, self._page.about(), engine=engine)
+            length = min(WARM_UP_TOKENS, self.facts.max_model_len // 2)
+            request = EngineRequest([1] * length, length)
+            await asyncio.gather(*(self.generate(request, Reply()) for _ in range(WARM_UPS)))
+            await self.prepare()
+        except BaseException:
+            await self.stop()
+            raise
         start_s = asyncio.get_running_loop().time() - begun_s
         self.facts = replace(self.facts, start_s=start_s)
 
@@ -158,3 +175,67 @@ def facts_of(resolved: Resolved, about: About, *, engine: str) -> EngineFacts:
         cautions=about.cautions,
         unmodelled=about.unmodelled,
     )
+
+
+class HangWatch:
+    """Ends an engine that has work and makes no progress for too long.
+
+    ``progress`` returns a number that changes with every iteration or token; ``end`` ends the
+    engine, so that whoever waits for it gets the error; ``pids`` are its processes.
+    """
+
+    def __init__(
+        self,
+        progress: Callable[[], int],
+        end: Callable[[StoodStillError], None],
+        *,
+        pids: Sequence[int] = (),
+    ) -> None:
+        self._progress, self._end, self._pids = progress, end, pids
+        self._at_first = progress()
+        self._waiting = 0
+        self._watching: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def over(self) -> Iterator[None]:
+        """Watch the engine while somebody waits for it."""
+        self._waiting += 1
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            if not self._waiting and self._watching is not None:
+                self._watching.cancel()
+                self._watching = None
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        seen, looked_s, still_s = self._progress(), loop.time(), 0.0
+        while still_s <= (FIRST_S if seen == self._at_first else HANG_S):
+            await asyncio.sleep(_WATCH_S)
+            # what is longer than that we have stood still ourselves
+            still_s += min(loop.time() - looked_s, 2 * _WATCH_S)
+            looked_s = loop.time()
+            if (now := self._progress()) != seen:
+                seen, still_s = now, 0.0
+        problem = f"The engine stands still: no iteration for {still_s:.0f} s with work waiting"
+        self._end(
+            StoodStillError(
+                f"{problem}{self._stopped()}",
+                hint="See its log, and what the kernel and the driver say (dmesg); then tuner "
+                "resume.",
+                seconds=still_s,
+            )
+        )
+
+    def _stopped(self) -> str:
+        """Say which of its processes a signal has stopped."""
+        for pid in self._pids:
+            with suppress(psutil.Error):
+                process = psutil.Process(pid)
+                for each in (process, *process.children(recursive=True)):
+                    if each.status() == psutil.STATUS_STOPPED:
+                        return f": process {each.pid} was stopped by a signal"
+        return ""

@@ -1,13 +1,12 @@
-"""The parameters by which tokens are drawn while it is measured: ``--sampling``. Pure.
+"""The parameters by which tokens are drawn while it is measured. Pure.
 
 Drawing takes time in every iteration. So it is done as in production: by the model's generation
-configuration, and what the option adds.
+configuration, or as the profile that is verified was measured.
 """
 
 from collections.abc import Iterator, Mapping
 
 from tuner.engines.arguments import ArgumentValue
-from tuner.errors import UsageError
 
 Sampling = Mapping[str, float]
 """vLLM's sampling parameters by their names."""
@@ -24,23 +23,6 @@ _RANGES = {
     "frequency_penalty": (-2.0, 2.0),
 }
 """Parameter → least and most; a range of whole numbers takes no others."""
-
-
-def parse_sampling(text: str | None) -> dict[str, float]:
-    """Read ``temperature=0.7,top_p=0.9``. Raises UsageError.
-
-    >>> parse_sampling("temperature=0.7, top_k=20")
-    {'temperature': 0.7, 'top_k': 20}
-    """
-    hint = f"Give some of {', '.join(_RANGES)}, as in temperature=0.7,top_p=0.9."
-    pairs = [part.partition("=") for part in text.split(",")] if text is not None else []
-    try:
-        result = {name.strip(): float(written) for name, _, written in pairs}
-    except ValueError as problem:
-        raise UsageError(f"--sampling {text}: {problem}", hint=hint) from None
-    for fault in faults(result):
-        raise UsageError(f"--sampling {text}: {fault}", hint=hint)
-    return as_sent(result)
 
 
 def sampled(

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tuner.engines import devices, provenance, seam
-from tuner.engines.timeouts import started_in_time
 from tuner.engines.vllm import failure
 from tuner.engines.vllm.core_process import CoreContext
-from tuner.engines.vllm.start import VllmStarter
+from tuner.engines.vllm.start import VllmStarter, started_in_time
 from tuner.errors import EngineError
 
 _LOOK_S = 0.01

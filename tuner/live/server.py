@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Struct
 
 from tuner.engines.seam import ArgumentValue
-from tuner.engines.vllm.values import typed
+from tuner.engines.vllm.flags import typed
 from tuner.errors import InputError
 from tuner.live import prometheus
 from tuner.live.prometheus import ServerMetrics

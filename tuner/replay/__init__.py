@@ -2,5 +2,5 @@
 
 In come planned requests and a running engine; out go a record for each request, the engine's
 iterations, the device's readings, and a measurement made of them. It may touch the engine it is
-given, the clock and the device; ``iterations``, ``numbers`` and ``records`` are pure.
+given, the clock and the device; ``numbers`` and ``records`` are pure.
 """

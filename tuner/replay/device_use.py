@@ -1,7 +1,9 @@
-"""The use of a device, from its readings. Pure."""
+"""Readings of the device during other work, and what they say of its use."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -98,3 +100,32 @@ def share_taken(use: DeviceUse | None) -> float:
     if use is None or use.memory_peak_bytes is not None or use.utilisation_mean is None:
         return 0.0
     return (use.others_mean or 0.0) + (use.steal_mean or 0.0)
+
+
+EVERY_S = 1.0
+"""More readings would take time from what is measured: each asks a driver in a thread."""
+
+Result = TypeVar("Result")
+Read = Callable[[], tuple[float, ...] | None]
+"""Returns the fields of DEVICE since its last call; None when no time has passed."""
+
+
+async def while_reading(work: Awaitable[Result], read: Read | None) -> tuple[Result, DeviceLog]:
+    """Await ``work`` and read the device every second meanwhile; without ``read`` the log is
+    empty."""
+    rows: list[tuple[float, ...]] = []
+
+    async def keep_reading(read: Read) -> None:
+        await asyncio.to_thread(read)  # the first says nothing of this work
+        while True:
+            await asyncio.sleep(EVERY_S)
+            rows.extend(filter(None, [await asyncio.to_thread(read)]))
+
+    reading = None if read is None else asyncio.ensure_future(keep_reading(read))
+    try:
+        result = await work
+    finally:
+        if reading is not None:
+            reading.cancel()
+            await asyncio.wait([reading])
+    return result, np.array(rows, DEVICE)

@@ -13,11 +13,9 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from tuner.engines.seam import Engine, EngineFacts, IterationLog
-from tuner.replay.device_use import crowded, device_use
-from tuner.replay.plan import PlannedRequest
-from tuner.replay.readings import Read, while_reading
+from tuner.replay.device_use import Read, crowded, device_use, while_reading
 from tuner.replay.records import Replay, ttft_s
-from tuner.replay.replay import CutRule, Progress, replay
+from tuner.replay.replay import CutRule, PlannedRequest, Progress, replay
 from tuner.traffic.window import Window
 
 LEAST_LAG_S = 0.005

@@ -15,14 +15,12 @@ from tuner.engines.seam import Engine, EngineFacts, IterationLog, Starter
 from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
 from tuner.errors import EngineError, StoodStillError
-from tuner.replay.device_use import crowded, device_use
+from tuner.replay.device_use import Read, crowded, device_use, while_reading
 from tuner.replay.numbers import Measurement
 from tuner.replay.numbers import measure as numbers_of
-from tuner.replay.plan import plan_requests
 from tuner.replay.ramp import probe, ramp
-from tuner.replay.readings import Read, while_reading
 from tuner.replay.records import DeviceLog, Replay
-from tuner.replay.replay import CutRule, LiveReading
+from tuner.replay.replay import CutRule, LiveReading, plan_requests
 from tuner.replay.soundness import Attempt, better_of_two, replay_soundly, stalls
 from tuner.runs.events import (
     Configuration,

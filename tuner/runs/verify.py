@@ -13,10 +13,9 @@ import numpy as np
 from tuner.engines.provenance import environment_differs
 from tuner.engines.seam import Starter
 from tuner.profile.evidence import StoredTwin
-from tuner.replay.device_use import crowded, device_use
+from tuner.replay.device_use import Read, crowded, device_use
 from tuner.replay.numbers import Measurement, Spread
 from tuner.replay.numbers import measure as numbers_of
-from tuner.replay.readings import Read
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
 from tuner.runs.bench import Bench, Build, ToReplay, Trial, Watcher, execute, measure

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import IterationLog
-from tuner.replay.iterations import time_mean
-from tuner.replay.numbers import percentile
+from tuner.replay.numbers import percentile, time_mean
 from tuner.replay.records import Replay, e2el_s, ttft_s
 from tuner.traffic.constants import (
     ALARM,

@@ -11,8 +11,16 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import EngineFacts
-from tuner.replay.iterations import batch_times, kv_cache_usage, token_bound_share, waiting_share
-from tuner.replay.numbers import Measurement, Spread, most_at_once, spread
+from tuner.replay.numbers import (
+    Measurement,
+    Spread,
+    batch_times,
+    kv_cache_usage,
+    most_at_once,
+    spread,
+    token_bound_share,
+    waiting_share,
+)
 from tuner.replay.records import Replay
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import DRAWS, PRINTED_DRAWS, STALL

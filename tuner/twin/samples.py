@@ -16,8 +16,7 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import IterationLog
-from tuner.replay.iterations import kv_cache_usage
-from tuner.replay.numbers import spread
+from tuner.replay.numbers import kv_cache_usage, spread
 from tuner.traffic.constants import (
     BELIEVED_WINDOWS,
     ENDS,

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tuner.engines.models.memory import ModelMemory, memory_of
 from tuner.engines.models.shipped import is_shipped, model_path, shipped_models
 from tuner.errors import InputError
 
@@ -24,14 +23,6 @@ def test_a_shipped_model_is_a_folder_that_vllm_can_serve(name: str) -> None:
     assert vocabulary["<bos>"] == config["bos_token_id"]
     assert vocabulary["<eos>"] == config["eos_token_id"]
     assert sum(file.stat().st_size for file in folder.iterdir()) < 100_000
-
-
-def test_the_model_for_gpus_has_about_a_billion_parameters_and_no_file_of_them() -> None:
-    """Of 2 bytes each; a token has keys and values of 2 bytes in 16 layers of 8 heads of 64."""
-    memory = memory_of({"model": "tuner:1b", "dtype": "bfloat16"})
-    assert isinstance(memory, ModelMemory)
-    assert memory.weight_bytes == pytest.approx(2e9, rel=0.05)
-    assert memory.kv_bytes_per_token == 2 * 2 * 16 * 8 * 64
 
 
 def test_a_model_that_does_not_ship_is_refused_with_those_that_do() -> None:

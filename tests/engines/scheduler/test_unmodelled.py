@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from tuner.engines.scheduler.unmodelled import cautions_of, unmodelled
-
 pytestmark = pytest.mark.vllm
 
 
@@ -37,16 +35,16 @@ pytestmark = pytest.mark.vllm
 def test_what_the_model_does_not_know_is_named(
     lone: Any, arguments: dict[str, Any], names: list[str]
 ) -> None:
-    assert unmodelled(lone.configured(**arguments), ["one group"]) == names
+    assert lone.live.unmodelled(lone.configured(**arguments), ["one group"]) == names
 
 
 def test_drafts_and_experts_that_are_chosen_by_chance_are_a_caution(lone: Any) -> None:
     drafting = lone.configured(speculative_config={"method": "ngram", "num_speculative_tokens": 2})
-    (caution,) = cautions_of(drafting)
+    (caution,) = lone.live.cautions_of(drafting)
     assert "drafts" in caution
     mixture = lone.configured()
     mixture.model_config.model_arch_config.num_experts = 8
-    (caution,) = cautions_of(mixture)
+    (caution,) = lone.live.cautions_of(mixture)
     assert "mixture of experts with made-up weights" in caution
     mixture.load_config.load_format = "auto"
-    assert cautions_of(mixture) == []
+    assert lone.live.cautions_of(mixture) == []

@@ -3,10 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -86,22 +84,6 @@ def test_noise_is_the_same_in_every_run_and_new_at_every_start() -> None:
     assert first != second
     assert run(replies_of(NOISY_WORLD)) == [first]
     assert run(replies_of(replace(NOISY_WORLD, seed=2))) != [first]
-
-
-def test_noise_has_the_size_that_the_world_says() -> None:
-    noise = WorldNoise(sigma_iter=0.1, stall_rate=0.05, stall_mean=2.0)
-    world = replace(CALM_WORLD, kv=WorldKv(blocks=6000), noise=noise)
-
-    async def main() -> "np.ndarray[Any, Any]":
-        engine = await started(world)
-        await served(engine, 1, 20_000)
-        log = await engine.iterations()
-        return np.asarray(log["duration_s"])
-
-    duration_s = run(main())
-    usual = duration_s[duration_s < 1.5]
-    assert np.std(np.log(usual)) == pytest.approx(0.1, rel=0.05)
-    assert duration_s.mean() == pytest.approx(np.exp(0.005) + 0.05 * 2.0, rel=0.02)
 
 
 TRAFFIC = st.lists(

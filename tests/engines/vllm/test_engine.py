@@ -15,9 +15,10 @@ from tests.engines.conftest import (
     until_it_generates,
 )
 from tests.support.processes import TIMEOUT_S, cores, family, lives
-from tuner.engines import timeouts
+from tuner.engines import paged
 from tuner.engines.seam import ArgumentValue, Reply
 from tuner.engines.server.start import ServerStarter
+from tuner.engines.vllm import start
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError, StoodStillError
 from tuner.replay.soundness import stalls
@@ -103,7 +104,7 @@ def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
 def test_a_start_that_hangs_is_ended_in_time_with_vllms_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timeouts, "START_ON_CPU_S", 2.0)
+    monkeypatch.setattr(start, "START_ON_CPU_S", 2.0)
     log, before = tmp_path / "vllm.log", cores()
 
     async def main() -> None:
@@ -150,8 +151,7 @@ def test_when_the_engine_is_killed_whoever_asks_is_told(tmp_path: Path) -> None:
 def test_an_engine_that_is_stopped_for_a_while_goes_on_and_for_good_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: type[VllmStarter]
 ) -> None:
-    monkeypatch.setattr(timeouts, "HANG_S", 6.0)
-    monkeypatch.setattr(timeouts, "HANG_FACTOR", 1.0)
+    monkeypatch.setattr(paged, "HANG_S", 6.0)
     before, named_before = cores(), named_cores()
 
     async def main() -> None:

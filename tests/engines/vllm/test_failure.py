@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-import pydantic
 import pytest
 
-from tuner.engines.vllm.failure import died, failed_to_start, root_cause
-from tuner.engines.vllm.log import Since
+from tuner.engines.vllm.failure import Since, died, failed_to_start, root_cause
 
 OUT_OF_MEMORY = """\
 (EngineCore pid=7) INFO 11-21 13:00:00 [core.py:1] Initializing a V1 LLM engine
@@ -16,10 +14,6 @@ OUT_OF_MEMORY = """\
 (EngineCore pid=7) ERROR 11-21 13:00:01 [core.py:9] torch.OutOfMemoryError: CUDA out of memory.
 RuntimeError: Engine core initialization failed. See root cause above.
 """
-
-
-class Config(pydantic.BaseModel):
-    block_size: int = pydantic.Field(ge=1)
 
 
 def test_the_root_cause_is_the_first_error_logged_and_not_its_consequences() -> None:

@@ -25,9 +25,9 @@ def test_every_spelling_of_a_flag_has_its_meaning(name: str, meaning: tuple[str,
 @pytest.mark.vllm
 def test_the_parser_that_is_installed_says_nothing_else() -> None:
     """When this fails on a new vLLM: python scripts/vllm_flags.py --update."""
-    from tuner.engines.vllm import arguments  # noqa: PLC0415 - imports vLLM
+    from tuner.engines.vllm import config  # noqa: PLC0415 - imports vLLM
 
-    here = arguments.flags()
+    here = config.flags()
     assert {flag: FLAGS.get(flag) for flag in here} == here
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.builders import request
-from tuner.engines.sim.engine import SimEngine
-from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.start import SimEngine, SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldStep
 from tuner.errors import UsageError

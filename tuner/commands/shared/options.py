@@ -133,7 +133,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "overrides": option("Any vLLM engine argument; repeatable.", "--set", metavar="KEY=VALUE"),
         "refine.overrides": _CONFIRM,
         "verify.overrides": _CONFIRM,
-        "sampling": option("How to draw tokens: temperature=0.7,top_p=0.9; default: as the model."),
         "world": option("Simulate this machine instead of starting vLLM."),
         "ray": option("Sweep on each kind of node of a Ray cluster: its address, or local."),
         "force": option("Run where machine or vLLM differ from the profile's."),

@@ -8,7 +8,7 @@ from typing import Any
 
 from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.vllm.allowed import not_allowed
-from tuner.engines.vllm.values import same
+from tuner.engines.vllm.flags import same
 from tuner.errors import ProfileError, UsageError
 from tuner.profile.profile import ServingProfile
 from tuner.system.printable import printable

@@ -116,11 +116,9 @@ def _arrive(scheduler: Scheduler, until_s: float) -> None:
 
 
 @compiled_in_place
-def _total(state: Record, seconds: float, iterations: int, running: int, used: int) -> None:
+def _total(state: Record, seconds: float, running: int, used: int) -> None:
     """Enter iterations of one batch into the totals."""
-    state.iterations += iterations
     state.busy_s += seconds
-    state.running_s += seconds * running
     state.block_s += seconds * used
     state.most_blocks = max(state.most_blocks, used)
     state.most_running = max(state.most_running, running)
@@ -319,9 +317,8 @@ def _begin_iteration(scheduler: Scheduler, law: StepLaw, noise: Noise) -> int:
     iteration.duration_s = _duration_s(law, noise, state, iteration)
     state.end = state.now + iteration.duration_s
     state.in_flight = 1
-    state.preemptions += iteration.preemptions
     state.recomputed_tokens += iteration.recomputed_tokens
-    _total(state, iteration.duration_s, 1, iteration.running, iteration.kv_blocks_used)
+    _total(state, iteration.duration_s, iteration.running, iteration.kv_blocks_used)
     return its.REACHED
 
 
@@ -396,7 +393,7 @@ def _fast_forward(scheduler: Scheduler, law: StepLaw, until: float) -> None:
         request.generated += done
         request.last_token_s = now
     used = (used + state.kv_blocks - state.free_blocks) // 2
-    _total(state, now - state.now, done, batch, used)
+    _total(state, now - state.now, batch, used)
     state.now, state.seen_s = now, seen
 
 

@@ -60,13 +60,10 @@ STATE = np.dtype(
         ("stall", "i8"),
         ("logged", "i8"),
         ("tokens", "i8"),
-        ("iterations", "i8"),  # totals from here on
-        ("preemptions", "i8"),
-        ("recomputed_tokens", "i8"),
+        ("recomputed_tokens", "i8"),  # totals from here on
         ("most_blocks", "i8"),
         ("most_running", "i8"),
         ("busy_s", "f8"),
-        ("running_s", "f8"),  # running requests x seconds
         ("block_s", "f8"),  # blocks in use x seconds
     ]
 )

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from http.client import responses
 from typing import Annotated, Any
 
@@ -121,6 +121,9 @@ class CompletionClient:
         which the server listens."""
         self._url, self._body, self._has_key = url, body, bool(key)
         self._tasks, self._is_stopped = set["asyncio.Task[Any]"](), False
+        self.reads = 0
+        """How often something came."""
+
         self._session = aiohttp.ClientSession(
             connector=(
                 aiohttp.TCPConnector(limit=0)
@@ -138,10 +141,8 @@ class CompletionClient:
             cookie_jar=aiohttp.DummyCookieJar(),
         )
 
-    async def complete(
-        self, request: EngineRequest, reply: Reply, *, name: str, came: Callable[[], None]
-    ) -> None:
-        """Send, and fill ``reply`` while its stream comes; call ``came`` for every read.
+    async def complete(self, request: EngineRequest, reply: Reply, *, name: str) -> None:
+        """Send, and fill ``reply`` while its stream comes.
 
         Cancelling closes the connection. Raises RequestFailedError, also once the client stops.
         """
@@ -149,7 +150,7 @@ class CompletionClient:
         assert task is not None
         self._tasks.add(task)
         try:
-            await self._exchange(request, reply, name, came)
+            await self._exchange(request, reply, name)
         except asyncio.CancelledError:
             if not self._is_stopped:
                 raise
@@ -158,9 +159,7 @@ class CompletionClient:
         finally:
             self._tasks.discard(task)
 
-    async def _exchange(
-        self, request: EngineRequest, reply: Reply, name: str, came: Callable[[], None]
-    ) -> None:
+    async def _exchange(self, request: EngineRequest, reply: Reply, name: str) -> None:
         stream = _Stream(reply, outputs=request.output_length)
         body = {
             **self._body,
@@ -180,7 +179,7 @@ class CompletionClient:
                 await self._check(response)
                 async for data in response.content.iter_any():
                     stream.feed(data, clock())
-                    came()
+                    self.reads += 1
             stream.end()
         except _Refusal as refusal:
             words = refusal.status or "it reports an error"

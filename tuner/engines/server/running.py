@@ -10,7 +10,7 @@ from itertools import count
 import numpy as np
 
 from tuner.engines.page import name_of
-from tuner.engines.paged import WARM_UP_TOKENS, WARM_UPS
+from tuner.engines.paged import WARM_UP_TOKENS, WARM_UPS, HangWatch
 from tuner.engines.sampling import Sampling
 from tuner.engines.seam import (
     ITERATION,
@@ -22,7 +22,6 @@ from tuner.engines.seam import (
     RequestFailedError,
 )
 from tuner.engines.server.client import CompletionClient
-from tuner.engines.timeouts import HangWatch
 from tuner.errors import EngineError
 
 VOCAB_SIZE = 1000
@@ -32,9 +31,6 @@ SPECIAL_IDS = 16
 
 FAILED_IN_A_ROW = 5
 """A server that fails so many is not asked further."""
-
-FIRST_S = 600.0
-"""For the first output: a long prompt on a slow machine."""
 
 _COUNTED_S = 5.0
 _LOOK_S = 0.05
@@ -88,8 +84,7 @@ class RunningEngine:
         body = {**server.sampling, "model": server.model, "ignore_eos": True}
         self._client = CompletionClient(server.url, body, key=server.key)
         self._numbers = count(secrets.randbits(40))
-        self._reads = 0
-        self._watch = HangWatch(lambda: self._reads, self._end, first_s=FIRST_S)
+        self._watch = HangWatch(lambda: self._client.reads, self._end)
         self._cause: EngineError | None = None
         self._closing: asyncio.Task[None] | None = None
         self._shift = secrets.randbelow(VOCAB_SIZE)
@@ -106,7 +101,7 @@ class RunningEngine:
         name = name_of(next(self._numbers))
         try:
             with self._watch.over():
-                await self._client.complete(wanted, reply, name=name, came=self._came)
+                await self._client.complete(wanted, reply, name=name)
             came, length = reply.output_tokens, request.output_length
             why = "" if came == length else f"{came} of {length} tokens"
         except RequestFailedError as failure:
@@ -167,9 +162,6 @@ class RunningEngine:
                 f"{counted:g}: several servers answer there, or others ask it too",
                 hint="Give the address of one server that serves nobody else.",
             )
-
-    def _came(self) -> None:
-        self._reads += 1
 
     def _end(self, cause: EngineError) -> None:
         self._cause = cause

@@ -14,7 +14,7 @@ from typing import Self
 
 from tuner.engines import devices
 from tuner.engines.page import SOCKET, VARIABLE, Page
-from tuner.engines.paged import PagedEngine, facts_of
+from tuner.engines.paged import PagedEngine
 from tuner.engines.seam import (
     STOPPED,
     ArgumentValue,
@@ -24,11 +24,10 @@ from tuner.engines.seam import (
     RequestFailedError,
 )
 from tuner.engines.server.client import CompletionClient
-from tuner.engines.timeouts import started_in_time
 from tuner.engines.vllm import failure
+from tuner.engines.vllm.failure import Since
 from tuner.engines.vllm.flags import WITHOUT_NEGATIVE, command_line, positional
-from tuner.engines.vllm.log import Since
-from tuner.engines.vllm.start import Resolved, VllmStarter, new_page
+from tuner.engines.vllm.start import Resolved, VllmStarter, new_page, started_in_time
 from tuner.errors import EngineError
 from tuner.system import files, interruption
 
@@ -138,10 +137,9 @@ class ServerStarter(VllmStarter):
                 )
                 failing.push_async_callback(process.stop, within_s=0)  # it has served nobody
                 await process.ready(partial(client.answers, "/health"))
-            engine = ServerEngine(resolved, process, client, page)
-            engine.facts = facts_of(resolved, page.about(), engine="serve")
-            await engine.warm_up(begun_s)
             failing.pop_all()
+        engine = ServerEngine(resolved, process, client, page)
+        await engine.begin(resolved, engine="serve", begun_s=begun_s)
         return engine
 
     def command(self, resolved: Resolved, *, socket: str) -> list[str]:
@@ -162,7 +160,7 @@ class ServerEngine(PagedEngine):
         if not self._by_priority:
             request = replace(request, priority=0)
         try:
-            await self._client.complete(request, reply, name=name, came=self._came)
+            await self._client.complete(request, reply, name=name)
         except RequestFailedError as problem:
             if not str(problem).startswith("4"):  # else it has refused this request alone
                 await self._gone_or_alive()
@@ -189,9 +187,6 @@ class ServerEngine(PagedEngine):
         await self._client.stop()
         await self._process.stop()
         self._page.remove()
-
-    def _came(self) -> None:
-        self._tokens += 1
 
     def _kill(self) -> None:
         self._process.kill()

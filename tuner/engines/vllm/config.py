@@ -1,22 +1,123 @@
 """Check, pin and resolve engine arguments, as vLLM's server would. Imports vLLM."""
 
 # ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
+# mypy: allow-subclassing-any
 
+import contextlib
 import dataclasses
+import json
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from vllm import AsyncEngineArgs, EngineArgs
 from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from tuner.engines.models import shipped as models
 from tuner.engines.sampling import sampled
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.failure import refused
-from tuner.engines.vllm.flags import OF_SERVER
+from tuner.engines.vllm.flags import OF_SERVER, Setting, command_line
 from tuner.engines.vllm.start import Resolved
-from tuner.errors import EngineError
+from tuner.errors import EngineError, InputError, TunerError, UsageError
+
+# Parsed as text
+
+_KNOWN = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+
+
+class _Parser(FlexibleArgumentParser):
+    """Parses as vLLM does. Raises ValueError where a command line would print usage and leave."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def parse(settings: Sequence[Setting]) -> dict[str, ArgumentValue]:
+    """Return name → value of the engine arguments among them; options of the server are dropped.
+
+    Raises InputError or UsageError with the place of the first that vLLM would not take.
+    """
+    parser = _serve_parser()
+    arguments: dict[str, Any] = {}
+    for setting in settings:
+        head, dot, key = setting.name.partition(".")
+        try:
+            read = vars(parser.parse_args(command_line(setting.name, setting.value)))
+        except (ValueError, TypeError, SystemExit) as error:
+            raise _refused(setting, str(error)) from error
+        if head not in read:
+            raise _refused(setting, "unrecognized arguments")
+        if head not in _KNOWN | OF_SERVER:
+            if setting.of_server:
+                continue
+            raise UsageError(
+                f"--set {setting.name}: is an option of the server, not of the engine",
+                hint="Leave it out: it does not change what is measured.",
+            )
+        if dot:
+            arguments[head] = _merged(arguments.get(head), _nested(key, setting.value))
+        else:  # mappings vLLM reads into classes of its own
+            is_mapping = isinstance(setting.value, dict)
+            arguments[head] = setting.value if is_mapping else read[head]
+    return arguments
+
+
+def _serve_parser() -> Any:
+    try:
+        from vllm.entrypoints.common.cli_args import make_arg_parser  # noqa: PLC0415
+    except ModuleNotFoundError:  # before vLLM 0.33
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser  # noqa: PLC0415
+    return make_arg_parser(_Parser())
+
+
+def flags() -> dict[str, tuple[str, str]]:
+    """Return the flags that the parser of the installed vLLM takes: see ``flags.FLAGS``."""
+    takes = {0: "switch", None: "word", "+": "words", "?": "optional"}
+    result = {}
+    for flag, action in sorted(_serve_parser()._option_string_actions.items()):  # noqa: SLF001
+        is_off = flag.startswith("--no-") or flag in getattr(action, "negative_option_strings", ())
+        if action.dest != "help":
+            result[flag] = (action.dest, "off" if is_off else takes[action.nargs])
+    return result
+
+
+def _refused(setting: Setting, why: str) -> TunerError:
+    head = setting.name.partition(".")[0]
+    kind: type[TunerError] = InputError if setting.of_server else UsageError
+    if "unrecognized arguments" in why and head not in _KNOWN | OF_SERVER:
+        return kind(
+            f"{setting.place}: {head} is not an argument of this vLLM",
+            hint="See vllm serve --help=all.",
+        )
+    # without argparse's beginning, and where in memory a function lies
+    reason = re.sub(r"^argument \S+: ", "", why.strip().partition("\n")[0])
+    reason = re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", reason)
+    return kind(
+        f"{setting.place}: {setting.name}: vLLM does not take {setting.value!r}: {reason}",
+        hint="Write the value as vllm serve takes it on its command line.",
+    )
+
+
+def _merged(before: object, after: object) -> Any:
+    """Return the union of two nested mappings; of what is in both that of ``after`` counts."""
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        return after
+    return before | {key: _merged(before.get(key), value) for key, value in after.items()}
+
+
+def _nested(key: str, value: object) -> object:
+    """Return ``a.b`` and a value as ``{a: {b: value}}``; text is JSON if it can be, as in vLLM."""
+    if isinstance(value, str):
+        with contextlib.suppress(json.JSONDecodeError):
+            value = json.loads(value)
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+# Resolved
 
 SCHEDULER = "tuner.engines.live_scheduler.LiveScheduler"
 """vLLM's own, with limits that change live and a log; it becomes the asynchronous one by itself."""
@@ -141,7 +242,7 @@ def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
             hint="Set data_parallel_size to 1, and --replicas to how many share the traffic.",
         )
     # an older vLLM lacks some that tuner sets; what somebody else sets is for vLLM to refuse
-    lacking = _TUNER_SETS.keys() - _fields_of(AsyncEngineArgs)
+    lacking = _TUNER_SETS.keys() - _KNOWN
     settings = {
         name: value
         for name, value in _as_tuner_sets(arguments).items()
@@ -178,10 +279,6 @@ def _as_tuner_sets(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
     return {**arguments, "model": models.model_path(str(arguments["model"])), **_TUNER_SETS}
 
 
-def _fields_of(kind: type) -> set[str]:
-    return {field.name for field in dataclasses.fields(kind)}
-
-
 def for_llm(resolved: Resolved, *, share: float) -> dict[str, Any]:
     """Return what ``vllm.LLM`` is called with to run the same, with a share of the memory.
 
@@ -197,7 +294,8 @@ def for_llm(resolved: Resolved, *, share: float) -> dict[str, Any]:
         if (value := resolved.arguments.get(name)) is not None:
             assert isinstance(value, int | float)
             wanted[name] = type(value)(value * share)
-    return {name: value for name, value in wanted.items() if name in _fields_of(EngineArgs)}
+    known = {field.name for field in dataclasses.fields(EngineArgs)}
+    return {name: value for name, value in wanted.items() if name in known}
 
 
 def _pinned(config: Any, arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from tuner.engines import devices
 from tuner.engines.page import SOCKET
-from tuner.engines.vllm.log import Since
+from tuner.engines.vllm.failure import Since
 from tuner.system import cores, files, interruption
 
 _PRELOAD = ["vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"]

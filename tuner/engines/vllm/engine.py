@@ -4,10 +4,8 @@
 # ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
 
 import asyncio
-import contextlib
 import gc
 import threading
-import warnings
 from typing import Any
 
 from vllm import SamplingParams, exceptions
@@ -19,7 +17,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from tuner.engines import devices
 from tuner.engines.page import Page
-from tuner.engines.paged import PagedEngine, facts_of
+from tuner.engines.paged import PagedEngine
 from tuner.engines.seam import STOPPED, EngineRequest, Reply, RequestFailedError
 from tuner.engines.vllm import failure
 from tuner.engines.vllm.core_process import CoreContext
@@ -95,18 +93,12 @@ class VllmEngine(PagedEngine):
             context.kill()
             problem = failure.failed_to_start(context.log, error) if error is not None else None
             del construction, error
-            with warnings.catch_warnings():  # of its sockets and threads, freed here
-                warnings.simplefilter("ignore", ResourceWarning)
-                gc.collect()
+            gc.collect()  # its sockets and threads
             page.remove()
             await devices.given_back(context.memory_before)
             raise asyncio.CancelledError if cancelled or problem is None else problem
         engine = cls(construction.result(), context, page, resolved)
-        async with contextlib.AsyncExitStack() as failing:
-            failing.push_async_callback(engine.stop)
-            engine.facts = facts_of(resolved, page.about(), engine="vllm")
-            await engine.warm_up(begun_s)
-            failing.pop_all()
+        await engine.begin(resolved, engine="vllm", begun_s=begun_s)
         return engine
 
     async def _ask(self, name: str, request: EngineRequest, reply: Reply) -> None:
@@ -120,7 +112,6 @@ class VllmEngine(PagedEngine):
                 if tokens := len(output.outputs[0].token_ids):
                     reply.seen_s.append(clock())
                     reply.output_tokens += tokens
-                    self._tokens += tokens
         except _OF_A_REQUEST as error:
             raise RequestFailedError(str(error.__cause__ or error)) from error
 

@@ -15,18 +15,21 @@ from typing import TYPE_CHECKING, Any
 from tuner.engines import provenance
 from tuner.engines.models import shipped as models
 from tuner.engines.page import VARIABLE, Page
-from tuner.engines.timeouts import started_in_time
 from tuner.engines.vllm import core_process, supported
-from tuner.engines.vllm.log import silent
+from tuner.engines.vllm.failure import Since, last_line, silent
 from tuner.errors import EngineError
 from tuner.system import files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
     from tuner.engines.seam import ArgumentValue, Engine
     from tuner.engines.vllm.config import ServerLimits
     from tuner.engines.vllm.flags import Setting
+
+START_ON_CPU_S = 600.0
+START_S = 3600.0
+"""With an accelerator: weights of hundreds of GB are read and graphs captured."""
 
 _STARTS = count()
 
@@ -129,9 +132,9 @@ def parse(settings: "Sequence[Setting]", *, model: str) -> "dict[str, ArgumentVa
     Raises InputError or UsageError with the place of what vLLM does not take.
     """
     with _vllm(model, default_log()):
-        from tuner.engines.vllm import arguments as vllm_arguments  # noqa: PLC0415 - imports vLLM
+        from tuner.engines.vllm import config  # noqa: PLC0415 - imports vLLM
 
-        return vllm_arguments.parse(settings)
+        return config.parse(settings)
 
 
 def new_page() -> Page:
@@ -198,3 +201,20 @@ def set_variables(model: str, log: Path) -> None:
     # with more threads importing starts some: not to be forked
     if provenance.is_cpu_build() and os.environ.get("OMP_NUM_THREADS") == "1":
         core_process.preload(log)
+
+
+@contextlib.asynccontextmanager
+async def started_in_time(path: Path) -> "AsyncIterator[None]":
+    """Cancel a start that takes too long. Raises EngineError with vLLM's last words."""
+    limit_s, log = START_ON_CPU_S if provenance.is_cpu_build() else START_S, Since(path)
+    limit = asyncio.timeout(limit_s)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise EngineError(
+            f"vLLM did not start within {limit_s:g} s; its last words: {last_line(log.text())}",
+            hint=f"Read {path}: what it waits for may be a download, or a process that hangs.",
+        ) from None

@@ -18,7 +18,7 @@ from tuner.engines.workers import WorkersStarter
 from tuner.errors import UsageError
 from tuner.profile.evidence import twin_of
 from tuner.profile.profile import ServingProfile
-from tuner.replay.readings import Read
+from tuner.replay.device_use import Read
 from tuner.replay.replay import CutRule
 from tuner.runs.bench import Bench, Build, ToReplay, Trial, Watcher, execute, measure
 from tuner.runs.compare.table import ComparisonTable, block_of, table_of

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from tuner.engines.seam import Starter
 from tuner.errors import EngineError, InputError, RunError
+from tuner.replay.device_use import Read
 from tuner.replay.numbers import measure as numbers_of
-from tuner.replay.readings import Read
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
 from tuner.runs.bench import Bench, Build, ToReplay, Trial, Watcher, in_words, measure
