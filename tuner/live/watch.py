@@ -19,7 +19,7 @@ from tuner.engines.scheduler.state import Ints
 from tuner.engines.seam import ITERATION
 from tuner.live import prometheus
 from tuner.live.prometheus import ServerMetrics
-from tuner.profile.evidence import StoredTwin
+from tuner.profile.evidence import MOST_STORED, StoredTwin
 from tuner.profile.profile import ServingProfile
 from tuner.traffic.constants import PRINTED_DRAWS, TOLERANCE
 from tuner.twin.samples import Interval, scaled
@@ -38,7 +38,7 @@ LABELS = {
 
 LATE = 5
 """Intervals that may lie between two readings; after more nobody knows what happened when."""
-MOST_RUNNING, MOST_TIMES = 20_000, 100.0
+MOST_RUNNING, MOST_TIMES = 20_000, 10.0
 """Requests at a time, and multiples of the profile's traffic, that are believed."""
 LEAST_GAPS = 20
 """Gaps between tokens of a window that say something of the speed."""
@@ -290,7 +290,7 @@ class Watch:
             if (mean := measure.interval()) is not None
         }
         rate = max(0.01, means.get("rate", 1.0))
-        today = scaled(self.twin.traffic, rate, np.random.default_rng(0))
+        today = scaled(self.twin.traffic, rate, np.random.default_rng(0)).rows(slice(MOST_STORED))
         prompts, outputs = (means.get(name, 1.0) for name in ("input_length", "output_length"))
         today = replace(
             today,
