@@ -59,7 +59,8 @@ def test_the_replicas_that_a_load_needs_follow_from_what_one_serves() -> None:
 
 @pytest.mark.parametrize("router", get_args(FleetRouter))
 def test_replicas_share_the_load_evenly(router: FleetRouter) -> None:
-    samples = fleet(10.0, router).promised((8,), replicas=20)
+    item = fleet(10.0, router)
+    samples = item.ask((8,), item.draws, replicas=20)
     assert samples.rates_rps[0] == pytest.approx(3.0)
     assert samples.middle("attainment", 8) == 1.0
     assert 4 <= samples.middle("running_peak", 8) <= 8
@@ -68,13 +69,13 @@ def test_replicas_share_the_load_evenly(router: FleetRouter) -> None:
 def test_a_front_end_takes_what_it_adds_from_the_limit() -> None:
     behind = fleet(0.3, machine=Machine(front_end=FrontEnd(delivery_s=1.0)))
     for each, share in ((fleet(0.3), 1.0), (behind, 0.0)):
-        assert each.promised((8,), replicas=1).middle("attainment", 8) == share
+        assert each.ask((8,), each.draws, replicas=1).middle("attainment", 8) == share
 
 
 def test_an_slo_that_nothing_meets_needs_more_than_there_are() -> None:
     impossible = replace(fleet(1.0, "random"), slo=Slo(ttft_s=0.001))
-    assert impossible.replicas_for(8, attainment=0.9, headroom=1.0) is None
-    assert impossible.replicas_about(8, attainment=0.9) is None
+    for draws in (None, impossible.law):
+        assert impossible.replicas_for(8, attainment=0.9, headroom=1.0, draws=draws) is None
 
 
 def test_a_request_goes_to_the_replica_with_the_fewest_in_flight_in_turn_among_equals() -> None:

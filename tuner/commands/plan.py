@@ -86,7 +86,7 @@ def _planned(options: PlanOptions, profile: ServingProfile) -> FleetPlan:
     target = max(LEAST_TARGET, sure - EQUAL_ATTAINMENT)
     needed = fleet.replicas_for(cap, attainment=target, headroom=promise.headroom)
     replicas = options.replicas or needed or math.ceil(load)
-    samples = fleet.promised(caps, replicas=replicas, headroom=promise.headroom)
+    samples = fleet.ask(caps, fleet.draws, replicas=replicas, headroom=promise.headroom)
     bounds = fleet.bounds(caps, replicas=replicas, headroom=promise.headroom)
     eligible = bounds.eligible(caps)
     shares, tails_s = (
@@ -105,7 +105,10 @@ def _planned(options: PlanOptions, profile: ServingProfile) -> FleetPlan:
         best=eligible[int(ruling.choice)],
         attainment=target,
         replicas_needed=needed,
-        replicas_by_cap={each: fleet.replicas_about(each, attainment=target) for each in caps},
+        replicas_by_cap={
+            each: fleet.replicas_for(each, attainment=target, headroom=1.0, draws=fleet.law)
+            for each in caps
+        },
         stored_requests=len(twin.traffic),
         samples=samples,
         required=[str(each) for each in bounds.checks(cap)],

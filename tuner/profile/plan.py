@@ -8,6 +8,7 @@ simulated: they are alike.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -47,8 +48,19 @@ class Fleet:
     router: FleetRouter
     requirements: tuple[Requirement, ...] = ()
 
+    @cached_property
+    def draws(self) -> list[Draw]:
+        """The first of the draws that made the profile's promise."""
+        twin = self.twin
+        return draws_of(twin.laws[:DRAWS], twin.machine, [twin.traffic])
+
+    @property
+    def law(self) -> list[Draw]:
+        """The law alone."""
+        return [Draw(self.twin.law, self.twin.machine.front_end)]
+
     def ask(
-        self, caps: Sequence[int], *, replicas: int, draws: Sequence[Draw], headroom: float = 1.0
+        self, caps: Sequence[int], draws: Sequence[Draw], *, replicas: int, headroom: float = 1.0
     ) -> Samples:
         """Return what each cap gives a replica, of so many, and with ``headroom`` times the load:
         the mean over those that are simulated."""
@@ -63,12 +75,6 @@ class Fleet:
             samples.append(ask(draws, loads, caps, twin.shape, self.slo, log=log))
         return replace(samples[0], values=np.mean([each.values for each in samples], axis=0))
 
-    def promised(self, caps: Sequence[int], *, replicas: int, headroom: float = 1.0) -> Samples:
-        """Return the same of the first of the draws that made the profile's promise."""
-        twin = self.twin
-        draws = draws_of(twin.laws[:DRAWS], twin.machine, [twin.traffic])
-        return self.ask(caps, replicas=replicas, draws=draws, headroom=headroom)
-
     def bounds(self, caps: Sequence[int], *, replicas: int, headroom: float) -> Bounds:
         """Return how far each cap is sure to keep what is required, with headroom at so many times
         the load."""
@@ -76,28 +82,25 @@ class Fleet:
             return Bounds()
         front_end = self.twin.machine.front_end
         laws = [Draw(law, front_end) for law in self.twin.laws[:DRAWS]]  # as in a sweep
-        samples = self.ask(caps, replicas=replicas, draws=laws, headroom=headroom)
+        samples = self.ask(caps, laws, replicas=replicas, headroom=headroom)
         return Bounds.of(self.requirements, samples)
 
-    def replicas_for(self, cap: int, *, attainment: float, headroom: float) -> int | None:
+    def replicas_for(
+        self, cap: int, *, attainment: float, headroom: float, draws: Sequence[Draw] | None = None
+    ) -> int | None:
         """Return the fewest replicas with which 97.5 % of the draws serve this share of requests
-        within the SLO and all that is required is kept; None when MOST_REPLICAS do not."""
+        within the SLO and all that is required is kept; None where no number does. With other
+        ``draws`` about how many, whatever is required."""
 
         def enough(replicas: int) -> bool:
-            ends = self.promised((cap,), replicas=replicas).ends("attainment", cap)
+            samples = self.ask((cap,), draws or self.draws, replicas=replicas)
+            ends = samples.ends("attainment", cap)
             if ends is None or ends[0] < attainment:
                 return False
-            return not self.bounds((cap,), replicas=replicas, headroom=headroom).broken(cap)
-
-        return self._least(enough)
-
-    def replicas_about(self, cap: int, *, attainment: float) -> int | None:
-        """Return about how many serve this share, by the law alone."""
-        law = [Draw(self.twin.law, self.twin.machine.front_end)]
-
-        def enough(replicas: int) -> bool:
-            samples = self.ask((cap,), replicas=replicas, draws=law)
-            return samples.middle("attainment", cap) >= attainment
+            bounds = (
+                Bounds() if draws else self.bounds((cap,), replicas=replicas, headroom=headroom)
+            )
+            return not bounds.broken(cap)
 
         return self._least(enough)
 
