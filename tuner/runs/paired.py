@@ -1,13 +1,36 @@
-"""Ratios over pairs of replays of the same traffic, with their 95 % intervals. Pure."""
+"""Pairs of replays of the same traffic: their windows, and ratios with 95 % intervals. Pure."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats
+from tuner.trace.trace import TraceRequest
+from tuner.traffic.window import Part, Window
 from tuner.twin.windows import t_quantile
+
+
+def spread_windows(
+    requests: Sequence[TraceRequest], part: Part, like: Window, count: int
+) -> tuple[Window, ...]:
+    """Return windows as long as this one, evenly spaced over the requests of a part, so that
+    together they stand for all of the traffic.
+
+    They overlap where the part has no room for all; all are this one where it has none for two.
+    """
+    if 2 * like.replay_s > part.length_s:
+        return (like,) * count
+    has_room = count * like.replay_s <= part.length_s
+    windows, free_s = list[Window](), part.begin_s
+    for number in range(count):
+        middle = requests[len(requests) * (2 * number + 1) // (2 * count)]
+        earliest_s = max(middle.arrival_s, free_s, part.begin_s + like.run_in_s)
+        start_s = min(earliest_s, part.end_s - like.length_s)
+        free_s = start_s + like.length_s if has_room else part.begin_s
+        windows.append(replace(like, start_s=start_s))
+    return tuple(windows)
 
 
 @dataclass(frozen=True, slots=True)

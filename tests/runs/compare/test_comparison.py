@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.builders import record, replay_of, request
 from tuner.runs.compare.table import compared, numbers_of
-from tuner.runs.compare.ways import Workload, mean_in_flight, uniform, windows_of
+from tuner.runs.compare.ways import Workload, mean_in_flight, uniform
 from tuner.runs.paired import Ratio
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.window import Window
@@ -97,14 +97,3 @@ def test_a_level_is_reached_by_littles_law(recorded_rps: float) -> None:
     assert len(traffic.sent("light", 0)) == pytest.approx(50, rel=0.06)
     sent = [each.row for each in traffic.sent("recorded", 0)]
     assert sent == [request.row for request in requests if request.arrival_s < 50.0]
-
-
-def test_every_block_has_a_window_that_begins_with_a_request() -> None:
-    trace = [request(row, arrival_s=10.0 * row) for row in range(100)]
-    result = windows_of(trace, step_s=16.0, blocks=3)
-    assert [(each.start_s, each.length_s, each.run_in_s) for each in result] == [
-        (160.0, 16.0, 4.0), (500.0, 16.0, 4.0), (830.0, 16.0, 4.0),
-    ]  # fmt: skip
-    short = windows_of([request(row) for row in range(11)], step_s=60.0, blocks=3)
-    assert len(set(short)) == 1
-    assert short[0].replay_s == pytest.approx(10.0, abs=0.01)

@@ -28,16 +28,16 @@ from tuner.runs.compare.ways import (
     UNTUNED,
     Approach,
     Workload,
-    windows_of,
 )
 from tuner.runs.events import Selection
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
+from tuner.runs.paired import spread_windows
 from tuner.runs.sweep.sweep_warnings import fitting
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import RUN_IN_SHARE
 from tuner.traffic.slo import Slo
-from tuner.traffic.window import Part
+from tuner.traffic.window import Part, Window
 
 REPEATS = 3
 """Blocks: each measures everything once."""
@@ -223,8 +223,11 @@ def compare(
         step_s = affordable_s(
             question.budget_s, question.approaches, loads=len(question.levels), start_s=start_s
         )
-        windows = windows_of(kept, step_s=step_s, blocks=REPEATS)
         part = Part(kept[0].arrival_s, kept[-1].arrival_s)
+        length_s = min(step_s, part.length_s / (1 + RUN_IN_SHARE))
+        run_in_s = RUN_IN_SHARE * length_s
+        first = Window(part.begin_s + run_in_s, length_s, run_in_s)
+        windows = spread_windows(kept, part, first, REPEATS)
         choice = Selection(part=part, windows=windows, step_s=step_s)
         journal.add(choice)
     workload = Workload(kept, choice.windows, question.levels, twin, question.block_size)

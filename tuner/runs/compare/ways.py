@@ -14,7 +14,6 @@ from tuner.engines.scheduler.state import Floats
 from tuner.errors import TraceError, UsageError
 from tuner.profile.evidence import StoredTwin
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.constants import RUN_IN_SHARE
 from tuner.traffic.sampling import in_window
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.window import Window
@@ -86,24 +85,6 @@ def names_in(text: str, known: Sequence[str], *, option: str) -> list[str]:
             hint = f"Choose of {', '.join(known)}."
             raise UsageError(f"{option}: {name!r} is not known", hint=hint)
     return [name for name in known if name in names]
-
-
-def windows_of(
-    requests: Sequence[TraceRequest], *, step_s: float, blocks: int
-) -> tuple[Window, ...]:
-    """Return a window for each block, evenly spread over the requests of the trace: each begins
-    with a request, after a run-in of a quarter of its length where there is room.
-
-    They overlap, or are the same, where the trace is too short.
-    """
-    first_s, last_s = requests[0].arrival_s, requests[-1].arrival_s
-    run_in_s, length_s = RUN_IN_SHARE * step_s, last_s - first_s
-    if length_s <= step_s + run_in_s:
-        run_in_s = length_s * RUN_IN_SHARE / (1 + RUN_IN_SHARE)
-        return (Window(first_s + run_in_s, length_s - run_in_s, run_in_s),) * blocks
-    places = [len(requests) * (2 * block + 1) // (2 * blocks) for block in range(blocks)]
-    starts_s = [max(requests[place].arrival_s, first_s + run_in_s) for place in places]
-    return tuple(Window(min(at_s, last_s - step_s), step_s, run_in_s) for at_s in starts_s)
 
 
 def mean_in_flight(begin_s: Floats, end_s: Floats, *, from_s: float, to_s: float) -> float:

@@ -21,6 +21,7 @@ from tuner.replay.replay import CutRule
 from tuner.runs.bench import Bench, Build, ToReplay, Trial, measure
 from tuner.runs.events import Configuration, Gathered
 from tuner.runs.ladder import doubling
+from tuner.runs.paired import spread_windows
 from tuner.runs.refine.proof import (
     PAIRS,
     Proof,
@@ -415,7 +416,8 @@ class Refining:
         left_s = self.settings.budget_s - self.evidence.spent_s()
         left_s -= self._ending_s(half_s, live=live)
         pairs = affordable(left_s, step_s=half_s, start_s=0.0 if live else self.start_s)
-        return windows_of_pairs(self.workload, pairs)
+        (own,), part = self.workload.windows, self.workload.part
+        return spread_windows(self.workload.requests, part, own, pairs)
 
     def _planned_step_s(self) -> float:
         """Return the longest step of which all replays and trials fit the budget. Raises
@@ -529,27 +531,6 @@ def unloaded_of(profile: ServingProfile) -> Unloaded:
         ttft_s_per_input_token=0.0,
         tpot_s=0.0 if tpot is None else tpot.p50 / 1e3,
     )
-
-
-def windows_of_pairs(workload: Workload, pairs: int) -> tuple[Window, ...]:
-    """Return the window of each pair: as long as the search's, evenly spaced over the requests from
-    a random start, so that together they stand for all of the traffic.
-
-    They overlap where the part has no room for all; each pair has the search's where it has none
-    for two of them.
-    """
-    part, requests, (own,) = workload.part, workload.requests, workload.windows
-    if 2 * own.replay_s > part.length_s:
-        return (own,) * pairs
-    has_room = pairs * own.replay_s <= part.length_s
-    offset, free_s, windows = np.random.default_rng(0).uniform(), part.begin_s, list[Window]()
-    for pair in range(pairs):
-        first = requests[int(len(requests) * (pair + offset) / pairs)]
-        earliest_s = max(first.arrival_s, free_s, part.begin_s + own.run_in_s)
-        start_s = min(earliest_s, part.end_s - own.length_s)
-        free_s = start_s + own.length_s if has_room else part.begin_s
-        windows.append(replace(own, start_s=start_s))
-    return tuple(windows)
 
 
 def reason_of(plan: RefinePlan, chosen: Configuration, proof: Proof | None) -> str:
