@@ -72,6 +72,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
+    """A cluster of two nodes."""
     head = {**SLOW, "include_dashboard": False}
     result = Cluster(initialize_head=True, head_node_args=head)
     result.add_node(**FAST)
@@ -79,15 +80,6 @@ def cluster() -> Iterator[Any]:
     yield result
     ray.shutdown()
     result.shutdown()
-
-
-@pytest.fixture
-def two_nodes(cluster: Cluster) -> Cluster:
-    """The cluster, with a second node again where a test took it."""
-    while len(cluster.list_all_nodes()) < 2:
-        cluster.add_node(**FAST)
-    wait_until(lambda: ray.cluster_resources().get("CPU") == 2)
-    return cluster
 
 
 def wait_until(condition: Callable[[], bool], *, within_s: float = GONE_S) -> None:
@@ -169,11 +161,11 @@ def test_a_cluster_of_our_own_has_a_token_that_is_in_no_file_and_ends_when_we_ar
     assert alive == []
 
 
-def test_each_kind_of_node_has_a_curve_of_its_own(swept: Path, two_nodes: Cluster) -> None:
+def test_each_kind_of_node_has_a_curve_of_its_own(swept: Path, cluster: Cluster) -> None:
     shutil.copy(swept / "world.yaml", swept / "slow.yaml")
     worlds = ("--world", "slow.yaml,fast.yaml")
     options = ("--json", "-o", "kinds.yaml")
-    words = ("sweep", *worlds, *TRACE, *SLO, "--ray", two_nodes.address, *options)
+    words = ("sweep", *worlds, *TRACE, *SLO, "--ray", cluster.address, *options)
     running = started(swept, *words, "--run-dir", "kinds")
     wait_for_line(running, "iterations")
     for process in workers()[:1]:
