@@ -124,13 +124,9 @@ def test_a_server_on_this_machine_is_reached_past_a_proxy(monkeypatch: pytest.Mo
     "url",
     [
         "http://ann:s3cr3t@host",
-        "http://ann:s3cr3t@[::1",
         "ann:s3cr3t@127.0.0.1:9090",
-        "http://ann:s3cr3t@ex\u2100mple",
         "http://host/?token=s3cr3t",
         "http://host:s3cr3t",
-        "http://host/#s3cr3t",
-        "http://host s3cr3t",
         "s3cr3t:s3cr3t",
     ],
 )

@@ -20,7 +20,6 @@ interruption.listen()
 interruption.say_at_the_end(lambda: ("2 replays are kept", "Go on."))
 """
 LAST_WORDS = "Interrupted: 2 replays are kept\nGo on.\n"
-BY_ITSELF = "Interrupted: nothing half-written was left behind\nRun the command again.\n"
 
 
 def ended(
@@ -68,24 +67,3 @@ def test_the_first_signal_cleans_up_and_the_second_does_not_wait_for_that(
     )
     assert (done.returncode, done.stderr) == (130, LAST_WORDS)
     assert done.stdout == "up\ncleaning\nthe engine is ended\n"
-
-
-@pytest.mark.parametrize("is_hit", [True, False])
-def test_an_error_that_a_signal_causes_is_the_signals_and_others_stay_bugs(
-    tmp_path: Path, *, is_hit: bool
-) -> None:
-    """Extension modules make an ImportError of a KeyboardInterrupt that hits them."""
-    hit = "os.kill(os.getpid(), signal.SIGINT); signal.pause()" if is_hit else "pass"
-    (tmp_path / "typer.py").write_text(
-        f"import os, signal\ntry: {hit}\n"
-        "except KeyboardInterrupt: pass\nraise ImportError('cannot be imported')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", "from tuner.cli import main; main()"],
-        capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{SAMPLES.parent}"},
-    )  # fmt: skip
-    if is_hit:
-        assert (done.returncode, done.stderr) == (130, BY_ITSELF)
-    else:
-        assert "ImportError: cannot be imported" in done.stderr

@@ -9,7 +9,11 @@ OWN_CORE_FROM = 3
 
 
 def split(cores: AbstractSet[int]) -> tuple[AbstractSet[int], AbstractSet[int]]:
-    """Return the client's cores and the engine's: the last one and the others, of three or more."""
+    """Return the client's cores and the engine's: the last one and the others, of three or more.
+
+    >>> split({4, 5}), split({3, 9, 12})
+    (({4, 5}, {4, 5}), ({12}, {9, 3}))
+    """
     if len(cores) < OWN_CORE_FROM:
         return cores, cores
     client = {max(cores)}
