@@ -34,9 +34,7 @@ ACCUMULATED = "prompts of later turns are the earlier prompts and answers and wh
 
 def aiperf(rows: Numbered, tally: Tally) -> Numbered:
     """Yield aiperf's turns: each holds only what is new in it, and may wait for the one before."""
-    sessions: dict[
-        str, tuple[float, float]
-    ] = {}  # the last stamp, tokens that the next begins with
+    sessions: dict[str, tuple[float, float]] = {}  # the last stamp, tokens before the next turn
     for line, row in rows:
         result = {key: row.get(key) for key in ("timestamp", "input_length", "output_length")}
         result["hash_ids"], name = row.get("hash_ids"), row.get("session_id")

@@ -196,8 +196,7 @@ def _json_lines(file: TraceFile, prefix: bytes = b"") -> Opened:
     def bare(text: bytes) -> bytes:
         return re.sub(prefix, b"", text) if prefix else text
 
-    lines = bare(file.head).split(b"\n", 4 * SAMPLE_ROWS)
-    first = [row for line in lines if (row := _row(line)) is not None][:SAMPLE_ROWS]
+    first = _of_lines(1, bare(file.head), Tally("")).objects[:SAMPLE_ROWS]
 
     def raws(_: Sequence[str]) -> Iterator[Raw]:
         for line, block in file.blocks():
