@@ -90,15 +90,15 @@ def _read(file: TraceFile, asked: Asked) -> Trace:
         tables.append(checker.checked(raw))
     if not any(map(len, tables)):
         raise _nothing(tally)
-    whole = pa.concat_tables(tables, promote_options="default").combine_chunks()
+    whole = pa.concat_tables(tables, promote_options="default")
     tables.clear()
-    pa.default_memory_pool().release_unused()
     if known.are_spans:
         whole = _settled(whole, tally)
-    else:
-        tally.rows_kept = len(whole)
-        _check_times(whole, known, tally)
-    return _trace(whole.drop_columns("line"), header, known, tally)
+    lines, whole = whole.column("line"), whole.drop_columns("line").combine_chunks()
+    pa.default_memory_pool().release_unused()
+    tally.rows_kept = len(whole)
+    _check_times(whole, lines, known, tally)
+    return _trace(whole, header, known, tally)
 
 
 def _format(file: TraceFile, rows_of: Opened, asked: Asked) -> Format:
@@ -180,7 +180,6 @@ def _settled(table: pa.Table, tally: Tally) -> pa.Table:
     kept, others = requests_of(table.to_pylist())
     for row in others:
         tally.drop("same_request", row["line"])
-    tally.rows_kept = len(kept)
     if not kept:
         raise _nothing(tally)
     held = {key: [row.get(key) for row in kept] for key in (*TYPES, "line")}
@@ -193,9 +192,9 @@ def _settled(table: pa.Table, tally: Tally) -> pa.Table:
     )
 
 
-def _check_times(table: pa.Table, known: Format, tally: Tally) -> None:
+def _check_times(table: pa.Table, lines: pa.ChunkedArray, known: Format, tally: Tally) -> None:
     """Raise TraceError for times of a unit that is unclear, and where an hour comes twice."""
-    times_ms, lines = table.column("timestamp").to_numpy(), table.column("line")
+    times_ms = table.column("timestamp").to_numpy()
     if known.whole_ms and len(odd := np.flatnonzero(times_ms % 1)):
         raise TraceError(
             f"{tally.at(lines[odd[0]].as_py())}: a timestamp with a fraction may be seconds or ms",

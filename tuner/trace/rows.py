@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -66,7 +67,10 @@ class Raw:
         if path in self.columns:
             return self.columns[path]
         if path in self.names:
-            held = [row.get(path) for row in self.objects]
+            try:
+                held = [*map(itemgetter(path), self.objects)]  # a third of the time
+            except KeyError:
+                held = [row.get(path) for row in self.objects]
             return [*map(only, held)] if list in {*map(type, held)} else held
         top = next((name for name in self.names if path.startswith(f"{name}.")), None)
         if top is None:
