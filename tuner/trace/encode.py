@@ -80,5 +80,5 @@ def _json(field: Field, column: pa.Array) -> list[pa.Array | str]:
 def _milliseconds(column: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return whole milliseconds and their fractions as text."""
     microseconds = np.rint(column.to_numpy() * 1000).astype(np.int64)
-    whole = pc.cast(pa.array(microseconds // 1000), pa.string())
-    return whole, _FRACTIONS.take(pa.array(microseconds % 1000))
+    integers = pc.cast(pa.array(microseconds // 1000), pa.string())
+    return integers, _FRACTIONS.take(pa.array(microseconds % 1000))

@@ -114,10 +114,10 @@ class TraceFile:
         """Yield (number of the first line, whole lines). Raises TraceError for an endless one."""
         number, rest = 1, b""
         for chunk in self.chunks():
-            whole, end, more = chunk.rpartition(b"\n")
+            lines, end, more = chunk.rpartition(b"\n")
             if end:
-                yield number, rest + whole
-                number += rest.count(b"\n") + whole.count(b"\n") + 1
+                yield number, rest + lines
+                number += rest.count(b"\n") + lines.count(b"\n") + 1
             rest = more if end else rest + more
             if len(rest) > MAX_LINE_BYTES:
                 much = f"a line of more than {MAX_LINE_BYTES >> 20} MiB"

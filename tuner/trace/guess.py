@@ -100,7 +100,7 @@ HINT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReadOptions:
     """What the user says of a file; empty where nothing was said."""
 
     format_name: str | None = None
@@ -112,7 +112,7 @@ class Asked:
     """What messages call the file, if not by its path."""
 
 
-def columns_asked(text: str) -> dict[str, str]:
+def parse_columns(text: str) -> dict[str, str]:
     """Read ``--columns timestamp=ts,input_length=prompt_tok``. Raises UsageError."""
     result: dict[str, str] = {}
     for part in text.replace("\\,", "\0").split(","):
@@ -134,13 +134,13 @@ class UnclearError(Exception):
         self.hint = hint
 
 
-def guessed(opened: Opened, asked: Asked, tally: Tally) -> Format:
+def guessed(opened: Opened, options: ReadOptions, tally: Tally) -> Format:
     """Return how a table is read, by its columns and by what their cells hold as JSON.
 
     Raises TraceError with what was seen and the option that would do.
     """
     try:
-        return _Guess(opened, asked).format()
+        return _Guess(opened, options).format()
     except UnclearError as problem:
         seen = ", ".join(shown(opened, heading) for heading in opened.headings[:SHOWN])
         more = ", …" if len(opened.headings) > SHOWN else ""
@@ -159,11 +159,11 @@ def shown(opened: Opened, heading: str) -> str:
 class _Guess:
     """The roles that the columns of one table are given."""
 
-    def __init__(self, opened: Opened, asked: Asked) -> None:
-        self.opened, self.asked = opened, asked
+    def __init__(self, opened: Opened, options: ReadOptions) -> None:
+        self.opened, self.options = opened, options
         self.values = {name: [row.get(name) for row in opened.sample] for name in opened.headings}
         self.wanted = self._wanted()
-        self.found: dict[Role, Column] = {}
+        self.roles: dict[Role, Column] = {}
         self.token_ms: float | None = None
         self.uncounted: UnclearError | None = None
         """What to say of times that count from some start in a unit that nothing names."""
@@ -192,7 +192,7 @@ class _Guess:
         by_name = {heading.lower(): heading for heading in reversed(headings)} | {"": ""}
         by_name |= {f"#{place}": heading for place, heading in enumerate(headings, 1)}
         result: dict[Role, tuple[str, TimeUnit | None]] = {}
-        for name, wanted in self.asked.columns.items():
+        for name, wanted in self.options.columns.items():
             role, unit = role_of(name)
             heading = by_name.get(wanted.lower())
             if role is None:
@@ -204,11 +204,11 @@ class _Guess:
         return result
 
     def _made(self) -> Format:
-        result, status = self.found, self.found.get("status")
+        result, status = self.roles, self.roles.get("status")
         prompt_is_sum = self._prompt_is_sum()
         missing = ["prefixes", *([] if "session_id" in result else ["sessions"])]
         missing += [] if {"status", "error"} & result.keys() else ["aborts", "errors"]
-        notes = [", ".join(f"{role} from {self.found[role].title}" for role in LENGTHS)]
+        notes = [", ".join(f"{role} from {self.roles[role].title}" for role in LENGTHS)]
         if prompt_is_sum:
             notes.append("cached prompt tokens are counted apart, and added to the others")
         return replace(
@@ -242,7 +242,7 @@ class _Guess:
                 fitting, least = [*fitting, column], rank
         if fitting:
             dated = [column for column in fitting if column.is_dated]
-            self.found[role] = self._one_of(role, dated or fitting)
+            self.roles[role] = self._one_of(role, dated or fitting)
         elif wanted and self.uncounted is None:
             raise UnclearError(f"{wanted} cannot be {role} by its values")
 
@@ -250,21 +250,21 @@ class _Guess:
         """Return one of the columns that fit a role as well as each other; of spans the longest."""
         if role == "duration":
             fitting.sort(key=lambda item: -np.nan_to_num(self._numbers(item)).mean())
-        first, *others = fitting
-        for other in others:
-            is_namesake = first.paths[0] == other.paths[0].partition("#")[0]
+        first, *rest = fitting
+        for second in rest:
+            is_namesake = first.paths[0] == second.paths[0].partition("#")[0]
             decides = role in TIMES | COUNTS - {"requests"}
-            if (decides or is_namesake) and not self._are_alike(role, first, other):
-                names = first.title, other.title
+            if (decides or is_namesake) and not self._are_alike(role, first, second):
+                names = first.title, second.title
                 cure = f"Name one: --columns {role}={names[0]} or --columns {role}={names[1]}"
                 raise UnclearError(f"both {names[0]} and {names[1]} may be {role}", cure)
         return first
 
-    def _are_alike(self, role: Role, column: Column, other: Column) -> bool:
+    def _are_alike(self, role: Role, first: Column, second: Column) -> bool:
         """Return whether two columns hold the same, times up to a second."""
         if role not in TIMES | SPANS | COUNTS:
-            return self.values[column.paths[0]] == self.values[other.paths[0]]
-        apart = np.abs(self._numbers(column) - self._numbers(other))
+            return self.values[first.paths[0]] == self.values[second.paths[0]]
+        apart = np.abs(self._numbers(first) - self._numbers(second))
         return not (apart > (ALIKE_MS if role in TIMES else 0)).any()
 
     def _known(self, heading: str) -> list[Any]:
@@ -276,7 +276,7 @@ class _Guess:
         if not known and role not in ("error", "finish_reason"):
             return None
         if role in TIMES | SPANS | COUNTS:
-            self._refuse_marks(heading, known, whole=role in COUNTS)
+            self._refuse_marks(heading, known, integers=role in COUNTS)
         if role in TIMES:
             return self._clock(heading, known, unit)
         if role in SPANS:
@@ -291,12 +291,12 @@ class _Guess:
             fits = role != "error" or not known or any(error_in(cell) != "ok" for cell in known)
         return self._made_of(heading) if fits else None
 
-    def _refuse_marks(self, heading: str, known: Sequence[Any], *, whole: bool) -> None:
+    def _refuse_marks(self, heading: str, known: Sequence[Any], *, integers: bool) -> None:
         """Raise where numbers are not as programs write them: 1.234 may be a thousand then."""
         texts = [cell.strip() for cell in known if isinstance(cell, str)]
         in_threes = [_IN_THREES.fullmatch(text) for text in texts if "." in text]
         longest = max((len(text) for text in texts if "." not in text), default=0)
-        may_be_thousands = any(in_threes) and (whole or (all(in_threes) and 0 < longest < 4))
+        may_be_thousands = any(in_threes) and (integers or (all(in_threes) and 0 < longest < 4))
         if may_be_thousands or any(map(_MARKED.fullmatch, texts)):
             what = "numbers with decimal commas or marks between thousands"
             raise UnclearError(f"{shown(self.opened, heading)}: {what}")
@@ -318,7 +318,7 @@ class _Guess:
             if np.mean([_OTHER_DATE.match(str(cell)) is not None for cell in known]) < 0.5:
                 return None
             raise UnclearError(f"{name}: dates that are not ISO 8601")
-        if (wanted := self.asked.time_unit) is not None:
+        if (wanted := self.options.time_unit) is not None:
             return self._made_of(heading, Clock(wanted, shares[Clock(wanted)] > 0), "as you say")
         if shares[best] >= MOSTLY and unit in (None, best.unit):
             return self._made_of(
@@ -346,7 +346,7 @@ class _Guess:
         is_time = unit is None and np.nanmin(values, initial=np.inf) >= FROM_MS / 1000
         if (codes != 0).sum() * 2 > len(known) or np.isnan(values).all() or is_time:
             return None
-        why, lasted = "by the heading", self.found.get("duration")
+        why, lasted = "by the heading", self.roles.get("duration")
         if unit is None and role == "duration":
             unit, why = self._unit_by_tokens(shown(self.opened, heading), values)
         elif unit is None and lasted is not None and isinstance(lasted.reader, Spans):
@@ -377,14 +377,14 @@ class _Guess:
     def _column(self, role: Role) -> Floats:
         """Return a role's numbers in the first rows, NaN where there is none."""
         nothing = np.full(len(self.opened.sample), np.nan)
-        return self._numbers(self.found[role]) if role in self.found else nothing
+        return self._numbers(self.roles[role]) if role in self.roles else nothing
 
     def _numbers(self, column: Column) -> Floats:
         return column.read(self.values[column.paths[0]])[0]
 
     def _combine(self) -> None:
         """Find ends, and drop what another column says better."""
-        result, wanted = self.found, self.wanted.keys()
+        result, wanted = self.roles, self.wanted.keys()
         time, end = result.get("timestamp"), result.get("end")
         if time and end and time.paths == end.paths:
             del result["timestamp" if "duration" in result else "end"]
@@ -416,7 +416,7 @@ class _Guess:
             heading.lower().rpartition(".")[2]: str([*self._known(heading), ""][0]).lower()
             for heading in self.opened.headings
         }
-        is_begin = {*words_of(self.found["timestamp"].title.rpartition(".")[2])} & word_set(
+        is_begin = {*words_of(self.roles["timestamp"].title.rpartition(".")[2])} & word_set(
             "@starts"
         )
         if is_begin or "receivetimestamp" in first:
@@ -431,9 +431,9 @@ class _Guess:
         many = self._column("requests")
         if (many > 1).sum() * 2 > (many > 0).sum():
             raise UnclearError(
-                f"{self.found['requests'].title} counts several requests a row: {SUMS}"
+                f"{self.roles['requests'].title} counts several requests a row: {SUMS}"
             )
-        time, times_ms = self.found.get("timestamp"), self._column("timestamp")
+        time, times_ms = self.roles.get("timestamp"), self._column("timestamp")
         starts_ms = np.unique(times_ms[~np.isnan(times_ms)])
         if time is None or not time.is_dated or not len(starts_ms):
             return
@@ -441,7 +441,7 @@ class _Guess:
         is_even = np.ptp(lasted_ms) == 0 and lasted_ms[0] >= 60_000
         is_sum = len(starts_ms) >= SOME_ROWS and (is_even or not (starts_ms % 3_600_000).any())
         if is_sum or (len(times_ms) >= SOME_ROWS and not (starts_ms % 86_400_000).any()):
-            what = f"{self.found['timestamp'].title}: whole hours, days or stretches of one length"
+            what = f"{self.roles['timestamp'].title}: whole hours, days or stretches of one length"
             raise UnclearError(f"{what}: {SUMS}; or join the date and the time of day")
 
     def _prompt_is_sum(self) -> bool:
@@ -451,20 +451,20 @@ class _Guess:
         More of them than the prompt shows it; else the headings: inputs with reads and writes of a
         cache, which are no details of the prompt.
         """
-        if not {"cached_tokens", "input_length"} <= self.found.keys():
+        if not {"cached_tokens", "input_length"} <= self.roles.keys():
             return False
         cached, prompt = self._column("cached_tokens"), self._column("input_length")
         if ((cached > prompt) & (prompt > 0)).any():
             return True
-        leaf = words_of(self.found["input_length"].paths[0].rpartition(".")[2])
-        has_writes = "cache_creation_tokens" in self.found
-        is_detail = "detail" in self.found["cached_tokens"].paths[0].lower()
+        leaf = words_of(self.roles["input_length"].paths[0].rpartition(".")[2])
+        has_writes = "cache_creation_tokens" in self.roles
+        is_detail = "detail" in self.roles["cached_tokens"].paths[0].lower()
         return has_writes and not is_detail and "input" in leaf and "prompt" not in leaf
 
     # What is missing.
 
     def _missing(self) -> list[Role]:
-        result = self.found.keys()
+        result = self.roles.keys()
         has_times = "timestamp" in result or {"end", "duration"} <= result
         return [*({*LENGTHS} - result), *([] if has_times else ["timestamp"])]
 

@@ -14,9 +14,9 @@ from tuner.trace.rows import Numbered, Object, first
 from tuner.trace.values import date_ms, error_in, is_empty, number, status_of, words
 
 
-def _of(found: Object, keys: Iterable[str]) -> Any:  # noqa: ANN401 - any JSON
+def _of(row: Object, keys: Iterable[str]) -> Any:  # noqa: ANN401 - any JSON
     """Return what stands under the first of the keys that is not empty."""
-    return first(map(found.get, keys))
+    return first(map(row.get, keys))
 
 
 def _ms(value: Any, more: float = 0) -> Any:  # noqa: ANN401 - as it is, if no number

@@ -21,7 +21,7 @@ from tuner.errors import TraceError, UsageError
 from tuner.trace.encode import TYPES
 from tuner.trace.files import Tally, TraceFile
 from tuner.trace.formats import CANONICAL, KEY_OF, ROLE_OF, TABLE, Format, detected, named
-from tuner.trace.guess import Asked, guessed, is_far_off
+from tuner.trace.guess import ReadOptions, guessed, is_far_off
 from tuner.trace.headings import Role, main_roles
 from tuner.trace.record import CODES, FIELDS, REASONS, SERVED, VERSION, Field, Status, TraceHeader
 from tuner.trace.rows import ROWS, Numbered, Opened, Raw, opened
@@ -62,25 +62,25 @@ IN_ORDER = 0.01
 its steps show nothing."""
 
 
-def read(path: Path, asked: Asked | None = None) -> Trace:
-    """Read a whole trace, in order of arrival; requests of one time keep their order.
+def read(path: Path, options: ReadOptions | None = None) -> Trace:
+    """Read a table trace, in order of arrival; requests of one time keep their order.
 
     Raises TraceError for a file that cannot be read as a trace, UsageError for options that do not
     fit it. Rows that cannot be used are counted in the header and named in the warnings.
     """
-    asked = asked or Asked()
-    tally = Tally(asked.name or str(path), allow_text=asked.allow_text)
+    options = options or ReadOptions()
+    tally = Tally(options.name or str(path), allow_text=options.allow_text)
     try:
-        return _read(TraceFile(path, tally), asked)
+        return _read(TraceFile(path, tally), options)
     except OSError as error:
         what = (error.strerror or str(error)).lower()
         raise TraceError(f"{tally.place}: {what}", hint="Sample traces are in traces/.") from error
 
 
-def _read(file: TraceFile, asked: Asked) -> Trace:
+def _read(file: TraceFile, options: ReadOptions) -> Trace:
     tally, rows_of = file.tally, opened(file)
-    known = _format(file, rows_of, asked)
-    header = _header(known, rows_of, file)
+    known = _format(file, rows_of, options)
+    header = _header(known, rows_of, tally.place)
     checker = Checker(replace(known, block_size=header.block_size), tally)
     tables: list[pa.Table] = []
     for raw in _raws(rows_of, known, tally):
@@ -90,28 +90,28 @@ def _read(file: TraceFile, asked: Asked) -> Trace:
         tables.append(checker.checked(raw))
     if not any(map(len, tables)):
         raise _nothing(tally)
-    whole = pa.concat_tables(tables, promote_options="default")
+    table = pa.concat_tables(tables, promote_options="default")
     tables.clear()
     if known.are_spans:
-        whole = _settled(whole, tally)
-    lines, whole = whole.column("line"), whole.drop_columns("line").combine_chunks()
+        table = _settled(table, tally)
+    lines, table = table.column("line"), table.drop_columns("line").combine_chunks()
     pa.default_memory_pool().release_unused()
-    tally.rows_kept = len(whole)
-    _check_times(whole, lines, known, tally)
-    return _trace(whole, header, known, tally)
+    tally.rows_kept = len(table)
+    _check_times(table, lines, known, tally)
+    return _trace(table, header, known, tally)
 
 
-def _format(file: TraceFile, rows_of: Opened, asked: Asked) -> Format:
+def _format(file: TraceFile, rows_of: Opened, options: ReadOptions) -> Format:
     """Return how a file is read. Raises TraceError with what would do, UsageError."""
-    place, name = file.tally.place, asked.format_name
-    if asked.columns and name not in (None, TABLE.name):
+    place, name = file.tally.place, options.format_name
+    if options.columns and name not in (None, TABLE.name):
         raise UsageError("--columns is for tables without a --format", hint="Leave one out.")
-    is_free = name is None and not asked.columns
+    is_free = name is None and not options.columns
     known = detected(rows_of, file.head, place) if is_free else named(name or TABLE.name)
     if known is not None and known is not TABLE:
-        return known.of(asked.time_unit, place)
+        return known.of(options.time_unit, place)
     if rows_of.sample or main_roles(rows_of.headings) or not is_free:
-        return guessed(rows_of, asked, file.tally)
+        return guessed(rows_of, options, file.tally)
     raise TraceError(
         f"{place}:1: not a trace format that tuner knows, and no table of requests",
         hint="Export it as CSV or JSON lines with the time, the prompt's and the output's tokens; "
@@ -119,21 +119,22 @@ def _format(file: TraceFile, rows_of: Opened, asked: Asked) -> Format:
     )
 
 
-def _header(known: Format, rows_of: Opened, file: TraceFile) -> TraceHeader:
+def _header(known: Format, rows_of: Opened, place: str) -> TraceHeader:
     """Return the header that the file has, or the one of its format. Raises TraceError."""
     if known.name != CANONICAL.name:
         size = known.block_size_in(rows_of.sample) if known.any_block_size else known.block_size
         return TraceHeader(source=known.name, block_size=size, missing=tuple(known.missing))
-    if b'"tuner_trace"' not in file.head.lstrip().partition(b"\n")[0]:
+    first = rows_of.first[0] if rows_of.first else {}
+    if "tuner_trace" not in first:
         return TraceHeader()
-    first, problem = rows_of.first[0], f"not tuner_trace {VERSION} in ms, which this tuner reads"
+    problem = f"not tuner_trace {VERSION} in ms, which this tuner reads"
     if first.get("tuner_trace") == VERSION and first.get("time_unit", "ms") == "ms":
         try:
             return msgspec.convert(first, TraceHeader)
         except msgspec.ValidationError as error:
             problem = str(error)
     raise TraceError(
-        f"{file.tally.place}:1: header: {problem}",
+        f"{place}:1: header: {problem}",
         hint="Compare the first line with docs/traces.md; or drop it and import with --time-unit.",
     )
 
@@ -177,8 +178,8 @@ def _flat(raws: Iterator[Raw], known: Format, tally: Tally) -> Iterator[Raw]:
 
 def _settled(table: pa.Table, tally: Tally) -> pa.Table:
     """Return the requests that there really are."""
-    kept, others = requests_of(table.to_pylist())
-    for row in others:
+    kept, doubled = requests_of(table.to_pylist())
+    for row in doubled:
         tally.drop("same_request", row["line"])
     if not kept:
         raise _nothing(tally)
@@ -450,7 +451,7 @@ class Checker:
             self._put(field.key, values)
 
     def _list(self, field: Field) -> None:
-        """Read lists of whole numbers; rows that hold something else are dropped."""
+        """Read lists of table numbers; rows that hold something else are dropped."""
         key, strict = field.key, self.format.strict
         cells = as_list(self._cells(key) or [])
         if all(cell is None for cell in cells):

@@ -84,24 +84,24 @@ def first(cells: Iterable[Any]) -> Any:  # noqa: ANN401 - any JSON
     return next((cell for cell in cells if not is_empty(cell)), None)
 
 
-def at(found: Mapping[str, Any], path: str) -> Any:  # noqa: ANN401 - any JSON
+def at(row: Mapping[str, Any], path: str) -> Any:  # noqa: ANN401 - any JSON
     """Return what stands at a dotted path, whose parts may have dots themselves."""
-    if path in found:
-        return only(found[path])
+    if path in row:
+        return only(row[path])
     if path.startswith("*"):
-        return total(found, path[1:])
-    for key, held in found.items():
+        return total(row, path[1:])
+    for key, held in row.items():
         if path.startswith(f"{key}.") and (inner := as_object(held)) is not None:
             return at(inner, path[len(key) + 1 :])
     return None
 
 
-def total(found: Mapping[str, Any], word: str) -> Any:  # noqa: ANN401 - any JSON
+def total(row: Mapping[str, Any], word: str) -> Any:  # noqa: ANN401 - any JSON
     """Return the sum of the counts of tokens whose key has a word: of ``*input`` at the end of a
     path."""
-    keys = [key for key in found if word in key.lower() and "cost" not in key.lower()]
-    held = [found[key] for key in keys if not is_empty(found[key])]
-    if not held or found.get("unit") not in (None, "TOKENS"):
+    keys = [key for key in row if word in key.lower() and "cost" not in key.lower()]
+    held = [row[key] for key in keys if not is_empty(row[key])]
+    if not held or row.get("unit") not in (None, "TOKENS"):
         return None
     known = [count for cell in held if (count := number(cell)) is not None]
     return sum(known) if len(known) == len(held) else held[0]
@@ -429,8 +429,8 @@ def parquet_file(file: TraceFile) -> Opened:
 
     def tables(columns: list[str] | None, rows: int) -> Iterator[dict[str, pa.Array]]:
         with step():
-            whole = parquet.ParquetFile(file.path)
-            batches = whole.iter_batches(rows, columns=columns, use_threads=False)
+            opened = parquet.ParquetFile(file.path)
+            batches = opened.iter_batches(rows, columns=columns, use_threads=False)
         while True:
             with step():
                 if (batch := next(batches, None)) is None:

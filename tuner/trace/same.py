@@ -23,24 +23,24 @@ def requests_of(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     spans only these: a client's is the same request, or went elsewhere.
     """
     by_id: dict[Hashable, Row] = {}
-    others: list[Row] = []
+    doubled: list[Row] = []
     for place, row in enumerate(rows):
         row["id"] = (row["trace"], row["span"]) if row["span"] else place
         known = by_id.setdefault(row["id"], row)
         if not known["is_request"]:
             by_id[row["id"]] = row
         elif known is not row and row["is_request"]:
-            others.append(row)  # sent twice
+            doubled.append(row)  # sent twice
     requests = [row for row in by_id.values() if row["is_request"]]
     upper = {_request_above(row, by_id) for row in requests}
     if any(row["server"] for row in requests):
         upper |= {row["id"] for row in requests if not row["server"]}
     by_key: dict[Hashable, list[Row]] = defaultdict(list)
     for row in requests:
-        (others if row["id"] in upper else by_key[row["key"] or row["id"]]).append(row)
+        (doubled if row["id"] in upper else by_key[row["key"] or row["id"]]).append(row)
     for same in by_key.values():
-        others += same[1:]
-    return [_together(same[:MAX_N]) for same in by_key.values()], others
+        doubled += same[1:]
+    return [_together(same[:MAX_N]) for same in by_key.values()], doubled
 
 
 def _request_above(row: Row, by_id: dict[Hashable, Row]) -> Hashable:

@@ -144,10 +144,10 @@ def written_ms(text: str) -> float | None:
         days, hours, minutes, seconds = parts
         return round((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000, 6)
     text = text.lower().removeprefix("pt")
-    found = _PARTS.findall(text)
-    if not found or _PARTS.sub("", text) or not all(unit in _WORD_MS for _, unit in found):
+    spans = _PARTS.findall(text)
+    if not spans or _PARTS.sub("", text) or not all(unit in _WORD_MS for _, unit in spans):
         return None
-    return sum(float(value) * _WORD_MS[unit] for value, unit in found)
+    return sum(float(value) * _WORD_MS[unit] for value, unit in spans)
 
 
 def in_ms(values: Any, unit: TimeUnit) -> Any:  # noqa: ANN401 - a number, or an array of them
@@ -245,8 +245,8 @@ class Clock:
         for zone in ("UTC", None) if pa.types.is_string(cells.type) else ():
             if self.zoned in (None, zone is not None):
                 with suppress(pa.ArrowInvalid):
-                    whole = pc.cast(pc.cast(cells, pa.timestamp("ns", zone)), pa.int64())
-                    values = whole.to_numpy(zero_copy_only=False) / 1e6
+                    nanoseconds = pc.cast(pc.cast(cells, pa.timestamp("ns", zone)), pa.int64())
+                    values = nanoseconds.to_numpy(zero_copy_only=False) / 1e6
                     return values, np.zeros(len(cells), np.bool_)
 
         def ms(cell: object) -> float | None:

@@ -22,7 +22,7 @@ from tuner.errors import TraceError, UsageError
 from tuner.system.files import whole_file
 from tuner.trace.columns import Columns
 from tuner.trace.files import STDIN
-from tuner.trace.guess import Asked, columns_asked
+from tuner.trace.guess import ReadOptions, parse_columns
 from tuner.trace.reading import read
 from tuner.trace.trace import Trace
 from tuner.trace.values import date_ms
@@ -119,10 +119,10 @@ def _place(file: Path) -> str:
 
 def _read(file: Path, options: ReadingOptions, *, allow_text: bool = False) -> Trace:
     """Read a trace file as the options say."""
-    wanted = Asked(
+    wanted = ReadOptions(
         format_name=options.format_name,
         time_unit=options.time_unit,
-        columns={} if options.columns is None else columns_asked(options.columns),
+        columns={} if options.columns is None else parse_columns(options.columns),
         allow_text=allow_text,
         name=_place(file),
     )
