@@ -4,15 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.support.places import ROOT, THIRD_PARTY
+from tests.support.places import ROOT
 from tuner.trace.trace import Trace, TraceHeader, TraceRequest
 
 SAMPLES = ROOT / "traces"
-SLICES = THIRD_PARTY / "traces"
 
-needs_slices = pytest.mark.skipif(not SLICES.is_dir(), reason="the public slices are not here")
 
 HEADER = {"tuner_trace": 1, "time_unit": "ms"}
 

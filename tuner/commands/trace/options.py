@@ -69,6 +69,7 @@ class TraceCutOptions:
     output: Path
     window: str | None = None
     replica: str | None = None
+    force: bool = False
 
 
 app.command("show")(command(TraceShowOptions, "tuner.commands.trace.run", "show"))

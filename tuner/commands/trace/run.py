@@ -91,7 +91,7 @@ def cut(options: TraceCutOptions) -> None:
     """Write a part of a trace. Raises InputError, UsageError."""
     if options.window is None and options.replica is None:
         raise UsageError("nothing to cut", hint="Give --window or --replica.")
-    with whole_file(options.output, force=False) as out:
+    with whole_file(options.output, force=options.force) as out:
         trace = _read(options.file, ReadingOptions())
         columns = trace.columns
         if options.window is not None:
@@ -180,7 +180,11 @@ def _moment_s(text: str | None, option: str) -> float:
     at_ms = date_ms(text)
     if at_ms is not None:
         return at_ms / 1000
-    ago_s = 0.0 if text is None else parse_duration_s(text, option=option)
+    ago_s = (
+        0.0
+        if text is None
+        else parse_duration_s(text, option=f"{option} (a date, or how long ago)")
+    )
     return datetime.now(UTC).timestamp() - ago_s
 
 
