@@ -1,6 +1,7 @@
 """The bytes of a file of any size, unpacked and as UTF-8; and the count of its rows."""
 
 import codecs
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -51,7 +52,7 @@ class Tally:
     """Rows that hold text are read without it; otherwise they refuse the file."""
     rows_read: int = 0
     rows_kept: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
+    dropped: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
     """The place of the first row of each reason."""
     notes: dict[str, None] = field(default_factory=dict)
@@ -64,10 +65,10 @@ class Tally:
     def note(self, text: str) -> None:
         self.notes[text] = None
 
-    def drop(self, reason: str, number: int, column: str = "", *, count: int = 1) -> None:
+    def drop(self, reason: str, number: int, *, count: int = 1) -> None:
         """Count rows that cannot be used; they are counted as read elsewhere."""
-        self.dropped[reason] = self.dropped.get(reason, 0) + count
-        self.first.setdefault(reason, self.at(number) + (f", column {column}" if column else ""))
+        self.dropped[reason] += count
+        self.first.setdefault(reason, self.at(number))
 
     def lose(self, reason: str, number: int) -> None:
         """Count a row that was read and cannot be used."""
@@ -79,7 +80,7 @@ class Tally:
         return [
             f"{count:,} of {self.rows_read:,} rows dropped ({reason}: {REASONS[reason]}), "
             f"first at {self.first[reason]}"
-            for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1])
+            for reason, count in self.dropped.most_common()
         ]
 
 

@@ -223,7 +223,7 @@ def _nothing(tally: Tally) -> TraceError:
     """Return why no row can be used."""
     if not tally.rows_read:
         return TraceError(f"{tally.place}: no rows", hint="Is the file complete?")
-    reason, count = max(tally.dropped.items(), key=lambda item: item[1])
+    [(reason, count)] = tally.dropped.most_common(1)
     return TraceError(
         f"{tally.first[reason]}: none of {tally.rows_read:,} rows can be used; "
         f"{count:,} of them {reason}: {REASONS[reason]}",
@@ -239,7 +239,7 @@ def _trace(table: pa.Table, header: TraceHeader, known: Format, tally: Tally) ->
             "was cut off or edited"
         )
     table, origin_ms = sorted_by_arrival(table, absolute=known.absolute)
-    dropped = Counter(header.dropped) + Counter(tally.dropped)
+    dropped = Counter(header.dropped) + tally.dropped
     missing, notes = header.missing, header.notes
     if known.name != CANONICAL.name:
         missing += ("ends",) if "e2e_ms" not in table.column_names and "ends" not in missing else ()
