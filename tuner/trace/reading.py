@@ -183,14 +183,9 @@ def _settled(table: pa.Table, tally: Tally) -> pa.Table:
         tally.drop("same_request", row["line"])
     if not kept:
         raise _nothing(tally)
-    held = {key: [row.get(key) for row in kept] for key in (*TYPES, "line")}
-    return pa.table(
-        {
-            key: pa.array(cells, TYPES.get(key))
-            for key, cells in held.items()
-            if any(cell is not None for cell in cells)
-        }
-    )
+    result = pa.Table.from_pylist(kept, pa.schema([*TYPES.items(), ("line", pa.int32())]))
+    names = result.column_names
+    return result.select([name for name in names if result.column(name).null_count < len(result)])
 
 
 def _check_times(table: pa.Table, lines: pa.ChunkedArray, known: Format, tally: Tally) -> None:
