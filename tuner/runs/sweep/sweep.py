@@ -25,7 +25,7 @@ from tuner.runs.sweep.conclusion import Basis, Conclusion, conclude, view_of, wi
 from tuner.runs.sweep.confirmation import Confirmation
 from tuner.runs.sweep.sweep_warnings import fitting, shortened
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.constants import MIN_STEP_S
+from tuner.traffic.constants import HALF, MIN_STEP_S
 from tuner.traffic.workload import (
     Workload,
     affordable_step_s,
@@ -263,7 +263,9 @@ class SweepRun:
                 purpose=purpose, build=self.ladder, cap=cap, ramp=workload, ramp_s=length_s
             )
         shares = (numbers_of([replay], workload.slo).attainment for replay in self.uncut())
-        rule = CutRule(workload.slo, cut_floor(max(shares, default=0.0)))
+        # what repeats a rung is cut where a first one is: at another height it would pass for noise
+        floor = cut_floor(max(shares, default=0.0)) if purpose == "ladder" else HALF
+        rule = CutRule(workload.slo, floor)
         if purpose not in RUNGS:  # replayed for its iterations alone
             rule = CutRule(workload.slo, 0.0, short_s(step_s))
         (window,) = workload.windows
