@@ -70,7 +70,8 @@ def columns_of_table(table: pa.Table, *, block_size: int) -> Columns:
     def column(key: str, absent: float, kind: type[np.generic], per_unit: int = 1) -> NDArray[Any]:
         if key not in table.column_names:
             return np.broadcast_to(np.array(absent, kind), size)  # takes no memory
-        held = np.asarray(table.column(key).fill_null(absent).to_numpy())
+        cells = table.column(key)
+        held = (cells.fill_null(absent) if cells.null_count else cells).to_numpy()
         return (held if per_unit == 1 else held / per_unit).astype(kind, copy=False)
 
     served = np.broadcast_to(True, size)
