@@ -71,7 +71,8 @@ def columns_of_table(table: pa.Table, *, block_size: int) -> Columns:
         if key not in table.column_names:
             return np.broadcast_to(np.array(absent, kind), size)  # takes no memory
         cells = table.column(key)
-        held = (cells.fill_null(absent) if cells.null_count else cells).to_numpy()
+        cells = cells.fill_null(absent) if cells.null_count else cells
+        held: NDArray[Any] = np.asarray(cells.to_numpy())
         return (held if per_unit == 1 else held / per_unit).astype(kind, copy=False)
 
     served = np.broadcast_to(True, size)
