@@ -152,7 +152,8 @@ def compared(blocks: Blocks, baseline: Blocks) -> dict[str, Ratio]:
         known = [(own, base) for own, base in values if own is not None and base is not None]
         if known and len(known) == len(values):
             ratio = log_ratio(*zip(*known, strict=True))
-            ratios |= {} if ratio is None else {name: ratio}
+            if ratio is not None:
+                ratios[name] = Ratio(1.0) if blocks is baseline else ratio
     return ratios
 
 
