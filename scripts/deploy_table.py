@@ -35,7 +35,7 @@ REASONS = {
     "edited safely|are no list|second time": "others share the value, or it is no list or text",
     "nothing closes|here-document|quotes": "quotes or a here-document, read in several ways",
     "which lowers": "another argument would undo the value",
-    "aliases|characters|violates": "YAML that is broken or too large",
+    "aliases|characters|violates|grow too": "text that is broken or too large",
 }
 """Pattern of a message → why a file is refused."""
 

@@ -98,7 +98,10 @@ class Target:
 
     def read(self, text: str) -> list[Server]:
         """Return the servers of the text, as of this file."""
-        return servers(self.path, text, beside.near(self.path.parent), to=self.kind)
+        try:
+            return servers(self.path, text, beside.near(self.path.parent), to=self.kind)
+        except UnreadableError as problem:
+            raise ByHandError(f"{self.what}: {problem}", hint="Paste these flags:") from None
 
     def server(self) -> Server:
         """Return the one server that is meant. Raises UsageError where several may be meant,

@@ -5,7 +5,6 @@ knows where in a file a word stands.
 """
 
 import re
-import shlex
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +16,8 @@ from tuner.rollout.known import FACTS, NO_WORD, has_vllms_flag, starts_vllm
 from tuner.rollout.server import Server, UnreadableError
 
 _SUBSTITUTION = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
-_PIECE = rf"""'[^']*'|"(?:\\.|{_SUBSTITUTION}|[^"\\])*"|{_SUBSTITUTION}|\$\{{[^}}]*\}}|`[^`]*`
-    |\{{\{{.*?\}}\}}|\\."""
+_PIECE = rf"""'[^']*'|"(?:\\.|{_SUBSTITUTION}|[^"\\])*+"|{_SUBSTITUTION}|\$\{{[^}}]*\}}|`[^`]*`
+    |\{{\{{[^{{}}]*\}}\}}|\\."""
 _WORD = rf"""(?:\w+\+?=\((?:'[^']*'|"(?:\\.|[^"\\])*"|[^()'"])*\)|{_PIECE}|[^\s;&|()<>'"\\`])+"""
 _TOKEN = re.compile(
     rf"""(?P<blank>(?:[^\S\n]|\\\r?\n)+|\#[^\n]*)
@@ -35,11 +34,16 @@ _VARIABLE = re.compile(
     r"\$(?P<a>\w+)|\$\{(?P<b>\w+)(?:(?::?[-=])(?P<default>[^{}]*))?\}|\$\((?P<c>[\w.-]+)\)"
 )
 _QUOTED = re.compile(
-    rf"""\"?\$\{{(?P<list>\w+)\[[@*]\]\}}\"?|"(?P<double>(?:\\.|{_SUBSTITUTION}|[^"\\])*)"
+    rf"""\"?\$\{{(?P<list>\w+)\[[@*]\]\}}\"?|"(?P<double>(?:\\.|{_SUBSTITUTION}|[^"\\])*+)"
     |'[^']*'|\\.|(?P<variable>\$\w+|\$\{{[^}}]*\}})|(?P<output>{_SUBSTITUTION}|`[^`]*`)""",
     re.VERBOSE | re.DOTALL,
 )
 """What a shell replaces, or replaces nothing in."""
+
+_QUOTES = re.compile(r"'([^']*)'|\"((?:\\.|[^\"\\])*+)\"|\\(.)", re.DOTALL)
+_ARGUMENT = re.compile(rf"(?:{_QUOTES.pattern}|[^\s'\"\\])+", re.DOTALL)
+_MAX_FILLED = 1 << 18
+"""Characters of a text with its variables filled in."""
 
 _ASSIGNMENT = re.compile(r"(\w+)(\+?)=(.*)", re.DOTALL)
 _ELSEWHERE = re.compile(r"\$[\w({@*]|\{\{|`|^%\w")
@@ -86,7 +90,12 @@ def split(text: str, env: Mapping[str, str]) -> list[str]:
 
 
 def filled(text: str, env: Mapping[str, str]) -> str:
-    """Put in the variables that are known; others stay as they are spelled."""
+    """Put in the variables that are known; others stay as they are spelled.
+
+    Raises UnreadableError where that would be endless: a variable may double itself.
+    """
+    if text.count("$") * max(map(len, env.values()), default=0) > _MAX_FILLED:
+        raise UnreadableError("its variables grow too long", "$")
 
     def value_of(match: re.Match[str]) -> str:
         value = env.get(match["a"] or match["b"] or match["c"])
@@ -103,15 +112,19 @@ def unquoted(words: Sequence[str], env: Mapping[str, str]) -> list[str]:
             return env.get(f"{match['list']}[@]", match[0])
         if match["double"] is not None:
             inner = filled(match["double"], env)
-            return shlex.quote(re.sub(r"\\([\"\\$`\n])", r"\1", inner))
+            inner = re.sub(r"\\([\"\\$`\n])", r"\1", inner)
+            return re.sub(r"(\W)", r"\\\1", inner) or "''"
         if match["output"]:  # nobody knows it: one word
             return re.sub(r"[\s'\"\\]", "", filled(match[0], env))
         return filled(match[0], env) if match["variable"] else match[0]
 
-    try:
-        return shlex.split(_QUOTED.sub(replaced, " ".join(words).replace("\\\n", "")))
-    except ValueError:
-        raise UnreadableError("a quote that nothing closes") from None
+    text = _QUOTED.sub(replaced, " ".join(words).replace("\\\n", ""))
+    if re.search(r"['\"\\]", _ARGUMENT.sub("", text)):
+        raise UnreadableError("a quote that nothing closes")
+    return [
+        _QUOTES.sub(lambda match: match[1] or match[2] or match[3] or "", argument[0])
+        for argument in _ARGUMENT.finditer(text)
+    ]
 
 
 # Where vLLM begins

@@ -1,0 +1,23 @@
+#!/bin/sh
+A=xx
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+A=$A$A$A$A$A$A$A$A
+vllm serve acme/translator-7b --max-num-seqs 64 $A
