@@ -70,13 +70,13 @@ def test_all_times_of_a_column_have_one_unit() -> None:
     )  # fmt: skip
 
 
-def test_a_thinned_line_keeps_its_peaks_and_its_ends() -> None:
+def test_a_thinned_line_keeps_its_peaks() -> None:
     x, y = np.linspace(0.0, 99_999.0, 100_000), np.zeros(100_000)
     y[54_321], y[77_777], y[5] = 9.0, -9.0, np.nan
     few_x, few_y = thinned(x, y, 2000)
     assert len(few_x) <= 2000
     assert (few_y.max(), few_y.min()) == (9.0, -9.0)
-    assert (few_x[0], few_x[-1]) == (0.0, 99_999.0)
+    assert few_x[np.argmax(few_y)] == pytest.approx(54_321, abs=100)
 
 
 @pytest.mark.parametrize(

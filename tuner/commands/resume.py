@@ -21,7 +21,7 @@ def run(options: ResumeOptions) -> None:
     words = [*read_run(options.run_dir).planned.command]
     if words[:1] not in [[name] for name in RESUMED] or not "".join(words).isprintable():
         raise RunError(
-            f"{options.run_dir}/journal.jsonl:1: command: is none that can be resumed",
+            f"{options.run_dir}/journal.jsonl:1: command: cannot be resumed",
             hint="Give the folder of a run as tuner wrote it.",
         )
     words = [*words, f"--run-dir={options.run_dir}"]

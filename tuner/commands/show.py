@@ -76,7 +76,7 @@ def _check_together(options: ShowOptions) -> None:
         str(options.target): options.target is not None and (again or options.flags),
     }
     if len(names := [name for name, is_given in given.items() if is_given]) > 1:
-        raise UsageError(f"{' and '.join(names)} exclude each other", hint="Leave one of them out.")
+        raise UsageError(f"{' and '.join(names)} cannot be combined", hint="Leave one of them out.")
     if again and path is not None and path.suffix not in PROFILES:
         raise UsageError(
             f"-o {path}: under another SLO or other requirements a profile is written",
@@ -227,7 +227,7 @@ def _write(options: ShowOptions, path: Path) -> None:
     is_page = path.suffix in PAGES
     if not is_page and path.suffix not in TABLES:
         raise UsageError(
-            f"-o {path}: {path.suffix or 'no suffix'} is no format",
+            f"-o {path}: {path.suffix or 'no suffix'} is not a format",
             hint="Give page.html, or a table as .csv, .parquet or .json.",
         )
     target = files.resolve(path)
@@ -262,10 +262,10 @@ def _table(options: ShowOptions, name: str) -> "pa.Table":
     if name not in tables.TABLES:
         result = [table for table in _page(options).tables if table.rows]
         if not result:
-            raise RunError(f"{options.source}: has no table yet", hint=CONTINUE)
+            raise RunError(f"{options.source}: no table yet", hint=CONTINUE)
         return tables.of_page(result[0])
     book = read_run(options.source)
     if not any(book.of(Replayed)):
-        raise RunError(f"{options.source}: nothing is measured yet", hint=CONTINUE)
+        raise RunError(f"{options.source}: nothing measured yet", hint=CONTINUE)
     with making_sense(options.source, is_stored=True):
         return tables.TABLES[name](book)

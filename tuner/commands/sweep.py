@@ -272,7 +272,7 @@ def rescored(book: Journal, *, slo: str | None = None, require: Sequence[str] = 
         settings = settings_in(plan, slo=_slo_in(slo or plan["slo"]))
     except NO_SENSE as error:
         raise RunError(
-            f"{run_dir}/journal.jsonl:1: the plan makes no sense ({repr(error)[:200]})",
+            f"{run_dir}/journal.jsonl:1: the plan cannot be read ({repr(error)[:200]})",
             hint="Name the run directory of a sweep of this version of tuner.",
         ) from error
     trace = load(run_dir / TRACE_COPY)

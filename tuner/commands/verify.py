@@ -48,7 +48,7 @@ def run(options: VerifyOptions) -> None:
     if options.send_load is not None and options.url is None:
         raise UsageError("--send-load is for --url", hint="Add --url, or leave it out.")
     if options.url is not None and options.world is not None:
-        raise UsageError("--url and --world exclude each other", hint="Leave out --world.")
+        raise UsageError("--url and --world cannot be combined", hint="Leave out --world.")
     profile = load_profile(options.profile)
     trace, origin, progress = load(options.trace), profile.provenance, Progress()
     replicas = (options.replicas or origin.replicas) * origin.ranks

@@ -50,5 +50,5 @@ def kept_page(run_dir: Path) -> Page | None:
         return None
     except (OSError, *NO_SENSE) as problem:
         raise RunError(
-            f"{path}: makes no sense ({str(problem)[:200]})", hint="Run the command again."
+            f"{path}: cannot be read ({str(problem)[:200]})", hint="Run the command again."
         ) from None

@@ -93,7 +93,7 @@ def read_run(run_dir: Path) -> journal.Journal:
     """Return the journal of a run's folder. Raises RunError."""
     if not is_begun(run_dir):
         raise RunError(
-            f"{run_dir}: holds no run: there is no journal.jsonl",
+            f"{run_dir}: is not a run directory: it has no journal.jsonl",
             hint="Give the folder of a run, such as runs/prod-1.",
         )
     return journal.read(run_dir)
@@ -108,7 +108,7 @@ def making_sense(run_dir: Path, *, is_stored: bool) -> Iterator[None]:
         if not is_stored:
             raise
         raise RunError(
-            f"{run_dir}: what it holds makes no sense ({printable(repr(problem))[:200]})",
+            f"{run_dir}: cannot be read as a run ({printable(repr(problem))[:200]})",
             hint="Start again in another --run-dir.",
         ) from problem
 
