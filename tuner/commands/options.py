@@ -11,7 +11,7 @@ FOREVER = "forever"
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SweepOptions:
-    """Find the right max_num_seqs for a trace and write a serving profile.
+    """Find the right max_num_seqs for a trace; write a serving profile.
 
     One engine walks the caps 1, 2, 4, ... live; a fresh one confirms the choice. Everything
     measured is kept in the run directory.
@@ -44,10 +44,10 @@ class SweepOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class RefineOptions:
-    """Search engine arguments around a profile, and keep what is proven to be better.
+    """Search other engine arguments around a profile.
 
-    max_num_seqs and the token budget change live; other arguments take engines of their own. The
-    profile's choice stays where no gain is proven.
+    max_num_seqs and the token budget change live; other arguments take engines of their own. What
+    is proven to be better is kept, else the profile's choice stays.
 
     Example: tuner refine profile.yaml --trace prod.jsonl
     """
@@ -68,9 +68,10 @@ class RefineOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class CompareOptions:
-    """Serve a trace in six ways, from one worker behind queues to a tuned engine.
+    """Serve a trace in six ways, side by side.
 
-    Every way is started for real and replays the same requests, in blocks of random order.
+    From one worker behind a queue to a tuned engine: each is started for real and replays the same
+    requests, in blocks of random order.
 
     Example: tuner compare --trace prod.jsonl --profile profile.yaml
     """
@@ -90,7 +91,7 @@ class CompareOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class DoctorOptions:
-    """Check that this machine and its vLLM can be measured on, a line for each check.
+    """Check whether this machine and its vLLM can be measured on.
 
     PASS, FAIL with its cure, or SKIP with its reason. Exits with 6 when one fails.
 
@@ -102,7 +103,7 @@ class DoctorOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ShowOptions:
-    """Show a profile or a run, or in what a profile differs from something else.
+    """Show a profile or a run, or what differs from a profile.
 
     Example: tuner show profile.yaml -o page.html
     """
@@ -120,7 +121,7 @@ class ShowOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class PlanOptions:
-    """Predict another load, other caps or a fleet from a profile; nothing is run.
+    """Predict how many replicas another load needs; run nothing.
 
     Of two profiles: which max_num_seqs serves both kinds of traffic, and what each loses by it.
 
@@ -138,10 +139,10 @@ class PlanOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class VerifyOptions:
-    """Replay a trace on a fresh engine with a profile's arguments, and gate on its promise.
+    """Check whether an engine or a server keeps a profile's promise.
 
-    With --url a running server gets the load instead, and nothing is started. Exits with 6 when a
-    promise is broken.
+    The trace is replayed on a fresh engine with the profile's arguments or, with --url, on a
+    running server. Exits with 6 when a promise is broken.
 
     Example: tuner verify profile.yaml --trace prod.jsonl
     """
@@ -163,7 +164,7 @@ class VerifyOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ApplyOptions:
-    """Write a serving profile into a deployment's file, with a backup.
+    """Write a profile into a deployment file, with a backup.
 
     Only the engine arguments of the profile are touched, and only where the file shows that it
     starts vLLM with the profile's model; comments, order and everything else stay.
@@ -188,7 +189,9 @@ class ApplyOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class LiveOptions:
-    """Change a running server's max_num_seqs without a restart; without a profile, show it.
+    """Change a running server's max_num_seqs without a restart.
+
+    Without a profile, show it.
 
     Example: tuner live profile.yaml --socket /var/lib/vllm/tuner.sock
     """
@@ -202,7 +205,7 @@ class LiveOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class WatchOptions:
-    """Compare a live server with a profile's promise, and today's traffic with the profile's.
+    """Check whether a live server still fits its profile.
 
     Prints still valid, drifting, re-tune now or not enough evidence, and why. Exits with 6 for
     re-tune now, with 5 for not enough evidence, with 4 when the server is gone; else with 0.
