@@ -368,11 +368,11 @@ def _page(done: Swept, profile: ServingProfile, next_: str) -> Page:
 def _next(options: SweepOptions, profile: ServingProfile) -> str:
     """Return what to run after a sweep: the same again where that would show more, or what comes
     next with the profile."""
-    verdict, is_real = profile.decision.verdict, profile.provenance.engine != "sim"
+    verdict = profile.decision.verdict
     anew: dict[str, Any] = {"run_dir": None, "json": False}
-    if is_real and verdict == "not_reached":
+    if verdict == "not_reached":
         return again("sweep", options, ceiling=2 * profile.curve[-1].max_num_seqs, **anew)
-    if is_real and verdict == "inconclusive":
+    if verdict == "inconclusive":
         twice = f"{2 * parse_duration_s(options.budget, option='--budget'):g}s"
         return again("sweep", options, budget=twice, **anew)
     return after(profile, options.output, base=options.base)
