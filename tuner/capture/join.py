@@ -35,9 +35,9 @@ def join(paths: Sequence[Path]) -> Trace:
         moved(trace.table, origin_ms - begin_ms)
         for trace, origin_ms in zip(traces, origins_ms, strict=True)
     ]
-    whole = pa.concat_tables(tables, promote_options="default")
-    whole = whole.select([name for name in whole.column_names if name != "row"])
-    table, _ = sorted_by_arrival(whole, absolute=False)
+    joined = pa.concat_tables(tables, promote_options="default")
+    joined = joined.select([name for name in joined.column_names if name != "row"])
+    table, _ = sorted_by_arrival(joined, absolute=False)
     header = replace(
         headers[0],
         time_origin=date_of(begin_ms),

@@ -36,7 +36,7 @@ def in_unit(text: str) -> list[Server]:
         elif each["key"] in {"ExecStart", "Exec", "command"} and not raw:
             servers.clear()  # an empty one takes back those above it
         elif each["key"] in {"ExecStart", "Exec", "command"}:
-            spans = [each.span("value"), *(one.span("value") for one in sets)]
+            spans = [each.span("value"), *(setting.span("value") for setting in sets)]
             unused = {key: value for key, value in env.items() if key not in raw}
             server = Server(name=name, spans=spans, rest=unused)
             command = raw if raw.startswith("--") else raw.lstrip("-@:+!|")

@@ -129,17 +129,17 @@ def sample_windows(
     how long the last requests of a window take to end.
     """
     origin_s = requests[0].arrival_s
-    whole = _window(part.begin_s, part.length_s, origin_s)
-    if whole.replay_s > step_s:
+    window = _window(part.begin_s, part.length_s, origin_s)
+    if window.replay_s > step_s:
         left_s = step_s - min(drain_s, DRAIN_SHARE * step_s)
         length_s = max(MIN_WINDOW_S, left_s / (1 + RUN_IN_SHARE))
         inside = [each for each in requests if part.begin_s <= each.arrival_s < part.end_s]
         return (_window(busiest(*arrays(inside), length_s), length_s, origin_s),)
-    if whole.run_in_s or whole.length_s < SHORT_S:
-        return (whole,)
+    if window.run_in_s or window.length_s < SHORT_S:
+        return (window,)
     # nothing comes before it: its own first fifth is the run-in
-    run_in_s = min(MAX_RUN_IN_S, whole.length_s * RUN_IN_SHARE / (1 + RUN_IN_SHARE))
-    return (Window(whole.start_s + run_in_s, whole.length_s - run_in_s, run_in_s),)
+    run_in_s = min(MAX_RUN_IN_S, window.length_s * RUN_IN_SHARE / (1 + RUN_IN_SHARE))
+    return (Window(window.start_s + run_in_s, window.length_s - run_in_s, run_in_s),)
 
 
 def unseen_windows(
