@@ -11,6 +11,7 @@ import numpy as np
 
 from tuner.errors import TraceError
 from tuner.trace.columns import Columns, Floats, Ints
+from tuner.trace.record import SERVED
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import (
     DRAIN_SHARE,
@@ -35,7 +36,7 @@ def arrays(requests: Sequence[TraceRequest]) -> tuple[Floats, Ints]:
 
 
 def is_served(request: TraceRequest) -> bool:
-    return request.status in {"ok", "aborted"}
+    return request.status in SERVED
 
 
 # The busiest stretch

@@ -9,13 +9,14 @@ from tuner.trace.columns import columns_of
 from tuner.trace.trace import Trace, TraceRequest
 from tuner.traffic.requirements import Requirement, parse_requirements
 from tuner.traffic.routing import Router, busiest_part, route
+from tuner.traffic.sampling import is_served
 from tuner.traffic.summary import describe
 from tuner.traffic.trace_warnings import trace_warnings
 
 
 def served_in(trace: Trace, path: Path) -> list[TraceRequest]:
     """Return the requests that were served. Raises TraceError when there is none."""
-    served = [each for each in trace.requests if each.status in {"ok", "aborted"}]
+    served = [each for each in trace.requests if is_served(each)]
     if not served:
         raise TraceError(f"{path}: no request that was served", hint="Capture some traffic first.")
     return served
