@@ -183,7 +183,8 @@ def test_a_running_server_is_watched(server: RealServer, folder: Path) -> None:
     assert done.code in {OK, UNDECIDED, GATE_FAILED}, done.stderr
     assert done.json["windows"] >= 6
     assert done.json["restarts"] == 0
-    assert done.json["measures"]["slowness"]["windows"] >= 1
+    runs_another_cap = done.json["most_running"] > done.json["max_num_seqs"]
+    assert done.json["measures"]["slowness"]["windows"] >= 1 or runs_another_cap, done.json
 
 
 # Changed
