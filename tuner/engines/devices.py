@@ -51,7 +51,6 @@ class Gpu(NamedTuple):
 
     uuid: str
     name: str
-    compute_capability: str | None
     memory_bytes: int | None
     memory_used_bytes: int | None
     power_limit_w: float | None
@@ -93,7 +92,6 @@ def device_facts() -> dict[str, ArgumentValue]:
                 "count": len(seen),
                 "memory_bytes": seen[0].memory_bytes,
                 "driver": driver()["driver"],
-                "compute_capability": seen[0].compute_capability,
                 "power_limit_w": seen[0].power_limit_w,
             }
         if provenance.is_vllm_here():
@@ -274,7 +272,6 @@ def _handles() -> list[Any]:
 
 def _read(gpu: Any) -> Gpu:  # noqa: ANN401 - an NVML handle
     rates, memory = _ask("UtilizationRates", gpu), _ask("MemoryInfo", gpu)
-    capability = _ask("CudaComputeCapability", gpu)
     reasons = _ask("CurrentClocksThrottleReasons", gpu)
     limit_mw, power_mw = _ask("EnforcedPowerLimit", gpu), _ask("PowerUsage", gpu)
     is_busy = rates is not None and rates.gpu >= 100 * BUSY
@@ -282,7 +279,6 @@ def _read(gpu: Any) -> Gpu:  # noqa: ANN401 - an NVML handle
     return Gpu(
         uuid=str(_ask("UUID", gpu)),
         name=str(_ask("Name", gpu)),
-        compute_capability=".".join(map(str, capability)) if capability else None,
         memory_bytes=None if memory is None else memory.total,
         memory_used_bytes=None if memory is None else memory.used,
         power_limit_w=None if limit_mw is None else limit_mw * 1e-3,

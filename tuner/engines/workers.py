@@ -68,19 +68,16 @@ class Workers:
 
     async def generate(self, request: seam.EngineRequest, reply: seam.Reply) -> None:
         """See the seam."""
-        reply.queued_s, output = self._loop.time(), await self._ask(request)
+        if self._error is not None:
+            raise self._error
+        self.facts.check_length(request)
+        number, reply.queued_s = next(self._numbers), self._loop.time()
+        self._waiting[number] = waiting = self._loop.create_future()
+        self._prompts.put((self._cache, number, request))
+        output = await waiting
         reply.scheduled_s, reply.output_tokens = output.begun_s, output.tokens
         reply.first_s, reply.last_s = output.first_s, output.last_s
         reply.seen_s.append(self._loop.time())
-
-    async def _ask(self, request: seam.EngineRequest) -> Output:
-        if self._error is not None:
-            raise self._error
-        number = next(self._numbers)
-        output: asyncio.Future[Output] = self._loop.create_future()
-        self._waiting[number] = output
-        self._prompts.put((self._cache, number, request))
-        return await output
 
     async def prepare(self, **_limits: int | None) -> None:
         """See the seam. Workers keep the limits that they were started with."""

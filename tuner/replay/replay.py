@@ -134,7 +134,6 @@ class LiveReading:
     """A replay under way as its clients see it."""
 
     elapsed_s: float
-    done: int
     in_flight: int
     decoding: int
     """Of those in flight, that have seen their first token."""
@@ -405,7 +404,6 @@ class _Run:
         ]
         return LiveReading(
             elapsed_s=self.now_s,
-            done=len(self.landed),
             in_flight=len(self.flights),
             decoding=len(replies),
             tpot_s=median(tpots_s) if tpots_s else None,

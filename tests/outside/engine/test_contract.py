@@ -196,7 +196,7 @@ def test_a_lone_request_shows_its_context_grow_and_its_blocks(roomy: StartedEngi
 
 def test_iterations_tile_the_busy_time(roomy: StartedEngine) -> None:
     async def main() -> tuple[list[Reply], IterationLog]:
-        requests = [request(n, prompt=40, output=40) for n in range(4)]
+        requests = [request(n, prompt=40, output=200) for n in range(4)]
         replies = await generate_all(roomy.engine, *requests)
         return replies, await roomy.engine.iterations()
 

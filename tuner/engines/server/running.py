@@ -111,18 +111,9 @@ class RunningEngine:
             raise RequestFailedError(why)
         self._failed_in_a_row = 0
 
-    async def prepare(
-        self, *, max_num_seqs: int | None = None, max_num_batched_tokens: int | None = None
-    ) -> None:
+    async def prepare(self, **_limits: int | None) -> None:
         """See the seam. Its limits are not tuner's to change. Prompts from here on share nothing
         with those before, which comes to the same as an empty cache."""
-        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-        for name, value in limits.items():
-            if value is not None and value != self.facts.arguments.get(name, value):
-                raise EngineError(
-                    f"{name} of {self._server.url} is not changed ({value} asked)",
-                    hint="tuner live changes it.",
-                )
         self._shift = (self._shift + 1 + secrets.randbelow(VOCAB_SIZE // 2)) % VOCAB_SIZE
 
     async def iterations(self) -> IterationLog:

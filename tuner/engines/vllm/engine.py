@@ -5,7 +5,6 @@
 
 import asyncio
 import gc
-import threading
 from typing import Any
 
 from vllm import SamplingParams, exceptions
@@ -30,9 +29,6 @@ _STOP_S = 10.0
 _OF_A_REQUEST = (EngineDeadError, EngineGenerateError, exceptions.VLLMError, ValueError)
 """Errors that vLLM raises for one request, or for all."""
 
-_CONSTRUCTING = threading.Lock()
-"""For the time of a construction vLLM is given a context of ours, in a global of its own."""
-
 
 class _Llm(AsyncLLM):
     def __del__(self) -> None:
@@ -40,14 +36,14 @@ class _Llm(AsyncLLM):
 
 
 def _construct(config: Any, context: CoreContext) -> _Llm:
-    """Start EngineCore and what talks to it; blocks until it is ready."""
-    with _CONSTRUCTING:
-        theirs, engine_utils.get_mp_context = engine_utils.get_mp_context, lambda: context
-        try:
-            llm: _Llm = _Llm.from_vllm_config(config, disable_log_stats=True)
-            return llm
-        finally:
-            engine_utils.get_mp_context = theirs
+    """Start EngineCore and what talks to it; blocks until it is ready. Meanwhile vLLM is given a
+    context of ours, in a global of its own."""
+    theirs, engine_utils.get_mp_context = engine_utils.get_mp_context, lambda: context
+    try:
+        llm: _Llm = _Llm.from_vllm_config(config, disable_log_stats=True)
+        return llm
+    finally:
+        engine_utils.get_mp_context = theirs
 
 
 def _close(llm: _Llm, timeout_s: float) -> None:
