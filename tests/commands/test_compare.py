@@ -56,11 +56,6 @@ def test_a_profile_brings_its_value_and_its_whole_configuration(
     assert list(rows(result, "recorded")) == ["untuned", "tuned"]
 
 
-def test_a_given_value_needs_no_profile_for_the_load_as_recorded(compare: Compare) -> None:
-    result = compare(max_num_seqs=4, loads="recorded", approaches="tuned")
-    assert [row["max_num_seqs"] for row in rows(result, "recorded").values()] == [4]
-
-
 def test_a_trace_without_a_rate_is_refused_before_any_engine_starts(
     compare: Compare, tmp_path: Path
 ) -> None:

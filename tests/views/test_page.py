@@ -1,12 +1,10 @@
 """The forms of a page: text stays text, lines keep their peaks, numbers have one form."""
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.places import ROOT
 from tuner.views.html import page_html, tag
 from tuner.views.over_time import thinned
 from tuner.views.page import Chart, Column, Mark, Page, Section, Series, Table, headed, texts
@@ -14,7 +12,6 @@ from tuner.views.svg import figure
 from tuner.views.text import print_page
 
 HOSTILE = "<script>alert(1)</script>]]>\x1b[31m\u202eevil\" onload='x'&lt;[bold]\\"
-STYLE = ROOT / "tuner" / "views" / "style.css"
 TABLE = Table([Column(HOSTILE, HOSTILE), Column("n", "n", "count")], [[HOSTILE, HOSTILE]], HOSTILE)
 CHART = Chart(HOSTILE, [Series([1.0], [2.0], HOSTILE)], marks=[Mark(1.0, HOSTILE)], note=HOSTILE)
 PAGE = Page(
@@ -103,11 +100,3 @@ def test_a_line_is_parted_where_a_value_is_missing_and_every_cap_is_a_tick() -> 
     (line,) = re.findall(r'class="line plain" d="([^"]*)"', drawn)
     assert line.count("M") == 2
     assert ">1,024</text>" in drawn
-
-
-def test_every_rule_of_the_style_is_closed_before_the_next() -> None:
-    depth = 0
-    for mark in re.findall(r"[{}]", Path(STYLE).read_text(encoding="utf-8")):
-        depth += 1 if mark == "{" else -1
-        assert 0 <= depth <= 2
-    assert depth == 0
