@@ -46,7 +46,7 @@ def planned(folder: Path, *options: str) -> dict[str, Any]:
 def behind(folder: Path) -> str:
     """Return the same profile behind a front end that takes 0.2 s for each request."""
     item = profile.load(folder / "profile.yaml")
-    of_requests = FrontEndSection(contention=1.0, request_ms=200.0, delivery_ms=1.0)
+    of_requests = FrontEndSection(contention=1.0, delay_ms=201.0)
     kept = evidence_of(item, folder / "profile.yaml")
     profile.save(resealed(item, front_end=of_requests, evidence=kept), folder / "behind.yaml")
     assert profile.load(folder / "behind.yaml").front_end == of_requests

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import iterations, record, replay_of
-from tuner.replay.numbers import batch_times, measure
+from tuner.replay.numbers import measure
 from tuner.traffic.slo import Slo
 
 LAX = Slo(ttft_s=100.0)
@@ -62,21 +62,6 @@ def test_throughput_counts_what_came_out_in_the_window_whoever_asked() -> None:
     item = measure([replay_of([run_in, inside, after], iterations=log)], LAX)
     assert item.requests_per_s == 2 / 10
     assert item.output_tokens_per_s == (2 + 2) / 10  # two decoded, two first tokens
-
-
-def test_decode_time_is_told_by_the_batch_that_really_ran() -> None:
-    log = iterations(
-        [
-            {"duration_s": 0.01, "decode_seqs": 1},
-            {"duration_s": 0.03, "decode_seqs": 1},
-            {"duration_s": 0.02, "decode_seqs": 4},
-            {"duration_s": 9.0, "decode_seqs": 4, "prefill_tokens": 100},
-        ]
-    )
-    assert [(each.decode_seqs, each.iterations, each.median_s) for each in batch_times(log)] == [
-        (1, 2, 0.02),
-        (4, 1, 0.02),
-    ]
 
 
 def test_kv_usage_is_weighted_by_time() -> None:

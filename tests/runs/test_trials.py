@@ -191,7 +191,7 @@ def test_a_broken_promise_is_measured_once_more(case: dict[str, Any], tmp_path: 
     law, alone = StepLaw(np.full(9, 1.0), 0.0, 0.0, 0.0, 0.0), Traffic.of([(0.0, 10, 5)])
     twin = StoredTwin(law, shape_of(facts()), 8, (law,), alone, 10.0, Machine())
     question = Verification(
-        twin=twin, slo=SLO, max_num_seqs=8, hit_share=0.0, trace_block_size=16, window="all",
+        twin=twin, slo=SLO, max_num_seqs=8, trace_block_size=16, window="all",
         step_s=10.0, tolerance=0.1,
     )  # fmt: skip
     build = Build("verify", 8, SimStarter(World()))

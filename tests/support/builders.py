@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tuner.engines.seam import ITERATION, UNKNOWN, EngineFacts, IterationLog
-from tuner.replay.numbers import BatchTime, KvCacheUsage, Measurement, Spread
+from tuner.replay.numbers import KvCacheUsage, Measurement, Spread
 from tuner.replay.records import REQUEST, Replay, Requests, e2el_s, queue_s, ttft_s
 from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
@@ -38,7 +38,6 @@ def measurement(cap: int, **changes: Any) -> Measurement:  # noqa: ANN401 - any 
         "goodput_rps": 10.0, "offered_tokens_per_s": 1000.0, "requests_per_s": 10.0,
         "output_tokens_per_s": 1000.0, "ttft_s": flat(0.1), "tpot_s": flat(0.02),
         "itl_s": flat(0.02), "e2el_s": flat(2.0), "queue_s": flat(0.0),
-        "batch_times": (BatchTime(1, 50, 0.010),),
         "kv_cache_usage": KvCacheUsage(0.2, 0.3, 0.3), "preemptions": 0, "recomputed_tokens": 0,
         "running_peak": cap, "cap_bound_share": 0.1, "kv_bound_share": 0.0,
         "token_bound_share": 0.0, "in_flight_peak": cap,

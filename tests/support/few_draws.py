@@ -6,8 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from tuner.profile import plan
-from tuner.runs.sweep import confirmation
-from tuner.twin import forecast
+from tuner.twin import forecast, law
 
 FEWER = 16
 """Instead of ``DRAWS``."""
@@ -19,8 +18,7 @@ FEW = 20
 @contextmanager
 def few_draws() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (forecast, confirmation):
-            patch.setattr(module, "PRINTED_DRAWS", FEW)
+        patch.setattr(law, "PRINTED_DRAWS", FEW)
         for module in (forecast, plan):
             patch.setattr(module, "DRAWS", FEWER)
         yield

@@ -14,8 +14,8 @@ from tuner.profile.profile import ServingProfile, resealed
 from tuner.traffic.slo import Slo
 from tuner.twin.decide import choose
 from tuner.twin.forecast import Forecast
-from tuner.twin.law import Segment, fit_law
-from tuner.twin.samples import Loads
+from tuner.twin.law import fit_law
+from tuner.twin.samples import Loads, Machine
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 LAW = StepLaw(0.02 + 0.0006 * np.arange(65.0) + 0.0025 * (np.arange(65) > 16), 1e-4, 0.0, 0.0, 0.0)
@@ -94,15 +94,14 @@ def profile_of(
     slo = Slo(ttft_s=0.5, tpot_s=0.05)
     log = simulate(traffic, LAW, SHAPE, max_num_seqs=caps[-1], log=True).iterations
     log["duration_s"] *= np.exp(np.random.default_rng(0).normal(0, 0.02, len(log)))
-    fitted = fit_law([Segment(log, 0.0, 0)], max_num_seqs=caps[-1])
+    fitted = fit_law([log], max_num_seqs=caps[-1])
     view = Forecast(
         fitted=fitted,
         shape=SHAPE,
         loads=Loads(traffic),
         slo=slo,
         length_s=length_s,
-        hit_share=0.0,
-        stalled_share=0.0,
+        machine=Machine(),
         choice=choose(Loads(traffic), fitted, SHAPE, slo, caps),
     )
     engine = {"model": "m", "max_num_seqs": cap, "max_num_batched_tokens": 2048}

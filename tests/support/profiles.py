@@ -7,7 +7,6 @@ import msgspec
 from hypothesis import strategies as st
 
 from tuner.profile.profile import (
-    ChangeSection,
     CurveStep,
     Decision,
     EngineSeconds,
@@ -44,7 +43,6 @@ def step(max_num_seqs: int, *, goodput_rps: float = 8.0) -> CurveStep:
         cut=False,
         source="both",
         intervals={"goodput_rps": (7.5, 8.5)},
-        changes={"e2el_p99_ms": ChangeSection(value=-0.5, low=-0.6, high=-0.4)},
         measured=MeasuredNumbers(**numbers, cut=False, blocks=3),
     )
 

@@ -48,11 +48,6 @@ def longest(counted: list[int], above: int) -> int:
     return max(map(len, runs), default=0)
 
 
-def test_an_empty_time_holds_nothing() -> None:
-    begins_s, ends_s = np.array([0.0]), np.array([1.0])
-    assert count_levels(begins_s, ends_s, None, start_s=1.0, end_s=1.0) is None
-
-
 @pytest.mark.parametrize("end_s", [1.0, np.nextafter(1.0, 2.0)])
 def test_what_begins_at_the_end_holds_for_no_time(end_s: float) -> None:
     begins_s, ends_s = np.array([0.0, end_s]), np.array([9.0, 9.0])

@@ -54,12 +54,6 @@ def test_a_grid_is_found(tick: int) -> None:
     assert tick_ms(columns(*arrivals(*at_s)).arrival_s) == tick
 
 
-def test_a_clock_that_counts_ms_is_no_grid() -> None:
-    rng = np.random.default_rng(1)
-    at_s = np.sort(rng.integers(0, 100_000, 500)) / 1000
-    assert tick_ms(at_s) is None
-
-
 def test_the_busiest_window_has_the_most_tokens_not_the_most_requests() -> None:
     small = [request(i, 10 + i / 10, input_length=1, output_length=1) for i in range(5)]
     large = [request(9, 50.0, input_length=100, output_length=100)]
@@ -74,11 +68,6 @@ def test_the_busiest_rows_ask_for_the_most_in_their_time() -> None:
     assert busiest_rows(arrival_s, tokens, 5) == slice(0, 5)
 
 
-def test_the_busiest_window_does_not_reach_past_the_end() -> None:
-    requests = [*arrivals(0, 8), request(9, 10.0, output_length=1000)]
-    assert busiest(*arrays(requests), 4.0) == pytest.approx(6.0, abs=1e-3)
-
-
 # -- concurrency
 
 
@@ -87,19 +76,6 @@ def test_the_time_in_which_the_trace_fills_up_does_not_count() -> None:
     result = describe(columns(*requests)).recorded
     assert result is not None
     assert result.mean == result.max == 3
-
-
-def test_mean_concurrency_obeys_littles_law() -> None:
-    rng = np.random.default_rng(0)
-    at_s = np.sort(rng.uniform(0, 1000, 5000))
-    requests = [
-        request(i, t, e2e_s=e)
-        for i, (t, e) in enumerate(zip(at_s, rng.exponential(2, 5000), strict=True))
-    ]
-    result = describe(columns(*requests))
-    assert result.recorded is not None
-    assert result.littles_mean == pytest.approx(10, rel=0.05)
-    assert result.recorded.mean == pytest.approx(result.littles_mean, rel=0.02)
 
 
 def test_where_ends_are_unknown_there_is_a_band_and_no_number() -> None:

@@ -29,11 +29,6 @@ def test_all_is_the_whole_trace_with_its_last_request() -> None:
     assert 3599.0 < everything.end_s < 3599.01
 
 
-def test_the_busiest_part_is_as_long_as_a_step_or_the_whole_trace() -> None:
-    assert part(HOUR, "busiest") == Part(0.0, 60.0)
-    assert part(HOUR[:11], "busiest") == part(HOUR[:11], "all")
-
-
 def test_a_part_can_be_named_by_its_start_and_length() -> None:
     assert part(HOUR, "2m+60s") == Part(120.0, 180.0)
 

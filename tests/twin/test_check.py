@@ -8,22 +8,11 @@ import pytest
 from tests.support.builders import record, replay_of
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import ITERATION, IterationLog
-from tuner.replay.records import Replay, Requests, ttft_s
+from tuner.replay.records import Replay, ttft_s
 from tuner.traffic.slo import Slo
-from tuner.twin.check import (
-    Check,
-    Number,
-    Predicted,
-    as_sent,
-    check_at_own_speed,
-    check_predicted,
-    driven,
-    lag_s,
-    predict,
-)
+from tuner.twin.check import Check, Number, check_at_own_speed, driven
 from tuner.twin.front_end import FrontEnd
-from tuner.twin.law import FittedLaw, Segment, fit_law
-from tuner.twin.samples import Machine
+from tuner.twin.law import fit_law
 from tuner.twin.simulation import Clock, EngineShape, Traffic, simulate
 
 SHAPE = EngineShape(
@@ -44,16 +33,14 @@ def measured(
     *,
     shape: EngineShape = SHAPE,
     slowdown: float = 1.0,
-    start_s: float = 0.0,
     behind: FrontEnd | None = None,
-) -> tuple[Segment, Replay]:
+) -> Replay:
     """Return a window as a machine that is so much slower would have shown it."""
     slow = Clock.of_slowdown(np.array([slowdown]), begin_s=0.0, grid_s=1.0)
     item = simulate(
         traffic(), TRUE, shape, max_num_seqs=cap, clock=slow, front_end=behind, log=True
     )
-    window = seen(cap, traffic(), item.ttft_s, item.tpot_s, item.e2el_s, item.iterations)
-    return Segment(item.iterations, start_s, 0), window
+    return seen(cap, traffic(), item.ttft_s, item.tpot_s, item.e2el_s, item.iterations)
 
 
 def seen(  # noqa: PLR0913, PLR0917 - what clients and engine tell of
@@ -69,8 +56,8 @@ def seen(  # noqa: PLR0913, PLR0917 - what clients and engine tell of
     return replay_of([rows], max_num_seqs=cap, iterations=log, window_s=window_s)
 
 
-def fit(*segments: Segment) -> FittedLaw:
-    return fit_law(segments, max_num_seqs=16)
+def fit(*windows: Replay) -> StepLaw:
+    return fit_law([window.iterations for window in windows], max_num_seqs=16).law
 
 
 def at_own_speed(windows: list[Replay], law: StepLaw, front_end: FrontEnd | None = None) -> Check:
@@ -78,34 +65,27 @@ def at_own_speed(windows: list[Replay], law: StepLaw, front_end: FrontEnd | None
 
 
 def test_a_twin_behind_the_same_front_end_is_right_and_one_without_it_is_not() -> None:
-    segment, window = measured(16, behind=FrontEnd(request_s=0.2, delivery_s=0.3))
-    law = fit(segment).law
-    alone = at_own_speed([window], law)
-    with_it = at_own_speed([window], law, FrontEnd(2.0, 0.2, 0.3))
-    assert alone.failed
-    assert (with_it.held, with_it.failed) == (9, False)  # the slowdown has how it slows it
+    window = measured(16, behind=FrontEnd(delay_s=0.5))
+    assert at_own_speed([window], fit(window)).failed
+    with_it = at_own_speed([window], fit(window), FrontEnd(2.0, 0.5))
+    assert (with_it.held, with_it.failed) == (6, False)  # the speed has how it slows the engine
 
 
 def test_the_twin_is_right_about_what_it_can_represent() -> None:
-    segment, window = measured(8)
-    result = at_own_speed([window], fit(segment).law)
-    assert [number.name for number in result.numbers] == [
-        *("ttft_p50_ms", "ttft_p95_ms", "tpot_p50_ms", "tpot_p95_ms", "e2el_p95_ms"),
-        *("attainment", "running_mean", "waiting_mean", "preemptions"),
-    ]
-    assert result.held == 9
-    assert not result.failed
+    window = measured(8)
+    result = at_own_speed([window], fit(window))
+    assert {number.name for number in result.numbers} == {
+        *("ttft_p50_ms", "ttft_p95_ms", "tpot_p50_ms", "tpot_p95_ms", "e2el_p95_ms", "attainment"),
+    }
+    assert result.held == 6
 
 
 def test_a_window_is_driven_at_the_speed_that_the_machine_had_in_it() -> None:
-    each, _ = measured(8)
-    other, _ = measured(16, start_s=1000.0)
-    slow, window = measured(8, slowdown=1.1, start_s=2000.0)
-    law = fit(each, other, slow)
-    twin = driven(window, law.law, SHAPE)
-    tpot_s = np.median(window.requests["tpot_s"])
-    assert np.median(twin.tpot_s) == pytest.approx(tpot_s, rel=0.01)
-    calm = simulate(traffic(), law.law, SHAPE, max_num_seqs=8)
+    slow = measured(8, slowdown=1.1)
+    law = fit(measured(8), measured(16), slow)
+    tpot_s = np.median(slow.requests["tpot_s"])
+    assert np.median(driven(slow, law, SHAPE).tpot_s) == pytest.approx(tpot_s, rel=0.01)
+    calm = simulate(traffic(), law, SHAPE, max_num_seqs=8)
     assert np.median(calm.tpot_s) < 0.97 * tpot_s
 
 
@@ -150,76 +130,33 @@ def test_an_engine_that_serves_its_queue_in_another_order_is_found_out() -> None
     arrivals = np.sort(rng.uniform(0, 60, 125)).tolist()
     some = Traffic.of((at_s, 100, int(rng.integers(40, 100))) for at_s in arrivals)
     other = last_come_first_served(2, some, TRUE)
-    segment = Segment(other.iterations, 0.0, 0)
-    twin = driven(other, fit(segment).law, SHAPE)
+    twin = driven(other, fit(other), SHAPE)
     assert np.median(ttft_s(other.requests)) < 0.1 * np.median(twin.ttft_s)
     assert twin.output_tokens == other.requests["output_tokens"].sum()
     assert np.median(twin.tpot_s) == pytest.approx(np.median(other.requests["tpot_s"]), rel=0.05)
-    result = at_own_speed([other], fit(segment).law)
-    assert result.failed
+    result = at_own_speed([other], fit(other))
     assert result.is_far_off
 
 
 def test_a_window_of_another_token_budget_is_compared_with_the_twin_of_that_budget() -> None:
     """As where the budget changes live."""
-    segment, window = measured(8, shape=replace(SHAPE, max_num_batched_tokens=12))
-    small = replace(window, token_budget=12)
-    assert not at_own_speed([small], fit(segment).law).failed
-
-
-def delayed(window: Replay, later_s: Floats) -> Replay:
-    rows = window.requests.copy()
-    rows["first_s"] += later_s
-    return replace(window, requests=rows)
+    window = measured(8, shape=replace(SHAPE, max_num_batched_tokens=12))
+    assert not at_own_speed([replace(window, token_budget=12)], fit(window)).failed
 
 
 def test_a_request_that_was_late_outside_of_the_scheduler_is_no_error_of_its_model() -> None:
     """Two of 150 first tokens come 0.4 s later: all of the p99. All 0.4 s later are an error."""
-    segment, window = measured(8)
-    late = np.zeros(150)
-    late[[40, 90]] = 0.4
-    two, every = (delayed(window, each) for each in (late, np.full(150, 0.4)))
-    law = fit(segment).law
-    assert not at_own_speed([two], law).failed
-    assert at_own_speed([every], law).failed
+    window = measured(8)
+    for late_rows, fails in (([40, 90], False), (slice(None), True)):
+        rows = window.requests.copy()
+        rows["first_s"][late_rows] += 0.4
+        late = replace(window, requests=rows)
+        assert at_own_speed([late], fit(window)).failed == fails
 
 
-def predicted(slowdown: list[float]) -> tuple[dict[str, Predicted], list[tuple[float, float]]]:
-    segment, window = measured(8)
-    laws = fit(segment).draws(40)
-    machine = Machine(np.array(slowdown))
-    return predict([as_sent(window)], laws, machine, SHAPE, SLO, max_num_seqs=8)
-
-
-def test_a_prediction_holds_of_the_machine_that_it_is_of_and_fails_of_a_much_slower_one() -> None:
-    numbers, ((mean_ttft_s, mean_tpot_s),) = predicted([1.0])
-    _, same = measured(8)
-    _, slow = measured(8, slowdown=1.5)
-    assert check_predicted(numbers, [same], SLO).held == 9
-    result = check_predicted(numbers, [slow], SLO)
-    assert result.failed
-    assert result.worst.measured > result.worst.predicted
-    assert mean_ttft_s == pytest.approx(np.mean(ttft_s(same.requests)), rel=0.1)
-    assert mean_tpot_s == pytest.approx(np.mean(same.requests["tpot_s"]), rel=0.05)
-
-
-def test_stalls_that_were_measured_are_in_the_prediction() -> None:
-    calm, _ = predicted([1.0] * 24)
-    stalled, _ = predicted([1.0] * 22 + [3.0] * 2)
-    assert stalled["e2el_p95_ms"].high > 1.2 * calm["e2el_p95_ms"].high
-    assert stalled["attainment"].low < calm["attainment"].low
-
-
-def test_of_a_replay_that_was_cut_only_what_it_could_attain_is_checked() -> None:
-    numbers, _ = predicted([1.0])
-    _, window = measured(8)
-    lost = replace(window, cut="hopeless", attainment_bound=0.45)
-    result = check_predicted(numbers, [lost], SLO)
-    assert [(number.name, number.measured) for number in result.numbers] == [("attainment", 0.45)]
-    assert result.failed
-    assert not at_own_speed([lost], TRUE).numbers
-    of_another = replace(lost, slo=Slo(ttft_s=1e-3))
-    assert check_predicted(numbers, [window, of_another], SLO) == Check(())
+def test_what_was_cut_is_not_checked() -> None:
+    lost = replace(measured(8), cut="hopeless", attainment_bound=0.45)
+    assert at_own_speed([lost], TRUE) == Check(())
 
 
 def test_one_number_far_off_or_three_outside_of_their_intervals_are_an_alarm() -> None:
@@ -229,29 +166,3 @@ def test_one_number_far_off_or_three_outside_of_their_intervals_are_an_alarm() -
     assert not Check((outside,) * 2 + (inside,) * 10).failed
     assert Check((outside,) * 3 + (inside,) * 9).failed
     assert Check((far,) + (inside,) * 11).failed
-    assert Check((far,) + (inside,) * 11).held == 11
-
-
-def test_the_lag_of_the_front_end_is_found() -> None:
-    segment, window = measured(16, shape=replace(SHAPE, lag_s=0.3))
-    assert lag_s([window], fit(segment).law, SHAPE) == pytest.approx(0.3, abs=0.02)
-
-
-def test_a_replay_becomes_arrays_in_order_of_its_plan() -> None:
-    def turn(row: int, **changes: object) -> Requests:
-        at_s = float(row)
-        times = {"planned_s": at_s, "first_s": at_s + 1, "last_s": at_s + 2, "end_s": at_s + 2}
-        return record(row, **{**times, **changes})
-
-    replay = replay_of(
-        [
-            turn(0, scored=False, cached_tokens=3),
-            turn(1, outcome="aborted", output_tokens=3, last_s=None),
-            turn(2, outcome="cut", last_s=None, end_s=9.0, tpot_s=None, output_tokens=1),
-        ]
-    )
-    window = as_sent(replay)
-    assert window.traffic.arrival_s.tolist() == [0, 1, 2]
-    assert window.traffic.output_length.tolist() == [5, 3, 5]
-    assert window.traffic.cached_length.tolist() == [3, 0, 0]
-    assert window.counted.tolist() == [False, False, False]

@@ -1,12 +1,11 @@
-"""The front end as three numbers: found in probes, and felt by clients."""
+"""The front end as two numbers: found in probes, and felt by clients."""
 
 import numpy as np
 import pytest
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.replay.records import ProbeResult
-from tuner.twin.front_end import FrontEnd, fit_front_end, probed_passages
-from tuner.twin.front_end import probed_contention as contention
+from tuner.twin.front_end import FrontEnd, fit_front_end
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 SHAPE = EngineShape(
@@ -23,18 +22,15 @@ def probe(at_s: float) -> ProbeResult:
 
 
 def test_what_probes_show_is_found() -> None:
-    passages = probed_passages([probe(float(at_s)) for at_s in range(6)])
-    slower = contention(LAW, [passages])
-    assert slower == pytest.approx(1.25)
-    result = fit_front_end([passages], contention=slower)
+    result = fit_front_end(LAW, [probe(float(at_s)) for at_s in range(6)])
     assert result is not None
-    assert (result.request_s, result.delivery_s) == pytest.approx((0.005, 0.003))
-    assert fit_front_end([probed_passages([probe(0.0)] * 4)]) is None
+    assert (result.contention, result.delay_s) == pytest.approx((1.25, 0.008))
+    assert fit_front_end(LAW, [probe(0.0)] * 4) is None
 
 
-def test_clients_feel_all_three() -> None:
+def test_clients_feel_both() -> None:
     plain = simulate(TRAFFIC, LAW, SHAPE, max_num_seqs=8)
-    behind = simulate(TRAFFIC, LAW, SHAPE, max_num_seqs=8, front_end=FrontEnd(1.5, 0.1, 0.2))
+    behind = simulate(TRAFFIC, LAW, SHAPE, max_num_seqs=8, front_end=FrontEnd(1.5, 0.3))
     assert behind.tpot_s == pytest.approx(1.5 * plain.tpot_s)
     assert behind.ttft_s == pytest.approx(0.3 + 1.5 * plain.ttft_s)
     assert behind.e2el_s == pytest.approx(behind.ttft_s + 10 * behind.tpot_s)

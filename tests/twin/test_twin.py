@@ -1,6 +1,7 @@
 """The twin on cases that fit in the head: an iteration takes one second."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,13 +15,14 @@ from tuner.twin.simulation import (
     EngineShape,
     Traffic,
     attainment,
-    met,
     simulate,
     traffic_of,
 )
 
 SECOND = StepLaw(np.ones(9), 0.0, 0.0, 0.0, 0.0)
 SHAPE = EngineShape(max_num_batched_tokens=100, block_size=4, kv_blocks=100, max_model_len=400)
+
+CACHING = replace(SHAPE, prefix_caching=True)
 
 
 def test_every_request_gets_its_times() -> None:
@@ -49,11 +51,11 @@ def test_traffic_is_what_production_served() -> None:
         TraceRequest(2, 2.0, 40, 9, status="rejected", hash_ids=(5,)),
         TraceRequest(3, 3.0, 10, 5, n=2, output_lengths=(3, 5), hash_ids=(5,)),
     ]
-    traffic = traffic_of(requests, hash_block_size=16, hit_share=1.0)
+    traffic = traffic_of(requests, CACHING, hash_block_size=16)
     assert traffic.arrival_s.tolist() == [0, 1, 3, 3]
     assert traffic.output_length.tolist() == [7, 1, 3, 5]
     assert traffic.cached_length.tolist() == [0, 32, 0, 10]
-    none = traffic_of(requests, hash_block_size=16)
+    none = traffic_of(requests, SHAPE, hash_block_size=16)
     assert none.cached_length.tolist() == [0, 0, 0, 0]
 
 
@@ -64,26 +66,10 @@ def test_a_prefix_is_found_until_the_cache_has_computed_so_much_else() -> None:
         request(row, input_length=40, output_length=10, hash_ids=(100 + row,)) for row in (2, 3)
     ]
     came = [request(0, **session), request(1, **session), *others, request(4, **session)]
-    for kv_tokens, result in ((math.inf, 32), (120, 32), (99, 0)):
-        traffic = traffic_of(came, hash_block_size=16, hit_share=1.0, kv_tokens=kv_tokens)
+    for blocks, result in ((1000, 32), (30, 32), (24, 0)):
+        shape = replace(CACHING, kv_blocks=blocks)
+        traffic = traffic_of(came, shape, hash_block_size=16)
         assert traffic.cached_length.tolist() == [0, 32, 0, 0, result]
-
-
-def test_each_limit_of_the_slo_counts() -> None:
-    traffic = Traffic.of([(0, 10, 3), (0.5, 20, 3)])
-    replay = simulate(traffic, SECOND, SHAPE, max_num_seqs=1)
-    assert replay.ttft_s.tolist() == [1, 3.5]
-    assert met(traffic, replay, Slo(ttft_s=3.4)).tolist() == [True, False]
-    per_token = Slo(ttft_s=2.5, ttft_s_per_input_token=0.05)
-    assert met(traffic, replay, per_token).tolist() == [True, True]
-    assert met(traffic, replay, Slo(tpot_s=0.9)).tolist() == [False, False]
-    assert met(traffic, replay, Slo(e2el_s=3)).tolist() == [True, False]
-
-
-def test_a_front_end_that_is_late_makes_everything_late() -> None:
-    late = EngineShape(100, 4, 100, 400, lag_s=0.5)
-    replay = simulate(Traffic.of([(0, 10, 2)]), SECOND, late, max_num_seqs=1)
-    assert (replay.ttft_s[0], replay.e2el_s[0], replay.queue_s[0]) == (1.5, 2.5, 0)
 
 
 def test_cached_prompt_tokens_are_not_computed_but_the_last_one_is() -> None:

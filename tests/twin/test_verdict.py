@@ -5,14 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tests.support.builders import block, flat, hopeless, measurement, request
-from tuner.replay.numbers import BatchTime
-from tuner.runs.ladder import next_trial
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import FASTEST
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.workload import littles_bound
 from tuner.twin.verdict import verdict_by_windows
-from tuner.twin.windows import Block, Trial, samples_of
+from tuner.twin.windows import Block, Trial
 
 
 def article() -> list[Block]:
@@ -29,6 +27,12 @@ def repeated(blocks: list[Block]) -> list[Block]:
     """Return the blocks with everything that was not cut measured twice more, alike."""
     again = [Block(Trial(b.trial.max_num_seqs, "repeat"), b.measurement) for b in blocks]
     return [*blocks, *(2 * [b for b in again if b.measurement.cut is None])]
+
+
+def test_the_windows_find_the_knee_of_the_article() -> None:
+    verdict = verdict_by_windows(repeated(article()), ceiling=32)
+    assert (verdict.kind, verdict.max_num_seqs, verdict.interval) == ("knee", 16, (16, 16))
+    assert "with 32: 100.0% meet the SLO, p95 TPOT 30.0 ms, p99 E2EL 3.00 s" in verdict.reason
 
 
 def test_when_no_cap_meets_half_of_the_slo_the_load_that_would_fit_is_named() -> None:
@@ -53,7 +57,7 @@ def test_a_run_that_the_budget_ended_early_is_inconclusive() -> None:
 
 
 def test_a_drifting_machine_is_named_and_lowers_the_confidence() -> None:
-    slower = measurement(1, batch_times=(BatchTime(1, 50, 0.013),), cut="hopeless", attainment=0.0)
+    slower = measurement(1, tpot_s=flat(0.026), cut="hopeless", attainment=0.0)
     close = [
         block(hopeless(1)),
         *repeated(
@@ -70,17 +74,6 @@ def test_a_drifting_machine_is_named_and_lowers_the_confidence() -> None:
     )
     assert any("drifted" in warning and "+30%" in warning for warning in drifted.warnings)
     assert drifted.confidence < steady.confidence
-
-
-def test_the_order_of_trials_is_up_down_control() -> None:
-    by_cap = {b.trial.max_num_seqs: b.measurement for b in article()}
-    blocks: list[Block] = []
-    order = []
-    while (trial := next_trial(blocks, ceiling=32)) is not None:
-        order.append((trial.max_num_seqs, trial.purpose))
-        blocks.append(Block(trial, by_cap[trial.max_num_seqs]))
-    assert order[:6] == [(cap, "ladder") for cap in (1, 2, 4, 8, 16, 32)]
-    assert order[6:] == [(32, "repeat"), (16, "repeat"), (8, "repeat"), (1, "drift_replay")]
 
 
 def test_littles_law_rules_out_what_no_schedule_can_serve() -> None:
@@ -100,36 +93,3 @@ def test_littles_law_rules_out_what_no_schedule_can_serve() -> None:
     late = [*burst, request(10, arrival_s=100.0, output_length=11)]
     assert bound(late, 1, since_s=50.0) == 1.0
     assert bound([replace(burst[0], n=4), *burst[1:]], 1) == pytest.approx(0.1)
-
-
-def test_intervals_widen_with_the_noise_and_hold_the_mean() -> None:
-    calm = [block(measurement(8)), block(measurement(8), "repeat")]
-    wild = [
-        block(measurement(8, e2el_s=flat(1.5))),
-        block(measurement(8, e2el_s=flat(2.5)), "repeat"),
-    ]
-    calm_low, calm_high = samples_of(calm)[1].intervals(8)["e2el_p99_ms"]
-    wild_low, wild_high = samples_of(wild)[1].intervals(8)["e2el_p99_ms"]
-    assert calm_low < 2000 < calm_high
-    assert wild_high / wild_low > calm_high / calm_low
-
-
-def test_a_step_of_the_ladder_has_its_interval() -> None:
-    value, low, high = samples_of(repeated(article()))[1].changes(16, 32)["tpot_p95_ms"]
-    assert value == pytest.approx(0.5, abs=0.02)
-    assert low < 0.5 < high
-
-
-def test_a_neighbour_that_met_a_bad_moment_is_tried_again() -> None:
-    by_chance = measurement(16, attainment=0.2, attainment_bound=0.45, cut="certain to stay below")
-    up = [
-        *(block(hopeless(cap)) for cap in (1, 2, 4, 8)),
-        block(by_chance),
-        block(measurement(32, running_peak=25, attainment=0.85)),
-    ]
-    assert next_trial(up, ceiling=32) == Trial(32, "repeat")
-    down = [*up, block(measurement(32, running_peak=25, attainment=0.85), "repeat")]
-    assert next_trial(down, ceiling=32) == Trial(16, "repeat")
-    served = [*down, block(measurement(16, attainment=0.97), "repeat")]
-    every, later = (verdict_by_windows(each, ceiling=32) for each in (served, served[5:]))
-    assert every.confidence < later.confidence

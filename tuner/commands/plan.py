@@ -88,7 +88,7 @@ def _planned(options: PlanOptions, profile: ServingProfile) -> FleetPlan:
     replicas = options.replicas or needed or math.ceil(load)
     samples = fleet.ask(caps, fleet.draws, replicas=replicas, headroom=promise.headroom)
     bounds = fleet.bounds(caps, replicas=replicas, headroom=promise.headroom)
-    eligible = bounds.eligible(caps)
+    eligible = bounds.eligible()
     shares, tails_s = (
         [samples.middle(name, each) for each in eligible] for name in ("attainment", "e2el_p99_s")
     )

@@ -59,7 +59,6 @@ def run(options: VerifyOptions) -> None:
         twin=twin,
         slo=profile.decision.slo.slo,
         max_num_seqs=profile.decision.max_num_seqs,
-        hit_share=twin.hit_share,
         trace_block_size=trace.header.block_size,
         window="all",
         step_s=parse_step_s(options.step),

@@ -309,9 +309,8 @@ class Watch:
             traffic, self.profile.decision.slo.slo, sorted(caps),
             headroom=self.profile.promise.headroom, slowdown=slowdown,
         )  # fmt: skip
-        best = choice.chosen_of(choice.eligible)
-        rightness = choice.rightness.get(self.cap, 0.0)
-        return CapCheck(best, rightness, choice.share(self.cap))
+        share = choice.samples.middle("attainment", self.cap)
+        return CapCheck(choice.best, choice.rightness.get(self.cap, 0.0), share)
 
     # The verdict
 

@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from tuner.engines.scheduler.state import StepLaw
 from tuner.errors import ProfileError
 from tuner.profile.profile import FrontEndSection, ServingProfile, beside, evidence_of
-from tuner.traffic.constants import LEAST_PART_S, PRINTED_DRAWS
+from tuner.traffic.constants import LEAST_PART_S
 from tuner.traffic.slo import Slo
 from tuner.twin.decide import Choice, choose
 from tuner.twin.forecast import Forecast
@@ -45,10 +45,7 @@ class Facts(Struct, frozen=True):
     shape: EngineShape
     extrapolated_from: int
     length_s: Annotated[float, Meta(ge=LEAST_PART_S)]
-    hit_share: float
     speed_sd: float
-    ttft_errors: tuple[float, ...]
-    tpot_errors: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +62,6 @@ class StoredTwin:
     length_s: float
     """How long the traffic takes to arrive."""
     machine: Machine
-    hit_share: float = 0.0
-    """What the prefix cache gave of what an endless one would have given."""
-
-    def draws(self, count: int) -> Sequence[StepLaw]:
-        return self.laws[:count]
 
     def choice(
         self,
@@ -99,7 +91,7 @@ def pack(view: Forecast) -> bytes:
         length_s = float(traffic.arrival_s[-1] - traffic.arrival_s[0])
     most = len(law.decode_s) - 1
     sizes = sorted({0, *(size for size in view.fitted.knots.tolist() if size < most), most})
-    laws = [law, *view.fitted.draws(PRINTED_DRAWS)]
+    laws = [law, *view.fitted.laws]
     gaps_s = np.diff(traffic.arrival_s, prepend=traffic.arrival_s[:1]).astype("<f4")
     lengths = (each.astype("<u4") for each in traffic.columns()[1:])
     columns = dict(zip(COLUMNS, (gaps_s, *lengths), strict=True))
@@ -107,10 +99,7 @@ def pack(view: Forecast) -> bytes:
         shape=view.shape,
         extrapolated_from=view.fitted.extrapolated_from,
         length_s=max(LEAST_PART_S, length_s),
-        hit_share=view.hit_share,
         speed_sd=machine.speed_sd,
-        ttft_errors=machine.ttft_errors,
-        tpot_errors=machine.tpot_errors,
     )
     file = BytesIO()
     np.savez_compressed(
@@ -157,8 +146,7 @@ def unpack(content: bytes, *, source: str, behind: FrontEndSection | None = None
         ) from error
     front_end = None
     if behind is not None:
-        front_end = FrontEnd(behind.contention, behind.request_ms / 1e3, behind.delivery_ms / 1e3)
-    errors = facts.ttft_errors, facts.tpot_errors
+        front_end = FrontEnd(behind.contention, behind.delay_ms / 1e3)
     return StoredTwin(
         law=law,
         shape=facts.shape,
@@ -166,8 +154,7 @@ def unpack(content: bytes, *, source: str, behind: FrontEndSection | None = None
         laws=tuple(drawn),
         traffic=traffic,
         length_s=facts.length_s,
-        machine=Machine(slowdown, facts.speed_sd, *errors, front_end),
-        hit_share=facts.hit_share,
+        machine=Machine(slowdown, facts.speed_sd, front_end),
     )
 
 
@@ -184,6 +171,7 @@ def _check(facts: Facts, sizes: np.ndarray, arrays: Sequence[np.ndarray]) -> Non
         and len(gaps_s) > 0
         and all(each.shape == gaps_s.shape for each in lengths)
         and min(limits) > 0
+        and len(arrays[-1]) > 0
         and (arrays[-1] > 0).all()
         and all(np.isfinite(each).all() and (each >= 0).all() for each in arrays)
     )

@@ -64,7 +64,7 @@ class Fleet:
     ) -> Samples:
         """Return what each cap gives a replica, of so many, and with ``headroom`` times the load:
         the mean over those that are simulated."""
-        twin, log = self.twin, any(each.needs_log for each in self.requirements)
+        twin = self.twin
         rate_rps = self.load * len(twin.traffic) / twin.length_s / replicas
         today, raised = (self._parts(replicas, load) for load in (1.0, headroom))
         empty = twin.traffic.rows(slice(0))
@@ -72,18 +72,16 @@ class Fleet:
         samples = []
         for part, more in parts or [(empty, empty)]:
             loads = Loads(part, (more,) if headroom > 1 else (), headroom, rate_rps)
-            samples.append(ask(draws, loads, caps, twin.shape, self.slo, log=log))
+            samples.append(ask(draws, loads, caps, twin.shape, self.slo))
         return replace(samples[0], values=np.mean([each.values for each in samples], axis=0))
 
     def bounds(self, caps: Sequence[int], *, replicas: int, headroom: float) -> Bounds:
         """Return how far each cap is sure to keep what is required, with headroom at so many times
         the load."""
-        if not self.requirements:
-            return Bounds()
         front_end = self.twin.machine.front_end
         laws = [Draw(law, front_end) for law in self.twin.laws[:DRAWS]]  # as in a sweep
         samples = self.ask(caps, laws, replicas=replicas, headroom=headroom)
-        return Bounds.of(self.requirements, samples)
+        return Bounds(self.requirements, samples)
 
     def replicas_for(
         self, cap: int, *, attainment: float, headroom: float, draws: Sequence[Draw] | None = None
@@ -97,10 +95,9 @@ class Fleet:
             ends = samples.ends("attainment", cap)
             if ends is None or ends[0] < attainment:
                 return False
-            bounds = (
-                Bounds() if draws else self.bounds((cap,), replicas=replicas, headroom=headroom)
-            )
-            return not bounds.broken(cap)
+            if draws is not None:
+                return True
+            return not self.bounds((cap,), replicas=replicas, headroom=headroom).broken(cap)
 
         return self._least(enough)
 

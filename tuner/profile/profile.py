@@ -98,14 +98,6 @@ class MeasuredNumbers(CapNumbers, frozen=True, kw_only=True):
     """How many windows were replayed, repeats included."""
 
 
-class ChangeSection(Section, frozen=True, kw_only=True):
-    """The change by a step up the ladder, with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 class CurveStep(CapNumbers, frozen=True, kw_only=True):
     """One step of the curve: the numbers are the twin's for the whole part that was tuned for, or
     measured in the windows where the twin did not decide."""
@@ -119,10 +111,6 @@ class CurveStep(CapNumbers, frozen=True, kw_only=True):
 
     intervals: dict[str, Range]
     """Name of a number, such as ``goodput_rps`` or ``tpot_p95_ms`` → its 95 % interval."""
-
-    changes: dict[str, ChangeSection]
-    """Against the step below: shares of goodput, p95 TPOT and p99 E2EL (0.1 is 10 % more), and
-    differences of the rest."""
 
     measured: MeasuredNumbers | None
 
@@ -141,20 +129,9 @@ class CheckSection(Section, frozen=True, kw_only=True):
     unseen: bool
     """Of windows that the ladder had not replayed."""
 
-    predicted: dict[str, tuple[float, float, float, float]]
-    """Name of a number → what was predicted of it before the replay, the ends of its 95 %, and what
-    was measured; empty where nothing was predicted."""
-
-    paced: dict[str, tuple[float, float, float, float]]
-    """The same by the twin at the speed that the engine had."""
-
-    failed: list[Literal["predicted", "paced"]]
-    """The checks that failed. After ``predicted`` the measured replay is the promise; after
-    ``paced`` the windows decided."""
-
-    @property
-    def numbers(self) -> dict[str, tuple[float, float, float, float]]:
-        return self.predicted or self.paced
+    numbers: dict[str, tuple[float, float, float, float]]
+    """Name of a number → the twin's at the speed that the engine had, the ends of what it may be
+    off, and what was measured."""
 
     @property
     def held(self) -> int:
@@ -171,8 +148,7 @@ class Promise(CapNumbers, frozen=True, kw_only=True):
     load: Limit
     source: Literal["confirming run", "ladder", "twin"]
     predicted: list[Predicted]
-    """By the twin for the whole part, at the recorded load and with headroom; none where its
-    prediction of the confirming replay failed."""
+    """By the twin for the whole part, at the recorded load and with headroom."""
 
     checked: CheckSection | str | None = None
     """The twin against the replay that confirmed the choice; in words why none did, and what does;
@@ -220,8 +196,7 @@ class FrontEndSection(Section, frozen=True, kw_only=True):
     """The front end of the server that confirmed: see ``twin.front_end``."""
 
     contention: Limit
-    request_ms: Number
-    delivery_ms: Number
+    delay_ms: Number
 
 
 class SloSection(Section, frozen=True, kw_only=True):

@@ -1,6 +1,5 @@
 """The summary of a profile in words, the answer first. Pure."""
 
-import re
 import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -35,12 +34,6 @@ KINDS = {
     "inconclusive": "inconclusive",
 }
 """Verdict → the same in words."""
-
-_HEADLINE = re.compile(
-    r"^(?:[^:(]*\(95 %: [^)]*\): |overloaded: )(?:the fewest slots that [^;]*; )?"
-)
-"""Words of a reason that the title and its aside say already, and the objective, which is the same
-for every knee."""
 
 # Words for numbers
 
@@ -131,7 +124,7 @@ def block_of(profile: ServingProfile) -> VerdictBlock:
     aside += ", measured on a busy machine" * (decision.busy is not None)
     rows = [
         ("load", "; ".join(_load(profile, given))),
-        ("why", _HEADLINE.sub("", decision.reason)),
+        ("why", decision.reason),
         ("checked", "; ".join(_checked(profile, given))),
     ]
     return VerdictBlock(_answer(profile, given), aside, [row for row in rows if row[1]])
@@ -158,14 +151,13 @@ def is_simulated(profile: ServingProfile) -> bool:
 def promised(profile: ServingProfile) -> CapNumbers:
     """Return what the choice gives at the recorded load: the twin's numbers of all the traffic.
 
-    Where the twin's prediction failed, or the windows decided, the confirming replay's; where
-    nothing confirmed, the ladder's.
+    Where the windows decided, the confirming replay's; where nothing confirmed, the ladder's.
     """
-    promise, record = profile.promise, profile.promise.record
+    promise = profile.promise
     twin = next((numbers for numbers in promise.predicted if numbers.load == 1.0), None)
-    if twin is not None and not (record is not None and "predicted" in record.failed):
+    if twin is not None:
         return twin
-    if twin is not None or promise.source == "confirming run":
+    if promise.source == "confirming run":
         return promise
     cap = profile.decision.max_num_seqs
     return next((step for step in profile.curve if step.max_num_seqs == cap), promise)
@@ -179,9 +171,7 @@ def required(section: RequirementSection) -> str:
 
 def confirmed_text(record: CheckSection) -> str:
     """Return how many predictions the confirming replay confirmed."""
-    text = f"{record.held} of {len(record.numbers)} predictions confirmed"
-    failed = "predicted" in record.failed
-    return text + "; too few: the promise is what was measured" * failed
+    return f"{record.held} of {len(record.numbers)} predictions confirmed"
 
 
 # The rows of a block

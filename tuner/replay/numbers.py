@@ -30,23 +30,6 @@ class KvCacheUsage:
     peak: float
 
 
-@dataclass(frozen=True, slots=True)
-class BatchTime:
-    """Decode time per token at one actual batch size: iterations that only decoded."""
-
-    decode_seqs: int
-    iterations: int
-    median_s: float
-
-
-def batch_times(work: IterationLog) -> tuple[BatchTime, ...]:
-    """Return the median duration of the iterations that only decoded, by their batch size."""
-    pure = work[(work["prefill_tokens"] == 0) & (work["decode_seqs"] > 0)]
-    sizes, took_s = pure["decode_seqs"], pure["duration_s"]
-    times_s = {size: took_s[sizes == size] for size in np.unique(sizes)}
-    return tuple(BatchTime(int(n), len(s), float(np.median(s))) for n, s in times_s.items())
-
-
 def kv_cache_usage(work: IterationLog, kv_blocks: int) -> KvCacheUsage | None:
     """Return the usage over time; None where the engine does not report it."""
     durations = work["duration_s"].astype(float)
@@ -125,7 +108,6 @@ class Measurement:
     itl_s: Spread | None
     e2el_s: Spread | None
     queue_s: Spread | None
-    batch_times: tuple[BatchTime, ...]
     kv_cache_usage: KvCacheUsage | None
     preemptions: int
     recomputed_tokens: int
@@ -217,7 +199,6 @@ def measure(replays: Sequence[Replay], slo: Slo) -> Measurement:
         ),
         e2el_s=spread(e2el_s(seen), heavy),
         queue_s=spread(queue_s(seen), heavy),
-        batch_times=batch_times(logged),
         kv_cache_usage=kv_cache_usage(work, replays[0].kv_blocks),
         preemptions=int(logged["preemptions"].sum()),
         recomputed_tokens=int(logged["recomputed_tokens"].sum()),

@@ -11,9 +11,7 @@ import msgspec
 
 from tuner.engines.seam import ArgumentValue, EngineFacts
 from tuner.replay.records import ProbeResult
-from tuner.traffic.slo import Slo
 from tuner.traffic.window import Part, Window
-from tuner.twin.check import Predicted
 
 FORMAT = 3
 """Of a run; another format is refused."""
@@ -116,18 +114,13 @@ class Gathered(Event, frozen=True, tag="gathered"):
     """The windows in which the chosen configuration is compared with the knee, pair by pair."""
 
 
-class PredictedReplay(Event, frozen=True, tag="predicted"):
-    """The confirming replay as the model predicted it before it began."""
+class ConfirmingWindow(Event, frozen=True, tag="confirming"):
+    """The window that the confirming engine replays at the recorded load."""
 
     max_num_seqs: int
     window: Window
     unseen: bool
     """Whether the ladder did not replay it."""
-
-    slo: Slo
-    numbers: dict[str, Predicted]
-    means_s: tuple[float, float]
-    """Mean TTFT and TPOT."""
 
 
 class Repeated(Event, frozen=True, tag="late"):
@@ -140,5 +133,5 @@ class Repeated(Event, frozen=True, tag="late"):
 
 AnyEvent = (
     Planned | TraceKept | BudgetRaised | EngineStart | Probed | Selection | TrialBegun | Replayed
-    | TrialEnded | Gathered | PredictedReplay | Repeated
+    | TrialEnded | Gathered | ConfirmingWindow | Repeated
 )  # fmt: skip

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from tuner.engines.arguments import WHICH_DEVICE
-from tuner.engines.seam import EngineFacts
+from tuner.engines.seam import EngineFacts, IterationLog
 from tuner.errors import RunError
-from tuner.replay.device_use import device_use, disturbance, share_taken
+from tuner.replay.device_use import device_use, disturbance
 from tuner.replay.numbers import Measurement, measure
-from tuner.replay.records import Replay
+from tuner.replay.records import ProbeResult, Replay
 from tuner.replay.soundness import OURS
 from tuner.runs.events import (
     EngineStart,
@@ -24,8 +24,6 @@ from tuner.runs.events import (
 )
 from tuner.runs.journal import NO_SENSE, Journal
 from tuner.traffic.slo import Slo, Unloaded, fit_unloaded
-from tuner.twin.front_end import Passages, probed_passages
-from tuner.twin.law import Segment
 from tuner.twin.windows import Block, Trial
 
 RUNGS = ("ladder", "repeat", "drift_replay")
@@ -139,14 +137,12 @@ class Evidence:
             [each.tpot_s for each in probed.results if each.tpot_s is not None],
         )
 
-    def probed(self) -> list[Passages]:
-        """Return the ways of the probes through the front end of the server that confirms; none
-        where that was no server of ours."""
-        probe, is_served = (
-            self._probe("confirm"),
-            any(s.facts.engine == "serve" for s in self.starts()),
-        )
-        return [] if probe is None or not is_served else [probed_passages(probe.results)]
+    def probed(self) -> tuple[ProbeResult, ...]:
+        """Return the lone requests through the front end of the server that confirms; none where
+        that was no server of ours."""
+        probe = self._probe("confirm")
+        is_served = any(start.facts.engine == "serve" for start in self.starts())
+        return tuple(probe.results) if probe is not None and is_served else ()
 
     # Trials
 
@@ -222,12 +218,6 @@ class Evidence:
         }
         return [*last.values()]
 
-    def taken(self) -> float:
-        """Return the largest share of the cores that others took during a replay or ramp that
-        counts; 0 on a GPU, whose engine needs few of them."""
-        logs = (replay.device for replay in self._last("ramp", *RUNGS))
-        return max((share_taken(device_use([log])) for log in logs), default=0.0)
-
     def disturbances(self) -> Iterator[str]:
         """Yield what else than the engine and its client was at work, and when, of all that
         counts."""
@@ -243,26 +233,15 @@ class Evidence:
         flaws = (flaw for replay in counted for flaw in replay.flaws if flaw.startswith(OURS))
         return next(flaws, None)
 
-    def segments(self, trials: Collection[int] | None = None) -> list[Segment]:
-        """Return the iterations of everything but the confirming engine, on one clock; or of these
-        trials, by their numbers."""
-        segments, free_s = list[Segment](), 0.0
-        engine, engines = 0, dict[object, int]()
-        for number, event in enumerate(self.journal.events):
-            if isinstance(event, EngineStart):
-                # a simulated engine that an interruption made start again is the same one
-                simulated = event.facts.engine == "sim"
-                which = (event.purpose, event.max_num_seqs) if simulated else number
-                engine = engines.setdefault(which, len(engines))
-            if not isinstance(event, Replayed) or event.purpose in CONFIRMING:
-                continue
-            if trials is None or event.trial in trials:
-                replay = self.journal.replay(event)
-                start_s = max(free_s, replay.start_s)  # another boot's clock may stand lower
-                free_s = start_s + replay.elapsed_s
-                if len(replay.iterations):
-                    segments.append(Segment(replay.iterations, start_s, engine))
-        return segments
+    def logs(self, trials: Collection[int] | None = None) -> list[IterationLog]:
+        """Return the iterations of every replay and ramp but the confirming ones, in order; or of
+        these trials, by their numbers."""
+        replays = (
+            self.journal.replay(event)
+            for event in self.journal.of(Replayed)
+            if event.purpose not in CONFIRMING and (trials is None or event.trial in trials)
+        )
+        return [replay.iterations for replay in replays if len(replay.iterations)]
 
 
 # Rungs

@@ -13,7 +13,6 @@ from tuner.profile.profile import (
     Baseline,
     Binds,
     CapNumbers,
-    ChangeSection,
     CheckSection,
     CurveStep,
     Decision,
@@ -45,13 +44,14 @@ from tuner.runs.sweep.conclusion import (
     conclude,
     prediction_of,
 )
-from tuner.runs.sweep.confirmation import CheckRecord, after_check, check_of, front_end_of
+from tuner.runs.sweep.confirmation import after_check, check_of, chosen_at, front_end_of
 from tuner.runs.sweep.sweep_warnings import fitting
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import KV_FULL
 from tuner.traffic.requirements import RequirementCheck
 from tuner.traffic.slo import Slo, holds
 from tuner.traffic.workload import Workload, slo_for, workload_of
+from tuner.twin.check import Check
 from tuner.twin.decide import OBJECTIVE
 from tuner.twin.front_end import FrontEnd
 from tuner.twin.verdict import BEFORE_THAT, Verdict
@@ -85,11 +85,13 @@ class SweepOutcome:
     """The same at ``headroom`` times the load."""
 
     predictions: tuple[Prediction, ...]
-    """At the recorded load and with headroom; none where the twin is not believed, or its
-    prediction of the confirming replay failed: then that replay is the promise."""
+    """At the recorded load and with headroom; none where the twin is not believed."""
 
-    checked: CheckRecord | None
-    """None where nothing confirmed, or there is no twin."""
+    checked: Check | None
+    """The twin against the confirming replay; None where nothing confirmed, or there is no twin."""
+
+    unseen: bool
+    """Whether that replay was of a window that the ladder did not replay."""
 
     facts: EngineFacts
     """Of the confirming engine where there was one, else of the ladder's."""
@@ -164,9 +166,10 @@ def outcome_of(
             reason=f"{verdict.reason}; measured on a busy machine: {busy}",
         )
     predictions: list[Prediction] = []
-    if view is not None and samples is not None and not (checked and checked.predicted.failed):
+    if view is not None and samples is not None:
         loads = [False, True] if samples.has_headroom else [False]
         predictions = [prediction_of(view, samples, cap, raised=raised) for raised in loads]
+    chosen = chosen_at(evidence, cap)
     if (late := evidence.lateness()) is not None:
         warnings = [*warnings, f"{late}: the times and their intervals include that"]
     return SweepOutcome(
@@ -176,6 +179,7 @@ def outcome_of(
         with_headroom=with_headroom,
         predictions=tuple(predictions),
         checked=checked,
+        unseen=chosen is not None and chosen.unseen,
         facts=facts,
         starts=tuple(evidence.starts()),
         replay_s=evidence.replay_s(),
@@ -286,14 +290,12 @@ def _numbers(numbers: Measurement) -> dict[str, Any]:
 def curve_step(point: CurvePoint) -> CurveStep:
     seen = point.measured
     is_cut = seen is not None and seen.cut is not None
-    changes = {name: ChangeSection(**each._asdict()) for name, each in point.changes.items()}
     return CurveStep(
         max_num_seqs=point.numbers.max_num_seqs,
         **_numbers(point.numbers),
         cut=is_cut,
         source=point.source,
         intervals=dict(point.intervals),
-        changes=changes,
         measured=None
         if seen is None
         else MeasuredNumbers(**_numbers(seen), cut=is_cut, blocks=seen.blocks),
@@ -385,28 +387,20 @@ def profile_of(
         front_end=front_end
         and FrontEndSection(
             contention=front_end.contention,
-            request_ms=front_end.request_s * 1e3,
-            delivery_ms=front_end.delivery_s * 1e3,
+            delay_ms=front_end.delay_s * 1e3,
         ),
         evidence=b"" if view is None else pack(view),
     )
 
 
 def _promise(outcome: SweepOutcome) -> Promise:
-    record, checked = outcome.checked, cast("CheckSection | str | None", None)
+    check, checked = outcome.checked, cast("CheckSection | str | None", None)
     if outcome.unconfirmed is not None:
         why = outcome.unconfirmed
         checked = f"not confirmed: {why}; confirm it with tuner verify PROFILE --trace TRACE"
-    elif record is not None:
-        both = {"predicted": record.predicted, "paced": record.at_own_speed}
-        checked = CheckSection(
-            unseen=record.unseen,
-            failed=[cast("Any", name) for name, check in both.items() if check.failed],
-            **{
-                name: {n.name: (n.predicted, n.low, n.high, n.measured) for n in check.numbers}
-                for name, check in both.items()
-            },
-        )
+    elif check is not None:
+        numbers = {n.name: (n.predicted, n.low, n.high, n.measured) for n in check.numbers}
+        checked = CheckSection(unseen=outcome.unseen, numbers=numbers)
     source = "twin" if outcome.conclusion.by_twin else "ladder"
     return Promise(
         load=1.0,

@@ -22,14 +22,14 @@ from tuner.runs.bench import Bench, Build, ToReplay, Trial, Watcher, execute, me
 from tuner.runs.events import Replayed
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
-from tuner.runs.sweep.confirmation import planned_window
 from tuner.runs.sweep.sweep_warnings import fitting
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import ATTAINMENT_TOLERANCE, LOADED, SLACK_S
 from tuner.traffic.requirements import KV, TIMES, Requirement
 from tuner.traffic.sampling import choose_part, in_window, sample_windows
 from tuner.traffic.slo import Slo
-from tuner.twin.check import predict
+from tuner.twin.samples import Loads, ask, draws_of, in_ms, scale_of
+from tuner.twin.simulation import traffic_of
 
 ENGINES_OWN = ("queue", "preemptions", KV)
 """Numbers that only the engine knows, and not its clients."""
@@ -60,7 +60,6 @@ class Verification:
     twin: StoredTwin
     slo: Slo
     max_num_seqs: int
-    hit_share: float
     trace_block_size: int
     window: str
     step_s: float
@@ -200,33 +199,28 @@ def _promised(
     repeats: int,
 ) -> Iterator[Gate]:
     """Yield a gate for each number that the twin predicts of this window."""
-    twin = question.twin
-    planned = planned_window(
-        sent.window,
-        sent.requests,
-        hash_block_size=question.trace_block_size,
-        hit_share=question.hit_share,
-        kv_tokens=twin.shape.kv_tokens,
-    )
-    predicted, _ = predict(
-        [planned], twin.laws, twin.machine, twin.shape, question.slo,
-        max_num_seqs=question.max_num_seqs,
+    twin, cap = question.twin, question.max_num_seqs
+    traffic = traffic_of(sent.requests, twin.shape, hash_block_size=question.trace_block_size)
+    predicted = ask(
+        draws_of(twin.laws, twin.machine, [traffic]), Loads(traffic), (cap,), twin.shape,
+        question.slo, counted_from_s=sent.window.start_s,
     )  # fmt: skip
-    share, seen_share = predicted["attainment"], measured.attainment_bound
-    floor = max(0.0, share.low - ATTAINMENT_TOLERANCE)
+    low = predicted.intervals(cap)["attainment"][0]
+    share, floor = measured.attainment_bound, max(0.0, low - ATTAINMENT_TOLERANCE)
     points = f"its 95 % bound less {100 * ATTAINMENT_TOLERANCE:g} points"
-    yield Gate("attainment", seen_share, share.middle, floor, seen_share >= floor, points)
+    middle = predicted.middle("attainment", cap)
+    yield Gate("attainment", share, middle, floor, share >= floor, points)
     seen = {"preemptions": (measured.preemptions / repeats, 0.0)}
     for name, slack_s in SLACK_S.items():
         spread: Spread | None = getattr(measured, f"{name}_s")
         if spread is not None:
-            seen[f"{name}_p95_ms"] = spread.p95 * 1e3, slack_s * 1e3
+            seen[f"{name}_p95_s"] = spread.p95, slack_s
     bound = f"its 95 % bound plus {100 * question.tolerance:g} %"
-    for name, each in predicted.items():
-        if name in seen:
-            value, slack = seen[name]
-            limit = each.high * (1 + question.tolerance) + slack
-            yield Gate(name, value, each.middle, limit, value <= limit, bound)
+    for name, (value, slack) in seen.items():
+        if (ends := predicted.ends(name, cap)) is not None:
+            limit, scale = ends[1] * (1 + question.tolerance) + slack, scale_of(name)
+            middle, is_kept = predicted.middle(name, cap), value <= limit
+            yield Gate(in_ms(name), scale * value, scale * middle, scale * limit, is_kept, bound)
 
 
 def _required(question: Verification, measured: Measurement, repeats: int) -> Iterator[Gate]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tuner.errors import UsageError
 
-TIMES = ("ttft", "tpot", "e2el", "queue", "itl")
+TIMES = ("ttft", "tpot", "e2el", "queue")
 KV = "kv_cache_usage"
 EXAMPLES = "'p99 ttft <= 500ms', 'attainment >= 99% at headroom', 'preemptions == 0'"
 
@@ -34,7 +34,7 @@ _KINDS = {
     "attainment": _Kind(("",), {"": 1.0, "%": 0.01}, (">=", ">")),
     "goodput": _Kind(("",), {"": 1.0, "req/s": 1.0, "rps": 1.0}, (">=", ">")),
     "preemptions": _Kind(("",), {"": 1.0}, ("<=", "<", "==")),
-    KV: _Kind(("mean", "p99", "peak"), {"": 1.0, "%": 0.01}, ("<=", "<")),
+    KV: _Kind(("mean", "peak"), {"": 1.0, "%": 0.01}, ("<=", "<")),
 }
 _OPERATORS = {
     "<=": operator.le, "<": operator.lt, ">=": operator.ge, ">": operator.gt, "==": operator.eq,
@@ -76,11 +76,6 @@ class Requirement:
         if self.name in TIMES:
             return f"{self.name}_{self.statistic}_s"
         return {"goodput": "goodput_rps", KV: f"{KV}_{self.statistic}"}.get(self.name, self.name)
-
-    @property
-    def needs_log(self) -> bool:
-        """Whether only a replay with a log tells the number."""
-        return self.number in {*(f"itl_{each}_s" for each in _TIME.statistics), f"{KV}_p99"}
 
     def miss(self, value: float) -> float:
         """Return by how much of the limit it is missed; 0 where it is met.

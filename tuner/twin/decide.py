@@ -14,7 +14,7 @@ Most draws decide: of the model, or of the windows that were replayed.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,6 @@ def rule(
     return Ruling(choice, candidates, right)
 
 
-@dataclass(frozen=True, slots=True)
 class Bounds:
     """The requirements, and how far each cap is sure to keep them.
 
@@ -103,68 +102,57 @@ class Bounds:
     side.
     """
 
-    requirements: tuple[Requirement, ...] = ()
-    of_cap: Mapping[int, Mapping[Requirement, float]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, requirements: Sequence[Requirement], samples: Samples) -> "Bounds":
-        result = {
-            cap: {
-                each: _bound(each, samples.column(each.number, cap, raised=each.at_headroom))
-                for each in requirements
-            }
-            for cap in samples.caps
+    def __init__(self, requirements: Sequence[Requirement], samples: Samples) -> None:
+        self.of_cap = {
+            cap: {each: _bound(each, samples, cap) for each in requirements} for cap in samples.caps
         }
-        return cls(tuple(requirements), result if requirements else {})
+
+    def eligible(self) -> tuple[int, ...]:
+        """Return the caps that may be chosen: those that break nothing, or all where none does."""
+        return tuple(cap for cap in self.of_cap if not self.broken(cap)) or tuple(self.of_cap)
 
     def broken(self, cap: int) -> list[Requirement]:
         """Return what a cap breaks, the worst first."""
-        numbers = self.of_cap.get(cap, {})
-        result = [each for each, value in numbers.items() if not each.is_met_by(value)]
-        return sorted(result, key=lambda each: -each.miss(numbers[each]))
-
-    def eligible(self, caps: Sequence[int]) -> tuple[int, ...]:
-        """Return the caps that may be chosen: those that break nothing, or all where none does."""
-        return tuple(cap for cap in caps if not self.broken(cap)) or tuple(caps)
+        bounds = self.of_cap[cap]
+        broken = [each for each, value in bounds.items() if not each.is_met_by(value)]
+        return sorted(broken, key=lambda each: -each.miss(bounds[each]))
 
     def nearest(self) -> int:
         """Return the cap that misses least what it misses most; the smallest of equals."""
-
-        def miss(cap: int) -> float:
-            numbers = self.of_cap[cap]
-            return max((each.miss(numbers[each]) for each in self.broken(cap)), default=0.0)
-
-        return min(self.of_cap, key=lambda cap: (miss(cap), cap))
+        misses = {
+            cap: max((each.miss(value) for each, value in bounds.items()), default=0.0)
+            for cap, bounds in self.of_cap.items()
+        }
+        return min(misses, key=lambda cap: (misses[cap], cap))
 
     def checks(self, cap: int) -> tuple[RequirementCheck, ...]:
         """Return what is known of each at a cap."""
-        return tuple(RequirementCheck(each, self.of_cap[cap][each]) for each in self.requirements)
+        return tuple(RequirementCheck(each, value) for each, value in self.of_cap[cap].items())
 
     def shown(self, cap: int) -> str:
         """Return what a cap breaks, worst first: "p99 ttft <= 500ms (612 ms)"."""
-        numbers = self.of_cap[cap]
-        return ", ".join(f"{each} ({each.shown(numbers[each])})" for each in self.broken(cap))
+        bounds = self.of_cap[cap]
+        return ", ".join(f"{each} ({each.shown(bounds[each])})" for each in self.broken(cap))
 
 
-def _bound(each: Requirement, drawn: Floats) -> float:
+def _bound(each: Requirement, samples: Samples, cap: int) -> float:
     """Return the number that 95 % of the draws stay on the good side of. A draw in which nothing
     came to that (NaN) breaks it."""
+    raised = each.at_headroom and samples.has_headroom
     share = BAD_SIDE if each.is_at_most else 1 - BAD_SIDE
-    return float(np.quantile(drawn, share, method="weibull")) if len(drawn) else math.nan
+    return float(
+        np.quantile(samples.column(each.number, cap, raised=raised), share, method="weibull")
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The choice between caps, and how sure it is."""
 
-    own: Samples
-    """By the fitted law itself, with each copy of the headroom load; or what the windows showed."""
-
     samples: Samples
-    """By the draws."""
-
+    bounds: Bounds
     eligible: tuple[int, ...]
-    """Caps that may be chosen by what is required."""
+    """Caps that keep what is required, or all where none does."""
 
     best: int
     """The cap that is right, or as good as right, in most draws."""
@@ -175,62 +163,43 @@ class Choice:
     interval: tuple[int, int]
     """The caps between which at least 95 % of the draws have a right one."""
 
-    requests: int | None
-    unseen: tuple[int, ...] = ()
-    """Caps at which the traffic makes batches larger than any that was measured: a guess."""
-
-    bounds: Bounds = field(default_factory=Bounds)
+    is_guess: bool = False
+    """Whether the traffic makes batches at it that are larger than any that was measured."""
 
     @property
     def confidence(self) -> float:
         return self.rightness[self.best]
 
-    def share(self, cap: int, *, raised: bool = False) -> float:
-        """Return the attainment of a cap by the fitted law itself."""
-        return float(self.own.column("attainment", cap, raised=raised).mean())
-
-    def chosen_of(self, caps: Sequence[int]) -> int:
-        """Return the choice between some caps by the fitted law itself."""
-        return caps[int(self._ruling(caps).choice)]
-
-    def candidates(self) -> list[int]:
-        """Return the eligible caps that serve the recorded load as well as any."""
-        kept = self._ruling(self.eligible).candidates.tolist()
-        return [cap for cap, is_one in zip(self.eligible, kept, strict=True) if is_one]
-
-    def _ruling(self, caps: Sequence[int]) -> Ruling:
-        return _ruling(self.own, caps, self.requests, is_mean=True)
-
-
-def _ruling(
-    samples: Samples, caps: Sequence[int], requests: int | None, *, is_mean: bool = False
-) -> Ruling:
-    """Return the rule's answer between these caps, draw by draw or for the mean of them."""
-
-    def of(name: str, *, raised: bool = False) -> Floats:
-        columns = np.array([samples.column(name, cap, raised=raised) for cap in caps])
-        return np.asarray(columns.mean(1) if is_mean else columns.T)
-
-    raised = of("attainment", raised=True) if samples.has_headroom else None
-    return rule(of("attainment"), of("e2el_p99_s"), raised, requests=requests)
-
 
 def decide(
-    own: Samples,
     samples: Samples,
     *,
-    bounds: Bounds,
+    requirements: Sequence[Requirement] = (),
     requests: int | None = None,
-    unseen: tuple[int, ...] = (),
 ) -> Choice:
     """Return the cap on which most draws agree, by one rule for the model and for windows."""
-    eligible = bounds.eligible(own.caps)
-    right = _ruling(samples, eligible, requests).right
-    rightness = dict(zip(eligible, right.mean(0).tolist(), strict=True))
-    choice = eligible[int(_ruling(own, eligible, requests, is_mean=True).choice)]
-    best = max(eligible, key=lambda cap: (rightness[cap] + OWN_CHOICE * (cap == choice), -cap))
-    interval = interval_of(best, eligible, right)
-    return Choice(own, samples, eligible, best, rightness, interval, requests, unseen, bounds)
+    bounds = Bounds(requirements, samples)
+    eligible = bounds.eligible()
+
+    def of(name: str, *, raised: bool = False) -> Floats:
+        return np.array([samples.column(name, cap, raised=raised) for cap in eligible]).T
+
+    shares, tails_s = of("attainment"), of("e2el_p99_s")
+    raised = of("attainment", raised=True) if samples.has_headroom else None
+    ruling = rule(shares, tails_s, raised, requests=requests)
+    rightness = dict(zip(eligible, ruling.right.mean(0).tolist(), strict=True))
+    more = None if raised is None else raised.mean(0)
+    mean = rule(shares.mean(0), np.median(tails_s, axis=0), more, requests=requests).choice
+    own = eligible[int(mean)]
+    best = max(eligible, key=lambda cap: (rightness[cap] + OWN_CHOICE * (cap == own), -cap))
+    return Choice(
+        samples=samples,
+        bounds=bounds,
+        eligible=eligible,
+        best=best,
+        rightness=rightness,
+        interval=interval_of(best, eligible, ruling.right),
+    )
 
 
 def interval_of(best: int, caps: Sequence[int], right: NDArray[np.bool_]) -> tuple[int, int]:
@@ -263,25 +232,14 @@ def choose(  # noqa: PLR0913 - the question, and how hard to look
     front_end: FrontEnd | None = None,
     draws: int = DRAWS,
 ) -> Choice:
-    """Choose a cap for these loads, under the law and under laws that are as likely.
+    """Choose a cap for these loads, under laws that the measurements make as likely.
 
     Where any cap keeps what is required, only such caps are chosen.
     """
-    log = any(each.needs_log for each in requirements)
-    copies = [Draw(fitted.law, front_end)] * max(1, len(loads.raised))
-    own = ask(copies, loads, caps, shape, slo)
-    laws = [Draw(law, front_end) for law in fitted.draws(draws)]
-    samples = ask(laws, loads, caps, shape, slo, log=log)
-    most = NEAR_ENOUGH * fitted.extrapolated_from
+    drawn = [Draw(law, front_end) for law in fitted.laws[:draws]]
+    samples = ask(drawn, loads, caps, shape, slo)
+    choice = decide(samples, requirements=requirements, requests=len(loads.today))
     decodes = loads.today.output_length.max(initial=0) > 1
-    return decide(
-        own,
-        samples,
-        bounds=Bounds.of(requirements, samples),
-        requests=len(loads.today),
-        unseen=tuple(
-            cap
-            for cap in own.caps
-            if decodes and float(own.column("running_peak", cap).max(initial=0.0)) > most
-        ),
-    )
+    most = NEAR_ENOUGH * fitted.extrapolated_from
+    is_guess = bool(decodes and samples.middle("running_peak", choice.best) > most)
+    return replace(choice, is_guess=is_guess)

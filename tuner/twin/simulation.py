@@ -4,9 +4,8 @@ It stands for the engine once its step-time law is known (``twin.law``): what ev
 would have seen at any cap and any load.
 """
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,16 +18,14 @@ from tuner.engines.scheduler.state import (
     NO_NOISE,
     Floats,
     Ints,
-    Scheduler,
     StepLaw,
     new_requests,
     new_scheduler,
 )
 from tuner.engines.seam import EngineFacts, IterationLog
-from tuner.replay.records import Replay
 from tuner.system.files import refuse_config_of_folder
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.sampling import busiest_rows
+from tuner.traffic.sampling import busiest_rows, is_served
 from tuner.traffic.slo import Slo
 from tuner.twin.front_end import FrontEnd
 
@@ -53,14 +50,21 @@ class Traffic:
     """Prompt tokens that the prefix cache holds when the request is scheduled."""
 
     @classmethod
-    def of(cls, requests: Iterable[tuple[float, int, int]]) -> "Traffic":
-        """Return traffic of (arrival s, input length, output length), without a prefix cache."""
-        columns = np.array(sorted(requests), dtype=float).reshape(-1, 3).T
+    def of(cls, requests: Iterable[tuple[float, ...]]) -> "Traffic":
+        """Return traffic of (arrival s, input length, output length[, cached length])."""
+        rows = sorted((*request, 0)[:4] for request in requests)
+        columns = np.array(rows, float).reshape(-1, 4).T
         lengths = columns[1:].astype(np.int64)
-        return cls(columns[0], lengths[0], lengths[1], np.zeros(columns.shape[1], np.int64))
+        return cls(columns[0], lengths[0], lengths[1], lengths[2])
 
     def __len__(self) -> int:
         return self.arrival_s.size
+
+    def rows(self, chosen: slice | Ints) -> "Traffic":
+        return Traffic(*(column[chosen] for column in self.columns()))
+
+    def columns(self) -> tuple[NDArray[Any], ...]:
+        return self.arrival_s, self.input_length, self.output_length, self.cached_length
 
     def between(self, begin_s: float, end_s: float) -> "Traffic":
         """Return what arrives in [begin_s, end_s)."""
@@ -78,12 +82,6 @@ class Traffic:
         """Return the stretch of ``most`` sequences with the most tokens a second."""
         tokens = self.input_length + self.output_length
         return self.rows(busiest_rows(self.arrival_s, tokens, most))
-
-    def rows(self, chosen: slice | Ints) -> "Traffic":
-        return Traffic(*(column[chosen] for column in self.columns()))
-
-    def columns(self) -> tuple[NDArray[Any], ...]:
-        return self.arrival_s, self.input_length, self.output_length, self.cached_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,24 +169,23 @@ class TwinReplay:
     """NaN below two tokens too."""
 
     e2el_s: Floats
+    queue_s: Floats
+    preemptions: Ints
+    recomputed_tokens: int
+    output_tokens: int
+    duration_s: float
+    """From the first arrival to the last token."""
+
+    running_peak: int
+    kv_usage_mean: float
+    """Share of the blocks, over busy time."""
+
+    kv_usage_peak: float
     iterations: IterationLog
     """Empty unless asked for."""
 
-    queue_s: Floats = field(default_factory=lambda: np.zeros(0))
-    preemptions: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
-    recomputed_tokens: int = 0
-    output_tokens: int = 0
-    duration_s: float = 0.0
-    """From the first arrival to the last token."""
 
-    running_peak: int = 0
-    kv_usage_mean: float = 0.0
-    """Share of the blocks, over busy time."""
-
-    kv_usage_peak: float = 0.0
-
-
-def shape_of(facts: EngineFacts, *, lag_s: float = 0.0) -> EngineShape:
+def shape_of(facts: EngineFacts) -> EngineShape:
     """Return the limits of a started engine."""
     return EngineShape(
         max_num_batched_tokens=facts.max_num_batched_tokens,
@@ -199,61 +196,33 @@ def shape_of(facts: EngineFacts, *, lag_s: float = 0.0) -> EngineShape:
         prefix_caching=bool(facts.arguments.get("enable_prefix_caching")),
         reserves_prompts=facts.engine != "sim"
         and facts.arguments.get("scheduler_reserve_full_isl") is not False,
-        lag_s=lag_s,
     )
 
 
 def traffic_of(
-    requests: Iterable[TraceRequest],
-    *,
-    hash_block_size: int,
-    hit_share: float = 0.0,
-    kv_tokens: float = math.inf,
+    requests: Iterable[TraceRequest], shape: EngineShape, *, hash_block_size: int
 ) -> Traffic:
     """Return what production served, in order of arrival; one row for each of ``n`` sequences.
 
-    ``hash_block_size`` is the tokens that one hash id stands for. What came before is in the prefix
-    cache until ``kv_tokens`` others were computed since it was asked for last. ``hit_share`` is how
-    many of those tokens are found: 0 without a prefix cache; measured windows tell.
+    ``hash_block_size`` is the tokens that one hash id stands for. Where the engine has a prefix
+    cache, what came before is in it until as many others were computed as it has room for.
     """
     rows = list[tuple[float, int, int, int]]()
     computed, asked_at = 0, dict[int, int]()
-    for request in requests:
-        if request.status not in {"ok", "aborted"}:
-            continue
-        oldest = computed - kv_tokens
-        gone = (
-            i
-            for i, block in enumerate(request.hash_ids)
-            if block not in asked_at or asked_at[block] < oldest
-        )
-        known = next(gone, len(request.hash_ids))
-        cached = min(known * hash_block_size, request.input_length)
+    for request in filter(is_served, requests):
+        known = 0
+        for block in request.hash_ids if shape.prefix_caching else ():
+            if block not in asked_at or asked_at[block] < computed - shape.kv_tokens:
+                break
+            known += hash_block_size
+        cached = min(known, request.input_length)
         lengths = request.output_lengths or (request.output_length,) * request.n
         computed += request.input_length - cached + sum(lengths)
         asked_at.update(dict.fromkeys(request.hash_ids, computed))
         for i, length in enumerate(lengths):
-            hit = int(hit_share * (request.input_length if i else cached))
-            rows.append((request.arrival_s, request.input_length, max(1, length), hit))
-    rows.sort(key=lambda row: row[0])
-    columns = np.array(rows, dtype=float).reshape(-1, 4).T
-    tokens = columns[1:].astype(np.int64)
-    return Traffic(columns[0], tokens[0], tokens[1], tokens[2])
-
-
-def hit_share(
-    sent: Iterable[tuple[Sequence[TraceRequest], Replay]], *, hash_block_size: int, kv_tokens: int
-) -> float:
-    """Return what the prefix cache gave of what may still have been in it, in windows that were
-    sent and replayed whole."""
-    had = could = 0
-    for requests, replay in sent:
-        kept = traffic_of(
-            requests, hash_block_size=hash_block_size, hit_share=1.0, kv_tokens=kv_tokens
-        )
-        could += int(kept.cached_length.sum())
-        had += int(np.maximum(0, replay.requests["cached_tokens"]).sum())
-    return min(1.0, had / could) if could else 0.0
+            cached = request.input_length if i and shape.prefix_caching else cached
+            rows.append((request.arrival_s, request.input_length, max(1, length), cached))
+    return Traffic.of(rows)
 
 
 def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it is wanted
@@ -276,36 +245,51 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
 
     if front_end is not None:
         law = law.slowed(front_end.contention)
-        shape = replace(shape, lag_s=front_end.request_s)
+        shape = replace(shape, lag_s=front_end.delay_s)
     arrived_s = traffic.arrival_s + shape.lag_s
     to_machine = _same if clock is None else clock.on_machine
     to_traffic = _same if clock is None else clock.on_traffic
-    scheduler = _loaded(
-        traffic, to_machine(arrived_s), shape, max_num_seqs, log_length=LOG_LENGTH if log else 0
+    scheduler = new_scheduler(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=shape.max_num_batched_tokens,
+        block_size=shape.block_size,
+        kv_blocks=shape.kv_blocks,
+        async_scheduling=shape.late_release,
+        prefix_caching=shape.prefix_caching,
+        reserves_prompts=shape.reserves_prompts,
+        rows=len(traffic),
+        log_length=LOG_LENGTH if log else 0,
     )
     requests, state = scheduler.requests, scheduler.state
-    law = law.up_to(max_num_seqs)
-    logs = []
+    requests[:] = new_requests(
+        to_machine(arrived_s),
+        traffic.input_length,
+        traffic.output_length,
+        np.minimum(traffic.cached_length, traffic.input_length - 1),
+    )
+    longest = min(shape.max_model_len, shape.kv_tokens)
+    requests["status"][traffic.input_length + traffic.output_length > longest] = ABORTED
+    state["rows"] = len(traffic)
+    law, logs = law.up_to(max_num_seqs), list[IterationLog]()
     while advance(scheduler, law, NO_NOISE, np.inf, False) == FULL:
         logs.append(scheduler.log.copy())
         state["logged"] = 0
     iterations = np.concatenate([*logs, scheduler.log[: state["logged"][0]]])
     if clock is not None:
-        begin_s = to_traffic(iterations["start_s"])
         ends_s = to_traffic(iterations["start_s"] + iterations["duration_s"])
-        iterations["start_s"], iterations["duration_s"] = begin_s, ends_s - begin_s
+        iterations["start_s"] = to_traffic(iterations["start_s"])
+        iterations["duration_s"] = ends_s - iterations["start_s"]
     busy_s = float(state["busy_s"][0]) or 1.0
     first_s = to_traffic(requests["first_token_s"])
-    end_s = to_traffic(np.where(requests["status"] == FINISHED, requests["last_token_s"], np.nan))
+    is_done = requests["status"] == FINISHED
+    end_s = to_traffic(np.where(is_done, requests["last_token_s"], np.nan))
     gaps = requests["output_length"] - 1.0
-    decode_s = end_s - first_s
-    later_s = 0.0 if front_end is None else front_end.delivery_s
     now_s = float(to_traffic(state["now"])[0])
     return TwinReplay(
         max_num_seqs=max_num_seqs,
-        ttft_s=first_s - traffic.arrival_s + later_s,
-        tpot_s=np.where(gaps > 0, decode_s / np.maximum(1, gaps), np.nan),
-        e2el_s=end_s - traffic.arrival_s + later_s,
+        ttft_s=first_s - traffic.arrival_s,
+        tpot_s=np.where(gaps > 0, (end_s - first_s) / np.maximum(1, gaps), np.nan),
+        e2el_s=end_s - traffic.arrival_s,
         queue_s=np.maximum(0.0, to_traffic(requests["scheduled_s"]) - arrived_s),
         preemptions=requests["preemptions"].copy(),
         recomputed_tokens=int(state["recomputed_tokens"][0]),
@@ -316,35 +300,6 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
         kv_usage_peak=int(state["most_blocks"][0]) / shape.kv_blocks,
         iterations=iterations,
     )
-
-
-def _loaded(
-    traffic: Traffic, arrived_s: Floats, shape: EngineShape, max_num_seqs: int, *, log_length: int
-) -> Scheduler:
-    """Return a scheduler to which all of the traffic will come, what is too long refused."""
-    scheduler = new_scheduler(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=shape.max_num_batched_tokens,
-        block_size=shape.block_size,
-        kv_blocks=shape.kv_blocks,
-        async_scheduling=shape.late_release,
-        prefix_caching=shape.prefix_caching,
-        reserves_prompts=shape.reserves_prompts,
-        rows=len(traffic),
-        log_length=log_length,
-    )
-    requests = scheduler.requests
-    requests[:] = new_requests(
-        arrived_s,
-        traffic.input_length,
-        traffic.output_length,
-        np.minimum(traffic.cached_length, traffic.input_length - 1),
-    )
-    most = min(shape.max_model_len, shape.kv_tokens)
-    refused = traffic.input_length + traffic.output_length > most
-    requests["status"][refused] = ABORTED
-    scheduler.state["rows"] = len(traffic)
-    return scheduler
 
 
 def _same(times_s: Floats) -> Floats:

@@ -125,7 +125,7 @@ class Workload:
     def in_flight(self, sent: Sequence[TraceRequest], window: Window) -> float:
         """Return how many of these requests are in flight on average at the untuned engine."""
         assert self.twin is not None
-        traffic = traffic_of(sent, hash_block_size=self.block_size)
+        traffic = traffic_of(sent, self.twin.shape, hash_block_size=self.block_size)
         slots = min(UNTUNED, len(self.twin.law.decode_s) - 1)
         replay = simulate(traffic, self.twin.law, self.twin.shape, max_num_seqs=slots)
         end_s = traffic.arrival_s + np.nan_to_num(replay.e2el_s)  # a refused one does not stay

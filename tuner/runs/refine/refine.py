@@ -451,14 +451,14 @@ class Refining:
             if not trial.failed and restart_key(trial.begun.configuration) == key
         }
         replays = [
-            (window, replace(trial.replayed, token_budget=limits_of(trial.begun.configuration)[1]))
+            replace(trial.replayed, token_budget=limits_of(trial.begun.configuration)[1])
             for trial in alike.values()
-            if (window := trial.begun.window) is not None
+            if trial.begun.window is not None
         ]
         tried = [number(trial.begun.configuration[CAP]) for trial in alike.values()]
         view = forecast_of(
             self.basis,
-            self.evidence.segments(alike),
+            self.evidence.logs(alike),
             replays,
             caps=sorted({*doubling(self.settings.ceiling), *tried}),
             facts=self.facts(chosen),
@@ -506,7 +506,7 @@ class Refining:
         measured = numbers_of([trial.replayed for trial in self.made(REFINED)], self.workload.slo)
         interval, promised = (cap, cap), None
         checks = tuple(RequirementCheck(each, None) for each in self.settings.requirements)
-        curve: tuple[CurvePoint, ...] = (CurvePoint(measured, measured, "measured", {}, {}),)
+        curve: tuple[CurvePoint, ...] = (CurvePoint(measured, measured, "measured", {}),)
         if view is not None:
             low, high = view.choice.interval
             interval, checks = (min(low, cap), max(high, cap)), view.choice.bounds.checks(cap)

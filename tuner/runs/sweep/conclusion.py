@@ -6,28 +6,23 @@ Needs no engine: a stored run is concluded anew under another SLO in seconds.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
-from tuner.engines.seam import EngineFacts
+from tuner.engines.seam import EngineFacts, IterationLog
 from tuner.errors import RunError
 from tuner.replay.numbers import Measurement, Spread
-from tuner.replay.records import Replay, e2el_s, queue_s
+from tuner.replay.records import ProbeResult, Replay, e2el_s, queue_s
 from tuner.runs.evidence import Evidence, MadeTrial, measured
 from tuner.runs.ladder import doubling
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.sweep_warnings import few, no_headroom, windows_decide
 from tuner.traffic.constants import GOOD_ATTAINMENT, HALF
 from tuner.traffic.slo import Unloaded, out_of_reach
-from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
 from tuner.twin.forecast import Forecast, forecast
-from tuner.twin.front_end import Passages
-from tuner.twin.law import Segment
-from tuner.twin.samples import NUMBERS, ON_CURVE, SHARES, Interval, Range, Samples
-from tuner.twin.simulation import hit_share, shape_of
+from tuner.twin.samples import NUMBERS, ON_CURVE, SHARES, Range, Samples
 from tuner.twin.verdict import ADD_REPLICAS, Verdict, verdict_by_twin, verdict_by_windows
 from tuner.twin.windows import Block, samples_of
 
@@ -46,8 +41,6 @@ class CurvePoint:
 
     source: Source
     intervals: Mapping[str, Range]
-    changes: Mapping[str, Interval]
-    """What it gives more than the step below; empty for the first, and where it was cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,57 +97,45 @@ def conclude(basis: Basis) -> Conclusion:
 
 def view_of(basis: Basis, *, printed: bool = False) -> Forecast | None:
     """Return what the twin says so far; None before anything of the engine has been seen."""
-    evidence, (window,) = basis.evidence, basis.workload.windows
+    evidence = basis.evidence
     return forecast_of(
         basis,
-        evidence.segments(),
-        [(window, rung.replayed) for rung in evidence.rungs()],
+        evidence.logs(),
+        [rung.replayed for rung in evidence.rungs()],
         caps=doubling(basis.settings.ceiling),
         # not in between, or else a resumed run, which has them, would measure other steps
         probes=evidence.probed() if printed else (),
         printed=printed,
-        taken=evidence.taken(),
     )
 
 
 def forecast_of(  # noqa: PLR0913 - what was measured, and what is predicted
     basis: Basis,
-    segments: Sequence[Segment],
-    replays: Sequence[tuple[Window, Replay]],
+    logs: Sequence[IterationLog],
+    replays: Sequence[Replay],
     *,
     caps: Sequence[int],
     facts: EngineFacts | None = None,
-    probes: Sequence[Passages] = (),
+    probes: Sequence[ProbeResult] = (),
     printed: bool = False,
-    taken: float = 0.0,
 ) -> Forecast | None:
     """Return the twin that is fitted to these iterations, and checked against these replays; None
     without any iteration."""
-    workload, settings = basis.workload, basis.settings
-    if not segments:
+    settings = basis.settings
+    if not logs:
         return None
-    facts = facts or basis.evidence.facts()
-    shape, block_size = shape_of(facts), settings.trace_block_size
-    sent = [(workload.sent_in(window), each) for window, each in replays if each.cut is None]
-    hits = hit_share(sent, hash_block_size=block_size, kv_tokens=shape.kv_tokens)
     return forecast(
-        segments,
-        [replay for _, replay in replays],
-        requests=workload.twin_requests,
-        length_s=workload.twin_length_s,
-        hash_block_size=block_size,
-        facts=facts,
-        unloaded=workload.unloaded,
-        slo=workload.slo,
+        logs,
+        replays,
+        basis.workload,
+        facts or basis.evidence.facts(),
+        hash_block_size=settings.trace_block_size,
         caps=caps,
         requirements=settings.requirements,
         headroom=settings.headroom,
         seed=settings.seed,
-        # before any window was replayed, vLLM's cache is on, and an empty one is the worse guess
-        hit_share=hits if replays else float(shape.prefix_caching),
         probes=probes,
         printed=printed,
-        taken=taken,
     )
 
 
@@ -177,14 +158,12 @@ def curve_by_twin(
     view: Forecast, samples: Samples, seen: Mapping[int, Measurement]
 ) -> tuple[CurvePoint, ...]:
     """Return the twin's curve, with what was measured (``seen``) beside it."""
-    changes = {cap: samples.changes(below, cap) for below, cap in pairwise(samples.caps)}
     return tuple(
         CurvePoint(
             prediction.numbers,
             seen.get(cap),
             "both" if cap in seen else "twin",
             {name: prediction.intervals[name] for name in ON_CURVE if name in prediction.intervals},
-            changes.get(cap, {}),
         )
         for cap in samples.caps
         for prediction in [prediction_of(view, samples, cap)]
@@ -215,7 +194,7 @@ def prediction_of(
         e2el_s=spread_of("e2el"),
         queue_s=spread_of("queue"),
     )
-    intervals = samples.intervals(cap, raised=raised, names=("goodput_rps", *NUMBERS))
+    intervals = samples.intervals(cap, raised=raised, names=NUMBERS)
     return Prediction(view.headroom if raised else 1.0, numbers, intervals)
 
 
@@ -299,17 +278,12 @@ def slots_held(replay: Replay, unloaded: Unloaded) -> float | None:
 def _measured_curve(
     measured: Mapping[int, Measurement], blocks: Sequence[Block]
 ) -> tuple[CurvePoint, ...]:
-    _, samples = samples_of(blocks)
-    steps, below = list[CurvePoint](), None
+    samples = samples_of(blocks)
+    steps = []
     for cap, numbers in measured.items():
-        intervals: Mapping[str, Range]
-        changes: Mapping[str, Interval] = {}
-        intervals = {"attainment": (numbers.attainment, numbers.attainment_bound)}
-        if numbers.cut is None:
-            intervals = samples.intervals(cap)
-            changes = {} if below is None else samples.changes(below, cap)
-        steps.append(CurvePoint(numbers, numbers, "measured", intervals, changes))
-        below = None if numbers.cut else cap
+        bound = {"attainment": (numbers.attainment, numbers.attainment_bound)}
+        intervals = samples.intervals(cap) if numbers.cut is None else bound
+        steps.append(CurvePoint(numbers, numbers, "measured", intervals))
     return tuple(steps)
 
 
@@ -323,4 +297,4 @@ def _reachable(verdict: Verdict, workload: Workload, curve: Sequence[CurvePoint]
     if why is None or any(step.numbers.attainment >= HALF for step in curve):
         return verdict
     warnings = tuple(each for each in verdict.warnings if each != ADD_REPLICAS)
-    return replace(verdict, kind="overloaded", reason=f"overloaded: {why}", warnings=warnings)
+    return replace(verdict, kind="overloaded", reason=why, warnings=warnings)

@@ -141,7 +141,7 @@ class SweepRun:
             await measure(self.next_on_ladder, self.bench)
         except EngineError as error:
             await self.bench.stop()
-            if not self.evidence.segments():
+            if not self.evidence.logs():
                 raise
             self.warnings.append(f"the ladder ended early: {error}")
             self.is_complete = False
