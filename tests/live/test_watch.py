@@ -96,8 +96,14 @@ def test_engines_that_share_the_load_are_each_compared() -> None:
 def test_other_traffic_is_reported_as_traffic_and_not_as_a_slow_server(
     late: Traffic, measure: str
 ) -> None:
+    early = poisson(RATE, 120.0, seed=4)
     moved = replace(late, arrival_s=late.arrival_s + 120)
-    traffic = poisson(RATE, 400.0, seed=4).between(0, 120).followed_by(moved)
+    traffic = Traffic.of(
+        zip(
+            *(np.concatenate(pair) for pair in zip(early.columns(), moved.columns(), strict=True)),
+            strict=True,
+        )
+    )
     watch = watched(Watch(*promised(), 60.0, 2.0), traffic, 720.0)
     assert measure in watch.beyond
     assert watch.measures["slowness"].state == "within"

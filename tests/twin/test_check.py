@@ -132,10 +132,9 @@ def test_an_engine_that_serves_its_queue_in_another_order_is_found_out() -> None
     other = last_come_first_served(2, some, TRUE)
     twin = driven(other, fit(other), SHAPE)
     assert np.median(ttft_s(other.requests)) < 0.1 * np.median(twin.ttft_s)
-    assert twin.output_tokens == other.requests["output_tokens"].sum()
     assert np.median(twin.tpot_s) == pytest.approx(np.median(other.requests["tpot_s"]), rel=0.05)
     result = at_own_speed([other], fit(other))
-    assert result.is_far_off
+    assert result.failed
 
 
 def test_a_window_of_another_token_budget_is_compared_with_the_twin_of_that_budget() -> None:
@@ -159,10 +158,7 @@ def test_what_was_cut_is_not_checked() -> None:
     assert at_own_speed([lost], TRUE) == Check(())
 
 
-def test_one_number_far_off_or_three_outside_of_their_intervals_are_an_alarm() -> None:
-    inside, outside = (Number("e2el_p95_ms", 10.0, 9.0, 11.0, at) for at in (11.0, 11.5))
-    far = replace(inside, measured=11.7)
-    assert not Check((inside,) * 12).failed
-    assert not Check((outside,) * 2 + (inside,) * 10).failed
-    assert Check((outside,) * 3 + (inside,) * 9).failed
-    assert Check((far,) + (inside,) * 11).failed
+def test_one_number_far_off_is_an_alarm_and_others_just_outside_are_not() -> None:
+    outside, far = (Number("e2el_p95_ms", 10.0, 9.0, 11.0, at) for at in (11.5, 11.7))
+    assert not Check((outside,) * 6).failed
+    assert Check((far, outside)).failed

@@ -73,7 +73,7 @@ def fitted(noise: float = 0.02) -> FittedLaw:
     rng = np.random.default_rng(1)
     logs = []
     for cap in (8, 16):
-        item = simulate(traffic().between(0, 60), KNEE_AT_8, SHAPE, max_num_seqs=cap, log=True)
+        item = simulate(traffic(duration_s=60), KNEE_AT_8, SHAPE, max_num_seqs=cap, log=True)
         item.iterations["duration_s"] *= np.exp(rng.normal(0, noise, len(item.iterations)))
         logs.append(item.iterations)
     return fit_law(logs, max_num_seqs=16)
@@ -88,7 +88,7 @@ def test_the_cap_at_the_knee_is_chosen_and_surely() -> None:
 
 
 def test_a_choice_of_batches_larger_than_any_measured_is_a_guess() -> None:
-    item = simulate(traffic().between(0, 60), KNEE_AT_8, SHAPE, max_num_seqs=4, log=True)
+    item = simulate(traffic(duration_s=60), KNEE_AT_8, SHAPE, max_num_seqs=4, log=True)
     low = fit_law([item.iterations], max_num_seqs=16)
     assert choose(Loads(traffic()), low, SHAPE, SLO, CAPS).is_guess
 

@@ -136,9 +136,8 @@ FEWEST_PASSAGES = 5
 
 # The check
 
-ALARM, OUTSIDE = 1.63, 3
-"""A check fails with one number so many half-widths of 95 % off (z > 3.2), or so many numbers
-outside of theirs, which one check in ten has by chance."""
+ALARM = 1.63
+"""A check fails with one number so many half-widths of 95 % off: z > 3.2."""
 
 TTFT_OFF, TPOT_OFF = 1.35, 1.12
 """Factors within which TTFT and TPOT are at the engine's own speed, in 95 % of honest windows."""

@@ -79,14 +79,10 @@ class Forecast:
 
     @property
     def doubt(self) -> str | None:
-        """Reason for replays to decide and not the twin; None where the twin is believed.
-
-        One number that is far off is enough. Numbers just outside of their 95 % are not: of many
-        checks some are by chance.
-        """
+        """Reason for replays to decide and not the twin; None where the twin is believed."""
         if self.unmodeled:
             return f"the twin does not know {', '.join(self.unmodeled)}"
-        wrong = [check.worst for check in self.checks if check.is_far_off]
+        wrong = [check.worst for check in self.checks if check.failed]
         if wrong:
             furthest = max(wrong, key=lambda item: abs(item.off)).words
             return f"the twin was wrong at the engine's own speed ({furthest})"

@@ -66,18 +66,6 @@ class Traffic:
     def columns(self) -> tuple[NDArray[Any], ...]:
         return self.arrival_s, self.input_length, self.output_length, self.cached_length
 
-    def between(self, begin_s: float, end_s: float) -> "Traffic":
-        """Return what arrives in [begin_s, end_s)."""
-        return self.rows(slice(*np.searchsorted(self.arrival_s, (begin_s, end_s))))
-
-    def followed_by(self, other: "Traffic") -> "Traffic":
-        pairs = zip(self.columns(), other.columns(), strict=True)
-        return Traffic(*map(np.concatenate, pairs))
-
-    def from_zero(self) -> "Traffic":
-        """Return the same traffic with its first arrival at 0 s."""
-        return replace(self, arrival_s=self.arrival_s - self.arrival_s[:1])
-
     def busiest(self, most: int) -> "Traffic":
         """Return the stretch of ``most`` sequences with the most tokens a second."""
         tokens = self.input_length + self.output_length
@@ -172,7 +160,6 @@ class TwinReplay:
     queue_s: Floats
     preemptions: Ints
     recomputed_tokens: int
-    output_tokens: int
     duration_s: float
     """From the first arrival to the last token."""
 
@@ -293,7 +280,6 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
         queue_s=np.maximum(0.0, to_traffic(requests["scheduled_s"]) - arrived_s),
         preemptions=requests["preemptions"].copy(),
         recomputed_tokens=int(state["recomputed_tokens"][0]),
-        output_tokens=int(requests["generated"].sum()),
         duration_s=now_s - float(traffic.arrival_s[0]) if len(traffic) else 0.0,
         running_peak=int(state["most_running"][0]),
         kv_usage_mean=float(state["block_s"][0]) / busy_s / shape.kv_blocks,
