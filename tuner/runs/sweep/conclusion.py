@@ -22,7 +22,7 @@ from tuner.traffic.constants import GOOD_ATTAINMENT, HALF
 from tuner.traffic.slo import Unloaded, out_of_reach
 from tuner.traffic.workload import Workload
 from tuner.twin.forecast import Forecast, forecast
-from tuner.twin.samples import NUMBERS, ON_CURVE, SHARES, Range, Samples
+from tuner.twin.samples import NUMBERS, SHARES, Range, Samples
 from tuner.twin.verdict import ADD_REPLICAS, Verdict, verdict_by_twin, verdict_by_windows
 from tuner.twin.windows import Block, samples_of
 
@@ -163,7 +163,7 @@ def curve_by_twin(
             prediction.numbers,
             seen.get(cap),
             "both" if cap in seen else "twin",
-            {name: prediction.intervals[name] for name in ON_CURVE if name in prediction.intervals},
+            samples.intervals(cap),
         )
         for cap in samples.caps
         for prediction in [prediction_of(view, samples, cap)]
