@@ -18,8 +18,8 @@ from tests.support.served_metrics import Page, serving
 from tuner.commands.options import WatchOptions
 from tuner.commands.watch import run
 from tuner.errors import EngineError, InputError, Interrupted, TunerError
-from tuner.profile import evidence
 from tuner.profile import profile as profiles
+from tuner.twin import law
 
 LENGTH_S, WINDOWS = 250.0, 4
 
@@ -29,7 +29,7 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a profile that keeps fewer laws than ours do."""
     path = tmp_path_factory.mktemp("watch") / "profile.yaml"
     with pytest.MonkeyPatch.context() as fewer:
-        fewer.setattr(evidence, "PRINTED_DRAWS", LAWS)
+        fewer.setattr(law, "PRINTED_DRAWS", LAWS)
         profiles.save(profile_of(STORED, STORED_S, cap=CAP, caps=CAPS), path)
     return path
 
