@@ -36,8 +36,8 @@ LABELS = {
     "prefix_share": "prefix share",
 }
 
-LATE = 5
-"""Intervals that may lie between two readings; after more nobody knows what happened when."""
+LATE = 0.5
+"""Share of a window that may lie between two readings: after more nobody knows what ran when."""
 MOST_RUNNING, MOST_TIMES = 20_000, 10.0
 """Requests at a time, and multiples of the profile's traffic, that are believed."""
 LEAST_GAPS = 20
@@ -193,7 +193,7 @@ class Watch:
             continues = metrics.continues(before)
             self.restarts += not continues
             self.restarts_in_a_row += not continues
-            if not continues or at_s - before_s > LATE * self.every_s:
+            if not continues or at_s - before_s > LATE * self.window_s:
                 self._window = []
         self._window.append((at_s, metrics))
         begin_s, first = self._window[0]
