@@ -22,6 +22,7 @@ SWEEP_ARGS ?= $(if $(ON_A_GPU),--model tuner:1b --budget 15m,$(ON_CPU))
 # Eight requests in flight on average instead of the four that were recorded.
 COMPARE_ARGS ?= --loads medium --budget $(if $(ON_A_GPU),1h,12m) \
 	--approaches worker,two-workers,static,untuned,tuned
+RELEASES ?= 0.30.0 0.31.0
 
 # $(call PYTEST,marks,options). Of a part that PYTEST_ARGS asks for, a share may have no test.
 PYTEST = $(BIN)/python -m pytest $(2) -m "$(1)" $(PYTEST_ARGS)$(if $(PYTEST_ARGS), || [ $$? -eq 5 ])
@@ -32,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help sweep compare test check fix docs bench package lock clean setup setup-dev static plain few engines
+.PHONY: help sweep compare test check fix docs bench versions package lock clean setup setup-dev static plain few engines
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-8s %s\n", $$1, $$2}' Makefile
@@ -60,6 +61,9 @@ docs: setup-dev  ## Write the generated parts of the docs
 bench: setup-dev  ## Measure the speed of tuner itself, by ratios
 	$(BIN)/python scripts/bench.py
 
+versions: setup-dev  ## Test with other releases of vLLM's CPU build: RELEASES="0.30.0 0.31.0"
+	scripts/versions.sh $(RELEASES)
+
 package: setup-dev  ## Build wheel and sdist, and try both without vLLM
 	$(BIN)/python scripts/package.py
 
@@ -67,7 +71,7 @@ lock: setup-dev  ## Choose every package anew, with its hashes, in requirements/
 	$(SETUP) --extra dev --lock
 
 clean:  ## Remove all that was made here, .venv too
-	rm -rf .venv runs dist profile.yaml profile.evidence .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .versions runs dist profile.yaml profile.evidence .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 setup:
