@@ -27,7 +27,8 @@ def limits(profile: ServingProfile) -> dict[str, float]:
         means_s = [spread.mean / 1e3 for spread in spreads if spread]
         if means_s:
             result[f"{name}_promised"] = means_s[0]
-            result[f"{name}_limit"] = max(means_s) * (1 + TOLERANCE) + SLACK_S[name]
+            slack_s = SLACK_S["tpot" if name == "itl" else name]
+            result[f"{name}_limit"] = max(means_s) * (1 + TOLERANCE) + slack_s
     lowest = min(each.attainment for each in every)
     lows = (each.intervals.get("attainment", (lowest, 0))[0] for each in validated)
     result["attainment_limit"] = max(0.0, min([lowest, *lows]) - ATTAINMENT_TOLERANCE)

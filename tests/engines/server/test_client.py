@@ -36,7 +36,7 @@ async def complete(client: CompletionClient, tokens: int = 3) -> Reply:
     return reply
 
 
-def events(*pieces: bytes, every_s: float = 0.02, status: bytes = b"200 OK") -> Answer:
+def events(*pieces: bytes, every_s: float = 0.05, status: bytes = b"200 OK") -> Answer:
     """Send these events, apart from each other, and end."""
 
     async def answer(exchange: Exchange) -> None:

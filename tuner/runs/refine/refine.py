@@ -54,6 +54,7 @@ from tuner.traffic.slo import Unloaded
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
 from tuner.twin.forecast import Forecast
+from tuner.twin.law import prompt_s
 from tuner.twin.verdict import Verdict
 
 RAMP, SEARCH, KNEE, REFINED = "ramp", "search", "knee", "refined"
@@ -222,7 +223,7 @@ class Refining:
         self.workload = self.bench.selected(
             kept,
             slo,
-            unloaded_of(self.plan.profile),
+            unloaded_of(self.plan.profile, self.plan.twin),
             window=self.settings.window,
             step_s=self._planned_step_s,
         )
@@ -521,8 +522,11 @@ def limits_of(configuration: Configuration) -> tuple[int, int]:
     return number(configuration[CAP]), number(configuration[TOKENS])
 
 
-def unloaded_of(profile: ServingProfile) -> Unloaded:
-    """Return what an idle engine does, as far as the profile shows: how long windows drain."""
+def unloaded_of(profile: ServingProfile, twin: StoredTwin | None) -> Unloaded:
+    """Return what an idle engine does, by the profile's twin or as far as the profile shows it."""
+    if twin is not None:
+        alone_s = prompt_s(twin.law, float(np.median(twin.traffic.input_length)))
+        return Unloaded(alone_s + twin.shape.lag_s, 0.0, float(twin.law.decode_s[1]))
     step = profile.curve[0]
     numbers = step.measured or step
     ttft, tpot = numbers.ttft_ms, numbers.tpot_ms
