@@ -50,7 +50,9 @@ _KINDS = (
     "helm-values, ray-serve, yaml, systemd, quadlet, supervisor, env, script; or, for what watches "
     "the servers, prometheus-rules, prometheus-rule-crd, grafana-dashboard."
 )
-_CONFIRM = option("Confirm what a profile may not set by itself: KEY=VALUE; repeatable.", "--set")
+_CONFIRM = option(
+    "Confirm what a profile may not set by itself; repeatable.", "--set", metavar="KEY=VALUE"
+)
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "": {
@@ -144,9 +146,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Decision": {
         "ceiling": option("Largest max_num_seqs to try.", min=1),
         "slo": option("ttft=500ms,tpot=50ms,e2el=10s; default: derived on the engine."),
-        "require": option("'p99 ttft <= 500ms', 'attainment >= 99% at headroom', …; repeatable."),
+        "require": option(
+            "'p99 ttft <= 500ms', 'attainment >= 99% at headroom', …; repeatable.", metavar="BOUND"
+        ),
         "headroom": option("Load that the choice must hold: 1.25x or 125%.", parser=headroom),
-        "search": option("Engine argument to search: KEY=a,b,c; repeatable."),
+        "search": option("Engine argument to search: a,b,c; repeatable.", metavar="KEY=VALUES"),
         "tolerance": option("How much worse than promised is fine: 0.1 is 10%.", min=0.0, max=10.0),
     },
     "Run": {
