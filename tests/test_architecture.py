@@ -30,7 +30,7 @@ UPWARDS = {
 }
 """Servers name this scheduler in their command line, so it stays where it is."""
 
-HEAVY = {"msgspec", "numba", "numpy", "optuna", "pyarrow", "pydantic", "ray", "scipy", "torch"}
+HEAVY = {"numba", "numpy", "optuna", "pyarrow", "pydantic", "ray", "scipy", "torch"}
 HEAVY |= {"vllm"}
 
 IMPORT_NAMES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}

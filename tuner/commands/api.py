@@ -40,7 +40,7 @@ def sweep(
     arguments. A run that ``run_dir`` holds continues. Progress goes to stderr. Works inside a
     running event loop. Raises TunerError.
     """
-    known = SweepOptions.__dataclass_fields__.keys() - NOT_HERE
+    known = {*SweepOptions.__struct_fields__} - NOT_HERE
     if unknown := sorted(options.keys() - known):
         raise UsageError(
             f"tuner.sweep has no option {unknown[0]!r}", hint=f"It has {', '.join(sorted(known))}."

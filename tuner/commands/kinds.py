@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -137,7 +136,7 @@ def kinds_on(
     groups = _simulating(worlds, nodes, known, left_out) if worlds else named(known)
     result: dict[str, Kind] = {}
     for name, members in groups.items():
-        starter = starter_of(replace(options, world=worlds.get(name)), header_model)
+        starter = starter_of(msgspec.structs.replace(options, world=worlds.get(name)), header_model)
         arguments = starter.arguments if isinstance(starter, VllmStarter) else {}
         device = known[members[0]].device
         share = share_of(arguments, on_gpus=bool(arguments) and device.get("kind") == "gpu")

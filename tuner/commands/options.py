@@ -1,16 +1,15 @@
-"""The options of all commands but ``trace``; ``shared/options.py`` describes each."""
+"""The options of all commands but ``trace``; ``options.toml`` describes each."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tuner.commands.shared.options import Options
 from tuner.traffic.constants import TOLERANCE
 
 FOREVER = "forever"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class SweepOptions:
+class SweepOptions(Options):
     """Find the right max_num_seqs for a trace; write a serving profile.
 
     One engine walks the caps 1, 2, 4, ... live; a fresh one confirms the choice. Everything
@@ -34,7 +33,7 @@ class SweepOptions:
     ceiling: int = 32
     slo: str | None = None
     require: tuple[str, ...] = ()
-    headroom: float = 1.25
+    headroom: str = "1.25x"
     budget: str = "15m"
     run_dir: Path | None = None
     dry_run: bool = False
@@ -42,8 +41,7 @@ class SweepOptions:
     json: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class RefineOptions:
+class RefineOptions(Options):
     """Search other engine arguments around a profile.
 
     max_num_seqs and the token budget change live; other arguments take engines of their own. What
@@ -66,8 +64,7 @@ class RefineOptions:
     json: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class CompareOptions:
+class CompareOptions(Options):
     """Serve a trace in six ways, side by side.
 
     From one worker behind a queue to a tuned engine: each is started for real and replays the same
@@ -89,8 +86,7 @@ class CompareOptions:
     json: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class DoctorOptions:
+class DoctorOptions(Options):
     """Check whether this machine and its vLLM can be measured on.
 
     PASS, FAIL with its cure, or SKIP with its reason. Exits with 6 when one fails.
@@ -101,8 +97,7 @@ class DoctorOptions:
     json: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ShowOptions:
+class ShowOptions(Options):
     """Show a profile or a run, or what differs from a profile.
 
     Example: tuner show profile.yaml -o page.html
@@ -119,8 +114,7 @@ class ShowOptions:
     json: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class PlanOptions:
+class PlanOptions(Options):
     """Predict how many replicas another load needs; run nothing.
 
     Of two profiles: which max_num_seqs serves both kinds of traffic, and what each loses by it.
@@ -137,8 +131,7 @@ class PlanOptions:
     json: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class VerifyOptions:
+class VerifyOptions(Options):
     """Check whether an engine or a server keeps a profile's promise.
 
     The trace is replayed on a fresh engine with the profile's arguments or, with --url, on a
@@ -162,8 +155,7 @@ class VerifyOptions:
     json: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ApplyOptions:
+class ApplyOptions(Options):
     """Write a profile into a deployment file, with a backup.
 
     Only the engine arguments of the profile are touched, and only where the file shows that it
@@ -187,8 +179,7 @@ class ApplyOptions:
     json: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class LiveOptions:
+class LiveOptions(Options, kw_only=True):
     """Change a running server's max_num_seqs without a restart.
 
     Without a profile, show it.
@@ -203,8 +194,7 @@ class LiveOptions:
     json: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class WatchOptions:
+class WatchOptions(Options):
     """Check whether a live server still fits its profile.
 
     Prints still valid, drifting, re-tune now or not enough evidence, and why. Exits with 6 for
@@ -222,8 +212,7 @@ class WatchOptions:
     json: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ResumeOptions:
+class ResumeOptions(Options):
     """Continue an interrupted run with the options that it had.
 
     Example: tuner resume runs/prod-20260102-030405

@@ -1,10 +1,9 @@
 """Runs ``tuner resume``: the options come from the run's journal, which may be a stranger's."""
 
-import importlib
 from typing import Any
 
-from tuner.commands.options import CompareOptions, RefineOptions, ResumeOptions, VerifyOptions
-from tuner.commands.root import module_of, parsed
+from tuner.commands import root
+from tuner.commands.options import ResumeOptions
 from tuner.commands.shared.next_step import command
 from tuner.commands.shared.run_folder import read_run
 from tuner.engines.engine_arguments import engine_arguments
@@ -18,35 +17,34 @@ RESUMED = ("sweep", "refine", "compare", "verify")
 
 def run(options: ResumeOptions) -> None:
     """Continue the run. Raises TunerError."""
-    words = [*read_run(options.run_dir).planned.command]
-    if words[:1] not in [[name] for name in RESUMED] or not "".join(words).isprintable():
+    words = [*read_run(options.run_dir).planned.command, f"--run-dir={options.run_dir}"]
+    if words[0] not in RESUMED or not "".join(words).isprintable():
         raise RunError(
             f"{options.run_dir}/journal.jsonl:1: command: cannot be resumed",
             hint="Give the folder of a run as tuner wrote it.",
         )
-    words = [*words, f"--run-dir={options.run_dir}"]
     if options.budget is not None:
         if words[0] == "verify":
             raise UsageError("--budget: tuner verify has none", hint="Leave it out.")
         words.append(f"--budget={options.budget}")
-    again = parsed(words)
-    if risks := _risks(again):
+    again = root.parsed(words)
+    if risks := _risks(words[0], again):
         raise ProfileError(
             f"{options.run_dir}: {', '.join(risks)}: may load code, open files or addresses, or "
             "send data, and whoever made the run wrote it",
             hint=f"If you trust it, run the same: {command(*words)}",
         )
-    importlib.import_module(module_of(words[0])).run(again)
+    root.run(words[0], again)
 
 
-def _risks(options: Any) -> list[str]:  # noqa: ANN401 - of any command in RESUMED
+def _risks(name: str, options: Any) -> list[str]:  # noqa: ANN401 - of any command in RESUMED
     """Return what only a user may ask for, and a stranger's journal does."""
     risks = [f"--{name}" for name in ("ray", "storage", "url") if getattr(options, name, None)]
-    if isinstance(options, RefineOptions | VerifyOptions):
+    if name in {"refine", "verify"}:
         return risks + ["--set"] * bool(options.overrides)  # confirms what a profile may not set
     if options.world is None:
         model = load(options.trace).header.model
-        if isinstance(options, CompareOptions) and options.profile is not None:
+        if name == "compare" and options.profile is not None:
             model = load_profile(options.profile).model
         arguments = engine_arguments(
             model=getattr(options, "model", None),

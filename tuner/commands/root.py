@@ -1,19 +1,21 @@
 """The typer app: all commands, and what ``tuner`` says of itself."""
 
+import importlib
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from tuner.commands import options as commands
-from tuner.commands.shared.options import command, filled
+from tuner.commands.shared.options import Options, command, filled
 from tuner.commands.trace import options as trace
 from tuner.errors import UsageError
 
 USAGE: Any = typer.BadParameter.__mro__[1]
 """The base of all that typer's parser raises."""
 
-COMMANDS: dict[str, tuple[type[Any], str]] = {
+COMMANDS: dict[str, tuple[type[Options], str]] = {
     "sweep": (commands.SweepOptions, "Tune"),
     "refine": (commands.RefineOptions, "Tune"),
     "compare": (commands.CompareOptions, "Tune"),
@@ -29,15 +31,11 @@ COMMANDS: dict[str, tuple[type[Any], str]] = {
 """Name → its options and its panel in ``--help``; ``run`` of its module takes the options."""
 
 
-def module_of(name: str) -> str:
-    return f"tuner.commands.{name}"
-
-
 class Commands(TyperGroup):
     """The commands in the order in which they are used: traces first."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401 - click's context
-        return ["trace", *(name for name in super().list_commands(ctx) if name != "trace")]
+        return sorted(super().list_commands(ctx), key=lambda name: name != "trace")
 
 
 app = typer.Typer(
@@ -76,17 +74,22 @@ def root(
 
 app.add_typer(trace.app, name="trace", rich_help_panel="Traffic")
 for _name, (_options, _panel) in COMMANDS.items():
-    app.command(_name, rich_help_panel=_panel)(command(_options, module_of(_name)))
+    app.command(_name, rich_help_panel=_panel)(command(_options, f"tuner.commands.{_name}"))
 
 
-def parsed(words: list[str]) -> Any:  # noqa: ANN401 - the options of that command
+def parsed(words: Sequence[str]) -> Any:  # noqa: ANN401 - the options of that command
     """Return the options that the words of a command come to. Raises UsageError as the command line
     does."""
     group: Any = typer.main.get_command(app)
     try:
-        values = group.commands[words[0]].make_context(words[0], words[1:]).params
+        values = group.commands[words[0]].make_context(words[0], [*words[1:]]).params
     except USAGE as problem:
         raise UsageError(
             f"{words[0]}: {problem.format_message()}", hint="docs/cli.md says what it may be."
         ) from None
     return filled(COMMANDS[words[0]][0], values)
+
+
+def run(name: str, options: Options) -> None:
+    """Run a command. Raises TunerError."""
+    importlib.import_module(f"tuner.commands.{name}").run(options)

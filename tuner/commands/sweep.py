@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -14,7 +14,7 @@ import msgspec
 from tuner.commands import forecast
 from tuner.commands.options import ShowOptions, SweepOptions
 from tuner.commands.shared.next_step import after, again, check_required
-from tuner.commands.shared.options import in_plan
+from tuner.commands.shared.options import in_plan, times
 from tuner.commands.shared.results import keep_result
 from tuner.commands.shared.run_folder import check_command, kept, making_sense, open_run, read_run
 from tuner.commands.shared.traffic import one_engines, served_in, warnings_about
@@ -57,7 +57,7 @@ AGAIN = Path("again.yaml")
 """Where the profile of a run that is decided again may go: the run keeps its own."""
 IN_PLAN = (
     *("window", "step", "router"),
-    *("ceiling", "slo", "require", "headroom", "budget"),
+    *("ceiling", "slo", "require", "budget"),
 )
 """Options that every measurement rests on."""
 TRACE_COPY = "trace.jsonl"
@@ -156,6 +156,7 @@ def job_on(options: SweepOptions, trace: Trace, starter: Starter, began_s: float
         "given": sorted(starter.arguments) if isinstance(starter, VllmStarter) else [],
         "confirm": "inproc" if options.world or options.ray else "server",
         **in_plan(options, *IN_PLAN),
+        "headroom": _headroom(options.headroom),
         "closed_sessions": options.closed_sessions or trace.header.source == SCHEDULE,
         "replicas": replicas,
         "ranks": ranks,
@@ -188,6 +189,14 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
     if ranks > 1:  # how ranks find each other is nothing to one of them
         arguments = {k: v for k, v in arguments.items() if not k.startswith("data_parallel_")}
     return VllmStarter(arguments, ranks=ranks)
+
+
+def _headroom(text: str) -> float:
+    """Return a validation's load, as a multiple of the recorded one."""
+    with suppress(ValueError):
+        if 1.0 <= (value := times(text)) <= 10.0:
+            return value
+    raise UsageError(f"--headroom {text!r} is not from 1 to 10", hint="Give 1.25, 1.25x or 125%.")
 
 
 def _stated(options: SweepOptions, name: str) -> int | None:

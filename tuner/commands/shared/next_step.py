@@ -1,9 +1,10 @@
 """The command to run next, which works when it is typed."""
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from tuner.commands.shared.options import as_typed
 from tuner.errors import GateError

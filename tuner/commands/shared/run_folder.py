@@ -5,10 +5,11 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from tuner.commands.shared.next_step import command as command_line
 from tuner.commands.shared.options import as_typed

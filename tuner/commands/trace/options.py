@@ -1,18 +1,16 @@
 """``tuner trace``: look at a trace, bring it into tuner's own form, cut a part out."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import typer
 
-from tuner.commands.shared.options import command
+from tuner.commands.shared.options import Options, command
 
 app = typer.Typer(help="Look at, import and cut traces.")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ReadingOptions:
+class ReadingOptions(Options, kw_only=True):
     """How a trace file is read."""
 
     format_name: str | None = None
@@ -20,8 +18,7 @@ class ReadingOptions:
     columns: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TraceShowOptions(ReadingOptions):
+class TraceShowOptions(ReadingOptions, kw_only=True):
     """Show what a trace holds, before anything is run.
 
     How many requests, how long, how bursty, which lengths, how many at a time, how much of the
@@ -36,8 +33,7 @@ class TraceShowOptions(ReadingOptions):
     json: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TraceImportOptions(ReadingOptions):
+class TraceImportOptions(ReadingOptions, kw_only=True):
     """Write a trace of any known format in tuner's own.
 
     A table (CSV, TSV, JSON lines, Parquet; plain or packed) is read by its headings. Several files
@@ -58,8 +54,7 @@ class TraceImportOptions(ReadingOptions):
     force: bool = False
 
 
-@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class TraceCutOptions:
+class TraceCutOptions(Options):
     """Write a part of a trace, with its gaps and its prompts as they are there.
 
     Example: tuner trace cut prod.jsonl -o busy.jsonl --window busiest+10m
