@@ -5,7 +5,8 @@ distribution is over time and not over arrivals: quantile q is the least level t
 share q of the time.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,12 @@ BAND_S_PER_TOKEN = (0.010, 0.020, 0.040, 0.080)
 
 MOST_PREVIEWED = 2**20
 """Requests that are counted for a preview."""
+
+MOST_COUNTED = 2**25
+"""Levels that are counted one by one, in a quarter of a gigabyte."""
+
+BLOCK = 2**20
+"""Stretches that are counted at once."""
 
 KNOWN_ENDS = 0.95
 """Share of the served requests whose end must be recorded, for the recorded concurrency."""
@@ -41,10 +48,17 @@ class Levels:
 
     level: NDArray[Any]
     begin_s: Floats
-    duration_s: Floats
+    end_s: float
+    """Of the last stretch; each of the others ends where the next begins."""
+
+    @property
+    def duration_s(self) -> Floats:
+        return np.diff(self.begin_s, append=self.end_s)
 
     def distribution(self) -> Distribution:
-        levels, place = np.unique(self.level, return_inverse=True)
+        levels, place = np.arange(int(self.level.max()) + 1), self.level
+        if len(levels) > MOST_COUNTED:
+            levels, place = np.unique(self.level, return_inverse=True)
         held_s = np.bincount(place, weights=self.duration_s)
         reached = np.cumsum(held_s) / held_s.sum()
         at = np.searchsorted(reached, np.array((0.50, 0.90, 0.95, 0.99)) * (1 - 1e-12))
@@ -55,11 +69,11 @@ class Levels:
     def above(self, level: int) -> tuple[float, float]:
         """Return the share of the time with more than ``level`` in flight, and the longest such
         time without a break."""
-        above = self.level > level
+        above, duration_s = self.level > level, self.duration_s
         begins = np.flatnonzero(np.diff(above, prepend=not above[0]))
-        runs_s = np.add.reduceat(self.duration_s, begins)
+        runs_s = np.add.reduceat(duration_s, begins)
         longest_s = float(np.max(runs_s, where=above[begins], initial=0.0))
-        return float(self.duration_s[above].sum() / self.duration_s.sum()), longest_s
+        return float(duration_s[above].sum() / duration_s.sum()), longest_s
 
     def at(self, times_s: NDArray[Any]) -> NDArray[Any]:
         """Return the levels at these times; the first one before all of them."""
@@ -75,20 +89,31 @@ def count_levels(
     Each counts as often as ``weight`` says, None for once. At one time ends come before begins, so
     that nothing is in flight for no time.
     """
-    edges_s = np.concatenate(([start_s], ends_s, begins_s))
-    order = np.argsort(edges_s, kind="stable")
+    begin_s = np.concatenate(([start_s], begins_s, ends_s))
+    np.clip(begin_s, start_s, end_s, out=begin_s)
+    begin_s.sort()
+    begin_s = begin_s[np.append(begin_s[1:] > begin_s[:-1], begin_s[-1] < end_s)]
+    begun, over = _counter(begins_s, weight), _counter(ends_s, weight)
+    if not len(begin_s):
+        return None
+    level = np.empty(len(begin_s), np.int32 if weight is None else np.int64)
+    for at in range(0, len(level), BLOCK):  # all at once they take more memory
+        block = begin_s[at : at + BLOCK]
+        level[at : at + BLOCK] = begun(block) - over(block)
+    return Levels(level, begin_s, end_s)
+
+
+def _counter(
+    moments_s: Floats, weight: NDArray[Any] | None
+) -> Callable[[Floats], NDArray[np.int64]]:
+    """Return what counts the moments up to each of some times."""
     if weight is None:
-        changes = np.where(order <= len(ends_s), np.int8(-1), np.int8(1))
-        changes[order == 0] = 0
-    else:
-        changes = np.concatenate(([0], -weight.astype(np.int64), weight))[order]
-    edges_s = edges_s[order]
-    del order  # ten million intervals fit into half a gigabyte
-    level = np.cumsum(changes, dtype=np.int32 if weight is None else np.int64)
-    np.clip(edges_s, start_s, end_s, out=edges_s)
-    duration_s = np.diff(edges_s, append=end_s)
-    lasting = duration_s > 0
-    return Levels(level[lasting], edges_s[lasting], duration_s[lasting]) if lasting.any() else None
+        in_order_s = np.sort(moments_s)
+        return lambda times_s: np.searchsorted(in_order_s, times_s, side="right")
+    order = np.argsort(moments_s)
+    in_order_s = moments_s[order]
+    upto = np.concatenate(([0], np.cumsum(weight[order], dtype=np.int64)))
+    return lambda times_s: upto[np.searchsorted(in_order_s, times_s, side="right")]
 
 
 def recorded_levels(columns: Columns, *, running: bool = False) -> Levels | None:
@@ -120,14 +145,16 @@ def modeled_band(columns: Columns) -> dict[float, Distribution]:
     served, every = columns.served, -(-len(columns) // MOST_PREVIEWED)
     begins_s = columns.arrival_s[served][::every]
     lengths = columns.output_length[served][::every].astype(np.float64)
-    weight = columns.n[served][::every].astype(np.int64) * every
+    n = columns.n[served][::every]
+    weight = n if (n != 1).any() else None
     band = {}
     for speed in BAND_S_PER_TOKEN if len(begins_s) else ():
         start_s, end_s = _filled_s(columns, lengths * speed)
         ends_s = begins_s + lengths * speed
         levels = count_levels(begins_s, ends_s, weight, start_s=start_s, end_s=end_s)
         if levels is not None:
-            band[speed] = levels.distribution()
+            seen = astuple(levels.distribution())
+            band[speed] = Distribution(*(each * every for each in seen))
     return band
 
 
