@@ -12,8 +12,8 @@ import yaml
 
 from tests.outside.table import Done, run
 from tests.profile.test_admission import limits as admission
-from tests.support.profiles import ENGINE, profile
-from tuner.profile.profile import resealed, save
+from tests.support.profiles import ENGINE, profile, resealed
+from tuner.profile.profile import save
 from tuner.rollout import monitor
 
 PRODUCTION = "# prod\nmodel: m\nmax_num_seqs: 256  # why\nhost: 0.0.0.0\n"

@@ -9,9 +9,10 @@ import pytest
 
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
+from tests.support.profiles import resealed
 from tests.support.traces import beginning
 from tuner.profile import profile
-from tuner.profile.profile import FrontEndSection, evidence_of, resealed
+from tuner.profile.profile import FrontEndSection, evidence_of
 
 pytestmark = pytest.mark.usefixtures("by_few_draws")
 

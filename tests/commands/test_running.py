@@ -13,10 +13,11 @@ import pytest
 
 from tests.support.completions import DONE, HEAD, TOKEN, Exchange, completions, usage
 from tests.support.in_process import tuner
+from tests.support.profiles import resealed
 from tests.support.traces import write_lines
 from tuner.engines.paged import WARM_UPS
 from tuner.engines.server import running as engines_running
-from tuner.profile.profile import evidence_of, load, resealed, save
+from tuner.profile.profile import evidence_of, load, save
 from tuner.replay import soundness
 from tuner.traffic import sampling, workload
 

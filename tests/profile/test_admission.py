@@ -6,8 +6,7 @@ import numpy as np
 from tests.support.places import ROOT
 from tests.support.profiles import profile
 from tuner.engines.scheduler.state import StepLaw
-from tuner.profile import admission
-from tuner.profile.evidence import twin_of
+from tuner.profile.evidence import admission, twin_of
 from tuner.profile.profile import Admission, load
 
 LAW = StepLaw(np.interp(np.arange(17), [0, 8, 16], [0.0, 0.006, 0.010]), 0.0001, 0.0, 0.0, 0.0)
@@ -18,7 +17,7 @@ def limits(law: StepLaw | None = LAW, *, ttft_ms: float | None = 500.0) -> Admis
     result = profile()
     slo = msgspec.structs.replace(result.decision.slo, ttft_ms=ttft_ms)
     decision = msgspec.structs.replace(result.decision, slo=slo)
-    return admission.limits(decision, result.promise, law, token_budget=116)
+    return admission(decision, result.promise, law, token_budget=116)
 
 
 def test_what_is_let_in_is_what_is_served_within_the_ttft_limit() -> None:
@@ -44,5 +43,5 @@ def test_the_shipped_profiles_limits_follow_from_its_own_numbers() -> None:
     shipped = load(path)
     twin = twin_of(shipped, path, cure="")
     budget = twin.shape.max_num_batched_tokens
-    again = admission.limits(shipped.decision, shipped.promise, twin.law, token_budget=budget)
+    again = admission(shipped.decision, shipped.promise, twin.law, token_budget=budget)
     assert shipped.admission == again

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.profiles import profile
+from tests.support.profiles import profile, resealed
 from tuner.engines.scheduler.state import StepLaw
 from tuner.errors import ProfileError
 from tuner.profile.evidence import MOST_STORED, StoredTwin, pack, twin_of, unpack
-from tuner.profile.profile import load, resealed, save
+from tuner.profile.profile import load, save
 from tuner.traffic.constants import PRINTED_DRAWS
 from tuner.traffic.slo import Slo
 from tuner.twin.decide import choose
@@ -143,9 +143,9 @@ CONTENT = pack(view(50))
         edited(CONTENT, sizes=array(np.zeros(0)), laws=array(np.ones((2, 5)))),
         edited(CONTENT, slowdown=array(np.zeros(8)).replace(b"(8,)", b"(10000000000000,)")[:128]),
         edited(CONTENT, slowdown=array(np.array([0.0, np.nan]))),
-        edited(CONTENT, input_length=array(np.zeros(3, "u4"))),
-        edited(CONTENT, gaps_s=array(np.zeros(2**23))),
-        edited(CONTENT, gaps_s=array(np.array([{}], object))),
+        edited(CONTENT, traffic=array(np.zeros((3, 9)))),
+        edited(CONTENT, traffic=array(np.zeros((4, 2**22)))),
+        edited(CONTENT, traffic=array(np.array([{}], object))),
     ],
     ids=["empty", "nonsense", "cut", "deep", "facts", "order", "huge", "no sizes", "vast",
          "nan", "short", "bomb", "pickle"],

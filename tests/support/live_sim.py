@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from msgspec.structs import replace
 
-from tests.support.profiles import profile, step
+from tests.support.profiles import profile, resealed, step
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.live.prometheus import ServerMetrics
 from tuner.profile.evidence import pack
-from tuner.profile.profile import ServingProfile, resealed
+from tuner.profile.profile import ServingProfile
 from tuner.traffic.slo import Slo
 from tuner.twin.decide import choose
 from tuner.twin.forecast import Forecast

@@ -7,11 +7,11 @@ import msgspec
 from hypothesis import strategies as st
 
 from tuner.profile.profile import (
+    CapNumbers,
     CurveStep,
     Decision,
     EngineSeconds,
     KvCacheUsageSection,
-    MeasuredNumbers,
     Promise,
     Provenance,
     ServingProfile,
@@ -43,7 +43,7 @@ def step(max_num_seqs: int, *, goodput_rps: float = 8.0) -> CurveStep:
         cut=False,
         source="both",
         intervals={"goodput_rps": (7.5, 8.5)},
-        measured=MeasuredNumbers(**numbers, cut=False, blocks=3),
+        measured=CapNumbers(**numbers),
     )
 
 
@@ -62,6 +62,7 @@ def _numbers(running_peak: int, goodput_rps: float) -> dict[str, Any]:
         "preemptions": 0,
         "recomputed_tokens": 0,
         "running_peak": running_peak,
+        "binds": None,
     }
 
 
@@ -87,6 +88,7 @@ def profile(
         "engine": engine_,
         "device": {"kind": "cpu", "name": "any"},
         "versions": {"vllm": "0.32.0"},
+        "environment": None,
         "model": arguments["model"],
         "model_digest": None,
         "given": [name for name in arguments if name not in _BY_ITSELF],
@@ -98,7 +100,8 @@ def profile(
         "engine_seconds": EngineSeconds(starts=24.0, replay=180.0),
         "warnings": [],
     }
-    return seal(
+    result = ServingProfile(
+        schema_version=1,
         engine=dict(arguments),
         decision=Decision(
             verdict=verdict,  # type: ignore[arg-type] # any that is checked
@@ -106,6 +109,7 @@ def profile(
             interval=(max_num_seqs, max_num_seqs),  # type: ignore[arg-type]
             confidence=0.97,
             reason=reason,
+            busy=None,
             objective="goodput_rps",
             slo=SloSection(
                 ttft_ms=500.0,
@@ -115,6 +119,7 @@ def profile(
                 derived=True,
             ),
         ),
+        baseline=None,
         curve=list(curve),
         promise=Promise(
             load=1.0,
@@ -131,9 +136,11 @@ def profile(
             queue_ms=None,
             recomputed_tokens=0,
             running_peak=14,
+            binds=None,
             source="confirming run",
             predicted=[],
         ),
+        front_end=None,
         admission=None,
         validity=Validity(
             peak_concurrency=14,
@@ -146,6 +153,12 @@ def profile(
         ),
         provenance=Provenance(**(facts | provenance)),  # type: ignore[arg-type]
     )
+    return seal(result)
+
+
+def resealed(item: ServingProfile, *, evidence: bytes = b"", **changes: object) -> ServingProfile:
+    """Return a profile with other sections, under its own digest."""
+    return seal(msgspec.structs.replace(item, **changes), evidence)
 
 
 _TEXT = st.text(max_size=30)

@@ -12,20 +12,14 @@ from tuner.traffic.slo import Slo, Unloaded, derive_slo, fit_unloaded, parse_slo
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("ttft=500", "cannot read 'ttft=500'"),
-        ("latency=5s", "cannot read"),
-        ("ttft=0ms", "not a positive time"),
-        ("ttft=1e999s", "not a positive time"),
-        ("ttft=--1s", "cannot read"),
-        ("ttft=1s,ttft=2s", "given twice"),
-        ("", "no limit"),
-        ("ttft=nans", "cannot read"),
+        *("ttft=500", "latency=5s", "ttft=0ms", "ttft=1e9s", "ttft=--1s", "ttft=1s,ttft=2s"),
+        *("", "ttft=nans"),
     ],
 )
-def test_a_limit_that_is_unclear_is_refused(text: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_a_limit_that_is_unclear_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--slo: cannot read"):
         parse_slo(text)
 
 

@@ -57,11 +57,11 @@ def run(options: SweepOptions) -> None:
         output = options.output
         paths = {name: output.with_name(f"{output.stem}-{name}{output.suffix}") for name in kinds}
         for path in paths.values():
-            profiles.check_output(path, force=None)
+            profiles.check_output(path)
         ended, failed, run_dir = _swept(session, options, trace, kinds, left_out)
     for name, (done, profile) in ended.items():
         profiles.keep(profile, done.run_dir)
-        profiles.check_output(paths[name], force=None)
+        profiles.check_output(paths[name])
         profiles.save(profile, paths[name])
     _conclude(options, ended, failed, paths, run_dir)
 

@@ -12,7 +12,7 @@ from tuner.profile.evidence import twin_of
 from tuner.profile.plan import MOST_REPLICAS, Fleet, shared_caps
 from tuner.profile.profile import Predicted, ServingProfile
 from tuner.profile.profile import load as load_profile
-from tuner.profile.summary import confirmed_text, is_simulated, promised
+from tuner.profile.summary import confirmed, is_simulated, promised
 from tuner.traffic.constants import EQUAL_ATTAINMENT
 from tuner.twin.decide import rule
 from tuner.views.plan import FleetPlan, plan_json, plan_page, replicas_in_words, shared_page
@@ -114,9 +114,7 @@ def _planned(options: PlanOptions, profile: ServingProfile) -> FleetPlan:
         required=[str(each) for each in bounds.checks(cap)],
         broken=[str(each) for each in bounds.checks(cap) if not each.is_kept],
         price=options.price,
-        checked="never checked by a replay"
-        if promise.record is None
-        else f"checked: {confirmed_text(promise.record)}",
+        checked=f"checked: {confirmed(profile) or 'never'}",
         warnings=_warnings(profile, load / replicas, guesses, needed),
     )
 

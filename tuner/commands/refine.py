@@ -29,8 +29,8 @@ from tuner.profile.profile import (
     check_output,
     evidence_of,
     keep,
-    resealed,
     save,
+    seal,
 )
 from tuner.profile.profile import load as load_profile
 from tuner.runs.bench import Bench
@@ -68,7 +68,7 @@ def run(options: RefineOptions) -> None:
     """Refine, write the profile and print what was gained. Raises TunerError."""
     began_s = time.monotonic()
     profile = load_profile(options.profile)
-    check_output(options.output, force=None)
+    check_output(options.output)
     trace, origin = load(options.trace), profile.provenance
     served = served_in(trace, options.trace)
     requests = one_engines(served, replicas=origin.replicas * origin.ranks, router=origin.router)
@@ -122,7 +122,7 @@ def plan_of(
         space=space,
         settings=settings_in(settings, slo=profile.decision.slo.slo),
         start_s=measured.engine_seconds.starts / max(1, measured.engine_starts),
-        max_model_len=profile.max_model_len,
+        max_model_len=profile.engine.get("max_model_len", 1),
         twin=None
         if profile.evidence is None
         else twin_of(profile, options.profile, cure="Sweep again."),
@@ -145,7 +145,7 @@ def space_of(
             f"{options.trace}: requests served: {len(requests)}, too few to know any limit",
             hint=f"Capture more traffic: at least {FEWEST_REQUESTS} requests, better hundreds.",
         )
-    engine: dict[str, Any] = {**profile.engine, "max_model_len": profile.max_model_len}
+    engine: dict[str, Any] = {"max_model_len": 1, **profile.engine}
 
     def refusal(name: str, value: ArgumentValue) -> str | None:
         cap, tokens = number(engine[CAP]), number(engine[TOKENS])
@@ -244,7 +244,7 @@ def _profile(
         decision = msgspec.structs.replace(
             profile.decision, reason=refinement.reason, requirements=requirements
         )
-        return resealed(profile, evidence=evidence, decision=decision)
+        return seal(msgspec.structs.replace(profile, decision=decision), evidence)
     arguments, knobs = outcome.facts.arguments, {knob.name for knob in plan.space.knobs}
     changed = {name for name in knobs if arguments.get(name) != profile.engine.get(name)}
     own = origin_of(
@@ -286,7 +286,7 @@ def _conclude(
     """Write the profile, and print."""
     run_dir, is_refined = str(book.run_dir), refinement.outcome is not None
     keep(refined, book.run_dir)
-    check_output(options.output, force=None)
+    check_output(options.output)
     save(refined, options.output)
     next_ = after(refined, options.output)
     if is_refined and options.world is None and not is_short(refined):

@@ -121,7 +121,7 @@ def run(options: SweepOptions) -> None:
 def prepared(options: SweepOptions) -> Job:
     """Read and check all that a sweep needs. Raises TunerError."""
     began_s = time.monotonic()
-    profiles.check_output(options.output, force=None)
+    profiles.check_output(options.output)
     trace = load(options.trace)
     return job_on(options, trace, starter_of(options, trace.header.model), began_s)
 
@@ -344,7 +344,7 @@ def decide_again(options: ShowOptions) -> None:
     its profile to ``-o``. Raises TunerError."""
     output = options.output
     if output is not None:
-        profiles.check_output(output, force=None)
+        profiles.check_output(output)
     book = read_run(options.source)
     check_command(book, "sweep")
     with making_sense(options.source, is_stored=True):
@@ -364,7 +364,7 @@ def written(options: SweepOptions, done: Swept) -> tuple[ServingProfile, Page]:
         profiles.keep(profile, done.run_dir)
         printed = json_object(profile, run_dir=str(done.run_dir), path=str(options.output))
         keep_result(done.run_dir, printed, page)
-    profiles.check_output(options.output, force=None)
+    profiles.check_output(options.output)
     profiles.save(profile, options.output)
     return profile, page
 

@@ -7,13 +7,10 @@ profile is strict: unknown keys, wrong types and edited numbers are refused by t
 
 import hashlib
 import json
-import math
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, dataclass_transform
 
 import msgspec
 from msgspec import Meta, Struct
@@ -26,9 +23,9 @@ from tuner.system.printable import printable
 from tuner.traffic.constants import VerdictKind
 from tuner.traffic.slo import Slo
 
-Number = Annotated[float, Meta(ge=0)]
+Number = Annotated[float, Meta(ge=0, le=1e300)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-Limit = Annotated[float, Meta(gt=0)]
+Limit = Annotated[float, Meta(gt=0, le=1e300)]
 Count = Annotated[int, Meta(ge=0)]
 Seqs = Annotated[int, Meta(ge=1)]
 Range = tuple[Number, Number]
@@ -37,12 +34,16 @@ Digest = Annotated[str, Meta(pattern="^sha256:[0-9a-f]{64}$")]
 MOST_EVIDENCE_BYTES = 1 << 20
 """Of the file beside a profile: five times what a sweep keeps."""
 
+MOST_TOKENS = 1 << 31
+"""Of a request or of an iteration."""
 
-class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of a profile."""
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Section(Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a profile: its subclasses are frozen and strict as well."""
 
 
-class SpreadSection(Section, frozen=True, kw_only=True):
+class SpreadSection(Section):
     """The spread of a latency over the requests, in milliseconds."""
 
     mean: Number
@@ -52,7 +53,7 @@ class SpreadSection(Section, frozen=True, kw_only=True):
     p99: Number
 
 
-class KvCacheUsageSection(Section, frozen=True, kw_only=True):
+class KvCacheUsageSection(Section):
     """Used share of the KV-cache blocks; the mean is over time."""
 
     mean: Fraction
@@ -60,7 +61,7 @@ class KvCacheUsageSection(Section, frozen=True, kw_only=True):
     peak: Fraction
 
 
-class Binds(Section, frozen=True, kw_only=True):
+class Binds(Section):
     """Share of the engine's busy time in which a request waited, by what it waited for first."""
 
     slots: Fraction
@@ -68,7 +69,7 @@ class Binds(Section, frozen=True, kw_only=True):
     token_budget: Fraction
 
 
-class CapNumbers(Section, frozen=True, kw_only=True):
+class CapNumbers(Section):
     """The numbers of one value of ``max_num_seqs``. A latency is None where no request has one."""
 
     attainment: Fraction
@@ -84,21 +85,11 @@ class CapNumbers(Section, frozen=True, kw_only=True):
     preemptions: Count
     recomputed_tokens: Count
     running_peak: Count
-    binds: Binds | None = None
+    binds: Binds | None
     """What kept requests waiting; None where nothing tells."""
 
 
-class MeasuredNumbers(CapNumbers, frozen=True, kw_only=True):
-    """The same, measured in the windows that were replayed."""
-
-    cut: bool
-    """Cut short, because it had lost for certain."""
-
-    blocks: Count
-    """How many windows were replayed, repeats included."""
-
-
-class CurveStep(CapNumbers, frozen=True, kw_only=True):
+class CurveStep(CapNumbers):
     """One step of the curve: the numbers are the twin's for the whole part that was tuned for, or
     measured in the windows where the twin did not decide."""
 
@@ -112,10 +103,11 @@ class CurveStep(CapNumbers, frozen=True, kw_only=True):
     intervals: dict[str, Range]
     """Name of a number, such as ``goodput_rps`` or ``tpot_p95_ms`` → its 95 % interval."""
 
-    measured: MeasuredNumbers | None
+    measured: CapNumbers | None
+    """In the windows that were replayed."""
 
 
-class Predicted(CapNumbers, frozen=True, kw_only=True):
+class Predicted(CapNumbers):
     """The twin's numbers of the chosen value at ``load`` times the trace's rate."""
 
     load: Limit
@@ -123,22 +115,15 @@ class Predicted(CapNumbers, frozen=True, kw_only=True):
     """Again: the same traffic on a fresh engine."""
 
 
-class CheckSection(Section, frozen=True, kw_only=True):
+class CheckSection(Section):
     """The twin against the confirming replay, number by number."""
 
-    unseen: bool
-    """Of windows that the ladder had not replayed."""
-
-    numbers: dict[str, tuple[float, float, float, float]]
+    numbers: dict[str, tuple[Number, Number, Number, Number]]
     """Name of a number → the twin's at the speed that the engine had, the ends of what it may be
     off, and what was measured."""
 
-    @property
-    def held(self) -> int:
-        return sum(low <= measured <= high for _, low, high, measured in self.numbers.values())
 
-
-class Promise(CapNumbers, frozen=True, kw_only=True):
+class Promise(CapNumbers):
     """The numbers of the choice at ``load`` times the trace's rate.
 
     Where there was a confirming replay of some windows, they are as it measured them. What is
@@ -155,17 +140,12 @@ class Promise(CapNumbers, frozen=True, kw_only=True):
     None where there is no twin to check."""
 
     @property
-    def record(self) -> CheckSection | None:
-        """The check, where a replay confirmed the choice."""
-        return self.checked if isinstance(self.checked, CheckSection) else None
-
-    @property
     def headroom(self) -> float:
         """Times the recorded load that the choice was made for besides; 1 without any."""
         return max((each.load for each in self.predicted), default=1.0)
 
 
-class Baseline(Section, frozen=True, kw_only=True):
+class Baseline(Section):
     """The cap that is set now, and what it would give this traffic."""
 
     max_num_seqs: Seqs
@@ -183,7 +163,7 @@ class Baseline(Section, frozen=True, kw_only=True):
     """None where nothing is known of so many slots."""
 
 
-class Admission(Section, frozen=True, kw_only=True):
+class Admission(Section):
     """Limits on what a server lets in, as engine arguments; off unless `tuner apply` is asked."""
 
     max_num_queued_tokens: Seqs
@@ -192,14 +172,14 @@ class Admission(Section, frozen=True, kw_only=True):
     """Where each comes from."""
 
 
-class FrontEndSection(Section, frozen=True, kw_only=True):
+class FrontEndSection(Section):
     """The front end of the server that confirmed: see ``twin.front_end``."""
 
     contention: Limit
     delay_ms: Number
 
 
-class SloSection(Section, frozen=True, kw_only=True):
+class SloSection(Section):
     """The limits one request must meet; None is no limit."""
 
     ttft_ms: Limit | None
@@ -212,12 +192,12 @@ class SloSection(Section, frozen=True, kw_only=True):
     @property
     def slo(self) -> Slo:
         """The same in seconds."""
-        limits = (self.ttft_ms, self.ttft_ms_per_input_token or 0.0, self.tpot_ms, self.e2el_ms)
-        ttft_s, per_token_s, tpot_s, e2el_s = (None if ms is None else ms / 1e3 for ms in limits)
+        limits_ms = (self.ttft_ms, self.ttft_ms_per_input_token, self.tpot_ms, self.e2el_ms)
+        ttft_s, per_token_s, tpot_s, e2el_s = (ms and ms / 1e3 for ms in limits_ms)
         return Slo(ttft_s, per_token_s or 0.0, tpot_s, e2el_s, self.derived)
 
 
-class RequirementSection(Section, frozen=True, kw_only=True):
+class RequirementSection(Section):
     """A requirement of the choice, in the words of ``--require``. Times are in seconds."""
 
     text: str
@@ -230,13 +210,13 @@ class RequirementSection(Section, frozen=True, kw_only=True):
     kept: bool
 
 
-class Decision(Section, frozen=True, kw_only=True):
+class Decision(Section):
     verdict: VerdictKind
     max_num_seqs: Seqs
     interval: tuple[Seqs, Seqs]
     confidence: Fraction
     reason: str
-    busy: str | None = None
+    busy: str | None
     """By what it was seen that others used the machine meanwhile; None where nobody did."""
 
     objective: str
@@ -249,17 +229,13 @@ class Decision(Section, frozen=True, kw_only=True):
         return [requirement for requirement in self.requirements if not requirement.kept]
 
 
-class Validity(Section, frozen=True, kw_only=True):
+class Validity(Section):
     """For which traffic the profile holds."""
 
     peak_concurrency: Count | None
     """Most requests in flight during the replay at the chosen value."""
 
     validated_load: Limit
-    headroom_attainment: Fraction | None = None
-    """What the choice served within the SLO where windows were replayed with the headroom, at most
-    where that was cut; None where none were."""
-
     trace_digest: str
     window: str
     """The part of the trace that was tuned for, START+LENGTH."""
@@ -271,12 +247,12 @@ class Validity(Section, frozen=True, kw_only=True):
     retune_when: list[str]
 
 
-class EngineSeconds(Section, frozen=True, kw_only=True):
+class EngineSeconds(Section):
     starts: Number
     replay: Number
 
 
-class Provenance(Section, frozen=True, kw_only=True):
+class Provenance(Section):
     """The provenance of the numbers."""
 
     engine: Literal["vllm", "serve", "sim"]
@@ -284,12 +260,12 @@ class Provenance(Section, frozen=True, kw_only=True):
 
     device: dict[str, Any]
     versions: dict[str, str]
-    environment: dict[str, str] | None = None
+    environment: dict[str, str] | None
     """The variables that change how an engine computes; None for a simulation."""
 
     model: str
     model_digest: str | None
-    given: list[str] = []
+    given: list[str]
     """The engine arguments that the user or ``tuner refine`` chose; vLLM came to all others."""
 
     tuner: str
@@ -325,18 +301,18 @@ class Provenance(Section, frozen=True, kw_only=True):
         return f"max_num_seqs and every number are those of one of {self.ranks} data-parallel ranks"
 
 
-class ServingProfile(Section, frozen=True, kw_only=True):
-    schema_version: Literal[1] = 1
+class ServingProfile(Section):
+    schema_version: Literal[1]
     engine: dict[str, Any]
     """vLLM's argument names → values, all meant for production."""
 
     decision: Decision
-    baseline: Baseline | None = None
+    baseline: Baseline | None
     """None where nothing is known of what is set now."""
 
     curve: list[CurveStep]
     promise: Promise
-    front_end: FrontEndSection | None = None
+    front_end: FrontEndSection | None
     """None where no server confirmed."""
 
     admission: Admission | None
@@ -344,26 +320,15 @@ class ServingProfile(Section, frozen=True, kw_only=True):
 
     validity: Validity
     provenance: Provenance
-    evidence: Digest | None
+    evidence: Digest | None = None
     """Of the file beside it, which holds the twin; None where the windows alone decided."""
 
-    digest: Digest
+    digest: str = ""
     """Over the canonical JSON of everything else."""
 
     @property
     def model(self) -> str:
         return str(self.engine["model"])
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens of the longest request. Raises ProfileError where the profile does not say."""
-        result = self.engine.get("max_model_len")
-        if type(result) is not int or result < 1:
-            raise ProfileError(
-                f"engine.max_model_len: is {str(result)[:40]!r}, no number of tokens",
-                hint="Sweep again: tuner writes what the engine came to.",
-            )
-        return result
 
     @property
     def sampling(self) -> Sampling:
@@ -372,44 +337,33 @@ class ServingProfile(Section, frozen=True, kw_only=True):
         return GREEDY if kept is None else drawing.as_sent(kept)
 
 
-class SealedProfile(ServingProfile, frozen=True, kw_only=True):
+class SealedProfile(ServingProfile, kw_only=True):
     """A profile with the content of the file that is written beside it."""
 
     companion: bytes
 
 
-# What no single field can show
-
-
-def _contradictions(  # noqa: C901, PLR0912 - one fault after the other
-    profile: ServingProfile,
-) -> Iterator[tuple[str, str]]:
-    """Yield the key of a value, and what is wrong with it."""
-    engine, decided = profile.engine, profile.decision.max_num_seqs
+def _contradictions(profile: ServingProfile) -> Iterator[tuple[str, str]]:
+    """Yield the key of a value that does not fit the others, and what is wrong with it."""
+    engine, cap = profile.engine, profile.decision.max_num_seqs
     for name in engine:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-            yield f"engine.{name}", "is not spelt like a vLLM engine argument"
+            yield f"engine.{name}", "is not spelled like a vLLM engine argument"
     if not isinstance(engine.get("model"), str) or not engine["model"]:
         yield "engine.model", "must name a model"
     for name in ("model", "tokenizer"):
-        if str(engine.get(name, "")).startswith("-"):
+        if str(engine.get(name)).startswith("-"):
             yield f"engine.{name}", "begins with a hyphen, as flags do"
-    for name in ("max_num_seqs", "max_num_batched_tokens"):
-        if type(value := engine.get(name)) is not int or value < 1:
-            yield f"engine.{name}", "must be a whole number of at least 1"
-        elif name == "max_num_seqs" and value != decided:
-            yield f"engine.{name}", f"is {value}, but decision.max_num_seqs is {decided}"
-        elif value < decided:
-            yield f"engine.{name}", f"is {value}, less than max_num_seqs {decided}"
-    if engine.get("max_num_active_seqs") not in (None, decided):
-        yield "engine.max_num_active_seqs", f"must be max_num_seqs ({decided}) or absent"
-    low, high = profile.decision.interval
-    if low > high:
-        yield "decision.interval", f"begins at {low}, above its end {high}"
-    for place, (below, step) in enumerate(pairwise(profile.curve), start=1):
-        if below.max_num_seqs >= step.max_num_seqs:
-            fault = f"is {step.max_num_seqs} after {below.max_num_seqs}: steps must ascend"
-            yield f"curve.{place}.max_num_seqs", fault
+    bounds = {
+        "max_num_seqs": (None, cap, cap),
+        "max_num_active_seqs": (cap, cap, cap),
+        "max_num_batched_tokens": (None, cap, MOST_TOKENS),
+        "max_model_len": (1, 1, MOST_TOKENS),
+    }
+    for name, (absent, least, most) in bounds.items():
+        value = engine.get(name, absent)
+        if type(value) is not int or not least <= value <= most:
+            yield f"engine.{name}", f"is no number that fits decision.max_num_seqs {cap}"
     for fault in drawing.faults(profile.provenance.sampling or {}):
         yield "provenance.sampling", fault
 
@@ -421,35 +375,21 @@ _IN_A_LINE = {"baseline", "front_end", "admission", "validity", "provenance"}
 _HEAD = "Serving profile. Do not edit: its digest covers every value, comments excepted."
 
 
-def seal(*, evidence: bytes = b"", **sections: Any) -> ServingProfile:  # noqa: ANN401 - its fields
-    """Put the sections together under their digest, with the content of the file beside it. Raises
-    ProfileError if they contradict."""
-    of_evidence = _sha256(evidence) if evidence else None
-    unsealed = ServingProfile(**sections, evidence=of_evidence, digest="")
-    data = _rounded(msgspec.to_builtins(unsealed, str_keys=True))
-    profile = _checked({**data, "digest": digest_of(data)}, source="serving profile")
+def seal(profile: ServingProfile, evidence: bytes = b"") -> ServingProfile:
+    """Return a profile under its own digest, with the content of the file beside it. Raises
+    ProfileError if its sections contradict each other."""
+    data = _rounded(content_of(profile))
+    data["evidence"] = _sha256(evidence) if evidence else None
+    data["digest"] = digest_of(data)
+    sealed = _checked(data, source="serving profile")
     if not evidence:
-        return profile
-    return SealedProfile(**msgspec.structs.asdict(profile), companion=evidence)
-
-
-def resealed(
-    profile: ServingProfile,
-    *,
-    evidence: bytes = b"",
-    **changes: Any,  # noqa: ANN401 - its fields
-) -> ServingProfile:
-    """Return a profile with other sections, under its own digest."""
-    sections = msgspec.structs.asdict(profile)
-    for name in ("evidence", "digest", "companion"):
-        sections.pop(name, None)
-    return seal(evidence=evidence, **sections | changes)
+        return sealed
+    return SealedProfile(**msgspec.structs.asdict(sealed), companion=evidence)
 
 
 def digest_of(content: Mapping[str, object]) -> str:
     rest = {key: value for key, value in content.items() if key != "digest"}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return _sha256(text.encode("ascii"))
+    return _sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode("ascii"))
 
 
 def _sha256(content: bytes) -> str:
@@ -518,27 +458,15 @@ def parse(text: str, *, source: str) -> ServingProfile:
 
 def _checked(data: Mapping[str, Any], *, source: str) -> ServingProfile:
     """Return the profile of JSON content. Raises ProfileError with the key that is wrong."""
-    for key in _not_finite(data):
-        raise ProfileError(f"{source}: {key}: is no finite number", hint=_RERUN)
     try:
         profile = msgspec.convert(data, ServingProfile)
     except msgspec.ValidationError as problem:
         fault, _, path = str(problem).partition(" - at `$")
         key = re.sub(r"\[(\w+)\]", r".\1", path.strip(".`")) or "profile"
-        fault = fault.replace("Object contains", "has").replace("Object missing", "lacks")
-        raise ProfileError(f"{source}: {key}: {fault[0].lower()}{fault[1:]}", hint=_RERUN) from None
+        raise ProfileError(f"{source}: {key}: {fault}", hint=_RERUN) from None
     for key, fault in _contradictions(profile):
         raise ProfileError(f"{source}: {key}: {fault}", hint=_RERUN)
     return profile
-
-
-def _not_finite(value: object, key: str = "") -> Iterator[str]:
-    if isinstance(value, dict | list):
-        pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        for name, each in pairs:
-            yield from _not_finite(each, f"{key}.{name}".lstrip("."))
-    elif isinstance(value, float) and not math.isfinite(value):
-        yield key
 
 
 def load(path: Path) -> ServingProfile:
@@ -558,39 +486,26 @@ def evidence_of(profile: ServingProfile, path: Path) -> bytes:
     or not this profile's."""
     if isinstance(profile, SealedProfile):
         return profile.companion
-    at, content = beside(path), b""
+    why = "is not the one that this profile was written with"
     try:
-        if at.stat().st_size <= MOST_EVIDENCE_BYTES:
-            content = files.read_regular(at)
-        why = "is not the one that this profile was written with"
-    except FileNotFoundError:
-        why = "no such file"
+        content = files.read_regular(beside(path), MOST_EVIDENCE_BYTES)
     except OSError as problem:
-        why = f"cannot be read: {problem.strerror or problem}"
-    if content and _sha256(content) == profile.evidence:
-        return content
-    raise ProfileError(
-        f"{at}: {why}",
-        hint="Copy it from where the profile came from: sweep writes it beside every profile.",
-    )
+        content, why = b"", (problem.strerror or "cannot be read").lower()
+    if _sha256(content) != profile.evidence:
+        raise ProfileError(
+            f"{beside(path)}: {why}",
+            hint="Copy it from where the profile came from: sweep writes it beside every profile.",
+        )
+    return content
 
 
-def check_output(output: Path, *, force: bool | None) -> None:
+def check_output(output: Path) -> None:
     """Raise TargetError unless a profile may be written there: over nothing, or over an older one,
-    which its own run directory still has.
-
-    ``force`` is what the user said of writing over anything; None where nobody can.
-    """
-    path = files.resolve(output)
-    files.check_writable(path)
-    if not os.access(path.parent, os.W_OK):
-        raise TargetError(f"{path.parent}: must not be written", hint="Choose another -o.")
-    old = files.content(path)
-    if old is not None and not force and b"schema_version:" not in old[:4096]:
-        or_else = "" if force is None else ", or overwrite it with --force"
+    which its own run directory still has."""
+    old = files.content(files.check_writable(output))
+    if old is not None and b"schema_version:" not in old[:4096]:
         raise TargetError(
-            f"{output}: is there already and is no serving profile",
-            hint=f"Choose another -o{or_else}.",
+            f"{output}: is there already and is no serving profile", hint="Choose another -o."
         )
 
 

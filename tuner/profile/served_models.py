@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import msgspec
 from msgspec import Struct, field
@@ -31,15 +30,13 @@ class ServedModel(Struct, frozen=True):
     @property
     def repository(self) -> str | None:
         """What was fetched from a hub; None for a folder, and where only a name is known."""
-        if self.root is None:
-            return None
-        if (kept := _HUB_FOLDER.search(self.root)) is not None:
+        root = self.root or "."
+        if (kept := _HUB_FOLDER.search(root)) is not None:
             return kept[1].replace("--", "/")
-        return None if self.root.startswith((".", "/", "~")) or "://" in self.root else self.root
+        return None if root.startswith((".", "/", "~")) or "://" in root else root
 
 
-@dataclass(frozen=True, slots=True)
-class ModelMismatch:
+class ModelMismatch(Struct, frozen=True):
     """The server serves another model than the profile's, as far as it tells."""
 
     profile: str
@@ -62,21 +59,19 @@ def model_mismatch(profile: ServingProfile, served: Sequence[ServedModel]) -> Mo
     What a server was started with counts; where that is a folder or not known, the name that it
     gives the model counts too.
     """
-    if not served or any(_is_same(profile, each) for each in served):
+    ours = {profile.model, models.model_path(profile.model), profile.provenance.model}
+    given = profile.engine.get("served_model_name")
+    names = ours.union(given if isinstance(given, list) else [given])
+    for each in served:
+        known = each.repository
+        if each.root in ours or (each.name in names if known is None else known in ours):
+            return None
+    if not served:
         return None
-    names = ", ".join(dict.fromkeys(each.name for each in served))[:LONGEST]
+    called = ", ".join(dict.fromkeys(each.name for each in served))[:LONGEST]
     roots = ", ".join(dict.fromkeys(each.root or each.name for each in served))[:LONGEST]
     is_sure = all(each.repository is not None for each in served)
-    return ModelMismatch(profile.model, roots, f"served as {names}", is_sure)
-
-
-def _is_same(profile: ServingProfile, served: ServedModel) -> bool:
-    ours = {profile.model, models.model_path(profile.model), profile.provenance.model}
-    if served.root in ours or served.repository is not None:
-        return served.root in ours or served.repository in ours  # whatever it is called
-    given = profile.engine.get("served_model_name")
-    called = given if isinstance(given, list) else [given]
-    return served.name in ours or served.name in called
+    return ModelMismatch(profile.model, roots, f"served as {called}", is_sure)
 
 
 class _Models(Struct):

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from tuner.engines.vllm import supported
 from tuner.profile.profile import (
-    Baseline,
     CapNumbers,
     CheckSection,
     Predicted,
@@ -24,16 +23,6 @@ SAME = 0.02
 
 WIDTH, NAMES, MOST_LINES = 80, 11, 2
 """Columns of a line, of a row's name with the space on both sides, and lines of a row."""
-
-KINDS = {
-    "knee": "knee",
-    "plateau": "plateau",
-    "kv_bound": "KV cache binds",
-    "not_reached": "still rising",
-    "overloaded": "overloaded",
-    "inconclusive": "inconclusive",
-}
-"""Verdict → the same in words."""
 
 # Words for numbers
 
@@ -88,9 +77,7 @@ def with_share(share: float, title: str) -> str:
 def wrapped(text: str, *, most: int | None = None) -> list[str]:
     """Return the sentence of a row in lines, ``most`` of them at most."""
     width = WIDTH - NAMES
-    return textwrap.wrap(text, width, max_lines=most, placeholder=" …", break_on_hyphens=False) or [
-        ""
-    ]
+    return textwrap.wrap(text, width, max_lines=most, placeholder=" …", break_on_hyphens=False)
 
 
 # What a profile says
@@ -117,17 +104,17 @@ class VerdictBlock(NamedTuple):
 def block_of(profile: ServingProfile) -> VerdictBlock:
     """Return the verdict block of a profile."""
     decision, given = profile.decision, promised(profile)
-    aside = KINDS[decision.verdict]
+    aside = [decision.verdict.replace("_", " ")]
     if decision.confidence and decision.verdict not in {"overloaded", "not_reached"}:
-        aside += f", confidence {decision.confidence:.2f}"
-    aside += ", simulated" * is_simulated(profile)
-    aside += ", measured on a busy machine" * (decision.busy is not None)
+        aside.append(f"confidence {decision.confidence:.2f}")
+    aside += ["simulated"] * is_simulated(profile)
+    aside += ["measured on a busy machine"] * (decision.busy is not None)
     rows = [
         ("load", "; ".join(_load(profile, given))),
         ("why", decision.reason),
         ("checked", "; ".join(_checked(profile, given))),
     ]
-    return VerdictBlock(_answer(profile, given), aside, [row for row in rows if row[1]])
+    return VerdictBlock(_answer(profile, given), ", ".join(aside), rows)
 
 
 def facts_of(profile: ServingProfile) -> list[str]:
@@ -153,14 +140,10 @@ def promised(profile: ServingProfile) -> CapNumbers:
 
     Where the windows decided, the confirming replay's; where nothing confirmed, the ladder's.
     """
-    promise = profile.promise
-    twin = next((numbers for numbers in promise.predicted if numbers.load == 1.0), None)
-    if twin is not None:
-        return twin
-    if promise.source == "confirming run":
-        return promise
-    cap = profile.decision.max_num_seqs
-    return next((step for step in profile.curve if step.max_num_seqs == cap), promise)
+    promise, cap = profile.promise, profile.decision.max_num_seqs
+    twins: list[CapNumbers] = [each for each in promise.predicted if each.load == 1.0]
+    steps = [step for step in profile.curve if step.max_num_seqs == cap]
+    return [*twins, *(steps if promise.source != "confirming run" else []), promise][0]
 
 
 def required(section: RequirementSection) -> str:
@@ -169,9 +152,13 @@ def required(section: RequirementSection) -> str:
     return str(RequirementCheck(requirement, section.at_worst, section.measured))
 
 
-def confirmed_text(record: CheckSection) -> str:
-    """Return how many predictions the confirming replay confirmed."""
-    return f"{record.held} of {len(record.numbers)} predictions confirmed"
+def confirmed(profile: ServingProfile) -> str | None:
+    """Return how many predictions the confirming replay confirmed; None where it was no check."""
+    record = profile.promise.checked
+    if not isinstance(record, CheckSection) or not record.numbers:
+        return None
+    held = sum(low <= measured <= high for _, low, high, measured in record.numbers.values())
+    return f"{held} of {len(record.numbers)} predictions confirmed"
 
 
 # The rows of a block
@@ -181,8 +168,8 @@ def _answer(profile: ServingProfile, given: CapNumbers) -> str:
     """Return the sentence that says what to set, and what that changes."""
     decision, now = profile.decision, profile.baseline
     cap = f"max_num_seqs {decision.max_num_seqs}"
-    kept = now is not None and now.max_num_seqs == decision.max_num_seqs
-    cap += "" if now is None or kept else f" (now {now.max_num_seqs})"
+    is_kept = now is not None and now.max_num_seqs == decision.max_num_seqs
+    cap += "" if now is None or is_kept else f" (now {now.max_num_seqs})"
     if decision.broken:
         return f"{cap} breaks {decision.broken[0].text}"
     share = f"{percent(given.attainment)} of requests meet the SLO"
@@ -190,27 +177,26 @@ def _answer(profile: ServingProfile, given: CapNumbers) -> str:
         return f"No sure answer yet: {cap} is the best so far, {share}"
     if given.attainment < LOW:
         return f"Only {share}, with {cap}"
-    verb = "Use at least" if decision.verdict == "not_reached" else "Keep" if kept else "Use"
-    # a replay behind a server has no other cap beside it
-    alone = given is profile.promise and profile.provenance.confirm == "server"
-    by_twin = profile.evidence is not None
-    is_compared = isinstance(given, Predicted) if by_twin else not alone
-    gain = "" if now is None or kept or not is_compared else ", ".join(_gain(given, now))
-    return f"{verb} {cap}: {share}{gain}"
+    verb = "Use at least" if decision.verdict == "not_reached" else "Keep" if is_kept else "Use"
+    return f"{verb} {cap}: {share}{'' if is_kept else ', '.join(_gain(profile, given))}"
 
 
-def _gain(given: CapNumbers, now: Baseline) -> Iterator[str]:
+def _gain(profile: ServingProfile, given: CapNumbers) -> Iterator[str]:
     """Yield what the choice gives instead of what is given now."""
-    if (numbers := now.numbers) is None:
+    now, origin = profile.baseline, profile.provenance
+    # a replay behind a server has no other cap beside it
+    is_alone = given is profile.promise and origin.confirm == "server"
+    if now is None or now.numbers is None or is_alone:
         return
+    before = now.numbers
     other = f" with {now.numbers_at}" * (now.numbers_at != now.max_num_seqs)
-    apart = abs(given.attainment - numbers.attainment) > SAME / 2
-    yield f" instead of {percent(numbers.attainment)}{other}" if apart else ""
-    if given.tpot_ms and numbers.tpot_ms and given.tpot_ms.p95 < numbers.tpot_ms.p95 * (1 - SAME):
-        here, there = milliseconds(given.tpot_ms.p95), milliseconds(numbers.tpot_ms.p95)
-        yield f"p95 TPOT {here} instead of {there}"
-    if numbers.output_tokens_per_s > 0:
-        rate = given.output_tokens_per_s / numbers.output_tokens_per_s - 1
+    is_apart = abs(given.attainment - before.attainment) > SAME / 2
+    yield f" instead of {percent(before.attainment)}{other}" * is_apart
+    if given.tpot_ms and before.tpot_ms and given.tpot_ms.p95 < before.tpot_ms.p95 * (1 - SAME):
+        tpot, was = milliseconds(given.tpot_ms.p95), milliseconds(before.tpot_ms.p95)
+        yield f"p95 TPOT {tpot} instead of {was}"
+    if before.output_tokens_per_s > 0:
+        rate = given.output_tokens_per_s / before.output_tokens_per_s - 1
         more = f"at {abs(rate):.0%} {'more' if rate > 0 else 'less'} throughput"
         yield "at the same throughput" if abs(rate) <= SAME else more
 
@@ -222,15 +208,13 @@ def _load(profile: ServingProfile, given: CapNumbers) -> Iterator[str]:
     if given.attainment < LOW:
         yield "too much for one server"
         return
-    load, predicted = profile.validity.validated_load, profile.promise.predicted
-    raised = next((each for each in predicted if each.load > 1.0), None)
-    share = "" if raised is None else f"{percent(raised.attainment)} meet the SLO (predicted)"
+    load = profile.validity.validated_load
+    raised = next((each for each in profile.promise.predicted if each.load > 1.0), None)
+    share = "" if raised is None else f": {percent(raised.attainment)} meet the SLO (predicted)"
     if load > 1.0 and (raised is None or holds(given.attainment, raised.attainment)):
-        yield f"OK up to {load:g}x the recorded load" + f": {share}" * bool(share)
-    elif raised is not None:
-        yield f"at {raised.load:g}x the recorded load: {share}"
+        yield f"OK up to {load:g}x the recorded load{share}"
     else:
-        yield "more load was not tried"
+        yield f"at {raised.load:g}x the recorded load{share}" if raised else "more was not tried"
 
 
 def _checked(profile: ServingProfile, given: CapNumbers) -> Iterator[str]:
@@ -239,8 +223,7 @@ def _checked(profile: ServingProfile, given: CapNumbers) -> Iterator[str]:
     if isinstance(promise.checked, str):
         yield promise.checked
     elif promise.source == "confirming run":
-        record = promise.record if promise.predicted else None
-        what = confirmed_text(record) if record is not None and record.numbers else "replayed"
+        what = confirmed(profile) or "replayed"
         yield f"{what} on a fresh {'server' if origin.confirm == 'server' else 'engine'}"
         if isinstance(given, Predicted):
             ends = dict.fromkeys(map(percent, given.intervals["attainment"]))

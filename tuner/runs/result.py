@@ -7,8 +7,7 @@ from typing import Any, Literal, cast
 
 from tuner.engines.seam import EngineFacts
 from tuner.errors import RunError
-from tuner.profile import admission
-from tuner.profile.evidence import pack
+from tuner.profile.evidence import admission, pack
 from tuner.profile.profile import (
     Baseline,
     Binds,
@@ -19,7 +18,6 @@ from tuner.profile.profile import (
     EngineSeconds,
     FrontEndSection,
     KvCacheUsageSection,
-    MeasuredNumbers,
     Predicted,
     Promise,
     Provenance,
@@ -44,7 +42,7 @@ from tuner.runs.sweep.conclusion import (
     conclude,
     prediction_of,
 )
-from tuner.runs.sweep.confirmation import after_check, check_of, chosen_at, front_end_of
+from tuner.runs.sweep.confirmation import after_check, check_of, front_end_of
 from tuner.runs.sweep.sweep_warnings import fitting
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import KV_FULL
@@ -89,9 +87,6 @@ class SweepOutcome:
 
     checked: Check | None
     """The twin against the confirming replay; None where nothing confirmed, or there is no twin."""
-
-    unseen: bool
-    """Whether that replay was of a window that the ladder did not replay."""
 
     facts: EngineFacts
     """Of the confirming engine where there was one, else of the ladder's."""
@@ -169,7 +164,6 @@ def outcome_of(
     if view is not None and samples is not None:
         loads = [False, True] if samples.has_headroom else [False]
         predictions = [prediction_of(view, samples, cap, raised=raised) for raised in loads]
-    chosen = chosen_at(evidence, cap)
     if (late := evidence.lateness()) is not None:
         warnings = [*warnings, f"{late}: the times and their intervals include that"]
     return SweepOutcome(
@@ -179,7 +173,6 @@ def outcome_of(
         with_headroom=with_headroom,
         predictions=tuple(predictions),
         checked=checked,
-        unseen=chosen is not None and chosen.unseen,
         facts=facts,
         starts=tuple(evidence.starts()),
         replay_s=evidence.replay_s(),
@@ -296,9 +289,7 @@ def curve_step(point: CurvePoint) -> CurveStep:
         cut=is_cut,
         source=point.source,
         intervals=dict(point.intervals),
-        measured=None
-        if seen is None
-        else MeasuredNumbers(**_numbers(seen), cut=is_cut, blocks=seen.blocks),
+        measured=None if seen is None else CapNumbers(**_numbers(seen)),
     )
 
 
@@ -355,17 +346,17 @@ def profile_of(
     law, tokens = None if view is None else view.fitted.law, facts.max_num_batched_tokens
     served = [each.in_flight_peak for each in (outcome.chosen.numbers, raised) if each]
     confirmed_by = "server" if facts.engine == "serve" else "inproc"
-    return seal(
+    profile = ServingProfile(
+        schema_version=1,
         engine={**facts.arguments, "max_num_seqs": verdict.max_num_seqs},
         decision=decision,
         baseline=outcome.in_use,
         curve=[*map(curve_step, outcome.curve)],
         promise=promise,
-        admission=admission.limits(decision, promise, law, token_budget=tokens),
+        admission=admission(decision, promise, law, token_budget=tokens),
         validity=Validity(
             peak_concurrency=max(served),
             validated_load=headroom if outcome.holds_with_headroom else 1.0,
-            headroom_attainment=None if raised is None else raised.attainment_bound,
             trace_digest=trace_digest,
             window=str(workload.part),
             windows=[str(window) for window in workload.windows],
@@ -384,13 +375,14 @@ def profile_of(
             engine_seconds=EngineSeconds(starts=outcome.starts_s, replay=outcome.replay_s),
             **origin,
         ),
-        front_end=front_end
-        and FrontEndSection(
+        front_end=None
+        if front_end is None
+        else FrontEndSection(
             contention=front_end.contention,
             delay_ms=front_end.delay_s * 1e3,
         ),
-        evidence=b"" if view is None else pack(view),
     )
+    return seal(profile, b"" if view is None else pack(view))
 
 
 def _promise(outcome: SweepOutcome) -> Promise:
@@ -400,7 +392,7 @@ def _promise(outcome: SweepOutcome) -> Promise:
         checked = f"not confirmed: {why}; confirm it with tuner verify PROFILE --trace TRACE"
     elif check is not None:
         numbers = {n.name: (n.predicted, n.low, n.high, n.measured) for n in check.numbers}
-        checked = CheckSection(unseen=outcome.unseen, numbers=numbers)
+        checked = CheckSection(numbers=numbers)
     source = "twin" if outcome.conclusion.by_twin else "ladder"
     return Promise(
         load=1.0,

@@ -1,49 +1,40 @@
 """Requirements of a choice beyond the SLO of one request: ``--require``. Pure.
 
-    [p50|p90|p95|p99|mean|peak] NAME OP VALUE [at headroom]
+    p99 ttft <= 500ms    attainment >= 99% at headroom    preemptions == 0
 
-``p99 ttft <= 500ms``, ``attainment >= 99% at headroom``, ``preemptions == 0``: a bound on one
-number of all requests. A cap that breaks one is not chosen, however much it serves.
+A bound on one number of all requests. A cap that breaks one is not chosen, however much it serves.
 """
 
 import math
-import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from tuner.errors import UsageError
 
 TIMES = ("ttft", "tpot", "e2el", "queue")
 KV = "kv_cache_usage"
-EXAMPLES = "'p99 ttft <= 500ms', 'attainment >= 99% at headroom', 'preemptions == 0'"
 
-
-class _Kind(NamedTuple):
-    """What may be said of a number."""
-
-    statistics: tuple[str, ...]
-    units: dict[str, float]
-    operators: tuple[str, ...]
-
-
-_TIME = _Kind(("mean", "p50", "p90", "p95", "p99"), {"ms": 1e-3, "s": 1.0}, ("<=", "<"))
-_KINDS = {
-    **dict.fromkeys(TIMES, _TIME),
-    "attainment": _Kind(("",), {"": 1.0, "%": 0.01}, (">=", ">")),
-    "goodput": _Kind(("",), {"": 1.0, "req/s": 1.0, "rps": 1.0}, (">=", ">")),
-    "preemptions": _Kind(("",), {"": 1.0}, ("<=", "<", "==")),
-    KV: _Kind(("mean", "peak"), {"": 1.0, "%": 0.01}, ("<=", "<")),
+_FORMS = {
+    **dict.fromkeys(TIMES, "(mean|p50|p90|p95|p99) <= (ms|s)"),
+    "attainment": " >= %?",
+    "goodput": " >= (req/s)?",
+    "preemptions": " (<=|==) ",
+    KV: "(mean|peak) <= %?",
 }
-_OPERATORS = {
-    "<=": operator.le, "<": operator.lt, ">=": operator.ge, ">": operator.gt, "==": operator.eq,
-}  # fmt: skip
+"""Name → the statistic, operator and unit that go with it."""
+
+_UNITS = {"": 1, "ms": 1000, "s": 1, "%": 100, "req/s": 1}
+"""Unit → how many make one of what a limit is in."""
 _REQUIREMENT = re.compile(
-    rf"(?:(?P<statistic>mean|p50|p90|p95|p99|peak)\s+)?(?P<name>{'|'.join(_KINDS)})\s*"
-    r"(?P<operator><=|>=|==|<|>)\s*(?P<number>\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*"
-    r"(?P<unit>ms|s|%|req/s|rps)?(?P<headroom>\s+at\s+headroom)?",
-    re.IGNORECASE,
+    rf"(?:(?P<statistic>mean|p50|p90|p95|p99|peak) )?(?P<name>{'|'.join(_FORMS)}) ?"
+    r"(?P<operator>[<>=]=) ?(?P<number>\d{1,12}(?:\.\d*)?) ?"
+    r"(?P<unit>ms|s|%|req/s|)(?P<headroom> at headroom)?"
+)
+_HINT = (
+    "Write 'p99 ttft <= 500ms' (mean, p50, p90, p95 or p99 of ttft, tpot, e2el or queue), "
+    "'attainment >= 99%', 'goodput >= 4 req/s', 'preemptions == 0' or "
+    "'peak kv_cache_usage <= 90%', each with 'at headroom' if so."
 )
 
 
@@ -58,17 +49,13 @@ class Requirement:
     statistic: str
     """Empty for a number that has none."""
 
-    operator: str
+    is_at_most: bool
     limit: float
     at_headroom: bool
 
     def is_met_by(self, value: float) -> bool:
         """Whether a number keeps it; one that is not known (NaN) does not."""
-        return bool(_OPERATORS[self.operator](value, self.limit))
-
-    @property
-    def is_at_most(self) -> bool:
-        return not self.operator.startswith(">")
+        return value <= self.limit if self.is_at_most else value >= self.limit
 
     @property
     def number(self) -> str:
@@ -90,13 +77,12 @@ class Requirement:
 
     def value_in(self, item: object) -> float | None:
         """Return the number of a ``Measurement``; None where it does not have it."""
-        name = f"{self.name}_s" if self.name in TIMES else self.name
-        value = getattr(item, "goodput_rps" if name == "goodput" else name)
-        if name == "preemptions" and getattr(item, KV) is None:  # only clients report it
+        if self.name == "preemptions" and getattr(item, KV) is None:  # only clients report it
             return None
-        if self.statistic and value is not None:
-            value = getattr(value, self.statistic)
-        return None if value is None else float(value)
+        if not self.statistic:
+            return float(getattr(item, self.number))
+        spread = getattr(item, self.number.replace(f"_{self.statistic}", ""))
+        return None if spread is None else float(getattr(spread, self.statistic))
 
     def shown(self, value: float) -> str:
         """Return such a number for people.
@@ -108,7 +94,7 @@ class Requirement:
             return "nothing"
         if self.name in TIMES:
             return f"{value * 1e3:,.3g} ms" if value < 1 else f"{value:,.3g} s"
-        if "%" in _KINDS[self.name].units:
+        if "%" in _FORMS[self.name]:
             return f"{100 * value:.4g} %"
         return f"{value:,.3g} req/s" if self.name == "goodput" else f"{value:,.0f}"
 
@@ -128,17 +114,15 @@ class RequirementCheck:
     """In the confirming replay at its load, or in the windows that decide; None without one."""
 
     @property
-    def _known(self) -> dict[str, float]:
-        values = {"at worst": self.bound, "measured": self.measured}
-        return {label: each for label, each in values.items() if each is not None}
-
-    @property
     def is_kept(self) -> bool:
         """Whether all that is known of it keeps it; what nobody knows is not kept."""
-        return bool(self._known) and all(map(self.requirement.is_met_by, self._known.values()))
+        known = [each for each in (self.bound, self.measured) if each is not None]
+        return bool(known) and all(map(self.requirement.is_met_by, known))
 
     def __str__(self) -> str:
-        known = [f"{label} {self.requirement.shown(x)}" for label, x in self._known.items()]
+        values = {"at worst": self.bound, "measured": self.measured}
+        shown = self.requirement.shown
+        known = [f"{label} {shown(each)}" for label, each in values.items() if each is not None]
         return f"{self.requirement} ({', '.join(known) or 'not known'})"
 
 
@@ -159,29 +143,14 @@ def parse_requirements(texts: Sequence[str], *, headroom: float) -> tuple[Requir
 
 
 def parse_requirement(text: str) -> Requirement:
-    """Read one. Raises UsageError with what is wrong, and what may stand there."""
+    """Read one. Raises UsageError."""
     text = " ".join(text.split())
-
-    def refused(why: str) -> UsageError:
-        return UsageError(f"--require: {text!r}: {why}", hint=f"Such as {EXAMPLES}.")
-
-    match = _REQUIREMENT.fullmatch(text)
-    if match is None:
-        raise refused("is not [p50|p90|p95|p99|mean|peak] NAME OP VALUE [at headroom]")
-    statistic, name = (match["statistic"] or "").lower(), match["name"].lower()
-    comparison, unit, kind = match["operator"], (match["unit"] or "").lower(), _KINDS[name]
-    if statistic not in kind.statistics:
-        takes = ", ".join(kind.statistics)
-        raise refused(f"{name} takes {takes or f'no {statistic}'}")
-    if comparison not in kind.operators:
-        raise refused(f"{name} takes {' or '.join(kind.operators)}")
-    if unit not in kind.units:
-        raise refused(f"{name} is in {' or '.join(filter(None, kind.units)) or 'no unit'}")
-    limit = float(match["number"]) * kind.units[unit]
-    if "%" in kind.units and limit > 1:
-        raise refused("is not a share from 0 to 1, or up to 100 %")
-    if not math.isfinite(limit) or (kind is _TIME and limit <= 0):
-        raise refused("is not a number above 0")
-    if comparison == "==" and limit != 0:
-        raise refused(f"== is for {name} == 0 alone")
-    return Requirement(text, name, statistic, comparison, limit, match["headroom"] is not None)
+    match = _REQUIREMENT.fullmatch(text.lower())
+    if match is not None:
+        name, statistic, operator = match["name"], match["statistic"] or "", match["operator"]
+        form, limit = _FORMS[name], float(match["number"]) / _UNITS[match["unit"]]
+        most = 0.0 if operator == "==" else 1.0 if "%" in form else math.inf
+        if re.fullmatch(form, f"{statistic} {operator} {match['unit']}") and limit <= most:
+            is_at_headroom = match["headroom"] is not None
+            return Requirement(text, name, statistic, operator != ">=", limit, is_at_headroom)
+    raise UsageError(f"--require: cannot read {text!r}", hint=_HINT)

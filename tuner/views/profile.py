@@ -170,7 +170,7 @@ def _replayed(profile: ServingProfile) -> list[Table]:
     replays: list[tuple[int, str, CapNumbers]] = [
         (step.max_num_seqs, "ladder", step.measured)
         for step in profile.curve
-        if step.source == "both" and step.measured is not None and not step.measured.cut
+        if step.source == "both" and step.measured is not None and not step.cut
     ]
     if profile.promise.source == "confirming run":
         replays.append((profile.decision.max_num_seqs, "fresh server", profile.promise))
@@ -196,7 +196,7 @@ def _chart(profile: ServingProfile, name: str) -> Chart:
     replayed = {
         float(step.max_num_seqs): _value(step.measured, name)
         for step in steps
-        if step.measured is not None and not step.measured.cut and step.source == "both"
+        if step.measured is not None and not step.cut and step.source == "both"
     }
     if replayed and name != "goodput_rps":  # the windows are busier: they have another rate
         series.append(Series([*replayed], [*replayed.values()], has_dots=True, has_line=False))

@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from tests.support.profiles import profile
+from tests.support.profiles import profile, resealed
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
-from tuner.profile.profile import RequirementSection, ServingProfile, resealed
+from tuner.profile.profile import RequirementSection, ServingProfile
 from tuner.runs.cluster.prices import parse_prices
 from tuner.runs.cluster.share import Node, Share, share_of, usable
 from tuner.views.profile import several_page
