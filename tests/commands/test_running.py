@@ -19,7 +19,7 @@ from tuner.engines.paged import WARM_UPS
 from tuner.engines.server import running as engines_running
 from tuner.profile.profile import evidence_of, load, save
 from tuner.replay import soundness
-from tuner.traffic import sampling, workload
+from tuner.traffic import window, workload
 
 WORLD = "step: {a: 0.020, b: 0.0006, n0: 16, h: 0.0025, c: 1.0e-5}\n"
 MODEL = "acme/tiny"
@@ -36,7 +36,7 @@ Answer = Callable[[Exchange], Awaitable[None]]
 def _no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """No machine here is slow: a shorter replay than users may ask for tells enough of it."""
     monkeypatch.setattr(workload, "MIN_STEP_S", STEP_S)
-    monkeypatch.setattr(sampling, "MIN_WINDOW_S", STEP_S / 2)
+    monkeypatch.setattr(window, "MIN_WINDOW_S", STEP_S / 2)
     monkeypatch.setattr(engines_running, "_COUNTED_S", 0.2)
     monkeypatch.setattr(soundness, "LEAST_LAG_S", 60.0)  # how busy this machine is is no matter
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.errors import UsageError
-from tuner.traffic.slo import Slo, Unloaded, derive_slo, fit_unloaded, parse_slo
+from tuner.traffic.slo import Slo, fit_unloaded, parse_slo
 
 
 @pytest.mark.parametrize(
@@ -43,13 +43,3 @@ def test_the_unloaded_ttft_is_fitted_by_prompt_length() -> None:
     assert fitted.ttft_s == pytest.approx(0.01)
     assert fitted.ttft_s_per_input_token == pytest.approx(0.0001)
     assert fitted.tpot_s == 0.02
-
-
-def test_the_derived_slo_is_twice_tpot_and_five_times_ttft_plus_half_the_median_e2el() -> None:
-    unloaded = Unloaded(ttft_s=0.1, ttft_s_per_input_token=0.001, tpot_s=0.02)
-    # One request of 100 + 51 tokens holds a slot for 0.1 + 0.1 + 50 x 0.02 = 1.2 s.
-    slo = derive_slo(unloaded, [(100, 51)])
-    assert slo.tpot_s == pytest.approx(0.04)
-    assert slo.ttft_limit_s(0) == pytest.approx(5 * 0.1 + 0.6)
-    assert slo.ttft_limit_s(100) == pytest.approx(5 * 0.2 + 0.6)
-    assert slo.derived

@@ -1,14 +1,6 @@
 """What to measure next, and what the curve says."""
 
-from dataclasses import replace
-
-import pytest
-
-from tests.support.builders import block, flat, hopeless, measurement, request
-from tuner.trace.trace import TraceRequest
-from tuner.traffic.constants import FASTEST
-from tuner.traffic.slo import Slo, Unloaded
-from tuner.traffic.workload import littles_bound
+from tests.support.builders import block, flat, hopeless, measurement
 from tuner.twin.verdict import verdict_by_windows
 from tuner.twin.windows import Block, Trial
 
@@ -74,22 +66,3 @@ def test_a_drifting_machine_is_named_and_lowers_the_confidence() -> None:
     )
     assert any("drifted" in warning and "+30%" in warning for warning in drifted.warnings)
     assert drifted.confidence < steady.confidence
-
-
-def test_littles_law_rules_out_what_no_schedule_can_serve() -> None:
-    # Each request holds a slot for 1 s; ten arrive at once; TTFT limit 2.5 s: a slot serves three.
-    unloaded = Unloaded(ttft_s=0.0, ttft_s_per_input_token=0.0, tpot_s=0.1)
-    burst = [request(row, arrival_s=0.0, output_length=11) for row in range(10)]
-    slo = Slo(ttft_s=FASTEST * 2.5)
-
-    def bound(requests: list[TraceRequest], cap: int, since_s: float = 0.0) -> float:
-        return littles_bound(requests, unloaded, slo, cap=cap, scored_from_s=since_s)
-
-    assert bound(burst, 1) == pytest.approx(0.3)
-    assert bound(burst, 2) == pytest.approx(0.6)
-    assert bound(burst, 4) == 1.0
-    patient = [*burst, *(request(row, arrival_s=0.0, status="aborted") for row in range(10, 20))]
-    assert bound(patient, 1) == pytest.approx(1.3 / 2)
-    late = [*burst, request(10, arrival_s=100.0, output_length=11)]
-    assert bound(late, 1, since_s=50.0) == 1.0
-    assert bound([replace(burst[0], n=4), *burst[1:]], 1) == pytest.approx(0.1)

@@ -52,8 +52,8 @@ from tuner.runs.settings import settings_in
 from tuner.system import interruption
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import Trace, TraceRequest, load
+from tuner.traffic.description import describe
 from tuner.traffic.requirements import RequirementCheck
-from tuner.traffic.summary import describe
 from tuner.views.live import Progress
 from tuner.views.refine import refine_page
 

@@ -39,7 +39,7 @@ from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.sessions import turns_of
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Window
-from tuner.traffic.workload import Workload, choose_workload, workload_of
+from tuner.traffic.workload import Workload, choose_windows, workload_of
 
 Result = TypeVar("Result")
 
@@ -173,12 +173,12 @@ class Bench:
         """Choose what a step of so many seconds replays; or read back what was chosen."""
         chosen = self.evidence.selection()
         if chosen is None:
-            work = choose_workload(requests, slo, unloaded, window=window, step_s=step_s())
-            chosen = Selection(part=work.part, windows=work.windows, step_s=work.step_s)
+            length_s = step_s()
+            part, own = choose_windows(requests, unloaded, window=window, step_s=length_s)
+            chosen = Selection(part=part, windows=(own,), step_s=length_s)
             self.journal.add(chosen)
-            windows = ", ".join(map(str, work.windows))
-            self.watcher.stage(f"a step replays {windows} of the trace")
-        return workload_of(requests, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
+            self.watcher.stage(f"a step replays {own} of the trace")
+        return workload_of(requests, slo, unloaded, chosen.part, chosen.windows[0], chosen.step_s)
 
     async def stop(self) -> None:
         """Stop the engine. Stopping twice is allowed."""

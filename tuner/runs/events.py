@@ -11,7 +11,7 @@ import msgspec
 
 from tuner.engines.seam import ArgumentValue, EngineFacts
 from tuner.replay.records import ProbeResult
-from tuner.traffic.window import Part, Window
+from tuner.traffic.window import Window
 
 FORMAT = 3
 """Of a run; another format is refused."""
@@ -68,7 +68,7 @@ class Probed(Event, frozen=True, tag="probe"):
 class Selection(Event, frozen=True, tag="choice"):
     """The part of the trace, and the windows of it that a step replays."""
 
-    part: Part
+    part: Window
     windows: tuple[Window, ...]
     step_s: float
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.window import Part, Window
+from tuner.traffic.window import Window
 from tuner.twin.windows import t_quantile
 
 
 def spread_windows(
-    requests: Sequence[TraceRequest], part: Part, like: Window, count: int
+    requests: Sequence[TraceRequest], part: Window, like: Window, count: int
 ) -> tuple[Window, ...]:
     """Return windows as long as this one, evenly spaced over the requests of a part, so that
     together they stand for all of the traffic.
@@ -23,12 +23,12 @@ def spread_windows(
     if 2 * like.replay_s > part.length_s:
         return (like,) * count
     has_room = count * like.replay_s <= part.length_s
-    windows, free_s = list[Window](), part.begin_s
+    windows, free_s = list[Window](), part.start_s
     for number in range(count):
         middle = requests[len(requests) * (2 * number + 1) // (2 * count)]
-        earliest_s = max(middle.arrival_s, free_s, part.begin_s + like.run_in_s)
+        earliest_s = max(middle.arrival_s, free_s, part.start_s + like.run_in_s)
         start_s = min(earliest_s, part.end_s - like.length_s)
-        free_s = start_s + like.length_s if has_room else part.begin_s
+        free_s = start_s + like.length_s if has_room else part.start_s
         windows.append(replace(like, start_s=start_s))
     return tuple(windows)
 

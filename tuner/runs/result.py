@@ -246,7 +246,7 @@ def rescore(
         raise RunError(f"{journal.run_dir}: nothing was measured that could be rescored", hint=hint)
     kept, warnings = fitting(requests, evidence.facts().max_model_len)
     slo = settings.slo or slo_for(kept, evidence.unloaded("confirm") or unloaded)
-    workload = workload_of(kept, slo, unloaded, choice.part, choice.windows, choice.step_s)
+    workload = workload_of(kept, slo, unloaded, choice.part, choice.windows[0], choice.step_s)
     basis = Basis(evidence, workload, settings)
     return outcome_of(conclude(basis), basis, warnings=warnings)
 
@@ -359,7 +359,7 @@ def profile_of(
             validated_load=headroom if outcome.holds_with_headroom else 1.0,
             trace_digest=trace_digest,
             window=str(workload.part),
-            windows=[str(window) for window in workload.windows],
+            windows=[str(workload.window)],
             arrival_rate_rps=workload.arrival_rate_rps,
             retune_when=RETUNE_WHEN,
         ),

@@ -26,8 +26,8 @@ from tuner.runs.sweep.sweep_warnings import fitting
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import ATTAINMENT_TOLERANCE, LOADED, SLACK_S
 from tuner.traffic.requirements import KV, TIMES, Requirement
-from tuner.traffic.sampling import choose_part, in_window, sample_windows
 from tuner.traffic.slo import Slo
+from tuner.traffic.window import choose_part, in_window, sample_window
 from tuner.twin.samples import Loads, ask, draws_of, in_ms, scale_of
 from tuner.twin.simulation import traffic_of
 
@@ -176,7 +176,7 @@ def window_of(requests: Sequence[TraceRequest], question: Verification) -> ToRep
     law = question.twin.law
     token_s = float(law.decode_s[min(question.max_num_seqs, len(law.decode_s) - 1)])
     outputs = np.percentile([each.output_length for each in requests], 95)
-    (window,) = sample_windows(
+    window = sample_window(
         requests, part, step_s=question.step_s, drain_s=LOADED * token_s * float(outputs)
     )
     return ToReplay(window, in_window(requests, window), CutRule(question.slo, floor=0.0))

@@ -2,7 +2,6 @@
 
 In come requests; out go rate, burstiness, concurrency and warnings, one replica's share,
 windows, prompts with the recorded lengths and shared prefixes, and the SLO that one request
-must meet. Pure and seeded: it touches nothing. The part is in ``window.py``, the choice of windows
-in ``sampling.py``; a warning about a trace is a sentence in ``trace_warnings.py``. What tunes the
-decision is in ``constants.py``.
+must meet. Pure and seeded: it touches nothing. A warning about a trace is a sentence in
+``description.py``. What tunes the decision is in ``constants.py``.
 """

@@ -34,13 +34,8 @@ LEAST_S, LEAST_PART_S = 1e-3, 1.0
 LOADED = 1.5
 """Times as long that a request takes on a busy engine. A guess, for how long a window drains."""
 
-MOST_TWIN_REQUESTS, MOST_QUEUED = 20_000, 20_000
-"""Requests that the twin replays, and that are looked at for a queue that grows: of a longer part
-the busiest stretch of so many."""
-
-FASTEST = 0.8
-"""Share of the probes' time for which a slot is held at least: the probes were few, on a busy
-machine."""
+MOST_TWIN_REQUESTS = 20_000
+"""Requests that the twin replays: of a longer part the busiest stretch of so many."""
 
 # What is asked of a request by default
 

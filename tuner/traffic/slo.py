@@ -2,13 +2,12 @@
 
 import math
 import re
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.errors import UsageError
-from tuner.traffic.constants import GOOD_ATTAINMENT, HALF, QUEUE_SHARE, TPOT_SLACK, TTFT_SLACK
+from tuner.traffic.constants import GOOD_ATTAINMENT, HALF
 
 _LIMIT = re.compile(r"(ttft|tpot|e2el)\s*<?=\s*(\d{1,9}(?:\.\d*)?|\.\d+)\s*(ms|s)")
 _EXAMPLE = "Write it as ttft=500ms,tpot=50ms,e2el=10s; every limit is optional, its unit is not."
@@ -116,18 +115,6 @@ def fit_unloaded(
     slope = max(0.0, float(centered @ ttfts) / spread) if spread else 0.0
     base = max(0.0, float(np.median(ttfts - slope * lengths)))
     return Unloaded(base, slope, float(np.median(tpots_s)) if len(tpots_s) else 0.0)
-
-
-def derive_slo(unloaded: Unloaded, lengths: Sequence[tuple[int, int]]) -> Slo:
-    """Return the SLO that an idle engine's own speed implies for these (input, output) lengths:
-    twice its TPOT, and five times the TTFT plus half of the median E2EL."""
-    e2els_s = [unloaded.residence_s(*pair) for pair in lengths]
-    return Slo(
-        ttft_s=TTFT_SLACK * unloaded.ttft_s + QUEUE_SHARE * statistics.median(e2els_s),
-        ttft_s_per_input_token=TTFT_SLACK * unloaded.ttft_s_per_input_token,
-        tpot_s=TPOT_SLACK * unloaded.tpot_s if unloaded.tpot_s > 0 else None,
-        derived=True,
-    )
 
 
 def out_of_reach(slo: Slo, unloaded: Unloaded) -> str | None:

@@ -25,8 +25,8 @@ from tuner.engines.scheduler.state import (
 from tuner.engines.seam import EngineFacts, IterationLog
 from tuner.system.files import refuse_config_of_folder
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.sampling import busiest_rows, is_served
 from tuner.traffic.slo import Slo
+from tuner.traffic.window import busiest_rows, is_served
 from tuner.twin.front_end import FrontEnd
 
 refuse_config_of_folder()  # here, and not where numba is loaded: before anything is measured

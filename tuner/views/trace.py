@@ -4,10 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tuner.trace.trace import Trace
-from tuner.traffic.concurrency import Distribution
-from tuner.traffic.sampling import Stretch
-from tuner.traffic.summary import TrafficSummary
-from tuner.traffic.trace_warnings import trace_warnings
+from tuner.traffic.description import Distribution, Stretch, TrafficSummary, trace_warnings
 from tuner.views.page import Column, Page, Section, Table
 
 SPREADS = [

@@ -7,14 +7,14 @@ import pytest
 
 from tests.support.builders import request
 from tuner.runs.paired import spread_windows
-from tuner.traffic.window import Part, Window
+from tuner.traffic.window import Window
 
 OWN = Window(10.0, 30.0, 7.5)
 
 
 def spread(count: int, *arrivals_s: float, length_s: float = 1000.0) -> tuple[Window, ...]:
     traffic = [request(row, arrival_s=at_s) for row, at_s in enumerate(arrivals_s)]
-    return spread_windows(traffic, Part(0.0, length_s), OWN, count)
+    return spread_windows(traffic, Window(0.0, length_s), OWN, count)
 
 
 @pytest.mark.parametrize("pairs", [4, 8])

@@ -15,7 +15,7 @@ from tuner.runs.events import EngineStart, Gathered, TrialBegun, TrialEnded
 from tuner.runs.evidence import Evidence
 from tuner.runs.sweep.conclusion import Basis, Conclusion, conclude, window_blocks
 from tuner.traffic.slo import Slo, Unloaded
-from tuner.traffic.window import Part, Window
+from tuner.traffic.window import Window
 from tuner.traffic.workload import workload_of
 from tuner.twin.simulation import Traffic, shape_of, simulate
 
@@ -50,8 +50,8 @@ def ramped(
     book.add(Gathered(complete=True))
     book.close()
     unloaded = Unloaded(ttft_s=0.01, ttft_s_per_input_token=0.0, tpot_s=0.01)
-    part, window = Part(0.0, 100.0), Window(0.0, 10.0, 0.0)
-    workload = workload_of(REQUESTS, SLO, unloaded, part, [window], 10.0)
+    part, window = Window(0.0, 100.0), Window(0.0, 10.0)
+    workload = workload_of(REQUESTS, SLO, unloaded, part, window, 10.0)
     run = Evidence(journal.read(folder))
     changed = replace(settings(SLO, ceiling=8), closed_sessions=closed_sessions)
     return conclude(Basis(run, workload, changed))
@@ -115,8 +115,8 @@ def test_a_queue_that_grows_over_all_of_the_traffic_counts_where_the_windows_dec
     each waits half a second longer than the one before: twelve of a hundred at most 5 s."""
     unloaded = Unloaded(ttft_s=0.0, ttft_s_per_input_token=0.0, tpot_s=0.1)
     came = [request(row, arrival_s=0.5 * row, output_length=11) for row in range(100)]
-    slo, part, window = Slo(ttft_s=5.0), Part(0.0, 50.0), Window(0.0, 10.0, 0.0)
-    workload = workload_of(came, slo, unloaded, part, [window], 10.0)
+    slo, part, window = Slo(ttft_s=5.0), Window(0.0, 50.0), Window(0.0, 10.0)
+    workload = workload_of(came, slo, unloaded, part, window, 10.0)
     open_loop = Basis(rungs(tmp_path), workload, settings(slo, ceiling=4))
     closed = replace(open_loop, settings=replace(open_loop.settings, closed_sessions=True))
     for basis, shares, cap in ((open_loop, [0.12, 1.0], 4), (closed, [1.0, 1.0], 2)):

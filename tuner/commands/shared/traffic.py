@@ -7,11 +7,10 @@ from tuner.errors import TraceError
 from tuner.profile.profile import ServingProfile
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import Trace, TraceRequest
+from tuner.traffic.description import describe, trace_warnings
 from tuner.traffic.requirements import Requirement, parse_requirements
 from tuner.traffic.routing import Router, busiest_part, route
-from tuner.traffic.sampling import is_served
-from tuner.traffic.summary import describe
-from tuner.traffic.trace_warnings import trace_warnings
+from tuner.traffic.window import is_served
 
 
 def served_in(trace: Trace, path: Path) -> list[TraceRequest]:

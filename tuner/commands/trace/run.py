@@ -26,10 +26,9 @@ from tuner.trace.guess import ReadOptions, parse_columns
 from tuner.trace.reading import read
 from tuner.trace.trace import Trace
 from tuner.trace.values import date_ms
-from tuner.traffic.sampling import busiest, stretch
+from tuner.traffic.description import describe, stretch
 from tuner.traffic.schedule import scheduled
-from tuner.traffic.summary import describe
-from tuner.traffic.window import parse_duration_s, parse_window
+from tuner.traffic.window import busiest, parse_duration_s, parse_window
 from tuner.views.text import print_json, print_page
 from tuner.views.trace import Shares, TraceReport, trace_json, trace_page
 

@@ -37,7 +37,7 @@ from tuner.runs.sweep.sweep_warnings import fitting
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import RUN_IN_SHARE
 from tuner.traffic.slo import Slo
-from tuner.traffic.window import Part, Window
+from tuner.traffic.window import Window
 
 REPEATS = 3
 """Blocks: each measures everything once."""
@@ -223,10 +223,10 @@ def compare(
         step_s = affordable_s(
             question.budget_s, question.approaches, loads=len(question.levels), start_s=start_s
         )
-        part = Part(kept[0].arrival_s, kept[-1].arrival_s)
+        part = Window(kept[0].arrival_s, kept[-1].arrival_s - kept[0].arrival_s)
         length_s = min(step_s, part.length_s / (1 + RUN_IN_SHARE))
         run_in_s = RUN_IN_SHARE * length_s
-        first = Window(part.begin_s + run_in_s, length_s, run_in_s)
+        first = Window(part.start_s + run_in_s, length_s, run_in_s)
         windows = spread_windows(kept, part, first, REPEATS)
         choice = Selection(part=part, windows=windows, step_s=step_s)
         journal.add(choice)

@@ -14,9 +14,8 @@ from tuner.engines.scheduler.state import Floats
 from tuner.errors import TraceError, UsageError
 from tuner.profile.evidence import StoredTwin
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.sampling import in_window
 from tuner.traffic.scaling import scale_load
-from tuner.traffic.window import Window
+from tuner.traffic.window import Window, in_window
 from tuner.twin.simulation import simulate, traffic_of
 
 UNTUNED = 64

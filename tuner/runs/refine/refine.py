@@ -338,7 +338,7 @@ class Refining:
     # Trials
 
     def trial(self, configuration: Configuration) -> Trial:
-        (window,) = self.workload.windows
+        window = self.workload.window
         return self._trial(SEARCH, configuration, self.largest(configuration), window)
 
     def _trial(
@@ -417,7 +417,7 @@ class Refining:
         left_s = self.settings.budget_s - self.evidence.spent_s()
         left_s -= self._ending_s(half_s, live=live)
         pairs = affordable(left_s, step_s=half_s, start_s=0.0 if live else self.start_s)
-        (own,), part = self.workload.windows, self.workload.part
+        own, part = self.workload.window, self.workload.part
         return spread_windows(self.workload.requests, part, own, pairs)
 
     def _planned_step_s(self) -> float:

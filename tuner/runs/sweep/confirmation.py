@@ -11,9 +11,8 @@ from tuner.runs.events import ConfirmingWindow
 from tuner.runs.evidence import Evidence
 from tuner.runs.sweep.conclusion import Basis, Conclusion, by_windows, restated
 from tuner.traffic.constants import HALF
-from tuner.traffic.sampling import unseen_windows
 from tuner.traffic.scaling import scale_load
-from tuner.traffic.window import Window
+from tuner.traffic.window import Window, unseen_window
 from tuner.twin.check import Check, check_at_own_speed
 from tuner.twin.front_end import FrontEnd, fit_front_end
 from tuner.twin.samples import slowdowns
@@ -50,7 +49,7 @@ class Confirmation:
                 return None
             if not self.affords_headroom():
                 return None  # the twin says what it would be
-            (window,), load, purpose = workload.windows, settings.headroom, "headroom"
+            window, load, purpose = workload.window, settings.headroom, "headroom"
         if window is None or self._replays_left_s() < window.replay_s:
             return None
         sent = workload.sent_in(window)
@@ -82,11 +81,10 @@ class Confirmation:
     def _affordable(self) -> tuple[Window | None, bool]:
         """Return as much of a window as there is time for, and whether the ladder did not see it:
         where there is any of those."""
-        workload, windows, unseen = self.basis.workload, self.basis.workload.windows, True
+        workload, window, unseen = self.basis.workload, self.basis.workload.window, True
         if any(begun.window for begun in self.basis.evidence.begun()):
-            others = unseen_windows(workload.requests, windows)
-            windows, unseen = others or windows, others is not None
-        (window,) = windows
+            other = unseen_window(workload.requests, window)
+            window, unseen = other or window, other is not None
         most_s = (1 - DRAIN_SHARE) * self._replays_left_s() - window.run_in_s
         if most_s < min(window.length_s, LEAST_WINDOW_S):
             return None, unseen

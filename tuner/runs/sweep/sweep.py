@@ -268,7 +268,7 @@ class SweepRun:
         rule = CutRule(workload.slo, floor)
         if purpose not in RUNGS:  # replayed for its iterations alone
             rule = CutRule(workload.slo, 0.0, short_s(step_s))
-        (window,) = workload.windows
+        window = workload.window
         replay = ToReplay(window, workload.sent_in(window), rule)
         return Trial(purpose=purpose, build=self.ladder, cap=cap, replay=replay)
 

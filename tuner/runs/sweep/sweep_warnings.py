@@ -1,13 +1,13 @@
 """The warnings about what a sweep cannot promise: one sentence each, with the cure. Pure.
 
 A decision warns by itself of how sure it is (``twin.verdict``), and a trace of what it cannot carry
-(``traffic.trace_warnings``).
+(``traffic.description``).
 """
 
 from collections.abc import Sequence
 
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.trace_warnings import FEW_REQUESTS
+from tuner.traffic.description import FEW_REQUESTS
 from tuner.traffic.workload import keep_what_fits
 
 SHORTENED = 0.9
