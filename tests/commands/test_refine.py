@@ -61,7 +61,7 @@ def test_the_trials_are_in_the_study_for_others_to_look_at(
 
 
 @pytest.mark.attack
-@pytest.mark.parametrize(("event", "key"), [("gathered", "chosen"), ("trial", "configuration")])
+@pytest.mark.parametrize(("event", "key"), [("gathered", "chosen"), ("replay", "configuration")])
 @pytest.mark.parametrize("planted", [{"trust_remote_code": True}, {"max_num_seqs": 5000}], ids=str)
 @pytest.mark.usefixtures("ended")
 def test_a_strangers_run_that_is_resumed_starts_nothing_that_is_not_searched(
@@ -76,7 +76,7 @@ def test_a_strangers_run_that_is_resumed_starts_nothing_that_is_not_searched(
     path.write_text("".join(json.dumps(event) + "\n" for event in events[: place + 1]))
     done = refine(swept, "--run-dir", folder.name)
     assert (done.returncode, done.stdout) == (3, "")
-    assert "journal.jsonl: an event makes no sense" in done.stderr
+    assert "is not searched" in done.stderr
     assert f"{next(iter(planted))}={next(iter(planted.values()))}" in done.stderr
     assert "starting an engine" not in done.stderr
 

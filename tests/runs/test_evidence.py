@@ -10,8 +10,8 @@ from tests.support.builders import facts, record, replay_of
 from tuner.errors import RunError
 from tuner.replay.records import Replay
 from tuner.runs import journal
-from tuner.runs.events import EngineStart, TrialBegun, TrialEnded
-from tuner.runs.evidence import Evidence, measured
+from tuner.runs.evidence import Evidence
+from tuner.runs.journal import EngineStart, Tried
 from tuner.traffic.slo import Slo
 
 PLAN = {"trace_digest": "sha256:1", "seed": 0}
@@ -23,10 +23,8 @@ LOST = replay_of([record(10, outcome="cut")], cut="hopeless", unsent=9, attainme
 def evidence_of(folder: Path, *replays: Replay) -> Evidence:
     """Return a run of these rungs at cap 4."""
     book = journal.create(folder, PLAN)
-    for number, replay in enumerate(replays):
-        book.add(TrialBegun(purpose="ladder", max_num_seqs=4))
-        book.add_replay(replay, "ladder", trial=number)
-        book.add(TrialEnded())
+    for replay in replays:
+        book.add_replay(replay, Tried(purpose="ladder", max_num_seqs=4))
     book.close()
     return Evidence(journal.read(folder))
 
@@ -34,7 +32,7 @@ def evidence_of(folder: Path, *replays: Replay) -> Evidence:
 def test_what_was_replayed_to_its_end_counts_and_not_what_was_cut(tmp_path: Path) -> None:
     cases = {"lost": ([LOST], (0.0, "hopeless")), "again": ([LOST, WHOLE], (1.0, None))}
     for name, (replays, expected) in cases.items():
-        item = measured(evidence_of(tmp_path / name, *replays).rungs(), SLO)[4]
+        item = evidence_of(tmp_path / name, *replays).measured(SLO)[4]
         assert (item.attainment, item.cut) == expected
 
 
@@ -47,7 +45,7 @@ def test_a_cap_that_another_slo_cut_is_not_measured_until_it_is_replayed_whole(
         ("again", [lost, WHOLE], True),
         ("same", [replace(LOST, slo=SLO)], True),
     ):
-        known = measured(evidence_of(tmp_path / name, *replays).rungs(), SLO)
+        known = evidence_of(tmp_path / name, *replays).measured(SLO)
         assert (4 in known) == is_known, name
 
 

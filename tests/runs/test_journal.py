@@ -11,10 +11,11 @@ import pytest
 from tests.support.builders import iterations, record, replay_of
 from tuner.errors import RunError
 from tuner.runs import journal
-from tuner.runs.events import Probed, Replayed, TrialBegun
+from tuner.runs.journal import Gathered, Probed, Replayed, Tried
 from tuner.traffic.slo import Slo
 
-NO_PLAN = b'{"event":"plan","format":3,"plan":5}\n'
+NO_PLAN = b'{"event":"plan","format":4,"plan":5}\n'
+LADDER = Tried(purpose="ladder", max_num_seqs=4)
 PLAN = {"trace_digest": "sha256:1", "seed": 0}
 
 
@@ -33,11 +34,11 @@ def test_what_was_measured_reads_back_as_it_was(tmp_path: Path) -> None:
         slo=Slo(ttft_s=0.1 + 0.2, ttft_s_per_input_token=1e-3, derived=True),
     )
     with closing(journal.create(tmp_path / "run", PLAN)) as book:
-        book.add_replay(result, "ladder", trial=1)
+        book.add_replay(result, Tried(purpose="ladder", max_num_seqs=4, configuration={"seed": 1}))
     with closing(journal.resume(tmp_path / "run", PLAN)) as again:
         (event,) = again.of(Replayed)
         loaded = again.replay(event)
-    assert (event.purpose, event.max_num_seqs, event.trial) == ("ladder", 4, 1)
+    assert (event.purpose, event.max_num_seqs, event.configuration) == ("ladder", 4, {"seed": 1})
     for name in ("requests", "gaps_s", "iterations", "device"):
         assert getattr(loaded, name).tobytes() == getattr(result, name).tobytes()
     assert loaded.failures == ("too long",)
@@ -52,9 +53,9 @@ def test_a_line_that_a_crash_cut_off_is_dropped_and_written_over(tmp_path: Path)
     path = tmp_path / "journal.jsonl"
     path.write_bytes(path.read_bytes() + b'{"event":"repl')
     with closing(journal.resume(tmp_path, PLAN)) as again:
-        again.add(TrialBegun(purpose="ramp", max_num_seqs=32))
+        again.add(Gathered(complete=True))
     names = [json.loads(line)["event"] for line in path.read_text().splitlines()]
-    assert names == ["plan", "probe", "trial"]
+    assert names == ["plan", "probe", "gathered"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\n", b"[]\n", b'{"event":"probe"}\n', NO_PLAN])
@@ -68,10 +69,10 @@ def test_what_is_no_journal_is_refused_with_its_line(tmp_path: Path, content: by
 @pytest.mark.parametrize(
     "line",
     [
-        '{"event":"trace","digest":"x","at_s":NaN}',
-        '{"event":"trace","digest":[]}',
-        '{"event":"trace"}',
-        '{"event":"trace","digest":"x","more":1}',
+        '{"event":"gathered","complete":true,"at_s":NaN}',
+        '{"event":"gathered","complete":[]}',
+        '{"event":"gathered"}',
+        '{"event":"gathered","complete":true,"more":1}',
         '{"event":"rung"}',
         "[" * 100_000,
     ],
@@ -100,7 +101,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_replay_that_is_damaged_is_refused(tmp_path: Path, damage: str) -> None:
     with closing(journal.create(tmp_path, PLAN)) as book:
-        book.add_replay(replay_of([record()]), "ladder")
+        book.add_replay(replay_of([record()]), LADDER)
         (event,) = book.of(Replayed)
     DAMAGE[damage](tmp_path / event.file)
     with pytest.raises(RunError, match="cannot be read back"):
@@ -110,7 +111,7 @@ def test_a_replay_that_is_damaged_is_refused(tmp_path: Path, damage: str) -> Non
 @pytest.mark.attack
 def test_a_run_is_for_its_owner_alone_and_reads_nothing_else(tmp_path: Path) -> None:
     with closing(journal.create(tmp_path / "run", PLAN)) as book:
-        book.add_replay(replay_of([record()]), "ladder")
+        book.add_replay(replay_of([record()]), LADDER)
         for name in ("../r.npz", "replays/../r.npz", "/dev/zero", "replays"):
             event = Replayed(file=name, purpose="ladder", max_num_seqs=4, elapsed_s=1.0)
             with pytest.raises(RunError, match="is no part of this run"):

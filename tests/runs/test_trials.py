@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -29,16 +30,17 @@ from tuner.profile.evidence import StoredTwin
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
 from tuner.runs import journal
-from tuner.runs.bench import Bench, Build, ToReplay
+from tuner.runs.bench import Bench, Build
 from tuner.runs.bench import Trial as MadeNext
 from tuner.runs.compare.compare import Comparison, Question, Tuned
 from tuner.runs.compare.ways import APPROACHES, Workload
-from tuner.runs.events import EngineStart, TrialBegun, TrialEnded
+from tuner.runs.journal import EngineStart, Failed, Tried
 from tuner.runs.ladder import next_for_twin, next_trial
 from tuner.runs.refine.refine import SIDES, RefinePlan, Refining
 from tuner.runs.refine.search import Study
 from tuner.runs.refine.space import Knob, Space
-from tuner.runs.verify import Verification, next_trial_of
+from tuner.runs.verify import Verification
+from tuner.runs.verify import next_trial as next_in_verification
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 from tuner.twin.samples import Machine
@@ -107,20 +109,24 @@ def test_every_approach_meets_every_load_in_every_block(
     )  # fmt: skip
     windows = [Window(10.0 * block, 10.0, 0.0) for block in range(3)]
     with closing(journal.create(tmp_path / "run", {})) as book:
-        for number, text in enumerate(case["done"]):
+        for text in case["done"]:
             name, block_, load, *failed = text.split()
-            purpose = f"{name} {block_}"
-            book.add(EngineStart(purpose=purpose, max_num_seqs=8, facts=facts()))
-            book.add(TrialBegun(purpose=purpose, max_num_seqs=8, approach=name, load=load))
-            if not failed:
-                book.add_replay(replay_of([]), purpose, trial=number)
-            book.add(TrialEnded(failed="it died" if failed else None))
+            tried: dict[str, Any] = {
+                "purpose": f"{name} {block_}",
+                "max_num_seqs": 8,
+                "approach": name,
+                "load": load,
+            }
+            if failed:
+                book.add(Failed(**tried, why="it died"))
+            else:
+                book.add_replay(replay_of([]), Tried(**tried))
         workload = Workload(requests, windows, levels, None, 16)
         vars(workload)["rates_rps"] = {"very-heavy": [1.0] * 3}
         comparison = Comparison(question, book, workload)
         trial_ = comparison.next_trial()
     assert trial_ is not None
-    assert f"{trial_.purpose} {trial_.load}" == case["next"]
+    assert f"{trial_.tried.purpose} {trial_.tried.load}" == case["next"]
 
 
 KNEE = {"max_num_seqs": 16, "max_num_batched_tokens": 2048, "block_size": 16}
@@ -146,23 +152,22 @@ def served(share: float) -> Replay:
 def made(book: journal.Journal, text: str, replay: Replay | None) -> None:
     purpose, cap, block_size = text.split()
     tried = {**KNEE, "max_num_seqs": int(cap), "block_size": int(block_size)}
-    number, window = sum(1 for _ in book.of(TrialEnded)), Window(0.0, 10.0, 0.0)
     book.add(EngineStart(purpose=text, max_num_seqs=int(cap), facts=facts()))
-    book.add(
-        TrialBegun(
-            purpose=purpose, max_num_seqs=int(cap), configuration=tried, window=window
-        )
-    )  # fmt: skip
+    of: dict[str, Any] = {
+        "purpose": purpose, "max_num_seqs": int(cap), "configuration": tried,
+        "window": Window(0.0, 10.0, 0.0),
+    }  # fmt: skip
     if replay is not None:
-        book.add_replay(replay, purpose, trial=number)
-    book.add(TrialEnded(failed=None if replay else "it died"))
+        book.add_replay(replay, Tried(**of))
+    else:
+        book.add(Failed(**of, why="it died"))
 
 
 def configured(trial: MadeNext | None) -> str | None:
     if trial is None:
         return None
-    tried = trial.configuration
-    return f"{trial.purpose} {tried['max_num_seqs']} {tried['block_size']}"
+    tried = trial.tried.configuration
+    return f"{trial.tried.purpose} {tried['max_num_seqs']} {tried['block_size']}"
 
 
 @cases("refine")
@@ -190,16 +195,18 @@ def test_the_sides_of_a_pair_take_turns(case: dict[str, Any], tmp_path: Path) ->
 def test_a_broken_promise_is_measured_once_more(case: dict[str, Any], tmp_path: Path) -> None:
     law, alone = StepLaw(np.full(9, 1.0), 0.0, 0.0, 0.0, 0.0), Traffic.of([(0.0, 10, 5)])
     twin = StoredTwin(law, shape_of(facts()), 8, (law,), alone, 10.0, Machine())
+    promised = profile()
+    slo = msgspec.structs.replace(promised.decision.slo, ttft_ms=2000.0, tpot_ms=None)
+    decision = msgspec.structs.replace(promised.decision, max_num_seqs=8, slo=slo)
     question = Verification(
-        twin=twin, slo=SLO, max_num_seqs=8, trace_block_size=16, window="all",
-        step_s=10.0, tolerance=0.1,
+        profile=msgspec.structs.replace(promised, decision=decision), twin=twin,
+        trace_block_size=16, step_s=10.0, tolerance=0.1,
     )  # fmt: skip
+    tried = Tried(purpose="verify", max_num_seqs=8, window=Window(0.0, 10.0, 0.0))
     build = Build("verify", 8, SimStarter(World()))
-    sent = ToReplay(Window(0.0, 10.0, 0.0), [request()], CutRule(SLO, 0.0))
+    sent = MadeNext(tried, build, [request()], CutRule(SLO, 0.0))
     with closing(journal.create(tmp_path / "run", {})) as book:
-        for number, share in enumerate(case["done"]):
-            book.add(TrialBegun(purpose="verify", max_num_seqs=8))
-            book.add_replay(served(share), "verify", trial=number)
-            book.add(TrialEnded())
-        trial_ = next_trial_of(Bench(book, Notes(), None, block_size=16), build, question, sent)
-        assert (trial_ and f"{trial_.purpose} {trial_.cap}") == case.get("next")
+        for share in case["done"]:
+            book.add_replay(served(share), tried)
+        trial_ = next_in_verification(Bench(book, Notes(), None, block_size=16), question, sent)
+        assert (trial_ and f"verify {trial_.tried.max_num_seqs}") == case.get("next")

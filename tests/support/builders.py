@@ -50,7 +50,7 @@ def settings(slo: Slo, *, ceiling: int) -> SweepSettings:
     """Return those of a run whose replays take 6 s, on ten minutes."""
     return SweepSettings(
         ceiling=ceiling, slo=slo, window="all", step_s=6.0, budget_s=600.0, headroom=1.0,
-        closed_sessions=False, seed=0, trace_block_size=16,
+        closed_sessions=False, trace_block_size=16,
     )  # fmt: skip
 
 

@@ -17,7 +17,15 @@ from tuner.errors import EngineError, RunError, TunerError, UndecidedError, Usag
 from tuner.profile import profile as profiles
 from tuner.profile.profile import ServingProfile
 from tuner.profile.summary import is_simulated
-from tuner.runs.cluster.share import Node, share_of, usable
+from tuner.runs.cluster.nodes import (
+    Description,
+    Node,
+    describe_node,
+    lines_of,
+    named,
+    share_of,
+    why_not,
+)
 from tuner.runs.result import json_object
 from tuner.system import interruption
 from tuner.trace.trace import Trace, load
@@ -26,7 +34,6 @@ from tuner.views.page import Section
 from tuner.views.profile import curve_table, several_page
 
 if TYPE_CHECKING:
-    from tuner.runs.cluster.kinds import Description
     from tuner.runs.cluster.session import RaySession
     from tuner.runs.cluster.sweeps import Kind
 
@@ -90,13 +97,14 @@ def _swept(
             progress.warn(warning)
         for name, job in jobs.items():
             keep_trace(job, books[name])
-        travelling = {
-            name: (kinds[name], sweeps.Job(job.requests, job.settings, job.starter))
+        parts = {
+            name: sweeps.Part(
+                kinds[name], job.requests, job.settings, books[name], progress.named(name)
+            )
             for name, job in jobs.items()
         }
-        watchers = {name: progress.named(name) for name in kinds}
         with progress:
-            results = interruption.run(sweeps.sweep_all(session, travelling, books, watchers))
+            results = interruption.run(sweeps.sweep_all(session, parts))
         for name, result in results.items():
             if isinstance(result, TunerError):
                 failed[name] = result
@@ -127,11 +135,12 @@ def kinds_on(
 ) -> tuple["dict[str, Kind]", list[str]]:
     """Return the kinds of nodes that can serve, and why others cannot. Raises RunError when there
     is none."""
-    from tuner.runs.cluster.kinds import described, lines_of, named  # noqa: PLC0415 - imports ray
-    from tuner.runs.cluster.sweeps import Kind  # noqa: PLC0415
+    from tuner.runs.cluster.sweeps import Kind  # noqa: PLC0415 - imports ray
 
     nodes = {node.id: node for node in session.nodes()}
-    known, left_out = described(session, list(nodes.values()))
+    replies = session.ask(describe_node, list(nodes.values()))
+    left_out = {node: why for node, reply in replies.items() if (why := why_not(reply))}
+    known = {node: reply for node, reply in replies.items() if node not in left_out}
     worlds = {Path(text).stem: Path(text) for text in str(options.world or "").split(",") if text}
     groups = _simulating(worlds, nodes, known, left_out) if worlds else named(known)
     result: dict[str, Kind] = {}
@@ -140,7 +149,7 @@ def kinds_on(
         arguments = starter.arguments if isinstance(starter, VllmStarter) else {}
         device = known[members[0]].device
         share = share_of(arguments, on_gpus=bool(arguments) and device.get("kind") == "gpu")
-        here = {node.id: node.name for node in usable([nodes[each] for each in members], share)}
+        here = {each: nodes[each].name for each in members if share.fits(nodes[each])}
         few = f"an engine takes {share}, more than it has"
         left_out |= {each: few for each in members if each not in here}
         if here:
@@ -152,13 +161,13 @@ def kinds_on(
             f"{'; '.join(sorted(set(left_out.values())))}",
             hint="docs/more.md says what a node needs.",
         )
-    return result, list(lines_of(list(nodes.values()), left_out))
+    return result, lines_of(list(nodes.values()), left_out)
 
 
 def _simulating(
     worlds: Mapping[str, Path],
     nodes: Mapping[str, Node],
-    known: "Mapping[str, Description]",
+    known: Mapping[str, Description],
     left_out: dict[str, str],
 ) -> dict[str, list[str]]:
     """Return world → nodes: all of them, or by their label where there are several worlds. Raises

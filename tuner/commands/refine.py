@@ -94,10 +94,10 @@ def run(options: RefineOptions) -> None:
     with kept(book):
         refinement = _refined(options, plan, requests, machine, book)
         if refinement.outcome is not None:
-            doubts = second_thoughts(refinement.outcome, plan.settings.headroom)
+            doubts = second_thoughts(refinement.outcome)
             refinement = replace(refinement, warnings=(*refinement.warnings, *doubts))
         wall_s = time.monotonic() - began_s
-        refined = _profile(options, plan, refinement, trace_digest=trace.digest, wall_s=wall_s)
+        refined = _profile(options, plan, refinement, wall_s=wall_s)
         _conclude(options, plan, refinement, refined, book)
 
 
@@ -213,9 +213,7 @@ def _refined(
     for warning in plan.warnings:
         progress.warn(warning)
     study = Study(options.storage, space)
-    bench = Bench(
-        book, progress, machine.read, block_size=settings.trace_block_size, seed=settings.seed
-    )
+    bench = Bench(book, progress, machine.read, block_size=settings.trace_block_size)
     vary = partial(machine.starter, plan.profile.engine, log=book.run_dir / "vllm.log")
     with progress:
         work = refine(requests, plan, bench, vary, study)
@@ -231,7 +229,6 @@ def _profile(
     plan: RefinePlan,
     refinement: Refinement,
     *,
-    trace_digest: str,
     wall_s: float,
 ) -> ServingProfile:
     """Return the refined profile, or the knee's with the reason why it is kept."""
@@ -254,12 +251,7 @@ def _profile(
         ranks=origin.ranks,
         given=sorted({*origin.given, *changed}),
     )
-    return profile_of(
-        outcome,
-        headroom=plan.settings.headroom,
-        trace_digest=trace_digest,
-        origin={**own, "replicas": origin.replicas, "router": origin.router},
-    )
+    return profile_of(outcome, {**own, "replicas": origin.replicas, "router": origin.router})
 
 
 def _of_knee(plan: RefinePlan, refinement: Refinement) -> list[RequirementSection]:

@@ -17,9 +17,8 @@ from tuner.profile.profile import ServingProfile
 from tuner.rollout import difference, fit
 from tuner.rollout.find import Target, is_profile, read_text
 from tuner.runs.cluster.prices import parse_prices, price_of
-from tuner.runs.events import Replayed
 from tuner.runs.evidence import Evidence
-from tuner.runs.journal import JOURNAL, Journal
+from tuner.runs.journal import JOURNAL, Journal, Replayed
 from tuner.system import files
 from tuner.system.printable import printable
 from tuner.trace.trace import load as load_trace
@@ -125,7 +124,6 @@ def _run_page(run_dir: Path, *, over_time: bool) -> Page:
 
 def _unfinished(book: Journal) -> Page:
     """Return a run that has not ended: a sweep as if it ended now, others by their plan."""
-    Evidence(book).check()
     missing = UNFINISHED
     if command_of(book) == "sweep" and "kinds" not in book.plan:
         from tuner.commands.sweep import rescored, sealed  # noqa: PLC0415 - numba

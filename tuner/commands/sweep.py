@@ -30,7 +30,6 @@ from tuner.live.exporter import Exporter
 from tuner.profile import profile as profiles
 from tuner.profile.profile import ServingProfile
 from tuner.runs.bench import execute
-from tuner.runs.events import TraceKept
 from tuner.runs.journal import NO_SENSE, Journal
 from tuner.runs.result import (
     SweepOutcome,
@@ -97,7 +96,7 @@ class Swept:
     def warnings(self) -> list[str]:
         """Return the warnings about the result, the trace's own last."""
         outcome = self.outcome
-        doubts = second_thoughts(outcome, self.settings.headroom)
+        doubts = second_thoughts(outcome)
         return [*outcome.verdict.warnings, *doubts, *outcome.warnings, *self.trace_warnings]
 
 
@@ -151,6 +150,8 @@ def job_on(options: SweepOptions, trace: Trace, starter: Starter, began_s: float
     requests = one_engines(requests, replicas=replicas, router=options.router)
     plan = {
         "trace_digest": trace.digest,
+        # of what is replayed, which may be a share of it
+        "requests_digest": Trace.of(trace.header, requests).digest,
         "trace_block_size": trace.header.block_size,
         "given": sorted(starter.arguments) if isinstance(starter, VllmStarter) else [],
         "confirm": "inproc" if options.world or options.ray else "server",
@@ -262,13 +263,9 @@ def _beside_now(outcome: SweepOutcome, book: Journal) -> SweepOutcome:
 
 
 def keep_trace(job: Job, book: Journal) -> None:
-    """Keep the requests with what is measured of them, and their digest: what is replayed may be a
-    share of the trace."""
-    path, own = book.run_dir / TRACE_COPY, Trace.of(job.trace.header, job.requests)
-    if not path.exists():
-        write(own, path, mode=0o600)
-    if not any(book.of(TraceKept)):
-        book.add(TraceKept(digest=own.digest))
+    """Keep the requests with what is measured of them."""
+    if not (path := book.run_dir / TRACE_COPY).exists():
+        write(Trace.of(job.trace.header, job.requests), path, mode=0o600)
 
 
 def rescored(book: Journal, *, slo: str | None = None, require: Sequence[str] = ()) -> Swept:
@@ -284,7 +281,7 @@ def rescored(book: Journal, *, slo: str | None = None, require: Sequence[str] = 
             hint="Name the run directory of a sweep of this version of tuner.",
         ) from error
     trace = load(run_dir / TRACE_COPY)
-    if any(event.digest != trace.digest for event in book.of(TraceKept)):
+    if trace.digest != plan["requests_digest"]:
         raise RunError(
             f"{run_dir / TRACE_COPY}: holds other requests than were replayed: it was changed",
             hint="Restore the file as tuner wrote it, or sweep the trace again.",
@@ -305,10 +302,7 @@ def sealed(done: Swept) -> ServingProfile:
         given=[str(name) for name in plan["given"]],
     )
     return profile_of(
-        done.outcome,
-        headroom=settings.headroom,
-        trace_digest=str(plan["trace_digest"]),
-        origin={**origin, "replicas": settings.replicas, "router": settings.router},
+        done.outcome, {**origin, "replicas": settings.replicas, "router": settings.router}
     )
 
 

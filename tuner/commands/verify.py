@@ -30,7 +30,8 @@ from tuner.profile.evidence import StoredTwin, twin_of
 from tuner.profile.profile import ServingProfile, keep
 from tuner.profile.profile import load as load_profile
 from tuner.replay.device_use import Read
-from tuner.runs.verify import Verification, Verified, verify, window_of
+from tuner.runs.bench import Build
+from tuner.runs.verify import Verification, Verified, verify
 from tuner.system import http
 from tuner.trace.trace import TraceRequest, load
 from tuner.traffic.workload import keep_what_fits, parse_step_s
@@ -56,15 +57,12 @@ def run(options: VerifyOptions) -> None:
     requests = one_engines(served, replicas=replicas, router=origin.router)
     twin = _twin(options, profile)
     question = Verification(
+        profile=profile,
         twin=twin,
-        slo=profile.decision.slo.slo,
-        max_num_seqs=profile.decision.max_num_seqs,
         trace_block_size=trace.header.block_size,
-        window="all",
         step_s=parse_step_s(options.step),
         tolerance=options.tolerance,
         requirements=required_of(profile, options.require, headroom=math.inf),
-        environment=origin.environment,
     )
     if options.url is None:
         starter, read = _fresh(options, profile)
@@ -161,7 +159,7 @@ def _running(  # noqa: PLR0913, PLR0917 - what is verified, on what
     for warning in warnings:
         progress.warn(warning)
     kept, _ = keep_what_fits(requests, max_model_len=server.facts.max_model_len)
-    planned = len(window_of(kept, question).requests)
+    planned = len(question.trial(kept, Build("verify", question.cap, server)).requests)
     most = _allowed(server.url, planned, options.send_load)
     can_repeat = most is None or most >= 2 * planned + WARM_UPS
     question = replace(question, url=server.url, repeats=can_repeat)

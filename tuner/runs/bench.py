@@ -11,7 +11,9 @@ from functools import partial
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
-from tuner.engines.seam import Engine, EngineFacts, IterationLog, Starter
+import msgspec
+
+from tuner.engines.seam import Engine, IterationLog, Starter
 from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
 from tuner.errors import EngineError, StoodStillError
@@ -22,38 +24,28 @@ from tuner.replay.ramp import probe, ramp
 from tuner.replay.records import DeviceLog, Replay
 from tuner.replay.replay import CutRule, LiveReading, plan_requests
 from tuner.replay.soundness import Attempt, better_of_two, replay_soundly, stalls
-from tuner.runs.events import (
-    Configuration,
+from tuner.runs.evidence import Evidence
+from tuner.runs.journal import (
     EngineStart,
+    Failed,
+    Journal,
     Probed,
     Repeated,
     Selection,
-    TrialBegun,
-    TrialEnded,
+    Tried,
 )
-from tuner.runs.evidence import CONFIRMING, Evidence
-from tuner.runs.journal import Journal
 from tuner.system import interruption
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.sessions import turns_of
 from tuner.traffic.slo import Slo, Unloaded
-from tuner.traffic.window import Window
-from tuner.traffic.workload import Workload, choose_windows, workload_of
+from tuner.traffic.workload import Workload, choose_windows, keep_what_fits, workload_of
 
 Result = TypeVar("Result")
+Prompt = Callable[[TraceRequest], list[int]]
 
 FRESH_PROMPTS = 10**9
 """First row that is nobody's: prompts of rows from here on are in no prefix cache."""
-
-
-def in_words(purpose: str) -> str:
-    """Return a purpose as it is shown.
-
-    >>> in_words("drift_ramp")
-    'drift ramp'
-    """
-    return purpose.replace("_", " ")
 
 
 class Watcher(Protocol):
@@ -83,59 +75,50 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True)
-class ToReplay:
-    """A window, what is sent in it, and when its replay is cut."""
-
-    window: Window
-    requests: Sequence[TraceRequest]
-    rule: CutRule
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What to measure next: a window of the traffic, or a ramp."""
+    """What to measure next: a window until its ``rule`` cuts it, a ramp of ``ramp_s``, or else
+    requests one at a time on an idle engine."""
 
-    purpose: str
+    tried: Tried
     build: Build
-    cap: int
+    requests: Sequence[TraceRequest]
+    rule: CutRule | None = None
+    ramp_s: float = 0.0
+    tpot_s: float = 0.0
+    """Of a ramp: about how long a token takes on an idle engine."""
+
     tokens: int = 0
     """The token budget; 0: the engine's own."""
 
-    ramp: Workload | None = None
-    ramp_s: float = 0.0
-    replay: ToReplay | None = None
-    configuration: Configuration = field(default_factory=dict)
-    approach: str = ""
-    load: str = ""
     title: str = ""
 
     @property
     def name(self) -> str:
-        return self.title or f"{in_words(self.purpose)} {self.cap}"
+        to = "to " * bool(self.ramp_s)
+        words = f"{self.tried.purpose.replace('_', ' ')} {to}{self.tried.max_num_seqs}"
+        return self.title or words
 
 
+@dataclass(slots=True)
 class Bench:
     """The engine that is up, if one is."""
 
-    def __init__(  # noqa: PLR0913 - what is sent, and who watches
-        self,
-        journal: Journal,
-        watcher: Watcher,
-        read_device: Read | None,
-        *,
-        block_size: int,
-        seed: int = 0,
-        closed_sessions: bool = False,
-    ) -> None:
-        """``block_size``: tokens that one hash id of the trace stands for."""
-        self.journal, self.watcher, self.read_device = journal, watcher, read_device
-        self.evidence = Evidence(journal)
-        self.seed, self.block_size, self.closed_sessions = seed, block_size, closed_sessions
-        self.engine: Engine | None = None
-        self.build: Build | None = None
-        self.limits = (0, 0)
-        self.spare_s: Callable[[], float] = lambda: float("inf")
-        """Returns the seconds that may be spent on measuring something once more."""
+    journal: Journal
+    watcher: Watcher
+    read_device: Read | None
+    block_size: int = field(kw_only=True)
+    """Tokens that one hash id of the trace stands for."""
+
+    closed_sessions: bool = False
+    engine: Engine | None = None
+    build: Build | None = None
+    limits: tuple[int, int] = (0, 0)
+    spare_s: Callable[[], float] = lambda: float("inf")
+    """Returns the seconds that may be spent on measuring something once more."""
+
+    @property
+    def evidence(self) -> Evidence:
+        return Evidence(self.journal)
 
     async def up(self, build: Build, *, cap: int = 0, tokens: int = 0) -> Engine:
         """Return the engine of this build, its limits set: by default to what it was built for.
@@ -143,9 +126,9 @@ class Bench:
         It is started only when it is needed: a resumed run with nothing left to measure starts
         none. Raises EngineError, RunError.
         """
+        size = build.max_num_seqs
         if self.engine is None or self.build != build:
             await self.stop()
-            size = build.max_num_seqs
             self.watcher.stage(f"{build.title} with max_num_seqs={size}")
             self.engine = await build.starter.start(max_num_seqs=size)
             self.build, facts = build, self.engine.facts
@@ -154,12 +137,17 @@ class Bench:
             self.journal.add(
                 EngineStart(purpose=build.purpose, max_num_seqs=size, facts=facts, key=build.key)
             )
-        budget = self.engine.facts.max_num_batched_tokens
-        limits = (cap or build.max_num_seqs, tokens or budget)
+        limits = (cap or size, tokens or self.engine.facts.max_num_batched_tokens)
         if limits != self.limits:
             await self.engine.prepare(max_num_seqs=limits[0], max_num_batched_tokens=limits[1])
             self.limits = limits
         return self.engine
+
+    async def stop(self) -> None:
+        """Stop the engine. Stopping twice is allowed."""
+        if self.engine is not None:
+            engine, self.engine, self.build = self.engine, None, None
+            await engine.stop()
 
     def selected(
         self,
@@ -180,58 +168,64 @@ class Bench:
             self.watcher.stage(f"a step replays {own} of the trace")
         return workload_of(requests, slo, unloaded, chosen.part, chosen.windows[0], chosen.step_s)
 
-    async def stop(self) -> None:
-        """Stop the engine. Stopping twice is allowed."""
-        if self.engine is not None:
-            engine, self.engine, self.build = self.engine, None, None
-            await engine.stop()
-
-    async def probe(self, engine: Engine, requests: Sequence[TraceRequest], purpose: str) -> None:
-        """Time some requests one at a time on an idle engine, and keep that."""
-        prompt = self.prompts(engine.facts)
-        attempt = await self._soundly(
-            "one at a time", lambda: probe(requests, engine, prompt=prompt)
+    async def make(self, trial: Trial) -> None:
+        """Measure a trial; it is in the journal then. Raises EngineError, RunError."""
+        engine = await self.up(trial.build, cap=trial.tried.max_num_seqs, tokens=trial.tokens)
+        prompt = partial(
+            prompt_token_ids,
+            seed=0,
+            vocab_size=engine.facts.vocab_size,
+            block_size=self.block_size,
         )
+        try:
+            if trial.rule is not None:
+                await self._replay(engine, trial, trial.rule, prompt)
+            elif trial.ramp_s:
+                await self._ramp(engine, trial, prompt)
+            else:
+                await self._probe(engine, trial, prompt)
+        except StoodStillError as error:  # what an engine that hangs has cost
+            self.journal.add(Repeated(what=trial.name, why=str(error), elapsed_s=error.seconds))
+            raise
+
+    async def _probe(self, engine: Engine, trial: Trial, prompt: Prompt) -> None:
+        self.watcher.stage(f"measuring {trial.name}")
+        attempt = await self._soundly(trial, lambda: probe(trial.requests, engine, prompt=prompt))
         results, _, _, elapsed_s = attempt.result
+        purpose, flaws = trial.tried.purpose, attempt.flaws
         self.journal.add(
-            Probed(
-                purpose=purpose, results=tuple(results), flaws=attempt.flaws, elapsed_s=elapsed_s
-            )
+            Probed(purpose=purpose, results=tuple(results), flaws=flaws, elapsed_s=elapsed_s)
         )
 
-    async def ramp(
-        self, engine: Engine, purpose: str, ceiling: int, workload: Workload, length_s: float
-    ) -> None:
-        """Time every batch size and keep the iterations; see ``ramp``.
-
-        Raises EngineError when no iteration ends in time.
-        """
-        what, trial = f"{in_words(purpose)} to {ceiling}", self.evidence.count()
-        self.watcher.trial(what, length_s)
+    async def _ramp(self, engine: Engine, trial: Trial, prompt: Prompt) -> None:
+        """Time every batch size. Raises EngineError when no iteration ends in time."""
+        cap, length_s = trial.tried.max_num_seqs, trial.ramp_s
+        number = len(self.evidence.trials())
+        rows = count(FRESH_PROMPTS * (1 + number))
+        self.watcher.trial(trial.name, length_s)
         await engine.prepare()
-        rows, prompt = count(FRESH_PROMPTS * (1 + trial)), self.prompts(engine.facts)
 
         async def work() -> tuple[float, IterationLog]:
             log, begin_s = await ramp(
-                workload.twin_requests,
+                trial.requests,
                 engine,
-                ceiling=ceiling,
+                ceiling=cap,
                 length_s=length_s,
-                tpot_s=workload.unloaded.tpot_s or workload.unloaded.ttft_s,
+                tpot_s=trial.tpot_s,
                 prompt=lambda item: prompt(replace(item, row=next(rows), hash_ids=())),
-                seed=self.seed + trial,
+                seed=number,
             )
             return begin_s, log
 
-        attempt = await self._soundly(what, work)
+        attempt = await self._soundly(trial, work)
         begin_s, log, device, _ = attempt.result
         if not len(log):
             raise EngineError(
-                f"no iteration ended within {length_s:.0f}s of {ceiling} requests at a time",
+                f"no iteration ended within {length_s:.0f}s of {cap} requests at a time",
                 hint="Give a longer --step and a larger --budget, or a lower --ceiling.",
             )
         result = Replay(
-            max_num_seqs=ceiling,
+            max_num_seqs=cap,
             scored_from_s=0.0,
             window_s=length_s,
             elapsed_s=max(length_s, float((log["start_s"] + log["duration_s"]).max())),
@@ -242,45 +236,48 @@ class Bench:
             flaws=attempt.flaws,
             start_s=begin_s,
         )
-        self.journal.add_replay(result, purpose, trial=trial)
-        self.watcher.stage(f"{what}: {len(log):,} iterations")
+        self.journal.add_replay(result, trial.tried)
+        self.watcher.stage(f"{trial.name}: {len(log):,} iterations")
 
-    async def replay(self, engine: Engine, what: str, cap: int, part: ToReplay) -> Replay:
-        """Replay the requests of a window; see ``replay_soundly``. ``what`` names it."""
-        requests, window = part.requests, part.window
+    async def _replay(self, engine: Engine, trial: Trial, rule: CutRule, prompt: Prompt) -> None:
+        """Replay the requests of a window; see ``replay_soundly``."""
+        window = trial.tried.window
+        assert window is not None
         plan = plan_requests(
-            requests,
+            trial.requests,
             window,
             max_model_len=engine.facts.max_model_len,
-            prompt=self.prompts(engine.facts),
-            turns=turns_of(requests) if self.closed_sessions else None,
+            prompt=prompt,
+            turns=turns_of(trial.requests) if self.closed_sessions else None,
         )
-        replaying = replay_soundly(
+        result = await replay_soundly(
             plan,
             engine,
             window,
-            max_num_seqs=cap,
-            rule=part.rule,
+            max_num_seqs=trial.tried.max_num_seqs,
+            rule=rule,
             read=self.read_device,
-            begun=lambda: self.watcher.trial(what, window.replay_s),
-            retry=partial(self.retry, what),
+            begun=lambda: self.watcher.trial(trial.name, window.replay_s),
+            retry=partial(self._retry, trial),
             progress=self.watcher.live,
         )
-        return await self._unless_it_hangs(what, replaying)
+        self.journal.add_replay(result, trial.tried)
+        if rule.stop_after_s is None and rule.slo.limits_s():
+            self.watcher.measured(trial.name, numbers_of([result], rule.slo))
 
-    def retry(self, what: str, flaws: Sequence[str], elapsed_s: float) -> bool:
+    def _retry(self, trial: Trial, flaws: Sequence[str], elapsed_s: float) -> bool:
         """Return whether what took so long is measured once more because of its flaws: as far as
         there is time to spare. Warns of them either way."""
-        why = "; ".join(flaws)
+        why = f"{trial.name}: {'; '.join(flaws)}"
         if elapsed_s > self.spare_s():
-            self.watcher.warn(f"{what}: {why}; there is no time to measure it again")
+            self.watcher.warn(f"{why}; there is no time to measure it again")
             return False
-        self.journal.add(Repeated(what=what, why=why, elapsed_s=elapsed_s))
-        self.watcher.warn(f"{what}: {why}; measuring it once more")
+        self.journal.add(Repeated(what=trial.name, why="; ".join(flaws), elapsed_s=elapsed_s))
+        self.watcher.warn(f"{why}; measuring it once more")
         return True
 
     async def _soundly(
-        self, what: str, work: Callable[[], Awaitable[tuple[Result, IterationLog]]]
+        self, trial: Trial, work: Callable[[], Awaitable[tuple[Result, IterationLog]]]
     ) -> Attempt[tuple[Result, IterationLog, DeviceLog, float]]:
         """Measure something beside the readings of the device, and its seconds; see
         ``better_of_two``."""
@@ -293,23 +290,20 @@ class Bench:
             flaws = (*stalls(log), *([] if taken is None else [taken]))
             return Attempt((result, log, device, now_s() - begun_s), flaws)
 
-        return await self._unless_it_hangs(what, better_of_two(attempt, partial(self.retry, what)))
+        return await better_of_two(attempt, partial(self._retry, trial))
 
-    async def _unless_it_hangs(self, what: str, work: Awaitable[Result]) -> Result:
-        """Write down what an engine that hangs has cost, and let its error pass."""
-        try:
-            return await work
-        except StoodStillError as error:
-            self.journal.add(Repeated(what=what, why=str(error), elapsed_s=error.seconds))
-            raise
 
-    def prompts(self, facts: EngineFacts) -> Callable[[TraceRequest], list[int]]:
-        return partial(
-            prompt_token_ids,
-            seed=self.seed,
-            vocab_size=facts.vocab_size,
-            block_size=self.block_size,
-        )
+def fitting(
+    requests: Sequence[TraceRequest], max_model_len: int
+) -> tuple[list[TraceRequest], list[str]]:
+    """Return the requests that an engine can take, and a warning where it cannot take all. Raises
+    TraceError where it can take none."""
+    kept, dropped = keep_what_fits(requests, max_model_len=max_model_len)
+    text = (
+        f"{dropped} of {len(requests)} requests are longer than max_model_len={max_model_len} and "
+        "were left out: raise it to include them"
+    )
+    return kept, [text] * bool(dropped)
 
 
 # The loop
@@ -327,48 +321,19 @@ async def measure(
     failures = 0
     while (trial := await asyncio.to_thread(plan)) is not None:
         try:
-            await make(trial, bench)
+            await bench.make(trial)
         except EngineError as error:
+            if interruption.happened():
+                raise
             failures += 1
+            tried = msgspec.structs.asdict(trial.tried)
+            bench.journal.add(Failed(**tried, why=str(error), hint=error.hint))
+            await bench.stop()
             if failures > most_failures:
                 raise
-            await bench.stop()
             bench.watcher.warn(f"{trial.name}: {error}")
-            bench.journal.add(TrialEnded(failed=str(error), hint=error.hint))
         else:
             failures = 0
-
-
-async def make(trial: Trial, bench: Bench) -> None:
-    """Measure a trial, or what an interruption left of it; all of it is in the journal then.
-
-    Raises EngineError, RunError.
-    """
-    evidence, journal = bench.evidence, bench.journal
-    is_step = trial.purpose not in CONFIRMING
-    if is_step and evidence.under_way() is None:
-        journal.add(
-            TrialBegun(
-                purpose=trial.purpose,
-                max_num_seqs=trial.cap,
-                configuration=trial.configuration,
-                window=None if trial.replay is None else trial.replay.window,
-                approach=trial.approach,
-                load=trial.load,
-            )
-        )
-    done = evidence.made(under_way=True)[-1].replay if is_step else None
-    if done is None:
-        engine = await bench.up(trial.build, cap=trial.cap, tokens=trial.tokens)
-        if trial.ramp is not None:
-            await bench.ramp(engine, trial.purpose, trial.cap, trial.ramp, trial.ramp_s)
-        elif trial.replay is not None:
-            replay = await bench.replay(engine, trial.name, trial.cap, trial.replay)
-            journal.add_replay(replay, trial.purpose, trial=evidence.count())
-            if trial.purpose != "short" and not trial.approach:
-                bench.watcher.measured(trial.name, numbers_of([replay], trial.replay.rule.slo))
-    if is_step:
-        journal.add(TrialEnded())
 
 
 def execute(

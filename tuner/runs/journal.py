@@ -1,4 +1,4 @@
-"""The folder of a run: everything measured is on disk the moment it exists, and can be read back.
+"""The folder of a run: typed events, each on disk when it is added, and the replays they name.
 
 RUN_DIR/journal.jsonl     one event a line, appended and synced
 RUN_DIR/replays/000.npz   one replay, written before its event
@@ -16,14 +16,16 @@ from typing import IO, Any, TypeVar
 import msgspec
 import numpy as np
 
-from tuner.engines.seam import ITERATION
+from tuner.engines.seam import ITERATION, ArgumentValue, EngineFacts
 from tuner.errors import RunError, TargetError
-from tuner.replay.records import DEVICE, REQUEST, Replay
-from tuner.runs.events import FORMAT, AnyEvent, BudgetRaised, Event, Planned, Replayed
+from tuner.replay.records import DEVICE, REQUEST, ProbeResult, Replay
 from tuner.system import files
-from tuner.traffic.window import parse_duration_s
+from tuner.traffic.window import Window, parse_duration_s
 
 JOURNAL, REPLAYS = "journal.jsonl", "replays"
+
+FORMAT = 4
+"""Of a run; another format is refused."""
 
 NO_SENSE = (
     *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
@@ -32,6 +34,114 @@ NO_SENSE = (
 """Errors that may come of what is well formed and was not written by tuner."""
 
 _ELSEWHERE = "Start again in another --run-dir."
+
+Configuration = Mapping[str, ArgumentValue]
+"""Engine argument → value, where it is not the starter's own."""
+
+# Events
+
+
+class Event(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field="event", forbid_unknown_fields=True
+):
+    """A line of the journal. A field that is missing, unknown or of another type makes it none."""
+
+    at_s: float = 0.0
+    """When it was written, on the event loop's clock."""
+
+
+class Planned(Event, frozen=True, tag="plan"):
+    """What every measurement rests on, and the command that asked for it: the first event, and
+    again where a larger budget was given."""
+
+    format: int
+    plan: dict[str, Any]
+    command: tuple[str, ...] = ()
+    is_part: bool = False
+    """Whether it is a part of the run in the folder above."""
+
+
+class EngineStart(Event, frozen=True, tag="start"):
+    """An engine was started: for what, at which size, and what it reported of itself."""
+
+    purpose: str
+    max_num_seqs: int
+    facts: EngineFacts
+    key: str = ""
+    """What trials must have in common to share it."""
+
+
+class Probed(Event, frozen=True, tag="probe"):
+    """What an idle engine of this purpose does, request by request."""
+
+    purpose: str
+    results: tuple[ProbeResult, ...]
+    flaws: tuple[str, ...] = ()
+    elapsed_s: float = 0.0
+
+
+class Selection(Event, frozen=True, tag="choice"):
+    """The part of the trace, and the windows of it that a step replays."""
+
+    part: Window
+    windows: tuple[Window, ...]
+    step_s: float
+
+
+class Tried(Event, frozen=True, kw_only=True):
+    """What was to be measured."""
+
+    purpose: str
+    max_num_seqs: int
+    configuration: Configuration = {}
+    window: Window | None = None
+    """None of a ramp."""
+
+    approach: str = ""
+    load: str = ""
+    """Of a comparison: the way of serving, and the traffic."""
+
+
+class Replayed(Tried, frozen=True, kw_only=True, tag="replay"):
+    """A replay or a ramp, and the file that holds it."""
+
+    file: str
+    elapsed_s: float
+
+
+class Failed(Tried, frozen=True, kw_only=True, tag="failed"):
+    """What could not be measured, and why."""
+
+    why: str
+    hint: str = ""
+
+
+class Gathered(Event, frozen=True, tag="gathered"):
+    """The search has ended: nothing more is measured before what confirms it."""
+
+    complete: bool
+    """Whether nothing but itself ended it."""
+
+    chosen: Configuration = {}
+    pairs: tuple[Window, ...] = ()
+    """The windows in which the chosen configuration is compared with the knee, pair by pair."""
+
+
+class Repeated(Event, frozen=True, tag="late"):
+    """Something was measured once more, why, and what it had taken."""
+
+    what: str
+    why: str
+    elapsed_s: float
+
+
+_Any = Planned | EngineStart | Probed | Selection | Replayed | Failed | Gathered | Repeated
+_ENCODER, _DECODER = msgspec.json.Encoder(), msgspec.json.Decoder(_Any)
+
+AnyOf = TypeVar("AnyOf", bound=Event)
+
+# Replays
+
 _ARRAYS = {
     "requests": REQUEST, "gaps_s": np.dtype("f8"), "iterations": ITERATION, "device": DEVICE,
 }  # fmt: skip
@@ -41,10 +151,6 @@ _REST = msgspec.defstruct(
     "_REST", [(field.name, field.type) for field in fields(Replay) if field.name not in _ARRAYS]
 )
 """A replay without its arrays."""
-
-_ENCODER, _DECODER = msgspec.json.Encoder(), msgspec.json.Decoder(AnyEvent)
-
-AnyOf = TypeVar("AnyOf", bound=Event)
 
 
 @dataclass(slots=True)
@@ -61,13 +167,9 @@ class Journal:
 
     @property
     def planned(self) -> Planned:
-        """The plan, with the last budget that was given and the command that gave it."""
-        first, raised = self.events[0], self.last(BudgetRaised)
-        assert isinstance(first, Planned)
-        if raised is None:
-            return first
-        plan = {**first.plan, "budget": raised.budget}
-        return msgspec.structs.replace(first, plan=plan, command=raised.command)
+        planned = self.last(Planned)
+        assert planned is not None
+        return planned
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -82,20 +184,18 @@ class Journal:
     @property
     def clock_s(self) -> float:
         """Return when the newest event was written, on the clock of its session's event loop."""
-        return next((event.at_s for event in reversed(self.events) if event.at_s is not None), 0.0)
+        return self.events[-1].at_s if self.events else 0.0
 
-    def add(self, *events: Event) -> None:
-        """Write events that belong together; they are on disk when this returns.
-
-        Raises RunError when they cannot be written, as on a full disk.
-        """
+    def add(self, event: Event) -> None:
+        """Write an event; it is on disk when this returns. Raises RunError when it cannot be
+        written, as on a full disk."""
         assert self._file is not None
         try:
             at_s = asyncio.get_running_loop().time()
         except RuntimeError:  # no loop runs yet, or none any more
             at_s = self.clock_s
-        stamped = [msgspec.structs.replace(event, at_s=at_s) for event in events]
-        rest = memoryview(_ENCODER.encode_lines(stamped))
+        stamped = msgspec.structs.replace(event, at_s=at_s)
+        rest = memoryview(_ENCODER.encode(stamped) + b"\n")
         try:
             # unbuffered: what could not be written must not be tried again when the file is closed
             while rest:
@@ -103,9 +203,9 @@ class Journal:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise _cannot_write(self.run_dir, error.strerror or error) from error
-        self.events.extend(stamped)
+        self.events.append(stamped)
 
-    def add_replay(self, replay: Replay, purpose: str, *, trial: int = 0) -> None:
+    def add_replay(self, replay: Replay, tried: Tried) -> None:
         """Write a replay, then the event that names it. Raises RunError."""
         name, content = f"{REPLAYS}/{sum(1 for _ in self.of(Replayed)):03}.npz", io.BytesIO()
         rest = msgspec.msgpack.encode({f: getattr(replay, f) for f in _REST.__struct_fields__})
@@ -117,12 +217,8 @@ class Journal:
         except TargetError as error:
             raise _cannot_write(self.run_dir, error) from error
         self._replays[name] = replay
-        self.add(
-            Replayed(
-                file=name, purpose=purpose, max_num_seqs=replay.max_num_seqs,
-                elapsed_s=replay.elapsed_s, trial=trial,
-            )
-        )  # fmt: skip
+        of_trial = msgspec.structs.asdict(tried)
+        self.add(Replayed(**of_trial, file=name, elapsed_s=replay.elapsed_s))
 
     def replay(self, event: Replayed) -> Replay:
         """Return the replay that an event names. Raises RunError when it is damaged."""
@@ -168,7 +264,7 @@ def resume(run_dir: Path, plan: Mapping[str, Any], *, command: Sequence[str] = (
     was measured under a smaller one is not lost. Raises RunError when there is no run, it is
     damaged, or the plan differs.
     """
-    path = run_dir / JOURNAL
+    path, replays = run_dir / JOURNAL, run_dir / REPLAYS
     _events(run_dir)  # that there is one
     with ExitStack() as failing:
         file = failing.enter_context(_opened(path, os.O_RDWR))  # locked before it is read
@@ -176,7 +272,7 @@ def resume(run_dir: Path, plan: Mapping[str, Any], *, command: Sequence[str] = (
         journal = Journal(run_dir, events, _file=file)
         before, now = journal.plan, msgspec.json.decode(msgspec.json.encode(dict(plan)))
         was_s, is_s = (
-            parse_duration_s(str(each["budget"]), option="--budget") if "budget" in each else 0.0
+            parse_duration_s(str(each.get("budget", "1s")), option="--budget")
             for each in (before, now)
         )
         for key in sorted(before.keys() | now.keys()):
@@ -189,15 +285,15 @@ def resume(run_dir: Path, plan: Mapping[str, Any], *, command: Sequence[str] = (
         try:
             file.truncate(complete_bytes)
             file.seek(0, os.SEEK_END)
-            if (run_dir / REPLAYS).exists():
-                files.make_own(run_dir / REPLAYS)  # through a link nothing is removed
-                for left in (run_dir / REPLAYS).glob(".tuner-*.tmp"):
+            if replays.exists():
+                files.make_own(replays)  # through a link nothing is removed
+                for left in replays.glob(".tuner-*.tmp"):
                     left.unlink()
         except (OSError, TargetError) as error:
             raise _cannot_write(run_dir, error) from error
         if is_s > was_s:
             words = tuple(command) or journal.planned.command
-            journal.add(BudgetRaised(budget=now["budget"], command=words))
+            journal.add(msgspec.structs.replace(journal.planned, plan=now, command=words))
         failing.pop_all()
     return journal
 
@@ -215,9 +311,13 @@ def _events(run_dir: Path) -> tuple[list[Event], int]:
     events: list[Event] = []
     for number, line in enumerate(content.splitlines(), 1):
         try:
-            events.append(_DECODER.decode(line))
-        except (ValueError, RecursionError):
+            event = _DECODER.decode(line)
+            if isinstance(event, EngineStart):  # a twin of none of these would never end
+                facts = event.facts
+                assert min(facts.max_num_batched_tokens, facts.block_size, facts.max_model_len) > 0
+        except (AssertionError, ValueError, RecursionError):
             raise RunError(f"{path}:{number}: not an event", hint=_ELSEWHERE) from None
+        events.append(event)
     if not events or not isinstance(events[0], Planned) or events[0].format != FORMAT:
         raise RunError(f"{path}:1: no plan", hint=_ELSEWHERE)
     return events, len(content)

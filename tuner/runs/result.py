@@ -30,28 +30,20 @@ from tuner.profile.profile import (
     seal,
 )
 from tuner.replay.numbers import Measurement, measure
-from tuner.runs.events import EngineStart
+from tuner.runs.bench import fitting
 from tuner.runs.evidence import CONFIRMING, Evidence
-from tuner.runs.journal import Journal
+from tuner.runs.journal import Failed, Journal
 from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.conclusion import (
-    Basis,
-    Conclusion,
-    CurvePoint,
-    Prediction,
-    conclude,
-    prediction_of,
-)
-from tuner.runs.sweep.confirmation import after_check, check_of, front_end_of
-from tuner.runs.sweep.sweep_warnings import fitting
+from tuner.runs.sweep.conclusion import Basis, Conclusion, conclude, confirmed, numbers_by_twin
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import KV_FULL
 from tuner.traffic.requirements import RequirementCheck
 from tuner.traffic.slo import Slo, holds
-from tuner.traffic.workload import Workload, slo_for, workload_of
+from tuner.traffic.workload import keep_what_fits, slo_for, workload_of
 from tuner.twin.check import Check
 from tuner.twin.decide import OBJECTIVE
 from tuner.twin.front_end import FrontEnd
+from tuner.twin.samples import NUMBERS
 from tuner.twin.verdict import BEFORE_THAT, Verdict
 from tuner.twin.windows import never_binds
 
@@ -61,6 +53,9 @@ SURE_ON_A_BUSY_MACHINE = 0.9
 LAW_REACH = 2.0
 """Times the largest batch that was timed, up to which the law predicts a larger cap: it rises there
 as in its upper half."""
+
+SHORTENED = 0.9
+"""Share of the step of the options: less than a tenth shorter is not worth a word."""
 
 RETUNE_WHEN = [
     "the GPU, the model, its revision or its quantisation changes",
@@ -75,52 +70,37 @@ class SweepOutcome:
     """The result of a run."""
 
     conclusion: Conclusion
-    workload: Workload
+    """After the confirming replay."""
+
+    basis: Basis
+    facts: EngineFacts
+    """Of the confirming engine where there was one, else of the ladder's."""
+
     confirmed: Measurement | None
     """The chosen cap on its own fresh engine at the recorded load."""
 
     with_headroom: Measurement | None
     """The same at ``headroom`` times the load."""
 
-    predictions: tuple[Prediction, ...]
-    """At the recorded load and with headroom; none where the twin is not believed."""
-
     checked: Check | None
     """The twin against the confirming replay; None where nothing confirmed, or there is no twin."""
 
-    facts: EngineFacts
-    """Of the confirming engine where there was one, else of the ladder's."""
+    front_end: FrontEnd | None
+    """What stands before the confirming engine; None where that was no server."""
 
-    starts: tuple[EngineStart, ...]
-    replay_s: float
-    warnings: tuple[str, ...]
-    unconfirmed: str | None = None
-    """Why no fresh engine confirmed the choice; None where one did, or none was to."""
+    unconfirmed: str | None
+    """Why no fresh engine confirmed the choice; None where one did."""
 
-    busy: str | None = None
+    busy: str | None
     """By what it was seen that the machine was busy; None where it was not."""
 
+    warnings: tuple[str, ...]
     in_use: Baseline | None = None
     """None where nothing is known of what is set now."""
-
-    front_end: FrontEnd | None = None
-    """What stands before the confirming engine; None where that was no server."""
 
     @property
     def verdict(self) -> Verdict:
         return self.conclusion.verdict
-
-    @property
-    def curve(self) -> tuple[CurvePoint, ...]:
-        return self.conclusion.curve
-
-    @property
-    def chosen(self) -> CurvePoint:
-        return self.conclusion.step(self.verdict.max_num_seqs)
-
-    @property
-    def starts_s(self) -> float:
-        return sum(start.facts.start_s for start in self.starts)
 
     @property
     def holds_with_headroom(self) -> bool:
@@ -129,7 +109,7 @@ class SweepOutcome:
         It holds where it still served half of the requests in time, as many but for next to nothing
         as in the same windows as recorded, and kept what is required there.
         """
-        raised, base = self.with_headroom, self.chosen.measured or self.confirmed
+        raised, base = self.with_headroom, self.conclusion.chosen.measured or self.confirmed
         if raised is None or base is None:
             return False
         required = [each for each in self.verdict.requirements if each.requirement.at_headroom]
@@ -139,70 +119,75 @@ class SweepOutcome:
 def outcome_of(
     conclusion: Conclusion,
     basis: Basis,
-    *,
-    warnings: Sequence[str] = (),
-    unconfirmed: str | None = None,
+    requests: Sequence[TraceRequest],
     facts: EngineFacts | None = None,
 ) -> SweepOutcome:
-    """Return the outcome, the confirming replays included. ``unconfirmed`` is why there are
-    none; ``facts`` are of the engine that the choice is for, where it is not the newest."""
+    """Return the outcome, the confirming replays included. ``facts`` are of the engine that the
+    choice is for, where it is not the newest."""
     evidence, slo, facts = basis.evidence, basis.workload.slo, facts or basis.evidence.facts()
-    front_end = front_end_of(conclusion, evidence)
-    checked = check_of(conclusion, basis, front_end)
-    after = after_check(conclusion, basis, checked, front_end)
-    cap, view, samples = after.verdict.max_num_seqs, after.view, after.promised
+    conclusion, checked, front_end = confirmed(conclusion, basis)
+    cap, failed = conclusion.verdict.max_num_seqs, [*evidence.journal.of(Failed)]
     every = [evidence.confirming(purpose, cap) for purpose in CONFIRMING]
-    confirmed, with_headroom = (measure(each, slo) if each else None for each in every)
-    verdict = with_measured(after.verdict, confirmed, with_headroom)
-    if (busy := busy_in_words(basis, after)) is not None:  # the cap may be right, but is not sure
-        verdict = replace(
-            verdict,
-            confidence=min(verdict.confidence, SURE_ON_A_BUSY_MACHINE),
-            reason=f"{verdict.reason}; measured on a busy machine: {busy}",
-        )
-    predictions: list[Prediction] = []
-    if view is not None and samples is not None:
-        loads = [False, True] if samples.has_headroom else [False]
-        predictions = [prediction_of(view, samples, cap, raised=raised) for raised in loads]
-    if (late := evidence.lateness()) is not None:
-        warnings = [*warnings, f"{late}: the times and their intervals include that"]
+    seen, raised = (measure(each, slo) if each else None for each in every)
+    unconfirmed = None
+    if seen is None:
+        why = [each.why for each in failed if each.purpose in CONFIRMING]
+        unconfirmed = why[-1] if why else "the budget left no room for it"
+    low, high = (1.0, 1.0) if conclusion.view is None else conclusion.view.fitted.speed_range
+    busy = next(evidence.disturbances(), None)
+    if busy is None and high > low:
+        busy = f"its speed changed by {high / low - 1:.0%} between replays"
+    warnings = [*facts.cautions, *_limits_of(basis, requests)]
+    if not evidence.is_complete():
+        ended = [each.why for each in failed if each.purpose not in CONFIRMING]
+        warnings += [f"the ladder ended early: {why}" for why in ended[-1:]]
     return SweepOutcome(
-        conclusion=replace(after, verdict=verdict),
-        workload=basis.workload,
-        confirmed=confirmed,
-        with_headroom=with_headroom,
-        predictions=tuple(predictions),
-        checked=checked,
+        conclusion=replace(conclusion, verdict=_measured(conclusion.verdict, seen, raised, busy)),
+        basis=basis,
         facts=facts,
-        starts=tuple(evidence.starts()),
-        replay_s=evidence.replay_s(),
-        warnings=(*facts.cautions, *warnings),
+        confirmed=seen,
+        with_headroom=raised,
+        checked=checked,
+        front_end=front_end,
         unconfirmed=unconfirmed,
         busy=busy,
-        front_end=front_end,
+        warnings=tuple(warnings),
     )
 
 
-def busy_in_words(basis: Basis, conclusion: Conclusion) -> str | None:
-    """Say by what it is seen that the machine was busy during a run; None where it was not."""
-    if (why := next(basis.evidence.disturbances(), None)) is not None:
-        return why
-    low, high = (1.0, 1.0) if conclusion.view is None else conclusion.view.fitted.speed_range
-    return None if low == high else f"its speed changed by {high / low - 1:.0%} between replays"
+def _limits_of(basis: Basis, requests: Sequence[TraceRequest]) -> Iterator[str]:
+    """Yield what limited what was measured."""
+    step_s, wanted_s = basis.workload.step_s, basis.settings.step_s
+    if (late := basis.evidence.lateness()) is not None:
+        yield f"{late}: the times and their intervals include that"
+    if step_s < SHORTENED * wanted_s:
+        yield (
+            f"the budget shortened the steps from {wanted_s:.0f}s to {step_s:.0f}s: less was seen "
+            "than a larger --budget would show"
+        )
+    yield from fitting(requests, basis.evidence.facts().max_model_len)[1]
 
 
-def with_measured(
-    verdict: Verdict, confirmed: Measurement | None, with_headroom: Measurement | None
+def _measured(
+    verdict: Verdict, seen: Measurement | None, raised: Measurement | None, busy: str | None
 ) -> Verdict:
-    """Return the verdict with what the confirming replays measured of all that is required."""
+    """Return the verdict with what the confirming replays measured of all that is required; not
+    sure, where that was on a ``busy`` machine."""
     checks = []
     for check in verdict.requirements:
         required = check.requirement
-        seen = with_headroom if required.at_headroom else confirmed
-        if seen is not None and (seen.cut is None or required.name == "attainment"):
-            check = replace(check, measured=required.value_in(seen))  # noqa: PLW2901
+        numbers = raised if required.at_headroom else seen
+        if numbers is not None and (numbers.cut is None or required.name == "attainment"):
+            check = replace(check, measured=required.value_in(numbers))  # noqa: PLW2901
         checks.append(check)
-    return replace(verdict, requirements=tuple(checks))
+    verdict = replace(verdict, requirements=tuple(checks))
+    if busy is None:
+        return verdict
+    return replace(
+        verdict,
+        confidence=min(verdict.confidence, SURE_ON_A_BUSY_MACHINE),
+        reason=f"{verdict.reason}; measured on a busy machine: {busy}",
+    )
 
 
 def in_use(conclusion: Conclusion, cap: int, source: Literal["base", "default"]) -> Baseline:
@@ -214,9 +199,8 @@ def in_use(conclusion: Conclusion, cap: int, source: Literal["base", "default"])
     is_unfilled = never_binds(top) and cap >= top.running_peak
     at, shown_at = (most if is_unfilled and cap not in known else cap), cap
     if at not in known and view is not None and conclusion.by_twin:
-        predicted = prediction_of(view, view.promised((cap,)), cap).numbers
+        known[cap] = predicted = numbers_by_twin(view, view.promised((cap,)), cap)
         is_unfilled = never_binds(predicted) if cap > most else is_unfilled
-        known[cap] = predicted
         if cap > most and predicted.running_peak > LAW_REACH * view.fitted.extrapolated_from:
             at = shown_at = most
     elif at not in known and cap > most and top.cut is None:
@@ -239,16 +223,17 @@ def rescore(
     Raises RunError when the run had not come far enough.
     """
     evidence = Evidence(journal)
-    evidence.check()
     unloaded, choice = evidence.unloaded(), evidence.selection()
-    hint = "Continue it first: tuner resume RUN_DIR."
     if unloaded is None or choice is None or not evidence.made():
-        raise RunError(f"{journal.run_dir}: nothing was measured that could be rescored", hint=hint)
-    kept, warnings = fitting(requests, evidence.facts().max_model_len)
+        raise RunError(
+            f"{journal.run_dir}: nothing was measured that could be rescored",
+            hint="Continue it first: tuner resume RUN_DIR.",
+        )
+    kept, _ = keep_what_fits(requests, max_model_len=evidence.facts().max_model_len)
     slo = settings.slo or slo_for(kept, evidence.unloaded("confirm") or unloaded)
     workload = workload_of(kept, slo, unloaded, choice.part, choice.windows[0], choice.step_s)
     basis = Basis(evidence, workload, settings)
-    return outcome_of(conclude(basis), basis, warnings=warnings)
+    return outcome_of(conclude(basis), basis, requests)
 
 
 # The profile
@@ -280,20 +265,24 @@ def _numbers(numbers: Measurement) -> dict[str, Any]:
     }
 
 
-def curve_step(point: CurvePoint) -> CurveStep:
-    seen = point.measured
-    is_cut = seen is not None and seen.cut is not None
-    return CurveStep(
-        max_num_seqs=point.numbers.max_num_seqs,
-        **_numbers(point.numbers),
-        cut=is_cut,
-        source=point.source,
-        intervals=dict(point.intervals),
-        measured=None if seen is None else CapNumbers(**_numbers(seen)),
-    )
+def _curve(conclusion: Conclusion) -> list[CurveStep]:
+    steps = []
+    for point in conclusion.curve:
+        seen = point.measured
+        steps.append(
+            CurveStep(
+                max_num_seqs=point.numbers.max_num_seqs,
+                **_numbers(point.numbers),
+                cut=seen is not None and seen.cut is not None,
+                source=point.source,
+                intervals=dict(point.intervals),
+                measured=None if seen is None else CapNumbers(**_numbers(seen)),
+            )
+        )
+    return steps
 
 
-def slo_section(slo: Slo) -> SloSection:
+def _slo(slo: Slo) -> SloSection:
     """Return the SLO in milliseconds."""
     return SloSection(
         **{
@@ -322,15 +311,13 @@ def required_sections(checks: Sequence[RequirementCheck]) -> list[RequirementSec
     ]
 
 
-def profile_of(
-    outcome: SweepOutcome, *, headroom: float, trace_digest: str, origin: Mapping[str, Any]
-) -> ServingProfile:
-    """Seal everything into a serving profile.
-
-    ``origin`` holds what only the command knows: tuner's version, seed, time and wall seconds.
-    """
-    verdict, facts, workload = outcome.verdict, outcome.facts, outcome.workload
+def profile_of(outcome: SweepOutcome, origin: Mapping[str, Any]) -> ServingProfile:
+    """Seal everything into a serving profile. ``origin`` holds what of its provenance only the
+    command knows: tuner's version, seed, time and wall seconds."""
+    verdict, facts, basis = outcome.verdict, outcome.facts, outcome.basis
+    evidence, workload = basis.evidence, basis.workload
     view = outcome.conclusion.view if outcome.conclusion.by_twin else None
+    starts, raised = evidence.starts(), outcome.with_headroom
     decision = Decision(
         verdict=verdict.kind,
         max_num_seqs=verdict.max_num_seqs,
@@ -339,69 +326,79 @@ def profile_of(
         reason=verdict.reason,
         busy=outcome.busy,
         objective=OBJECTIVE,
-        slo=slo_section(workload.slo),
+        slo=_slo(workload.slo),
         requirements=required_sections(verdict.requirements),
     )
-    promise, front_end, raised = _promise(outcome), outcome.front_end, outcome.with_headroom
+    promise, front_end = _promise(outcome), outcome.front_end
     law, tokens = None if view is None else view.fitted.law, facts.max_num_batched_tokens
-    served = [each.in_flight_peak for each in (outcome.chosen.numbers, raised) if each]
-    confirmed_by = "server" if facts.engine == "serve" else "inproc"
+    served = [each.in_flight_peak for each in (outcome.conclusion.chosen.numbers, raised) if each]
+    confirmed_by = "server" if facts.is_served else "inproc"
     profile = ServingProfile(
         schema_version=1,
         engine={**facts.arguments, "max_num_seqs": verdict.max_num_seqs},
         decision=decision,
         baseline=outcome.in_use,
-        curve=[*map(curve_step, outcome.curve)],
+        curve=_curve(outcome.conclusion),
         promise=promise,
         admission=admission(decision, promise, law, token_budget=tokens),
         validity=Validity(
             peak_concurrency=max(served),
-            validated_load=headroom if outcome.holds_with_headroom else 1.0,
-            trace_digest=trace_digest,
+            validated_load=basis.settings.headroom if outcome.holds_with_headroom else 1.0,
+            trace_digest=str(evidence.journal.plan["trace_digest"]),
             window=str(workload.part),
             windows=[str(workload.window)],
             arrival_rate_rps=workload.arrival_rate_rps,
             retune_when=RETUNE_WHEN,
         ),
         provenance=Provenance(
-            engine=cast("Any", outcome.starts[0].facts.engine),
+            engine=cast("Any", starts[0].facts.engine),
             confirm=cast("Any", None if outcome.confirmed is None else confirmed_by),
             device=dict(facts.device),
             versions=dict(facts.versions),
             environment=None if facts.environment is None else dict(facts.environment),
             model=str(facts.arguments["model"]),
             sampling=None if facts.sampling is None else dict(facts.sampling),
-            engine_starts=len(outcome.starts),
-            engine_seconds=EngineSeconds(starts=outcome.starts_s, replay=outcome.replay_s),
+            engine_starts=len(starts),
+            engine_seconds=EngineSeconds(
+                starts=sum(start.facts.start_s for start in starts), replay=evidence.replay_s()
+            ),
             **origin,
         ),
         front_end=None
         if front_end is None
-        else FrontEndSection(
-            contention=front_end.contention,
-            delay_ms=front_end.delay_s * 1e3,
-        ),
+        else FrontEndSection(contention=front_end.contention, delay_ms=front_end.delay_s * 1e3),
     )
     return seal(profile, b"" if view is None else pack(view))
 
 
 def _promise(outcome: SweepOutcome) -> Promise:
-    check, checked = outcome.checked, cast("CheckSection | str | None", None)
+    conclusion = outcome.conclusion
+    cap, view, samples = outcome.verdict.max_num_seqs, conclusion.view, conclusion.promised
+    checked, predicted = cast("CheckSection | str | None", None), list[Predicted]()
     if outcome.unconfirmed is not None:
         why = outcome.unconfirmed
         checked = f"not confirmed: {why}; confirm it with tuner verify PROFILE --trace TRACE"
-    elif check is not None:
-        numbers = {n.name: (n.predicted, n.low, n.high, n.measured) for n in check.numbers}
+    elif outcome.checked is not None:
+        numbers = {
+            n.name: (n.predicted, max(0.0, n.low), n.high, n.measured)
+            for n in outcome.checked.numbers
+        }
         checked = CheckSection(numbers=numbers)
-    source = "twin" if outcome.conclusion.by_twin else "ladder"
+    if view is not None and samples is not None:
+        for raised in [False, True] if samples.has_headroom else [False]:
+            predicted.append(
+                Predicted(
+                    load=view.headroom if raised else 1.0,
+                    intervals=samples.intervals(cap, raised=raised, names=NUMBERS),
+                    **_numbers(numbers_by_twin(view, samples, cap, raised=raised)),
+                )
+            )
+    source = "twin" if conclusion.by_twin else "ladder"
     return Promise(
         load=1.0,
-        **_numbers(outcome.confirmed or outcome.chosen.numbers),
+        **_numbers(outcome.confirmed or conclusion.chosen.numbers),
         source="confirming run" if outcome.confirmed else cast("Any", source),
-        predicted=[
-            Predicted(load=each.load, intervals=dict(each.intervals), **_numbers(each.numbers))
-            for each in outcome.predictions
-        ],
+        predicted=predicted,
         checked=checked,
     )
 
@@ -428,22 +425,22 @@ def json_object(profile: ServingProfile, *, run_dir: str, path: str | None) -> d
 # Warnings
 
 
-def second_thoughts(outcome: SweepOutcome, headroom: float) -> Iterator[str]:
+def second_thoughts(outcome: SweepOutcome) -> Iterator[str]:
     """Yield what is against the choice: a busy machine, no confirmation, too little memory, and
     a headroom that does not hold."""
     seen, raised = outcome.confirmed, outcome.with_headroom
+    headroom = outcome.basis.settings.headroom
     if outcome.busy is not None:
         yield (
             f"the machine was busy ({outcome.busy}): the numbers are of what else ran too; sweep "
             "again when nothing else does"
         )
     if seen is None:
-        if outcome.unconfirmed is not None:
-            yield (
-                f"no fresh engine confirmed the choice: {outcome.unconfirmed}; give a larger "
-                "--budget, or try it with tuner verify"
-            )
-        if outcome.starts[0].facts.engine != "sim":
+        yield (
+            f"no fresh engine confirmed the choice: {outcome.unconfirmed}; give a larger "
+            "--budget, or try it with tuner verify"
+        )
+        if outcome.facts.engine != "sim":
             yield (
                 "no server confirmed: all times are the engine's own, and its users see longer "
                 "ones; measure those with tuner verify --url"

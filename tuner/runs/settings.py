@@ -37,7 +37,6 @@ class SweepSettings:
     trace_block_size: int
     """Tokens that one hash id of the trace stands for."""
 
-    seed: int = 0
     confirm: Confirm = "inproc"
     """Whether the engine that confirms the choice is one like the ladder's, or stands behind a
     server."""

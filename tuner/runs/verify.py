@@ -13,16 +13,15 @@ import numpy as np
 from tuner.engines.provenance import environment_differs
 from tuner.engines.seam import Starter
 from tuner.profile.evidence import StoredTwin
+from tuner.profile.profile import ServingProfile
 from tuner.replay.device_use import Read, crowded, device_use
 from tuner.replay.numbers import Measurement, Spread
 from tuner.replay.numbers import measure as numbers_of
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
-from tuner.runs.bench import Bench, Build, ToReplay, Trial, Watcher, execute, measure
-from tuner.runs.events import Replayed
+from tuner.runs.bench import Bench, Build, Trial, Watcher, execute, fitting, measure
 from tuner.runs.evidence import Evidence
-from tuner.runs.journal import Journal
-from tuner.runs.sweep.sweep_warnings import fitting
+from tuner.runs.journal import Journal, Tried
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import ATTAINMENT_TOLERANCE, LOADED, SLACK_S
 from tuner.traffic.requirements import KV, TIMES, Requirement
@@ -57,11 +56,9 @@ class Gate:
 class Verification:
     """What is verified, and how."""
 
+    profile: ServingProfile
     twin: StoredTwin
-    slo: Slo
-    max_num_seqs: int
     trace_block_size: int
-    window: str
     step_s: float
     tolerance: float
 
@@ -74,8 +71,13 @@ class Verification:
     requirements: tuple[Requirement, ...] = ()
     """Compared with these, and not with the promise as well."""
 
-    environment: Mapping[str, str] | None = None
-    """That the profile was measured in; None where that is not known."""
+    @property
+    def cap(self) -> int:
+        return self.profile.decision.max_num_seqs
+
+    @property
+    def slo(self) -> Slo:
+        return self.profile.decision.slo.slo
 
     def why_not(self, requirement: Requirement) -> str | None:
         """Say why a requirement is not compared with this replay; None where it is."""
@@ -84,6 +86,19 @@ class Verification:
         if self.url and requirement.name in ENGINES_OWN:
             return "a server that runs does not tell it of a replay"
         return None
+
+    def trial(self, requests: Sequence[TraceRequest], build: Build) -> Trial:
+        """Return the window of these requests that is replayed."""
+        law, part = self.twin.law, choose_part(requests, "all", length_s=self.step_s)
+        token_s = float(law.decode_s[min(self.cap, len(law.decode_s) - 1)])
+        drain_s = LOADED * token_s * float(np.percentile([r.output_length for r in requests], 95))
+        window = sample_window(requests, part, step_s=self.step_s, drain_s=drain_s)
+        return Trial(
+            Tried(purpose="verify", max_num_seqs=self.cap, window=window),
+            build,
+            in_window(requests, window),
+            CutRule(self.slo, floor=0.0),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +112,9 @@ class Verified:
     p95_ms: Mapping[str, float]
     """What clients saw, by name: TTFT, TPOT, E2EL."""
 
-    replays: Sequence[Replay]
-
-    @property
-    def taken(self) -> str | None:
-        """Say how much of the cores others took meanwhile, where that was so much that a promise
-        which looks broken may be kept."""
-        logs = [replay.device for replay in self.replays]
-        return crowded(device_use(logs)) if logs else None
+    taken: str | None
+    """How much of the cores others took meanwhile, where that was so much that a promise which
+    looks broken may be kept."""
 
 
 def verify(  # noqa: PLR0913, PLR0917 - what is compared with what, and who watches
@@ -120,90 +130,72 @@ def verify(  # noqa: PLR0913, PLR0917 - what is compared with what, and who watc
     A broken promise is measured once more, and both replays count, unless ``question`` forbids.
     Raises EngineError; TraceError when nothing can be replayed.
     """
+    evidence = Evidence(journal)
+    bench = Bench(journal, watcher, read, block_size=question.trace_block_size)
+    title = f"asking {question.url}" if question.url else "starting the engine"
+    build = Build("verify", question.cap, starter, title=title)
 
-    async def work() -> ToReplay:
-        bench = Bench(journal, watcher, read, block_size=question.trace_block_size)
-        title = f"asking {question.url}" if question.url else "starting the engine"
-        build = Build("verify", question.max_num_seqs, starter, title=title)
+    async def work() -> Trial:
         try:
             facts = (await bench.up(build)).facts
             for each in question.requirements:
                 if (why := question.why_not(each)) is not None:
                     watcher.stage(f"not checked: {each}: {why}")
-            differs = environment_differs(question.environment, facts.environment)
+            was = question.profile.provenance.environment
+            differs = environment_differs(was, facts.environment)
             kept, left_out = fitting(requests, facts.max_model_len)
             cautions = [] if differs is None else [f"the profile was {differs}"]
             for text in (*facts.cautions, *cautions, *left_out):
                 watcher.warn(text)
-            sent = window_of(kept, question)
-            await measure(lambda: next_trial_of(bench, build, question, sent), bench)
+            trial = question.trial(kept, build)
+            await measure(lambda: next_trial(bench, question, trial), bench)
         finally:
             await bench.stop()
-        return sent
+        return trial
 
-    sent, replays = execute(work(), starter, journal), _replays(journal)
+    trial = execute(work(), starter, journal)
+    replays = evidence.replays("verify")
     seen = numbers_of(replays, question.slo)
     times = {"ttft": seen.ttft_s, "tpot": seen.tpot_s, "e2el": seen.e2el_s}
     return Verified(
-        gates=gates(replays, sent, question),
-        engine_s=Evidence(journal).spent_s(),
+        gates=gates(replays, trial, question),
+        engine_s=evidence.spent_s(),
         p95_ms={name: 1e3 * spread.p95 for name, spread in times.items() if spread is not None},
-        replays=replays,
+        taken=crowded(device_use([replay.device for replay in replays])),
     )
 
 
-def _replays(journal: Journal) -> list[Replay]:
-    return [journal.replay(event) for event in journal.of(Replayed)]
-
-
-def next_trial_of(
-    bench: Bench, build: Build, question: Verification, sent: ToReplay
-) -> Trial | None:
+def next_trial(bench: Bench, question: Verification, trial: Trial) -> Trial | None:
     """Return the window, and once more where a promise looks broken."""
-    done = bench.evidence.count()
-    if done > question.repeats:
+    replays = bench.evidence.replays("verify")
+    if not replays:
+        return trial
+    if len(replays) > question.repeats or all(g.kept for g in gates(replays, trial, question)):
         return None
-    if done and all(gate.kept for gate in gates(_replays(bench.journal), sent, question)):
-        return None
-    if done:
-        bench.watcher.stage("a promise looks broken: measuring once more")
-    return Trial(purpose="verify", build=build, cap=build.max_num_seqs, replay=sent)
+    bench.watcher.stage("a promise looks broken: measuring once more")
+    return trial
 
 
-def window_of(requests: Sequence[TraceRequest], question: Verification) -> ToReplay:
-    """Return the window that is replayed, and what is sent in it."""
-    part = choose_part(requests, question.window, length_s=question.step_s)
-    law = question.twin.law
-    token_s = float(law.decode_s[min(question.max_num_seqs, len(law.decode_s) - 1)])
-    outputs = np.percentile([each.output_length for each in requests], 95)
-    window = sample_window(
-        requests, part, step_s=question.step_s, drain_s=LOADED * token_s * float(outputs)
-    )
-    return ToReplay(window, in_window(requests, window), CutRule(question.slo, floor=0.0))
-
-
-def gates(replays: Sequence[Replay], sent: ToReplay, question: Verification) -> list[Gate]:
-    """Return every gate; ``replays`` are of what was ``sent``, once or twice."""
+def gates(replays: Sequence[Replay], trial: Trial, question: Verification) -> list[Gate]:
+    """Return every gate; the trial was replayed once or twice."""
     measured, repeats = numbers_of(replays, question.slo), len(replays)
     required = [*_required(question, measured, repeats)]
     # a server that runs does not report its preemptions of a replay
     named = {gate.name for gate in required} | ({"preemptions"} if question.url else set())
-    promised = _promised(question, sent, measured, repeats)
+    promised = _promised(question, trial, measured, repeats)
     return [*required, *(gate for gate in promised if gate.name not in named)]
 
 
 def _promised(
-    question: Verification,
-    sent: ToReplay,
-    measured: Measurement,
-    repeats: int,
+    question: Verification, trial: Trial, measured: Measurement, repeats: int
 ) -> Iterator[Gate]:
     """Yield a gate for each number that the twin predicts of this window."""
-    twin, cap = question.twin, question.max_num_seqs
-    traffic = traffic_of(sent.requests, twin.shape, hash_block_size=question.trace_block_size)
+    twin, cap, window = question.twin, question.cap, trial.tried.window
+    assert window is not None
+    traffic = traffic_of(trial.requests, twin.shape, hash_block_size=question.trace_block_size)
     predicted = ask(
         draws_of(twin.laws, twin.machine, [traffic]), Loads(traffic), (cap,), twin.shape,
-        question.slo, counted_from_s=sent.window.start_s,
+        question.slo, counted_from_s=window.start_s,
     )  # fmt: skip
     low = predicted.intervals(cap)["attainment"][0]
     share, floor = measured.attainment_bound, max(0.0, low - ATTAINMENT_TOLERANCE)

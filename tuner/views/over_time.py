@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 from tuner.errors import RunError
 from tuner.replay.numbers import measure
 from tuner.replay.records import Replay
-from tuner.runs.bench import in_words
-from tuner.runs.events import Replayed
-from tuner.runs.journal import Journal
+from tuner.runs.journal import Journal, Replayed
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
@@ -68,7 +66,7 @@ def steps_of(book: Journal) -> tuple[list[Step], list[str]]:
 
 def _title(event: Replayed) -> str:
     ramp = "to " * event.purpose.endswith("ramp")
-    return f"{in_words(event.purpose)} {ramp}{event.max_num_seqs}"
+    return f"{event.purpose.replace('_', ' ')} {ramp}{event.max_num_seqs}"
 
 
 def steps_section(steps: Sequence[Step], slo: Slo | None) -> Section:

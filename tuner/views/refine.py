@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from tuner.profile.profile import ServingProfile
 from tuner.profile.summary import engine_time, is_simulated
-from tuner.runs.events import Configuration
+from tuner.runs.journal import Configuration
 from tuner.runs.refine.refine import THEN_REFINED, Refinement, TrialRow
 from tuner.runs.refine.space import in_words
 from tuner.views.numbers import COLUMNS, cells

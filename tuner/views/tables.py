@@ -14,8 +14,7 @@ from pyarrow import csv
 
 from tuner.engines.seam import UNKNOWN
 from tuner.replay.records import e2el_s, ttft_s
-from tuner.runs.events import Replayed
-from tuner.runs.journal import Journal
+from tuner.runs.journal import Journal, Replayed
 from tuner.system.printable import in_a_cell
 from tuner.views.page import Table
 
@@ -38,7 +37,8 @@ def replays(book: Journal) -> pa.Table:
         names = ("max_num_seqs", "window_s", "elapsed_s", "kv_blocks", "cut")
         rows.append(
             {
-                **msgspec.structs.asdict(event),
+                "file": event.file,
+                "purpose": event.purpose,
                 "replay": number,
                 **{name: getattr(replay, name) for name in names},
                 "requests": len(replay.requests),

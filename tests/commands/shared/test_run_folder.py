@@ -8,7 +8,7 @@ from tuner.commands.options import SweepOptions
 from tuner.commands.shared.run_folder import kept, open_each, open_run
 from tuner.errors import EngineError, Interrupted, TunerError, UsageError
 from tuner.runs import journal
-from tuner.runs.events import Probed
+from tuner.runs.journal import Probed
 
 
 def opened(run_dir: Path | None, plan: dict[str, object] | None = None) -> journal.Journal:

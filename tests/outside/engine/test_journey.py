@@ -59,8 +59,8 @@ def test_a_killed_sweep_leaves_no_process_and_measures_nothing_twice(swept: Swep
     journal = (swept.folder / "run" / JOURNAL).read_bytes()
     assert journal.startswith(swept.kept)
     events = map(json.loads, journal.splitlines())
-    replays = [(e["trial"], e["purpose"]) for e in events if e["event"] == "replay"]
-    ladder = [replay for replay in replays if replay[1] not in {"confirm", "headroom"}]
+    replays = [(e["purpose"], e["max_num_seqs"]) for e in events if e["event"] == "replay"]
+    ladder = [replay for replay in replays if replay[0] in {"ladder", "short"}]
     assert len(set(ladder)) == len(ladder) > 0
 
 

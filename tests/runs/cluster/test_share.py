@@ -7,8 +7,8 @@ from tests.support.profiles import profile, resealed
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
 from tuner.profile.profile import RequirementSection, ServingProfile
+from tuner.runs.cluster.nodes import Node, Share, share_of
 from tuner.runs.cluster.prices import parse_prices
-from tuner.runs.cluster.share import Node, Share, share_of, usable
 from tuner.views.profile import several_page
 
 
@@ -26,7 +26,7 @@ def test_an_engine_takes_a_device_for_each_rank(
 
 def test_only_nodes_with_room_for_all_ranks_are_usable() -> None:
     nodes = [Node(str(n), str(n), {"CPU": 8.0, "GPU": float(n)}, {}) for n in (0, 2, 4)]
-    assert [node.id for node in usable(nodes, Share(1, 2))] == ["2", "4"]
+    assert [node.id for node in nodes if Share(1, 2).fits(node)] == ["2", "4"]
     assert str(Share(1, 2)) == "1 CPU and 2 GPU"
 
 

@@ -11,7 +11,7 @@ from tuner.commands.shared.machine import machine_of
 from tuner.engines.seam import Starter
 from tuner.errors import UsageError
 from tuner.profile import profile
-from tuner.runs.events import Configuration
+from tuner.runs.journal import Configuration
 from tuner.runs.refine.space import Space
 from tuner.trace.trace import TraceRequest
 

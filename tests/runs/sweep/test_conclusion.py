@@ -11,8 +11,8 @@ from tuner.engines.scheduler.state import StepLaw
 from tuner.errors import RunError
 from tuner.replay.records import Replay
 from tuner.runs import journal
-from tuner.runs.events import EngineStart, Gathered, TrialBegun, TrialEnded
 from tuner.runs.evidence import Evidence
+from tuner.runs.journal import EngineStart, Gathered, Tried
 from tuner.runs.sweep.conclusion import Basis, Conclusion, conclude, window_blocks
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Window
@@ -40,13 +40,10 @@ def ramped(
     log = simulate(busy, law, shape_of(engine), max_num_seqs=8, log=True).iterations
     book = journal.create(folder, {"trace_digest": "sha256:1", "seed": 0})
     book.add(EngineStart(purpose="ladder", max_num_seqs=8, facts=engine))
-    book.add(TrialBegun(purpose="ramp", max_num_seqs=8))
-    book.add_replay(replay_of([], max_num_seqs=8, iterations=log), "ramp")
-    book.add(TrialEnded())
+    ramp = replay_of([], max_num_seqs=8, iterations=log)
+    book.add_replay(ramp, Tried(purpose="ramp", max_num_seqs=8))
     if rung is not None:
-        book.add(TrialBegun(purpose="ladder", max_num_seqs=rung.max_num_seqs))
-        book.add_replay(rung, "ladder", trial=1)
-        book.add(TrialEnded())
+        book.add_replay(rung, Tried(purpose="ladder", max_num_seqs=rung.max_num_seqs))
     book.add(Gathered(complete=True))
     book.close()
     unloaded = Unloaded(ttft_s=0.01, ttft_s_per_input_token=0.0, tpot_s=0.01)
@@ -99,10 +96,9 @@ def rungs(folder: Path) -> Evidence:
     seen = [record(row, **held) for row in range(10)]
     book = journal.create(folder, {"trace_digest": "sha256:1", "seed": 0})
     book.add(EngineStart(purpose="ladder", max_num_seqs=4, facts=facts()))
-    for number, cap in enumerate((2, 4)):
-        book.add(TrialBegun(purpose="ladder", max_num_seqs=cap))
-        book.add_replay(replay_of(seen, max_num_seqs=cap), "ladder", trial=number)
-        book.add(TrialEnded())
+    for cap in (2, 4):
+        tried = Tried(purpose="ladder", max_num_seqs=cap)
+        book.add_replay(replay_of(seen, max_num_seqs=cap), tried)
     book.add(Gathered(complete=True))
     book.close()
     return Evidence(journal.read(folder))

@@ -20,7 +20,7 @@ from tuner.runs.evidence import Evidence
 from tuner.runs.result import SweepOutcome, outcome_of, second_thoughts
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Conclusion
-from tuner.runs.sweep.sweep import SweepRun, sweep
+from tuner.runs.sweep.sweep import Sweep, sweep
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import parse_requirement
 from tuner.traffic.slo import Slo
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("by_few_draws")
 
 SETTINGS = SweepSettings(
     ceiling=32, slo=None, window="all", step_s=60, budget_s=1200, headroom=1.25,
-    closed_sessions=False, seed=0, trace_block_size=16,
+    closed_sessions=False, trace_block_size=16,
 )  # fmt: skip
 
 SLOTS_COST_LATE = World(step=WorldStep(a=0.020, b=0.0006, n0=16, h=0.0025))
@@ -94,16 +94,14 @@ def swept(
 ARTICLES = replace(SETTINGS, slo=Slo(ttft_s=4.0, tpot_s=0.040))
 
 
-def test_what_the_confirming_engine_replays_is_chosen_before_it_begins(tmp_path: Path) -> None:
+def test_the_confirming_engine_replays_what_the_ladder_did_not(tmp_path: Path) -> None:
     calm = swept(tmp_path, settings=ARTICLES, traffic=BURSTS)
     lines = (tmp_path / "journal.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
-    (chosen,) = (each for each in events if each["event"] == "confirming")
-    first = next(each for each in events if each.get("purpose") == "confirm" and "file" in each)
-    assert events.index(chosen) < events.index(first)
-    window = calm.workload.window
-    assert chosen["unseen"]
-    assert chosen["window"]["start_s"] != window.start_s
+    (replay,) = (each for each in events if each.get("purpose") == "confirm" and "file" in each)
+    window = calm.basis.workload.window
+    confirmed_s = (replay["window"]["start_s"] + t for t in (0.0, replay["window"]["length_s"]))
+    assert not any(window.start_s < t < window.start_s + window.length_s for t in confirmed_s)
     check = calm.checked
     assert check is not None
     assert (len(check.numbers), check.failed) == (6, False)
@@ -118,15 +116,15 @@ def test_a_headroom_that_falls_short_is_named(tmp_path: Path) -> None:
     settings = replace(SETTINGS, ceiling=16)
     outcome = swept(tmp_path, settings=settings, traffic=LONG_HALF, confirming=SLOWER)
     assert outcome.verdict.max_num_seqs == 8
-    warnings = second_thoughts(outcome, settings.headroom)
+    warnings = second_thoughts(outcome)
     assert any("does not hold at 1.25 times the load" in text for text in warnings)
 
 
 def test_a_small_budget_shortens_the_window_and_a_smaller_one_is_refused(tmp_path: Path) -> None:
     short = replace(UP_TO_8, budget_s=300)
     outcome = swept(tmp_path / "short", settings=short, traffic=HALF)
-    assert outcome.workload.window.replay_s < 30
-    assert outcome.starts_s + outcome.replay_s <= 300
+    assert outcome.basis.workload.window.replay_s < 30
+    assert outcome.basis.evidence.spent_s() <= 300
     alone = swept(tmp_path / "alone", settings=replace(UP_TO_8, budget_s=150), traffic=HALF)
     assert alone.unconfirmed is not None  # a second start takes too much of it
     with pytest.raises(UsageError, match="--budget"):
@@ -142,7 +140,7 @@ def test_where_a_server_confirms_the_derived_slo_is_of_what_its_users_see(tmp_pa
     inside = swept(tmp_path / "alone", settings=UP_TO_8, traffic=HALF)
     by_server = replace(UP_TO_8, confirm="server")
     served = swept(tmp_path / "behind", settings=by_server, traffic=HALF, confirming=BEHIND)
-    limits = [each.workload.slo.tpot_s or 0.0 for each in (served, inside)]
+    limits = [each.basis.workload.slo.tpot_s or 0.0 for each in (served, inside)]
     assert limits[0] / limits[1] == pytest.approx(30.6 / 20.6, rel=0.01)
     assert served.confirmed is not None
     assert served.confirmed.tpot_s is not None
@@ -166,16 +164,15 @@ def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: P
 
     async def main(book: journal.Journal) -> tuple[Conclusion, Conclusion, SweepOutcome]:
         bench = Bench(book, Notes(), None, block_size=16)
-        sweeping = SweepRun(bench, settings, ladder, server)
+        sweeping = Sweep(bench, settings, ladder, server)
         try:
-            await sweeping.conclude(HALF)
+            await sweeping.prepare(HALF)
+            await sweeping.climb()
             alone = sweeping.conclusion
-            await sweeping.conclude_for_users()
-            probed = sweeping.conclusion
             await sweeping.confirm()
         finally:
             await bench.stop()
-        return alone, probed, outcome_of(sweeping.conclusion, sweeping.basis)
+        return alone, sweeping.conclusion, outcome_of(sweeping.conclusion, sweeping.basis, HALF)
 
     with closing(journal.create(tmp_path / "run", {})) as book:
         alone, probed, outcome = run(main(book))
@@ -201,7 +198,7 @@ def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: P
     assert last.measured is not None
     assert last.bound == pytest.approx(last.measured, rel=0.05)
     # The curve is of the front end as the whole replay showed it, not as the probes did.
-    promised, replayed = outcome.chosen.numbers.tpot_s, outcome.confirmed
+    promised, replayed = outcome.conclusion.chosen.numbers.tpot_s, outcome.confirmed
     assert promised is not None
     assert replayed is not None
     assert replayed.tpot_s is not None
@@ -229,4 +226,3 @@ def test_what_the_twin_does_not_know_the_windows_decide(tmp_path: Path) -> None:
     doubt = "the twin does not know pipeline_parallel_size=2"
     assert f"{doubt}: the windows must decide" in notes.lines
     assert [each for each in outcome.conclusion.verdict.warnings if each.startswith(doubt)]
-    assert outcome.predictions == ()

@@ -23,7 +23,7 @@ from tuner.errors import (
     UsageError,
 )
 from tuner.runs import journal
-from tuner.runs.events import Probed, Replayed
+from tuner.runs.journal import Probed, Replayed
 from tuner.system import files, interruption
 from tuner.system.passwords import public_words
 from tuner.system.printable import printable

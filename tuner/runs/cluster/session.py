@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import EngineError, RunError, UsageError
-from tuner.runs.cluster.share import Node, Share
+from tuner.runs.cluster.nodes import Node, Share
 from tuner.system import files
 
 LOCAL = "local"

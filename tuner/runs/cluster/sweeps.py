@@ -2,7 +2,7 @@
 
 A task writes the files of the run so far into a folder of its own, resumes the run there as on this
 machine, and yields what is new in the folder. When its node is lost, the files go to another node
-of the same kind.
+of the same kind. In the end the run is concluded here, from its files.
 """
 
 import asyncio
@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from tuner.engines import devices
 from tuner.engines.seam import ArgumentValue, Starter
@@ -21,9 +21,9 @@ from tuner.engines.vllm.start import VllmStarter, default_log
 from tuner.errors import EngineError, TunerError
 from tuner.runs import journal
 from tuner.runs.bench import Watcher, execute
+from tuner.runs.cluster.nodes import Share
 from tuner.runs.cluster.session import LostError, RaySession
-from tuner.runs.cluster.share import Share
-from tuner.runs.result import SweepOutcome
+from tuner.runs.result import SweepOutcome, rescore
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import TraceRequest
@@ -37,9 +37,6 @@ ROOM_TIMEOUT_S = 120.0
 
 LOOK_S = 1.0
 """Seconds between two looks at what is new in a folder."""
-
-Ended = SweepOutcome | tuple[str, str]
-"""How a sweep ended; an error as message and hint, which it would lose on the way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +53,123 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """A sweep as it travels."""
+class Part:
+    """The sweep of one kind, and the run that it is kept in here."""
 
+    kind: Kind
     requests: Sequence[TraceRequest]
     settings: SweepSettings
-    starter: Starter
-    omp_threads: str | None = field(default_factory=lambda: os.environ.get("OMP_NUM_THREADS"))
-    """Of the driver's environment, for engines on GPUs: Ray sets it to the few CPUs they take."""
+    book: journal.Journal
+    watcher: Watcher
 
 
-@dataclass(frozen=True, slots=True)
-class News:
+class News(NamedTuple):
     """What is new in a run: the ends of its files, the lines to show, and how it ended."""
 
     files: Mapping[str, bytes]
     lines: Sequence[tuple[str, str]] = ()
     """Method of a watcher → text."""
 
-    ended: Ended | None = None
+    ended: tuple[str, ...] | None = None
+    """An error as message and hint, which it would lose on the way; empty where all went well."""
+
+
+async def sweep_all(
+    session: RaySession, parts: Mapping[str, Part]
+) -> dict[str, SweepOutcome | TunerError]:
+    """Make every kind's sweep at the same time; return each outcome, or what ended it."""
+    errors = await asyncio.gather(*(_followed(session, part) for part in parts.values()))
+    result = dict[str, SweepOutcome | TunerError]()
+    for (name, part), error in zip(parts.items(), errors, strict=True):
+        book = journal.read(part.book.run_dir)
+        result[name] = error or rescore(part.requests, part.settings, book)
+    return result
+
+
+async def _followed(session: RaySession, part: Part) -> TunerError | None:
+    """Make one sweep; continue on another node of the kind where one is lost. Return what ended
+    it."""
+    losses, kind, folder = 0, part.kind, part.book.run_dir
+    cure = "tuner resume continues with what was measured."
+    while losses < MOST_LOSSES:
+        losses += 1
+        work = (
+            _read(folder, {}),
+            part.requests,
+            part.settings,
+            kind.starter,
+            os.environ.get("OMP_NUM_THREADS"),
+        )
+        stream = session.stream(
+            resumed, work, kind.share, list(kind.nodes), first_within_s=ROOM_TIMEOUT_S
+        )
+        try:
+            async with aclosing(stream) as every:
+                async for news in every:
+                    _write(folder, news.files)
+                    losses = 1 if news.files else losses
+                    for method, text in news.lines:
+                        getattr(part.watcher, method)(text)
+                    if news.ended is not None:
+                        return (
+                            EngineError(news.ended[0], hint=news.ended[1]) if news.ended else None
+                        )
+        except TimeoutError:
+            seconds = f"{ROOM_TIMEOUT_S:.0f}s"
+            return EngineError(
+                f"the cluster has had no room for an engine ({kind.share}) for {seconds}",
+                hint=f"Free some of it; {cure}",
+            )
+        except LostError as error:
+            part.watcher.warn(f"its node is lost: {error}")
+        except TunerError as error:
+            return error
+    words = f"{MOST_LOSSES} nodes were lost one after the other"
+    return EngineError(words, hint=f"Look into Ray's logs; {cure}")
+
+
+def resumed(
+    files: Mapping[str, bytes],
+    requests: Sequence[TraceRequest],
+    settings: SweepSettings,
+    starter: Starter,
+    threads: str | None,
+) -> Iterator[News]:
+    """Resume a run on this node; yield what is new until it has ended. A Ray task.
+
+    ``threads``: the driver's OMP_NUM_THREADS, which Ray sets to the few CPUs that engines on GPUs
+    take.
+    """
+    for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):  # a node serves what is on it
+        os.environ.setdefault(key, "1")
+    if devices.device_facts().get("kind") == "gpu":
+        os.environ.pop("OMP_NUM_THREADS", None)
+        os.environ |= {} if threads is None else {"OMP_NUM_THREADS": threads}
+    with tempfile.TemporaryDirectory(prefix="tuner-ray-") as place, ThreadPoolExecutor(1) as pool:
+        folder = Path(place) / "run"
+        folder.mkdir(mode=0o700)
+        _write(folder, files)
+        book = journal.resume(folder, journal.read(folder).plan)
+        lines, sizes = _Lines(), {name: len(content) for name, content in files.items()}
+        yield News({})  # there was room
+
+        def work() -> tuple[str, ...]:
+            read, watcher = None, cast("Watcher", lines)
+            if isinstance(starter, VllmStarter):
+                starter.log, read = default_log(), devices.DeviceMeter().read
+            sweeping = sweep(requests, starter, settings, book, watcher, read_device=read)
+            try:
+                execute(sweeping, starter, book)
+            except TunerError as error:
+                return str(error), error.hint
+            return ()
+
+        done = pool.submit(work)
+        while not done.done():
+            wait([done], timeout=LOOK_S)
+            new, lines.new = lines.new, []
+            yield News(_read(folder, sizes), new)
+        yield News(_read(folder, sizes), lines.new, done.result())
 
 
 class _Lines:
@@ -89,94 +184,6 @@ class _Lines:
                 self.new.append((name, str(text)))
 
         return keep
-
-
-async def sweep_all(
-    session: RaySession,
-    jobs: Mapping[str, tuple[Kind, Job]],
-    books: Mapping[str, journal.Journal],
-    watchers: Mapping[str, Watcher],
-) -> dict[str, SweepOutcome | TunerError]:
-    """Make every kind's sweep at the same time; return each outcome, or what ended it."""
-    sweeps = (_followed(session, *jobs[name], books[name], watchers[name]) for name in jobs)
-    return dict(zip(jobs, await asyncio.gather(*sweeps), strict=True))
-
-
-async def _followed(
-    session: RaySession, kind: Kind, job: Job, book: journal.Journal, watcher: Watcher
-) -> SweepOutcome | TunerError:
-    """Make one sweep; continue on another node of the kind where one is lost."""
-    losses, cure = 0, "tuner resume continues with what was measured."
-    while losses < MOST_LOSSES:
-        losses += 1
-        stream = session.stream(
-            resumed, (_read(book.run_dir, {}), job), kind.share, list(kind.nodes),
-            first_within_s=ROOM_TIMEOUT_S,
-        )  # fmt: skip
-        try:
-            async with aclosing(stream) as every:
-                async for news in every:
-                    _write(book.run_dir, news.files)
-                    losses = 1 if news.files else losses
-                    for method, text in news.lines:
-                        getattr(watcher, method)(text)
-                    ended: Ended | None = news.ended
-                    if isinstance(ended, tuple):
-                        return EngineError(ended[0], hint=ended[1])
-                    if ended is not None:
-                        return ended
-        except TimeoutError:
-            return EngineError(
-                f"the cluster has had no room for an engine ({kind.share}) for "
-                f"{ROOM_TIMEOUT_S:.0f}s",
-                hint=f"Free some of it; {cure}",
-            )
-        except LostError as error:
-            watcher.warn(f"its node is lost: {error}")
-        except TunerError as error:
-            return error
-    words = f"{MOST_LOSSES} nodes were lost one after the other"
-    return EngineError(words, hint=f"Look into Ray's logs; {cure}")
-
-
-def resumed(files: Mapping[str, bytes], job: Job) -> Iterator[News]:
-    """Resume a run on this node; yield what is new until it has ended. A Ray task."""
-    _prepare(job.omp_threads)
-    with tempfile.TemporaryDirectory(prefix="tuner-ray-") as place, ThreadPoolExecutor(1) as pool:
-        folder = Path(place) / "run"
-        folder.mkdir(mode=0o700)
-        _write(folder, files)
-        book = journal.resume(folder, journal.read(folder).plan)
-        lines, sizes = _Lines(), {name: len(content) for name, content in files.items()}
-        yield News({})  # there was room
-        done = pool.submit(_sweep, job, book, lines)
-        while not done.done():
-            wait([done], timeout=LOOK_S)
-            new, lines.new = lines.new, []
-            yield News(_read(folder, sizes), new)
-        yield News(_read(folder, sizes), lines.new, done.result())
-
-
-def _sweep(job: Job, book: journal.Journal, lines: _Lines) -> Ended:
-    starter, read = job.starter, None
-    if isinstance(starter, VllmStarter):
-        starter.log, read = default_log(), devices.DeviceMeter().read
-    watcher = cast("Watcher", lines)
-    work = sweep(job.requests, starter, job.settings, book, watcher, read_device=read)
-    try:
-        return execute(work, starter, book)
-    except TunerError as error:
-        return str(error), error.hint
-
-
-def _prepare(omp_threads: str | None) -> None:
-    """Make this process ready for engines: a node serves what is on it, and fetches nothing."""
-    for key in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        os.environ.setdefault(key, "1")
-    if devices.device_facts().get("kind") == "gpu":
-        os.environ.pop("OMP_NUM_THREADS", None)
-        if omp_threads is not None:
-            os.environ["OMP_NUM_THREADS"] = omp_threads
 
 
 def _read(folder: Path, sizes: dict[str, int]) -> dict[str, bytes]:

@@ -20,7 +20,7 @@ from tuner.profile.evidence import twin_of
 from tuner.profile.profile import ServingProfile
 from tuner.replay.device_use import Read
 from tuner.replay.replay import CutRule
-from tuner.runs.bench import Bench, Build, ToReplay, Trial, Watcher, execute, measure
+from tuner.runs.bench import Bench, Build, Trial, Watcher, execute, fitting, measure
 from tuner.runs.compare.table import ComparisonTable, block_of, table_of
 from tuner.runs.compare.ways import (
     LEVELS,
@@ -29,11 +29,9 @@ from tuner.runs.compare.ways import (
     Approach,
     Workload,
 )
-from tuner.runs.events import Selection
 from tuner.runs.evidence import Evidence
-from tuner.runs.journal import Journal
+from tuner.runs.journal import Failed, Journal, Replayed, Selection, Tried
 from tuner.runs.paired import spread_windows
-from tuner.runs.sweep.sweep_warnings import fitting
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import RUN_IN_SHARE
 from tuner.traffic.slo import Slo
@@ -113,10 +111,10 @@ class Comparison:
 
     def tables(self) -> list[ComparisonTable]:
         """Return one table for each load."""
-        profile, made = self.question.profile, self.evidence.made()
+        profile, evidence = self.question.profile, self.evidence
         slo = None if profile is None else profile.decision.slo.slo
         approaches, levels = self.question.approaches, self.question.levels
-        return [table_of(made, level, approaches, slo) for level in levels]
+        return [table_of(evidence, level, approaches, slo) for level in levels]
 
     def warnings(self) -> list[str]:
         """Return the warnings about what was compared, and how far it came."""
@@ -128,9 +126,8 @@ class Comparison:
             )
         warnings += [text for start in evidence.starts() for text in start.facts.cautions]
         for trial in evidence.made():
-            if trial.replay is not None and trial.replay.flaws:
-                flaws = "; ".join(trial.replay.flaws)
-                warnings.append(f"{trial.begun.approach}, {trial.begun.load}: {flaws}")
+            if flaws := "; ".join(self.journal.replay(trial).flaws):
+                warnings.append(f"{trial.approach}, {trial.load}: {flaws}")
         if (left := next(self._left(), None)) is not None:
             warnings.append(
                 f"the budget ended it after {left[1]} of {REPEATS} blocks: give a larger --budget"
@@ -144,7 +141,7 @@ class Comparison:
         if left is None:
             return None
         approach, block, load = left
-        spent_s, is_begun = self.evidence.spent_s(), block in map(block_of, self.evidence.made())
+        spent_s, is_begun = self.evidence.spent_s(), block in map(block_of, self.evidence.trials())
         if block and not is_begun and spent_s * (block + 1) / block > self.question.budget_s:
             return None
         window = self.workload.windows[block]
@@ -153,23 +150,25 @@ class Comparison:
         starter, size = self._starter(approach)
         purpose = f"{approach.name} {block}"
         title = f"block {block + 1}: starting {approach.title}"
+        tried = Tried(
+            purpose=purpose, max_num_seqs=size, window=window, approach=approach.name, load=load
+        )
         return Trial(
-            purpose=purpose,
-            build=Build(purpose, size, starter, title=title),
-            cap=size,
-            replay=ToReplay(window, self.workload.sent(load, block), rule),
-            approach=approach.name,
-            load=load,
-            title=f"{self.evidence.count() + 1} of {total}: {approach.title}, {load}",
+            tried,
+            Build(purpose, size, starter, title=title),
+            self.workload.sent(load, block),
+            rule,
+            title=f"{len(self.evidence.trials()) + 1} of {total}: {approach.title}, {load}",
         )
 
     def _left(self) -> Iterator[tuple[Approach, int, str]]:
         """Yield (approach, block, load) of what is still to be replayed, in order: random
         and the same in a resumed run. What never served is not tried again."""
-        made = self.evidence.made()
-        done = {(each.begun.approach, block_of(each), each.begun.load) for each in made}
-        failed = {(each.begun.approach, block_of(each)) for each in made if each.failed}
-        dead = {name for name, _ in failed} - {t.begun.approach for t in made if not t.failed}
+        trials = self.evidence.trials()
+        done = {(each.approach, block_of(each), each.load) for each in trials}
+        failed = {(each.approach, block_of(each)) for each in trials if isinstance(each, Failed)}
+        served = {each.approach for each in trials if isinstance(each, Replayed)}
+        dead = {name for name, _ in failed} - served
         for block in range(REPEATS):
             rng = np.random.default_rng(block)
             approaches = [
@@ -233,7 +232,7 @@ def compare(
     workload = Workload(kept, choice.windows, question.levels, twin, question.block_size)
     comparison = Comparison(question, journal, workload, left_out)
     trial, started = comparison.next_trial(), evidence.starts()
-    lost = trial is not None and bool(started) and started[-1].purpose == trial.purpose
+    lost = trial is not None and bool(started) and started[-1].purpose == trial.build.purpose
 
     async def work() -> None:
         bench = Bench(journal, watcher, read, block_size=question.block_size)

@@ -13,7 +13,8 @@ from tuner.replay.device_use import device_use
 from tuner.replay.numbers import Spread, measure, spread
 from tuner.replay.records import Floats, Replay, e2el_s
 from tuner.runs.compare.ways import LEVELS, Approach, mean_in_flight
-from tuner.runs.evidence import MadeTrial
+from tuner.runs.evidence import Evidence
+from tuner.runs.journal import Failed, Tried
 from tuner.runs.paired import Ratio, log_ratio
 from tuner.traffic.slo import Slo
 
@@ -100,22 +101,21 @@ Blocks = Mapping[int, Replay]
 """Number of a block → its replay."""
 
 
-def block_of(trial: MadeTrial) -> int:
-    return int(trial.begun.purpose.rpartition(" ")[2])
+def block_of(trial: Tried) -> int:
+    return int(trial.purpose.rpartition(" ")[2])
 
 
 def table_of(
-    made: Sequence[MadeTrial], load: str, approaches: Sequence[Approach], slo: Slo | None
+    evidence: Evidence, load: str, approaches: Sequence[Approach], slo: Slo | None
 ) -> ComparisonTable:
     """Return the table of one load."""
     blocks: dict[str, dict[int, Replay]] = {each.name: {} for each in approaches}
     errors: dict[str, list[str]] = {each.name: [] for each in approaches}
-    for trial in made:
-        name = trial.begun.approach
-        if trial.failed is not None and trial.ended is not None:
-            errors[name].append(f"{trial.failed}. {trial.ended.hint}")
-        elif trial.begun.load == load:
-            blocks[name][block_of(trial)] = trial.replayed
+    for trial in evidence.trials():
+        if isinstance(trial, Failed):
+            errors[trial.approach].append(f"{trial.why}. {trial.hint}")
+        elif trial.load == load:
+            blocks[trial.approach][block_of(trial)] = evidence.journal.replay(trial)
     numbers = {name: numbers_of([*seen.values()], slo) for name, seen in blocks.items() if seen}
     rows = []
     for each in approaches:

@@ -6,20 +6,21 @@ without a restart. Each phase is a function from the events of the run to the ne
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
 from tuner.engines.seam import EngineFacts, Starter
-from tuner.errors import EngineError, UsageError
+from tuner.errors import EngineError, RunError, UsageError
 from tuner.profile.evidence import StoredTwin
 from tuner.profile.profile import ServingProfile
 from tuner.replay.numbers import Measurement
 from tuner.replay.numbers import measure as numbers_of
 from tuner.replay.replay import CutRule
-from tuner.runs.bench import Bench, Build, ToReplay, Trial, measure
-from tuner.runs.events import Configuration, Gathered
+from tuner.runs.bench import Bench, Build, Trial, fitting, measure
+from tuner.runs.journal import Configuration, Failed, Gathered, Tried
 from tuner.runs.ladder import doubling
 from tuner.runs.paired import spread_windows
 from tuner.runs.refine.proof import (
@@ -45,8 +46,7 @@ from tuner.runs.refine.space import (
 from tuner.runs.result import SweepOutcome, outcome_of
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Basis, Conclusion, CurvePoint, curve_by_twin, forecast_of
-from tuner.runs.sweep.confirmation import Confirmation
-from tuner.runs.sweep.sweep_warnings import fitting
+from tuner.runs.sweep.sweep import confirming_trial
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import MIN_STEP_S
 from tuner.traffic.requirements import RequirementCheck
@@ -201,9 +201,9 @@ class Refining:
             reason=reason,
             trials=tuple(self.rows()),
             complete=gathered.complete,
-            starts_s=self.evidence.starts_s(),
+            starts_s=tuple(start.facts.start_s for start in self.evidence.starts()),
             replay_s=self.evidence.replay_s(),
-            failed=tuple(trial.failed for trial in self.made() if trial.failed),
+            failed=tuple(failed.why for failed in self.journal.of(Failed)),
             warnings=(*self.warnings, *([self.study.lost] if self.study.lost else [])),
         )
 
@@ -231,20 +231,23 @@ class Refining:
     # What was measured
 
     def check(self) -> None:
-        """Raise ValueError for a configuration that is not searched: a stranger's journal could
+        """Raise RunError for a configuration that is not searched: a stranger's journal could
         name any engine argument, and it would be started."""
         chosen = [event.chosen for event in self.journal.of(Gathered)]
-        for each in [*(begun.configuration for begun in self.evidence.begun()), *chosen]:
+        for each in [*(trial.configuration for trial in self.evidence.trials()), *chosen]:
             if not self.plan.space.holds(each):
-                raise ValueError(f"{in_words(each)} is not searched")
+                raise RunError(
+                    f"{self.journal.run_dir}/journal.jsonl: {in_words(each)} is not searched",
+                    hint="Start again in another --run-dir.",
+                )
 
     def rows(self) -> list[TrialRow]:
         """Return the trials of the search that served, with their gains."""
-        searched = {str(t.begun.configuration): t for t in self.made(SEARCH)}
-        measured = {key: trial.numbers(self.workload.slo) for key, trial in searched.items()}
+        searched, slo = {str(t.configuration): t for t in self.made(SEARCH)}, self.workload.slo
+        measured = {key: self.evidence.numbers(t, slo) for key, t in searched.items()}
         knee, rows = measured.get(str(self.knee)), []
         for key, trial in searched.items():
-            tried, gain, is_kept = trial.begun.configuration, None, False
+            tried, gain, is_kept = trial.configuration, None, False
             if knee is not None:
                 here, there = served(measured[key]), served(knee)
                 if self.model is not None and self.model.predicts(tried):
@@ -273,19 +276,18 @@ class Refining:
 
     def next_in_search(self) -> Trial | None:
         """Return the knee, the best by the twin, then each other argument once."""
-        self.evidence.check(self.check)
+        self.check()
         if self.journal.last(Gathered) is not None:
             return None
-        if (half := self.evidence.under_way()) is not None:
-            return self.trial(half.configuration)
-        every = self.made()
-        tried = [each.begun.configuration for each in every]
+        every = self.evidence.trials()
+        tried = [each.configuration for each in every]
         if self.knee not in tried:
             return self.trial(self.knee)
         if self.first is None:
             self.first = [] if self.model is None else self.model.best(self.space, self.study)
-        alive = {restart_key(each.begun.configuration) for each in every if not each.failed}
-        dead = {restart_key(each.begun.configuration) for each in every if each.failed} - alive
+        alive = {restart_key(each.configuration) for each in self.made()}
+        failed = {restart_key(each.configuration) for each in self.journal.of(Failed)}
+        dead = failed - alive
         for each in [*self.first, *self.flipped()]:
             if each in tried or restart_key(each) in dead:
                 continue
@@ -330,7 +332,7 @@ class Refining:
 
     def next_ramp(self, chosen: Configuration) -> Trial | None:
         """Return what times every batch size of the chosen engine, once."""
-        if any(each.begun.purpose == RAMP for each in self.made()):
+        if any(each.purpose == RAMP for each in self.evidence.trials()):
             return None
         build = self.largest(chosen) if self._is_live(chosen) else self.fresh(chosen)
         return self._trial(RAMP, chosen, build, None)
@@ -345,21 +347,17 @@ class Refining:
         self, purpose: str, own: Configuration, build: Build, window: Window | None
     ) -> Trial:
         """Return a replay of this window; without any a ramp to what the engine is built for."""
-        workload, replay, limits = self.workload, None, (build.max_num_seqs, 0)
-        if window is not None:
-            rule, limits = CutRule(workload.slo, 0.0), limits_of(own)
-            replay = ToReplay(window, workload.sent_in(window), rule)
-        return Trial(
-            purpose=purpose,
-            build=build,
-            cap=limits[0],
-            tokens=limits[1],
-            ramp=None if replay else workload,
-            ramp_s=workload.step_s,
-            replay=replay,
-            configuration=own,
-            title=f"{purpose} {in_words(own)}",
-        )
+        workload, title = self.workload, f"{purpose} {in_words(own)}"
+        cap, tokens = (build.max_num_seqs, 0) if window is None else limits_of(own)
+        tried = Tried(purpose=purpose, max_num_seqs=cap, configuration=own, window=window)
+        if window is None:
+            unloaded = workload.unloaded
+            tpot_s = unloaded.tpot_s or unloaded.ttft_s
+            return Trial(
+                tried, build, workload.twin_requests, None, workload.step_s, tpot_s, title=title
+            )
+        rule = CutRule(workload.slo, 0.0)
+        return Trial(tried, build, workload.sent_in(window), rule, tokens=tokens, title=title)
 
     def build(self, configuration: Configuration, limits: Sequence[int], turn: int) -> Build:
         """Return an engine that is built for these limits; another turn is another engine."""
@@ -406,7 +404,7 @@ class Refining:
     def _half_s(self, *sides: Configuration) -> float:
         """Return how long half of a pair takes, by trials of its sides: an engine that is
         overloaded drains for longer than its windows are."""
-        known = [t.replayed.elapsed_s for t in self.made(SEARCH) if t.begun.configuration in sides]
+        known = [t.elapsed_s for t in self.made(SEARCH) if t.configuration in sides]
         return max(self.workload.step_s, float(np.mean(known)) if known else 0.0)
 
     def _pairs_of(self, chosen: Configuration) -> tuple[Window, ...]:
@@ -446,17 +444,13 @@ class Refining:
         """Return the twin of the engines that share with the choice what needs a restart; None
         where it is not believed."""
         key = restart_key(chosen)
-        alike = {
-            number: trial
-            for number, trial in enumerate(self.made())
-            if not trial.failed and restart_key(trial.begun.configuration) == key
-        }
+        alike = [trial for trial in self.made() if restart_key(trial.configuration) == key]
         replays = [
-            replace(trial.replayed, token_budget=limits_of(trial.begun.configuration)[1])
-            for trial in alike.values()
-            if trial.begun.window is not None
+            replace(self.journal.replay(trial), token_budget=limits_of(trial.configuration)[1])
+            for trial in alike
+            if trial.window is not None
         ]
-        tried = [number(trial.begun.configuration[CAP]) for trial in alike.values()]
+        tried = [number(trial.configuration[CAP]) for trial in alike]
         view = forecast_of(
             self.basis,
             self.evidence.logs(alike),
@@ -476,7 +470,8 @@ class Refining:
 
     def _pairs(self) -> list[tuple[Measurement, Measurement]]:
         """Return (knee, refined), pair by pair."""
-        halves = [(t.begun.purpose, t.numbers(self.workload.slo)) for t in self.made(REFINED, KNEE)]
+        slo, made = self.workload.slo, self.made(REFINED, KNEE)
+        halves = [(trial.purpose, self.evidence.numbers(trial, slo)) for trial in made]
         turns = map(dict, zip(halves[::2], halves[1::2], strict=False))
         return [(turn[KNEE], turn[REFINED]) for turn in turns]
 
@@ -485,26 +480,19 @@ class Refining:
     ) -> SweepOutcome:
         """Confirm the choice on an engine of its own, as a sweep does."""
         conclusion = self._conclusion(chosen, reason, confidence)
-        why: str | None = "the budget left no room for it"
-        confirmation = Confirmation(
-            self.bench, self.basis, conclusion, self.fresh(chosen), self.bench.spare_s
-        )
-        try:
-            await measure(confirmation.next_trial, self.bench)
-        except EngineError as error:
-            why = str(error)
-        is_confirmed = self.evidence.confirming("confirm", number(chosen[CAP]))
-        return outcome_of(
-            conclusion,
-            self.basis,
-            unconfirmed=None if is_confirmed else why,
-            facts=self.facts(chosen),
-        )
+        build = self.fresh(chosen)
+        with suppress(EngineError):
+            await measure(
+                lambda: confirming_trial(self.basis, conclusion, build, self.bench.spare_s()),
+                self.bench,
+            )
+        requests = self.workload.requests
+        return outcome_of(conclusion, self.basis, requests, self.facts(chosen))
 
     def _conclusion(self, chosen: Configuration, reason: str, confidence: float) -> Conclusion:
         """Return the refined choice as a sweep would have concluded it."""
         cap, view = number(chosen[CAP]), self.view(chosen)
-        measured = numbers_of([trial.replayed for trial in self.made(REFINED)], self.workload.slo)
+        measured = numbers_of(self.evidence.replays(REFINED), self.workload.slo)
         interval, promised = (cap, cap), None
         checks = tuple(RequirementCheck(each, None) for each in self.settings.requirements)
         curve: tuple[CurvePoint, ...] = (CurvePoint(measured, measured, "measured", {}),)

@@ -16,7 +16,7 @@ from optuna.trial import TrialState, create_trial
 
 from tuner.errors import RunError
 from tuner.profile.evidence import StoredTwin
-from tuner.runs.events import Configuration
+from tuner.runs.journal import Configuration
 from tuner.runs.refine.proof import Served, gain_over, keeps_goodput
 from tuner.runs.refine.space import BLOCKS, CAP, MODELED, TOKENS, Space, number
 from tuner.runs.settings import SweepSettings

@@ -15,7 +15,7 @@ import numpy as np
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.sim.world import padded
 from tuner.errors import UsageError
-from tuner.runs.events import Configuration
+from tuner.runs.journal import Configuration
 
 CAP, TOKENS, BLOCKS = "max_num_seqs", "max_num_batched_tokens", "num_gpu_blocks_override"
 LIVE = (CAP, TOKENS)

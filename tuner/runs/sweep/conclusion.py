@@ -14,19 +14,20 @@ from tuner.engines.seam import EngineFacts, IterationLog
 from tuner.errors import RunError
 from tuner.replay.numbers import Measurement, Spread
 from tuner.replay.records import ProbeResult, Replay, e2el_s, queue_s
-from tuner.runs.evidence import Evidence, MadeTrial, measured
+from tuner.runs.evidence import RUNGS, Evidence
+from tuner.runs.journal import Replayed
 from tuner.runs.ladder import doubling
 from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.sweep_warnings import few, no_headroom, windows_decide
 from tuner.traffic.constants import GOOD_ATTAINMENT, HALF
+from tuner.traffic.description import FEW_REQUESTS
 from tuner.traffic.slo import Unloaded, out_of_reach
 from tuner.traffic.workload import Workload
+from tuner.twin.check import Check, check_at_own_speed
 from tuner.twin.forecast import Forecast, forecast
-from tuner.twin.samples import NUMBERS, SHARES, Range, Samples
+from tuner.twin.front_end import FrontEnd, fit_front_end
+from tuner.twin.samples import SHARES, Range, Samples, slowdowns
 from tuner.twin.verdict import ADD_REPLICAS, Verdict, verdict_by_twin, verdict_by_windows
-from tuner.twin.windows import Block, samples_of
-
-Source = Literal["measured", "twin", "both"]
+from tuner.twin.windows import Block, Trial, samples_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +40,7 @@ class CurvePoint:
     measured: Measurement | None
     """As measured in the windows; None where none were replayed."""
 
-    source: Source
-    intervals: Mapping[str, Range]
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """What the twin predicts of a cap at one load: the middle of what fresh engines give again,
-    with 95 % intervals."""
-
-    load: float
-    numbers: Measurement
+    source: Literal["measured", "twin", "both"]
     intervals: Mapping[str, Range]
 
 
@@ -74,7 +65,9 @@ class Conclusion:
         """Whether the twin decided, and not the windows alone."""
         return self.promised is not None
 
-    def step(self, cap: int) -> CurvePoint:
+    @property
+    def chosen(self) -> CurvePoint:
+        cap = self.verdict.max_num_seqs
         return next(each for each in self.curve if each.numbers.max_num_seqs == cap)
 
 
@@ -101,7 +94,7 @@ def view_of(basis: Basis, *, printed: bool = False) -> Forecast | None:
     return forecast_of(
         basis,
         evidence.logs(),
-        [rung.replayed for rung in evidence.rungs()],
+        evidence.replays(*RUNGS),
         caps=doubling(basis.settings.ceiling),
         # not in between, or else a resumed run, which has them, would measure other steps
         probes=evidence.probed() if printed else (),
@@ -121,7 +114,6 @@ def forecast_of(  # noqa: PLR0913 - what was measured, and what is predicted
 ) -> Forecast | None:
     """Return the twin that is fitted to these iterations, and checked against these replays; None
     without any iteration."""
-    settings = basis.settings
     if not logs:
         return None
     return forecast(
@@ -129,11 +121,10 @@ def forecast_of(  # noqa: PLR0913 - what was measured, and what is predicted
         replays,
         basis.workload,
         facts or basis.evidence.facts(),
-        hash_block_size=settings.trace_block_size,
+        hash_block_size=basis.settings.trace_block_size,
         caps=caps,
-        requirements=settings.requirements,
-        headroom=settings.headroom,
-        seed=settings.seed,
+        requirements=basis.settings.requirements,
+        headroom=basis.settings.headroom,
         probes=probes,
         printed=printed,
     )
@@ -144,14 +135,18 @@ def forecast_of(  # noqa: PLR0913 - what was measured, and what is predicted
 
 def by_twin(basis: Basis, view: Forecast) -> Conclusion:
     """Return what the twin says of every cap, with what was measured beside it."""
-    workload, ceiling, rungs = basis.workload, basis.settings.ceiling, basis.evidence.rungs()
-    samples = view.promised(doubling(ceiling))
-    curve = curve_by_twin(view, samples, measured(rungs, workload.slo))
+    workload, ceiling = basis.workload, basis.settings.ceiling
+    samples, warnings = view.promised(doubling(ceiling)), list[str]()
+    curve = curve_by_twin(view, samples, basis.evidence.measured(workload.slo))
     numbers = {point.numbers.max_num_seqs: point.numbers for point in curve}
     complete = basis.evidence.is_complete()
     verdict = verdict_by_twin(view, numbers, ceiling=ceiling, complete=complete)
-    verdict = _warned(verdict, few(len(workload.twin_requests)))
-    return Conclusion(_reachable(verdict, workload, curve), curve, view, samples)
+    if (count := len(workload.twin_requests)) < FEW_REQUESTS:
+        warnings.append(
+            f"a tuning of {count} request{'s' * (count != 1)} says little: what is sure of them is "
+            "not sure of the next ones; capture more"
+        )
+    return Conclusion(_reachable(verdict, workload, curve, warnings), curve, view, samples)
 
 
 def curve_by_twin(
@@ -160,31 +155,29 @@ def curve_by_twin(
     """Return the twin's curve, with what was measured (``seen``) beside it."""
     return tuple(
         CurvePoint(
-            prediction.numbers,
+            numbers_by_twin(view, samples, cap),
             seen.get(cap),
             "both" if cap in seen else "twin",
             samples.intervals(cap),
         )
         for cap in samples.caps
-        for prediction in [prediction_of(view, samples, cap)]
     )
 
 
-def prediction_of(
+def numbers_by_twin(
     view: Forecast, samples: Samples, cap: int, *, raised: bool = False
-) -> Prediction:
-    """Return what the twin predicts of a cap, at the recorded load or with headroom."""
+) -> Measurement:
+    """Return what the twin predicts of a cap, at the recorded load or with headroom: the middle of
+    what fresh engines give again."""
     numbers = view.measurement(cap, raised=raised)
 
-    def middle(name: str) -> float:
-        return samples.middle(name, cap, raised=raised)
-
     def spread_of(name: str) -> Spread | None:
-        spread = Spread(*(middle(f"{name}_{each}_s") for each in ("mean", *SHARES)))
+        names = [f"{name}_{each}_s" for each in ("mean", *SHARES)]
+        spread = Spread(*(samples.middle(each, cap, raised=raised) for each in names))
         return None if math.isnan(spread.mean) else spread
 
-    share = middle("attainment")
-    numbers = replace(
+    share = samples.middle("attainment", cap, raised=raised)
+    return replace(
         numbers,
         attainment=share,
         attainment_bound=share,
@@ -194,21 +187,6 @@ def prediction_of(
         e2el_s=spread_of("e2el"),
         queue_s=spread_of("queue"),
     )
-    intervals = samples.intervals(cap, raised=raised, names=NUMBERS)
-    return Prediction(view.headroom if raised else 1.0, numbers, intervals)
-
-
-def restated(conclusion: Conclusion, basis: Basis, view: Forecast) -> Conclusion:
-    """Return the conclusion with the twin as the confirming replay corrected it. A choice that this
-    would move stays as it was confirmed."""
-    if not conclusion.is_proven:
-        again = by_twin(basis, view)
-        is_same = again.verdict.max_num_seqs == conclusion.verdict.max_num_seqs
-        return again if is_same else replace(again, verdict=conclusion.verdict)
-    measured_ = [each.measured for each in conclusion.curve if each.measured is not None]
-    samples = view.promised([each.numbers.max_num_seqs for each in conclusion.curve])
-    curve = curve_by_twin(view, samples, {each.max_num_seqs: each for each in measured_})
-    return replace(conclusion, curve=curve, view=view, promised=samples)
 
 
 # By the windows
@@ -224,19 +202,28 @@ def by_windows(basis: Basis, view: Forecast | None, *, doubt: str | None) -> Con
             f"{evidence.journal.run_dir}: no step of the ladder was measured under this SLO",
             hint="Continue the run first: tuner resume RUN_DIR; or sweep with this --slo.",
         )
-    curve = _measured_curve(measured(evidence.rungs(), workload.slo), blocks)
+    samples, curve = samples_of(blocks), list[CurvePoint]()
+    for cap, numbers in evidence.measured(workload.slo).items():
+        bound = {"attainment": (numbers.attainment, numbers.attainment_bound)}
+        intervals = samples.intervals(cap) if numbers.cut is None else bound
+        curve.append(CurvePoint(numbers, numbers, "measured", intervals))
     verdict = verdict_by_windows(
         blocks,
         ceiling=settings.ceiling,
         complete=evidence.is_complete(),
         requirements=settings.requirements,
     )
-    verdict = _warned(
-        _reachable(verdict, workload, curve),
-        windows_decide(doubt),
-        no_headroom(settings.headroom),
-    )
-    return Conclusion(verdict, curve, view)
+    warnings = []
+    if doubt is not None:
+        warnings.append(
+            f"{doubt}, so the windows that were replayed decide alone: they say less of the rest "
+            "of the trace; a larger --budget or a quieter machine lets the twin decide"
+        )
+    if settings.headroom > 1:
+        warnings.append(
+            "the windows decide, so the choice is for the recorded load: watch it with tuner watch"
+        )
+    return Conclusion(_reachable(verdict, workload, curve, warnings), tuple(curve), view)
 
 
 def window_blocks(basis: Basis) -> list[Block]:
@@ -246,22 +233,25 @@ def window_blocks(basis: Basis) -> list[Block]:
     of the traffic leaves it time for, where each request holds its slot as long as it did there.
     Turns that wait for each other grow no queue.
     """
-    slo, rungs = basis.workload.slo, basis.evidence.rungs()
-    known = measured(rungs, slo)
-    rungs = [rung for rung in rungs if rung.begun.max_num_seqs in known]
-    if basis.settings.closed_sessions:
-        return [rung.block(slo) for rung in rungs]
-    return [_with_queue(rung, basis.workload) for rung in rungs]
+    evidence, blocks = basis.evidence, list[Block]()
+    known = evidence.measured(basis.workload.slo)
+    for rung in evidence.made(*RUNGS):
+        if (cap := rung.max_num_seqs) in known:
+            numbers = evidence.numbers(rung, basis.workload.slo)
+            if not basis.settings.closed_sessions:
+                numbers = _with_queue(basis, rung, numbers)
+            blocks.append(Block(Trial(cap, rung.purpose), numbers))  # type: ignore[arg-type]
+    return blocks
 
 
-def _with_queue(rung: MadeTrial, workload: Workload) -> Block:
-    block = rung.block(workload.slo)
-    numbers, held = block.measurement, slots_held(rung.replayed, workload.unloaded)
-    share = 1.0 if held is None else workload.queued(rung.trial.max_num_seqs, held=held)
-    if numbers.cut is None and share < numbers.attainment - GOOD_ATTAINMENT:
-        rps = numbers.goodput_rps * share / numbers.attainment
-        numbers = replace(numbers, attainment=share, attainment_bound=share, goodput_rps=rps)
-    return replace(block, measurement=numbers)
+def _with_queue(basis: Basis, rung: Replayed, numbers: Measurement) -> Measurement:
+    replay, workload = basis.evidence.journal.replay(rung), basis.workload
+    held = slots_held(replay, workload.unloaded)
+    share = 1.0 if held is None else workload.queued(rung.max_num_seqs, held=held)
+    if numbers.cut is not None or share >= numbers.attainment - GOOD_ATTAINMENT:
+        return numbers
+    rps = numbers.goodput_rps * share / numbers.attainment
+    return replace(numbers, attainment=share, attainment_bound=share, goodput_rps=rps)
 
 
 def slots_held(replay: Replay, unloaded: Unloaded) -> float | None:
@@ -275,26 +265,65 @@ def slots_held(replay: Replay, unloaded: Unloaded) -> float | None:
     return float(held_s[known].sum()) / alone_s if alone_s > 0 else None
 
 
-def _measured_curve(
-    measured: Mapping[int, Measurement], blocks: Sequence[Block]
-) -> tuple[CurvePoint, ...]:
-    samples = samples_of(blocks)
-    steps = []
-    for cap, numbers in measured.items():
-        bound = {"attainment": (numbers.attainment, numbers.attainment_bound)}
-        intervals = samples.intervals(cap) if numbers.cut is None else bound
-        steps.append(CurvePoint(numbers, numbers, "measured", intervals))
-    return tuple(steps)
-
-
-def _warned(verdict: Verdict, *warnings: str | None) -> Verdict:
-    return replace(verdict, warnings=(*verdict.warnings, *filter(None, warnings)))
-
-
-def _reachable(verdict: Verdict, workload: Workload, curve: Sequence[CurvePoint]) -> Verdict:
-    """Blame neither the load nor the ceiling for an SLO that an idle engine breaks."""
+def _reachable(
+    verdict: Verdict, workload: Workload, curve: Sequence[CurvePoint], warnings: Sequence[str]
+) -> Verdict:
+    """Return the verdict with more warnings. Blame neither the load nor the ceiling for an SLO that
+    an idle engine breaks."""
+    verdict = replace(verdict, warnings=(*verdict.warnings, *warnings))
     why = out_of_reach(workload.slo, workload.unloaded)
-    if why is None or any(step.numbers.attainment >= HALF for step in curve):
+    if why is None or any(point.numbers.attainment >= HALF for point in curve):
         return verdict
-    warnings = tuple(each for each in verdict.warnings if each != ADD_REPLICAS)
-    return replace(verdict, kind="overloaded", reason=why, warnings=warnings)
+    others = tuple(each for each in verdict.warnings if each != ADD_REPLICAS)
+    return replace(verdict, kind="overloaded", reason=why, warnings=others)
+
+
+# After the confirming replay
+
+
+def confirmed(
+    conclusion: Conclusion, basis: Basis
+) -> tuple[Conclusion, Check | None, FrontEnd | None]:
+    """Return the conclusion after the confirming replay, the twin against that replay, and what its
+    requests came through.
+
+    Where the scheduler model failed at the engine's own speed, the windows decide; without windows
+    nothing does. What is required is compared behind the front end that the replay showed. A choice
+    that this would move stays as it was confirmed.
+    """
+    evidence, view, cap = basis.evidence, conclusion.view, conclusion.verdict.max_num_seqs
+    replays, slo = evidence.confirming("confirm", cap), basis.workload.slo
+    if view is None or not replays:
+        return conclusion, None, None if view is None else view.machine.front_end
+    law, machine = view.fitted.law, view.machine
+    front_end = machine.front_end
+    if evidence.facts().is_served:
+        front_end = fit_front_end(law, evidence.probed(), replays)
+    check = check_at_own_speed(replays, slo, law, view.shape, front_end)
+    if not conclusion.by_twin:
+        return conclusion, check, front_end
+    if not check.failed:
+        machine = replace(machine, front_end=front_end)
+        if front_end is None:  # else its contention has how fast this engine was
+            seen = [slowdowns(each.iterations, law) for each in replays]
+            machine = replace(machine, slowdown=np.concatenate((machine.slowdown, *seen)))
+        return _restated(conclusion, basis, view.again(machine)), check, front_end
+    if conclusion.is_proven:
+        return replace(conclusion, view=None, promised=None), check, front_end
+    doubt = f"the twin was wrong at the engine's own speed ({check.worst.words})"
+    if evidence.made(*RUNGS):
+        return by_windows(basis, view, doubt=doubt), check, front_end
+    reason = f"{cap} is the twin's choice: {doubt} in the replay that verifies it"
+    verdict = replace(conclusion.verdict, kind="inconclusive", reason=reason)
+    return replace(conclusion, verdict=verdict), check, front_end
+
+
+def _restated(conclusion: Conclusion, basis: Basis, view: Forecast) -> Conclusion:
+    if not conclusion.is_proven:
+        again = by_twin(basis, view)
+        is_same = again.verdict.max_num_seqs == conclusion.verdict.max_num_seqs
+        return again if is_same else replace(again, verdict=conclusion.verdict)
+    seen = {each.measured.max_num_seqs: each.measured for each in conclusion.curve if each.measured}
+    samples = view.promised([each.numbers.max_num_seqs for each in conclusion.curve])
+    curve = curve_by_twin(view, samples, seen)
+    return replace(conclusion, curve=curve, view=view, promised=samples)

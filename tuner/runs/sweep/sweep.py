@@ -1,48 +1,49 @@
-"""The run: engine → ramp → ladder → knee, then the confirming engine.
+"""The path of a sweep: engine → ramp → ladder → choice, then the engine that confirms it.
 
 One engine is started at the ceiling and its cap changes live; one fresh engine at the chosen value
-confirms it, because KV pool and graph sizes follow ``max_num_seqs``.
+confirms it, because KV pool and graph sizes follow ``max_num_seqs``. Each of the two phases asks a
+function of the run's events what to measure next, until it returns nothing.
 """
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from tuner.engines.seam import Starter
-from tuner.errors import EngineError, InputError, RunError
+from tuner.errors import EngineError, InputError, RunError, TargetError
 from tuner.replay.device_use import Read
 from tuner.replay.numbers import measure as numbers_of
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
-from tuner.runs.bench import Bench, Build, ToReplay, Trial, Watcher, in_words, measure
-from tuner.runs.events import Gathered
-from tuner.runs.evidence import RUNGS
-from tuner.runs.journal import Journal
+from tuner.runs.bench import Bench, Build, Trial, Watcher, measure
+from tuner.runs.evidence import RUNGS, Evidence
+from tuner.runs.journal import Failed, Gathered, Journal, Tried
 from tuner.runs.ladder import DRIFT_RAMP_SHARE, STEPS, cut_floor, next_for_twin, next_trial, short_s
 from tuner.runs.result import SweepOutcome, outcome_of
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.conclusion import Basis, Conclusion, conclude, view_of, window_blocks
-from tuner.runs.sweep.confirmation import Confirmation
-from tuner.runs.sweep.sweep_warnings import fitting, shortened
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.constants import HALF, MIN_STEP_S
-from tuner.traffic.workload import (
-    Workload,
-    affordable_step_s,
-    slo_for,
-)
+from tuner.traffic.scaling import scale_load
+from tuner.traffic.window import unseen_window
+from tuner.traffic.workload import Workload, affordable_step_s, keep_what_fits, slo_for
+from tuner.twin.windows import Trial as Step
 
 SERVER_START_S = 30.0
 """Seconds that a server takes longer to start than its engine alone, on a small machine. More would
 take from the ladder what is kept for it; with less the confirming replay may find no budget."""
 
-ENDING_S, CONCLUDING = 3.0, 3.0
-"""What the end of a run takes: to stop the engine and to write the profile, and in times of
-evaluating the choice once: more draws, and what is promised of it."""
+ENDING_S = 5.0
+"""What the end of a run takes: to stop the engine, to conclude, and to write the profile."""
 
-OVERDRAWN = 1.1
-"""Steps that may be missing before headroom is replayed: the one that the replay at the recorded
-load has just taken, and a tenth, which is no reason to leave the other out."""
+DRAIN_SHARE = 0.1
+"""Of the time of a confirming replay, for what is unfinished when the last request was sent."""
+
+LEAST_WINDOW_S = 8.0
+"""Less of a window, its run-in left out, confirms nothing."""
+
+
+ONE_AT_A_TIME = "requests one at a time on the idle engine"
 
 
 async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who watches
@@ -68,125 +69,135 @@ async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who watches
         watcher,
         read_device,
         block_size=settings.trace_block_size,
-        seed=settings.seed,
         closed_sessions=settings.closed_sessions,
     )
-    run = SweepRun(bench, settings, starter, confirming or starter)
+    run = Sweep(bench, settings, starter, confirming or starter)
     if not run.evidence.starts():
         run.began_s = run.now_s() if began_s is None else began_s
     try:
-        await run.conclude(requests)
+        await run.prepare(requests)
+        await run.climb()
         await run.confirm()
     finally:
         await bench.stop()
-    return outcome_of(
-        run.conclusion,
-        run.basis,
-        warnings=run.warnings,
-        unconfirmed=run.unconfirmed,
-    )
+    return outcome_of(run.conclusion, run.basis, requests)
 
 
-class SweepRun:
-    """A run under way: first concluded, then confirmed. Whoever has made the bench stops it."""
+@dataclass(slots=True)
+class Sweep:
+    """A run under way: prepared, climbed, then confirmed. Whoever has made the bench stops it."""
 
-    conclusion: Conclusion
-    workload: Workload
+    bench: Bench
+    settings: SweepSettings
+    starter: Starter
+    confirming: Starter
+    workload: Workload = field(init=False)
+    conclusion: Conclusion = field(init=False)
+    now_s: Callable[[], float] = field(default_factory=lambda: asyncio.get_running_loop().time)
+    began_s: float | None = None
+    """When a run that nothing interrupted began."""
 
-    def __init__(
-        self, bench: Bench, settings: SweepSettings, starter: Starter, confirming: Starter
-    ) -> None:
-        self.bench, self.settings, self.watcher = bench, settings, bench.watcher
-        self.journal, self.evidence = bench.journal, bench.evidence
-        self.ladder = Build("ladder", settings.ceiling, starter)
-        self.confirming, self.is_like = confirming, confirming is starter
-        self.now_s: Callable[[], float] = asyncio.get_running_loop().time
-        self.warnings: list[str] = []
-        self.unconfirmed: str | None = None
-        """Why no fresh engine confirmed the choice, where one was to."""
+    is_complete: bool = False
+    """Whether the budget had time for all that the decision asks for."""
 
-        self.began_s: float | None = None
-        """When a run that nothing interrupted began."""
+    is_doubted: bool = False
+    """Whether the windows decide, because the twin is not believed."""
 
-        self.views_s: list[float] = []
-        """How long evaluating the choice took each time; the first one compiles the twin."""
+    affords_confirming: bool = True
+    """Whether the budget is for the start of an engine that confirms too."""
 
-        self.is_doubted = settings.closed_sessions
-        """Whether the windows decide, because the twin is not believed."""
+    is_for_users: bool = False
+    """Whether the conclusion is behind the front end of the server that confirms."""
 
-        self.is_complete = False
-        """Whether the budget had time for all that the decision asks for."""
+    @property
+    def journal(self) -> Journal:
+        return self.bench.journal
 
-        self.affords_confirming = True
-        """Whether the budget is for the start of an engine that confirms too."""
+    @property
+    def evidence(self) -> Evidence:
+        return self.bench.evidence
 
     @property
     def basis(self) -> Basis:
         return Basis(self.evidence, self.workload, self.settings)
 
     @property
+    def ladder(self) -> Build:
+        return Build("ladder", self.settings.ceiling, self.starter)
+
+    @property
     def fresh(self) -> Build:
         """The engine that confirms the choice."""
-        title = "starting the engine" if self.is_like else "starting the server that confirms"
-        cap = self.conclusion.verdict.max_num_seqs
+        is_like, cap = self.confirming is self.starter, self.conclusion.verdict.max_num_seqs
+        title = "starting the engine" if is_like else "starting the server that confirms"
         return Build("confirm", cap, self.confirming, title=title)
 
-    async def conclude(self, requests: Sequence[TraceRequest]) -> None:
-        """Measure all that the decision asks for, and decide. Where the engine dies, what was
-        measured by then decides. Raises EngineError where that is nothing."""
-        self.workload = await self.prepare(requests)
-        # the ladder keeps a rung and the confirming replay
-        self.bench.spare_s = lambda: self.paid_s() - 2 * self.workload.step_s
-        try:
-            await measure(self.next_on_ladder, self.bench)
-        except EngineError as error:
-            await self.bench.stop()
-            if not self.evidence.logs():
-                raise
-            self.warnings.append(f"the ladder ended early: {error}")
-            self.is_complete = False
-        # once, and once more where a larger budget then had room for all
-        if not any(each.complete >= self.is_complete for each in self.journal.of(Gathered)):
-            self.journal.add(Gathered(complete=self.is_complete))
-        self.conclusion = await asyncio.to_thread(conclude, self.basis)
-
-    async def prepare(self, all_requests: Sequence[TraceRequest]) -> Workload:
+    async def prepare(self, all_requests: Sequence[TraceRequest]) -> None:
         """Probe the idle engine and choose what to replay; or read both back."""
-        self.evidence.check()
-        settings = self.settings
-        if self.evidence.unloaded() is None:
-            engine = await self.bench.up(self.ladder)
-            self.watcher.stage("measuring requests one at a time, for what an idle engine does")
-            await self.bench.probe(engine, self.fitting(all_requests), "ladder")
-        requests, unloaded = self.fitting(all_requests), self.evidence.unloaded()
+        settings, evidence = self.settings, self.evidence
+        if evidence.unloaded() is None:
+            longest = (await self.bench.up(self.ladder)).facts.max_model_len
+            requests, _ = keep_what_fits(all_requests, max_model_len=longest)
+            tried = Tried(purpose="ladder", max_num_seqs=settings.ceiling)
+            await self.bench.make(Trial(tried, self.ladder, requests, title=ONE_AT_A_TIME))
+        requests, _ = keep_what_fits(all_requests, max_model_len=evidence.facts().max_model_len)
+        unloaded, starts_s = evidence.unloaded(), evidence.starts()[0].facts.start_s
         assert unloaded is not None
-        slo, starts_s = settings.slo or slo_for(requests, unloaded), self.evidence.starts_s()[0]
+        budget_s = self.left_s() + evidence.spent_s()  # without what else took time so far
         confirm_s = self.confirm_start_s()
-        budget_s = self.left_s() + self.evidence.spent_s()  # without what else took time so far
         self.affords_confirming = budget_s - starts_s - confirm_s >= STEPS * MIN_STEP_S
         starts_s += confirm_s if self.affords_confirming else 0.0
-        workload = self.bench.selected(
+        self.workload = self.bench.selected(
             requests,
-            slo,
+            settings.slo or slo_for(requests, unloaded),
             unloaded,
             window=settings.window,
             step_s=lambda: affordable_step_s(
                 settings.step_s, steps=STEPS, budget_s=budget_s, starts_s=starts_s
             ),
         )
-        self.warn(shortened(settings.step_s, workload.step_s))
-        return workload
 
-    def warn(self, text: str | None) -> None:
-        if text is not None and text not in self.warnings:
-            self.warnings.append(text)
+    async def climb(self) -> None:
+        """Measure all that the decision asks for, and decide. Where the engine dies, what was
+        measured by then decides. Raises EngineError where that is nothing."""
+        # the ladder keeps a rung and the confirming replay
+        self.bench.spare_s = lambda: self.paid_s() - 2 * self.workload.step_s
+        try:
+            await measure(self.next_on_ladder, self.bench)
+        except EngineError:
+            if not self.evidence.logs():
+                raise
+            self.is_complete = False
+        # once, and once more where a larger budget then had room for all
+        if not any(each.complete >= self.is_complete for each in self.journal.of(Gathered)):
+            self.journal.add(Gathered(complete=self.is_complete))
+        await asyncio.to_thread(self.conclude)
 
-    def fitting(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-        """Return the requests that this engine can take; warn of the others."""
-        kept, warnings = fitting(requests, self.evidence.facts().max_model_len)
-        for text in warnings:
-            self.warn(text)
-        return kept
+    async def confirm(self) -> None:
+        """Measure the choice on an engine of its own, as far as the budget goes. An engine that
+        does not start, dies or takes too long costs this measurement, and never the answer."""
+        self.bench.spare_s, build = self.left_s, self.fresh
+        start_s = self.evidence.start_needed_s(build.purpose, build.max_num_seqs)
+        # a start that only an interruption makes necessary costs nothing
+        most_s = self.left_s() + self.evidence.facts().start_s - start_s
+        try:
+            async with asyncio.timeout(most_s):
+                await measure(self.next_confirming, self.bench)
+        except (RunError, TargetError):
+            raise
+        except (EngineError, InputError, OSError, TimeoutError) as error:
+            why = str(error) or "the budget ended before it was done"
+            cap = build.max_num_seqs
+            self.journal.add(Failed(purpose=build.purpose, max_num_seqs=cap, why=why))
+
+    def conclude(self) -> None:
+        """Decide; once the server that confirms was probed, behind its front end and, where the SLO
+        is derived, by what users see there."""
+        seen = self.evidence.unloaded("confirm")
+        if self.settings.slo is None and seen is not None:
+            slo = slo_for(self.workload.requests, seen)
+            self.workload = replace(self.workload, slo=slo)
+        self.conclusion, self.is_for_users = conclude(self.basis), seen is not None
 
     # What there is time for
 
@@ -202,8 +213,7 @@ class SweepRun:
         spent_s = self.evidence.spent_s()
         if self.began_s is not None:
             spent_s = max(spent_s, self.now_s() - self.began_s)
-        ending_s = ENDING_S + CONCLUDING * (self.views_s[1:] or [0.0])[-1]
-        return self.settings.budget_s - spent_s - ending_s
+        return self.settings.budget_s - spent_s - ENDING_S
 
     def paid_s(self) -> float:
         """Return what the budget leaves for replays before the confirming engine starts."""
@@ -211,120 +221,101 @@ class SweepRun:
 
     def steps_left(self) -> float:
         """Return how many steps may still be replayed before the confirming ones."""
-        planned_step_s = self.workload.step_s
-        rungs_s = [replay.elapsed_s for replay in self.uncut()]
-        planned_s = STEPS * planned_step_s - self.evidence.replay_s()
-        confirming = 1 + (self.settings.headroom > 1.0)
-        return min(planned_s, self.paid_s()) / max(rungs_s, default=planned_step_s) - confirming
+        step_s = self.workload.step_s
+        longest_s = max((each.elapsed_s for each in self.uncut()), default=step_s)
+        left_s = min(STEPS * step_s - self.evidence.replay_s(), self.paid_s())
+        return left_s / longest_s - 1 - (self.settings.headroom > 1.0)
 
-    # The ladder
+    def uncut(self) -> list[Replay]:
+        """Return the rungs that were replayed to their end."""
+        return [rung for rung in self.evidence.replays(*RUNGS) if not rung.cut]
+
+    # What is measured next
 
     def next_on_ladder(self) -> Trial | None:
         """Return what to measure next; None when the decision can be taken, or there is no time."""
-        evidence, ceiling = self.evidence, self.settings.ceiling
-        if (half := evidence.under_way()) is not None:
-            return self.trial(half.max_num_seqs, half.purpose)
-        if not self.is_doubted:
-            begun_s = self.now_s()
-            view = view_of(self.basis)
-            if view is not None:
-                self.views_s.append(self.now_s() - begun_s)
-                choice, draws = view.choice, len(view.choice.samples.values)
-                self.watcher.believed(choice.best, round(choice.confidence * draws), draws)
-            if view is None or view.is_believed:
-                done = [each.trial for each in evidence.made()]
-                trial = next_for_twin(done, view, ceiling=ceiling, steps_left=self.steps_left())
-                self.is_complete = trial is None
-                is_poor = view is not None and self.paid_s() < self.workload.step_s
-                if trial is None or is_poor:
-                    return None
-                return self.trial(trial.max_num_seqs, trial.purpose)
+        evidence, ceiling, step_s = self.evidence, self.settings.ceiling, self.workload.step_s
+        if evidence.is_complete():
+            self.is_complete = True
+            return None
+        view = None if self.is_doubted or self.settings.closed_sessions else view_of(self.basis)
+        if view is not None and view.doubt is not None:
             self.is_doubted = True
-            self.watcher.warn(f"{view.doubt}: the windows must decide")
-        blocks = window_blocks(self.basis)
-        trial = next_trial(blocks, ceiling=ceiling)
-        self.is_complete = trial is None
-        if trial is None:
-            return None
-        needed_s = evidence.spent_s() + 2 * self.workload.step_s + self.confirm_start_s()
-        if blocks and needed_s > self.settings.budget_s:
-            step = f"{in_words(trial.purpose)} {trial.max_num_seqs}"
-            self.warn(f"the budget left no room for {step}: give a larger --budget")
-            self.is_complete = trial.purpose != "ladder"
-            return None
-        return self.trial(trial.max_num_seqs, trial.purpose)
+            self.bench.watcher.warn(f"{view.doubt}: the windows must decide")
+        if self.is_doubted or self.settings.closed_sessions:
+            blocks = window_blocks(self.basis)
+            step = next_trial(blocks, ceiling=ceiling)
+            needed_s = evidence.spent_s() + 2 * step_s + self.confirm_start_s()
+            has_time = not blocks or needed_s <= self.settings.budget_s
+        else:
+            if view is not None:
+                choice, draws = view.choice, len(view.choice.samples.values)
+                self.bench.watcher.believed(choice.best, round(choice.confidence * draws), draws)
+            done = evidence.steps()
+            step = next_for_twin(done, view, ceiling=ceiling, steps_left=self.steps_left())
+            has_time = view is None or self.paid_s() >= step_s
+        self.is_complete = step is None
+        return self.trial(step) if step is not None and has_time else None
 
-    def trial(self, cap: int, purpose: str) -> Trial:
+    def trial(self, step: Step) -> Trial:
         """Return a step of the ladder."""
-        workload, step_s = self.workload, self.workload.step_s
+        workload, cap, purpose = self.workload, step.max_num_seqs, step.purpose
         if purpose in {"ramp", "drift_ramp"}:
-            length_s = step_s if purpose == "ramp" else DRIFT_RAMP_SHARE * step_s
+            share, unloaded = 1.0 if purpose == "ramp" else DRIFT_RAMP_SHARE, workload.unloaded
             return Trial(
-                purpose=purpose, build=self.ladder, cap=cap, ramp=workload, ramp_s=length_s
+                Tried(purpose=purpose, max_num_seqs=cap),
+                self.ladder,
+                workload.twin_requests,
+                ramp_s=share * workload.step_s,
+                tpot_s=unloaded.tpot_s or unloaded.ttft_s,
             )
         shares = (numbers_of([replay], workload.slo).attainment for replay in self.uncut())
         # what repeats a rung is cut where a first one is: at another height it would pass for noise
         floor = cut_floor(max(shares, default=0.0)) if purpose == "ladder" else HALF
         rule = CutRule(workload.slo, floor)
         if purpose not in RUNGS:  # replayed for its iterations alone
-            rule = CutRule(workload.slo, 0.0, short_s(step_s))
+            rule = CutRule(workload.slo, 0.0, short_s(workload.step_s))
         window = workload.window
-        replay = ToReplay(window, workload.sent_in(window), rule)
-        return Trial(purpose=purpose, build=self.ladder, cap=cap, replay=replay)
+        tried = Tried(purpose=purpose, max_num_seqs=cap, window=window)
+        return Trial(tried, self.ladder, workload.sent_in(window), rule)
 
-    def uncut(self) -> list[Replay]:
-        """Return the rungs that were replayed to their end."""
-        return [rung.replayed for rung in self.evidence.rungs() if not rung.replayed.cut]
+    def next_confirming(self) -> Trial | None:
+        """Return a probe of the server that confirms while it is idle, then the replays. A choice
+        that moves by the probe is confirmed on a server of its own."""
+        build, left_s = self.fresh, self.left_s()
+        if self.settings.confirm == "server" and not self.is_for_users:
+            if self.evidence.unloaded("confirm") is None:
+                start_s = self.evidence.start_needed_s(build.purpose, build.max_num_seqs)
+                tried = Tried(purpose="confirm", max_num_seqs=build.max_num_seqs)
+                probing = Trial(tried, build, self.workload.requests, title=ONE_AT_A_TIME)
+                return probing if left_s > start_s else None
+            self.conclude()
+        return confirming_trial(self.basis, self.conclusion, self.fresh, left_s)
 
-    # The confirming engine
 
-    async def confirm(self) -> None:
-        """Measure the choice on an engine of its own, as far as the budget goes. An engine that
-        does not start, dies or takes too long costs this measurement, and never the answer."""
-        self.bench.spare_s = self.left_s
-        why = "the budget left no room for it"
-        is_probed = self.evidence.unloaded("confirm") is not None
-        try:
-            if is_probed:  # before an interruption: what it showed counts, whatever is left
-                await self.conclude_for_users()
-            fresh, newest_s = self.fresh, self.evidence.facts().start_s
-            start_s = self.evidence.start_needed_s(fresh.purpose, fresh.max_num_seqs)
-            if self.left_s() > start_s:
-                # a start that only an interruption makes necessary costs nothing
-                async with asyncio.timeout(self.left_s() + newest_s - start_s):
-                    if not is_probed:
-                        await self.conclude_for_users()
-                    confirmation = Confirmation(
-                        self.bench, self.basis, self.conclusion, self.fresh, self.left_s,
-                        affords_headroom=lambda: self.steps_left() >= -OVERDRAWN,
-                    )  # fmt: skip
-                    await measure(confirmation.next_trial, self.bench)
-        except RunError:
-            raise
-        except TimeoutError:
-            why = "the budget ended before it was done"
-        except (EngineError, InputError, OSError) as error:
-            why = str(error)
-        if not self.evidence.confirming("confirm", self.conclusion.verdict.max_num_seqs):
-            self.unconfirmed = why
-
-    async def conclude_for_users(self) -> None:
-        """Probe the server that confirms while it is idle, then conclude again.
-
-        The conclusion is then behind the front end that the probes show and, where the SLO is
-        derived, by what users see there. A choice that moves by this is confirmed on a server of
-        its own.
-        """
-        settings, evidence, requests = self.settings, self.evidence, self.workload.requests
-        if settings.confirm == "inproc":
-            return
-        if evidence.unloaded("confirm") is None:
-            engine = await self.bench.up(self.fresh)
-            self.watcher.stage("measuring requests one at a time, as users see an idle server")
-            await self.bench.probe(engine, requests, "confirm")
-        seen = evidence.unloaded("confirm")
-        if settings.slo is None and seen is not None:
-            self.workload = replace(self.workload, slo=slo_for(requests, seen))
-        elif not evidence.probed():
-            return  # no front end was seen
-        self.conclusion = await asyncio.to_thread(conclude, self.basis)
+def confirming_trial(
+    basis: Basis, conclusion: Conclusion, build: Build, left_s: float
+) -> Trial | None:
+    """Return the next replay of the choice on an engine of its own, as far as so many seconds go:
+    at the recorded load, in a window that the ladder did not replay; with headroom, in the one that
+    it did."""
+    settings, workload, evidence = basis.settings, basis.workload, basis.evidence
+    cap, is_overloaded = conclusion.verdict.max_num_seqs, conclusion.verdict.kind == "overloaded"
+    left_s -= evidence.start_needed_s(build.purpose, build.max_num_seqs)
+    purpose, window = "confirm", workload.window
+    if evidence.confirming(purpose, cap):
+        purpose, is_due = "headroom", settings.headroom > 1.0 and not is_overloaded
+        if not is_due or evidence.confirming(purpose, cap) or left_s < window.replay_s:
+            return None
+        sent = scale_load(workload.sent_in(window), settings.headroom, seed=0)
+    else:
+        if any(each.window for each in evidence.made()):
+            window = unseen_window(workload.requests, window) or window
+        most_s = (1 - DRAIN_SHARE) * left_s - window.run_in_s
+        if most_s < min(window.length_s, LEAST_WINDOW_S):
+            return None
+        window = replace(window, length_s=min(window.length_s, most_s))
+        sent = workload.sent_in(window)
+    rule = CutRule(workload.slo, 0.0 if is_overloaded else HALF, budget_s=left_s)
+    tried = Tried(purpose=purpose, max_num_seqs=cap, window=window)
+    return Trial(tried, build, sent, rule)
